@@ -1,0 +1,48 @@
+//! Problems: what is wrong with a pipeline file, where, and what to do.
+
+use super::source::Span;
+
+/// Whether a problem stops a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Severity {
+    /// Nothing runs.
+    Error,
+    /// Said, and the run goes on.
+    Warning,
+}
+
+/// One mistake, with its place in the text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Problem {
+    /// A stable name, such as `unknown-key`.
+    pub code: &'static str,
+    /// Error or warning.
+    pub severity: Severity,
+    /// A lower-case fragment without a full stop.
+    pub message: String,
+    /// What to underline.
+    pub span: Span,
+    /// What stands under the underline.
+    pub label: String,
+    /// What to do about it.
+    pub help: Option<String>,
+}
+
+impl Problem {
+    /// An error.
+    pub fn error(code: &'static str, span: Span, message: impl Into<String>, label: impl Into<String>) -> Self {
+        Self { code, severity: Severity::Error, message: message.into(), span, label: label.into(), help: None }
+    }
+
+    /// A warning.
+    pub fn warning(code: &'static str, span: Span, message: impl Into<String>, label: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, ..Self::error(code, span, message, label) }
+    }
+
+    /// Adds what to do about it.
+    #[must_use]
+    pub fn with_help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+}

@@ -1,0 +1,193 @@
+//! Parameters: what a pipeline file may say under `with:`, read strictly and all problems at once.
+//!
+//! A stage kind declares a struct with `#[derive(Parameters)]`; each field is `#[semantic]`, `#[resumable]` or
+//! `#[cosmetic]`. One declaration gives the reader, the defaults, the checks, the key and the JSON Schema.
+
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use cache::{Class, Digest, KeyDocument};
+
+use crate::file::problem::Problem;
+use crate::file::source::Span;
+use crate::file::tree::{Node, Value};
+
+pub use parameters_derive::Parameters;
+
+/// A value that a pipeline file can give.
+pub trait Parameter: Sized {
+    /// Reads the value; on `None` at least one problem has been reported.
+    fn read(node: &Node, reader: &mut Reader) -> Option<Self>;
+
+    /// Writes the value into a key, at the writer's present path.
+    fn write_key(&self, key: &mut KeyWriter<'_>);
+
+    /// The value's JSON Schema.
+    fn schema() -> serde_json::Value;
+
+    /// Visits every reference to another stage's output inside this value.
+    fn visit_inputs(&self, _visit: &mut dyn FnMut(&Reference, &'static [&'static str])) {}
+
+    /// The value of a field that the file leaves out, for types that have one of their own (`Option`).
+    fn when_absent() -> Option<Self> {
+        None
+    }
+}
+
+/// Collects the problems met while reading.
+#[derive(Debug, Default)]
+pub struct Reader {
+    /// What was wrong so far.
+    pub problems: Vec<Problem>,
+}
+
+impl Reader {
+    /// Reports that a value has the wrong type.
+    pub fn wrong_type(&mut self, node: &Node, expected: &str) {
+        let mut problem = Problem::error(
+            "wrong-type",
+            node.span,
+            format!("expected {expected}, found {}", node.describe()),
+            format!("expected {expected}"),
+        );
+        if expected == "a string" && matches!(node.value, Value::Integer(_) | Value::Float(_) | Value::Bool(_)) {
+            problem = problem.with_help("put it in quotes");
+        }
+        self.problems.push(problem);
+    }
+
+    /// Reports a value outside its range; `expected` is like `at least 1`.
+    pub fn out_of_range(&mut self, node: &Node, field: &str, expected: &str) {
+        self.problems.push(Problem::error(
+            "out-of-range",
+            node.span,
+            format!("`{field}` must be {expected}"),
+            format!("must be {expected}"),
+        ));
+    }
+}
+
+/// Writes a key while it walks a parameter tree.
+pub struct KeyWriter<'a> {
+    document: &'a mut KeyDocument,
+    path: Vec<String>,
+    class: Vec<Class>,
+    identity: &'a dyn Fn(&Reference, &'static [&'static str]) -> Option<Digest>,
+    /// References whose identity is not known yet, since their stage has still to run.
+    pub unresolved: Vec<Reference>,
+}
+
+impl<'a> KeyWriter<'a> {
+    /// A writer into `document`; `identity` gives the identity of an input that exists already.
+    pub fn new(
+        document: &'a mut KeyDocument,
+        identity: &'a dyn Fn(&Reference, &'static [&'static str]) -> Option<Digest>,
+    ) -> Self {
+        Self { document, path: Vec::new(), class: Vec::new(), identity, unresolved: Vec::new() }
+    }
+
+    /// Writes a field of a struct: the class that holds is the outermost one that is not semantic.
+    pub fn field(&mut self, name: &str, class: Class, write: impl FnOnce(&mut Self)) {
+        let outer = self.class.last().copied().unwrap_or(Class::Semantic);
+        self.class.push(match (outer, class) {
+            (Class::Cosmetic, _) | (_, Class::Cosmetic) => Class::Cosmetic,
+            (Class::Resumable, _) | (_, Class::Resumable) => Class::Resumable,
+            (Class::Semantic, Class::Semantic) => Class::Semantic,
+        });
+        self.path.push(name.to_owned());
+        write(self);
+        self.path.pop();
+        self.class.pop();
+    }
+
+    /// Writes one canonical value at the present path.
+    pub fn value(&mut self, canonical: impl Into<String>) {
+        let class = self.class.last().copied().unwrap_or(Class::Semantic);
+        self.document.push(self.path.join("."), canonical, class);
+    }
+
+    /// Writes the identity of an input.
+    pub fn input(&mut self, reference: &Reference, kinds: &'static [&'static str]) {
+        match (self.identity)(reference, kinds) {
+            Some(identity) => self.value(identity.to_string()),
+            None => {
+                self.unresolved.push(reference.clone());
+                self.value("not known yet");
+            }
+        }
+    }
+}
+
+/// A reference to another stage's output: `stage` or `stage.output`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Reference {
+    /// The stage's id.
+    pub stage: String,
+    /// The output, where the file names it.
+    pub output: Option<String>,
+    /// Where it stands.
+    pub span: Span,
+}
+
+/// A kind of artefact, as a type: `struct Rows; impl ArtifactKind for Rows { const KINDS: … = &["rows"]; }`.
+pub trait ArtifactKind: 'static {
+    /// The kinds that an input of this type accepts, the preferred one first.
+    const KINDS: &'static [&'static str];
+}
+
+/// A field that takes another stage's output.
+pub struct Input<K> {
+    /// The stage and output it names.
+    pub reference: Reference,
+    kind: PhantomData<fn() -> K>,
+}
+
+impl<K: ArtifactKind> Input<K> {
+    /// An input that refers to `reference`.
+    pub fn new(reference: Reference) -> Self {
+        Self { reference, kind: PhantomData }
+    }
+}
+
+impl<K> Clone for Input<K> {
+    fn clone(&self) -> Self {
+        Self { reference: self.reference.clone(), kind: PhantomData }
+    }
+}
+
+impl<K> std::fmt::Debug for Input<K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Input({})", self.reference.stage)
+    }
+}
+
+/// A literal list, or a stage whose output holds the values: a list is literal and a plain string is a stage.
+#[derive(Debug, Clone)]
+pub enum OneOf<L, I> {
+    /// Written in the file.
+    Literal(L),
+    /// Another stage's output.
+    Stage(I),
+}
+
+/// A path to a local file, folder or glob, relative to the pipeline file; its text enters no key, its content does
+/// (see [`crate::stage::Stage::outside`]).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocalPath {
+    /// As written.
+    pub text: String,
+    /// Where it stands.
+    pub span: Span,
+}
+
+/// A length of time, written `90s`, `5m`, `12h`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Period(pub Duration);
+
+/// A number of bytes, written `40GiB` or `500MB`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByteSize(pub u64);
+
+/// A mapping with keys of the user's choice, such as `column_map`.
+pub type Mapping<T> = BTreeMap<String, T>;

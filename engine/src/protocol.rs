@@ -1,0 +1,144 @@
+//! The worker protocol: a job file in, JSON lines on standard output out, results in the folder the job names.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use cache::Digest;
+use serde::{Deserialize, Serialize};
+
+use crate::artifact::{Facts, Output};
+use crate::error::Cause;
+
+/// Version of this protocol.
+pub const PROTOCOL: u32 = 1;
+
+/// What a stage process is to do.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Job {
+    /// Always [`PROTOCOL`].
+    pub protocol: u32,
+    /// The stage's id.
+    pub stage: String,
+    /// The stage kind.
+    pub kind: String,
+    /// The parameters, after variables and overrides.
+    pub parameters: serde_json::Value,
+    /// Inputs by `stage.output`.
+    pub inputs: BTreeMap<String, InputGrant>,
+    /// Source files by role.
+    pub files: BTreeMap<String, Vec<FileGrant>>,
+    /// Pinned versions by `kind:name@revision`.
+    pub pins: BTreeMap<String, String>,
+    /// The outputs to make.
+    pub outputs: Vec<Output>,
+    /// The store's folder.
+    pub store: PathBuf,
+    /// A private folder for links to the inputs; it goes when the stage ends.
+    pub inputs_folder: PathBuf,
+    /// A private folder on the store's file system for outputs in the making; it goes when the stage ends.
+    pub staging: PathBuf,
+    /// The stage's resumable working state; it stays until the cache is collected.
+    pub working: PathBuf,
+    /// The key of the result.
+    pub key: Digest,
+    /// How many threads to use.
+    pub threads: usize,
+}
+
+/// An input of a job.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct InputGrant {
+    /// The artefact's kind.
+    pub kind: String,
+    /// The stored folder.
+    pub tree: Digest,
+    /// Its identity.
+    pub identity: Digest,
+}
+
+/// A source file of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileGrant {
+    /// Where it lies.
+    pub path: PathBuf,
+    /// Its path below the folder or glob's fixed part that was asked for; the file name for a single file.
+    pub relative: String,
+    /// Its content when the run was planned.
+    pub digest: Digest,
+    /// Its length in bytes.
+    pub size: u64,
+}
+
+/// What a stage process says, one JSON object per line.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum WorkerEvent {
+    /// The process is up.
+    Started {
+        /// Always [`PROTOCOL`].
+        protocol: u32,
+    },
+    /// How far it is.
+    Progress {
+        /// What is counted: `rows`, `steps`, `bytes`.
+        unit: String,
+        /// Done so far.
+        done: u64,
+        /// In all, where known.
+        total: Option<u64>,
+        /// A few words or figures for a person: `loss 2.31 · 512 trained tokens/s`.
+        note: Option<String>,
+    },
+    /// Named figures at a point of the work (a training step).
+    Metrics {
+        /// The figures; `step` among them for training.
+        values: serde_json::Map<String, serde_json::Value>,
+    },
+    /// Working state was saved.
+    Checkpoint {
+        /// The step it holds.
+        step: u64,
+    },
+    /// Something the user should know.
+    Warning {
+        /// A lower-case fragment.
+        message: String,
+    },
+    /// Words for the screen that belong to the result (a sample, a table), several lines perhaps.
+    Report {
+        /// The text.
+        text: String,
+    },
+    /// All outputs are stored.
+    Finished {
+        /// By output name.
+        outputs: BTreeMap<String, StoredOutput>,
+        /// How the result came about: backend, kernel set, threads. Not part of any key.
+        how: serde_json::Map<String, serde_json::Value>,
+    },
+    /// The stage failed.
+    Failed {
+        /// What kind of failure.
+        cause: Cause,
+        /// The message and its sources, outermost first.
+        messages: Vec<String>,
+        /// What to do about it.
+        help: Option<String>,
+        /// For [`Cause::CorruptInput`]: the damaged object.
+        object: Option<Digest>,
+    },
+}
+
+/// An output in the store.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StoredOutput {
+    /// The artefact's kind.
+    pub kind: String,
+    /// The stored folder.
+    pub tree: Digest,
+    /// What enters downstream keys.
+    pub identity: Digest,
+    /// Facts for later checks.
+    pub facts: Facts,
+}

@@ -1,0 +1,218 @@
+//! Stage kinds: the trait that each implements, and the registry the engine works with.
+//!
+//! The engine sees [`StageKind`] and [`BoundStage`], which are object-safe, and no kind in particular.
+
+use std::collections::BTreeMap;
+
+use crate::artifact::{Facts, Output};
+use crate::context::StageContext;
+use crate::error::StageError;
+use crate::file::problem::Problem;
+use crate::file::source::Span;
+use crate::file::tree::Node;
+use crate::parameter::{KeyWriter, Parameter, Reader, Reference};
+
+/// Something outside the pipeline that a stage reads. Its content or commit is part of the key.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outside {
+    /// Local files: a path, a folder (every file in it) or a glob, relative to the pipeline file.
+    Files {
+        /// What the files are for; unique within the stage.
+        role: String,
+        /// As written.
+        pattern: String,
+        /// Where the pattern stands.
+        span: Span,
+    },
+    /// Something with versions on a server, pinned to one of them in `pipeline.lock`.
+    Pin(PinRequest),
+}
+
+/// A request to fix a moving thing (a branch of a hub repository) to what it is now.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PinRequest {
+    /// Kind of thing: `hub-model`, `hub-dataset`.
+    pub kind: String,
+    /// Its name, such as `meta-llama/Llama-3.1-8B-Instruct`.
+    pub name: String,
+    /// The revision asked for, such as `main`.
+    pub revision: String,
+    /// Where it stands.
+    pub span: Span,
+}
+
+/// What is known about a stage's inputs when it is checked, by `stage.output`; absent while the input has never run.
+pub type InputFacts = BTreeMap<String, Facts>;
+
+/// How many threads a stage can use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Threads {
+    /// It works on one thread, or waits for something else most of the time.
+    One,
+    /// It uses as many as it is given.
+    Many,
+}
+
+/// One kind of stage, such as `tokenize`.
+pub trait Stage: 'static {
+    /// What a pipeline file says after `uses:`.
+    const NAME: &'static str;
+    /// Part of the key: raised when equal inputs would give a different output.
+    const VERSION: u32;
+    /// One line for `pipeline schema` and editors.
+    const ABOUT: &'static str;
+    /// What the file may say under `with:`.
+    type Params: Parameter + Send + Sync + 'static;
+
+    /// The outputs, by the parameters (train: an adapter or a model, by its method).
+    fn outputs(params: &Self::Params) -> Vec<Output>;
+
+    /// Everything that can be known to be wrong without running; `span` is that of the stage's `with:`.
+    fn check(_params: &Self::Params, _inputs: &InputFacts, _span: Span) -> Vec<Problem> {
+        Vec::new()
+    }
+
+    /// What the stage reads from outside the pipeline.
+    fn outside(_params: &Self::Params) -> Vec<Outside> {
+        Vec::new()
+    }
+
+    /// Goes out and finds what a moving thing is at present (a branch's commit).
+    ///
+    /// # Errors
+    /// Fails where the thing does not exist or cannot be reached.
+    fn pin(request: &PinRequest) -> Result<String, StageError> {
+        Err(StageError::internal(format!("stage kind `{}` pins nothing, asked for `{}`", Self::NAME, request.name)))
+    }
+
+    /// How many threads it can use.
+    fn threads(_params: &Self::Params) -> Threads {
+        Threads::One
+    }
+
+    /// Does the work, in a process of its own.
+    ///
+    /// # Errors
+    /// Whatever stops the stage, with its cause.
+    fn run(params: &Self::Params, context: &mut StageContext) -> Result<(), StageError>;
+}
+
+/// A stage kind, without its types.
+pub trait StageKind: Send + Sync {
+    /// What a pipeline file says after `uses:`.
+    fn name(&self) -> &'static str;
+    /// Part of the key.
+    fn version(&self) -> u32;
+    /// One line about it.
+    fn about(&self) -> &'static str;
+    /// The JSON Schema of its parameters.
+    fn schema(&self) -> serde_json::Value;
+    /// Reads the parameters; `None` where problems were reported that leave nothing to go on with.
+    fn read(&self, node: &Node, reader: &mut Reader) -> Option<Box<dyn BoundStage>>;
+    /// See [`Stage::pin`].
+    ///
+    /// # Errors
+    /// As there.
+    fn pin(&self, request: &PinRequest) -> Result<String, StageError>;
+}
+
+/// A stage kind with its parameters read.
+pub trait BoundStage: Send + Sync {
+    /// See [`Stage::outputs`].
+    fn outputs(&self) -> Vec<Output>;
+    /// References to other stages' outputs, with the kinds that each accepts.
+    fn inputs(&self) -> Vec<(Reference, &'static [&'static str])>;
+    /// See [`Stage::check`].
+    fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem>;
+    /// See [`Stage::outside`].
+    fn outside(&self) -> Vec<Outside>;
+    /// See [`Stage::threads`].
+    fn threads(&self) -> Threads;
+    /// Writes the parameters, defaults filled in, into a key.
+    fn write_key(&self, key: &mut KeyWriter<'_>);
+    /// See [`Stage::run`].
+    ///
+    /// # Errors
+    /// As there.
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError>;
+}
+
+struct Kind<S>(std::marker::PhantomData<fn() -> S>);
+
+struct Bound<S: Stage>(S::Params);
+
+impl<S: Stage> StageKind for Kind<S> {
+    fn name(&self) -> &'static str {
+        S::NAME
+    }
+    fn version(&self) -> u32 {
+        S::VERSION
+    }
+    fn about(&self) -> &'static str {
+        S::ABOUT
+    }
+    fn schema(&self) -> serde_json::Value {
+        S::Params::schema()
+    }
+    fn read(&self, node: &Node, reader: &mut Reader) -> Option<Box<dyn BoundStage>> {
+        let params = S::Params::read(node, reader)?;
+        Some(Box::new(Bound::<S>(params)))
+    }
+    fn pin(&self, request: &PinRequest) -> Result<String, StageError> {
+        S::pin(request)
+    }
+}
+
+impl<S: Stage> BoundStage for Bound<S> {
+    fn outputs(&self) -> Vec<Output> {
+        S::outputs(&self.0)
+    }
+    fn inputs(&self) -> Vec<(Reference, &'static [&'static str])> {
+        let mut inputs = Vec::new();
+        self.0.visit_inputs(&mut |reference, kinds| inputs.push((reference.clone(), kinds)));
+        inputs
+    }
+    fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        S::check(&self.0, inputs, span)
+    }
+    fn outside(&self) -> Vec<Outside> {
+        S::outside(&self.0)
+    }
+    fn threads(&self) -> Threads {
+        S::threads(&self.0)
+    }
+    fn write_key(&self, key: &mut KeyWriter<'_>) {
+        self.0.write_key(key);
+    }
+    fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
+        S::run(&self.0, context)
+    }
+}
+
+/// The stage kinds that a program knows.
+#[derive(Default)]
+pub struct Registry(BTreeMap<&'static str, Box<dyn StageKind>>);
+
+impl Registry {
+    /// A registry without kinds.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a kind.
+    #[must_use]
+    pub fn with<S: Stage>(mut self) -> Self {
+        self.0.insert(S::NAME, Box::new(Kind::<S>(std::marker::PhantomData)));
+        self
+    }
+
+    /// The kind of a name.
+    pub fn get(&self, name: &str) -> Option<&dyn StageKind> {
+        self.0.get(name).map(Box::as_ref)
+    }
+
+    /// All kinds, by name.
+    pub fn kinds(&self) -> impl Iterator<Item = &dyn StageKind> {
+        self.0.values().map(Box::as_ref)
+    }
+}
