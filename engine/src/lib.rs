@@ -7,5 +7,6 @@ pub mod context;
 pub mod error;
 pub mod file;
 pub mod parameter;
+pub mod plan;
 pub mod protocol;
 pub mod stage;

@@ -1,0 +1,134 @@
+//! The plan: a pipeline file after every check, as a graph of stages ready to be keyed and run.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use petgraph::graph::DiGraph;
+
+use crate::artifact::Output;
+use crate::file::problem::Problem;
+use crate::file::source::{Sources, Span};
+use crate::stage::BoundStage;
+
+/// A pipeline file that has passed every check.
+pub struct Plan {
+    /// The pipeline's name.
+    pub name: String,
+    /// The pipeline file.
+    pub file: PathBuf,
+    /// The texts it was read from.
+    pub sources: Sources,
+    /// The stages, each after those it depends on.
+    pub stages: Vec<PlannedStage>,
+    /// The same as a graph: a node's weight is an index into `stages`, an edge points from a stage to one that reads it.
+    pub graph: DiGraph<usize, Edge>,
+    /// What is copied out of the store when its stage is done.
+    pub publish: Vec<Publish>,
+    /// Problems that do not stop a run.
+    pub warnings: Vec<Problem>,
+}
+
+/// Why one stage comes after another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Edge {
+    /// It reads this output.
+    Output(String),
+    /// The file says `needs:`.
+    Needs,
+}
+
+/// A stage of a plan.
+pub struct PlannedStage {
+    /// Its id in the file.
+    pub id: String,
+    /// The name of its kind.
+    pub kind: &'static str,
+    /// The kind's version.
+    pub version: u32,
+    /// Its kind with its parameters.
+    pub bound: Box<dyn BoundStage>,
+    /// The parameters as the file gives them, after variables and overrides, for the stage process.
+    pub parameters: serde_json::Value,
+    /// What it makes.
+    pub outputs: Vec<Output>,
+    /// What it reads.
+    pub inputs: Vec<ResolvedInput>,
+    /// Stages it waits for without reading them.
+    pub needs: Vec<String>,
+    /// What it asks of the machine.
+    pub resources: Resources,
+    /// How often it is tried again after a failure that may pass.
+    pub retries: u32,
+    /// How long it may take.
+    pub timeout: Option<Duration>,
+    /// Where its `with:` (or itself, without one) stands.
+    pub span: Span,
+    /// Where a field of `with:` stands, by dotted path, for explanations.
+    pub field_spans: Vec<(String, Span)>,
+}
+
+/// An input whose stage and output are known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResolvedInput {
+    /// The stage that makes it.
+    pub stage: String,
+    /// Its output.
+    pub output: String,
+    /// The artefact's kind.
+    pub kind: String,
+    /// Where the reference stands.
+    pub span: Span,
+}
+
+/// What a stage asks of the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Resources {
+    /// The kind of device.
+    pub device: DeviceRequest,
+    /// How many devices; `None` is one.
+    pub count: Option<u32>,
+    /// Bytes of memory it needs.
+    pub memory: Option<u64>,
+    /// Threads it may use; `None` leaves it to the machine.
+    pub threads: Option<usize>,
+}
+
+/// A device asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DeviceRequest {
+    /// The fastest that this program can use here.
+    #[default]
+    Auto,
+    /// The processor.
+    Cpu,
+    /// NVIDIA GPUs.
+    Cuda,
+    /// Ascend NPUs.
+    Npu,
+    /// AMD GPUs.
+    Rocm,
+    /// Apple GPUs.
+    Metal,
+}
+
+/// A copy of an artefact outside the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Publish {
+    /// The stage.
+    pub stage: String,
+    /// Its output.
+    pub output: String,
+    /// The folder to write, relative to the pipeline file.
+    pub path: PathBuf,
+    /// Where the entry stands.
+    pub span: Span,
+}
+
+/// A pipeline file that was rejected: all its problems, and the texts they lie in.
+#[derive(Debug)]
+pub struct Rejected {
+    /// The texts.
+    pub sources: Sources,
+    /// What is wrong; at least one is an error.
+    pub problems: Vec<Problem>,
+}
