@@ -1,9 +1,12 @@
 //! Digests: BLAKE3 of bytes, of files and of structured values.
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::StoreError;
 
 /// A BLAKE3 digest, printed as 64 lower-case hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -13,6 +16,14 @@ impl Digest {
     /// The digest of some bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self(*blake3::hash(bytes).as_bytes())
+    }
+
+    /// The digest and the length of a file's content.
+    ///
+    /// # Errors
+    /// Fails where the file cannot be read.
+    pub fn of_file(_path: &Path) -> Result<(Self, u64), StoreError> {
+        todo!()
     }
 
     /// The 32 bytes.

@@ -68,3 +68,19 @@ impl KeyDocument {
         hasher.finish()
     }
 }
+
+/// An entry in which two key documents differ.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyDifference {
+    /// The entry's path.
+    pub path: String,
+    /// The value before; `None` where the entry is new.
+    pub old: Option<String>,
+    /// The value now; `None` where the entry is gone.
+    pub new: Option<String>,
+}
+
+/// Where two documents differ: empty exactly when their result keys are equal.
+pub fn differences(_old: &KeyDocument, _new: &KeyDocument) -> Vec<KeyDifference> {
+    todo!()
+}

@@ -2,8 +2,23 @@
 //!
 //! It leaves to others: what a stage is, what an artefact means, YAML.
 
+pub mod atomic;
 pub mod digest;
+mod error;
 pub mod key;
+pub mod listing;
+pub mod lock;
+pub mod record;
+pub mod stat_cache;
+pub mod store;
+pub mod tree;
+pub mod verify;
 
 pub use digest::{Digest, Hasher};
-pub use key::{Class, KeyDocument, KeyEntry};
+pub use error::StoreError;
+pub use key::{Class, KeyDifference, KeyDocument, KeyEntry, differences};
+pub use lock::{Lock, Staging};
+pub use record::{OutputRecord, ResultRecord};
+pub use stat_cache::StatCache;
+pub use store::{Store, Verify};
+pub use tree::{Tree, TreeFile};
