@@ -85,6 +85,10 @@ pub trait Stage: 'static {
         Err(StageError::internal(format!("stage kind `{}` pins nothing, asked for `{}`", Self::NAME, request.name)))
     }
 
+    /// Adds to the key what follows from several parameters together and from none alone (the rows of an optimizer
+    /// step: the product decides the result, its split does not).
+    fn write_derived_key(_params: &Self::Params, _key: &mut KeyWriter<'_>) {}
+
     /// How many threads it can use.
     fn threads(_params: &Self::Params) -> Threads {
         Threads::One
@@ -183,6 +187,7 @@ impl<S: Stage> BoundStage for Bound<S> {
     }
     fn write_key(&self, key: &mut KeyWriter<'_>) {
         self.0.write_key(key);
+        S::write_derived_key(&self.0, key);
     }
     fn run(&self, context: &mut StageContext) -> Result<(), StageError> {
         S::run(&self.0, context)
