@@ -1,13 +1,28 @@
 //! What a running stage may touch: its inputs, its outputs, its working state, and a way to say how far it is.
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use cache::Digest;
+use cache::{Digest, Store, StoreError, Tree, Verify};
+use serde_json::{Map, Value};
 
-use crate::artifact::{Description, Facts};
-use crate::error::StageError;
+use crate::artifact::{ARTIFACT_FILE, Description, Facts};
+use crate::error::{Cause, OrFail, StageError};
 use crate::parameter::{ArtifactKind, Input, Reference};
-use crate::protocol::{FileGrant, Job, WorkerEvent};
+use crate::protocol::{FileGrant, Job, StoredOutput, WorkerEvent};
+
+/// Version of the form of `artifact.json`.
+pub const ARTIFACT_FORMAT: u32 = 1;
+
+/// Progress is for people: more than this many messages a second are dropped.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Set by the signal handler of the stage process.
+pub(crate) static CANCELLED: AtomicBool = AtomicBool::new(false);
 
 /// An input, opened: every file in it has been checked against its digest.
 #[derive(Debug, Clone)]
@@ -27,31 +42,104 @@ pub struct Draft {
     pub folder: PathBuf,
 }
 
+/// What a stage that ended well has made.
+#[derive(Debug)]
+pub struct Outcome {
+    /// By output name.
+    pub outputs: BTreeMap<String, StoredOutput>,
+    /// How it came about: backend, kernel set, threads.
+    pub how: Map<String, Value>,
+}
+
+/// Where the messages of a stage go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Voice {
+    /// JSON lines on standard output, which the engine reads.
+    Protocol,
+    /// Nowhere: the stage runs inside a test.
+    Silent,
+}
+
 /// The context of a running stage.
 pub struct StageContext {
     job: Job,
+    store: Store,
+    voice: Voice,
+    scratch: PathBuf,
+    opened: BTreeMap<String, Artifact>,
+    outputs: BTreeMap<String, StoredOutput>,
+    how: Map<String, Value>,
+    last_progress: Option<Instant>,
 }
 
 impl StageContext {
+    /// A context for a job, with its private folders made.
+    ///
+    /// # Errors
+    /// Fails where the store or one of the folders cannot be opened.
+    pub fn new(job: Job, voice: Voice) -> Result<Self, StageError> {
+        let store = Store::open(&job.store).map_err(stored)?;
+        let scratch = job.staging.join("scratch");
+        for folder in [&scratch, &job.inputs_folder, &job.working] {
+            fs::create_dir_all(folder)
+                .or_fail(Cause::Machine, || format!("cannot create folder `{}`", folder.display()))?;
+        }
+        Ok(Self {
+            job,
+            store,
+            voice,
+            scratch,
+            opened: BTreeMap::new(),
+            outputs: BTreeMap::new(),
+            how: Map::new(),
+            last_progress: None,
+        })
+    }
+
     /// Opens an input and verifies every file in it.
     ///
     /// # Errors
     /// Fails with [`crate::error::Cause::CorruptInput`] where a stored file is not what it was.
-    pub fn open<K: ArtifactKind>(&mut self, _input: &Input<K>) -> Result<Artifact, StageError> {
-        todo!()
+    pub fn open<K: ArtifactKind>(&mut self, input: &Input<K>) -> Result<Artifact, StageError> {
+        let reference = &input.reference;
+        let name = self.resolve(reference, K::KINDS).ok_or_else(|| {
+            StageError::internal(format!(
+                "the job grants no input of kind {} from stage `{}`",
+                K::KINDS.join(" or "),
+                reference.stage
+            ))
+        })?;
+        if let Some(artifact) = self.opened.get(&name) {
+            return Ok(artifact.clone());
+        }
+        let grant = &self.job.inputs[&name];
+        let folder = self.job.inputs_folder.join(folder_name(&name));
+        self.store.link_folder(&grant.tree, &folder, Verify::Contents).map_err(stored)?;
+        let description = read_description(&folder)?;
+        let artifact = Artifact { folder, description };
+        self.opened.insert(name, artifact.clone());
+        Ok(artifact)
     }
 
     /// The full `stage.output` name that a reference of a kind stands for in this job.
-    pub fn resolve(&self, _reference: &Reference, _kinds: &[&str]) -> Option<String> {
-        todo!()
+    pub fn resolve(&self, reference: &Reference, kinds: &[&str]) -> Option<String> {
+        let candidates = self.job.inputs.iter().filter_map(|(name, grant)| {
+            let output = name.strip_prefix(&reference.stage)?.strip_prefix('.')?;
+            Some((name, output, grant.kind.as_str()))
+        });
+        pick(reference, kinds, candidates).cloned()
     }
 
     /// Begins an output.
     ///
     /// # Errors
     /// Fails where the stage declares no such output, or the disk refuses.
-    pub fn create(&mut self, _output: &str) -> Result<Draft, StageError> {
-        todo!()
+    pub fn create(&mut self, output: &str) -> Result<Draft, StageError> {
+        self.declared_kind(output)?;
+        let folder = self.job.staging.join("outputs").join(output);
+        fs::create_dir_all(&folder)
+            .or_fail(Cause::Machine, || format!("cannot create folder `{}`", folder.display()))?;
+        Ok(Draft { output: output.to_owned(), folder })
     }
 
     /// Ends an output: writes its description, flushes it and moves it into the store. `identity` is the logical
@@ -59,8 +147,26 @@ impl StageContext {
     ///
     /// # Errors
     /// Fails where the disk refuses.
-    pub fn seal(&mut self, _draft: Draft, _facts: Facts, _identity: Option<Digest>) -> Result<(), StageError> {
-        todo!()
+    pub fn seal(&mut self, draft: Draft, facts: Facts, identity: Option<Digest>) -> Result<(), StageError> {
+        let Draft { output, folder } = draft;
+        let kind = self.declared_kind(&output)?;
+        // A file of an earlier attempt or of a copied artefact must not take part in the identity.
+        let description_file = folder.join(ARTIFACT_FILE);
+        if description_file.exists() {
+            fs::remove_file(&description_file)
+                .or_fail(Cause::Machine, || format!("cannot remove `{}`", description_file.display()))?;
+        }
+        let mut tree = Tree::of_folder(&folder).map_err(stored)?;
+        let identity = identity.unwrap_or_else(|| tree.identity());
+        let description = Description { format: ARTIFACT_FORMAT, kind: kind.clone(), identity, facts: facts.clone() };
+        let mut text = serde_json::to_string_pretty(&description).expect("a description is plain data");
+        text.push('\n');
+        fs::write(&description_file, text)
+            .or_fail(Cause::Machine, || format!("cannot write `{}`", description_file.display()))?;
+        tree.add_file(&folder, ARTIFACT_FILE).map_err(stored)?;
+        let tree = self.store.add_tree(&folder, &tree).map_err(stored)?;
+        self.outputs.insert(output, StoredOutput { kind, tree, identity, facts });
+        Ok(())
     }
 
     /// The source files of a role, each checked against the digest it was planned with when it is opened by
@@ -73,8 +179,14 @@ impl StageContext {
     ///
     /// # Errors
     /// Fails with [`crate::error::Cause::ChangedWhileRunning`].
-    pub fn verify(&self, _file: &FileGrant) -> Result<(), StageError> {
-        todo!()
+    pub fn verify(&self, file: &FileGrant) -> Result<(), StageError> {
+        let path = file.path.display();
+        let changed = || {
+            StageError::new(Cause::ChangedWhileRunning, format!("`{path}` changed while the pipeline was running"))
+                .with_help("run again when it is complete")
+        };
+        let (digest, size) = Digest::of_file(&file.path).map_err(|error| changed().with_source(error))?;
+        if digest == file.digest && size == file.size { Ok(()) } else { Err(changed()) }
     }
 
     /// The version that a moving thing was pinned to, by `kind:name@revision`.
@@ -89,7 +201,7 @@ impl StageContext {
 
     /// A private folder for temporary files, gone when the stage ends.
     pub fn scratch(&self) -> &Path {
-        &self.job.staging
+        &self.scratch
     }
 
     /// How many threads to use.
@@ -103,8 +215,10 @@ impl StageContext {
     }
 
     /// Says something to the engine.
-    pub fn emit(&mut self, _event: WorkerEvent) {
-        todo!()
+    pub fn emit(&mut self, event: WorkerEvent) {
+        if self.voice == Voice::Protocol && !self.is_too_frequent(&event) {
+            say(&event);
+        }
     }
 
     /// Says how far the work is.
@@ -118,12 +232,104 @@ impl StageContext {
     }
 
     /// Records how the result came about (backend, kernel set); not part of any key.
-    pub fn record(&mut self, _name: &str, _value: impl Into<serde_json::Value>) {
-        todo!()
+    pub fn record(&mut self, name: &str, value: impl Into<Value>) {
+        self.how.insert(name.to_owned(), value.into());
     }
 
     /// Whether the user asked to stop: save working state soon and return [`crate::error::Cause::Cancelled`].
     pub fn cancelled(&self) -> bool {
-        todo!()
+        CANCELLED.load(Ordering::Relaxed)
     }
+
+    /// Ends the stage: what it made and how.
+    ///
+    /// # Errors
+    /// Fails where a declared output was not sealed, which is a defect of the stage.
+    pub fn finish(self) -> Result<Outcome, StageError> {
+        match self.job.outputs.iter().find(|output| !self.outputs.contains_key(&output.name)) {
+            Some(output) => Err(StageError::internal(format!(
+                "stage kind `{}` ended without making its output `{}`",
+                self.job.kind, output.name
+            ))),
+            None => Ok(Outcome { outputs: self.outputs, how: self.how }),
+        }
+    }
+
+    fn declared_kind(&self, output: &str) -> Result<String, StageError> {
+        let declared = self.job.outputs.iter().find(|declared| declared.name == output);
+        declared.map(|declared| declared.kind.clone()).ok_or_else(|| {
+            StageError::internal(format!("stage kind `{}` declares no output `{output}`", self.job.kind))
+        })
+    }
+
+    fn is_too_frequent(&mut self, event: &WorkerEvent) -> bool {
+        let WorkerEvent::Progress { done, total, .. } = event else { return false };
+        let now = Instant::now();
+        let soon = self.last_progress.is_some_and(|last| now.duration_since(last) < PROGRESS_INTERVAL);
+        // The last one is never dropped, or a bar would stop short of its end.
+        if soon && Some(*done) != *total {
+            return true;
+        }
+        self.last_progress = Some(now);
+        false
+    }
+}
+
+/// Writes one line of the protocol. A reader that is gone is no reason to fail: the death pipe ends this process.
+pub(crate) fn say(event: &WorkerEvent) {
+    let mut line = serde_json::to_vec(event).expect("an event is plain data");
+    line.push(b'\n');
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(&line).and_then(|()| out.flush());
+}
+
+/// The candidate that a reference stands for: the named output, else the one of the kind that comes first in `kinds`. The plan has
+/// refused references that fit two outputs of one kind.
+pub(crate) fn pick<'a, T>(
+    reference: &Reference,
+    kinds: &[&str],
+    candidates: impl Iterator<Item = (T, &'a str, &'a str)>,
+) -> Option<T> {
+    let rank = |kind: &str| kinds.iter().position(|accepted| *accepted == kind);
+    candidates
+        .filter(|(_, output, _)| reference.output.as_deref().is_none_or(|named| named == *output))
+        .filter_map(|(item, _, kind)| Some((rank(kind)?, item)))
+        .min_by_key(|(rank, _)| *rank)
+        .map(|(_, item)| item)
+}
+
+/// Reads the description in an artefact's folder.
+pub(crate) fn read_description(folder: &Path) -> Result<Description, StageError> {
+    let path = folder.join(ARTIFACT_FILE);
+    let text = fs::read(&path).or_fail(Cause::Internal, || format!("cannot read `{}`", path.display()))?;
+    serde_json::from_slice(&text).or_fail(Cause::Internal, || format!("`{}` is no description", path.display()))
+}
+
+/// A failure of the store as a stage's failure; the damaged object stays reachable as its source (see [`damaged_object`]).
+pub(crate) fn stored(error: StoreError) -> StageError {
+    let cause = match &error {
+        StoreError::CorruptObject { .. }
+        | StoreError::MissingObject { .. }
+        | StoreError::CorruptTree { .. }
+        | StoreError::MissingTree { .. } => Cause::CorruptInput,
+        StoreError::Io { .. } | StoreError::DiskFull { .. } | StoreError::Rename { .. } => Cause::Machine,
+        StoreError::NotAFile { .. } | StoreError::BadName { .. } => Cause::BadData,
+        StoreError::ChangedWhileStoring { .. } => Cause::Internal,
+    };
+    let message = match cause {
+        Cause::CorruptInput => "an input is damaged in the store",
+        _ => "the store failed",
+    };
+    StageError::new(cause, message).with_source(error)
+}
+
+/// The damaged object behind a failure, where there is one.
+pub(crate) fn damaged_object(error: &StageError) -> Option<Digest> {
+    let source = error.source.as_deref()?;
+    source.downcast_ref::<StoreError>().and_then(StoreError::object)
+}
+
+/// A folder name for `stage.output`: ids of a matrix hold characters that a path should not.
+fn folder_name(name: &str) -> String {
+    name.chars().map(|c| if c.is_ascii_alphanumeric() || "._-=".contains(c) { c } else { '_' }).collect()
 }

@@ -2,11 +2,20 @@
 //!
 //! It leaves to others: every concrete stage kind, and tensors.
 
+// `#[derive(Parameters)]` names this crate `::engine`, in its own tests too.
+extern crate self as engine;
+
 pub mod artifact;
 pub mod context;
 pub mod error;
 pub mod file;
+pub mod home;
+pub mod home;
+pub mod lock_file;
+pub mod lock_file;
 pub mod parameter;
 pub mod plan;
 pub mod protocol;
 pub mod stage;
+pub mod suggest;
+pub mod test_bench;

@@ -1,0 +1,153 @@
+//! The home: the folder that holds the store and the records of runs, and where it lies.
+//!
+//! It leaves to others: what the store holds inside (`cache`), and the content of the run records ([`crate::history`]).
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The folder's name beside a project.
+pub const FOLDER: &str = ".pipeline";
+
+/// Tells backup programs that everything here can be made again (<https://bford.info/cachedir/>).
+const CACHEDIR_TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n\
+    # Results of `pipeline`, all of which it can make again. See https://bford.info/cachedir/\n";
+
+/// An opened home.
+#[derive(Debug, Clone)]
+pub struct Home {
+    root: PathBuf,
+    project: PathBuf,
+}
+
+/// Why a home cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum HomeError {
+    /// The folder or a file in it could not be written.
+    #[error("cannot prepare the home `{path}`")]
+    Prepare {
+        /// The path at fault.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+impl Home {
+    /// Finds the home of a pipeline file and prepares it. `explicit` (`--home`, else `$PIPELINE_HOME`) is taken as it is; else it is
+    /// `.pipeline/` in the nearest folder above the file that has one, else in the nearest that has `.git`, else beside the file.
+    ///
+    /// # Errors
+    /// Fails where the folder cannot be written.
+    pub fn open(pipeline_file: &Path, explicit: Option<&Path>) -> Result<Self, HomeError> {
+        let project = project(pipeline_file);
+        let root = explicit.map_or_else(|| project.join(FOLDER), absolute);
+        let home = Self { root, project };
+        home.prepare().map_err(|(path, source)| HomeError::Prepare { path, source })?;
+        Ok(home)
+    }
+
+    /// The folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The store's folder.
+    pub fn store(&self) -> PathBuf {
+        self.root.join("store")
+    }
+
+    /// Where each run has a folder of its own.
+    pub fn runs(&self) -> PathBuf {
+        self.root.join("runs")
+    }
+
+    /// The folder of one run.
+    pub fn run(&self, id: &str) -> PathBuf {
+        self.runs().join(id)
+    }
+
+    /// The index over runs.
+    pub fn index(&self) -> PathBuf {
+        self.root.join("runs.sqlite")
+    }
+
+    /// What is known about source files by their times.
+    pub fn stat_cache(&self) -> PathBuf {
+        self.root.join("files.json")
+    }
+
+    /// The pins of moving things: a file of the project, to be kept in git, so it lies beside the default home even when the home
+    /// itself is elsewhere.
+    pub fn lock_file(&self) -> PathBuf {
+        self.project.join("pipeline.lock")
+    }
+
+    fn prepare(&self) -> Result<(), (PathBuf, io::Error)> {
+        let tag = self.root.join("CACHEDIR.TAG");
+        if tag.is_file() {
+            return Ok(());
+        }
+        let at = |path: &Path| {
+            let path = path.to_owned();
+            move |source| (path, source)
+        };
+        for folder in [self.store(), self.runs()] {
+            fs::create_dir_all(&folder).map_err(at(&folder))?;
+        }
+        let ignore = self.root.join(".gitignore");
+        fs::write(&ignore, "*\n").map_err(at(&ignore))?;
+        // The tag goes last: where it is, the rest is.
+        fs::write(&tag, CACHEDIR_TAG).map_err(at(&tag))
+    }
+}
+
+/// The folder in which `.pipeline/` belongs.
+fn project(pipeline_file: &Path) -> PathBuf {
+    let file = absolute(pipeline_file);
+    let beside = file.parent().map_or_else(|| PathBuf::from("/"), Path::to_owned);
+    let above = |name: &str| beside.ancestors().find(|folder| folder.join(name).exists()).map(Path::to_owned);
+    above(FOLDER).or_else(|| above(".git")).unwrap_or(beside)
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn lies_beside_the_file_then_at_the_repository_then_where_one_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let deep = folder.path().join("a/b");
+        fs::create_dir_all(&deep).unwrap();
+        let file = deep.join("p.yaml");
+        assert_eq!(project(&file), deep);
+        fs::create_dir(folder.path().join(".git")).unwrap();
+        assert_eq!(project(&file), folder.path());
+        fs::create_dir(folder.path().join("a/.pipeline")).unwrap();
+        assert_eq!(project(&file), folder.path().join("a"));
+    }
+
+    #[test]
+    fn is_marked_as_a_cache_and_ignored_by_git() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = Home::open(&folder.path().join("p.yaml"), None).unwrap();
+        assert_eq!(home.root(), folder.path().join(".pipeline"));
+        assert!(fs::read_to_string(home.root().join("CACHEDIR.TAG")).unwrap().starts_with("Signature: 8a477f"));
+        assert_eq!(fs::read_to_string(home.root().join(".gitignore")).unwrap(), "*\n");
+    }
+
+    #[test]
+    fn pins_stay_with_the_project_when_the_home_is_elsewhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let elsewhere = tempfile::tempdir().unwrap();
+        let home = Home::open(&folder.path().join("p.yaml"), Some(elsewhere.path())).unwrap();
+        assert_eq!(home.root(), elsewhere.path());
+        assert_eq!(home.lock_file(), folder.path().join("pipeline.lock"));
+    }
+}

@@ -1,0 +1,186 @@
+//! A bench for stage authors: runs one stage kind on given folders, in this process, without an engine or a pipeline file.
+//!
+//! It uses the real store and the real context, so a stage that passes here sees the same in a run.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cache::{Digest, Store, Tree, Verify};
+use serde_json::Value;
+
+use crate::artifact::{ARTIFACT_FILE, Description, Facts};
+use crate::context::{ARTIFACT_FORMAT, Artifact, StageContext, Voice, read_description, stored};
+use crate::error::{Cause, OrFail, StageError};
+use crate::file::tree::Node;
+use crate::parameter::Reader;
+use crate::protocol::{FileGrant, InputGrant, Job, PROTOCOL};
+use crate::stage::{Registry, Stage};
+
+/// A place to run stages in, below a folder that the test owns (and removes).
+///
+/// ```ignore
+/// let folder = tempfile::tempdir()?;
+/// let bench = TestBench::new(folder.path())
+///     .input("base.tokenizer", "tokenizer", &tokenizer_folder, facts)?
+///     .input_of("articles.rows", &artifact_folder_of_another_bench_run)?
+///     .file("source", &path)?
+///     .threads(2);
+/// let outputs = bench.run::<Tokenize>(json!({"dataset": "articles", "tokenizer": "base", "max_seq_len": 64}))?;
+/// let rows = &outputs["tokens"];
+/// ```
+pub struct TestBench {
+    root: PathBuf,
+    inputs: BTreeMap<String, InputGrant>,
+    files: BTreeMap<String, Vec<FileGrant>>,
+    pins: BTreeMap<String, String>,
+    threads: usize,
+}
+
+impl TestBench {
+    /// A bench in a folder. Benches in the same folder share a store and, per stage kind, the working state.
+    pub fn new(root: &Path) -> Self {
+        Self {
+            root: root.to_owned(),
+            inputs: BTreeMap::new(),
+            files: BTreeMap::new(),
+            pins: BTreeMap::new(),
+            threads: 1,
+        }
+    }
+
+    /// Grants a plain folder as the input `name` (`stage.output`), with its kind and facts.
+    ///
+    /// # Errors
+    /// Fails where the folder cannot be read or stored.
+    pub fn input(self, name: &str, kind: &str, folder: &Path, facts: Facts) -> Result<Self, StageError> {
+        let identity = Tree::of_folder(folder).map_err(stored)?.identity();
+        self.grant(name, folder, Some(Description { format: ARTIFACT_FORMAT, kind: kind.to_owned(), identity, facts }))
+    }
+
+    /// Grants a folder that has its `artifact.json`, such as an output of an earlier [`TestBench::run`].
+    ///
+    /// # Errors
+    /// Fails where the folder cannot be read or stored.
+    pub fn input_of(self, name: &str, folder: &Path) -> Result<Self, StageError> {
+        self.grant(name, folder, None)
+    }
+
+    /// Grants a source file of a role; call it once per file.
+    ///
+    /// # Errors
+    /// Fails where the file cannot be read.
+    pub fn file(mut self, role: &str, path: &Path) -> Result<Self, StageError> {
+        let (digest, size) = Digest::of_file(path).map_err(stored)?;
+        let relative = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let grant = FileGrant { path: path.to_owned(), relative, digest, size };
+        self.files.entry(role.to_owned()).or_default().push(grant);
+        Ok(self)
+    }
+
+    /// Pins `kind:name@revision` to a version.
+    #[must_use]
+    pub fn pin(mut self, name: &str, version: &str) -> Self {
+        self.pins.insert(name.to_owned(), version.to_owned());
+        self
+    }
+
+    /// How many threads the stage may use; 1 by default.
+    #[must_use]
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// The working folder that a stage kind gets on this bench; it stays between runs.
+    pub fn working<S: Stage>(&self) -> PathBuf {
+        self.root.join("working").join(S::NAME)
+    }
+
+    /// Runs a stage kind and gives its outputs by name.
+    ///
+    /// # Errors
+    /// The stage's own failure, or [`Cause::BadParameters`] where the parameters do not read.
+    pub fn run<S: Stage>(&self, parameters: Value) -> Result<BTreeMap<String, Artifact>, StageError> {
+        let registry = Registry::new().with::<S>();
+        let kind = registry.get(S::NAME).expect("it was registered on the line above");
+        let mut reader = Reader::default();
+        let bound = kind.read(&Node::from_json(&parameters), &mut reader);
+        let Some(bound) = bound.filter(|_| reader.problems.is_empty()) else {
+            let problems: Vec<_> = reader.problems.into_iter().map(|problem| problem.message).collect();
+            return Err(StageError::new(Cause::BadParameters, problems.join("; ")));
+        };
+        let store = self.store()?;
+        let staging = store.staging().map_err(stored)?;
+        let job = Job {
+            protocol: PROTOCOL,
+            stage: S::NAME.to_owned(),
+            kind: S::NAME.to_owned(),
+            parameters,
+            inputs: self.inputs.clone(),
+            files: self.files.clone(),
+            pins: self.pins.clone(),
+            outputs: bound.outputs(),
+            store: store.root().to_owned(),
+            inputs_folder: staging.path().join("inputs"),
+            staging: staging.path().to_owned(),
+            working: self.working::<S>(),
+            key: Digest::of(b"test bench"),
+            threads: self.threads,
+        };
+        let mut context = StageContext::new(job, Voice::Silent)?;
+        bound.run(&mut context)?;
+        let outputs = context.finish()?.outputs;
+        outputs.into_iter().map(|(name, output)| Ok((name, self.opened(&store, &output.tree)?))).collect()
+    }
+
+    fn store(&self) -> Result<Store, StageError> {
+        Store::open(self.root.join("store")).map_err(stored)
+    }
+
+    fn opened(&self, store: &Store, tree: &Digest) -> Result<Artifact, StageError> {
+        let folder = self.root.join("outputs").join(tree.to_string());
+        if !folder.exists() {
+            make_folder(&self.root.join("outputs"))?;
+            store.link_folder(tree, &folder, Verify::Contents).map_err(stored)?;
+        }
+        let description = read_description(&folder)?;
+        Ok(Artifact { folder, description })
+    }
+
+    fn grant(mut self, name: &str, folder: &Path, description: Option<Description>) -> Result<Self, StageError> {
+        let store = self.store()?;
+        let staging = store.staging().map_err(stored)?;
+        let copy = staging.path().join("copy");
+        copy_folder(folder, &copy)?;
+        if let Some(description) = &description {
+            let text = serde_json::to_vec_pretty(description).expect("a description is plain data");
+            fs::write(copy.join(ARTIFACT_FILE), text).or_fail(Cause::Machine, || "cannot describe an input".into())?;
+        }
+        let description = read_description(&copy)?;
+        let tree = store.add_folder(&copy).map_err(stored)?;
+        let grant = InputGrant { kind: description.kind, tree, identity: description.identity };
+        self.inputs.insert(name.to_owned(), grant);
+        Ok(self)
+    }
+}
+
+fn make_folder(folder: &Path) -> Result<(), StageError> {
+    fs::create_dir_all(folder).or_fail(Cause::Machine, || format!("cannot create folder `{}`", folder.display()))
+}
+
+/// Copies a folder, following links: the outputs of an earlier run are links into the store.
+fn copy_folder(from: &Path, to: &Path) -> Result<(), StageError> {
+    make_folder(to)?;
+    let failed = || format!("cannot copy folder `{}`", from.display());
+    for entry in fs::read_dir(from).or_fail(Cause::Machine, failed)? {
+        let entry = entry.or_fail(Cause::Machine, failed)?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if source.is_dir() {
+            copy_folder(&source, &target)?;
+        } else {
+            fs::copy(&source, &target).or_fail(Cause::Machine, failed)?;
+        }
+    }
+    Ok(())
+}
