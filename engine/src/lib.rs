@@ -10,8 +10,6 @@ pub mod context;
 pub mod error;
 pub mod file;
 pub mod home;
-pub mod home;
-pub mod lock_file;
 pub mod lock_file;
 pub mod parameter;
 pub mod plan;
