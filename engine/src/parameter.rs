@@ -7,13 +7,29 @@ use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use cache::{Class, Digest, KeyDocument};
+use cache::{Digest, KeyDocument};
 
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::{Node, Value};
 
+mod collection;
+mod fields;
+mod input;
+mod limits;
+mod object_schema;
+mod scalar;
+#[cfg(test)]
+mod tests;
+mod unit;
+
+pub use cache::Class;
+pub use fields::{Fields, read_choice};
+pub use limits::Limits;
+pub use object_schema::{ObjectSchema, choice_schema};
 pub use parameters_derive::Parameters;
+/// A JSON Schema.
+pub use serde_json::Value as Json;
 
 /// A value that a pipeline file can give.
 pub trait Parameter: Sized {
@@ -51,7 +67,9 @@ impl Reader {
             format!("expected {expected}, found {}", node.describe()),
             format!("expected {expected}"),
         );
-        if expected == "a string" && matches!(node.value, Value::Integer(_) | Value::Float(_) | Value::Bool(_)) {
+        if expected.starts_with("a string")
+            && matches!(node.value, Value::Integer(_) | Value::Float(_) | Value::Bool(_))
+        {
             problem = problem.with_help("put it in quotes");
         }
         self.problems.push(problem);
@@ -66,13 +84,18 @@ impl Reader {
             format!("must be {expected}"),
         ));
     }
+
+    /// Reports a text that is of the right type and does not read as what it should be.
+    pub fn bad_value(&mut self, node: &Node, message: impl Into<String>, expected: &str) {
+        self.problems.push(Problem::error("bad-value", node.span, message, format!("expected {expected}")));
+    }
 }
 
 /// Writes a key while it walks a parameter tree.
 pub struct KeyWriter<'a> {
     document: &'a mut KeyDocument,
-    path: Vec<String>,
-    class: Vec<Class>,
+    path: String,
+    class: Class,
     identity: &'a dyn Fn(&Reference, &'static [&'static str]) -> Option<Digest>,
     /// References whose identity is not known yet, since their stage has still to run.
     pub unresolved: Vec<Reference>,
@@ -84,27 +107,34 @@ impl<'a> KeyWriter<'a> {
         document: &'a mut KeyDocument,
         identity: &'a dyn Fn(&Reference, &'static [&'static str]) -> Option<Digest>,
     ) -> Self {
-        Self { document, path: Vec::new(), class: Vec::new(), identity, unresolved: Vec::new() }
+        Self { document, path: String::new(), class: Class::Semantic, identity, unresolved: Vec::new() }
     }
 
     /// Writes a field of a struct: the class that holds is the outermost one that is not semantic.
     pub fn field(&mut self, name: &str, class: Class, write: impl FnOnce(&mut Self)) {
-        let outer = self.class.last().copied().unwrap_or(Class::Semantic);
-        self.class.push(match (outer, class) {
+        let outer = self.class;
+        self.class = match (outer, class) {
             (Class::Cosmetic, _) | (_, Class::Cosmetic) => Class::Cosmetic,
             (Class::Resumable, _) | (_, Class::Resumable) => Class::Resumable,
             (Class::Semantic, Class::Semantic) => Class::Semantic,
-        });
-        self.path.push(name.to_owned());
-        write(self);
-        self.path.pop();
-        self.class.pop();
+        };
+        self.under(&dotted(&self.path, name), write);
+        self.class = outer;
+    }
+
+    /// Writes an entry of a mapping whose keys the user chooses.
+    pub fn entry(&mut self, name: &str, write: impl FnOnce(&mut Self)) {
+        self.under(&dotted(&self.path, name), write);
+    }
+
+    /// Writes an item of a list.
+    pub fn item(&mut self, index: usize, write: impl FnOnce(&mut Self)) {
+        self.under(&format!("{}[{index}]", self.path), write);
     }
 
     /// Writes one canonical value at the present path.
     pub fn value(&mut self, canonical: impl Into<String>) {
-        let class = self.class.last().copied().unwrap_or(Class::Semantic);
-        self.document.push(self.path.join("."), canonical, class);
+        self.document.push(self.path.clone(), canonical, self.class);
     }
 
     /// Writes the identity of an input.
@@ -117,6 +147,20 @@ impl<'a> KeyWriter<'a> {
             }
         }
     }
+
+    fn under(&mut self, path: &str, write: impl FnOnce(&mut Self)) {
+        let outer = std::mem::replace(&mut self.path, path.to_owned());
+        write(self);
+        self.path = outer;
+    }
+}
+
+/// The path of a key below `path`, as keys and explanations spell it. A key with other characters than letters, digits,
+/// `_` and `-` is quoted, so that no two paths read the same.
+pub(crate) fn dotted(path: &str, key: &str) -> String {
+    let plain = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+    let dot = if path.is_empty() { "" } else { "." };
+    if plain { format!("{path}{dot}{key}") } else { format!("{path}{dot}{key:?}") }
 }
 
 /// A reference to another stage's output: `stage` or `stage.output`.

@@ -26,12 +26,22 @@ pub struct Problem {
     pub label: String,
     /// What to do about it.
     pub help: Option<String>,
+    /// Other places that belong to it, each with what stands under its underline.
+    pub related: Vec<(Span, String)>,
 }
 
 impl Problem {
     /// An error.
     pub fn error(code: &'static str, span: Span, message: impl Into<String>, label: impl Into<String>) -> Self {
-        Self { code, severity: Severity::Error, message: message.into(), span, label: label.into(), help: None }
+        Self {
+            code,
+            severity: Severity::Error,
+            message: message.into(),
+            span,
+            label: label.into(),
+            help: None,
+            related: Vec::new(),
+        }
     }
 
     /// A warning.
@@ -43,6 +53,20 @@ impl Problem {
     #[must_use]
     pub fn with_help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
+        self
+    }
+
+    /// Adds what to do about it, where something is known.
+    #[must_use]
+    pub fn with_help_if(mut self, help: Option<String>) -> Self {
+        self.help = help.or(self.help);
+        self
+    }
+
+    /// Adds another place that belongs to it.
+    #[must_use]
+    pub fn with_related(mut self, span: Span, label: impl Into<String>) -> Self {
+        self.related.push((span, label.into()));
         self
     }
 }

@@ -1,0 +1,123 @@
+//! What the attributes of a field or variant say.
+
+use proc_macro2::TokenStream;
+use quote::quote;
+use syn::{Attribute, Error, Expr, ExprLit, ExprRange, Lit, LitStr, Meta, RangeLimits, Result, Token};
+
+/// How a field takes part in keys; the names of `cache::Class`.
+#[derive(Clone, Copy)]
+pub enum Class {
+    Semantic,
+    Resumable,
+    Cosmetic,
+}
+
+/// Where the value of a field comes from that the file leaves out.
+pub enum DefaultValue {
+    /// `default`: the type's own.
+    OfType,
+    /// `default = expr`.
+    Given(Box<Expr>),
+}
+
+/// One `#[semantic(…)]`, `#[resumable(…)]` or `#[cosmetic(…)]`.
+pub struct Attributes {
+    pub class: Class,
+    pub default: Option<DefaultValue>,
+    pub rename: Option<LitStr>,
+    range: Option<ExprRange>,
+    above: Option<Expr>,
+}
+
+impl Attributes {
+    /// Reads the one attribute of ours among `attributes`.
+    pub fn parse(attributes: &[Attribute]) -> Result<Self> {
+        let mut found = Self { class: Class::Semantic, default: None, rename: None, range: None, above: None };
+        let mut seen = false;
+        for attribute in attributes {
+            let Some(class) = class_of(attribute) else { continue };
+            if seen {
+                return Err(Error::new_spanned(attribute, "a field has one class: semantic, resumable or cosmetic"));
+            }
+            seen = true;
+            found.class = class;
+            if !matches!(attribute.meta, Meta::Path(_)) {
+                found.parse_arguments(attribute)?;
+            }
+        }
+        if let (Some(range), Some(_)) = (&found.range, &found.above)
+            && range.start.is_some()
+        {
+            return Err(Error::new_spanned(range, "`above` and the start of `range` say the same thing"));
+        }
+        Ok(found)
+    }
+
+    fn parse_arguments(&mut self, attribute: &Attribute) -> Result<()> {
+        attribute.parse_nested_meta(|meta| {
+            if meta.path.is_ident("default") {
+                self.default = Some(if meta.input.peek(Token![=]) {
+                    DefaultValue::Given(Box::new(meta.value()?.parse()?))
+                } else {
+                    DefaultValue::OfType
+                });
+            } else if meta.path.is_ident("range") {
+                self.range = Some(meta.value()?.parse()?);
+            } else if meta.path.is_ident("above") {
+                self.above = Some(meta.value()?.parse()?);
+            } else if meta.path.is_ident("rename") {
+                self.rename = Some(meta.value()?.parse()?);
+            } else {
+                return Err(meta.error("expected `default`, `range`, `above` or `rename`"));
+            }
+            Ok(())
+        })
+    }
+
+    /// The limits of a number, as an expression.
+    pub fn limits(&self) -> TokenStream {
+        let mut limits = quote!(::engine::parameter::Limits::NONE);
+        if let Some(start) = self.range.as_ref().and_then(|range| range.start.as_ref()) {
+            limits = quote!(#limits.at_least((#start) as f64));
+        }
+        if let Some(above) = &self.above {
+            limits = quote!(#limits.above((#above) as f64));
+        }
+        if let Some(range) = &self.range
+            && let Some(end) = &range.end
+        {
+            limits = match range.limits {
+                RangeLimits::HalfOpen(_) => quote!(#limits.below((#end) as f64)),
+                RangeLimits::Closed(_) => quote!(#limits.at_most((#end) as f64)),
+            };
+        }
+        limits
+    }
+}
+
+/// The doc comment as one text: lines joined, paragraphs kept apart.
+pub fn doc_comment(attributes: &[Attribute]) -> String {
+    let mut text = String::new();
+    for attribute in attributes {
+        let Meta::NameValue(pair) = &attribute.meta else { continue };
+        if !pair.path.is_ident("doc") {
+            continue;
+        }
+        let Expr::Lit(ExprLit { lit: Lit::Str(line), .. }) = &pair.value else { continue };
+        let line = line.value();
+        match (line.trim(), text.is_empty() || text.ends_with('\n')) {
+            ("", true) => {}
+            ("", false) => text.push_str("\n\n"),
+            (line, true) => text.push_str(line),
+            (line, false) => text.extend([" ", line]),
+        }
+    }
+    text.trim_end().to_owned()
+}
+
+fn class_of(attribute: &Attribute) -> Option<Class> {
+    [("semantic", Class::Semantic), ("resumable", Class::Resumable), ("cosmetic", Class::Cosmetic)]
+        .into_iter()
+        .find(|(name, _)| attribute.path().is_ident(name))
+        .map(|(_, class)| class)
+}

@@ -1,0 +1,115 @@
+//! Structs: a closed mapping with one key per field.
+
+use proc_macro2::TokenStream;
+use quote::{format_ident, quote};
+use syn::ext::IdentExt;
+use syn::{DeriveInput, Field, FieldsNamed, Ident, Result, Type};
+
+use crate::attributes::{Attributes, Class, DefaultValue, doc_comment};
+
+/// One field, with all that is said about it.
+struct Key<'a> {
+    /// The field in Rust.
+    ident: &'a Ident,
+    /// The key in the pipeline file.
+    name: String,
+    ty: &'a Type,
+    attributes: Attributes,
+    doc: String,
+}
+
+impl<'a> Key<'a> {
+    fn new(field: &'a Field) -> Result<Self> {
+        let ident = field.ident.as_ref().expect("the fields are named");
+        let attributes = Attributes::parse(&field.attrs)?;
+        let name = attributes.rename.as_ref().map_or_else(|| ident.unraw().to_string(), syn::LitStr::value);
+        Ok(Self { ident, name, ty: &field.ty, attributes, doc: doc_comment(&field.attrs) })
+    }
+
+    fn default(&self) -> Option<TokenStream> {
+        let ty = self.ty;
+        Some(match self.attributes.default.as_ref()? {
+            DefaultValue::OfType => quote!(<#ty as ::core::default::Default>::default()),
+            DefaultValue::Given(expression) => quote!(#expression),
+        })
+    }
+
+    fn read(&self) -> TokenStream {
+        let (variable, name, ty, limits) = (self.variable(), &self.name, self.ty, self.attributes.limits());
+        match self.default() {
+            Some(default) => quote!(let #variable = fields.or_default::<#ty>(#name, &#limits, || #default);),
+            None => quote!(let #variable = fields.required::<#ty>(#name, &#limits);),
+        }
+    }
+
+    fn write_key(&self) -> TokenStream {
+        let (ident, name) = (self.ident, &self.name);
+        let class = match self.attributes.class {
+            Class::Semantic => quote!(Semantic),
+            Class::Resumable => quote!(Resumable),
+            Class::Cosmetic => quote!(Cosmetic),
+        };
+        quote! {
+            key.field(#name, ::engine::parameter::Class::#class, |key| {
+                ::engine::parameter::Parameter::write_key(&self.#ident, key)
+            });
+        }
+    }
+
+    fn schema(&self) -> TokenStream {
+        let (name, doc, ty, limits) = (&self.name, &self.doc, self.ty, self.attributes.limits());
+        match self.default() {
+            Some(default) => quote!(.with_default::<#ty>(#name, #doc, &#limits, &#default)),
+            None => quote!(.with::<#ty>(#name, #doc, &#limits)),
+        }
+    }
+
+    /// A name that collides with none of the generated function's own.
+    fn variable(&self) -> Ident {
+        format_ident!("field_{}", self.ident.unraw())
+    }
+}
+
+/// The implementation for a struct.
+pub fn expand(input: &DeriveInput, fields: &FieldsNamed) -> Result<TokenStream> {
+    let keys = fields.named.iter().map(Key::new).collect::<Result<Vec<_>>>()?;
+    let (ident, doc) = (&input.ident, doc_comment(&input.attrs));
+    let (impl_generics, type_generics, where_clause) = input.generics.split_for_impl();
+    let names = keys.iter().map(|key| &key.name);
+    let idents: Vec<_> = keys.iter().map(|key| key.ident).collect();
+    let variables = keys.iter().map(Key::variable);
+    let reads = keys.iter().map(Key::read);
+    let writes = keys.iter().map(Key::write_key);
+    let schemas = keys.iter().map(Key::schema);
+    Ok(quote! {
+        #[automatically_derived]
+        impl #impl_generics ::engine::parameter::Parameter for #ident #type_generics #where_clause {
+            fn read(
+                node: &::engine::file::tree::Node,
+                reader: &mut ::engine::parameter::Reader,
+            ) -> ::core::option::Option<Self> {
+                let mut fields = ::engine::parameter::Fields::of(node, reader, &[#(#names),*])?;
+                // Every field is read before the first one that failed ends the function.
+                #(#reads)*
+                ::core::option::Option::Some(Self { #(#idents: #variables?),* })
+            }
+
+            #[allow(unused_variables)]
+            fn write_key(&self, key: &mut ::engine::parameter::KeyWriter<'_>) {
+                #(#writes)*
+            }
+
+            fn schema() -> ::engine::parameter::Json {
+                ::engine::parameter::ObjectSchema::new(#doc) #(#schemas)* .finish()
+            }
+
+            #[allow(unused_variables)]
+            fn visit_inputs(
+                &self,
+                visit: &mut dyn FnMut(&::engine::parameter::Reference, &'static [&'static str]),
+            ) {
+                #(::engine::parameter::Parameter::visit_inputs(&self.#idents, visit);)*
+            }
+        }
+    })
+}

@@ -1,0 +1,118 @@
+//! What derived readers call: the fields of a closed mapping, and the names of a choice.
+
+use super::{Limits, Parameter, Reader};
+use crate::file::problem::Problem;
+use crate::file::source::Span;
+use crate::file::tree::{Entry, Node, Value};
+use crate::suggest;
+
+/// A closed mapping while its fields are read.
+pub struct Fields<'a> {
+    entries: &'a [Entry],
+    /// Where a missing field is reported.
+    span: Span,
+    reader: &'a mut Reader,
+}
+
+impl<'a> Fields<'a> {
+    /// Opens a mapping and reports every key that is not among `names`. An empty `with:` is a mapping without keys.
+    pub fn of(node: &'a Node, reader: &'a mut Reader, names: &[&'static str]) -> Option<Self> {
+        let entries = match &node.value {
+            Value::Map(entries) => entries.as_slice(),
+            Value::Null => &[],
+            _ => {
+                reader.wrong_type(node, "a mapping");
+                return None;
+            }
+        };
+        for entry in entries.iter().filter(|entry| !names.contains(&entry.key.as_str())) {
+            reader.problems.push(unknown_key(&entry.key, entry.key_span, names));
+        }
+        Some(Self { entries, span: opening(node, entries), reader })
+    }
+
+    /// Reads a field that has no default. A type with a value for absence (`Option`) takes that one.
+    pub fn required<T: Parameter>(&mut self, name: &str, limits: &Limits) -> Option<T> {
+        if let Some(entry) = self.given(name) {
+            return self.read(entry, limits);
+        }
+        if let Some(absent) = T::when_absent() {
+            return Some(absent);
+        }
+        let problem = match self.entries.iter().find(|entry| entry.key == name) {
+            Some(entry) => {
+                Problem::error("missing-key", entry.key_span, format!("`{name}` has no value"), "a value is required")
+            }
+            None => Problem::error(
+                "missing-key",
+                self.span,
+                format!("`{name}` is missing"),
+                format!("`{name}` is required in this mapping"),
+            ),
+        };
+        self.reader.problems.push(problem);
+        None
+    }
+
+    /// Reads a field that has a default.
+    pub fn or_default<T: Parameter>(&mut self, name: &str, limits: &Limits, default: impl FnOnce() -> T) -> Option<T> {
+        match self.given(name) {
+            Some(entry) => self.read(entry, limits),
+            None => Some(default()),
+        }
+    }
+
+    /// The entry of a field; a key without a value counts as absent.
+    fn given(&self, name: &str) -> Option<&'a Entry> {
+        self.entries.iter().find(|entry| entry.key == name && entry.value.value != Value::Null)
+    }
+
+    fn read<T: Parameter>(&mut self, entry: &Entry, limits: &Limits) -> Option<T> {
+        let value = T::read(&entry.value, self.reader)?;
+        limits.check(&entry.value, &entry.key, self.reader).then_some(value)
+    }
+}
+
+/// Reads one of a few names; an unknown one is reported with the nearest.
+pub fn read_choice(node: &Node, reader: &mut Reader, names: &[&'static str]) -> Option<&'static str> {
+    let Value::String(text) = &node.value else {
+        reader.wrong_type(node, &format!("one of {}", quoted(names)));
+        return None;
+    };
+    let known = names.iter().find(|name| *name == text);
+    if known.is_none() {
+        reader.problems.push(
+            Problem::error(
+                "unknown-value",
+                node.span,
+                format!("unknown value `{text}`"),
+                format!("expected one of {}", quoted(names)),
+            )
+            .with_help_if(suggest::help(text, "known values", names)),
+        );
+    }
+    known.copied()
+}
+
+/// The problem of a key that a closed mapping does not have.
+pub(crate) fn unknown_key<'a, S>(key: &str, span: Span, known: impl IntoIterator<Item = &'a S> + Clone) -> Problem
+where
+    S: AsRef<str> + ?Sized + 'a,
+{
+    let help = suggest::help(key, "known keys", known).unwrap_or_else(|| "nothing may be set here".to_owned());
+    Problem::error("unknown-key", span, format!("unknown key `{key}`"), "not a key of this mapping").with_help(help)
+}
+
+/// What to underline for a whole mapping: of one in block form its first key, so that a page of text is not underlined.
+pub(crate) fn opening(node: &Node, entries: &[Entry]) -> Span {
+    match entries.first() {
+        Some(first) if first.key_span.source == node.span.source && first.key_span.offset == node.span.offset => {
+            first.key_span
+        }
+        _ => node.span,
+    }
+}
+
+fn quoted(names: &[&str]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
