@@ -1,0 +1,27 @@
+//! Checkpoints in the form of the Hugging Face Hub: safetensors files, one or several with an index.
+//!
+//! [`Checkpoint`] reads a folder (or one file) through read-only memory maps, so frozen weights cannot be
+//! written by accident. [`CheckpointWriter`] streams tensors out, one at a time. What the tensors mean is
+//! left to the decoder, the adapters and the merge.
+
+mod reader;
+mod writer;
+
+pub use reader::{Checkpoint, CheckpointError, TensorInfo};
+pub use safetensors::Dtype;
+pub use writer::{CheckpointWriteError, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, TensorSpec, encode_float};
+
+/// The single weight file of a checkpoint that is not split.
+pub const SINGLE_FILE: &str = "model.safetensors";
+/// The index of a checkpoint split over several files.
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// The name that `torch_dtype` in a `config.json` gives to a floating-point type, if it is one that we compute from.
+pub fn torch_name(dtype: Dtype) -> Option<&'static str> {
+    match dtype {
+        Dtype::F32 => Some("float32"),
+        Dtype::BF16 => Some("bfloat16"),
+        Dtype::F16 => Some("float16"),
+        _ => None,
+    }
+}

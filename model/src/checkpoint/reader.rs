@@ -1,0 +1,568 @@
+//! Reads safetensors checkpoints through memory maps and widens their floats to f32.
+//!
+//! Knows files, names, shapes and dtypes; what a tensor is for is left to the caller.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use memmap2::{Mmap, UncheckedAdvice};
+use rayon::prelude::*;
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
+use serde::Deserialize;
+
+use super::{INDEX_FILE, SINGLE_FILE};
+
+/// What is wrong with a checkpoint, or with what was asked of it.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The folder holds no safetensors weights.
+    #[error("no `{SINGLE_FILE}` or `{INDEX_FILE}` in `{folder}`{hint}", folder = folder.display())]
+    NoWeights {
+        /// The folder that was opened.
+        folder: PathBuf,
+        /// What lies there instead, as the end of the message.
+        hint: &'static str,
+    },
+    /// A file could not be opened, mapped or read.
+    #[error("cannot read `{}`", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The index is not the JSON it should be.
+    #[error("`{}` is not a safetensors index", path.display())]
+    BadIndex {
+        /// The index file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The index names a file outside of its own folder.
+    #[error("`{}` names the shard `{shard}`, which is not a plain file name", path.display())]
+    BadShardName {
+        /// The index file.
+        path: PathBuf,
+        /// The name it gives.
+        shard: String,
+    },
+    /// A shard named by the index is not there.
+    #[error("shard `{shard}` of `{}` is missing ({tensors} tensors lie in it)", folder.display())]
+    MissingShard {
+        /// The checkpoint's folder.
+        folder: PathBuf,
+        /// The file that is missing.
+        shard: String,
+        /// How many tensors the index places in it.
+        tensors: usize,
+    },
+    /// The index places a tensor in a shard that does not hold it.
+    #[error("the index places `{tensor}` in `{}`, which does not hold it", path.display())]
+    NotInShard {
+        /// The tensor.
+        tensor: String,
+        /// The shard.
+        path: PathBuf,
+    },
+    /// The file has fewer or more bytes than its header declares.
+    #[error("`{}` has {found} bytes where its header declares {expected}: the file is {}", path.display(), if found < expected { "cut off" } else { "too long" })]
+    WrongLength {
+        /// The file.
+        path: PathBuf,
+        /// Bytes according to the header.
+        expected: u64,
+        /// Bytes on disk.
+        found: u64,
+    },
+    /// The header cannot be understood.
+    #[error("`{}` is not a safetensors file", path.display())]
+    BadHeader {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: SafeTensorError,
+    },
+    /// The checkpoint has no tensor of that name.
+    #[error("`{}` has no tensor `{name}`{}", path.display(), nearest_text(nearest))]
+    MissingTensor {
+        /// The folder or file.
+        path: PathBuf,
+        /// The name asked for.
+        name: String,
+        /// The nearest names it does have, best first.
+        nearest: Vec<String>,
+    },
+    /// The tensor's shape is not the one the model's configuration implies.
+    #[error("tensor `{name}` of `{}` has shape {found:?} where {expected:?} is expected", path.display())]
+    WrongShape {
+        /// The folder or file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// The shape asked for.
+        expected: Vec<usize>,
+        /// The shape stored.
+        found: Vec<usize>,
+    },
+    /// The tensor's dtype cannot be read as asked.
+    #[error("tensor `{name}` of `{}` has dtype {found}, which cannot be read as {wanted}", path.display())]
+    WrongDtype {
+        /// The folder or file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// The dtype stored.
+        found: Dtype,
+        /// What was asked for.
+        wanted: &'static str,
+    },
+}
+
+fn nearest_text(nearest: &[String]) -> String {
+    match nearest {
+        [] => String::new(),
+        names => format!("; the nearest are `{}`", names.join("`, `")),
+    }
+}
+
+/// Where one tensor lies and what it is made of.
+#[derive(Debug, Clone)]
+pub struct TensorInfo {
+    /// Element type as stored.
+    pub dtype: Dtype,
+    /// Extent of each dimension, slowest first.
+    pub shape: Vec<usize>,
+    file: usize,
+    begin: usize,
+    end: usize,
+}
+
+impl TensorInfo {
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Size of the stored values in bytes.
+    pub fn size_bytes(&self) -> usize {
+        self.end - self.begin
+    }
+}
+
+struct MappedFile {
+    path: PathBuf,
+    map: Mmap,
+}
+
+/// A checkpoint opened for reading: every tensor of one or several memory-mapped safetensors files.
+pub struct Checkpoint {
+    path: PathBuf,
+    files: Vec<MappedFile>,
+    tensors: BTreeMap<String, TensorInfo>,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in `folder`: `model.safetensors`, or the files that `model.safetensors.index.json` names.
+    ///
+    /// All headers are read and checked against the files' lengths; no value is read yet.
+    ///
+    /// # Errors
+    /// Fails if there are no weights, a shard is missing or cut off, or a header is damaged.
+    pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
+        let single = folder.join(SINGLE_FILE);
+        if single.exists() {
+            let mut checkpoint = Self::open_file(&single)?;
+            checkpoint.path = folder.to_path_buf();
+            return Ok(checkpoint);
+        }
+        let index = folder.join(INDEX_FILE);
+        if index.exists() {
+            return Self::open_index(folder, &index);
+        }
+        let pickled =
+            ["pytorch_model.bin", "pytorch_model.bin.index.json"].iter().any(|name| folder.join(name).exists());
+        let hint =
+            if pickled { "; PyTorch's pickled `.bin` weights are not read, convert them to safetensors" } else { "" };
+        Err(CheckpointError::NoWeights { folder: folder.to_path_buf(), hint })
+    }
+
+    /// Opens a single safetensors file, whatever its name.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be mapped, is cut off, or its header is damaged.
+    pub fn open_file(path: &Path) -> Result<Self, CheckpointError> {
+        let mut checkpoint = Self { path: path.to_path_buf(), files: Vec::new(), tensors: BTreeMap::new() };
+        checkpoint.tensors = checkpoint.add_file(path)?;
+        Ok(checkpoint)
+    }
+
+    fn open_index(folder: &Path, index_path: &Path) -> Result<Self, CheckpointError> {
+        let text = std::fs::read(index_path)
+            .map_err(|source| CheckpointError::Io { path: index_path.to_path_buf(), source })?;
+        let index: Index = serde_json::from_slice(&text)
+            .map_err(|source| CheckpointError::BadIndex { path: index_path.to_path_buf(), source })?;
+        let mut by_shard: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (tensor, shard) in &index.weight_map {
+            by_shard.entry(shard).or_default().push(tensor);
+        }
+        let mut checkpoint = Self { path: folder.to_path_buf(), files: Vec::new(), tensors: BTreeMap::new() };
+        for (shard, tensors) in by_shard {
+            // An index from elsewhere must not make us read files beside the checkpoint.
+            if Path::new(shard).file_name().is_none_or(|name| name != shard) {
+                return Err(CheckpointError::BadShardName { path: index_path.to_path_buf(), shard: shard.to_owned() });
+            }
+            let path = folder.join(shard);
+            if !path.exists() {
+                let (folder, shard) = (folder.to_path_buf(), shard.to_owned());
+                return Err(CheckpointError::MissingShard { folder, shard, tensors: tensors.len() });
+            }
+            let mut stored = checkpoint.add_file(&path)?;
+            for tensor in tensors {
+                let Some(info) = stored.remove(tensor) else {
+                    return Err(CheckpointError::NotInShard { tensor: tensor.to_owned(), path });
+                };
+                checkpoint.tensors.insert(tensor.to_owned(), info);
+            }
+        }
+        Ok(checkpoint)
+    }
+
+    fn add_file(&mut self, path: &Path) -> Result<BTreeMap<String, TensorInfo>, CheckpointError> {
+        let io = |source| CheckpointError::Io { path: path.to_path_buf(), source };
+        let file = File::open(path).map_err(io)?;
+        let length = file.metadata().map_err(io)?.len();
+        if length < 8 {
+            return Err(CheckpointError::WrongLength { path: path.to_path_buf(), expected: 8, found: length });
+        }
+        // SAFETY: the map is read-only and private to us. As for every user of a map, the file must not be cut
+        // while it is read; artefacts are written under a temporary name and never changed in place.
+        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        let (header_bytes, metadata) = match SafeTensors::read_metadata(&map) {
+            Ok(read) => read,
+            Err(source) => return Err(header_error(path, &map, source)),
+        };
+        let data = 8 + header_bytes;
+        let file = self.files.len();
+        let tensors = metadata.tensors().into_iter().map(|(name, info)| {
+            let (begin, end) = info.data_offsets;
+            (
+                name,
+                TensorInfo { dtype: info.dtype, shape: info.shape.clone(), file, begin: data + begin, end: data + end },
+            )
+        });
+        let tensors = tensors.collect();
+        self.files.push(MappedFile { path: path.to_path_buf(), map });
+        Ok(tensors)
+    }
+
+    /// The folder or file that was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The weight files, in the order of their names.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|file| file.path.as_path())
+    }
+
+    /// The names of all tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// All tensors with their descriptions, sorted by name.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &TensorInfo)> {
+        self.tensors.iter().map(|(name, info)| (name.as_str(), info))
+    }
+
+    /// Whether a tensor of that name is stored.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// Dtype and shape of a tensor.
+    ///
+    /// # Errors
+    /// Fails if there is no such tensor; the error lists the nearest names.
+    pub fn info(&self, name: &str) -> Result<&TensorInfo, CheckpointError> {
+        self.tensors.get(name).ok_or_else(|| CheckpointError::MissingTensor {
+            path: self.path.clone(),
+            name: name.to_owned(),
+            nearest: self.nearest(name),
+        })
+    }
+
+    /// The shape of a tensor.
+    ///
+    /// # Errors
+    /// Fails if there is no such tensor.
+    pub fn shape(&self, name: &str) -> Result<&[usize], CheckpointError> {
+        Ok(&self.info(name)?.shape)
+    }
+
+    /// The dtype in which a tensor is stored.
+    ///
+    /// # Errors
+    /// Fails if there is no such tensor.
+    pub fn dtype(&self, name: &str) -> Result<Dtype, CheckpointError> {
+        Ok(self.info(name)?.dtype)
+    }
+
+    /// The stored bytes of a tensor, little-endian, without a copy. They may lie at any alignment.
+    ///
+    /// # Errors
+    /// Fails if there is no such tensor.
+    pub fn bytes(&self, name: &str) -> Result<&[u8], CheckpointError> {
+        let info = self.info(name)?;
+        Ok(&self.files[info.file].map[info.begin..info.end])
+    }
+
+    /// The values of an F32, BF16 or F16 tensor, widened to f32 (exactly), in row-major order.
+    ///
+    /// # Errors
+    /// Fails if there is no such tensor or it holds no floats of these types.
+    pub fn tensor_f32(&self, name: &str) -> Result<Vec<f32>, CheckpointError> {
+        let mut values = vec![0.0; self.info(name)?.elements()];
+        self.read_f32(name, 0, &mut values)?;
+        Ok(values)
+    }
+
+    /// Like [`Checkpoint::tensor_f32`], of a tensor that must have the given shape.
+    ///
+    /// # Errors
+    /// Fails like [`Checkpoint::tensor_f32`], or if the shape is another.
+    pub fn tensor_f32_of_shape(&self, name: &str, expected: &[usize]) -> Result<Vec<f32>, CheckpointError> {
+        self.expect_shape(name, expected)?;
+        self.tensor_f32(name)
+    }
+
+    /// Fails unless the tensor has the given shape.
+    ///
+    /// # Errors
+    /// Fails if there is no such tensor or its shape is another.
+    pub fn expect_shape(&self, name: &str, expected: &[usize]) -> Result<(), CheckpointError> {
+        let found = self.shape(name)?;
+        if found == expected {
+            return Ok(());
+        }
+        let (path, name) = (self.path.clone(), name.to_owned());
+        Err(CheckpointError::WrongShape { path, name, expected: expected.to_vec(), found: found.to_vec() })
+    }
+
+    /// Widens the elements from `first` on into `values`, so that a large tensor can be read in pieces.
+    ///
+    /// # Errors
+    /// Fails if there is no such tensor or it holds no floats of the types we read.
+    ///
+    /// # Panics
+    /// Panics if the range lies outside of the tensor.
+    pub fn read_f32(&self, name: &str, first: usize, values: &mut [f32]) -> Result<(), CheckpointError> {
+        let dtype = self.dtype(name)?;
+        let bytes = self.bytes(name)?;
+        let width = match dtype {
+            Dtype::F32 => 4,
+            Dtype::BF16 | Dtype::F16 => 2,
+            _ => return Err(self.wrong_dtype(name, dtype, "f32")),
+        };
+        widen(dtype, &bytes[first * width..(first + values.len()) * width], values);
+        Ok(())
+    }
+
+    /// The values of an I64 tensor.
+    ///
+    /// # Errors
+    /// Fails if there is no such tensor or it holds something else.
+    pub fn tensor_i64(&self, name: &str) -> Result<Vec<i64>, CheckpointError> {
+        let dtype = self.dtype(name)?;
+        if dtype != Dtype::I64 {
+            return Err(self.wrong_dtype(name, dtype, "i64"));
+        }
+        let values = self.bytes(name)?.as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes));
+        Ok(values.collect())
+    }
+
+    /// Gives the pages of a tensor back to the system. It can still be read: it then comes from the file again.
+    ///
+    /// A pass over a whole checkpoint would otherwise hold all of it in memory, as far as the system's figures go.
+    pub fn release(&self, name: &str) {
+        let Some(info) = self.tensors.get(name) else { return };
+        if info.begin == info.end {
+            return;
+        }
+        let map = &self.files[info.file].map;
+        // SAFETY: the map is shared, read-only and backed by a file, so dropped pages are read again with the same content.
+        // It is advice: a refusal costs memory, never correctness.
+        let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, info.begin, info.end - info.begin) };
+    }
+
+    fn wrong_dtype(&self, name: &str, found: Dtype, wanted: &'static str) -> CheckpointError {
+        CheckpointError::WrongDtype { path: self.path.clone(), name: name.to_owned(), found, wanted }
+    }
+
+    fn nearest(&self, name: &str) -> Vec<String> {
+        let mut scored: Vec<(usize, &str)> =
+            self.names().map(|other| (strsim::levenshtein(name, other), other)).collect();
+        scored.sort_unstable();
+        scored.truncate(3);
+        scored.into_iter().map(|(_, other)| other.to_owned()).collect()
+    }
+}
+
+/// Tells a cut-off file, the most common damage, from a file that is something else.
+fn header_error(path: &Path, file: &[u8], source: SafeTensorError) -> CheckpointError {
+    let path = path.to_path_buf();
+    let found = file.len() as u64;
+    match (&source, declared_length(file)) {
+        (SafeTensorError::MetadataIncompleteBuffer | SafeTensorError::InvalidHeaderLength, Some(expected)) => {
+            CheckpointError::WrongLength { path, expected, found }
+        }
+        _ => CheckpointError::BadHeader { path, source },
+    }
+}
+
+/// The length that the header implies: up to the end of the last tensor, or of the header where that is cut off itself.
+fn declared_length(file: &[u8]) -> Option<u64> {
+    #[derive(Deserialize)]
+    struct Offsets {
+        data_offsets: Option<(u64, u64)>,
+    }
+    let header_bytes = u64::from_le_bytes(*file.first_chunk::<8>()?);
+    let data = header_bytes.checked_add(8)?;
+    let Some(header) = file.get(8..usize::try_from(data).ok()?) else { return Some(data) };
+    let header: BTreeMap<String, Offsets> = serde_json::from_slice(header).ok()?;
+    let end = header.values().filter_map(|tensor| tensor.data_offsets).map(|(_, end)| end).max().unwrap_or(0);
+    data.checked_add(end)
+}
+
+/// Converts stored floats, in parallel where it pays.
+fn widen(dtype: Dtype, bytes: &[u8], values: &mut [f32]) {
+    const PIECE: usize = 1 << 16;
+    let width = bytes.len() / values.len().max(1);
+    let pieces = values.par_chunks_mut(PIECE).zip(bytes.par_chunks((PIECE * width).max(1)));
+    pieces.for_each(|(values, bytes)| match dtype {
+        Dtype::F32 => {
+            for (value, bytes) in values.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *value = f32::from_le_bytes(*bytes);
+            }
+        }
+        Dtype::BF16 => {
+            for (value, bytes) in values.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *value = bf16::from_le_bytes(*bytes).to_f32();
+            }
+        }
+        Dtype::F16 => {
+            for (value, bytes) in values.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *value = f16::from_le_bytes(*bytes).to_f32();
+            }
+        }
+        _ => unreachable!("the caller admits floats only"),
+    });
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use crate::checkpoint::{CheckpointWriter, TensorSpec};
+
+    fn write(folder: &Path, tensors: &[(&str, Dtype, &[usize])], max_shard_bytes: u64) {
+        let specs = tensors.iter().map(|(name, dtype, shape)| TensorSpec::new(*name, *dtype, shape)).collect();
+        let mut writer = CheckpointWriter::create(folder, specs, max_shard_bytes).unwrap();
+        for (name, _, shape) in tensors {
+            let values: Vec<f32> = (0..shape.iter().product()).map(|i| i as f32 * 0.5).collect();
+            writer.write_f32(name, &values).unwrap();
+        }
+        writer.finish().unwrap();
+    }
+
+    #[test]
+    fn reads_every_float_type_and_pieces_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), &[("a", Dtype::F32, &[2, 3]), ("b", Dtype::BF16, &[5]), ("c", Dtype::F16, &[4])], 1 << 30);
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["a", "b", "c"]);
+        assert_eq!(checkpoint.tensor_f32_of_shape("a", &[2, 3]).unwrap(), [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]);
+        assert_eq!(checkpoint.tensor_f32("b").unwrap(), [0.0, 0.5, 1.0, 1.5, 2.0]);
+        checkpoint.release("b");
+        let mut piece = [0.0; 2];
+        checkpoint.read_f32("b", 3, &mut piece).unwrap();
+        assert_eq!(piece, [1.5, 2.0]);
+        assert_eq!(checkpoint.tensor_f32("c").unwrap(), [0.0, 0.5, 1.0, 1.5]);
+    }
+
+    #[test]
+    fn says_what_is_wrong_with_a_request() {
+        let folder = tempfile::tempdir().unwrap();
+        write(
+            folder.path(),
+            &[("model.norm.weight", Dtype::F32, &[4]), ("lm_head.weight", Dtype::F32, &[2, 2])],
+            1 << 30,
+        );
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let missing = checkpoint.tensor_f32("model.norms.weight").unwrap_err();
+        assert!(
+            matches!(&missing, CheckpointError::MissingTensor { nearest, .. } if nearest[0] == "model.norm.weight"),
+            "{missing}"
+        );
+        let shape = checkpoint.tensor_f32_of_shape("model.norm.weight", &[8]).unwrap_err();
+        assert!(shape.to_string().contains("has shape [4] where [8] is expected"), "{shape}");
+        let dtype = checkpoint.tensor_i64("lm_head.weight").unwrap_err();
+        assert!(dtype.to_string().contains("dtype F32, which cannot be read as i64"), "{dtype}");
+    }
+
+    #[test]
+    fn a_missing_shard_and_a_wrong_index_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), &[("a", Dtype::F32, &[4]), ("b", Dtype::F32, &[4])], 16);
+        assert_eq!(Checkpoint::open(folder.path()).unwrap().tensor_f32("b").unwrap()[3], 1.5);
+        let second = folder.path().join("model-00002-of-00002.safetensors");
+        std::fs::rename(&second, folder.path().join("elsewhere")).unwrap();
+        let missing = Checkpoint::open(folder.path()).err().unwrap();
+        assert!(
+            matches!(&missing, CheckpointError::MissingShard { shard, tensors: 1, .. } if shard.starts_with("model-00002")),
+            "{missing}"
+        );
+        std::fs::copy(folder.path().join("model-00001-of-00002.safetensors"), &second).unwrap();
+        let other = Checkpoint::open(folder.path()).err().unwrap();
+        assert!(matches!(&other, CheckpointError::NotInShard { tensor, .. } if tensor == "b"), "{other}");
+        std::fs::write(folder.path().join(INDEX_FILE), r#"{"weight_map": {"a": "../a.safetensors"}}"#).unwrap();
+        assert!(matches!(Checkpoint::open(folder.path()), Err(CheckpointError::BadShardName { .. })));
+    }
+
+    #[test]
+    fn a_cut_off_file_is_found_at_any_length() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), &[("a", Dtype::F32, &[64])], 1 << 30);
+        let path = folder.path().join(SINGLE_FILE);
+        let whole = std::fs::read(&path).unwrap();
+        for length in [0, 7, 8, 20, whole.len() - 256, whole.len() - 1] {
+            std::fs::write(&path, &whole[..length]).unwrap();
+            let error = Checkpoint::open(folder.path()).err().unwrap();
+            assert!(
+                matches!(error, CheckpointError::WrongLength { found, .. } if found == length as u64),
+                "{length}: {error}"
+            );
+        }
+        std::fs::write(&path, b"not a safetensors file at all").unwrap();
+        assert!(matches!(Checkpoint::open(folder.path()), Err(CheckpointError::BadHeader { .. })));
+    }
+
+    #[test]
+    fn pickled_weights_are_named_as_the_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("pytorch_model.bin"), b"x").unwrap();
+        let error = Checkpoint::open(folder.path()).err().unwrap().to_string();
+        assert!(error.contains("convert them to safetensors"), "{error}");
+    }
+}

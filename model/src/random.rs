@@ -1,0 +1,273 @@
+//! Random draws that are addressed, not carried: each is a function of a seed and of what it is for.
+//!
+//! Nothing here has state that a checkpoint would have to save. A resumed run, a run on more devices and a run whose
+//! rows are visited in another order draw the same numbers, because a draw depends on its [`Address`] and its index alone.
+//!
+//! The generator is Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011).
+
+/// What a draw is for. The numbers are part of every result: never reuse or change one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// The order of the rows in an epoch.
+    RowOrder = 1,
+    /// Fresh weights of a new model.
+    ModelInit = 2,
+    /// Fresh weights of an adapter.
+    AdapterInit = 3,
+    /// Dropout masks.
+    Dropout = 4,
+    /// The choice of the next token.
+    Sampling = 5,
+}
+
+/// Which draws are meant: their purpose, and as much of the rest as it needs (the remainder stays 0).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Address {
+    /// What the draws are for.
+    pub purpose: Purpose,
+    /// Optimizer step or epoch, or the position of a token.
+    pub step: u64,
+    /// Row of the data, or prompt.
+    pub row: u64,
+    /// Layer of the decoder.
+    pub layer: u32,
+    /// Module within the layer, or [`Address::named`].
+    pub module: u32,
+}
+
+impl Address {
+    /// The draws of a purpose that needs no further address.
+    pub const fn new(purpose: Purpose) -> Self {
+        Self { purpose, step: 0, row: 0, layer: 0, module: 0 }
+    }
+
+    /// The same draws at an optimizer step, epoch or token position.
+    pub const fn step(mut self, step: u64) -> Self {
+        self.step = step;
+        self
+    }
+
+    /// The same draws for a row or prompt.
+    pub const fn row(mut self, row: u64) -> Self {
+        self.row = row;
+        self
+    }
+
+    /// The same draws in a layer and a module of it.
+    pub const fn module(mut self, layer: u32, module: u32) -> Self {
+        self.layer = layer;
+        self.module = module;
+        self
+    }
+
+    /// The draws for a tensor or module that is known by its full name, such as `model.layers.0.self_attn.q_proj`.
+    pub fn named(purpose: Purpose, name: &str) -> Self {
+        let hash = fnv1a(name.as_bytes());
+        Self::new(purpose).module((hash >> 32) as u32, hash as u32)
+    }
+}
+
+/// 64-bit FNV-1a: names become numbers in the same way on every machine and in every version.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// An endless sequence of draws at one address; any index of it can be read directly.
+#[derive(Debug, Clone)]
+pub struct Stream {
+    key: [u32; 2],
+    tag: [u32; 2],
+    next: u64,
+    block: [u32; 4],
+}
+
+impl Stream {
+    /// The draws at `address` under `seed`.
+    ///
+    /// Seed and address are mixed by two applications of Philox: `m = philox([step, row], key = seed)`, then
+    /// `n = philox([m0 ^ purpose, m1 ^ layer, m2 ^ module, m3], key = seed ^ (0, 1))`. Block `i` of the stream is
+    /// `philox([i, n2, n3], key = [n0, n1])`, the lower half of each 64-bit number first.
+    pub fn new(seed: u64, address: Address) -> Self {
+        let seed = halves(seed);
+        let (step, row) = (halves(address.step), halves(address.row));
+        let mixed = philox([step[0], step[1], row[0], row[1]], seed);
+        let place = [mixed[0] ^ address.purpose as u32, mixed[1] ^ address.layer, mixed[2] ^ address.module, mixed[3]];
+        let place = philox(place, [seed[0], seed[1] ^ 1]);
+        Self { key: [place[0], place[1]], tag: [place[2], place[3]], next: 0, block: [0; 4] }
+    }
+
+    /// The four words of block `index`, independent of what was drawn before.
+    pub fn block(&self, index: u64) -> [u32; 4] {
+        let index = halves(index);
+        philox([index[0], index[1], self.tag[0], self.tag[1]], self.key)
+    }
+
+    /// The next 32 random bits.
+    pub fn next_u32(&mut self) -> u32 {
+        let word = (self.next % 4) as usize;
+        if word == 0 {
+            self.block = self.block(self.next / 4);
+        }
+        self.next += 1;
+        self.block[word]
+    }
+
+    /// The next 64 random bits: two draws, the first the lower half.
+    pub fn next_u64(&mut self) -> u64 {
+        let low = u64::from(self.next_u32());
+        low | u64::from(self.next_u32()) << 32
+    }
+
+    /// A number in `[0, 1)` with 53 random bits.
+    pub fn uniform(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 * (1.0 / (1_u64 << 53) as f64)
+    }
+
+    /// A whole number in `0..bound`, each equally likely.
+    ///
+    /// Source: Lemire, "Fast Random Integer Generation in an Interval", arXiv:1805.10941.
+    ///
+    /// # Panics
+    /// Panics if `bound` is 0.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        assert!(bound > 0, "an empty range has no draw");
+        let rejected = bound.wrapping_neg() % bound;
+        loop {
+            let product = u128::from(self.next_u64()) * u128::from(bound);
+            if product as u64 >= rejected {
+                return (product >> 64) as u64;
+            }
+        }
+    }
+
+    /// Element `index` of a tensor of numbers uniform in `[-limit, limit)`, with 32 random bits.
+    pub fn uniform_at(&self, index: u64, limit: f64) -> f32 {
+        let word = self.block(index / 4)[(index % 4) as usize];
+        (limit * (2.0 * f64::from(word) / WORDS - 1.0)) as f32
+    }
+
+    /// Elements `4 × block` and the three after it of a tensor of standard normal numbers (Box and Muller's transform).
+    pub fn normals_at(&self, block: u64) -> [f64; 4] {
+        let [a, b, c, d] = self.block(block);
+        let ([a, b], [c, d]) = (box_muller(a, b), box_muller(c, d));
+        [a, b, c, d]
+    }
+}
+
+/// How many values a draw of 32 bits has.
+const WORDS: f64 = 4_294_967_296.0;
+
+/// Two independent standard normal numbers from 64 random bits.
+fn box_muller(radius: u32, angle: u32) -> [f64; 2] {
+    // Half a step above 0, so that the logarithm is finite.
+    let radius = (-2.0 * ((f64::from(radius) + 0.5) / WORDS).ln()).sqrt();
+    let (sin, cos) = (std::f64::consts::TAU * (f64::from(angle) / WORDS)).sin_cos();
+    [radius * cos, radius * sin]
+}
+
+/// The order in which epoch `epoch` visits `rows` rows: a function of `(seed, epoch, rows)` alone.
+///
+/// Fisher and Yates' shuffle of `0..rows`: for `i` from the last down to 1, swap `i` with a uniform draw from `0..=i`.
+pub fn permutation(seed: u64, epoch: u64, rows: usize) -> Vec<usize> {
+    let mut stream = Stream::new(seed, Address::new(Purpose::RowOrder).step(epoch));
+    let mut order: Vec<usize> = (0..rows).collect();
+    for last in (1..rows).rev() {
+        order.swap(last, stream.below(last as u64 + 1) as usize);
+    }
+    order
+}
+
+fn halves(value: u64) -> [u32; 2] {
+    [value as u32, (value >> 32) as u32]
+}
+
+/// Philox4x32 with 10 rounds: 128 bits of counter and 64 of key to 128 random bits.
+fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    for _ in 0..10 {
+        let first = u64::from(counter[0]) * 0xD251_1F53;
+        let second = u64::from(counter[2]) * 0xCD9E_8D57;
+        counter = [
+            (second >> 32) as u32 ^ counter[1] ^ key[0],
+            second as u32,
+            (first >> 32) as u32 ^ counter[3] ^ key[1],
+            first as u32,
+        ];
+        key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+    }
+    counter
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The known answers of Random123 1.09, `tests/kat_vectors`.
+    #[test]
+    fn philox_gives_the_published_answers() {
+        let answers = [
+            ([0; 4], [0; 2], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
+            ([u32::MAX; 4], [u32::MAX; 2], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
+            (
+                [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
+                [0xa409_3822, 0x299f_31d0],
+                [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
+            ),
+        ];
+        for (counter, key, expected) in answers {
+            assert_eq!(philox(counter, key), expected);
+        }
+    }
+
+    #[test]
+    fn every_part_of_an_address_changes_the_draws() {
+        let base = Address::new(Purpose::Dropout).step(3).row(5).module(7, 11);
+        let addresses = [
+            base,
+            Address { purpose: Purpose::Sampling, ..base },
+            base.step(4),
+            base.step(3 + (1 << 32)),
+            base.row(6),
+            base.module(8, 11),
+            base.module(7, 12),
+            Address::named(Purpose::Dropout, "q_proj"),
+            Address::named(Purpose::Dropout, "v_proj"),
+        ];
+        let mut seen: Vec<u64> = addresses.iter().map(|address| Stream::new(1, *address).next_u64()).collect();
+        seen.push(Stream::new(2, base).next_u64());
+        seen.push(Stream::new(1 + (1 << 32), base).next_u64());
+        let count = seen.len();
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), count);
+    }
+
+    #[test]
+    fn draws_are_uniform_and_normal() {
+        let mut stream = Stream::new(42, Address::new(Purpose::Sampling));
+        let draws = 200_000;
+        let mean = (0..draws).map(|_| stream.uniform()).sum::<f64>() / f64::from(draws);
+        assert!((mean - 0.5).abs() < 0.003, "{mean}");
+        let mut counts = [0; 7];
+        (0..70_000).for_each(|_| counts[stream.below(7) as usize] += 1);
+        assert!(counts.iter().all(|count| (9_600..10_400).contains(count)), "{counts:?}");
+
+        let normals: Vec<f64> = (0..50_000).flat_map(|block| stream.normals_at(block)).collect();
+        let moment = |power: i32| normals.iter().map(|x| x.powi(power)).sum::<f64>() / normals.len() as f64;
+        assert!(moment(1).abs() < 0.01 && (moment(2) - 1.0).abs() < 0.02, "{} {}", moment(1), moment(2));
+        assert!(moment(3).abs() < 0.05 && (moment(4) - 3.0).abs() < 0.1, "{} {}", moment(3), moment(4));
+        let uniform: Vec<f32> = (0..10_000).map(|index| stream.uniform_at(index, 0.25)).collect();
+        assert!(uniform.iter().all(|x| (-0.25..=0.25).contains(x)));
+        assert!(uniform.iter().any(|x| *x < -0.24) && uniform.iter().any(|x| *x > 0.24));
+    }
+
+    #[test]
+    fn an_epoch_visits_every_row_once_in_an_order_of_its_own() {
+        for rows in [0, 1, 2, 7, 1000] {
+            let mut order = permutation(9, 3, rows);
+            order.sort_unstable();
+            assert!(order.into_iter().eq(0..rows));
+        }
+        assert_ne!(permutation(9, 3, 100), permutation(9, 4, 100));
+        assert_ne!(permutation(9, 3, 100), permutation(8, 3, 100));
+    }
+}
