@@ -1,0 +1,299 @@
+//! The blocks of a decoder, which a kernel set may fuse: attention, MLP and head, each with its backward.
+//!
+//! [`composed`] has each of them written with [`Ops`] alone. A set starts by naming those (see [`Blocks`]) and replaces the
+//! ones that profit; tests compare every replacement with the composed one.
+
+pub mod composed;
+
+use crate::adapter::Projection;
+use crate::batch::Documents;
+use crate::ops::{Activation, AttentionShape, Ops, Result, RmsNorm, RopeTables, TokenScore};
+use crate::parameter::Parameter;
+
+/// A norm and its weight.
+pub struct Norm<B: Ops> {
+    /// Kind and eps.
+    pub rms: RmsNorm,
+    /// The weight, `[1, n]`.
+    pub weight: Parameter<B>,
+}
+
+/// The projections to queries, keys and values.
+#[expect(clippy::large_enum_variant, reason = "one per layer")]
+pub enum QkvProjections<B: Ops> {
+    /// One each.
+    Split {
+        /// To queries.
+        q_proj: Projection<B>,
+        /// To keys.
+        k_proj: Projection<B>,
+        /// To values.
+        v_proj: Projection<B>,
+    },
+    /// One for all, its rows being those of q, k and v.
+    Fused {
+        /// To queries, keys and values.
+        qkv_proj: Projection<B>,
+    },
+}
+
+/// The norms over each head of queries and keys.
+pub struct QkNorms<B: Ops> {
+    /// On queries.
+    pub q_norm: Norm<B>,
+    /// On keys.
+    pub k_norm: Norm<B>,
+}
+
+/// `x + post_norm(o_proj(attention(rope(qkv(norm(x))))))`.
+pub struct AttentionBlock<B: Ops> {
+    /// The norm in front.
+    pub norm: Norm<B>,
+    /// To queries, keys and values.
+    pub qkv: QkvProjections<B>,
+    /// Norms over each head of q and k, before RoPE.
+    pub qk_norms: Option<QkNorms<B>>,
+    /// Back to the residual stream.
+    pub o_proj: Projection<B>,
+    /// The norm on the branch before it is added (gemma2).
+    pub post_norm: Option<Norm<B>>,
+    /// Heads, scale, window, soft-cap.
+    pub shape: AttentionShape,
+}
+
+/// The projections to gate and up.
+#[expect(clippy::large_enum_variant, reason = "one per layer")]
+pub enum GateUpProjections<B: Ops> {
+    /// One each.
+    Split {
+        /// To the gate.
+        gate_proj: Projection<B>,
+        /// To what is gated.
+        up_proj: Projection<B>,
+    },
+    /// One for both, its rows being those of gate and up.
+    Fused {
+        /// To the gate and what is gated.
+        gate_up_proj: Projection<B>,
+    },
+}
+
+/// `x + post_norm(down_proj(activation(gate) ∘ up))`, gate and up of `norm(x)`.
+pub struct MlpBlock<B: Ops> {
+    /// The norm in front.
+    pub norm: Norm<B>,
+    /// To gate and up.
+    pub gate_up: GateUpProjections<B>,
+    /// Back to the residual stream.
+    pub down_proj: Projection<B>,
+    /// The norm on the branch before it is added (gemma2).
+    pub post_norm: Option<Norm<B>>,
+    /// The activation on the gate.
+    pub activation: Activation,
+}
+
+/// `soft_cap(output(norm(x)))`. The output projection is passed beside it, for it may be the embedding's.
+pub struct HeadBlock<B: Ops> {
+    /// The last norm.
+    pub norm: Norm<B>,
+    /// Cap on the logits.
+    pub soft_cap: Option<f32>,
+    /// Rows of which logits exist at a time.
+    pub chunk_rows: usize,
+}
+
+/// What all blocks of one forward or backward pass share.
+pub struct Pass<'a, B: Ops> {
+    /// The documents among the rows.
+    pub documents: &'a Documents,
+    /// The rotary tables.
+    pub rope: &'a RopeTables<B::Tensor>,
+}
+
+/// Whether anything below a block is trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InputGradient {
+    /// The gradient with respect to the block's input is needed.
+    Needed,
+    /// It is not: the backward may leave anything in its place.
+    Skip,
+}
+
+/// The blocks of a kernel set.
+///
+/// In each forward `x` is the residual stream and is updated in place; `saved` is written for the backward, whatever it held. In
+/// each backward `gradient` comes in as the loss's gradient with respect to the block's output and leaves as that with respect to
+/// its input; gradients of trained parameters are added where they are kept. `saved` of a forward serves one backward.
+///
+/// A set that fuses nothing writes `type AttentionSaved = composed::AttentionSaved<Self::Tensor>` and so on, and in each method calls
+/// the function of that name in [`composed`]; [`crate::composed_blocks`] does it.
+pub trait Blocks: Ops + Sized {
+    /// What an attention block keeps for its backward.
+    type AttentionSaved: Default + Send + Sync;
+    /// What an MLP block keeps for its backward.
+    type MlpSaved: Default + Send + Sync;
+
+    /// The attention block.
+    fn attention_block(
+        &self,
+        block: &AttentionBlock<Self>,
+        pass: &Pass<'_, Self>,
+        x: &mut Self::Tensor,
+        saved: &mut Self::AttentionSaved,
+    ) -> Result;
+
+    /// Its backward.
+    fn attention_block_backward(
+        &self,
+        block: &mut AttentionBlock<Self>,
+        pass: &Pass<'_, Self>,
+        saved: &mut Self::AttentionSaved,
+        gradient: &mut Self::Tensor,
+        input_gradient: InputGradient,
+    ) -> Result;
+
+    /// The attention block over cached keys and values, to which it adds those of the new rows.
+    fn attention_block_cached(
+        &self,
+        block: &AttentionBlock<Self>,
+        pass: &Pass<'_, Self>,
+        cache: &mut Self::Cache,
+        x: &mut Self::Tensor,
+    ) -> Result;
+
+    /// The MLP block.
+    fn mlp_block(&self, block: &MlpBlock<Self>, x: &mut Self::Tensor, saved: &mut Self::MlpSaved) -> Result;
+
+    /// Its backward.
+    fn mlp_block_backward(
+        &self,
+        block: &mut MlpBlock<Self>,
+        saved: &mut Self::MlpSaved,
+        gradient: &mut Self::Tensor,
+        input_gradient: InputGradient,
+    ) -> Result;
+
+    /// Scores one target per row and computes the backward at once: `gradient` becomes that of the summed loss with respect to `x`.
+    fn head_loss(
+        &self,
+        head: &mut HeadBlock<Self>,
+        output: &mut Projection<Self>,
+        x: &Self::Tensor,
+        targets: &[u32],
+        scores: &mut Vec<TokenScore>,
+        gradient: &mut Self::Tensor,
+    ) -> Result;
+
+    /// Scores one target per row.
+    fn head_scores(
+        &self,
+        head: &HeadBlock<Self>,
+        output: &Projection<Self>,
+        x: &Self::Tensor,
+        targets: &[u32],
+        scores: &mut Vec<TokenScore>,
+    ) -> Result;
+
+    /// The logits of each row, capped.
+    fn head_logits(
+        &self,
+        head: &HeadBlock<Self>,
+        output: &Projection<Self>,
+        x: &Self::Tensor,
+        logits: &mut Self::Tensor,
+    ) -> Result;
+}
+
+/// Makes a kernel set use the composed form of every block.
+#[macro_export]
+macro_rules! composed_blocks {
+    ($set:ty) => {
+        impl $crate::blocks::Blocks for $set {
+            type AttentionSaved = $crate::blocks::composed::AttentionSaved<<$set as $crate::ops::Ops>::Tensor>;
+            type MlpSaved = $crate::blocks::composed::MlpSaved<<$set as $crate::ops::Ops>::Tensor>;
+
+            fn attention_block(
+                &self,
+                block: &$crate::blocks::AttentionBlock<Self>,
+                pass: &$crate::blocks::Pass<'_, Self>,
+                x: &mut Self::Tensor,
+                saved: &mut Self::AttentionSaved,
+            ) -> $crate::ops::Result {
+                $crate::blocks::composed::attention_block(self, block, pass, x, saved)
+            }
+
+            fn attention_block_backward(
+                &self,
+                block: &mut $crate::blocks::AttentionBlock<Self>,
+                pass: &$crate::blocks::Pass<'_, Self>,
+                saved: &mut Self::AttentionSaved,
+                gradient: &mut Self::Tensor,
+                input_gradient: $crate::blocks::InputGradient,
+            ) -> $crate::ops::Result {
+                $crate::blocks::composed::attention_block_backward(self, block, pass, saved, gradient, input_gradient)
+            }
+
+            fn attention_block_cached(
+                &self,
+                block: &$crate::blocks::AttentionBlock<Self>,
+                pass: &$crate::blocks::Pass<'_, Self>,
+                cache: &mut Self::Cache,
+                x: &mut Self::Tensor,
+            ) -> $crate::ops::Result {
+                $crate::blocks::composed::attention_block_cached(self, block, pass, cache, x)
+            }
+
+            fn mlp_block(
+                &self,
+                block: &$crate::blocks::MlpBlock<Self>,
+                x: &mut Self::Tensor,
+                saved: &mut Self::MlpSaved,
+            ) -> $crate::ops::Result {
+                $crate::blocks::composed::mlp_block(self, block, x, saved)
+            }
+
+            fn mlp_block_backward(
+                &self,
+                block: &mut $crate::blocks::MlpBlock<Self>,
+                saved: &mut Self::MlpSaved,
+                gradient: &mut Self::Tensor,
+                input_gradient: $crate::blocks::InputGradient,
+            ) -> $crate::ops::Result {
+                $crate::blocks::composed::mlp_block_backward(self, block, saved, gradient, input_gradient)
+            }
+
+            fn head_loss(
+                &self,
+                head: &mut $crate::blocks::HeadBlock<Self>,
+                output: &mut $crate::adapter::Projection<Self>,
+                x: &Self::Tensor,
+                targets: &[u32],
+                scores: &mut Vec<$crate::ops::TokenScore>,
+                gradient: &mut Self::Tensor,
+            ) -> $crate::ops::Result {
+                $crate::blocks::composed::head_loss(self, head, output, x, targets, scores, gradient)
+            }
+
+            fn head_scores(
+                &self,
+                head: &$crate::blocks::HeadBlock<Self>,
+                output: &$crate::adapter::Projection<Self>,
+                x: &Self::Tensor,
+                targets: &[u32],
+                scores: &mut Vec<$crate::ops::TokenScore>,
+            ) -> $crate::ops::Result {
+                $crate::blocks::composed::head_scores(self, head, output, x, targets, scores)
+            }
+
+            fn head_logits(
+                &self,
+                head: &$crate::blocks::HeadBlock<Self>,
+                output: &$crate::adapter::Projection<Self>,
+                x: &Self::Tensor,
+                logits: &mut Self::Tensor,
+            ) -> $crate::ops::Result {
+                $crate::blocks::composed::head_logits(self, head, output, x, logits)
+            }
+        }
+    };
+}

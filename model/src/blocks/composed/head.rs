@@ -1,0 +1,90 @@
+//! The head: the last norm, the logits a chunk of rows at a time, and their loss.
+
+use std::ops::Range;
+
+use crate::adapter::{Projection, ProjectionSaved};
+use crate::blocks::HeadBlock;
+use crate::ops::{LogitGradient, Ops, Result, TokenScore, Write};
+
+/// Scores and backward at once; see [`crate::blocks::Blocks::head_loss`].
+///
+/// # Errors
+/// Fails if the device does.
+pub fn head_loss<B: Ops>(
+    ops: &B,
+    head: &mut HeadBlock<B>,
+    output: &mut Projection<B>,
+    x: &B::Tensor,
+    targets: &[u32],
+    scores: &mut Vec<TokenScore>,
+    gradient: &mut B::Tensor,
+) -> Result {
+    let [mut normed, mut inverse_rms] = <[B::Tensor; 2]>::default();
+    head.norm.forward(ops, x, &mut normed, &mut inverse_rms)?;
+    let [mut rows, mut logits] = <[B::Tensor; 2]>::default();
+    let mut saved = ProjectionSaved::default();
+    let mut gradients = Vec::new();
+    for chunk in chunks(targets.len(), head.chunk_rows) {
+        take_rows(ops, &normed, chunk.clone(), &mut rows)?;
+        output.forward(ops, &rows, Write::Replace, &mut logits, &mut saved)?;
+        ops.cross_entropy(&mut logits, &targets[chunk], head.soft_cap, LogitGradient::InPlace, scores)?;
+        let mut chunk_gradient = B::Tensor::default();
+        output.backward(ops, &saved, &rows, &logits, Some((Write::Replace, &mut chunk_gradient)))?;
+        gradients.push(chunk_gradient);
+    }
+    let mut dnormed = B::Tensor::default();
+    ops.join_rows(&gradients.iter().collect::<Vec<_>>(), &mut dnormed)?;
+    head.norm.backward(ops, x, &inverse_rms, &dnormed, Write::Replace, gradient)
+}
+
+/// Scores alone; see [`crate::blocks::Blocks::head_scores`].
+///
+/// # Errors
+/// Fails if the device does.
+pub fn head_scores<B: Ops>(
+    ops: &B,
+    head: &HeadBlock<B>,
+    output: &Projection<B>,
+    x: &B::Tensor,
+    targets: &[u32],
+    scores: &mut Vec<TokenScore>,
+) -> Result {
+    let [mut normed, mut inverse_rms, mut rows, mut logits] = <[B::Tensor; 4]>::default();
+    head.norm.forward(ops, x, &mut normed, &mut inverse_rms)?;
+    for chunk in chunks(targets.len(), head.chunk_rows) {
+        take_rows(ops, &normed, chunk.clone(), &mut rows)?;
+        output.forward(ops, &rows, Write::Replace, &mut logits, &mut ProjectionSaved::default())?;
+        ops.cross_entropy(&mut logits, &targets[chunk], head.soft_cap, LogitGradient::Skip, scores)?;
+    }
+    Ok(())
+}
+
+/// The logits; see [`crate::blocks::Blocks::head_logits`].
+///
+/// # Errors
+/// Fails if the device does.
+pub fn head_logits<B: Ops>(
+    ops: &B,
+    head: &HeadBlock<B>,
+    output: &Projection<B>,
+    x: &B::Tensor,
+    logits: &mut B::Tensor,
+) -> Result {
+    let [mut normed, mut inverse_rms] = <[B::Tensor; 2]>::default();
+    head.norm.forward(ops, x, &mut normed, &mut inverse_rms)?;
+    output.forward(ops, &normed, Write::Replace, logits, &mut ProjectionSaved::default())?;
+    match head.soft_cap {
+        Some(cap) => ops.soft_cap(logits, cap),
+        None => Ok(()),
+    }
+}
+
+/// `0 .. rows` in pieces of `size`, the last of what remains.
+fn chunks(rows: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..rows).step_by(size).map(move |first| first..rows.min(first + size))
+}
+
+fn take_rows<B: Ops>(ops: &B, x: &B::Tensor, rows: Range<usize>, y: &mut B::Tensor) -> Result {
+    let rows: Vec<u32> = rows.map(|row| row as u32).collect();
+    ops.gather_rows(x, &rows, y)
+}

@@ -1,0 +1,385 @@
+//! The operations a kernel set must have: small, explicit, each forward beside its backward.
+//!
+//! There is no autograd. A caller says which gradients it wants by calling the operation that computes them, so
+//! a frozen weight never costs one. [`crate::blocks`] composes these operations into the blocks of a decoder.
+//!
+//! # Conventions
+//! - A tensor is a row-major matrix of f32, `[rows, columns]`: one row per token, heads side by side in the columns.
+//!   Vectors (norm weights, biases) are `[1, n]`. A set may compute in a narrower type; see [`Compute`].
+//! - Outputs are `&mut`. With [`Write::Replace`] the output takes the result's shape, whatever it held before (a
+//!   `Tensor::default()` is fine), and a set may reuse its memory. With [`Write::Add`] it must have that shape. An
+//!   output without a `Write` argument is replaced, except gradients of parameters, which are always added to.
+//! - Shapes that do not fit are a bug of the caller: a set may panic. Only the device's own failures are errors.
+//! - Sums run in a fixed order: equal inputs give equal bits on the same machine.
+
+use crate::batch::Documents;
+
+/// A failure of the device or of the library behind a kernel set, not of its caller.
+#[derive(Debug, thiserror::Error)]
+#[error("kernel set `{kernel_set}` failed in {operation}")]
+pub struct KernelError {
+    /// The set's [`Ops::name`].
+    pub kernel_set: &'static str,
+    /// The operation, by its method name.
+    pub operation: &'static str,
+    /// What the device or library said.
+    #[source]
+    pub source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+/// The result of an operation.
+pub type Result<T = ()> = std::result::Result<T, KernelError>;
+
+/// The number type of the large products. A setting of a kernel set, fixed when the set is made.
+///
+/// The residual stream, adapters, gradients, moments and the loss are f32 under each of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Compute {
+    /// 32-bit floats throughout.
+    F32,
+    /// Operands of the large products rounded to bfloat16, accumulated in f32.
+    Bf16,
+}
+
+/// What happens to the contents of an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// The output becomes the result, in the result's shape.
+    Replace,
+    /// The result is added to the output, which has the result's shape.
+    Add,
+}
+
+/// Which operands of a [`Ops::matmul`] are transposed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// `a · b`
+    Nn,
+    /// `a · bᵀ`
+    Nt,
+    /// `aᵀ · b`
+    Tn,
+}
+
+/// Root-mean-square norm: `x / sqrt(mean(x²) + eps)` times a weight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RmsNorm {
+    /// Added to the mean square, inside the root.
+    pub eps: f32,
+    /// How the stored weight enters.
+    pub weight: NormWeight,
+}
+
+/// How the stored weight of a norm enters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormWeight {
+    /// Times `w`.
+    Plain,
+    /// Times `1 + w` (the gemmas).
+    PlusOne,
+}
+
+/// The activation on the gate of a gated MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x · sigmoid(x)`
+    Silu,
+    /// GELU in its tanh form.
+    GeluTanh,
+}
+
+/// The shape and the rules of an attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    /// Query heads.
+    pub num_attention_heads: usize,
+    /// Key and value heads; query head `h` reads head `h / (num_attention_heads / num_key_value_heads)`.
+    pub num_key_value_heads: usize,
+    /// Elements per head.
+    pub head_dim: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// Token `i` sees token `j` only if `i - j < window`.
+    pub window: Option<usize>,
+    /// Scores become `cap · tanh(score / cap)`, before the mask.
+    pub soft_cap: Option<f32>,
+}
+
+/// Cosines and sines of the rotary embedding, one row per position: `[positions, rotary_dims / 2]` each.
+///
+/// Of each head the first `rotary_dims` elements turn, element `i` with `i + rotary_dims / 2`; the rest stay.
+pub struct RopeTables<T> {
+    /// Cosines.
+    pub cos: T,
+    /// Sines.
+    pub sin: T,
+    /// Elements of a head that turn; even.
+    pub rotary_dims: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+}
+
+/// The sense of a rotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// The embedding itself.
+    Forward,
+    /// Its inverse, which is also its gradient.
+    Backward,
+}
+
+/// What [`Ops::cross_entropy`] leaves in the logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogitGradient {
+    /// The gradient of the summed loss with respect to the logits as they came in.
+    InPlace,
+    /// Nothing of use: only the scores are wanted.
+    Skip,
+}
+
+/// How well one target was predicted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenScore {
+    /// Negative log-likelihood of the target, in nats.
+    pub nll: f32,
+    /// Whether the target has the largest logit (the first of equal ones counts).
+    pub correct: bool,
+}
+
+/// The numbers of one AdamW update.
+///
+/// With `g = gradient · gradient_scale` and `t = step`: `p -= lr·decay·p`; `m = β1·m + (1-β1)·g`;
+/// `v = β2·v + (1-β2)·g²`; `p -= lr · (m / (1-β1ᵗ)) / (sqrt(v / (1-β2ᵗ)) + eps)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWStep {
+    /// The learning rate of this step.
+    pub learning_rate: f64,
+    /// β1 and β2.
+    pub betas: (f64, f64),
+    /// Added to the root, outside it.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Number of this step, from 1.
+    pub step: u64,
+    /// Factor on the gradient: one over the targets of the step, times the clipping factor.
+    pub gradient_scale: f64,
+}
+
+/// The operations of a kernel set.
+pub trait Ops: Send + Sync + 'static {
+    /// A matrix of activations, gradients or trained values. The default is the empty one.
+    type Tensor: Default + Send + Sync;
+    /// A matrix `[out, in]` prepared for products, once for a frozen one; its values need not be readable back.
+    type Weight: Send + Sync;
+    /// Keys and values of one layer for several sequences.
+    type Cache: Send + Sync;
+
+    /// The set's short name, as in a configuration: `cpu`, `candle`.
+    fn name(&self) -> &'static str;
+    /// The set, its instruction set or device, compute type and threads, in words for a log.
+    fn describe(&self) -> String;
+
+    // Memory.
+
+    /// A tensor of these values, `rows × columns` of them.
+    fn tensor(&self, rows: usize, columns: usize, values: &[f32]) -> Result<Self::Tensor>;
+    /// A tensor of zeros.
+    fn zeros(&self, rows: usize, columns: usize) -> Result<Self::Tensor>;
+    /// Rows and columns.
+    fn shape(&self, tensor: &Self::Tensor) -> (usize, usize);
+    /// The values, row by row.
+    fn read(&self, tensor: &Self::Tensor) -> Result<Vec<f32>>;
+    /// Overwrites the values; the shape stays.
+    fn write(&self, tensor: &mut Self::Tensor, values: &[f32]) -> Result;
+    /// Makes `to` a copy of `from`.
+    fn copy(&self, from: &Self::Tensor, to: &mut Self::Tensor) -> Result;
+    /// A prepared weight of these values, `[out, in]` row by row.
+    fn weight(&self, out_features: usize, in_features: usize, values: Vec<f32>) -> Result<Self::Weight>;
+    /// Prepares a weight again after its trained values changed.
+    fn refresh(&self, weight: &mut Self::Weight, values: &Self::Tensor) -> Result;
+
+    // Rows and columns.
+
+    /// `y[i] = scale · table[ids[i]]`.
+    fn embed(&self, table: &Self::Weight, ids: &[u32], scale: f32, y: &mut Self::Tensor) -> Result;
+    /// `table_gradient[ids[i]] += scale · dy[i]`, in the order of `i`.
+    fn embed_gradient(&self, ids: &[u32], dy: &Self::Tensor, scale: f32, table_gradient: &mut Self::Tensor) -> Result;
+    /// `y[i] = x[rows[i]]`.
+    fn gather_rows(&self, x: &Self::Tensor, rows: &[u32], y: &mut Self::Tensor) -> Result;
+    /// `y` becomes `total` rows, zero but for `y[rows[i]] = x[i]`; `rows` are distinct.
+    fn scatter_rows(&self, x: &Self::Tensor, rows: &[u32], total: usize, y: &mut Self::Tensor) -> Result;
+    /// `y = x[:, from .. from + columns]`.
+    fn take_columns(&self, x: &Self::Tensor, from: usize, columns: usize, y: &mut Self::Tensor) -> Result;
+    /// `y` becomes the parts below each other.
+    fn join_rows(&self, parts: &[&Self::Tensor], y: &mut Self::Tensor) -> Result;
+    /// `y` becomes the parts side by side.
+    fn join_columns(&self, parts: &[&Self::Tensor], y: &mut Self::Tensor) -> Result;
+    /// `y += x`.
+    fn add(&self, x: &Self::Tensor, y: &mut Self::Tensor) -> Result;
+    /// `sums += Σ rows of x`, `[1, columns]`: the gradient of a bias.
+    fn add_column_sums(&self, x: &Self::Tensor, sums: &mut Self::Tensor) -> Result;
+
+    // Products.
+
+    /// `y (+)= x · weightᵀ (+ bias)`: `x` is `[rows, in]`, `bias` `[1, out]`, `y` `[rows, out]`.
+    fn linear(
+        &self,
+        x: &Self::Tensor,
+        weight: &Self::Weight,
+        bias: Option<&Self::Tensor>,
+        write: Write,
+        y: &mut Self::Tensor,
+    ) -> Result;
+    /// `dx (+)= dy · weight`: the gradient with respect to the input of [`Ops::linear`].
+    fn linear_backward(&self, dy: &Self::Tensor, weight: &Self::Weight, write: Write, dx: &mut Self::Tensor) -> Result;
+    /// `c (+)= scale · (a times b in this form)`, for tensors that change at each step: adapters and weight
+    /// gradients (a weight's gradient is `Form::Tn` of `dy` and `x`, added).
+    fn matmul(
+        &self,
+        form: Form,
+        scale: f32,
+        a: &Self::Tensor,
+        b: &Self::Tensor,
+        write: Write,
+        c: &mut Self::Tensor,
+    ) -> Result;
+
+    // Norm, rotary embedding, activation.
+
+    /// Norms each run of `weight`-many columns of `x`: one run for a layer norm, one per head for a query or key norm.
+    /// `inverse_rms` becomes `[rows, runs]`, for the backward.
+    fn norm(
+        &self,
+        x: &Self::Tensor,
+        weight: &Self::Tensor,
+        norm: RmsNorm,
+        y: &mut Self::Tensor,
+        inverse_rms: &mut Self::Tensor,
+    ) -> Result;
+    /// `dx (+)=` the gradient with respect to `x`; `weight_gradient +=` that of the weight, where asked.
+    #[expect(clippy::too_many_arguments, reason = "a backward has its forward's arguments and their gradients")]
+    fn norm_backward(
+        &self,
+        x: &Self::Tensor,
+        weight: &Self::Tensor,
+        norm: RmsNorm,
+        inverse_rms: &Self::Tensor,
+        dy: &Self::Tensor,
+        write: Write,
+        dx: &mut Self::Tensor,
+        weight_gradient: Option<&mut Self::Tensor>,
+    ) -> Result;
+    /// Turns each head of `x` (`[rows, heads · head_dim]`, any number of heads) by its row's position, in place.
+    ///
+    /// Source: Su et al., arXiv:2104.09864, in the half-split layout of the published Llama weights.
+    fn rope(&self, x: &mut Self::Tensor, tables: &RopeTables<Self::Tensor>, positions: &[u32], turn: Turn) -> Result;
+    /// `y = activation(gate) ∘ up`.
+    fn gated(&self, activation: Activation, gate: &Self::Tensor, up: &Self::Tensor, y: &mut Self::Tensor) -> Result;
+    /// The gradients of [`Ops::gated`], replaced.
+    fn gated_backward(
+        &self,
+        activation: Activation,
+        gate: &Self::Tensor,
+        up: &Self::Tensor,
+        dy: &Self::Tensor,
+        dgate: &mut Self::Tensor,
+        dup: &mut Self::Tensor,
+    ) -> Result;
+
+    // Attention.
+
+    /// Causal attention within each document. `q` is `[rows, heads · head_dim]`, `k` and `v`
+    /// `[rows, kv_heads · head_dim]`; `y` becomes the shape of `q`, `logsumexp` `[rows, heads]`, that of the scaled,
+    /// capped and masked scores.
+    #[expect(clippy::too_many_arguments, reason = "attention has these operands")]
+    fn attention(
+        &self,
+        q: &Self::Tensor,
+        k: &Self::Tensor,
+        v: &Self::Tensor,
+        documents: &Documents,
+        shape: &AttentionShape,
+        y: &mut Self::Tensor,
+        logsumexp: &mut Self::Tensor,
+    ) -> Result;
+    /// The gradients of [`Ops::attention`], replaced; `y` and `logsumexp` are its results.
+    fn attention_backward(
+        &self,
+        saved: AttentionOperands<'_, Self::Tensor>,
+        dy: &Self::Tensor,
+        documents: &Documents,
+        shape: &AttentionShape,
+        gradients: AttentionGradients<'_, Self::Tensor>,
+    ) -> Result;
+    /// An empty cache for `sequences` sequences of up to `capacity` tokens each.
+    fn cache(&self, sequences: usize, capacity: usize, shape: &AttentionShape) -> Result<Self::Cache>;
+    /// Stores keys and values of new rows: each document's at its `slot`, from its `start` on.
+    fn cache_append(
+        &self,
+        cache: &mut Self::Cache,
+        k: &Self::Tensor,
+        v: &Self::Tensor,
+        documents: &Documents,
+    ) -> Result;
+    /// As [`Ops::attention`], for new rows over the cached keys and values of their slot (which hold theirs already):
+    /// the row at position `p` sees positions `0 ..= p`.
+    fn attention_cached(
+        &self,
+        q: &Self::Tensor,
+        cache: &Self::Cache,
+        documents: &Documents,
+        shape: &AttentionShape,
+        y: &mut Self::Tensor,
+    ) -> Result;
+
+    // Loss and optimizer.
+
+    /// `x = cap · tanh(x / cap)`.
+    fn soft_cap(&self, x: &mut Self::Tensor, cap: f32) -> Result;
+    /// Scores one target per row of logits, appending to `scores`, and leaves the gradient in the logits if asked.
+    /// With `soft_cap` the logits are capped first, and the gradient is that before the cap.
+    fn cross_entropy(
+        &self,
+        logits: &mut Self::Tensor,
+        targets: &[u32],
+        soft_cap: Option<f32>,
+        gradient: LogitGradient,
+        scores: &mut Vec<TokenScore>,
+    ) -> Result;
+    /// The sum of squares, in f64. Not finite exactly when an element is not finite.
+    fn sum_of_squares(&self, x: &Self::Tensor) -> Result<f64>;
+    /// One AdamW update of `value` and its moments.
+    fn adamw(
+        &self,
+        step: &AdamWStep,
+        value: &mut Self::Tensor,
+        gradient: &Self::Tensor,
+        exp_avg: &mut Self::Tensor,
+        exp_avg_sq: &mut Self::Tensor,
+    ) -> Result;
+}
+
+/// The operands and results of an attention, as its backward needs them.
+pub struct AttentionOperands<'a, T> {
+    /// Queries.
+    pub q: &'a T,
+    /// Keys.
+    pub k: &'a T,
+    /// Values.
+    pub v: &'a T,
+    /// The output.
+    pub y: &'a T,
+    /// The log of the summed exponentials, per row and head.
+    pub logsumexp: &'a T,
+}
+
+/// Where the gradients of an attention go.
+pub struct AttentionGradients<'a, T> {
+    /// Of the queries.
+    pub dq: &'a mut T,
+    /// Of the keys.
+    pub dk: &'a mut T,
+    /// Of the values.
+    pub dv: &'a mut T,
+}

@@ -1,0 +1,128 @@
+//! The values of a model: frozen, or trained with a gradient and moments beside them.
+
+use crate::ops::{Ops, Result};
+
+/// A tensor that a checkpoint or an adapter names: a norm weight, a bias, an adapter matrix, or a trained weight.
+pub struct Parameter<B: Ops> {
+    /// Its name in the file: as on the Hub for a weight, as PEFT writes it for an adapter.
+    pub name: String,
+    /// Its shape in the file.
+    pub shape: Vec<usize>,
+    /// Its value; a vector is one row.
+    pub value: B::Tensor,
+    /// What training keeps beside the value. None: frozen, and no gradient is computed.
+    pub training: Option<Training<B>>,
+}
+
+/// What training keeps beside a value, each in its shape.
+pub struct Training<B: Ops> {
+    /// The gradient of the summed loss since the last step.
+    pub gradient: B::Tensor,
+    /// First moment of AdamW.
+    pub exp_avg: B::Tensor,
+    /// Second moment of AdamW.
+    pub exp_avg_sq: B::Tensor,
+}
+
+impl<B: Ops> Parameter<B> {
+    /// A frozen parameter of this value.
+    ///
+    /// # Errors
+    /// Fails if the device does.
+    pub fn new(ops: &B, name: impl Into<String>, shape: &[usize], values: &[f32]) -> Result<Self> {
+        let (rows, columns) = matrix_shape(shape);
+        let value = ops.tensor(rows, columns, values)?;
+        Ok(Self { name: name.into(), shape: shape.to_vec(), value, training: None })
+    }
+
+    /// Makes the parameter trained, with zero gradient and moments, unless it is already.
+    ///
+    /// # Errors
+    /// Fails if the device does.
+    pub fn train(&mut self, ops: &B) -> Result {
+        if self.training.is_none() {
+            let (rows, columns) = matrix_shape(&self.shape);
+            let zeros = || ops.zeros(rows, columns);
+            self.training = Some(Training { gradient: zeros()?, exp_avg: zeros()?, exp_avg_sq: zeros()? });
+        }
+        Ok(())
+    }
+
+    /// The value and, where trained, the gradient to add to.
+    pub fn split(&mut self) -> (&B::Tensor, Option<&mut B::Tensor>) {
+        (&self.value, self.training.as_mut().map(|training| &mut training.gradient))
+    }
+
+    /// Whether the parameter is trained.
+    pub fn is_trained(&self) -> bool {
+        self.training.is_some()
+    }
+}
+
+/// Rows and columns of a tensor of this shape: a vector is one row.
+fn matrix_shape(shape: &[usize]) -> (usize, usize) {
+    let columns = shape.last().copied().unwrap_or(1);
+    (shape.iter().product::<usize>() / columns.max(1), columns)
+}
+
+/// A weight matrix `[out, in]`: prepared for products and, where trained, also a parameter that it follows.
+pub struct Matrix<B: Ops> {
+    /// Its name in the checkpoint.
+    pub name: String,
+    /// Rows of the matrix.
+    pub out_features: usize,
+    /// Columns of the matrix.
+    pub in_features: usize,
+    /// The form that products read.
+    pub weight: B::Weight,
+    /// The trained values, from which `weight` is prepared again after each step.
+    pub trained: Option<Parameter<B>>,
+}
+
+/// What happens to the values of a matrix at load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// Only the prepared form is kept; the values never change.
+    Frozen,
+    /// They are kept as a parameter, to be trained.
+    Trainable,
+}
+
+impl<B: Ops> Matrix<B> {
+    /// A matrix of these values, `[out, in]` row by row.
+    ///
+    /// # Errors
+    /// Fails if the device does.
+    pub fn new(ops: &B, name: impl Into<String>, shape: [usize; 2], values: Vec<f32>, keep: Keep) -> Result<Self> {
+        let name = name.into();
+        let [out_features, in_features] = shape;
+        let trained = match keep {
+            Keep::Frozen => None,
+            Keep::Trainable => Some(Parameter::new(ops, name.clone(), &shape, &values)?),
+        };
+        let weight = ops.weight(out_features, in_features, values)?;
+        Ok(Self { name, out_features, in_features, weight, trained })
+    }
+
+    /// Prepares the weight again from its trained values; nothing to do for a frozen one.
+    ///
+    /// # Errors
+    /// Fails if the device does.
+    pub fn refresh(&mut self, ops: &B) -> Result {
+        match &self.trained {
+            Some(parameter) => ops.refresh(&mut self.weight, &parameter.value),
+            None => Ok(()),
+        }
+    }
+
+    /// The prepared weight and, where trained, the gradient to add to.
+    pub fn split(&mut self) -> (&B::Weight, Option<&mut B::Tensor>) {
+        let training = self.trained.as_mut().and_then(|parameter| parameter.training.as_mut());
+        (&self.weight, training.map(|training| &mut training.gradient))
+    }
+
+    /// Whether the matrix is trained.
+    pub fn is_trained(&self) -> bool {
+        self.trained.as_ref().is_some_and(Parameter::is_trained)
+    }
+}
