@@ -1,0 +1,92 @@
+//! The logical identity of a table: what it says, whatever the form of its files.
+
+use cache::{Digest, Hasher};
+use serde_json::Value;
+
+/// Takes in a table's values in order and gives its identity.
+///
+/// Covered are the kind, the schema, the declared attributes and every value. Codecs, row groups and part borders are
+/// not, so that rewriting a table's files retrains nothing.
+pub struct IdentityHasher(Hasher);
+
+impl IdentityHasher {
+    /// Begins with the kind, the schema (`name: type`) and the attributes that readers use.
+    pub fn new(kind: &str, schema: &[&str], attributes: &Value) -> Self {
+        let mut hasher = Hasher::new();
+        hasher.value(b"table 1").value(kind.as_bytes()).value(&(schema.len() as u64).to_le_bytes());
+        for column in schema {
+            hasher.value(column.as_bytes());
+        }
+        hasher.value(canonical(attributes).as_bytes());
+        Self(hasher)
+    }
+
+    /// Takes in a text.
+    pub fn text(&mut self, text: &str) {
+        self.0.value(text.as_bytes());
+    }
+
+    /// Takes in a list of ids.
+    pub fn ids(&mut self, ids: &[u32]) {
+        self.0.value(&little_endian(ids.iter().map(|id| id.to_le_bytes()), ids.len()));
+    }
+
+    /// Takes in a list of labels.
+    pub fn labels(&mut self, labels: &[i32]) {
+        self.0.value(&little_endian(labels.iter().map(|label| label.to_le_bytes()), labels.len()));
+    }
+
+    /// The identity of what was taken in.
+    pub fn finish(&self) -> Digest {
+        self.0.finish()
+    }
+}
+
+fn little_endian(values: impl Iterator<Item = [u8; 4]>, count: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(4 * count);
+    values.for_each(|value| bytes.extend_from_slice(&value));
+    bytes
+}
+
+/// JSON with the keys of every object in order, so that equal values have equal texts.
+pub fn canonical(value: &Value) -> String {
+    match value {
+        Value::Object(map) => {
+            let mut entries: Vec<_> = map.iter().collect();
+            entries.sort_by_key(|(key, _)| *key);
+            let entries: Vec<_> = entries
+                .iter()
+                .map(|(key, value)| format!("{}:{}", Value::from(key.as_str()), canonical(value)))
+                .collect();
+            format!("{{{}}}", entries.join(","))
+        }
+        Value::Array(items) => format!("[{}]", items.iter().map(canonical).collect::<Vec<_>>().join(",")),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn canonical_text_ignores_the_order_of_keys() {
+        let one = json!({"b": [1, {"y": null, "x": "é"}], "a": 0.5});
+        let two = json!({"a": 0.5, "b": [1, {"x": "é", "y": null}]});
+        assert_eq!(canonical(&one), canonical(&two));
+        assert_eq!(canonical(&one), r#"{"a":0.5,"b":[1,{"x":"é","y":null}]}"#);
+    }
+
+    #[test]
+    fn where_one_value_ends_and_the_next_begins_counts() {
+        let hash = |values: &[&str]| {
+            let mut hasher = IdentityHasher::new("rows", &["text: string"], &Value::Null);
+            values.iter().for_each(|value| hasher.text(value));
+            hasher.finish()
+        };
+        assert_ne!(hash(&["ab", "c"]), hash(&["a", "bc"]));
+        assert_ne!(hash(&["ab"]), hash(&["ab", ""]));
+        assert_eq!(hash(&["ab", "c"]), hash(&["ab", "c"]));
+    }
+}

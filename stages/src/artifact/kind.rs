@@ -1,0 +1,66 @@
+//! The kinds of artefacts, as types that a stage's parameters name.
+
+use engine::artifact::Output;
+use engine::parameter::ArtifactKind;
+
+/// A kind that an output can have, as opposed to one that only describes what an input accepts.
+pub trait OutputKind: ArtifactKind {
+    /// The kind's name in `artifact.json`.
+    const NAME: &'static str;
+
+    /// An output of this kind.
+    fn output(name: &str) -> Output {
+        Output::new(name, Self::NAME)
+    }
+}
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $type:ident = $name:literal;)*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Debug, Clone, Copy)]
+            pub struct $type;
+
+            impl ArtifactKind for $type {
+                const KINDS: &'static [&'static str] = &[$name];
+            }
+
+            impl OutputKind for $type {
+                const NAME: &'static str = $name;
+            }
+        )*
+    };
+}
+
+kinds! {
+    /// Rows of text: columns for a template, conversations, or plain text.
+    Rows = "rows";
+    /// Token ids and labels, one document per row.
+    Tokens = "tokens";
+    /// Token ids and labels, several documents per row, every row equally long.
+    Packs = "packs";
+    /// A tokenizer's files.
+    Tokenizer = "tokenizer";
+    /// A checkpoint in the Hub's form: `config.json` and safetensors files.
+    Model = "model";
+    /// A PEFT folder: `adapter_config.json` and `adapter_model.safetensors`.
+    Adapter = "adapter";
+    /// Named figures: `metrics.json`, and per-example values where there are any.
+    Metrics = "metrics";
+    /// Generated texts with their prompts.
+    Samples = "samples";
+    /// Files of any sort.
+    Files = "files";
+}
+
+/// What training reads: packs where there are any, else single documents.
+#[derive(Debug, Clone, Copy)]
+pub struct TokensOrPacks;
+
+impl ArtifactKind for TokensOrPacks {
+    const KINDS: &'static [&'static str] = &["packs", "tokens"];
+}
+
+/// The files that make up a Tokenizer artefact, as far as a checkpoint has them.
+pub const TOKENIZER_FILES: &[&str] =
+    &["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"];

@@ -1,0 +1,19 @@
+//! Artefacts: the kinds that stages hand to each other, and how tables of rows and tokens lie on disk.
+//!
+//! A table is a folder of `part-NNNNN.parquet` files and a `parts.json` that lists them. It is written and read as a
+//! stream; any row can also be read by its index. Its identity covers values and declared attributes, and not how
+//! Parquet holds them.
+
+pub mod identity;
+pub mod kind;
+pub mod parts;
+pub mod rows;
+pub mod tokens;
+
+pub use identity::IdentityHasher;
+pub use kind::{
+    Adapter, Files, Metrics, Model, OutputKind, Packs, Rows, Samples, TOKENIZER_FILES, Tokenizer, Tokens, TokensOrPacks,
+};
+pub use parts::{ROWS_PER_PART, TableError};
+pub use rows::{Message, Row, RowsFacts, RowsReader, RowsWriter, Shape};
+pub use tokens::{IGNORE_INDEX, TokenRow, TokensFacts, TokensReader, TokensWriter};

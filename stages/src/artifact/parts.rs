@@ -1,0 +1,275 @@
+//! A table on disk: Parquet parts of a fixed number of rows, and the list of them.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use cache::Digest;
+use engine::artifact::{ARTIFACT_FILE, Description};
+use engine::error::{Cause, StageError};
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::properties::{EnabledStatistics, WriterProperties};
+use serde::{Deserialize, Serialize};
+
+/// Rows in each part but the last.
+pub const ROWS_PER_PART: u64 = 8192;
+
+/// Rows that are decoded together: small, so that reading one row in the middle of a part stays cheap.
+pub const ROWS_PER_GROUP: usize = 64;
+
+const PARTS_FILE: &str = "parts.json";
+const FORMAT: u32 = 1;
+
+/// Why a table cannot be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum TableError {
+    /// A file cannot be read or written.
+    #[error("cannot access `{}`", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A part is not the Parquet it should be.
+    #[error("cannot use `{}` as Parquet", path.display())]
+    Parquet {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A description or list is not what this version writes.
+    #[error("cannot understand `{}`: {what}", path.display())]
+    Form {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A row beyond the last was asked for.
+    #[error("row {index} was asked for, and there are {rows} rows")]
+    NoSuchRow {
+        /// The row asked for.
+        index: u64,
+        /// How many there are.
+        rows: u64,
+    },
+}
+
+impl From<TableError> for StageError {
+    fn from(error: TableError) -> Self {
+        let (cause, message) = match &error {
+            TableError::Io { .. } => (Cause::Machine, "cannot read or write a table"),
+            TableError::Parquet { .. } | TableError::Form { .. } => (Cause::BadData, "a table cannot be used"),
+            TableError::NoSuchRow { .. } => (Cause::Internal, "a table was read beyond its end"),
+        };
+        StageError::new(cause, message).with_source(error)
+    }
+}
+
+impl TableError {
+    pub(super) fn form(path: &Path, what: impl Into<String>) -> Self {
+        Self::Form { path: path.to_owned(), what: what.into() }
+    }
+
+    fn parquet(path: &Path, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Parquet { path: path.to_owned(), source: source.into() }
+    }
+
+    fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { path, source }
+    }
+}
+
+/// The description in a folder.
+pub fn description(folder: &Path) -> Result<Description, TableError> {
+    read_json(&folder.join(ARTIFACT_FILE))
+}
+
+fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, TableError> {
+    let bytes = std::fs::read(path).map_err(TableError::io(path))?;
+    serde_json::from_slice(&bytes).map_err(|error| TableError::form(path, error.to_string()))
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PartList {
+    format: u32,
+    rows: u64,
+    parts: Vec<Part>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Part {
+    file: String,
+    rows: u64,
+    /// Identity of the part's own values, for work that is cached part by part.
+    identity: Digest,
+}
+
+/// Writes a table part by part.
+pub(super) struct PartsWriter {
+    folder: PathBuf,
+    schema: SchemaRef,
+    open: Option<(ArrowWriter<File>, PathBuf, u64)>,
+    list: PartList,
+}
+
+impl PartsWriter {
+    pub(super) fn new(folder: &Path, schema: SchemaRef) -> Self {
+        let list = PartList { format: FORMAT, rows: 0, parts: Vec::new() };
+        Self { folder: folder.to_owned(), schema, open: None, list }
+    }
+
+    /// Rows that still fit into the present part.
+    pub(super) fn room(&self) -> u64 {
+        ROWS_PER_PART - self.open.as_ref().map_or(0, |(_, _, rows)| *rows)
+    }
+
+    /// Writes rows, which must fit into the present part.
+    pub(super) fn write(&mut self, batch: &RecordBatch) -> Result<(), TableError> {
+        if self.open.is_none() {
+            self.open = Some(self.begin_part()?);
+        }
+        let (writer, path, rows) = self.open.as_mut().expect("a part was just begun");
+        writer.write(batch).map_err(|error| TableError::parquet(path, error))?;
+        *rows += batch.num_rows() as u64;
+        Ok(())
+    }
+
+    fn begin_part(&self) -> Result<(ArrowWriter<File>, PathBuf, u64), TableError> {
+        let path = self.folder.join(format!("part-{:05}.parquet", self.list.parts.len()));
+        let file = File::create(&path).map_err(TableError::io(&path))?;
+        let properties = WriterProperties::builder()
+            .set_created_by("pipeline".to_owned())
+            .set_compression(Compression::ZSTD(ZstdLevel::default()))
+            .set_max_row_group_row_count(Some(ROWS_PER_GROUP))
+            .set_statistics_enabled(EnabledStatistics::None)
+            .build();
+        let writer = ArrowWriter::try_new(file, self.schema.clone(), Some(properties))
+            .map_err(|error| TableError::parquet(&path, error))?;
+        Ok((writer, path, 0))
+    }
+
+    /// Ends the present part, if one is open; `identity` is that of its values.
+    pub(super) fn end_part(&mut self, identity: Digest) -> Result<(), TableError> {
+        let Some((writer, path, rows)) = self.open.take() else { return Ok(()) };
+        writer.close().map_err(|error| TableError::parquet(&path, error))?;
+        let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        self.list.parts.push(Part { file, rows, identity });
+        self.list.rows += rows;
+        Ok(())
+    }
+
+    /// Writes the list of parts and returns the number of rows.
+    pub(super) fn finish(self) -> Result<u64, TableError> {
+        let path = self.folder.join(PARTS_FILE);
+        let text = serde_json::to_string_pretty(&self.list).expect("a part list is JSON");
+        std::fs::write(&path, text).map_err(TableError::io(&path))?;
+        Ok(self.list.rows)
+    }
+}
+
+/// Reads a table: any row group by the index of a row in it.
+pub(super) struct PartsReader {
+    folder: PathBuf,
+    list: PartList,
+    /// Parquet metadata of the parts met so far.
+    metadata: Vec<Option<ArrowReaderMetadata>>,
+}
+
+/// Consecutive rows, decoded.
+pub(super) struct Group {
+    /// Index of the first.
+    pub first: u64,
+    /// Their values.
+    pub batch: RecordBatch,
+}
+
+impl Group {
+    /// Where in the batch a row lies, if it is in it.
+    pub(super) fn position(&self, index: u64) -> Option<usize> {
+        let offset = index.checked_sub(self.first)?;
+        (offset < self.batch.num_rows() as u64).then_some(offset as usize)
+    }
+}
+
+impl PartsReader {
+    pub(super) fn open(folder: &Path) -> Result<Self, TableError> {
+        let path = folder.join(PARTS_FILE);
+        let list: PartList = read_json(&path)?;
+        if list.format != FORMAT {
+            return Err(TableError::form(&path, format!("format {} is not {FORMAT}", list.format)));
+        }
+        if list.parts.iter().map(|part| part.rows).sum::<u64>() != list.rows {
+            return Err(TableError::form(&path, "its parts do not add up to its rows"));
+        }
+        let metadata = list.parts.iter().map(|_| None).collect();
+        Ok(Self { folder: folder.to_owned(), list, metadata })
+    }
+
+    pub(super) fn rows(&self) -> u64 {
+        self.list.rows
+    }
+
+    /// Decodes the row group that holds a row.
+    pub(super) fn group_of(&mut self, index: u64) -> Result<Group, TableError> {
+        let mut first = 0;
+        for number in 0..self.list.parts.len() {
+            let rows = self.list.parts[number].rows;
+            if index < first + rows {
+                return self.group_in_part(number, first, index);
+            }
+            first += rows;
+        }
+        Err(TableError::NoSuchRow { index, rows: self.list.rows })
+    }
+
+    fn group_in_part(&mut self, number: usize, first_of_part: u64, index: u64) -> Result<Group, TableError> {
+        let path = self.folder.join(&self.list.parts[number].file);
+        let file = File::open(&path).map_err(TableError::io(&path))?;
+        let metadata = match &self.metadata[number] {
+            Some(metadata) => metadata.clone(),
+            None => {
+                let metadata = ArrowReaderMetadata::load(&file, ArrowReaderOptions::new())
+                    .map_err(|error| TableError::parquet(&path, error))?;
+                self.metadata[number].insert(metadata).clone()
+            }
+        };
+        let mut first = first_of_part;
+        for group in 0..metadata.metadata().num_row_groups() {
+            let rows = metadata.metadata().row_group(group).num_rows() as u64;
+            if index < first + rows {
+                return Ok(Group { first, batch: decode(&path, file, metadata, group, rows as usize)? });
+            }
+            first += rows;
+        }
+        Err(TableError::form(&path, "it has fewer rows than `parts.json` says"))
+    }
+}
+
+fn decode(
+    path: &Path,
+    file: File,
+    metadata: ArrowReaderMetadata,
+    group: usize,
+    rows: usize,
+) -> Result<RecordBatch, TableError> {
+    let schema = metadata.schema().clone();
+    let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata)
+        .with_row_groups(vec![group])
+        .with_batch_size(rows.max(1))
+        .build()
+        .map_err(|error| TableError::parquet(path, error))?;
+    let batches: Vec<RecordBatch> =
+        reader.collect::<Result<_, _>>().map_err(|error| TableError::parquet(path, error))?;
+    arrow::compute::concat_batches(&schema, &batches).map_err(|error| TableError::parquet(path, error))
+}

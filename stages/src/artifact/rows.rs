@@ -1,0 +1,326 @@
+//! The Rows artefact: texts by column, conversations, or plain text.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, RecordBatch, StringArray};
+use arrow::datatypes::{DataType, Field, Schema};
+use cache::Digest;
+use engine::artifact::Facts;
+use engine::context::Artifact;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::identity::IdentityHasher;
+use super::kind::{OutputKind, Rows};
+use super::parts::{Group, PartsReader, PartsWriter, TableError, description};
+use crate::prompt::Template;
+
+const ROWS_PER_WRITE: usize = 512;
+
+/// What a row is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shape {
+    /// Columns that a template turns into a prompt, and a column with the response.
+    Prompt,
+    /// A conversation.
+    Messages,
+    /// Plain text, all of which is learned.
+    Text,
+}
+
+/// One turn of a conversation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Message {
+    /// `system`, `user`, `assistant`, `tool` or whatever else the chat template knows.
+    pub role: String,
+    /// What is said. Empty where the turn holds something else, such as tool calls.
+    #[serde(default)]
+    pub content: Value,
+    /// Everything else the data says about the turn, for the chat template.
+    #[serde(flatten)]
+    pub other: Map<String, Value>,
+}
+
+impl Message {
+    /// A turn of plain text.
+    pub fn new(role: &str, content: &str) -> Self {
+        Self { role: role.to_owned(), content: content.into(), other: Map::new() }
+    }
+}
+
+/// One row.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Row {
+    /// Text by column.
+    Columns(BTreeMap<String, String>),
+    /// A conversation.
+    Messages(Vec<Message>),
+    /// Plain text.
+    Text(String),
+}
+
+/// What is known about all rows together.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RowsFacts {
+    /// How many there are.
+    pub rows: u64,
+    /// What a row is.
+    pub shape: Shape,
+    /// Its columns, in order of their names.
+    pub columns: Vec<String>,
+    /// How columns become a prompt, for [`Shape::Prompt`].
+    pub template: Option<Template>,
+    /// The column with the response, for [`Shape::Prompt`].
+    pub response: Option<String>,
+    /// Source rows that were left out because they are unusable.
+    pub dropped: u64,
+}
+
+impl RowsFacts {
+    /// Facts about no rows yet, of columns for a template.
+    pub fn prompt(template: Template, response: &str, columns: impl IntoIterator<Item = String>) -> Self {
+        let mut columns: Vec<String> = columns.into_iter().collect();
+        columns.sort();
+        columns.dedup();
+        let (template, response) = (Some(template), Some(response.to_owned()));
+        Self { rows: 0, shape: Shape::Prompt, columns, template, response, dropped: 0 }
+    }
+
+    /// Facts about no rows yet, of conversations.
+    pub fn messages() -> Self {
+        Self::single(Shape::Messages, "messages")
+    }
+
+    /// Facts about no rows yet, of plain text.
+    pub fn text() -> Self {
+        Self::single(Shape::Text, "text")
+    }
+
+    fn single(shape: Shape, column: &str) -> Self {
+        Self { rows: 0, shape, columns: vec![column.to_owned()], template: None, response: None, dropped: 0 }
+    }
+
+    /// Reads them from an artefact's facts; `None` where these are not facts about rows.
+    pub fn from_facts(facts: &Facts) -> Option<Self> {
+        serde_json::from_value(Value::Object(facts.clone())).ok()
+    }
+
+    /// As an artefact's facts.
+    pub fn to_facts(&self) -> Facts {
+        match serde_json::to_value(self).expect("facts are JSON") {
+            Value::Object(facts) => facts,
+            _ => unreachable!("a struct is a JSON object"),
+        }
+    }
+
+    /// What a reader goes by: part of the identity.
+    fn attributes(&self) -> Value {
+        json!({"shape": self.shape, "template": self.template, "response": self.response})
+    }
+
+    fn hasher(&self) -> IdentityHasher {
+        let schema: Vec<String> = self.columns.iter().map(|column| format!("{column}: string")).collect();
+        let schema: Vec<&str> = schema.iter().map(String::as_str).collect();
+        IdentityHasher::new(Rows::NAME, &schema, &self.attributes())
+    }
+}
+
+/// Writes a Rows artefact.
+pub struct RowsWriter {
+    facts: RowsFacts,
+    parts: PartsWriter,
+    schema: Arc<Schema>,
+    whole: IdentityHasher,
+    part: IdentityHasher,
+    waiting: Vec<Vec<String>>,
+}
+
+impl RowsWriter {
+    /// Begins a table in an empty folder.
+    pub fn create(folder: &Path, facts: RowsFacts) -> Self {
+        let fields: Vec<Field> = facts.columns.iter().map(|name| Field::new(name, DataType::Utf8, false)).collect();
+        let schema = Arc::new(Schema::new(fields));
+        let parts = PartsWriter::new(folder, schema.clone());
+        let (whole, part) = (facts.hasher(), facts.hasher());
+        let waiting = facts.columns.iter().map(|_| Vec::new()).collect();
+        Self { facts, parts, schema, whole, part, waiting }
+    }
+
+    /// Adds a row, whose shape must be that of the facts.
+    ///
+    /// # Errors
+    /// Fails where the disk refuses.
+    ///
+    /// # Panics
+    /// If the row lacks a column or has another shape.
+    pub fn write(&mut self, row: Row) -> Result<(), TableError> {
+        let values: Vec<String> = match row {
+            Row::Columns(mut columns) => self
+                .facts
+                .columns
+                .iter()
+                .map(|name| columns.remove(name).expect("a row has every declared column"))
+                .collect(),
+            Row::Messages(messages) => vec![canonical_messages(&messages)],
+            Row::Text(text) => vec![text],
+        };
+        assert_eq!(values.len(), self.waiting.len(), "a row has the declared shape");
+        for (column, value) in self.waiting.iter_mut().zip(values) {
+            self.whole.text(&value);
+            self.part.text(&value);
+            column.push(value);
+        }
+        self.facts.rows += 1;
+        let waiting = self.waiting[0].len();
+        if waiting == ROWS_PER_WRITE || waiting as u64 == self.parts.room() {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), TableError> {
+        let columns: Vec<ArrayRef> = self
+            .waiting
+            .iter_mut()
+            .map(|column| Arc::new(StringArray::from_iter_values(column.drain(..))) as ArrayRef)
+            .collect();
+        let batch = RecordBatch::try_new(self.schema.clone(), columns).expect("columns are equally long");
+        if batch.num_rows() > 0 {
+            self.parts.write(&batch)?;
+        }
+        if self.parts.room() == 0 {
+            self.end_part()?;
+        }
+        Ok(())
+    }
+
+    fn end_part(&mut self) -> Result<(), TableError> {
+        let identity = self.part.finish();
+        self.part = self.facts.hasher();
+        self.parts.end_part(identity)
+    }
+
+    /// Ends the table: its facts and its identity, for [`engine::context::StageContext::seal`].
+    ///
+    /// # Errors
+    /// Fails where the disk refuses.
+    pub fn finish(mut self, dropped: u64) -> Result<(Facts, Digest), TableError> {
+        self.flush()?;
+        self.end_part()?;
+        self.facts.rows = self.parts.finish()?;
+        self.facts.dropped = dropped;
+        Ok((self.facts.to_facts(), self.whole.finish()))
+    }
+}
+
+/// A conversation as one text: role, content, and the rest in order of its names.
+fn canonical_messages(messages: &[Message]) -> String {
+    let sorted: Vec<Message> = messages
+        .iter()
+        .map(|message| {
+            let mut other: Vec<_> = message.other.clone().into_iter().collect();
+            other.sort_by(|one, two| one.0.cmp(&two.0));
+            Message { other: other.into_iter().collect(), ..message.clone() }
+        })
+        .collect();
+    serde_json::to_string(&sorted).expect("messages are JSON")
+}
+
+/// Reads a Rows artefact; memory holds some dozens of rows at a time.
+pub struct RowsReader {
+    facts: RowsFacts,
+    parts: PartsReader,
+    group: Option<Group>,
+}
+
+impl RowsReader {
+    /// Opens an input.
+    ///
+    /// # Errors
+    /// Fails where the artefact is no table of rows that this version can read.
+    pub fn open(artifact: &Artifact) -> Result<Self, TableError> {
+        Self::open_with(&artifact.folder, &artifact.description.kind, &artifact.description.facts)
+    }
+
+    /// Opens a stored folder with its `artifact.json`.
+    ///
+    /// # Errors
+    /// As for [`RowsReader::open`].
+    pub fn open_folder(folder: &Path) -> Result<Self, TableError> {
+        let description = description(folder)?;
+        Self::open_with(folder, &description.kind, &description.facts)
+    }
+
+    fn open_with(folder: &Path, kind: &str, facts: &Facts) -> Result<Self, TableError> {
+        if kind != Rows::NAME {
+            return Err(TableError::form(folder, format!("rows are expected, and it holds {kind}")));
+        }
+        let facts =
+            RowsFacts::from_facts(facts).ok_or_else(|| TableError::form(folder, "its facts are not those of rows"))?;
+        Ok(Self { facts, parts: PartsReader::open(folder)?, group: None })
+    }
+
+    /// What is known about the rows.
+    pub fn facts(&self) -> &RowsFacts {
+        &self.facts
+    }
+
+    /// How many rows there are.
+    pub fn len(&self) -> u64 {
+        self.parts.rows()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A row by its index. Reading in order decodes each stretch of rows once.
+    ///
+    /// # Errors
+    /// Fails beyond the last row and where a file is damaged.
+    pub fn row(&mut self, index: u64) -> Result<Row, TableError> {
+        let (group, position) = match self.group.take().and_then(|group| Some((group.position(index)?, group))) {
+            Some((position, group)) => (group, position),
+            None => {
+                let group = self.parts.group_of(index)?;
+                let position = group.position(index).expect("the group of a row holds it");
+                (group, position)
+            }
+        };
+        let group = self.group.insert(group);
+        row_at(&self.facts, &group.batch, position)
+    }
+
+    /// All rows in order.
+    pub fn iter(&mut self) -> impl Iterator<Item = Result<Row, TableError>> + '_ {
+        (0..self.len()).map(|index| self.row(index))
+    }
+}
+
+fn row_at(facts: &RowsFacts, batch: &RecordBatch, position: usize) -> Result<Row, TableError> {
+    let text = |column: &str| {
+        batch
+            .column_by_name(column)
+            .and_then(|array| array.as_any().downcast_ref::<StringArray>())
+            .filter(|array| array.is_valid(position))
+            .map(|array| array.value(position).to_owned())
+            .ok_or_else(|| {
+                TableError::form(Path::new("part"), format!("column `{column}` is missing or holds no text"))
+            })
+    };
+    match facts.shape {
+        Shape::Prompt => {
+            let columns: Result<_, TableError> =
+                facts.columns.iter().map(|column| Ok((column.clone(), text(column)?))).collect();
+            columns.map(Row::Columns)
+        }
+        Shape::Text => text("text").map(Row::Text),
+        Shape::Messages => serde_json::from_str(&text("messages")?)
+            .map(Row::Messages)
+            .map_err(|error| TableError::form(Path::new("messages"), error.to_string())),
+    }
+}

@@ -1,0 +1,343 @@
+//! The Tokens and Packs artefacts: token ids and labels.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, Int32Array, ListArray, RecordBatch, UInt32Array};
+use arrow::buffer::{OffsetBuffer, ScalarBuffer};
+use arrow::datatypes::{DataType, Field, Schema};
+use cache::Digest;
+use engine::artifact::Facts;
+use engine::context::Artifact;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::identity::IdentityHasher;
+use super::kind::{OutputKind, Packs, Tokens};
+use super::parts::{Group, PartsReader, PartsWriter, TableError, description};
+use super::rows::Shape;
+
+/// The label of a token without loss.
+pub const IGNORE_INDEX: i32 = -100;
+
+const ROWS_PER_WRITE: usize = 256;
+
+/// One row of tokens: a document, or several of them and padding.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TokenRow {
+    /// Token ids.
+    pub input_ids: Vec<u32>,
+    /// What each position is to be predicted as, not shifted; [`IGNORE_INDEX`] for no loss.
+    pub labels: Vec<i32>,
+    /// Lengths of the documents, in order; what lies beyond their sum is padding.
+    pub document_lengths: Vec<u32>,
+}
+
+impl TokenRow {
+    /// A row of one document.
+    pub fn document(input_ids: Vec<u32>, labels: Vec<i32>) -> Self {
+        let document_lengths = vec![input_ids.len() as u32];
+        Self { input_ids, labels, document_lengths }
+    }
+
+    /// How many tokens belong to documents.
+    pub fn real_tokens(&self) -> usize {
+        self.document_lengths.iter().map(|length| *length as usize).sum()
+    }
+
+    /// How many tokens the loss is taken over. Nothing predicts the first token of a document, so its label does not count.
+    pub fn target_tokens(&self) -> usize {
+        let mut start = 0;
+        let mut targets = 0;
+        for length in &self.document_lengths {
+            let document = &self.labels[start..start + *length as usize];
+            targets += document.iter().skip(1).filter(|label| **label != IGNORE_INDEX).count();
+            start += *length as usize;
+        }
+        targets
+    }
+}
+
+/// What is known about all rows of tokens together.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TokensFacts {
+    /// How many rows there are.
+    pub rows: u64,
+    /// How many documents (pieces of them, where packing cut some).
+    pub documents: u64,
+    /// Tokens of documents, without padding.
+    pub tokens: u64,
+    /// Tokens that the loss is taken over.
+    pub target_tokens: u64,
+    /// Tokens of the longest row; of packs, the length of every row.
+    pub longest_row: u64,
+    /// The length asked for.
+    pub max_seq_len: Option<u64>,
+    /// What the rows were before they were tokens.
+    pub shape: Shape,
+    /// Ids the tokenizer has, added tokens among them.
+    pub vocab_size: u64,
+    /// Its beginning-of-text id.
+    pub bos_token_id: Option<u32>,
+    /// Its end-of-text id.
+    pub eos_token_id: Option<u32>,
+    /// Its padding id.
+    pub pad_token_id: Option<u32>,
+    /// Rows that were shortened.
+    pub truncated: u64,
+    /// Rows of which nothing is learned.
+    pub fully_masked: u64,
+    /// Rows that end without an end-of-text token, so that their end is not learned.
+    pub without_eos: u64,
+    /// Rows that were left out.
+    pub dropped: u64,
+    /// Padding in all rows together, in tokens.
+    pub padding: u64,
+}
+
+impl TokensFacts {
+    /// Reads them from an artefact's facts; `None` where these are not facts about tokens.
+    pub fn from_facts(facts: &Facts) -> Option<Self> {
+        serde_json::from_value(Value::Object(facts.clone())).ok()
+    }
+
+    /// As an artefact's facts.
+    pub fn to_facts(&self) -> Facts {
+        match serde_json::to_value(self).expect("facts are JSON") {
+            Value::Object(facts) => facts,
+            _ => unreachable!("a struct is a JSON object"),
+        }
+    }
+
+    /// What a reader goes by: part of the identity.
+    fn attributes(&self) -> Value {
+        json!({
+            "shape": self.shape,
+            "bos_token_id": self.bos_token_id,
+            "eos_token_id": self.eos_token_id,
+            "pad_token_id": self.pad_token_id,
+        })
+    }
+}
+
+/// Writes a Tokens or a Packs artefact.
+pub struct TokensWriter {
+    kind: &'static str,
+    facts: TokensFacts,
+    schema: Arc<Schema>,
+    parts: PartsWriter,
+    whole: IdentityHasher,
+    part: IdentityHasher,
+    waiting: Vec<TokenRow>,
+}
+
+impl TokensWriter {
+    /// Begins a Tokens table; the facts' counts of rows and tokens are filled in as rows come.
+    pub fn tokens(folder: &Path, facts: TokensFacts) -> Self {
+        Self::create(folder, Tokens::NAME, facts)
+    }
+
+    /// Begins a Packs table.
+    pub fn packs(folder: &Path, facts: TokensFacts) -> Self {
+        Self::create(folder, Packs::NAME, facts)
+    }
+
+    fn create(folder: &Path, kind: &'static str, facts: TokensFacts) -> Self {
+        let list = |name: &str, item: DataType| {
+            Field::new(name, DataType::List(Arc::new(Field::new("element", item, false))), false)
+        };
+        let mut fields = vec![list("input_ids", DataType::UInt32), list("labels", DataType::Int32)];
+        if kind == Packs::NAME {
+            fields.push(list("document_lengths", DataType::UInt32));
+        }
+        let schema = Arc::new(Schema::new(fields));
+        let parts = PartsWriter::new(folder, schema.clone());
+        let hasher = || hasher(kind, &facts);
+        let (whole, part) = (hasher(), hasher());
+        let facts =
+            TokensFacts { rows: 0, documents: 0, tokens: 0, target_tokens: 0, longest_row: 0, padding: 0, ..facts };
+        Self { kind, facts, schema, parts, whole, part, waiting: Vec::new() }
+    }
+
+    /// What was written so far.
+    pub fn facts(&self) -> &TokensFacts {
+        &self.facts
+    }
+
+    /// Adds a row.
+    ///
+    /// # Errors
+    /// Fails where the disk refuses.
+    ///
+    /// # Panics
+    /// If ids and labels differ in number, or documents do not fit into the row.
+    pub fn write(&mut self, row: TokenRow) -> Result<(), TableError> {
+        assert_eq!(row.input_ids.len(), row.labels.len(), "each id has a label");
+        assert!(row.real_tokens() <= row.input_ids.len(), "documents lie within their row");
+        for hasher in [&mut self.whole, &mut self.part] {
+            hasher.ids(&row.input_ids);
+            hasher.labels(&row.labels);
+            if self.kind == Packs::NAME {
+                hasher.ids(&row.document_lengths);
+            }
+        }
+        let (length, real) = (row.input_ids.len() as u64, row.real_tokens() as u64);
+        self.facts.rows += 1;
+        self.facts.documents += row.document_lengths.len() as u64;
+        self.facts.tokens += real;
+        self.facts.padding += length - real;
+        self.facts.target_tokens += row.target_tokens() as u64;
+        self.facts.longest_row = self.facts.longest_row.max(length);
+        self.waiting.push(row);
+        if self.waiting.len() == ROWS_PER_WRITE || self.waiting.len() as u64 == self.parts.room() {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), TableError> {
+        let rows = std::mem::take(&mut self.waiting);
+        if !rows.is_empty() {
+            let mut columns = vec![ids(rows.iter().map(|row| &row.input_ids)), labels(&rows)];
+            if self.kind == Packs::NAME {
+                columns.push(ids(rows.iter().map(|row| &row.document_lengths)));
+            }
+            let batch = RecordBatch::try_new(self.schema.clone(), columns).expect("columns are equally long");
+            self.parts.write(&batch)?;
+        }
+        if self.parts.room() == 0 {
+            self.end_part()?;
+        }
+        Ok(())
+    }
+
+    fn end_part(&mut self) -> Result<(), TableError> {
+        let identity = self.part.finish();
+        self.part = hasher(self.kind, &self.facts);
+        self.parts.end_part(identity)
+    }
+
+    /// Ends the table: its facts, counts of left-out rows among them, and its identity.
+    ///
+    /// # Errors
+    /// Fails where the disk refuses.
+    pub fn finish(mut self, complete: impl FnOnce(&mut TokensFacts)) -> Result<(TokensFacts, Digest), TableError> {
+        self.flush()?;
+        self.end_part()?;
+        complete(&mut self.facts);
+        self.parts.finish()?;
+        Ok((self.facts, self.whole.finish()))
+    }
+}
+
+fn hasher(kind: &str, facts: &TokensFacts) -> IdentityHasher {
+    let schema = ["input_ids: list<u32>", "labels: list<i32>", "document_lengths: list<u32>"];
+    let columns = if kind == Packs::NAME { 3 } else { 2 };
+    IdentityHasher::new(kind, &schema[..columns], &facts.attributes())
+}
+
+fn ids<'a>(lists: impl Iterator<Item = &'a Vec<u32>> + Clone) -> ArrayRef {
+    let offsets = OffsetBuffer::from_lengths(lists.clone().map(Vec::len));
+    let values: Vec<u32> = lists.flatten().copied().collect();
+    list(DataType::UInt32, offsets, Arc::new(UInt32Array::new(ScalarBuffer::from(values), None)))
+}
+
+fn labels(rows: &[TokenRow]) -> ArrayRef {
+    let offsets = OffsetBuffer::from_lengths(rows.iter().map(|row| row.labels.len()));
+    let values: Vec<i32> = rows.iter().flat_map(|row| &row.labels).copied().collect();
+    list(DataType::Int32, offsets, Arc::new(Int32Array::new(ScalarBuffer::from(values), None)))
+}
+
+fn list(item: DataType, offsets: OffsetBuffer<i32>, values: ArrayRef) -> ArrayRef {
+    Arc::new(ListArray::new(Arc::new(Field::new("element", item, false)), offsets, values, None))
+}
+
+/// Reads a Tokens or a Packs artefact; memory holds some dozens of rows at a time.
+pub struct TokensReader {
+    facts: TokensFacts,
+    parts: PartsReader,
+    group: Option<Group>,
+}
+
+impl TokensReader {
+    /// Opens an input.
+    ///
+    /// # Errors
+    /// Fails where the artefact is no table of tokens that this version can read.
+    pub fn open(artifact: &Artifact) -> Result<Self, TableError> {
+        Self::open_with(&artifact.folder, &artifact.description.kind, &artifact.description.facts)
+    }
+
+    /// Opens a stored folder with its `artifact.json`.
+    ///
+    /// # Errors
+    /// As for [`TokensReader::open`].
+    pub fn open_folder(folder: &Path) -> Result<Self, TableError> {
+        let description = description(folder)?;
+        Self::open_with(folder, &description.kind, &description.facts)
+    }
+
+    fn open_with(folder: &Path, kind: &str, facts: &Facts) -> Result<Self, TableError> {
+        if kind != Tokens::NAME && kind != Packs::NAME {
+            return Err(TableError::form(folder, format!("tokens or packs are expected, and it holds {kind}")));
+        }
+        let facts = TokensFacts::from_facts(facts)
+            .ok_or_else(|| TableError::form(folder, "its facts are not those of tokens"))?;
+        Ok(Self { facts, parts: PartsReader::open(folder)?, group: None })
+    }
+
+    /// What is known about the rows.
+    pub fn facts(&self) -> &TokensFacts {
+        &self.facts
+    }
+
+    /// How many rows there are.
+    pub fn len(&self) -> u64 {
+        self.parts.rows()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A row by its index. Any order will do; reading in order decodes each stretch of rows once.
+    ///
+    /// # Errors
+    /// Fails beyond the last row and where a file is damaged.
+    pub fn row(&mut self, index: u64) -> Result<TokenRow, TableError> {
+        let (group, position) = match self.group.take().and_then(|group| Some((group.position(index)?, group))) {
+            Some((position, group)) => (group, position),
+            None => {
+                let group = self.parts.group_of(index)?;
+                let position = group.position(index).expect("the group of a row holds it");
+                (group, position)
+            }
+        };
+        let group = self.group.insert(group);
+        row_at(&group.batch, position).ok_or_else(|| {
+            TableError::form(Path::new("part"), format!("row {index} does not hold ids with as many labels"))
+        })
+    }
+
+    /// All rows in order.
+    pub fn iter(&mut self) -> impl Iterator<Item = Result<TokenRow, TableError>> + '_ {
+        (0..self.len()).map(|index| self.row(index))
+    }
+}
+
+fn row_at(batch: &RecordBatch, position: usize) -> Option<TokenRow> {
+    let list = |column: &str| {
+        let array = batch.column_by_name(column)?.as_any().downcast_ref::<ListArray>()?;
+        array.is_valid(position).then(|| array.value(position))
+    };
+    let ids = |column: &str| list(column)?.as_any().downcast_ref::<UInt32Array>().map(|array| array.values().to_vec());
+    let input_ids = ids("input_ids")?;
+    let labels = list("labels")?.as_any().downcast_ref::<Int32Array>()?.values().to_vec();
+    let document_lengths = match batch.column_by_name("document_lengths") {
+        Some(_) => ids("document_lengths")?,
+        None => vec![input_ids.len() as u32],
+    };
+    let row = TokenRow { input_ids, labels, document_lengths };
+    (row.input_ids.len() == row.labels.len() && row.real_tokens() <= row.input_ids.len()).then_some(row)
+}

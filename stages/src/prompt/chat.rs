@@ -1,0 +1,244 @@
+//! A model's own chat template: a conversation as text, turn by turn.
+
+use std::collections::BTreeMap;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
+use minijinja::{Environment, Error, ErrorKind, Value, context};
+
+use super::python;
+use crate::artifact::Message;
+
+/// Noncharacters, which no text holds, around what `{% generation %}` marks.
+const MARK_BEGIN: char = '\u{FDD0}';
+const MARK_END: char = '\u{FDD1}';
+
+const NAME: &str = "chat_template";
+
+/// Why a conversation cannot be rendered.
+#[derive(Debug, thiserror::Error)]
+pub enum ChatError {
+    /// The template has a mistake.
+    #[error("the chat template cannot be read: {0}")]
+    Template(String),
+    /// The template refused the conversation, or failed over it.
+    #[error("the chat template refuses the conversation: {0}")]
+    Refused(String),
+    /// What a turn adds cannot be told.
+    #[error(
+        "turn {turn} cannot be told apart: the chat template rewrites earlier turns and has no `{{% generation %}}` marks"
+    )]
+    NotAPrefix {
+        /// The turn, from 1.
+        turn: usize,
+    },
+}
+
+/// Part of a rendered conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Turn {
+    /// Its text, special tokens written out.
+    pub text: String,
+    /// Whether an assistant says it, so that it is learned.
+    pub learn: bool,
+}
+
+/// A compiled chat template.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    special_tokens: BTreeMap<String, String>,
+    has_marks: bool,
+}
+
+impl ChatTemplate {
+    /// Compiles a template as transformers does (jinja2 with `trim_blocks` and `lstrip_blocks`); `special_tokens` are
+    /// its variables `bos_token`, `eos_token` ….
+    ///
+    /// # Errors
+    /// Fails where it is no template.
+    pub fn new(source: &str, special_tokens: BTreeMap<String, String>) -> Result<Self, ChatError> {
+        let source = marks_as_filters(source);
+        let has_marks = source.contains("endfilter");
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.expect("the default delimiters are fine"));
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_formatter(python::format);
+        environment.add_filter("tojson", |value: &Value, kwargs| python::tojson(value, kwargs));
+        environment.add_filter("generation_mark", |text: &str| format!("{MARK_BEGIN}{text}{MARK_END}"));
+        environment.add_function("raise_exception", |message: &str| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, message.to_owned()))
+        });
+        environment.add_function("strftime_now", python::strftime);
+        environment.add_template_owned(NAME, source).map_err(|error| ChatError::Template(first_line(&error)))?;
+        Ok(Self { environment, special_tokens, has_marks })
+    }
+
+    /// The text of a conversation; `add_generation_prompt` appends the header of an assistant's turn.
+    ///
+    /// # Errors
+    /// Fails where the template refuses the conversation.
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
+        let mut text = self.render_with_marks(messages, add_generation_prompt)?;
+        text.retain(|letter| letter != MARK_BEGIN && letter != MARK_END);
+        Ok(text)
+    }
+
+    fn render_with_marks(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
+        let template = self.environment.get_template(NAME).expect("the template was added at the start");
+        let context = context! {
+            messages => Value::from(Serde(messages)),
+            add_generation_prompt => add_generation_prompt,
+            tools => (),
+            documents => (),
+            ..Value::from(Serde(&self.special_tokens))
+        };
+        template.render(context).map_err(|error| ChatError::Refused(first_line(&error)))
+    }
+
+    /// A conversation in pieces: an assistant's turns are learned, their headers and everything else are not.
+    ///
+    /// An assistant's turn is what rendering one message more adds to the generation prompt. Where a template rewrites
+    /// earlier turns, its `{% generation %}` marks decide.
+    ///
+    /// # Errors
+    /// Fails where the template refuses the conversation, or rewrites earlier turns and has no marks.
+    pub fn turns(&self, messages: &[Message]) -> Result<Vec<Turn>, ChatError> {
+        match self.turns_by_prefix(messages) {
+            Err(_) if self.has_marks => self.turns_by_marks(messages),
+            result => result,
+        }
+    }
+
+    fn turns_by_prefix(&self, messages: &[Message]) -> Result<Vec<Turn>, ChatError> {
+        let mut turns = Vec::new();
+        let mut before = String::new();
+        let mut add = |text: String, learn: bool, turn: usize| {
+            let added = text.strip_prefix(before.as_str()).ok_or(ChatError::NotAPrefix { turn })?;
+            if !added.is_empty() {
+                turns.push(Turn { text: added.to_owned(), learn });
+            }
+            before = text;
+            Ok(())
+        };
+        let mut rendered = 0;
+        for (index, _) in messages.iter().enumerate().filter(|(_, message)| message.role == "assistant") {
+            add(self.render(&messages[..index], true)?, false, index + 1)?;
+            add(self.render(&messages[..=index], false)?, true, index + 1)?;
+            rendered = index + 1;
+        }
+        if rendered < messages.len() {
+            add(self.render(messages, false)?, false, messages.len())?;
+        }
+        Ok(turns)
+    }
+
+    fn turns_by_marks(&self, messages: &[Message]) -> Result<Vec<Turn>, ChatError> {
+        let text = self.render_with_marks(messages, false)?;
+        let mut turns = Vec::new();
+        for piece in text.split_inclusive([MARK_BEGIN, MARK_END]) {
+            let learn = piece.ends_with(MARK_END);
+            let text = piece.trim_end_matches([MARK_BEGIN, MARK_END]);
+            if !text.is_empty() {
+                turns.push(Turn { text: text.to_owned(), learn });
+            }
+        }
+        Ok(turns)
+    }
+}
+
+fn first_line(error: &Error) -> String {
+    let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+    match error.line() {
+        Some(line) => format!("{detail} (line {line} of the template)"),
+        None => detail,
+    }
+}
+
+/// `{% generation %}` is an extension of transformers; a filter block has the same form and can be defined here.
+fn marks_as_filters(source: &str) -> String {
+    let mut result = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at);
+        let Some(end) = tag.find("%}").map(|end| end + 2) else { break };
+        let (tag, after) = tag.split_at(end);
+        let name = tag.trim_start_matches("{%").trim_end_matches("%}").trim_matches(['-', '+']).trim();
+        result.push_str(before);
+        match name {
+            "generation" => result.push_str(&tag.replacen("generation", "filter generation_mark", 1)),
+            "endgeneration" => result.push_str(&tag.replacen("endgeneration", "endfilter", 1)),
+            _ => result.push_str(tag),
+        }
+        rest = after;
+    }
+    result + rest
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn template(source: &str) -> ChatTemplate {
+        ChatTemplate::new(source, BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())])).unwrap()
+    }
+
+    fn conversation() -> [Message; 4] {
+        [
+            Message::new("user", "one"),
+            Message::new("assistant", "two"),
+            Message::new("user", "three"),
+            Message::new("assistant", "four"),
+        ]
+    }
+
+    fn pieces(turns: &[Turn]) -> Vec<(&str, bool)> {
+        turns.iter().map(|turn| (turn.text.as_str(), turn.learn)).collect()
+    }
+
+    #[test]
+    fn an_assistants_header_is_not_learned() {
+        let source = "{{ bos_token }}{% for message in messages %}<{{ message.role }}>{{ message.content }}.{% endfor %}\
+                      {% if add_generation_prompt %}<assistant>{% endif %}";
+        let turns = template(source).turns(&conversation()).unwrap();
+        let expected =
+            [("<s><user>one.<assistant>", false), ("two.", true), ("<user>three.<assistant>", false), ("four.", true)];
+        assert_eq!(pieces(&turns), expected);
+    }
+
+    /// As some templates drop the reasoning of earlier turns.
+    const REWRITES: &str = "{% for message in messages %}\n\
+         {%- if message.role == 'assistant' %}\n\
+         A:{%- generation %}{{ message.content if loop.last else message.content[:1] }}|{% endgeneration %}\n\
+         {%- else %}U:{{ message.content }}|{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}";
+
+    #[test]
+    fn generation_marks_decide_where_earlier_turns_are_rewritten() {
+        let turns = template(REWRITES).turns(&conversation()).unwrap();
+        assert_eq!(pieces(&turns), [("U:one|A:", false), ("t|", true), ("U:three|A:", false), ("four|", true)]);
+    }
+
+    #[test]
+    fn without_marks_a_rewritten_turn_is_an_error() {
+        let source = REWRITES.replace("{%- generation %}", "").replace("{% endgeneration %}", "");
+        let error = template(&source).turns(&conversation()).unwrap_err();
+        assert!(matches!(error, ChatError::NotAPrefix { turn: 4 }), "{error}");
+    }
+
+    #[test]
+    fn a_template_can_refuse() {
+        let error =
+            template("{{ raise_exception('roles must alternate') }}").render(&conversation(), false).unwrap_err();
+        assert!(error.to_string().contains("roles must alternate"), "{error}");
+    }
+
+    #[test]
+    fn what_templates_expect_of_python_is_there() {
+        let source = "{%- for message in messages %}\n    {%- if message['role'].startswith('user') %}\n\
+            {{- message.content.strip().upper() + '\\n' }}\n    {%- endif %}\n{%- endfor %}\n\
+            {{- messages[0] | tojson }}{{ strftime_now('%d %b %Y') }}{{ none }}{{ tools is none }}{{ x is defined }}";
+        let text = template(source).render(&conversation()[..2], false).unwrap();
+        assert_eq!(text, "ONE\n{\"role\": \"user\", \"content\": \"one\"}26 Jul 2024NoneTrueFalse");
+    }
+}

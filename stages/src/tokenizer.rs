@@ -1,0 +1,225 @@
+//! A model's own tokenizer: text to ids and back, its special tokens, its chat template.
+//!
+//! The one place that knows the `tokenizers` crate, so that a faster encoder can take its place.
+
+use std::path::{Path, PathBuf};
+
+use engine::context::Artifact;
+use engine::error::{Cause, StageError};
+use serde_json::{Map, Value};
+
+use crate::prompt::{ChatError, ChatTemplate};
+
+/// Why a tokenizer cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    /// A file is missing or cannot be read.
+    #[error("cannot read `{}`", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file does not hold what its name says.
+    #[error("cannot understand `{}`", path.display())]
+    Form {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A special token is named that the vocabulary lacks.
+    #[error("the tokenizer names `{token}` as its {role}, and its vocabulary has no such token")]
+    UnknownSpecial {
+        /// `bos_token`, `eos_token` …
+        role: &'static str,
+        /// The token.
+        token: String,
+    },
+    /// The chat template does not compile.
+    #[error("the chat template cannot be used")]
+    ChatTemplate(#[source] ChatError),
+    /// A text cannot be encoded, or ids not decoded.
+    #[error("the tokenizer failed")]
+    Coding(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl From<TokenizerError> for StageError {
+    fn from(error: TokenizerError) -> Self {
+        StageError::new(Cause::BadData, "the tokenizer cannot be used").with_source(error)
+    }
+}
+
+/// A tokenizer with its special tokens and its chat template.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    config: Map<String, Value>,
+    bos_token_id: Option<u32>,
+    eos_token_id: Option<u32>,
+    pad_token_id: Option<u32>,
+    chat_template: Option<ChatTemplate>,
+}
+
+impl Tokenizer {
+    /// Opens an input of kind Tokenizer.
+    ///
+    /// # Errors
+    /// Fails where a file is missing or does not hold what it should.
+    pub fn open(artifact: &Artifact) -> Result<Self, TokenizerError> {
+        Self::from_folder(&artifact.folder)
+    }
+
+    /// Opens a folder with `tokenizer.json` and its companions, such as a checkpoint.
+    ///
+    /// # Errors
+    /// As for [`Tokenizer::open`].
+    pub fn from_folder(folder: &Path) -> Result<Self, TokenizerError> {
+        let path = folder.join("tokenizer.json");
+        let bytes = std::fs::read(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(bytes)
+            .map_err(|source| TokenizerError::Form { path: path.clone(), source })?;
+        // Both are left behind in some published files; lengths are the pipeline's affair.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|source| TokenizerError::Form { path, source })?;
+        let mut config = read_object(&folder.join("special_tokens_map.json"))?;
+        config.extend(read_object(&folder.join("tokenizer_config.json"))?);
+        let id = |role| special_id(&inner, &config, role);
+        let (bos_token_id, eos_token_id, pad_token_id) = (id("bos_token")?, id("eos_token")?, id("pad_token")?);
+        let chat_template = chat_template(folder, &config)?;
+        Ok(Self { inner, config, bos_token_id, eos_token_id, pad_token_id, chat_template })
+    }
+
+    /// The ids of a text, without any the tokenizer would add by itself. Special tokens written in the text are recognised.
+    ///
+    /// # Errors
+    /// Fails where the vocabulary has no way to write the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let encoding = self.inner.encode_fast(text, false).map_err(TokenizerError::Coding)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of ids, special tokens left out.
+    ///
+    /// # Errors
+    /// Fails where the decoder does.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
+        self.inner.decode(ids, true).map_err(TokenizerError::Coding)
+    }
+
+    /// The text of ids, special tokens written out.
+    ///
+    /// # Errors
+    /// Fails where the decoder does.
+    pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, TokenizerError> {
+        self.inner.decode(ids, false).map_err(TokenizerError::Coding)
+    }
+
+    /// How many ids there are, added tokens among them.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// The id of a token, if the vocabulary has it.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// Whether an id is a special token, such as an end of turn.
+    pub fn is_special(&self, id: u32) -> bool {
+        let token = self.inner.id_to_token(id);
+        token.is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
+    }
+
+    /// Beginning of text.
+    pub fn bos_token_id(&self) -> Option<u32> {
+        self.bos_token_id
+    }
+
+    /// End of text.
+    pub fn eos_token_id(&self) -> Option<u32> {
+        self.eos_token_id
+    }
+
+    /// Padding.
+    pub fn pad_token_id(&self) -> Option<u32> {
+        self.pad_token_id
+    }
+
+    /// Whether a text begins with the beginning-of-text token: where there is one and the configuration does not refuse it.
+    pub fn wants_bos(&self) -> bool {
+        self.bos_token_id.is_some() && self.config.get("add_bos_token") != Some(&Value::Bool(false))
+    }
+
+    /// Ids after which generation stops: end of text, and the end of a turn where the chat template writes one.
+    pub fn stop_token_ids(&self) -> Vec<u32> {
+        const ENDS_OF_TURN: [&str; 6] =
+            ["<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|eom_id|>", "<|endofturn|>"];
+        let turns = ENDS_OF_TURN.iter().filter_map(|token| self.token_id(token));
+        let mut ids: Vec<u32> = self.eos_token_id.into_iter().chain(turns).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+
+    /// The chat template, if the model has one.
+    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.chat_template.as_ref()
+    }
+}
+
+fn read_object(path: &Path) -> Result<Map<String, Value>, TokenizerError> {
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Map::new()),
+        Err(source) => return Err(TokenizerError::Read { path: path.to_owned(), source }),
+    };
+    serde_json::from_slice(&bytes)
+        .map_err(|source| TokenizerError::Form { path: path.to_owned(), source: source.into() })
+}
+
+/// A special token's text: the configuration holds a string, or an object with `content`.
+fn special_text<'a>(config: &'a Map<String, Value>, role: &str) -> Option<&'a str> {
+    match config.get(role)? {
+        Value::String(text) => Some(text),
+        Value::Object(token) => token.get("content")?.as_str(),
+        _ => None,
+    }
+}
+
+fn special_id(
+    inner: &tokenizers::Tokenizer,
+    config: &Map<String, Value>,
+    role: &'static str,
+) -> Result<Option<u32>, TokenizerError> {
+    let Some(token) = special_text(config, role) else { return Ok(None) };
+    let unknown = || TokenizerError::UnknownSpecial { role, token: token.to_owned() };
+    inner.token_to_id(token).map(Some).ok_or_else(unknown)
+}
+
+fn chat_template(folder: &Path, config: &Map<String, Value>) -> Result<Option<ChatTemplate>, TokenizerError> {
+    let path = folder.join("chat_template.jinja");
+    let source = match std::fs::read_to_string(&path) {
+        Ok(text) => Some(text),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => template_in_config(config),
+        Err(source) => return Err(TokenizerError::Read { path, source }),
+    };
+    let Some(source) = source else { return Ok(None) };
+    let roles = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
+    let special = roles.iter().filter_map(|role| Some(((*role).to_owned(), special_text(config, role)?.to_owned())));
+    ChatTemplate::new(&source, special.collect()).map(Some).map_err(TokenizerError::ChatTemplate)
+}
+
+/// `chat_template` is a text, or a list of named ones of which `default` counts.
+fn template_in_config(config: &Map<String, Value>) -> Option<String> {
+    match config.get("chat_template")? {
+        Value::String(text) => Some(text.clone()),
+        Value::Array(named) => {
+            let default = named.iter().find(|one| one["name"] == "default")?;
+            default["template"].as_str().map(str::to_owned)
+        }
+        _ => None,
+    }
+}
