@@ -1,0 +1,332 @@
+//! The Hub as the stages see it: three questions, each a blocking call.
+
+use std::fmt;
+use std::future::Future;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use reqwest::Url;
+use reqwest::header::HeaderValue;
+use serde::Deserialize;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::cache;
+use super::connection::{Connection, Subject};
+use super::error::HubError;
+use super::listing::{RemoteFile, TreeEntry};
+use super::repository::{Repository, RepositoryKind, Snapshot, is_commit};
+use super::transfer::{Source, Transfer};
+
+/// The public Hub.
+const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
+
+/// How many files are fetched at a time.
+const PARALLEL_FILES: usize = 4;
+
+/// How often the caller hears how far a download is.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// An access token; it is shown nowhere.
+#[derive(Clone)]
+pub struct Token(HeaderValue);
+
+impl Token {
+    /// A token, or nothing for a text that cannot be one.
+    pub fn new(text: &str) -> Option<Self> {
+        let text = text.trim();
+        let mut header = HeaderValue::from_str(&format!("Bearer {text}")).ok()?;
+        header.set_sensitive(true);
+        (!text.is_empty()).then_some(Self(header))
+    }
+
+    pub(super) fn header(&self) -> HeaderValue {
+        self.0.clone()
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+/// How patient a client is.
+#[derive(Debug, Clone, Copy)]
+pub struct Retry {
+    /// How many tries in a row may fail without a byte gained.
+    pub attempts: u32,
+    /// The pause after the first failure; it doubles with each further one.
+    pub first_pause: Duration,
+    /// How long a server may be silent before the connection counts as cut.
+    pub silence: Duration,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { attempts: 6, first_pause: Duration::from_millis(500), silence: Duration::from_secs(30) }
+    }
+}
+
+/// How far a download is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes there.
+    pub done: u64,
+    /// Bytes in all.
+    pub total: u64,
+}
+
+/// A Hub, or a mirror of it.
+#[derive(Debug, Clone)]
+pub struct Hub {
+    endpoint: Url,
+    token: Option<Token>,
+    cache: Option<hf_hub::Cache>,
+    retry: Retry,
+}
+
+#[derive(Deserialize)]
+struct RevisionInfo {
+    sha: String,
+}
+
+impl Hub {
+    /// The Hub that the environment names: `HF_ENDPOINT`; the token of `HF_TOKEN`, else the stored one; the cache that
+    /// other tools fill.
+    ///
+    /// # Errors
+    /// Fails where `HF_ENDPOINT` is not a web address, or the token cannot be one.
+    pub fn from_environment() -> Result<Self, HubError> {
+        let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.trim().is_empty());
+        let mut hub = Self::new(variable("HF_ENDPOINT").as_deref().unwrap_or(DEFAULT_ENDPOINT))?;
+        if let Some(text) = variable("HF_TOKEN").or_else(cache::stored_token) {
+            hub.token = Some(Token::new(&text).ok_or(HubError::BadToken)?);
+        }
+        hub.cache = cache::from_environment();
+        Ok(hub)
+    }
+
+    /// A Hub by its address, without a token or a cache.
+    ///
+    /// # Errors
+    /// Fails where it is not a web address.
+    pub fn new(endpoint: &str) -> Result<Self, HubError> {
+        let bad = || HubError::BadEndpoint(endpoint.to_owned());
+        let url = Url::parse(endpoint.trim()).map_err(|_| bad())?;
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(bad());
+        }
+        Ok(Self { endpoint: url, token: None, cache: None, retry: Retry::default() })
+    }
+
+    /// Sends a token.
+    #[must_use]
+    pub fn with_token(mut self, token: Token) -> Self {
+        self.token = Some(token);
+        self
+    }
+
+    /// Takes files from a Hub cache where it has them.
+    #[must_use]
+    pub fn with_cache(mut self, folder: PathBuf) -> Self {
+        self.cache = Some(hf_hub::Cache::new(folder));
+        self
+    }
+
+    /// Sets the patience.
+    #[must_use]
+    pub fn with_retry(mut self, retry: Retry) -> Self {
+        self.retry = retry;
+        self
+    }
+
+    /// The commit that a revision (branch, tag or commit) is at present.
+    ///
+    /// # Errors
+    /// Fails where there is no such repository or revision, access is refused, or the Hub cannot be reached.
+    pub fn resolve_revision(&self, repository: &Repository, revision: &str) -> Result<String, HubError> {
+        if is_commit(revision) {
+            return Ok(revision.to_owned());
+        }
+        if matches!(revision, "" | "." | "..") {
+            let (name, revision) = (repository.name().to_owned(), revision.to_owned());
+            return Err(HubError::RevisionNotFound { name, revision });
+        }
+        self.block_on(async {
+            let connection = self.connect()?;
+            let url = connection.url(api_path(repository).chain(["revision", revision]));
+            let (info, _) = connection.json::<RevisionInfo>(&url, repository, Subject::Revision(revision)).await?;
+            if is_commit(&info.sha) {
+                return Ok(info.sha);
+            }
+            let problem = format!("`{}` is not a commit", info.sha);
+            Err(HubError::BadAnswer { what: repository.name().to_owned(), problem })
+        })
+    }
+
+    /// The files of a snapshot, in the Hub's order, each with its size and checksum.
+    ///
+    /// # Errors
+    /// As [`Hub::resolve_revision`]; also where the Hub lists a name that leaves its folder, or no checksum.
+    pub fn list_files(&self, snapshot: &Snapshot) -> Result<Vec<RemoteFile>, HubError> {
+        let repository = &snapshot.repository;
+        self.block_on(async {
+            let connection = self.connect()?;
+            let mut url = connection.url(api_path(repository).chain(["tree", snapshot.commit.as_str()]));
+            url.set_query(Some("recursive=true"));
+            let mut files = Vec::new();
+            loop {
+                let subject = Subject::Listing(&snapshot.commit);
+                let (page, next) = connection.json::<Vec<TreeEntry>>(&url, repository, subject).await?;
+                for entry in page {
+                    files.extend(entry.into_file()?);
+                }
+                match next {
+                    None => return Ok(files),
+                    Some(query) if url.query() == Some(&query) => {
+                        let problem = "a page of the listing names itself as the next one".to_owned();
+                        return Err(HubError::BadAnswer { what: repository.name().to_owned(), problem });
+                    }
+                    Some(query) => url.set_query(Some(&query)),
+                }
+            }
+        })
+    }
+
+    /// Puts files of a snapshot into `folder`, several at a time, and returns the folder below it in which they lie under
+    /// their own paths. Each of them has been checked against its listed size and checksum.
+    ///
+    /// `folder` is working state: what an earlier call left there, finished or not, is checked and continued. `observe`
+    /// is called on the caller's thread; where it breaks, the transfer stops and keeps what it has.
+    ///
+    /// # Errors
+    /// Fails with the first file that cannot be had.
+    pub fn download(
+        &self,
+        snapshot: &Snapshot,
+        files: &[RemoteFile],
+        folder: &Path,
+        observe: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<PathBuf, HubError> {
+        let finished = folder.join("finished");
+        let total = files.iter().map(|file| file.size).sum();
+        let done = Arc::new(AtomicU64::new(0));
+        let (stop, mut stopped) = watch::channel(false);
+        let work = async {
+            tokio::select! {
+                result = self.fetch_all(snapshot, files, folder, &finished, &done) => result,
+                _ = stopped.wait_for(|stopped| *stopped) => Err(HubError::Stopped),
+            }
+        };
+        self.block_on_observed(work, || {
+            if observe(Progress { done: done.load(Ordering::Relaxed), total }).is_break() {
+                stop.send_replace(true);
+            }
+        })?;
+        let _ = observe(Progress { done: total, total });
+        Ok(finished)
+    }
+
+    async fn fetch_all(
+        &self,
+        snapshot: &Snapshot,
+        files: &[RemoteFile],
+        folder: &Path,
+        finished: &Path,
+        done: &Arc<AtomicU64>,
+    ) -> Result<(), HubError> {
+        let source = Arc::new(Source {
+            connection: self.connect()?,
+            cache: self.cache.clone(),
+            snapshot: snapshot.clone(),
+            done: Arc::clone(done),
+        });
+        let mut waiting = files.iter();
+        let mut running = JoinSet::new();
+        loop {
+            while running.len() < PARALLEL_FILES {
+                let Some(file) = waiting.next() else { break };
+                let unfinished = folder.join("unfinished").join(&file.path);
+                let transfer = Transfer {
+                    source: Arc::clone(&source),
+                    finished: finished.join(&file.path),
+                    unfinished,
+                    file: file.clone(),
+                };
+                running.spawn(transfer.run());
+            }
+            match running.join_next().await {
+                None => return Ok(()),
+                Some(Ok(result)) => result?,
+                Some(Err(failure)) => std::panic::resume_unwind(failure.into_panic()),
+            }
+        }
+    }
+
+    fn connect(&self) -> Result<Connection, HubError> {
+        Connection::new(&self.endpoint, self.token.as_ref(), self.retry)
+    }
+
+    fn block_on<T: Send>(&self, work: impl Future<Output = Result<T, HubError>> + Send) -> Result<T, HubError> {
+        self.block_on_observed(work, || ())
+    }
+
+    /// Runs a future on a thread and runtime of its own, so that callers may be inside a runtime or not.
+    fn block_on_observed<T: Send>(
+        &self,
+        work: impl Future<Output = Result<T, HubError>> + Send,
+        mut observe: impl FnMut(),
+    ) -> Result<T, HubError> {
+        let (sender, receiver) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(move || {
+                let result = runtime().and_then(|runtime| runtime.block_on(work));
+                // The receiver outlives this thread, except while the caller unwinds.
+                let _ = sender.send(result);
+            });
+            loop {
+                match receiver.recv_timeout(PROGRESS_INTERVAL) {
+                    Ok(result) => return result,
+                    Err(RecvTimeoutError::Timeout) => observe(),
+                    Err(RecvTimeoutError::Disconnected) => {
+                        let panic = worker.join().expect_err("a worker that sent nothing has panicked");
+                        std::panic::resume_unwind(panic)
+                    }
+                }
+            }
+        })
+    }
+}
+
+fn runtime() -> Result<Runtime, HubError> {
+    Builder::new_multi_thread()
+        .worker_threads(PARALLEL_FILES)
+        .thread_name("hub")
+        .enable_all()
+        .build()
+        .map_err(|source| HubError::Disk { path: PathBuf::from("a thread pool"), source })
+}
+
+/// `api/models/owner/name`, in segments.
+fn api_path(repository: &Repository) -> impl Iterator<Item = &str> {
+    ["api", repository.kind().api_segment()].into_iter().chain(repository.name().split('/'))
+}
+
+/// `owner/name/resolve/commit/path/of/file`, in segments; datasets begin with `datasets`.
+pub(super) fn file_path<'a>(snapshot: &'a Snapshot, path: &'a str) -> impl Iterator<Item = &'a str> {
+    let prefix = match snapshot.repository.kind() {
+        RepositoryKind::Model => None,
+        RepositoryKind::Dataset => Some("datasets"),
+    };
+    prefix
+        .into_iter()
+        .chain(snapshot.repository.name().split('/'))
+        .chain(["resolve", snapshot.commit.as_str()])
+        .chain(path.split('/'))
+}

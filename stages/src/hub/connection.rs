@@ -1,0 +1,211 @@
+//! Requests to one Hub: addresses, the token, what a refusal means, and when to try again.
+
+use std::time::Duration;
+
+use reqwest::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_RANGE, HeaderMap, HeaderValue, LINK, RANGE, RETRY_AFTER,
+};
+use reqwest::{Client, Response, StatusCode, Url};
+use serde::de::DeserializeOwned;
+
+use super::client::{Retry, Token};
+use super::error::HubError;
+use super::repository::Repository;
+
+/// The longest wait that a server may ask for.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// An HTTP client and the server it talks to. It lives within one runtime.
+pub(super) struct Connection {
+    client: Client,
+    endpoint: Url,
+    authorization: Option<HeaderValue>,
+    retry: Retry,
+}
+
+/// What a request is for: decides what a refusal means.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Subject<'a> {
+    /// A branch, tag or commit.
+    Revision(&'a str),
+    /// The files at a commit.
+    Listing(&'a str),
+    /// A file at a commit.
+    File { commit: &'a str, path: &'a str },
+}
+
+impl Connection {
+    pub(super) fn new(endpoint: &Url, token: Option<&Token>, retry: Retry) -> Result<Self, HubError> {
+        let mut builder = Client::builder()
+            .user_agent(concat!("pipeline/", env!("CARGO_PKG_VERSION")))
+            .referer(false)
+            .connect_timeout(retry.silence)
+            .read_timeout(retry.silence);
+        if is_loopback(endpoint) {
+            // A server on this machine is never behind the proxy that the environment names.
+            builder = builder.no_proxy();
+        }
+        let client = builder.build().map_err(HubError::Client)?;
+        Ok(Self { client, endpoint: endpoint.clone(), authorization: token.map(Token::header), retry })
+    }
+
+    /// `endpoint/segments…`, each segment escaped.
+    pub(super) fn url<'a>(&self, segments: impl IntoIterator<Item = &'a str>) -> Url {
+        let mut url = self.endpoint.clone();
+        url.path_segments_mut().expect("an endpoint is an http address").pop_if_empty().extend(segments);
+        url
+    }
+
+    /// A JSON answer and the query of its next page, after retries.
+    pub(super) async fn json<T: DeserializeOwned>(
+        &self,
+        url: &Url,
+        repository: &Repository,
+        subject: Subject<'_>,
+    ) -> Result<(T, Option<String>), HubError> {
+        let mut failures = 0;
+        let (body, next) = loop {
+            match self.body(url, repository, subject).await {
+                Ok(answer) => break answer,
+                Err(error) => self.pause_or_give_up(error, &mut failures).await?,
+            }
+        };
+        let problem = |error: serde_json::Error| HubError::BadAnswer {
+            what: repository.name().to_owned(),
+            problem: error.to_string(),
+        };
+        Ok((serde_json::from_slice(&body).map_err(problem)?, next))
+    }
+
+    async fn body(
+        &self,
+        url: &Url,
+        repository: &Repository,
+        subject: Subject<'_>,
+    ) -> Result<(Vec<u8>, Option<String>), HubError> {
+        let response = self.get(url.clone(), None, repository, subject).await?;
+        let next = response.headers().get(LINK).and_then(|link| super::listing::next_page(link.to_str().ok()?));
+        let body = response.bytes().await.map_err(|source| self.unreachable(source))?;
+        Ok((body.into(), next))
+    }
+
+    /// One request, from byte `from` where that is given. Statuses other than success are errors.
+    ///
+    /// Redirects are followed; reqwest drops the token where they lead to another host, port or scheme.
+    pub(super) async fn get(
+        &self,
+        url: Url,
+        from: Option<u64>,
+        repository: &Repository,
+        subject: Subject<'_>,
+    ) -> Result<Response, HubError> {
+        // Ranges and lengths are those of the file only as long as nobody compresses it on the way.
+        let mut request = self.client.get(url).header(ACCEPT_ENCODING, "identity");
+        if let Some(from) = from {
+            request = request.header(RANGE, format!("bytes={from}-"));
+        }
+        if let Some(authorization) = &self.authorization {
+            request = request.header(AUTHORIZATION, authorization.clone());
+        }
+        let response = request.send().await.map_err(|source| self.unreachable(source))?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        Err(self.refusal(response.status(), response.headers(), repository, subject))
+    }
+
+    /// Waits before the next try, or gives the error back where another try is of no use.
+    pub(super) async fn pause_or_give_up(&self, error: HubError, failures: &mut u32) -> Result<(), HubError> {
+        *failures += 1;
+        if !error.is_transient() || *failures >= self.retry.attempts {
+            return Err(error);
+        }
+        let backoff = self.retry.first_pause * 2_u32.pow((*failures - 1).min(16));
+        let asked = match error {
+            HubError::Status { retry_after_seconds: Some(seconds), .. } => Duration::from_secs(seconds),
+            _ => Duration::ZERO,
+        };
+        let pause = backoff.max(asked).min(LONGEST_PAUSE);
+        tracing::debug!(%error, ?pause, "trying again");
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+
+    fn unreachable(&self, source: reqwest::Error) -> HubError {
+        // An address may be signed, and then it is as good as a token.
+        HubError::Unreachable { endpoint: self.endpoint_text(), source: source.without_url() }
+    }
+
+    fn endpoint_text(&self) -> String {
+        let mut shown = self.endpoint.clone();
+        // Both fail only for addresses that cannot have a user, and then there is nothing to hide.
+        let _ = shown.set_username("");
+        let _ = shown.set_password(None);
+        shown.as_str().trim_end_matches('/').to_owned()
+    }
+
+    fn refusal(
+        &self,
+        status: StatusCode,
+        headers: &HeaderMap,
+        repository: &Repository,
+        subject: Subject<'_>,
+    ) -> HubError {
+        let name = repository.name().to_owned();
+        let with_token = self.authorization.is_some();
+        let repository_not_found = || HubError::RepositoryNotFound {
+            endpoint: self.endpoint_text(),
+            kind: repository.kind(),
+            name: name.clone(),
+            with_token,
+        };
+        let code = headers.get("x-error-code").and_then(|code| code.to_str().ok());
+        match (status.as_u16(), code) {
+            (401 | 403, Some("GatedRepo")) => HubError::Gated { page: self.page(repository), name, with_token },
+            (_, Some("RepoNotFound")) => repository_not_found(),
+            // For a name that does not exist the Hub asks a visitor without a token to log in.
+            (401, None) if !with_token && matches!(subject, Subject::Revision(_)) => repository_not_found(),
+            (401 | 403, _) => HubError::Refused { what: name, status: status.as_u16(), with_token },
+            (404, Some("RevisionNotFound")) => {
+                let revision = match subject {
+                    Subject::Revision(revision) => revision,
+                    Subject::Listing(commit) | Subject::File { commit, .. } => commit,
+                };
+                HubError::RevisionNotFound { name, revision: revision.to_owned() }
+            }
+            (404, _) => match subject {
+                Subject::File { commit, path } => {
+                    HubError::FileNotFound { name, commit: commit.to_owned(), path: path.to_owned() }
+                }
+                Subject::Revision(_) | Subject::Listing(_) => repository_not_found(),
+            },
+            (status, _) => {
+                let what = match subject {
+                    Subject::File { path, .. } => format!("{name}/{path}"),
+                    Subject::Revision(_) | Subject::Listing(_) => name,
+                };
+                let seconds = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+                HubError::Status { what, status, retry_after_seconds: seconds }
+            }
+        }
+    }
+
+    /// The repository's page for people.
+    fn page(&self, repository: &Repository) -> String {
+        let prefix = match repository.kind() {
+            super::RepositoryKind::Model => "",
+            super::RepositoryKind::Dataset => "datasets/",
+        };
+        format!("{}/{prefix}{}", self.endpoint_text(), repository.name())
+    }
+}
+
+/// The first byte and the full length that a `Content-Range` names: `bytes 100-199/200`.
+pub(super) fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
+    let (range, total) = headers.get(CONTENT_RANGE)?.to_str().ok()?.strip_prefix("bytes ")?.split_once('/')?;
+    Some((range.split_once('-')?.0.parse().ok()?, total.parse().ok()))
+}
+
+fn is_loopback(url: &Url) -> bool {
+    matches!(url.host_str(), Some("127.0.0.1" | "localhost" | "[::1]"))
+}

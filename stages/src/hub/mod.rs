@@ -1,0 +1,23 @@
+//! A client for the Hugging Face Hub and its mirrors: names to commits, listings, and files that are checked before
+//! they count.
+//!
+//! The published clients were tried and found to store error bodies as files, or to accept a flipped byte; the
+//! transfer is therefore our own. `hf-hub` is used for what it does well: repository names, the layout of the Hub cache
+//! that other tools fill, and the place of the user's token.
+//!
+//! It leaves to others: which files of a repository are wanted, and what becomes of them.
+
+mod cache;
+mod checksum;
+mod client;
+mod connection;
+mod error;
+mod listing;
+mod repository;
+mod transfer;
+
+pub use checksum::Checksum;
+pub use client::{Hub, Progress, Retry, Token};
+pub use error::HubError;
+pub use listing::RemoteFile;
+pub use repository::{BadRepositoryName, Repository, RepositoryKind, Snapshot};
