@@ -1,5 +1,10 @@
 //! Reading a pipeline file: text to a tree with spans, and the problems found in it.
 
+pub mod parse;
 pub mod problem;
+pub mod scalar;
 pub mod source;
+mod syntax_error;
+#[cfg(test)]
+mod tests;
 pub mod tree;

@@ -15,6 +15,13 @@ pub struct Span {
     pub len: usize,
 }
 
+impl Span {
+    /// Offset behind the last byte.
+    pub fn end(self) -> usize {
+        self.offset + self.len
+    }
+}
+
 /// One text and the name to show for it.
 #[derive(Debug, Clone)]
 pub struct Source {
