@@ -1,0 +1,292 @@
+//! A Hub on 127.0.0.1 that goes wrong on request.
+
+#![allow(dead_code, clippy::unwrap_used, reason = "support code of several tests, each of which uses a part of it")]
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use sha2::Digest as _;
+
+/// The commit that `main` is at.
+pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// What goes wrong with the answer to one request for a file.
+#[derive(Debug, Clone)]
+pub enum Fault {
+    /// Another status, with a body that is not the file's.
+    Status(u16, Option<&'static str>),
+    /// The connection ends after so many bytes of the body.
+    CutAfter(usize),
+    /// The first byte of the body is changed.
+    Flip,
+    /// The request's range is not heeded.
+    WholeFile,
+    /// A shorter file, honestly announced.
+    Short(usize),
+    /// Each kilobyte takes so long.
+    Slow(Duration),
+    /// Nothing is answered for so long.
+    Silent(Duration),
+    /// The file is elsewhere.
+    Redirect(String),
+    /// A part that does not begin where it was asked to.
+    WrongRange,
+}
+
+/// One request, as it arrived.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// Path and query.
+    pub target: String,
+    /// `Range`.
+    pub range: Option<String>,
+    /// `Authorization`.
+    pub authorization: Option<String>,
+}
+
+struct State {
+    files: BTreeMap<String, Vec<u8>>,
+    faults: BTreeMap<String, VecDeque<Fault>>,
+    api_faults: VecDeque<Fault>,
+    requests: Vec<Request>,
+    /// Further entries of the listing, as they are.
+    listed_besides: Vec<serde_json::Value>,
+    /// Whether access needs the token `secret`, and with which error code it is refused.
+    gate: Option<&'static str>,
+    page_size: usize,
+}
+
+/// A running server with the one repository `owner/name`.
+pub struct FaultyHub {
+    /// `http://127.0.0.1:port`
+    pub endpoint: String,
+    state: Arc<Mutex<State>>,
+}
+
+impl FaultyHub {
+    /// Serves files; those named `*.safetensors` are listed with SHA-256, the others with their git object id.
+    pub fn serve(files: &[(&str, &[u8])]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let state = Arc::new(Mutex::new(State {
+            files: files.iter().map(|(path, content)| ((*path).to_owned(), content.to_vec())).collect(),
+            faults: BTreeMap::new(),
+            api_faults: VecDeque::new(),
+            requests: Vec::new(),
+            listed_besides: Vec::new(),
+            gate: None,
+            page_size: 1000,
+        }));
+        let served = Arc::clone(&state);
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let state = Arc::clone(&served);
+                // A client that leaves early is part of the tests.
+                thread::spawn(move || drop(answer(stream, &state)));
+            }
+        });
+        Self { endpoint, state }
+    }
+
+    /// The next requests for a file go wrong in these ways, one each.
+    pub fn fail(&self, path: &str, faults: &[Fault]) {
+        self.state.lock().unwrap().faults.entry(path.to_owned()).or_default().extend(faults.iter().cloned());
+    }
+
+    /// The next requests to the API go wrong in these ways, one each.
+    pub fn fail_api(&self, faults: &[Fault]) {
+        self.state.lock().unwrap().api_faults.extend(faults.iter().cloned());
+    }
+
+    /// Refuses everything without the token `secret`.
+    pub fn gate(&self, code: &'static str) {
+        self.state.lock().unwrap().gate = Some(code);
+    }
+
+    /// Lists so many entries per page.
+    pub fn paginate(&self, page_size: usize) {
+        self.state.lock().unwrap().page_size = page_size;
+    }
+
+    /// Lists one more entry, as it is.
+    pub fn list_besides(&self, entry: serde_json::Value) {
+        self.state.lock().unwrap().listed_besides.push(entry);
+    }
+
+    /// All requests so far.
+    pub fn requests(&self) -> Vec<Request> {
+        self.state.lock().unwrap().requests.clone()
+    }
+
+    /// The requests for one file so far.
+    pub fn requests_for(&self, path: &str) -> Vec<Request> {
+        let ending = format!("/resolve/{COMMIT}/{path}");
+        self.requests().into_iter().filter(|request| request.target.ends_with(&ending)).collect()
+    }
+}
+
+/// Bytes that no other offset has in the same order.
+pub fn content(length: usize) -> Vec<u8> {
+    (0..length as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+}
+
+fn answer(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
+    let request = read_request(&stream)?;
+    state.lock().unwrap().requests.push(request.clone());
+    let path = request.target.split('?').next().unwrap().to_owned();
+    let path = if path.starts_with("/api/") { path } else { percent_decode(&path) };
+    let gate = state.lock().unwrap().gate;
+    if let Some(code) = gate
+        && request.authorization.as_deref() != Some("Bearer secret")
+    {
+        return refuse(&mut stream, 401, Some(code));
+    }
+    match path.strip_prefix("/api/models/owner/name/") {
+        Some(rest) => answer_api(&mut stream, state, rest, &request),
+        None if path.starts_with("/api/") => refuse(&mut stream, 404, Some("RepoNotFound")),
+        None => {
+            // A file elsewhere is asked for by its bare name.
+            let file = path.split_once(&format!("/resolve/{COMMIT}/")).map_or(&path[1..], |(_, file)| file);
+            answer_file(&mut stream, state, file, &request)
+        }
+    }
+}
+
+fn percent_decode(path: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = path.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let escaped =
+            (*first == b'%').then(|| u8::from_str_radix(std::str::from_utf8(&after[..2]).unwrap(), 16).unwrap());
+        bytes.push(escaped.unwrap_or(*first));
+        rest = if escaped.is_some() { &after[2..] } else { after };
+    }
+    String::from_utf8(bytes).unwrap()
+}
+
+fn read_request(stream: &TcpStream) -> std::io::Result<Request> {
+    let mut lines = BufReader::new(stream).lines();
+    let first = lines.next().unwrap_or_else(|| Ok(String::new()))?;
+    let target = first.split(' ').nth(1).unwrap_or_default().to_owned();
+    let mut request = Request { target, range: None, authorization: None };
+    for line in lines {
+        let line = line?;
+        let Some((name, value)) = line.split_once(": ") else { break };
+        match name.to_ascii_lowercase().as_str() {
+            "range" => request.range = Some(value.to_owned()),
+            "authorization" => request.authorization = Some(value.to_owned()),
+            _ => {}
+        }
+    }
+    Ok(request)
+}
+
+fn answer_api(stream: &mut TcpStream, state: &Mutex<State>, path: &str, request: &Request) -> std::io::Result<()> {
+    if let Some(Fault::Status(status, code)) = state.lock().unwrap().api_faults.pop_front() {
+        return refuse(stream, status, code);
+    }
+    match path {
+        "revision/main" | "revision/refs%2Fpr%2F1" => {
+            send_json(stream, "", &serde_json::json!({"id": "owner/name", "sha": COMMIT}))
+        }
+        _ if path.starts_with("revision/") => refuse(stream, 404, Some("RevisionNotFound")),
+        _ if path == format!("tree/{COMMIT}") => {
+            let (entries, page_size) = {
+                let state = state.lock().unwrap();
+                (listing(&state), state.page_size)
+            };
+            let cursor = request.target.split_once("cursor=").map_or(0, |(_, cursor)| cursor.parse().unwrap());
+            let end = (cursor + page_size).min(entries.len());
+            // The address names another server, as it does behind a mirror.
+            let link = if end < entries.len() {
+                format!("Link: <https://hub.invalid/{path}?recursive=true&cursor={end}>; rel=\"next\"\r\n")
+            } else {
+                String::new()
+            };
+            send_json(stream, &link, &serde_json::Value::from(entries[cursor..end].to_vec()))
+        }
+        _ => refuse(stream, 404, None),
+    }
+}
+
+fn listing(state: &State) -> Vec<serde_json::Value> {
+    let mut entries =
+        vec![serde_json::json!({"type": "directory", "path": "a-folder", "oid": "0".repeat(40), "size": 0})];
+    for (path, content) in &state.files {
+        let git = sha1::Sha1::new().chain_update(format!("blob {}\0", content.len())).chain_update(content).finalize();
+        let mut entry = serde_json::json!({"type": "file", "path": path, "oid": hex(&git), "size": content.len()});
+        if path.ends_with(".safetensors") {
+            let oid = hex(&sha2::Sha256::digest(content));
+            entry["lfs"] = serde_json::json!({"oid": oid, "size": content.len(), "pointerSize": 134});
+        }
+        entries.push(entry);
+    }
+    entries.extend(state.listed_besides.iter().cloned());
+    entries
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn answer_file(stream: &mut TcpStream, state: &Mutex<State>, path: &str, request: &Request) -> std::io::Result<()> {
+    let (content, fault) = {
+        let mut state = state.lock().unwrap();
+        let fault = state.faults.get_mut(path).and_then(VecDeque::pop_front);
+        (state.files.get(path).cloned(), fault)
+    };
+    let Some(content) = content else { return refuse(stream, 404, Some("EntryNotFound")) };
+    let asked = request.range.as_ref().and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
+    let from: usize = match fault {
+        Some(Fault::WholeFile) => 0,
+        _ => asked.unwrap_or(0),
+    };
+    let mut body = content[from.min(content.len())..].to_vec();
+    match &fault {
+        Some(Fault::Status(status, code)) => return refuse(stream, *status, *code),
+        Some(Fault::Redirect(to)) => {
+            return write!(
+                stream,
+                "HTTP/1.1 302 Found\r\nLocation: {to}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            );
+        }
+        Some(Fault::Silent(pause)) => thread::sleep(*pause),
+        Some(Fault::Flip) => body[0] ^= 1,
+        Some(Fault::Short(length)) => body.truncate(*length),
+        _ => {}
+    }
+    let shift = usize::from(matches!(fault, Some(Fault::WrongRange)));
+    let status = if from + shift > 0 { "206 Partial Content" } else { "200 OK" };
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Length: {}\r\nAccept-Ranges: bytes\r\nConnection: close\r\n",
+        body.len()
+    )?;
+    if from + shift > 0 {
+        write!(stream, "Content-Range: bytes {}-{}/{}\r\n", from + shift, content.len() - 1, content.len())?;
+    }
+    stream.write_all(b"\r\n")?;
+    match fault {
+        Some(Fault::CutAfter(length)) => stream.write_all(&body[..length.min(body.len())]),
+        Some(Fault::Slow(pause)) => body.chunks(1024).try_for_each(|chunk| {
+            thread::sleep(pause);
+            stream.write_all(chunk).and_then(|()| stream.flush())
+        }),
+        _ => stream.write_all(&body),
+    }
+}
+
+fn send_json(stream: &mut TcpStream, headers: &str, json: &serde_json::Value) -> std::io::Result<()> {
+    let body = json.to_string();
+    write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n{headers}\r\n{body}", body.len())
+}
+
+fn refuse(stream: &mut TcpStream, status: u16, code: Option<&str>) -> std::io::Result<()> {
+    let code = code.map(|code| format!("X-Error-Code: {code}\r\n")).unwrap_or_default();
+    let body = "{\"error\":\"boom\"}";
+    write!(stream, "HTTP/1.1 {status} No\r\n{code}Content-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
+}
