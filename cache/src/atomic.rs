@@ -1,6 +1,10 @@
 //! Files and folders that appear under their name whole and flushed, or not at all.
 
-use std::path::Path;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
 
 use crate::StoreError;
 
@@ -8,8 +12,23 @@ use crate::StoreError;
 ///
 /// # Errors
 /// Fails where the disk refuses; the old content is then still there, and no temporary file.
-pub fn write_atomically(_path: &Path, _bytes: &[u8]) -> Result<(), StoreError> {
-    todo!()
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    let temporary = beside(path, "tmp");
+    let written = write_through(&temporary, path, bytes);
+    if written.is_err() {
+        // The first error is the one to tell; where the rename went through there is nothing to remove.
+        let _ = fs::remove_file(&temporary);
+    }
+    written
+}
+
+/// Writes and flushes a file under a temporary name and then gives it its own.
+pub(crate) fn write_through(temporary: &Path, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    let mut file = File::create_new(temporary).map_err(StoreError::on("create", temporary))?;
+    file.write_all(bytes).map_err(StoreError::on("write", temporary))?;
+    file.sync_all().map_err(StoreError::on("flush", temporary))?;
+    rename(temporary, path)?;
+    flush_folder(parent(path))
 }
 
 /// Puts a finished, flushed folder in another's place, in one step where the file system can exchange names.
@@ -17,15 +36,160 @@ pub fn write_atomically(_path: &Path, _bytes: &[u8]) -> Result<(), StoreError> {
 /// Both must lie on one file system. The old folder is removed afterwards; where there was none, the new one is renamed.
 ///
 /// # Errors
-/// Fails where the disk refuses; the target is then the old folder or the new, whole.
-pub fn replace_folder(_new: &Path, _target: &Path) -> Result<(), StoreError> {
-    todo!()
+/// Fails where the disk refuses; the target is then the old folder or the new, whole. Only where names cannot be
+/// exchanged (some network file systems) and the process dies between two renames is the old one left under a
+/// temporary name beside it.
+pub fn replace_folder(new: &Path, target: &Path) -> Result<(), StoreError> {
+    let old = match exchange(new, target) {
+        Ok(()) => Some(new.to_owned()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            rename(new, target)?;
+            None
+        }
+        Err(error) if cannot_exchange(&error) => Some(swap_by_renaming(new, target)?),
+        Err(source) => return Err(StoreError::Rename { from: new.to_owned(), to: target.to_owned(), source }),
+    };
+    flush_folder(parent(target))?;
+    match old {
+        Some(old) => fs::remove_dir_all(&old).map_err(StoreError::on("remove", &old)),
+        None => Ok(()),
+    }
 }
 
 /// Flushes a folder's entries, so that names in it survive a loss of power.
 ///
 /// # Errors
 /// Fails where the folder cannot be opened or flushed.
-pub fn flush_folder(_folder: &Path) -> Result<(), StoreError> {
-    todo!()
+pub fn flush_folder(folder: &Path) -> Result<(), StoreError> {
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(StoreError::on("flush folder", folder))
+}
+
+/// Renames, over whatever has the new name.
+pub(crate) fn rename(from: &Path, to: &Path) -> Result<(), StoreError> {
+    fs::rename(from, to).map_err(|source| match StoreError::io("rename", to, source) {
+        StoreError::Io { source, .. } => StoreError::Rename { from: from.to_owned(), to: to.to_owned(), source },
+        full => full,
+    })
+}
+
+/// Makes a folder in an existing one and flushes the latter; one that is there is left alone.
+pub(crate) fn ensure_folder(folder: &Path) -> Result<(), StoreError> {
+    match fs::create_dir(folder) {
+        Ok(()) => flush_folder(parent(folder)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(source) => Err(StoreError::io("create folder", folder, source)),
+    }
+}
+
+/// A name that no other call has, in this process or another.
+pub(crate) fn unique_name() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    // The process id alone is not unique between the machines that share a file system.
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
+    format!("{}-{now:x}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// The folder that holds a path.
+pub(crate) fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        Some(_) | None => Path::new("."),
+    }
+}
+
+/// A hidden, unique name in the folder of `path`.
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.{}.{suffix}", unique_name()))
+}
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn exchange(one: &Path, other: &Path) -> io::Result<()> {
+    use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+    Ok(renameat2(AT_FDCWD, one, AT_FDCWD, other, RenameFlags::RENAME_EXCHANGE)?)
+}
+
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+fn exchange(_one: &Path, other: &Path) -> io::Result<()> {
+    fs::symlink_metadata(other)?;
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Whether the file system does not know how to exchange names; `EINVAL` is what NFS says.
+fn cannot_exchange(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported)
+}
+
+/// Replaces a folder in two steps; gives the name that the old one has now.
+fn swap_by_renaming(new: &Path, target: &Path) -> Result<PathBuf, StoreError> {
+    let aside = beside(target, "old");
+    rename(target, &aside)?;
+    rename(new, target).inspect_err(|_| {
+        // Back to how it was; if even that fails, the first error is the one to tell.
+        let _ = fs::rename(&aside, target);
+    })?;
+    Ok(aside)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<_> =
+            fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    fn folder_with(folder: PathBuf, content: &str) -> PathBuf {
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("file"), content).unwrap();
+        folder
+    }
+
+    #[test]
+    fn a_file_is_written_and_replaced_without_leftovers() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file.json");
+        for content in ["one", "two"] {
+            write_atomically(&path, content.as_bytes()).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), content);
+        }
+        assert_eq!(names(folder.path()), ["file.json"]);
+    }
+
+    #[test]
+    fn a_failed_write_leaves_no_temporary_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("taken");
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("file"), "").unwrap();
+        assert!(matches!(write_atomically(&path, b"bytes"), Err(StoreError::Rename { .. })));
+        assert_eq!(names(folder.path()), ["taken"]);
+    }
+
+    #[test]
+    fn a_folder_takes_the_place_of_none_and_of_another() {
+        let root = tempfile::tempdir().unwrap();
+        let target = root.path().join("target");
+        for content in ["one", "two"] {
+            replace_folder(&folder_with(root.path().join("new"), content), &target).unwrap();
+            assert_eq!(fs::read_to_string(target.join("file")).unwrap(), content);
+            assert_eq!(names(root.path()), ["target"]);
+        }
+    }
+
+    #[test]
+    fn a_folder_is_replaced_where_names_cannot_be_exchanged() {
+        let root = tempfile::tempdir().unwrap();
+        let target = folder_with(root.path().join("target"), "old");
+        let old = swap_by_renaming(&folder_with(root.path().join("new"), "new"), &target).unwrap();
+        assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "new");
+        assert_eq!(fs::read_to_string(old.join("file")).unwrap(), "old");
+        assert!(swap_by_renaming(&root.path().join("absent"), &target).is_err());
+        assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "new");
+    }
 }

@@ -1,6 +1,9 @@
 //! Digests: BLAKE3 of bytes, of files and of structured values.
 
 use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -22,8 +25,32 @@ impl Digest {
     ///
     /// # Errors
     /// Fails where the file cannot be read.
-    pub fn of_file(_path: &Path) -> Result<(Self, u64), StoreError> {
-        todo!()
+    pub fn of_file(path: &Path) -> Result<(Self, u64), StoreError> {
+        Self::of_open_file(&mut open_regular(path)?).map_err(StoreError::on("read", path))
+    }
+
+    /// The digest and the length of what is left to read of a file.
+    ///
+    /// Blocks are read and then hashed on all threads. A memory map is no faster and turns a bad sector, or a file that
+    /// another process cuts short, into a signal that kills this one.
+    pub(crate) fn of_open_file(file: &mut File) -> io::Result<(Self, u64)> {
+        let expected = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
+        // One byte more than expected, so that the first read of a small file also meets its end.
+        let mut block = vec![0; expected.saturating_add(1).min(LARGE_BLOCK)];
+        let mut hasher = blake3::Hasher::new();
+        let mut size = 0;
+        loop {
+            let filled = read_block(file, &mut block)?;
+            if filled < PARALLEL_FROM {
+                hasher.update(&block[..filled]);
+            } else {
+                hasher.update_rayon(&block[..filled]);
+            }
+            size += filled as u64;
+            if filled < block.len() {
+                return Ok((Self(*hasher.finalize().as_bytes()), size));
+            }
+        }
     }
 
     /// The 32 bytes.
@@ -47,6 +74,47 @@ impl fmt::Debug for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Digest({})", self.short())
     }
+}
+
+/// How much of a large file is read before it is hashed.
+const LARGE_BLOCK: usize = 4 << 20;
+
+/// From here on, handing the work to several threads pays.
+const PARALLEL_FROM: usize = 128 << 10;
+
+/// Opens a file to read it. A named pipe would block and a device might never end, so they are refused.
+pub(crate) fn open_regular(path: &Path) -> Result<File, StoreError> {
+    let metadata = fs::metadata(path).map_err(StoreError::on("read", path))?;
+    if !metadata.is_file() {
+        return Err(StoreError::NotAFile { path: path.to_owned(), found: describe(metadata.file_type()) });
+    }
+    File::open(path).map_err(StoreError::on("open", path))
+}
+
+/// A type of file, in words.
+pub(crate) fn describe(file_type: fs::FileType) -> &'static str {
+    match () {
+        () if file_type.is_file() => "regular file",
+        () if file_type.is_dir() => "folder",
+        () if file_type.is_symlink() => "symbolic link",
+        () if file_type.is_socket() => "socket",
+        () if file_type.is_fifo() => "named pipe",
+        () => "device",
+    }
+}
+
+/// Fills a block, or as much of it as the file has.
+fn read_block(file: &mut File, block: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < block.len() {
+        match file.read(&mut block[filled..]) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
 }
 
 /// A text that is not 64 hexadecimal digits.
@@ -94,5 +162,63 @@ impl Hasher {
     /// The digest of what was added.
     pub fn finish(&self) -> Digest {
         Digest(*self.0.finalize().as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn a_file_has_the_digest_of_its_bytes_at_every_size() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        for size in [0, 1, 4095, PARALLEL_FROM, LARGE_BLOCK - 1, LARGE_BLOCK, LARGE_BLOCK + 1, 3 * LARGE_BLOCK + 7] {
+            let bytes: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
+            fs::write(&path, &bytes).unwrap();
+            assert_eq!(Digest::of_file(&path).unwrap(), (Digest::of(&bytes), size as u64), "{size} bytes");
+        }
+    }
+
+    #[test]
+    fn digest_is_blake3() {
+        // The first test vector of the BLAKE3 specification.
+        let empty = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262";
+        assert_eq!(Digest::of(b"").to_string(), empty);
+        assert_eq!(empty.parse::<Digest>().unwrap(), Digest::of(b""));
+    }
+
+    #[test]
+    fn texts_that_are_no_digest_are_refused() {
+        for text in ["", "af13", &"g".repeat(64), &"a".repeat(65)] {
+            assert!(text.parse::<Digest>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_regular_files_have_digests() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let message = |path: &Path| Digest::of_file(path).unwrap_err().to_string();
+        assert!(message(folder.path()).contains("is a folder, where a regular file is needed"));
+        assert!(message(&pipe).contains("is a named pipe"));
+        assert!(message(Path::new("/dev/zero")).contains("is a device"));
+    }
+
+    #[test]
+    fn values_are_length_prefixed() {
+        let digest = |values: &[&str]| {
+            let mut hasher = Hasher::new();
+            values.iter().for_each(|value| {
+                hasher.value(value.as_bytes());
+            });
+            hasher.finish()
+        };
+        assert_ne!(digest(&["ab", "c"]), digest(&["a", "bc"]));
+        assert_ne!(digest(&["a", ""]), digest(&["a"]));
+        assert_ne!(digest(&["", "a"]), digest(&["a", ""]));
     }
 }

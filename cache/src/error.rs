@@ -41,12 +41,12 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
-    /// Something in a folder is neither a regular file nor a folder.
-    #[error("`{}` is a {found}: only regular files and folders can be stored", .path.display())]
+    /// Something else where a regular file is needed, or a folder of those.
+    #[error("`{}` is a {found}, where a regular file is needed", .path.display())]
     NotAFile {
         /// Where it lies.
         path: PathBuf,
-        /// What it is: `symbolic link`, `socket`.
+        /// What it is: `symbolic link`, `socket`, `file with several names`.
         found: &'static str,
     },
     /// A name that the store does not take.

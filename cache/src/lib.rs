@@ -5,12 +5,15 @@
 pub mod atomic;
 pub mod digest;
 mod error;
+mod folder;
 pub mod key;
 pub mod listing;
 pub mod lock;
 pub mod record;
 pub mod stat_cache;
 pub mod store;
+#[cfg(test)]
+mod testing;
 pub mod tree;
 pub mod verify;
 

@@ -1,6 +1,9 @@
 //! What is in a store, and how much room it takes.
 
-use crate::{Digest, Store, StoreError};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::{Digest, OutputRecord, ResultRecord, Store, StoreError};
 
 /// What is in a store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -53,6 +56,131 @@ impl Store {
     /// # Errors
     /// Fails where a folder of the store cannot be listed.
     pub fn list(&self) -> Result<Listing, StoreError> {
-        todo!()
+        let mut results: Vec<_> =
+            self.results()?.into_iter().map(|(key, record)| self.list_result(key, record)).collect();
+        results.sort_by(|one, other| (&one.kind, one.key).cmp(&(&other.kind, other.key)));
+        let mut listing = Listing { results, ..Listing::default() };
+        for object in self.digest_files("objects")?.iter().filter(|file| file.digest.is_some()) {
+            listing.objects += 1;
+            listing.object_bytes += object.size;
+        }
+        for (_, size) in children(&self.folder("partial"))? {
+            listing.partials += 1;
+            listing.partial_bytes += size;
+        }
+        Ok(listing)
+    }
+
+    fn list_result(&self, key: Digest, record: ResultRecord) -> ListedResult {
+        let list = |(name, output)| self.list_output(name, output);
+        let outputs: Vec<_> = record.outputs.into_iter().map(list).collect();
+        ListedResult { key, kind: record.kind, bytes: outputs.iter().map(|output| output.bytes).sum(), outputs }
+    }
+
+    fn list_output(&self, name: String, output: OutputRecord) -> ListedOutput {
+        let OutputRecord { kind, tree, .. } = output;
+        match self.tree(&tree) {
+            Ok(stored) => {
+                let complete = stored.files().iter().all(|file| self.has(file));
+                ListedOutput { name, kind, tree, files: stored.files().len(), bytes: stored.bytes(), complete }
+            }
+            Err(_) => ListedOutput { name, kind, tree, files: 0, bytes: 0, complete: false },
+        }
+    }
+
+    /// The files in the shards of `objects` or `trees`, sorted by path.
+    pub(crate) fn digest_files(&self, name: &str) -> Result<Vec<DigestFile>, StoreError> {
+        let folder = self.folder(name);
+        let mut files = Vec::new();
+        for (shard, size) in children(&folder)? {
+            if shard.is_dir() {
+                files.extend(children(&shard)?.into_iter().map(|(path, size)| DigestFile::new(&folder, path, size)));
+            } else {
+                files.push(DigestFile { path: shard, size, digest: None });
+            }
+        }
+        files.sort_by(|one, other| one.path.cmp(&other.path));
+        Ok(files)
+    }
+}
+
+/// A file that should be named after its digest.
+pub(crate) struct DigestFile {
+    /// Where it lies.
+    pub path: PathBuf,
+    /// Its length in bytes.
+    pub size: u64,
+    /// The digest in its name, if that is one.
+    pub digest: Option<Digest>,
+}
+
+impl DigestFile {
+    fn new(folder: &Path, path: PathBuf, size: u64) -> Self {
+        let below = path.strip_prefix(folder).ok().and_then(Path::to_str);
+        let digest = below.and_then(|name| name.split_once('/')).and_then(|(shard, rest)| {
+            let name = format!("{shard}{rest}");
+            // The same digits in another spelling, or split elsewhere, name a file that nobody will look for.
+            name.parse::<Digest>().ok().filter(|digest| shard.len() == 2 && digest.to_string() == name)
+        });
+        Self { path, size, digest }
+    }
+}
+
+/// What is in a folder, with the length of each and of all that is in it. What vanishes meanwhile is left out.
+fn children(folder: &Path) -> Result<Vec<(PathBuf, u64)>, StoreError> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).map_err(StoreError::on("list", folder))? {
+        let path = entry.map_err(StoreError::on("list", folder))?.path();
+        let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
+        let size = if metadata.is_dir() { bytes_below(&path) } else { metadata.len() };
+        found.push((path, size));
+    }
+    Ok(found)
+}
+
+fn bytes_below(folder: &Path) -> u64 {
+    children(folder).map_or(0, |found| found.into_iter().map(|(_, size)| size).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+    use crate::testing::{add, store};
+    use crate::{Class, KeyDocument};
+
+    #[test]
+    fn results_are_listed_with_their_sizes_and_shared_files_counted_once_in_all() {
+        let (_home, store) = store();
+        let record = |kind: &str, files: &[(&str, &str)]| {
+            let mut document = KeyDocument::default();
+            document.push("stage", kind, Class::Semantic);
+            let tree = add(&store, files);
+            let facts = serde_json::Map::new();
+            let output = OutputRecord { kind: "rows".to_owned(), tree, identity: tree, facts };
+            let outputs = [("out".to_owned(), output)].into();
+            let record = ResultRecord::new(document.clone(), kind, outputs, serde_json::Map::new());
+            store.record(&document.result_key(), &record).unwrap();
+            tree
+        };
+        record("tokenize", &[("a", "shared"), ("b", "own")]);
+        let tree = record("dataset", &[("a", "shared")]);
+        fs::write(store.partial(&Digest::of(b"key")).unwrap().join("state"), "12345").unwrap();
+
+        let listing = store.list().unwrap();
+        let kinds: Vec<_> = listing.results.iter().map(|result| (result.kind.as_str(), result.bytes)).collect();
+        assert_eq!(kinds, [("dataset", 6), ("tokenize", 9)]);
+        let output = &listing.results[0].outputs[0];
+        let expected =
+            ListedOutput { name: "out".into(), kind: "rows".into(), tree, files: 1, bytes: 6, complete: true };
+        assert_eq!(*output, expected);
+        assert_eq!((listing.objects, listing.object_bytes), (2, 9));
+        assert_eq!((listing.partials, listing.partial_bytes), (1, 5));
+
+        store.evict(&Digest::of(b"own")).unwrap();
+        let listing = store.list().unwrap();
+        assert!(listing.results[0].outputs[0].complete);
+        assert!(!listing.results[1].outputs[0].complete);
     }
 }

@@ -1,10 +1,14 @@
 //! Records of results: what a key led to, and how that came about.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Digest, KeyDocument};
+use crate::store::remove_file;
+use crate::{Digest, KeyDocument, Store, StoreError};
 
 /// Version of the record's form on disk.
 pub const RECORD_VERSION: u32 = 1;
@@ -25,18 +29,6 @@ pub struct ResultRecord {
     pub how: serde_json::Map<String, serde_json::Value>,
 }
 
-impl ResultRecord {
-    /// A record in the present form.
-    pub fn new(
-        key: KeyDocument,
-        kind: impl Into<String>,
-        outputs: BTreeMap<String, OutputRecord>,
-        how: serde_json::Map<String, serde_json::Value>,
-    ) -> Self {
-        Self { version: RECORD_VERSION, key, kind: kind.into(), outputs, how }
-    }
-}
-
 /// One output of a result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -49,4 +41,191 @@ pub struct OutputRecord {
     pub identity: Digest,
     /// Facts for later checks.
     pub facts: serde_json::Map<String, serde_json::Value>,
+}
+
+impl ResultRecord {
+    /// A record in the present form.
+    pub fn new(
+        key: KeyDocument,
+        kind: impl Into<String>,
+        outputs: BTreeMap<String, OutputRecord>,
+        how: serde_json::Map<String, serde_json::Value>,
+    ) -> Self {
+        Self { version: RECORD_VERSION, key, kind: kind.into(), outputs, how }
+    }
+}
+
+/// What a record's file turns out to hold.
+pub(crate) enum Stored {
+    /// The record of the key in the file's name.
+    Sound(ResultRecord),
+    /// A record of another version of this program, which may still want it.
+    Foreign,
+    /// Neither.
+    Damaged,
+}
+
+impl Stored {
+    /// Reads a record and compares it with the key in its name.
+    pub(crate) fn read(bytes: &[u8], key: &Digest) -> Self {
+        #[derive(Deserialize)]
+        struct Version {
+            version: u32,
+        }
+        match serde_json::from_slice(bytes) {
+            Ok(Version { version }) if version != RECORD_VERSION => return Self::Foreign,
+            Ok(_) | Err(_) => {}
+        }
+        match serde_json::from_slice::<ResultRecord>(bytes) {
+            Ok(record) if record.key.result_key() == *key => Self::Sound(record),
+            Ok(_) | Err(_) => Self::Damaged,
+        }
+    }
+}
+
+impl Store {
+    /// The result of a key. A damaged record is removed and counts as none.
+    ///
+    /// # Errors
+    /// Fails where the record exists and cannot be read.
+    pub fn result(&self, key: &Digest) -> Result<Option<ResultRecord>, StoreError> {
+        let path = self.record_path(key);
+        let bytes = match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(StoreError::on("read", &path))?,
+        };
+        match Stored::read(&bytes, key) {
+            Stored::Sound(record) => Ok(Some(record)),
+            Stored::Foreign => Ok(None),
+            Stored::Damaged => remove_file(&path).map(|_| None),
+        }
+    }
+
+    /// Records the result of a key.
+    ///
+    /// # Errors
+    /// Fails where the disk refuses.
+    ///
+    /// # Panics
+    /// Panics if `key` is not that of the record's key document: such a record could never be found again.
+    pub fn record(&self, key: &Digest, record: &ResultRecord) -> Result<(), StoreError> {
+        assert_eq!(*key, record.key.result_key(), "a record is kept under its own key");
+        let json = serde_json::to_vec_pretty(record).expect("a record is made of strings and JSON values");
+        self.publish(&self.record_path(key), &json)
+    }
+
+    /// All results, sorted by key; damaged ones are left out.
+    ///
+    /// # Errors
+    /// Fails where the folder cannot be listed.
+    pub fn results(&self) -> Result<Vec<(Digest, ResultRecord)>, StoreError> {
+        let mut results = Vec::new();
+        for (path, key) in self.record_files()? {
+            let (Some(key), Ok(bytes)) = (key, fs::read(&path)) else { continue };
+            if let Stored::Sound(record) = Stored::read(&bytes, &key) {
+                results.push((key, record));
+            }
+        }
+        Ok(results)
+    }
+
+    /// Removes the record of a key; whether there was one.
+    ///
+    /// # Errors
+    /// Fails where the file cannot be removed.
+    pub fn forget(&self, key: &Digest) -> Result<bool, StoreError> {
+        remove_file(&self.record_path(key))
+    }
+
+    /// The files of records, sorted, with the key in each one's name; `None` for a file that is no record.
+    pub(crate) fn record_files(&self) -> Result<Vec<(PathBuf, Option<Digest>)>, StoreError> {
+        let folder = self.folder("results");
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&folder).map_err(StoreError::on("list", &folder))? {
+            let path = entry.map_err(StoreError::on("list", &folder))?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".json"));
+            let key = name.and_then(|name| name.parse().ok()).filter(|key| self.record_path(key) == path);
+            files.push((path, key));
+        }
+        files.sort();
+        Ok(files)
+    }
+
+    fn record_path(&self, key: &Digest) -> PathBuf {
+        self.folder("results").join(format!("{key}.json"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+    use crate::Class;
+    use crate::testing::store;
+
+    fn record(rank: &str) -> (Digest, ResultRecord) {
+        let mut key = KeyDocument::default();
+        key.push("stage", "train", Class::Semantic);
+        key.push("epochs", "1", Class::Resumable);
+        key.push("lora.rank", rank, Class::Semantic);
+        let facts = serde_json::from_value(serde_json::json!({ "z": 1, "a": [0.1, "x"] })).unwrap();
+        let output =
+            OutputRecord { kind: "adapter".to_owned(), tree: Digest::of(b"tree"), identity: Digest::of(b"id"), facts };
+        let outputs = [("adapter".to_owned(), output)].into();
+        (key.result_key(), ResultRecord::new(key, "train", outputs, serde_json::Map::new()))
+    }
+
+    #[test]
+    fn a_record_is_found_replaced_listed_and_forgotten() {
+        let (_home, store) = store();
+        let (key, mut four) = record("4");
+        let (other, eight) = record("8");
+        assert_eq!(store.result(&key).unwrap(), None);
+        store.record(&key, &four).unwrap();
+        four.how.insert("threads".to_owned(), 2.into());
+        store.record(&key, &four).unwrap();
+        store.record(&other, &eight).unwrap();
+        assert_eq!(store.result(&key).unwrap().as_ref(), Some(&four));
+        let mut expected = vec![(key, four), (other, eight)];
+        expected.sort_by_key(|(key, _)| *key);
+        assert_eq!(store.results().unwrap(), expected);
+        assert!(store.forget(&key).unwrap());
+        assert!(!store.forget(&key).unwrap());
+        assert_eq!(store.result(&key).unwrap(), None);
+    }
+
+    #[test]
+    fn a_damaged_record_counts_as_none_and_is_removed() {
+        let (_home, store) = store();
+        let (key, record_of_key) = record("4");
+        let (_, other) = record("8");
+        store.record(&key, &record_of_key).unwrap();
+        let path = store.record_path(&key);
+        let sound = fs::read(&path).unwrap();
+        let damaged = [Vec::new(), sound[..sound.len() / 2].to_vec(), serde_json::to_vec(&other).unwrap()];
+        for bytes in damaged {
+            fs::write(&path, bytes).unwrap();
+            assert_eq!(store.results().unwrap(), []);
+            assert_eq!(store.result(&key).unwrap(), None);
+            assert!(!path.exists());
+        }
+    }
+
+    #[test]
+    fn a_record_of_another_version_is_not_ours_to_remove() {
+        let (_home, store) = store();
+        let (key, _) = record("4");
+        let path = store.record_path(&key);
+        fs::write(&path, r#"{"version":2,"new":"form"}"#).unwrap();
+        assert_eq!(store.result(&key).unwrap(), None);
+        assert!(path.exists());
+    }
+
+    #[test]
+    #[should_panic(expected = "under its own key")]
+    fn a_record_under_anothers_key_is_a_bug() {
+        let (_home, store) = store();
+        let _ = store.record(&record("4").0, &record("8").1);
+    }
 }

@@ -12,16 +12,23 @@
 //! Whatever has a final name was complete and flushed before it got it, so a process that is killed, or a machine that
 //! loses power, leaves nothing half-written. Any number of processes may use one store at a time.
 
+use std::collections::BTreeSet;
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::{Digest, Lock, ResultRecord, Staging, StoreError, Tree};
+use rayon::prelude::*;
+
+use crate::atomic::{ensure_folder, flush_folder, parent, rename, write_through};
+use crate::{Digest, Lock, Staging, StoreError, Tree, TreeFile, lock};
 
 /// How far a stored folder is checked before it is handed out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verify {
     /// Every file is read and compared with its digest.
     Contents,
-    /// Files are taken as they are.
+    /// Every file is there and has its length; what is in it is taken as it is.
     None,
 }
 
@@ -36,8 +43,16 @@ impl Store {
     ///
     /// # Errors
     /// Fails where a folder cannot be made.
-    pub fn open(_root: impl Into<PathBuf>) -> Result<Self, StoreError> {
-        todo!()
+    pub fn open(root: impl Into<PathBuf>) -> Result<Self, StoreError> {
+        let root = root.into();
+        fs::create_dir_all(&root).map_err(StoreError::on("create folder", &root))?;
+        // Links into the store must hold wherever they lie.
+        let root = root.canonicalize().map_err(StoreError::on("open", &root))?;
+        for name in ["objects", "trees", "results", "partial", "staging", "locks"] {
+            ensure_folder(&root.join(name))?;
+        }
+        lock::sweep(&root.join("staging"))?;
+        Ok(Self { root })
     }
 
     /// The store's folder, absolute.
@@ -50,12 +65,12 @@ impl Store {
     /// # Errors
     /// Fails where the disk refuses.
     pub fn staging(&self) -> Result<Staging, StoreError> {
-        todo!()
+        Staging::create(&self.root.join("staging"))
     }
 
     /// Moves every file of a folder into the store and gives the digest of the tree; the files are gone from `folder`.
     ///
-    /// `folder` must lie on the store's file system, as [`Store::staging`] does.
+    /// `folder` must lie on the store's file system, as [`Store::staging`] does, and nobody may write to it any more.
     ///
     /// # Errors
     /// As [`Tree::of_folder`] and [`Store::add_tree`].
@@ -67,107 +82,363 @@ impl Store {
     ///
     /// # Errors
     /// Fails where a file is no longer what was hashed or the disk refuses. Files stored by then stay, unused.
-    pub fn add_tree(&self, _folder: &Path, _tree: &Tree) -> Result<Digest, StoreError> {
-        todo!()
+    pub fn add_tree(&self, folder: &Path, tree: &Tree) -> Result<Digest, StoreError> {
+        let places: Vec<_> = tree.files().iter().map(|file| self.object_path(&file.digest)).collect();
+        let shards: BTreeSet<_> = places.iter().map(|place| parent(place)).collect();
+        shards.iter().try_for_each(|shard| ensure_folder(shard))?;
+        let moves: Vec<_> = tree.files().iter().zip(&places).collect();
+        moves.par_iter().try_for_each(|(file, place)| add_object(&folder.join(&file.path), file, place))?;
+        shards.par_iter().try_for_each(|shard| flush_folder(shard))?;
+        let digest = tree.digest();
+        self.publish(&self.tree_path(&digest), &tree.to_json())?;
+        Ok(digest)
     }
 
     /// A stored tree, checked against its digest.
     ///
     /// # Errors
     /// Fails with [`StoreError::MissingTree`] or [`StoreError::CorruptTree`].
-    pub fn tree(&self, _digest: &Digest) -> Result<Tree, StoreError> {
-        todo!()
+    pub fn tree(&self, digest: &Digest) -> Result<Tree, StoreError> {
+        let path = self.tree_path(digest);
+        let corrupt = |reason| StoreError::CorruptTree { digest: *digest, path: path.clone(), reason };
+        let bytes = match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(StoreError::MissingTree { digest: *digest, path });
+            }
+            read => read.map_err(StoreError::on("read", &path))?,
+        };
+        let tree: Tree = serde_json::from_slice(&bytes).map_err(|error| corrupt(error.to_string()))?;
+        if tree.digest() != *digest {
+            return Err(corrupt(format!("it has digest {}", tree.digest().short())));
+        }
+        Ok(tree)
     }
 
     /// Where an object lies, or would lie.
-    pub fn object_path(&self, _digest: &Digest) -> PathBuf {
-        todo!()
+    pub fn object_path(&self, digest: &Digest) -> PathBuf {
+        self.sharded("objects", digest)
     }
 
     /// Whether a tree and each of its objects are there, with the right sizes. Reads no content.
-    pub fn complete(&self, _tree: &Digest) -> bool {
-        todo!()
-    }
-
-    /// Makes `target`, a new folder of links to a tree's objects under their original names.
-    ///
-    /// # Errors
-    /// Fails with [`StoreError::CorruptObject`] or [`StoreError::MissingObject`] where a file is not what it was, and
-    /// where `target` exists or cannot be made.
-    pub fn link_folder(&self, _tree: &Digest, _target: &Path, _verify: Verify) -> Result<Tree, StoreError> {
-        todo!()
-    }
-
-    /// Makes `target`, a new folder of a tree's files, verified, writable, flushed and independent of the store: blocks are
-    /// shared where the file system can, and copied where it cannot.
-    ///
-    /// # Errors
-    /// As [`Store::link_folder`].
-    pub fn copy_tree_out(&self, _tree: &Digest, _target: &Path) -> Result<Tree, StoreError> {
-        todo!()
+    pub fn complete(&self, tree: &Digest) -> bool {
+        self.tree(tree).is_ok_and(|tree| tree.files().iter().all(|file| self.has(file)))
     }
 
     /// Removes an object that turned out to be damaged, so that its producer runs again.
     ///
     /// # Errors
     /// Fails where the file cannot be removed; one that is gone already is no error.
-    pub fn evict(&self, _object: &Digest) -> Result<(), StoreError> {
-        todo!()
-    }
-
-    /// The result of a key. A damaged record is removed and counts as none.
-    ///
-    /// # Errors
-    /// Fails where the record exists and cannot be read.
-    pub fn result(&self, _key: &Digest) -> Result<Option<ResultRecord>, StoreError> {
-        todo!()
-    }
-
-    /// Records the result of a key, which is that of the record's own key document.
-    ///
-    /// # Errors
-    /// Fails where the disk refuses.
-    pub fn record(&self, _key: &Digest, _record: &ResultRecord) -> Result<(), StoreError> {
-        todo!()
-    }
-
-    /// All results, sorted by key; damaged ones are left out.
-    ///
-    /// # Errors
-    /// Fails where the folder cannot be listed.
-    pub fn results(&self) -> Result<Vec<(Digest, ResultRecord)>, StoreError> {
-        todo!()
-    }
-
-    /// Removes the record of a key; whether there was one.
-    ///
-    /// # Errors
-    /// Fails where the file cannot be removed.
-    pub fn forget(&self, _key: &Digest) -> Result<bool, StoreError> {
-        todo!()
+    pub fn evict(&self, object: &Digest) -> Result<(), StoreError> {
+        remove_file(&self.object_path(object)).map(drop)
     }
 
     /// The folder for the resumable working state of a key, made if it is not there.
     ///
     /// # Errors
     /// Fails where the disk refuses.
-    pub fn partial(&self, _working_key: &Digest) -> Result<PathBuf, StoreError> {
-        todo!()
+    pub fn partial(&self, working_key: &Digest) -> Result<PathBuf, StoreError> {
+        let folder = self.folder("partial").join(working_key.to_string());
+        ensure_folder(&folder)?;
+        Ok(folder)
     }
 
     /// Takes a lock, waiting for as long as another holds it. A wait that must end early polls [`Store::try_lock`].
     ///
     /// # Errors
     /// Fails where the name is not made of letters, digits, `.`, `_` and `-`, or the file system has no locks.
-    pub fn lock(&self, _name: &str) -> Result<Lock, StoreError> {
-        todo!()
+    pub fn lock(&self, name: &str) -> Result<Lock, StoreError> {
+        Lock::take(&self.lock_path(name)?)
     }
 
     /// Takes a lock if nobody holds it.
     ///
     /// # Errors
     /// As [`Store::lock`].
-    pub fn try_lock(&self, _name: &str) -> Result<Option<Lock>, StoreError> {
-        todo!()
+    pub fn try_lock(&self, name: &str) -> Result<Option<Lock>, StoreError> {
+        Lock::try_take(&self.lock_path(name)?)
+    }
+
+    /// Whether an object is there, with its length.
+    pub(crate) fn has(&self, file: &TreeFile) -> bool {
+        is_whole(&self.object_path(&file.digest), file.size)
+    }
+
+    /// One of the store's own folders.
+    pub(crate) fn folder(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+
+    /// Writes a file of the store under its final name. Its temporary one lies in staging, so that what a killed
+    /// process leaves is swept up.
+    pub(crate) fn publish(&self, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+        ensure_folder(parent(path))?;
+        let staging = self.staging()?;
+        write_through(&staging.path().join("file"), path, bytes)
+    }
+
+    fn tree_path(&self, digest: &Digest) -> PathBuf {
+        self.sharded("trees", digest)
+    }
+
+    fn sharded(&self, name: &str, digest: &Digest) -> PathBuf {
+        let digest = digest.to_string();
+        let (shard, rest) = digest.split_at(2);
+        self.root.join(name).join(shard).join(rest)
+    }
+
+    fn lock_path(&self, name: &str) -> Result<PathBuf, StoreError> {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        if name.is_empty() || name.starts_with('.') || !name.chars().all(allowed) {
+            let reason = "a lock's name is made of letters, digits, `.`, `_` and `-`";
+            return Err(StoreError::BadName { name: name.to_owned(), reason });
+        }
+        Ok(self.folder("locks").join(name))
+    }
+}
+
+/// Moves one hashed file to its place. What lies there already is kept if it has the right length: two processes may
+/// bring the same content, and one of them may have handed it out.
+fn add_object(source: &Path, file: &TreeFile, place: &Path) -> Result<(), StoreError> {
+    if !is_whole(source, file.size) {
+        return Err(StoreError::ChangedWhileStoring { path: source.to_owned() });
+    }
+    if is_whole(place, file.size) {
+        return fs::remove_file(source).map_err(StoreError::on("remove", source));
+    }
+    fs::set_permissions(source, Permissions::from_mode(0o444)).map_err(StoreError::on("protect", source))?;
+    // Without this, a loss of power after the rename leaves zeros under a valid digest.
+    File::open(source).and_then(|file| file.sync_all()).map_err(StoreError::on("flush", source))?;
+    rename(source, place)
+}
+
+/// Whether a regular file of a length is there.
+fn is_whole(path: &Path, size: u64) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.len() == size)
+}
+
+/// Removes a file; whether there was one.
+pub(crate) fn remove_file(path: &Path) -> Result<bool, StoreError> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(source) => Err(StoreError::io("remove", path, source)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::process::Command;
+    use std::thread;
+
+    use super::*;
+    use crate::testing::{fill, read_all, store};
+    use crate::{KeyDocument, ResultRecord};
+
+    #[test]
+    fn a_folder_is_stored_once_whatever_its_files_share() {
+        let (_home, store) = store();
+        let staging = store.staging().unwrap();
+        fill(staging.path(), &[("a", "same"), ("sub/b", "same"), ("sub/c", "other"), ("empty", "")]);
+        let digest = store.add_folder(staging.path()).unwrap();
+        assert!(store.complete(&digest));
+        let tree = store.tree(&digest).unwrap();
+        assert_eq!(tree.files().len(), 4);
+        assert_eq!(fs::read_to_string(store.object_path(&Digest::of(b"same"))).unwrap(), "same");
+        let mode = fs::metadata(store.object_path(&Digest::of(b"other"))).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o444);
+        assert_eq!(store.list().unwrap().objects, 3);
+
+        let again = store.staging().unwrap();
+        fill(again.path(), &[("a", "same"), ("sub/b", "same"), ("sub/c", "other"), ("empty", "")]);
+        assert_eq!(store.add_folder(again.path()).unwrap(), digest);
+        assert_eq!(store.list().unwrap().objects, 3);
+    }
+
+    #[test]
+    fn an_empty_folder_can_be_stored() {
+        let (_home, store) = store();
+        let digest = store.add_folder(store.staging().unwrap().path()).unwrap();
+        assert!(store.complete(&digest));
+        assert_eq!(store.tree(&digest).unwrap().files(), []);
+    }
+
+    #[test]
+    fn eight_writers_of_the_same_content_all_succeed() {
+        let (home, store) = store();
+        let files: Vec<_> = (0..40).map(|i| (format!("file-{i}"), format!("content {}", i / 2))).collect();
+        let files: Vec<_> = files.iter().map(|(path, content)| (path.as_str(), content.as_str())).collect();
+        let digests: Vec<_> = thread::scope(|scope| {
+            let write = || {
+                let store = Store::open(home.path().join("store")).unwrap();
+                let staging = store.staging().unwrap();
+                fill(staging.path(), &files);
+                store.add_folder(staging.path()).unwrap()
+            };
+            let writers: Vec<_> = (0..8).map(|_| scope.spawn(write)).collect();
+            writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+        });
+        assert!(digests.iter().all(|digest| *digest == digests[0]));
+        assert!(store.complete(&digests[0]));
+        assert_eq!(store.verify(&|_| {}).unwrap().faults, []);
+        assert_eq!(fs::read_dir(store.folder("staging")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_is_missing_or_cut_short_is_incomplete_and_healed_by_storing_it_again() {
+        let (_home, store) = store();
+        let add = || {
+            let staging = store.staging().unwrap();
+            fill(staging.path(), &[("a", "first"), ("b", "second")]);
+            store.add_folder(staging.path()).unwrap()
+        };
+        let digest = add();
+        let object = store.object_path(&Digest::of(b"first"));
+        let damages: [&dyn Fn(); 4] = [
+            &|| store.evict(&Digest::of(b"first")).unwrap(),
+            &|| {
+                fs::remove_file(&object).unwrap();
+                fs::write(&object, "fir").unwrap();
+            },
+            &|| fs::remove_file(store.tree_path(&digest)).unwrap(),
+            &|| fs::write(store.tree_path(&digest), "{").unwrap(),
+        ];
+        for (number, damage) in damages.into_iter().enumerate() {
+            damage();
+            assert!(!store.complete(&digest), "damage {number}");
+            assert_eq!(add(), digest);
+            assert!(store.complete(&digest), "damage {number}");
+            assert_eq!(fs::read_to_string(&object).unwrap(), "first");
+        }
+        store.evict(&Digest::of(b"never stored")).unwrap();
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_tree_is_noticed() {
+        let (_home, store) = store();
+        let staging = store.staging().unwrap();
+        fill(staging.path(), &[("a", "first")]);
+        let digest = store.add_folder(staging.path()).unwrap();
+        let path = store.tree_path(&digest);
+        let sound = fs::read(&path).unwrap();
+        let expected = store.tree(&digest).unwrap();
+        for position in 0..sound.len() {
+            let mut bytes = sound.clone();
+            bytes[position] ^= 1;
+            fs::write(&path, bytes).unwrap();
+            match store.tree(&digest) {
+                Err(StoreError::CorruptTree { .. }) => {}
+                // A line break that became another white space, which says the same.
+                other => assert_eq!(other.unwrap(), expected, "byte {position}"),
+            }
+        }
+        for length in 0..sound.len() {
+            fs::write(&path, &sound[..length]).unwrap();
+            assert!(matches!(store.tree(&digest), Err(StoreError::CorruptTree { .. })), "length {length}");
+        }
+        fs::remove_file(&path).unwrap();
+        assert!(matches!(store.tree(&digest), Err(StoreError::MissingTree { .. })));
+    }
+
+    #[test]
+    fn a_file_that_changed_since_it_was_hashed_is_refused() {
+        let (_home, store) = store();
+        let staging = store.staging().unwrap();
+        fill(staging.path(), &[("a", "first")]);
+        let tree = Tree::of_folder(staging.path()).unwrap();
+        fs::write(staging.path().join("a"), "longer than before").unwrap();
+        let error = store.add_tree(staging.path(), &tree).unwrap_err();
+        assert!(matches!(error, StoreError::ChangedWhileStoring { .. }), "{error}");
+        assert!(!store.complete(&tree.digest()));
+    }
+
+    #[test]
+    fn opening_sweeps_up_after_the_dead_and_spares_the_living() {
+        let (home, store) = store();
+        let alive = store.staging().unwrap();
+        fill(&store.folder("staging").join("1-dead-0"), &[("half/written", "con")]);
+        fs::write(store.folder("staging").join("1-dead-0.lock"), "").unwrap();
+        let reopened = Store::open(home.path().join("store")).unwrap();
+        assert!(alive.path().exists());
+        assert!(!reopened.folder("staging").join("1-dead-0").exists());
+        drop(alive);
+        assert_eq!(fs::read_dir(store.folder("staging")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn locks_have_names_and_one_holder() {
+        let (_home, store) = store();
+        let held = store.lock("result-ab12").unwrap();
+        assert!(store.try_lock("result-ab12").unwrap().is_none());
+        assert!(store.try_lock("result-ab13").unwrap().is_some());
+        drop(held);
+        for name in ["", ".", "..", "../lock", "a/b", "a b"] {
+            assert!(matches!(store.lock(name), Err(StoreError::BadName { .. })), "{name}");
+        }
+    }
+
+    #[test]
+    fn working_state_stays_where_it_was_left() {
+        let (_home, store) = store();
+        let key = KeyDocument::default().working_key();
+        fs::write(store.partial(&key).unwrap().join("state.json"), "{}").unwrap();
+        assert_eq!(read_all(&store.partial(&key).unwrap()), [("state.json".to_owned(), "{}".to_owned())]);
+    }
+
+    /// A small file system of its own, unmounted when dropped; `None` where the user may not mount one.
+    struct SmallDisk(tempfile::TempDir);
+
+    impl SmallDisk {
+        fn mount(options: &str) -> Option<Self> {
+            let folder = tempfile::tempdir().unwrap();
+            let mount = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(folder.path()).output();
+            match mount {
+                Ok(output) if output.status.success() => Some(Self(folder)),
+                refused => {
+                    eprintln!("skipped: this user cannot mount a small file system: {refused:?}");
+                    None
+                }
+            }
+        }
+    }
+
+    impl Drop for SmallDisk {
+        fn drop(&mut self) {
+            // The mount may be gone already; the folder then goes as any other.
+            let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).status();
+        }
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error_of_its_own_and_leaves_nothing_half_written() {
+        let Some(disk) = SmallDisk::mount("size=1m") else { return };
+        let store = Store::open(disk.0.path().join("store")).unwrap();
+        let record = ResultRecord::new(KeyDocument::default(), "kind", [].into(), serde_json::Map::new());
+        let key = record.key.result_key();
+        let filler = disk.0.path().join("filler");
+        fs::write(&filler, vec![0; 2 << 20]).unwrap_err();
+        let error = store.record(&key, &record).unwrap_err();
+        assert!(matches!(error, StoreError::DiskFull { .. }), "{error:?}");
+        assert_eq!(fs::read_dir(store.folder("results")).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(store.folder("staging")).unwrap().count(), 0);
+        fs::remove_file(&filler).unwrap();
+        store.record(&key, &record).unwrap();
+        assert_eq!(store.result(&key).unwrap(), Some(record));
+    }
+
+    #[test]
+    fn a_disk_without_room_for_more_files_leaves_no_tree_without_its_objects() {
+        let Some(disk) = SmallDisk::mount("size=4m,nr_inodes=40") else { return };
+        let store = Store::open(disk.0.path().join("store")).unwrap();
+        let staging = store.staging().unwrap();
+        let files: Vec<_> = (0..18).map(|i| (format!("file-{i}"), format!("content {i}"))).collect();
+        let files: Vec<_> = files.iter().map(|(path, content)| (path.as_str(), content.as_str())).collect();
+        fill(staging.path(), &files);
+        let tree = Tree::of_folder(staging.path()).unwrap();
+        let error = store.add_tree(staging.path(), &tree).unwrap_err();
+        assert!(matches!(error, StoreError::DiskFull { .. }), "{error:?}");
+        assert!(matches!(store.tree(&tree.digest()), Err(StoreError::MissingTree { .. })));
+        assert_eq!(store.verify(&|_| {}).unwrap().faults, []);
     }
 }

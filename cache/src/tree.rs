@@ -1,17 +1,22 @@
 //! Trees: folders as lists of files.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::fs::{self, DirEntry};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use crate::{Digest, StoreError};
+use crate::digest::describe;
+use crate::{Digest, Hasher, StoreError};
 
 /// Version of a tree's form on disk.
 pub const TREE_VERSION: u32 = 1;
 
 /// A folder: its files, sorted by path. Folders without files are not kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(try_from = "Unchecked")]
 pub struct Tree {
     version: u32,
     files: Vec<TreeFile>,
@@ -36,16 +41,29 @@ impl Tree {
     ///
     /// # Errors
     /// Fails where something in it is no regular file or folder, has a name that is not UTF-8, or cannot be read.
-    pub fn of_folder(_folder: &Path) -> Result<Self, StoreError> {
-        todo!()
+    pub fn of_folder(folder: &Path) -> Result<Self, StoreError> {
+        let mut found = Vec::new();
+        collect(folder, "", &mut found)?;
+        let mut files =
+            found.into_par_iter().map(|(path, place)| hash(path, &place)).collect::<Result<Vec<_>, StoreError>>()?;
+        files.sort_by(|one, other| one.path.cmp(&other.path));
+        Ok(Self { version: TREE_VERSION, files })
     }
 
     /// Hashes one more file of the same folder (or one that changed since) into the tree; `path` is relative to it.
     ///
     /// # Errors
     /// As [`Tree::of_folder`].
-    pub fn add_file(&mut self, _folder: &Path, _path: &str) -> Result<(), StoreError> {
-        todo!()
+    pub fn add_file(&mut self, folder: &Path, path: &str) -> Result<(), StoreError> {
+        check_path(path).map_err(|reason| StoreError::BadName { name: path.to_owned(), reason })?;
+        let place = folder.join(path);
+        check_regular(&place, &fs::symlink_metadata(&place).map_err(StoreError::on("read", &place))?)?;
+        let file = hash(path.to_owned(), &place)?;
+        match self.find(path) {
+            Ok(index) => self.files[index] = file,
+            Err(index) => self.files.insert(index, file),
+        }
+        Ok(())
     }
 
     /// The files, sorted by path.
@@ -54,8 +72,8 @@ impl Tree {
     }
 
     /// The file at a path.
-    pub fn get(&self, _path: &str) -> Option<&TreeFile> {
-        todo!()
+    pub fn get(&self, path: &str) -> Option<&TreeFile> {
+        self.find(path).ok().map(|index| &self.files[index])
     }
 
     /// The length of all files together.
@@ -65,11 +83,227 @@ impl Tree {
 
     /// The name under which the tree is stored: covers version, paths, contents, sizes and executable bits.
     pub fn digest(&self) -> Digest {
-        todo!()
+        let mut hasher = Hasher::new();
+        hasher.value(b"tree").value(&self.version.to_le_bytes());
+        for file in &self.files {
+            hasher
+                .value(file.path.as_bytes())
+                .value(file.digest.as_bytes())
+                .value(&file.size.to_le_bytes())
+                .value(&[u8::from(file.executable)]);
+        }
+        hasher.finish()
     }
 
     /// The digest of the (path, content) pairs alone: the identity of an artefact that is a folder of files.
     pub fn identity(&self) -> Digest {
-        todo!()
+        let mut hasher = Hasher::new();
+        hasher.value(b"files");
+        for file in &self.files {
+            hasher.value(file.path.as_bytes()).value(file.digest.as_bytes());
+        }
+        hasher.finish()
+    }
+
+    /// The folders that hold files, as paths below the tree's own, each after the one that holds it.
+    pub(crate) fn folders(&self) -> BTreeSet<&str> {
+        self.files.iter().flat_map(|file| ancestors(&file.path)).collect()
+    }
+
+    /// The form on disk.
+    pub(crate) fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec_pretty(self).expect("a tree is made of strings and numbers")
+    }
+
+    fn find(&self, path: &str) -> Result<usize, usize> {
+        self.files.binary_search_by(|file| file.path.as_str().cmp(path))
+    }
+}
+
+/// A tree as it is read, before anything in it is believed: a path in it must not lead out of a folder.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Unchecked {
+    version: u32,
+    files: Vec<TreeFile>,
+}
+
+impl TryFrom<Unchecked> for Tree {
+    type Error = String;
+
+    fn try_from(Unchecked { version, files }: Unchecked) -> Result<Self, String> {
+        if version != TREE_VERSION {
+            return Err(format!("version {version}, where {TREE_VERSION} is known"));
+        }
+        if let Some(pair) = files.windows(2).find(|pair| pair[0].path >= pair[1].path) {
+            return Err(format!("`{}` and `{}` are not in order", pair[0].path, pair[1].path));
+        }
+        let tree = Self { version, files };
+        for file in &tree.files {
+            check_path(&file.path).map_err(|reason| format!("path `{}`: {reason}", file.path))?;
+            if let Some(folder) = ancestors(&file.path).find(|folder| tree.get(folder).is_some()) {
+                return Err(format!("`{folder}` is both a file and a folder"));
+            }
+        }
+        Ok(tree)
+    }
+}
+
+/// The folders on the way to a path: `a`, `a/b` for `a/b/c`.
+fn ancestors(path: &str) -> impl Iterator<Item = &str> {
+    path.match_indices('/').map(|(end, _)| &path[..end])
+}
+
+fn check_path(path: &str) -> Result<(), &'static str> {
+    match () {
+        () if path.contains('\0') => Err("it has a zero byte"),
+        () if path.starts_with('/') => Err("it is absolute"),
+        () if path.split('/').any(|name| matches!(name, "" | "." | "..")) => Err("it has an empty part, `.` or `..`"),
+        () => Ok(()),
+    }
+}
+
+/// Adds the regular files below a folder; `prefix` is the folder's own path, empty or ending in `/`.
+fn collect(folder: &Path, prefix: &str, found: &mut Vec<(String, PathBuf)>) -> Result<(), StoreError> {
+    for entry in fs::read_dir(folder).map_err(StoreError::on("list", folder))? {
+        let entry = entry.map_err(StoreError::on("list", folder))?;
+        let (path, place) = (format!("{prefix}{}", utf8_name(&entry)?), entry.path());
+        let metadata = entry.metadata().map_err(StoreError::on("read", &place))?;
+        if metadata.is_dir() {
+            collect(&place, &format!("{path}/"), found)?;
+        } else {
+            check_regular(&place, &metadata)?;
+            found.push((path, place));
+        }
+    }
+    Ok(())
+}
+
+fn utf8_name(entry: &DirEntry) -> Result<String, StoreError> {
+    entry.file_name().into_string().map_err(|name| StoreError::BadName {
+        name: entry.path().with_file_name(name).to_string_lossy().into_owned(),
+        reason: "it is not UTF-8",
+    })
+}
+
+/// A link would lead out of the store, and a second name of the file would let others write to it afterwards.
+fn check_regular(place: &Path, metadata: &fs::Metadata) -> Result<(), StoreError> {
+    let found = match () {
+        () if !metadata.is_file() => describe(metadata.file_type()),
+        () if metadata.nlink() > 1 => "file with several names (hard links)",
+        () => return Ok(()),
+    };
+    Err(StoreError::NotAFile { path: place.to_owned(), found })
+}
+
+fn hash(path: String, place: &Path) -> Result<TreeFile, StoreError> {
+    let mode = fs::metadata(place).map_err(StoreError::on("read", place))?.permissions().mode();
+    let (digest, size) = Digest::of_file(place)?;
+    Ok(TreeFile { path, digest, size, executable: mode & 0o100 != 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (path, content) in files {
+            let place = folder.path().join(path);
+            fs::create_dir_all(place.parent().unwrap()).unwrap();
+            fs::write(place, content).unwrap();
+        }
+        folder
+    }
+
+    fn tree(files: &[(&str, &str)]) -> Tree {
+        Tree::of_folder(folder(files).path()).unwrap()
+    }
+
+    fn read(json: serde_json::Value) -> Result<Tree, String> {
+        serde_json::from_value(json).map_err(|error| error.to_string())
+    }
+
+    fn file(path: &str) -> serde_json::Value {
+        serde_json::json!({ "path": path, "digest": Digest::of(b""), "size": 0, "executable": false })
+    }
+
+    #[test]
+    fn a_tree_lists_files_sorted_and_survives_its_form_on_disk() {
+        let tree = tree(&[("b", "2"), ("a/c", "3"), ("a-b", "1"), ("a/b/d", "4")]);
+        let paths: Vec<_> = tree.files().iter().map(|file| file.path.as_str()).collect();
+        assert_eq!(paths, ["a-b", "a/b/d", "a/c", "b"]);
+        assert_eq!(tree.folders().into_iter().collect::<Vec<_>>(), ["a", "a/b"]);
+        assert_eq!(tree.get("a/c").unwrap().digest, Digest::of(b"3"));
+        assert_eq!(tree.get("a"), None);
+        assert_eq!(tree.bytes(), 4);
+        assert_eq!(serde_json::from_slice::<Tree>(&tree.to_json()).unwrap(), tree);
+    }
+
+    #[test]
+    fn the_digest_covers_paths_contents_and_executable_bits() {
+        let base = folder(&[("a", "1"), ("b", "2")]);
+        let tree_of = |folder: &tempfile::TempDir| Tree::of_folder(folder.path()).unwrap();
+        let before = tree_of(&base);
+        assert_eq!(before.digest(), tree(&[("b", "2"), ("a", "1")]).digest());
+        assert_ne!(before.digest(), tree(&[("a", "2"), ("b", "1")]).digest());
+        assert_ne!(before.digest(), tree(&[("a", "1"), ("c", "2")]).digest());
+        fs::set_permissions(base.path().join("a"), fs::Permissions::from_mode(0o755)).unwrap();
+        assert_ne!(before.digest(), tree_of(&base).digest());
+        assert_eq!(before.identity(), tree_of(&base).identity());
+    }
+
+    #[test]
+    fn a_file_added_later_gives_the_tree_of_the_whole_folder() {
+        let folder = folder(&[("b", "2"), ("c", "3")]);
+        let mut tree = Tree::of_folder(folder.path()).unwrap();
+        for (path, content) in [("a", "1"), ("c", "changed"), ("d", "4")] {
+            fs::write(folder.path().join(path), content).unwrap();
+            tree.add_file(folder.path(), path).unwrap();
+        }
+        assert_eq!(tree, Tree::of_folder(folder.path()).unwrap());
+        assert!(matches!(tree.add_file(folder.path(), "../a"), Err(StoreError::BadName { .. })));
+        assert!(matches!(tree.add_file(folder.path(), "absent"), Err(StoreError::Io { .. })));
+    }
+
+    #[test]
+    fn only_regular_files_with_one_name_and_utf8_names_are_taken() {
+        let refused = |make: &dyn Fn(&Path)| {
+            let folder = folder(&[("sub/file", "")]);
+            make(&folder.path().join("sub"));
+            Tree::of_folder(folder.path()).unwrap_err().to_string()
+        };
+        let message = refused(&|sub| symlink("/etc/passwd", sub.join("link")).unwrap());
+        assert!(message.contains("sub/link` is a symbolic link"), "{message}");
+        let message = refused(&|sub| nix::unistd::mkfifo(&sub.join("p"), nix::sys::stat::Mode::S_IRWXU).unwrap());
+        assert!(message.contains("sub/p` is a named pipe"), "{message}");
+        let message = refused(&|sub| drop(std::os::unix::net::UnixListener::bind(sub.join("s")).unwrap()));
+        assert!(message.contains("sub/s` is a socket"), "{message}");
+        let message = refused(&|sub| fs::hard_link(sub.join("file"), sub.join("other")).unwrap());
+        assert!(message.contains("is a file with several names"), "{message}");
+        let message = refused(&|sub| fs::write(sub.join(OsStr::from_bytes(b"\xff")), "").unwrap());
+        assert!(message.contains("it is not UTF-8"), "{message}");
+    }
+
+    #[test]
+    fn a_list_that_leads_out_of_its_folder_or_contradicts_itself_is_refused() {
+        let with = |files: &[&str]| {
+            let files: Vec<_> = files.iter().map(|path| file(path)).collect();
+            read(serde_json::json!({ "version": 1, "files": files }))
+        };
+        assert!(with(&["a", "a-b", "b/c"]).is_ok());
+        for path in ["", "/etc/passwd", "..", "../a", "a/../b", "a//b", "a/", "./a", "a\0b"] {
+            assert!(with(&[path]).is_err(), "{path:?}");
+        }
+        assert!(with(&["b", "a"]).unwrap_err().contains("not in order"));
+        assert!(with(&["a", "a"]).unwrap_err().contains("not in order"));
+        assert!(with(&["a", "a-b", "a/b"]).unwrap_err().contains("both a file and a folder"));
+        assert!(read(serde_json::json!({ "version": 2, "files": [] })).unwrap_err().contains("version 2"));
     }
 }

@@ -1,0 +1,188 @@
+//! Hands stored folders out: as links to read from, and as copies that belong to the user.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::path::Path;
+
+use rayon::prelude::*;
+
+use crate::atomic::{flush_folder, parent};
+use crate::{Digest, Store, StoreError, Tree, TreeFile, Verify};
+
+impl Store {
+    /// Makes `target`, a new folder of links to a tree's objects under their original names.
+    ///
+    /// # Errors
+    /// Fails with [`StoreError::CorruptObject`] or [`StoreError::MissingObject`] where a file is not what it was, and
+    /// where `target` exists or cannot be made.
+    pub fn link_folder(&self, tree: &Digest, target: &Path, verify: Verify) -> Result<Tree, StoreError> {
+        let tree = self.tree(tree)?;
+        let checks = tree.files().par_iter().map(|file| self.check_object(file, verify));
+        // The first in order, whichever thread is the quickest, so that two runs fail alike.
+        checks.find_map_first(Result::err).map_or(Ok(()), Err)?;
+        make_folders(&tree, target)?;
+        for file in tree.files() {
+            let link = target.join(&file.path);
+            symlink(self.object_path(&file.digest), &link).map_err(StoreError::on("link", &link))?;
+        }
+        Ok(tree)
+    }
+
+    /// Makes `target`, a new folder of a tree's files, verified, writable, flushed and independent of the store: blocks
+    /// are shared where the file system can, and copied where it cannot.
+    ///
+    /// # Errors
+    /// As [`Store::link_folder`]; what was copied by then is removed.
+    pub fn copy_tree_out(&self, tree: &Digest, target: &Path) -> Result<Tree, StoreError> {
+        let tree = self.tree(tree)?;
+        make_folders(&tree, target)?;
+        let copied = self.copy_files(&tree, target);
+        if copied.is_err() {
+            // The first error is the one to tell.
+            let _ = fs::remove_dir_all(target);
+        }
+        copied.map(|()| tree)
+    }
+
+    fn copy_files(&self, tree: &Tree, target: &Path) -> Result<(), StoreError> {
+        let copies = tree.files().par_iter().map(|file| self.copy_object(file, &target.join(&file.path)));
+        copies.find_map_first(Result::err).map_or(Ok(()), Err)?;
+        // A folder after those inside it.
+        tree.folders().iter().rev().try_for_each(|folder| flush_folder(&target.join(folder)))?;
+        flush_folder(target)?;
+        flush_folder(parent(target))
+    }
+
+    /// Fails where an object is not what its digest and length say.
+    fn check_object(&self, file: &TreeFile, verify: Verify) -> Result<(), StoreError> {
+        let path = self.object_path(&file.digest);
+        let size = match fs::symlink_metadata(&path) {
+            Ok(metadata) => metadata.len(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(StoreError::MissingObject { digest: file.digest, path });
+            }
+            Err(source) => return Err(StoreError::io("read", &path, source)),
+        };
+        let whole = size == file.size
+            && match verify {
+                Verify::Contents => Digest::of_file(&path)? == (file.digest, file.size),
+                Verify::None => true,
+            };
+        if whole { Ok(()) } else { Err(StoreError::CorruptObject { digest: file.digest, path }) }
+    }
+
+    /// Copies an object and checks the copy, which is what the user gets.
+    fn copy_object(&self, file: &TreeFile, target: &Path) -> Result<(), StoreError> {
+        self.check_object(file, Verify::None)?;
+        let object = self.object_path(&file.digest);
+        let mut source = File::open(&object).map_err(StoreError::on("open", &object))?;
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(if file.executable { 0o777 } else { 0o666 });
+        let mut copy = options.open(target).map_err(StoreError::on("create", target))?;
+        // Between two files this is copy_file_range, which shares blocks on the file systems that can (btrfs, XFS).
+        io::copy(&mut source, &mut copy).map_err(StoreError::on("write", target))?;
+        copy.sync_all().map_err(StoreError::on("flush", target))?;
+        if Digest::of_file(target)? != (file.digest, file.size) {
+            return Err(StoreError::CorruptObject { digest: file.digest, path: object });
+        }
+        Ok(())
+    }
+}
+
+/// Makes a tree's folders below a new one.
+fn make_folders(tree: &Tree, target: &Path) -> Result<(), StoreError> {
+    fs::create_dir_all(parent(target)).map_err(StoreError::on("create folder", parent(target)))?;
+    fs::create_dir(target).map_err(StoreError::on("create folder", target))?;
+    for folder in tree.folders() {
+        let folder = target.join(folder);
+        fs::create_dir(&folder).map_err(StoreError::on("create folder", &folder))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    use super::*;
+    use crate::testing::{add, damage, fill, read_all, store};
+
+    const FILES: [(&str, &str); 3] = [("a", "first"), ("sub/c", "third"), ("sub/deep/b", "second")];
+
+    fn owned(files: &[(&str, &str)]) -> Vec<(String, String)> {
+        files.iter().map(|(path, content)| (path.to_string(), content.to_string())).collect()
+    }
+
+    #[test]
+    fn links_and_copies_show_the_folder_as_it_was() {
+        let (home, store) = store();
+        let tree = add(&store, &FILES);
+        let (links, copy) = (home.path().join("new/links"), home.path().join("new/copy"));
+        store.link_folder(&tree, &links, Verify::Contents).unwrap();
+        assert_eq!(read_all(&links), owned(&FILES));
+        assert_eq!(fs::read_link(links.join("sub/c")).unwrap(), store.object_path(&Digest::of(b"third")));
+        assert_eq!(store.copy_tree_out(&tree, &copy).unwrap().digest(), tree);
+        assert_eq!(read_all(&copy), owned(&FILES));
+    }
+
+    #[test]
+    fn a_copy_can_be_changed_without_touching_the_store() {
+        let (home, store) = store();
+        let staging = store.staging().unwrap();
+        fill(staging.path(), &[("run.sh", "#!/bin/sh"), ("data", "bytes")]);
+        fs::set_permissions(staging.path().join("run.sh"), fs::Permissions::from_mode(0o755)).unwrap();
+        let tree = store.add_folder(staging.path()).unwrap();
+        let copy = home.path().join("copy");
+        store.copy_tree_out(&tree, &copy).unwrap();
+        let metadata = |path: &Path| fs::metadata(path).unwrap();
+        assert_eq!(metadata(&copy.join("run.sh")).permissions().mode() & 0o700, 0o700);
+        assert_eq!(metadata(&copy.join("data")).permissions().mode() & 0o700, 0o600);
+        assert_eq!(metadata(&copy.join("data")).nlink(), 1);
+        fs::write(copy.join("data"), "other").unwrap();
+        store.link_folder(&tree, &home.path().join("links"), Verify::Contents).unwrap();
+    }
+
+    #[test]
+    fn a_flipped_bit_is_named_and_nothing_is_handed_out() {
+        let (home, store) = store();
+        let tree = add(&store, &FILES);
+        damage(&store, b"second", b"sfcond");
+        let target = home.path().join("target");
+        for hand_out in [&|| store.link_folder(&tree, &target, Verify::Contents) as Result<Tree, StoreError>, &|| {
+            store.copy_tree_out(&tree, &target)
+        }] as [&dyn Fn() -> Result<Tree, StoreError>; 2]
+        {
+            let error = hand_out().unwrap_err();
+            assert!(matches!(error, StoreError::CorruptObject { .. }), "{error}");
+            assert_eq!(error.object(), Some(Digest::of(b"second")));
+            assert!(!target.exists());
+        }
+        // It has its length, which is all that a check without contents sees.
+        store.link_folder(&tree, &target, Verify::None).unwrap();
+    }
+
+    #[test]
+    fn a_truncated_and_a_missing_object_are_named_without_reading() {
+        let (home, store) = store();
+        let tree = add(&store, &FILES);
+        let link = || store.link_folder(&tree, &home.path().join("target"), Verify::None).unwrap_err();
+        damage(&store, b"third", b"thir");
+        assert!(matches!(link(), StoreError::CorruptObject { digest, .. } if digest == Digest::of(b"third")));
+        store.evict(&Digest::of(b"third")).unwrap();
+        assert!(matches!(link(), StoreError::MissingObject { digest, .. } if digest == Digest::of(b"third")));
+    }
+
+    #[test]
+    fn an_existing_target_is_left_alone() {
+        let (home, store) = store();
+        let tree = add(&store, &FILES);
+        let target = home.path().join("target");
+        fill(&target, &[("mine", "precious")]);
+        assert!(store.link_folder(&tree, &target, Verify::None).is_err());
+        assert!(store.copy_tree_out(&tree, &target).is_err());
+        assert_eq!(read_all(&target), owned(&[("mine", "precious")]));
+    }
+}

@@ -1,0 +1,57 @@
+//! What the tests of several modules need: stores and folders with known content.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+use std::path::Path;
+
+use crate::{Digest, Store};
+
+/// A store in a temporary folder.
+pub(crate) fn store() -> (tempfile::TempDir, Store) {
+    let home = tempfile::tempdir().unwrap();
+    let store = Store::open(home.path().join("store")).unwrap();
+    (home, store)
+}
+
+/// Writes files below a folder.
+pub(crate) fn fill(folder: &Path, files: &[(&str, &str)]) {
+    for (path, content) in files {
+        let place = folder.join(path);
+        fs::create_dir_all(place.parent().unwrap()).unwrap();
+        fs::write(place, content).unwrap();
+    }
+}
+
+/// Stores a folder of files.
+pub(crate) fn add(store: &Store, files: &[(&str, &str)]) -> Digest {
+    let staging = store.staging().unwrap();
+    fill(staging.path(), files);
+    store.add_folder(staging.path()).unwrap()
+}
+
+/// Overwrites an object, which is read-only, in place.
+pub(crate) fn damage(store: &Store, object: &[u8], content: &[u8]) {
+    let path = store.object_path(&Digest::of(object));
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, content).unwrap();
+}
+
+/// The paths and contents below a folder, through links, sorted by path.
+pub(crate) fn read_all(folder: &Path) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut waiting = vec![folder.to_owned()];
+    while let Some(next) = waiting.pop() {
+        for entry in fs::read_dir(&next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                waiting.push(path);
+            } else {
+                let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
+                found.push((name, fs::read_to_string(&path).unwrap()));
+            }
+        }
+    }
+    found.sort();
+    found
+}
