@@ -9,6 +9,7 @@ mod writer;
 
 pub use reader::{Checkpoint, CheckpointError, TensorInfo};
 pub use safetensors::Dtype;
+pub(crate) use writer::write_atomically;
 pub use writer::{CheckpointWriteError, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, TensorSpec, encode_float};
 
 /// The single weight file of a checkpoint that is not split.

@@ -1,0 +1,15 @@
+//! Adapters on disk, in the files that PEFT reads and writes: `adapter_config.json` and `adapter_model.safetensors`.
+//!
+//! Knows names, shapes and settings. How an adapter computes is left to [`crate::adapter`], how it enters a base
+//! model for good to [`crate::merge`].
+
+mod config;
+mod weights;
+
+pub use config::{AdapterConfig, AdapterConfigError, TargetModules};
+pub use weights::{Adapter, AdapterError, AdapterModule, AdapterPart, adapter_tensor_name, parse_adapter_tensor_name};
+
+/// The settings of an adapter, in its folder.
+pub const CONFIG_FILE: &str = "adapter_config.json";
+/// The weights of an adapter, in its folder.
+pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";
