@@ -1,0 +1,39 @@
+//! Devices: what a stage may compute on.
+//!
+//! This build computes on the processor. A stage that asks for something else is refused before anything runs, in words that name the
+//! way around it.
+
+use crate::plan::{DeviceRequest, Plan, PlannedStage};
+
+/// A stage that asks for a device that this program cannot use.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("stage `{stage}` asks for {device}, and this build computes on the CPU")]
+pub struct DeviceMissing {
+    /// The stage.
+    pub stage: String,
+    /// The device, in words.
+    pub device: &'static str,
+}
+
+impl DeviceMissing {
+    /// What the user can do about it.
+    pub fn help(&self) -> String {
+        format!("to run it on the CPU add `{}.resources.device=cpu` to the command", self.stage)
+    }
+}
+
+/// The stages that ask for a device that is not there.
+pub fn missing_devices(plan: &Plan) -> Vec<DeviceMissing> {
+    plan.stages.iter().filter_map(missing_device).collect()
+}
+
+fn missing_device(stage: &PlannedStage) -> Option<DeviceMissing> {
+    let device = match stage.resources.device {
+        DeviceRequest::Auto | DeviceRequest::Cpu => return None,
+        DeviceRequest::Cuda => "a CUDA device (NVIDIA)",
+        DeviceRequest::Npu => "an NPU (Ascend)",
+        DeviceRequest::Rocm => "a ROCm device (AMD)",
+        DeviceRequest::Metal => "a Metal device (Apple)",
+    };
+    Some(DeviceMissing { stage: stage.id.clone(), device })
+}

@@ -1,0 +1,178 @@
+//! The local executor: each stage is a child of this process, in a process group of its own, and dies with it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::libc;
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::Pid;
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::death_pipe::{self, DeathPipe};
+use super::executor::{Ending, Executor, Exit, Launch, Message, Process, STAGE_ARGUMENT, StartError, Stop};
+
+/// A process that left the group may keep the output open; after this its words are no longer waited for.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Starts stages as children of this process.
+#[derive(Debug)]
+pub struct Local {
+    program: PathBuf,
+    death_pipe: DeathPipe,
+}
+
+impl Local {
+    /// An executor that starts this very program.
+    ///
+    /// # Errors
+    /// Fails where the death pipe cannot be made.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { program: this_program(), death_pipe: DeathPipe::new()? })
+    }
+
+    fn command(&self, launch: &Launch, log: File) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .arg(STAGE_ARGUMENT)
+            .arg(&launch.job)
+            .env(death_pipe::VARIABLE, self.death_pipe.reader().to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .process_group(0);
+        let mut inherit = launch.inherit.clone();
+        inherit.push(self.death_pipe.reader());
+        // SAFETY: between fork and exec only `fcntl` is called, which is async-signal-safe, on descriptors that the parent
+        // keeps open until `spawn` has returned.
+        unsafe { command.pre_exec(move || inherit.iter().try_for_each(|descriptor| keep_on_exec(*descriptor))) };
+        command
+    }
+}
+
+impl Executor for Local {
+    fn start(&self, launch: &Launch, messages: UnboundedSender<Message>) -> Result<Box<dyn Process>, StartError> {
+        let log = OpenOptions::new().create(true).append(true).open(&launch.log);
+        let log = log.map_err(failed("open", &launch.log))?;
+        let stray = log.try_clone().map_err(failed("open", &launch.log))?;
+        let started = Instant::now();
+        let mut child = self.command(launch, log).spawn().map_err(failed("start", &self.program))?;
+        let stdout = child.stdout.take().expect("standard output is piped");
+        let group = Arc::new(Group { leader: Pid::from_raw(child.id().cast_signed()), reaped: Mutex::new(false) });
+
+        let stage = launch.stage;
+        let (silent, silence) = mpsc::channel::<()>();
+        let listener = messages.clone();
+        thread::spawn(move || {
+            listen(stage, stdout, stray, &listener);
+            drop(silent);
+        });
+        let waited = Arc::clone(&group);
+        thread::spawn(move || {
+            let (ending, peak_memory_bytes) = waited.reap(child);
+            // The sender is dropped, never used: this returns when the listener is through, or after the timeout.
+            let _ = silence.recv_timeout(LAST_WORDS);
+            let _ = messages
+                .send(Message::Exited { stage, exit: Exit { ending, ran: started.elapsed(), peak_memory_bytes } });
+        });
+        Ok(Box::new(Handle(group)))
+    }
+}
+
+/// A process group and whether its leader's id may have passed to another process.
+#[derive(Debug)]
+struct Group {
+    leader: Pid,
+    reaped: Mutex<bool>,
+}
+
+impl Group {
+    fn signal(&self, signal: Signal) {
+        let reaped = self.reaped.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*reaped {
+            let _ = killpg(self.leader, signal);
+        }
+    }
+
+    /// Waits for the leader's end, ends what is left of its group, and only then gives the leader's id free.
+    fn reap(&self, child: Child) -> (Ending, u64) {
+        while waitid(Id::Pid(self.leader), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(nix::Error::EINTR) {}
+        let mut reaped = self.reaped.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = killpg(self.leader, Signal::SIGKILL);
+        *reaped = true;
+        // Only `wait4` gives the memory of this very child; the handle of the standard library is not waited on.
+        drop(child);
+        wait4(self.leader)
+    }
+}
+
+struct Handle(Arc<Group>);
+
+impl Process for Handle {
+    fn stop(&self, how: Stop) {
+        self.0.signal(match how {
+            Stop::Ask => Signal::SIGTERM,
+            Stop::Kill => Signal::SIGKILL,
+        });
+    }
+}
+
+/// Passes on each line of the protocol; a line that is none (a library that prints) goes to the log.
+fn listen(stage: usize, stdout: ChildStdout, mut log: File, messages: &UnboundedSender<Message>) {
+    let mut lines = BufReader::new(stdout);
+    let mut line = Vec::new();
+    while lines.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+        match serde_json::from_slice(&line) {
+            Ok(event) => drop(messages.send(Message::Said { stage, event })),
+            Err(_) => drop(log.write_all(&line)),
+        }
+        line.clear();
+    }
+}
+
+fn wait4(pid: Pid) -> (Ending, u64) {
+    let mut status = 0;
+    // SAFETY: `rusage` is plain data, for which zeros are valid.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: both pointers are to live values of the right type, and the process is an unreaped child of this one.
+    while unsafe { libc::wait4(pid.as_raw(), &raw mut status, 0, &raw mut usage) } == -1
+        && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+    {}
+    let ending = if libc::WIFSIGNALED(status) {
+        let number = libc::WTERMSIG(status);
+        Ending::Signal(
+            Signal::try_from(number).map_or_else(|_| format!("signal {number}"), |signal| signal.to_string()),
+        )
+    } else {
+        Ending::Code(libc::WEXITSTATUS(status))
+    };
+    // Linux counts in KiB.
+    (ending, usage.ru_maxrss.unsigned_abs() * 1024)
+}
+
+fn keep_on_exec(descriptor: RawFd) -> io::Result<()> {
+    // SAFETY: the caller keeps the descriptor open.
+    let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    fcntl(descriptor, FcntlArg::F_SETFD(FdFlag::empty()))?;
+    debug_assert!(descriptor.as_raw_fd() >= 0);
+    Ok(())
+}
+
+/// The path of this program; where a newer build has replaced the file, the old one that is still running.
+fn this_program() -> PathBuf {
+    let own = PathBuf::from("/proc/self/exe");
+    std::env::current_exe().ok().filter(|path| path.exists()).unwrap_or(own)
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StartError {
+    move |source| StartError { action, path: path.to_owned(), source }
+}

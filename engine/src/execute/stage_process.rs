@@ -1,0 +1,103 @@
+//! The stage process: what `pipeline __stage JOB` does.
+//!
+//! It reads a job file, runs one stage kind, and speaks the worker protocol on standard output. It knows no plan and no other stage.
+
+use std::any::Any;
+use std::error::Error;
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+
+use nix::libc::c_int;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+
+use super::death_pipe;
+use crate::context::{CANCELLED, Outcome, StageContext, Voice, damaged_object, say};
+use crate::error::{Cause, OrFail, StageError};
+use crate::file::tree::Node;
+use crate::parameter::Reader;
+use crate::protocol::{Job, PROTOCOL, WorkerEvent};
+use crate::stage::{BoundStage, Registry};
+
+/// Runs the job of a file and says how it ended, on standard output and by the exit code.
+pub fn main(registry: &Registry, job: &Path) -> ExitCode {
+    death_pipe::obey();
+    heed_signals();
+    say(&WorkerEvent::Started { protocol: PROTOCOL });
+    let ended = catch_unwind(AssertUnwindSafe(|| run(registry, job))).unwrap_or_else(|panic| Err(panicked(&*panic)));
+    match ended {
+        Ok(Outcome { outputs, how }) => {
+            say(&WorkerEvent::Finished { outputs, how });
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            say(&failure(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(registry: &Registry, path: &Path) -> Result<Outcome, StageError> {
+    let text = fs::read(path).or_fail(Cause::Internal, || format!("cannot read job `{}`", path.display()))?;
+    let job: Job =
+        serde_json::from_slice(&text).or_fail(Cause::Internal, || format!("`{}` is no job", path.display()))?;
+    if job.protocol != PROTOCOL {
+        let message = format!("the job speaks protocol {}, this program {PROTOCOL}", job.protocol);
+        return Err(StageError::internal(message));
+    }
+    let bound = bind(registry, &job)?;
+    let mut context = StageContext::new(job, Voice::Protocol)?;
+    bound.run(&mut context)?;
+    context.finish()
+}
+
+fn bind(registry: &Registry, job: &Job) -> Result<Box<dyn BoundStage>, StageError> {
+    let unknown = || StageError::internal(format!("this program has no stage kind `{}`", job.kind));
+    let kind = registry.get(&job.kind).ok_or_else(unknown)?;
+    let mut reader = Reader::default();
+    let bound = kind.read(&Node::from_json(&job.parameters), &mut reader);
+    bound.filter(|_| reader.problems.is_empty()).ok_or_else(|| {
+        let problems: Vec<_> = reader.problems.into_iter().map(|problem| problem.message).collect();
+        StageError::internal(format!("the plan let wrong parameters through: {}", problems.join("; ")))
+    })
+}
+
+/// A request to stop sets a flag that the stage looks at between steps; the engine kills the process if it takes too long.
+fn heed_signals() {
+    extern "C" fn cancel(_: c_int) {
+        CANCELLED.store(true, Ordering::Relaxed);
+    }
+    let action = SigAction::new(SigHandler::Handler(cancel), SaFlags::SA_RESTART, SigSet::empty());
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        // SAFETY: the handler only stores to an atomic.
+        let _ = unsafe { sigaction(signal, &action) };
+    }
+}
+
+fn failure(error: &StageError) -> WorkerEvent {
+    WorkerEvent::Failed {
+        cause: error.cause,
+        messages: chain(error),
+        help: error.help.clone(),
+        object: damaged_object(error),
+    }
+}
+
+/// An error's message and those of its sources, outermost first.
+pub(crate) fn chain(error: &dyn Error) -> Vec<String> {
+    let mut messages = vec![error.to_string()];
+    let mut next = error.source();
+    while let Some(source) = next {
+        messages.push(source.to_string());
+        next = source.source();
+    }
+    messages
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> StageError {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    StageError::internal(format!("the stage panicked: {}", text.unwrap_or("without a message")))
+        .with_help("this is a defect of the program; the log has the place")
+}

@@ -1,0 +1,170 @@
+//! A run's folder: `run.json` (what was to be done), `events.jsonl` (what happened), and a folder per stage.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use cache::Digest;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::plan::Plan;
+use crate::protocol::WorkerEvent;
+use crate::run::clock::Moment;
+use crate::run::event::RunEvent;
+
+/// Progress is kept at most this often for a stage; everything else is kept in full.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The content of `run.json`: the resolved plan.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunPlan {
+    /// The run's id.
+    pub run: String,
+    /// The pipeline's name.
+    pub pipeline: String,
+    /// The pipeline file, as it was named.
+    pub file: PathBuf,
+    /// When the run began.
+    pub started: String,
+    /// The version of this program.
+    pub program: String,
+    /// The stages in the order of the plan.
+    pub stages: Vec<RunStage>,
+}
+
+/// A stage of a run's plan.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunStage {
+    /// Its id.
+    pub id: String,
+    /// Its kind.
+    pub kind: String,
+    /// Its parameters, after variables and overrides.
+    pub parameters: Value,
+}
+
+impl RunPlan {
+    /// What is to be kept of a plan.
+    pub fn new(run: &str, plan: &Plan, started: Moment) -> Self {
+        let stages = plan.stages.iter().map(|stage| RunStage {
+            id: stage.id.clone(),
+            kind: stage.kind.to_owned(),
+            parameters: stage.parameters.clone(),
+        });
+        Self {
+            run: run.to_owned(),
+            pipeline: plan.name.clone(),
+            file: plan.file.clone(),
+            started: started.rfc3339(),
+            program: env!("CARGO_PKG_VERSION").to_owned(),
+            stages: stages.collect(),
+        }
+    }
+}
+
+/// A line of `events.jsonl`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TimedEvent {
+    /// When, in UTC.
+    pub time: String,
+    /// What.
+    #[serde(rename = "what")]
+    pub event: RunEvent,
+}
+
+/// A run's folder, while the run goes on. The events file is locked as long as this lives, so that others can tell a run that
+/// goes on from one that was cut off.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+    events: File,
+    last_progress: Vec<(String, Instant)>,
+}
+
+impl RunFolder {
+    /// Makes the folder. Nothing here is flushed to disk: a run that a power cut erases has no results to lose.
+    ///
+    /// # Errors
+    /// Fails where the disk refuses.
+    pub fn create(path: &Path, plan: &RunPlan) -> io::Result<Self> {
+        fs::create_dir_all(path)?;
+        let events = OpenOptions::new().create(true).append(true).open(path.join("events.jsonl"))?;
+        events.lock()?;
+        fs::write(path.join("run.json"), serde_json::to_vec_pretty(plan)?)?;
+        Ok(Self { path: path.to_owned(), events, last_progress: Vec::new() })
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The folder of a stage, made if it is not there.
+    ///
+    /// # Errors
+    /// Fails where the disk refuses.
+    pub fn stage(&self, stage: &str) -> io::Result<PathBuf> {
+        let folder = self.path.join(stage_folder(stage));
+        fs::create_dir_all(&folder)?;
+        Ok(folder)
+    }
+
+    /// Adds an event.
+    ///
+    /// # Errors
+    /// Fails where the disk refuses.
+    pub fn append(&mut self, event: &RunEvent) -> io::Result<()> {
+        if let RunEvent::Worker { stage, said: WorkerEvent::Progress { .. } } = event
+            && !self.keeps_progress(stage)
+        {
+            return Ok(());
+        }
+        let mut line = serde_json::to_vec(&TimedEvent { time: Moment::now().rfc3339(), event: event.clone() })?;
+        line.push(b'\n');
+        self.events.write_all(&line)
+    }
+
+    fn keeps_progress(&mut self, stage: &str) -> bool {
+        let now = Instant::now();
+        match self.last_progress.iter_mut().find(|(known, _)| known == stage) {
+            Some((_, last)) if now.duration_since(*last) < PROGRESS_INTERVAL => false,
+            Some((_, last)) => {
+                *last = now;
+                true
+            }
+            None => {
+                self.last_progress.push((stage.to_owned(), now));
+                true
+            }
+        }
+    }
+}
+
+/// Whether a run's engine is alive: whether somebody holds its events file.
+pub(super) fn is_alive(folder: &Path) -> bool {
+    let Ok(events) = File::open(folder.join("events.jsonl")) else { return false };
+    matches!(events.try_lock_shared(), Err(fs::TryLockError::WouldBlock))
+}
+
+/// The events of a run; a last line that was cut off is left out.
+///
+/// # Errors
+/// Fails where the file cannot be read.
+pub fn read_events(folder: &Path) -> io::Result<Vec<TimedEvent>> {
+    let file = BufReader::new(File::open(folder.join("events.jsonl"))?);
+    let lines = file.split(b'\n');
+    lines.filter_map(|line| line.map(|line| serde_json::from_slice(&line).ok()).transpose()).collect()
+}
+
+/// The name of a stage's folder within a run's. Ids of a matrix hold characters that a path should not; those get a digest, so that
+/// two of them never share a folder.
+pub fn stage_folder(stage: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if stage.chars().all(plain) && !stage.starts_with('.') {
+        return stage.to_owned();
+    }
+    let replaced: String = stage.chars().map(|c| if plain(c) { c } else { '_' }).collect();
+    format!("{}-{}", replaced.trim_start_matches('.'), Digest::of(stage.as_bytes()).short())
+}

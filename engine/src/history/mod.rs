@@ -1,0 +1,7 @@
+//! The history of runs: a folder per run, which is the truth, and an index over them, which can be made again from the folders.
+
+mod folder;
+mod index;
+
+pub use folder::{RunFolder, RunPlan, TimedEvent, read_events, stage_folder};
+pub use index::{History, HistoryError, RunState, RunSummary, StageSummary};

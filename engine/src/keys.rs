@@ -1,0 +1,252 @@
+//! Keys of a plan's stages: what each reads from outside, and the document that says everything its result depends on.
+//!
+//! It leaves to others: how the parameters write themselves ([`crate::parameter`]), and what is done with a key ([`crate::run`]).
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cache::{Class, Digest, KeyDocument, StatCache};
+
+use crate::context::pick;
+use crate::file::problem::Problem;
+use crate::file::source::Span;
+use crate::lock_file::{self, LockFile};
+use crate::parameter::{KeyWriter, Reference};
+use crate::plan::{Plan, PlannedStage, ResolvedInput};
+use crate::protocol::FileGrant;
+use crate::stage::{Outside, PinRequest};
+
+/// Folders below this depth are a loop of links.
+const DEEPEST_FOLDER: usize = 64;
+
+/// What one stage reads from outside the pipeline.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StageOutside {
+    /// Source files by role, in order.
+    pub files: BTreeMap<String, Vec<FileGrant>>,
+    /// Versions by `kind:name@revision`.
+    pub pins: BTreeMap<String, String>,
+    /// What is not pinned yet.
+    pub unpinned: Vec<PinRequest>,
+    /// How each role's files were asked for: decides how much of a file's name is in the key.
+    named: BTreeMap<String, Named>,
+}
+
+/// How files were asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Named {
+    /// One by one: readers may look at its extension only.
+    Single,
+    /// As a folder or a glob: readers may look at the path below it.
+    Below,
+}
+
+/// A stage's key document, as far as it is known.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StageKey {
+    /// Everything the result depends on.
+    pub document: KeyDocument,
+    /// Inputs and pins that are not known yet; while there are any, the document has no meaning as a key.
+    pub unknown: usize,
+}
+
+/// The mistakes that only a look at the disk finds: source files that are not there.
+pub fn check_outside(plan: &Plan) -> Vec<Problem> {
+    let base = base_folder(plan);
+    let patterns = plan.stages.iter().flat_map(|stage| stage.bound.outside()).filter_map(|outside| match outside {
+        Outside::Files { pattern, span, .. } => Some((pattern, span)),
+        Outside::Pin(_) => None,
+    });
+    patterns.filter_map(|(pattern, span)| find(&base, &pattern, span).err().map(|problem| *problem)).collect()
+}
+
+/// Finds and hashes the source files of each stage, in the order of the plan. Files whose attributes are unchanged are not read.
+///
+/// # Errors
+/// All problems: files that are missing or cannot be read.
+pub fn read_outside(plan: &Plan, files: &mut StatCache, lock: &LockFile) -> Result<Vec<StageOutside>, Vec<Problem>> {
+    let base = base_folder(plan);
+    let mut problems = Vec::new();
+    let read = plan.stages.iter().map(|stage| read_stage(stage, &base, files, lock, &mut problems)).collect();
+    if problems.is_empty() { Ok(read) } else { Err(problems) }
+}
+
+/// The key of a stage; `identity` gives the identity of an input that exists already.
+///
+/// Entries that are no parameters begin with `@`, which no parameter's name can hold.
+pub fn stage_key(
+    stage: &PlannedStage,
+    outside: &StageOutside,
+    identity: impl Fn(&ResolvedInput) -> Option<Digest>,
+) -> StageKey {
+    let mut document = KeyDocument::default();
+    document.push("@kind", stage.kind, Class::Semantic);
+    document.push("@version", stage.version.to_string(), Class::Semantic);
+    let known = |reference: &Reference, kinds: &'static [&'static str]| identity(input_of(stage, reference, kinds)?);
+    let mut writer = KeyWriter::new(&mut document, &known);
+    stage.bound.write_key(&mut writer);
+    let unknown = writer.unresolved.len() + outside.unpinned.len();
+    for (role, grants) in &outside.files {
+        for (order, grant) in grants.iter().enumerate() {
+            let value = format!("{} {}", outside.keyed_name(role, grant), grant.digest);
+            document.push(format!("@files.{role}[{order}]"), value, Class::Semantic);
+        }
+    }
+    for (name, version) in &outside.pins {
+        document.push(format!("@pins.{name}"), version, Class::Semantic);
+    }
+    StageKey { document, unknown }
+}
+
+/// The planned input that a reference in a stage's parameters stands for.
+pub fn input_of<'a>(stage: &'a PlannedStage, reference: &Reference, kinds: &[&str]) -> Option<&'a ResolvedInput> {
+    let same_stage = stage.inputs.iter().filter(|input| input.stage == reference.stage);
+    pick(reference, kinds, same_stage.map(|input| (input, input.output.as_str(), input.kind.as_str())))
+}
+
+impl StageOutside {
+    /// As much of a file's name as a reader may act upon. Its folder never counts: a data set that moved is the same data set.
+    fn keyed_name(&self, role: &str, grant: &FileGrant) -> String {
+        match self.named.get(role) {
+            Some(Named::Below) => grant.relative.clone(),
+            Some(Named::Single) | None => {
+                let extension = Path::new(&grant.relative).extension().unwrap_or_default();
+                format!(".{}", extension.to_string_lossy())
+            }
+        }
+    }
+}
+
+fn read_stage(
+    stage: &PlannedStage,
+    base: &Path,
+    files: &mut StatCache,
+    lock: &LockFile,
+    problems: &mut Vec<Problem>,
+) -> StageOutside {
+    let mut read = StageOutside::default();
+    for outside in stage.bound.outside() {
+        match outside {
+            Outside::Pin(request) => match lock.get(&request) {
+                Some(version) => drop(read.pins.insert(lock_file::name(&request), version.to_owned())),
+                None => read.unpinned.push(request),
+            },
+            Outside::Files { role, pattern, span } => {
+                let found = find(base, &pattern, span).and_then(|found| {
+                    let grants = found.files.into_iter().map(|file| grant(file, files, span)).collect::<Result<_, _>>();
+                    Ok((found.named, grants?))
+                });
+                match found {
+                    Ok((named, grants)) => {
+                        read.named.insert(role.clone(), named);
+                        read.files.insert(role, grants);
+                    }
+                    Err(problem) => problems.push(*problem),
+                }
+            }
+        }
+    }
+    read
+}
+
+/// Files found, each with its path below what was asked for.
+struct Found {
+    files: Vec<(PathBuf, String)>,
+    named: Named,
+}
+
+/// Finds the files of a pattern: a file, a folder (every file in it), or a glob.
+fn find(base: &Path, pattern: &str, span: Span) -> Result<Found, Box<Problem>> {
+    let path = base.join(pattern);
+    let missing = |message: String| {
+        let problem = Problem::error("file-missing", span, message, "not there");
+        let help = format!("paths are relative to the pipeline file, which lies in `{}`", base.display());
+        Box::new(problem.with_help(help))
+    };
+    // A name that exists is taken literally, even if it holds a bracket.
+    let Ok(metadata) = fs::metadata(&path) else {
+        if !pattern.contains(['*', '?', '[']) {
+            return Err(missing(format!("there is no file `{pattern}`")));
+        }
+        let files = matches(base, pattern).map_err(|error| {
+            let message = format!("`{pattern}` is no pattern: {error}");
+            Box::new(Problem::error("bad-glob", span, message, "cannot be matched"))
+        })?;
+        return match files.is_empty() {
+            true => Err(missing(format!("no file matches `{pattern}`"))),
+            false => Ok(Found { files, named: Named::Below }),
+        };
+    };
+    if !metadata.is_dir() {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        return Ok(Found { files: vec![(path, name)], named: Named::Single });
+    }
+    let mut files = Vec::new();
+    walk(&path, String::new(), 0, &mut files)
+        .map_err(|error| unreadable(span, format!("cannot list folder `{pattern}`: {error}")))?;
+    files.sort_by(|a, b| a.1.cmp(&b.1));
+    match files.is_empty() {
+        true => Err(missing(format!("folder `{pattern}` has no files"))),
+        false => Ok(Found { files, named: Named::Below }),
+    }
+}
+
+fn matches(base: &Path, pattern: &str) -> Result<Vec<(PathBuf, String)>, glob::PatternError> {
+    let fixed: PathBuf = Path::new(pattern)
+        .components()
+        .take_while(|part| !part.as_os_str().to_string_lossy().contains(['*', '?', '[']))
+        .collect();
+    let fixed = base.join(fixed);
+    // Only the pattern may hold wildcards: a bracket in the name of the folder around it is that folder's name.
+    let escaped = glob::Pattern::escape(&base.to_string_lossy());
+    let whole = if Path::new(pattern).is_absolute() { pattern.to_owned() } else { format!("{escaped}/{pattern}") };
+    let mut files: Vec<_> = glob::glob(&whole)?
+        .filter_map(Result::ok)
+        .filter(|path| path.is_file())
+        .map(|path| {
+            let relative = path.strip_prefix(&fixed).unwrap_or(&path).to_string_lossy().into_owned();
+            (path, relative)
+        })
+        .collect();
+    files.sort_by(|a, b| a.1.cmp(&b.1));
+    Ok(files)
+}
+
+fn walk(folder: &Path, prefix: String, depth: usize, files: &mut Vec<(PathBuf, String)>) -> io::Result<()> {
+    if depth > DEEPEST_FOLDER {
+        return Err(io::Error::other("too deep: is there a loop of links?"));
+    }
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let relative = if prefix.is_empty() { name } else { format!("{prefix}/{name}") };
+        let metadata = fs::metadata(&path)?;
+        if metadata.is_dir() {
+            walk(&path, relative, depth + 1, files)?;
+        } else if metadata.is_file() {
+            files.push((path, relative));
+        }
+    }
+    Ok(())
+}
+
+fn grant((path, relative): (PathBuf, String), files: &mut StatCache, span: Span) -> Result<FileGrant, Box<Problem>> {
+    let unreadable = |error: cache::StoreError| {
+        let causes = crate::execute::stage_process::chain(&error).join(": ");
+        unreadable(span, causes)
+    };
+    let (digest, size) = files.digest(&path).map_err(unreadable)?;
+    Ok(FileGrant { path, relative, digest, size })
+}
+
+fn unreadable(span: Span, message: String) -> Box<Problem> {
+    Box::new(Problem::error("file-unreadable", span, message, "cannot be read"))
+}
+
+/// The folder that paths in a pipeline file are relative to, absolute: stage processes have the same working folder, but only by luck.
+fn base_folder(plan: &Plan) -> PathBuf {
+    let file = std::path::absolute(&plan.file).unwrap_or_else(|_| plan.file.clone());
+    file.parent().map_or_else(|| PathBuf::from("/"), Path::to_owned)
+}

@@ -1,0 +1,161 @@
+//! What happens in a run, as it is told to the user and kept in `events.jsonl`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use cache::Digest;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Cause;
+use crate::protocol::{StoredOutput, WorkerEvent};
+
+/// One thing that happened.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum RunEvent {
+    /// The run began.
+    RunStarted {
+        /// Its id.
+        run: String,
+        /// The pipeline's name.
+        pipeline: String,
+        /// The stages, in the order of the plan.
+        stages: Vec<String>,
+    },
+    /// The result was there already.
+    StageCached {
+        /// The stage.
+        stage: String,
+        /// The key of its result.
+        key: Digest,
+    },
+    /// The stage's process was started.
+    StageStarted {
+        /// The stage.
+        stage: String,
+        /// The key of the result that it makes.
+        key: Digest,
+        /// Why it runs, in the words of [`crate::explain`].
+        why: Vec<String>,
+        /// 1 for the first try.
+        attempt: u32,
+        /// The threads that it may use.
+        threads: usize,
+    },
+    /// Another run is making the same result; this one waits for it.
+    StageWaiting {
+        /// The stage.
+        stage: String,
+    },
+    /// The stage's process said something.
+    Worker {
+        /// The stage.
+        stage: String,
+        /// What it said.
+        said: WorkerEvent,
+    },
+    /// The stage's result is in the store.
+    StageDone {
+        /// The stage.
+        stage: String,
+        /// The key of its result.
+        key: Digest,
+        /// How long the process ran.
+        seconds: f64,
+        /// The most memory that the process held at once, by the operating system's count.
+        peak_memory_bytes: u64,
+        /// What it made.
+        outputs: BTreeMap<String, StoredOutput>,
+    },
+    /// The stage failed.
+    StageFailed {
+        /// The stage.
+        stage: String,
+        /// What kind of failure.
+        cause: Cause,
+        /// The message and its sources, outermost first.
+        messages: Vec<String>,
+        /// What to do about it.
+        help: Option<String>,
+        /// What the process wrote on standard error.
+        log: PathBuf,
+        /// How long the process ran.
+        seconds: f64,
+        /// Set when the stage will be tried again, to the seconds until then.
+        retry_in_seconds: Option<f64>,
+    },
+    /// A stored object was damaged; it was removed and the stages that made it run again.
+    StageHealing {
+        /// The stage that met the damage.
+        stage: String,
+        /// The damaged object.
+        object: Option<Digest>,
+        /// The stages that run again.
+        producers: Vec<String>,
+    },
+    /// The stage was not run.
+    StageSkipped {
+        /// The stage.
+        stage: String,
+        /// Why, as a lower-case fragment.
+        because: String,
+    },
+    /// An output was copied out of the store, or was already in place.
+    Published {
+        /// The stage.
+        stage: String,
+        /// Its output.
+        output: String,
+        /// Where it lies.
+        path: PathBuf,
+        /// Whether anything had to be written.
+        written: bool,
+    },
+    /// An output could not be copied out of the store.
+    PublishFailed {
+        /// The stage.
+        stage: String,
+        /// Its output.
+        output: String,
+        /// Where it should lie.
+        path: PathBuf,
+        /// The message and its sources, outermost first.
+        messages: Vec<String>,
+        /// What to do about it.
+        help: Option<String>,
+    },
+    /// The run ended.
+    RunFinished {
+        /// How.
+        conclusion: Conclusion,
+        /// How many stages ended in which way.
+        counts: Counts,
+        /// How long it took.
+        seconds: f64,
+    },
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Conclusion {
+    /// Every stage has its result and everything is published.
+    Succeeded,
+    /// A stage failed, or a result could not be published.
+    Failed,
+    /// The user stopped it.
+    Interrupted,
+}
+
+/// How many stages ended in which way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Counts {
+    /// Run to their end.
+    pub done: usize,
+    /// Taken from the store.
+    pub cached: usize,
+    /// Failed.
+    pub failed: usize,
+    /// Not run, since another failed or the user stopped the run.
+    pub skipped: usize,
+}
