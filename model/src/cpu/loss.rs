@@ -1,0 +1,42 @@
+//! Cross-entropy over rows of logits, with its gradient in place.
+
+use super::instructions::multiversion;
+use super::vector::{exp, max, sum, tanh};
+use crate::ops::{LogitGradient, TokenScore};
+
+multiversion! {
+    /// Scores one row of logits and leaves the gradient in it if asked: `softmax - onehot`, times the slope of the cap.
+    pub(super) fn cross_entropy(
+        logits: &mut [f32],
+        target: usize,
+        soft_cap: Option<f32>,
+        gradient: LogitGradient,
+    ) -> TokenScore {
+        if let Some(cap) = soft_cap {
+            logits.iter_mut().for_each(|logit| *logit = cap * tanh(*logit / cap));
+        }
+        let largest = max(logits);
+        let at_target = logits[target];
+        let correct = at_target == largest && logits[..target].iter().all(|&logit| logit < largest);
+        let total = sum(logits.len(), |index| exp(logits[index] - largest));
+        let score = TokenScore { nll: largest + total.ln() - at_target, correct };
+        if gradient == LogitGradient::Skip {
+            return score;
+        }
+        let inverse = 1.0 / total;
+        match soft_cap {
+            None => {
+                logits.iter_mut().for_each(|logit| *logit = exp(*logit - largest) * inverse);
+                logits[target] -= 1.0;
+            }
+            Some(cap) => {
+                for (index, logit) in logits.iter_mut().enumerate() {
+                    let capped = *logit / cap;
+                    let onehot = if index == target { 1.0 } else { 0.0 };
+                    *logit = (exp(*logit - largest) * inverse - onehot) * (1.0 - capped * capped);
+                }
+            }
+        }
+        score
+    }
+}

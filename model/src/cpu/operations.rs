@@ -1,0 +1,478 @@
+//! The operations of the `cpu` set, on its tensors.
+
+use super::attention::{Head, Rows};
+use super::product::{Into, Target, View};
+use super::{Cache, Cpu, Tensor, Weight, loss, norm, pointwise};
+use crate::batch::{Documents, Span};
+use crate::ops::{
+    Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Form, LogitGradient, Ops, Result,
+    RmsNorm, RopeTables, TokenScore, Turn, Write,
+};
+
+/// Elements per piece of work that is done element by element.
+const PIECE: usize = 4096;
+
+impl Cpu {
+    fn shaped(&self, rows: usize, columns: usize) -> Tensor {
+        let mut tensor = Tensor::default();
+        tensor.reshape(&self.buffers, rows, columns);
+        tensor
+    }
+
+    /// Shapes an output that is replaced, or checks one that is added to.
+    fn output(&self, write: Write, y: &mut Tensor, rows: usize, columns: usize) -> Into {
+        match write {
+            Write::Replace => {
+                y.reshape(&self.buffers, rows, columns);
+                Into::Replace
+            }
+            Write::Add => {
+                assert_eq!((y.rows(), y.columns()), (rows, columns), "shape of an output that is added to");
+                Into::Add
+            }
+        }
+    }
+
+    /// Runs a function for each document and each of `heads` heads.
+    fn each_head(&self, documents: &Documents, heads: usize, width: usize, run: impl Fn(&Span, usize) + Sync + Send) {
+        let spans = documents.spans();
+        let scores: usize = spans.iter().map(|span| span.rows.len() * (span.start + span.rows.len())).sum();
+        self.each(spans.len() * heads, scores * width, |part| run(&spans[part / heads], part % heads));
+    }
+}
+
+impl Weight {
+    fn view(&self) -> View<'_> {
+        View::new(&self.values, self.out_features, self.in_features, self.in_features)
+    }
+}
+
+impl Tensor {
+    fn view(&self) -> View<'_> {
+        View::new(self.values(), self.rows(), self.columns(), self.columns())
+    }
+
+    /// One head of one document.
+    fn head(&self, first_row: usize, first_column: usize) -> Rows<'_> {
+        let first = first_row * self.columns() + first_column;
+        Rows { values: self.values().get(first..).unwrap_or_default(), stride: self.columns() }
+    }
+
+    fn target(&mut self) -> Target<'_> {
+        let columns = self.columns();
+        Target::new(self.values_mut(), columns)
+    }
+}
+
+impl Ops for Cpu {
+    type Tensor = Tensor;
+    type Weight = Weight;
+    type Cache = Cache;
+
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn describe(&self) -> String {
+        format!("cpu ({}), f32, threads: {}", self.set.name(), self.threads)
+    }
+
+    fn tensor(&self, rows: usize, columns: usize, values: &[f32]) -> Result<Tensor> {
+        let mut tensor = self.shaped(rows, columns);
+        tensor.values_mut().copy_from_slice(values);
+        Ok(tensor)
+    }
+
+    fn zeros(&self, rows: usize, columns: usize) -> Result<Tensor> {
+        let mut tensor = self.shaped(rows, columns);
+        tensor.values_mut().fill(0.0);
+        Ok(tensor)
+    }
+
+    fn shape(&self, tensor: &Tensor) -> (usize, usize) {
+        (tensor.rows(), tensor.columns())
+    }
+
+    fn read(&self, tensor: &Tensor) -> Result<Vec<f32>> {
+        Ok(tensor.values().to_vec())
+    }
+
+    fn write(&self, tensor: &mut Tensor, values: &[f32]) -> Result {
+        tensor.values_mut().copy_from_slice(values);
+        Ok(())
+    }
+
+    fn copy(&self, from: &Tensor, to: &mut Tensor) -> Result {
+        to.reshape(&self.buffers, from.rows(), from.columns());
+        to.values_mut().copy_from_slice(from.values());
+        Ok(())
+    }
+
+    fn weight(&self, out_features: usize, in_features: usize, values: Vec<f32>) -> Result<Weight> {
+        assert_eq!(values.len(), out_features * in_features, "values of a weight");
+        Ok(Weight { out_features, in_features, values })
+    }
+
+    fn refresh(&self, weight: &mut Weight, values: &Tensor) -> Result {
+        weight.values.copy_from_slice(values.values());
+        Ok(())
+    }
+
+    fn embed(&self, table: &Weight, ids: &[u32], scale: f32, y: &mut Tensor) -> Result {
+        let width = table.in_features;
+        y.reshape(&self.buffers, ids.len(), width);
+        for (row, &id) in y.values_mut().chunks_exact_mut(width).zip(ids) {
+            let source = &table.values[id as usize * width..][..width];
+            row.iter_mut().zip(source).for_each(|(element, value)| *element = scale * value);
+        }
+        Ok(())
+    }
+
+    fn embed_gradient(&self, ids: &[u32], dy: &Tensor, scale: f32, table_gradient: &mut Tensor) -> Result {
+        let width = dy.columns();
+        let gradients = table_gradient.values_mut();
+        for (row, &id) in dy.values().chunks_exact(width).zip(ids) {
+            let target = &mut gradients[id as usize * width..][..width];
+            target.iter_mut().zip(row).for_each(|(element, value)| *element += scale * value);
+        }
+        Ok(())
+    }
+
+    fn gather_rows(&self, x: &Tensor, rows: &[u32], y: &mut Tensor) -> Result {
+        let width = x.columns();
+        y.reshape(&self.buffers, rows.len(), width);
+        for (target, &row) in y.values_mut().chunks_exact_mut(width).zip(rows) {
+            target.copy_from_slice(&x.values()[row as usize * width..][..width]);
+        }
+        Ok(())
+    }
+
+    fn scatter_rows(&self, x: &Tensor, rows: &[u32], total: usize, y: &mut Tensor) -> Result {
+        let width = x.columns();
+        y.reshape(&self.buffers, total, width);
+        y.values_mut().fill(0.0);
+        for (source, &row) in x.values().chunks_exact(width).zip(rows) {
+            y.values_mut()[row as usize * width..][..width].copy_from_slice(source);
+        }
+        Ok(())
+    }
+
+    fn take_columns(&self, x: &Tensor, from: usize, columns: usize, y: &mut Tensor) -> Result {
+        y.reshape(&self.buffers, x.rows(), columns);
+        let rows = x.values().chunks_exact(x.columns());
+        for (source, target) in rows.zip(y.values_mut().chunks_exact_mut(columns)) {
+            target.copy_from_slice(&source[from..from + columns]);
+        }
+        Ok(())
+    }
+
+    fn join_columns(&self, parts: &[&Tensor], y: &mut Tensor) -> Result {
+        let columns = parts.iter().map(|part| part.columns()).sum();
+        y.reshape(&self.buffers, parts[0].rows(), columns);
+        for (row, mut target) in y.values_mut().chunks_exact_mut(columns).enumerate() {
+            for part in parts {
+                let (head, rest) = target.split_at_mut(part.columns());
+                head.copy_from_slice(&part.values()[row * part.columns()..][..part.columns()]);
+                target = rest;
+            }
+        }
+        Ok(())
+    }
+
+    fn join_rows(&self, parts: &[&Tensor], y: &mut Tensor) -> Result {
+        y.reshape(&self.buffers, parts.iter().map(|part| part.rows()).sum(), parts[0].columns());
+        let mut target = y.values_mut();
+        for part in parts {
+            let (head, rest) = target.split_at_mut(part.values().len());
+            head.copy_from_slice(part.values());
+            target = rest;
+        }
+        Ok(())
+    }
+
+    fn add(&self, x: &Tensor, y: &mut Tensor) -> Result {
+        let x = x.values();
+        assert_eq!(x.len(), y.values().len(), "shapes of a sum");
+        self.each_rows(y.values_mut(), 1, |first, y| pointwise::add(self.set, &x[first..][..y.len()], y));
+        Ok(())
+    }
+
+    fn add_column_sums(&self, x: &Tensor, sums: &mut Tensor) -> Result {
+        let columns = x.columns();
+        self.each_rows(sums.values_mut(), 1, |first, sums| {
+            for row in x.values().chunks_exact(columns) {
+                pointwise::add(self.set, &row[first..][..sums.len()], sums);
+            }
+        });
+        Ok(())
+    }
+
+    fn linear(&self, x: &Tensor, weight: &Weight, bias: Option<&Tensor>, write: Write, y: &mut Tensor) -> Result {
+        let write = self.output(write, y, x.rows(), weight.out_features);
+        self.product(1.0, x.view(), weight.view().transposed(), write, y.values_mut());
+        if let Some(bias) = bias {
+            self.each_rows(y.values_mut(), weight.out_features, |_, rows| {
+                rows.chunks_exact_mut(weight.out_features).for_each(|row| pointwise::add(self.set, bias.values(), row));
+            });
+        }
+        Ok(())
+    }
+
+    fn linear_backward(&self, dy: &Tensor, weight: &Weight, write: Write, dx: &mut Tensor) -> Result {
+        let write = self.output(write, dx, dy.rows(), weight.in_features);
+        self.product(1.0, dy.view(), weight.view(), write, dx.values_mut());
+        Ok(())
+    }
+
+    fn matmul(&self, form: Form, scale: f32, a: &Tensor, b: &Tensor, write: Write, c: &mut Tensor) -> Result {
+        let (a, b) = match form {
+            Form::Nn => (a.view(), b.view()),
+            Form::Nt => (a.view(), b.view().transposed()),
+            Form::Tn => (a.view().transposed(), b.view()),
+        };
+        let write = self.output(write, c, a.rows(), b.columns());
+        self.product(scale, a, b, write, c.values_mut());
+        Ok(())
+    }
+
+    fn norm(&self, x: &Tensor, weight: &Tensor, norm: RmsNorm, y: &mut Tensor, inverse_rms: &mut Tensor) -> Result {
+        let (columns, runs) = (x.columns(), x.columns() / weight.columns());
+        y.reshape(&self.buffers, x.rows(), columns);
+        inverse_rms.reshape(&self.buffers, x.rows(), runs);
+        let inverse_rms = inverse_rms.target();
+        self.each_rows(y.values_mut(), columns, |first, y| {
+            let rows = y.len() / columns;
+            let x = &x.values()[first * columns..][..y.len()];
+            // SAFETY: pieces do not overlap.
+            let inverse_rms = unsafe { inverse_rms.offset(first, 0).row(0, 0..rows * runs) };
+            norm::forward(self.set, x, weight.values(), norm, y, inverse_rms);
+        });
+        Ok(())
+    }
+
+    fn norm_backward(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        norm: RmsNorm,
+        inverse_rms: &Tensor,
+        dy: &Tensor,
+        write: Write,
+        dx: &mut Tensor,
+        weight_gradient: Option<&mut Tensor>,
+    ) -> Result {
+        let (columns, width, runs) = (x.columns(), weight.columns(), inverse_rms.columns());
+        let write = self.output(write, dx, x.rows(), columns);
+        self.each_rows(dx.values_mut(), columns, |first, dx| {
+            if write == Into::Replace {
+                dx.fill(0.0);
+            }
+            let (x, dy) = (&x.values()[first * columns..][..dx.len()], &dy.values()[first * columns..][..dx.len()]);
+            norm::backward(self.set, x, weight.values(), norm, &inverse_rms.values()[first * runs..], dy, dx);
+        });
+        if let Some(gradient) = weight_gradient {
+            self.each_rows(gradient.values_mut(), 1, |first, gradient| {
+                norm::weight_gradient(self.set, x.values(), inverse_rms.values(), dy.values(), width, first, gradient);
+            });
+        }
+        Ok(())
+    }
+
+    fn rope(&self, x: &mut Tensor, tables: &RopeTables<Tensor>, positions: &[u32], turn: Turn) -> Result {
+        let (columns, half) = (x.columns(), tables.rotary_dims / 2);
+        self.each_rows(x.values_mut(), columns, |first, rows| {
+            for (row, &position) in rows.chunks_exact_mut(columns).zip(&positions[first..]) {
+                let angles = position as usize * half..(position as usize + 1) * half;
+                let (cos, sin) = (&tables.cos.values()[angles.clone()], &tables.sin.values()[angles]);
+                pointwise::rotate(self.set, row, tables.head_dim, cos, sin, turn);
+            }
+        });
+        Ok(())
+    }
+
+    fn gated(&self, activation: Activation, gate: &Tensor, up: &Tensor, y: &mut Tensor) -> Result {
+        y.reshape(&self.buffers, gate.rows(), gate.columns());
+        let (gate, up) = (gate.values(), up.values());
+        self.each_rows(y.values_mut(), 1, |first, y| {
+            pointwise::gated(self.set, activation, &gate[first..][..y.len()], &up[first..][..y.len()], y);
+        });
+        Ok(())
+    }
+
+    fn gated_backward(
+        &self,
+        activation: Activation,
+        gate: &Tensor,
+        up: &Tensor,
+        dy: &Tensor,
+        dgate: &mut Tensor,
+        dup: &mut Tensor,
+    ) -> Result {
+        dgate.reshape(&self.buffers, gate.rows(), gate.columns());
+        dup.reshape(&self.buffers, gate.rows(), gate.columns());
+        let dup = Target::new(dup.values_mut(), 1);
+        let (gate, up, dy) = (gate.values(), up.values(), dy.values());
+        self.each_rows(dgate.values_mut(), 1, |first, dgate| {
+            let piece = first..first + dgate.len();
+            // SAFETY: pieces do not overlap.
+            let dup = unsafe { dup.row(0, piece.clone()) };
+            let (gate, up, dy) = (&gate[piece.clone()], &up[piece.clone()], &dy[piece]);
+            pointwise::gated_backward(self.set, activation, gate, up, dy, dgate, dup);
+        });
+        Ok(())
+    }
+
+    fn attention(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        documents: &Documents,
+        shape: &AttentionShape,
+        y: &mut Tensor,
+        logsumexp: &mut Tensor,
+    ) -> Result {
+        let heads = shape.num_attention_heads;
+        y.reshape(&self.buffers, q.rows(), q.columns());
+        logsumexp.reshape(&self.buffers, q.rows(), heads);
+        let (y, logsumexp) = (y.target(), logsumexp.target());
+        self.each_head(documents, heads, shape.head_dim, |span, head| {
+            let rows = span.rows.clone();
+            let (column, key_column) = (head * shape.head_dim, key_head(shape, head) * shape.head_dim);
+            let (q, k, v) =
+                (q.head(rows.start, column), k.head(rows.start, key_column), v.head(rows.start, key_column));
+            let (y, logsumexp) = (y.offset(rows.start, column), logsumexp.offset(rows.start, head));
+            // SAFETY: each document and head has its own rows and columns.
+            unsafe {
+                Head { set: self.set, shape, start: 0, queries: rows.len() }.forward(q, k, v, y, Some(logsumexp))
+            };
+        });
+        Ok(())
+    }
+
+    fn attention_backward(
+        &self,
+        saved: AttentionOperands<'_, Tensor>,
+        dy: &Tensor,
+        documents: &Documents,
+        shape: &AttentionShape,
+        gradients: AttentionGradients<'_, Tensor>,
+    ) -> Result {
+        let AttentionOperands { q, k, v, y, logsumexp } = saved;
+        let AttentionGradients { dq, dk, dv } = gradients;
+        dq.reshape(&self.buffers, q.rows(), q.columns());
+        for gradient in [&mut *dk, &mut *dv] {
+            gradient.reshape(&self.buffers, k.rows(), k.columns());
+            gradient.values_mut().fill(0.0);
+        }
+        let (dq, dk, dv) = (dq.target(), dk.target(), dv.target());
+        let group = shape.num_attention_heads / shape.num_key_value_heads;
+        // The query heads of one key head add to the same gradients: one after the other.
+        self.each_head(documents, shape.num_key_value_heads, group * shape.head_dim, |span, key_head| {
+            let first = span.rows.start;
+            let key_column = key_head * shape.head_dim;
+            let (k, v) = (k.head(first, key_column), v.head(first, key_column));
+            let (dk, dv) = (dk.offset(first, key_column), dv.offset(first, key_column));
+            for head in key_head * group..(key_head + 1) * group {
+                let column = head * shape.head_dim;
+                let (q, y, dy) = (q.head(first, column), y.head(first, column), dy.head(first, column));
+                let operands = [q, k, v, y, logsumexp.head(first, head), dy];
+                // SAFETY: each document and key head has its own rows and columns.
+                unsafe {
+                    Head { set: self.set, shape, start: 0, queries: span.rows.len() }
+                        .backward(operands, [dq.offset(first, column), dk, dv]);
+                }
+            }
+        });
+        Ok(())
+    }
+
+    fn cache(&self, sequences: usize, capacity: usize, shape: &AttentionShape) -> Result<Cache> {
+        Ok(Cache::new(sequences, capacity, shape.num_key_value_heads * shape.head_dim))
+    }
+
+    fn cache_append(&self, cache: &mut Cache, k: &Tensor, v: &Tensor, documents: &Documents) -> Result {
+        cache.append(k.values(), v.values(), documents);
+        Ok(())
+    }
+
+    fn attention_cached(
+        &self,
+        q: &Tensor,
+        cache: &Cache,
+        documents: &Documents,
+        shape: &AttentionShape,
+        y: &mut Tensor,
+    ) -> Result {
+        y.reshape(&self.buffers, q.rows(), q.columns());
+        let y = y.target();
+        let width = shape.num_key_value_heads * shape.head_dim;
+        self.each_head(documents, shape.num_attention_heads, shape.head_dim, |span, head| {
+            let (keys, values) = cache.slot(span.slot);
+            let (column, key_column) = (head * shape.head_dim, key_head(shape, head) * shape.head_dim);
+            let rows = |values| Rows { values, stride: width };
+            let (k, v) = (rows(&keys[key_column..]), rows(&values[key_column..]));
+            let head = Head { set: self.set, shape, start: span.start, queries: span.rows.len() };
+            // SAFETY: each document and head has its own rows and columns.
+            unsafe { head.forward(q.head(span.rows.start, column), k, v, y.offset(span.rows.start, column), None) };
+        });
+        Ok(())
+    }
+
+    fn soft_cap(&self, x: &mut Tensor, cap: f32) -> Result {
+        self.each_rows(x.values_mut(), 1, |_, x| pointwise::soft_cap(self.set, x, cap));
+        Ok(())
+    }
+
+    fn cross_entropy(
+        &self,
+        logits: &mut Tensor,
+        targets: &[u32],
+        soft_cap: Option<f32>,
+        gradient: LogitGradient,
+        scores: &mut Vec<TokenScore>,
+    ) -> Result {
+        let vocabulary = logits.columns();
+        let first_score = scores.len();
+        scores.resize(first_score + targets.len(), TokenScore { nll: 0.0, correct: false });
+        let places: Vec<_> = scores[first_score..].iter_mut().map(std::sync::Mutex::new).collect();
+        self.each_rows(logits.values_mut(), vocabulary, |first, rows| {
+            for (offset, row) in rows.chunks_exact_mut(vocabulary).enumerate() {
+                let target = targets[first + offset] as usize;
+                let score = loss::cross_entropy(self.set, row, target, soft_cap, gradient);
+                **places[first + offset].lock().expect("each place is taken once") = score;
+            }
+        });
+        Ok(())
+    }
+
+    fn sum_of_squares(&self, x: &Tensor) -> Result<f64> {
+        Ok(x.values().chunks(PIECE).map(|piece| pointwise::sum_of_squares(self.set, piece)).sum())
+    }
+
+    fn adamw(
+        &self,
+        step: &AdamWStep,
+        value: &mut Tensor,
+        gradient: &Tensor,
+        exp_avg: &mut Tensor,
+        exp_avg_sq: &mut Tensor,
+    ) -> Result {
+        let gradient = gradient.values();
+        let (exp_avg, exp_avg_sq) = (Target::new(exp_avg.values_mut(), 1), Target::new(exp_avg_sq.values_mut(), 1));
+        self.each_rows(value.values_mut(), 1, |first, value| {
+            let piece = first..first + value.len();
+            // SAFETY: pieces do not overlap.
+            let (exp_avg, exp_avg_sq) = unsafe { (exp_avg.row(0, piece.clone()), exp_avg_sq.row(0, piece.clone())) };
+            pointwise::adamw(self.set, *step, value, &gradient[piece], exp_avg, exp_avg_sq);
+        });
+        Ok(())
+    }
+}
+
+/// The key head that a query head reads.
+fn key_head(shape: &AttentionShape, head: usize) -> usize {
+    head / (shape.num_attention_heads / shape.num_key_value_heads)
+}
+
+crate::composed_blocks!(Cpu);

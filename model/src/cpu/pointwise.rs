@@ -1,0 +1,134 @@
+//! What is done element by element or row by row: rotary embedding, gated activation, soft-cap, sums, AdamW.
+
+use super::instructions::multiversion;
+use super::vector::{sigmoid, tanh};
+use crate::ops::{Activation, AdamWStep, Turn};
+
+multiversion! {
+    /// Turns the heads of one row: elements `i` and `i + half` of each, by the row's cosines and sines.
+    pub(super) fn rotate(row: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], turn: Turn) {
+        let half = cos.len();
+        let sign = match turn {
+            Turn::Forward => 1.0,
+            Turn::Backward => -1.0,
+        };
+        for head in row.chunks_exact_mut(head_dim) {
+            let (low, high) = head.split_at_mut(half);
+            for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+                let sin = sign * sin;
+                (*low, *high) = (*low * cos - *high * sin, *high * cos + *low * sin);
+            }
+        }
+    }
+}
+
+/// Of the tanh form of GELU: `0.5 x (1 + tanh(c · (x + 0.044715 x³)))`.
+const GELU_FACTOR: f32 = 0.797_884_6;
+const GELU_CUBE: f32 = 0.044_715;
+
+#[inline(always)]
+fn gelu(x: f32) -> f32 {
+    0.5 * x * (1.0 + tanh(GELU_FACTOR * (x + GELU_CUBE * x * x * x)))
+}
+
+#[inline(always)]
+fn gelu_slope(x: f32) -> f32 {
+    let t = tanh(GELU_FACTOR * (x + GELU_CUBE * x * x * x));
+    0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * GELU_FACTOR * (1.0 + 3.0 * GELU_CUBE * x * x)
+}
+
+multiversion! {
+    /// `y = activation(gate) ∘ up`.
+    pub(super) fn gated(activation: Activation, gate: &[f32], up: &[f32], y: &mut [f32]) {
+        let elements = y.iter_mut().zip(gate).zip(up);
+        match activation {
+            Activation::Silu => elements.for_each(|((y, gate), up)| *y = gate * sigmoid(*gate) * up),
+            Activation::GeluTanh => elements.for_each(|((y, gate), up)| *y = gelu(*gate) * up),
+        }
+    }
+}
+
+multiversion! {
+    /// The gradients of [`gated`].
+    pub(super) fn gated_backward(
+        activation: Activation,
+        gate: &[f32],
+        up: &[f32],
+        dy: &[f32],
+        dgate: &mut [f32],
+        dup: &mut [f32],
+    ) {
+        let elements = gate.iter().zip(up).zip(dy).zip(dgate.iter_mut().zip(dup));
+        match activation {
+            Activation::Silu => elements.for_each(|(((gate, up), dy), (dgate, dup))| {
+                let s = sigmoid(*gate);
+                *dup = dy * gate * s;
+                *dgate = dy * up * s * (1.0 + gate * (1.0 - s));
+            }),
+            Activation::GeluTanh => elements.for_each(|(((gate, up), dy), (dgate, dup))| {
+                *dup = dy * gelu(*gate);
+                *dgate = dy * up * gelu_slope(*gate);
+            }),
+        }
+    }
+}
+
+multiversion! {
+    /// `x = cap · tanh(x / cap)`.
+    pub(super) fn soft_cap(x: &mut [f32], cap: f32) {
+        for x in x {
+            *x = cap * tanh(*x / cap);
+        }
+    }
+}
+
+multiversion! {
+    /// `y += x`.
+    pub(super) fn add(x: &[f32], y: &mut [f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y += x;
+        }
+    }
+}
+
+multiversion! {
+    /// The sum of squares, in f64 and in eight lanes.
+    pub(super) fn sum_of_squares(x: &[f32]) -> f64 {
+        let mut lanes = [0.0f64; 8];
+        let chunks = x.chunks_exact(8);
+        let rest = chunks.remainder();
+        for chunk in chunks {
+            for (lane, &value) in lanes.iter_mut().zip(chunk) {
+                *lane += f64::from(value) * f64::from(value);
+            }
+        }
+        let of_rest: f64 = rest.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
+        lanes.iter().sum::<f64>() + of_rest
+    }
+}
+
+multiversion! {
+    /// One AdamW update of some elements; the formula is [`AdamWStep`]'s.
+    pub(super) fn adamw(
+        step: AdamWStep,
+        value: &mut [f32],
+        gradient: &[f32],
+        exp_avg: &mut [f32],
+        exp_avg_sq: &mut [f32],
+    ) {
+        let (beta1, beta2) = step.betas;
+        let t = step.step as f64;
+        let keep = (1.0 - step.learning_rate * step.weight_decay) as f32;
+        let rate = (step.learning_rate / (1.0 - beta1.powf(t))) as f32;
+        let inverse_root = (1.0 / (1.0 - beta2.powf(t)).sqrt()) as f32;
+        let (new1, new2) = ((1.0 - beta1) as f32, (1.0 - beta2) as f32);
+        let (beta1, beta2, eps, scale) = (beta1 as f32, beta2 as f32, step.eps as f32, step.gradient_scale as f32);
+        let moments = exp_avg.iter_mut().zip(exp_avg_sq);
+        for ((p, g), (m, v)) in value.iter_mut().zip(gradient).zip(moments) {
+            let g = g * scale;
+            *m = beta1 * *m + new1 * g;
+            *v = beta2 * *v + new2 * g * g;
+            *p = *p * keep - rate * *m / (v.sqrt() * inverse_root + eps);
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! Matrix products of any orientation: the right operand packed into panels, a tile of the result kept in registers.
+//!
+//! Each element is summed over the inner dimension in one order whatever the partition over threads, so that the result does
+//! not depend on their number.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::instructions::{InstructionSet, multiversion};
+use super::vector::dot;
+
+/// Inner dimension of a packed panel: a panel of 32 columns fits into 32 KiB.
+const INNER_BLOCK: usize = 256;
+/// Up to so many rows a product reads its right operand in place: packing it would cost more than it saves.
+const FEW_ROWS: usize = 3;
+
+/// A matrix to read, element `(i, j)` being `values[i · row_stride + j · column_stride]`.
+#[derive(Clone, Copy)]
+pub(super) struct View<'a> {
+    values: &'a [f32],
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+    column_stride: usize,
+}
+
+impl<'a> View<'a> {
+    /// A view of rows that start `row_stride` apart.
+    pub(super) fn new(values: &'a [f32], rows: usize, columns: usize, row_stride: usize) -> Self {
+        Self::checked(values, rows, columns, row_stride, 1)
+    }
+
+    fn checked(values: &'a [f32], rows: usize, columns: usize, row_stride: usize, column_stride: usize) -> Self {
+        if rows > 0 && columns > 0 {
+            let last = (rows - 1) * row_stride + (columns - 1) * column_stride;
+            assert!(last < values.len(), "a view of {rows}x{columns} over {} values", values.len());
+        }
+        Self { values, rows, columns, row_stride, column_stride }
+    }
+
+    /// Number of rows.
+    pub(super) fn rows(self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub(super) fn columns(self) -> usize {
+        self.columns
+    }
+
+    /// Rows and columns exchanged.
+    pub(super) fn transposed(self) -> Self {
+        Self {
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
+    }
+
+    fn row_range(self, rows: Range<usize>) -> Self {
+        let values = self.values.get(rows.start * self.row_stride..).unwrap_or_default();
+        Self::checked(values, rows.len(), self.columns, self.row_stride, self.column_stride)
+    }
+
+    fn column_range(self, columns: Range<usize>) -> Self {
+        let values = self.values.get(columns.start * self.column_stride..).unwrap_or_default();
+        Self::checked(values, self.rows, columns.len(), self.row_stride, self.column_stride)
+    }
+}
+
+/// A matrix to write, of which parts are written by several threads at once.
+#[derive(Clone, Copy)]
+pub(super) struct Target<'a> {
+    values: *mut f32,
+    length: usize,
+    row_stride: usize,
+    owner: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: a target is only a place; whoever writes through it vouches that nobody else touches those elements.
+unsafe impl Send for Target<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Target<'_> {}
+
+impl<'a> Target<'a> {
+    /// The rows of `values`, `row_stride` apart.
+    pub(super) fn new(values: &'a mut [f32], row_stride: usize) -> Self {
+        Self { values: values.as_mut_ptr(), length: values.len(), row_stride, owner: PhantomData }
+    }
+
+    /// Columns of one row.
+    ///
+    /// # Safety
+    /// Nobody else may read or write these elements while the slice lives.
+    #[inline(always)]
+    pub(super) unsafe fn row(self, row: usize, columns: Range<usize>) -> &'a mut [f32] {
+        let first = row * self.row_stride + columns.start;
+        assert!(columns.start <= columns.end && first + columns.len() <= self.length, "a row beyond the matrix");
+        // SAFETY: the range lies within the slice this was made from, and the caller vouches for exclusivity.
+        unsafe { std::slice::from_raw_parts_mut(self.values.add(first), columns.len()) }
+    }
+
+    /// The same matrix with another origin.
+    pub(super) fn offset(self, row: usize, column: usize) -> Self {
+        let first = row * self.row_stride + column;
+        assert!(first <= self.length, "an origin beyond the matrix");
+        // SAFETY: the origin lies within the slice this was made from or at its end.
+        Self { values: unsafe { self.values.add(first) }, length: self.length - first, ..self }
+    }
+}
+
+/// What a product does with what it finds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Into {
+    /// Overwrites it.
+    Replace,
+    /// Adds to it.
+    Add,
+}
+
+/// `c (+)= scale · a · b` by the calling thread.
+///
+/// # Safety
+/// Nobody else may read or write the `a.rows × b.columns` elements of `c` meanwhile.
+pub(super) unsafe fn product(set: InstructionSet, scale: f32, a: View<'_>, b: View<'_>, write: Into, c: Target<'_>) {
+    // SAFETY: the caller vouches for all of `c`.
+    unsafe { product_along(Path::of(a, b), set, scale, a, b, write, c) }
+}
+
+/// How a product is computed. It is chosen for the whole product, so that no partition changes the result.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Path {
+    DotProducts,
+    Panels,
+}
+
+impl Path {
+    fn of(a: View<'_>, b: View<'_>) -> Self {
+        let in_place = a.rows <= FEW_ROWS && b.row_stride == 1 && a.column_stride == 1;
+        if in_place { Self::DotProducts } else { Self::Panels }
+    }
+}
+
+/// # Safety
+/// As for [`product`].
+unsafe fn product_along(
+    path: Path,
+    set: InstructionSet,
+    scale: f32,
+    a: View<'_>,
+    b: View<'_>,
+    write: Into,
+    c: Target<'_>,
+) {
+    assert_eq!(a.columns, b.rows, "inner dimensions");
+    if path == Path::DotProducts {
+        return few_rows(set, scale, a, b, write, c);
+    }
+    match set {
+        InstructionSet::Portable => blocks::<4, 8, false>(scale, a, b, write, c),
+        // SAFETY: a set other than the portable one is only ever chosen where the machine has it.
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2 => unsafe { blocks_avx2(scale, a, b, write, c) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512 => unsafe { blocks_avx512(scale, a, b, write, c) },
+        #[cfg(not(target_arch = "x86_64"))]
+        InstructionSet::Avx2 | InstructionSet::Avx512 => unreachable!("an instruction set of another architecture"),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn blocks_avx2(scale: f32, a: View<'_>, b: View<'_>, write: Into, c: Target<'_>) {
+    blocks::<6, 16, true>(scale, a, b, write, c);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
+fn blocks_avx512(scale: f32, a: View<'_>, b: View<'_>, write: Into, c: Target<'_>) {
+    blocks::<8, 32, true>(scale, a, b, write, c);
+}
+
+multiversion! {
+    /// Dot products of rows with columns that lie contiguously.
+    fn few_rows(scale: f32, a: View<'_>, b: View<'_>, write: Into, c: Target<'_>) {
+        for column in 0..b.columns {
+            let weights = &b.values[column * b.column_stride..][..b.rows];
+            for row in 0..a.rows {
+                let sum = scale * dot(&a.values[row * a.row_stride..][..a.columns], weights);
+                // SAFETY: the caller of `product` vouches for these elements.
+                let element = unsafe { &mut c.row(row, column..column + 1)[0] };
+                *element = if write == Into::Add { *element + sum } else { sum };
+            }
+        }
+    }
+}
+
+/// The product in blocks of the inner dimension, in panels of `NR` columns, in tiles of `MR` rows.
+#[inline(always)]
+fn blocks<const MR: usize, const NR: usize, const FUSED: bool>(
+    scale: f32,
+    a: View<'_>,
+    b: View<'_>,
+    write: Into,
+    c: Target<'_>,
+) {
+    let mut panel = vec![0.0; INNER_BLOCK.min(b.rows) * NR];
+    // An inner dimension of zero still has to overwrite.
+    let blocks = b.rows.div_ceil(INNER_BLOCK).max(1);
+    for block in 0..blocks {
+        let inner = block * INNER_BLOCK..b.rows.min((block + 1) * INNER_BLOCK);
+        let write = if block == 0 { write } else { Into::Add };
+        for first_column in (0..b.columns).step_by(NR) {
+            let columns = first_column..b.columns.min(first_column + NR);
+            pack::<NR>(b, inner.clone(), columns.clone(), &mut panel);
+            for first_row in (0..a.rows).step_by(MR) {
+                let tile = tile::<MR, NR, FUSED>(a, first_row, inner.clone(), &panel);
+                for (row, sums) in (first_row..a.rows).zip(&tile) {
+                    // SAFETY: the caller of `product` vouches for these elements.
+                    let target = unsafe { c.row(row, columns.clone()) };
+                    store(target, sums, scale, write);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn store(target: &mut [f32], sums: &[f32], scale: f32, write: Into) {
+    match write {
+        Into::Replace => target.iter_mut().zip(sums).for_each(|(element, sum)| *element = scale * sum),
+        Into::Add => target.iter_mut().zip(sums).for_each(|(element, sum)| *element += scale * sum),
+    }
+}
+
+/// Copies a block of `b` to `[inner][NR]`, columns beyond its last being zero.
+#[inline(always)]
+fn pack<const NR: usize>(b: View<'_>, inner: Range<usize>, columns: Range<usize>, panel: &mut [f32]) {
+    let panel = &mut panel[..inner.len() * NR];
+    if columns.len() < NR {
+        panel.fill(0.0);
+    }
+    if b.column_stride == 1 {
+        for (row, target) in inner.zip(panel.chunks_exact_mut(NR)) {
+            let source = &b.values[row * b.row_stride + columns.start..][..columns.len()];
+            target[..source.len()].copy_from_slice(source);
+        }
+        return;
+    }
+    for (lane, column) in columns.enumerate() {
+        let source = &b.values[column * b.column_stride..];
+        for (row, target) in inner.clone().zip(panel.chunks_exact_mut(NR)) {
+            target[lane] = source[row * b.row_stride];
+        }
+    }
+}
+
+/// `MR × NR` elements of the product; rows beyond the last of `a` repeat that one.
+#[inline(always)]
+fn tile<const MR: usize, const NR: usize, const FUSED: bool>(
+    a: View<'_>,
+    first_row: usize,
+    inner: Range<usize>,
+    panel: &[f32],
+) -> [[f32; NR]; MR] {
+    let mut sums = [[0.0; NR]; MR];
+    let rows: [usize; MR] = std::array::from_fn(|row| (first_row + row).min(a.rows - 1) * a.row_stride);
+    for (step, weights) in inner.zip(panel.chunks_exact(NR)) {
+        let weights: &[f32; NR] = weights.try_into().expect("chunks of NR");
+        for (sums, row) in sums.iter_mut().zip(rows) {
+            // SAFETY: `View::checked` saw that the last element lies within `values`, and `row` and `step` are below its extents.
+            let x = unsafe { *a.values.get_unchecked(row + step * a.column_stride) };
+            for (sum, weight) in sums.iter_mut().zip(weights) {
+                *sum = if FUSED { x.mul_add(*weight, *sum) } else { x * weight + *sum };
+            }
+        }
+    }
+    sums
+}
+
+/// Rows and columns of the parts into which a product is cut for threads.
+pub(super) struct Partition {
+    row_block: usize,
+    column_block: usize,
+    row_blocks: usize,
+    column_blocks: usize,
+}
+
+impl Partition {
+    /// Cuts columns first, for then each part of `b` is packed once, and rows where that gives too few parts.
+    pub(super) fn new(rows: usize, columns: usize, threads: usize) -> Self {
+        let column_block = 96;
+        let column_blocks = columns.div_ceil(column_block).max(1);
+        let wanted = (4 * threads).div_ceil(column_blocks);
+        let row_block = rows.div_ceil(wanted).next_multiple_of(24).clamp(24, 1536);
+        Self { row_block, column_block, row_blocks: rows.div_ceil(row_block), column_blocks }
+    }
+
+    /// Number of parts.
+    pub(super) fn parts(&self) -> usize {
+        self.row_blocks * self.column_blocks
+    }
+
+    /// Computes one part of [`product`].
+    ///
+    /// # Safety
+    /// Nobody else may read or write this part of `c` meanwhile.
+    #[expect(clippy::too_many_arguments, reason = "those of `product`, and which part")]
+    pub(super) unsafe fn product(
+        &self,
+        part: usize,
+        set: InstructionSet,
+        scale: f32,
+        a: View<'_>,
+        b: View<'_>,
+        write: Into,
+        c: Target<'_>,
+    ) {
+        let path = Path::of(a, b);
+        let (row, column) = (part % self.row_blocks * self.row_block, part / self.row_blocks * self.column_block);
+        let a = a.row_range(row..a.rows.min(row + self.row_block));
+        let b = b.column_range(column..b.columns.min(column + self.column_block));
+        // SAFETY: the caller vouches for the part, and parts do not overlap.
+        unsafe { product_along(path, set, scale, a, b, write, c.offset(row, column)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(count: usize, seed: usize) -> Vec<f32> {
+        (0..count).map(|index| ((index * 37 + seed * 11) % 23) as f32 / 23.0 - 0.5).collect()
+    }
+
+    fn sets() -> impl Iterator<Item = InstructionSet> {
+        [InstructionSet::Portable, InstructionSet::Avx2, InstructionSet::Avx512]
+            .into_iter()
+            .filter(|set| set.is_available())
+    }
+
+    #[test]
+    fn every_orientation_and_odd_shape_equals_the_definition() {
+        for (m, n, k) in [(1, 1, 1), (3, 5, 7), (2, 33, 300), (13, 37, 17), (9, 65, 513), (50, 100, 3), (4, 4, 0)] {
+            let (left, right) = (values(m * k, 1), values(k * n, 2));
+            for transposed in 0..4 {
+                let a = match transposed & 1 {
+                    0 => View::new(&left, m, k, k),
+                    _ => View::new(&left, k, m, m).transposed(),
+                };
+                let b = match transposed & 2 {
+                    0 => View::new(&right, k, n, n),
+                    _ => View::new(&right, n, k, k).transposed(),
+                };
+                let element = |view: View<'_>, i: usize, j: usize| {
+                    f64::from(view.values[i * view.row_stride + j * view.column_stride])
+                };
+                for set in sets() {
+                    let mut c = vec![1.0f32; m * n];
+                    let partition = Partition::new(m, n, 3);
+                    let target = Target::new(&mut c, n);
+                    for part in 0..partition.parts() {
+                        // SAFETY: one thread.
+                        unsafe { partition.product(part, set, 0.5, a, b, Into::Add, target) };
+                    }
+                    for i in 0..m {
+                        for j in 0..n {
+                            let sum: f64 = (0..k).map(|p| element(a, i, p) * element(b, p, j)).sum();
+                            let expected = 1.0 + 0.5 * sum;
+                            let found = f64::from(c[i * n + j]);
+                            assert!(
+                                (found - expected).abs() < 1e-4,
+                                "{m}x{n}x{k} {set:?} {transposed}: {found} {expected}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

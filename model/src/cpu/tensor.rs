@@ -1,0 +1,118 @@
+//! Tensors in main memory, their buffers taken from and given back to a pool.
+//!
+//! A decoder's activations come and go at the same sizes in every step. Fresh memory for each would cost a page fault per 4 KiB,
+//! which can be half of a step; a pool costs a lock per tensor.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A row-major matrix of f32. The default is empty and belongs to no pool yet.
+#[derive(Default)]
+pub struct Tensor {
+    rows: usize,
+    columns: usize,
+    /// As long as its size class; the values are its first `rows · columns`.
+    buffer: Box<[f32]>,
+    pool: Option<Arc<BufferPool>>,
+}
+
+impl Tensor {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// The values, row by row.
+    pub fn values(&self) -> &[f32] {
+        &self.buffer[..self.rows * self.columns]
+    }
+
+    /// The values, row by row.
+    pub fn values_mut(&mut self) -> &mut [f32] {
+        &mut self.buffer[..self.rows * self.columns]
+    }
+
+    /// Gives the tensor a shape. The values are whatever they are: the caller overwrites all of them.
+    pub(super) fn reshape(&mut self, pool: &Arc<BufferPool>, rows: usize, columns: usize) {
+        let class = size_class(rows * columns);
+        if class != self.buffer.len() {
+            self.release();
+            self.buffer = pool.take(class);
+            self.pool = Some(Arc::clone(pool));
+        }
+        (self.rows, self.columns) = (rows, columns);
+    }
+
+    fn release(&mut self) {
+        if let Some(pool) = self.pool.take() {
+            pool.give(std::mem::take(&mut self.buffer));
+        }
+    }
+}
+
+impl Drop for Tensor {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+/// Buffers that no tensor uses, by size class.
+#[derive(Default)]
+pub(super) struct BufferPool {
+    free: Mutex<HashMap<usize, Vec<Box<[f32]>>>>,
+}
+
+impl BufferPool {
+    fn take(&self, class: usize) -> Box<[f32]> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = free.get_mut(&class).and_then(Vec::pop);
+        drop(free);
+        found.unwrap_or_else(|| vec![0.0; class].into_boxed_slice())
+    }
+
+    fn give(&self, buffer: Box<[f32]>) {
+        if !buffer.is_empty() {
+            self.free.lock().unwrap_or_else(PoisonError::into_inner).entry(buffer.len()).or_default().push(buffer);
+        }
+    }
+}
+
+/// The length of the buffer for so many values: at most a quarter more, so that nearly equal sizes share buffers.
+fn size_class(values: usize) -> usize {
+    if values == 0 {
+        return 0;
+    }
+    let step = (values.next_power_of_two() / 8).max(16);
+    values.div_ceil(step) * step
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_used_again() {
+        let pool = Arc::new(BufferPool::default());
+        let mut first = Tensor::default();
+        first.reshape(&pool, 100, 10);
+        let address = first.values().as_ptr();
+        drop(first);
+        let mut second = Tensor::default();
+        second.reshape(&pool, 10, 99);
+        assert_eq!(second.values().as_ptr(), address);
+        assert_eq!((second.rows(), second.columns(), second.values().len()), (10, 99, 990));
+    }
+
+    #[test]
+    fn a_size_class_holds_its_values_and_little_more() {
+        for values in 1..5000 {
+            let class = size_class(values);
+            assert!(class >= values && class <= (values + 16).max(values * 5 / 4), "{values} in {class}");
+        }
+    }
+}
