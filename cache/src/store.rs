@@ -229,12 +229,11 @@ pub(crate) fn remove_file(path: &Path) -> Result<bool, StoreError> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
-    use std::process::Command;
     use std::thread;
 
     use super::*;
+    use crate::KeyDocument;
     use crate::testing::{fill, read_all, store};
-    use crate::{KeyDocument, ResultRecord};
 
     #[test]
     fn a_folder_is_stored_once_whatever_its_files_share() {
@@ -384,61 +383,5 @@ mod tests {
         let key = KeyDocument::default().working_key();
         fs::write(store.partial(&key).unwrap().join("state.json"), "{}").unwrap();
         assert_eq!(read_all(&store.partial(&key).unwrap()), [("state.json".to_owned(), "{}".to_owned())]);
-    }
-
-    /// A small file system of its own, unmounted when dropped; `None` where the user may not mount one.
-    struct SmallDisk(tempfile::TempDir);
-
-    impl SmallDisk {
-        fn mount(options: &str) -> Option<Self> {
-            let folder = tempfile::tempdir().unwrap();
-            let mount = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(folder.path()).output();
-            match mount {
-                Ok(output) if output.status.success() => Some(Self(folder)),
-                refused => {
-                    eprintln!("skipped: this user cannot mount a small file system: {refused:?}");
-                    None
-                }
-            }
-        }
-    }
-
-    impl Drop for SmallDisk {
-        fn drop(&mut self) {
-            // The mount may be gone already; the folder then goes as any other.
-            let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).status();
-        }
-    }
-
-    #[test]
-    fn a_full_disk_is_an_error_of_its_own_and_leaves_nothing_half_written() {
-        let Some(disk) = SmallDisk::mount("size=1m") else { return };
-        let store = Store::open(disk.0.path().join("store")).unwrap();
-        let record = ResultRecord::new(KeyDocument::default(), "kind", [].into(), serde_json::Map::new());
-        let key = record.key.result_key();
-        let filler = disk.0.path().join("filler");
-        fs::write(&filler, vec![0; 2 << 20]).unwrap_err();
-        let error = store.record(&key, &record).unwrap_err();
-        assert!(matches!(error, StoreError::DiskFull { .. }), "{error:?}");
-        assert_eq!(fs::read_dir(store.folder("results")).unwrap().count(), 0);
-        assert_eq!(fs::read_dir(store.folder("staging")).unwrap().count(), 0);
-        fs::remove_file(&filler).unwrap();
-        store.record(&key, &record).unwrap();
-        assert_eq!(store.result(&key).unwrap(), Some(record));
-    }
-
-    #[test]
-    fn a_disk_without_room_for_more_files_leaves_no_tree_without_its_objects() {
-        let Some(disk) = SmallDisk::mount("size=4m,nr_inodes=40") else { return };
-        let store = Store::open(disk.0.path().join("store")).unwrap();
-        let staging = store.staging().unwrap();
-        let files: Vec<_> = (0..18).map(|i| (format!("file-{i}"), format!("content {i}"))).collect();
-        let files: Vec<_> = files.iter().map(|(path, content)| (path.as_str(), content.as_str())).collect();
-        fill(staging.path(), &files);
-        let tree = Tree::of_folder(staging.path()).unwrap();
-        let error = store.add_tree(staging.path(), &tree).unwrap_err();
-        assert!(matches!(error, StoreError::DiskFull { .. }), "{error:?}");
-        assert!(matches!(store.tree(&tree.digest()), Err(StoreError::MissingTree { .. })));
-        assert_eq!(store.verify(&|_| {}).unwrap().faults, []);
     }
 }

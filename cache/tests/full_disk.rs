@@ -1,0 +1,107 @@
+//! A full disk: an error of its own, and nothing half-written.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use cache::atomic::write_atomically;
+use cache::{KeyDocument, ResultRecord, Store, StoreError, Tree};
+
+/// A small file system of its own, unmounted when dropped.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    /// Mounts one; `None` where the user may not.
+    fn mount(options: &str) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(folder.path()).output();
+        match mount {
+            Ok(output) if output.status.success() => Some(Self(folder)),
+            refused => {
+                println!("skipped: this user cannot mount a small file system: {refused:?}");
+                None
+            }
+        }
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Fills what is left of it.
+    fn fill(&self) {
+        fs::write(self.path().join("filler"), vec![0; 2 << 20]).unwrap_err();
+    }
+
+    fn empty(&self) {
+        fs::remove_file(self.path().join("filler")).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.path()).status();
+    }
+}
+
+fn count(folder: &Path) -> usize {
+    fs::read_dir(folder).unwrap().count()
+}
+
+#[test]
+fn a_record_is_there_whole_or_not_at_all() {
+    let Some(disk) = SmallDisk::mount("size=1m") else { return };
+    let store = Store::open(disk.path().join("store")).unwrap();
+    let record = ResultRecord::new(KeyDocument::default(), "kind", [].into(), serde_json::Map::new());
+    let key = record.key.result_key();
+    disk.fill();
+    let error = store.record(&key, &record).unwrap_err();
+    assert!(matches!(error, StoreError::DiskFull { .. }), "{error:?}");
+    assert_eq!(count(&store.root().join("results")), 0);
+    assert_eq!(count(&store.root().join("staging")), 0);
+    disk.empty();
+    store.record(&key, &record).unwrap();
+    assert_eq!(store.result(&key).unwrap(), Some(record));
+}
+
+#[test]
+fn a_file_keeps_its_old_content() {
+    let Some(disk) = SmallDisk::mount("size=1m") else { return };
+    let path = disk.path().join("file");
+    write_atomically(&path, b"old").unwrap();
+    disk.fill();
+    let error = write_atomically(&path, b"new").unwrap_err();
+    assert!(matches!(error, StoreError::DiskFull { .. }), "{error:?}");
+    assert_eq!(fs::read(&path).unwrap(), b"old");
+    assert_eq!(count(disk.path()), 2);
+}
+
+#[test]
+fn a_copy_that_does_not_fit_is_removed() {
+    let Some(disk) = SmallDisk::mount("size=1m") else { return };
+    let home = tempfile::tempdir().unwrap();
+    let store = Store::open(home.path()).unwrap();
+    let staging = store.staging().unwrap();
+    fs::write(staging.path().join("small"), "bytes").unwrap();
+    fs::write(staging.path().join("weights"), vec![1; 2 << 20]).unwrap();
+    let tree = store.add_folder(staging.path()).unwrap();
+    let error = store.copy_tree_out(&tree, &disk.path().join("copy")).unwrap_err();
+    assert!(matches!(error, StoreError::DiskFull { .. }), "{error:?}");
+    assert_eq!(count(disk.path()), 0);
+}
+
+#[test]
+fn a_folder_that_does_not_fit_leaves_no_tree() {
+    // Room for the files, and not for the folders that the objects go to.
+    let Some(disk) = SmallDisk::mount("size=4m,nr_inodes=40") else { return };
+    let store = Store::open(disk.path().join("store")).unwrap();
+    let staging = store.staging().unwrap();
+    (0..18).for_each(|i| fs::write(staging.path().join(format!("{i}")), format!("content {i}")).unwrap());
+    let tree = Tree::of_folder(staging.path()).unwrap();
+    let error = store.add_tree(staging.path(), &tree).unwrap_err();
+    assert!(matches!(error, StoreError::DiskFull { .. }), "{error:?}");
+    assert!(matches!(store.tree(&tree.digest()), Err(StoreError::MissingTree { .. })));
+    assert_eq!(store.verify(&|_| {}).unwrap().faults, []);
+}
