@@ -1,4 +1,19 @@
 //! Running a plan: one loop that owns all state and is started by messages.
+//!
+//! [`run`] is the way in. It leaves to others: how a key is made ([`crate::keys`]), how a process is started ([`crate::execute`]), and
+//! what is printed (the command line, which observes the events).
 
+mod begin;
 pub mod clock;
+mod conclude;
+mod enter;
 pub mod event;
+mod heal;
+mod outcome;
+mod scheduler;
+mod state;
+
+pub use enter::{RunError, run};
+pub use event::{Conclusion, Counts, RunEvent};
+pub use outcome::{Failure, OnFailure, RunOptions, RunOutcome, StageOutcome};
+pub use state::State;

@@ -1,0 +1,250 @@
+//! Starting a stage: key, result that is there already, room, locks, process.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use cache::{Digest, Lock, OutputRecord, Staging};
+
+use super::event::RunEvent;
+use super::outcome::Failure;
+use super::scheduler::{Keyed, LOCK_POLL, Running, Scheduler};
+use super::state::State;
+use crate::context::stored;
+use crate::error::{Cause, OrFail, StageError};
+use crate::execute::Launch;
+use crate::execute::stage_process::chain;
+use crate::explain::{Past, complete_result};
+use crate::file::problem::Severity;
+use crate::history::History;
+use crate::keys::stage_key;
+use crate::protocol::{InputGrant, Job, PROTOCOL, WorkerEvent};
+use crate::stage::{InputFacts, Threads};
+
+/// What came of the attempt to start a stage.
+enum Begun {
+    /// Its result is in the store.
+    Cached(BTreeMap<String, OutputRecord>),
+    /// Its process is alive.
+    Started(Box<Running>),
+    /// It has to wait: for a core, for another try, for another run.
+    NotYet,
+}
+
+impl Scheduler<'_> {
+    /// Starts a ready stage if it can be; whether its state changed.
+    pub(super) fn begin(&mut self, stage: usize) -> bool {
+        match self.try_begin(stage) {
+            Ok(Begun::NotYet) => false,
+            Ok(Begun::Cached(outputs)) => {
+                self.settle_cached(stage, outputs);
+                true
+            }
+            Ok(Begun::Started(running)) => {
+                self.stages[stage].running = Some(*running);
+                self.transition(stage, State::Running);
+                true
+            }
+            Err(error) => {
+                let failure = Failure { cause: error.cause, messages: chain(&error), help: error.help, object: None };
+                self.fail(stage, failure, Duration::ZERO);
+                true
+            }
+        }
+    }
+
+    fn try_begin(&mut self, stage: usize) -> Result<Begun, StageError> {
+        if self.stages[stage].not_before.is_some_and(|not_before| Instant::now() < not_before) {
+            return Ok(Begun::NotYet);
+        }
+        self.stages[stage].not_before = None;
+        let key = self.keyed(stage)?;
+        if let Some(outputs) = complete_result(self.store, &key).map_err(stored)? {
+            return Ok(Begun::Cached(outputs));
+        }
+        let threads = self.threads_wanted(stage);
+        let in_use: usize =
+            self.stages.iter().filter_map(|other| other.running.as_ref()).map(|other| other.threads).sum();
+        if in_use > 0 && in_use + threads > self.cores {
+            return Ok(Begun::NotYet);
+        }
+        let Some(locks) = self.try_locks(stage)? else {
+            self.wait_for_another_run(stage);
+            return Ok(Begun::NotYet);
+        };
+        // Whoever held the lock a moment ago may have made the result.
+        if let Some(outputs) = complete_result(self.store, &key).map_err(stored)? {
+            return Ok(Begun::Cached(outputs));
+        }
+        self.check_with_facts(stage)?;
+        self.start(stage, threads, locks).map(Box::new).map(Begun::Started)
+    }
+
+    fn settle_cached(&mut self, stage: usize, outputs: BTreeMap<String, OutputRecord>) {
+        let run = &mut self.stages[stage];
+        run.outputs = outputs;
+        let key = run.key.as_ref().expect("a result was looked up by the key").key;
+        let id = run.id.clone();
+        self.transition(stage, State::Cached);
+        self.tell(RunEvent::StageCached { stage: id, key });
+        self.publish(stage);
+    }
+
+    fn keyed(&mut self, stage: usize) -> Result<Digest, StageError> {
+        if let Some(keyed) = &self.stages[stage].key {
+            return Ok(keyed.key);
+        }
+        let key = stage_key(&self.plan.stages[stage], &self.outside[stage], |input| {
+            Some(self.output(&input.stage, &input.output)?.identity)
+        });
+        if key.unknown > 0 {
+            return Err(StageError::internal("the stage is ready and its key is not known"));
+        }
+        let digest = key.document.result_key();
+        self.stages[stage].key = Some(Keyed { document: key.document, key: digest });
+        Ok(digest)
+    }
+
+    fn output(&self, stage: &str, output: &str) -> Option<&OutputRecord> {
+        self.stages.iter().find(|run| run.id == stage)?.outputs.get(output)
+    }
+
+    fn threads_wanted(&self, stage: usize) -> usize {
+        let planned = &self.plan.stages[stage];
+        let most = match planned.bound.threads() {
+            Threads::One => 1,
+            Threads::Many => self.cores,
+        };
+        planned.resources.threads.unwrap_or(most).clamp(1, self.cores)
+    }
+
+    /// Both locks or none, so that two runs never wait for each other.
+    fn try_locks(&self, stage: usize) -> Result<Option<[Lock; 2]>, StageError> {
+        let keyed = self.stages[stage].key.as_ref().expect("the key was made before");
+        let lock = |name: String| self.store.try_lock(&name).map_err(stored);
+        let Some(result) = lock(format!("result-{}", keyed.key))? else { return Ok(None) };
+        let Some(working) = lock(format!("working-{}", keyed.document.working_key()))? else { return Ok(None) };
+        Ok(Some([result, working]))
+    }
+
+    fn wait_for_another_run(&mut self, stage: usize) {
+        let run = &mut self.stages[stage];
+        run.not_before = Some(Instant::now() + LOCK_POLL);
+        if !std::mem::replace(&mut run.said_waiting, true) {
+            let stage = run.id.clone();
+            self.tell(RunEvent::StageWaiting { stage });
+        }
+    }
+
+    /// What the plan could not check, since the inputs had never been made.
+    fn check_with_facts(&mut self, stage: usize) -> Result<(), StageError> {
+        let planned = &self.plan.stages[stage];
+        let facts: InputFacts = planned
+            .inputs
+            .iter()
+            .filter_map(|input| {
+                let output = self.output(&input.stage, &input.output)?;
+                Some((format!("{}.{}", input.stage, input.output), output.facts.clone()))
+            })
+            .collect();
+        let found = planned.bound.check(&facts, planned.span);
+        let (errors, warnings): (Vec<_>, Vec<_>) =
+            found.into_iter().partition(|problem| problem.severity == Severity::Error);
+        for warning in warnings.into_iter().filter(|warning| !self.plan.warnings.contains(warning)) {
+            let said = WorkerEvent::Warning { message: warning.message };
+            self.tell(RunEvent::Worker { stage: planned.id.clone(), said });
+        }
+        let Some(first) = errors.first() else { return Ok(()) };
+        let (line, column) = self.plan.sources.line_column(first.span);
+        let name = self.plan.sources.get(first.span.source).map_or("", |source| source.name.as_str());
+        let messages: Vec<_> = errors.iter().map(|problem| problem.message.as_str()).collect();
+        let error = StageError::new(Cause::BadParameters, format!("{} ({name}:{line}:{column})", messages.join("; ")));
+        Err(match &first.help {
+            Some(help) => error.with_help(help),
+            None => error,
+        })
+    }
+
+    fn start(&mut self, stage: usize, threads: usize, locks: [Lock; 2]) -> Result<Running, StageError> {
+        let staging = self.store.staging().map_err(stored)?;
+        let job = self.job(stage, threads, &staging)?;
+        let id = self.stages[stage].id.clone();
+        let (key, folder) = (job.key, self.stage_folder(&id)?);
+        let job_file = folder.join("job.json");
+        let text = serde_json::to_vec_pretty(&job).expect("a job is plain data");
+        fs::write(&job_file, text).or_fail(Cause::Machine, || format!("cannot write `{}`", job_file.display()))?;
+        let why = self.why(stage);
+        let run = &mut self.stages[stage];
+        run.attempts += 1;
+        let attempt = run.attempts;
+        let inherit = vec![locks[0].as_raw_fd(), locks[1].as_raw_fd(), staging.lock().as_raw_fd()];
+        let launch = Launch { stage, job: job_file, log: folder.join("log"), inherit };
+        self.tell(RunEvent::StageStarted { stage: id, key, why, attempt, threads });
+        let process = self
+            .executor
+            .start(&launch, self.messages.clone())
+            .or_fail(Cause::Machine, || "cannot start the stage's process".to_owned())?;
+        Ok(Running {
+            process,
+            threads,
+            timeout_at: self.plan.stages[stage].timeout.map(|timeout| Instant::now() + timeout),
+            kill_at: None,
+            timed_out: false,
+            finished: None,
+            failed: None,
+            _locks: locks,
+            _staging: staging,
+        })
+    }
+
+    fn job(&self, stage: usize, threads: usize, staging: &Staging) -> Result<Job, StageError> {
+        let planned = &self.plan.stages[stage];
+        let keyed = self.stages[stage].key.as_ref().expect("the key was made before");
+        let working = self.store.partial(&keyed.document.working_key()).map_err(stored)?;
+        let mut inputs = BTreeMap::new();
+        for input in &planned.inputs {
+            let name = format!("{}.{}", input.stage, input.output);
+            let output = self.output(&input.stage, &input.output);
+            let output =
+                output.ok_or_else(|| StageError::internal(format!("stage `{}` made no `{name}`", input.stage)))?;
+            let grant = InputGrant { kind: output.kind.clone(), tree: output.tree, identity: output.identity };
+            inputs.insert(name, grant);
+        }
+        Ok(Job {
+            protocol: PROTOCOL,
+            stage: planned.id.clone(),
+            kind: planned.kind.to_owned(),
+            parameters: planned.parameters.clone(),
+            inputs,
+            files: self.outside[stage].files.clone(),
+            pins: self.outside[stage].pins.clone(),
+            outputs: planned.outputs.clone(),
+            store: self.store.root().to_owned(),
+            inputs_folder: staging.path().join("inputs"),
+            staging: staging.path().to_owned(),
+            working,
+            key: keyed.key,
+            threads,
+        })
+    }
+
+    fn stage_folder(&self, id: &str) -> Result<PathBuf, StageError> {
+        self.recorder.stage(id).or_fail(Cause::Machine, || "cannot create the stage's folder".to_owned())
+    }
+
+    fn why(&self, stage: usize) -> Vec<String> {
+        let run = &self.stages[stage];
+        if run.attempts > 0 {
+            return vec![format!("attempt {} of {}", run.attempts + 1, self.plan.stages[stage].retries + 1)];
+        }
+        let keyed = run.key.as_ref().expect("the key was made before");
+        // An explanation that cannot be had is no reason not to run.
+        let history = self.history.get_or_init(|| History::open(self.home).ok());
+        let Some(history) = history else { return Vec::new() };
+        let past = Past { plan: self.plan, store: self.store, history };
+        let reasons = past.reasons(&self.plan.stages[stage], &keyed.document).unwrap_or_default();
+        reasons.iter().map(ToString::to_string).collect()
+    }
+}

@@ -1,0 +1,115 @@
+//! The way into a run: everything that can stop it before a stage is looked at.
+
+use std::io;
+use std::path::PathBuf;
+
+use cache::{StatCache, Store, StoreError};
+
+use super::clock::Moment;
+use super::event::RunEvent;
+use super::outcome::{RunOptions, RunOutcome};
+use super::scheduler::Scheduler;
+use crate::device::{DeviceMissing, missing_devices};
+use crate::execute::Local;
+use crate::explain::{ExplainError, Forecast, explain};
+use crate::file::problem::Problem;
+use crate::history::{History, RunFolder, RunPlan};
+use crate::home::Home;
+use crate::keys::read_outside;
+use crate::lock_file::{LockError, LockFile};
+use crate::plan::Plan;
+use crate::stage::Registry;
+
+/// Why a run did not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Source files that are missing or cannot be read: mistakes of the pipeline file, with their places.
+    #[error("{} source files are missing or cannot be read", .0.len())]
+    Sources(Vec<Problem>),
+    /// Stages that ask for devices that are not there, and that have no result yet.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Devices(Vec<DeviceMissing>),
+    /// Something is not pinned, or the lock file failed.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Earlier results could not be looked up.
+    #[error("cannot look up earlier results")]
+    Explain(#[source] Box<ExplainError>),
+    /// The machine refused a file, a pipe or a signal handler.
+    #[error("cannot {action} `{}`", .path.display())]
+    Machine {
+        /// What was tried.
+        action: &'static str,
+        /// What it was tried on.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// Runs a plan: takes what is in the store, makes what is not. Ctrl-C once asks the stages to save and stop, twice kills them.
+///
+/// It builds its own single-threaded event loop, so it must not be called from asynchronous code.
+///
+/// # Errors
+/// Fails only before anything runs. A stage that fails is part of the outcome.
+pub fn run(
+    plan: &Plan,
+    home: &Home,
+    registry: &Registry,
+    options: &RunOptions,
+    mut observer: impl FnMut(&RunEvent),
+) -> Result<RunOutcome, RunError> {
+    require_devices(plan, home)?;
+    let store = Store::open(home.store())?;
+    let mut lock = LockFile::read(&home.lock_file())?;
+    lock.resolve(plan, registry, options.pinning)?;
+    let mut files = StatCache::load(&home.stat_cache());
+    let outside = read_outside(plan, &mut files, &lock).map_err(RunError::Sources)?;
+    files.save(&home.stat_cache())?;
+
+    let started = Moment::now();
+    let id = started.run_id();
+    let folder = home.run(&id);
+    let recorder = RunFolder::create(&folder, &RunPlan::new(&id, plan, started))
+        .map_err(|source| RunError::Machine { action: "create the folder of the run", path: folder, source })?;
+    let executor = Local::new().map_err(machine("open a pipe for", &store))?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(machine("start the event loop for", &store))?;
+    let outcome = runtime.block_on(async {
+        let signals = super::scheduler::Signals::new()?;
+        let scheduler =
+            Scheduler::new(plan, home, &store, options, outside, Box::new(executor), recorder, &mut observer);
+        Ok(scheduler.run(id, signals).await)
+    });
+    let outcome = outcome.map_err(machine("heed signals for", &store))?;
+    // The index is made from the run folders again whenever it is read; a failure here loses nothing.
+    let _ = History::record_run(home, &outcome.run);
+    Ok(outcome)
+}
+
+/// Refuses stages for devices that are not there, unless their results are: a finished pipeline is finished on every machine.
+fn require_devices(plan: &Plan, home: &Home) -> Result<(), RunError> {
+    let mut missing = missing_devices(plan);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let forecasts = explain(plan, home).map_err(|error| match error {
+        ExplainError::Sources(problems) => RunError::Sources(problems),
+        other => RunError::Explain(Box::new(other)),
+    })?;
+    let has_result =
+        |stage: &str| forecasts.iter().any(|forecast| forecast.stage == stage && forecast.status == Forecast::Cached);
+    missing.retain(|missing| !has_result(&missing.stage));
+    if missing.is_empty() { Ok(()) } else { Err(RunError::Devices(missing)) }
+}
+
+fn machine(action: &'static str, store: &Store) -> impl FnOnce(io::Error) -> RunError {
+    let path = store.root().to_owned();
+    move |source| RunError::Machine { action, path, source }
+}

@@ -1,0 +1,96 @@
+//! Healing: a stored file that is not what it was is removed, and the stage that made it runs again.
+
+use cache::{Digest, StoreError};
+
+use super::event::RunEvent;
+use super::scheduler::{Scheduler, StageRun};
+use super::state::State;
+use crate::publish::PublishError;
+
+/// A disk that damages more than this is not worked around.
+const MOST_HEALS: u32 = 3;
+
+impl Scheduler<'_> {
+    /// Sends a running stage back to wait while what it could not read is made again; false where that is not possible.
+    pub(super) fn heal(&mut self, stage: usize, object: Option<Digest>) -> bool {
+        let producers = self.producers(stage, object);
+        if !self.make_again(stage, object, &producers) {
+            return false;
+        }
+        self.transition(stage, State::Waiting);
+        // The input that comes out of the repair may be another one.
+        self.stages[stage].key = None;
+        self.stages[stage].attempts = 0;
+        true
+    }
+
+    /// As [`Scheduler::heal`], where the damage was met while copying a result out of the store.
+    pub(super) fn heal_published(&mut self, stage: &str, error: &PublishError) -> bool {
+        let PublishError::Store(error) = error else { return false };
+        let damaged = error.object().is_some()
+            || matches!(error, StoreError::CorruptTree { .. } | StoreError::MissingTree { .. });
+        let Some(stage) = self.stages.iter().position(|run| run.id == stage) else { return false };
+        damaged && self.stages[stage].state.has_result() && self.make_again(stage, error.object(), &[stage])
+    }
+
+    fn make_again(&mut self, met_by: usize, object: Option<Digest>, producers: &[usize]) -> bool {
+        if producers.is_empty() || self.stages[met_by].heals == MOST_HEALS {
+            return false;
+        }
+        self.stages[met_by].heals += 1;
+        let event = RunEvent::StageHealing {
+            stage: self.stages[met_by].id.clone(),
+            object,
+            producers: producers.iter().map(|producer| self.stages[*producer].id.clone()).collect(),
+        };
+        self.tell(event);
+        producers.iter().all(|producer| self.discard(*producer).is_ok())
+    }
+
+    /// Removes every damaged file of a stage's result, and the result.
+    fn discard(&mut self, producer: usize) -> Result<(), StoreError> {
+        for output in self.stages[producer].outputs.values() {
+            // A tree that cannot be read has nothing to tell; the stage that runs again writes it anew.
+            let Ok(tree) = self.store.tree(&output.tree) else { continue };
+            for file in tree.files() {
+                let path = self.store.object_path(&file.digest);
+                if !Digest::of_file(&path).is_ok_and(|(digest, _)| digest == file.digest) {
+                    self.store.evict(&file.digest)?;
+                }
+            }
+        }
+        if let Some(keyed) = &self.stages[producer].key {
+            self.store.forget(&keyed.key)?;
+        }
+        self.transition(producer, State::Waiting);
+        let run = &mut self.stages[producer];
+        run.outputs.clear();
+        run.attempts = 0;
+        Ok(())
+    }
+
+    /// The stages that have to run again so that `stage` can read its inputs. Several may have made the same file: the first of them
+    /// is enough, and is never behind one that is costlier for no gain.
+    fn producers(&self, stage: usize, object: Option<Digest>) -> Vec<usize> {
+        let Some(object) = object else {
+            let before = &self.stages[stage].upstream;
+            let damaged: Vec<usize> = before.iter().copied().filter(|before| !self.is_complete(*before)).collect();
+            return if damaged.is_empty() { before.clone() } else { damaged };
+        };
+        let holds = |run: &StageRun| {
+            run.outputs.values().any(|output| {
+                let tree = self.store.tree(&output.tree);
+                tree.is_ok_and(|tree| tree.files().iter().any(|file| file.digest == object))
+            })
+        };
+        let found = (0..stage).find(|before| {
+            let run = &self.stages[*before];
+            run.state.has_result() && holds(run)
+        });
+        found.into_iter().collect()
+    }
+
+    fn is_complete(&self, stage: usize) -> bool {
+        self.stages[stage].outputs.values().all(|output| self.store.complete(&output.tree))
+    }
+}

@@ -1,0 +1,115 @@
+//! What a run is told, and what comes out of it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cache::{Digest, OutputRecord};
+
+use super::event::{Conclusion, Counts};
+use super::state::State;
+use crate::error::Cause;
+use crate::lock_file::Pinning;
+use crate::publish::OnChanged;
+
+/// How a plan is to be run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunOptions {
+    /// What happens to the other stages when one fails.
+    pub on_failure: OnFailure,
+    /// Threads for all stages together; `None` is one for each core.
+    pub threads: Option<usize>,
+    /// What may be done about things that are not pinned yet.
+    pub pinning: Pinning,
+    /// What to do with a published folder that somebody has changed.
+    pub on_changed_target: OnChanged,
+    /// The wait before a stage is tried again; doubled with each try.
+    pub retry_delay: Duration,
+    /// How long a stage that was asked to stop has to save its working state.
+    pub grace: Duration,
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        Self {
+            on_failure: OnFailure::default(),
+            threads: None,
+            pinning: Pinning::default(),
+            on_changed_target: OnChanged::default(),
+            retry_delay: Duration::from_secs(2),
+            grace: Duration::from_secs(10),
+        }
+    }
+}
+
+/// What happens to the other stages when one fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnFailure {
+    /// Those that run go on to their end; nothing else is started.
+    #[default]
+    Stop,
+    /// Everything that does not depend on the failed stage goes on.
+    KeepGoing,
+}
+
+/// What came out of a run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunOutcome {
+    /// The run's id.
+    pub run: String,
+    /// Its folder.
+    pub folder: PathBuf,
+    /// How it ended.
+    pub conclusion: Conclusion,
+    /// How many stages ended in which way.
+    pub counts: Counts,
+    /// The stages, in the order of the plan.
+    pub stages: Vec<StageOutcome>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// What became of one stage.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StageOutcome {
+    /// Its id.
+    pub stage: String,
+    /// How it stands at the end.
+    pub state: State,
+    /// The key of its result, where all its inputs became known.
+    pub key: Option<Digest>,
+    /// What it made, or had made before.
+    pub outputs: BTreeMap<String, OutputRecord>,
+    /// Why it failed, where it did.
+    pub failure: Option<Failure>,
+}
+
+/// Why a stage failed, as its process or the engine saw it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Failure {
+    /// What kind of failure.
+    pub cause: Cause,
+    /// The message and its sources, outermost first.
+    pub messages: Vec<String>,
+    /// What to do about it.
+    pub help: Option<String>,
+    /// The damaged object, where that was it.
+    pub object: Option<Digest>,
+}
+
+impl Failure {
+    /// Whether another try can end differently with nothing changed.
+    pub(super) fn may_pass(&self) -> bool {
+        match self.cause {
+            Cause::Network | Cause::Crashed | Cause::Timeout => true,
+            Cause::BadData
+            | Cause::BadParameters
+            | Cause::ChangedWhileRunning
+            | Cause::CorruptInput
+            | Cause::Machine
+            | Cause::Numeric
+            | Cause::Cancelled
+            | Cause::Internal => false,
+        }
+    }
+}
