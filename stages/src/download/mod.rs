@@ -1,0 +1,272 @@
+//! Brings a checkpoint into the pipeline: from the Hub or a mirror, or from a folder on this machine.
+//!
+//! A repository is pinned to a commit when the pipeline is planned, so that a branch that moves changes nothing until it
+//! is pinned anew. Every file is checked against what the Hub lists, or against the digest it was planned with.
+
+mod selection;
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use engine::artifact::{Facts, Output};
+use engine::context::{Draft, StageContext};
+use engine::error::{Cause, OrFail, StageError};
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::{LocalPath, Parameters};
+use engine::protocol::FileGrant;
+use engine::stage::{InputFacts, Outside, PinRequest, Stage};
+
+use crate::artifact::{Files, Model, OutputKind, TOKENIZER_FILES, Tokenizer};
+use crate::checkpoint;
+use crate::hub::{Hub, Progress, RemoteFile, Repository, RepositoryKind};
+use crate::tokenizer::Tokenizer as OpenTokenizer;
+use selection::Selection;
+
+/// The role of the files below `path`.
+const ROLE: &str = "checkpoint";
+
+/// What is made of the files.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// A checkpoint: outputs `model` (all files) and `tokenizer` (the tokenizer's files).
+    Model,
+    /// Whatever it is: one output `files`.
+    Files,
+}
+
+/// What a pipeline file may say under `with:` for `uses: download`.
+#[derive(Parameters, Debug)]
+pub struct DownloadParams {
+    /// A model on the Hub, `owner/name`. Either this or `path` is given.
+    #[semantic]
+    pub repo: Option<String>,
+    /// The branch, tag or commit of `repo`; `main` if left out.
+    #[semantic]
+    pub revision: Option<String>,
+    /// A folder with a checkpoint on this machine. Either this or `repo` is given.
+    #[semantic]
+    pub path: Option<LocalPath>,
+    /// Patterns of the files wanted, such as `*.json`; `*` also stands for `/`. All files if left out.
+    #[semantic]
+    pub include: Option<Vec<String>>,
+    /// Patterns of files not wanted.
+    ///
+    /// Where neither pattern is given and there are safetensors weights, copies of the weights in other forms are left
+    /// out too: `original/*`, `*.pth`, `*.bin`, `*.pt`, `*.gguf`, `*.h5`, `*.msgpack`, `*.onnx`.
+    #[semantic]
+    pub exclude: Option<Vec<String>>,
+    /// What is made of the files.
+    #[semantic(default = Form::Model, rename = "as")]
+    pub form: Form,
+}
+
+/// Where the files come from.
+enum Origin<'a> {
+    Hub { name: &'a str, revision: &'a str },
+    Folder(&'a LocalPath),
+}
+
+impl DownloadParams {
+    /// The origin; nothing where the parameters name none or two, which the check reports.
+    fn origin(&self) -> Option<Origin<'_>> {
+        match (&self.repo, &self.path) {
+            (Some(name), None) => Some(Origin::Hub { name, revision: self.revision.as_deref().unwrap_or("main") }),
+            (None, Some(path)) => Some(Origin::Folder(path)),
+            _ => None,
+        }
+    }
+
+    fn pin_request(name: &str, revision: &str) -> PinRequest {
+        PinRequest {
+            kind: RepositoryKind::Model.pin_kind().to_owned(),
+            name: name.to_owned(),
+            revision: revision.to_owned(),
+            span: Span::default(),
+        }
+    }
+}
+
+/// The stage kind.
+pub struct Download;
+
+impl Stage for Download {
+    const NAME: &'static str = "download";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "Brings a checkpoint from the Hub or a folder, every file checked.";
+    type Params = DownloadParams;
+
+    fn outputs(params: &DownloadParams) -> Vec<Output> {
+        match params.form {
+            Form::Model => vec![Model::output("model"), Tokenizer::output("tokenizer")],
+            Form::Files => vec![Files::output("files")],
+        }
+    }
+
+    fn check(params: &DownloadParams, _: &InputFacts, span: Span) -> Vec<Problem> {
+        let problem = |message: String, label: &str| Problem::error("bad-source", span, message, label);
+        let mut problems = Vec::new();
+        match (&params.repo, &params.path) {
+            (Some(_), Some(_)) => {
+                problems.push(problem("`repo` and `path` are both given".to_owned(), "one of them is enough"));
+            }
+            (None, None) => {
+                let missing = problem("neither `repo` nor `path` is given".to_owned(), "where does it come from?");
+                problems.push(missing.with_help("say `repo: owner/name` for the Hub, or `path: ./folder`"));
+            }
+            (None, Some(_)) if params.revision.is_some() => {
+                problems.push(problem("`revision` belongs to `repo`".to_owned(), "a folder has no revisions"));
+            }
+            _ => {}
+        }
+        if let Some(Err(error)) = params.repo.as_ref().map(|name| Repository::parse(RepositoryKind::Model, name)) {
+            let help = "a repository is named `owner/name`; a folder on this machine is given as `path:`";
+            problems.push(problem(error.to_string(), "not a name on the Hub").with_help(help));
+        }
+        let patterns = params.include.iter().chain(&params.exclude).flatten();
+        problems.extend(patterns.filter_map(|pattern| {
+            let error = selection::check(pattern).err()?;
+            Some(problem(format!("`{pattern}` is not a pattern: {error}"), "cannot be matched"))
+        }));
+        problems
+    }
+
+    fn outside(params: &DownloadParams) -> Vec<Outside> {
+        match params.origin() {
+            Some(Origin::Hub { name, revision }) => vec![Outside::Pin(DownloadParams::pin_request(name, revision))],
+            Some(Origin::Folder(path)) => {
+                vec![Outside::Files { role: ROLE.to_owned(), pattern: path.text.clone(), span: path.span }]
+            }
+            None => Vec::new(),
+        }
+    }
+
+    fn pin(request: &PinRequest) -> Result<String, StageError> {
+        let repository = model_repository(&request.name)?;
+        Ok(Hub::from_environment()?.resolve_revision(&repository, &request.revision)?)
+    }
+
+    fn run(params: &DownloadParams, context: &mut StageContext) -> Result<(), StageError> {
+        let selection = Selection::new(params.include.as_deref(), params.exclude.as_deref(), params.form)?;
+        let output = match params.form {
+            Form::Model => "model",
+            Form::Files => "files",
+        };
+        let draft = context.create(output)?;
+        match params.origin() {
+            Some(Origin::Hub { name, revision }) => fetch(name, revision, &selection, &draft, context)?,
+            Some(Origin::Folder(_)) => copy(&selection, &draft, context)?,
+            None => return Err(StageError::internal("a download without an origin passed the check")),
+        }
+        match params.form {
+            Form::Files => context.seal(draft, Facts::new(), None)?,
+            Form::Model => seal_checkpoint(draft, context)?,
+        }
+        forget_working_files(context.working())
+    }
+}
+
+fn model_repository(name: &str) -> Result<Repository, StageError> {
+    Repository::parse(RepositoryKind::Model, name)
+        .map_err(|error| StageError::new(Cause::BadParameters, error.to_string()))
+}
+
+/// Fetches the selected files of a repository, and puts them under their own names into the output.
+fn fetch(
+    name: &str,
+    revision: &str,
+    selection: &Selection,
+    draft: &Draft,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
+    let pin = format!("{}:{name}@{revision}", RepositoryKind::Model.pin_kind());
+    let commit = context
+        .pin(&pin)
+        .ok_or_else(|| StageError::internal(format!("the job does not say which commit `{pin}` is")))?
+        .to_owned();
+    let snapshot = model_repository(name)?.at(&commit);
+    let hub = Hub::from_environment()?;
+    let listed = hub.list_files(&snapshot)?;
+    let names: Vec<&str> = listed.iter().map(|file| file.path.as_str()).collect();
+    let chosen = selection.choose(&names, &format!("`{name}`"))?;
+    let files: Vec<RemoteFile> = listed.iter().filter(|file| chosen.contains(&file.path.as_str())).cloned().collect();
+
+    let working = context.working().to_owned();
+    let note = format!("{} files of {name}", files.len());
+    let mut observe = |progress: Progress| {
+        context.progress("bytes", progress.done, Some(progress.total), Some(note.clone()));
+        if context.cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let fetched = hub.download(&snapshot, &files, &working, &mut observe)?;
+    files.iter().try_for_each(|file| put(&fetched.join(&file.path), &draft.folder.join(&file.path)))
+}
+
+/// Moves a fetched file into the output. A process that is killed between this and the seal has to fetch again: a second
+/// name for the file would let it change behind the store's back, and a second copy doubles the disk that a download takes.
+fn put(from: &Path, to: &Path) -> Result<(), StageError> {
+    create_parent(to)?;
+    fs::rename(from, to).or_else(|_| checkpoint::copy(from, to))
+}
+
+/// Copies the selected files of the folder into the output; each copy is checked against the digest that the file was
+/// planned with.
+fn copy(selection: &Selection, draft: &Draft, context: &mut StageContext) -> Result<(), StageError> {
+    let granted: Vec<FileGrant> = context.files(ROLE).to_vec();
+    let names: Vec<&str> = granted.iter().map(|file| file.relative.as_str()).collect();
+    let chosen = selection.choose(&names, "the folder")?;
+    let files: Vec<&FileGrant> = granted.iter().filter(|file| chosen.contains(&file.relative.as_str())).collect();
+    let total = files.iter().map(|file| file.size).sum();
+    let mut done = 0;
+    for file in files {
+        let to = draft.folder.join(&file.relative);
+        create_parent(&to)?;
+        context.progress("bytes", done, Some(total), Some(file.relative.clone()));
+        checkpoint::copy(&file.path, &to)?;
+        let copied = FileGrant { path: to, ..file.clone() };
+        context.verify(&copied).map_err(|mut error| {
+            error.message = format!("`{}` changed while it was copied", file.path.display());
+            error
+        })?;
+        if context.cancelled() {
+            return Err(StageError::new(Cause::Cancelled, "the copy was stopped"));
+        }
+        done += file.size;
+    }
+    context.progress("bytes", total, Some(total), None);
+    Ok(())
+}
+
+/// Checks that the files are a checkpoint, and makes outputs of it and of its tokenizer.
+fn seal_checkpoint(draft: Draft, context: &mut StageContext) -> Result<(), StageError> {
+    selection::check_shards(&draft.folder)?;
+    let facts = checkpoint::facts(&draft.folder)?;
+    let tokenizer_draft = context.create("tokenizer")?;
+    for name in TOKENIZER_FILES {
+        let file = draft.folder.join(name);
+        if file.exists() {
+            checkpoint::copy(&file, &tokenizer_draft.folder.join(name))?;
+        }
+    }
+    let tokenizer = OpenTokenizer::from_folder(&tokenizer_draft.folder)?;
+    let mut tokenizer_facts = Facts::new();
+    tokenizer_facts.insert("vocab_size".to_owned(), tokenizer.vocab_size().into());
+    context.seal(tokenizer_draft, tokenizer_facts, None)?;
+    context.seal(draft, facts, None)
+}
+
+/// What was kept for a run that is cut off; the outputs are in the store by now.
+fn forget_working_files(working: &Path) -> Result<(), StageError> {
+    for name in ["finished", "unfinished"] {
+        let folder = working.join(name);
+        if folder.exists() {
+            fs::remove_dir_all(&folder).or_fail(Cause::Machine, || format!("cannot remove `{}`", folder.display()))?;
+        }
+    }
+    Ok(())
+}
+
+fn create_parent(path: &Path) -> Result<(), StageError> {
+    let folder = path.parent().expect("a file has a folder");
+    fs::create_dir_all(folder).or_fail(Cause::Machine, || format!("cannot create folder `{}`", folder.display()))
+}

@@ -1,0 +1,232 @@
+//! Which files of a repository or folder are taken, and whether they are a checkpoint that can be used.
+
+use std::fs;
+use std::path::Path;
+
+use engine::error::{Cause, OrFail, StageError};
+use glob::{MatchOptions, Pattern, PatternError};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::Form;
+
+/// Copies of the weights that nothing here reads.
+const OTHER_WEIGHTS: &[&str] =
+    &["original/*", "*.pth", "*.bin", "*.pt", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data"];
+
+/// The index of a checkpoint in several files.
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The wish for files, by patterns.
+pub(super) struct Selection {
+    include: Option<Vec<Pattern>>,
+    exclude: Option<Vec<Pattern>>,
+    form: Form,
+}
+
+/// Whether a text is a pattern.
+pub(super) fn check(pattern: &str) -> Result<(), PatternError> {
+    Pattern::new(pattern).map(drop)
+}
+
+impl Selection {
+    pub(super) fn new(include: Option<&[String]>, exclude: Option<&[String]>, form: Form) -> Result<Self, StageError> {
+        let compile = |patterns: &[String]| -> Result<Vec<Pattern>, StageError> {
+            patterns
+                .iter()
+                .map(|text| Pattern::new(text).or_fail(Cause::BadParameters, || format!("`{text}` is not a pattern")))
+                .collect()
+        };
+        Ok(Self { include: include.map(compile).transpose()?, exclude: exclude.map(compile).transpose()?, form })
+    }
+
+    /// The names that are wanted. For a checkpoint: also whether it has all that a model needs; `place` says whose files
+    /// these are.
+    pub(super) fn choose<'a>(&self, names: &[&'a str], place: &str) -> Result<Vec<&'a str>, StageError> {
+        let left_out: Vec<Pattern> = if self.leaves_other_weights_out(names) {
+            OTHER_WEIGHTS.iter().map(|text| Pattern::new(text).expect("a constant pattern is well-formed")).collect()
+        } else {
+            Vec::new()
+        };
+        let wanted = |name: &&&str| {
+            self.include.as_ref().is_none_or(|patterns| matches(patterns, name))
+                && !self.exclude.as_ref().is_some_and(|patterns| matches(patterns, name))
+                && !matches(&left_out, name)
+        };
+        let chosen: Vec<&str> = names.iter().filter(wanted).copied().collect();
+        if chosen.is_empty() {
+            return Err(StageError::new(Cause::BadParameters, format!("no file of {place} is selected"))
+                .with_help(format!("it has {}; see `include` and `exclude`", list(names))));
+        }
+        if self.form == Form::Model {
+            check_checkpoint(&chosen, names, place)?;
+        }
+        Ok(chosen)
+    }
+
+    /// A user who names patterns gets what they say.
+    fn leaves_other_weights_out(&self, names: &[&str]) -> bool {
+        self.form == Form::Model && self.include.is_none() && names.iter().any(|name| name.ends_with(".safetensors"))
+    }
+}
+
+/// Shell patterns as the Hub's own tools read them: `*` crosses folders.
+fn matches(patterns: &[Pattern], name: &str) -> bool {
+    let options =
+        MatchOptions { case_sensitive: true, require_literal_separator: false, require_literal_leading_dot: false };
+    patterns.iter().any(|pattern| pattern.matches_with(name, options))
+}
+
+/// Finds what is missing before gigabytes are moved.
+fn check_checkpoint(chosen: &[&str], all: &[&str], place: &str) -> Result<(), StageError> {
+    let missing = |what: &str, present: &dyn Fn(&str) -> bool, otherwise: &str| {
+        let message = format!("{place} gives no {what}, so it cannot be used as a model");
+        let help = if all.iter().any(|name| present(name)) {
+            "it is there, and `include` or `exclude` leaves it out".to_owned()
+        } else {
+            format!("{otherwise}; it has {}. With `as: files` anything can be taken", list(all))
+        };
+        Err(StageError::new(Cause::BadData, message).with_help(help))
+    };
+    if !chosen.contains(&"config.json") {
+        return missing("`config.json`", &|name| name == "config.json", "a checkpoint in the Hub's form is needed");
+    }
+    let is_weights = |name: &str| name.ends_with(".safetensors") && !name.contains('/');
+    if !chosen.iter().any(|name| is_weights(name)) {
+        let otherwise = if all.iter().any(|name| [".bin", ".pth", ".pt"].iter().any(|end| name.ends_with(end))) {
+            "its weights are pickled (.bin, .pth), which can run code when they are read: convert them to safetensors"
+        } else {
+            "safetensors weights are needed"
+        };
+        return missing("`*.safetensors`", &is_weights, otherwise);
+    }
+    if !chosen.contains(&"tokenizer.json") {
+        let otherwise = if all.contains(&"tokenizer.model") {
+            "`tokenizer.model` alone is not enough: save the tokenizer again with transformers, as a fast tokenizer"
+        } else {
+            "a tokenizer in one file is needed"
+        };
+        return missing("`tokenizer.json`", &|name| name == "tokenizer.json", otherwise);
+    }
+    Ok(())
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: Map<String, Value>,
+}
+
+/// Makes sure that every file of weights that the index names is there.
+pub(super) fn check_shards(folder: &Path) -> Result<(), StageError> {
+    let path = folder.join(INDEX);
+    if !path.exists() {
+        return Ok(());
+    }
+    let text = fs::read(&path).or_fail(Cause::Machine, || format!("cannot read `{}`", path.display()))?;
+    let index: Index =
+        serde_json::from_slice(&text).or_fail(Cause::BadData, || format!("`{INDEX}` is not an index of weights"))?;
+    let mut shards: Vec<&str> = index.weight_map.values().filter_map(Value::as_str).collect();
+    shards.sort_unstable();
+    shards.dedup();
+    match shards.into_iter().find(|shard| !folder.join(shard).is_file()) {
+        Some(shard) => Err(StageError::bad_data(format!(
+            "the checkpoint is incomplete: `{INDEX}` names `{shard}`, which is missing"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The first few names, for a message.
+fn list(names: &[&str]) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect();
+    match names.len().saturating_sub(SHOWN) {
+        0 if names.is_empty() => "no files".to_owned(),
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    const LLAMA: &[&str] = &[
+        "LICENSE",
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        INDEX,
+        "original/consolidated.00.pth",
+        "original/params.json",
+        "pytorch_model.bin",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ];
+
+    fn choose<'a>(
+        include: Option<&[&str]>,
+        exclude: Option<&[&str]>,
+        form: Form,
+        names: &[&'a str],
+    ) -> Result<Vec<&'a str>, StageError> {
+        let owned = |patterns: &[&str]| patterns.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        let (include, exclude) = (include.map(owned), exclude.map(owned));
+        Selection::new(include.as_deref(), exclude.as_deref(), form).unwrap().choose(names, "`owner/name`")
+    }
+
+    #[test]
+    fn other_forms_of_the_weights_are_left_out() {
+        let chosen = choose(None, None, Form::Model, LLAMA).unwrap();
+        assert_eq!(
+            chosen,
+            [
+                "LICENSE",
+                "config.json",
+                "model-00001-of-00002.safetensors",
+                "model-00002-of-00002.safetensors",
+                INDEX,
+                "tokenizer.json",
+                "tokenizer_config.json"
+            ]
+        );
+        assert_eq!(choose(None, None, Form::Files, LLAMA).unwrap(), LLAMA);
+    }
+
+    #[test]
+    fn patterns_cross_folders() {
+        let chosen = choose(None, Some(&["original/*", "*.bin"]), Form::Files, LLAMA).unwrap();
+        assert!(!chosen.iter().any(|name| name.starts_with("original/") || name.ends_with(".bin")));
+        let chosen = choose(Some(&["*.pth"]), None, Form::Files, LLAMA).unwrap();
+        assert_eq!(chosen, ["original/consolidated.00.pth"]);
+    }
+
+    #[test]
+    fn what_a_model_lacks_is_said_before_anything_moves() {
+        let told = |include: Option<&[&str]>, names: &[&str]| {
+            let error = choose(include, None, Form::Model, names).unwrap_err();
+            format!("{}: {}", error.message, error.help.unwrap())
+        };
+        let said = told(None, &["config.json", "pytorch_model.bin", "tokenizer.json"]);
+        assert!(said.contains("no `*.safetensors`") && said.contains("convert them to safetensors"), "{said}");
+        let said = told(None, &["config.json", "model.safetensors", "tokenizer.model"]);
+        assert!(said.contains("no `tokenizer.json`") && said.contains("`tokenizer.model` alone"), "{said}");
+        let said = told(Some(&["*.safetensors"]), LLAMA);
+        assert!(said.contains("no `config.json`") && said.contains("leaves it out"), "{said}");
+        let said = told(Some(&["*.xyz"]), LLAMA);
+        assert!(said.contains("no file of `owner/name` is selected"), "{said}");
+    }
+
+    #[test]
+    fn a_missing_shard_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(check_shards(folder.path()).is_ok());
+        fs::write(folder.path().join(INDEX), r#"{"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}"#)
+            .unwrap();
+        fs::write(folder.path().join("one.safetensors"), "").unwrap();
+        let error = check_shards(folder.path()).unwrap_err();
+        assert!(error.message.contains("`two.safetensors`"), "{}", error.message);
+    }
+}

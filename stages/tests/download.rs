@@ -1,0 +1,192 @@
+//! The stage kind `download`, from a folder and from a Hub.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use engine::error::Cause;
+use engine::file::source::Span;
+use engine::file::tree::Node;
+use engine::parameter::Reader;
+use engine::stage::{InputFacts, Outside};
+use engine::test_bench::TestBench;
+use serde_json::{Value, json};
+use stages::download::Download;
+use support::{COMMIT, Fault, FaultyHub, content};
+
+const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512,
+    "hidden_size": 64, "max_position_embeddings": 256, "torch_dtype": "bfloat16"}"#;
+
+fn golden_tokenizer(name: &str) -> Vec<u8> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/data/tokenizers/bytelevel");
+    fs::read(Path::new(folder).join(name)).unwrap()
+}
+
+fn write_checkpoint(folder: &Path) {
+    fs::write(folder.join("config.json"), CONFIG).unwrap();
+    fs::write(folder.join("model.safetensors"), content(10_000)).unwrap();
+    fs::write(folder.join("pytorch_model.bin"), content(10_000)).unwrap();
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::write(folder.join(name), golden_tokenizer(name)).unwrap();
+    }
+}
+
+fn bench_of_folder(root: &Path, folder: &Path) -> TestBench {
+    let mut files: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files.iter().fold(TestBench::new(root), |bench, path| bench.file("checkpoint", path).unwrap())
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = entries.filter(|name| name != "artifact.json").collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_folder_becomes_a_model_and_a_tokenizer() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    write_checkpoint(folder.path());
+    let outputs = bench_of_folder(root.path(), folder.path()).run::<Download>(json!({"path": "./checkpoint"})).unwrap();
+    let (model, tokenizer) = (&outputs["model"], &outputs["tokenizer"]);
+    assert_eq!(names(&model.folder), ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]);
+    assert_eq!(names(&tokenizer.folder), ["tokenizer.json", "tokenizer_config.json"]);
+    assert_eq!(fs::read(model.folder.join("model.safetensors")).unwrap(), content(10_000));
+    let facts = &model.description.facts;
+    assert_eq!(facts["architecture"], "LlamaForCausalLM");
+    assert_eq!(facts["vocab_size"], 512);
+    assert_eq!(facts["dtype"], "bfloat16");
+    assert!(tokenizer.description.facts["vocab_size"].as_u64().unwrap() > 256);
+}
+
+#[test]
+fn a_folder_can_be_taken_as_it_is() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    write_checkpoint(folder.path());
+    let parameters = json!({"path": "./checkpoint", "as": "files", "exclude": ["*.json"]});
+    let outputs = bench_of_folder(root.path(), folder.path()).run::<Download>(parameters).unwrap();
+    assert_eq!(names(&outputs["files"].folder), ["model.safetensors", "pytorch_model.bin"]);
+}
+
+#[test]
+fn a_file_that_changed_since_the_plan_is_an_error() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    write_checkpoint(folder.path());
+    let bench = bench_of_folder(root.path(), folder.path());
+    let mut changed = content(10_000);
+    changed[77] ^= 1;
+    fs::write(folder.path().join("model.safetensors"), changed).unwrap();
+    let error = bench.run::<Download>(json!({"path": "./checkpoint"})).unwrap_err();
+    assert_eq!(error.cause, Cause::ChangedWhileRunning);
+    let expected = format!("`{}` changed while it was copied", folder.path().join("model.safetensors").display());
+    assert_eq!(error.message, expected);
+}
+
+#[test]
+fn a_folder_without_weights_is_no_model() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    write_checkpoint(folder.path());
+    fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+    let error =
+        bench_of_folder(root.path(), folder.path()).run::<Download>(json!({"path": "./checkpoint"})).unwrap_err();
+    assert_eq!(error.cause, Cause::BadData);
+    assert!(error.help.unwrap().contains("convert them to safetensors"));
+}
+
+/// What the file's mistakes are, without running.
+fn problems(parameters: &Value) -> Vec<String> {
+    let registry = stages::registry();
+    let mut reader = Reader::default();
+    let bound = registry.get("download").unwrap().read(&Node::from_json(parameters), &mut reader).unwrap();
+    assert!(reader.problems.is_empty(), "{:?}", reader.problems);
+    bound.check(&InputFacts::new(), Span::default()).into_iter().map(|problem| problem.message).collect()
+}
+
+#[test]
+fn mistakes_are_found_without_running() {
+    assert!(problems(&json!({"repo": "meta-llama/Llama-3.1-8B-Instruct", "exclude": ["original/*"]})).is_empty());
+    assert!(problems(&json!({"path": "./folder"})).is_empty());
+    assert_eq!(problems(&json!({})), ["neither `repo` nor `path` is given"]);
+    assert_eq!(problems(&json!({"repo": "a/b", "path": "./x"})), ["`repo` and `path` are both given"]);
+    assert_eq!(problems(&json!({"path": "./x", "revision": "main"})), ["`revision` belongs to `repo`"]);
+    assert_eq!(problems(&json!({"repo": "./folder/x/y"})), ["`./folder/x/y` is not the name of a Hub repository"]);
+    let found = problems(&json!({"repo": "a/b", "include": ["*.json", "a[b"], "exclude": ["***"]}));
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found[0].starts_with("`a[b` is not a pattern") && found[1].starts_with("`***` is not a pattern"));
+}
+
+#[test]
+fn a_repository_asks_to_be_pinned_and_a_folder_to_be_read() {
+    let outside = |parameters: &Value| {
+        let mut reader = Reader::default();
+        let registry = stages::registry();
+        registry.get("download").unwrap().read(&Node::from_json(parameters), &mut reader).unwrap().outside()
+    };
+    match outside(&json!({"repo": "a/b", "revision": "v1"})).as_slice() {
+        [Outside::Pin(pin)] => {
+            assert_eq!((pin.kind.as_str(), pin.name.as_str(), pin.revision.as_str()), ("hub-model", "a/b", "v1"));
+        }
+        other => panic!("{other:?}"),
+    }
+    match outside(&json!({"path": "./x"})).as_slice() {
+        [Outside::Files { role, pattern, .. }] => assert_eq!((role.as_str(), pattern.as_str()), ("checkpoint", "./x")),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Which Hub is used is a matter of the environment, so the stage runs in a process with another one.
+#[test]
+fn a_repository_becomes_a_model_and_a_tokenizer() {
+    let (tokenizer, tokenizer_config) = (golden_tokenizer("tokenizer.json"), golden_tokenizer("tokenizer_config.json"));
+    let weights = content(200_000);
+    let server = FaultyHub::serve(&[
+        ("config.json", CONFIG.as_bytes()),
+        ("model.safetensors", &weights),
+        ("original/consolidated.00.pth", b"not wanted"),
+        ("tokenizer.json", &tokenizer),
+        ("tokenizer_config.json", &tokenizer_config),
+    ]);
+    server.fail("model.safetensors", &[Fault::CutAfter(90_000)]);
+    let root = tempfile::tempdir().unwrap();
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "downloads_in_a_process_of_its_own", "--ignored"])
+        .env("HF_ENDPOINT", &server.endpoint)
+        .env("HF_TOKEN", "secret")
+        .env("HF_HOME", root.path().join("home"))
+        .env_remove("HF_HUB_CACHE")
+        .env("TEST_FOLDER", root.path())
+        .status()
+        .unwrap();
+    assert!(status.success());
+    assert!(server.requests_for("original/consolidated.00.pth").is_empty());
+    let last = server.requests_for("model.safetensors").pop().unwrap();
+    assert_eq!(last.range.as_deref(), Some("bytes=90000-"));
+    assert!(server.requests().iter().all(|request| request.authorization.as_deref() == Some("Bearer secret")));
+    assert!(!root.path().join("home").exists(), "something was written to the user's Hub folder");
+}
+
+#[test]
+#[ignore = "the child process of a_repository_becomes_a_model_and_a_tokenizer"]
+fn downloads_in_a_process_of_its_own() {
+    use engine::stage::{PinRequest, Stage as _};
+    let (kind, name, revision) = ("hub-model".to_owned(), "owner/name".to_owned(), "main".to_owned());
+    let commit = Download::pin(&PinRequest { kind, name, revision, span: Span::default() }).unwrap();
+    assert_eq!(commit, COMMIT);
+    let root = PathBuf::from(std::env::var("TEST_FOLDER").unwrap());
+    let bench = TestBench::new(&root).pin("hub-model:owner/name@main", &commit);
+    let outputs = bench.run::<Download>(json!({"repo": "owner/name"})).unwrap();
+    let model = &outputs["model"];
+    assert_eq!(names(&model.folder), ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]);
+    assert_eq!(fs::read(model.folder.join("model.safetensors")).unwrap(), content(200_000));
+    assert_eq!(names(&outputs["tokenizer"].folder), ["tokenizer.json", "tokenizer_config.json"]);
+    assert_eq!(names(&bench.working::<Download>()), Vec::<String>::new());
+}
