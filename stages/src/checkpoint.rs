@@ -1,0 +1,83 @@
+//! A Model artefact as a folder in the Hub's form: its facts, and the files that go along with its weights.
+
+use std::fs;
+use std::path::Path;
+
+use engine::artifact::Facts;
+use engine::error::{Cause, OrFail, StageError};
+use serde_json::Value;
+
+use crate::artifact::TOKENIZER_FILES;
+
+/// Files that a model derived from another takes over from it, besides the tokenizer's.
+const CARRIED_FILES: &[&str] = &["generation_config.json"];
+
+/// Fields of `config.json` that are facts of the artefact.
+const FACTS: &[&str] = &[
+    "model_type",
+    "vocab_size",
+    "max_position_embeddings",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "tie_word_embeddings",
+];
+
+/// The content of a model folder's `config.json`.
+///
+/// # Errors
+/// Fails if the file is missing or is no JSON object.
+pub fn config(folder: &Path) -> Result<serde_json::Map<String, Value>, StageError> {
+    let path = folder.join("config.json");
+    let text = fs::read(&path).or_fail(Cause::BadData, || "the model has no `config.json`".to_owned())?;
+    serde_json::from_slice(&text)
+        .or_fail(Cause::BadData, || "the model's `config.json` is not a JSON object".to_owned())
+}
+
+/// What later stages may want to know of a model: its architecture, its sizes and its number type.
+///
+/// # Errors
+/// As [`config`].
+pub fn facts(folder: &Path) -> Result<Facts, StageError> {
+    let config = config(folder)?;
+    let mut facts = Facts::new();
+    if let Some(architecture) = config.get("architectures").and_then(|names| names.get(0)) {
+        facts.insert("architecture".to_owned(), architecture.clone());
+    }
+    for name in FACTS {
+        if let Some(value) = config.get(*name) {
+            facts.insert((*name).to_owned(), value.clone());
+        }
+    }
+    if let Some(dtype) = config.get("torch_dtype").or_else(|| config.get("dtype")) {
+        facts.insert("dtype".to_owned(), dtype.clone());
+    }
+    Ok(facts)
+}
+
+/// Copies what goes along with the weights (tokenizer, generation settings) from one model folder to another, as far as
+/// it is there.
+///
+/// # Errors
+/// Fails if the disk refuses.
+pub fn carry_along(from: &Path, to: &Path) -> Result<(), StageError> {
+    for name in TOKENIZER_FILES.iter().chain(CARRIED_FILES) {
+        if from.join(name).exists() {
+            copy(&from.join(name), &to.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Copies one file's content, not its permissions: what comes from the store is read-only.
+///
+/// # Errors
+/// Fails if the disk refuses.
+pub fn copy(from: &Path, to: &Path) -> Result<(), StageError> {
+    let mut source = fs::File::open(from).or_fail(Cause::Machine, || format!("cannot read `{}`", from.display()))?;
+    let mut target = fs::File::create(to).or_fail(Cause::Machine, || format!("cannot write `{}`", to.display()))?;
+    std::io::copy(&mut source, &mut target).or_fail(Cause::Machine, || format!("cannot write `{}`", to.display()))?;
+    Ok(())
+}
