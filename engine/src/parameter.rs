@@ -56,6 +56,8 @@ pub trait Parameter: Sized {
 pub struct Reader {
     /// What was wrong so far.
     pub problems: Vec<Problem>,
+    /// The references met so far, with the kinds that each accepts: known even where the parameters around them are wrong.
+    pub references: Vec<(Reference, &'static [&'static str])>,
 }
 
 impl Reader {

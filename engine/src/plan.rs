@@ -1,5 +1,6 @@
 //! The plan: a pipeline file after every check, as a graph of stages ready to be keyed and run.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,7 +9,21 @@ use petgraph::graph::DiGraph;
 use crate::artifact::Output;
 use crate::file::problem::Problem;
 use crate::file::source::{Sources, Span};
+use crate::parameter::Parameters;
 use crate::stage::BoundStage;
+
+pub(crate) mod entry;
+mod field_spans;
+mod graph_text;
+mod load;
+mod order;
+mod publish;
+mod resolve;
+#[cfg(test)]
+mod tests;
+
+pub use graph_text::{GraphFormat, graph_text};
+pub use load::{load, load_text};
 
 /// A pipeline file that has passed every check.
 pub struct Plan {
@@ -94,7 +109,7 @@ pub struct Resources {
 }
 
 /// A device asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Parameters)]
 pub enum DeviceRequest {
     /// The fastest that this program can use here.
     #[default]
@@ -131,4 +146,18 @@ pub struct Rejected {
     pub sources: Sources,
     /// What is wrong; at least one is an error.
     pub problems: Vec<Problem>,
+}
+
+impl Plan {
+    /// The stage of an id.
+    pub fn stage(&self, id: &str) -> Option<&PlannedStage> {
+        self.stages.iter().find(|stage| stage.id == id)
+    }
+}
+
+impl fmt::Debug for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stages: Vec<&str> = self.stages.iter().map(|stage| stage.id.as_str()).collect();
+        f.debug_struct("Plan").field("name", &self.name).field("stages", &stages).finish_non_exhaustive()
+    }
 }

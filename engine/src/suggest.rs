@@ -3,8 +3,8 @@
 /// The candidate nearest to `name`, if one is near enough to be a slip of the keyboard or of memory.
 ///
 /// Edits count first (Damerau–Levenshtein, over lower-case letters, `-` and `_` being one): one for every three letters
-/// of the longer name may differ, and one at least. Where no candidate is that near, a name that begins the same or is a
-/// part of the other is taken (`lr_scheduler` for `scheduler`).
+/// of the longer name may differ, and one at least. Where no candidate is that near, a name is taken that begins the same,
+/// is a part of the other or has all its words (`lr_scheduler` for `scheduler`, `max_len` for `max_seq_len`).
 pub fn nearest<'a, S>(name: &str, candidates: impl IntoIterator<Item = &'a S>) -> Option<&'a str>
 where
     S: AsRef<str> + ?Sized + 'a,
@@ -58,13 +58,21 @@ impl Distance {
 fn distance(wanted: &str, candidate: &str) -> Option<Distance> {
     let longer = wanted.chars().count().max(candidate.chars().count());
     let edits = strsim::damerau_levenshtein(wanted, candidate);
-    if edits <= (longer / 3).max(1) && edits < longer {
+    // Of very short names one letter is most of the name: `gpu` is not a slip for `cpu`.
+    let begins_the_same = longer > 3 || wanted.chars().next() == candidate.chars().next();
+    if edits <= (longer / 3).max(1) && edits < longer && begins_the_same {
         return Some(Distance::Edits(edits));
     }
     let similarity = strsim::jaro_winkler(wanted, candidate);
     let shorter = wanted.len().min(candidate.len());
     let contained = shorter >= 4 && (wanted.contains(candidate) || candidate.contains(wanted));
-    (contained || similarity >= 0.9).then_some(Distance::Related(1.0 - similarity))
+    let related = contained || words_within(wanted, candidate) || (similarity >= 0.9 && begins_the_same);
+    related.then_some(Distance::Related(1.0 - similarity))
+}
+
+/// Whether every word of a name of several words is one of the candidate's (`max_len` for `max_seq_len`).
+fn words_within(wanted: &str, candidate: &str) -> bool {
+    wanted.contains('_') && wanted.split('_').all(|word| candidate.split('_').any(|other| other == word))
 }
 
 fn normal(name: &str) -> String {
@@ -84,6 +92,7 @@ mod tests {
         assert_eq!(nearest("max-seq-len", &names), Some("max_seq_len"));
         assert_eq!(nearest("lr_scheduler", &names), Some("scheduler"));
         assert_eq!(nearest("Dataset", &names), Some("dataset"));
+        assert_eq!(nearest("max_len", &names), Some("max_seq_len"));
     }
 
     #[test]
@@ -92,6 +101,7 @@ mod tests {
         assert_eq!(nearest("epochs", &names), None);
         assert_eq!(nearest("lr", &names), None);
         assert_eq!(nearest("x", &["y"]), None);
+        assert_eq!(nearest("gpu", &["cpu", "npu"]), None);
         assert_eq!(nearest("x", &[] as &[&str]), None);
     }
 

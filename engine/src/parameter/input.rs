@@ -25,11 +25,12 @@ impl Reference {
 impl<K: ArtifactKind> Parameter for Input<K> {
     fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
         let text = read_text(node, reader, "the id of a stage")?;
-        let reference = Reference::parse(text, node.span);
-        if reference.is_none() {
+        let Some(reference) = Reference::parse(text, node.span) else {
             reader.bad_value(node, format!("`{text}` is not a reference"), "`stage` or `stage.output`");
-        }
-        reference.map(Self::new)
+            return None;
+        };
+        reader.references.push((reference.clone(), K::KINDS));
+        Some(Self::new(reference))
     }
 
     fn write_key(&self, key: &mut KeyWriter<'_>) {

@@ -1,0 +1,255 @@
+//! `${vars.x}` and `${env.X}` in strings, replaced before anything is checked.
+//!
+//! A value that is one whole reference becomes what it refers to, with its type. `$${` stands for `${` itself.
+
+use std::collections::{HashMap, HashSet};
+
+use super::problem::Problem;
+use super::source::{Sources, Span};
+use super::tree::{Entry, Node, Value};
+use crate::suggest;
+
+/// What was replaced, for the problems found later.
+#[derive(Debug, Default)]
+pub struct Interpolated {
+    /// Where the value that stands at a place was given.
+    origins: HashMap<Span, Span>,
+    /// Values whose reference leads nowhere: that has been said, and what follows from it needs no saying.
+    unknown: HashSet<Span>,
+}
+
+impl Interpolated {
+    /// Adds to each problem where its value was given, and drops those that only follow from an unknown reference.
+    pub fn refine(&self, problems: &mut Vec<Problem>) {
+        problems.retain(|problem| !self.unknown.contains(&problem.span));
+        for problem in problems {
+            if let Some(origin) = self.origins.get(&problem.span) {
+                problem.related.push((*origin, "its value is given here".to_owned()));
+            }
+        }
+    }
+}
+
+/// Replaces every reference in the tree. A variable may use those declared above it.
+pub fn interpolate(
+    root: &mut Node,
+    sources: &Sources,
+    env: &dyn Fn(&str) -> Option<String>,
+    problems: &mut Vec<Problem>,
+) -> Interpolated {
+    let Value::Map(entries) = &mut root.value else { return Interpolated::default() };
+    let mut walk = Walk { vars: Vec::new(), sources, env, problems, done: Interpolated::default() };
+    if let Some(vars) = entries.iter_mut().find(|entry| entry.key == "vars")
+        && let Value::Map(vars) = &mut vars.value.value
+    {
+        for entry in vars {
+            walk.node(&mut entry.value);
+            walk.vars.push(entry.clone());
+        }
+    }
+    for entry in entries.iter_mut().filter(|entry| entry.key != "vars") {
+        walk.node(&mut entry.value);
+    }
+    walk.done
+}
+
+struct Walk<'a> {
+    /// The variables so far, replaced.
+    vars: Vec<Entry>,
+    sources: &'a Sources,
+    env: &'a dyn Fn(&str) -> Option<String>,
+    problems: &'a mut Vec<Problem>,
+    done: Interpolated,
+}
+
+/// A piece of a string.
+enum Piece<'t> {
+    Text(&'t str),
+    /// The whole `${…}` and the name in it.
+    Reference(&'t str, &'t str),
+    /// A `${` that nothing closes.
+    Open(&'t str),
+}
+
+impl Walk<'_> {
+    fn node(&mut self, node: &mut Node) {
+        match &mut node.value {
+            Value::List(items) => items.iter_mut().for_each(|item| self.node(item)),
+            Value::Map(entries) => entries.iter_mut().for_each(|entry| self.node(&mut entry.value)),
+            Value::String(text) if text.contains("${") => {
+                let text = std::mem::take(text);
+                node.value = match self.string(&text, node.span) {
+                    Some(value) => value,
+                    None => {
+                        self.done.unknown.insert(node.span);
+                        Value::String(text)
+                    }
+                };
+            }
+            _ => {}
+        }
+    }
+
+    /// The value of a string with references; `None` where one of them leads nowhere.
+    fn string(&mut self, text: &str, span: Span) -> Option<Value> {
+        let pieces = pieces(text);
+        if let [Piece::Reference(whole, name)] = pieces.as_slice() {
+            let target = self.resolve(whole, name, span)?;
+            self.done.origins.extend(target.given.map(|given| (span, given)));
+            return Some(replaced_at(target.value, span));
+        }
+        let mut result = Some(String::with_capacity(text.len()));
+        for piece in pieces {
+            let part = match piece {
+                Piece::Text(text) => Some(text.to_owned()),
+                Piece::Reference(whole, name) => self.part(whole, name, span),
+                Piece::Open(rest) => {
+                    self.report("bad-reference", rest, span, "`${` is not closed", "expected `}`");
+                    None
+                }
+            };
+            result = result.zip(part).map(|(result, part)| result + &part);
+        }
+        result.map(Value::String)
+    }
+
+    /// A reference inside a longer text.
+    fn part(&mut self, whole: &str, name: &str, span: Span) -> Option<String> {
+        match self.resolve(whole, name, span)?.value {
+            Value::String(text) => Some(text),
+            Value::Integer(number) => Some(number.to_string()),
+            Value::Float(number) => Some(number.to_string()),
+            Value::Bool(truth) => Some(truth.to_string()),
+            value @ (Value::Null | Value::List(_) | Value::Map(_)) => {
+                let what = Node { span, value }.describe();
+                let message = format!("`{name}` is {what} and cannot stand inside a text");
+                self.report("wrong-type", whole, span, &message, "expected a string or a number");
+                None
+            }
+        }
+    }
+
+    fn resolve(&mut self, whole: &str, name: &str, span: Span) -> Option<Target> {
+        if let Some(name) = name.strip_prefix("vars.") {
+            return self.variable(whole, name, span);
+        }
+        if let Some(name) = name.strip_prefix("env.") {
+            return self.environment(whole, name, span);
+        }
+        let message = format!("`{whole}` is no reference");
+        let problem = self.report("bad-reference", whole, span, &message, "expected `vars.NAME` or `env.NAME`");
+        problem.help = Some("write `$${` for a text that holds `${`".to_owned());
+        None
+    }
+
+    fn variable(&mut self, whole: &str, name: &str, span: Span) -> Option<Target> {
+        let mut path = name.split('.');
+        let first = path.next().unwrap_or_default();
+        let declared = self.vars.iter().find(|entry| entry.key == first).map(|entry| &entry.value);
+        let found = path.fold(declared, |node, key| node.and_then(|node| node.get(key)));
+        if let Some(node) = found {
+            // A variable that leads nowhere itself has been reported where it is declared.
+            let known = !self.done.unknown.contains(&node.span);
+            return known.then(|| Target { value: node.value.clone(), given: Some(node.span) });
+        }
+        let names: Vec<String> = self.vars.iter().map(|entry| format!("vars.{}", entry.key)).collect();
+        let help = suggest::help(&format!("vars.{name}"), "variables declared above this", &names);
+        let problem = self.report(
+            "unknown-variable",
+            whole,
+            span,
+            &format!("no variable `{name}`"),
+            "not declared under `vars:`",
+        );
+        problem.help = help.or_else(|| Some("declare it under `vars:`, above where it is used".to_owned()));
+        None
+    }
+
+    fn environment(&mut self, whole: &str, name: &str, span: Span) -> Option<Target> {
+        if is_secret(name) {
+            let message = format!("`{name}` is a secret, and a secret never enters a pipeline");
+            let problem = self.report("secret-in-file", whole, span, &message, "its value would be written down");
+            problem.help = Some(format!("name it instead: `token_env: {name}`"));
+            return None;
+        }
+        let value = (self.env)(name);
+        if value.is_none() {
+            let message = format!("environment variable `{name}` is not set");
+            self.report("unknown-variable", whole, span, &message, "not set");
+        }
+        Some(Target { value: Value::String(value?), given: None })
+    }
+
+    fn report(&mut self, code: &'static str, whole: &str, span: Span, message: &str, label: &str) -> &mut Problem {
+        let place = self.place(whole, span);
+        self.problems.push(Problem::error(code, place, message, label));
+        self.problems.last_mut().expect("a problem was just added")
+    }
+
+    /// Where a reference stands inside the text of its value.
+    fn place(&self, whole: &str, span: Span) -> Span {
+        let text = self.sources.get(span.source).and_then(|source| source.text.get(span.offset..span.end()));
+        match text.and_then(|text| text.find(whole)) {
+            Some(at) => Span { offset: span.offset + at, len: whole.len(), ..span },
+            None => span,
+        }
+    }
+}
+
+/// What a reference stands for, and where that was given.
+struct Target {
+    value: Value,
+    given: Option<Span>,
+}
+
+fn pieces(text: &str) -> Vec<Piece<'_>> {
+    let mut pieces = Vec::new();
+    let mut rest = text;
+    while let Some(at) = rest.find("${") {
+        if rest[..at].ends_with('$') {
+            pieces.extend([Piece::Text(&rest[..at - 1]), Piece::Text("${")]);
+            rest = &rest[at + 2..];
+            continue;
+        }
+        if at > 0 {
+            pieces.push(Piece::Text(&rest[..at]));
+        }
+        let Some(end) = rest[at..].find('}') else {
+            pieces.push(Piece::Open(&rest[at..]));
+            return pieces;
+        };
+        let whole = &rest[at..=at + end];
+        pieces.push(Piece::Reference(whole, whole[2..whole.len() - 1].trim()));
+        rest = &rest[at + end + 1..];
+    }
+    if !rest.is_empty() {
+        pieces.push(Piece::Text(rest));
+    }
+    pieces
+}
+
+/// Whether an environment variable holds a secret, by its name.
+fn is_secret(name: &str) -> bool {
+    let name = name.to_ascii_uppercase().replace("TOKENIZ", "");
+    ["TOKEN", "KEY", "SECRET", "PASSWORD"].iter().any(|word| name.contains(word))
+}
+
+/// A value as it stands at the place that refers to it.
+fn replaced_at(mut value: Value, span: Span) -> Value {
+    match &mut value {
+        Value::List(items) => {
+            for item in items {
+                *item = Node { span, value: replaced_at(std::mem::replace(&mut item.value, Value::Null), span) };
+            }
+        }
+        Value::Map(entries) => {
+            for entry in entries {
+                entry.key_span = span;
+                entry.value =
+                    Node { span, value: replaced_at(std::mem::replace(&mut entry.value.value, Value::Null), span) };
+            }
+        }
+        _ => {}
+    }
+    value
+}

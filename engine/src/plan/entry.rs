@@ -1,0 +1,197 @@
+//! The frame of a pipeline file: its own keys and those of each stage, read as far as they can be read.
+
+use std::time::Duration;
+
+use super::{DeviceRequest, Resources};
+use crate::file::problem::Problem;
+use crate::file::source::Span;
+use crate::file::tree::{Entry, Node, Value};
+use crate::parameter::{ByteSize, Fields, Json, KeyWriter, Limits, Parameter, Parameters, Period, Reader};
+
+/// The version of the file's form that this program reads.
+pub(crate) const FORMAT_VERSION: u32 = 1;
+
+/// The keys of a file.
+pub(crate) const FILE_KEYS: [&str; 5] = ["version", "name", "vars", "stages", "publish"];
+
+/// A pipeline file, before its stages are looked at by their kinds. What could not be read is left out.
+pub(super) struct Document {
+    pub name: Option<Text>,
+    pub stages: Vec<StageEntry>,
+    pub publish: Vec<(Text, Text)>,
+}
+
+/// A stage as the file declares it.
+pub(super) struct StageEntry {
+    pub id: Text,
+    pub uses: Option<Text>,
+    pub with: Node,
+    pub needs: Vec<Text>,
+    pub resources: Resources,
+    pub retries: u32,
+    pub timeout: Option<Duration>,
+}
+
+/// A string and where it stands.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Text {
+    pub text: String,
+    pub span: Span,
+}
+
+/// What a stage may ask of the machine.
+#[derive(Parameters)]
+pub(crate) struct ResourceKeys {
+    /// The kind of device; `auto` takes the fastest that this program can use.
+    #[cosmetic(default)]
+    device: DeviceRequest,
+    /// How many devices.
+    #[cosmetic(range = 1..)]
+    count: Option<u32>,
+    /// Memory it needs, such as `40GiB`.
+    memory: Option<ByteSize>,
+    /// Threads it may use.
+    #[cosmetic(range = 1..)]
+    threads: Option<usize>,
+}
+
+/// Reads the frame and reports all that is wrong with it.
+pub(super) fn read(root: &Node, reader: &mut Reader) -> Document {
+    let mut document = Document { name: None, stages: Vec::new(), publish: Vec::new() };
+    let Some(mut fields) = Fields::of(root, reader, &FILE_KEYS) else { return document };
+    let version = fields.required::<u32>("version", &Limits::NONE);
+    document.name = fields.required::<Option<Text>>("name", &Limits::NONE).flatten();
+    fields.or_default::<Entries>("vars", &Limits::NONE, Entries::default);
+    let stages = fields.required::<Entries>("stages", &Limits::NONE);
+    let publish = fields.or_default::<Entries>("publish", &Limits::NONE, Entries::default);
+
+    if version.is_some_and(|version| version != FORMAT_VERSION) {
+        reader.problems.push(unknown_version(root));
+    }
+    if stages.as_ref().is_some_and(|stages| stages.0.is_empty())
+        && let Some(node) = root.get("stages")
+    {
+        reader.problems.push(Problem::error(
+            "no-stages",
+            node.span,
+            "the pipeline has no stages",
+            "no stage is declared here",
+        ));
+    }
+    for entry in stages.unwrap_or_default().0 {
+        document.stages.push(read_stage(&entry, reader));
+    }
+    for entry in publish.unwrap_or_default().0 {
+        if let Some(path) = Text::read(&entry.value, reader) {
+            document.publish.push((Text { text: entry.key, span: entry.key_span }, path));
+        }
+    }
+    document
+}
+
+fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
+    let id = Text { text: entry.key.clone(), span: entry.key_span };
+    if !is_id(&id.text) {
+        reader.problems.push(
+            Problem::error("bad-stage-id", id.span, format!("`{}` cannot be the id of a stage", id.text), "not an id")
+                .with_help("an id has letters, digits, `_` and `-`"),
+        );
+    }
+    let absent = Node { span: id.span, value: Value::Null };
+    let mut stage = StageEntry {
+        id,
+        uses: None,
+        with: absent.clone(),
+        needs: Vec::new(),
+        resources: Resources::default(),
+        retries: 0,
+        timeout: None,
+    };
+    // A stage without anything lacks its `uses:`, and the place to say so is its id.
+    let node = if entry.value.value == Value::Null { &absent } else { &entry.value };
+    let Some(mut fields) = Fields::of(node, reader, &crate::file::overrides::STAGE_KEYS) else { return stage };
+    stage.uses = fields.required::<Text>("uses", &Limits::NONE);
+    if let Some(Some(Anything(with))) = fields.required::<Option<Anything>>("with", &Limits::NONE) {
+        stage.with = with;
+    }
+    stage.needs = fields.or_default::<Vec<Text>>("needs", &Limits::NONE, Vec::new).unwrap_or_default();
+    let resources = fields.required::<Option<ResourceKeys>>("resources", &Limits::NONE).flatten();
+    stage.resources = resources.map(Resources::from).unwrap_or_default();
+    stage.retries = fields.or_default("retries", &Limits::NONE, || 0).unwrap_or_default();
+    let timeout = fields.required::<Option<Period>>("timeout", &Limits::NONE).flatten();
+    stage.timeout = timeout.map(|period| period.0);
+    stage
+}
+
+fn unknown_version(root: &Node) -> Problem {
+    let span = root.get("version").map_or(root.span, |node| node.span);
+    let message = format!("this program reads files of version {FORMAT_VERSION}");
+    Problem::error("unknown-version", span, message, format!("expected {FORMAT_VERSION}"))
+}
+
+/// A stage's id is part of file names and of references, where a dot ends it.
+fn is_id(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
+}
+
+impl From<ResourceKeys> for Resources {
+    fn from(keys: ResourceKeys) -> Self {
+        let ResourceKeys { device, count, memory, threads } = keys;
+        Self { device, count, memory: memory.map(|size| size.0), threads }
+    }
+}
+
+impl Parameter for Text {
+    fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
+        Some(Self { text: String::read(node, reader)?, span: node.span })
+    }
+
+    fn write_key(&self, key: &mut KeyWriter<'_>) {
+        self.text.write_key(key);
+    }
+
+    fn schema() -> Json {
+        String::schema()
+    }
+}
+
+/// A value that someone else reads.
+struct Anything(Node);
+
+impl Parameter for Anything {
+    fn read(node: &Node, _reader: &mut Reader) -> Option<Self> {
+        Some(Self(node.clone()))
+    }
+
+    fn write_key(&self, key: &mut KeyWriter<'_>) {
+        key.value(self.0.to_json().to_string());
+    }
+
+    fn schema() -> Json {
+        Json::Bool(true)
+    }
+}
+
+/// The entries of a mapping, in the order of the file.
+#[derive(Default)]
+struct Entries(Vec<Entry>);
+
+impl Parameter for Entries {
+    fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
+        let Value::Map(entries) = &node.value else {
+            reader.wrong_type(node, "a mapping");
+            return None;
+        };
+        Some(Self(entries.clone()))
+    }
+
+    fn write_key(&self, key: &mut KeyWriter<'_>) {
+        for entry in &self.0 {
+            key.entry(&entry.key, |key| key.value(entry.value.to_json().to_string()));
+        }
+    }
+
+    fn schema() -> Json {
+        serde_json::json!({ "type": "object" })
+    }
+}

@@ -1,0 +1,223 @@
+//! File to plan: each step reports all it finds, and the plan exists only where nothing was found.
+
+use std::path::Path;
+
+use super::entry::{self, Document, StageEntry};
+use super::field_spans::field_spans;
+use super::order;
+use super::publish;
+use super::resolve::{Bound, resolve};
+use super::{Plan, PlannedStage, Rejected};
+use crate::file::interpolate::interpolate;
+use crate::file::overrides;
+use crate::file::parse::{MAX_BYTES, parse};
+use crate::file::problem::{Problem, Severity};
+use crate::file::source::{Sources, Span};
+use crate::file::tree::{Node, Value};
+use crate::parameter::Reader;
+use crate::stage::{InputFacts, Registry};
+use crate::suggest;
+
+/// Reads a pipeline file, puts the overrides into it and checks everything that can be checked without running.
+///
+/// # Errors
+/// Every problem of the file at once; of a text that is not YAML, or not UTF-8, that one alone.
+pub fn load(path: &Path, overrides: &[String], registry: &Registry) -> Result<Plan, Rejected> {
+    let text = read_text(path)?;
+    load_text(path, &text, overrides, registry)
+}
+
+/// [`load`] with the text of the file given.
+///
+/// # Errors
+/// As there.
+pub fn load_text(path: &Path, text: &str, overrides: &[String], registry: &Registry) -> Result<Plan, Rejected> {
+    load_with(path, text, overrides, registry, &|name| std::env::var(name).ok())
+}
+
+/// [`load_text`] with the environment given.
+pub(super) fn load_with(
+    path: &Path,
+    text: &str,
+    overrides: &[String],
+    registry: &Registry,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Plan, Rejected> {
+    let mut sources = Sources::default();
+    let source = sources.add(path.display().to_string(), text);
+    let mut problems = Vec::new();
+    let mut root = match parse(source, text, &mut problems) {
+        Ok(root) => root,
+        Err(problem) => return Err(Rejected { sources, problems: vec![problem] }),
+    };
+    if let Some(problem) = not_a_pipeline(&root, Span { source, offset: 0, len: 0 }) {
+        problems.push(problem);
+        return Err(Rejected { sources, problems: in_order(problems) });
+    }
+    overrides::apply(&mut root, overrides, &mut sources, &mut problems);
+    let interpolated = interpolate(&mut root, &sources, env, &mut problems);
+
+    let mut found = Vec::new();
+    let checked = check(&root, registry, &mut found);
+    interpolated.refine(&mut found);
+    problems.extend(found);
+    let problems = in_order(problems);
+    match checked {
+        Some(checked) if problems.iter().all(|problem| problem.severity == Severity::Warning) => {
+            Ok(checked.into_plan(path, sources, problems))
+        }
+        _ => Err(Rejected { sources, problems }),
+    }
+}
+
+/// A file in which every reference is resolved, and the order of its stages.
+struct Checked {
+    document: Document,
+    bound: Vec<Bound>,
+    publish: Vec<super::Publish>,
+    order: Vec<usize>,
+}
+
+/// Checks the tree; `None` where nothing was left to make a plan of.
+fn check(root: &Node, registry: &Registry, problems: &mut Vec<Problem>) -> Option<Checked> {
+    let mut reader = Reader::default();
+    let document = entry::read(root, &mut reader);
+    problems.append(&mut reader.problems);
+    let mut bound: Vec<Bound> = document.stages.iter().map(|stage| bind(stage, registry, problems)).collect();
+    resolve(&document.stages, &mut bound, problems);
+    let publish = publish::resolve(&document, &bound, problems);
+    for (stage, bound) in document.stages.iter().zip(&bound) {
+        if let Some(stage_kind) = &bound.kind {
+            problems.extend(stage_kind.check(&InputFacts::new(), stage.with.span));
+        }
+    }
+    let order = order::order(&document.stages, &bound, problems)?;
+    Some(Checked { document, bound, publish, order })
+}
+
+/// Finds a stage's kind and lets it read its parameters.
+fn bind(stage: &StageEntry, registry: &Registry, problems: &mut Vec<Problem>) -> Bound {
+    let Some(uses) = &stage.uses else { return Bound::default() };
+    let Some(kind) = registry.get(&uses.text) else {
+        let names: Vec<&str> = registry.kinds().map(|kind| kind.name()).collect();
+        problems.push(
+            Problem::error(
+                "unknown-kind",
+                uses.span,
+                format!("unknown stage kind `{}`", uses.text),
+                "no kind of this name",
+            )
+            .with_help_if(suggest::help(&uses.text, "known kinds", names.iter().copied())),
+        );
+        return Bound::default();
+    };
+    let mut reader = Reader::default();
+    let read = kind.read(&stage.with, &mut reader);
+    problems.append(&mut reader.problems);
+    let references = read.as_ref().map_or(reader.references, |read| read.inputs());
+    let outputs = read.as_ref().map(|read| read.outputs());
+    Bound { name: kind.name(), version: kind.version(), kind: read, outputs, references, ..Bound::default() }
+}
+
+impl Checked {
+    fn into_plan(mut self, path: &Path, sources: Sources, warnings: Vec<Problem>) -> Plan {
+        let graph = order::graph(&self.document.stages, &self.bound, &self.order);
+        let name = self.document.name.map(|name| name.text);
+        let name = name.unwrap_or_else(|| path.file_stem().unwrap_or_default().to_string_lossy().into_owned());
+        let mut declared: Vec<Option<(StageEntry, Bound)>> =
+            self.document.stages.into_iter().zip(self.bound.drain(..)).map(Some).collect();
+        let stages =
+            self.order.iter().filter_map(|at| declared[*at].take()).map(|(stage, bound)| planned(stage, bound));
+        let stages = stages.collect();
+        Plan { name, file: path.to_owned(), sources, stages, graph, publish: self.publish, warnings }
+    }
+}
+
+fn planned(stage: StageEntry, bound: Bound) -> PlannedStage {
+    PlannedStage {
+        id: stage.id.text,
+        kind: bound.name,
+        version: bound.version,
+        bound: bound.kind.expect("a plan without problems has all its parameters"),
+        parameters: stage.with.to_json(),
+        outputs: bound.outputs.unwrap_or_default(),
+        inputs: bound.inputs,
+        needs: stage.needs.into_iter().map(|need| need.text).collect(),
+        resources: stage.resources,
+        retries: stage.retries,
+        timeout: stage.timeout,
+        span: stage.with.span,
+        field_spans: field_spans(&stage.with),
+    }
+}
+
+fn not_a_pipeline(root: &Node, start: Span) -> Option<Problem> {
+    let help = "a pipeline file begins with `version: 1` and declares `stages:`";
+    match &root.value {
+        Value::Map(_) => None,
+        Value::Null => Some(Problem::error("empty-file", start, "the file is empty", "nothing here").with_help(help)),
+        _ => Some(
+            Problem::error(
+                "not-a-mapping",
+                root.span,
+                format!("the file holds {}", root.describe()),
+                "expected a mapping",
+            )
+            .with_help(help),
+        ),
+    }
+}
+
+/// Sorted by place, each once.
+fn in_order(mut problems: Vec<Problem>) -> Vec<Problem> {
+    problems.sort_by_key(|problem| (problem.span.source.0, problem.span.offset, problem.span.len));
+    let mut unique: Vec<Problem> = Vec::with_capacity(problems.len());
+    for problem in problems {
+        let same = |other: &&Problem| other.span == problem.span;
+        if !unique
+            .iter()
+            .rev()
+            .take_while(same)
+            .any(|other| other.code == problem.code && other.message == problem.message)
+        {
+            unique.push(problem);
+        }
+    }
+    unique
+}
+
+fn read_text(path: &Path) -> Result<String, Rejected> {
+    let alone = |text: String, offset: usize, code, message: String, label: &str, help: Option<&str>| {
+        let mut sources = Sources::default();
+        let source = sources.add(path.display().to_string(), text);
+        let len = sources.get(source).and_then(|source| source.text[offset..].chars().next()).map_or(0, char::len_utf8);
+        let problem = Problem::error(code, Span { source, offset, len }, message, label);
+        Rejected { sources, problems: vec![problem.with_help_if(help.map(str::to_owned))] }
+    };
+    let name = path.display();
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => {
+            let help = Some("name a file in it");
+            return Err(alone(String::new(), 0, "file-unreadable", format!("`{name}` is a folder"), "", help));
+        }
+        Ok(metadata) if metadata.len() > MAX_BYTES as u64 => {
+            let message = format!("`{name}` is {} bytes long, and at most {MAX_BYTES} are read", metadata.len());
+            return Err(alone(String::new(), 0, "too-large", message, "", Some("is it a pipeline file?")));
+        }
+        Ok(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Err(alone(String::new(), 0, "file-missing", format!("there is no file `{name}`"), "", None));
+        }
+        Err(error) => {
+            return Err(alone(String::new(), 0, "file-unreadable", format!("cannot read `{name}`: {error}"), "", None));
+        }
+    }
+    let bytes = std::fs::read(path).map_err(|error| {
+        alone(String::new(), 0, "file-unreadable", format!("cannot read `{name}`: {error}"), "", None)
+    })?;
+    String::from_utf8(bytes).map_err(|error| {
+        let offset = error.utf8_error().valid_up_to();
+        let text = String::from_utf8_lossy(error.as_bytes()).into_owned();
+        alone(text, offset, "not-utf8", "the file is not UTF-8".to_owned(), "this byte", Some("save it as UTF-8"))
+    })
+}

@@ -1,0 +1,112 @@
+//! The graph of a file's stages: cycles, and an order in which each stage comes after those it waits for.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+
+use petgraph::algo::tarjan_scc;
+use petgraph::graph::{DiGraph, NodeIndex};
+
+use super::Edge;
+use super::entry::StageEntry;
+use super::resolve::{Bound, Wait};
+use crate::file::problem::Problem;
+
+/// The places of the stages, each after those it waits for, else in the order of the file; `None` where there is a cycle,
+/// which is reported.
+pub(super) fn order(stages: &[StageEntry], bound: &[Bound], problems: &mut Vec<Problem>) -> Option<Vec<usize>> {
+    let cycles = cycles(bound);
+    for cycle in &cycles {
+        problems.push(describe(cycle, stages));
+    }
+    cycles.is_empty().then(|| sorted(bound))
+}
+
+/// The graph over the stages of a plan: `order` says which place in the file each of them had.
+pub(super) fn graph(stages: &[StageEntry], bound: &[Bound], order: &[usize]) -> DiGraph<usize, Edge> {
+    let mut graph = DiGraph::with_capacity(stages.len(), stages.len() * 2);
+    let mut nodes = vec![NodeIndex::end(); stages.len()];
+    for (index, place) in order.iter().enumerate() {
+        nodes[*place] = graph.add_node(index);
+        for wait in &bound[*place].waits_for {
+            graph.add_edge(nodes[wait.stage], nodes[*place], wait.why.clone());
+        }
+    }
+    graph
+}
+
+/// Each cycle once, as the steps from stage to stage: in every knot of stages the shortest through its first one.
+fn cycles(bound: &[Bound]) -> Vec<Vec<(usize, &Wait)>> {
+    let mut waits: DiGraph<(), ()> = DiGraph::new();
+    let nodes: Vec<NodeIndex> = bound.iter().map(|_| waits.add_node(())).collect();
+    for (place, stage) in bound.iter().enumerate() {
+        for wait in &stage.waits_for {
+            waits.add_edge(nodes[place], nodes[wait.stage], ());
+        }
+    }
+    let knots = tarjan_scc(&waits).into_iter().filter_map(|knot| knot.iter().map(|node| node.index()).min());
+    let mut cycles: Vec<_> = knots.filter_map(|first| shortest_cycle(first, bound)).collect();
+    cycles.sort_by_key(|cycle| cycle[0].0);
+    cycles
+}
+
+/// The shortest way from a stage back to itself, breadth first.
+fn shortest_cycle(first: usize, bound: &[Bound]) -> Option<Vec<(usize, &Wait)>> {
+    let mut came_by: HashMap<usize, (usize, &Wait)> = HashMap::new();
+    let mut queue = VecDeque::from([first]);
+    while let Some(stage) = queue.pop_front() {
+        for wait in &bound[stage].waits_for {
+            if came_by.contains_key(&wait.stage) {
+                continue;
+            }
+            came_by.insert(wait.stage, (stage, wait));
+            queue.push_back(wait.stage);
+        }
+    }
+    let mut cycle = vec![*came_by.get(&first)?];
+    while cycle[cycle.len() - 1].0 != first {
+        let reached = cycle[cycle.len() - 1].0;
+        cycle.push(came_by[&reached]);
+    }
+    cycle.reverse();
+    Some(cycle)
+}
+
+fn describe(cycle: &[(usize, &Wait)], stages: &[StageEntry]) -> Problem {
+    let id = |place: usize| stages[place].id.text.as_str();
+    let (first, wait) = cycle[0];
+    let verb = |wait: &Wait| if wait.why == Edge::Needs { "needs" } else { "reads" };
+    if cycle.len() == 1 {
+        let message = format!("stage `{}` {} itself", id(first), verb(wait));
+        return Problem::error("cycle", wait.span, message, "a stage cannot wait for itself");
+    }
+    let path: Vec<&str> = cycle.iter().map(|(place, _)| id(*place)).chain([id(first)]).collect();
+    let message = format!("stages wait for each other: {}", path.join(" → "));
+    let label = |(place, wait): &(usize, &Wait)| format!("`{}` {} `{}`", id(*place), verb(wait), id(wait.stage));
+    cycle[1..].iter().fold(Problem::error("cycle", wait.span, message, label(&cycle[0])), |problem, step| {
+        problem.with_related(step.1.span, label(step))
+    })
+}
+
+/// Always the first stage of the file that waits for nothing more.
+fn sorted(bound: &[Bound]) -> Vec<usize> {
+    let mut waiting: Vec<usize> = bound.iter().map(|stage| stage.waits_for.len()).collect();
+    let mut readers = vec![Vec::new(); bound.len()];
+    for (place, stage) in bound.iter().enumerate() {
+        for wait in &stage.waits_for {
+            readers[wait.stage].push(place);
+        }
+    }
+    let mut ready: BinaryHeap<Reverse<usize>> =
+        (0..bound.len()).filter(|place| waiting[*place] == 0).map(Reverse).collect();
+    let mut order = Vec::with_capacity(bound.len());
+    while let Some(Reverse(place)) = ready.pop() {
+        order.push(place);
+        for reader in &readers[place] {
+            waiting[*reader] -= 1;
+            if waiting[*reader] == 0 {
+                ready.push(Reverse(*reader));
+            }
+        }
+    }
+    order
+}

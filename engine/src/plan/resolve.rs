@@ -1,0 +1,231 @@
+//! References: which stage and output each one means, and whether it fits.
+
+use std::collections::HashMap;
+
+use super::entry::{StageEntry, Text};
+use super::field_spans::field_at;
+use super::{Edge, ResolvedInput};
+use crate::artifact::Output;
+use crate::file::problem::Problem;
+use crate::file::source::Span;
+use crate::parameter::Reference;
+use crate::stage::BoundStage;
+use crate::suggest;
+
+/// A stage's kind with its parameters, as far as they could be read, and what its references mean.
+#[derive(Default)]
+pub(super) struct Bound {
+    pub name: &'static str,
+    pub version: u32,
+    /// Absent where the kind is unknown or the parameters are wrong.
+    pub kind: Option<Box<dyn BoundStage>>,
+    /// Absent where `kind` is.
+    pub outputs: Option<Vec<Output>>,
+    /// The references that its parameters hold.
+    pub references: Vec<(Reference, &'static [&'static str])>,
+    pub inputs: Vec<ResolvedInput>,
+    /// The stages it waits for.
+    pub waits_for: Vec<Wait>,
+}
+
+/// One reason to wait for another stage.
+pub(super) struct Wait {
+    /// Its place in the file.
+    pub stage: usize,
+    pub why: Edge,
+    /// Where the file says so.
+    pub span: Span,
+}
+
+/// Resolves the inputs and the `needs:` of every stage.
+pub(super) fn resolve(stages: &[StageEntry], bound: &mut [Bound], problems: &mut Vec<Problem>) {
+    let places = places(stages);
+    for (place, reader) in stages.iter().enumerate() {
+        let resolver = Resolver { stages, bound, places: &places, reader, problems };
+        let (inputs, waits) = resolver.stage(&bound[place].references);
+        bound[place].inputs = inputs;
+        bound[place].waits_for = waits;
+    }
+}
+
+/// The place of each stage in the file, by its id.
+pub(super) fn places(stages: &[StageEntry]) -> HashMap<&str, usize> {
+    stages.iter().enumerate().map(|(place, stage)| (stage.id.text.as_str(), place)).collect()
+}
+
+struct Resolver<'a> {
+    stages: &'a [StageEntry],
+    bound: &'a [Bound],
+    places: &'a HashMap<&'a str, usize>,
+    /// The stage whose references are resolved.
+    reader: &'a StageEntry,
+    problems: &'a mut Vec<Problem>,
+}
+
+impl<'a> Resolver<'a> {
+    fn stage(mut self, references: &[(Reference, &'static [&'static str])]) -> (Vec<ResolvedInput>, Vec<Wait>) {
+        let (mut inputs, mut waits) = (Vec::new(), Vec::new());
+        for (reference, kinds) in references {
+            let Some(place) = self.place(&reference.stage, reference.span, "reads") else { continue };
+            let output = self.output(place, reference, kinds);
+            waits.push(Wait { stage: place, why: Edge::Output(name_of(output)), span: reference.span });
+            inputs.extend(output.map(|output| ResolvedInput {
+                stage: reference.stage.clone(),
+                output: output.name.clone(),
+                kind: output.kind.clone(),
+                span: reference.span,
+            }));
+        }
+        for Text { text, span } in &self.reader.needs {
+            if let Some(stage) = self.place(text, *span, "needs") {
+                waits.push(Wait { stage, why: Edge::Needs, span: *span });
+            }
+        }
+        (inputs, waits)
+    }
+
+    /// The place of the stage that a reference names.
+    fn place(&mut self, id: &str, span: Span, verb: &str) -> Option<usize> {
+        let place = self.places.get(id).copied();
+        if place.is_none() {
+            let own = self.reader.id.text.as_str();
+            let others = self.stages.iter().map(|stage| stage.id.text.as_str()).filter(|other| *other != own);
+            let what = if verb == "reads" { "which no stage produces" } else { "which is no stage" };
+            self.problems.push(
+                Problem::error(
+                    "unknown-stage",
+                    span,
+                    format!("stage `{own}` {verb} `{id}`, {what}"),
+                    "not declared by any stage",
+                )
+                .with_help_if(suggest::help(id, "declared stages", others)),
+            );
+        }
+        place
+    }
+
+    /// The output that a reference means. Of a stage whose own parameters are wrong nothing can be said here: that has
+    /// been said there.
+    fn output(&mut self, place: usize, reference: &Reference, kinds: &[&str]) -> Option<&'a Output> {
+        let outputs = self.bound[place].outputs.as_deref()?;
+        match pick(reference, Some(kinds), outputs) {
+            Ok(output) => Some(output),
+            Err(Misfit::WrongKind) => {
+                self.problems.push(self.wrong_kind(reference, kinds, outputs));
+                None
+            }
+            Err(misfit) => {
+                self.problems.push(misfit.problem(reference, outputs));
+                None
+            }
+        }
+    }
+
+    fn wrong_kind(&self, reference: &Reference, kinds: &[&str], outputs: &[Output]) -> Problem {
+        let named = outputs.iter().filter(|output| reference.output.as_ref().is_none_or(|name| *name == output.name));
+        let made = alternatives(named.map(|output| output.kind.as_str()), "and");
+        let taken = alternatives(kinds.iter().copied(), "or");
+        let field = field_at(&self.reader.with, reference.span).unwrap_or_else(|| self.reader.id.text.clone());
+        let what = match &reference.output {
+            Some(output) => format!("`{}.{output}` is {made}", reference.stage),
+            None if outputs.is_empty() => format!("stage `{}` makes nothing", reference.stage),
+            None => format!("stage `{}` makes {made}", reference.stage),
+        };
+        let fitting: Vec<&str> = self
+            .stages
+            .iter()
+            .zip(self.bound)
+            .filter(|(stage, bound)| stage.id.text != self.reader.id.text && makes(bound, kinds))
+            .map(|(stage, _)| stage.id.text.as_str())
+            .collect();
+        let help = match fitting.as_slice() {
+            [] => format!("no stage of this file makes {taken}"),
+            few => format!("made by {}", alternatives(few.iter().map(|id| format!("`{id}`")), "and")),
+        };
+        Problem::error(
+            "wrong-kind",
+            reference.span,
+            format!("`{field}` takes {taken}, and {what}"),
+            format!("expected {taken}"),
+        )
+        .with_help(help)
+    }
+}
+
+/// Why no output could be picked.
+pub(super) enum Misfit {
+    UnknownOutput,
+    Ambiguous,
+    WrongKind,
+}
+
+impl Misfit {
+    /// What to say, where the kind is not what is wrong.
+    pub fn problem(&self, reference: &Reference, outputs: &[Output]) -> Problem {
+        let Reference { stage, output, span } = reference;
+        let names = outputs.iter().map(|output| output.name.as_str());
+        match (self, output) {
+            (Self::UnknownOutput, Some(output)) => Problem::error(
+                "unknown-output",
+                *span,
+                format!("stage `{stage}` has no output `{output}`"),
+                "not an output of this stage",
+            )
+            .with_help_if(suggest::help(output, "its outputs", names)),
+            _ => Problem::error(
+                "ambiguous-output",
+                *span,
+                format!("`{stage}` has more than one output that fits here"),
+                "which one?",
+            )
+            .with_help(format!("write {}", alternatives(names.map(|name| format!("`{stage}.{name}`")), "or"))),
+        }
+    }
+}
+
+/// The output that a reference means among those of its stage: the named one, else the only one of the first kind in
+/// `kinds` that the stage makes. Without `kinds` every kind fits.
+pub(super) fn pick<'a>(
+    reference: &Reference,
+    kinds: Option<&[&str]>,
+    outputs: &'a [Output],
+) -> Result<&'a Output, Misfit> {
+    let rank = |output: &Output| match kinds {
+        Some(kinds) => kinds.iter().position(|kind| *kind == output.kind),
+        None => Some(0),
+    };
+    if let Some(name) = &reference.output {
+        let output = outputs.iter().find(|output| output.name == *name).ok_or(Misfit::UnknownOutput)?;
+        return rank(output).map(|_| output).ok_or(Misfit::WrongKind);
+    }
+    let best = outputs.iter().filter_map(rank).min().ok_or(Misfit::WrongKind)?;
+    let mut fitting = outputs.iter().filter(|output| rank(output) == Some(best));
+    match (fitting.next(), fitting.next()) {
+        (Some(output), None) => Ok(output),
+        (None, _) => Err(Misfit::WrongKind),
+        (Some(_), Some(_)) => Err(Misfit::Ambiguous),
+    }
+}
+
+fn makes(bound: &Bound, kinds: &[&str]) -> bool {
+    bound.outputs.iter().flatten().any(|output| kinds.contains(&output.kind.as_str()))
+}
+
+fn name_of(output: Option<&Output>) -> String {
+    output.map(|output| output.name.clone()).unwrap_or_default()
+}
+
+/// `a, b and c`.
+fn alternatives(names: impl Iterator<Item = impl AsRef<str>>, word: &str) -> String {
+    let names: Vec<_> = names.collect();
+    let mut text = String::new();
+    for (index, name) in names.iter().enumerate() {
+        match index {
+            0 => {}
+            _ if index + 1 == names.len() => text.push_str(&format!(" {word} ")),
+            _ => text.push_str(", "),
+        }
+        text.push_str(name.as_ref());
+    }
+    text
+}
