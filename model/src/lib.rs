@@ -3,6 +3,7 @@
 pub mod adapter;
 pub mod batch;
 pub mod blocks;
+pub mod candle;
 pub mod checkpoint;
 pub mod cpu;
 pub mod init;

@@ -21,7 +21,7 @@ pub enum AdapterError {
         folder: PathBuf,
         /// The cause.
         #[source]
-        source: AdapterConfigError,
+        source: Box<AdapterConfigError>,
     },
     /// Its weights cannot be read.
     #[error(transparent)]
@@ -125,7 +125,7 @@ impl Adapter {
     /// Fails if a file cannot be read, a setting is not supported, or tensors are missing, unexpected or misshapen.
     pub fn load(folder: &Path) -> Result<Self, AdapterError> {
         let config = AdapterConfig::read(&folder.join(CONFIG_FILE))
-            .map_err(|source| AdapterError::Config { folder: folder.to_path_buf(), source })?;
+            .map_err(|source| AdapterError::Config { folder: folder.to_path_buf(), source: Box::new(source) })?;
         let weights = Checkpoint::open_file(&folder.join(WEIGHTS_FILE))?;
         let tensors = weights
             .tensors()

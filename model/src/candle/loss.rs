@@ -1,0 +1,65 @@
+//! Cross-entropy over the vocabulary, with its gradient, and the cap on logits.
+
+use candle_core::{DType, Result, Tensor};
+
+use crate::ops::TokenScore;
+
+/// `cap · tanh(x / cap)`.
+pub(super) fn soft_cap(x: &Tensor, cap: f32) -> Result<Tensor> {
+    (x / f64::from(cap))?.tanh()? * f64::from(cap)
+}
+
+/// Logits with a target per row, scored.
+pub(super) struct Scored {
+    /// After the cap, `(rows, vocabulary)`.
+    logits: Tensor,
+    /// `(rows, 1)`.
+    targets: Tensor,
+    /// `(rows, 1)`.
+    logsumexp: Tensor,
+    soft_cap: Option<f32>,
+}
+
+/// Scores the targets, `(rows, 1)`, under the capped logits.
+pub(super) fn score(logits: &Tensor, targets: &Tensor, cap: Option<f32>) -> Result<Scored> {
+    let logits = match cap {
+        Some(cap) => soft_cap(logits, cap)?,
+        None => logits.clone(),
+    };
+    let greatest = logits.max_keepdim(1)?;
+    let logsumexp = (&greatest + logits.broadcast_sub(&greatest)?.exp()?.sum_keepdim(1)?.log()?)?;
+    Ok(Scored { logits, targets: targets.clone(), logsumexp, soft_cap: cap })
+}
+
+impl Scored {
+    /// The score of each row.
+    pub(super) fn token_scores(&self) -> Result<impl Iterator<Item = TokenScore>> {
+        let nll = (&self.logsumexp - self.logits.gather(&self.targets, 1)?)?.flatten_all()?.to_vec1::<f32>()?;
+        let targets = self.targets.flatten_all()?.to_vec1::<u32>()?;
+        let likeliest = self.first_greatest()?.flatten_all()?.to_vec1::<f32>()?;
+        let scores = nll.into_iter().zip(targets.into_iter().zip(likeliest));
+        Ok(scores.map(|(nll, (target, likeliest))| TokenScore { nll, correct: target == likeliest as u32 }))
+    }
+
+    /// The least index of a greatest logit per row. candle's own `argmax` promises no order among equals.
+    fn first_greatest(&self) -> Result<Tensor> {
+        let (rows, vocab_size) = self.logits.dims2()?;
+        let device = self.logits.device();
+        // Exact: a vocabulary has far fewer than 2^24 entries.
+        let indices = Tensor::arange(0.0, vocab_size as f32, device)?.unsqueeze(0)?.broadcast_as((rows, vocab_size))?;
+        let is_greatest = self.logits.broadcast_eq(&self.logits.max_keepdim(1)?)?;
+        let none = Tensor::full(vocab_size as f32, (rows, vocab_size), device)?.to_dtype(DType::F32)?;
+        is_greatest.where_cond(&indices.contiguous()?, &none)?.min_keepdim(1)
+    }
+
+    /// The gradient of the summed loss with respect to the logits before the cap: `softmax − one-hot`, times `1 − tanh²`.
+    pub(super) fn gradient(&self) -> Result<Tensor> {
+        let probabilities = self.logits.broadcast_sub(&self.logsumexp)?.exp()?;
+        let minus_one = self.targets.to_dtype(DType::F32)?.zeros_like()?.affine(1.0, -1.0)?;
+        let gradient = probabilities.scatter_add(&self.targets, &minus_one, 1)?;
+        match self.soft_cap {
+            Some(cap) => gradient * (1.0 - (&self.logits / f64::from(cap))?.sqr()?)?,
+            None => Ok(gradient),
+        }
+    }
+}
