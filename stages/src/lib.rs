@@ -5,10 +5,21 @@
 use engine::stage::Registry;
 
 pub mod artifact;
+pub mod checkpoint;
+pub mod download;
+pub mod hub;
+pub mod new_model;
+pub mod pack;
 pub mod prompt;
+pub mod rouge;
+pub mod tokenize;
 pub mod tokenizer;
 
 /// All stage kinds of this program.
 pub fn registry() -> Registry {
     Registry::new()
+        .with::<download::Download>()
+        .with::<new_model::NewModel>()
+        .with::<tokenize::Tokenize>()
+        .with::<pack::Pack>()
 }

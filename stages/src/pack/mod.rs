@@ -1,0 +1,117 @@
+//! `uses: pack`: documents of tokens are laid into rows of one length, so that little of a row is padding.
+
+mod next_fit;
+
+use engine::artifact::Output;
+use engine::context::StageContext;
+use engine::error::StageError;
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::{Input, Parameters};
+use engine::protocol::WorkerEvent;
+use engine::stage::{InputFacts, Stage};
+
+use crate::artifact::{OutputKind, Packs, Shape, Tokens, TokensFacts, TokensReader, TokensWriter};
+use crate::tokenize::{facts_of, stop_if_cancelled};
+pub use next_fit::{NextFit, TooLong};
+
+/// What a pipeline file may say under `with:` for `uses: pack`.
+#[derive(Debug, Parameters)]
+pub struct PackParams {
+    /// The tokens.
+    pub tokens: Input<Tokens>,
+    /// Length of every row, in tokens.
+    #[semantic(range = 2..)]
+    pub max_seq_len: usize,
+    /// Whether a document that does not fit into the rest of a row is cut there and goes on in the next; by default plain
+    /// text is, and prompts and conversations are not.
+    pub split_across_pack: Option<bool>,
+}
+
+impl PackParams {
+    fn splits(&self, shape: Shape) -> bool {
+        self.split_across_pack.unwrap_or(shape == Shape::Text)
+    }
+}
+
+/// The stage kind.
+pub struct Pack;
+
+impl Stage for Pack {
+    const NAME: &'static str = "pack";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "Lays several documents into each row, in order, next fit as in torchtune.";
+    type Params = PackParams;
+
+    fn outputs(_: &PackParams) -> Vec<Output> {
+        vec![Packs::output("packs")]
+    }
+
+    fn check(params: &PackParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let tokens = facts_of(&params.tokens.reference, inputs).and_then(TokensFacts::from_facts);
+        let too_long =
+            tokens.filter(|tokens| tokens.longest_row > params.max_seq_len as u64 && !params.splits(tokens.shape));
+        let problem = |tokens: TokensFacts| {
+            let longest = tokens.longest_row;
+            let message = format!("the longest row has {longest} tokens, and `max_seq_len` is {}", params.max_seq_len);
+            Problem::error("out-of-range", span, message, "too short for the tokens").with_help(FITS)
+        };
+        too_long.map(problem).into_iter().collect()
+    }
+
+    fn run(params: &PackParams, context: &mut StageContext) -> Result<(), StageError> {
+        let mut tokens = TokensReader::open(&context.open(&params.tokens)?)?;
+        let facts = tokens.facts().clone();
+        let mut packer = NextFit::new(params.max_seq_len, params.splits(facts.shape), facts.pad_token_id.unwrap_or(0));
+        let draft = context.create("packs")?;
+        let max_seq_len = Some(params.max_seq_len as u64);
+        let mut writer = TokensWriter::packs(&draft.folder, TokensFacts { max_seq_len, ..facts.clone() });
+        let total = tokens.len();
+        for index in 0..total {
+            let document = tokens.row(index)?;
+            packer.push(&document).map_err(|error| too_long(error, index))?;
+            while let Some(pack) = packer.next_full() {
+                writer.write(pack)?;
+            }
+            if index % 256 == 255 {
+                stop_if_cancelled(context)?;
+                context.progress("rows", index + 1, Some(total), None);
+            }
+        }
+        if let Some(pack) = packer.finish() {
+            writer.write(pack)?;
+        }
+        context.progress("rows", total, Some(total), None);
+        let (packed, identity) = writer.finish(|_| ())?;
+        context.emit(WorkerEvent::Report { text: summary(total, &packed) });
+        check(&packed)?;
+        context.seal(draft, packed.to_facts(), Some(identity))
+    }
+}
+
+const FITS: &str = "raise `max_seq_len` here, lower it in `tokenize`, or set `split_across_pack: true`";
+
+fn too_long(error: TooLong, index: u64) -> StageError {
+    StageError::bad_data(format!("row {index} of the tokens does not fit into a pack"))
+        .with_source(error)
+        .with_help(FITS)
+}
+
+fn summary(rows: u64, packed: &TokensFacts) -> String {
+    let all = packed.tokens + packed.padding;
+    let share = 100.0 * packed.padding as f64 / all.max(1) as f64;
+    format!(
+        "{rows} rows in {} packs of {}: {} tokens, {} of them trained, {share:.1}% padding",
+        packed.rows, packed.longest_row, packed.tokens, packed.target_tokens
+    )
+}
+
+fn check(packed: &TokensFacts) -> Result<(), StageError> {
+    match packed.target_tokens {
+        0 => Err(StageError::bad_data("the packs hold no token to learn")),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

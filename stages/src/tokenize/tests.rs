@@ -1,0 +1,190 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::path::{Path, PathBuf};
+
+use engine::test_bench::TestBench;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::artifact::{Message, RowsWriter, TokenRow, TokensReader};
+use crate::prompt::Template;
+
+fn golden(path: &str) -> PathBuf {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/data")).join(path)
+}
+
+fn golden_json(path: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(golden(path)).unwrap()).unwrap()
+}
+
+/// Tokenizes rows on a bench.
+fn tokenize(
+    tokenizer: &str,
+    facts: RowsFacts,
+    rows: impl IntoIterator<Item = Row>,
+    mut with: Value,
+) -> Result<(TokensFacts, Vec<TokenRow>), StageError> {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("rows");
+    std::fs::create_dir(&source).unwrap();
+    let mut writer = RowsWriter::create(&source, facts);
+    rows.into_iter().for_each(|row| writer.write(row).unwrap());
+    let (facts, _) = writer.finish(0).unwrap();
+    with["dataset"] = "articles".into();
+    with["tokenizer"] = "base".into();
+    let outputs = TestBench::new(folder.path())
+        .input("articles.rows", "rows", &source, facts)?
+        .input("base.tokenizer", "tokenizer", &golden("tokenizers").join(tokenizer), Default::default())?
+        .threads(2)
+        .run::<Tokenize>(with)?;
+    let mut reader = TokensReader::open(&outputs["tokens"]).unwrap();
+    let rows = reader.iter().collect::<Result<_, _>>().unwrap();
+    Ok((reader.facts().clone(), rows))
+}
+
+/// A row that becomes these tokens again, and how many of them it can be held to. Prompt and response were encoded apart,
+/// so each is what its own tokens decode to. A row that was cut off goes on with other words, of which the first may join
+/// the last token kept.
+fn sft_row(tokenizer: &Tokenizer, expected: &Value) -> (Row, usize) {
+    let (tokens, labels) = (ids(&expected["tokens"]), ints(&expected["labels"]));
+    let cut = tokens.len() == 512;
+    let prompt_tokens = labels.iter().take_while(|label| **label == -100).count();
+    let prompt = tokenizer.decode(&tokens[..prompt_tokens]).unwrap();
+    let mut output = tokenizer.decode(&tokens[prompt_tokens..]).unwrap();
+    let body = prompt.strip_prefix("Summarize this dialogue:\n").unwrap();
+    let mut dialogue = body.strip_suffix("\n---\nSummary:\n").unwrap_or(body).to_owned();
+    let end = if dialogue == body { &mut dialogue } else { &mut output };
+    if cut {
+        end.push_str(&" and so on".repeat(20));
+    }
+    (row(&dialogue, &output), if cut { 500 } else { tokens.len() })
+}
+
+fn ints(value: &Value) -> Vec<i32> {
+    value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap() as i32).collect()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    ints(value).into_iter().map(|id| id as u32).collect()
+}
+
+fn summarize() -> RowsFacts {
+    RowsFacts::prompt(Template::named("summarize").unwrap(), "output", ["dialogue".to_owned(), "output".to_owned()])
+}
+
+fn row(dialogue: &str, output: &str) -> Row {
+    Row::Columns([("dialogue", dialogue), ("output", output)].map(|(k, v)| (k.to_owned(), v.to_owned())).into())
+}
+
+#[test]
+fn conversations_become_the_reference_tokens_and_labels() {
+    for case in golden_json("chat.json").as_array().unwrap() {
+        let messages: Vec<Message> = serde_json::from_value(case["messages"].clone()).unwrap();
+        let (facts, rows) =
+            tokenize("bytelevel", RowsFacts::messages(), [Row::Messages(messages)], json!({"max_seq_len": 512}))
+                .unwrap();
+        assert_eq!(rows[0].input_ids, ids(&case["tokens"]));
+        assert_eq!(rows[0].labels, ints(&case["labels"]));
+        assert_eq!(facts.without_eos, 0, "a turn has an end");
+    }
+}
+
+#[test]
+fn the_question_of_a_conversation_is_the_reference_prompt() {
+    let tokenizer = Tokenizer::from_folder(&golden("tokenizers/bytelevel")).unwrap();
+    let renderer = PromptRenderer::from_rows_facts(&RowsFacts::messages(), PromptOptions::default()).unwrap();
+    for case in golden_json("chat.json").as_array().unwrap() {
+        let messages: Vec<Message> = serde_json::from_value(case["messages"].clone()).unwrap();
+        let answer = messages.last().unwrap().content.as_str().unwrap().to_owned();
+        let question = renderer.question(&Row::Messages(messages), &tokenizer).unwrap();
+        assert_eq!(question.prompt.to_text(&tokenizer).unwrap(), case["prompt_text"].as_str().unwrap());
+        assert_eq!(question.reference, Some(answer));
+    }
+}
+
+#[test]
+fn a_prompt_that_fills_the_row_is_left_out_or_kept_as_torchtune_does() {
+    let rows = || [row(&"word ".repeat(100), "short"), row("Hi.", "Greeting.")];
+    let (facts, tokens) = tokenize("bytelevel", summarize(), rows(), json!({"max_seq_len": 48})).unwrap();
+    assert_eq!((facts.rows, facts.dropped, facts.fully_masked, facts.truncated), (1, 1, 1, 1));
+    assert_eq!(tokens[0].input_ids[0], 0, "BOS first");
+    assert_eq!(*tokens[0].input_ids.last().unwrap(), 1, "EOS last");
+
+    let keep = json!({"max_seq_len": 48, "on_no_target": "keep"});
+    let (facts, tokens) = tokenize("bytelevel", summarize(), rows(), keep).unwrap();
+    assert_eq!((facts.rows, facts.dropped, facts.fully_masked), (2, 0, 1));
+    assert_eq!(tokens[0].labels.iter().filter(|label| **label != -100).collect::<Vec<_>>(), [&1]);
+
+    let error = tokenize("bytelevel", summarize(), rows(), json!({"max_seq_len": 48, "on_no_target": "error"}));
+    assert!(error.unwrap_err().message.contains("row 0"));
+}
+
+#[test]
+fn a_long_row_is_left_out_or_refused_where_that_is_asked_for() {
+    let rows = || [row("Hi.", &"word ".repeat(100)), row("Hi.", "Greeting.")];
+    let with = |policy: &str| json!({"max_seq_len": 48, "on_too_long": policy});
+    let (facts, _) = tokenize("bytelevel", summarize(), rows(), with("drop")).unwrap();
+    assert_eq!((facts.rows, facts.dropped, facts.truncated), (1, 1, 0));
+    let error = tokenize("bytelevel", summarize(), rows(), with("error")).unwrap_err();
+    assert!(error.message.contains("row 0"), "{error}");
+    let error = tokenize("bytelevel", summarize(), rows(), with("split")).unwrap_err();
+    assert_eq!(error.cause, Cause::BadParameters);
+}
+
+#[test]
+fn plain_text_is_learned_whole_and_split_without_a_loss() {
+    let text = "Rain fell on the hills all night. ".repeat(20);
+    let whole = tokenize("metaspace", RowsFacts::text(), [Row::Text(text.clone())], json!({})).unwrap().1;
+    assert_eq!(whole.len(), 1);
+    let ids = &whole[0].input_ids;
+    assert_eq!((ids[0], *ids.last().unwrap()), (1, 2), "BOS first, EOS last");
+    assert_eq!(whole[0].labels, ids.iter().map(|id| *id as i32).collect::<Vec<_>>());
+
+    let (facts, split) =
+        tokenize("metaspace", RowsFacts::text(), [Row::Text(text)], json!({"max_seq_len": 32})).unwrap();
+    assert!(split.len() > 1 && split.iter().all(|row| row.input_ids.len() <= 32));
+    assert_eq!(split.iter().flat_map(|row| row.input_ids.clone()).collect::<Vec<_>>(), *ids);
+    assert_eq!((facts.truncated, facts.dropped), (0, 0));
+}
+
+#[test]
+fn a_run_that_would_learn_nothing_fails() {
+    let error = tokenize("bytelevel", RowsFacts::text(), [], json!({})).unwrap_err();
+    assert!(error.message.contains("no rows"), "{error}");
+    let rows = [row(&"word ".repeat(100), "short")];
+    let error = tokenize("bytelevel", summarize(), rows, json!({"max_seq_len": 16})).unwrap_err();
+    assert!(error.help.unwrap().contains("max_seq_len"), "{}", error.message);
+}
+
+#[test]
+fn conversations_need_a_chat_template() {
+    let rows = [Row::Messages(vec![Message::new("user", "Hi."), Message::new("assistant", "Hello.")])];
+    let error = tokenize("metaspace", RowsFacts::messages(), rows, json!({})).unwrap_err();
+    let cause = std::error::Error::source(&error).and_then(std::error::Error::source).unwrap().to_string();
+    assert!(cause.contains("no chat template"), "{cause}");
+}
+
+#[test]
+fn prompts_become_the_reference_tokens_and_labels() {
+    let cases = golden_json("sft.json");
+    for name in ["bytelevel", "metaspace"] {
+        let tokenizer = Tokenizer::from_folder(&golden("tokenizers").join(name)).unwrap();
+        let of_tokenizer = || cases.as_array().unwrap().iter().filter(|case| case["tokenizer"] == name);
+        let masked = of_tokenizer().find(|case| case["train_on_input"] == false).unwrap();
+        let sources: Vec<_> =
+            masked["rows"].as_array().unwrap().iter().map(|expected| sft_row(&tokenizer, expected)).collect();
+        for case in of_tokenizer() {
+            let with = json!({"max_seq_len": 512, "train_on_input": case["train_on_input"], "on_no_target": "keep"});
+            let rows = sources.iter().map(|(row, _)| row.clone());
+            let (facts, made) = tokenize(name, summarize(), rows, with).unwrap();
+            assert_eq!(facts.rows, 24);
+            for ((made, expected), (_, held_to)) in made.iter().zip(case["rows"].as_array().unwrap()).zip(&sources) {
+                let (tokens, labels) = (ids(&expected["tokens"]), ints(&expected["labels"]));
+                assert_eq!(made.input_ids[..*held_to], tokens[..*held_to], "{name}, row {}", expected["index"]);
+                assert_eq!(made.labels[..*held_to], labels[..*held_to], "{name}, row {}", expected["index"]);
+                assert_eq!(made.input_ids.len(), tokens.len());
+                assert_eq!((made.input_ids.last(), made.labels.last()), (tokens.last(), labels.last()));
+            }
+        }
+    }
+}
