@@ -1,0 +1,44 @@
+//! What `plan` says before anything runs.
+
+use engine::explain::Forecast;
+
+use crate::project::Project;
+
+pub const TESTS: &[(&str, fn())] =
+    &[("a_plan_tells_what_would_run", a_plan_tells_what_would_run), ("a_plan_names_the_field", a_plan_names_the_field)];
+
+const CHAIN: &str = "
+stages:
+  a: { uses: constant, with: { value: 4 } }
+  b: { uses: half, with: { of: a } }
+  c: { uses: sum, with: { of: [b], plus: 1 } }
+";
+
+fn statuses(project: &Project) -> Vec<Forecast> {
+    project.explain().into_iter().map(|forecast| forecast.status).collect()
+}
+
+fn a_plan_tells_what_would_run() {
+    let project = Project::new(CHAIN);
+    assert_eq!(statuses(&project), [Forecast::WillRun; 3]);
+    assert_eq!(project.reasons("a"), ["never ran"]);
+    assert_eq!(project.reasons("b")[0], "never ran");
+    project.run().succeeded();
+    assert_eq!(statuses(&project), [Forecast::Cached; 3]);
+    assert!(project.reasons("c").is_empty());
+    assert_eq!(project.explain()[2].outputs["number"].facts["number"], 3);
+}
+
+fn a_plan_names_the_field() {
+    let project = Project::new(CHAIN);
+    project.run().succeeded();
+    project.write(&CHAIN.replace("value: 4", "value: 5"));
+    assert_eq!(statuses(&project), [Forecast::WillRun, Forecast::Unknown, Forecast::Unknown]);
+    assert_eq!(project.reasons("a"), [format!("value 4 → 5 ({}:5:39)", project.file().display())]);
+    assert_eq!(project.reasons("b"), ["input `a.number` is made first (stays cached if it comes out as it was)"]);
+    // 5 / 2 is 4 / 2: what was foretold as unknown turns out as cached.
+    assert_eq!(project.run().succeeded().states(), "a done, b done, c cached");
+    project.write(&CHAIN.replace("value: 4", "value: 5").replace(", plus: 1", ""));
+    // A field that the file leaves out has no place of its own.
+    assert_eq!(project.reasons("c"), ["plus 1 → 0"]);
+}

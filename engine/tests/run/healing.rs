@@ -1,0 +1,70 @@
+//! Damage in the store: met, removed, made again.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use engine::run::RunEvent;
+
+use crate::project::{Project, Ran};
+
+pub const TESTS: &[(&str, fn())] = &[
+    ("a_damaged_object_is_made_again", a_damaged_object_is_made_again),
+    ("a_missing_object_reruns_its_producer_alone", a_missing_object_reruns_its_producer_alone),
+    ("a_lost_tree_is_made_again", a_lost_tree_is_made_again),
+];
+
+const CHAIN: &str = "
+stages:
+  a: { uses: constant, with: { value: 4 } }
+  b: { uses: sum, with: { of: [a], plus: 1 } }
+  c: { uses: half, with: { of: b } }
+";
+
+fn object(project: &Project, ran: &Ran, stage: &str, file: &str) -> std::path::PathBuf {
+    let outcome = ran.outcome.stages.iter().find(|outcome| outcome.stage == stage).unwrap();
+    let store = project.store();
+    let tree = store.tree(&outcome.outputs["number"].tree).unwrap();
+    store.object_path(&tree.get(file).unwrap().digest)
+}
+
+/// Other bytes, the same length and times: what a failing disk does.
+fn damage(path: &Path) {
+    let metadata = fs::metadata(path).unwrap();
+    let length = metadata.len();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
+    fs::write(path, vec![b'9'; usize::try_from(length).unwrap()]).unwrap();
+    let file = fs::File::options().write(true).open(path).unwrap();
+    file.set_modified(metadata.modified().unwrap()).unwrap();
+}
+
+fn a_damaged_object_is_made_again() {
+    let project = Project::new(CHAIN);
+    let first = project.run().succeeded();
+    damage(&object(&project, &first, "b", "number.txt"));
+    damage(&object(&project, &first, "b", "artifact.json"));
+    project.write(&format!("{CHAIN}  d: {{ uses: sum, with: {{ of: [b, c] }} }}\n"));
+    let ran = project.run().succeeded();
+    assert_eq!(ran.states(), "a cached, b done, c cached, d done");
+    assert_eq!(ran.number("d"), 7);
+    let healed = ran.events.iter().any(
+        |event| matches!(event, RunEvent::StageHealing { stage, producers, .. } if stage == "d" && producers == &["b"]),
+    );
+    assert!(healed, "{:#?}", ran.events);
+    assert_eq!(fs::read_to_string(object(&project, &ran, "b", "number.txt")).unwrap(), "5");
+}
+
+fn a_missing_object_reruns_its_producer_alone() {
+    let project = Project::new(CHAIN);
+    let first = project.run().succeeded();
+    fs::remove_file(object(&project, &first, "b", "number.txt")).unwrap();
+    assert_eq!(project.reasons("b"), ["its result is no longer whole in the store"]);
+    assert_eq!(project.run().succeeded().states(), "a cached, b done, c cached");
+}
+
+fn a_lost_tree_is_made_again() {
+    let project = Project::new(CHAIN);
+    project.run().succeeded();
+    fs::remove_dir_all(project.home().store().join("trees")).unwrap();
+    assert_eq!(project.run().succeeded().states(), "a done, b done, c done");
+}

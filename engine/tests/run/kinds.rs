@@ -1,0 +1,301 @@
+//! Stage kinds small enough to see through: they pass one whole number on.
+
+use std::fs;
+use std::process;
+use std::thread::sleep;
+use std::time::Duration;
+
+use engine::artifact::{Facts, Output};
+use engine::context::StageContext;
+use engine::error::{Cause, OrFail, StageError};
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::{ArtifactKind, Input, LocalPath, Parameters};
+use engine::protocol::WorkerEvent;
+use engine::stage::{InputFacts, Outside, PinRequest, Registry, Stage, Threads};
+
+/// An artefact that is one number in `number.txt`.
+pub struct Number;
+
+impl ArtifactKind for Number {
+    const KINDS: &'static [&'static str] = &["number"];
+}
+
+pub fn registry() -> Registry {
+    Registry::new()
+        .with::<Constant>()
+        .with::<Sum>()
+        .with::<Half>()
+        .with::<ReadNumber>()
+        .with::<Slow>()
+        .with::<Unlucky>()
+}
+
+fn number_of(context: &mut StageContext, input: &Input<Number>) -> Result<i64, StageError> {
+    let artifact = context.open(input)?;
+    let text =
+        fs::read_to_string(artifact.folder.join("number.txt")).or_fail(Cause::BadData, || "unreadable".into())?;
+    text.parse().or_fail(Cause::BadData, || "not a number".into())
+}
+
+fn put(context: &mut StageContext, number: i64) -> Result<(), StageError> {
+    let draft = context.create("number")?;
+    fs::write(draft.folder.join("number.txt"), number.to_string()).or_fail(Cause::Machine, || "cannot write".into())?;
+    let mut facts = Facts::new();
+    facts.insert("number".to_owned(), number.into());
+    context.seal(draft, facts, None)
+}
+
+/// `constant`: a number from the file, or a pinned one.
+pub struct Constant;
+
+#[derive(Debug, Parameters)]
+pub struct ConstantParams {
+    #[semantic(default = 0)]
+    value: i64,
+    #[cosmetic(default)]
+    note: String,
+    /// A name whose present number is looked up.
+    pinned: Option<String>,
+}
+
+impl ConstantParams {
+    fn request(&self) -> Option<PinRequest> {
+        let name = self.pinned.clone()?;
+        Some(PinRequest { kind: "number".into(), name, revision: "now".into(), span: Span::default() })
+    }
+}
+
+impl Stage for Constant {
+    const NAME: &'static str = "constant";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "a number";
+    type Params = ConstantParams;
+
+    fn outputs(_: &ConstantParams) -> Vec<Output> {
+        vec![Output::new("number", "number")]
+    }
+
+    fn outside(params: &ConstantParams) -> Vec<Outside> {
+        params.request().map(Outside::Pin).into_iter().collect()
+    }
+
+    fn pin(request: &PinRequest) -> Result<String, StageError> {
+        match request.name.as_str() {
+            "nobody" => Err(StageError::new(Cause::Network, "nobody answers")),
+            name => Ok(name.len().to_string()),
+        }
+    }
+
+    fn run(params: &ConstantParams, context: &mut StageContext) -> Result<(), StageError> {
+        let pinned = params.request().map(|request| format!("number:{}@now", request.name));
+        let pinned = pinned.and_then(|name| context.pin(&name)?.parse::<i64>().ok());
+        context.progress("numbers", 1, Some(1), Some(params.note.clone()));
+        put(context, params.value + pinned.unwrap_or(0))
+    }
+}
+
+/// `sum`: of numbers.
+pub struct Sum;
+
+#[derive(Debug, Parameters)]
+pub struct SumParams {
+    of: Vec<Input<Number>>,
+    #[semantic(default = 0)]
+    plus: i64,
+}
+
+impl Stage for Sum {
+    const NAME: &'static str = "sum";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "adds numbers";
+    type Params = SumParams;
+
+    fn outputs(_: &SumParams) -> Vec<Output> {
+        vec![Output::new("number", "number")]
+    }
+
+    fn check(params: &SumParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let thirteen = inputs.values().any(|facts| facts.get("number").is_some_and(|number| number == 13));
+        if thirteen && params.plus == 0 {
+            return vec![Problem::error("unlucky", span, "13 must not be added", "adds 13")];
+        }
+        Vec::new()
+    }
+
+    fn run(params: &SumParams, context: &mut StageContext) -> Result<(), StageError> {
+        let numbers: Result<Vec<i64>, _> = params.of.iter().map(|input| number_of(context, input)).collect();
+        context.record("terms", params.of.len());
+        put(context, numbers?.iter().sum::<i64>() + params.plus)
+    }
+}
+
+/// `half`: rounded down, so that different inputs can have equal outputs.
+pub struct Half;
+
+#[derive(Debug, Parameters)]
+pub struct HalfParams {
+    of: Input<Number>,
+}
+
+impl Stage for Half {
+    const NAME: &'static str = "half";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "halves a number";
+    type Params = HalfParams;
+
+    fn outputs(_: &HalfParams) -> Vec<Output> {
+        vec![Output::new("number", "number")]
+    }
+
+    fn run(params: &HalfParams, context: &mut StageContext) -> Result<(), StageError> {
+        let number = number_of(context, &params.of)?;
+        put(context, number / 2)
+    }
+}
+
+/// `read_number`: the sum of the numbers in some files.
+pub struct ReadNumber;
+
+#[derive(Debug, Parameters)]
+pub struct ReadNumberParams {
+    source: LocalPath,
+}
+
+impl Stage for ReadNumber {
+    const NAME: &'static str = "read_number";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "reads numbers";
+    type Params = ReadNumberParams;
+
+    fn outputs(_: &ReadNumberParams) -> Vec<Output> {
+        vec![Output::new("number", "number")]
+    }
+
+    fn outside(params: &ReadNumberParams) -> Vec<Outside> {
+        let LocalPath { text, span } = params.source.clone();
+        vec![Outside::Files { role: "source".into(), pattern: text, span }]
+    }
+
+    fn run(_: &ReadNumberParams, context: &mut StageContext) -> Result<(), StageError> {
+        let mut sum = 0;
+        for file in context.files("source") {
+            context.verify(file)?;
+            let text = fs::read_to_string(&file.path).or_fail(Cause::BadData, || "unreadable".into())?;
+            sum +=
+                text.trim().parse::<i64>().or_fail(Cause::BadData, || format!("`{}` is no number", file.relative))?;
+        }
+        put(context, sum)
+    }
+}
+
+/// `slow`: counts to its parameter, saving after each step, and passes on how many processes it took.
+pub struct Slow;
+
+#[derive(Debug, Parameters)]
+pub struct SlowParams {
+    /// Read and not used.
+    after: Option<Input<Number>>,
+    #[resumable(default = 3)]
+    steps: u64,
+    #[semantic(default = 50)]
+    milliseconds: u64,
+    /// Does not heed requests to stop.
+    #[cosmetic(default)]
+    stubborn: bool,
+    /// Starts a process that outlives this one if nobody ends it.
+    #[cosmetic(default)]
+    child: bool,
+    #[semantic(default)]
+    label: String,
+}
+
+impl Stage for Slow {
+    const NAME: &'static str = "slow";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "takes its time";
+    type Params = SlowParams;
+
+    fn outputs(_: &SlowParams) -> Vec<Output> {
+        vec![Output::new("number", "number")]
+    }
+
+    fn threads(_: &SlowParams) -> Threads {
+        Threads::One
+    }
+
+    fn run(params: &SlowParams, context: &mut StageContext) -> Result<(), StageError> {
+        let state = context.working().join("state");
+        let saved = fs::read_to_string(&state).unwrap_or_else(|_| "0 0".to_owned());
+        let (mut step, processes) = saved.split_once(' ').map_or((0, 0), |(step, processes)| {
+            (step.parse::<u64>().unwrap_or(0), processes.parse::<i64>().unwrap_or(0))
+        });
+        if params.child {
+            process::Command::new("sleep").arg("1000").spawn().or_fail(Cause::Machine, || "no sleep".into())?;
+        }
+        while step < params.steps {
+            if context.cancelled() && !params.stubborn {
+                return Err(StageError::new(Cause::Cancelled, "stopped"));
+            }
+            sleep(Duration::from_millis(params.milliseconds));
+            step += 1;
+            fs::write(&state, format!("{step} {}", processes + 1)).or_fail(Cause::Machine, || "cannot save".into())?;
+            context.emit(WorkerEvent::Checkpoint { step });
+        }
+        put(context, processes + 1)
+    }
+}
+
+/// `unlucky`: fails in a way of the file's choice until it has been tried often enough.
+pub struct Unlucky;
+
+#[derive(Debug, Parameters)]
+pub struct UnluckyParams {
+    how: How,
+    #[semantic(default = 1000)]
+    times: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Parameters)]
+enum How {
+    Data,
+    Network,
+    Panic,
+    Abort,
+    Silence,
+    Noise,
+}
+
+impl Stage for Unlucky {
+    const NAME: &'static str = "unlucky";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "fails";
+    type Params = UnluckyParams;
+
+    fn outputs(_: &UnluckyParams) -> Vec<Output> {
+        vec![Output::new("number", "number")]
+    }
+
+    fn run(params: &UnluckyParams, context: &mut StageContext) -> Result<(), StageError> {
+        let state = context.working().join("tries");
+        let tries: u64 = fs::read_to_string(&state).ok().and_then(|text| text.parse().ok()).unwrap_or(0) + 1;
+        fs::write(&state, tries.to_string()).or_fail(Cause::Machine, || "cannot save".into())?;
+        if tries > params.times {
+            return put(context, i64::try_from(tries).unwrap_or(0));
+        }
+        match params.how {
+            How::Data => Err(StageError::bad_data("the data is bad").with_help("use better data")),
+            How::Network => {
+                Err(StageError::new(Cause::Network, "the server is away").with_source("connection refused"))
+            }
+            How::Panic => panic!("this should not happen"),
+            How::Abort => process::abort(),
+            How::Silence => process::exit(0),
+            How::Noise => {
+                println!("a library prints this");
+                eprintln!("and this");
+                put(context, 1)
+            }
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! A project in a temporary folder: a pipeline file, a home, and ways to run it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use engine::explain::{StageForecast, explain};
+use engine::home::Home;
+use engine::plan::{Plan, load};
+use engine::protocol::WorkerEvent;
+use engine::run::{Conclusion, RunError, RunEvent, RunOptions, RunOutcome, State, run};
+use tempfile::TempDir;
+
+use crate::kinds::registry;
+
+/// Makes this program an engine; the pipeline file follows.
+pub const ENGINE_ARGUMENT: &str = "__engine";
+
+pub struct Project {
+    pub folder: TempDir,
+    pub options: RunOptions,
+}
+
+/// What a run said and how it ended.
+pub struct Ran {
+    pub outcome: RunOutcome,
+    pub events: Vec<RunEvent>,
+}
+
+impl Project {
+    pub fn new(stages: &str) -> Self {
+        let options = RunOptions {
+            retry_delay: Duration::from_millis(20),
+            grace: Duration::from_secs(1),
+            ..RunOptions::default()
+        };
+        let project = Self { folder: tempfile::tempdir().unwrap(), options };
+        project.write(stages);
+        project
+    }
+
+    /// Replaces the pipeline file.
+    pub fn write(&self, stages: &str) {
+        fs::write(self.file(), format!("version: 1\nname: test\n{stages}")).unwrap();
+    }
+
+    pub fn file(&self) -> PathBuf {
+        self.path("pipeline.yaml")
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn home(&self) -> Home {
+        Home::open(&self.file(), None).unwrap()
+    }
+
+    pub fn store(&self) -> cache::Store {
+        cache::Store::open(self.home().store()).unwrap()
+    }
+
+    pub fn plan(&self) -> Plan {
+        load(&self.file(), &[], &registry()).unwrap_or_else(|rejected| panic!("{:#?}", rejected.problems))
+    }
+
+    pub fn try_run(&self) -> Result<Ran, RunError> {
+        let mut events = Vec::new();
+        let outcome = run(&self.plan(), &self.home(), &registry(), &self.options, |event| events.push(event.clone()))?;
+        Ok(Ran { outcome, events })
+    }
+
+    pub fn run(&self) -> Ran {
+        self.try_run().unwrap()
+    }
+
+    pub fn explain(&self) -> Vec<StageForecast> {
+        explain(&self.plan(), &self.home()).unwrap()
+    }
+
+    /// The reasons of one stage's forecast, as a person reads them.
+    pub fn reasons(&self, stage: &str) -> Vec<String> {
+        let forecast = self.explain().into_iter().find(|forecast| forecast.stage == stage).unwrap();
+        forecast.reasons.iter().map(ToString::to_string).collect()
+    }
+
+    /// Starts an engine as a process of its own, in its own group, so that a signal reaches it alone.
+    pub fn spawn_engine(&self) -> Child {
+        use std::os::unix::process::CommandExt;
+        let program = std::env::current_exe().unwrap();
+        let mut command = Command::new(program);
+        command.arg(ENGINE_ARGUMENT).arg(self.file()).stdout(Stdio::null()).process_group(0);
+        command.spawn().unwrap()
+    }
+
+    /// Every process whose command line names this project's folder.
+    pub fn stage_processes(&self) -> Vec<i32> {
+        let folder = self.folder.path().to_str().unwrap().to_owned();
+        let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        pids.filter(|pid| {
+            let arguments = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            arguments.contains("__stage") && arguments.contains(&folder)
+        })
+        .collect()
+    }
+
+    /// The groups of the stage processes that are alive.
+    pub fn alive_in_groups(groups: &[i32]) -> usize {
+        let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        pids.filter(|pid| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let Some((_, rest)) = stat.rsplit_once(") ") else { return false };
+            let mut fields = rest.split(' ');
+            let alive = fields.next() != Some("Z");
+            let group = fields.nth(1).and_then(|group| group.parse::<i32>().ok());
+            alive && group.is_some_and(|group| groups.contains(&group))
+        })
+        .count()
+    }
+}
+
+impl Ran {
+    /// The states of the stages, by id in the plan's order: `a done, b cached`.
+    pub fn states(&self) -> String {
+        let word = |state| match state {
+            State::Waiting => "waiting",
+            State::Ready => "ready",
+            State::Running => "running",
+            State::Cached => "cached",
+            State::Done => "done",
+            State::Failed => "failed",
+            State::Skipped => "skipped",
+        };
+        let stages: Vec<_> =
+            self.outcome.stages.iter().map(|stage| format!("{} {}", stage.stage, word(stage.state))).collect();
+        stages.join(", ")
+    }
+
+    pub fn number(&self, stage: &str) -> i64 {
+        let stage = self.outcome.stages.iter().find(|outcome| outcome.stage == stage).unwrap();
+        stage.outputs["number"].facts["number"].as_i64().unwrap()
+    }
+
+    pub fn failure(&self, stage: &str) -> &engine::run::Failure {
+        let stage = self.outcome.stages.iter().find(|outcome| outcome.stage == stage).unwrap();
+        stage.failure.as_ref().unwrap()
+    }
+
+    pub fn succeeded(self) -> Self {
+        assert_eq!(self.outcome.conclusion, Conclusion::Succeeded, "{:#?}", self.events);
+        self
+    }
+
+    pub fn why(&self, stage: &str) -> Vec<String> {
+        let why = self.events.iter().find_map(|event| match event {
+            RunEvent::StageStarted { stage: started, why, .. } if started == stage => Some(why.clone()),
+            _ => None,
+        });
+        why.unwrap()
+    }
+
+    pub fn checkpoints(&self) -> usize {
+        let is_checkpoint =
+            |event: &&RunEvent| matches!(event, RunEvent::Worker { said: WorkerEvent::Checkpoint { .. }, .. });
+        self.events.iter().filter(is_checkpoint).count()
+    }
+}
+
+/// Waits until something holds.
+pub fn wait_for(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < limit, "waited {limit:?} for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The engine that `spawn_engine` starts. It exits as the command line does: 0, 1, or 130.
+pub fn engine_process(file: &Path) -> ExitCode {
+    let plan = load(file, &[], &registry()).unwrap_or_else(|rejected| panic!("{:#?}", rejected.problems));
+    let home = Home::open(file, None).unwrap();
+    let options = RunOptions { grace: Duration::from_secs(1), ..RunOptions::default() };
+    let outcome = run(&plan, &home, &registry(), &options, |_| {}).unwrap();
+    match outcome.conclusion {
+        Conclusion::Succeeded => ExitCode::SUCCESS,
+        Conclusion::Failed => ExitCode::FAILURE,
+        Conclusion::Interrupted => ExitCode::from(130),
+    }
+}

@@ -1,0 +1,112 @@
+//! Runs that are stopped or killed, and the runs after them.
+
+use std::fs;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use engine::history::{History, RunState};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::project::{Project, wait_for};
+
+pub const TESTS: &[(&str, fn())] = &[
+    ("a_killed_engine_takes_its_stages_with_it", a_killed_engine_takes_its_stages_with_it),
+    ("ctrl_c_lets_stages_save", ctrl_c_lets_stages_save),
+    ("a_second_ctrl_c_kills", a_second_ctrl_c_kills),
+    ("a_killed_stage_is_a_crash", a_killed_stage_is_a_crash),
+    ("the_index_is_made_again", the_index_is_made_again),
+];
+
+const LONG: &str = "
+stages:
+  a: { uses: slow, with: { steps: 40, milliseconds: 50, child: true } }
+  b: { uses: sum, with: { of: [a] } }
+";
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Starts an engine and waits until a stage runs and something was saved, by it or by one before.
+fn started(project: &Project) -> (Child, Vec<i32>) {
+    let engine = project.spawn_engine();
+    let partial = project.home().store().join("partial");
+    wait_for("working state", LIMIT, || {
+        fs::read_dir(&partial)
+            .is_ok_and(|mut keys| keys.any(|key| key.is_ok_and(|key| key.path().join("state").exists())))
+    });
+    (engine, project.stage_processes())
+}
+
+fn send(process: i32, signal: Signal) {
+    kill(Pid::from_raw(process), signal).unwrap();
+}
+
+fn a_killed_engine_takes_its_stages_with_it() {
+    let project = Project::new(LONG);
+    for _ in 0..3 {
+        let (mut engine, groups) = started(&project);
+        assert!(Project::alive_in_groups(&groups) > 0);
+        engine.kill().unwrap();
+        engine.wait().unwrap();
+        let killed = Instant::now();
+        wait_for("the end of every child", Duration::from_secs(2), || Project::alive_in_groups(&groups) == 0);
+        println!("    children gone after {:?}", killed.elapsed());
+    }
+    let history = History::open(&project.home()).unwrap();
+    assert!(history.runs().unwrap().iter().all(|run| run.state == RunState::CutOff));
+    let ran = project.run().succeeded();
+    assert_eq!(ran.states(), "a done, b done");
+    assert!(ran.why("a").contains(&"goes on from saved working state".to_owned()));
+    assert!(ran.checkpoints() < 40, "it went on from where it was cut off");
+}
+
+fn ctrl_c_lets_stages_save() {
+    let project = Project::new(LONG);
+    let (mut engine, groups) = started(&project);
+    send(engine.id().cast_signed(), Signal::SIGINT);
+    assert_eq!(engine.wait().unwrap().code(), Some(130));
+    assert_eq!(Project::alive_in_groups(&groups), 0, "what the stage had started is gone too");
+    let history = History::open(&project.home()).unwrap();
+    assert_eq!(history.runs().unwrap()[0].state, RunState::Interrupted);
+    assert!(project.run().succeeded().checkpoints() < 40);
+}
+
+fn a_second_ctrl_c_kills() {
+    let project = Project::new(&LONG.replace("steps: 40", "steps: 400, stubborn: true"));
+    let (mut engine, groups) = started(&project);
+    send(engine.id().cast_signed(), Signal::SIGINT);
+    std::thread::sleep(Duration::from_millis(300));
+    let first = Instant::now();
+    assert!(engine.try_wait().unwrap().is_none(), "a stubborn stage is given time");
+    send(engine.id().cast_signed(), Signal::SIGINT);
+    assert_eq!(engine.wait().unwrap().code(), Some(130));
+    assert!(first.elapsed() < Duration::from_millis(600), "{:?}", first.elapsed());
+    assert_eq!(Project::alive_in_groups(&groups), 0);
+}
+
+fn a_killed_stage_is_a_crash() {
+    let project = Project::new("\nstages:\n  a: { uses: slow, with: { steps: 100 } }\n");
+    let ran = std::thread::scope(|scope| {
+        let run = scope.spawn(|| project.run());
+        wait_for("the stage", LIMIT, || !project.stage_processes().is_empty());
+        project.stage_processes().into_iter().for_each(|process| send(process, Signal::SIGKILL));
+        run.join().unwrap()
+    });
+    let failure = ran.failure("a");
+    assert_eq!(failure.cause, engine::error::Cause::Crashed);
+    assert_eq!(failure.messages, ["the stage's process was killed (SIGKILL)"]);
+    assert!(failure.help.as_deref().unwrap().contains("out of memory"));
+}
+
+fn the_index_is_made_again() {
+    let project = Project::new("\nstages:\n  a: { uses: constant, with: { value: 1 } }\n");
+    project.run().succeeded();
+    project.run().succeeded();
+    let before = History::open(&project.home()).unwrap().runs().unwrap();
+    assert_eq!(before.len(), 2);
+    fs::write(project.home().index(), "this is no database, and long enough to be taken for one".repeat(40)).unwrap();
+    assert_eq!(History::open(&project.home()).unwrap().runs().unwrap(), before);
+    let (_, stages) = History::open(&project.home()).unwrap().run(&before[1].run).unwrap().unwrap();
+    assert_eq!((stages[0].stage.as_str(), stages[0].status.as_str()), ("a", "done"));
+    assert!(stages[0].peak_memory_bytes.unwrap() > 1 << 20);
+}
