@@ -41,7 +41,9 @@ pub(super) fn explain(error: &Error, source: SourceId, text: &str) -> Problem {
             Problem::error("syntax", tab_after(text, span), "a tab in the indentation", "a tab")
                 .with_help("indent with spaces")
         }
-        _ => report("syntax", format!("not YAML: {message}"), "here").with_help_if(advice(&message)),
+        _ => {
+            report("syntax", format!("not YAML: {message}"), "here").with_help_if(advice(&message, line_of(text, span)))
+        }
     }
 }
 
@@ -94,10 +96,17 @@ fn tab_after(text: &str, span: Span) -> Span {
     }
 }
 
-fn advice(message: &str) -> Option<String> {
-    let advice = if message.contains("mapping values are not allowed") {
+fn line_of(text: &str, span: Span) -> &str {
+    let start = text[..span.offset].rfind('\n').map_or(0, |at| at + 1);
+    text[start..].lines().next().unwrap_or("")
+}
+
+fn advice(message: &str, line: &str) -> Option<String> {
+    let advice = if message.contains("flow mapping") && line.contains("${") {
+        "inside `{ }` a `${…}` needs quotes: `\"${vars.x}\"`"
+    } else if message.contains("mapping values are not allowed") {
         "is the indentation right, and is a text with `: ` in quotes?"
-    } else if message.contains("unclosed") {
+    } else if message.contains("bracket") {
         "close the bracket"
     } else if message.contains("did not find expected key") {
         "keys of one mapping begin in the same column"

@@ -114,6 +114,7 @@ fn what_is_not_yaml_is_one_problem_at_its_place() {
         ("a: *nope\n", "syntax 1:4"),
         ("a: &x [*x]\n", "syntax 1:8"),
         ("a: 1\n---\nb: 2\n", "second-document 3:1"),
+        ("a: {b: ${vars.x}}\n", "syntax 1:9"),
         ("a: !include é.yaml\n", "unknown-tag 1:4"),
         ("é: !!set x\n", "unknown-tag 1:4"),
     ] {

@@ -41,7 +41,10 @@ impl<'a> Fields<'a> {
         }
         let problem = match self.entries.iter().find(|entry| entry.key == name) {
             Some(entry) => {
-                Problem::error("missing-key", entry.key_span, format!("`{name}` has no value"), "a value is required")
+                // An override takes the value away in a text of its own.
+                let taken_away = entry.value.span.source != entry.key_span.source;
+                let span = if taken_away { entry.value.span } else { entry.key_span };
+                Problem::error("missing-key", span, format!("`{name}` has no value"), "a value is required")
             }
             None => Problem::error(
                 "missing-key",

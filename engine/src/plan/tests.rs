@@ -391,7 +391,7 @@ fn a_cycle_is_shown_in_full_and_once() {
     assert_eq!(wrong(&file("  a: { uses: split, with: { rows: a.left } }")), ["cycle 5:35 stage `a` reads itself"]);
     assert_eq!(
         wrong(&file("  a: { uses: split, with: { rows: rows }, needs: [a] }")),
-        ["cycle 5:52 stage `a` needs itself"]
+        ["cycle 5:51 stage `a` needs itself"]
     );
     let two = "  a: { uses: split, with: { rows: b.left } }\n  b: { uses: split, with: { rows: a.left } }\n  \
                c: { uses: dataset, with: { source: x }, needs: [d] }\n  d: { uses: dataset, with: { source: x }, needs: [c] }";
@@ -412,7 +412,7 @@ fn a_stage_that_cannot_be_read_is_no_unknown_stage() {
     assert_eq!(
         wrong(&file(stages)),
         [
-            "missing-key 5:32 `max_seq_len` is missing",
+            "missing-key 5:30 `max_seq_len` is missing",
             "unknown-kind 8:14 unknown stage kind `splitt` (did you mean `split`?)",
         ]
     );
@@ -424,7 +424,7 @@ fn references_of_a_stage_with_mistakes_are_checked_all_the_same() {
         wrong(&file("  t: { uses: tokenize, with: { dataset: rwos, tokenizer: base, max_seq_len: x } }")),
         [
             "unknown-stage 5:41 stage `t` reads `rwos`, which no stage produces (did you mean `rows`?)",
-            "wrong-type 5:76 expected a whole number, found a string",
+            "wrong-type 5:77 expected a whole number, found a string",
         ]
     );
 }
@@ -476,25 +476,25 @@ fn variables_keep_their_type_and_say_where_they_were_given() {
         source("{ a: x, b: '${vars.a}y', c: 3, d: 0.0001 }", "'${vars.b}-${vars.c}-${vars.d}'"),
         r#""xy-3-0.0001""#
     );
-    assert_eq!(source("{ a: { b: deep } }", "${ vars.a.b }"), r#""deep""#);
+    assert_eq!(source("{ a: { b: deep } }", "'${ vars.a.b }'"), r#""deep""#);
     assert_eq!(
         wrong(&text("{ a: 3 }", "'${vars.a}'")),
-        ["wrong-type 4:43 & 2:12 expected a string, found a whole number (put it in quotes)"]
+        ["wrong-type 4:42 & 2:12 expected a string, found a whole number (put it in quotes)"]
     );
     assert_eq!(
         wrong(&text("{ a: '${vars.b}', b: [1] }", "'${vars.a}${vars.b}'")),
         [
             "unknown-variable 2:13 no variable `b` (declare it under `vars:`, above where it is used)",
-            "wrong-type 4:53 `vars.b` is a list and cannot stand inside a text",
+            "wrong-type 4:52 `vars.b` is a list and cannot stand inside a text",
         ]
     );
     assert_eq!(
         wrong(&text("{}", "'é ${env.HF_TOKEN} ${env.NOPE} ${foo} ${open'")),
         [
-            "secret-in-file 4:46 `HF_TOKEN` is a secret, and a secret never enters a pipeline (name it instead: `token_env: HF_TOKEN`)",
-            "unknown-variable 4:62 environment variable `NOPE` is not set",
-            "bad-reference 4:74 `${foo}` is no reference (write `$${` for a text that holds `${`)",
-            "bad-reference 4:81 `${` is not closed",
+            "secret-in-file 4:45 `HF_TOKEN` is a secret, and a secret never enters a pipeline (name it instead: `token_env: HF_TOKEN`)",
+            "unknown-variable 4:61 environment variable `NOPE` is not set",
+            "bad-reference 4:73 `${foo}` is no reference (write `$${` for a text that holds `${`)",
+            "bad-reference 4:80 `${` is not closed",
         ]
     );
 }
@@ -549,7 +549,20 @@ fn a_wrong_override_is_shown_in_its_own_text() {
                 "tokens.max_seq_len=",
             ],
         ),
-        [""; 0]
+        [
+            "wrong-type 14:21 & command line:11 expected a whole number, found a string",
+            "unknown-key command line:9 unknown key `learning_rat` (did you mean `learning_rate`?)",
+            "unknown-stage command line:1 the override sets `adaptr`, which is no stage (did you mean `adapter`?)",
+            "wrong-type command line:16 expected a whole number, found a string",
+            "syntax command line:27 not YAML: mismatched bracket '[' closed by '}' (close the bracket)",
+            "wrong-type command line:16 expected one of `lora`, `full`, found a list",
+            "duplicate-key command line:27 & command line:21 `a` is set twice (remove one of the two)",
+            "bad-override command line:1 an override sets a value",
+            "bad-override command line:1 the path has an empty name",
+            "bad-index command line:17 `7` is no item of a list of 1",
+            "wrong-type command line:23 & 15:22 `x` cannot be set: what holds it is a number",
+            "missing-key command line:20 `max_seq_len` has no value",
+        ]
     );
 }
 
