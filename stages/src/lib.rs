@@ -6,18 +6,21 @@ use engine::stage::Registry;
 
 pub mod artifact;
 pub mod checkpoint;
+pub mod dataset;
 pub mod download;
 pub mod hub;
 pub mod new_model;
 pub mod pack;
 pub mod prompt;
 pub mod rouge;
+pub mod show;
 pub mod tokenize;
 pub mod tokenizer;
 
 /// All stage kinds of this program.
 pub fn registry() -> Registry {
     Registry::new()
+        .with::<dataset::Dataset>()
         .with::<download::Download>()
         .with::<new_model::NewModel>()
         .with::<tokenize::Tokenize>()

@@ -1,0 +1,280 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, DictionaryArray, LargeStringArray, ListBuilder, RecordBatch, StringArray, StringBuilder};
+use arrow::datatypes::Int32Type;
+use engine::context::Artifact;
+use engine::error::Cause;
+use engine::file::tree::Node;
+use engine::parameter::{Parameter, Reader};
+use engine::test_bench::TestBench;
+use parquet::arrow::ArrowWriter;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::artifact::{Row, RowsReader};
+
+fn write(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// Runs the stage on files.
+fn run(folder: &Path, files: &[PathBuf], mut with: Value) -> Result<Artifact, StageError> {
+    with["source"] = "./source".into();
+    let bench = files.iter().try_fold(TestBench::new(folder), |bench, file| bench.file("source", file))?;
+    Ok(bench.run::<Dataset>(with)?.remove("rows").unwrap())
+}
+
+fn rows(artifact: &Artifact) -> Vec<Row> {
+    RowsReader::open(artifact).unwrap().iter().collect::<Result<_, _>>().unwrap()
+}
+
+fn column(artifact: &Artifact, name: &str) -> Vec<String> {
+    let value = |row| match row {
+        Row::Columns(mut columns) => columns.remove(name).unwrap(),
+        Row::Text(text) => text,
+        Row::Messages(_) => panic!("no columns"),
+    };
+    rows(artifact).into_iter().map(value).collect()
+}
+
+fn summarize() -> Value {
+    json!({"template": "summarize", "column_map": {"dialogue": "document", "output": "summary"}})
+}
+
+const DOCUMENTS: [(&str, &str); 3] = [("one, \"two\"\nthree", "1"), ("größe 你好", "s"), ("", "empty")];
+
+fn batch() -> RecordBatch {
+    let documents: ArrayRef = Arc::new(LargeStringArray::from_iter_values(DOCUMENTS.map(|row| row.0)));
+    let summaries: DictionaryArray<Int32Type> = DOCUMENTS.iter().map(|row| row.1).collect();
+    let summaries: ArrayRef = Arc::new(summaries);
+    RecordBatch::try_from_iter([("document", documents), ("summary", summaries)]).unwrap()
+}
+
+/// The same rows in every form.
+fn in_every_form(folder: &Path) -> Vec<PathBuf> {
+    let objects: Vec<Value> = DOCUMENTS
+        .iter()
+        .map(|(document, summary)| json!({"id": 7, "document": document, "summary": summary}))
+        .collect();
+    let lines: String = objects.iter().map(|object| format!("{object}\n")).collect();
+    let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+    let table = |delimiter: &str| -> String {
+        let row = |cells: [String; 2]| cells.join(delimiter) + "\n";
+        std::iter::once(row(["document".into(), "summary".into()]))
+            .chain(DOCUMENTS.iter().map(|cells| row([quoted(cells.0), quoted(cells.1)])))
+            .collect()
+    };
+    let batch = batch();
+    let mut parquet = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
+    parquet.write(&batch).unwrap();
+    let mut arrow = arrow::ipc::writer::FileWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+    arrow.write(&batch).unwrap();
+    let mut stream = arrow::ipc::writer::StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+    stream.write(&batch).unwrap();
+    vec![
+        write(folder, "a.jsonl", &lines),
+        write(folder, "b.json", serde_json::to_vec_pretty(&objects).unwrap()),
+        write(folder, "c.csv", table(",")),
+        write(folder, "d.tsv", table("\t")),
+        write(folder, "e.parquet", parquet.into_inner().unwrap()),
+        write(folder, "f.arrow", arrow.into_inner().unwrap()),
+        write(folder, "g.arrow", stream.into_inner().unwrap()),
+    ]
+}
+
+#[test]
+fn the_form_of_a_file_is_no_part_of_what_it_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = in_every_form(folder.path());
+    let made: Vec<Artifact> =
+        files.iter().map(|file| run(folder.path(), std::slice::from_ref(file), summarize()).unwrap()).collect();
+    for (artifact, file) in made.iter().zip(&files) {
+        assert_eq!(column(artifact, "dialogue"), DOCUMENTS.map(|row| row.0), "{}", file.display());
+        assert_eq!(column(artifact, "output"), DOCUMENTS.map(|row| row.1), "{}", file.display());
+        assert_eq!(artifact.description.identity, made[0].description.identity, "{}", file.display());
+    }
+    let facts = RowsFacts::from_facts(&made[0].description.facts).unwrap();
+    assert_eq!((facts.rows, facts.shape, facts.columns), (3, Shape::Prompt, vec!["dialogue".into(), "output".into()]));
+    assert_eq!(facts.template.unwrap().name, "summarize");
+
+    let other = json!({"template": "Say: {dialogue}", "column_map": {"dialogue": "document", "output": "summary"}});
+    let other = run(folder.path(), &files[..1], other).unwrap();
+    assert_ne!(other.description.identity, made[0].description.identity, "a reader goes by the template");
+}
+
+#[test]
+fn a_split_takes_rows_over_the_borders_of_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = |from: usize, to: usize| (from..to).map(|n| format!("{{\"text\":\"{n}\"}}\n")).collect::<String>();
+    let files = [write(folder.path(), "a.jsonl", lines(0, 5)), write(folder.path(), "b.jsonl", lines(5, 12))];
+    let taken = |split: &str| run(folder.path(), &files, json!({"split": split})).map(|made| column(&made, "text"));
+    assert_eq!(taken("train[3:7]").unwrap(), ["3", "4", "5", "6"]);
+    assert_eq!(taken("train[-2:]+train[:1]").unwrap(), ["10", "11", "0"]);
+    assert_eq!(taken("train[25%:50%]").unwrap(), ["3", "4", "5"]);
+    assert_eq!(taken("train[:2000]").unwrap().len(), 12, "bounds beyond the rows are clamped");
+    let error = taken("train[3:3]").unwrap_err();
+    assert!(error.message.contains("takes no rows"), "{}", error.message);
+}
+
+#[test]
+fn rows_are_in_parts_and_any_of_them_can_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines: String = (0..20_000).map(|n| format!("{{\"text\":\"{n}\"}}\n")).collect();
+    let made = run(folder.path(), &[write(folder.path(), "a.jsonl", lines)], json!({})).unwrap();
+    assert!(made.folder.join("part-00002.parquet").exists() && !made.folder.join("part-00003.parquet").exists());
+    let mut reader = RowsReader::open(&made).unwrap();
+    assert_eq!(reader.len(), 20_000);
+    for index in [19_999, 0, 8191, 8192, 63, 64, 16_383] {
+        assert_eq!(reader.row(index).unwrap(), Row::Text(index.to_string()));
+    }
+    assert!(reader.row(20_000).is_err());
+}
+
+#[test]
+fn both_spellings_of_column_map_mean_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = [write(folder.path(), "a.jsonl", r#"{"document":"d","summary":"s"}"#)];
+    let newer = json!({"template": "summarize", "column_map": {"input": "document", "output": "summary"}});
+    let (older, newer) = (run(folder.path(), &file, summarize()).unwrap(), run(folder.path(), &file, newer).unwrap());
+    assert_eq!(older.description.identity, newer.description.identity);
+}
+
+#[test]
+fn alpaca_rows_need_no_input() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = "{\"instruction\":\"a\",\"input\":null,\"output\":\"x\"}\n{\"instruction\":\"b\",\"output\":\"y\"}\n";
+    let file = [write(folder.path(), "a.jsonl", lines)];
+    let made = run(folder.path(), &file, json!({"template": "alpaca"})).unwrap();
+    assert_eq!(column(&made, "input"), ["", ""]);
+    let error = run(folder.path(), &file, json!({})).unwrap_err();
+    assert!(error.help.unwrap().contains("alpaca"), "{}", error.message);
+}
+
+#[test]
+fn conversations_of_both_spellings_become_messages() {
+    let folder = tempfile::tempdir().unwrap();
+    let messages = json!({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]});
+    let sharegpt = json!({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]});
+    let made = |name: &str, row: &Value| {
+        let file = write(folder.path(), name, row.to_string());
+        run(folder.path(), &[file], json!({})).unwrap()
+    };
+    let (one, two) = (made("a.jsonl", &messages), made("b.jsonl", &sharegpt));
+    assert_eq!(one.description.identity, two.description.identity);
+    let Row::Messages(turns) = &rows(&one)[0] else { panic!("no conversation") };
+    assert_eq!(turns[1], crate::artifact::Message::new("assistant", "Hello"));
+}
+
+#[test]
+fn what_a_turn_says_beside_its_content_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let row = json!({"messages": [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "tool_calls": [{"name": "weather"}], "content": null},
+    ]});
+    let file = write(folder.path(), "a.json", row.to_string());
+    let made = run(folder.path(), &[file], json!({})).unwrap();
+    let Row::Messages(turns) = &rows(&made)[0] else { panic!("no conversation") };
+    assert_eq!(turns[1].other["tool_calls"], json!([{"name": "weather"}]));
+}
+
+#[test]
+fn an_unknown_column_is_named_with_the_known_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = [write(folder.path(), "a.jsonl", r#"{"document":"d","summary":"s","id":1}"#)];
+    let with = json!({"template": "summarize", "column_map": {"dialogue": "documnet", "output": "summary"}});
+    let error = run(folder.path(), &file, with).unwrap_err();
+    assert!(
+        error.message.contains("`documnet`") && error.message.contains("did you mean `document`"),
+        "{}",
+        error.message
+    );
+    assert!(error.help.unwrap().contains("`document`, `summary`, `id`"));
+}
+
+#[test]
+fn a_bad_row_is_named_or_left_out_and_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let bad = [
+        (r#"{"document":"d","summary":null}"#, "column `summary` is null"),
+        (r#"{"document":"d"}"#, "column `summary` is missing"),
+        (r#"{"document":7,"summary":"s"}"#, "column `document` holds a number"),
+        (r#"{"document":"d","#, "not JSON"),
+    ];
+    for (line, problem) in bad {
+        let lines =
+            format!("{{\"document\":\"d\",\"summary\":\"s\"}}\n{line}\n{{\"document\":\"e\",\"summary\":\"t\"}}\n");
+        let file = [write(folder.path(), "a.jsonl", lines)];
+        let error = run(folder.path(), &file, summarize()).unwrap_err();
+        assert!(error.message.contains("a.jsonl`, line 2") && error.message.contains(problem), "{}", error.message);
+        let mut with = summarize();
+        with["on_bad_row"] = "drop".into();
+        let made = run(folder.path(), &file, with).unwrap();
+        assert_eq!(column(&made, "dialogue"), ["d", "e"]);
+        assert_eq!(made.description.facts["dropped"], 1);
+    }
+}
+
+#[test]
+fn a_column_of_numbers_in_a_table_is_no_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut list = ListBuilder::new(StringBuilder::new());
+    list.append_value([Some("x")]);
+    let columns: [(&str, ArrayRef); 2] =
+        [("document", Arc::new(StringArray::from(vec!["d"]))), ("summary", Arc::new(list.finish()))];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let mut parquet = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
+    parquet.write(&batch).unwrap();
+    let file = write(folder.path(), "a.parquet", parquet.into_inner().unwrap());
+    let error = run(folder.path(), &[file], summarize()).unwrap_err();
+    assert!(error.message.contains("row 1: column `summary` holds a list"), "{}", error.message);
+}
+
+#[test]
+fn a_changed_file_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "a.jsonl", r#"{"text":"one"}"#);
+    let bench = TestBench::new(folder.path()).file("source", &path).unwrap();
+    write(folder.path(), "a.jsonl", r#"{"text":"two"}"#);
+    let error = bench.run::<Dataset>(json!({"source": "./a.jsonl"})).unwrap_err();
+    assert_eq!(error.cause, Cause::ChangedWhileRunning);
+}
+
+/// The problems of parameters that need no run to be found.
+fn problems(with: Value) -> Vec<String> {
+    let mut reader = Reader::default();
+    let params = DatasetParams::read(&Node::from_json(&with), &mut reader);
+    let checked = params.map_or_else(Vec::new, |params| Dataset::check(&params, &InputFacts::new(), Span::default()));
+    reader.problems.into_iter().chain(checked).map(|problem| problem.message).collect()
+}
+
+#[test]
+fn mistakes_are_found_without_running() {
+    let xsum = json!({
+        "source": "EdinburghNLP/xsum", "split": "train[:2000]",
+        "column_map": {"dialogue": "document", "output": "summary"}, "template": "summarize",
+    });
+    assert_eq!(problems(xsum), [""; 0]);
+    assert_eq!(problems(json!({"source": "./a.jsonl", "split": "test"})).len(), 1);
+    assert_eq!(problems(json!({"source": "./a.jsonl", "split": "train[", "template": "sumarize"})).len(), 2);
+    assert_eq!(
+        problems(json!({"source": "./a.jsonl", "column_map": {"dialog": "a"}, "template": "summarize"})).len(),
+        1
+    );
+    assert_eq!(problems(json!({"source": "no such thing", "template": "{a"})).len(), 2);
+}
+
+#[test]
+fn a_dataset_on_the_hub_is_pinned_and_its_path_is_in_no_key() {
+    let read = |with: Value| DatasetParams::read(&Node::from_json(&with), &mut Reader::default()).unwrap();
+    let outside = Dataset::outside(&read(json!({"source": "EdinburghNLP/xsum"})));
+    let [Outside::Pin(request)] = outside.as_slice() else { panic!("no pin: {outside:?}") };
+    assert_eq!((request.kind.as_str(), request.revision.as_str()), ("hub-dataset", "main"));
+    let outside = Dataset::outside(&read(json!({"source": "./a.jsonl"})));
+    assert!(matches!(outside.as_slice(), [Outside::Files { role, .. }] if role == "source"));
+}

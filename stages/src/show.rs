@@ -1,0 +1,162 @@
+//! What `pipeline show` prints: rows as a person wants to see them.
+//!
+//! It gives a structure and leaves colours and widths to the command line.
+
+use std::path::Path;
+
+use engine::error::StageError;
+use serde::Serialize;
+
+use crate::artifact::{IGNORE_INDEX, OutputKind, Packs, Row, Rows, RowsReader, TokenRow, Tokens, TokensReader};
+use crate::tokenizer::Tokenizer;
+
+/// A row.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum RowView {
+    /// A row of text.
+    Text {
+        /// Its index, from 0.
+        index: u64,
+        /// Its columns, or its turns by role.
+        fields: Vec<Field>,
+    },
+    /// A row of tokens.
+    Tokens {
+        /// Its index, from 0.
+        index: u64,
+        /// The documents in it.
+        documents: Vec<DocumentView>,
+        /// Padding after them, in tokens.
+        padding: usize,
+    },
+}
+
+/// A named text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Field {
+    /// A column, or who speaks.
+    pub name: String,
+    /// What it holds.
+    pub text: String,
+}
+
+/// A document of a row.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DocumentView {
+    /// Its length in tokens.
+    pub tokens: usize,
+    /// How many of them the loss is taken over.
+    pub trained: usize,
+    /// Its text, in stretches that are trained or not.
+    pub segments: Vec<SegmentView>,
+}
+
+/// Consecutive tokens that are all trained, or none of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SegmentView {
+    /// Decoded text, special tokens written out; without a tokenizer, the ids.
+    pub text: String,
+    /// How many tokens.
+    pub tokens: usize,
+    /// Whether the loss is taken over them.
+    pub trained: bool,
+}
+
+/// The first rows of an artefact of rows, tokens or packs.
+///
+/// # Errors
+/// Fails where the artefact is of another kind, or cannot be read.
+pub fn describe_rows(
+    folder: &Path,
+    kind: &str,
+    tokenizer: Option<&Tokenizer>,
+    rows: u64,
+) -> Result<Vec<RowView>, StageError> {
+    if kind == Rows::NAME {
+        let mut reader = RowsReader::open_folder(folder)?;
+        let shown = rows.min(reader.len());
+        return (0..shown).map(|index| Ok(RowView::Text { index, fields: fields(reader.row(index)?) })).collect();
+    }
+    if kind != Tokens::NAME && kind != Packs::NAME {
+        return Err(StageError::bad_data(format!("an artefact of kind {kind} has no rows to show")));
+    }
+    let mut reader = TokensReader::open_folder(folder)?;
+    let shown = rows.min(reader.len());
+    (0..shown).map(|index| token_row(index, &reader.row(index)?, tokenizer)).collect()
+}
+
+fn fields(row: Row) -> Vec<Field> {
+    match row {
+        Row::Columns(columns) => columns.into_iter().map(|(name, text)| Field { name, text }).collect(),
+        Row::Text(text) => vec![Field { name: "text".to_owned(), text }],
+        Row::Messages(messages) => messages
+            .into_iter()
+            .map(|message| {
+                let text = message.content.as_str().map_or_else(|| message.content.to_string(), str::to_owned);
+                Field { name: message.role, text }
+            })
+            .collect(),
+    }
+}
+
+fn token_row(index: u64, row: &TokenRow, tokenizer: Option<&Tokenizer>) -> Result<RowView, StageError> {
+    let mut documents = Vec::new();
+    let mut start = 0;
+    for length in &row.document_lengths {
+        let end = start + *length as usize;
+        documents.push(document(&row.input_ids[start..end], &row.labels[start..end], tokenizer)?);
+        start = end;
+    }
+    Ok(RowView::Tokens { index, documents, padding: row.input_ids.len() - start })
+}
+
+fn document(ids: &[u32], labels: &[i32], tokenizer: Option<&Tokenizer>) -> Result<DocumentView, StageError> {
+    let mut segments = Vec::new();
+    let mut start = 0;
+    for stretch in labels.chunk_by(|one, two| (*one == IGNORE_INDEX) == (*two == IGNORE_INDEX)) {
+        let end = start + stretch.len();
+        let text = match tokenizer {
+            Some(tokenizer) => tokenizer.decode_with_special(&ids[start..end])?,
+            None => ids[start..end].iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
+        };
+        segments.push(SegmentView { text, tokens: stretch.len(), trained: stretch[0] != IGNORE_INDEX });
+        start = end;
+    }
+    // Nothing predicts the first token, whatever its label.
+    let trained = labels.iter().skip(1).filter(|label| **label != IGNORE_INDEX).count();
+    Ok(DocumentView { tokens: ids.len(), trained, segments })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trained_stretches_and_document_borders_are_told() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/data/tokenizers/bytelevel");
+        let tokenizer = Tokenizer::from_folder(Path::new(path)).unwrap();
+        let (prompt, answer) = (tokenizer.encode("Who?").unwrap(), tokenizer.encode(" Me.").unwrap());
+        let ids: Vec<u32> = [prompt.clone(), answer.clone(), vec![1], answer.clone(), vec![0; 3]].concat();
+        let mut labels = vec![IGNORE_INDEX; ids.len()];
+        for at in prompt.len()..prompt.len() + 2 * answer.len() + 1 {
+            labels[at] = ids[at] as i32;
+        }
+        let document_lengths = vec![(prompt.len() + answer.len() + 1) as u32, answer.len() as u32];
+        let row = TokenRow { input_ids: ids, labels, document_lengths };
+        let RowView::Tokens { documents, padding, .. } = token_row(0, &row, Some(&tokenizer)).unwrap() else {
+            panic!("no row of tokens")
+        };
+        assert_eq!(padding, 3);
+        let texts: Vec<Vec<(&str, bool)>> = documents
+            .iter()
+            .map(|document| document.segments.iter().map(|part| (part.text.as_str(), part.trained)).collect())
+            .collect();
+        assert_eq!(texts, [vec![("Who?", false), (" Me.<|end_of_text|>", true)], vec![(" Me.", true)]]);
+        assert_eq!(documents[0].trained, answer.len() + 1);
+        assert_eq!(documents[1].trained, answer.len() - 1);
+        let RowView::Tokens { documents, .. } = token_row(0, &row, None).unwrap() else { panic!("no row of tokens") };
+        assert_eq!(documents[0].segments[0].text, prompt.iter().map(u32::to_string).collect::<Vec<_>>().join(" "));
+    }
+}
