@@ -1,2 +1,126 @@
-//! pipeline
-fn main() {}
+//! The command line: arguments in, results on standard output, everything else on standard error.
+//!
+//! One file per command. It leaves to others: reading pipeline files, running stages, storing results.
+
+mod cache;
+mod export;
+mod graph;
+mod locate;
+mod logs;
+mod plan;
+mod progress;
+mod render;
+mod run;
+mod runs;
+mod table;
+mod terminal;
+mod validate;
+mod words;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use progress::Verbosity;
+use render::{Exit, Failure};
+
+/// Fine-tunes language models from a file: a declared, cached, restartable pipeline.
+#[derive(Parser)]
+#[command(name = "pipeline", version, arg_required_else_help = true, infer_subcommands = false)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What every command takes.
+#[derive(Args)]
+pub struct Global {
+    /// Folder for results and records [default: `$PIPELINE_HOME`, else `.pipeline` beside the file or above it].
+    #[arg(long, global = true, value_name = "FOLDER")]
+    home: Option<PathBuf>,
+    /// Print errors and results alone.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+    /// Print also metrics, checkpoints and why each stage runs.
+    #[arg(short, long, global = true)]
+    verbose: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(run::RunArgs),
+    Validate(validate::ValidateArgs),
+    Plan(plan::PlanArgs),
+    Export(export::ExportArgs),
+    Graph(graph::GraphArgs),
+    Cache(cache::CacheArgs),
+    Runs(runs::RunsArgs),
+    Logs(logs::LogsArgs),
+    /// Runs one stage; the engine starts it.
+    #[command(name = "__stage", hide = true)]
+    Stage {
+        job: PathBuf,
+    },
+}
+
+/// What a result is printed as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Format {
+    /// For a person.
+    #[default]
+    Text,
+    /// For a program.
+    Json,
+}
+
+fn main() -> ExitCode {
+    let Cli { global, command } = Cli::parse();
+    let ended = match command {
+        Command::Run(args) => run::run(&args, &global),
+        Command::Validate(args) => validate::run(&args),
+        Command::Plan(args) => plan::run(&args, &global),
+        Command::Export(args) => export::run(&args, &global),
+        Command::Graph(args) => graph::run(&args),
+        Command::Cache(args) => cache::run(&args, &global),
+        Command::Runs(args) => runs::run(&args, &global),
+        Command::Logs(args) => logs::run(&args, &global),
+        Command::Stage { job } => return engine::execute::stage_process::main(&stages::registry(), &job),
+    };
+    match ended {
+        Ok(()) => Exit::Done.into(),
+        Err(failure) => render::failure(&failure).into(),
+    }
+}
+
+impl Global {
+    fn verbosity(&self) -> Verbosity {
+        match (self.quiet, self.verbose) {
+            (true, _) => Verbosity::Quiet,
+            (false, true) => Verbosity::Verbose,
+            (false, false) => Verbosity::Normal,
+        }
+    }
+
+    /// The home of a pipeline file.
+    fn home(&self, file: &Path) -> Result<engine::home::Home, Failure> {
+        let variable = || std::env::var_os("PIPELINE_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
+        engine::home::Home::open(file, self.home.clone().or_else(variable).as_deref()).map_err(Failure::machine)
+    }
+
+    /// The home of the present folder, for commands that take no pipeline file.
+    fn home_here(&self) -> Result<engine::home::Home, Failure> {
+        self.home(Path::new("pipeline.yaml"))
+    }
+}
+
+/// Prints a value as a program reads it.
+fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer_pretty(&mut out, value).map_err(std::io::Error::from)?;
+    writeln!(out)?;
+    Ok(())
+}

@@ -1,0 +1,45 @@
+//! `pipeline export`: copies an output out of the store.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::progress::Verbosity;
+use crate::render::Failure;
+use crate::{Global, locate, words};
+
+/// Copy a stage's output out of the store into a new folder.
+///
+/// The copy is checked, writable and independent of the store. `publish:` in the file does the same after every run.
+#[derive(Args)]
+pub struct ExportArgs {
+    /// The pipeline file.
+    file: PathBuf,
+    /// The stage, with its output where it has several.
+    #[arg(value_name = "STAGE[.OUTPUT]")]
+    output: String,
+    /// The folder to make.
+    folder: PathBuf,
+    /// Changes to the file, as `stage.path=value` or `vars.name=value`.
+    #[arg(value_name = "OVERRIDE")]
+    overrides: Vec<String>,
+}
+
+/// Copies the output.
+pub fn run(args: &ExportArgs, global: &Global) -> Result<(), Failure> {
+    let folder = &args.folder;
+    if folder.exists() {
+        return Err(Failure::wrong(format!("`{}` exists already", folder.display()))
+            .with_help("name a new folder, or remove this one first"));
+    }
+    let located = locate::output(&args.file, &args.overrides, &args.output, global)?;
+    if let Some(parent) = folder.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    let tree = located.store.copy_tree_out(&located.record.tree, folder).map_err(Failure::machine)?;
+    if global.verbosity() > Verbosity::Quiet {
+        let files = words::plural(tree.files().len(), "file");
+        eprintln!("`{}` copied to {}: {files}, {}", located.name, folder.display(), words::bytes(tree.bytes()));
+    }
+    Ok(())
+}

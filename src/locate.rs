@@ -1,0 +1,84 @@
+//! Finds a stage's output in the store: what `show` and `export` take as `STAGE` or `STAGE.OUTPUT`.
+
+use std::path::Path;
+
+use cache::{OutputRecord, Store};
+use engine::explain::explain;
+use engine::plan::PlannedStage;
+use engine::suggest;
+
+use crate::Global;
+use crate::render::{self, Failure};
+
+/// An output that is in the store.
+pub struct Located {
+    /// The pipeline's home.
+    pub store: Store,
+    /// `stage.output`.
+    pub name: String,
+    /// Its kind, its folder, its facts.
+    pub record: OutputRecord,
+}
+
+/// The output that a name stands for in a pipeline file.
+///
+/// # Errors
+/// Fails where the file is wrong, there is no such stage or output, or it has not been made yet.
+pub fn output(file: &Path, overrides: &[String], name: &str, global: &Global) -> Result<Located, Failure> {
+    let plan = engine::plan::load(file, overrides, &stages::registry())?;
+    render::warnings(&plan.sources, &plan.warnings);
+    let (stage, output) = split(&plan.stages, name)?;
+    let output = output.map_or_else(|| only_output(stage), |output| Ok(output.to_owned()))?;
+    if !stage.outputs.iter().any(|known| known.name == output) {
+        let known: Vec<String> = stage.outputs.iter().map(|known| format!("{}.{}", stage.id, known.name)).collect();
+        let name = format!("{}.{output}", stage.id);
+        let failure = Failure::wrong(format!("stage `{}` has no output `{output}`", stage.id));
+        return Err(failure.with_help_if(suggest::help(&name, "its outputs", &known)));
+    }
+    let home = global.home(file)?;
+    let store = Store::open(home.store()).map_err(Failure::machine)?;
+    let id = stage.id.clone();
+    let forecasts = explain(&plan, &home).map_err(|error| Failure::explain(error, plan.sources))?;
+    let record = forecasts
+        .into_iter()
+        .find(|forecast| forecast.stage == id)
+        .and_then(|mut forecast| forecast.outputs.remove(&output))
+        .ok_or_else(|| {
+            Failure::wrong(format!("`{id}.{output}` has not been made yet, as the pipeline stands now"))
+                .with_help(format!("`pipeline run {}` makes it", file.display()))
+        })?;
+    Ok(Located { store, name: format!("{id}.{output}"), record })
+}
+
+/// The failure of a stage's name that is none.
+pub fn unknown_stage(name: &str, known: &[&str]) -> Failure {
+    Failure::wrong(format!("there is no stage `{name}`")).with_help_if(suggest::help(
+        name,
+        "the stages",
+        known.iter().copied(),
+    ))
+}
+
+/// Splits `stage.output`; an id may hold points itself (`adapter[lora.rank=4]`), so the longest id wins.
+fn split<'a, 'b>(stages: &'a [PlannedStage], name: &'b str) -> Result<(&'a PlannedStage, Option<&'b str>), Failure> {
+    let whole = stages.iter().find(|stage| stage.id == name).map(|stage| (stage, None));
+    let split = || {
+        let (id, output) = name.rsplit_once('.')?;
+        Some((stages.iter().find(|stage| stage.id == id)?, Some(output)))
+    };
+    whole.or_else(split).ok_or_else(|| {
+        let ids: Vec<&str> = stages.iter().map(|stage| stage.id.as_str()).collect();
+        unknown_stage(name, &ids)
+    })
+}
+
+fn only_output(stage: &PlannedStage) -> Result<String, Failure> {
+    match stage.outputs.as_slice() {
+        [output] => Ok(output.name.clone()),
+        outputs => {
+            let names: Vec<String> = outputs.iter().map(|output| format!("`{}.{}`", stage.id, output.name)).collect();
+            Err(Failure::wrong(format!("stage `{}` has {} outputs", stage.id, outputs.len()))
+                .with_help(format!("name one: {}", names.join(", "))))
+        }
+    }
+}

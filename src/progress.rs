@@ -1,0 +1,319 @@
+//! Shows a run as it goes, on standard error: bars on a terminal, one line per event in a pipe.
+//!
+//! It leaves to others: what the events mean for the run (`engine`), and the words for failures (`render`).
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use engine::protocol::WorkerEvent;
+use engine::run::event::RunEvent;
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+use crate::terminal::Look;
+use crate::words;
+
+/// How much to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verbosity {
+    /// Errors and results alone.
+    Quiet,
+    /// Each stage's states and how far it is.
+    Normal,
+    /// Also every metric and checkpoint.
+    Verbose,
+}
+
+/// How long a stage in a pipe stays silent about how far it is.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+
+/// A running stage whose amount of work is known.
+const WITH_BAR: &str = "{spinner} {prefix}  {bar:24} {wide_msg}";
+
+/// A running stage that has not said how much there is to do.
+const WITHOUT_BAR: &str = "{spinner} {prefix}  {wide_msg}";
+
+/// Shows the stages of one run.
+pub struct Progress {
+    look: Look,
+    verbosity: Verbosity,
+    /// Width of the column of stage ids.
+    width: usize,
+    bars: Option<Bars>,
+    running: BTreeMap<String, Running>,
+}
+
+struct Running {
+    pace: Option<Pace>,
+    line_at: Instant,
+    bar: Option<ProgressBar>,
+}
+
+struct Bars {
+    all: MultiProgress,
+    footer: ProgressBar,
+}
+
+/// The states in which a stage is announced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    Good,
+    Bad,
+    Note,
+    Begin,
+}
+
+impl Progress {
+    /// Begins to show a run of these stages.
+    pub fn new<'a>(stages: impl Iterator<Item = &'a str>, verbosity: Verbosity, look: Look) -> Self {
+        let ids: Vec<&str> = stages.collect();
+        let width = ids.iter().map(|id| crate::table::width(id)).max().unwrap_or(0).min(28);
+        let bars = (look.live && verbosity > Verbosity::Quiet).then(|| Bars::new(ids.len() as u64, look));
+        Self { look, verbosity, width, bars, running: BTreeMap::new() }
+    }
+
+    /// Shows one thing that happened.
+    pub fn event(&mut self, event: &RunEvent) {
+        match event {
+            RunEvent::RunStarted { run, .. } => self.detail("run", run),
+            RunEvent::StageCached { stage, .. } => self.ended(Mark::Good, stage, "cached"),
+            RunEvent::StageStarted { stage, why, attempt, .. } => {
+                self.started(stage, *attempt);
+                why.iter().for_each(|reason| self.detail(stage, &format!("because {reason}")));
+            }
+            RunEvent::StageWaiting { stage } => {
+                self.say(Mark::Note, stage, "waiting: another run is making this result")
+            }
+            RunEvent::Worker { stage, said } => self.worker(stage, said),
+            RunEvent::StageDone { stage, seconds, peak_memory_bytes, .. } => {
+                let text = format!("done in {}", words::seconds(*seconds));
+                self.ended(Mark::Good, stage, &text);
+                self.detail(stage, &format!("peak memory of the process {}", words::bytes(*peak_memory_bytes)));
+            }
+            RunEvent::StageFailed { stage, seconds, retry_in_seconds: None, .. } => {
+                // Why it failed is told in full at the end of the run.
+                self.ended(Mark::Bad, stage, &format!("failed after {}", words::seconds(*seconds)));
+            }
+            RunEvent::StageFailed { stage, messages, seconds, retry_in_seconds: Some(wait), .. } => {
+                self.leave(stage);
+                let (took, wait) = (words::seconds(*seconds), words::seconds(*wait));
+                let text = format!("failed after {took}: {}; next try in {wait}", messages.join(": "));
+                self.say(Mark::Bad, stage, &text);
+            }
+            RunEvent::StageHealing { stage, producers, .. } => {
+                self.leave(stage);
+                let text = format!("met a damaged object in the store, so {} runs again", producers.join(", "));
+                self.say(Mark::Note, stage, &text);
+            }
+            RunEvent::StageSkipped { stage, because } => self.ended(Mark::Note, stage, &format!("skipped: {because}")),
+            RunEvent::Published { stage, path, written, .. } => {
+                let text = format!("{} {}", if *written { "published to" } else { "is current in" }, path.display());
+                if *written { self.say(Mark::Good, stage, &text) } else { self.detail(stage, &text) }
+            }
+            RunEvent::PublishFailed { stage, path, .. } => {
+                self.say(Mark::Bad, stage, &format!("cannot be published to {}", path.display()));
+            }
+            RunEvent::RunFinished { .. } => self.finish(),
+        }
+    }
+
+    /// Takes everything that moves off the screen.
+    pub fn finish(&mut self) {
+        self.running.clear();
+        if let Some(bars) = self.bars.take() {
+            bars.footer.finish_and_clear();
+            // A screen that cannot be cleared is no reason to fail a finished run.
+            let _ = bars.all.clear();
+        }
+    }
+
+    fn started(&mut self, stage: &str, attempt: u32) {
+        let now = Instant::now();
+        let text = if attempt > 1 { format!("running, try {attempt}") } else { "running".to_owned() };
+        let bar = self.bars.as_ref().map(|bars| bars.stage(stage, self.width, &text, self.look));
+        if bar.is_none() {
+            self.say(Mark::Begin, stage, &text);
+        }
+        self.running.insert(stage.to_owned(), Running { pace: None, line_at: now, bar });
+    }
+
+    fn worker(&mut self, stage: &str, said: &WorkerEvent) {
+        match said {
+            WorkerEvent::Progress { unit, done, total, note } => {
+                self.progress(stage, unit, *done, *total, note.as_deref());
+            }
+            WorkerEvent::Warning { message } => self.say(Mark::Note, stage, &format!("warning: {message}")),
+            WorkerEvent::Metrics { values } => self.detail(stage, &words::figures(values)),
+            WorkerEvent::Checkpoint { step } => self.detail(stage, &format!("working state saved at step {step}")),
+            WorkerEvent::Started { .. }
+            | WorkerEvent::Report { .. }
+            | WorkerEvent::Finished { .. }
+            | WorkerEvent::Failed { .. } => {}
+        }
+    }
+
+    fn progress(&mut self, stage: &str, unit: &str, done: u64, total: Option<u64>, note: Option<&str>) {
+        let now = Instant::now();
+        let Some(running) = self.running.get_mut(stage) else { return };
+        let pace = match running.pace.take() {
+            Some(pace) if pace.unit == unit && pace.done <= done => Pace { done, total, ..pace },
+            _ => Pace { unit: unit.to_owned(), first: done, since: now, done, total },
+        };
+        let text = pace.describe(now, note, self.look);
+        running.pace = Some(pace);
+        if let Some(bar) = &running.bar {
+            if total.is_some() && bar.length() == Some(0) {
+                bar.set_style(style(WITH_BAR, self.look));
+            }
+            bar.set_length(total.unwrap_or(0));
+            bar.set_position(done);
+            bar.set_message(text);
+        } else if now.duration_since(running.line_at) >= LINE_EVERY {
+            running.line_at = now;
+            self.say(Mark::Note, stage, &text);
+        }
+    }
+
+    fn detail(&mut self, stage: &str, text: &str) {
+        if self.verbosity == Verbosity::Verbose {
+            self.say(Mark::Note, stage, text);
+        }
+    }
+
+    /// Takes a stage's bar away.
+    fn leave(&mut self, stage: &str) {
+        if let Some(bar) = self.running.remove(stage).and_then(|running| running.bar) {
+            bar.finish_and_clear();
+        }
+    }
+
+    /// Says how a stage ended; nothing more is to come from it.
+    fn ended(&mut self, mark: Mark, stage: &str, text: &str) {
+        self.leave(stage);
+        self.say(mark, stage, text);
+        if let Some(bars) = &self.bars {
+            bars.footer.inc(1);
+        }
+    }
+
+    fn say(&self, mark: Mark, stage: &str, text: &str) {
+        if self.verbosity == Verbosity::Quiet {
+            return;
+        }
+        match &self.bars {
+            // A line that cannot be written to the terminal is lost; the record of the run has it.
+            Some(bars) => {
+                drop(bars.all.println(format!("{} {}  {text}", mark.sign(self.look), pad(stage, self.width))))
+            }
+            None => eprintln!("{stage}: {text}"),
+        }
+    }
+}
+
+impl Mark {
+    fn sign(self, look: Look) -> String {
+        match self {
+            Self::Good => look.paint("32", look.either("✓", "+")),
+            Self::Bad => look.paint("31", look.either("✗", "x")),
+            Self::Note => look.paint("33", look.either("·", "-")),
+            Self::Begin => look.either("▸", ">").to_owned(),
+        }
+    }
+}
+
+impl Bars {
+    fn new(stages: u64, look: Look) -> Self {
+        let all = MultiProgress::new();
+        let footer = all.add(ProgressBar::new(stages));
+        let dot = look.either("·", "-");
+        footer.set_style(style(&format!("  {{pos}} of {{len}} stages {dot} {{elapsed}}"), look));
+        footer.enable_steady_tick(Duration::from_millis(250));
+        Self { all, footer }
+    }
+
+    fn stage(&self, stage: &str, width: usize, text: &str, look: Look) -> ProgressBar {
+        let bar = self.all.insert_before(&self.footer, ProgressBar::new(0));
+        bar.set_style(style(WITHOUT_BAR, look));
+        bar.set_prefix(pad(stage, width));
+        bar.set_message(text.to_owned());
+        bar.enable_steady_tick(Duration::from_millis(120));
+        bar
+    }
+}
+
+fn style(template: &str, look: Look) -> ProgressStyle {
+    ProgressStyle::with_template(template)
+        .expect("the templates here are well formed")
+        .tick_chars(look.either("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏✓", r"|/-\+"))
+        .progress_chars(look.either("━╸╌", "=>."))
+}
+
+fn pad(text: &str, width: usize) -> String {
+    format!("{text}{}", " ".repeat(width.saturating_sub(crate::table::width(text))))
+}
+
+/// How fast something is counted, since the first count: what an earlier process had done is not this one's speed.
+struct Pace {
+    unit: String,
+    first: u64,
+    since: Instant,
+    done: u64,
+    total: Option<u64>,
+}
+
+impl Pace {
+    /// `120/500 steps · loss 2.31 · 1 min 20 s left`; without a note, the rate stands in its place.
+    fn describe(&self, now: Instant, note: Option<&str>, look: Look) -> String {
+        let of = self.total.map(|total| format!("/{}", words::amount(total, &self.unit))).unwrap_or_default();
+        let unit = if self.unit == "bytes" { String::new() } else { format!(" {}", self.unit) };
+        let mut parts = vec![format!("{}{of}{unit}", words::amount(self.done, &self.unit))];
+        let rate = self.rate(now);
+        parts.extend(note.map(str::to_owned).or_else(|| rate.map(|rate| words::rate(rate, &self.unit))));
+        parts.extend(self.left(rate).map(|left| format!("{} left", words::duration(left))));
+        parts.join(look.either(" · ", ", "))
+    }
+
+    fn rate(&self, now: Instant) -> Option<f64> {
+        let seconds = now.duration_since(self.since).as_secs_f64();
+        (self.done > self.first && seconds > 0.0).then(|| (self.done - self.first) as f64 / seconds)
+    }
+
+    fn left(&self, rate: Option<f64>) -> Option<Duration> {
+        let left = self.total?.checked_sub(self.done).filter(|left| *left > 0)?;
+        Duration::try_from_secs_f64(left as f64 / rate?).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PIPE: Look = Look { colour: false, unicode: true, width: 100, live: false };
+
+    fn pace(unit: &str, first: u64, done: u64, total: Option<u64>, since: Instant) -> Pace {
+        Pace { unit: unit.to_owned(), first, since, done, total }
+    }
+
+    #[test]
+    fn time_left_counts_from_where_this_process_began() {
+        let since = Instant::now();
+        let resumed = pace("steps", 100, 110, Some(200), since);
+        let text = resumed.describe(since + Duration::from_secs(10), Some("loss 2.31"), PIPE);
+        assert_eq!(text, "110/200 steps · loss 2.31 · 1 min 30 s left");
+    }
+
+    #[test]
+    fn a_rate_stands_where_there_is_no_note_and_bytes_have_units_of_their_own() {
+        let since = Instant::now();
+        let bytes = pace("bytes", 0, 3 << 20, Some(4 << 20), since);
+        let text = bytes.describe(since + Duration::from_secs(1), None, PIPE);
+        assert_eq!(text, "3.0 MiB/4.0 MiB · 3.0 MiB/s · 333 ms left");
+        let rows = pace("rows", 0, 50, None, since);
+        assert_eq!(rows.describe(since + Duration::from_secs(2), None, PIPE), "50 rows · 25 rows/s");
+    }
+
+    #[test]
+    fn the_first_count_has_no_rate() {
+        let since = Instant::now();
+        assert_eq!(pace("rows", 7, 7, Some(9), since).describe(since, None, PIPE), "7/9 rows");
+    }
+}

@@ -1,0 +1,527 @@
+//! Prints errors and picks exit codes; nothing else in the program does either.
+
+use std::error::Error;
+use std::fmt;
+use std::process::ExitCode;
+
+use engine::device::DeviceMissing;
+use engine::error::{Cause, StageError};
+use engine::explain::ExplainError;
+use engine::file::problem::{Problem, Severity};
+use engine::file::source::{Sources, Span};
+use engine::lock_file::LockError;
+use engine::plan::Rejected;
+use engine::run::RunError;
+use miette::{
+    Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteError, MietteSpanContents, SourceCode,
+    SourceSpan, SpanContents, ThemeCharacters, ThemeStyles,
+};
+
+use crate::terminal::Look;
+use crate::words::plural;
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// It did what was asked.
+    Done,
+    /// A stage failed.
+    StageFailed,
+    /// The pipeline file or the command line is wrong.
+    Wrong,
+    /// The machine lacks something: a device, disk, memory, the network.
+    Machine,
+    /// The user stopped it.
+    Interrupted,
+}
+
+impl Exit {
+    /// The process's exit code.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::StageFailed => 1,
+            Self::Wrong => 2,
+            Self::Machine => 3,
+            Self::Interrupted => 130,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        ExitCode::from(exit.code())
+    }
+}
+
+impl From<Cause> for Exit {
+    fn from(cause: Cause) -> Self {
+        match cause {
+            Cause::Machine | Cause::Network => Self::Machine,
+            Cause::Cancelled => Self::Interrupted,
+            Cause::BadData
+            | Cause::BadParameters
+            | Cause::ChangedWhileRunning
+            | Cause::CorruptInput
+            | Cause::Numeric
+            | Cause::Timeout
+            | Cause::Crashed
+            | Cause::Internal => Self::StageFailed,
+        }
+    }
+}
+
+/// Why a command did not do what was asked.
+#[derive(Debug)]
+pub enum Failure {
+    /// A pipeline file with mistakes in it.
+    Rejected(Box<Rejected>),
+    /// One message with what lies beneath it.
+    Told {
+        /// The exit code.
+        exit: Exit,
+        /// What to print.
+        message: Message,
+    },
+    /// What was wrong has been printed as it happened.
+    Shown(Exit),
+    /// The reader of our output went away (`| head`), which is no failure.
+    OutputClosed,
+}
+
+impl Failure {
+    /// The command line asks for something that is not there.
+    pub fn wrong(message: impl Into<String>) -> Self {
+        Self::Told { exit: Exit::Wrong, message: Message::new(message) }
+    }
+
+    /// The machine refused something.
+    pub fn machine(error: impl Error) -> Self {
+        Self::Told { exit: Exit::Machine, message: Message::of(&error) }
+    }
+
+    /// Adds what to do about it.
+    #[must_use]
+    pub fn with_help(mut self, help: impl Into<String>) -> Self {
+        if let Self::Told { message, .. } = &mut self {
+            message.help = Some(help.into());
+        }
+        self
+    }
+}
+
+impl Failure {
+    /// Adds what to do about it, where something is known.
+    #[must_use]
+    pub fn with_help_if(self, help: Option<String>) -> Self {
+        match help {
+            Some(help) => self.with_help(help),
+            None => self,
+        }
+    }
+
+    /// A plan that cannot be explained; `sources` are the texts of the plan.
+    pub fn explain(error: ExplainError, sources: Sources) -> Self {
+        match error {
+            ExplainError::Sources(problems) => Rejected { sources, problems }.into(),
+            ExplainError::Lock(error) => error.into(),
+            error @ (ExplainError::Store(_) | ExplainError::History(_)) => Self::machine(error),
+        }
+    }
+}
+
+impl Failure {
+    /// A run that did not begin; `sources` are the texts of the plan.
+    pub fn run(error: RunError, sources: Sources) -> Self {
+        match error {
+            RunError::Sources(problems) => Rejected { sources, problems }.into(),
+            RunError::Lock(error) => error.into(),
+            RunError::Explain(error) => Self::explain(*error, sources),
+            RunError::Devices(ref missing) => {
+                let help: Vec<String> = missing.iter().map(DeviceMissing::help).collect();
+                Self::machine(&error).with_help(help.join("\n"))
+            }
+            RunError::Store(_) | RunError::Machine { .. } => Self::machine(error),
+        }
+    }
+}
+
+impl From<LockError> for Failure {
+    fn from(error: LockError) -> Self {
+        let exit = match &error {
+            LockError::Form { .. } | LockError::Version { .. } | LockError::NotPinned { .. } => Exit::Wrong,
+            LockError::Read { .. } | LockError::Write { .. } => Exit::Machine,
+            LockError::Resolve { source, .. } => source.cause.into(),
+        };
+        Self::Told { exit, message: Message::of(&error) }
+    }
+}
+
+impl From<Rejected> for Failure {
+    fn from(rejected: Rejected) -> Self {
+        Self::Rejected(Box::new(rejected))
+    }
+}
+
+impl From<StageError> for Failure {
+    fn from(error: StageError) -> Self {
+        let mut message = Message::of(&error);
+        message.help = error.help.clone();
+        Self::Told { exit: error.cause.into(), message }
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        match error.kind() {
+            std::io::ErrorKind::BrokenPipe => Self::OutputClosed,
+            _ => Self::machine(error),
+        }
+    }
+}
+
+/// An error for a person: a message, what lay beneath it, and what to do.
+#[derive(Debug, Default)]
+pub struct Message {
+    text: String,
+    source: Option<Box<Message>>,
+    help: Option<String>,
+}
+
+impl Message {
+    /// A message alone.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), source: None, help: None }
+    }
+
+    /// An error and the chain of its sources.
+    pub fn of(error: &dyn Error) -> Self {
+        Self { text: error.to_string(), source: error.source().map(|source| Box::new(Self::of(source))), help: None }
+    }
+
+    /// Messages of a chain, outermost first.
+    pub fn chain(texts: &[String], help: Option<String>) -> Self {
+        let inner =
+            |source: Option<Box<Self>>, text: &String| Some(Box::new(Self { text: text.clone(), source, help: None }));
+        let chain = texts.iter().rev().fold(None, inner);
+        Self { help, ..chain.map_or_else(Self::default, |chain| *chain) }
+    }
+}
+
+impl fmt::Display for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Error for Message {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_ref().map(|source| source as &dyn Error)
+    }
+}
+
+impl Diagnostic for Message {
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        self.help.as_ref().map(|help| Box::new(help) as Box<dyn fmt::Display>)
+    }
+}
+
+/// Prints a failure on standard error and says how the program ends.
+pub fn failure(failure: &Failure) -> Exit {
+    let look = Look::stderr();
+    match failure {
+        Failure::Rejected(rejected) => {
+            eprint!("{}", problems(&rejected.sources, &rejected.problems, look));
+            eprintln!("{}", count(&rejected.problems));
+            Exit::Wrong
+        }
+        Failure::Told { exit, message } => {
+            eprint!("{}", report(message, look));
+            *exit
+        }
+        Failure::Shown(exit) => *exit,
+        Failure::OutputClosed => Exit::Done,
+    }
+}
+
+/// Prints a message on standard error in the form of an error.
+pub fn message(message: &Message) {
+    eprint!("{}", report(message, Look::stderr()));
+}
+
+/// Prints warnings about a pipeline file on standard error.
+pub fn warnings(sources: &Sources, warnings: &[Problem]) {
+    eprint!("{}", problems(sources, warnings, Look::stderr()));
+}
+
+/// All problems of a file, in the order of the text, each with its place underlined.
+pub fn problems(sources: &Sources, problems: &[Problem], look: Look) -> String {
+    let mut problems: Vec<&Problem> = problems.iter().collect();
+    problems.sort_by_key(|problem| (problem.span.source.0, problem.span.offset));
+    problems.iter().map(|problem| report(&Shown { problem, sources }, look) + "\n").collect()
+}
+
+/// `2 errors, 1 warning`.
+pub fn count(problems: &[Problem]) -> String {
+    let of = |severity| problems.iter().filter(|problem| problem.severity == severity).count();
+    match (of(Severity::Error), of(Severity::Warning)) {
+        (errors, 0) => plural(errors, "error"),
+        (0, warnings) => plural(warnings, "warning"),
+        (errors, warnings) => format!("{}, {}", plural(errors, "error"), plural(warnings, "warning")),
+    }
+}
+
+/// A problem as a program reads it.
+pub fn problem_json(sources: &Sources, problem: &Problem) -> serde_json::Value {
+    let (line, column) = sources.line_column(problem.span);
+    let end = Span { offset: problem.span.offset + problem.span.len, ..problem.span };
+    let (end_line, end_column) = sources.line_column(end);
+    serde_json::json!({
+        "severity": severity(problem),
+        "code": problem.code,
+        "message": problem.message,
+        "file": sources.get(problem.span.source).map(|source| &source.name),
+        "line": line,
+        "column": column,
+        "end_line": end_line,
+        "end_column": end_column,
+        "label": problem.label,
+        "help": problem.help,
+        "related": problem.related.iter().map(|(span, label)| {
+            let (line, column) = sources.line_column(*span);
+            let file = sources.get(span.source).map(|source| &source.name);
+            serde_json::json!({ "file": file, "line": line, "column": column, "label": label })
+        }).collect::<Vec<_>>(),
+    })
+}
+
+/// A problem as an annotation that GitHub Actions puts beside the line.
+pub fn problem_github(sources: &Sources, problem: &Problem) -> String {
+    let escape = |text: &str| text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
+    let property = |text: &str| escape(text).replace(':', "%3A").replace(',', "%2C");
+    let (line, column) = sources.line_column(problem.span);
+    let file = sources.get(problem.span.source).map_or("", |source| &source.name);
+    let help = problem.help.as_ref().map(|help| format!(" ({help})")).unwrap_or_default();
+    format!(
+        "::{} file={},line={line},col={column},title={}::{}",
+        severity(problem),
+        property(file),
+        property(problem.code),
+        escape(&format!("{}{help}", problem.message)),
+    )
+}
+
+fn severity(problem: &Problem) -> &'static str {
+    match problem.severity {
+        Severity::Error => "error",
+        Severity::Warning => "warning",
+    }
+}
+
+/// One diagnostic in miette's form, without the line that closes the frame.
+fn report(diagnostic: &dyn Diagnostic, look: Look) -> String {
+    let mut text = String::new();
+    GraphicalReportHandler::new_themed(theme(look))
+        .with_links(false)
+        .with_width(look.width)
+        .render_report(&mut text, diagnostic)
+        .expect("writing to a string cannot fail");
+    let closes = |line: &&str| !matches!(line.trim(), "╰────" | "`----");
+    text.lines().filter(closes).map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+fn theme(look: Look) -> GraphicalTheme {
+    GraphicalTheme {
+        characters: if look.unicode { ThemeCharacters::unicode() } else { ThemeCharacters::ascii() },
+        styles: if look.colour { ThemeStyles::ansi() } else { ThemeStyles::none() },
+    }
+}
+
+/// A problem together with the texts it may lie in.
+struct Shown<'a> {
+    problem: &'a Problem,
+    sources: &'a Sources,
+}
+
+impl fmt::Debug for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.problem.fmt(f)
+    }
+}
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.problem.message)
+    }
+}
+
+impl Error for Shown<'_> {}
+
+impl Shown<'_> {
+    /// The text that the problem lies in; an empty one has a line to point at all the same.
+    fn text(&self) -> Option<&str> {
+        let text = &self.sources.get(self.problem.span.source)?.text;
+        Some(if text.is_empty() { "\n" } else { text })
+    }
+
+    /// A span within its first line: what spans lines (a whole mapping) is marked where it begins.
+    fn first_line(&self, span: Span) -> SourceSpan {
+        let line = self.text().and_then(|text| text.get(span.offset..span.offset + span.len)?.lines().next());
+        SourceSpan::new(span.offset.into(), line.map_or(0, |line| line.trim_end().len()))
+    }
+
+    /// Other places in the same text; those in another are told in words.
+    fn related(&self, here: bool) -> impl Iterator<Item = &(Span, String)> {
+        self.problem.related.iter().filter(move |(span, _)| (span.source == self.problem.span.source) == here)
+    }
+}
+
+impl Diagnostic for Shown<'_> {
+    fn severity(&self) -> Option<miette::Severity> {
+        Some(match self.problem.severity {
+            Severity::Error => miette::Severity::Error,
+            Severity::Warning => miette::Severity::Warning,
+        })
+    }
+
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        let elsewhere = self.related(false).filter_map(|(span, label)| {
+            let (line, column) = self.sources.line_column(*span);
+            Some(format!("{} ({}:{line}:{column})", label, self.sources.get(span.source)?.name))
+        });
+        let lines: Vec<String> = self.problem.help.iter().cloned().chain(elsewhere).collect();
+        (!lines.is_empty()).then(|| Box::new(lines.join("\n")) as Box<dyn fmt::Display>)
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        self.text().is_some().then_some(self as &dyn SourceCode)
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        let label = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let primary = self.first_line(self.problem.span);
+        let primary = LabeledSpan::new_primary_with_span(label(&self.problem.label), primary);
+        let others =
+            self.related(true).map(move |(span, text)| LabeledSpan::new_with_span(label(text), self.first_line(*span)));
+        Some(Box::new(std::iter::once(primary).chain(others)))
+    }
+}
+
+impl SourceCode for Shown<'_> {
+    /// As for a plain string, but with the file's name; a snippet is the lines of the span and none around them, which
+    /// miette cannot be asked for; and a place, which miette asks for as a snippet without context, has a column that
+    /// counts characters where miette counts bytes.
+    fn read_span<'a>(
+        &'a self,
+        span: &SourceSpan,
+        before: usize,
+        _after: usize,
+    ) -> Result<Box<dyn SpanContents<'a> + 'a>, MietteError> {
+        let text = self.text().ok_or(MietteError::OutOfBounds)?;
+        let (start, end) = (span.offset(), span.offset() + span.len());
+        let whole_lines = || {
+            let from = text.get(..start)?.rfind('\n').map_or(0, |at| at + 1);
+            let to = text.get(end..)?.find('\n').map_or(text.len(), |at| end + at + 1);
+            Some(SourceSpan::new(from.into(), to - from))
+        };
+        let (column, span) = if before == 0 {
+            let at = Span { offset: start, len: span.len(), ..self.problem.span };
+            (self.sources.line_column(at).1 - 1, *span)
+        } else {
+            (0, whole_lines().ok_or(MietteError::OutOfBounds)?)
+        };
+        let contents = text.read_span(&span, 0, 0)?;
+        let name = self.sources.get(self.problem.span.source).map_or("", |source| &source.name);
+        Ok(Box::new(MietteSpanContents::new_named(
+            name.to_owned(),
+            contents.data(),
+            *contents.span(),
+            contents.line(),
+            column,
+            contents.line_count(),
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engine::file::source::Sources;
+
+    const PLAIN: Look = Look { colour: false, unicode: true, width: 100, live: false };
+
+    fn at(sources: &mut Sources, name: &str, text: &str, word: &str) -> Span {
+        let source = sources.add(name, text);
+        Span { source, offset: text.find(word).expect("the word is in the text"), len: word.len() }
+    }
+
+    #[test]
+    fn a_problem_shows_its_line_underlined_with_the_label_and_the_help() {
+        let mut sources = Sources::default();
+        let span = at(&mut sources, "xsum_lora.yaml", "stages:\n  packs:\n      tokens: tokenise\n", "tokenise");
+        let problem = Problem::error(
+            "unknown-stage",
+            span,
+            "stage `packs` reads `tokenise`, which no stage produces",
+            "not declared by any stage",
+        )
+        .with_help("did you mean `tokens`?");
+        let expected = "  × stage `packs` reads `tokenise`, which no stage produces
+   ╭─[xsum_lora.yaml:3:15]
+ 3 │       tokens: tokenise
+   ·               ────┬───
+   ·                   ╰── not declared by any stage
+  help: did you mean `tokens`?
+
+";
+        assert_eq!(problems(&sources, &[problem.clone()], PLAIN), expected);
+        let ascii = problems(&sources, &[problem], Look { unicode: false, ..PLAIN });
+        assert!(ascii.is_ascii(), "{ascii}");
+    }
+
+    #[test]
+    fn columns_count_characters() {
+        let mut sources = Sources::default();
+        let span = at(&mut sources, "a.yaml", "\"你好\": x", "x");
+        let text = problems(&sources, &[Problem::error("c", span, "m", "l")], PLAIN);
+        assert!(text.contains("[a.yaml:1:7]"), "{text}");
+    }
+
+    #[test]
+    fn a_mapping_is_marked_in_its_first_line() {
+        let mut sources = Sources::default();
+        let span = at(&mut sources, "a.yaml", "with:\n  a: 1\n  b: 2\n", "a: 1\n  b: 2");
+        let text = problems(&sources, &[Problem::error("c", span, "m", "l")], PLAIN);
+        assert!(text.contains("a: 1") && !text.contains("b: 2"), "{text}");
+    }
+
+    #[test]
+    fn an_empty_file_has_a_place_to_point_at() {
+        let mut sources = Sources::default();
+        let source = sources.add("e.yaml", "");
+        let span = Span { source, offset: 0, len: 0 };
+        let text = problems(&sources, &[Problem::error("c", span, "the file is empty", "nothing here")], PLAIN);
+        assert!(text.contains("[e.yaml:1:1]") && text.contains("nothing here"), "{text}");
+    }
+
+    #[test]
+    fn other_places_are_marked_too_and_those_in_another_text_are_told() {
+        let mut sources = Sources::default();
+        let first = at(&mut sources, "a.yaml", "one: 1\none: 2\n", "one: 1");
+        let second = Span { offset: 7, len: 3, ..first };
+        let other = at(&mut sources, "command line", "one=3", "one");
+        let problem = Problem::error("duplicate-key", second, "`one` stands twice", "second")
+            .with_related(Span { len: 3, ..first }, "first")
+            .with_related(other, "and here");
+        let text = problems(&sources, &[problem], PLAIN);
+        assert!(text.contains("[a.yaml:2:1]") && text.contains("first") && text.contains("second"), "{text}");
+        assert!(text.contains("help: and here (command line:1:1)"), "{text}");
+    }
+
+    #[test]
+    fn a_chain_is_printed_from_the_outermost() {
+        let chain = ["cannot read `a`".to_owned(), "permission denied".to_owned()];
+        let text = report(&Message::chain(&chain, Some("chmod it".to_owned())), PLAIN);
+        assert_eq!(text, "  × cannot read `a`\n  ╰─▶ permission denied\n  help: chmod it\n");
+    }
+}

@@ -1,0 +1,233 @@
+//! `pipeline run`: does what is missing and shows it as it goes.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+use engine::lock_file::Pinning;
+use engine::plan::Plan;
+use engine::protocol::WorkerEvent;
+use engine::publish::OnChanged;
+use engine::run::{Conclusion, Counts, OnFailure, RunEvent, RunOptions, RunOutcome, StageOutcome};
+use serde_json::{Map, Value, json};
+
+use crate::progress::{Progress, Verbosity};
+use crate::render::{self, Exit, Failure, Message};
+use crate::terminal::Look;
+use crate::{Format, Global, words};
+
+/// Run a pipeline: do what is missing, take the rest from the store, go on where a run was cut off.
+///
+/// Samples and tables that stages report come on standard output at the end, everything else on standard error.
+#[derive(Args)]
+pub struct RunArgs {
+    /// The pipeline file.
+    file: PathBuf,
+    /// Changes to the file, as `stage.path=value` or `vars.name=value`.
+    #[arg(value_name = "OVERRIDE")]
+    overrides: Vec<String>,
+    /// Go on with the stages that do not depend on a failed one.
+    #[arg(long)]
+    keep_going: bool,
+    /// Threads for all stages together [default: what the machine has].
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+    /// Replace published folders that were changed by hand.
+    #[arg(long)]
+    overwrite: bool,
+    /// Refuse to change `pipeline.lock`.
+    #[arg(long, conflicts_with = "offline")]
+    locked: bool,
+    /// Refuse to ask a server what a revision is at present.
+    #[arg(long)]
+    offline: bool,
+    /// How to print the result.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// What a run told about itself, as far as it is said at its end.
+#[derive(Default)]
+struct Told {
+    /// What stages report, with the stage.
+    reports: Vec<(String, String)>,
+    failures: Vec<Failed>,
+    published: Vec<PathBuf>,
+    /// What each process took, by stage.
+    costs: Map<String, Value>,
+}
+
+struct Failed {
+    exit: Exit,
+    message: Message,
+}
+
+/// Runs the pipeline.
+pub fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
+    let began = Instant::now();
+    let registry = stages::registry();
+    let plan = engine::plan::load(&args.file, &args.overrides, &registry)?;
+    render::warnings(&plan.sources, &plan.warnings);
+    let home = global.home(&args.file)?;
+    let ids = plan.stages.iter().map(|stage| stage.id.as_str());
+    let mut progress = Progress::new(ids, global.verbosity(), Look::stderr());
+    let mut told = Told::default();
+    let ended = engine::run::run(&plan, &home, &registry, &args.options(), |event| {
+        told.event(event, &plan);
+        progress.event(event);
+    });
+    progress.finish();
+    let outcome = ended.map_err(|error| Failure::run(error, plan.sources))?;
+    for failure in &told.failures {
+        render::message(&failure.message);
+    }
+    let exit = exit(&outcome, &told.failures);
+    if global.verbosity() > Verbosity::Quiet {
+        eprintln!("{}", summary(&outcome, exit, began));
+    }
+    match args.format {
+        Format::Json => crate::print_json(&outcome_json(&outcome, &told, began))?,
+        Format::Text => reports(&told.reports)?,
+    }
+    if exit == Exit::Done { Ok(()) } else { Err(Failure::Shown(exit)) }
+}
+
+impl RunArgs {
+    fn options(&self) -> RunOptions {
+        RunOptions {
+            on_failure: if self.keep_going { OnFailure::KeepGoing } else { OnFailure::Stop },
+            threads: self.threads.map(usize::from),
+            pinning: match (self.locked, self.offline) {
+                (true, _) => Pinning::Locked,
+                (false, true) => Pinning::Offline,
+                (false, false) => Pinning::Resolve,
+            },
+            on_changed_target: if self.overwrite { OnChanged::Overwrite } else { OnChanged::Refuse },
+            ..RunOptions::default()
+        }
+    }
+}
+
+impl Told {
+    fn event(&mut self, event: &RunEvent, plan: &Plan) {
+        match event {
+            RunEvent::Worker { stage, said: WorkerEvent::Report { text } } => {
+                self.reports.push((stage.clone(), text.clone()));
+            }
+            RunEvent::StageDone { stage, seconds, peak_memory_bytes, .. } => {
+                let cost = json!({ "seconds": seconds, "peak_memory_bytes": peak_memory_bytes });
+                self.costs.insert(stage.clone(), cost);
+            }
+            RunEvent::StageFailed { stage, cause, messages, help, log, retry_in_seconds: None, .. } => {
+                let printed = std::fs::metadata(log).is_ok_and(|log| log.len() > 0);
+                let log = printed.then(|| format!("what its process printed is in {}", log.display()));
+                let help: Vec<String> = help.iter().cloned().chain(log).collect();
+                let text = format!("stage `{stage}` failed{}", place(plan, stage));
+                self.fail((*cause).into(), text, messages, (!help.is_empty()).then(|| help.join("\n")));
+            }
+            RunEvent::Published { path, .. } => self.published.push(path.clone()),
+            RunEvent::PublishFailed { stage, output, path, messages, help } => {
+                let text = format!("`{stage}.{output}` cannot be published to {}", path.display());
+                self.fail(Exit::StageFailed, text, messages, help.clone());
+            }
+            RunEvent::RunStarted { .. }
+            | RunEvent::StageCached { .. }
+            | RunEvent::StageStarted { .. }
+            | RunEvent::StageWaiting { .. }
+            | RunEvent::Worker { .. }
+            | RunEvent::StageFailed { .. }
+            | RunEvent::StageHealing { .. }
+            | RunEvent::StageSkipped { .. }
+            | RunEvent::RunFinished { .. } => {}
+        }
+    }
+
+    fn fail(&mut self, exit: Exit, text: String, messages: &[String], help: Option<String>) {
+        let chain: Vec<String> = std::iter::once(text).chain(messages.iter().cloned()).collect();
+        self.failures.push(Failed { exit, message: Message::chain(&chain, help) });
+    }
+}
+
+/// A stage's own failure outweighs what the machine lacks: it is the one that trying elsewhere will not mend.
+fn exit(outcome: &RunOutcome, failures: &[Failed]) -> Exit {
+    let failed = |exit| failures.iter().any(|failure| failure.exit == exit);
+    match outcome.conclusion {
+        Conclusion::Succeeded => Exit::Done,
+        Conclusion::Interrupted => Exit::Interrupted,
+        Conclusion::Failed if failed(Exit::Machine) && !failed(Exit::StageFailed) => Exit::Machine,
+        Conclusion::Failed => Exit::StageFailed,
+    }
+}
+
+/// ` (xsum.yaml:12:5)`: where a stage's parameters stand.
+fn place(plan: &Plan, stage: &str) -> String {
+    let Some(stage) = plan.stages.iter().find(|planned| planned.id == stage) else { return String::new() };
+    let Some(source) = plan.sources.get(stage.span.source) else { return String::new() };
+    let (line, column) = plan.sources.line_column(stage.span);
+    format!(" ({}:{line}:{column})", source.name)
+}
+
+/// The last words of a run: what was done, how long it took, under which id it is kept.
+fn summary(outcome: &RunOutcome, exit: Exit, began: Instant) -> String {
+    let took = words::duration(began.elapsed());
+    if exit == Exit::Done && outcome.counts.done == 0 {
+        return format!("{} ({took})", words::all_cached(outcome.stages.len()));
+    }
+    let word = match exit {
+        Exit::Done => "done",
+        Exit::Interrupted => "interrupted",
+        Exit::StageFailed | Exit::Wrong | Exit::Machine => "failed",
+    };
+    format!("{word}: {} in {took} (run {})", counts(outcome.counts), outcome.run)
+}
+
+/// `3 ran, 5 cached`: the counts that are not zero.
+pub fn counts(counts: Counts) -> String {
+    let Counts { done, cached, failed, skipped } = counts;
+    let counts = [(done, "ran"), (cached, "cached"), (failed, "failed"), (skipped, "skipped")];
+    let counts = counts.iter().filter(|(count, _)| *count > 0).map(|(count, word)| format!("{count} {word}"));
+    counts.collect::<Vec<_>>().join(", ")
+}
+
+fn outcome_json(outcome: &RunOutcome, told: &Told, began: Instant) -> Value {
+    let reports = told.reports.iter().map(|(stage, text)| json!({ "stage": stage, "text": text }));
+    json!({
+        "run": outcome.run,
+        "folder": outcome.folder,
+        "conclusion": outcome.conclusion,
+        "counts": outcome.counts,
+        "seconds": began.elapsed().as_secs_f64(),
+        "stages": outcome.stages.iter().map(|stage| stage_json(stage, told)).collect::<Vec<_>>(),
+        "reports": reports.collect::<Vec<_>>(),
+        "published": told.published,
+    })
+}
+
+fn stage_json(stage: &StageOutcome, told: &Told) -> Value {
+    let StageOutcome { stage, state, key, outputs, failure } = stage;
+    let failure = failure
+        .as_ref()
+        .map(|failure| json!({ "cause": failure.cause, "messages": failure.messages, "help": failure.help }));
+    let cost = told.costs.get(stage);
+    json!({
+        "stage": stage, "state": state, "key": key, "outputs": outputs, "failure": failure,
+        "seconds": cost.map(|cost| &cost["seconds"]),
+        "peak_memory_bytes": cost.map(|cost| &cost["peak_memory_bytes"]),
+    })
+}
+
+/// What stages report, each under its stage's name.
+fn reports(reports: &[(String, String)]) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    let look = Look::stdout();
+    let mut last = None;
+    for (stage, text) in reports {
+        if last != Some(stage) {
+            writeln!(out, "{}{}", if last.is_some() { "\n" } else { "" }, look.paint("1", &format!("[{stage}]")))?;
+        }
+        writeln!(out, "{}", text.trim_end())?;
+        last = Some(stage);
+    }
+    Ok(())
+}

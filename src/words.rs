@@ -1,0 +1,121 @@
+//! Figures in words that a person reads: durations, sizes, rates.
+
+use std::time::Duration;
+
+/// `14 ms`, `3.2 s`, `2 min 05 s`, `1 h 12 min`.
+pub fn duration(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match seconds {
+        0 => format!("{} ms", duration.as_millis()),
+        // Tenths are cut, not rounded: 59.97 s must not read as 60.0 s.
+        1..60 => format!("{}.{} s", seconds, duration.subsec_millis() / 100),
+        60..3600 => format!("{} min {:02} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {:02} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+/// As [`duration`], of a number of seconds.
+pub fn seconds(seconds: f64) -> String {
+    duration(Duration::try_from_secs_f64(seconds).unwrap_or_default())
+}
+
+/// `512 B`, `3.0 MiB`.
+pub fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if count < 1024 {
+        return format!("{count} B");
+    }
+    let mut value = count as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1023.95 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+/// `1 stage`, `2 stages`.
+pub fn plural(count: usize, word: &str) -> String {
+    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
+}
+
+/// What is said where there is nothing to do.
+pub fn all_cached(stages: usize) -> String {
+    match stages {
+        1 => "nothing to do: its only stage is cached".to_owned(),
+        _ => format!("nothing to do: all {stages} stages are cached"),
+    }
+}
+
+/// A count of `unit`s: bytes with their own unit, all else plain.
+pub fn amount(count: u64, unit: &str) -> String {
+    if unit == "bytes" { bytes(count) } else { count.to_string() }
+}
+
+/// A rate in `unit`s per second.
+pub fn rate(per_second: f64, unit: &str) -> String {
+    match unit {
+        "bytes" => format!("{}/s", bytes(per_second as u64)),
+        _ if per_second >= 10.0 => format!("{per_second:.0} {unit}/s"),
+        _ => format!("{per_second:.2} {unit}/s"),
+    }
+}
+
+/// `step 5, loss 2.31`: named figures in their order, floats to five digits.
+pub fn figures(values: &serde_json::Map<String, serde_json::Value>) -> String {
+    values.iter().map(|(name, value)| format!("{name} {}", figure(value))).collect::<Vec<_>>().join(", ")
+}
+
+/// One value: floats to five significant digits, text without quotes.
+pub fn figure(value: &serde_json::Value) -> String {
+    match value {
+        serde_json::Value::Number(number) if number.is_f64() => float(number.as_f64().unwrap_or(f64::NAN)),
+        serde_json::Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn float(value: f64) -> String {
+    let magnitude = value.abs();
+    if value == 0.0 || !value.is_finite() {
+        return value.to_string();
+    }
+    if !(1e-4..1e7).contains(&magnitude) {
+        return format!("{value:.3e}");
+    }
+    let decimals = (4 - magnitude.log10().floor() as i32).max(0) as usize;
+    let text = format!("{value:.decimals$}");
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_keep_the_units_that_matter() {
+        let cases =
+            [(14, "14 ms"), (3_240, "3.2 s"), (59_990, "59.9 s"), (125_000, "2 min 05 s"), (4_330_000, "1 h 12 min")];
+        for (milliseconds, text) in cases {
+            assert_eq!(duration(Duration::from_millis(milliseconds)), text);
+        }
+    }
+
+    #[test]
+    fn sizes_move_to_the_next_unit_before_they_round_to_1024() {
+        let cases = [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), ((1 << 20) - 1, "1.0 MiB"), (5 << 30, "5.0 GiB")];
+        for (count, text) in cases {
+            assert_eq!(bytes(count), text);
+        }
+    }
+
+    #[test]
+    fn figures_have_five_digits() {
+        let cases = [(2.312_345_6, "2.3123"), (3e-4, "0.0003"), (1e-9, "1.000e-9"), (0.5, "0.5"), (12345.678, "12346")];
+        for (value, text) in cases {
+            assert_eq!(figure(&value.into()), text);
+        }
+        assert_eq!(figure(&7.into()), "7");
+        assert_eq!(figure(&"adamw".into()), "adamw");
+    }
+}
