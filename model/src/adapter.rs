@@ -1,42 +1,9 @@
 //! A projection: a weight, perhaps a bias, perhaps a low-rank adapter on top. This is where LoRA enters.
-
-use serde::{Deserialize, Serialize};
+//!
+//! Adapters as files, and their settings, are in [`crate::peft`].
 
 use crate::ops::{Form, Ops, Result, Write};
 use crate::parameter::{Matrix, Parameter};
-
-/// Which projections get an adapter, and of what kind.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LoraConfig {
-    /// Inner dimension of the adapters.
-    pub rank: usize,
-    /// Numerator of the scaling.
-    pub alpha: f64,
-    /// Names of the projections, as the last part of the weight's name before `.weight`: `q_proj`, `down_proj`.
-    pub target_modules: Vec<String>,
-    /// What the scaling divides by.
-    pub scaling: LoraScaling,
-}
-
-/// What the scaling of an adapter divides alpha by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LoraScaling {
-    /// `alpha / rank` (LoRA, arXiv:2106.09685).
-    Rank,
-    /// `alpha / sqrt(rank)` (rsLoRA, arXiv:2312.03732).
-    RankRoot,
-}
-
-impl LoraConfig {
-    /// The factor on the adapter's output.
-    pub fn scaling(&self) -> f64 {
-        match self.scaling {
-            LoraScaling::Rank => self.alpha / self.rank as f64,
-            LoraScaling::RankRoot => self.alpha / (self.rank as f64).sqrt(),
-        }
-    }
-}
 
 /// A low-rank adapter: adds `scaling · B(Ax)`.
 pub struct Lora<B: Ops> {
@@ -73,13 +40,19 @@ impl<T: Default> Default for ProjectionSaved<T> {
 impl<B: Ops> Projection<B> {
     /// The module's own name: `q_proj` of `model.layers.0.self_attn.q_proj.weight`.
     pub fn module(&self) -> &str {
-        let path = self.matrix.name.strip_suffix(".weight").unwrap_or(&self.matrix.name);
-        path.rsplit_once('.').map_or(path, |(_, module)| module)
+        self.path().rsplit_once('.').map_or(self.path(), |(_, module)| module)
+    }
+
+    /// The module's full name: `model.layers.0.self_attn.q_proj`.
+    pub fn path(&self) -> &str {
+        self.matrix.name.strip_suffix(".weight").unwrap_or(&self.matrix.name)
     }
 
     /// Whether the backward reads the input: something here is trained.
     pub fn is_trained(&self) -> bool {
-        self.lora.is_some() || self.matrix.is_trained() || self.bias.as_ref().is_some_and(Parameter::is_trained)
+        self.lora.as_ref().is_some_and(Lora::is_trained)
+            || self.matrix.is_trained()
+            || self.bias.as_ref().is_some_and(Parameter::is_trained)
     }
 
     /// `y (+)= Wx + bias + scaling · B(Ax)`.
@@ -130,6 +103,10 @@ impl<B: Ops> Projection<B> {
 }
 
 impl<B: Ops> Lora<B> {
+    fn is_trained(&self) -> bool {
+        self.a.is_trained() || self.b.is_trained()
+    }
+
     /// With `t = Ax`: `dB += s · dyᵀt`, `dt = s · dy B`, `dA += dtᵀx`, `dx += dt A`.
     fn backward(
         &mut self,

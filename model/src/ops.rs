@@ -192,6 +192,12 @@ pub trait Ops: Send + Sync + 'static {
     fn read(&self, tensor: &Self::Tensor) -> Result<Vec<f32>>;
     /// Overwrites the values; the shape stays.
     fn write(&self, tensor: &mut Self::Tensor, values: &[f32]) -> Result;
+    /// Makes all values zero; the shape stays.
+    fn clear(&self, tensor: &mut Self::Tensor) -> Result {
+        let (rows, columns) = self.shape(tensor);
+        *tensor = self.zeros(rows, columns)?;
+        Ok(())
+    }
     /// Makes `to` a copy of `from`.
     fn copy(&self, from: &Self::Tensor, to: &mut Self::Tensor) -> Result;
     /// A prepared weight of these values, `[out, in]` row by row.

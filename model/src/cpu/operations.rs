@@ -102,6 +102,11 @@ impl Ops for Cpu {
         Ok(())
     }
 
+    fn clear(&self, tensor: &mut Tensor) -> Result {
+        tensor.values_mut().fill(0.0);
+        Ok(())
+    }
+
     fn copy(&self, from: &Tensor, to: &mut Tensor) -> Result {
         to.reshape(&self.buffers, from.rows(), from.columns());
         to.values_mut().copy_from_slice(from.values());

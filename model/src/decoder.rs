@@ -1,0 +1,238 @@
+//! The decoder: embedding, layers and head, with the weights of a checkpoint and perhaps an adapter.
+//!
+//! It knows how blocks follow each other and which of them need a gradient. What a block computes is in [`crate::blocks`],
+//! how parameters change in [`crate::trainer`], generation with a cache in [`crate::session`].
+
+mod adapt;
+mod load;
+mod run;
+
+use std::sync::Arc;
+
+pub use adapt::AttachError;
+pub use load::LoadError;
+pub use run::{Activations, RunError, TargetScore};
+
+use crate::adapter::Projection;
+use crate::blocks::{AttentionBlock, Blocks, GateUpProjections, HeadBlock, MlpBlock, Norm, QkvProjections};
+use crate::config::Config;
+use crate::ops::{Ops, Result, RopeTables};
+use crate::parameter::{Matrix, Parameter};
+
+/// A decoder on a kernel set.
+pub struct Decoder<B: Blocks> {
+    ops: Arc<B>,
+    config: Config,
+    embeddings: Embeddings<B>,
+    layers: Vec<Layer<B>>,
+    head: HeadBlock<B>,
+    /// For as many positions as were needed so far.
+    rope: RopeTables<B::Tensor>,
+    rope_positions: usize,
+}
+
+/// The embedding and the output projection.
+enum Embeddings<B: Ops> {
+    /// One matrix is both.
+    Tied(Projection<B>),
+    /// Each has its own.
+    Untied { embed_tokens: Matrix<B>, lm_head: Projection<B> },
+}
+
+struct Layer<B: Ops> {
+    attention: AttentionBlock<B>,
+    mlp: MlpBlock<B>,
+}
+
+impl<B: Blocks> Decoder<B> {
+    /// The kernel set.
+    pub fn ops(&self) -> &Arc<B> {
+        &self.ops
+    }
+
+    /// The shape.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// All parameters, trained or not, in the order of the layers; not the matrices that are frozen for good.
+    pub fn parameters(&self) -> Vec<&Parameter<B>> {
+        let mut found = Vec::new();
+        match &self.embeddings {
+            Embeddings::Tied(projection) => found.extend(&projection.matrix.trained),
+            Embeddings::Untied { embed_tokens, .. } => found.extend(&embed_tokens.trained),
+        }
+        for layer in &self.layers {
+            found.extend(layer.attention.norms().map(|norm| &norm.weight));
+            found.extend(layer.attention.projections().flat_map(Projection::parameters));
+            found.extend(layer.mlp.norms().map(|norm| &norm.weight));
+            found.extend(layer.mlp.projections().flat_map(Projection::parameters));
+        }
+        found.push(&self.head.norm.weight);
+        if let Embeddings::Untied { lm_head, .. } = &self.embeddings {
+            found.extend(lm_head.parameters());
+        }
+        found
+    }
+
+    /// As [`Decoder::parameters`], to change.
+    pub fn parameters_mut(&mut self) -> Vec<&mut Parameter<B>> {
+        let mut found = Vec::new();
+        let lm_head = match &mut self.embeddings {
+            Embeddings::Tied(projection) => {
+                found.extend(&mut projection.matrix.trained);
+                None
+            }
+            Embeddings::Untied { embed_tokens, lm_head } => {
+                found.extend(&mut embed_tokens.trained);
+                Some(lm_head)
+            }
+        };
+        for layer in &mut self.layers {
+            let (norms, projections) = layer.attention.parts_mut();
+            found.extend(norms.map(|norm| &mut norm.weight));
+            found.extend(projections.flat_map(Projection::parameters_mut));
+            let (norms, projections) = layer.mlp.parts_mut();
+            found.extend(norms.map(|norm| &mut norm.weight));
+            found.extend(projections.flat_map(Projection::parameters_mut));
+        }
+        found.push(&mut self.head.norm.weight);
+        if let Some(lm_head) = lm_head {
+            found.extend(lm_head.parameters_mut());
+        }
+        found
+    }
+
+    /// The projections of all layers and an `lm_head` of its own: what an adapter can be attached to.
+    pub fn projections(&self) -> Vec<&Projection<B>> {
+        let mut found = Vec::new();
+        for layer in &self.layers {
+            found.extend(layer.attention.projections());
+            found.extend(layer.mlp.projections());
+        }
+        if let Embeddings::Untied { lm_head, .. } = &self.embeddings {
+            found.push(lm_head);
+        }
+        found
+    }
+
+    fn projections_mut(&mut self) -> Vec<&mut Projection<B>> {
+        let mut found = Vec::new();
+        for layer in &mut self.layers {
+            found.extend(layer.attention.parts_mut().1);
+            found.extend(layer.mlp.parts_mut().1);
+        }
+        if let Embeddings::Untied { lm_head, .. } = &mut self.embeddings {
+            found.push(lm_head);
+        }
+        found
+    }
+
+    /// Prepares every trained matrix again from its values.
+    pub(crate) fn refresh(&mut self) -> Result {
+        let ops = Arc::clone(&self.ops);
+        match &mut self.embeddings {
+            Embeddings::Tied(projection) => projection.matrix.refresh(&ops)?,
+            Embeddings::Untied { embed_tokens, .. } => embed_tokens.refresh(&ops)?,
+        }
+        self.projections_mut().into_iter().try_for_each(|projection| projection.matrix.refresh(&ops))
+    }
+}
+
+impl<B: Ops> Embeddings<B> {
+    fn embed_tokens(&self) -> &Matrix<B> {
+        match self {
+            Self::Tied(projection) => &projection.matrix,
+            Self::Untied { embed_tokens, .. } => embed_tokens,
+        }
+    }
+
+    fn embed_tokens_mut(&mut self) -> &mut Matrix<B> {
+        match self {
+            Self::Tied(projection) => &mut projection.matrix,
+            Self::Untied { embed_tokens, .. } => embed_tokens,
+        }
+    }
+
+    fn output(&self) -> &Projection<B> {
+        match self {
+            Self::Tied(projection) => projection,
+            Self::Untied { lm_head, .. } => lm_head,
+        }
+    }
+
+    fn output_mut(&mut self) -> &mut Projection<B> {
+        match self {
+            Self::Tied(projection) => projection,
+            Self::Untied { lm_head, .. } => lm_head,
+        }
+    }
+}
+
+impl<B: Ops> Projection<B> {
+    fn parameters(&self) -> impl Iterator<Item = &Parameter<B>> {
+        let lora = self.lora.iter().flat_map(|lora| [&lora.a, &lora.b]);
+        self.matrix.trained.iter().chain(&self.bias).chain(lora)
+    }
+
+    fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {
+        let lora = self.lora.iter_mut().flat_map(|lora| [&mut lora.a, &mut lora.b]);
+        self.matrix.trained.iter_mut().chain(&mut self.bias).chain(lora)
+    }
+}
+
+impl<B: Ops> AttentionBlock<B> {
+    fn norms(&self) -> impl Iterator<Item = &Norm<B>> {
+        let qk_norms = self.qk_norms.iter().flat_map(|norms| [&norms.q_norm, &norms.k_norm]);
+        std::iter::once(&self.norm).chain(qk_norms).chain(&self.post_norm)
+    }
+
+    fn projections(&self) -> impl Iterator<Item = &Projection<B>> {
+        let qkv = match &self.qkv {
+            QkvProjections::Split { q_proj, k_proj, v_proj } => vec![q_proj, k_proj, v_proj],
+            QkvProjections::Fused { qkv_proj } => vec![qkv_proj],
+        };
+        qkv.into_iter().chain([&self.o_proj])
+    }
+
+    fn parts_mut(&mut self) -> (impl Iterator<Item = &mut Norm<B>>, impl Iterator<Item = &mut Projection<B>>) {
+        let qk_norms = self.qk_norms.iter_mut().flat_map(|norms| [&mut norms.q_norm, &mut norms.k_norm]);
+        let norms = std::iter::once(&mut self.norm).chain(qk_norms).chain(&mut self.post_norm);
+        let qkv = match &mut self.qkv {
+            QkvProjections::Split { q_proj, k_proj, v_proj } => vec![q_proj, k_proj, v_proj],
+            QkvProjections::Fused { qkv_proj } => vec![qkv_proj],
+        };
+        (norms, qkv.into_iter().chain([&mut self.o_proj]))
+    }
+
+    fn is_trained(&self) -> bool {
+        self.norms().any(|norm| norm.weight.is_trained()) || self.projections().any(Projection::is_trained)
+    }
+}
+
+impl<B: Ops> MlpBlock<B> {
+    fn norms(&self) -> impl Iterator<Item = &Norm<B>> {
+        std::iter::once(&self.norm).chain(&self.post_norm)
+    }
+
+    fn projections(&self) -> impl Iterator<Item = &Projection<B>> {
+        let gate_up = match &self.gate_up {
+            GateUpProjections::Split { gate_proj, up_proj } => vec![gate_proj, up_proj],
+            GateUpProjections::Fused { gate_up_proj } => vec![gate_up_proj],
+        };
+        gate_up.into_iter().chain([&self.down_proj])
+    }
+
+    fn parts_mut(&mut self) -> (impl Iterator<Item = &mut Norm<B>>, impl Iterator<Item = &mut Projection<B>>) {
+        let norms = std::iter::once(&mut self.norm).chain(&mut self.post_norm);
+        let gate_up = match &mut self.gate_up {
+            GateUpProjections::Split { gate_proj, up_proj } => vec![gate_proj, up_proj],
+            GateUpProjections::Fused { gate_up_proj } => vec![gate_up_proj],
+        };
+        (norms, gate_up.into_iter().chain([&mut self.down_proj]))
+    }
+
+    fn is_trained(&self) -> bool {
+        self.norms().any(|norm| norm.weight.is_trained()) || self.projections().any(Projection::is_trained)
+    }
+}

@@ -1,0 +1,203 @@
+//! Builds a decoder from a checkpoint.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{Decoder, Embeddings, Layer};
+use crate::adapter::Projection;
+use crate::blocks::{AttentionBlock, Blocks, GateUpProjections, HeadBlock, MlpBlock, Norm, QkNorms, QkvProjections};
+use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::config::{AttentionBias, Config, ConfigError, HeadWeight, LayerNorms, MlpBias, Projections, QkNorm};
+use crate::ops::{AttentionShape, KernelError, RmsNorm};
+use crate::parameter::{Keep, Matrix, Parameter};
+
+/// Bytes of logits that exist at a time.
+const LOGIT_BYTES: usize = 16 << 20;
+/// Positions for which tables are made at first.
+const FIRST_POSITIONS: usize = 512;
+
+/// Why a decoder cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The configuration is at fault.
+    #[error("cannot use the model's configuration")]
+    Config(#[from] ConfigError),
+    /// The weights are.
+    #[error("cannot read the model's weights")]
+    Weights(#[from] CheckpointError),
+    /// The device is.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+impl<B: Blocks> Decoder<B> {
+    /// Loads the checkpoint in a folder: `config.json` and its safetensors.
+    ///
+    /// # Errors
+    /// Fails if a file cannot be read, a tensor is missing or of another shape, or the device fails.
+    pub fn load(ops: Arc<B>, folder: &Path, keep: Keep) -> Result<Self, LoadError> {
+        let config = Config::read(folder)?;
+        let checkpoint = Checkpoint::open(folder)?;
+        Self::build(ops, config, keep, |name, shape| checkpoint.tensor_f32_of_shape(name, shape))
+    }
+
+    /// Builds a decoder of the values that `values` gives for a tensor's name and shape.
+    ///
+    /// # Errors
+    /// Fails if `values` does, or the device.
+    pub fn build(
+        ops: Arc<B>,
+        config: Config,
+        keep: Keep,
+        values: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>,
+    ) -> Result<Self, LoadError> {
+        let mut builder = Builder { ops: &*ops, config: &config, keep, values };
+        let embeddings = builder.embeddings()?;
+        let layers = (0..config.num_hidden_layers).map(|layer| builder.layer(layer)).collect::<Result<_, _>>()?;
+        let head = HeadBlock {
+            norm: builder.norm("model.norm", config.hidden_size)?,
+            soft_cap: config.logit_soft_cap,
+            chunk_rows: (LOGIT_BYTES / 4 / config.vocab_size).max(16),
+        };
+        let rope_positions = FIRST_POSITIONS.min(config.max_position_embeddings);
+        let rope = config.rope.tables(&*ops, rope_positions)?;
+        Ok(Self { ops, config, embeddings, layers, head, rope, rope_positions })
+    }
+}
+
+struct Builder<'a, B, F> {
+    ops: &'a B,
+    config: &'a Config,
+    keep: Keep,
+    values: F,
+}
+
+impl<B: Blocks, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>> Builder<'_, B, F> {
+    fn parameter(&mut self, name: String, size: usize) -> Result<Parameter<B>, LoadError> {
+        let values = (self.values)(&name, &[size])?;
+        Ok(Parameter::new(self.ops, name, &[size], &values)?)
+    }
+
+    fn matrix(&mut self, name: String, shape: [usize; 2]) -> Result<Matrix<B>, LoadError> {
+        let values = (self.values)(&name, &shape)?;
+        Ok(Matrix::new(self.ops, name, shape, values, self.keep)?)
+    }
+
+    fn norm(&mut self, name: &str, size: usize) -> Result<Norm<B>, LoadError> {
+        let rms = RmsNorm { eps: self.config.rms_norm_eps, weight: self.config.norm_weight };
+        Ok(Norm { rms, weight: self.parameter(format!("{name}.weight"), size)? })
+    }
+
+    fn projection(&mut self, name: &str, shape: [usize; 2], bias: Bias) -> Result<Projection<B>, LoadError> {
+        let matrix = self.matrix(format!("{name}.weight"), shape)?;
+        let bias = match bias {
+            Bias::None => None,
+            Bias::Present => Some(self.parameter(format!("{name}.bias"), shape[0])?),
+        };
+        Ok(Projection { matrix, bias, lora: None })
+    }
+
+    fn embeddings(&mut self) -> Result<Embeddings<B>, LoadError> {
+        let shape = [self.config.vocab_size, self.config.hidden_size];
+        let embed_tokens = self.matrix("model.embed_tokens.weight".to_owned(), shape)?;
+        match self.config.head {
+            HeadWeight::Tied => Ok(Embeddings::Tied(Projection { matrix: embed_tokens, bias: None, lora: None })),
+            HeadWeight::Own => {
+                Ok(Embeddings::Untied { embed_tokens, lm_head: self.projection("lm_head", shape, Bias::None)? })
+            }
+        }
+    }
+
+    fn layer(&mut self, index: usize) -> Result<Layer<B>, LoadError> {
+        let prefix = format!("model.layers.{index}");
+        Ok(Layer { attention: self.attention(&prefix, index)?, mlp: self.mlp(&prefix)? })
+    }
+
+    fn attention(&mut self, prefix: &str, index: usize) -> Result<AttentionBlock<B>, LoadError> {
+        let config = self.config;
+        let (hidden, head_dim) = (config.hidden_size, config.head_dim);
+        let (queries, keys) = (config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim);
+        let (bias, o_bias) = match config.attention_bias {
+            AttentionBias::None => (Bias::None, Bias::None),
+            AttentionBias::Qkv => (Bias::Present, Bias::None),
+            AttentionBias::All => (Bias::Present, Bias::Present),
+        };
+        let module = |name: &str| format!("{prefix}.self_attn.{name}");
+        let qkv = match config.projections {
+            Projections::Split => QkvProjections::Split {
+                q_proj: self.projection(&module("q_proj"), [queries, hidden], bias)?,
+                k_proj: self.projection(&module("k_proj"), [keys, hidden], bias)?,
+                v_proj: self.projection(&module("v_proj"), [keys, hidden], bias)?,
+            },
+            Projections::Fused => QkvProjections::Fused {
+                qkv_proj: self.projection(&module("qkv_proj"), [queries + 2 * keys, hidden], bias)?,
+            },
+        };
+        let qk_norms = match config.qk_norm {
+            QkNorm::None => None,
+            QkNorm::PerHead => Some(QkNorms {
+                q_norm: self.norm(&module("q_norm"), head_dim)?,
+                k_norm: self.norm(&module("k_norm"), head_dim)?,
+            }),
+        };
+        let post_norm = match config.layer_norms {
+            LayerNorms::Pre => None,
+            LayerNorms::PreAndPost => Some(self.norm(&format!("{prefix}.post_attention_layernorm"), hidden)?),
+        };
+        Ok(AttentionBlock {
+            norm: self.norm(&format!("{prefix}.input_layernorm"), hidden)?,
+            qkv,
+            qk_norms,
+            o_proj: self.projection(&module("o_proj"), [hidden, queries], o_bias)?,
+            post_norm,
+            shape: AttentionShape {
+                num_attention_heads: config.num_attention_heads,
+                num_key_value_heads: config.num_key_value_heads,
+                head_dim,
+                scale: config.attention_scale,
+                window: config.windows[index],
+                soft_cap: config.attention_soft_cap,
+            },
+        })
+    }
+
+    fn mlp(&mut self, prefix: &str) -> Result<MlpBlock<B>, LoadError> {
+        let config = self.config;
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let bias = match config.mlp_bias {
+            MlpBias::None => Bias::None,
+            MlpBias::All => Bias::Present,
+        };
+        let module = |name: &str| format!("{prefix}.mlp.{name}");
+        let gate_up = match config.projections {
+            Projections::Split => GateUpProjections::Split {
+                gate_proj: self.projection(&module("gate_proj"), [inner, hidden], bias)?,
+                up_proj: self.projection(&module("up_proj"), [inner, hidden], bias)?,
+            },
+            Projections::Fused => GateUpProjections::Fused {
+                gate_up_proj: self.projection(&module("gate_up_proj"), [2 * inner, hidden], bias)?,
+            },
+        };
+        let (norm, post_norm) = match config.layer_norms {
+            LayerNorms::Pre => (self.norm(&format!("{prefix}.post_attention_layernorm"), hidden)?, None),
+            LayerNorms::PreAndPost => (
+                self.norm(&format!("{prefix}.pre_feedforward_layernorm"), hidden)?,
+                Some(self.norm(&format!("{prefix}.post_feedforward_layernorm"), hidden)?),
+            ),
+        };
+        Ok(MlpBlock {
+            norm,
+            gate_up,
+            down_proj: self.projection(&module("down_proj"), [hidden, inner], bias)?,
+            post_norm,
+            activation: config.activation,
+        })
+    }
+}
+
+/// Whether a projection has a bias.
+#[derive(Clone, Copy)]
+enum Bias {
+    None,
+    Present,
+}

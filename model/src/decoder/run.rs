@@ -1,0 +1,273 @@
+//! Runs the decoder over a batch: loss with gradients, scores, logits.
+
+use std::sync::Arc;
+
+use super::{Decoder, Layer};
+use crate::batch::{Batch, BatchError, Documents, Targets};
+use crate::blocks::{Blocks, InputGradient, Pass};
+use crate::ops::{AttentionShape, KernelError, Result as KernelResult, TokenScore};
+
+/// Why a batch was not run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// It cannot be.
+    #[error("the batch does not fit the model")]
+    Batch(#[from] BatchError),
+    /// The device failed.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+/// How well one target of a batch was predicted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TargetScore {
+    /// Index in the batch of the token that was to be predicted.
+    pub token: usize,
+    /// Negative log-likelihood, in nats.
+    pub nll: f32,
+    /// Whether it was the most likely token.
+    pub correct: bool,
+}
+
+/// What the blocks keep from a forward for its backward. Keep it from batch to batch: its memory is used again.
+pub struct Activations<B: Blocks> {
+    layers: Vec<LayerActivations<B>>,
+}
+
+struct LayerActivations<B: Blocks> {
+    attention: B::AttentionSaved,
+    mlp: B::MlpSaved,
+}
+
+impl<B: Blocks> Default for Activations<B> {
+    fn default() -> Self {
+        Self { layers: Vec::new() }
+    }
+}
+
+impl<B: Blocks> LayerActivations<B> {
+    fn new() -> Self {
+        Self { attention: Default::default(), mlp: Default::default() }
+    }
+}
+
+/// What of a batch goes through the head.
+#[derive(Clone, Copy)]
+enum Rows<'a> {
+    All,
+    Those(&'a [u32]),
+}
+
+impl<B: Blocks> Decoder<B> {
+    /// Adds the gradients of the *summed* loss over the batch's targets, and returns each target's score.
+    ///
+    /// # Errors
+    /// Fails if the batch does not fit the model or the device fails.
+    pub fn loss_and_gradients(
+        &mut self,
+        batch: &Batch,
+        activations: &mut Activations<B>,
+    ) -> Result<Vec<TokenScore>, RunError> {
+        let targets = self.prepare(batch)?;
+        let mut scores = Vec::with_capacity(targets.len());
+        if targets.is_empty() {
+            return Ok(scores);
+        }
+        let documents = Documents::new(&batch.document_lengths);
+        activations.layers.resize_with(self.layers.len(), LayerActivations::new);
+        let ops = Arc::clone(&self.ops);
+        let x = self.forward(batch, &documents, Rows::Those(&targets.rows), &mut activations.layers)?;
+        let mut gradient = B::Tensor::default();
+        let output = self.embeddings.output_mut();
+        ops.head_loss(&mut self.head, output, &x, &targets.ids, &mut scores, &mut gradient)?;
+        drop(x);
+        self.backward(batch, &documents, &targets, &mut activations.layers, gradient)?;
+        Ok(scores)
+    }
+
+    /// Scores each target of the batch.
+    ///
+    /// # Errors
+    /// Fails if the batch does not fit the model or the device fails.
+    pub fn score(&mut self, batch: &Batch) -> Result<Vec<TargetScore>, RunError> {
+        let targets = self.prepare(batch)?;
+        if targets.is_empty() {
+            return Ok(Vec::new());
+        }
+        let documents = Documents::new(&batch.document_lengths);
+        let x = self.forward(batch, &documents, Rows::Those(&targets.rows), &mut [LayerActivations::new()])?;
+        let mut scores = Vec::with_capacity(targets.len());
+        self.ops.head_scores(&self.head, self.embeddings.output(), &x, &targets.ids, &mut scores)?;
+        let of_row = |(&row, score): (&u32, &TokenScore)| TargetScore {
+            token: row as usize + 1,
+            nll: score.nll,
+            correct: score.correct,
+        };
+        Ok(targets.rows.iter().zip(&scores).map(of_row).collect())
+    }
+
+    /// The logits of every token, `[tokens, vocab_size]`.
+    ///
+    /// # Errors
+    /// Fails if the batch does not fit the model or the device fails.
+    pub fn logits(&mut self, batch: &Batch) -> Result<Vec<f32>, RunError> {
+        self.prepare(batch)?;
+        let documents = Documents::new(&batch.document_lengths);
+        let x = self.forward(batch, &documents, Rows::All, &mut [LayerActivations::new()])?;
+        let mut logits = B::Tensor::default();
+        self.ops.head_logits(&self.head, self.embeddings.output(), &x, &mut logits)?;
+        Ok(self.ops.read(&logits)?)
+    }
+
+    /// The residual stream after each layer (before the last norm), `[tokens, hidden_size]`, for comparing two models.
+    ///
+    /// # Errors
+    /// Fails if the batch does not fit the model or the device fails.
+    pub fn layer_outputs(&mut self, batch: &Batch) -> Result<Vec<Vec<f32>>, RunError> {
+        self.prepare(batch)?;
+        let documents = Documents::new(&batch.document_lengths);
+        let mut x = self.embed(&batch.input_ids)?;
+        let pass = Pass { documents: &documents, rope: &self.rope };
+        let mut saved = LayerActivations::<B>::new();
+        let mut outputs = Vec::with_capacity(self.layers.len());
+        for Layer { attention, mlp } in &self.layers {
+            self.ops.attention_block(attention, &pass, &mut x, &mut saved.attention)?;
+            self.ops.mlp_block(mlp, &mut x, &mut saved.mlp)?;
+            outputs.push(self.ops.read(&x)?);
+        }
+        Ok(outputs)
+    }
+
+    /// The capped logits of some rows, over cached keys and values.
+    pub(crate) fn logits_cached(
+        &self,
+        ids: &[u32],
+        pass: &Pass<'_, B>,
+        rows: &[u32],
+        caches: &mut [B::Cache],
+    ) -> KernelResult<B::Tensor> {
+        let mut x = self.embed(ids)?;
+        let mut saved = B::MlpSaved::default();
+        let last = self.layers.len() - 1;
+        for (index, (Layer { attention, mlp }, cache)) in self.layers.iter().zip(caches).enumerate() {
+            self.ops.attention_block_cached(attention, pass, cache, &mut x)?;
+            if index == last {
+                let mut needed = B::Tensor::default();
+                self.ops.gather_rows(&x, rows, &mut needed)?;
+                x = needed;
+            }
+            self.ops.mlp_block(mlp, &mut x, &mut saved)?;
+        }
+        let mut logits = B::Tensor::default();
+        self.ops.head_logits(&self.head, self.embeddings.output(), &x, &mut logits)?;
+        Ok(logits)
+    }
+
+    /// The shape of each layer's attention.
+    pub(crate) fn attention_shapes(&self) -> impl Iterator<Item = &AttentionShape> {
+        self.layers.iter().map(|layer| &layer.attention.shape)
+    }
+
+    /// Checks a batch, makes the rotary tables long enough, and finds the targets.
+    fn prepare(&mut self, batch: &Batch) -> Result<Targets, RunError> {
+        batch.check(self.config.vocab_size, self.config.max_position_embeddings)?;
+        let longest = batch.document_lengths.iter().copied().max().unwrap_or(0);
+        if longest > self.rope_positions {
+            self.rope_positions = longest.next_power_of_two().min(self.config.max_position_embeddings);
+            self.rope = self.config.rope.tables(&*self.ops, self.rope_positions)?;
+        }
+        Ok(batch.targets())
+    }
+
+    fn embed(&self, ids: &[u32]) -> KernelResult<B::Tensor> {
+        let mut x = B::Tensor::default();
+        let table = &self.embeddings.embed_tokens().weight;
+        self.ops.embed(table, ids, self.config.embedding_scale, &mut x)?;
+        Ok(x)
+    }
+
+    /// The residual stream of some rows after the last layer. `kept` has a place for each layer, or one for all, where no
+    /// backward follows.
+    fn forward(
+        &self,
+        batch: &Batch,
+        documents: &Documents,
+        rows: Rows<'_>,
+        kept: &mut [LayerActivations<B>],
+    ) -> KernelResult<B::Tensor> {
+        let mut x = self.embed(&batch.input_ids)?;
+        let pass = Pass { documents, rope: &self.rope };
+        let last = self.layers.len() - 1;
+        let places = kept.len();
+        for (index, Layer { attention, mlp }) in self.layers.iter().enumerate() {
+            let kept = &mut kept[index % places];
+            self.ops.attention_block(attention, &pass, &mut x, &mut kept.attention)?;
+            // Nothing reads the other rows once the last keys and values are made.
+            if let (Rows::Those(rows), true) = (rows, index == last) {
+                let mut needed = B::Tensor::default();
+                self.ops.gather_rows(&x, rows, &mut needed)?;
+                x = needed;
+            }
+            self.ops.mlp_block(mlp, &mut x, &mut kept.mlp)?;
+        }
+        Ok(x)
+    }
+
+    /// The backward of [`Decoder::forward`], down to the lowest block in which something is trained.
+    fn backward(
+        &mut self,
+        batch: &Batch,
+        documents: &Documents,
+        targets: &Targets,
+        kept: &mut [LayerActivations<B>],
+        mut gradient: B::Tensor,
+    ) -> KernelResult {
+        let ops = Arc::clone(&self.ops);
+        let pass = Pass { documents, rope: &self.rope };
+        let last = self.layers.len() - 1;
+        let embedding_trained = self.embeddings.embed_tokens().is_trained();
+        let lowest = match embedding_trained {
+            true => Some((0, Part::Embedding)),
+            false => self.layers.iter().enumerate().find_map(|(index, layer)| Some((index, layer.lowest_trained()?))),
+        };
+        let Some(lowest) = lowest else { return Ok(()) };
+        for (index, (layer, kept)) in self.layers.iter_mut().zip(kept).enumerate().rev() {
+            let input_gradient =
+                |part| if (index, part) == lowest { InputGradient::Skip } else { InputGradient::Needed };
+            if (index, Part::Mlp) >= lowest {
+                ops.mlp_block_backward(&mut layer.mlp, &mut kept.mlp, &mut gradient, input_gradient(Part::Mlp))?;
+            }
+            if (index, Part::Attention) < lowest {
+                return Ok(());
+            }
+            if index == last {
+                let mut all = B::Tensor::default();
+                ops.scatter_rows(&gradient, &targets.rows, documents.rows(), &mut all)?;
+                gradient = all;
+            }
+            let (block, saved) = (&mut layer.attention, &mut kept.attention);
+            ops.attention_block_backward(block, &pass, saved, &mut gradient, input_gradient(Part::Attention))?;
+        }
+        match self.embeddings.embed_tokens_mut().split() {
+            (_, Some(table)) => ops.embed_gradient(&batch.input_ids, &gradient, self.config.embedding_scale, table),
+            (_, None) => Ok(()),
+        }
+    }
+}
+
+/// The parts of a layer, from the bottom; below the first one's attention lies the embedding.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    Embedding,
+    Attention,
+    Mlp,
+}
+
+impl<B: Blocks> Layer<B> {
+    fn lowest_trained(&self) -> Option<Part> {
+        if self.attention.is_trained() {
+            return Some(Part::Attention);
+        }
+        self.mlp.is_trained().then_some(Part::Mlp)
+    }
+}

@@ -1,0 +1,106 @@
+//! The state of a training run, out and in: what an exact resume needs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{Audit, NOTHING_YET, Trainer, trained};
+use crate::blocks::Blocks;
+use crate::ops::KernelError;
+
+/// A trained tensor with its moments, in f32, under its name in the file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainedTensor {
+    /// PEFT's name for an adapter's, the Hub's for a weight.
+    pub name: String,
+    /// Its shape in the file.
+    pub shape: Vec<usize>,
+    /// Its value.
+    pub value: Vec<f32>,
+    /// First moment.
+    pub exp_avg: Vec<f32>,
+    /// Second moment.
+    pub exp_avg_sq: Vec<f32>,
+}
+
+/// Why a saved state cannot be taken up.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// A trained tensor is not in it.
+    #[error("the saved state has no `{0}`")]
+    Missing(String),
+    /// It has a tensor that is not trained.
+    #[error("the saved state has `{0}`, which is not trained")]
+    Unexpected(String),
+    /// A tensor is of another shape.
+    #[error("the saved `{name}` has shape {found:?}, not {expected:?}")]
+    Shape {
+        /// The tensor.
+        name: String,
+        /// Its shape in the model.
+        expected: Vec<usize>,
+        /// Its shape in the state.
+        found: Vec<usize>,
+    },
+    /// The device failed.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+impl<B: Blocks> Trainer<B> {
+    /// All trained tensors with their moments. Taken between a step and the next micro-batch, it is all that a resume needs
+    /// besides [`Trainer::steps`].
+    ///
+    /// # Errors
+    /// Fails if the device does.
+    pub fn state(&self) -> Result<Vec<TrainedTensor>, KernelError> {
+        let ops = self.decoder.ops();
+        trained(&self.decoder)
+            .map(|(parameter, training)| {
+                Ok(TrainedTensor {
+                    name: parameter.name.clone(),
+                    shape: parameter.shape.clone(),
+                    value: ops.read(&parameter.value)?,
+                    exp_avg: ops.read(&training.exp_avg)?,
+                    exp_avg_sq: ops.read(&training.exp_avg_sq)?,
+                })
+            })
+            .collect()
+    }
+
+    /// Takes up a saved state, `steps` done; gradients since the last step are forgotten.
+    ///
+    /// # Errors
+    /// Fails if the state is not one of this model's trained tensors; the trainer is then not to be used.
+    pub fn restore(&mut self, steps: u64, state: Vec<TrainedTensor>) -> Result<(), RestoreError> {
+        let ops = Arc::clone(self.decoder.ops());
+        let mut saved: BTreeMap<String, TrainedTensor> =
+            state.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
+        for parameter in self.decoder.parameters_mut() {
+            let Some(training) = &mut parameter.training else { continue };
+            let tensor = saved.remove(&parameter.name).ok_or_else(|| RestoreError::Missing(parameter.name.clone()))?;
+            tensor.check(&parameter.shape)?;
+            ops.write(&mut parameter.value, &tensor.value)?;
+            ops.write(&mut training.exp_avg, &tensor.exp_avg)?;
+            ops.write(&mut training.exp_avg_sq, &tensor.exp_avg_sq)?;
+            ops.clear(&mut training.gradient)?;
+        }
+        if let Some(name) = saved.into_keys().next() {
+            return Err(RestoreError::Unexpected(name));
+        }
+        self.decoder.refresh()?;
+        (self.step, self.pending) = (steps, NOTHING_YET);
+        self.audit = Audit::new(&*ops, &self.decoder.parameters())?;
+        Ok(())
+    }
+}
+
+impl TrainedTensor {
+    fn check(&self, shape: &[usize]) -> Result<(), RestoreError> {
+        let elements: usize = shape.iter().product();
+        let lengths = [&self.value, &self.exp_avg, &self.exp_avg_sq].map(Vec::len);
+        if self.shape == shape && lengths == [elements; 3] {
+            return Ok(());
+        }
+        Err(RestoreError::Shape { name: self.name.clone(), expected: shape.to_vec(), found: self.shape.clone() })
+    }
+}

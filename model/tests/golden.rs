@@ -1,0 +1,320 @@
+//! Compares the decoder with its reference implementation (transformers, PEFT) on tiny models, on every kernel set.
+//!
+//! The cases lie in `tests/golden` of the repository, or in the folder that `PIPELINE_GOLDEN_DIR` names. Every family and adapter found
+//! there is run; those that are not supported are printed. Each tensor must agree to `max|a-b| ≤ 1e-4 · max|b|`.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use model::batch::Batch;
+use model::blocks::Blocks;
+use model::candle::Candle;
+use model::checkpoint::Checkpoint;
+use model::config::{Config, ConfigError};
+use model::cpu::Cpu;
+use model::decoder::{AttachError, Decoder};
+use model::merge::{MergeOptions, WeightedAdapter, merge};
+use model::ops::Compute;
+use model::parameter::Keep;
+use model::peft::{Adapter, AdapterConfig};
+use model::sampling::argmax;
+use model::session::{Append, Session};
+use model::trainer::{AdamW, TrainOptions, Trained, Trainer};
+use safetensors::SafeTensors;
+use serde::Deserialize;
+
+const TOLERANCE: f64 = 1e-4;
+
+#[test]
+fn cpu_agrees_with_the_reference() {
+    for threads in [1, 3] {
+        check_all(&Arc::new(Cpu::new(threads, Compute::F32).unwrap()));
+    }
+}
+
+#[test]
+fn candle_agrees_with_the_reference() {
+    check_all(&Arc::new(Candle::new(candle_core::Device::Cpu, Compute::F32)));
+}
+
+/// Runs every case found and fails with all that disagree.
+fn check_all<B: Blocks>(ops: &Arc<B>) {
+    let folder = std::env::var_os("PIPELINE_GOLDEN_DIR")
+        .map_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden")), PathBuf::from);
+    let mut findings = Findings::default();
+    for family in subfolders(&folder).into_iter().filter(|family| family.join("config.json").exists()) {
+        match Config::read(&family) {
+            Ok(_) => check_family(ops, &family, &mut findings),
+            Err(error @ (ConfigError::Family { .. } | ConfigError::Unsupported { .. })) => {
+                println!("not supported: {}: {error}", family.display());
+            }
+            Err(error) => findings.problems.push(format!("{}: {error}", family.display())),
+        }
+    }
+    println!(
+        "{}: {} comparisons, worst {:.1e} of the largest element",
+        ops.describe(),
+        findings.compared,
+        findings.worst
+    );
+    assert!(findings.compared > 0, "no golden case in {}", folder.display());
+    assert!(findings.problems.is_empty(), "{}:\n{}", ops.describe(), findings.problems.join("\n"));
+}
+
+fn check_family<B: Blocks>(ops: &Arc<B>, family: &Path, findings: &mut Findings) {
+    let mut decoder = Decoder::load(Arc::clone(ops), family, Keep::Frozen).unwrap();
+    let expected = Tensors::read(&family.join("expected.safetensors"));
+    check_logits(&mut decoder, &expected, family, findings);
+    check_generation(&mut decoder, &expected, family, findings);
+    for variant in subfolders(&family.join("lora")) {
+        check_adapter(ops, family, &variant, findings);
+    }
+}
+
+fn check_logits<B: Blocks>(decoder: &mut Decoder<B>, expected: &Tensors, family: &Path, findings: &mut Findings) {
+    let name = |what: &str| format!("{} {what}", family.display());
+    let rows = expected.rows("input_ids");
+    let batch = documents(&rows.concat(), &rows.iter().map(Vec::len).collect::<Vec<_>>());
+    findings.compare(name("logits"), &decoder.logits(&batch).unwrap(), &expected.floats("logits"));
+
+    let packed = &expected.rows("packed_input_ids")[0];
+    let lengths: Vec<usize> = expected.integers("packed_document_lengths").into_iter().map(|x| x as usize).collect();
+    let together = decoder.logits(&documents(packed, &lengths)).unwrap();
+    findings.compare(name("packed_logits"), &together, &expected.floats("packed_logits"));
+    let mut alone = Vec::new();
+    let mut first = 0;
+    for length in lengths {
+        alone.extend(decoder.logits(&documents(&packed[first..first + length], &[length])).unwrap());
+        first += length;
+    }
+    findings.compare(name("packed documents alone"), &alone, &together);
+}
+
+fn check_generation<B: Blocks>(decoder: &mut Decoder<B>, expected: &Tensors, family: &Path, findings: &mut Findings) {
+    let name = |what: &str| format!("{} {what}", family.display());
+    let ids = expected.rows("greedy_ids").remove(0);
+    let prompt = expected.rows("greedy_prompt").remove(0);
+    let vocab_size = decoder.config().vocab_size;
+    let mut session = Session::new(decoder, 2, ids.len()).unwrap();
+    // A second, shorter sequence beside the first must not change it.
+    let other = &prompt[..5];
+    let both = [Append { sequence: 0, tokens: &prompt }, Append { sequence: 1, tokens: other }];
+    let mut last = session.append(&both).unwrap().remove(0);
+    let (mut found, mut logits) = (prompt.clone(), Vec::new());
+    while found.len() < ids.len() {
+        let next = argmax(&last).unwrap();
+        found.push(next);
+        logits.extend_from_slice(&last);
+        if found.len() < ids.len() {
+            let next = [next];
+            let both = [Append { sequence: 1, tokens: &next }, Append { sequence: 0, tokens: &next }];
+            last = session.append(&both).unwrap().remove(1);
+        }
+    }
+    findings.equal(name("greedy_ids"), &found, &ids);
+    findings.compare(name("greedy_logits"), &logits, &expected.floats("greedy_logits"));
+    let whole = decoder.logits(&documents(&ids, &[ids.len()])).unwrap();
+    let without_cache = &whole[(prompt.len() - 1) * vocab_size..(ids.len() - 1) * vocab_size];
+    findings.compare(name("greedy logits without the cache"), without_cache, &logits);
+    let greedy: Vec<u32> = without_cache.chunks(vocab_size).map(|logits| argmax(logits).unwrap()).collect();
+    findings.equal(name("greedy ids without the cache"), greedy.as_slice(), &ids[prompt.len()..]);
+}
+
+fn check_adapter<B: Blocks>(ops: &Arc<B>, family: &Path, variant: &Path, findings: &mut Findings) {
+    let name = |what: &str| format!("{} {what}", variant.display());
+    let config = AdapterConfig::read(&variant.join("adapter/adapter_config.json")).unwrap();
+    let start = adapter(&config, &variant.join("adapter_init.safetensors"));
+    let mut decoder = Decoder::load(Arc::clone(ops), family, Keep::Frozen).unwrap();
+    match decoder.attach(&start) {
+        Ok(()) => {}
+        Err(error @ AttachError::Unsupported(_)) => return println!("not supported: {}: {error}", variant.display()),
+        Err(error) => panic!("{}: {error}", variant.display()),
+    }
+    let steps: Steps = serde_json::from_str(&std::fs::read_to_string(variant.join("steps.json")).unwrap()).unwrap();
+    let Optimizer { betas, eps, weight_decay } = steps.optimizer;
+    let options = TrainOptions {
+        trained: Trained::Adapter,
+        optimizer: AdamW { betas, eps, weight_decay },
+        max_grad_norm: Some(steps.clip_grad_norm),
+    };
+    let mut trainer = Trainer::new(decoder, options).unwrap();
+    let batches = Tensors::read(&variant.join("batches.safetensors"));
+    let first_gradients = Tensors::read(&variant.join("grads_step0.safetensors"));
+    for expected in &steps.steps {
+        for micro in 0..steps.gradient_accumulation_steps {
+            trainer.accumulate(&batches.batch(&format!("step{}.micro{micro}", expected.step))).unwrap();
+        }
+        if expected.step == 0 {
+            let gradients = trainer.gradients().unwrap();
+            findings.equal(name("trained tensors"), &gradients.len(), &first_gradients.0.len());
+            for (tensor, gradient) in gradients {
+                findings.compare(name(&format!("gradient of {tensor}")), &gradient, &first_gradients.floats(&tensor));
+            }
+        }
+        let found = trainer.step(expected.lr).unwrap();
+        let step = |what: &str| name(&format!("step {} {what}", expected.step));
+        findings.equal(step("target_tokens"), &found.target_tokens, &expected.target_tokens);
+        findings.compare(step("loss"), &[found.loss as f32], &[expected.loss as f32]);
+        findings.compare(step("grad_norm"), &[found.grad_norm as f32], &[expected.grad_norm as f32]);
+    }
+    let mut decoder = trainer.into_decoder();
+    let found = decoder.adapter(&config).unwrap();
+    let expected = Tensors::read(&variant.join("adapter/adapter_model.safetensors"));
+    for (tensor, _, values) in found.tensors() {
+        findings.compare(name(&format!("final {tensor}")), values, &expected.floats(&tensor));
+    }
+    check_merge(ops, &mut decoder, &config, family, variant, findings);
+}
+
+/// The reference's final adapter: attached, and merged by us into a checkpoint that is loaded again.
+fn check_merge<B: Blocks>(
+    ops: &Arc<B>,
+    decoder: &mut Decoder<B>,
+    config: &AdapterConfig,
+    family: &Path,
+    variant: &Path,
+    findings: &mut Findings,
+) {
+    let name = |what: &str| format!("{} {what}", variant.display());
+    let adapter = adapter(config, &variant.join("adapter/adapter_model.safetensors"));
+    let expected = Tensors::read(&variant.join("merged.safetensors"));
+    let ids = expected.rows("check.input_ids").remove(0);
+    let batch = documents(&ids, &[ids.len()]);
+    decoder.attach(&adapter).unwrap();
+    findings.compare(
+        name("adapted_logits"),
+        &decoder.logits(&batch).unwrap(),
+        &expected.floats("check.adapted_logits"),
+    );
+
+    let folder = tempfile::tempdir().unwrap();
+    let adapters = [WeightedAdapter { adapter: &adapter, weight: 1.0 }];
+    merge(family, &adapters, folder.path(), MergeOptions::default()).unwrap();
+    let merged = Checkpoint::open(folder.path()).unwrap();
+    for tensor in expected.0.iter().map(|(tensor, ..)| tensor).filter(|tensor| tensor.starts_with("model.")) {
+        findings.compare(name(tensor), &merged.tensor_f32(tensor).unwrap(), &expected.floats(tensor));
+    }
+    let mut merged = Decoder::load(Arc::clone(ops), folder.path(), Keep::Frozen).unwrap();
+    findings.compare(name("merged_logits"), &merged.logits(&batch).unwrap(), &expected.floats("check.merged_logits"));
+}
+
+fn adapter(config: &AdapterConfig, file: &Path) -> Adapter {
+    let checkpoint = Checkpoint::open_file(file).unwrap();
+    let tensors = checkpoint
+        .tensors()
+        .map(|(name, info)| (name.to_owned(), info.shape.clone(), checkpoint.tensor_f32(name).unwrap()));
+    Adapter::from_tensors(config.clone(), tensors).unwrap()
+}
+
+fn documents(ids: &[u32], lengths: &[usize]) -> Batch {
+    Batch { document_lengths: lengths.to_vec(), ..Batch::text(ids.to_vec()) }
+}
+
+fn subfolders(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut found: Vec<_> = entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()).collect();
+    found.sort();
+    found
+}
+
+/// What was compared, and what did not agree.
+#[derive(Default)]
+struct Findings {
+    compared: usize,
+    worst: f64,
+    problems: Vec<String>,
+}
+
+impl Findings {
+    fn compare(&mut self, name: String, found: &[f32], expected: &[f32]) {
+        self.compared += 1;
+        if found.len() != expected.len() {
+            return self.problems.push(format!("{name}: {} values, not {}", found.len(), expected.len()));
+        }
+        let largest = expected.iter().fold(0.0f64, |largest, x| largest.max(f64::from(x.abs())));
+        let difference = |(a, b): (&f32, &f32)| (f64::from(*a) - f64::from(*b)).abs();
+        // A value that is not a number is further away than any other.
+        let distance = |pair| Some(difference(pair)).filter(|distance| !distance.is_nan()).unwrap_or(f64::INFINITY);
+        let furthest = found.iter().zip(expected).map(distance).fold(0.0, f64::max);
+        self.worst = self.worst.max(furthest / largest.max(f64::MIN_POSITIVE));
+        if furthest > TOLERANCE * largest {
+            self.problems.push(format!("{name}: off by {furthest:.3e} where the largest is {largest:.3e}"));
+        }
+    }
+
+    fn equal<T: PartialEq + std::fmt::Debug + ?Sized>(&mut self, name: String, found: &T, expected: &T) {
+        self.compared += 1;
+        if found != expected {
+            self.problems.push(format!("{name}: {found:?}, not {expected:?}"));
+        }
+    }
+}
+
+/// A safetensors file: name, shape and the little-endian bytes of each tensor.
+struct Tensors(Vec<(String, Vec<usize>, Vec<u8>)>);
+
+impl Tensors {
+    fn read(path: &Path) -> Self {
+        let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        Self(
+            tensors.iter().map(|(name, view)| (name.to_owned(), view.shape().to_vec(), view.data().to_vec())).collect(),
+        )
+    }
+
+    fn find(&self, name: &str) -> (&[usize], &[u8]) {
+        let (_, shape, data) = self.0.iter().find(|(other, ..)| other == name).unwrap_or_else(|| panic!("no `{name}`"));
+        (shape, data)
+    }
+
+    fn floats(&self, name: &str) -> Vec<f32> {
+        self.find(name).1.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+    }
+
+    fn integers(&self, name: &str) -> Vec<i64> {
+        self.find(name).1.chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap())).collect()
+    }
+
+    /// Token ids, row by row.
+    fn rows(&self, name: &str) -> Vec<Vec<u32>> {
+        let columns = self.find(name).0[1];
+        let ids: Vec<u32> = self.integers(name).into_iter().map(|id| id as u32).collect();
+        ids.chunks(columns).map(<[u32]>::to_vec).collect()
+    }
+
+    fn batch(&self, prefix: &str) -> Batch {
+        let integers = |name: &str| self.integers(&format!("{prefix}.{name}"));
+        let ids: Vec<u32> = integers("input_ids").into_iter().map(|id| id as u32).collect();
+        let labels: Vec<i32> = integers("labels").into_iter().map(|label| label as i32).collect();
+        let lengths: Vec<usize> = integers("document_lengths").into_iter().map(|length| length as usize).collect();
+        let mut batch = Batch::default();
+        batch.push_row(&ids, &labels, &lengths);
+        batch
+    }
+}
+
+#[derive(Deserialize)]
+struct Steps {
+    optimizer: Optimizer,
+    clip_grad_norm: f64,
+    gradient_accumulation_steps: usize,
+    steps: Vec<Step>,
+}
+
+#[derive(Deserialize)]
+struct Optimizer {
+    betas: (f64, f64),
+    eps: f64,
+    weight_decay: f64,
+}
+
+#[derive(Deserialize)]
+struct Step {
+    step: usize,
+    loss: f64,
+    target_tokens: usize,
+    grad_norm: f64,
+    lr: f64,
+}
