@@ -21,6 +21,7 @@ pub mod plan;
 pub mod protocol;
 pub mod publish;
 pub mod run;
+pub mod schema;
 pub mod stage;
 pub mod suggest;
 pub mod test_bench;

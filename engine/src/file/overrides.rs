@@ -23,7 +23,7 @@ pub fn apply(root: &mut Node, overrides: &[String], sources: &mut Sources, probl
     for text in overrides {
         let source = sources.add(COMMAND_LINE, text.as_str());
         if let Err(problem) = apply_one(root, source, text, problems) {
-            problems.push(problem);
+            problems.push(*problem);
         }
     }
 }
@@ -35,10 +35,12 @@ struct Segment {
     span: Span,
 }
 
-fn apply_one(root: &mut Node, source: SourceId, text: &str, problems: &mut Vec<Problem>) -> Result<(), Problem> {
+fn apply_one(root: &mut Node, source: SourceId, text: &str, problems: &mut Vec<Problem>) -> Result<(), Box<Problem>> {
     let whole = Span { source, offset: 0, len: text.len() };
     let Some((path, value)) = text.split_once('=') else {
-        return Err(Problem::error("bad-override", whole, "an override sets a value", "expected `stage.path=value`"));
+        return Err(
+            Problem::error("bad-override", whole, "an override sets a value", "expected `stage.path=value`").into()
+        );
     };
     let segments = split(path, source)?;
     let value = read_value(source, text, text.len() - value.len(), problems)?;
@@ -46,19 +48,15 @@ fn apply_one(root: &mut Node, source: SourceId, text: &str, problems: &mut Vec<P
     set(root, &path, value)
 }
 
-fn split(path: &str, source: SourceId) -> Result<Vec<Segment>, Problem> {
+fn split(path: &str, source: SourceId) -> Result<Vec<Segment>, Box<Problem>> {
     let mut segments = Vec::new();
     let mut offset = 0;
     for name in path.split('.') {
         let span = Span { source, offset, len: name.len() };
         if name.trim().is_empty() {
             let whole = Span { source, offset: 0, len: path.len() };
-            return Err(Problem::error(
-                "bad-override",
-                whole,
-                "the path has an empty name",
-                "expected `stage.path=value`",
-            ));
+            let expected = "expected `stage.path=value`";
+            return Err(Problem::error("bad-override", whole, "the path has an empty name", expected).into());
         }
         segments.push(Segment { name: name.trim().to_owned(), span });
         offset += name.len() + 1;
@@ -67,7 +65,7 @@ fn split(path: &str, source: SourceId) -> Result<Vec<Segment>, Problem> {
 }
 
 /// A list, a mapping or a text in quotes is read as YAML; anything else is one plain scalar, whatever it holds.
-fn read_value(source: SourceId, text: &str, start: usize, problems: &mut Vec<Problem>) -> Result<Node, Problem> {
+fn read_value(source: SourceId, text: &str, start: usize, problems: &mut Vec<Problem>) -> Result<Node, Box<Problem>> {
     let value = &text[start..];
     let trimmed = value.trim();
     if !trimmed.starts_with(['[', '{', '"', '\'']) {
@@ -75,7 +73,7 @@ fn read_value(source: SourceId, text: &str, start: usize, problems: &mut Vec<Pro
         return Ok(Node { span: Span { source, offset, len: trimmed.len() }, value: scalar::plain(trimmed) });
     }
     let first = problems.len();
-    let parsed = parse::parse(source, value, problems).map_err(|problem| shifted(problem, start));
+    let parsed = parse::parse(source, value, problems).map_err(|problem| Box::new(shifted(*problem, start)));
     for problem in &mut problems[first..] {
         *problem = shifted(problem.clone(), start);
     }
@@ -85,7 +83,7 @@ fn read_value(source: SourceId, text: &str, start: usize, problems: &mut Vec<Pro
 }
 
 /// The place of a path in the tree: below `stages`, and below `with:` where it names no key of the stage itself.
-fn locate(root: &Node, mut segments: Vec<Segment>) -> Result<Vec<Segment>, Problem> {
+fn locate(root: &Node, mut segments: Vec<Segment>) -> Result<Vec<Segment>, Box<Problem>> {
     let stages = stage_ids(root);
     let first = segments[0].clone();
     let below = |name: &str| Segment { name: name.to_owned(), span: first.span };
@@ -113,7 +111,8 @@ fn locate(root: &Node, mut segments: Vec<Segment>) -> Result<Vec<Segment>, Probl
         format!("the override sets `{}`, which is no stage", first.name),
         "not declared by any stage",
     )
-    .with_help_if(suggest::help(&first.name, "an override begins with one of", known.iter().copied())))
+    .with_help_if(suggest::help(&first.name, "an override begins with one of", known.iter().copied()))
+    .into())
 }
 
 fn stage_ids(root: &Node) -> Vec<&str> {
@@ -124,7 +123,7 @@ fn stage_ids(root: &Node) -> Vec<&str> {
 }
 
 /// Sets the value at a path; keys that are absent are created, and checked with all the others later.
-fn set(node: &mut Node, path: &[Segment], value: Node) -> Result<(), Problem> {
+fn set(node: &mut Node, path: &[Segment], value: Node) -> Result<(), Box<Problem>> {
     let Some((segment, rest)) = path.split_first() else {
         *node = value;
         return Ok(());
@@ -155,12 +154,13 @@ fn set(node: &mut Node, path: &[Segment], value: Node) -> Result<(), Problem> {
             format!("`{}` cannot be set: what holds it is {found}", segment.name),
             "expected a mapping or a list above this",
         )
-        .with_related(node.span, "this value")),
+        .with_related(node.span, "this value")
+        .into()),
     }
 }
 
 /// The item of a list that a name of a path means; the one behind the last adds to the list.
-fn index(segment: &Segment, len: usize) -> Result<usize, Problem> {
+fn index(segment: &Segment, len: usize) -> Result<usize, Box<Problem>> {
     match segment.name.parse::<usize>() {
         Ok(at) if at <= len => Ok(at),
         _ => Err(Problem::error(
@@ -168,7 +168,8 @@ fn index(segment: &Segment, len: usize) -> Result<usize, Problem> {
             segment.span,
             format!("`{}` is no item of a list of {len}", segment.name),
             format!("expected 0 to {len}"),
-        )),
+        )
+        .into()),
     }
 }
 

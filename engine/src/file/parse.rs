@@ -33,7 +33,7 @@ const MAX_ALIASED_EVENTS: usize = 100_000;
 ///
 /// # Errors
 /// The text is not one YAML document, or is larger or deeper than a pipeline file can be.
-pub fn parse(source: SourceId, text: &str, problems: &mut Vec<Problem>) -> Result<Node, Problem> {
+pub fn parse(source: SourceId, text: &str, problems: &mut Vec<Problem>) -> Result<Node, Box<Problem>> {
     if text.len() > MAX_BYTES {
         let message = format!("the file is {} bytes long, and at most {MAX_BYTES} are read", text.len());
         return Err(Problem::error(
@@ -41,10 +41,11 @@ pub fn parse(source: SourceId, text: &str, problems: &mut Vec<Problem>) -> Resul
             Span { source, offset: 0, len: 0 },
             message,
             "a pipeline file is small",
-        ));
+        )
+        .into());
     }
     let raw: Spanned<Raw> = serde_yaml::from_str_with_options(text, options())
-        .map_err(|error| syntax_error::explain(&error, source, text))?;
+        .map_err(|error| Box::new(syntax_error::explain(&error, source, text)))?;
     Ok(Builder { source, text, problems }.node(raw))
 }
 

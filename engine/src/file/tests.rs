@@ -25,7 +25,7 @@ fn wrong(text: &str) -> Vec<String> {
     let source = sources.add("file.yaml", text);
     let mut problems = Vec::new();
     if let Err(problem) = parse(source, text, &mut problems) {
-        problems = vec![problem];
+        problems = vec![*problem];
     }
     let place = |span| {
         let (line, column) = sources.line_column(span);

@@ -53,9 +53,10 @@ impl Limits {
             _ if *self == Self::NONE => return true,
             Value::Integer(value) => *value as f64,
             Value::Float(value) => *value,
-            Value::List(items) => return items.iter().fold(true, |fine, item| self.check(item, field, reader) && fine),
+            // Every number is looked at, also behind the first one that is wrong.
+            Value::List(items) => return items.iter().filter(|item| !self.check(item, field, reader)).count() == 0,
             Value::Map(entries) => {
-                return entries.iter().fold(true, |fine, entry| self.check(&entry.value, &entry.key, reader) && fine);
+                return entries.iter().filter(|entry| !self.check(&entry.value, &entry.key, reader)).count() == 0;
             }
             Value::Null | Value::Bool(_) | Value::String(_) => return true,
         };

@@ -48,7 +48,7 @@ pub(super) fn load_with(
     let mut problems = Vec::new();
     let mut root = match parse(source, text, &mut problems) {
         Ok(root) => root,
-        Err(problem) => return Err(Rejected { sources, problems: vec![problem] }),
+        Err(problem) => return Err(Rejected { sources, problems: vec![*problem] }),
     };
     if let Some(problem) = not_a_pipeline(&root, Span { source, offset: 0, len: 0 }) {
         problems.push(problem);

@@ -1,0 +1,259 @@
+//! The JSON Schema of pipeline files, for editors: what `pipeline schema` prints.
+//!
+//! It is put together from what the readers themselves say of their fields, so it cannot disagree with them about names,
+//! types, limits or defaults. What a schema cannot say (references, cycles, what a kind checks) `pipeline validate` does.
+
+use serde_json::{Map, Value, json};
+
+use crate::file::overrides::STAGE_KEYS;
+use crate::parameter::{Parameter, Period};
+use crate::plan::entry::{FILE_KEYS, FORMAT_VERSION, ResourceKeys};
+use crate::stage::{Registry, StageKind};
+
+/// The JSON Schema (draft 2020-12) of a whole pipeline file, for the kinds of a registry.
+pub fn json_schema(registry: &Registry) -> Value {
+    let mut definitions = Map::new();
+    definitions.insert("stage".to_owned(), stage(registry));
+    definitions.insert("reference".to_owned(), reference());
+    definitions.insert("resources".to_owned(), or_reference(ResourceKeys::schema()));
+    definitions.insert("timeout".to_owned(), or_reference(Period::schema()));
+    for kind in registry.kinds() {
+        definitions.insert(parameters_name(kind), or_reference(kind.schema()));
+    }
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "pipeline file",
+        "type": "object",
+        "properties": closed(&FILE_KEYS, file_key),
+        "required": ["version", "stages"],
+        "additionalProperties": false,
+        "$defs": definitions,
+    })
+}
+
+fn file_key(key: &str) -> Value {
+    match key {
+        "version" => json!({ "const": FORMAT_VERSION, "description": "The version of the file's form." }),
+        "name" => json!({ "type": "string", "description": "The pipeline's name; without one, the file's." }),
+        "vars" => json!({ "type": "object", "description": "Values that `${vars.name}` stands for." }),
+        "stages" => json!({
+            "type": "object",
+            "description": "The stages, by id.",
+            "propertyNames": { "pattern": "^[A-Za-z0-9_-]+$" },
+            "minProperties": 1,
+            "additionalProperties": { "$ref": "#/$defs/stage" },
+        }),
+        "publish" => json!({
+            "type": "object",
+            "description": "Outputs copied out of the store when their stage is done: `stage` or `stage.output`, and a folder.",
+            "additionalProperties": { "type": "string" },
+        }),
+        other => unreachable!("every key of a file has a schema, and `{other}` has none"),
+    }
+}
+
+/// One stage: its kind decides what may stand under `with:`.
+fn stage(registry: &Registry) -> Value {
+    let names: Vec<&str> = registry.kinds().map(StageKind::name).collect();
+    let by_kind: Vec<Value> = registry.kinds().map(with_of).collect();
+    let mut properties = closed(&STAGE_KEYS, stage_key);
+    properties["uses"] = json!({ "enum": names, "description": about(registry) });
+    let mut stage = json!({
+        "type": "object",
+        "properties": properties,
+        "required": ["uses"],
+        "additionalProperties": false,
+    });
+    if !by_kind.is_empty() {
+        stage["allOf"] = by_kind.into();
+    }
+    stage
+}
+
+fn stage_key(key: &str) -> Value {
+    match key {
+        "uses" => json!({ "type": "string" }),
+        "with" => json!({ "description": "The parameters of its kind." }),
+        "needs" => json!({
+            "type": "array",
+            "description": "Stages to wait for without reading them.",
+            "items": { "type": "string" },
+        }),
+        "resources" => json!({ "$ref": "#/$defs/resources", "description": "What it asks of the machine." }),
+        "retries" => or_reference(json!({
+            "type": "integer",
+            "minimum": 0,
+            "default": 0,
+            "description": "How often it is tried again after a failure that may pass.",
+        })),
+        "timeout" => json!({ "$ref": "#/$defs/timeout", "description": "How long it may take, such as `12h`." }),
+        other => unreachable!("every key of a stage has a schema, and `{other}` has none"),
+    }
+}
+
+/// The parameters of a kind apply to the stages that use it; a kind with a required field needs a `with:`.
+fn with_of(kind: &dyn StageKind) -> Value {
+    let name = parameters_name(kind);
+    let mut then = json!({ "properties": { "with": { "$ref": format!("#/$defs/{name}") } } });
+    if kind.schema().get("required").is_some() {
+        then["required"] = json!(["with"]);
+    }
+    json!({ "if": { "properties": { "uses": { "const": kind.name() } }, "required": ["uses"] }, "then": then })
+}
+
+fn about(registry: &Registry) -> String {
+    let lines: Vec<String> = registry.kinds().map(|kind| format!("`{}`: {}", kind.name(), kind.about())).collect();
+    lines.join("\n\n")
+}
+
+fn parameters_name(kind: &dyn StageKind) -> String {
+    format!("{}_parameters", kind.name())
+}
+
+fn reference() -> Value {
+    json!({ "type": "string", "pattern": r"^\$\{\s*(vars|env)\.[^}]+\}$", "description": "A variable: `${vars.name}`." })
+}
+
+/// A schema, with every value in it that is not text replaceable by one whole reference.
+fn or_reference(mut schema: Value) -> Value {
+    if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+        for property in properties.values_mut() {
+            *property = or_reference(property.take());
+        }
+    }
+    for inner in ["items", "additionalProperties"] {
+        if let Some(inner) = schema.get_mut(inner).filter(|inner| inner.is_object()) {
+            *inner = or_reference(inner.take());
+        }
+    }
+    for alternative in schema.get_mut("anyOf").and_then(Value::as_array_mut).into_iter().flatten() {
+        *alternative = or_reference(alternative.take());
+    }
+    if takes_any_text(&schema) {
+        return schema;
+    }
+    let mut outer = Map::new();
+    for annotation in ["description", "default"] {
+        if let Some(value) = schema.as_object_mut().and_then(|schema| schema.remove(annotation)) {
+            outer.insert(annotation.to_owned(), value);
+        }
+    }
+    outer.insert("anyOf".to_owned(), json!([schema, { "$ref": "#/$defs/reference" }]));
+    outer.into()
+}
+
+/// Whether a reference fits a schema already.
+fn takes_any_text(schema: &Value) -> bool {
+    let any = |schemas: &Value| schemas.as_array().is_some_and(|schemas| schemas.iter().any(takes_any_text));
+    let is_text = schema.get("type").is_some_and(|kind| kind == "string") && schema.get("pattern").is_none();
+    is_text || schema.get("anyOf").is_some_and(any)
+}
+
+fn closed(keys: &[&str], schema: impl Fn(&str) -> Value) -> Value {
+    keys.iter().map(|key| ((*key).to_owned(), schema(key))).collect::<Map<_, _>>().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::artifact::Output;
+    use crate::context::StageContext;
+    use crate::error::StageError;
+    use crate::parameter::{ArtifactKind, Input, OneOf, Parameters};
+    use crate::stage::Stage;
+
+    struct Rows;
+
+    impl ArtifactKind for Rows {
+        const KINDS: &'static [&'static str] = &["rows"];
+    }
+
+    /// How.
+    #[derive(Parameters)]
+    enum Method {
+        /// Low rank.
+        Lora,
+        Full,
+    }
+
+    #[derive(Parameters)]
+    struct Params {
+        /// The rows.
+        data: Input<Rows>,
+        #[semantic(default = Method::Lora)]
+        method: Method,
+        /// How many.
+        #[semantic(range = 1.., default = 3)]
+        count: u32,
+        names: Option<OneOf<Vec<f64>, Input<Rows>>>,
+    }
+
+    struct Train;
+
+    impl Stage for Train {
+        const NAME: &'static str = "train";
+        const VERSION: u32 = 1;
+        const ABOUT: &'static str = "Trains.";
+        type Params = Params;
+
+        fn outputs(_: &Params) -> Vec<Output> {
+            Vec::new()
+        }
+
+        fn run(_: &Params, _: &mut StageContext) -> Result<(), StageError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_schema_covers_the_file_its_stages_and_their_parameters() {
+        let schema = json_schema(&Registry::new().with::<Train>());
+        let keys = |value: &Value| value.as_object().map(|map| map.keys().cloned().collect::<Vec<_>>());
+        assert_eq!(keys(&schema["properties"]), Some(FILE_KEYS.map(str::to_owned).to_vec()));
+        let stage = &schema["$defs"]["stage"];
+        assert_eq!(keys(&stage["properties"]), Some(STAGE_KEYS.map(str::to_owned).to_vec()));
+        assert_eq!(stage["properties"]["uses"], json!({ "enum": ["train"], "description": "`train`: Trains." }));
+        assert_eq!(
+            stage["allOf"][0]["then"],
+            json!({ "properties": { "with": { "$ref": "#/$defs/train_parameters" } }, "required": ["with"] })
+        );
+    }
+
+    #[test]
+    fn a_value_that_is_not_text_may_be_a_reference() {
+        let schema = json_schema(&Registry::new().with::<Train>());
+        let reference = json!({ "$ref": "#/$defs/reference" });
+        let parameters = &schema["$defs"]["train_parameters"]["anyOf"][0];
+        assert_eq!(parameters["required"], json!(["data"]));
+        assert_eq!(
+            parameters["properties"],
+            json!({
+                "data": { "type": "string", "description": "The rows.\n\nA stage that makes rows: `stage` or `stage.output`." },
+                "method": {
+                    "description": "How.\n\n`lora`: Low rank.",
+                    "default": "lora",
+                    "anyOf": [{ "enum": ["lora", "full"] }, reference],
+                },
+                "count": { "description": "How many.", "default": 3, "anyOf": [{ "type": "integer", "minimum": 1 }, reference] },
+                "names": {
+                    "anyOf": [
+                        { "anyOf": [{ "type": "array", "items": { "anyOf": [{ "type": "number" }, reference] } }, reference] },
+                        { "type": "string", "description": "A stage that makes rows: `stage` or `stage.output`." },
+                    ],
+                },
+            })
+        );
+    }
+
+    #[test]
+    fn every_reference_of_the_schema_leads_somewhere() {
+        let schema = json_schema(&Registry::new().with::<Train>());
+        let text = schema.to_string();
+        let targets: Vec<&str> =
+            text.split("\"$ref\":\"#/$defs/").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+        assert!(targets.len() > 8, "{targets:?}");
+        for target in targets {
+            assert!(schema["$defs"].get(target).is_some(), "{target}");
+        }
+    }
+}
