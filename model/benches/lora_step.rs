@@ -1,0 +1,231 @@
+//! Times LoRA steps (forward, backward, clipping, AdamW) on a llama with random weights in memory and tied embeddings.
+//!
+//! ```text
+//! cargo bench -p model --bench lora_step -- --hidden 576 --layers 30 --heads 9 --kv-heads 3 --intermediate 1536 \
+//!     --vocab 49152 --seq 512 --batch 1 --rank 8 --dtype f32 --threads 2
+//! ```
+//!
+//! Prints one line of JSON: medians over the steps after the warm-up, and the loss of every step. All steps see the same
+//! batch, in which every token but the first of a row is a target, so the losses fall.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use candle_core::Device;
+use model::batch::Batch;
+use model::blocks::Blocks;
+use model::candle::Candle;
+use model::checkpoint::Dtype;
+use model::config::Config;
+use model::cpu::Cpu;
+use model::decoder::Decoder;
+use model::init::{Fill, NewModel, fresh_tensor};
+use model::ops::Compute;
+use model::parameter::Keep;
+use model::peft::AdapterConfig;
+use model::random::{Address, Purpose, Stream};
+use model::trainer::{AdamW, TrainOptions, Trained, Trainer};
+
+const SEED: u64 = 0;
+const MAX_GRAD_NORM: f64 = 1.0;
+const LEARNING_RATE: f64 = 1e-3;
+
+/// What is timed.
+struct Arguments {
+    model: NewModel,
+    seq: usize,
+    batch: usize,
+    rank: usize,
+    compute: Compute,
+    threads: usize,
+    steps: usize,
+    warmup: usize,
+    kernels: Kernels,
+}
+
+#[derive(Clone, Copy)]
+enum Kernels {
+    Cpu,
+    Candle,
+}
+
+/// What the steps took.
+struct Measured {
+    wall: Vec<Duration>,
+    cpu: Vec<Duration>,
+    losses: Vec<f64>,
+    kernel_set: String,
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments = Arguments::parse(std::env::args().skip(1))?;
+    let measured = match arguments.kernels {
+        Kernels::Cpu => run(Cpu::new(arguments.threads, arguments.compute)?, &arguments)?,
+        Kernels::Candle => {
+            // SAFETY: no other thread has been started that could read the environment.
+            unsafe { std::env::set_var("RAYON_NUM_THREADS", arguments.threads.to_string()) };
+            run(Candle::new(Device::Cpu, arguments.compute), &arguments)?
+        }
+    };
+    print(&arguments, measured);
+    Ok(())
+}
+
+impl Arguments {
+    fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
+        let mut arguments = Self {
+            model: NewModel {
+                vocab_size: 49_152,
+                hidden_size: 576,
+                intermediate_size: 1536,
+                num_hidden_layers: 30,
+                num_attention_heads: 9,
+                num_key_value_heads: 3,
+                max_position_embeddings: 8192,
+                tie_word_embeddings: true,
+                ..NewModel::default()
+            },
+            seq: 512,
+            batch: 1,
+            rank: 8,
+            compute: Compute::F32,
+            threads: 1,
+            steps: 5,
+            warmup: 2,
+            kernels: Kernels::Cpu,
+        };
+        while let Some(word) = words.next() {
+            // cargo adds this one.
+            if word == "--bench" {
+                continue;
+            }
+            let value = words.next().ok_or_else(|| format!("`{word}` has no value"))?;
+            arguments.set(&word, &value).map_err(|problem| format!("`{word} {value}`: {problem}"))?;
+        }
+        arguments.model.max_position_embeddings = arguments.model.max_position_embeddings.max(arguments.seq);
+        arguments.model.check()?;
+        Ok(arguments)
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<(), Box<dyn Error>> {
+        let number = || value.parse::<usize>();
+        match name {
+            "--hidden" => self.model.hidden_size = number()?,
+            "--layers" => self.model.num_hidden_layers = number()?,
+            "--heads" => self.model.num_attention_heads = number()?,
+            "--kv-heads" => self.model.num_key_value_heads = number()?,
+            "--intermediate" => self.model.intermediate_size = number()?,
+            "--vocab" => self.model.vocab_size = number()?,
+            "--seq" => self.seq = number()?,
+            "--batch" => self.batch = number()?,
+            "--rank" => self.rank = number()?,
+            "--threads" => self.threads = number()?.max(1),
+            "--steps" => self.steps = number()?.max(1),
+            "--warmup" => self.warmup = number()?,
+            "--dtype" => {
+                self.compute = match value {
+                    "f32" => Compute::F32,
+                    "bf16" => Compute::Bf16,
+                    _ => return Err("a dtype is f32 or bf16".into()),
+                }
+            }
+            "--kernels" => {
+                self.kernels = match value {
+                    "cpu" => Kernels::Cpu,
+                    "candle" => Kernels::Candle,
+                    _ => return Err("a kernel set is cpu or candle".into()),
+                }
+            }
+            _ => return Err("there is no such argument".into()),
+        }
+        Ok(())
+    }
+
+    /// Rows of random tokens; every token but the first of a row is a target.
+    fn batch(&self) -> Batch {
+        let mut stream = Stream::new(SEED, Address::new(Purpose::RowOrder).step(u64::MAX));
+        let tokens = (0..self.seq * self.batch).map(|_| stream.below(self.model.vocab_size as u64) as u32);
+        let mut batch = Batch::text(tokens.collect());
+        batch.document_lengths = vec![self.seq; self.batch];
+        batch
+    }
+}
+
+fn run<B: Blocks>(ops: B, arguments: &Arguments) -> Result<Measured, Box<dyn Error>> {
+    let kernel_set = ops.describe();
+    let config = Config::from_json(&serde_json::Value::Object(arguments.model.config(Dtype::F32)?).to_string())?;
+    let deviation = arguments.model.initializer_range;
+    let mut decoder = Decoder::build(Arc::new(ops), config, Keep::Frozen, |name, shape| {
+        let fill = if shape.len() == 1 { Fill::One } else { Fill::Normal(deviation) };
+        Ok(fresh_tensor(SEED, name, shape.iter().product(), fill))
+    })?;
+    let targets = ["q_proj", "v_proj"].map(str::to_owned).to_vec();
+    let adapter = decoder.fresh_adapter(&AdapterConfig::new(arguments.rank, 16.0, targets), SEED)?;
+    decoder.attach(&adapter)?;
+    let options =
+        TrainOptions { trained: Trained::Adapter, optimizer: AdamW::default(), max_grad_norm: Some(MAX_GRAD_NORM) };
+    let mut trainer = Trainer::new(decoder, options)?;
+
+    let batch = arguments.batch();
+    let mut measured = Measured { wall: Vec::new(), cpu: Vec::new(), losses: Vec::new(), kernel_set };
+    for number in 0..arguments.warmup + arguments.steps {
+        let (wall, cpu) = (Instant::now(), cpu_time());
+        trainer.accumulate(&batch)?;
+        let loss = trainer.step(LEARNING_RATE)?.loss;
+        if number >= arguments.warmup {
+            measured.wall.push(wall.elapsed());
+            measured.cpu.push(cpu_time().saturating_sub(cpu));
+        }
+        measured.losses.push(loss);
+    }
+    Ok(measured)
+}
+
+fn print(arguments: &Arguments, mut measured: Measured) {
+    let (wall, cpu) = (median(&mut measured.wall), median(&mut measured.cpu));
+    let NewModel { hidden_size, num_hidden_layers, intermediate_size, vocab_size, .. } = arguments.model;
+    let line = serde_json::json!({
+        "kernel_set": measured.kernel_set,
+        "shape": {
+            "hidden": hidden_size,
+            "layers": num_hidden_layers,
+            "heads": arguments.model.num_attention_heads,
+            "kv_heads": arguments.model.num_key_value_heads,
+            "intermediate": intermediate_size,
+            "vocab": vocab_size,
+            "seq": arguments.seq,
+            "batch": arguments.batch,
+            "rank": arguments.rank,
+        },
+        "threads": arguments.threads,
+        "steps": arguments.steps,
+        "tokens_per_s": (arguments.seq * arguments.batch) as f64 / wall,
+        "seconds_per_step": wall,
+        "cpu_seconds_per_step": cpu,
+        "peak_rss_mib": peak_rss_mib(),
+        "losses": measured.losses,
+    });
+    println!("{line}");
+}
+
+/// The middle value, in seconds.
+fn median(durations: &mut [Duration]) -> f64 {
+    durations.sort_unstable();
+    durations[durations.len() / 2].as_secs_f64()
+}
+
+/// Processor time of all threads so far. The system counts it in hundredths of a second.
+fn cpu_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The second field, the program's name in brackets, may hold spaces; user and system time are the 14th and 15th.
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+    let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+    Duration::from_millis(ticks * 10)
+}
+
+fn peak_rss_mib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    peak.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) / 1024
+}

@@ -1,0 +1,63 @@
+//! Merging holds about one tensor in memory, however large the model. Alone in its process, whose peak is measured.
+
+use std::collections::BTreeMap;
+
+use model::checkpoint::{Checkpoint, Dtype};
+use model::init::NewModel;
+use model::merge::{MergeOptions, WeightedAdapter, merge};
+use model::peft::{Adapter, AdapterConfig, AdapterModule};
+
+const MIB: u64 = 1 << 20;
+
+/// A field of `/proc/self/status`, in bytes.
+fn status_bytes(field: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux has it");
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("the field");
+    let kib = line.trim_start_matches(':').trim_end_matches("kB").trim();
+    kib.parse::<u64>().expect("a number") * 1024
+}
+
+#[test]
+fn peak_memory_is_below_two_of_the_largest_tensors() {
+    let (base, output) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let model = NewModel {
+        vocab_size: 16_384,
+        hidden_size: 512,
+        intermediate_size: 2048,
+        num_hidden_layers: 12,
+        num_attention_heads: 8,
+        num_key_value_heads: 8,
+        ..NewModel::default()
+    };
+    model.write(base.path(), 1, Dtype::BF16).expect("a model");
+    let checkpoint = Checkpoint::open(base.path()).expect("what was written");
+    let sizes = checkpoint.tensors().map(|(_, info)| info.size_bytes() as u64);
+    let (largest, total) = sizes.fold((0, 0), |(largest, total), size| (size.max(largest), total + size));
+    assert_eq!(largest, 16 * MIB);
+    assert!(total > 6 * largest);
+    drop(checkpoint);
+
+    let on = |in_features: usize, out_features: usize| AdapterModule {
+        rank: 4,
+        in_features,
+        out_features,
+        lora_a: vec![0.01; 4 * in_features],
+        lora_b: vec![0.01; out_features * 4],
+        magnitude: None,
+    };
+    let mut modules: BTreeMap<String, AdapterModule> =
+        (0..12).map(|layer| (format!("model.layers.{layer}.mlp.down_proj"), on(2048, 512))).collect();
+    modules.insert("lm_head".to_owned(), on(512, 16_384));
+    let adapter = Adapter { config: AdapterConfig::new(4, 8.0, vec![]), modules };
+
+    // Sets the peak back to the present.
+    if std::fs::write("/proc/self/clear_refs", "5").is_err() {
+        eprintln!("skipped: this system does not reset a process's peak memory");
+        return;
+    }
+    let before = status_bytes("VmRSS");
+    merge(base.path(), &[WeightedAdapter { adapter: &adapter, weight: 1.0 }], output.path(), MergeOptions::default())
+        .expect("a merge");
+    let peak = status_bytes("VmHWM").saturating_sub(before);
+    assert!(peak < 2 * largest, "{} MiB for tensors of up to {} MiB", peak / MIB, largest / MIB);
+}
