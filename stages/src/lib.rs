@@ -8,14 +8,20 @@ pub mod artifact;
 pub mod checkpoint;
 pub mod dataset;
 pub mod download;
+pub mod evaluate;
+pub mod generate;
 pub mod hub;
+pub mod inference;
+pub mod kernels;
 pub mod new_model;
 pub mod pack;
 pub mod prompt;
+pub mod results;
 pub mod rouge;
 pub mod show;
 pub mod tokenize;
 pub mod tokenizer;
+pub mod train;
 
 /// All stage kinds of this program.
 pub fn registry() -> Registry {
@@ -25,4 +31,7 @@ pub fn registry() -> Registry {
         .with::<new_model::NewModel>()
         .with::<tokenize::Tokenize>()
         .with::<pack::Pack>()
+        .with::<train::Train>()
+        .with::<evaluate::Evaluate>()
+        .with::<generate::Generate>()
 }

@@ -1,5 +1,7 @@
 //! What a pipeline file may say under `with:` for `uses: train`.
 
+use engine::file::problem::Problem;
+use engine::file::source::Span;
 use engine::parameter::{Input, KeyWriter, Parameters};
 
 use crate::artifact::{Model, TokensOrPacks};
@@ -67,6 +69,21 @@ impl TrainParams {
         self.micro_batch_size * self.gradient_accumulation_steps
     }
 
+    /// What is wrong with the values taken together.
+    pub(super) fn problems(&self, span: Span) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        let betas = &self.optimizer.betas;
+        if betas.len() != 2 || betas.iter().any(|beta| !(0.0..1.0).contains(beta)) {
+            let message = format!("`optimizer.betas` must be two numbers from 0 to below 1, not {betas:?}");
+            problems.push(Problem::error("out-of-range", span, message, "in this stage"));
+        }
+        if self.method == Method::Lora && self.lora.target_modules.is_empty() {
+            let message = "`lora.target_modules` is empty: nothing would be trained";
+            problems.push(Problem::error("out-of-range", span, message, "in this stage"));
+        }
+        problems
+    }
+
     /// The product of micro-batch size and accumulation decides the result; how it is split does not.
     pub(super) fn write_derived_key(&self, key: &mut KeyWriter<'_>) {
         key.field("rows_per_step", cache::Class::Semantic, |key| key.value(self.rows_per_step().to_string()));
@@ -101,12 +118,7 @@ pub struct LoraParams {
 
 impl Default for LoraParams {
     fn default() -> Self {
-        Self {
-            rank: 8,
-            alpha: 16.0,
-            target_modules: vec!["q_proj".to_owned(), "v_proj".to_owned()],
-            use_rslora: false,
-        }
+        Self { rank: 8, alpha: 16.0, target_modules: vec!["q_proj".to_owned(), "v_proj".to_owned()], use_rslora: false }
     }
 }
 
@@ -132,13 +144,7 @@ pub struct OptimizerParams {
 
 impl Default for OptimizerParams {
     fn default() -> Self {
-        Self {
-            name: OptimizerName::Adamw,
-            learning_rate: 3e-4,
-            betas: vec![0.9, 0.999],
-            eps: 1e-8,
-            weight_decay: 0.01,
-        }
+        Self { name: OptimizerName::Adamw, learning_rate: 3e-4, betas: vec![0.9, 0.999], eps: 1e-8, weight_decay: 0.01 }
     }
 }
 

@@ -11,6 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use cache::Digest;
+use model::trainer::TrainedTensor;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 use serde::{Deserialize, Serialize};
 
@@ -23,8 +24,8 @@ const METRICS_FILE: &str = "metrics.jsonl";
 /// The three sets of tensors.
 const TENSOR_FILES: [&str; 3] = ["trainable.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors"];
 
-/// Named f32 tensors.
-pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+/// f32 tensors as a file has them: name, shape, values; sorted by name.
+type Tensors = Vec<(String, Vec<usize>, Vec<f32>)>;
 
 /// Where a saved run stood.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -45,12 +46,8 @@ pub struct Progress {
 pub struct State {
     /// Where it stood.
     pub progress: Progress,
-    /// The trained tensors.
-    pub trainable: Tensors,
-    /// First moments.
-    pub exp_avg: Tensors,
-    /// Second moments.
-    pub exp_avg_sq: Tensors,
+    /// The trained tensors and their moments, sorted by name.
+    pub tensors: Vec<TrainedTensor>,
     /// The metrics so far.
     pub metrics: String,
 }
@@ -96,8 +93,10 @@ pub fn save(working: &Path, state: &State) -> Result<(), StateError> {
     }
     fs::create_dir_all(&unfinished).map_err(at(&unfinished))?;
     let mut files = BTreeMap::new();
-    for (name, tensors) in TENSOR_FILES.into_iter().zip([&state.trainable, &state.exp_avg, &state.exp_avg_sq]) {
-        files.insert(name.to_owned(), write(&unfinished.join(name), &encode(tensors))?);
+    let values: [fn(&TrainedTensor) -> &[f32]; 3] =
+        [|tensor| &tensor.value, |tensor| &tensor.exp_avg, |tensor| &tensor.exp_avg_sq];
+    for (name, values) in TENSOR_FILES.into_iter().zip(values) {
+        files.insert(name.to_owned(), write(&unfinished.join(name), &encode(&state.tensors, values))?);
     }
     files.insert(METRICS_FILE.to_owned(), write(&unfinished.join(METRICS_FILE), state.metrics.as_bytes())?);
     let text = serde_json::to_vec_pretty(&StateFile { version: 1, progress: state.progress.clone(), files })
@@ -176,26 +175,21 @@ fn read(folder: &Path) -> Result<State, StateError> {
     let tensors = |name: &str| decode(&content(name)?, &folder.join(name));
     let metrics = String::from_utf8(content(METRICS_FILE)?)
         .map_err(|error| StateError::Damaged { path: folder.join(METRICS_FILE), what: error.to_string() })?;
-    let [trainable, exp_avg, exp_avg_sq] = TENSOR_FILES;
-    Ok(State {
-        trainable: tensors(trainable)?,
-        exp_avg: tensors(exp_avg)?,
-        exp_avg_sq: tensors(exp_avg_sq)?,
-        progress: file.progress,
-        metrics,
-    })
+    let [values, exp_avg, exp_avg_sq] = TENSOR_FILES;
+    let (exp_avg, exp_avg_sq) = (tensors(exp_avg)?, tensors(exp_avg_sq)?);
+    let moments = exp_avg.into_iter().zip(exp_avg_sq);
+    let tensors = tensors(values)?.into_iter().zip(moments).map(|((name, shape, value), (first, second))| {
+        TrainedTensor { name, shape, value, exp_avg: first.2, exp_avg_sq: second.2 }
+    });
+    Ok(State { tensors: tensors.collect(), progress: file.progress, metrics })
 }
 
-fn encode(tensors: &Tensors) -> Vec<u8> {
-    let bytes: Vec<(&str, &[usize], Vec<u8>)> = tensors
-        .iter()
-        .map(|(name, (shape, values))| {
-            (name.as_str(), shape.as_slice(), values.iter().flat_map(|value| value.to_le_bytes()).collect())
-        })
-        .collect();
-    let views = bytes.iter().map(|(name, shape, bytes)| {
-        let view = TensorView::new(Dtype::F32, shape.to_vec(), bytes).expect("a tensor's bytes fit its shape");
-        (*name, view)
+fn encode(tensors: &[TrainedTensor], values: fn(&TrainedTensor) -> &[f32]) -> Vec<u8> {
+    let bytes: Vec<Vec<u8>> =
+        tensors.iter().map(|tensor| values(tensor).iter().flat_map(|value| value.to_le_bytes()).collect()).collect();
+    let views = tensors.iter().zip(&bytes).map(|(tensor, bytes)| {
+        let view = TensorView::new(Dtype::F32, tensor.shape.clone(), bytes).expect("a tensor's bytes fit its shape");
+        (tensor.name.as_str(), view)
     });
     serialize(views, None).expect("f32 tensors with distinct names can always be written")
 }
@@ -203,16 +197,16 @@ fn encode(tensors: &Tensors) -> Vec<u8> {
 fn decode(bytes: &[u8], path: &Path) -> Result<Tensors, StateError> {
     let damaged = |what: String| StateError::Damaged { path: path.to_owned(), what };
     let file = SafeTensors::deserialize(bytes).map_err(|error| damaged(error.to_string()))?;
-    file.tensors()
-        .into_iter()
-        .map(|(name, view)| {
-            if view.dtype() != Dtype::F32 {
-                return Err(damaged(format!("tensor `{name}` is {:?} and not F32", view.dtype())));
-            }
-            let values = view.data().as_chunks::<4>().0.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect();
-            Ok((name, (view.shape().to_vec(), values)))
-        })
-        .collect()
+    let mut tensors = Tensors::new();
+    for (name, view) in file.iter() {
+        if view.dtype() != Dtype::F32 {
+            return Err(damaged(format!("tensor `{name}` is {:?} and not F32", view.dtype())));
+        }
+        let values = view.data().as_chunks::<4>().0.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect();
+        tensors.push((name.to_owned(), view.shape().to_vec(), values));
+    }
+    tensors.sort_by(|one, other| one.0.cmp(&other.0));
+    Ok(tensors)
 }
 
 /// Writes and flushes a file and returns its digest.
@@ -238,12 +232,16 @@ mod tests {
     use super::*;
 
     fn state(step: u64) -> State {
-        let tensors = |value: f32| Tensors::from([("layers.0.lora_A.weight".to_owned(), (vec![2, 1], vec![value, -0.5]))]);
+        let tensor = |name: &str| TrainedTensor {
+            name: name.to_owned(),
+            shape: vec![2, 1],
+            value: vec![step as f32, -0.5],
+            exp_avg: vec![0.25, 1e-9],
+            exp_avg_sq: vec![1e-30, 0.0],
+        };
         State {
             progress: Progress { step, total_steps: 9, optimizer_steps: step, target_tokens: 10 * step },
-            trainable: tensors(step as f32),
-            exp_avg: tensors(0.25),
-            exp_avg_sq: tensors(1e-30),
+            tensors: vec![tensor("layers.0.lora_A.weight"), tensor("layers.0.lora_B.weight")],
             metrics: "{\"step\":0}\n".repeat(step as usize),
         }
     }

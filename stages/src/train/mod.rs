@@ -1,0 +1,64 @@
+//! Trains a model on tokens: an adapter beside frozen weights, or every weight.
+//!
+//! An optimizer step takes `micro_batch_size × gradient_accumulation_steps` rows; its loss is summed over their target
+//! tokens and divided once by their number. An interrupted run goes on from its last saved step and ends with the very
+//! bytes of an uninterrupted one.
+
+mod order;
+mod output;
+mod parameters;
+mod session;
+mod state;
+
+use engine::artifact::Output;
+use engine::context::StageContext;
+use engine::error::StageError;
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::KeyWriter;
+use engine::stage::{InputFacts, Stage, Threads};
+
+pub use parameters::{
+    Dtype, Kernels, Leftover, LoraParams, Method, OptimizerName, OptimizerParams, SchedulerName, SchedulerParams,
+    TrainParams,
+};
+
+use crate::artifact::{Adapter, Metrics, Model, OutputKind};
+use crate::kernels;
+
+/// The stage kind.
+pub struct Train;
+
+impl Stage for Train {
+    const NAME: &'static str = "train";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "Trains an adapter (LoRA) or every weight of a model.";
+    type Params = TrainParams;
+
+    fn outputs(params: &TrainParams) -> Vec<Output> {
+        let trained = match params.method {
+            Method::Lora => Adapter::output("adapter"),
+            Method::Full => Model::output("model"),
+        };
+        vec![trained, Metrics::output("metrics")]
+    }
+
+    fn check(params: &TrainParams, _: &InputFacts, span: Span) -> Vec<Problem> {
+        params.problems(span)
+    }
+
+    fn write_derived_key(params: &TrainParams, key: &mut KeyWriter<'_>) {
+        params.write_derived_key(key);
+    }
+
+    fn threads(_: &TrainParams) -> Threads {
+        Threads::Many
+    }
+
+    fn run(params: &TrainParams, context: &mut StageContext) -> Result<(), StageError> {
+        match params.kernels {
+            Kernels::Cpu => session::run(params, kernels::cpu(context.threads())?, context),
+            Kernels::Candle => session::run(params, kernels::candle(), context),
+        }
+    }
+}

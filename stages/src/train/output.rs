@@ -1,0 +1,69 @@
+//! What training leaves: a PEFT folder or a checkpoint, and the figures of every step.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use engine::artifact::Facts;
+use engine::context::StageContext;
+use engine::error::{Cause, OrFail, StageError};
+use model::blocks::Blocks;
+use model::checkpoint::{Checkpoint, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, TensorSpec};
+use model::peft::AdapterConfig;
+use model::trainer::Trainer;
+
+use crate::checkpoint;
+
+/// Writes the adapter in PEFT's form.
+pub(super) fn adapter<B: Blocks>(
+    trainer: &Trainer<B>,
+    config: AdapterConfig,
+    facts: Facts,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
+    let adapter =
+        trainer.decoder().adapter(&config).or_fail(Cause::Internal, || "cannot read the adapter".to_owned())?;
+    let draft = context.create("adapter")?;
+    adapter.save(&draft.folder).or_fail(Cause::Machine, || "cannot write the adapter".to_owned())?;
+    context.seal(draft, facts, None)
+}
+
+/// Writes the trained weights in the base's own tensor types, with what goes along with them.
+pub(super) fn model<B: Blocks>(
+    trainer: &Trainer<B>,
+    base: &Path,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
+    let trained = trainer.state().or_fail(Cause::Internal, || "cannot read the trained weights".to_owned())?;
+    let trained: BTreeMap<&str, &[f32]> =
+        trained.iter().map(|tensor| (tensor.name.as_str(), tensor.value.as_slice())).collect();
+    let draft = context.create("model")?;
+    let written = (|| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let original = Checkpoint::open(base)?;
+        let specs = original.tensors().map(|(name, info)| TensorSpec::new(name, info.dtype, &info.shape)).collect();
+        let mut writer = CheckpointWriter::create(&draft.folder, specs, DEFAULT_MAX_SHARD_BYTES)?;
+        for (name, _) in original.tensors() {
+            match trained.get(name) {
+                Some(values) => writer.write_f32(name, values)?,
+                None => writer.write_bytes(name, original.bytes(name)?)?,
+            }
+        }
+        writer.finish()?;
+        Ok(())
+    })();
+    written.or_fail(Cause::Machine, || "cannot write the model".to_owned())?;
+    checkpoint::copy(&base.join("config.json"), &draft.folder.join("config.json"))?;
+    checkpoint::carry_along(base, &draft.folder)?;
+    let facts = checkpoint::facts(&draft.folder)?;
+    context.seal(draft, facts, None)
+}
+
+/// Writes the figures: one line per step, and a summary. They hold no times and no rates.
+pub(super) fn metrics(lines: &str, facts: Facts, context: &mut StageContext) -> Result<(), StageError> {
+    let draft = context.create("metrics")?;
+    let summary = format!("{:#}\n", serde_json::Value::Object(facts.clone()));
+    for (name, text) in [("metrics.jsonl", lines), ("metrics.json", summary.as_str())] {
+        fs::write(draft.folder.join(name), text).or_fail(Cause::Machine, || format!("cannot write `{name}`"))?;
+    }
+    context.seal(draft, facts, None)
+}
