@@ -94,32 +94,39 @@ impl Project {
         command.spawn().unwrap()
     }
 
-    /// Every process whose command line names this project's folder.
+    /// The stage processes of this project.
     pub fn stage_processes(&self) -> Vec<i32> {
         let folder = self.folder.path().to_str().unwrap().to_owned();
-        let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
-        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        pids.filter(|pid| {
-            let arguments = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let ours = |process: &Alive| {
+            let arguments = fs::read_to_string(format!("/proc/{}/cmdline", process.id)).unwrap_or_default();
             arguments.contains("__stage") && arguments.contains(&folder)
-        })
-        .collect()
+        };
+        alive().filter(ours).map(|process| process.id).collect()
     }
 
-    /// The groups of the stage processes that are alive.
+    /// How many processes are alive in the groups of some stage processes.
     pub fn alive_in_groups(groups: &[i32]) -> usize {
-        let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
-        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        pids.filter(|pid| {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            let Some((_, rest)) = stat.rsplit_once(") ") else { return false };
-            let mut fields = rest.split(' ');
-            let alive = fields.next() != Some("Z");
-            let group = fields.nth(1).and_then(|group| group.parse::<i32>().ok());
-            alive && group.is_some_and(|group| groups.contains(&group))
-        })
-        .count()
+        alive().filter(|process| groups.contains(&process.group)).count()
     }
+}
+
+struct Alive {
+    id: i32,
+    group: i32,
+}
+
+/// The machine's processes without those that have ended and not been waited for.
+fn alive() -> impl Iterator<Item = Alive> {
+    let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    ids.filter_map(|id| {
+        // `id (name) state parent group …`, where the name may hold anything.
+        let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+        let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+        let state = fields.next()?;
+        let group = fields.nth(1)?.parse().ok()?;
+        (state != "Z" && state != "X").then_some(Alive { id, group })
+    })
 }
 
 impl Ran {

@@ -34,6 +34,7 @@ fn started(project: &Project) -> (Child, Vec<i32>) {
         fs::read_dir(&partial)
             .is_ok_and(|mut keys| keys.any(|key| key.is_ok_and(|key| key.path().join("state").exists())))
     });
+    wait_for("the stage", LIMIT, || !project.stage_processes().is_empty());
     (engine, project.stage_processes())
 }
 
