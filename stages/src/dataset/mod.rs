@@ -23,6 +23,7 @@ use engine::stage::{InputFacts, Outside, PinRequest, Stage};
 use engine::suggest;
 
 use crate::artifact::{OutputKind, Rows, RowsFacts, RowsWriter, Shape};
+use crate::download::forget_working_files;
 use crate::tokenize::stop_if_cancelled;
 use mapping::RowMapping;
 use read::{BadRecord, Record};
@@ -176,7 +177,8 @@ impl Stage for Dataset {
             return Err(StageError::bad_data(format!("`{}` takes no rows of `{}`", params.split.text, first.name)));
         }
         context.emit(WorkerEvent::Report { text: summary(&mapping.facts, taken, dropped_count) });
-        context.seal(draft, facts, Some(identity))
+        context.seal(draft, facts, Some(identity))?;
+        forget_working_files(context.working())
     }
 }
 

@@ -256,7 +256,7 @@ fn seal_checkpoint(draft: Draft, context: &mut StageContext) -> Result<(), Stage
 }
 
 /// What was kept for a run that is cut off; the outputs are in the store by now.
-fn forget_working_files(working: &Path) -> Result<(), StageError> {
+pub(crate) fn forget_working_files(working: &Path) -> Result<(), StageError> {
     for name in ["finished", "unfinished"] {
         let folder = working.join(name);
         if folder.exists() {

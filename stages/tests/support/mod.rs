@@ -145,7 +145,8 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     {
         return refuse(&mut stream, 401, Some(code));
     }
-    match path.strip_prefix("/api/models/owner/name/") {
+    let of_model = path.strip_prefix("/api/models/owner/name/");
+    match of_model.or_else(|| path.strip_prefix("/api/datasets/owner/name/")) {
         Some(rest) => answer_api(&mut stream, state, rest, &request),
         None if path.starts_with("/api/") => refuse(&mut stream, 404, Some("RepoNotFound")),
         None => {

@@ -1,0 +1,84 @@
+//! Rows a second of `dataset`, `tokenize` and `pack`: the stages themselves, store and checksums among them.
+//!
+//! `cargo bench -p stages --bench data_path -- --rows FILE.jsonl --tokenizer FOLDER [--column-map JSON] [--max-seq-len 2048]
+//! [--threads 2]` prints one JSON line.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use engine::test_bench::TestBench;
+use serde_json::{Value, json};
+use stages::artifact::TokensReader;
+use stages::{dataset::Dataset, pack::Pack, tokenize::Tokenize};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let options = options(std::env::args().skip(1))?;
+    let option = |name: &str, default: &str| options.get(name).cloned().unwrap_or_else(|| default.to_owned());
+    let rows = PathBuf::from(options.get("rows").ok_or("--rows FILE is missing")?);
+    let tokenizer = PathBuf::from(options.get("tokenizer").ok_or("--tokenizer FOLDER is missing")?);
+    let column_map: Value =
+        serde_json::from_str(&option("column-map", r#"{"dialogue":"document","output":"summary"}"#))?;
+    let max_seq_len: usize = option("max-seq-len", "2048").parse()?;
+    let threads: usize = option("threads", "2").parse()?;
+    println!("{}", measure(&rows, &tokenizer, &column_map, max_seq_len, threads)?);
+    Ok(())
+}
+
+/// `--name value` pairs; the flags that cargo adds have no value and are left out.
+fn options(arguments: impl Iterator<Item = String>) -> Result<BTreeMap<String, String>, String> {
+    let mut options = BTreeMap::new();
+    let mut arguments = arguments.filter(|argument| argument != "--bench");
+    while let Some(name) = arguments.next() {
+        let name = name.strip_prefix("--").ok_or(format!("`{name}` is no option"))?.to_owned();
+        let value = arguments.next().ok_or(format!("--{name} has no value"))?;
+        options.insert(name, value);
+    }
+    Ok(options)
+}
+
+fn measure(
+    rows: &Path,
+    tokenizer: &Path,
+    column_map: &Value,
+    max_seq_len: usize,
+    threads: usize,
+) -> Result<Value, Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
+    let root = folder.path();
+    let bench = TestBench::new(root).file("source", rows)?;
+    let with = json!({"source": "./rows.jsonl", "template": "summarize", "column_map": column_map});
+    let (articles, dataset_seconds) = timed(|| bench.run::<Dataset>(with))?;
+
+    let bench = TestBench::new(root)
+        .input_of("articles.rows", &articles["rows"].folder)?
+        .input("base.tokenizer", "tokenizer", tokenizer, serde_json::Map::new())?
+        .threads(threads);
+    let with = json!({"dataset": "articles", "tokenizer": "base", "max_seq_len": max_seq_len});
+    let (tokens, tokenize_seconds) = timed(|| bench.run::<Tokenize>(with))?;
+
+    let bench = TestBench::new(root).input_of("tokens.tokens", &tokens["tokens"].folder)?;
+    let with = json!({"tokens": "tokens", "max_seq_len": max_seq_len});
+    let (packs, pack_seconds) = timed(|| bench.run::<Pack>(with))?;
+
+    let facts = TokensReader::open(&packs["packs"])?.facts().clone();
+    let count = TokensReader::open(&tokens["tokens"])?.len() as f64;
+    let per_second = |seconds: f64| (count / seconds).round();
+    Ok(json!({
+        "rows": count,
+        "tokens": facts.tokens,
+        "packs": facts.rows,
+        "padding_share": facts.padding as f64 / (facts.tokens + facts.padding) as f64,
+        "threads": threads,
+        "dataset_rows_per_s": per_second(dataset_seconds),
+        "tokenize_rows_per_s": per_second(tokenize_seconds),
+        "pack_rows_per_s": per_second(pack_seconds),
+        "tokenize_and_pack_rows_per_s": per_second(tokenize_seconds + pack_seconds),
+    }))
+}
+
+fn timed<T, E>(work: impl FnOnce() -> Result<T, E>) -> Result<(T, f64), E> {
+    let start = Instant::now();
+    Ok((work()?, start.elapsed().as_secs_f64()))
+}
