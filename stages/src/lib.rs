@@ -13,6 +13,7 @@ pub mod generate;
 pub mod hub;
 pub mod inference;
 pub mod kernels;
+pub mod merge;
 pub mod new_model;
 pub mod pack;
 pub mod prompt;
@@ -32,6 +33,7 @@ pub fn registry() -> Registry {
         .with::<tokenize::Tokenize>()
         .with::<pack::Pack>()
         .with::<train::Train>()
+        .with::<merge::Merge>()
         .with::<evaluate::Evaluate>()
         .with::<generate::Generate>()
 }
