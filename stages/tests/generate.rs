@@ -1,0 +1,151 @@
+//! The stage kind `generate`.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod tiny;
+
+use std::fs;
+
+use engine::file::source::Span;
+use engine::file::tree::Node;
+use engine::parameter::Reader;
+use engine::stage::InputFacts;
+use model::batch::Batch;
+use serde_json::{Value, json};
+use stages::generate::Generate;
+use tiny::{PAIRS, TEMPLATE, Tiny};
+
+fn samples(tiny: &Tiny, parameters: Value) -> (Vec<String>, engine::context::Artifact) {
+    let output = tiny.bench().run::<Generate>(parameters).unwrap().remove("samples").unwrap();
+    (tiny::texts(&output.folder.join("samples.parquet"), "completion"), output)
+}
+
+#[test]
+fn temperature_zero_takes_the_most_likely_token() {
+    let tiny = Tiny::new();
+    let parameters =
+        json!({"model": "base", "prompts": ["Who are you?", "Why?"], "template": TEMPLATE, "max_new_tokens": 9});
+    let (completions, output) = samples(&tiny, parameters);
+    let tokenizer = tiny.open_tokenizer();
+    let mut decoder = tiny.decoder();
+    let vocab_size = decoder.config().vocab_size;
+    for (question, completion) in ["Who are you?", "Why?"].iter().zip(&completions) {
+        let mut ids: Vec<u32> = tokenizer.bos_token_id().filter(|_| tokenizer.wants_bos()).into_iter().collect();
+        ids.extend(tokenizer.encode(&TEMPLATE.replace("{question}", question)).unwrap());
+        let prompt_length = ids.len();
+        while ids.len() < prompt_length + 9 {
+            let logits = decoder.logits(&Batch::text(ids.clone())).unwrap();
+            let next = model::sampling::argmax(&logits[logits.len() - vocab_size..]).unwrap();
+            if Some(next) == tokenizer.eos_token_id() {
+                break;
+            }
+            ids.push(next);
+        }
+        assert_eq!(completion, tokenizer.decode(&ids[prompt_length..]).unwrap().trim());
+    }
+    let text = fs::read_to_string(output.folder.join("samples.txt")).unwrap();
+    assert!(text.contains("Who are you?") && text.contains(&completions[0]), "{text}");
+    assert!(!text.contains("sec"), "a time stands in the artefact");
+}
+
+#[test]
+fn a_seed_gives_the_same_answers_in_any_company() {
+    let tiny = Tiny::new();
+    let ask = |prompts: Value, seed: u64| {
+        let parameters = json!({
+            "model": "base", "prompts": prompts, "max_new_tokens": 16, "temperature": 1.5, "top_k": 200, "top_p": 0.99,
+            "seed": seed,
+        });
+        samples(&tiny, parameters)
+    };
+    let many: Vec<String> = (0..11).map(|number| format!("prompt {number}")).collect();
+    let (all, output) = ask(json!(many), 7);
+    let (again, output_again) = ask(json!(many), 7);
+    assert_eq!(all, again);
+    assert_eq!(output.description.identity, output_again.description.identity);
+    assert_ne!(all, ask(json!(many), 8).0);
+    assert_eq!(ask(json!(["prompt 0"]), 7).0[0], all[0]);
+}
+
+#[test]
+fn rows_are_asked_as_they_are_trained() {
+    let tiny = Tiny::new();
+    let (from_rows, output) =
+        samples(&tiny, json!({"model": "base", "prompts": "rows", "limit": 3, "max_new_tokens": 7}));
+    let questions: Vec<&str> = PAIRS.iter().take(3).map(|(question, _)| *question).collect();
+    let (from_texts, _) =
+        samples(&tiny, json!({"model": "base", "prompts": questions, "template": TEMPLATE, "max_new_tokens": 7}));
+    assert_eq!(from_rows, from_texts);
+    let path = output.folder.join("samples.parquet");
+    assert_eq!(tiny::texts(&path, "reference"), [PAIRS[0].1, PAIRS[1].1, PAIRS[2].1]);
+    assert_eq!(tiny::texts(&path, "prompt")[0], TEMPLATE.replace("{question}", PAIRS[0].0));
+    for (tokens, stop) in tiny::counts(&path, "tokens").iter().zip(tiny::texts(&path, "stop")) {
+        assert_eq!(stop == "length", *tokens == Some(7), "{tokens:?} {stop}");
+    }
+}
+
+#[test]
+fn the_model_says_where_an_answer_ends() {
+    let tiny = Tiny::new();
+    let (free, output) = samples(&tiny, json!({"model": "base", "prompts": ["a b c"], "max_new_tokens": 8}));
+    let path = output.folder.join("samples.parquet");
+    assert_eq!(tiny::texts(&path, "stop"), ["length"], "the test needs an answer that goes on: {free:?}");
+    // The token that comes first is declared an end of text.
+    let mut decoder = tiny.decoder();
+    let tokenizer = tiny.open_tokenizer();
+    let mut ids: Vec<u32> = tokenizer.bos_token_id().filter(|_| tokenizer.wants_bos()).into_iter().collect();
+    ids.extend(tokenizer.encode("a b c").unwrap());
+    let logits = decoder.logits(&Batch::text(ids)).unwrap();
+    let first = model::sampling::argmax(&logits[logits.len() - decoder.config().vocab_size..]).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(&tiny.model.folder).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let generation_config = json!({"eos_token_id": [first, 2]}).to_string();
+    let file = folder.path().join("generation_config.json");
+    let _ = fs::remove_file(&file);
+    fs::write(file, generation_config).unwrap();
+    let bench = engine::test_bench::TestBench::new(tiny.root.path())
+        .input("ends.model", "model", folder.path(), engine::artifact::Facts::new())
+        .unwrap();
+    let outputs = bench.run::<Generate>(json!({"model": "ends", "prompts": ["a b c"], "max_new_tokens": 8})).unwrap();
+    let path = outputs["samples"].folder.join("samples.parquet");
+    assert_eq!(tiny::texts(&path, "stop"), ["end_of_text"]);
+    assert_eq!(tiny::counts(&path, "tokens"), [Some(0)]);
+}
+
+#[test]
+fn a_prompt_that_does_not_fit_is_named() {
+    let tiny = Tiny::new();
+    let parameters = json!({"model": "base", "prompts": ["short", "x ".repeat(400)], "max_new_tokens": 4});
+    let error = tiny.bench().run::<Generate>(parameters).unwrap_err();
+    assert!(
+        error.message.starts_with("prompt 2 has ") && error.message.ends_with("128 positions"),
+        "{}",
+        error.message
+    );
+}
+
+#[test]
+fn mistakes_are_found_without_running() {
+    let problems = |parameters: Value| {
+        let mut reader = Reader::default();
+        let registry = stages::registry();
+        let bound = registry.get("generate").unwrap().read(&Node::from_json(&parameters), &mut reader);
+        let problems = bound.map_or_else(Vec::new, |bound| bound.check(&InputFacts::new(), Span::default()));
+        reader.problems.into_iter().chain(problems).map(|problem| problem.message).collect::<Vec<_>>()
+    };
+    let none: [&str; 0] = [];
+    assert_eq!(problems(json!({"model": "base", "prompts": ["a"], "template": "chat"})), none);
+    assert_eq!(problems(json!({"model": "base", "prompts": none})), ["`prompts` is empty"]);
+    let rows = json!({"model": "base", "prompts": "rows", "template": "summarize"});
+    assert_eq!(problems(rows), ["`template` is for prompts that are texts; rows bring their own"]);
+    let two = json!({"model": "base", "prompts": ["a"], "template": "{a} {b}"});
+    assert_eq!(problems(two), ["the template has 2 placeholders, and a prompt fills one"]);
+    for wrong in [json!({"temperature": -0.5}), json!({"top_k": 0}), json!({"top_p": 0.0}), json!({"top_p": 1.5})] {
+        let mut parameters = json!({"model": "base", "prompts": ["a"]});
+        parameters.as_object_mut().unwrap().extend(wrong.as_object().unwrap().clone());
+        assert_eq!(problems(parameters).len(), 1, "{wrong}");
+    }
+}

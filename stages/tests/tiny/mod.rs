@@ -1,0 +1,114 @@
+//! A tiny model with its tokenizer, and rows for it.
+
+#![allow(dead_code, clippy::unwrap_used, reason = "support code of several tests, each of which uses a part of it")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{Array, Float64Array, StringArray, UInt64Array};
+use engine::context::Artifact;
+use engine::test_bench::TestBench;
+use model::cpu::Cpu;
+use model::decoder::Decoder;
+use model::ops::Compute;
+use model::parameter::Keep;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde_json::json;
+use stages::artifact::{Row, RowsFacts, RowsWriter};
+use stages::new_model::NewModel;
+use stages::prompt::Template;
+
+/// Questions and answers.
+pub const PAIRS: &[(&str, &str)] = &[
+    ("Who are you?", "I am a small model."),
+    ("What can you do?", "I answer short questions, and no long ones."),
+    ("你是谁?", "我是一个小模型。"),
+    ("Why?", ""),
+    ("How many rows are there here, and why are there so few of them?", "Five rows."),
+];
+
+/// How they are asked.
+pub const TEMPLATE: &str = "Question: {question}\nAnswer: ";
+
+/// A model, its folder, and rows, on a bench.
+pub struct Tiny {
+    pub root: tempfile::TempDir,
+    pub model: Artifact,
+    pub tokenizer: Artifact,
+    rows: PathBuf,
+    facts: engine::artifact::Facts,
+}
+
+impl Tiny {
+    /// Makes all of it.
+    pub fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let rows = root.path().join("rows");
+        std::fs::create_dir(&rows).unwrap();
+        let columns = ["question", "answer"].map(str::to_owned);
+        let facts = RowsFacts::prompt(Template::custom(TEMPLATE).unwrap(), "answer", columns);
+        let mut writer = RowsWriter::create(&rows, facts);
+        for (question, answer) in PAIRS {
+            let columns = [("question", *question), ("answer", *answer)];
+            let columns = columns.map(|(name, text)| (name.to_owned(), text.to_owned()));
+            writer.write(Row::Columns(columns.into())).unwrap();
+        }
+        let (facts, _) = writer.finish(0).unwrap();
+        let bench = TestBench::new(root.path()).input("rows.rows", "rows", &rows, facts.clone()).unwrap();
+        let parameters = json!({
+            "text": "rows", "vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "seed": 5,
+            "initializer_range": 0.3,
+        });
+        let mut outputs = bench.run::<NewModel>(parameters).unwrap();
+        let (model, tokenizer) = (outputs.remove("model").unwrap(), outputs.remove("tokenizer").unwrap());
+        Self { root, model, tokenizer, rows, facts }
+    }
+
+    /// A bench with the model as `base`, and the rows as `rows`.
+    pub fn bench(&self) -> TestBench {
+        TestBench::new(self.root.path())
+            .input_of("base.model", &self.model.folder)
+            .unwrap()
+            .input_of("base.tokenizer", &self.tokenizer.folder)
+            .unwrap()
+            .input("rows.rows", "rows", &self.rows, self.facts.clone())
+            .unwrap()
+    }
+
+    /// The model, opened without the code under test.
+    pub fn decoder(&self) -> Decoder<Cpu> {
+        let ops = Arc::new(Cpu::new(1, Compute::F32).unwrap());
+        Decoder::load(ops, &self.model.folder, Keep::Frozen).unwrap()
+    }
+
+    /// Its tokenizer.
+    pub fn open_tokenizer(&self) -> stages::tokenizer::Tokenizer {
+        stages::tokenizer::Tokenizer::from_folder(&self.tokenizer.folder).unwrap()
+    }
+}
+
+/// A column of a Parquet file.
+pub fn column<A: Array + Clone + 'static>(path: &Path, name: &str) -> A {
+    let file = std::fs::File::open(path).unwrap();
+    let mut batches = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap();
+    let batch = batches.next().unwrap().unwrap();
+    assert!(batches.next().is_none());
+    batch.column_by_name(name).unwrap().as_any().downcast_ref::<A>().unwrap().clone()
+}
+
+/// A column of text; absent values are empty.
+pub fn texts(path: &Path, name: &str) -> Vec<String> {
+    let values: StringArray = column(path, name);
+    values.iter().map(|value| value.unwrap_or_default().to_owned()).collect()
+}
+
+/// A column of numbers.
+pub fn numbers(path: &Path, name: &str) -> Vec<Option<f64>> {
+    column::<Float64Array>(path, name).iter().collect()
+}
+
+/// A column of counts.
+pub fn counts(path: &Path, name: &str) -> Vec<Option<u64>> {
+    column::<UInt64Array>(path, name).iter().collect()
+}
