@@ -218,6 +218,19 @@ mod tests {
         }
     }
 
+    /// Answers of an implementation in Python, written from the documentation of [`Stream::new`] and [`permutation`] alone.
+    #[test]
+    fn streams_and_orders_are_as_documented() {
+        let order = [17, 8, 15, 1, 6, 18, 16, 5, 11, 13, 7, 0, 14, 9, 3, 19, 4, 10, 12, 2];
+        assert_eq!(permutation(7, 3, 20), order);
+        let stream = Stream::new(7, Address::named(Purpose::ModelInit, "a"));
+        assert_eq!(stream.block(0), [2_654_290_389, 622_394_862, 3_217_499_577, 2_986_324_037]);
+        let normals = stream.normals_at(1);
+        assert!(
+            (normals[0] - 0.797_111_039_344_929).abs() < 1e-12 && (normals[1] + 0.742_298_173_009_664).abs() < 1e-12
+        );
+    }
+
     #[test]
     fn every_part_of_an_address_changes_the_draws() {
         let base = Address::new(Purpose::Dropout).step(3).row(5).module(7, 11);
