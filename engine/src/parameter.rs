@@ -58,17 +58,15 @@ pub struct Reader {
     pub problems: Vec<Problem>,
     /// The references met so far, with the kinds that each accepts: known even where the parameters around them are wrong.
     pub references: Vec<(Reference, &'static [&'static str])>,
+    /// The field that is read at present, as keys spell it.
+    path: String,
 }
 
 impl Reader {
     /// Reports that a value has the wrong type.
     pub fn wrong_type(&mut self, node: &Node, expected: &str) {
-        let mut problem = Problem::error(
-            "wrong-type",
-            node.span,
-            format!("expected {expected}, found {}", node.describe()),
-            format!("expected {expected}"),
-        );
+        let message = self.said_of_field(format!("expected {expected}, found {}", node.describe()));
+        let mut problem = Problem::error("wrong-type", node.span, message, format!("expected {expected}"));
         if expected.starts_with("a string")
             && matches!(node.value, Value::Integer(_) | Value::Float(_) | Value::Bool(_))
         {
@@ -78,18 +76,29 @@ impl Reader {
     }
 
     /// Reports a value outside its range; `expected` is like `at least 1`.
-    pub fn out_of_range(&mut self, node: &Node, field: &str, expected: &str) {
-        self.problems.push(Problem::error(
-            "out-of-range",
-            node.span,
-            format!("`{field}` must be {expected}"),
-            format!("must be {expected}"),
-        ));
+    pub fn out_of_range(&mut self, node: &Node, expected: &str) {
+        let field = if self.path.is_empty() { "the value".to_owned() } else { format!("`{}`", self.path) };
+        let message = format!("{field} must be {expected}");
+        self.problems.push(Problem::error("out-of-range", node.span, message, format!("must be {expected}")));
     }
 
     /// Reports a text that is of the right type and does not read as what it should be.
     pub fn bad_value(&mut self, node: &Node, message: impl Into<String>, expected: &str) {
+        let message = self.said_of_field(message.into());
         self.problems.push(Problem::error("bad-value", node.span, message, format!("expected {expected}")));
+    }
+
+    /// Reads a field, an entry or an item, by its path.
+    fn under<T>(&mut self, path: String, read: impl FnOnce(&mut Self) -> T) -> T {
+        let outer = std::mem::replace(&mut self.path, path);
+        let value = read(self);
+        self.path = outer;
+        value
+    }
+
+    /// A message with the field before it that it is about.
+    fn said_of_field(&self, message: String) -> String {
+        if self.path.is_empty() { message } else { format!("`{}`: {message}", self.path) }
     }
 }
 

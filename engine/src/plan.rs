@@ -18,6 +18,7 @@ mod graph_text;
 mod load;
 mod order;
 mod publish;
+mod read_text;
 mod resolve;
 #[cfg(test)]
 mod tests;

@@ -38,7 +38,8 @@ pub fn interpolate(
     problems: &mut Vec<Problem>,
 ) -> Interpolated {
     let Value::Map(entries) = &mut root.value else { return Interpolated::default() };
-    let mut walk = Walk { vars: Vec::new(), sources, env, problems, done: Interpolated::default() };
+    let mut walk =
+        Walk { vars: Vec::new(), used: HashSet::new(), sources, env, problems, done: Interpolated::default() };
     if let Some(vars) = entries.iter_mut().find(|entry| entry.key == "vars")
         && let Value::Map(vars) = &mut vars.value.value
     {
@@ -50,12 +51,15 @@ pub fn interpolate(
     for entry in entries.iter_mut().filter(|entry| entry.key != "vars") {
         walk.node(&mut entry.value);
     }
+    walk.report_unused();
     walk.done
 }
 
 struct Walk<'a> {
     /// The variables so far, replaced.
     vars: Vec<Entry>,
+    /// The names of those that something refers to.
+    used: HashSet<String>,
     sources: &'a Sources,
     env: &'a dyn Fn(&str) -> Option<String>,
     problems: &'a mut Vec<Problem>,
@@ -145,6 +149,7 @@ impl Walk<'_> {
     fn variable(&mut self, whole: &str, name: &str, span: Span) -> Option<Target> {
         let mut path = name.split('.');
         let first = path.next().unwrap_or_default();
+        self.used.insert(first.to_owned());
         let declared = self.vars.iter().find(|entry| entry.key == first).map(|entry| &entry.value);
         let found = path.fold(declared, |node, key| node.and_then(|node| node.get(key)));
         if let Some(node) = found {
@@ -163,6 +168,17 @@ impl Walk<'_> {
         );
         problem.help = help.or_else(|| Some("declare it under `vars:`, above where it is used".to_owned()));
         None
+    }
+
+    /// Says nothing where a reference leads nowhere: it may be what should have used the variable.
+    fn report_unused(&mut self) {
+        if self.problems.iter().any(|problem| problem.code == "unknown-variable") {
+            return;
+        }
+        for entry in self.vars.iter().filter(|entry| !self.used.contains(&entry.key)) {
+            let message = format!("variable `{}` is not used", entry.key);
+            self.problems.push(Problem::warning("unused-variable", entry.key_span, message, "nothing refers to it"));
+        }
     }
 
     fn environment(&mut self, whole: &str, name: &str, span: Span) -> Option<Target> {

@@ -84,7 +84,7 @@ fn read_value(source: SourceId, text: &str, start: usize, problems: &mut Vec<Pro
 
 /// The place of a path in the tree: below `stages`, and below `with:` where it names no key of the stage itself.
 fn locate(root: &Node, mut segments: Vec<Segment>) -> Result<Vec<Segment>, Box<Problem>> {
-    let stages = stage_ids(root);
+    let stages = keys_of(root, "stages");
     let first = segments[0].clone();
     let below = |name: &str| Segment { name: name.to_owned(), span: first.span };
     if stages.contains(&first.name.as_str()) {
@@ -101,6 +101,9 @@ fn locate(root: &Node, mut segments: Vec<Segment>) -> Result<Vec<Segment>, Box<P
         let span = Span { len: to.end() - from.offset, ..from };
         return Ok(vec![first, Segment { name, span }]);
     }
+    if first.name == "vars" {
+        declared(root, &segments)?;
+    }
     if FILE_KEYS.contains(&first.name.as_str()) {
         return Ok(segments);
     }
@@ -115,8 +118,21 @@ fn locate(root: &Node, mut segments: Vec<Segment>) -> Result<Vec<Segment>, Box<P
     .into())
 }
 
-fn stage_ids(root: &Node) -> Vec<&str> {
-    match root.get("stages").map(|stages| &stages.value) {
+/// A variable that the file does not declare is read by nothing: setting it would change nothing in silence.
+fn declared(root: &Node, segments: &[Segment]) -> Result<(), Box<Problem>> {
+    let names = keys_of(root, "vars");
+    match segments.get(1) {
+        Some(variable) if !names.contains(&variable.name.as_str()) => {
+            let message = format!("the file declares no variable `{}`", variable.name);
+            let problem = Problem::error("unknown-variable", variable.span, message, "not declared under `vars:`");
+            Err(problem.with_help_if(suggest::help(&variable.name, "declared variables", names.iter().copied())).into())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn keys_of<'a>(root: &'a Node, key: &str) -> Vec<&'a str> {
+    match root.get(key).map(|node| &node.value) {
         Some(Value::Map(entries)) => entries.iter().map(|entry| entry.key.as_str()).collect(),
         _ => Vec::new(),
     }

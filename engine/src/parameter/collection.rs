@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
-use super::{Json, KeyWriter, Mapping, Parameter, Reader, Reference};
-use crate::file::tree::{Node, Value};
+use super::{Json, KeyWriter, Mapping, Parameter, Reader, Reference, dotted};
+use crate::file::tree::{Entry, Node, Value};
 
 /// What a key holds for a value that is not there.
 pub(super) const ABSENT: &str = "none";
@@ -45,7 +45,10 @@ impl<T: Parameter> Parameter for Vec<T> {
             return None;
         };
         // Every item is read before the first one that failed ends the list.
-        let values: Vec<Option<T>> = items.iter().map(|item| T::read(item, reader)).collect();
+        let of_item = |(index, item): (usize, &Node)| {
+            reader.under(format!("{}[{index}]", reader.path), |reader| T::read(item, reader))
+        };
+        let values: Vec<Option<T>> = items.iter().enumerate().map(of_item).collect();
         values.into_iter().collect()
     }
 
@@ -75,8 +78,11 @@ impl<T: Parameter> Parameter for Mapping<T> {
             reader.wrong_type(node, "a mapping");
             return None;
         };
-        let values: Vec<Option<(String, T)>> =
-            entries.iter().map(|entry| T::read(&entry.value, reader).map(|value| (entry.key.clone(), value))).collect();
+        let of_entry = |entry: &Entry| {
+            let value = reader.under(dotted(&reader.path, &entry.key), |reader| T::read(&entry.value, reader));
+            value.map(|value| (entry.key.clone(), value))
+        };
+        let values: Vec<Option<(String, T)>> = entries.iter().map(of_entry).collect();
         values.into_iter().collect()
     }
 

@@ -1,6 +1,6 @@
 //! What derived readers call: the fields of a closed mapping, and the names of a choice.
 
-use super::{Limits, Parameter, Reader};
+use super::{Limits, Parameter, Reader, dotted};
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::{Entry, Node, Value};
@@ -39,17 +39,18 @@ impl<'a> Fields<'a> {
         if let Some(absent) = T::when_absent() {
             return Some(absent);
         }
+        let field = dotted(&self.reader.path, name);
         let problem = match self.entries.iter().find(|entry| entry.key == name) {
             Some(entry) => {
                 // An override takes the value away in a text of its own.
                 let taken_away = entry.value.span.source != entry.key_span.source;
                 let span = if taken_away { entry.value.span } else { entry.key_span };
-                Problem::error("missing-key", span, format!("`{name}` has no value"), "a value is required")
+                Problem::error("missing-key", span, format!("`{field}` has no value"), "a value is required")
             }
             None => Problem::error(
                 "missing-key",
                 self.span,
-                format!("`{name}` is missing"),
+                format!("`{field}` is missing"),
                 format!("`{name}` is required in this mapping"),
             ),
         };
@@ -71,8 +72,10 @@ impl<'a> Fields<'a> {
     }
 
     fn read<T: Parameter>(&mut self, entry: &Entry, limits: &Limits) -> Option<T> {
-        let value = T::read(&entry.value, self.reader)?;
-        limits.check(&entry.value, &entry.key, self.reader).then_some(value)
+        self.reader.under(dotted(&self.reader.path, &entry.key), |reader| {
+            let value = T::read(&entry.value, reader)?;
+            limits.check(&entry.value, reader).then_some(value)
+        })
     }
 }
 
@@ -84,14 +87,10 @@ pub fn read_choice(node: &Node, reader: &mut Reader, names: &[&'static str]) -> 
     };
     let known = names.iter().find(|name| *name == text);
     if known.is_none() {
+        let message = reader.said_of_field(format!("unknown value `{text}`"));
         reader.problems.push(
-            Problem::error(
-                "unknown-value",
-                node.span,
-                format!("unknown value `{text}`"),
-                format!("expected one of {}", quoted(names)),
-            )
-            .with_help_if(suggest::help(text, "known values", names)),
+            Problem::error("unknown-value", node.span, message, format!("expected one of {}", quoted(names)))
+                .with_help_if(suggest::help(text, "known values", names)),
         );
     }
     known.copied()

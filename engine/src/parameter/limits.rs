@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Number};
 
-use super::{Json, Reader};
-use crate::file::tree::{Node, Value};
+use super::{Json, Reader, dotted};
+use crate::file::tree::{Entry, Node, Value};
 
 /// One end of a range.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,21 +48,28 @@ impl Limits {
     }
 
     /// Reports each number in `node` that lies outside; whether there was none.
-    pub fn check(&self, node: &Node, field: &str, reader: &mut Reader) -> bool {
+    pub fn check(&self, node: &Node, reader: &mut Reader) -> bool {
         let number = match &node.value {
             _ if *self == Self::NONE => return true,
             Value::Integer(value) => *value as f64,
             Value::Float(value) => *value,
-            // Every number is looked at, also behind the first one that is wrong.
-            Value::List(items) => return items.iter().filter(|item| !self.check(item, field, reader)).count() == 0,
+            Value::List(items) => {
+                let of_item = |(index, item): (usize, &Node)| {
+                    reader.under(format!("{}[{index}]", reader.path), |reader| self.check(item, reader))
+                };
+                return all(items.iter().enumerate().map(of_item));
+            }
             Value::Map(entries) => {
-                return entries.iter().filter(|entry| !self.check(&entry.value, &entry.key, reader)).count() == 0;
+                let of_entry = |entry: &Entry| {
+                    reader.under(dotted(&reader.path, &entry.key), |reader| self.check(&entry.value, reader))
+                };
+                return all(entries.iter().map(of_entry));
             }
             Value::Null | Value::Bool(_) | Value::String(_) => return true,
         };
         let fine = self.contain(number);
         if !fine {
-            reader.out_of_range(node, field, &self.describe());
+            reader.out_of_range(node, &self.describe());
         }
         fine
     }
@@ -113,6 +120,11 @@ impl Limits {
         });
         [lower, upper].into_iter().flatten().collect::<Vec<_>>().join(" and ")
     }
+}
+
+/// Whether all hold; every one is looked at, also behind the first that does not.
+fn all(results: impl Iterator<Item = bool>) -> bool {
+    results.filter(|fine| !fine).count() == 0
 }
 
 /// A number of a schema: whole where it is whole, as a person would write it.

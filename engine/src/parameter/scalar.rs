@@ -3,7 +3,6 @@
 use serde_json::json;
 
 use super::{Json, KeyWriter, Parameter, Reader};
-use crate::file::problem::Problem;
 use crate::file::tree::{Node, Value};
 
 impl Parameter for bool {
@@ -146,12 +145,7 @@ fn not_in(node: &Node, reader: &mut Reader, least: &dyn std::fmt::Display, most:
         Value::Integer(value) if *value < 0 => format!("at least {least}"),
         _ => format!("at most {most}"),
     };
-    reader.problems.push(Problem::error(
-        "out-of-range",
-        node.span,
-        format!("must be {expected}"),
-        format!("must be {expected}"),
-    ));
+    reader.out_of_range(node, &expected);
 }
 
 fn help(reader: &mut Reader, text: String) {

@@ -6,11 +6,12 @@ use super::entry::{self, Document, StageEntry};
 use super::field_spans::field_spans;
 use super::order;
 use super::publish;
+use super::read_text::read_text;
 use super::resolve::{Bound, resolve};
 use super::{Plan, PlannedStage, Rejected};
 use crate::file::interpolate::interpolate;
 use crate::file::overrides;
-use crate::file::parse::{MAX_BYTES, parse};
+use crate::file::parse::parse;
 use crate::file::problem::{Problem, Severity};
 use crate::file::source::{Sources, Span};
 use crate::file::tree::{Node, Value};
@@ -184,40 +185,4 @@ fn in_order(mut problems: Vec<Problem>) -> Vec<Problem> {
         }
     }
     unique
-}
-
-fn read_text(path: &Path) -> Result<String, Rejected> {
-    let alone = |text: String, offset: usize, code, message: String, label: &str, help: Option<&str>| {
-        let mut sources = Sources::default();
-        let source = sources.add(path.display().to_string(), text);
-        let len = sources.get(source).and_then(|source| source.text[offset..].chars().next()).map_or(0, char::len_utf8);
-        let problem = Problem::error(code, Span { source, offset, len }, message, label);
-        Rejected { sources, problems: vec![problem.with_help_if(help.map(str::to_owned))] }
-    };
-    let name = path.display();
-    match std::fs::metadata(path) {
-        Ok(metadata) if metadata.is_dir() => {
-            let help = Some("name a file in it");
-            return Err(alone(String::new(), 0, "file-unreadable", format!("`{name}` is a folder"), "", help));
-        }
-        Ok(metadata) if metadata.len() > MAX_BYTES as u64 => {
-            let message = format!("`{name}` is {} bytes long, and at most {MAX_BYTES} are read", metadata.len());
-            return Err(alone(String::new(), 0, "too-large", message, "", Some("is it a pipeline file?")));
-        }
-        Ok(_) => {}
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Err(alone(String::new(), 0, "file-missing", format!("there is no file `{name}`"), "", None));
-        }
-        Err(error) => {
-            return Err(alone(String::new(), 0, "file-unreadable", format!("cannot read `{name}`: {error}"), "", None));
-        }
-    }
-    let bytes = std::fs::read(path).map_err(|error| {
-        alone(String::new(), 0, "file-unreadable", format!("cannot read `{name}`: {error}"), "", None)
-    })?;
-    String::from_utf8(bytes).map_err(|error| {
-        let offset = error.utf8_error().valid_up_to();
-        let text = String::from_utf8_lossy(error.as_bytes()).into_owned();
-        alone(text, offset, "not-utf8", "the file is not UTF-8".to_owned(), "this byte", Some("save it as UTF-8"))
-    })
 }

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
-use petgraph::algo::tarjan_scc;
+use petgraph::algo::kosaraju_scc;
 use petgraph::graph::{DiGraph, NodeIndex};
 
 use super::Edge;
@@ -28,7 +28,11 @@ pub(super) fn graph(stages: &[StageEntry], bound: &[Bound], order: &[usize]) -> 
     for (index, place) in order.iter().enumerate() {
         nodes[*place] = graph.add_node(index);
         for wait in &bound[*place].waits_for {
-            graph.add_edge(nodes[wait.stage], nodes[*place], wait.why.clone());
+            let (from, to) = (nodes[wait.stage], nodes[*place]);
+            // Two fields may hold the same output.
+            if !graph.edges_connecting(from, to).any(|edge| *edge.weight() == wait.why) {
+                graph.add_edge(from, to, wait.why.clone());
+            }
         }
     }
     graph
@@ -43,8 +47,13 @@ fn cycles(bound: &[Bound]) -> Vec<Vec<(usize, &Wait)>> {
             waits.add_edge(nodes[place], nodes[wait.stage], ());
         }
     }
-    let knots = tarjan_scc(&waits).into_iter().filter_map(|knot| knot.iter().map(|node| node.index()).min());
-    let mut cycles: Vec<_> = knots.filter_map(|first| shortest_cycle(first, bound)).collect();
+    let waits_for_itself = |place: usize| bound[place].waits_for.iter().any(|wait| wait.stage == place);
+    let mut cycles: Vec<_> = kosaraju_scc(&waits)
+        .into_iter()
+        .filter_map(|knot| Some((knot.len(), knot.iter().map(|node| node.index()).min()?)))
+        .filter(|(stages, first)| *stages > 1 || waits_for_itself(*first))
+        .filter_map(|(_, first)| shortest_cycle(first, bound))
+        .collect();
     cycles.sort_by_key(|cycle| cycle[0].0);
     cycles
 }

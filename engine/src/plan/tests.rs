@@ -136,6 +136,14 @@ struct SplitParams {
 stage!(Split(SplitParams) = "split" makes ["left": "rows", "right": "rows"]);
 
 #[derive(Parameters)]
+struct PairParams {
+    a: Input<Rows>,
+    b: Input<Rows>,
+}
+
+stage!(Pair(PairParams) = "pair" makes []);
+
+#[derive(Parameters)]
 struct GenerateParams {
     model: Input<Model>,
     prompts: OneOf<Vec<String>, Input<Rows>>,
@@ -152,6 +160,7 @@ fn registry() -> Registry {
         .with::<Merge>()
         .with::<Split>()
         .with::<Generate>()
+        .with::<Pair>()
 }
 
 fn load_over(text: &str, overrides: &[&str]) -> Result<Plan, Rejected> {
@@ -330,12 +339,12 @@ publish: { mergd: ./out, articles: . }
             "out-of-range 9:63 `max_seq_len` must be at least 1",
             "unknown-key 9:66 unknown key `max_len` (did you mean `max_seq_len`?)",
             "unknown-key 10:5 unknown key `retires` (did you mean `retries`?)",
-            "unknown-value 13:50 unknown value `lroa` (did you mean `lora`?)",
+            "unknown-value 13:50 `method`: unknown value `lroa` (did you mean `lora`?)",
             "unknown-variable 13:71 no variable `rnak` (did you mean `vars.rank`?)",
-            "wrong-type 13:103 expected a number, found a string",
-            "unknown-value 14:26 unknown value `gpu` (known values: `auto`, `cpu`, `cuda`, `npu`, `rocm`, `metal`)",
-            "out-of-range 14:38 `count` must be at least 1",
-            "wrong-type 15:14 expected a length of time such as `90s`, `5m` or `12h`, found a whole number (add the unit, such as `12s`)",
+            "wrong-type 13:103 `learning_rate`: expected a number, found a string",
+            "unknown-value 14:26 `resources.device`: unknown value `gpu` (known values: `auto`, `cpu`, `cuda`, `npu`, `rocm`, `metal`)",
+            "out-of-range 14:38 `resources.count` must be at least 1",
+            "wrong-type 15:14 `timeout`: expected a length of time such as `90s`, `5m` or `12h`, found a whole number (add the unit, such as `12s`)",
             "cycle 16:13 & 18:56 stages wait for each other: adapter → merged → adapter",
             "unknown-stage 16:21 stage `adapter` needs `tokens2`, which is no stage (did you mean `tokens`?)",
             "bad-stage-id 17:3 `a.b` cannot be the id of a stage (an id has letters, digits, `_` and `-`)",
@@ -424,7 +433,7 @@ fn references_of_a_stage_with_mistakes_are_checked_all_the_same() {
         wrong(&file("  t: { uses: tokenize, with: { dataset: rwos, tokenizer: base, max_seq_len: x } }")),
         [
             "unknown-stage 5:41 stage `t` reads `rwos`, which no stage produces (did you mean `rows`?)",
-            "wrong-type 5:77 expected a whole number, found a string",
+            "wrong-type 5:77 `max_seq_len`: expected a whole number, found a string",
         ]
     );
 }
@@ -479,7 +488,7 @@ fn variables_keep_their_type_and_say_where_they_were_given() {
     assert_eq!(source("{ a: { b: deep } }", "'${ vars.a.b }'"), r#""deep""#);
     assert_eq!(
         wrong(&text("{ a: 3 }", "'${vars.a}'")),
-        ["wrong-type 4:42 & 2:12 expected a string, found a whole number (put it in quotes)"]
+        ["wrong-type 4:42 & 2:12 `source`: expected a string, found a whole number (put it in quotes)"]
     );
     assert_eq!(
         wrong(&text("{ a: '${vars.b}', b: [1] }", "'${vars.a}${vars.b}'")),
@@ -497,6 +506,14 @@ fn variables_keep_their_type_and_say_where_they_were_given() {
             "bad-reference 4:80 `${` is not closed",
         ]
     );
+}
+
+#[test]
+fn a_variable_that_nothing_uses_is_a_warning() {
+    let plan =
+        plan("version: 1\nvars: { a: 1, b: x }\nstages:\n  r: { uses: dataset, with: { source: '${vars.b}' } }\n");
+    assert_eq!((plan.warnings.len(), plan.warnings[0].code), (1, "unused-variable"));
+    assert_eq!(plan.sources.line_column(plan.warnings[0].span), (2, 9));
 }
 
 #[test]
@@ -547,21 +564,23 @@ fn a_wrong_override_is_shown_in_its_own_text() {
                 "samples.prompts.7=x",
                 "adapter.learning_rate.x=1",
                 "tokens.max_seq_len=",
+                "vars.rnk=4",
             ],
         ),
         [
-            "wrong-type 14:21 & command line:11 expected a whole number, found a string",
+            "wrong-type 14:21 & command line:11 `lora.rank`: expected a whole number, found a string",
             "unknown-key command line:9 unknown key `learning_rat` (did you mean `learning_rate`?)",
             "unknown-stage command line:1 the override sets `adaptr`, which is no stage (did you mean `adapter`?)",
-            "wrong-type command line:16 expected a whole number, found a string",
+            "wrong-type command line:16 `epochs`: expected a whole number, found a string",
             "syntax command line:27 not YAML: mismatched bracket '[' closed by '}' (close the bracket)",
-            "wrong-type command line:16 expected one of `lora`, `full`, found a list",
+            "wrong-type command line:16 `method`: expected one of `lora`, `full`, found a list",
             "duplicate-key command line:27 & command line:21 `a` is set twice (remove one of the two)",
             "bad-override command line:1 an override sets a value",
             "bad-override command line:1 the path has an empty name",
             "bad-index command line:17 `7` is no item of a list of 1",
             "wrong-type command line:23 & 15:22 `x` cannot be set: what holds it is a number",
             "missing-key command line:20 `max_seq_len` has no value",
+            "unknown-variable command line:6 the file declares no variable `rnk` (did you mean `rank`?)",
         ]
     );
 }
@@ -584,8 +603,8 @@ fn what_is_not_a_pipeline_is_said_alone() {
     assert_eq!(
         wrong("version: '1'\nstages: [a]\nversion: 1\n"),
         [
-            "wrong-type 1:10 expected a whole number, found a string (write it without quotes)",
-            "wrong-type 2:9 expected a mapping, found a list",
+            "wrong-type 1:10 `version`: expected a whole number, found a string (write it without quotes)",
+            "wrong-type 2:9 `stages`: expected a mapping, found a list",
             "duplicate-key 3:1 & 1:1 `version` is set twice (remove one of the two)",
         ]
     );
@@ -632,6 +651,24 @@ fn a_thousand_stages_are_planned_in_no_time() {
     let took = started.elapsed();
     assert_eq!((plan.stages.len(), plan.stages[1000].id.as_str()), (1001, "s999"));
     assert!(took < Duration::from_millis(if cfg!(debug_assertions) { 2000 } else { 100 }), "took {took:?}");
+}
+
+#[test]
+fn a_long_chain_needs_no_deep_stack() {
+    let mut text = "version: 1\nstages:\n  s0: { uses: dataset, with: { source: x } }\n".to_owned();
+    for index in 1..10_000 {
+        text.push_str(&format!("  s{index}: {{ uses: dataset, with: {{ source: x }}, needs: [s{}] }}\n", index - 1));
+    }
+    assert_eq!(plan(&text).stages.len(), 10_000);
+    let closed = text.replacen("{ source: x } }", "{ source: x }, needs: [s9999] }", 1);
+    let found = wrong(&closed);
+    assert!(found.len() == 1 && found[0].contains("s0 → s9999 → s9998"), "{}", &found[0][..200]);
+}
+
+#[test]
+fn two_fields_that_hold_one_output_are_one_edge() {
+    let plan = plan(&file("  m: { uses: pair, with: { a: rows, b: rows } }"));
+    assert_eq!((plan.graph.edge_count(), plan.stage("m").unwrap().inputs.len()), (1, 2));
 }
 
 #[test]
