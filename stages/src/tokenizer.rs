@@ -49,7 +49,16 @@ pub enum TokenizerError {
 
 impl From<TokenizerError> for StageError {
     fn from(error: TokenizerError) -> Self {
-        StageError::new(Cause::BadData, "the tokenizer cannot be used").with_source(error)
+        let missing = match &error {
+            TokenizerError::Read { path, source } => {
+                source.kind() == std::io::ErrorKind::NotFound && path.ends_with("tokenizer.json")
+            }
+            _ => false,
+        };
+        let help = missing.then(|| {
+            "the checkpoint needs a `tokenizer.json`; transformers writes one with `AutoTokenizer...save_pretrained`".to_owned()
+        });
+        StageError { help, ..StageError::new(Cause::BadData, "the tokenizer cannot be used").with_source(error) }
     }
 }
 

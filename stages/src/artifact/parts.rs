@@ -20,6 +20,9 @@ pub const ROWS_PER_PART: u64 = 8192;
 /// Rows that are decoded together: small, so that reading one row in the middle of a part stays cheap.
 pub const ROWS_PER_GROUP: usize = 64;
 
+/// A group of long rows holds fewer of them.
+const BYTES_PER_GROUP: usize = 32 << 20;
+
 const PARTS_FILE: &str = "parts.json";
 const FORMAT: u32 = 1;
 
@@ -152,6 +155,7 @@ impl PartsWriter {
             .set_created_by("pipeline".to_owned())
             .set_compression(Compression::ZSTD(ZstdLevel::default()))
             .set_max_row_group_row_count(Some(ROWS_PER_GROUP))
+            .set_max_row_group_bytes(Some(BYTES_PER_GROUP))
             .set_statistics_enabled(EnabledStatistics::None)
             .build();
         let writer = ArrowWriter::try_new(file, self.schema.clone(), Some(properties))

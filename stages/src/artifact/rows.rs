@@ -19,6 +19,9 @@ use crate::prompt::Template;
 
 const ROWS_PER_WRITE: usize = 512;
 
+/// Rows of long texts are written sooner, so that memory holds few of them.
+const BYTES_PER_WRITE: usize = 32 << 20;
+
 /// What a row is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -60,6 +63,19 @@ pub enum Row {
     Messages(Vec<Message>),
     /// Plain text.
     Text(String),
+}
+
+impl Row {
+    /// How much text it holds, in bytes.
+    pub fn text_bytes(&self) -> usize {
+        match self {
+            Self::Columns(columns) => columns.values().map(String::len).sum(),
+            Self::Messages(messages) => {
+                messages.iter().map(|message| message.content.as_str().map_or(0, str::len)).sum()
+            }
+            Self::Text(text) => text.len(),
+        }
+    }
 }
 
 /// What is known about all rows together.
@@ -136,6 +152,7 @@ pub struct RowsWriter {
     whole: IdentityHasher,
     part: IdentityHasher,
     waiting: Vec<Vec<String>>,
+    waiting_bytes: usize,
 }
 
 impl RowsWriter {
@@ -146,7 +163,7 @@ impl RowsWriter {
         let parts = PartsWriter::new(folder, schema.clone());
         let (whole, part) = (facts.hasher(), facts.hasher());
         let waiting = facts.columns.iter().map(|_| Vec::new()).collect();
-        Self { facts, parts, schema, whole, part, waiting }
+        Self { facts, parts, schema, whole, part, waiting, waiting_bytes: 0 }
     }
 
     /// Adds a row, whose shape must be that of the facts.
@@ -171,17 +188,20 @@ impl RowsWriter {
         for (column, value) in self.waiting.iter_mut().zip(values) {
             self.whole.text(&value);
             self.part.text(&value);
+            self.waiting_bytes += value.len();
             column.push(value);
         }
         self.facts.rows += 1;
         let waiting = self.waiting[0].len();
-        if waiting == ROWS_PER_WRITE || waiting as u64 == self.parts.room() {
+        let enough = waiting == ROWS_PER_WRITE || self.waiting_bytes >= BYTES_PER_WRITE;
+        if enough || waiting as u64 == self.parts.room() {
             self.flush()?;
         }
         Ok(())
     }
 
     fn flush(&mut self) -> Result<(), TableError> {
+        self.waiting_bytes = 0;
         let columns: Vec<ArrayRef> = self
             .waiting
             .iter_mut()

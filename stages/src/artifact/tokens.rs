@@ -22,6 +22,9 @@ pub const IGNORE_INDEX: i32 = -100;
 
 const ROWS_PER_WRITE: usize = 256;
 
+/// Long rows are written sooner, so that memory holds few of them.
+const TOKENS_PER_WRITE: usize = 4 << 20;
+
 /// One row of tokens: a document, or several of them and padding.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TokenRow {
@@ -129,6 +132,7 @@ pub struct TokensWriter {
     whole: IdentityHasher,
     part: IdentityHasher,
     waiting: Vec<TokenRow>,
+    waiting_tokens: usize,
 }
 
 impl TokensWriter {
@@ -156,7 +160,7 @@ impl TokensWriter {
         let (whole, part) = (hasher(), hasher());
         let facts =
             TokensFacts { rows: 0, documents: 0, tokens: 0, target_tokens: 0, longest_row: 0, padding: 0, ..facts };
-        Self { kind, facts, schema, parts, whole, part, waiting: Vec::new() }
+        Self { kind, facts, schema, parts, whole, part, waiting: Vec::new(), waiting_tokens: 0 }
     }
 
     /// What was written so far.
@@ -188,8 +192,10 @@ impl TokensWriter {
         self.facts.padding += length - real;
         self.facts.target_tokens += row.target_tokens() as u64;
         self.facts.longest_row = self.facts.longest_row.max(length);
+        self.waiting_tokens += row.input_ids.len();
         self.waiting.push(row);
-        if self.waiting.len() == ROWS_PER_WRITE || self.waiting.len() as u64 == self.parts.room() {
+        let enough = self.waiting.len() == ROWS_PER_WRITE || self.waiting_tokens >= TOKENS_PER_WRITE;
+        if enough || self.waiting.len() as u64 == self.parts.room() {
             self.flush()?;
         }
         Ok(())
@@ -197,6 +203,7 @@ impl TokensWriter {
 
     fn flush(&mut self) -> Result<(), TableError> {
         let rows = std::mem::take(&mut self.waiting);
+        self.waiting_tokens = 0;
         if !rows.is_empty() {
             let mut columns = vec![ids(rows.iter().map(|row| &row.input_ids)), labels(&rows)];
             if self.kind == Packs::NAME {
@@ -340,4 +347,85 @@ fn row_at(batch: &RecordBatch, position: usize) -> Option<TokenRow> {
     };
     let row = TokenRow { input_ids, labels, document_lengths };
     (row.input_ids.len() == row.labels.len() && row.real_tokens() <= row.input_ids.len()).then_some(row)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn facts() -> TokensFacts {
+        TokensFacts {
+            rows: 0,
+            documents: 0,
+            tokens: 0,
+            target_tokens: 0,
+            longest_row: 0,
+            max_seq_len: None,
+            shape: Shape::Prompt,
+            vocab_size: 10,
+            bos_token_id: Some(0),
+            eos_token_id: Some(1),
+            pad_token_id: None,
+            truncated: 0,
+            fully_masked: 0,
+            without_eos: 0,
+            dropped: 0,
+            padding: 0,
+        }
+    }
+
+    fn row(number: u32) -> TokenRow {
+        let length = 1 + number % 5;
+        let ids: Vec<u32> = (number..number + length).collect();
+        let labels = ids.iter().map(|id| if id % 2 == 0 { *id as i32 } else { IGNORE_INDEX }).collect();
+        TokenRow::document(ids, labels)
+    }
+
+    fn write(folder: &Path, facts: TokensFacts, rows: impl Iterator<Item = TokenRow>) -> (TokensFacts, Digest) {
+        let mut writer = TokensWriter::tokens(folder, facts);
+        rows.for_each(|row| writer.write(row).unwrap());
+        writer.finish(|_| ()).unwrap()
+    }
+
+    #[test]
+    fn any_row_of_several_parts_can_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let (facts, _) = write(folder.path(), facts(), (0..17_000).map(row));
+        assert!(folder.path().join("part-00002.parquet").exists());
+        let mut reader = TokensReader::open_with(folder.path(), "tokens", &facts.to_facts()).unwrap();
+        for index in [16_999, 0, 8191, 8192, 64, 63, 16_384, 5] {
+            assert_eq!(reader.row(index).unwrap(), row(index as u32));
+        }
+        assert!(matches!(reader.row(17_000), Err(TableError::NoSuchRow { index: 17_000, rows: 17_000 })));
+        assert!(reader.iter().enumerate().all(|(index, read)| read.unwrap() == row(index as u32)));
+    }
+
+    #[test]
+    fn values_and_special_ids_decide_the_identity_and_counts_do_not() {
+        let identity = |facts: TokensFacts, rows: std::ops::Range<u32>| {
+            let folder = tempfile::tempdir().unwrap();
+            write(folder.path(), facts, rows.map(row)).1
+        };
+        let one = identity(facts(), 0..10);
+        assert_eq!(identity(TokensFacts { truncated: 3, ..facts() }, 0..10), one);
+        assert_ne!(identity(TokensFacts { pad_token_id: Some(2), ..facts() }, 0..10), one);
+        assert_ne!(identity(facts(), 0..11), one);
+    }
+
+    #[test]
+    fn a_damaged_or_foreign_folder_is_an_error_and_no_panic() {
+        let folder = tempfile::tempdir().unwrap();
+        let (facts, _) = write(folder.path(), facts(), (0..10).map(row));
+        let facts = facts.to_facts();
+        assert!(TokensReader::open_with(folder.path(), "rows", &facts).is_err());
+        assert!(TokensReader::open_with(folder.path(), "tokens", &Facts::new()).is_err());
+        let part = folder.path().join("part-00000.parquet");
+        let bytes = std::fs::read(&part).unwrap();
+        std::fs::write(&part, &bytes[..bytes.len() / 2]).unwrap();
+        let mut reader = TokensReader::open_with(folder.path(), "tokens", &facts).unwrap();
+        assert!(matches!(reader.row(0), Err(TableError::Parquet { .. })));
+        std::fs::remove_file(&part).unwrap();
+        assert!(matches!(reader.row(0), Err(TableError::Io { .. })));
+    }
 }

@@ -20,8 +20,9 @@ use crate::prompt::{PromptOptions, PromptRenderer};
 use crate::tokenizer::Tokenizer;
 use row::{Fate, RowEncoder, RowError};
 
-/// Rows that are encoded together: memory holds this many at a time.
+/// Rows that are encoded together: memory holds this many at a time, and fewer of long ones.
 const ROWS_PER_BATCH: usize = 1024;
+const BYTES_PER_BATCH: usize = 8 << 20;
 
 /// What happens to a row of more than `max_seq_len` tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Parameters)]
@@ -118,6 +119,7 @@ impl Stage for Tokenize {
         if shape != Shape::Text && params.on_too_long == Some(OnTooLong::Split) {
             return Err(StageError::new(Cause::BadParameters, SPLIT_IS_FOR_TEXT));
         }
+        check_ends(params, &tokenizer, shape, context)?;
         let renderer = PromptRenderer::from_rows_facts(rows.facts(), params.prompt_options())?;
         let encoder = RowEncoder {
             tokenizer: &tokenizer,
@@ -137,8 +139,7 @@ impl Stage for Tokenize {
         let total = rows.len();
         while counts.read < total {
             stop_if_cancelled(context)?;
-            let end = total.min(counts.read + ROWS_PER_BATCH as u64);
-            let batch: Vec<Row> = (counts.read..end).map(|index| rows.row(index)).collect::<Result<_, _>>()?;
+            let batch = next_batch(&mut rows, counts.read)?;
             let fates: Vec<Result<Fate, RowError>> =
                 threads.install(|| batch.par_iter().map(|row| encoder.encode(row)).collect());
             for (offset, fate) in fates.into_iter().enumerate() {
@@ -147,7 +148,7 @@ impl Stage for Tokenize {
                     writer.write(row)?;
                 }
             }
-            counts.read = end;
+            counts.read += batch.len() as u64;
             context.progress("rows", counts.read, Some(total), None);
         }
         let (facts, identity) = writer.finish(|facts| counts.write_to(facts))?;
@@ -172,6 +173,46 @@ pub(crate) fn facts_of<'a>(reference: &Reference, inputs: &'a InputFacts) -> Opt
 /// Ends the stage where the user asked for it.
 pub(crate) fn stop_if_cancelled(context: &StageContext) -> Result<(), StageError> {
     if context.cancelled() { Err(StageError::new(Cause::Cancelled, "ended by the user")) } else { Ok(()) }
+}
+
+fn next_batch(rows: &mut RowsReader, from: u64) -> Result<Vec<Row>, StageError> {
+    let mut batch = Vec::new();
+    let mut bytes = 0;
+    for index in from..rows.len() {
+        let row = rows.row(index)?;
+        bytes += row.text_bytes();
+        batch.push(row);
+        if batch.len() == ROWS_PER_BATCH || bytes >= BYTES_PER_BATCH {
+            break;
+        }
+    }
+    Ok(batch)
+}
+
+/// What is asked of the ends of rows must be possible.
+fn check_ends(
+    params: &TokenizeParams,
+    tokenizer: &Tokenizer,
+    shape: Shape,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
+    let ends = [
+        ("add_bos", params.add_bos, "bos_token", tokenizer.bos_token_id()),
+        ("add_eos", params.add_eos, "eos_token", tokenizer.eos_token_id()),
+    ];
+    for (name, asked, role, id) in ends {
+        if asked == Some(true) && id.is_none() {
+            let message = format!("`{name}: true` is asked for, and the tokenizer has no `{role}`");
+            return Err(StageError::new(Cause::BadParameters, message));
+        }
+        if asked.is_some() && shape == Shape::Messages {
+            context.warn(format!("`{name}` is not heeded: conversations are framed by the chat template"));
+        }
+    }
+    if shape != Shape::Messages && params.add_eos.is_none() && tokenizer.eos_token_id().is_none() {
+        context.warn("the tokenizer has no end-of-text token: the model does not learn where to stop");
+    }
+    Ok(())
 }
 
 fn no_tokens_yet(tokenizer: &Tokenizer, shape: Shape, params: &TokenizeParams) -> TokensFacts {

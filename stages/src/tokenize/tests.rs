@@ -157,6 +157,18 @@ fn a_run_that_would_learn_nothing_fails() {
 }
 
 #[test]
+fn an_end_that_the_tokenizer_lacks_cannot_be_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(golden("tokenizers/bytelevel/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+    let base = folder.path().to_str().unwrap().to_owned();
+    let rows = || [Row::Text("Rain fell.".to_owned())];
+    let error = tokenize(&base, RowsFacts::text(), rows(), json!({"add_eos": true})).unwrap_err();
+    assert_eq!(error.cause, Cause::BadParameters);
+    let (facts, _) = tokenize(&base, RowsFacts::text(), rows(), json!({})).unwrap();
+    assert_eq!(facts.without_eos, 1);
+}
+
+#[test]
 fn conversations_need_a_chat_template() {
     let rows = [Row::Messages(vec![Message::new("user", "Hi."), Message::new("assistant", "Hello.")])];
     let error = tokenize("metaspace", RowsFacts::messages(), rows, json!({})).unwrap_err();
