@@ -1,4 +1,41 @@
 //! A trainable decoder: forward and backward, LoRA, kernels, optimizer, checkpoints, sampling.
+//!
+//! A [`decoder::Decoder`] is loaded from a Hub checkpoint onto a kernel set ([`cpu::Cpu`], [`candle::Candle`]); its family is
+//! data ([`config::Config`]). There is no autograd: a kernel set has each operation's forward and backward ([`ops::Ops`]) and
+//! may fuse them into blocks ([`blocks::Blocks`]). A [`trainer::Trainer`] sums gradients over micro-batches and steps; a
+//! [`session::Session`] generates. Pipelines and artefacts are left to others.
+//!
+//! Fine-tuning with LoRA, from a checkpoint to an adapter that PEFT reads:
+//!
+//! ```no_run
+//! use std::{path::Path, sync::Arc};
+//!
+//! use model::batch::Batch;
+//! use model::cpu::Cpu;
+//! use model::decoder::Decoder;
+//! use model::ops::Compute;
+//! use model::parameter::Keep;
+//! use model::peft::AdapterConfig;
+//! use model::trainer::{AdamW, TrainOptions, Trained, Trainer};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let ops = Arc::new(Cpu::new(2, Compute::F32)?);
+//! let mut decoder = Decoder::load(ops, Path::new("SmolLM-135M"), Keep::Frozen)?;
+//! let config = AdapterConfig::new(8, 16.0, vec!["q_proj".to_owned(), "v_proj".to_owned()]);
+//! let adapter = decoder.fresh_adapter(&config, 42)?;
+//! decoder.attach(&adapter)?;
+//!
+//! let options = TrainOptions { trained: Trained::Adapter, optimizer: AdamW::default(), max_grad_norm: Some(1.0) };
+//! let mut trainer = Trainer::new(decoder, options)?;
+//! // A row of 6 tokens: 2 of prompt, 4 to be learned. Labels are not shifted.
+//! trainer.accumulate(&Batch::document(vec![5, 9, 2, 6, 5, 3], vec![-100, -100, 2, 6, 5, 3]))?;
+//! let report = trainer.step(3e-4)?;
+//! println!("step {}: loss {:.3} over {} targets", report.step, report.loss, report.target_tokens);
+//!
+//! trainer.decoder().adapter(&config)?.save(Path::new("adapter"))?;
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod adapter;
 pub mod batch;
