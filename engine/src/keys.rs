@@ -250,3 +250,62 @@ fn base_folder(plan: &Plan) -> PathBuf {
     let file = std::path::absolute(&plan.file).unwrap_or_else(|_| plan.file.clone());
     file.parent().map_or_else(|| PathBuf::from("/"), Path::to_owned)
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    fn names(base: &Path, pattern: &str) -> Vec<String> {
+        find(base, pattern, Span::default()).unwrap().files.into_iter().map(|(_, relative)| relative).collect()
+    }
+
+    fn code(base: &Path, pattern: &str) -> &'static str {
+        find(base, pattern, Span::default()).err().unwrap().code
+    }
+
+    #[test]
+    fn finds_files_folders_and_globs_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        // The folder around a pipeline may itself have a name that looks like a pattern.
+        let base = folder.path().join("odd [x] name");
+        fs::create_dir_all(base.join("data/deep")).unwrap();
+        for file in ["data/b.jsonl", "data/a.jsonl", "data/deep/c.jsonl", "data/notes.txt", "data/[0].jsonl"] {
+            fs::write(base.join(file), file).unwrap();
+        }
+        assert_eq!(names(&base, "data/a.jsonl"), ["a.jsonl"]);
+        assert_eq!(names(&base, "./data/[0].jsonl"), ["[0].jsonl"], "a name that exists is taken literally");
+        assert_eq!(names(&base, "data/[ab].jsonl"), ["a.jsonl", "b.jsonl"]);
+        assert_eq!(names(&base, "./data/**/*.jsonl"), ["[0].jsonl", "a.jsonl", "b.jsonl", "deep/c.jsonl"]);
+        let all = ["[0].jsonl", "a.jsonl", "b.jsonl", "deep/c.jsonl", "notes.txt"];
+        assert_eq!(names(&base, "data"), all);
+        assert_eq!(names(&base, "data/"), all);
+        let absolute = base.join("data").to_string_lossy().into_owned();
+        assert_eq!(names(Path::new("/"), &absolute), all);
+    }
+
+    #[test]
+    fn says_what_is_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("empty")).unwrap();
+        assert_eq!(code(folder.path(), "none.jsonl"), "file-missing");
+        assert_eq!(code(folder.path(), "*.jsonl"), "file-missing");
+        assert_eq!(code(folder.path(), "empty"), "file-missing");
+        assert_eq!(code(folder.path(), "a***b"), "bad-glob");
+    }
+
+    #[test]
+    fn keys_a_single_file_by_its_extension_and_others_by_their_path() {
+        let grant = |relative: &str| FileGrant {
+            path: PathBuf::from("/anywhere").join(relative),
+            relative: relative.to_owned(),
+            digest: Digest::of(b"content"),
+            size: 7,
+        };
+        let named = BTreeMap::from([("one".to_owned(), Named::Single), ("many".to_owned(), Named::Below)]);
+        let outside = StageOutside { named, ..StageOutside::default() };
+        assert_eq!(outside.keyed_name("one", &grant("rows.jsonl")), ".jsonl");
+        assert_eq!(outside.keyed_name("many", &grant("deep/rows.jsonl")), "deep/rows.jsonl");
+    }
+}

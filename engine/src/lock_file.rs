@@ -198,3 +198,42 @@ pub fn requests(outside: Vec<Outside>) -> Vec<PinRequest> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+    use crate::file::source::Span;
+
+    fn request(name: &str) -> PinRequest {
+        PinRequest { kind: "hub-model".into(), name: name.into(), revision: "main".into(), span: Span::default() }
+    }
+
+    #[test]
+    fn reads_what_it_wrote_sorted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipeline.lock");
+        let mut lock = LockFile::read(&path).unwrap();
+        assert_eq!(lock.get(&request("z/model")), None);
+        lock.pins.insert(name(&request("z/model")), "111".into());
+        lock.pins.insert(name(&request("a/model")), "222".into());
+        lock.write().unwrap();
+        let again = LockFile::read(&path).unwrap();
+        assert_eq!(again, lock);
+        assert_eq!(again.get(&request("z/model")), Some("111"));
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.find("hub-model:a/model@main").unwrap() < text.find("hub-model:z/model@main").unwrap());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn refuses_what_it_does_not_understand() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipeline.lock");
+        fs::write(&path, "<<<<<<< HEAD").unwrap();
+        assert!(matches!(LockFile::read(&path), Err(LockError::Form { .. })));
+        fs::write(&path, r#"{ "version": 9, "pins": {} }"#).unwrap();
+        assert!(matches!(LockFile::read(&path), Err(LockError::Version { found: 9, .. })));
+    }
+}

@@ -168,3 +168,64 @@ pub fn stage_folder(stage: &str) -> String {
     let replaced: String = stage.chars().map(|c| if plain(c) { c } else { '_' }).collect();
     format!("{}-{}", replaced.trim_start_matches('.'), Digest::of(stage.as_bytes()).short())
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn stages_never_share_a_folder() {
+        assert_eq!(stage_folder("adapter"), "adapter");
+        let (four, other) = (stage_folder("adapter[lora.rank=4]"), stage_folder("adapter(lora.rank=4)"));
+        assert!(four.starts_with("adapter_lora.rank_4_-"), "{four}");
+        assert_ne!(four, other);
+        assert!(!stage_folder("../up").contains('/') && !stage_folder("..").starts_with('.'));
+    }
+
+    #[test]
+    fn a_cut_line_is_left_out_and_a_dead_run_is_told_from_a_living_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run");
+        let plan = RunPlan {
+            run: "run".into(),
+            pipeline: "p".into(),
+            file: "p.yaml".into(),
+            started: Moment::now().rfc3339(),
+            program: "0".into(),
+            stages: Vec::new(),
+        };
+        let mut run = RunFolder::create(&path, &plan).unwrap();
+        let event = RunEvent::StageWaiting { stage: "a".into() };
+        run.append(&event).unwrap();
+        assert!(is_alive(&path));
+        drop(run);
+        assert!(!is_alive(&path));
+        let mut events = OpenOptions::new().append(true).open(path.join("events.jsonl")).unwrap();
+        events.write_all(b"{\"time\":\"2026-").unwrap();
+        let read: Vec<_> = read_events(&path).unwrap().into_iter().map(|timed| timed.event).collect();
+        assert_eq!(read, [event]);
+    }
+
+    #[test]
+    fn progress_is_thinned_and_nothing_else_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let plan = RunPlan {
+            run: "run".into(),
+            pipeline: "p".into(),
+            file: "p.yaml".into(),
+            started: String::new(),
+            program: "0".into(),
+            stages: Vec::new(),
+        };
+        let mut run = RunFolder::create(folder.path(), &plan).unwrap();
+        for done in 0..5 {
+            let progress = WorkerEvent::Progress { unit: "rows".into(), done, total: None, note: None };
+            run.append(&RunEvent::Worker { stage: "a".into(), said: progress }).unwrap();
+            let checkpoint = WorkerEvent::Checkpoint { step: done };
+            run.append(&RunEvent::Worker { stage: "a".into(), said: checkpoint }).unwrap();
+        }
+        assert_eq!(read_events(folder.path()).unwrap().len(), 1 + 5);
+    }
+}

@@ -14,7 +14,7 @@ use crate::home::Home;
 use crate::run::event::{Conclusion, Counts, RunEvent};
 
 /// Raised when the tables change; an index of another version is made again.
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
 
 const TABLES: &str = "
     CREATE TABLE runs (
@@ -143,7 +143,7 @@ impl History {
     pub fn runs(&self) -> Result<Vec<RunSummary>, HistoryError> {
         self.query(|connection| {
             let mut statement = connection.prepare("SELECT * FROM runs ORDER BY run DESC")?;
-            statement.query_map([], |row| self.summary(row))?.collect()
+            statement.query_map([], summary)?.collect()
         })
     }
 
@@ -232,7 +232,9 @@ impl History {
     fn insert(&mut self, recorded: &Recorded) -> rusqlite::Result<()> {
         let RunSummary { run, pipeline, file, started, state, seconds, counts } = &recorded.summary;
         let conclusion = match state {
-            RunState::Running | RunState::CutOff => None,
+            // A run that goes on is read again each time; one that was cut off can never change.
+            RunState::Running => None,
+            RunState::CutOff => Some("cut_off"),
             RunState::Succeeded => Some("succeeded"),
             RunState::Failed => Some("failed"),
             RunState::Interrupted => Some("interrupted"),
@@ -276,33 +278,6 @@ impl History {
         transaction.commit()
     }
 
-    fn summary(&self, row: &rusqlite::Row<'_>) -> rusqlite::Result<RunSummary> {
-        let run: String = row.get("run")?;
-        let conclusion: Option<String> = row.get("conclusion")?;
-        let state = match conclusion.as_deref() {
-            Some("succeeded") => RunState::Succeeded,
-            Some("failed") => RunState::Failed,
-            Some(_) => RunState::Interrupted,
-            None if is_alive(&self.runs.join(&run)) => RunState::Running,
-            None => RunState::CutOff,
-        };
-        let count = |name: &str| row.get::<_, i64>(name).map(|count| usize::try_from(count).unwrap_or_default());
-        Ok(RunSummary {
-            pipeline: row.get("pipeline")?,
-            file: PathBuf::from(row.get::<_, String>("file")?),
-            started: row.get("started")?,
-            state,
-            seconds: row.get("seconds")?,
-            counts: Counts {
-                done: count("done")?,
-                cached: count("cached")?,
-                failed: count("failed")?,
-                skipped: count("skipped")?,
-            },
-            run,
-        })
-    }
-
     fn query<T>(&self, ask: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, HistoryError> {
         ask(&self.connection).map_err(|source| HistoryError::Index { path: self.path(), source })
     }
@@ -330,6 +305,33 @@ fn open(path: &Path) -> rusqlite::Result<Connection> {
         connection.execute_batch("COMMIT")?;
     }
     Ok(connection)
+}
+
+fn summary(row: &rusqlite::Row<'_>) -> rusqlite::Result<RunSummary> {
+    let run: String = row.get("run")?;
+    let conclusion: Option<String> = row.get("conclusion")?;
+    let state = match conclusion.as_deref() {
+        Some("succeeded") => RunState::Succeeded,
+        Some("failed") => RunState::Failed,
+        Some("interrupted") => RunState::Interrupted,
+        Some(_) => RunState::CutOff,
+        None => RunState::Running,
+    };
+    let count = |name: &str| row.get::<_, i64>(name).map(|count| usize::try_from(count).unwrap_or_default());
+    Ok(RunSummary {
+        pipeline: row.get("pipeline")?,
+        file: PathBuf::from(row.get::<_, String>("file")?),
+        started: row.get("started")?,
+        state,
+        seconds: row.get("seconds")?,
+        counts: Counts {
+            done: count("done")?,
+            cached: count("cached")?,
+            failed: count("failed")?,
+            skipped: count("skipped")?,
+        },
+        run,
+    })
 }
 
 fn stage_summary(row: &rusqlite::Row<'_>) -> rusqlite::Result<StageSummary> {
@@ -361,7 +363,8 @@ fn read_run(folder: &Path) -> Option<Recorded> {
             pipeline: plan.pipeline,
             file: plan.file,
             started: plan.started,
-            state: RunState::CutOff,
+            // Looked at before the events: a run that ends in between has its end among them.
+            state: if is_alive(folder) { RunState::Running } else { RunState::CutOff },
             seconds: None,
             counts: Counts::default(),
         },

@@ -166,7 +166,9 @@ impl<'a> Scheduler<'a> {
         self.tell(RunEvent::RunStarted { run: run.clone(), pipeline: self.plan.name.clone(), stages });
         loop {
             self.advance();
-            if self.publishing == 0 && self.stages.iter().all(|stage| stage.state.is_settled()) {
+            // A second Ctrl-C does not wait for copies either: a half-made one has a name of its own and is removed by the next.
+            let may_leave = self.publishing == 0 || self.stopping == Stopping::Killed;
+            if may_leave && self.stages.iter().all(|stage| stage.state.is_settled()) {
                 break;
             }
             let alarm = self.next_alarm();
@@ -364,10 +366,12 @@ impl<'a> Scheduler<'a> {
             failed: in_state(State::Failed),
             skipped: in_state(State::Skipped),
         };
-        let conclusion = match self.stopping {
-            _ if counts.failed > 0 || self.publish_failed => Conclusion::Failed,
-            Stopping::Asked | Stopping::Killed if counts.skipped > 0 => Conclusion::Interrupted,
-            _ => Conclusion::Succeeded,
+        let conclusion = if self.stopping != Stopping::No && (counts.skipped > 0 || self.publishing > 0) {
+            Conclusion::Interrupted
+        } else if counts.failed > 0 || self.publish_failed {
+            Conclusion::Failed
+        } else {
+            Conclusion::Succeeded
         };
         self.tell(RunEvent::RunFinished { conclusion, counts, seconds: took.as_secs_f64() });
         let folder = self.recorder.path().to_owned();
