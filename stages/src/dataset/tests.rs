@@ -1,3 +1,5 @@
+//! The stage, on files of every form and on rows that cannot be used.
+
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::{Path, PathBuf};
