@@ -4,8 +4,9 @@ use std::path::Path;
 
 use cache::{OutputRecord, Store};
 use engine::explain::explain;
-use engine::plan::PlannedStage;
+use engine::plan::{PlannedStage, ResolvedInput};
 use engine::suggest;
+use stages::artifact::{OutputKind, Tokenizer};
 
 use crate::Global;
 use crate::render::{self, Failure};
@@ -18,6 +19,8 @@ pub struct Located {
     pub name: String,
     /// Its kind, its folder, its facts.
     pub record: OutputRecord,
+    /// The tokenizer behind it, where it holds tokens.
+    pub tokenizer: Option<OutputRecord>,
 }
 
 /// The output that a name stands for in a pipeline file.
@@ -38,16 +41,26 @@ pub fn output(file: &Path, overrides: &[String], name: &str, global: &Global) ->
     let home = global.home(file)?;
     let store = Store::open(home.store()).map_err(Failure::machine)?;
     let id = stage.id.clone();
+    let tokenizer_input = tokenizer_behind(&plan.stages, stage).cloned();
     let forecasts = explain(&plan, &home).map_err(|error| Failure::explain(error, plan.sources))?;
-    let record = forecasts
-        .into_iter()
-        .find(|forecast| forecast.stage == id)
-        .and_then(|mut forecast| forecast.outputs.remove(&output))
-        .ok_or_else(|| {
-            Failure::wrong(format!("`{id}.{output}` has not been made yet, as the pipeline stands now"))
-                .with_help(format!("`pipeline run {}` makes it", file.display()))
-        })?;
-    Ok(Located { store, name: format!("{id}.{output}"), record })
+    let stored = |stage: &str, output: &str| {
+        forecasts.iter().find(|forecast| forecast.stage == stage)?.outputs.get(output).cloned()
+    };
+    let record = stored(&id, &output).ok_or_else(|| {
+        Failure::wrong(format!("`{id}.{output}` has not been made yet, as the pipeline stands now"))
+            .with_help(format!("`pipeline run {}` makes it", file.display()))
+    })?;
+    let tokenizer = tokenizer_input.and_then(|input| stored(&input.stage, &input.output));
+    Ok(Located { store, name: format!("{id}.{output}"), record, tokenizer })
+}
+
+/// The tokenizer that a stage reads, or that the nearest stage before it reads.
+fn tokenizer_behind<'a>(stages: &'a [PlannedStage], stage: &'a PlannedStage) -> Option<&'a ResolvedInput> {
+    let direct = stage.inputs.iter().find(|input| input.kind == Tokenizer::NAME);
+    direct.or_else(|| {
+        let before = |input: &ResolvedInput| stages.iter().find(|stage| stage.id == input.stage);
+        stage.inputs.iter().filter_map(before).find_map(|stage| tokenizer_behind(stages, stage))
+    })
 }
 
 /// The failure of a stage's name that is none.

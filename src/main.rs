@@ -12,6 +12,8 @@ mod progress;
 mod render;
 mod run;
 mod runs;
+mod schema;
+mod show;
 mod table;
 mod terminal;
 mod validate;
@@ -54,11 +56,13 @@ enum Command {
     Run(run::RunArgs),
     Validate(validate::ValidateArgs),
     Plan(plan::PlanArgs),
+    Show(show::ShowArgs),
     Export(export::ExportArgs),
     Graph(graph::GraphArgs),
     Cache(cache::CacheArgs),
     Runs(runs::RunsArgs),
     Logs(logs::LogsArgs),
+    Schema(schema::SchemaArgs),
     /// Runs one stage; the engine starts it.
     #[command(name = "__stage", hide = true)]
     Stage {
@@ -82,11 +86,13 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args, &global),
         Command::Validate(args) => validate::run(&args),
         Command::Plan(args) => plan::run(&args, &global),
+        Command::Show(args) => show::run(&args, &global),
         Command::Export(args) => export::run(&args, &global),
         Command::Graph(args) => graph::run(&args),
         Command::Cache(args) => cache::run(&args, &global),
         Command::Runs(args) => runs::run(&args, &global),
         Command::Logs(args) => logs::run(&args, &global),
+        Command::Schema(args) => schema::run(&args),
         Command::Stage { job } => return engine::execute::stage_process::main(&stages::registry(), &job),
     };
     match ended {

@@ -358,10 +358,14 @@ impl fmt::Display for Shown<'_> {
 impl Error for Shown<'_> {}
 
 impl Shown<'_> {
-    /// The text that the problem lies in; an empty one has a line to point at all the same.
+    /// The text that the problem lies in, if there is anything in it to point at. An empty file has a line to point at all
+    /// the same; one that could not be read has none, and its problem no label.
     fn text(&self) -> Option<&str> {
-        let text = &self.sources.get(self.problem.span.source)?.text;
-        Some(if text.is_empty() { "\n" } else { text })
+        let text = self.sources.get(self.problem.span.source)?.text.as_str();
+        match text.is_empty() {
+            false => Some(text),
+            true => (!self.problem.label.is_empty()).then_some("\n"),
+        }
     }
 
     /// A span within its first line: what spans lines (a whole mapping) is marked where it begins.

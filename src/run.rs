@@ -78,6 +78,7 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
         progress.event(event);
     });
     progress.finish();
+    told.reports.sort_by_key(|(stage, _)| plan.stages.iter().position(|planned| planned.id == *stage));
     let outcome = ended.map_err(|error| Failure::run(error, plan.sources))?;
     for failure in &told.failures {
         render::message(&failure.message);

@@ -1,0 +1,250 @@
+//! `pipeline show`: an artefact as a person wants to see it.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use cache::{OutputRecord, Store, Tree, Verify};
+use clap::Args;
+use serde_json::{Map, Value, json};
+use stages::artifact::{Metrics, OutputKind, Packs, Rows, Samples, Tokens};
+use stages::show::{DocumentView, Field, RowView, SegmentView, describe_rows};
+use stages::tokenizer::Tokenizer;
+
+use crate::render::Failure;
+use crate::table::Table;
+use crate::terminal::Look;
+use crate::{Format, Global, locate, words};
+
+/// Show what a stage made: rows as text, trained tokens in brackets, borders of documents in packs; metrics; files.
+#[derive(Args)]
+pub struct ShowArgs {
+    /// The pipeline file.
+    file: PathBuf,
+    /// The stage, with its output where it has several.
+    #[arg(value_name = "STAGE[.OUTPUT]")]
+    output: String,
+    /// Changes to the file, as `stage.path=value` or `vars.name=value`.
+    #[arg(value_name = "OVERRIDE")]
+    overrides: Vec<String>,
+    /// How many rows to show.
+    #[arg(long, default_value_t = 3, value_name = "COUNT")]
+    rows: u64,
+    /// How to print the result.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// What is shown of an artefact.
+struct Shown {
+    name: String,
+    record: OutputRecord,
+    tree: Tree,
+    body: Body,
+}
+
+enum Body {
+    Rows(Vec<RowView>),
+    Metrics(Value),
+    /// Text that the stage wrote for people.
+    Text(String),
+    /// Nothing but the facts and the list of files.
+    Files,
+}
+
+/// Shows the artefact.
+pub fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
+    let located = locate::output(&args.file, &args.overrides, &args.output, global)?;
+    let staging = located.store.staging().map_err(Failure::machine)?;
+    let folder = staging.path().join("shown");
+    let tree = located.store.link_folder(&located.record.tree, &folder, Verify::Contents).map_err(Failure::machine)?;
+    let tokenizer = match &located.tokenizer {
+        Some(record) => Some(open_tokenizer(&located.store, record, &staging.path().join("tokenizer"))?),
+        None => None,
+    };
+    let body = body(&folder, &tree, &located.record.kind, tokenizer.as_ref(), args.rows)?;
+    let shown = Shown { name: located.name, record: located.record, tree, body };
+    match args.format {
+        Format::Json => crate::print_json(&shown.json()),
+        Format::Text => Ok(shown.print(&mut io::stdout().lock(), Look::stdout())?),
+    }
+}
+
+fn open_tokenizer(store: &Store, record: &OutputRecord, folder: &Path) -> Result<Tokenizer, Failure> {
+    store.link_folder(&record.tree, folder, Verify::Contents).map_err(Failure::machine)?;
+    Ok(Tokenizer::from_folder(folder).map_err(engine::error::StageError::from)?)
+}
+
+fn body(folder: &Path, tree: &Tree, kind: &str, tokenizer: Option<&Tokenizer>, rows: u64) -> Result<Body, Failure> {
+    if [Rows::NAME, Tokens::NAME, Packs::NAME].contains(&kind) {
+        return Ok(Body::Rows(describe_rows(folder, kind, tokenizer, rows)?));
+    }
+    if kind == Metrics::NAME && tree.get("metrics.json").is_some() {
+        let text = std::fs::read(folder.join("metrics.json"))?;
+        return Ok(Body::Metrics(serde_json::from_slice(&text).map_err(io::Error::from)?));
+    }
+    let readable = tree.files().iter().find(|file| kind == Samples::NAME && file.path.ends_with(".txt"));
+    Ok(match readable {
+        Some(file) => Body::Text(std::fs::read_to_string(folder.join(&file.path))?),
+        None => Body::Files,
+    })
+}
+
+impl Shown {
+    fn json(&self) -> Value {
+        let files: Vec<Value> =
+            self.tree.files().iter().map(|file| json!({ "path": file.path, "size": file.size })).collect();
+        let mut value = json!({
+            "output": self.name,
+            "kind": self.record.kind,
+            "identity": self.record.identity,
+            "facts": self.record.facts,
+            "files": files,
+        });
+        match &self.body {
+            Body::Rows(rows) => value["rows"] = json!(rows),
+            Body::Metrics(metrics) => value["metrics"] = metrics.clone(),
+            Body::Text(text) => value["text"] = json!(text),
+            Body::Files => {}
+        }
+        value
+    }
+
+    fn print(&self, out: &mut dyn Write, look: Look) -> io::Result<()> {
+        let size = words::bytes(self.tree.bytes());
+        writeln!(out, "{} ({}, {size})", look.paint("1", &self.name), self.record.kind)?;
+        write!(out, "{}", facts(&self.record.facts))?;
+        match &self.body {
+            Body::Rows(rows) => rows.iter().try_for_each(|row| print_row(out, row, look)),
+            Body::Metrics(metrics) => write!(out, "\n{}", metrics_table(metrics)),
+            Body::Text(text) => writeln!(out, "\n{}", text.trim_end()),
+            Body::Files => {
+                let mut table = Table::new(["file", "size"]);
+                self.tree.files().iter().for_each(|file| table.row([file.path.clone(), words::bytes(file.size)]));
+                write!(out, "\n{table}")
+            }
+        }
+    }
+}
+
+/// The facts of an artefact: one per line, lists and mappings as JSON.
+fn facts(facts: &Map<String, Value>) -> String {
+    let width = facts.keys().map(String::len).max().unwrap_or(0);
+    facts.iter().map(|(name, value)| format!("  {name:width$}  {}\n", words::figure(value))).collect()
+}
+
+/// Named figures, a nested one under its dotted name.
+fn metrics_table(metrics: &Value) -> Table {
+    let mut table = Table::new(["metric", "value"]);
+    flatten(metrics, String::new(), &mut |name, value| table.row([name, words::figure(value)]));
+    table
+}
+
+fn flatten(value: &Value, name: String, add: &mut dyn FnMut(String, &Value)) {
+    let below = |key: &str| if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") };
+    match value {
+        Value::Object(map) => map.iter().for_each(|(key, value)| flatten(value, below(key), add)),
+        other => add(name, other),
+    }
+}
+
+fn print_row(out: &mut dyn Write, row: &RowView, look: Look) -> io::Result<()> {
+    match row {
+        RowView::Text { index, fields } => {
+            writeln!(out, "\n{}", look.paint("1", &format!("row {index}")))?;
+            fields.iter().try_for_each(|field| print_field(out, field, look))
+        }
+        RowView::Tokens { index, documents, padding } => {
+            let tokens: usize = documents.iter().map(|document| document.tokens).sum();
+            let trained: usize = documents.iter().map(|document| document.trained).sum();
+            let mut title = format!("row {index}: {}, {trained} trained", words::plural(tokens, "token"));
+            if documents.len() > 1 {
+                title += &format!(", {} documents", documents.len());
+            }
+            if *padding > 0 {
+                title += &format!(", {padding} of padding behind them");
+            }
+            writeln!(out, "\n{}", look.paint("1", &title))?;
+            for (number, document) in documents.iter().enumerate() {
+                if documents.len() > 1 {
+                    writeln!(out, "{}", border(number + 1, document, look))?;
+                }
+                let text: String = document.segments.iter().map(|segment| marked(segment, look)).collect();
+                print_indented(out, &text)?;
+            }
+            Ok(())
+        }
+    }
+}
+
+fn print_field(out: &mut dyn Write, field: &Field, look: Look) -> io::Result<()> {
+    writeln!(out, "  {}", look.paint("36", &format!("{}:", field.name)))?;
+    field.text.lines().try_for_each(|line| writeln!(out, "    {line}"))
+}
+
+/// The line above a document of a pack.
+fn border(number: usize, document: &DocumentView, look: Look) -> String {
+    let DocumentView { tokens, trained, .. } = document;
+    let line = look.either("──", "--");
+    let title = format!("{line} document {number}: {}, {trained} trained ", words::plural(*tokens, "token"));
+    let rest = look.width.min(80).saturating_sub(crate::table::width(&title));
+    look.paint("2", &format!("{title}{}", look.either("─", "-").repeat(rest)))
+}
+
+/// Trained text in brackets, and in colour where there is any.
+fn marked(segment: &SegmentView, look: Look) -> String {
+    if !segment.trained {
+        return segment.text.clone();
+    }
+    let (open, close) = (look.either("⟦", "[["), look.either("⟧", "]]"));
+    // Colours end at each line's end: pagers begin every line without one.
+    let lines = segment.text.split('\n').map(|line| look.paint("32", line));
+    format!("{open}{}{close}", lines.collect::<Vec<_>>().join("\n"))
+}
+
+fn print_indented(out: &mut dyn Write, text: &str) -> io::Result<()> {
+    text.lines().try_for_each(|line| writeln!(out, "  {line}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PIPE: Look = Look { colour: false, unicode: true, width: 100, live: false };
+
+    fn segment(text: &str, trained: bool) -> SegmentView {
+        SegmentView { text: text.to_owned(), tokens: 2, trained }
+    }
+
+    fn printed(row: &RowView, look: Look) -> String {
+        let mut out = Vec::new();
+        print_row(&mut out, row, look).expect("a vector takes everything");
+        String::from_utf8(out).expect("it was text")
+    }
+
+    #[test]
+    fn trained_text_stands_in_brackets_and_documents_have_borders() {
+        let document = |text: &str| DocumentView {
+            tokens: 4,
+            trained: 2,
+            segments: vec![segment("Who?\nMe: ", false), segment(text, true)],
+        };
+        let row = RowView::Tokens { index: 7, documents: vec![document("I"), document("You")], padding: 3 };
+        let text = printed(&row, PIPE);
+        assert!(text.contains("row 7: 8 tokens, 4 trained, 2 documents, 3 of padding behind them"), "{text}");
+        assert!(text.contains("  Who?\n  Me: ⟦I⟧\n── document 2: 4 tokens, 2 trained ──"), "{text}");
+        let ascii = printed(&row, Look { unicode: false, ..PIPE });
+        assert!(ascii.is_ascii() && ascii.contains("Me: [[You]]"), "{ascii}");
+    }
+
+    #[test]
+    fn colour_is_added_to_the_brackets_and_ends_with_the_line() {
+        let text = marked(&segment("a\nb", true), Look { colour: true, ..PIPE });
+        assert_eq!(text, "⟦\x1b[32ma\x1b[0m\n\x1b[32mb\x1b[0m⟧");
+    }
+
+    #[test]
+    fn nested_metrics_have_dotted_names() {
+        let table = metrics_table(&json!({ "perplexity": 1.5, "rouge1": { "f": 0.25 } }));
+        assert_eq!(table.to_string(), "metric      value\nperplexity    1.5\nrouge1.f     0.25\n");
+    }
+}

@@ -1,0 +1,148 @@
+//! What runs again, and what does not.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use support::Project;
+
+/// The stages that a run ran, sorted; all others must have been cached.
+#[track_caller]
+fn ran(project: &Project, arguments: &[&str]) -> Vec<String> {
+    let all: Vec<&str> = ["run", "data.yaml", "--format", "json"].iter().chain(arguments).copied().collect();
+    let result = project.run(&all).ends_with(0).json();
+    let mut ran = Vec::new();
+    for stage in result["stages"].as_array().unwrap() {
+        match stage["state"].as_str().unwrap() {
+            "done" => ran.push(stage["stage"].as_str().unwrap().to_owned()),
+            state => assert_eq!(state, "cached", "{stage}"),
+        }
+    }
+    assert_eq!(result["stages"].as_array().unwrap().len(), 7);
+    ran.sort();
+    ran
+}
+
+const ALL: [&str; 7] = ["fresh", "question_packs", "question_tokens", "questions", "text", "text_packs", "text_tokens"];
+
+#[test]
+fn a_second_run_does_nothing_and_says_so() {
+    let project = Project::with_pipeline("data.yaml");
+    project.run(&["run", "data.yaml"]).ends_with(0).warns("done: 7 ran in ");
+    project.run(&["run", "data.yaml"]).ends_with(0).warns("nothing to do: all 7 stages are cached (");
+    project.run(&["plan", "data.yaml"]).ends_with(0).says("nothing to do");
+}
+
+#[test]
+fn a_changed_parameter_reruns_what_is_downstream_of_it_and_nothing_else() {
+    let project = Project::with_pipeline("data.yaml");
+    assert_eq!(ran(&project, &[]), ALL);
+    assert_eq!(ran(&project, &["text_packs.max_seq_len=32"]), ["text_packs"]);
+    assert_eq!(ran(&project, &["vars.template=Q: {question} A: "]), ["question_packs", "question_tokens", "questions"]);
+    // What was made before is still there.
+    assert_eq!(ran(&project, &[]), [""; 0]);
+}
+
+#[test]
+fn new_weights_do_not_tokenize_again() {
+    let project = Project::with_pipeline("data.yaml");
+    ran(&project, &[]);
+    assert_eq!(ran(&project, &["fresh.seed=2"]), ["fresh"]);
+}
+
+#[test]
+fn names_and_places_are_in_no_key() {
+    let project = Project::with_pipeline("data.yaml");
+    ran(&project, &[]);
+    std::fs::create_dir(project.path("data")).unwrap();
+    std::fs::rename(project.path("text.jsonl"), project.path("data/renamed.jsonl")).unwrap();
+    project.edit("data.yaml", "./text.jsonl", "./data/renamed.jsonl");
+    project.edit("data.yaml", "  text_packs:", "  packs_by_another_name:");
+    project.edit("data.yaml", "name: data", "name: other");
+    assert_eq!(ran(&project, &[]), [""; 0]);
+}
+
+#[test]
+fn a_source_counts_by_its_content() {
+    let project = Project::with_pipeline("data.yaml");
+    ran(&project, &[]);
+    let rows = std::fs::read_to_string(project.path("questions.jsonl")).unwrap();
+    project.write("questions.jsonl", &rows);
+    assert_eq!(ran(&project, &[]), [""; 0]);
+    project.write("questions.jsonl", &rows.replacen("Where", "Say where", 1));
+    assert_eq!(ran(&project, &[]), ["question_packs", "question_tokens", "questions"]);
+}
+
+#[test]
+fn plan_names_the_field_that_differs_and_its_place() {
+    let project = Project::with_pipeline("data.yaml");
+    project.run(&["plan", "data.yaml"]).ends_with(0).says("will run");
+    ran(&project, &[]);
+    let line = 1 + std::fs::read_to_string(project.path("data.yaml"))
+        .unwrap()
+        .lines()
+        .position(|line| line.contains("max_seq_len: 64"))
+        .unwrap();
+    project.edit("data.yaml", "max_seq_len: 64", "max_seq_len: 32");
+    let plan = project.run(&["plan", "data.yaml"]).ends_with(0).says("max_seq_len").says("64").says("32");
+    assert!(plan.stdout.contains(&format!("data.yaml:{line}:")), "{plan}");
+    let stages = project.run(&["plan", "data.yaml", "--format", "json"]).ends_with(0).json();
+    let states: Vec<_> =
+        stages["stages"].as_array().unwrap().iter().filter(|stage| stage["status"] != "cached").collect();
+    assert_eq!(states.len(), 1, "{states:?}");
+    assert_eq!(states[0]["stage"], "text_packs");
+}
+
+#[test]
+fn a_damaged_object_is_found_and_made_again() {
+    let project = Project::with_pipeline("data.yaml");
+    ran(&project, &[]);
+    project.run(&["cache", "verify"]).ends_with(0).says("everything is intact");
+    // The tokens are read by the packs alone; damage them and ask for other packs.
+    let listing = project.run(&["cache", "ls", "--format", "json"]).ends_with(0).json();
+    assert_eq!(listing["results"].as_array().unwrap().len(), 7);
+    let damaged = damage_one_object_each(&project, "part-00000.parquet");
+    assert!(damaged > 0);
+    project.run(&["cache", "verify"]).ends_with(1).says("is damaged");
+    assert!(ran(&project, &["text_packs.max_seq_len=48"]).contains(&"text_packs".to_owned()));
+}
+
+/// Flips a byte in the middle of every stored object that is a Parquet file; how many those are.
+fn damage_one_object_each(project: &Project, _name: &str) -> usize {
+    let mut damaged = 0;
+    for shard in std::fs::read_dir(project.path(".pipeline/store/objects")).unwrap() {
+        for object in std::fs::read_dir(shard.unwrap().path()).unwrap() {
+            let path = object.unwrap().path();
+            let mut bytes = std::fs::read(&path).unwrap();
+            if !bytes.starts_with(b"PAR1") {
+                continue;
+            }
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            // Objects are read-only; a new file in its place is what a bad disk would look like.
+            std::fs::remove_file(&path).unwrap();
+            std::fs::write(&path, bytes).unwrap();
+            damaged += 1;
+        }
+    }
+    damaged
+}
+
+#[test]
+fn two_runs_at_once_share_the_work() {
+    let project = Project::with_pipeline("data.yaml");
+    let mut children = [(); 2].map(|()| project.start(&["run", "data.yaml"]));
+    for child in &mut children {
+        assert!(child.wait().unwrap().success());
+    }
+    project.run(&["cache", "verify"]).ends_with(0);
+    assert_eq!(ran(&project, &[]), [""; 0]);
+}
+
+#[test]
+fn a_home_may_lie_elsewhere() {
+    let project = Project::with_pipeline("data.yaml");
+    project.run(&["run", "data.yaml", "--home", "elsewhere"]).ends_with(0);
+    assert!(project.path("elsewhere/store").is_dir() && !project.path(".pipeline").exists());
+    project.run(&["run", "data.yaml", "--home", "elsewhere"]).ends_with(0).warns("nothing to do");
+}

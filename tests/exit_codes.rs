@@ -1,0 +1,73 @@
+//! How the program ends, and on which stream it says what.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use support::Project;
+
+#[test]
+fn done_is_0_with_results_on_stdout_and_the_rest_on_stderr() {
+    let project = Project::with_pipeline("data.yaml");
+    let ran = project.run(&["run", "data.yaml"]).ends_with(0).warns("text_packs: done in ").says("[text_packs]\n");
+    assert!(!ran.stdout.contains("done in") && !ran.stderr.contains("[text_packs]"), "{ran}");
+    let quiet = project.run(&["run", "data.yaml", "-q"]).ends_with(0);
+    assert_eq!((quiet.stdout.as_str(), quiet.stderr.as_str()), ("", ""));
+    let listed = project.run(&["cache", "ls"]).ends_with(0).says("tokenize");
+    assert_eq!(listed.stderr, "");
+}
+
+#[test]
+fn a_failed_stage_is_1_and_names_the_stage_its_place_and_the_cause() {
+    let project = Project::with_pipeline("data.yaml");
+    project.write("questions.jsonl", "{\"question\": \"Who?\", \"answer\": \"Me.\"}\n{\"question\": \n");
+    let ran = project.run(&["run", "data.yaml"]).ends_with(1);
+    let ran =
+        ran.warns("questions.jsonl").warns("stage `questions` failed (data.yaml:").warns("question_tokens: skipped");
+    assert!(!ran.stderr.contains("panicked"), "{ran}");
+    project.run(&["run", "data.yaml", "--keep-going"]).ends_with(1).warns("text_packs: done");
+}
+
+#[test]
+fn a_wrong_file_or_command_line_is_2() {
+    let project = Project::with_pipeline("data.yaml");
+    project.run(&["run", "no-such.yaml"]).ends_with(2).warns("no-such.yaml");
+    project.run(&["run", "data.yaml", "text_packs.max_seq_len=none"]).ends_with(2).warns("command line");
+    project.run(&["run"]).ends_with(2).warns("Usage");
+    project.run(&["rnu", "data.yaml"]).ends_with(2).warns("run");
+    project.run(&["show", "data.yaml", "text_pakcs"]).ends_with(2).warns("did you mean `text_packs`?");
+    project.run(&["logs", "text_packs"]).ends_with(2);
+    project.run(&["runs", "show"]).ends_with(2).warns("nothing has been run yet");
+    assert!(
+        !project.path(".pipeline/store/results").exists() || project.run(&["runs", "ls"]).stdout.contains("no runs")
+    );
+}
+
+#[test]
+fn a_machine_that_lacks_something_is_3_before_anything_runs() {
+    let project = Project::with_pipeline("data.yaml");
+    let ran = project.run(&["run", "data.yaml", "text_packs.resources.device=npu"]).ends_with(3);
+    ran.warns("asks for an NPU").warns("text_packs.resources.device=cpu");
+    project.run(&["runs", "ls"]).ends_with(0).says("no runs yet");
+}
+
+#[test]
+fn what_is_not_pinned_is_not_looked_up_offline() {
+    let project = Project::new();
+    project
+        .write("p.yaml", "version: 1\nname: p\nstages:\n  base: { uses: download, with: { repo: nobody/nothing } }\n");
+    project.run(&["run", "p.yaml", "--offline"]).ends_with(2).warns("nobody/nothing").warns("is not pinned");
+    project.run(&["run", "p.yaml", "--locked"]).ends_with(2).warns("is not pinned");
+}
+
+#[test]
+fn a_reader_that_went_away_is_no_failure() {
+    use std::process::Stdio;
+    let project = Project::with_pipeline("data.yaml");
+    let mut command = project.command(&["schema"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(0));
+    assert_eq!(String::from_utf8_lossy(&ended.stderr), "");
+}

@@ -1,0 +1,80 @@
+//! The commands that look at a pipeline and its results: show, export, graph, runs, logs, schema.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use support::Project;
+
+#[test]
+fn show_prints_rows_as_text_with_trained_tokens_and_pack_borders_marked() {
+    let project = Project::with_pipeline("data.yaml");
+    project.run(&["show", "data.yaml", "questions"]).ends_with(2).warns("pipeline run");
+    project.run(&["run", "data.yaml"]).ends_with(0);
+    project.run(&["show", "data.yaml", "questions", "--rows", "1"]).ends_with(0).says("Where is it that the");
+    // Trained tokens stand in brackets: the answer, and not the question.
+    let tokens = project.run(&["show", "data.yaml", "question_tokens", "--rows", "1"]).ends_with(0);
+    let trained: String = tokens.stdout.split('⟦').skip(1).filter_map(|rest| rest.split('⟧').next()).collect();
+    assert!(trained.contains("It is "), "{tokens}");
+    assert!(!trained.contains("Question"), "{tokens}");
+    assert!(tokens.stdout.contains("Question: Where"), "{tokens}");
+    let packs = project.run(&["show", "data.yaml", "question_packs.packs", "--rows", "1"]).ends_with(0);
+    assert!(packs.stdout.matches("Question: ").count() > 1, "{packs}");
+    project.run(&["show", "data.yaml", "fresh.model"]).ends_with(0).says("hidden_size");
+    let json = project.run(&["show", "data.yaml", "text", "--rows", "2", "--format", "json"]).ends_with(0).json();
+    assert_eq!(json["kind"], "rows");
+}
+
+#[test]
+fn an_output_of_a_stage_with_several_must_be_named() {
+    let project = Project::with_pipeline("data.yaml");
+    project.run(&["run", "data.yaml"]).ends_with(0);
+    project.run(&["show", "data.yaml", "fresh"]).ends_with(2).warns("fresh.model").warns("fresh.tokenizer");
+    project.run(&["show", "data.yaml", "fresh.tokeniser"]).ends_with(2).warns("did you mean `fresh.tokenizer`?");
+}
+
+#[test]
+fn export_copies_an_output_out_of_the_store() {
+    let project = Project::with_pipeline("data.yaml");
+    project.run(&["run", "data.yaml"]).ends_with(0);
+    project.run(&["export", "data.yaml", "fresh.model", "out/model"]).ends_with(0);
+    assert!(project.path("out/model/config.json").is_file() && project.path("out/model/model.safetensors").is_file());
+    project.run(&["export", "data.yaml", "fresh.model", "out/model"]).ends_with(2).warns("out/model");
+}
+
+#[test]
+fn graph_draws_every_stage_and_edge() {
+    let project = Project::with_pipeline("data.yaml");
+    let mermaid = project.run(&["graph", "data.yaml"]).ends_with(0).says("flowchart");
+    let dot = project.run(&["graph", "data.yaml", "--format", "dot"]).ends_with(0).says("digraph");
+    for stage in ["text", "fresh", "text_tokens", "question_packs"] {
+        assert!(mermaid.stdout.contains(stage) && dot.stdout.contains(stage), "{mermaid}\n{dot}");
+    }
+    assert_eq!(dot.stdout.matches("->").count(), 7, "{dot}");
+}
+
+#[test]
+fn runs_and_logs_tell_what_happened() {
+    let project = Project::with_pipeline("data.yaml");
+    project.run(&["runs", "ls"]).ends_with(0).says("no runs yet");
+    project.run(&["run", "data.yaml"]).ends_with(0);
+    project.run(&["run", "data.yaml"]).ends_with(0);
+    let runs = project.run(&["runs", "ls", "--format", "json"]).ends_with(0).json();
+    assert_eq!(runs.as_array().unwrap().len(), 2);
+    assert_eq!((&runs[0]["counts"]["cached"], &runs[1]["counts"]["done"]), (&7.into(), &7.into()));
+    let first = runs[1]["run"].as_str().unwrap();
+    project.run(&["runs", "show", first]).ends_with(0).says("question_packs").says("succeeded");
+    project.run(&["logs", "text"]).ends_with(0);
+    project.run(&["logs", first, "text"]).ends_with(0);
+    project.run(&["logs", first, "txet"]).ends_with(2).warns("did you mean `text`?");
+}
+
+#[test]
+fn the_schema_knows_every_stage_kind() {
+    let project = Project::new();
+    let schema = project.run(&["schema"]).ends_with(0).json();
+    let text = schema.to_string();
+    for kind in ["new_model", "download", "dataset", "tokenize", "pack", "train", "merge", "evaluate", "generate"] {
+        assert!(text.contains(&format!("\"{kind}\"")), "{kind}");
+    }
+}
