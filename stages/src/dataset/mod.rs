@@ -11,6 +11,7 @@ pub mod split;
 mod template_choice;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use engine::artifact::Output;
 use engine::context::StageContext;
@@ -209,7 +210,9 @@ fn local_files(context: &mut StageContext) -> Result<Vec<SourceFile>, StageError
                 .with_help(format!("it should end in {}", known.join(", "))));
         };
         context.verify(grant)?;
-        files.push(SourceFile { path: grant.path.clone(), name: grant.path.display().to_string(), format });
+        // Without the `.` that joining `./rows.jsonl` leaves in it.
+        let path: PathBuf = grant.path.components().collect();
+        files.push(SourceFile { name: path.display().to_string(), path, format });
     }
     Ok(files)
 }
