@@ -184,7 +184,7 @@ impl<B: Blocks> Session<'_, B> {
         let mut clock = Clock::start();
         while self.step < self.total_steps {
             let place = self.division.place(self.step);
-            let tokens = self.accumulate(&place, rows)?;
+            let Some(tokens) = self.accumulate(&place, rows, context)? else { return self.stop(context) };
             let learning_rate = self.params.optimizer.learning_rate * self.schedule.factor(self.step, self.total_steps);
             self.step += 1;
             match self.trainer.step(learning_rate) {
@@ -194,23 +194,38 @@ impl<B: Blocks> Session<'_, B> {
                 }
                 Err(error) => return Err(self.failure(&place, error)),
             }
-            let last = self.step == self.total_steps;
-            if last || context.cancelled() || self.step.is_multiple_of(self.params.save_every) {
+            if self.step == self.total_steps || self.step.is_multiple_of(self.params.save_every) {
                 self.save(context)?;
-            }
-            if !last && context.cancelled() {
-                let message = format!("stopped after step {} of {}, which is saved", self.step, self.total_steps);
-                return Err(StageError::new(Cause::Cancelled, message).with_help("run again to go on from there"));
             }
         }
         Ok(())
     }
 
-    /// Adds up the gradients of a step's rows, a micro-batch at a time. Returns the tokens computed.
-    fn accumulate(&mut self, place: &StepPlace, rows: &mut TokensReader) -> Result<usize, StageError> {
+    /// Saves the last whole step and ends the stage, as the user asked.
+    fn stop(&self, context: &mut StageContext) -> Result<(), StageError> {
+        let message = if self.step == 0 {
+            "stopped before the first step was done".to_owned()
+        } else {
+            self.save(context)?;
+            format!("stopped after step {} of {}, which is saved", self.step, self.total_steps)
+        };
+        Err(StageError::new(Cause::Cancelled, message).with_help("run again to go on from there"))
+    }
+
+    /// Adds up the gradients of a step's rows, a micro-batch at a time. Returns the tokens computed, or nothing where the
+    /// user wants to stop: a step can take longer than the time that is left then.
+    fn accumulate(
+        &mut self,
+        place: &StepPlace,
+        rows: &mut TokensReader,
+        context: &StageContext,
+    ) -> Result<Option<usize>, StageError> {
         let order: Vec<usize> = self.order(place.epoch)[place.rows.clone()].to_vec();
         let mut tokens = 0;
         for micro_batch in order.chunks(self.params.micro_batch_size) {
+            if context.cancelled() {
+                return Ok(None);
+            }
             let mut batch = Batch::default();
             for &index in micro_batch {
                 push(&mut batch, &rows.row(index as u64)?);
@@ -218,7 +233,7 @@ impl<B: Blocks> Session<'_, B> {
             tokens += batch.tokens();
             self.trainer.accumulate(&batch).map_err(|error| self.failure(place, error))?;
         }
-        Ok(tokens)
+        Ok(Some(tokens))
     }
 
     /// The order of the rows in an epoch.
