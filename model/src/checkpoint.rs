@@ -4,10 +4,12 @@
 //! written by accident. [`CheckpointWriter`] streams tensors out, one at a time. What the tensors mean is
 //! left to the decoder, the adapters and the merge.
 
+mod error;
 mod reader;
 mod writer;
 
-pub use reader::{Checkpoint, CheckpointError, TensorInfo};
+pub use error::CheckpointError;
+pub use reader::{Checkpoint, TensorInfo};
 pub use safetensors::Dtype;
 pub(crate) use writer::write_atomically;
 pub use writer::{CheckpointWriteError, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, TensorSpec, encode_float};

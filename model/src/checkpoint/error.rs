@@ -1,0 +1,124 @@
+//! What can be wrong with a checkpoint that is read.
+
+use std::path::PathBuf;
+
+use safetensors::{Dtype, SafeTensorError};
+
+use super::{INDEX_FILE, SINGLE_FILE};
+
+/// What is wrong with a checkpoint, or with what was asked of it.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The folder holds no safetensors weights.
+    #[error("no `{SINGLE_FILE}` or `{INDEX_FILE}` in `{folder}`{hint}", folder = folder.display())]
+    NoWeights {
+        /// The folder that was opened.
+        folder: PathBuf,
+        /// What lies there instead, as the end of the message.
+        hint: &'static str,
+    },
+    /// A file could not be opened, mapped or read.
+    #[error("cannot read `{}`", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The index is not the JSON it should be.
+    #[error("`{}` is not a safetensors index", path.display())]
+    BadIndex {
+        /// The index file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The index names a file outside of its own folder.
+    #[error("`{}` names the shard `{shard}`, which is not a plain file name", path.display())]
+    BadShardName {
+        /// The index file.
+        path: PathBuf,
+        /// The name it gives.
+        shard: String,
+    },
+    /// A shard named by the index is not there.
+    #[error("shard `{shard}` of `{}` is missing ({tensors} tensors lie in it)", folder.display())]
+    MissingShard {
+        /// The checkpoint's folder.
+        folder: PathBuf,
+        /// The file that is missing.
+        shard: String,
+        /// How many tensors the index places in it.
+        tensors: usize,
+    },
+    /// The index places a tensor in a shard that does not hold it.
+    #[error("the index places `{tensor}` in `{}`, which does not hold it", path.display())]
+    NotInShard {
+        /// The tensor.
+        tensor: String,
+        /// The shard.
+        path: PathBuf,
+    },
+    /// The file has fewer or more bytes than its header declares.
+    #[error("`{}` has {found} bytes where its header declares {expected}: the file is {}", path.display(), if found < expected { "cut off" } else { "too long" })]
+    WrongLength {
+        /// The file.
+        path: PathBuf,
+        /// Bytes according to the header.
+        expected: u64,
+        /// Bytes on disk.
+        found: u64,
+    },
+    /// The header cannot be understood.
+    #[error("`{}` is not a safetensors file", path.display())]
+    BadHeader {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: SafeTensorError,
+    },
+    /// The checkpoint has no tensor of that name.
+    #[error("`{}` has no tensor `{name}`{}", path.display(), nearest_text(nearest))]
+    MissingTensor {
+        /// The folder or file.
+        path: PathBuf,
+        /// The name asked for.
+        name: String,
+        /// The nearest names it does have, best first.
+        nearest: Vec<String>,
+    },
+    /// The tensor's shape is not the one the model's configuration implies.
+    #[error("tensor `{name}` of `{}` has shape {found:?} where {expected:?} is expected", path.display())]
+    WrongShape {
+        /// The folder or file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// The shape asked for.
+        expected: Vec<usize>,
+        /// The shape stored.
+        found: Vec<usize>,
+    },
+    /// The tensor's dtype cannot be read as asked.
+    #[error("tensor `{name}` of `{}` has dtype {found}, which cannot be read as {wanted}", path.display())]
+    WrongDtype {
+        /// The folder or file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// The dtype stored.
+        found: Dtype,
+        /// What was asked for.
+        wanted: &'static str,
+    },
+}
+
+fn nearest_text(nearest: &[String]) -> String {
+    match nearest {
+        [] => String::new(),
+        names => format!("; the nearest are `{}`", names.join("`, `")),
+    }
+}
