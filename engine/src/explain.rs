@@ -170,10 +170,11 @@ pub fn explain(plan: &Plan, home: &Home) -> Result<Vec<StageForecast>, ExplainEr
     for (stage, outside) in plan.stages.iter().zip(&outside) {
         let key = stage_key(stage, outside, |input| Some(outputs.get(&input.stage)?.get(&input.output)?.identity));
         let mut forecast = past.forecast(stage, &key)?;
-        for input in &stage.inputs {
-            let name = format!("{}.{}", input.stage, input.output);
-            let reason = Reason::InputRebuilt { input: name };
-            if !outputs.contains_key(&input.stage) && !forecast.reasons.contains(&reason) {
+        // A stage that runs in any case has nothing to hope for from an input that comes out as it was.
+        let rebuilt = stage.inputs.iter().filter(|input| !outputs.contains_key(&input.stage));
+        for input in rebuilt.filter(|_| forecast.status == Forecast::Unknown) {
+            let reason = Reason::InputRebuilt { input: format!("{}.{}", input.stage, input.output) };
+            if !forecast.reasons.contains(&reason) {
                 forecast.reasons.push(reason);
             }
         }

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -163,7 +163,6 @@ fn keep_on_exec(descriptor: RawFd) -> io::Result<()> {
     // SAFETY: the caller keeps the descriptor open.
     let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
     fcntl(descriptor, FcntlArg::F_SETFD(FdFlag::empty()))?;
-    debug_assert!(descriptor.as_raw_fd() >= 0);
     Ok(())
 }
 

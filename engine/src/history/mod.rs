@@ -2,6 +2,8 @@
 
 mod folder;
 mod index;
+mod recorded;
 
 pub use folder::{RunFolder, RunPlan, TimedEvent, read_events, stage_folder};
-pub use index::{History, HistoryError, RunState, RunSummary, StageSummary};
+pub use index::{History, HistoryError};
+pub use recorded::{RunState, RunSummary, StageSummary};

@@ -1,0 +1,113 @@
+//! What the context promises to a stage.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use super::*;
+use crate::artifact::Output;
+use crate::file::source::Span;
+use crate::protocol::{InputGrant, PROTOCOL};
+
+fn job(folder: &Path) -> Job {
+    Job {
+        protocol: PROTOCOL,
+        stage: "s".into(),
+        kind: "test".into(),
+        parameters: Value::Null,
+        inputs: BTreeMap::new(),
+        files: BTreeMap::new(),
+        pins: BTreeMap::new(),
+        outputs: vec![Output::new("rows", "rows")],
+        store: folder.join("store"),
+        inputs_folder: folder.join("store/staging/inputs"),
+        staging: folder.join("store/staging/mine"),
+        working: folder.join("working"),
+        key: Digest::of(b"key"),
+        threads: 1,
+    }
+}
+
+fn reference(stage: &str, output: Option<&str>) -> Reference {
+    Reference { stage: stage.into(), output: output.map(Into::into), span: Span::default() }
+}
+
+#[test]
+fn a_reference_stands_for_the_output_of_the_preferred_kind() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut job = job(folder.path());
+    let grants = [
+        ("base.model", "model"),
+        ("base.tokenizer", "tokenizer"),
+        ("base2.model", "model"),
+        ("fit[lora.rank=4].adapter", "adapter"),
+    ];
+    for (name, kind) in grants {
+        let grant = InputGrant { kind: kind.into(), tree: Digest::of(b"t"), identity: Digest::of(b"i") };
+        job.inputs.insert(name.into(), grant);
+    }
+    let context = StageContext::new(job, Voice::Silent).unwrap();
+    let resolve = |stage, output, kinds: &[&str]| context.resolve(&reference(stage, output), kinds);
+    assert_eq!(resolve("base", None, &["tokenizer"]).as_deref(), Some("base.tokenizer"));
+    assert_eq!(resolve("base", None, &["adapter", "tokenizer", "model"]).as_deref(), Some("base.tokenizer"));
+    assert_eq!(resolve("base", Some("model"), &["tokenizer", "model"]).as_deref(), Some("base.model"));
+    assert_eq!(resolve("base", Some("model"), &["tokenizer"]), None);
+    assert_eq!(resolve("fit[lora.rank=4]", None, &["adapter"]).as_deref(), Some("fit[lora.rank=4].adapter"));
+    assert_eq!(resolve("bas", None, &["model"]), None);
+}
+
+#[test]
+fn an_output_is_described_and_stored() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut context = StageContext::new(job(folder.path()), Voice::Silent).unwrap();
+    assert_eq!(context.create("other").unwrap_err().cause, Cause::Internal);
+    let draft = context.create("rows").unwrap();
+    fs::write(draft.folder.join("part.txt"), "rows").unwrap();
+    let mut facts = Facts::new();
+    facts.insert("rows".into(), 1.into());
+    context.seal(draft, facts.clone(), None).unwrap();
+    context.record("backend", "none");
+    let store = Store::open(folder.path().join("store")).unwrap();
+    let outcome = context.finish().unwrap();
+    let rows = &outcome.outputs["rows"];
+    assert_eq!((outcome.how["backend"].as_str(), &rows.facts), (Some("none"), &facts));
+    let read = folder.path().join("read");
+    store.link_folder(&rows.tree, &read, Verify::Contents).unwrap();
+    let description = read_description(&read).unwrap();
+    assert_eq!(description.identity, rows.identity);
+    // The description is no part of the identity: facts may be added without a change downstream.
+    fs::create_dir(folder.path().join("plain")).unwrap();
+    fs::write(folder.path().join("plain/part.txt"), "rows").unwrap();
+    assert_eq!(Tree::of_folder(&folder.path().join("plain")).unwrap().identity(), rows.identity);
+}
+
+#[test]
+fn a_stage_that_makes_nothing_is_at_fault() {
+    let folder = tempfile::tempdir().unwrap();
+    let context = StageContext::new(job(folder.path()), Voice::Silent).unwrap();
+    let error = context.finish().unwrap_err();
+    assert_eq!(error.to_string(), "stage kind `test` ended without making its output `rows`");
+}
+
+#[test]
+fn a_changed_source_file_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("source.txt");
+    fs::write(&path, "before").unwrap();
+    let (digest, size) = Digest::of_file(&path).unwrap();
+    let grant = FileGrant { path: path.clone(), relative: "source.txt".into(), digest, size };
+    let context = StageContext::new(job(folder.path()), Voice::Silent).unwrap();
+    context.verify(&grant).unwrap();
+    fs::write(&path, "behind").unwrap();
+    assert_eq!(context.verify(&grant).unwrap_err().cause, Cause::ChangedWhileRunning);
+    fs::remove_file(&path).unwrap();
+    assert_eq!(context.verify(&grant).unwrap_err().cause, Cause::ChangedWhileRunning);
+}
+
+#[test]
+fn the_last_progress_is_never_dropped() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut context = StageContext::new(job(folder.path()), Voice::Silent).unwrap();
+    let at = |done| WorkerEvent::Progress { unit: "rows".into(), done, total: Some(3), note: None };
+    let dropped: Vec<bool> = (0..=3).map(|done| context.is_too_frequent(&at(done))).collect();
+    assert_eq!(dropped, [false, true, true, false]);
+    assert!(!context.is_too_frequent(&WorkerEvent::Checkpoint { step: 1 }));
+}
