@@ -38,7 +38,12 @@ impl<B: Blocks> Decoder<B> {
     pub fn load(ops: Arc<B>, folder: &Path, keep: Keep) -> Result<Self, LoadError> {
         let config = Config::read(folder)?;
         let checkpoint = Checkpoint::open(folder)?;
-        Self::build(ops, config, keep, |name, shape| checkpoint.tensor_f32_of_shape(name, shape))
+        Self::build(ops, config, keep, |name, shape| {
+            let values = checkpoint.tensor_f32_of_shape(name, shape)?;
+            // The stored values are not read again: their pages need not stay in memory.
+            checkpoint.release(name);
+            Ok(values)
+        })
     }
 
     /// Builds a decoder of the values that `values` gives for a tensor's name and shape.
