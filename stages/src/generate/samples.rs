@@ -88,14 +88,15 @@ fn text(samples: &[Sample]) -> String {
 /// Each prompt with its answer, and under it what another stage answered to the same prompt.
 pub(super) fn report(stage: &str, samples: &[Sample], beside: Option<(&str, &[Earlier])>) -> String {
     let Some((other, earlier)) = beside else {
-        let shown = samples.iter().map(|sample| format!("{}\n  {}", sample.prompt, indented(&sample.completion, 2)));
+        let shown =
+            samples.iter().map(|sample| format!("{}\n  {}", visible(&sample.prompt), indented(&sample.completion, 2)));
         return shown.collect::<Vec<_>>().join("\n");
     };
     let width = stage.chars().count().max(other.chars().count());
     let answer = |who: &str, text: &str| format!("  {who:<width$}  {}", indented(text, width + 4));
     let shown = samples.iter().map(|sample| {
         let before = earlier.iter().find(|earlier| earlier.prompt == sample.prompt);
-        let mut lines = vec![sample.prompt.clone()];
+        let mut lines = vec![visible(&sample.prompt)];
         lines.extend(before.map(|earlier| answer(other, &earlier.completion)));
         lines.push(answer(stage, &sample.completion));
         lines.join("\n")
@@ -105,7 +106,12 @@ pub(super) fn report(stage: &str, samples: &[Sample], beside: Option<(&str, &[Ea
 
 /// Keeps the lines of an answer under each other.
 fn indented(text: &str, by: usize) -> String {
-    text.replace('\n', &format!("\n{}", " ".repeat(by)))
+    visible(text).replace('\n', &format!("\n{}", " ".repeat(by)))
+}
+
+/// A model may write anything, and a terminal obeys control characters.
+fn visible(text: &str) -> String {
+    text.replace(|letter: char| letter.is_control() && letter != '\n' && letter != '\t', "\u{fffd}")
 }
 
 #[cfg(test)]
@@ -115,6 +121,12 @@ mod tests {
     fn sample(prompt: &str, completion: &str) -> Sample {
         let (prompt, completion) = (prompt.to_owned(), completion.to_owned());
         Sample { prompt, completion, reference: None, tokens: 3, stop: Stop::EndOfText }
+    }
+
+    #[test]
+    fn no_answer_reaches_the_terminal_as_a_command() {
+        let samples = [sample("Red?", "\u{1b}[31mred\r")];
+        assert_eq!(report("asked", &samples, None), "Red?\n  \u{fffd}[31mred\u{fffd}");
     }
 
     #[test]
