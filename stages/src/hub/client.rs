@@ -69,7 +69,7 @@ pub struct Retry {
 
 impl Default for Retry {
     fn default() -> Self {
-        Self { attempts: 5, first_pause: Duration::from_millis(500), silence: Duration::from_secs(30) }
+        Self { attempts: 6, first_pause: Duration::from_millis(500), silence: Duration::from_secs(30) }
     }
 }
 
