@@ -12,6 +12,7 @@ use crate::project::{Project, wait_for};
 
 pub const TESTS: &[(&str, fn())] = &[
     ("a_killed_engine_takes_its_stages_with_it", a_killed_engine_takes_its_stages_with_it),
+    ("killed_at_any_moment_the_next_run_succeeds", killed_at_any_moment_the_next_run_succeeds),
     ("ctrl_c_lets_stages_save", ctrl_c_lets_stages_save),
     ("a_second_ctrl_c_kills", a_second_ctrl_c_kills),
     ("a_killed_stage_is_a_crash", a_killed_stage_is_a_crash),
@@ -59,6 +60,28 @@ fn a_killed_engine_takes_its_stages_with_it() {
     assert_eq!(ran.states(), "a done, b done");
     assert!(ran.why("a").contains(&"goes on from saved working state".to_owned()));
     assert!(ran.checkpoints() < 40, "it went on from where it was cut off");
+}
+
+fn killed_at_any_moment_the_next_run_succeeds() {
+    let stages = "
+stages:
+  a: { uses: constant, with: { value: 1 } }
+  b: { uses: sum, with: { of: [a], plus: 1 } }
+  c: { uses: sum, with: { of: [b], plus: 1 } }
+  d: { uses: sum, with: { of: [c], plus: 1 } }
+publish: { d: ./out }
+";
+    for milliseconds in (0..120).step_by(8) {
+        let project = Project::new(stages);
+        let mut engine = project.spawn_engine();
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        engine.kill().unwrap();
+        engine.wait().unwrap();
+        let ran = project.run().succeeded();
+        assert_eq!(fs::read_to_string(project.path("out/number.txt")).unwrap(), "4");
+        assert_eq!(ran.number("d"), 4);
+        assert_eq!(project.store().verify(&|_| {}).unwrap().faults, []);
+    }
 }
 
 fn ctrl_c_lets_stages_save() {
