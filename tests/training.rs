@@ -28,7 +28,7 @@ fn export(project: &Project, output: &str, arguments: &[&str], file: &str) -> Ve
     if folder.exists() {
         fs::remove_dir_all(&folder).unwrap();
     }
-    let all: Vec<&str> = ["export", "train.yaml", output, "exported"].iter().chain(arguments).copied().collect();
+    let all: Vec<&str> = ["export", "lora.yaml", output, "exported"].iter().chain(arguments).copied().collect();
     project.run(&all).ends_with(0);
     fs::read(folder.join(file)).unwrap()
 }
@@ -56,7 +56,7 @@ fn saved_step(project: &Project) -> Option<u64> {
 
 /// Starts the long run and kills a process of it with SIGKILL once it has saved a step after `after`.
 fn kill_after(project: &Project, after: u64, victim: &str) -> u64 {
-    let mut engine = project.start(&["run", "train.yaml", LONG]);
+    let mut engine = project.start(&["run", "lora.yaml", LONG]);
     let began = Instant::now();
     while saved_step(project).is_none_or(|step| step <= after) {
         assert!(engine.try_wait().unwrap().is_none(), "the run ended before it could be killed");
@@ -79,23 +79,23 @@ fn kill_after(project: &Project, after: u64, victim: &str) -> u64 {
 
 #[test]
 fn a_run_killed_three_times_ends_with_the_bytes_of_an_uninterrupted_one() {
-    let whole = Project::with_pipeline("train.yaml");
-    whole.run(&["run", "train.yaml", LONG]).ends_with(0);
-    let project = Project::with_pipeline("train.yaml");
+    let whole = Project::with_pipeline("lora.yaml");
+    whole.run(&["run", "lora.yaml", LONG]).ends_with(0);
+    let project = Project::with_pipeline("lora.yaml");
     let mut step = 0;
     for victim in ["engine", "stage", "engine"] {
         step = kill_after(&project, step + 20, victim);
     }
-    project.run(&["run", "train.yaml", LONG]).ends_with(0).warns("resuming from step");
+    project.run(&["run", "lora.yaml", LONG]).ends_with(0).warns("resuming from step");
     assert_eq!(adapter(&project, &[LONG]), adapter(&whole, &[LONG]));
     assert_eq!(losses(&project, &[LONG]), losses(&whole, &[LONG]));
 }
 
 #[test]
 fn a_damaged_saved_step_is_passed_over_for_the_one_before() {
-    let whole = Project::with_pipeline("train.yaml");
-    whole.run(&["run", "train.yaml", LONG]).ends_with(0);
-    let project = Project::with_pipeline("train.yaml");
+    let whole = Project::with_pipeline("lora.yaml");
+    whole.run(&["run", "lora.yaml", LONG]).ends_with(0);
+    let project = Project::with_pipeline("lora.yaml");
     let step = kill_after(&project, 20, "engine");
     let partial = fs::read_dir(project.path(".pipeline/store/partial")).unwrap().flatten();
     let state = partial
@@ -105,7 +105,7 @@ fn a_damaged_saved_step_is_passed_over_for_the_one_before() {
     let mut bytes = fs::read(&state).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&state, bytes).unwrap();
-    project.run(&["run", "train.yaml", LONG]).ends_with(0).warns("passing over a saved step");
+    project.run(&["run", "lora.yaml", LONG]).ends_with(0).warns("passing over a saved step");
     assert_eq!(adapter(&project, &[LONG]), adapter(&whole, &[LONG]));
 }
 
@@ -113,11 +113,11 @@ fn a_damaged_saved_step_is_passed_over_for_the_one_before() {
 fn a_longer_run_continues_where_the_schedule_allows_and_starts_over_where_not() {
     for (schedule, says) in [("constant", "resuming from step 48 of 96"), ("cosine", "starting over")] {
         let name = format!("adapter.scheduler.name={schedule}");
-        let project = Project::with_pipeline("train.yaml");
-        project.run(&["run", "train.yaml", &name]).ends_with(0);
-        project.run(&["run", "train.yaml", &name, "adapter.epochs=16"]).ends_with(0).warns(says);
-        let at_once = Project::with_pipeline("train.yaml");
-        at_once.run(&["run", "train.yaml", &name, "adapter.epochs=16"]).ends_with(0);
+        let project = Project::with_pipeline("lora.yaml");
+        project.run(&["run", "lora.yaml", &name]).ends_with(0);
+        project.run(&["run", "lora.yaml", &name, "adapter.epochs=16"]).ends_with(0).warns(says);
+        let at_once = Project::with_pipeline("lora.yaml");
+        at_once.run(&["run", "lora.yaml", &name, "adapter.epochs=16"]).ends_with(0);
         let long = [name.as_str(), "adapter.epochs=16"];
         assert_eq!(adapter(&project, &long), adapter(&at_once, &long), "{schedule}");
     }
@@ -127,16 +127,16 @@ fn a_longer_run_continues_where_the_schedule_allows_and_starts_over_where_not() 
 fn how_a_step_is_split_changes_memory_and_not_the_result() {
     let mut runs = Vec::new();
     for (micro_batch, accumulation) in [(1, 8), (2, 4), (4, 2), (8, 1)] {
-        let project = Project::with_pipeline("train.yaml");
+        let project = Project::with_pipeline("lora.yaml");
         let split = [
             format!("adapter.micro_batch_size={micro_batch}"),
             format!("adapter.gradient_accumulation_steps={accumulation}"),
         ];
         let split = [split[0].as_str(), split[1].as_str()];
-        project.run(&["run", "train.yaml", split[0], split[1]]).ends_with(0);
+        project.run(&["run", "lora.yaml", split[0], split[1]]).ends_with(0);
         // The split is in no key: another one finds the result.
         let other = ["adapter.micro_batch_size=8", "adapter.gradient_accumulation_steps=1"];
-        project.run(&["run", "train.yaml", other[0], other[1]]).ends_with(0).warns("nothing to do");
+        project.run(&["run", "lora.yaml", other[0], other[1]]).ends_with(0).warns("nothing to do");
         runs.push((losses(&project, &split), numbers(&adapter(&project, &split))));
     }
     let (first_losses, first) = &runs[0];
@@ -153,8 +153,8 @@ fn how_a_step_is_split_changes_memory_and_not_the_result() {
 
 #[test]
 fn an_adapter_of_another_shape_is_refused_by_name() {
-    let project = Project::with_pipeline("train.yaml");
-    project.run(&["run", "train.yaml"]).ends_with(0);
+    let project = Project::with_pipeline("lora.yaml");
+    project.run(&["run", "lora.yaml"]).ends_with(0);
     export(&project, "merged", &[], "merge_report.json");
     let report: Value = serde_json::from_slice(&fs::read(project.path("exported/merge_report.json")).unwrap()).unwrap();
     assert_eq!(report["merged_tensors"], 6);
@@ -162,14 +162,14 @@ fn an_adapter_of_another_shape_is_refused_by_name() {
     assert!(report["proof"]["max_abs_logit_difference"].as_f64() <= report["proof"]["bound"].as_f64(), "{report}");
 
     project.edit(
-        "train.yaml",
+        "lora.yaml",
         "with: { model: fresh, adapter: adapter, data: tokens }",
         "with: { model: wider, adapter: adapter }",
     );
-    let text = fs::read_to_string(project.path("train.yaml")).unwrap();
+    let text = fs::read_to_string(project.path("lora.yaml")).unwrap();
     let wider = text.lines().skip_while(|line| *line != "  fresh:").take_while(|line| *line != "  tokens:");
     let wider: String =
         wider.map(|line| format!("{}\n", line.replace("fresh:", "wider:").replace(": 32", ": 48"))).collect();
-    project.write("train.yaml", &format!("{text}{wider}"));
-    project.run(&["run", "train.yaml"]).ends_with(1).warns("of the base is [48, ");
+    project.write("lora.yaml", &format!("{text}{wider}"));
+    project.run(&["run", "lora.yaml"]).ends_with(1).warns("of the base is [48, ");
 }

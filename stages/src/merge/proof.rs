@@ -1,4 +1,4 @@
-//! The proof of a merge: the logits of base and adapter against those of the merged model.
+//! The proof of a merge: base and adapter against the merged model, layer by layer and at the logits.
 //!
 //! The bound follows from the rounding of the merged weights to their stored type, the only thing that may differ.
 
@@ -9,7 +9,7 @@ use engine::error::{Cause, OrFail, StageError};
 use model::batch::Batch;
 use model::checkpoint::Checkpoint;
 use model::cpu::Cpu;
-use model::decoder::Decoder;
+use model::decoder::{Decoder, RunError};
 use model::parameter::Keep;
 use model::peft::Adapter;
 use model::random::{Address, Purpose, Stream};
@@ -23,12 +23,41 @@ use crate::{checkpoint, kernels};
 /// Tokens of a row that are compared at most.
 const TOKENS_PER_ROW: usize = 128;
 
-/// How far the logits of the two lie apart.
+/// How far two sets of numbers lie apart.
+#[derive(Debug, Clone, Copy, Default)]
+struct Distance {
+    max_abs_difference: f32,
+    max_abs: f32,
+}
+
+impl Distance {
+    fn of(one: &[f32], other: &[f32]) -> Self {
+        let mut distance = Self::default();
+        for (one, other) in one.iter().zip(other) {
+            distance.include(Self { max_abs_difference: (one - other).abs(), max_abs: one.abs() });
+        }
+        distance
+    }
+
+    fn include(&mut self, other: Self) {
+        // `max` passes over a NaN, which must not go unseen.
+        let largest = self.max_abs_difference.max(other.max_abs_difference);
+        self.max_abs_difference = if other.max_abs_difference.is_nan() { f32::NAN } else { largest };
+        self.max_abs = self.max_abs.max(other.max_abs);
+    }
+
+    fn report(self) -> Value {
+        json!({ "max_abs_difference": self.max_abs_difference, "max_abs": self.max_abs })
+    }
+}
+
+/// How far the two models lie apart.
 pub(super) struct Proof {
     rows: usize,
     positions: usize,
-    max_abs_difference: f32,
-    max_abs_logit: f32,
+    /// The residual stream after each layer.
+    layers: Vec<Distance>,
+    logits: Distance,
     same_top: usize,
     tolerance: f32,
     dtype: Dtype,
@@ -40,30 +69,35 @@ impl Proof {
         json!({
             "rows": self.rows,
             "positions": self.positions,
-            "max_abs_logit_difference": self.max_abs_difference,
-            "max_abs_logit": self.max_abs_logit,
+            "max_abs_logit_difference": self.logits.max_abs_difference,
+            "max_abs_logit": self.logits.max_abs,
             "top_1_agreement": self.same_top as f64 / self.positions as f64,
             "bound": self.bound(),
             "dtype": format!("{:?}", self.dtype),
+            "layers": self.layers.iter().map(|layer| layer.report()).collect::<Vec<_>>(),
         })
     }
 
     /// Fails if the merged model computes something else.
     pub(super) fn hold(&self) -> Result<(), StageError> {
+        let (found, bound) = (self.logits.max_abs_difference, self.bound());
         // Written so that a difference that is not a number fails.
-        if self.max_abs_difference <= self.bound() {
+        if found <= bound {
             return Ok(());
         }
+        let first = self.layers.iter().position(|layer| {
+            let bound = self.tolerance * layer.max_abs;
+            layer.max_abs_difference.is_nan() || layer.max_abs_difference > bound
+        });
+        let place = first.map_or(String::new(), |layer| format!(", from layer {layer} on"));
         let message = format!(
-            "the merged model does not compute what base and adapter do: logits differ by {:.3e}, the bound is {:.3e}",
-            self.max_abs_difference,
-            self.bound()
+            "the merged model does not compute what base and adapter do: logits differ by {found:.3e}{place}, the bound is {bound:.3e}"
         );
         Err(StageError::new(Cause::Numeric, message).with_help("was the adapter trained on this very model?"))
     }
 
     fn bound(&self) -> f32 {
-        self.tolerance * self.max_abs_logit
+        self.tolerance * self.logits.max_abs
     }
 }
 
@@ -102,44 +136,42 @@ pub(super) fn compare(
     let dtype = stored_dtype(base)?;
     let mut adapted = load(base)?;
     adapted.attach(adapter).or_fail(Cause::BadData, || "the adapter does not fit the model".to_owned())?;
-    let adapted = logits(&mut adapted, rows)?;
-    let merged = logits(&mut load(merged)?, rows)?;
+    let mut merged = load(merged)?;
 
     let mut proof = Proof {
         rows: rows.len(),
         positions: 0,
-        max_abs_difference: 0.0,
-        max_abs_logit: 0.0,
+        layers: vec![Distance::default(); adapted.config().num_hidden_layers],
+        logits: Distance::default(),
         same_top: 0,
         tolerance: tolerance(dtype),
         dtype,
     };
-    for (adapted, merged) in adapted.iter().zip(&merged) {
-        proof.positions += 1;
-        proof.same_top += usize::from(top(adapted) == top(merged));
-        for (one, other) in adapted.iter().zip(merged) {
-            let difference = (one - other).abs();
-            // `max` would pass over a NaN.
-            if !(difference <= proof.max_abs_difference) {
-                proof.max_abs_difference = difference;
-            }
-            proof.max_abs_logit = proof.max_abs_logit.max(one.abs());
-        }
+    for row in rows.iter().filter(|row| !row.is_empty()) {
+        let batch = Batch::text(row.clone());
+        proof
+            .add(&mut adapted, &mut merged, &batch)
+            .or_fail(Cause::BadData, || "cannot run the rows to compare on".to_owned())?;
     }
     Ok(proof)
 }
 
-/// The logits of every position of the rows.
-fn logits(decoder: &mut Decoder<Cpu>, rows: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, StageError> {
-    let vocab_size = decoder.config().vocab_size;
-    let mut all = Vec::new();
-    for row in rows.iter().filter(|row| !row.is_empty()) {
-        let values = decoder
-            .logits(&Batch::text(row.clone()))
-            .or_fail(Cause::BadData, || "cannot run the rows to compare on".to_owned())?;
-        all.extend(values.chunks_exact(vocab_size).map(<[f32]>::to_vec));
+impl Proof {
+    /// Runs one row through both models.
+    fn add(&mut self, adapted: &mut Decoder<Cpu>, merged: &mut Decoder<Cpu>, row: &Batch) -> Result<(), RunError> {
+        let layers = adapted.layer_outputs(row)?.into_iter().zip(merged.layer_outputs(row)?);
+        for (sum, (one, other)) in self.layers.iter_mut().zip(layers) {
+            sum.include(Distance::of(&one, &other));
+        }
+        let vocab_size = adapted.config().vocab_size;
+        let (one, other) = (adapted.logits(row)?, merged.logits(row)?);
+        self.logits.include(Distance::of(&one, &other));
+        for (one, other) in one.chunks_exact(vocab_size).zip(other.chunks_exact(vocab_size)) {
+            self.positions += 1;
+            self.same_top += usize::from(top(one) == top(other));
+        }
+        Ok(())
     }
-    Ok(all)
 }
 
 fn top(logits: &[f32]) -> Option<usize> {
