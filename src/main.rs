@@ -4,6 +4,7 @@
 
 mod cache;
 mod export;
+mod figures;
 mod graph;
 mod locate;
 mod logs;

@@ -478,7 +478,7 @@ mod tests {
   help: did you mean `tokens`?
 
 ";
-        assert_eq!(problems(&sources, &[problem.clone()], PLAIN), expected);
+        assert_eq!(problems(&sources, std::slice::from_ref(&problem), PLAIN), expected);
         let ascii = problems(&sources, &[problem], Look { unicode: false, ..PLAIN });
         assert!(ascii.is_ascii(), "{ascii}");
     }

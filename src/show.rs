@@ -13,7 +13,7 @@ use stages::tokenizer::Tokenizer;
 use crate::render::Failure;
 use crate::table::Table;
 use crate::terminal::Look;
-use crate::{Format, Global, locate, words};
+use crate::{Format, Global, figures, locate, words};
 
 /// Show what a stage made: rows as text, trained tokens in brackets, borders of documents in packs; metrics; files.
 #[derive(Args)]
@@ -26,13 +26,22 @@ pub struct ShowArgs {
     /// Changes to the file, as `stage.path=value` or `vars.name=value`.
     #[arg(value_name = "OVERRIDE")]
     overrides: Vec<String>,
-    /// How many rows to show.
-    #[arg(long, default_value_t = 3, value_name = "COUNT")]
-    rows: u64,
+    /// How many rows to show [default: 3], or steps of a training [default: 10].
+    #[arg(long, value_name = "COUNT")]
+    rows: Option<u64>,
     /// How to print the result.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
+
+/// What stages call the files that people want to see.
+const METRICS_FILE: &str = "metrics.json";
+const STEPS_FILE: &str = "metrics.jsonl";
+const SAMPLES_FILE: &str = "samples.txt";
+const MERGE_REPORT: &str = "merge_report.json";
+
+const DEFAULT_ROWS: u64 = 3;
+const DEFAULT_STEPS: u64 = 10;
 
 /// What is shown of an artefact.
 struct Shown {
@@ -44,11 +53,12 @@ struct Shown {
 
 enum Body {
     Rows(Vec<RowView>),
-    Metrics(Value),
+    /// Figures, and those of each step where there were steps.
+    Metrics(Value, Vec<Map<String, Value>>),
     /// Text that the stage wrote for people.
     Text(String),
-    /// Nothing but the facts and the list of files.
-    Files,
+    /// The list of files, and what the stage reports about them.
+    Files(Option<Value>),
 }
 
 /// Shows the artefact.
@@ -61,11 +71,13 @@ pub fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
         Some(record) => Some(open_tokenizer(&located.store, record, &staging.path().join("tokenizer"))?),
         None => None,
     };
-    let body = body(&folder, &tree, &located.record.kind, tokenizer.as_ref(), args.rows)?;
+    let rows = args.rows.unwrap_or(DEFAULT_ROWS);
+    let body = body(&folder, &tree, &located.record.kind, tokenizer.as_ref(), rows)?;
     let shown = Shown { name: located.name, record: located.record, tree, body };
+    let steps = args.rows.unwrap_or(DEFAULT_STEPS);
     match args.format {
         Format::Json => crate::print_json(&shown.json()),
-        Format::Text => Ok(shown.print(&mut io::stdout().lock(), Look::stdout())?),
+        Format::Text => Ok(shown.print(&mut io::stdout().lock(), steps, Look::stdout())?),
     }
 }
 
@@ -78,15 +90,27 @@ fn body(folder: &Path, tree: &Tree, kind: &str, tokenizer: Option<&Tokenizer>, r
     if [Rows::NAME, Tokens::NAME, Packs::NAME].contains(&kind) {
         return Ok(Body::Rows(describe_rows(folder, kind, tokenizer, rows)?));
     }
-    if kind == Metrics::NAME && tree.get("metrics.json").is_some() {
-        let text = std::fs::read(folder.join("metrics.json"))?;
-        return Ok(Body::Metrics(serde_json::from_slice(&text).map_err(io::Error::from)?));
+    if kind == Metrics::NAME && tree.get(METRICS_FILE).is_some() {
+        let steps = match tree.get(STEPS_FILE) {
+            Some(_) => read_lines(&folder.join(STEPS_FILE))?,
+            None => Vec::new(),
+        };
+        return Ok(Body::Metrics(read_json(&folder.join(METRICS_FILE))?, steps));
     }
-    let readable = tree.files().iter().find(|file| kind == Samples::NAME && file.path.ends_with(".txt"));
-    Ok(match readable {
-        Some(file) => Body::Text(std::fs::read_to_string(folder.join(&file.path))?),
-        None => Body::Files,
-    })
+    let text = tree.files().iter().find(|file| kind == Samples::NAME && file.path == SAMPLES_FILE);
+    if let Some(file) = text {
+        return Ok(Body::Text(std::fs::read_to_string(folder.join(&file.path))?));
+    }
+    let report = tree.get(MERGE_REPORT).map(|file| read_json(&folder.join(&file.path)));
+    Ok(Body::Files(report.transpose()?))
+}
+
+fn read_json(path: &Path) -> io::Result<Value> {
+    Ok(serde_json::from_slice(&std::fs::read(path)?)?)
+}
+
+fn read_lines(path: &Path) -> io::Result<Vec<Map<String, Value>>> {
+    std::fs::read_to_string(path)?.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
 }
 
 impl Shown {
@@ -102,22 +126,31 @@ impl Shown {
         });
         match &self.body {
             Body::Rows(rows) => value["rows"] = json!(rows),
-            Body::Metrics(metrics) => value["metrics"] = metrics.clone(),
+            Body::Metrics(metrics, steps) => {
+                value["metrics"] = metrics.clone();
+                value["steps"] = json!(steps);
+            }
             Body::Text(text) => value["text"] = json!(text),
-            Body::Files => {}
+            Body::Files(report) => value["report"] = json!(report),
         }
         value
     }
 
-    fn print(&self, out: &mut dyn Write, look: Look) -> io::Result<()> {
+    fn print(&self, out: &mut dyn Write, most_steps: u64, look: Look) -> io::Result<()> {
         let size = words::bytes(self.tree.bytes());
         writeln!(out, "{} ({}, {size})", look.paint("1", &self.name), self.record.kind)?;
         write!(out, "{}", facts(&self.record.facts))?;
         match &self.body {
             Body::Rows(rows) => rows.iter().try_for_each(|row| print_row(out, row, look)),
-            Body::Metrics(metrics) => write!(out, "\n{}", metrics_table(metrics)),
+            Body::Metrics(metrics, steps) => {
+                write!(out, "\n{}", figures::table(metrics))?;
+                if steps.is_empty() { Ok(()) } else { write!(out, "\n{}", figures::spread(steps, most_steps as usize)) }
+            }
             Body::Text(text) => writeln!(out, "\n{}", text.trim_end()),
-            Body::Files => {
+            Body::Files(report) => {
+                if let Some(report) = report {
+                    write!(out, "\n{}", figures::table(report))?;
+                }
                 let mut table = Table::new(["file", "size"]);
                 self.tree.files().iter().for_each(|file| table.row([file.path.clone(), words::bytes(file.size)]));
                 write!(out, "\n{table}")
@@ -130,21 +163,6 @@ impl Shown {
 fn facts(facts: &Map<String, Value>) -> String {
     let width = facts.keys().map(String::len).max().unwrap_or(0);
     facts.iter().map(|(name, value)| format!("  {name:width$}  {}\n", words::figure(value))).collect()
-}
-
-/// Named figures, a nested one under its dotted name.
-fn metrics_table(metrics: &Value) -> Table {
-    let mut table = Table::new(["metric", "value"]);
-    flatten(metrics, String::new(), &mut |name, value| table.row([name, words::figure(value)]));
-    table
-}
-
-fn flatten(value: &Value, name: String, add: &mut dyn FnMut(String, &Value)) {
-    let below = |key: &str| if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") };
-    match value {
-        Value::Object(map) => map.iter().for_each(|(key, value)| flatten(value, below(key), add)),
-        other => add(name, other),
-    }
 }
 
 fn print_row(out: &mut dyn Write, row: &RowView, look: Look) -> io::Result<()> {
@@ -240,11 +258,5 @@ mod tests {
     fn colour_is_added_to_the_brackets_and_ends_with_the_line() {
         let text = marked(&segment("a\nb", true), Look { colour: true, ..PIPE });
         assert_eq!(text, "⟦\x1b[32ma\x1b[0m\n\x1b[32mb\x1b[0m⟧");
-    }
-
-    #[test]
-    fn nested_metrics_have_dotted_names() {
-        let table = metrics_table(&json!({ "perplexity": 1.5, "rouge1": { "f": 0.25 } }));
-        assert_eq!(table.to_string(), "metric      value\nperplexity    1.5\nrouge1.f     0.25\n");
     }
 }

@@ -1,0 +1,63 @@
+//! Named figures as tables: metrics, the report of a merge, the steps of a training.
+
+use serde_json::{Map, Value};
+
+use crate::table::Table;
+use crate::words;
+
+/// Named figures, a nested one under its dotted name.
+pub fn table(figures: &Value) -> Table {
+    let mut table = Table::new(["metric", "value"]);
+    flatten(figures, String::new(), &mut |name, value| table.row([name, words::figure(value)]));
+    table
+}
+
+/// Records with the same fields, as many of them as asked for, evenly spread: the first and the last are among them.
+pub fn spread(records: &[Map<String, Value>], count: usize) -> Table {
+    let names: Vec<&String> = records.first().map(|record| record.keys().collect()).unwrap_or_default();
+    let mut table = Table::new(names.iter().map(|name| name.as_str()));
+    for at in spread_over(records.len(), count) {
+        table.row(names.iter().map(|name| records[at].get(name.as_str()).map(words::figure).unwrap_or_default()));
+    }
+    table
+}
+
+fn spread_over(length: usize, count: usize) -> Vec<usize> {
+    match (length, count.min(length)) {
+        (_, 0) => Vec::new(),
+        (_, 1) => vec![length - 1],
+        (_, count) => (0..count).map(|at| at * (length - 1) / (count - 1)).collect(),
+    }
+}
+
+fn flatten(value: &Value, name: String, add: &mut dyn FnMut(String, &Value)) {
+    let below = |key: &str| if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") };
+    match value {
+        Value::Object(map) => map.iter().for_each(|(key, value)| flatten(value, below(key), add)),
+        other => add(name, other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn nested_figures_have_dotted_names() {
+        let table = table(&json!({ "perplexity": 1.5, "rouge1": { "f": 0.25 } }));
+        assert_eq!(table.to_string(), "metric      value\nperplexity    1.5\nrouge1.f     0.25\n");
+    }
+
+    #[test]
+    fn records_are_spread_from_the_first_to_the_last() {
+        assert_eq!(spread_over(150, 4), [0, 49, 99, 149]);
+        assert_eq!(spread_over(2, 10), [0, 1]);
+        assert_eq!(spread_over(5, 1), [4]);
+        assert_eq!(spread_over(0, 3), [0; 0]);
+        let records: Vec<Map<String, Value>> = (1..=3)
+            .map(|step| Map::from_iter([("step".to_owned(), json!(step)), ("loss".to_owned(), json!(0.5))]))
+            .collect();
+        assert_eq!(spread(&records, 2).to_string(), "step  loss\n   1   0.5\n   3   0.5\n");
+    }
+}
