@@ -2,6 +2,7 @@
 //!
 //! One file per command. It leaves to others: reading pipeline files, running stages, storing results.
 
+mod bars;
 mod cache;
 mod export;
 mod figures;

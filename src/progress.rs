@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use engine::protocol::WorkerEvent;
 use engine::run::event::RunEvent;
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
+use crate::bars::{Bars, StageBar};
 use crate::terminal::Look;
 use crate::words;
 
@@ -26,18 +26,10 @@ pub enum Verbosity {
 /// How long a stage in a pipe stays silent about how far it is.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// A running stage whose amount of work is known.
-const WITH_BAR: &str = "{spinner} {prefix}  {bar:24} {wide_msg}";
-
-/// A running stage that has not said how much there is to do.
-const WITHOUT_BAR: &str = "{spinner} {prefix}  {wide_msg}";
-
 /// Shows the stages of one run.
 pub struct Progress {
     look: Look,
     verbosity: Verbosity,
-    /// Width of the column of stage ids.
-    width: usize,
     bars: Option<Bars>,
     running: BTreeMap<String, Running>,
 }
@@ -45,12 +37,7 @@ pub struct Progress {
 struct Running {
     pace: Option<Pace>,
     line_at: Instant,
-    bar: Option<ProgressBar>,
-}
-
-struct Bars {
-    all: MultiProgress,
-    footer: ProgressBar,
+    bar: Option<StageBar>,
 }
 
 /// The states in which a stage is announced.
@@ -67,8 +54,8 @@ impl Progress {
     pub fn new<'a>(stages: impl Iterator<Item = &'a str>, verbosity: Verbosity, look: Look) -> Self {
         let ids: Vec<&str> = stages.collect();
         let width = ids.iter().map(|id| crate::table::width(id)).max().unwrap_or(0).min(28);
-        let bars = (look.live && verbosity > Verbosity::Quiet).then(|| Bars::new(ids.len() as u64, look));
-        Self { look, verbosity, width, bars, running: BTreeMap::new() }
+        let bars = (look.live && verbosity > Verbosity::Quiet).then(|| Bars::new(ids.len() as u64, width, look));
+        Self { look, verbosity, bars, running: BTreeMap::new() }
     }
 
     /// Shows one thing that happened.
@@ -106,11 +93,11 @@ impl Progress {
             }
             RunEvent::StageSkipped { stage, because } => self.ended(Mark::Note, stage, &format!("skipped: {because}")),
             RunEvent::Published { stage, path, written, .. } => {
-                let text = format!("{} {}", if *written { "published to" } else { "is current in" }, path.display());
+                let text = format!("{} {}", if *written { "published to" } else { "is current in" }, words::path(path));
                 if *written { self.say(Mark::Good, stage, &text) } else { self.detail(stage, &text) }
             }
             RunEvent::PublishFailed { stage, path, .. } => {
-                self.say(Mark::Bad, stage, &format!("cannot be published to {}", path.display()));
+                self.say(Mark::Bad, stage, &format!("cannot be published to {}", words::path(path)));
             }
             RunEvent::RunFinished { .. } => self.finish(),
         }
@@ -120,16 +107,14 @@ impl Progress {
     pub fn finish(&mut self) {
         self.running.clear();
         if let Some(bars) = self.bars.take() {
-            bars.footer.finish_and_clear();
-            // A screen that cannot be cleared is no reason to fail a finished run.
-            let _ = bars.all.clear();
+            bars.finish();
         }
     }
 
     fn started(&mut self, stage: &str, attempt: u32) {
         let now = Instant::now();
         let text = if attempt > 1 { format!("running, try {attempt}") } else { "running".to_owned() };
-        let bar = self.bars.as_ref().map(|bars| bars.stage(stage, self.width, &text, self.look));
+        let bar = self.bars.as_ref().map(|bars| bars.stage(stage, &text));
         if bar.is_none() {
             self.say(Mark::Begin, stage, &text);
         }
@@ -158,18 +143,14 @@ impl Progress {
             Some(pace) if pace.unit == unit && pace.done <= done => Pace { done, total, ..pace },
             _ => Pace { unit: unit.to_owned(), first: done, since: now, done, total },
         };
-        let text = pace.describe(now, note, self.look);
+        let (count, note) = (pace.count(now, self.look), pace.note(now, note));
         running.pace = Some(pace);
-        if let Some(bar) = &running.bar {
-            if total.is_some() && bar.length() == Some(0) {
-                bar.set_style(style(WITH_BAR, self.look));
-            }
-            bar.set_length(total.unwrap_or(0));
-            bar.set_position(done);
-            bar.set_message(text);
+        if let Some(bar) = &mut running.bar {
+            bar.show(done, total, count, note);
         } else if now.duration_since(running.line_at) >= LINE_EVERY {
             running.line_at = now;
-            self.say(Mark::Note, stage, &text);
+            let dot = if note.is_empty() { "" } else { self.look.either(" · ", ", ") };
+            self.say(Mark::Note, stage, &format!("{count}{dot}{note}"));
         }
     }
 
@@ -182,7 +163,7 @@ impl Progress {
     /// Takes a stage's bar away.
     fn leave(&mut self, stage: &str) {
         if let Some(bar) = self.running.remove(stage).and_then(|running| running.bar) {
-            bar.finish_and_clear();
+            bar.finish();
         }
     }
 
@@ -191,7 +172,7 @@ impl Progress {
         self.leave(stage);
         self.say(mark, stage, text);
         if let Some(bars) = &self.bars {
-            bars.footer.inc(1);
+            bars.ended();
         }
     }
 
@@ -200,10 +181,7 @@ impl Progress {
             return;
         }
         match &self.bars {
-            // A line that cannot be written to the terminal is lost; the record of the run has it.
-            Some(bars) => {
-                drop(bars.all.println(format!("{} {}  {text}", mark.sign(self.look), pad(stage, self.width))))
-            }
+            Some(bars) => bars.say(&mark.sign(self.look), stage, text),
             None => eprintln!("{stage}: {text}"),
         }
     }
@@ -220,37 +198,6 @@ impl Mark {
     }
 }
 
-impl Bars {
-    fn new(stages: u64, look: Look) -> Self {
-        let all = MultiProgress::new();
-        let footer = all.add(ProgressBar::new(stages));
-        let dot = look.either("·", "-");
-        footer.set_style(style(&format!("  {{pos}} of {{len}} stages {dot} {{elapsed}}"), look));
-        footer.enable_steady_tick(Duration::from_millis(250));
-        Self { all, footer }
-    }
-
-    fn stage(&self, stage: &str, width: usize, text: &str, look: Look) -> ProgressBar {
-        let bar = self.all.insert_before(&self.footer, ProgressBar::new(0));
-        bar.set_style(style(WITHOUT_BAR, look));
-        bar.set_prefix(pad(stage, width));
-        bar.set_message(text.to_owned());
-        bar.enable_steady_tick(Duration::from_millis(120));
-        bar
-    }
-}
-
-fn style(template: &str, look: Look) -> ProgressStyle {
-    ProgressStyle::with_template(template)
-        .expect("the templates here are well formed")
-        .tick_chars(look.either("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏✓", r"|/-\+"))
-        .progress_chars(look.either("━╸╌", "=>."))
-}
-
-fn pad(text: &str, width: usize) -> String {
-    format!("{text}{}", " ".repeat(width.saturating_sub(crate::table::width(text))))
-}
-
 /// How fast something is counted, since the first count: what an earlier process had done is not this one's speed.
 struct Pace {
     unit: String,
@@ -261,15 +208,19 @@ struct Pace {
 }
 
 impl Pace {
-    /// `120/500 steps · loss 2.31 · 1 min 20 s left`; without a note, the rate stands in its place.
-    fn describe(&self, now: Instant, note: Option<&str>, look: Look) -> String {
+    /// `120/500 steps · 1 min 20 s left`.
+    fn count(&self, now: Instant, look: Look) -> String {
         let of = self.total.map(|total| format!("/{}", words::amount(total, &self.unit))).unwrap_or_default();
         let unit = if self.unit == "bytes" { String::new() } else { format!(" {}", self.unit) };
-        let mut parts = vec![format!("{}{of}{unit}", words::amount(self.done, &self.unit))];
-        let rate = self.rate(now);
-        parts.extend(note.map(str::to_owned).or_else(|| rate.map(|rate| words::rate(rate, &self.unit))));
-        parts.extend(self.left(rate).map(|left| format!("{} left", words::duration(left))));
-        parts.join(look.either(" · ", ", "))
+        let count = format!("{}{of}{unit}", words::amount(self.done, &self.unit));
+        let left = self.left(self.rate(now)).map(|left| format!("{} left", words::duration(left)));
+        std::iter::once(count).chain(left).collect::<Vec<_>>().join(look.either(" · ", ", "))
+    }
+
+    /// What the stage notes, else the rate.
+    fn note(&self, now: Instant, said: Option<&str>) -> String {
+        let rate = || self.rate(now).map(|rate| words::rate(rate, &self.unit)).unwrap_or_default();
+        said.map_or_else(rate, str::to_owned)
     }
 
     fn rate(&self, now: Instant) -> Option<f64> {
@@ -297,23 +248,27 @@ mod tests {
     fn time_left_counts_from_where_this_process_began() {
         let since = Instant::now();
         let resumed = pace("steps", 100, 110, Some(200), since);
-        let text = resumed.describe(since + Duration::from_secs(10), Some("loss 2.31"), PIPE);
-        assert_eq!(text, "110/200 steps · loss 2.31 · 1 min 30 s left");
+        let now = since + Duration::from_secs(10);
+        assert_eq!(resumed.count(now, PIPE), "110/200 steps · 1 min 30 s left");
+        assert_eq!(resumed.note(now, Some("loss 2.31")), "loss 2.31");
     }
 
     #[test]
     fn a_rate_stands_where_there_is_no_note_and_bytes_have_units_of_their_own() {
         let since = Instant::now();
         let bytes = pace("bytes", 0, 3 << 20, Some(4 << 20), since);
-        let text = bytes.describe(since + Duration::from_secs(1), None, PIPE);
-        assert_eq!(text, "3.0 MiB/4.0 MiB · 3.0 MiB/s · 333 ms left");
-        let rows = pace("rows", 0, 50, None, since);
-        assert_eq!(rows.describe(since + Duration::from_secs(2), None, PIPE), "50 rows · 25 rows/s");
+        let now = since + Duration::from_secs(1);
+        assert_eq!(
+            (bytes.count(now, PIPE), bytes.note(now, None)),
+            ("3.0 MiB/4.0 MiB · 333 ms left".to_owned(), "3.0 MiB/s".to_owned())
+        );
+        assert_eq!(pace("rows", 0, 50, None, since).note(since + Duration::from_secs(2), None), "25 rows/s");
     }
 
     #[test]
     fn the_first_count_has_no_rate() {
         let since = Instant::now();
-        assert_eq!(pace("rows", 7, 7, Some(9), since).describe(since, None, PIPE), "7/9 rows");
+        let first = pace("rows", 7, 7, Some(9), since);
+        assert_eq!((first.count(since, PIPE), first.note(since, None)), ("7/9 rows".to_owned(), String::new()));
     }
 }

@@ -122,14 +122,14 @@ impl Told {
             }
             RunEvent::StageFailed { stage, cause, messages, help, log, retry_in_seconds: None, .. } => {
                 let printed = std::fs::metadata(log).is_ok_and(|log| log.len() > 0);
-                let log = printed.then(|| format!("what its process printed is in {}", log.display()));
+                let log = printed.then(|| format!("what its process printed is in {}", words::path(log)));
                 let help: Vec<String> = help.iter().cloned().chain(log).collect();
                 let text = format!("stage `{stage}` failed{}", place(plan, stage));
                 self.fail((*cause).into(), text, messages, (!help.is_empty()).then(|| help.join("\n")));
             }
             RunEvent::Published { path, .. } => self.published.push(path.clone()),
             RunEvent::PublishFailed { stage, output, path, messages, help } => {
-                let text = format!("`{stage}.{output}` cannot be published to {}", path.display());
+                let text = format!("`{stage}.{output}` cannot be published to {}", words::path(path));
                 self.fail(Exit::StageFailed, text, messages, help.clone());
             }
             RunEvent::RunStarted { .. }
@@ -180,7 +180,8 @@ fn summary(outcome: &RunOutcome, exit: Exit, began: Instant) -> String {
         Exit::Interrupted => "interrupted",
         Exit::StageFailed | Exit::Wrong | Exit::Machine => "failed",
     };
-    format!("{word}: {} in {took} (run {})", counts(outcome.counts), outcome.run)
+    let next = if exit == Exit::Interrupted { "; the same command goes on from here" } else { "" };
+    format!("{word}: {} in {took} (run {}){next}", counts(outcome.counts), outcome.run)
 }
 
 /// `3 ran, 5 cached`: the counts that are not zero.

@@ -1,5 +1,6 @@
 //! Figures in words that a person reads: durations, sizes, rates.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// `14 ms`, `3.2 s`, `2 min 05 s`, `1 h 12 min`.
@@ -45,6 +46,14 @@ pub fn all_cached(stages: usize) -> String {
         1 => "nothing to do: its only stage is cached".to_owned(),
         _ => format!("nothing to do: all {stages} stages are cached"),
     }
+}
+
+/// A path as a person would type it here: without `.` in the middle, and from the present folder where it lies below.
+pub fn path(path: &Path) -> String {
+    let plain: PathBuf = path.components().collect();
+    let here = std::env::current_dir().ok();
+    let below = here.and_then(|here| plain.strip_prefix(here).map(Path::to_owned).ok());
+    below.filter(|below| !below.as_os_str().is_empty()).unwrap_or(plain).display().to_string()
 }
 
 /// A count of `unit`s: bytes with their own unit, all else plain.
@@ -107,6 +116,14 @@ mod tests {
         for (count, text) in cases {
             assert_eq!(bytes(count), text);
         }
+    }
+
+    #[test]
+    fn paths_are_given_from_here() {
+        let here = std::env::current_dir().expect("the tests run in a folder");
+        assert_eq!(path(&here.join("./out/./model")), "out/model");
+        assert_eq!(path(Path::new("/nowhere/./at/all")), "/nowhere/at/all");
+        assert_eq!(path(&here), here.display().to_string());
     }
 
     #[test]
