@@ -21,15 +21,19 @@ fn nothing_is_left_alive(project: &Project) {
     }
 }
 
-/// Waits for a stage process of the project to appear.
+/// A run whose training takes long enough to be met in the middle.
+const LONG_RUN: [&str; 3] = ["run", "train.yaml", "adapter.epochs=80"];
+
+/// Waits for the process of the training to appear.
 #[track_caller]
-fn a_stage_process(project: &Project) -> Pid {
+fn the_training(project: &Project) -> Pid {
     let began = Instant::now();
     loop {
-        if let Some((pid, _)) = project.processes().iter().find(|(_, line)| line.contains("__stage")) {
+        let is_training = |line: &str| line.contains("__stage") && line.contains("/adapter/");
+        if let Some((pid, _)) = project.processes().iter().find(|(_, line)| is_training(line)) {
             return Pid::from_raw(*pid);
         }
-        assert!(began.elapsed() < Duration::from_secs(20), "no stage was started");
+        assert!(began.elapsed() < Duration::from_secs(60), "the training was not started");
         sleep(Duration::from_millis(2));
     }
 }
@@ -51,25 +55,24 @@ fn a_killed_engine_leaves_nothing_alive_and_nothing_to_repair() {
 
 #[test]
 fn a_killed_stage_fails_alone_and_the_next_run_succeeds() {
-    let project = Project::with_pipeline("data.yaml");
-    let engine = project.start(&["run", "data.yaml"]);
-    // A stage may end between being found and being killed; then the next one is taken.
-    while kill(a_stage_process(&project), Signal::SIGKILL).is_err() {}
+    let project = Project::with_pipeline("train.yaml");
+    let engine = project.start(&LONG_RUN);
+    kill(the_training(&project), Signal::SIGKILL).unwrap();
     let ended = engine.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert_eq!(ended.status.code(), Some(1), "{said}");
-    assert!(said.contains("SIGKILL"), "{said}");
+    assert!(said.contains("SIGKILL") && said.contains("stage `adapter` failed"), "{said}");
     nothing_is_left_alive(&project);
-    project.run(&["run", "data.yaml"]).ends_with(0);
+    project.run(&LONG_RUN).ends_with(0);
 }
 
 #[test]
 fn an_interrupt_ends_the_run_with_130_and_the_next_run_goes_on() {
-    let project = Project::with_pipeline("data.yaml");
-    let mut engine = project.start(&["run", "data.yaml"]);
-    a_stage_process(&project);
+    let project = Project::with_pipeline("train.yaml");
+    let mut engine = project.start(&LONG_RUN);
+    the_training(&project);
     kill(Pid::from_raw(engine.id() as i32), Signal::SIGINT).unwrap();
     assert_eq!(engine.wait().unwrap().code(), Some(130));
     nothing_is_left_alive(&project);
-    project.run(&["run", "data.yaml"]).ends_with(0);
+    project.run(&LONG_RUN).ends_with(0);
 }
