@@ -153,7 +153,11 @@ impl From<LockError> for Failure {
             LockError::Read { .. } | LockError::Write { .. } => Exit::Machine,
             LockError::Resolve { source, .. } => source.cause.into(),
         };
-        Self::Told { exit, message: Message::of(&error) }
+        let help = match &error {
+            LockError::Resolve { source, .. } => source.help.clone(),
+            _ => None,
+        };
+        Self::Told { exit, message: Message::of(&error) }.with_help_if(help)
     }
 }
 
@@ -337,6 +341,9 @@ fn theme(look: Look) -> GraphicalTheme {
     }
 }
 
+/// The longest line that is shown: miette cannot count columns beyond 65,535, and nobody would find the place.
+const LONGEST_LINE: usize = 4096;
+
 /// A problem together with the texts it may lie in.
 struct Shown<'a> {
     problem: &'a Problem,
@@ -351,7 +358,14 @@ impl fmt::Debug for Shown<'_> {
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.problem.message)
+        f.write_str(&self.problem.message)?;
+        match self.sources.get(self.problem.span.source) {
+            Some(source) if self.is_on_a_long_line() => {
+                let (line, column) = self.sources.line_column(self.problem.span);
+                write!(f, " ({}:{line}:{column})", source.name)
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -361,11 +375,24 @@ impl Shown<'_> {
     /// The text that the problem lies in, if there is anything in it to point at. An empty file has a line to point at all
     /// the same; one that could not be read has none, and its problem no label.
     fn text(&self) -> Option<&str> {
+        if self.is_on_a_long_line() {
+            return None;
+        }
         let text = self.sources.get(self.problem.span.source)?.text.as_str();
         match text.is_empty() {
             false => Some(text),
             true => (!self.problem.label.is_empty()).then_some("\n"),
         }
+    }
+
+    /// Whether one of the places lies on a line that is too long to be shown; then they are told in words.
+    fn is_on_a_long_line(&self) -> bool {
+        let text = self.sources.get(self.problem.span.source).map_or("", |source| source.text.as_str());
+        let spans = std::iter::once(&self.problem.span).chain(self.related(true).map(|(span, _)| span));
+        spans.into_iter().any(|span| {
+            let begin = text.get(..span.offset).and_then(|before| before.rfind('\n')).map_or(0, |at| at + 1);
+            text.get(begin..).and_then(|line| line.lines().next()).is_some_and(|line| line.len() > LONGEST_LINE)
+        })
     }
 
     /// A span within its first line: what spans lines (a whole mapping) is marked where it begins.

@@ -109,6 +109,17 @@ fn problems_are_printed_for_programs_too() {
 }
 
 #[test]
+fn a_place_on_a_very_long_line_is_told_in_words() {
+    let project = Project::new();
+    project.write(
+        "long.yaml",
+        &format!("{{ version: 1, name: \"{}\", stagez: {{}}, stages: {{}} }}\n", "x".repeat(70_000)),
+    );
+    let ran = project.run(&["validate", "long.yaml"]).ends_with(2);
+    assert!(ran.to_string().contains("(long.yaml:1:70025)"), "{ran}");
+}
+
+#[test]
 fn ascii_is_used_where_the_locale_has_nothing_else() {
     let mut command = program(&folder());
     command.args(["validate", "unknown-stage.yaml"]).env("LANG", "C");

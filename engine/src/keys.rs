@@ -221,6 +221,10 @@ fn walk(folder: &Path, prefix: String, depth: usize, files: &mut Vec<(PathBuf, S
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        // What `publish:` notes about a folder holds times; the folder's content is the same without it.
+        if name == crate::publish::RECORD {
+            continue;
+        }
         let relative = if prefix.is_empty() { name } else { format!("{prefix}/{name}") };
         let metadata = fs::metadata(&path)?;
         if metadata.is_dir() {
@@ -274,6 +278,8 @@ mod tests {
         for file in ["data/b.jsonl", "data/a.jsonl", "data/deep/c.jsonl", "data/notes.txt", "data/[0].jsonl"] {
             fs::write(base.join(file), file).unwrap();
         }
+        // A published folder is found without the note that publishing leaves in it.
+        fs::write(base.join("data").join(crate::publish::RECORD), "times").unwrap();
         assert_eq!(names(&base, "data/a.jsonl"), ["a.jsonl"]);
         assert_eq!(names(&base, "./data/[0].jsonl"), ["[0].jsonl"], "a name that exists is taken literally");
         assert_eq!(names(&base, "data/[ab].jsonl"), ["a.jsonl", "b.jsonl"]);

@@ -185,7 +185,8 @@ impl Walk<'_> {
         if is_secret(name) {
             let message = format!("`{name}` is a secret, and a secret never enters a pipeline");
             let problem = self.report("secret-in-file", whole, span, &message, "its value would be written down");
-            problem.help = Some(format!("name it instead: `token_env: {name}`"));
+            let help = "leave it out: what needs a token (the Hub: HF_TOKEN) reads it from the environment itself";
+            problem.help = Some(help.to_owned());
             return None;
         }
         let value = (self.env)(name);
