@@ -77,11 +77,11 @@ def story(r):
         f"{name} is a {trade}. Every day {name} works with {needs} and makes {makes}. {name} has {home} near {place}. "
         f"On {r.choice(DAYS)} {friend} comes by and they walk to {other} together.",
         f"On a {r.choice(WEATHER)} morning {name} walked from {place} to {other}. There {name} met {friend}, the {trade}. "
-        f"\"Do you need {needs}?\" asked {name}. \"Yes,\" said {friend}, \"without {needs} there are no {makes}.\"",
+        f"\"Do you need {needs}?\" asked {name}. \"Yes,\" said {friend}, \"without {needs} there would be no {makes}.\"",
         f"{name} has a {animal}. The {animal} {does} and lives in {lives}. In the evening {name} brings it {eats}. "
         f"When it is {r.choice(WEATHER)}, the {animal} stays at home.",
-        f"Near {place} there is {home}. It belongs to {name}, who is a {trade}. {friend} bought {r.choice(NUMBERS[1:])} "
-        f"of the {makes} and carried them to {other}.",
+        f"Near {place} there is {home}. It belongs to {name}, who is a {trade}. {friend} bought some "
+        f"of the {makes} and went on to {other}.",
     ])
 
 
