@@ -13,9 +13,13 @@ const MOST_HEALS: u32 = 3;
 impl Scheduler<'_> {
     /// Sends a running stage back to wait while what it could not read is made again; false where that is not possible.
     pub(super) fn heal(&mut self, stage: usize, object: Option<Digest>) -> bool {
-        let producers = self.producers(stage, object);
-        if !self.make_again(stage, object, &producers) {
-            return false;
+        // Another reader may have met the damage first: then what this one waits for is on its way already.
+        let has_result = |before: &usize| self.stages[*before].state.has_result();
+        if self.stages[stage].upstream.iter().all(has_result) {
+            let producers = self.producers(stage, object);
+            if !self.make_again(stage, object, &producers) {
+                return false;
+            }
         }
         self.transition(stage, State::Waiting);
         // The input that comes out of the repair may be another one.
@@ -30,7 +34,8 @@ impl Scheduler<'_> {
         let damaged = error.object().is_some()
             || matches!(error, StoreError::CorruptTree { .. } | StoreError::MissingTree { .. });
         let Some(stage) = self.stages.iter().position(|run| run.id == stage) else { return false };
-        damaged && self.stages[stage].state.has_result() && self.make_again(stage, error.object(), &[stage])
+        // A reader may have met the damage first: the stage then runs again already, and publishes what it makes.
+        damaged && (!self.stages[stage].state.is_settled() || self.make_again(stage, error.object(), &[stage]))
     }
 
     fn make_again(&mut self, met_by: usize, object: Option<Digest>, producers: &[usize]) -> bool {

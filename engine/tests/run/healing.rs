@@ -12,6 +12,7 @@ pub const TESTS: &[(&str, fn())] = &[
     ("a_damaged_object_is_made_again", a_damaged_object_is_made_again),
     ("a_missing_object_reruns_its_producer_alone", a_missing_object_reruns_its_producer_alone),
     ("a_lost_tree_is_made_again", a_lost_tree_is_made_again),
+    ("damage_that_several_meet_is_made_good_once", damage_that_several_meet_is_made_good_once),
 ];
 
 const CHAIN: &str = "
@@ -67,4 +68,19 @@ fn a_lost_tree_is_made_again() {
     project.run().succeeded();
     fs::remove_dir_all(project.home().store().join("trees")).unwrap();
     assert_eq!(project.run().succeeded().states(), "a done, b done, c done");
+}
+
+/// Readers that run side by side, and a copy out of the store: each meets the damage by itself.
+fn damage_that_several_meet_is_made_good_once() {
+    let mut project = Project::new(CHAIN);
+    project.options.threads = Some(8);
+    let first = project.run().succeeded();
+    damage(&object(&project, &first, "b", "number.txt"));
+    let readers: String =
+        (0..4).map(|reader| format!("  d{reader}: {{ uses: sum, with: {{ of: [b], plus: {reader} }} }}\n")).collect();
+    project.write(&format!("{CHAIN}{readers}publish: {{ b: ./out }}\n"));
+    let ran = project.run().succeeded();
+    assert_eq!(ran.states(), "a cached, b done, c cached, d0 done, d1 done, d2 done, d3 done");
+    assert_eq!((ran.number("d0"), ran.number("d3")), (5, 8));
+    assert_eq!(fs::read_to_string(project.path("out/number.txt")).unwrap(), "5");
 }
