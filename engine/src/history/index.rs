@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use cache::Digest;
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
 use super::recorded::{Recorded, RunState, RunSummary, StageSummary, read_run};
 use crate::home::Home;
@@ -64,7 +64,15 @@ impl History {
     /// Fails where the index cannot be made or the folders cannot be read.
     pub fn open(home: &Home) -> Result<Self, HistoryError> {
         let mut history = Self::open_index(home)?;
-        history.catch_up()?;
+        match history.catch_up() {
+            Err(HistoryError::Index { source, .. }) if is_damage(&source) => {
+                drop(history);
+                let _ = fs::remove_file(home.index());
+                history = Self::open_index(home)?;
+                history.catch_up()?;
+            }
+            caught_up => caught_up?,
+        }
         Ok(history)
     }
 
@@ -130,10 +138,11 @@ impl History {
         let connection = match open(&path) {
             Ok(connection) => connection,
             // Everything in it is in the run folders too, so a damaged index is no reason to bother anyone.
-            Err(_) => {
+            Err(error) if is_damage(&error) => {
                 let _ = fs::remove_file(&path);
                 open(&path).map_err(failed)?
             }
+            Err(error) => return Err(failed(error)),
         };
         Ok(Self { connection, runs: home.runs() })
     }
@@ -145,8 +154,12 @@ impl History {
             statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
         })?;
         let mut present = BTreeSet::new();
-        let entries = fs::read_dir(&self.runs).map_err(read_failed(&self.runs))?;
-        for entry in entries {
+        let entries = match fs::read_dir(&self.runs) {
+            // Somebody has made room.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            read => Some(read.map_err(read_failed(&self.runs))?),
+        };
+        for entry in entries.into_iter().flatten() {
             let entry = entry.map_err(read_failed(&self.runs))?;
             let run = entry.file_name().to_string_lossy().into_owned();
             if known.get(&run) != Some(&true) {
@@ -246,6 +259,12 @@ fn open(path: &Path) -> rusqlite::Result<Connection> {
         connection.execute_batch("COMMIT")?;
     }
     Ok(connection)
+}
+
+/// Whether the file is at fault, and not another process that is busy with it, or the disk.
+fn is_damage(error: &rusqlite::Error) -> bool {
+    let damage = [ErrorCode::DatabaseCorrupt, ErrorCode::NotADatabase, ErrorCode::Unknown];
+    error.sqlite_error_code().is_some_and(|code| damage.contains(&code))
 }
 
 fn summary(row: &rusqlite::Row<'_>) -> rusqlite::Result<RunSummary> {

@@ -9,6 +9,7 @@ use super::clock::Moment;
 use super::event::RunEvent;
 use super::outcome::{RunOptions, RunOutcome};
 use super::scheduler::Scheduler;
+use super::signals::{ExitOnInterrupt, Signals};
 use crate::device::{DeviceMissing, missing_devices};
 use crate::execute::Local;
 use crate::explain::{ExplainError, Forecast, explain};
@@ -50,7 +51,8 @@ pub enum RunError {
     },
 }
 
-/// Runs a plan: takes what is in the store, makes what is not. Ctrl-C once asks the stages to save and stop, twice kills them.
+/// Runs a plan: takes what is in the store, makes what is not. Ctrl-C once asks the stages to save and stop, twice kills them;
+/// before the first stage is looked at it ends the program, with the code of an interrupted run.
 ///
 /// It builds its own single-threaded event loop, so it must not be called from asynchronous code.
 ///
@@ -63,6 +65,8 @@ pub fn run(
     options: &RunOptions,
     mut observer: impl FnMut(&RunEvent),
 ) -> Result<RunOutcome, RunError> {
+    // Nothing has begun that would have to be stopped in order, and hashing or a server may take long.
+    let preparing = ExitOnInterrupt::new();
     require_devices(plan, home)?;
     let store = Store::open(home.store())?;
     let mut lock = LockFile::read(&home.lock_file())?;
@@ -71,23 +75,23 @@ pub fn run(
     let outside = read_outside(plan, &mut files, &lock).map_err(RunError::Sources)?;
     files.save(&home.stat_cache())?;
 
-    let started = Moment::now();
-    let id = started.run_id();
-    let folder = home.run(&id);
-    let recorder = RunFolder::create(&folder, &RunPlan::new(&id, plan, started))
-        .map_err(|source| RunError::Machine { action: "create the folder of the run", path: folder, source })?;
     let executor = Local::new().map_err(machine("open a pipe for", &store))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(machine("start the event loop for", &store))?;
-    let outcome = runtime.block_on(async {
-        let signals = super::scheduler::Signals::new()?;
-        let scheduler =
-            Scheduler::new(plan, home, &store, options, outside, Box::new(executor), recorder, &mut observer);
-        Ok(scheduler.run(id, signals).await)
-    });
-    let outcome = outcome.map_err(machine("heed signals for", &store))?;
+    drop(preparing);
+    let signals = {
+        let _entered = runtime.enter();
+        Signals::new().map_err(machine("heed signals for", &store))?
+    };
+    let started = Moment::now();
+    let id = started.run_id();
+    let folder = home.run(&id);
+    let recorder = RunFolder::create(&folder, &RunPlan::new(&id, plan, started))
+        .map_err(|source| RunError::Machine { action: "create the folder of the run", path: folder, source })?;
+    let scheduler = Scheduler::new(plan, home, &store, options, outside, Box::new(executor), recorder, &mut observer);
+    let outcome = runtime.block_on(scheduler.run(id, signals));
     // The index is made from the run folders again whenever it is read; a failure here loses nothing.
     let _ = History::record_run(home, &outcome.run);
     Ok(outcome)

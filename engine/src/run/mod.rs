@@ -11,6 +11,7 @@ pub mod event;
 mod heal;
 mod outcome;
 mod scheduler;
+mod signals;
 mod state;
 
 pub use enter::{RunError, run};

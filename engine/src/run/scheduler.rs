@@ -2,19 +2,18 @@
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cache::{Digest, KeyDocument, Lock, OutputRecord, Staging, Store};
 use serde_json::{Map, Value};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::sleep_until;
 
 use super::event::{Conclusion, Counts, RunEvent};
 use super::outcome::{Failure, OnFailure, RunOptions, RunOutcome, StageOutcome};
+use super::signals::Signals;
 use super::state::State;
 use crate::execute::stage_process::chain;
 use crate::execute::{Executor, Exit, Message, Process, Stop};
@@ -101,25 +100,6 @@ struct PublishEnd {
     entry: usize,
     target: PathBuf,
     result: Result<Published, PublishError>,
-}
-
-/// The signals that stop a run.
-pub(super) struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    pub fn new() -> io::Result<Self> {
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
 }
 
 impl<'a> Scheduler<'a> {

@@ -96,20 +96,21 @@ fn stray_output_goes_to_the_log() {
 }
 
 fn a_timeout_ends_a_stage() {
-    let project = Project::new("\nstages:\n  a: { uses: slow, with: { steps: 500 }, timeout: 1s }\n");
+    let mut project = Project::new("\nstages:\n  a: { uses: slow, with: { steps: 5000 }, timeout: 1s }\n");
+    project.options.grace = Duration::from_secs(120);
     let started = Instant::now();
     let ran = project.run();
     assert_eq!(ran.failure("a").cause, Cause::Timeout);
-    assert!(started.elapsed() < Duration::from_secs(2), "it heeds the request to stop: {:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(60), "it heeds the request to stop: {:?}", started.elapsed());
 }
 
 fn a_timeout_kills_a_stubborn_stage() {
-    let project = Project::new("\nstages:\n  a: { uses: slow, with: { steps: 500, stubborn: true }, timeout: 1s }\n");
+    let project = Project::new("\nstages:\n  a: { uses: slow, with: { steps: 5000, stubborn: true }, timeout: 1s }\n");
     let started = Instant::now();
     let ran = project.run();
     assert_eq!(ran.failure("a").cause, Cause::Timeout);
     let took = started.elapsed();
-    assert!(took >= Duration::from_secs(2) && took < Duration::from_secs(4), "timeout and grace: {took:?}");
+    assert!(took >= Duration::from_secs(2) && took < Duration::from_secs(60), "timeout and grace: {took:?}");
 }
 
 fn facts_of_made_inputs_are_checked() {

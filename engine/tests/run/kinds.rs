@@ -83,6 +83,10 @@ impl Stage for Constant {
     fn pin(request: &PinRequest) -> Result<String, StageError> {
         match request.name.as_str() {
             "nobody" => Err(StageError::new(Cause::Network, "nobody answers")),
+            "slow" => {
+                sleep(Duration::from_secs(60));
+                Err(StageError::new(Cause::Network, "it took too long"))
+            }
             name => Ok(name.len().to_string()),
         }
     }

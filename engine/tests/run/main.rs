@@ -17,7 +17,7 @@ mod stopping;
 use std::panic::catch_unwind;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use engine::execute::executor::STAGE_ARGUMENT;
 use engine::execute::stage_process;
@@ -28,7 +28,10 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.get(1).map(String::as_str) {
         Some(STAGE_ARGUMENT) => stage_process::main(&kinds::registry(), Path::new(&arguments[2])),
-        Some(project::ENGINE_ARGUMENT) => project::engine_process(Path::new(&arguments[2])),
+        Some(project::ENGINE_ARGUMENT) => {
+            let grace = Duration::from_secs(arguments[3].parse().unwrap());
+            project::engine_process(Path::new(&arguments[2]), grace)
+        }
         _ => run_tests(&arguments[1..]),
     }
 }

@@ -14,8 +14,11 @@ use tempfile::TempDir;
 
 use crate::kinds::registry;
 
-/// Makes this program an engine; the pipeline file follows.
+/// Makes this program an engine; the pipeline file and the grace in seconds follow.
 pub const ENGINE_ARGUMENT: &str = "__engine";
+
+/// How long a stage that was asked to stop has, where a test does not say.
+pub const GRACE: Duration = Duration::from_secs(1);
 
 pub struct Project {
     pub folder: TempDir,
@@ -30,11 +33,7 @@ pub struct Ran {
 
 impl Project {
     pub fn new(stages: &str) -> Self {
-        let options = RunOptions {
-            retry_delay: Duration::from_millis(20),
-            grace: Duration::from_secs(1),
-            ..RunOptions::default()
-        };
+        let options = RunOptions { retry_delay: Duration::from_millis(20), grace: GRACE, ..RunOptions::default() };
         let project = Self { folder: tempfile::tempdir().unwrap(), options };
         project.write(stages);
         project
@@ -86,11 +85,12 @@ impl Project {
     }
 
     /// Starts an engine as a process of its own, in its own group, so that a signal reaches it alone.
-    pub fn spawn_engine(&self) -> Child {
+    pub fn spawn_engine(&self, grace: Duration) -> Child {
         use std::os::unix::process::CommandExt;
         let program = std::env::current_exe().unwrap();
         let mut command = Command::new(program);
-        command.arg(ENGINE_ARGUMENT).arg(self.file()).stdout(Stdio::null()).process_group(0);
+        command.arg(ENGINE_ARGUMENT).arg(self.file()).arg(grace.as_secs().to_string());
+        command.stdout(Stdio::null()).process_group(0);
         command.spawn().unwrap()
     }
 
@@ -186,10 +186,10 @@ pub fn wait_for(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
 }
 
 /// The engine that `spawn_engine` starts. It exits as the command line does: 0, 1, or 130.
-pub fn engine_process(file: &Path) -> ExitCode {
+pub fn engine_process(file: &Path, grace: Duration) -> ExitCode {
     let plan = load(file, &[], &registry()).unwrap_or_else(|rejected| panic!("{:#?}", rejected.problems));
     let home = Home::open(file, None).unwrap();
-    let options = RunOptions { grace: Duration::from_secs(1), ..RunOptions::default() };
+    let options = RunOptions { grace, ..RunOptions::default() };
     let outcome = run(&plan, &home, &registry(), &options, |_| {}).unwrap();
     match outcome.conclusion {
         Conclusion::Succeeded => ExitCode::SUCCESS,

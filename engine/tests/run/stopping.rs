@@ -8,15 +8,17 @@ use engine::history::{History, RunState};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::project::{Project, wait_for};
+use crate::project::{GRACE, Project, wait_for};
 
 pub const TESTS: &[(&str, fn())] = &[
     ("a_killed_engine_takes_its_stages_with_it", a_killed_engine_takes_its_stages_with_it),
     ("killed_at_any_moment_the_next_run_succeeds", killed_at_any_moment_the_next_run_succeeds),
     ("ctrl_c_lets_stages_save", ctrl_c_lets_stages_save),
     ("a_second_ctrl_c_kills", a_second_ctrl_c_kills),
+    ("ctrl_c_before_the_first_stage_leaves_no_run", ctrl_c_before_the_first_stage_leaves_no_run),
     ("a_killed_stage_is_a_crash", a_killed_stage_is_a_crash),
     ("the_index_is_made_again", the_index_is_made_again),
+    ("runs_may_be_removed", runs_may_be_removed),
 ];
 
 const LONG: &str = "
@@ -25,11 +27,16 @@ stages:
   b: { uses: sum, with: { of: [a] } }
 ";
 
-const LIMIT: Duration = Duration::from_secs(20);
+/// Far more than anything here takes, even where two cores run all tests of a machine at once.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Starts an engine and waits until a stage runs and something was saved, by it or by one before.
 fn started(project: &Project) -> (Child, Vec<i32>) {
-    let engine = project.spawn_engine();
+    started_with_grace(project, GRACE)
+}
+
+fn started_with_grace(project: &Project, grace: Duration) -> (Child, Vec<i32>) {
+    let engine = project.spawn_engine(grace);
     let partial = project.home().store().join("partial");
     wait_for("working state", LIMIT, || {
         fs::read_dir(&partial)
@@ -51,7 +58,7 @@ fn a_killed_engine_takes_its_stages_with_it() {
         engine.kill().unwrap();
         engine.wait().unwrap();
         let killed = Instant::now();
-        wait_for("the end of every child", Duration::from_secs(2), || Project::alive_in_groups(&groups) == 0);
+        wait_for("the end of every child", LIMIT, || Project::alive_in_groups(&groups) == 0);
         println!("    children gone after {:?}", killed.elapsed());
     }
     let history = History::open(&project.home()).unwrap();
@@ -73,7 +80,7 @@ publish: { d: ./out }
 ";
     for milliseconds in (0..120).step_by(8) {
         let project = Project::new(stages);
-        let mut engine = project.spawn_engine();
+        let mut engine = project.spawn_engine(GRACE);
         std::thread::sleep(Duration::from_millis(milliseconds));
         engine.kill().unwrap();
         engine.wait().unwrap();
@@ -96,16 +103,31 @@ fn ctrl_c_lets_stages_save() {
 }
 
 fn a_second_ctrl_c_kills() {
-    let project = Project::new(&LONG.replace("steps: 40", "steps: 400, stubborn: true"));
-    let (mut engine, groups) = started(&project);
+    let project = Project::new(&LONG.replace("steps: 40", "steps: 4000, stubborn: true"));
+    let (mut engine, groups) = started_with_grace(&project, Duration::from_secs(120));
     send(engine.id().cast_signed(), Signal::SIGINT);
     std::thread::sleep(Duration::from_millis(300));
-    let first = Instant::now();
     assert!(engine.try_wait().unwrap().is_none(), "a stubborn stage is given time");
+    let second = Instant::now();
     send(engine.id().cast_signed(), Signal::SIGINT);
     assert_eq!(engine.wait().unwrap().code(), Some(130));
-    assert!(first.elapsed() < Duration::from_millis(600), "{:?}", first.elapsed());
+    assert!(second.elapsed() < Duration::from_secs(60), "it did not wait for the grace: {:?}", second.elapsed());
     assert_eq!(Project::alive_in_groups(&groups), 0);
+}
+
+fn ctrl_c_before_the_first_stage_leaves_no_run() {
+    let project = Project::new("\nstages:\n  a: { uses: constant, with: { pinned: slow } }\n");
+    let mut engine = project.spawn_engine(GRACE);
+    // The store is opened before the server is asked, which here does not answer.
+    let store = project.path(".pipeline/store/locks");
+    wait_for("the store", LIMIT, || store.exists());
+    std::thread::sleep(Duration::from_millis(100));
+    let asked = Instant::now();
+    send(engine.id().cast_signed(), Signal::SIGINT);
+    assert_eq!(engine.wait().unwrap().code(), Some(130));
+    assert!(asked.elapsed() < Duration::from_secs(30), "it did not wait for the server: {:?}", asked.elapsed());
+    assert_eq!(History::open(&project.home()).unwrap().runs().unwrap(), []);
+    assert!(!project.path("pipeline.lock").exists());
 }
 
 fn a_killed_stage_is_a_crash() {
@@ -128,9 +150,28 @@ fn the_index_is_made_again() {
     project.run().succeeded();
     let before = History::open(&project.home()).unwrap().runs().unwrap();
     assert_eq!(before.len(), 2);
-    fs::write(project.home().index(), "this is no database, and long enough to be taken for one".repeat(40)).unwrap();
-    assert_eq!(History::open(&project.home()).unwrap().runs().unwrap(), before);
+    let index = project.home().index();
+    let sound = fs::read(&index).unwrap();
+    let damages: [&dyn Fn(); 4] = [
+        &|| fs::remove_file(&index).unwrap(),
+        &|| fs::write(&index, "this is no database, and long enough to be taken for one".repeat(40)).unwrap(),
+        // The first page alone: it opens, and fails when it is read.
+        &|| fs::write(&index, [&sound[..4096], &[7; 4096 * 4][..]].concat()).unwrap(),
+        &|| fs::write(&index, &sound[..sound.len() / 2]).unwrap(),
+    ];
+    for (number, damage) in damages.into_iter().enumerate() {
+        damage();
+        assert_eq!(History::open(&project.home()).unwrap().runs().unwrap(), before, "damage {number}");
+    }
     let (_, stages) = History::open(&project.home()).unwrap().run(&before[1].run).unwrap().unwrap();
     assert_eq!((stages[0].stage.as_str(), stages[0].status.as_str()), ("a", "done"));
     assert!(stages[0].peak_memory_bytes.unwrap() > 1 << 20);
+}
+
+fn runs_may_be_removed() {
+    let project = Project::new("\nstages:\n  a: { uses: constant, with: { value: 1 } }\n");
+    project.run().succeeded();
+    fs::remove_dir_all(project.home().runs()).unwrap();
+    assert_eq!(History::open(&project.home()).unwrap().runs().unwrap(), []);
+    assert_eq!(project.run().succeeded().states(), "a cached");
 }
