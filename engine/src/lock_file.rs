@@ -7,6 +7,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use cache::StoreError;
+use cache::atomic::write_atomically;
 use serde::{Deserialize, Serialize};
 
 use crate::error::StageError;
@@ -70,13 +72,8 @@ pub enum LockError {
         found: u32,
     },
     /// The file could not be written.
-    #[error("cannot write `{path}`")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    #[error("the pins cannot be written down")]
+    Write(#[source] StoreError),
     /// Something is not pinned and may not be.
     #[error("`{pin}`, which stage `{stage}` reads, is not pinned in `{path}`, and {why}")]
     NotPinned {
@@ -170,16 +167,16 @@ impl LockFile {
             })?;
             self.pins.insert(pin, version);
         }
-        self.write().map_err(|source| LockError::Write { path: self.path.clone(), source })
+        // Finding out may have taken long: what another run has pinned meanwhile stands.
+        self.pins.append(&mut Self::read(&self.path)?.pins);
+        self.write()
     }
 
-    fn write(&self) -> io::Result<()> {
+    fn write(&self) -> Result<(), LockError> {
         let content = Content { version: VERSION, pins: self.pins.clone() };
-        let mut text = serde_json::to_string_pretty(&content)?;
+        let mut text = serde_json::to_string_pretty(&content).expect("pins are strings");
         text.push('\n');
-        let temporary = self.path.with_extension(format!("lock.{}", std::process::id()));
-        fs::write(&temporary, text)?;
-        fs::rename(&temporary, &self.path)
+        write_atomically(&self.path, text.as_bytes()).map_err(LockError::Write)
     }
 }
 
