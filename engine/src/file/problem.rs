@@ -63,6 +63,11 @@ impl Problem {
         self
     }
 
+    /// Whether both say the same of the same place, whatever else they add.
+    pub fn says_the_same(&self, other: &Self) -> bool {
+        (self.code, self.span, &self.message) == (other.code, other.span, &other.message)
+    }
+
     /// Adds another place that belongs to it.
     #[must_use]
     pub fn with_related(mut self, span: Span, label: impl Into<String>) -> Self {

@@ -175,12 +175,7 @@ fn in_order(mut problems: Vec<Problem>) -> Vec<Problem> {
     let mut unique: Vec<Problem> = Vec::with_capacity(problems.len());
     for problem in problems {
         let same = |other: &&Problem| other.span == problem.span;
-        if !unique
-            .iter()
-            .rev()
-            .take_while(same)
-            .any(|other| other.code == problem.code && other.message == problem.message)
-        {
+        if !unique.iter().rev().take_while(same).any(|other| other.says_the_same(&problem)) {
             unique.push(problem);
         }
     }

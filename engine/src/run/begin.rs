@@ -17,7 +17,7 @@ use crate::error::{Cause, OrFail, StageError};
 use crate::execute::Launch;
 use crate::execute::stage_process::chain;
 use crate::explain::{Past, complete_result};
-use crate::file::problem::Severity;
+use crate::file::problem::{Problem, Severity};
 use crate::history::History;
 use crate::keys::stage_key;
 use crate::protocol::{InputGrant, Job, PROTOCOL, WorkerEvent};
@@ -152,7 +152,10 @@ impl Scheduler<'_> {
         let found = planned.bound.check(&facts, planned.span);
         let (errors, warnings): (Vec<_>, Vec<_>) =
             found.into_iter().partition(|problem| problem.severity == Severity::Error);
-        for warning in warnings.into_iter().filter(|warning| !self.plan.warnings.contains(warning)) {
+        // Said once: with the plan, or with the first attempt.
+        let first = self.stages[stage].attempts == 0;
+        let known = |warning: &Problem| self.plan.warnings.iter().any(|known| known.says_the_same(warning));
+        for warning in warnings.into_iter().filter(|warning| first && !known(warning)) {
             let said = WorkerEvent::Warning { message: warning.message };
             self.tell(RunEvent::Worker { stage: planned.id.clone(), said });
         }
