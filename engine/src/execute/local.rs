@@ -1,7 +1,7 @@
 //! The local executor: each stage is a child of this process, in a process group of its own, and dies with it.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -21,8 +21,12 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::death_pipe::{self, DeathPipe};
 use super::executor::{Ending, Executor, Exit, Launch, Message, Process, STAGE_ARGUMENT, StartError, Stop};
 
-/// A process that left the group may keep the output open; after this its words are no longer waited for.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// A process that left the group may keep the output open; after this its words are no longer waited for. What was said before
+/// the end is in the pipe and read at once, unless the machine is very busy: then its result would be lost.
+const LAST_WORDS: Duration = Duration::from_secs(10);
+
+/// A longer line is taken in pieces, so that output without line ends does not fill the memory of the engine.
+const LONGEST_LINE: u64 = 16 << 20;
 
 /// Starts stages as children of this process.
 #[derive(Debug)]
@@ -130,7 +134,7 @@ impl Process for Handle {
 fn listen(stage: usize, stdout: ChildStdout, mut log: File, messages: &UnboundedSender<Message>) {
     let mut lines = BufReader::new(stdout);
     let mut line = Vec::new();
-    while lines.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+    while lines.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
         match serde_json::from_slice(&line) {
             Ok(event) => drop(messages.send(Message::Said { stage, event })),
             Err(_) => drop(log.write_all(&line)),
