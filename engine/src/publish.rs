@@ -116,13 +116,17 @@ pub fn publish(
     // One at a time: the temporary name below is then this process's, and what lies there is a dead process's.
     let name = format!("publish-{}", Digest::of(target.as_os_str().as_encoded_bytes()));
     let _lock = store.lock(&name)?;
+    let temporary = temporary(target);
+    if temporary.exists() {
+        fs::remove_dir_all(&temporary).map_err(failed("remove", &temporary))?;
+    }
     let found = inspect(target);
     match (found, on_changed) {
         (Ok(Some(published)), _) if published == *tree => return Ok(Published::Current),
         (Ok(_), _) | (Err(PublishError::Foreign { .. } | PublishError::Changed { .. }), OnChanged::Overwrite) => {}
         (Err(error), _) => return Err(error),
     }
-    write(store, tree, identity, target)?;
+    write(store, tree, identity, &temporary, target)?;
     Ok(Published::Written)
 }
 
@@ -169,15 +173,16 @@ impl RecordedFile {
     }
 }
 
-fn write(store: &Store, tree: &Digest, identity: &Digest, target: &Path) -> Result<(), PublishError> {
+/// Where the new folder is made, and the old one lies for a moment: beside the target.
+fn temporary(target: &Path) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
+    target.with_file_name(format!(".{name}.pipeline-new"))
+}
+
+fn write(store: &Store, tree: &Digest, identity: &Digest, temporary: &Path, target: &Path) -> Result<(), PublishError> {
     let parent = target.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(parent).map_err(failed("create folder", parent))?;
-    let temporary = parent.join(format!(".{name}.pipeline-new"));
-    if temporary.exists() {
-        fs::remove_dir_all(&temporary).map_err(failed("remove", &temporary))?;
-    }
-    let copied = store.copy_tree_out(tree, &temporary)?;
+    let copied = store.copy_tree_out(tree, temporary)?;
     let mut files = BTreeMap::new();
     for file in copied.files() {
         let path = temporary.join(&file.path);
@@ -191,7 +196,7 @@ fn write(store: &Store, tree: &Digest, identity: &Digest, target: &Path) -> Resu
     if target.is_symlink() || target.is_file() {
         fs::remove_file(target).map_err(failed("remove", target))?;
     }
-    replace_folder(&temporary, target)?;
+    replace_folder(temporary, target)?;
     Ok(())
 }
 

@@ -40,6 +40,11 @@ fn a_published_folder_follows_its_result() {
     assert_eq!(fs::read_to_string(&file).unwrap(), "5");
     let left: Vec<_> = fs::read_dir(project.path("out")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["number"]);
+    // What a process leaves that is killed before it has removed the old folder.
+    fs::create_dir(project.path("out/.number.pipeline-new")).unwrap();
+    fs::write(project.path("out/.number.pipeline-new/number.txt"), "4").unwrap();
+    assert_eq!(written(&project.run().succeeded()), Some(false));
+    assert!(!project.path("out/.number.pipeline-new").exists());
     // The copy is the user's: writable, and no link into the store.
     fs::write(&file, "6").unwrap();
     assert_eq!(project.store().verify(&|_| {}).unwrap().faults, []);
