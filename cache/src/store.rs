@@ -142,6 +142,12 @@ impl Store {
         Ok(folder)
     }
 
+    /// Removes the folder for the working state of a key if nothing was left there. The caller holds the key's lock.
+    pub fn remove_partial_if_empty(&self, working_key: &Digest) {
+        // One with something in it stays, and an empty one is in nobody's way.
+        let _ = fs::remove_dir(self.folder("partial").join(working_key.to_string()));
+    }
+
     /// Takes a lock, waiting for as long as another holds it. A wait that must end early polls [`Store::try_lock`].
     ///
     /// # Errors
@@ -381,7 +387,11 @@ mod tests {
     fn working_state_stays_where_it_was_left() {
         let (_home, store) = store();
         let key = KeyDocument::default().working_key();
+        store.partial(&key).unwrap();
+        store.remove_partial_if_empty(&key);
+        assert_eq!(store.list().unwrap().partials, 0);
         fs::write(store.partial(&key).unwrap().join("state.json"), "{}").unwrap();
+        store.remove_partial_if_empty(&key);
         assert_eq!(read_all(&store.partial(&key).unwrap()), [("state.json".to_owned(), "{}".to_owned())]);
     }
 }

@@ -73,10 +73,12 @@ impl Scheduler<'_> {
     fn settle_done(&mut self, stage: usize, exit: &Exit) {
         self.transition(stage, State::Done);
         let run = &self.stages[stage];
+        let keyed = run.key.as_ref().expect("a stage that ran has a key");
+        self.store.remove_partial_if_empty(&keyed.document.working_key());
         let outputs = run.outputs.iter().map(|(name, output)| (name.clone(), stored_output(output))).collect();
         let event = RunEvent::StageDone {
             stage: run.id.clone(),
-            key: run.key.as_ref().expect("a stage that ran has a key").key,
+            key: keyed.key,
             seconds: exit.ran.as_secs_f64(),
             peak_memory_bytes: exit.peak_memory_bytes,
             outputs,
