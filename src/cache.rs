@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use cache::Store;
 use cache::listing::{ListedOutput, ListedResult, Listing};
-use cache::verify::{VerifyProgress, VerifyReport};
+use cache::verify::{Fault, VerifyProgress, VerifyReport};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -30,13 +30,19 @@ pub struct CacheArgs {
 enum CacheCommand {
     /// List the results and the room they take.
     Ls,
-    /// Read everything and compare it with its digest; ends with 1 when something is damaged.
+    /// Read everything, compare it with its digest and remove what is damaged; ends with 1 where something was.
     Verify,
 }
 
 /// Lists or checks the store.
 pub fn run(args: &CacheArgs, global: &Global) -> Result<(), Failure> {
-    let store = Store::open(global.home_here()?.store()).map_err(Failure::machine)?;
+    let Some(home) = global.home_here() else {
+        return match args.command {
+            CacheCommand::Ls => list(&Listing::default(), args.format),
+            CacheCommand::Verify => tell(&VerifyReport::default(), args.format),
+        };
+    };
+    let store = Store::open(home.store()).map_err(Failure::machine)?;
     match args.command {
         CacheCommand::Ls => list(&store.list().map_err(Failure::machine)?, args.format),
         CacheCommand::Verify => verify(&store, args.format, global.verbosity()),
@@ -111,14 +117,25 @@ fn verify(store: &Store, format: Format, verbosity: Verbosity) -> Result<(), Fai
     };
     let report = store.verify(&show).map_err(Failure::machine)?;
     bar.finish_and_clear();
+    // That a result is there is decided by lengths alone: only once a damaged object is gone does a run make it again.
+    let removed = report.faults.iter().try_for_each(|fault| match fault {
+        Fault::CorruptObject { digest, .. } => store.evict(digest),
+        _ => Ok(()),
+    });
+    let told = tell(&report, format);
+    removed.map_err(Failure::machine)?;
+    told
+}
+
+fn tell(report: &VerifyReport, format: Format) -> Result<(), Failure> {
     match format {
-        Format::Json => crate::print_json(&report_json(&report))?,
+        Format::Json => crate::print_json(&report_json(report))?,
         Format::Text => {
             let mut out = std::io::stdout().lock();
             for fault in &report.faults {
                 writeln!(out, "{fault}")?;
             }
-            let VerifyReport { objects, trees, results, .. } = report;
+            let VerifyReport { objects, trees, results, .. } = *report;
             let bytes = words::bytes(report.bytes);
             writeln!(out, "{objects} objects ({bytes}), {trees} trees and {results} results read")?;
             match report.faults.len() {

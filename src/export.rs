@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::progress::Verbosity;
 use crate::render::Failure;
-use crate::{Global, locate, words};
+use crate::{Global, locate, terminal, words};
 
 /// Copy a stage's output out of the store into a new folder.
 ///
@@ -36,10 +36,12 @@ pub fn run(args: &ExportArgs, global: &Global) -> Result<(), Failure> {
     if let Some(parent) = folder.parent() {
         std::fs::create_dir_all(parent)?;
     }
-    let tree = located.store.copy_tree_out(&located.record.tree, folder).map_err(Failure::machine)?;
+    let copied = located.store.copy_tree_out(&located.record.tree, folder);
+    let tree = copied.map_err(|error| locate::unreadable(error, &located.store, &args.file))?;
     if global.verbosity() > Verbosity::Quiet {
         let files = words::plural(tree.files().len(), "file");
-        eprintln!("`{}` copied to {}: {files}, {}", located.name, folder.display(), words::bytes(tree.bytes()));
+        let bytes = words::bytes(tree.bytes());
+        terminal::tell_line(format_args!("`{}` copied to {}: {files}, {bytes}", located.name, folder.display()));
     }
     Ok(())
 }

@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use cache::{OutputRecord, Store};
+use cache::{OutputRecord, Store, StoreError};
 use engine::explain::explain;
 use engine::plan::{PlannedStage, ResolvedInput};
 use engine::suggest;
 use stages::artifact::{OutputKind, Tokenizer};
 
 use crate::Global;
-use crate::render::{self, Failure};
+use crate::render::{self, Exit, Failure, Message};
 
 /// An output that is in the store.
 pub struct Located {
@@ -52,6 +52,17 @@ pub fn output(file: &Path, overrides: &[String], name: &str, global: &Global) ->
     })?;
     let tokenizer = tokenizer_input.and_then(|input| stored(&input.stage, &input.output));
     Ok(Located { store, name: format!("{id}.{output}"), record, tokenizer })
+}
+
+/// The failure of reading what was located. A damaged file is removed from the store, since only what is missing is made again.
+pub fn unreadable(error: StoreError, store: &Store, file: &Path) -> Failure {
+    let damaged = matches!(error, StoreError::CorruptTree { .. } | StoreError::MissingTree { .. });
+    match error.object().map(|object| store.evict(&object)) {
+        None if !damaged => Failure::machine(error),
+        Some(Err(refused)) => Failure::machine(refused),
+        _ => Failure::Told { exit: Exit::StageFailed, message: Message::of(&error) }
+            .with_help(format!("`pipeline run {}` makes it again", file.display())),
+    }
 }
 
 /// The tokenizer that a stage reads, or that the nearest stage before it reads.

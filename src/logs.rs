@@ -22,7 +22,7 @@ pub struct LogsArgs {
 
 /// Prints the log.
 pub fn run(args: &LogsArgs, global: &Global) -> Result<(), Failure> {
-    let home = global.home_here()?;
+    let home = global.home_here().ok_or_else(crate::runs::nothing_yet)?;
     let history = History::open(&home).map_err(Failure::machine)?;
     let log_of = |run: &str| home.run(run).join(stage_folder(&args.stage)).join("log");
     let log = match &args.run {

@@ -114,13 +114,17 @@ impl Global {
 
     /// The home of a pipeline file.
     fn home(&self, file: &Path) -> Result<engine::home::Home, Failure> {
-        let variable = || std::env::var_os("PIPELINE_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
-        engine::home::Home::open(file, self.home.clone().or_else(variable).as_deref()).map_err(Failure::machine)
+        engine::home::Home::open(file, self.named_home().as_deref()).map_err(Failure::machine)
     }
 
-    /// The home of the present folder, for commands that take no pipeline file.
-    fn home_here(&self) -> Result<engine::home::Home, Failure> {
-        self.home(Path::new("pipeline.yaml"))
+    /// The home of the present folder, if it has one, for commands that take no pipeline file and only look.
+    fn home_here(&self) -> Option<engine::home::Home> {
+        engine::home::Home::existing(Path::new("pipeline.yaml"), self.named_home().as_deref())
+    }
+
+    fn named_home(&self) -> Option<PathBuf> {
+        let variable = || std::env::var_os("PIPELINE_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
+        self.home.clone().or_else(variable)
     }
 }
 

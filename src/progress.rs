@@ -9,7 +9,7 @@ use engine::protocol::WorkerEvent;
 use engine::run::event::RunEvent;
 
 use crate::bars::{Bars, StageBar};
-use crate::terminal::Look;
+use crate::terminal::{self, Look};
 use crate::words;
 
 /// How much to say.
@@ -182,7 +182,7 @@ impl Progress {
         }
         match &self.bars {
             Some(bars) => bars.say(&mark.sign(self.look), stage, text),
-            None => eprintln!("{stage}: {text}"),
+            None => terminal::tell_line(format_args!("{stage}: {text}")),
         }
     }
 }

@@ -17,7 +17,7 @@ use miette::{
     SourceSpan, SpanContents, ThemeCharacters, ThemeStyles,
 };
 
-use crate::terminal::Look;
+use crate::terminal::{self, Look};
 use crate::words::plural;
 
 /// How a command ended.
@@ -235,12 +235,12 @@ pub fn failure(failure: &Failure) -> Exit {
     let look = Look::stderr();
     match failure {
         Failure::Rejected(rejected) => {
-            eprint!("{}", problems(&rejected.sources, &rejected.problems, look));
-            eprintln!("{}", count(&rejected.problems));
+            terminal::tell(problems(&rejected.sources, &rejected.problems, look));
+            terminal::tell_line(count(&rejected.problems));
             Exit::Wrong
         }
         Failure::Told { exit, message } => {
-            eprint!("{}", report(message, look));
+            terminal::tell(report(message, look));
             *exit
         }
         Failure::Shown(exit) => *exit,
@@ -250,12 +250,12 @@ pub fn failure(failure: &Failure) -> Exit {
 
 /// Prints a message on standard error in the form of an error.
 pub fn message(message: &Message) {
-    eprint!("{}", report(message, Look::stderr()));
+    terminal::tell(report(message, Look::stderr()));
 }
 
 /// Prints warnings about a pipeline file on standard error.
 pub fn warnings(sources: &Sources, warnings: &[Problem]) {
-    eprint!("{}", problems(sources, warnings, Look::stderr()));
+    terminal::tell(problems(sources, warnings, Look::stderr()));
 }
 
 /// All problems of a file, in the order of the text, each with its place underlined.

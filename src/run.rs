@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use crate::progress::{Progress, Verbosity};
 use crate::render::{self, Exit, Failure, Message};
-use crate::terminal::Look;
+use crate::terminal::{self, Look};
 use crate::{Format, Global, words};
 
 /// Run a pipeline: do what is missing, take the rest from the store, go on where a run was cut off.
@@ -85,7 +85,7 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     }
     let exit = exit(&outcome, &told.failures);
     if global.verbosity() > Verbosity::Quiet {
-        eprintln!("{}", summary(&outcome, exit, began));
+        terminal::tell_line(summary(&outcome, exit, began));
     }
     match args.format {
         Format::Json => crate::print_json(&outcome_json(&outcome, &told, began))?,

@@ -36,7 +36,12 @@ enum RunsCommand {
 
 /// Lists runs or shows one.
 pub fn run(args: &RunsArgs, global: &Global) -> Result<(), Failure> {
-    let home = global.home_here()?;
+    let Some(home) = global.home_here() else {
+        return match &args.command {
+            RunsCommand::Ls => list(&[], args.format),
+            RunsCommand::Show { .. } => Err(nothing_yet()),
+        };
+    };
     let history = History::open(&home).map_err(Failure::machine)?;
     match &args.command {
         RunsCommand::Ls => list(&history.runs().map_err(Failure::machine)?, args.format),
@@ -47,11 +52,18 @@ pub fn run(args: &RunsArgs, global: &Global) -> Result<(), Failure> {
     }
 }
 
+/// The failure where there is no run to name.
+pub fn nothing_yet() -> Failure {
+    Failure::wrong("nothing has been run yet").with_help(
+        "`pipeline run FILE` starts a run; those of a pipeline elsewhere are seen from its folder, or with `--home`",
+    )
+}
+
 /// The run that an id or its beginning names, the newest without one.
 pub fn find(history: &History, id: Option<&str>) -> Result<(RunSummary, Vec<StageSummary>), Failure> {
     let newest = || history.runs().map(|runs| runs.into_iter().next().map(|run| run.run)).map_err(Failure::machine);
     let Some(wanted) = id.map_or_else(newest, |id| Ok(Some(id.to_owned())))? else {
-        return Err(Failure::wrong("nothing has been run yet").with_help("`pipeline run FILE` starts a run"));
+        return Err(nothing_yet());
     };
     let found = history.run(&wanted).map_err(Failure::machine)?;
     found.ok_or_else(|| {

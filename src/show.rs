@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use cache::{OutputRecord, Store, Tree, Verify};
+use cache::{OutputRecord, Tree, Verify};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use stages::artifact::{Metrics, OutputKind, Packs, Rows, Samples, Tokens};
@@ -66,9 +66,14 @@ pub fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
     let located = locate::output(&args.file, &args.overrides, &args.output, global)?;
     let staging = located.store.staging().map_err(Failure::machine)?;
     let folder = staging.path().join("shown");
-    let tree = located.store.link_folder(&located.record.tree, &folder, Verify::Contents).map_err(Failure::machine)?;
+    let unreadable = |error| locate::unreadable(error, &located.store, &args.file);
+    let tree = located.store.link_folder(&located.record.tree, &folder, Verify::Contents).map_err(unreadable)?;
     let tokenizer = match &located.tokenizer {
-        Some(record) => Some(open_tokenizer(&located.store, record, &staging.path().join("tokenizer"))?),
+        Some(record) => {
+            let folder = staging.path().join("tokenizer");
+            located.store.link_folder(&record.tree, &folder, Verify::Contents).map_err(unreadable)?;
+            Some(Tokenizer::from_folder(&folder).map_err(engine::error::StageError::from)?)
+        }
         None => None,
     };
     let rows = args.rows.unwrap_or(DEFAULT_ROWS);
@@ -79,11 +84,6 @@ pub fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
         Format::Json => crate::print_json(&shown.json()),
         Format::Text => Ok(shown.print(&mut io::stdout().lock(), steps, Look::stdout())?),
     }
-}
-
-fn open_tokenizer(store: &Store, record: &OutputRecord, folder: &Path) -> Result<Tokenizer, Failure> {
-    store.link_folder(&record.tree, folder, Verify::Contents).map_err(Failure::machine)?;
-    Ok(Tokenizer::from_folder(folder).map_err(engine::error::StageError::from)?)
 }
 
 fn body(folder: &Path, tree: &Tree, kind: &str, tokenizer: Option<&Tokenizer>, rows: u64) -> Result<Body, Failure> {

@@ -1,6 +1,7 @@
 //! What a stream can show: colour, Unicode, how wide it is, whether a person is watching.
 
-use std::io::IsTerminal;
+use std::fmt::Display;
+use std::io::{IsTerminal, Write};
 
 /// How to write to one stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +54,17 @@ impl Look {
     pub fn either(self, unicode: &'static str, ascii: &'static str) -> &'static str {
         if self.unicode { unicode } else { ascii }
     }
+}
+
+/// Writes to standard error. Where its reader has gone away or its disk is full there is nobody left to tell, which is no
+/// reason to end a run half-way, as the panic of `eprintln!` would.
+pub fn tell(text: impl Display) {
+    let _ = write!(std::io::stderr().lock(), "{text}");
+}
+
+/// As [`tell`], of a line.
+pub fn tell_line(text: impl Display) {
+    tell(format_args!("{text}\n"));
 }
 
 /// A locale that names another character set rules Unicode out. No locale at all does not: containers and CI runners

@@ -9,7 +9,7 @@ use engine::file::source::Sources;
 use serde_json::json;
 
 use crate::render::{self, Exit, Failure};
-use crate::terminal::Look;
+use crate::terminal::{self, Look};
 use crate::words;
 
 /// Check pipeline files: every mistake at once, each with its line and column.
@@ -73,13 +73,13 @@ fn check(file: &std::path::Path, registry: &engine::stage::Registry) -> Checked 
 fn text(checked: &[Checked]) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     for Checked { file, stages, sources, problems } in checked {
-        eprint!("{}", render::problems(sources, problems, Look::stderr()));
+        terminal::tell(render::problems(sources, problems, Look::stderr()));
         match stages {
             Some(count) if problems.is_empty() => writeln!(out, "{file}: ok, {}", words::plural(*count, "stage"))?,
             Some(count) => {
                 writeln!(out, "{file}: ok, {}, {}", words::plural(*count, "stage"), render::count(problems))?;
             }
-            None => eprintln!("{file}: {}", render::count(problems)),
+            None => terminal::tell_line(format_args!("{file}: {}", render::count(problems))),
         }
     }
     Ok(())

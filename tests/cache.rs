@@ -129,6 +129,26 @@ fn damage_one_object_each(project: &Project, _name: &str) -> usize {
 }
 
 #[test]
+fn what_is_found_damaged_is_made_again_by_the_next_run_even_where_nothing_reads_it() {
+    let project = Project::with_pipeline("data.yaml");
+    ran(&project, &[]);
+    damage_one_object_each(&project, "part-00000.parquet");
+    project.run(&["cache", "verify"]).ends_with(1).says("is damaged");
+    ran(&project, &[]);
+    project.run(&["cache", "verify"]).ends_with(0).says("everything is intact");
+
+    damage_one_object_each(&project, "part-00000.parquet");
+    let shown = ["show", "data.yaml", "text_packs"];
+    project.run(&shown).ends_with(1).warns("is damaged").warns("`pipeline run data.yaml` makes it again");
+    assert!(ran(&project, &[]).contains(&"text_packs".to_owned()));
+    project.run(&shown).ends_with(0);
+    let export = ["export", "data.yaml", "question_packs", "out"];
+    project.run(&export).ends_with(1).warns("makes it again");
+    assert!(ran(&project, &[]).contains(&"question_packs".to_owned()));
+    project.run(&export).ends_with(0);
+}
+
+#[test]
 fn two_runs_at_once_share_the_work() {
     let project = Project::with_pipeline("data.yaml");
     let mut children = [(); 2].map(|()| project.start(&["run", "data.yaml"]));

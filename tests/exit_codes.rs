@@ -71,3 +71,28 @@ fn a_reader_that_went_away_is_no_failure() {
     assert_eq!(ended.status.code(), Some(0));
     assert_eq!(String::from_utf8_lossy(&ended.stderr), "");
 }
+
+#[test]
+fn a_run_goes_on_when_nobody_reads_what_it_says() {
+    let project = Project::with_pipeline("data.yaml");
+    // What a full disk behind it does, a closed pipe does too.
+    let full = std::fs::File::create("/dev/full").unwrap();
+    let status = project
+        .command(&["run", "data.yaml", "--format", "json"])
+        .stdout(std::process::Stdio::null())
+        .stderr(full)
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), Some(0));
+    project.run(&["run", "data.yaml"]).ends_with(0).warns("nothing to do");
+}
+
+#[test]
+fn looking_makes_no_home() {
+    let project = Project::new();
+    project.run(&["cache", "ls"]).ends_with(0).says("0 results");
+    project.run(&["cache", "verify"]).ends_with(0).says("everything is intact");
+    project.run(&["runs", "ls", "--format", "json"]).ends_with(0);
+    project.run(&["logs", "rows"]).ends_with(2).warns("nothing has been run yet");
+    assert!(!project.path(".pipeline").exists());
+}

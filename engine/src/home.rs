@@ -40,11 +40,22 @@ impl Home {
     /// # Errors
     /// Fails where the folder cannot be written.
     pub fn open(pipeline_file: &Path, explicit: Option<&Path>) -> Result<Self, HomeError> {
-        let project = project(pipeline_file);
-        let root = explicit.map_or_else(|| project.join(FOLDER), absolute);
-        let home = Self { root, project };
+        let home = Self::at(pipeline_file, explicit);
         home.prepare().map_err(|(path, source)| HomeError::Prepare { path, source })?;
         Ok(home)
+    }
+
+    /// The home that [`Home::open`] would open, where it is there already. To look at it makes none: a home made in passing, in
+    /// `/` or a user's folder, would become that of every pipeline below.
+    pub fn existing(pipeline_file: &Path, explicit: Option<&Path>) -> Option<Self> {
+        let home = Self::at(pipeline_file, explicit);
+        home.root.is_dir().then_some(home)
+    }
+
+    fn at(pipeline_file: &Path, explicit: Option<&Path>) -> Self {
+        let project = project(pipeline_file);
+        let root = explicit.map_or_else(|| project.join(FOLDER), absolute);
+        Self { root, project }
     }
 
     /// The folder.
@@ -131,6 +142,17 @@ mod tests {
         assert_eq!(project(&file), folder.path());
         fs::create_dir(folder.path().join("a/.pipeline")).unwrap();
         assert_eq!(project(&file), folder.path().join("a"));
+    }
+
+    #[test]
+    fn looking_for_a_home_makes_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("p.yaml");
+        assert!(Home::existing(&file, None).is_none());
+        assert!(Home::existing(&file, Some(&folder.path().join("elsewhere"))).is_none());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        let opened = Home::open(&file, None).unwrap();
+        assert_eq!(Home::existing(&file, None).unwrap().root(), opened.root());
     }
 
     #[test]
