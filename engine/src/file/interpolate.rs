@@ -9,6 +9,10 @@ use super::source::{Sources, Span};
 use super::tree::{Entry, Node, Value};
 use crate::suggest;
 
+/// How many bytes references may add up to: enough to share a block between all stages, far from variables that double each
+/// other until the memory is full.
+const MAX_REPLACED_BYTES: usize = 16 << 20;
+
 /// What was replaced, for the problems found later.
 #[derive(Debug, Default)]
 pub struct Interpolated {
@@ -38,8 +42,15 @@ pub fn interpolate(
     problems: &mut Vec<Problem>,
 ) -> Interpolated {
     let Value::Map(entries) = &mut root.value else { return Interpolated::default() };
-    let mut walk =
-        Walk { vars: Vec::new(), used: HashSet::new(), sources, env, problems, done: Interpolated::default() };
+    let mut walk = Walk {
+        vars: Vec::new(),
+        used: HashSet::new(),
+        bytes_left: Some(MAX_REPLACED_BYTES),
+        sources,
+        env,
+        problems,
+        done: Interpolated::default(),
+    };
     if let Some(vars) = entries.iter_mut().find(|entry| entry.key == "vars")
         && let Value::Map(vars) = &mut vars.value.value
     {
@@ -60,6 +71,8 @@ struct Walk<'a> {
     vars: Vec<Entry>,
     /// The names of those that something refers to.
     used: HashSet<String>,
+    /// `None` once there were too many, which has been said.
+    bytes_left: Option<usize>,
     sources: &'a Sources,
     env: &'a dyn Fn(&str) -> Option<String>,
     problems: &'a mut Vec<Problem>,
@@ -154,8 +167,12 @@ impl Walk<'_> {
         let found = path.fold(declared, |node, key| node.and_then(|node| node.get(key)));
         if let Some(node) = found {
             // A variable that leads nowhere itself has been reported where it is declared.
-            let known = !self.done.unknown.contains(&node.span);
-            return known.then(|| Target { value: node.value.clone(), given: Some(node.span) });
+            if self.done.unknown.contains(&node.span) {
+                return None;
+            }
+            let left = left_after(self.bytes_left?, &node.value);
+            let target = left.map(|_| Target { value: node.value.clone(), given: Some(node.span) });
+            return self.spend(left, whole, span).then_some(target).flatten();
         }
         let names: Vec<String> = self.vars.iter().map(|entry| format!("vars.{}", entry.key)).collect();
         let help = suggest::help(&format!("vars.{name}"), "variables declared above this", &names);
@@ -194,7 +211,19 @@ impl Walk<'_> {
             let message = format!("environment variable `{name}` is not set");
             self.report("unknown-variable", whole, span, &message, "not set");
         }
-        Some(Target { value: Value::String(value?), given: None })
+        let value = Value::String(value?);
+        let left = left_after(self.bytes_left?, &value);
+        self.spend(left, whole, span).then_some(Target { value, given: None })
+    }
+
+    /// Takes a reference's bytes from those that are left; false, and said, where they do not suffice.
+    fn spend(&mut self, left: Option<usize>, whole: &str, span: Span) -> bool {
+        self.bytes_left = left;
+        if left.is_none() {
+            let message = format!("references stand for more than {} MiB", MAX_REPLACED_BYTES >> 20);
+            self.report("too-large", whole, span, &message, "the limit is reached here");
+        }
+        left.is_some()
     }
 
     fn report(&mut self, code: &'static str, whole: &str, span: Span, message: &str, label: &str) -> &mut Problem {
@@ -210,6 +239,19 @@ impl Walk<'_> {
             Some(at) => Span { offset: span.offset + at, len: whole.len(), ..span },
             None => span,
         }
+    }
+}
+
+/// How many bytes are left after a copy of a value, if that many are; every value counts, or empty lists would be free.
+fn left_after(left: usize, value: &Value) -> Option<usize> {
+    let left = left.checked_sub(size_of::<Node>())?;
+    match value {
+        Value::String(text) => left.checked_sub(text.len()),
+        Value::List(items) => items.iter().try_fold(left, |left, item| left_after(left, &item.value)),
+        Value::Map(entries) => entries
+            .iter()
+            .try_fold(left, |left, entry| left_after(left.checked_sub(entry.key.len())?, &entry.value.value)),
+        Value::Null | Value::Bool(_) | Value::Integer(_) | Value::Float(_) => Some(left),
     }
 }
 

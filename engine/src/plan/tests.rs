@@ -509,6 +509,21 @@ fn variables_keep_their_type_and_say_where_they_were_given() {
 }
 
 #[test]
+fn variables_that_double_each_other_end_early() {
+    for doubled in ["'${vars.V}${vars.V}'", "['${vars.V}', '${vars.V}']"] {
+        let vars: String =
+            (1..60).map(|level| format!(", v{level}: {}", doubled.replace('V', &format!("v{}", level - 1)))).collect();
+        let uses = "${vars.v59}";
+        let text = format!(
+            "version: 1\nvars: {{ v0: xxxxxxxxxx{vars} }}\nstages:\n  rows: {{ uses: dataset, with: {{ source: '{uses}' }} }}\n"
+        );
+        let found = wrong(&text);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].starts_with("too-large 2:") && found[0].contains("more than 16 MiB"), "{found:?}");
+    }
+}
+
+#[test]
 fn a_variable_that_nothing_uses_is_a_warning() {
     let plan =
         plan("version: 1\nvars: { a: 1, b: x }\nstages:\n  r: { uses: dataset, with: { source: '${vars.b}' } }\n");
@@ -528,7 +543,7 @@ fn overrides_are_checked_like_the_file() {
             "articles.source=a=b: *.jsonl",
             "articles.column_map={x: y, z: [1]}",
             "articles.column_map.z=w",
-            "samples.prompts.0=hello # there",
+            "samples.prompts.0=hello # there: ",
             "samples.prompts.1=\"'q'\"",
             "base.exclude=[]",
             "name=other",
@@ -541,7 +556,7 @@ fn overrides_are_checked_like_the_file() {
         r#"{"model":"base.model","data":"tokens","lora":{"rank":16},"learning_rate":0.0001,"epochs":3}"#
     );
     assert_eq!(parameters("articles"), r#"{"source":"a=b: *.jsonl","column_map":{"x":"y","z":"w"}}"#);
-    assert_eq!(parameters("samples"), r#"{"model":"merged","prompts":["hello # there","'q'"]}"#);
+    assert_eq!(parameters("samples"), r#"{"model":"merged","prompts":["hello # there: ","'q'"]}"#);
     assert_eq!(parameters("base"), r#"{"repo":"meta-llama/Llama-3.1-8B-Instruct","exclude":[]}"#);
     assert_eq!(plan.stage("adapter").unwrap().resources.count, Some(4));
     assert_eq!((plan.name.as_str(), plan.publish[1].path.to_str()), ("other", Some("./m")));
