@@ -1,4 +1,6 @@
 //! The worker protocol: a job file in, JSON lines on standard output out, results in the folder the job names.
+//!
+//! Its JSON Schema, for workers in other languages, is `engine/protocol.schema.json`; the tests here hold the two together.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -142,3 +144,6 @@ pub struct StoredOutput {
     /// Facts for later checks.
     pub facts: Facts,
 }
+
+#[cfg(test)]
+mod tests;
