@@ -70,7 +70,12 @@ fn read_value(source: SourceId, text: &str, start: usize, problems: &mut Vec<Pro
     let trimmed = value.trim();
     if !trimmed.starts_with(['[', '{', '"', '\'']) {
         let offset = start + (value.len() - value.trim_start().len());
-        return Ok(Node { span: Span { source, offset, len: trimmed.len() }, value: scalar::plain(trimmed) });
+        let plain = match scalar::plain(trimmed) {
+            // The shell has taken its quotes away: what blanks are left belong to the text, such as the end of a template.
+            Value::String(_) => Value::String(value.to_owned()),
+            other => other,
+        };
+        return Ok(Node { span: Span { source, offset, len: trimmed.len() }, value: plain });
     }
     let first = problems.len();
     let parsed = parse::parse(source, value, problems).map_err(|problem| Box::new(shifted(*problem, start)));
