@@ -74,6 +74,9 @@ pub(super) fn check_names(params: &DatasetParams, span: Span) -> Vec<Problem> {
 impl RowMapping {
     /// Finds out what rows of these columns are.
     pub(super) fn plan(params: &DatasetParams, columns: &[String], file: &str) -> Result<Self, StageError> {
+        if columns.is_empty() {
+            return Err(StageError::bad_data(format!("`{file}` is empty: it has neither columns nor rows")));
+        }
         let has = |column: &str| columns.iter().any(|known| known == column);
         let mapped = |name: &str| params.column_map.get(name).cloned();
         let names_key = |name: &str| params.column_map.contains_key(name);

@@ -118,8 +118,13 @@ impl Stage for Dataset {
             let local_only = |name: &&str| *name != LOCAL_SPLIT;
             problems.extend(params.split.names().into_iter().filter(local_only).map(|name| {
                 let message = format!("there is no split `{name}`: local files are one split, `{LOCAL_SPLIT}`");
-                Problem::error("bad-value", *span, message, format!("`{pattern}` is local"))
-                    .with_help(format!("say `split: {}`", params.split.text.replace(name, LOCAL_SPLIT)))
+                Problem::error(
+                    "bad-value",
+                    params.split.span.unwrap_or(*span),
+                    message,
+                    format!("`{pattern}` is local"),
+                )
+                .with_help(format!("say `split: {}`", params.split.text.replace(name, LOCAL_SPLIT)))
             }));
             let hub_only = [("revision", &params.revision), ("config", &params.config)];
             problems.extend(hub_only.into_iter().filter(|(_, value)| value.is_some()).map(|(name, _)| {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use engine::file::source::Span;
 use engine::file::tree::{Node, Value};
 use engine::parameter::{KeyWriter, Parameter, Reader};
 use serde_json::json;
@@ -70,6 +71,8 @@ pub struct RowRange {
 pub struct Split {
     /// As written.
     pub text: String,
+    /// Where it stands; nowhere if it is the default.
+    pub span: Option<Span>,
     slices: Vec<Slice>,
 }
 
@@ -80,7 +83,7 @@ impl Split {
     /// Fails where the text is outside it.
     pub fn parse(text: &str) -> Result<Self, SplitError> {
         let slices = text.split('+').map(|part| slice(part, text)).collect::<Result<_, _>>()?;
-        Ok(Self { text: text.to_owned(), slices })
+        Ok(Self { text: text.to_owned(), span: None, slices })
     }
 
     /// The names of the splits it takes from.
@@ -205,6 +208,7 @@ impl Parameter for Split {
             return None;
         };
         Self::parse(text)
+            .map(|split| Self { span: Some(node.span), ..split })
             .map_err(|error| {
                 reader.bad_value(node, error.to_string(), "a split such as `train`, `train[:2000]`, `test[10%:20%]`")
             })

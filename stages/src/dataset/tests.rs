@@ -280,3 +280,25 @@ fn a_dataset_on_the_hub_is_pinned_and_its_path_is_in_no_key() {
     let outside = Dataset::outside(&read(json!({"source": "./a.jsonl"})));
     assert!(matches!(outside.as_slice(), [Outside::Files { role, .. }] if role == "source"));
 }
+
+#[test]
+fn a_column_that_is_there_twice_is_not_chosen_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), "a.csv", "input,output,output,,\nq,a,b,,\n");
+    let error = run(folder.path(), std::slice::from_ref(&file), json!({})).unwrap_err();
+    let beneath = error.source.unwrap().to_string();
+    assert_eq!(beneath, "it has several columns `output`");
+    // What nobody asks for may stand there as often as it likes.
+    let file = write(folder.path(), "a.csv", "input,output,x,x,,\nq,a,1,2,,\n");
+    assert_eq!(column(&run(folder.path(), &[file], json!({})).unwrap(), "output"), ["a"]);
+}
+
+#[test]
+fn an_empty_file_is_called_empty() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["a.jsonl", "a.json", "a.csv"] {
+        let file = write(folder.path(), name, "\n");
+        let error = run(folder.path(), &[file], json!({ "template": "question_answer" })).unwrap_err();
+        assert!(error.message.contains("is empty"), "{name}: {}", error.message);
+    }
+}

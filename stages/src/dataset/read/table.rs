@@ -145,8 +145,13 @@ fn arrow_batches(file: &SourceFile) -> Result<(Arc<Schema>, Batches), ReadError>
 
 /// The rows of a batch as JSON objects. `empty_is_text`: CSV cannot tell an empty text from none, and means the text.
 fn texts(batch: &RecordBatch, wanted: &[String], empty_is_text: bool) -> Result<Vec<Map<String, Value>>, ReadError> {
+    let schema = batch.schema();
+    let times = |name: &String| schema.fields().iter().filter(|field| field.name() == name).count();
+    if let Some(twice) = wanted.iter().find(|name| times(name) > 1) {
+        return Err(ReadError::Malformed(format!("it has several columns `{twice}`")));
+    }
     let mut rows = vec![Map::new(); batch.num_rows()];
-    for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
+    for (field, column) in schema.fields().iter().zip(batch.columns()) {
         if !wanted.is_empty() && !wanted.contains(field.name()) {
             continue;
         }
