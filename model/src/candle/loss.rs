@@ -15,8 +15,10 @@ pub(super) struct Scored {
     logits: Tensor,
     /// `(rows, 1)`.
     targets: Tensor,
-    /// `(rows, 1)`.
-    logsumexp: Tensor,
+    /// The greatest logit, `(rows, 1)`.
+    greatest: Tensor,
+    /// The log of the summed exponentials of what the logits are below it, `(rows, 1)`.
+    log_sum: Tensor,
     soft_cap: Option<f32>,
 }
 
@@ -27,14 +29,16 @@ pub(super) fn score(logits: &Tensor, targets: &Tensor, cap: Option<f32>) -> Resu
         None => logits.clone(),
     };
     let greatest = logits.max_keepdim(1)?;
-    let logsumexp = (&greatest + logits.broadcast_sub(&greatest)?.exp()?.sum_keepdim(1)?.log()?)?;
-    Ok(Scored { logits, targets: targets.clone(), logsumexp, soft_cap: cap })
+    let log_sum = logits.broadcast_sub(&greatest)?.exp()?.sum_keepdim(1)?.log()?;
+    Ok(Scored { logits, targets: targets.clone(), greatest, log_sum, soft_cap: cap })
 }
 
 impl Scored {
     /// The score of each row.
     pub(super) fn token_scores(&self) -> Result<impl Iterator<Item = TokenScore>> {
-        let nll = (&self.logsumexp - self.logits.gather(&self.targets, 1)?)?.flatten_all()?.to_vec1::<f32>()?;
+        // In this order: the sum of both parts would round away the last digits of a small loss.
+        let below = (&self.greatest - self.logits.gather(&self.targets, 1)?)?;
+        let nll = (below + &self.log_sum)?.flatten_all()?.to_vec1::<f32>()?;
         let targets = self.targets.flatten_all()?.to_vec1::<u32>()?;
         let likeliest = self.first_greatest()?.flatten_all()?.to_vec1::<f32>()?;
         let scores = nll.into_iter().zip(targets.into_iter().zip(likeliest));
@@ -47,14 +51,14 @@ impl Scored {
         let device = self.logits.device();
         // Exact: a vocabulary has far fewer than 2^24 entries.
         let indices = Tensor::arange(0.0, vocab_size as f32, device)?.unsqueeze(0)?.broadcast_as((rows, vocab_size))?;
-        let is_greatest = self.logits.broadcast_eq(&self.logits.max_keepdim(1)?)?;
+        let is_greatest = self.logits.broadcast_eq(&self.greatest)?;
         let none = Tensor::full(vocab_size as f32, (rows, vocab_size), device)?.to_dtype(DType::F32)?;
         is_greatest.where_cond(&indices.contiguous()?, &none)?.min_keepdim(1)
     }
 
     /// The gradient of the summed loss with respect to the logits before the cap: `softmax − one-hot`, times `1 − tanh²`.
     pub(super) fn gradient(&self) -> Result<Tensor> {
-        let probabilities = self.logits.broadcast_sub(&self.logsumexp)?.exp()?;
+        let probabilities = self.logits.broadcast_sub(&self.greatest)?.broadcast_sub(&self.log_sum)?.exp()?;
         let minus_one = self.targets.to_dtype(DType::F32)?.zeros_like()?.affine(1.0, -1.0)?;
         let gradient = probabilities.scatter_add(&self.targets, &minus_one, 1)?;
         match self.soft_cap {

@@ -19,7 +19,8 @@ multiversion! {
         let at_target = logits[target];
         let correct = at_target == largest && logits[..target].iter().all(|&logit| logit < largest);
         let total = sum(logits.len(), |index| exp(logits[index] - largest));
-        let score = TokenScore { nll: largest + total.ln() - at_target, correct };
+        // In this order: `largest + ln(total)` would round away the last digits of a small loss.
+        let score = TokenScore { nll: (largest - at_target) + total.ln(), correct };
         if gradient == LogitGradient::Skip {
             return score;
         }
@@ -38,5 +39,19 @@ multiversion! {
             }
         }
         score
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::InstructionSet;
+    use super::*;
+
+    #[test]
+    fn a_small_loss_keeps_its_digits_beside_large_logits() {
+        let mut logits = [20.0, 8.0, 7.0];
+        let expected = ((8.0f64 - 20.0).exp() + (7.0f64 - 20.0).exp()).ln_1p();
+        let score = cross_entropy(InstructionSet::detect(), &mut logits, 0, None, LogitGradient::Skip);
+        assert!((f64::from(score.nll) - expected).abs() < 1e-7, "{} and {expected}", score.nll);
     }
 }
