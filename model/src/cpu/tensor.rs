@@ -61,24 +61,50 @@ impl Drop for Tensor {
     }
 }
 
-/// Buffers that no tensor uses, by size class.
+/// Buffers that no tensor uses.
 #[derive(Default)]
 pub(super) struct BufferPool {
-    free: Mutex<HashMap<usize, Vec<Box<[f32]>>>>,
+    shelves: Mutex<Shelves>,
+}
+
+/// Free buffers by size class, and how many values are in them and in use.
+///
+/// Rows of changing length need buffers of other classes in each step, so the free ones would pile up: together they never hold
+/// more than was once in use at a time.
+#[derive(Default)]
+struct Shelves {
+    free: HashMap<usize, Vec<Box<[f32]>>>,
+    free_values: usize,
+    used_values: usize,
+    most_used_values: usize,
 }
 
 impl BufferPool {
     fn take(&self, class: usize) -> Box<[f32]> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = free.get_mut(&class).and_then(Vec::pop);
-        drop(free);
+        let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
+        shelves.used_values += class;
+        shelves.most_used_values = shelves.most_used_values.max(shelves.used_values);
+        let found = shelves.free.get_mut(&class).and_then(Vec::pop);
+        if found.is_some() {
+            shelves.free_values -= class;
+        }
+        drop(shelves);
         found.unwrap_or_else(|| vec![0.0; class].into_boxed_slice())
     }
 
     fn give(&self, buffer: Box<[f32]>) {
-        if !buffer.is_empty() {
-            self.free.lock().unwrap_or_else(PoisonError::into_inner).entry(buffer.len()).or_default().push(buffer);
+        let class = buffer.len();
+        if class == 0 {
+            return;
         }
+        let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
+        shelves.used_values -= class;
+        if shelves.free_values + class > shelves.most_used_values {
+            shelves.free.clear();
+            shelves.free_values = 0;
+        }
+        shelves.free_values += class;
+        shelves.free.entry(class).or_default().push(buffer);
     }
 }
 
@@ -106,6 +132,19 @@ mod tests {
         second.reshape(&pool, 10, 99);
         assert_eq!(second.values().as_ptr(), address);
         assert_eq!((second.rows(), second.columns(), second.values().len()), (10, 99, 990));
+    }
+
+    #[test]
+    fn free_buffers_of_changing_sizes_do_not_pile_up() {
+        let pool = Arc::new(BufferPool::default());
+        for rows in 1..200 {
+            let mut tensors: [Tensor; 4] = Default::default();
+            tensors.iter_mut().for_each(|tensor| tensor.reshape(&pool, rows, 64));
+        }
+        let shelves = pool.shelves.lock().unwrap_or_else(PoisonError::into_inner);
+        let held: usize = shelves.free.values().flatten().map(|buffer| buffer.len()).sum();
+        assert_eq!((held, shelves.used_values), (shelves.free_values, 0));
+        assert!(held <= 4 * size_class(199 * 64), "{held}");
     }
 
     #[test]
