@@ -107,11 +107,13 @@ pub enum TrainError {
         tensor: String,
     },
     /// A trained tensor is where it was.
-    #[error("`{tensor}` has not changed in {steps} steps with a learning rate: its gradient never reached it")]
+    #[error(
+        "`{tensor}` has not changed in {steps} steps with a learning rate: no gradient reaches it, or too small a one"
+    )]
     NotMoved {
         /// The tensor.
         tensor: String,
-        /// Steps so far with a learning rate above zero.
+        /// Steps so far whose learning rate was high enough to move it.
         steps: u64,
     },
     /// A batch does not fit, or the device failed.
@@ -159,11 +161,6 @@ impl<B: Blocks> Trainer<B> {
     /// The decoder, to score with between steps.
     pub fn decoder_mut(&mut self) -> &mut Decoder<B> {
         &mut self.decoder
-    }
-
-    /// The decoder, training done.
-    pub fn into_decoder(self) -> Decoder<B> {
-        self.decoder
     }
 
     /// Steps done.

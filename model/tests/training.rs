@@ -10,9 +10,9 @@ use model::batch::Batch;
 use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::init::{Fill, fresh_tensor};
-use model::ops::Compute;
+use model::ops::{Compute, Ops};
 use model::parameter::Keep;
-use model::peft::AdapterConfig;
+use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{AdamW, RestoreError, StepReport, TrainError, TrainOptions, Trained, TrainedTensor, Trainer};
 
 const ADAPTER: TrainOptions = TrainOptions {
@@ -216,6 +216,37 @@ fn an_adapter_that_no_gradient_reaches_is_found() {
     trainer.accumulate(&batch).unwrap();
     let error = trainer.step(1e-2).unwrap_err();
     assert!(matches!(&error, TrainError::NotMoved { tensor, steps: 3 } if tensor.contains("q_proj")), "{error}");
+}
+
+#[test]
+fn beside_an_adapter_nothing_is_trained_kept_or_changed() {
+    let ops = ops(2);
+    let mut trainer = trainer(&ops);
+    let text = support::documents(3, &[9]);
+    let frozen = |trainer: &Trainer<Cpu>| -> Vec<u32> {
+        let norms = trainer.decoder().parameters().into_iter().filter(|parameter| !parameter.is_trained());
+        norms.flat_map(|norm| ops.read(&norm.value).unwrap()).map(f32::to_bits).collect()
+    };
+    let norms = frozen(&trainer);
+    train(&mut trainer, 0..4, 4);
+    assert_eq!(frozen(&trainer), norms);
+    // A frozen matrix has no values of its own that could be trained, and no gradient.
+    assert!(trainer.decoder().projections().iter().all(|projection| projection.matrix.trained.is_none()));
+    assert!(trainer.state().unwrap().iter().all(|tensor| tensor.name.contains(".lora_")));
+    // Without its adapter the trained model is the one it was.
+    let nothing = Adapter { config: AdapterConfig::new(2, 4.0, Vec::new()), modules: Default::default() };
+    trainer.decoder_mut().attach(&nothing).unwrap();
+    let mut untouched = support::decoder(&ops, "llama", Keep::Frozen);
+    assert_eq!(trainer.decoder_mut().logits(&text).unwrap(), untouched.logits(&text).unwrap());
+}
+
+#[test]
+fn a_learning_rate_that_rounds_away_is_no_cut_graph() {
+    let mut trainer = trainer(&ops(1));
+    for step in 0..6 {
+        trainer.accumulate(&rows(step)[0]).unwrap();
+        trainer.step(1e-12).unwrap();
+    }
 }
 
 #[test]

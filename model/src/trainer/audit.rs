@@ -8,21 +8,20 @@ use crate::ops::{KernelError, Ops};
 use crate::parameter::Parameter;
 use crate::trainer::TrainError;
 
-/// Steps with a learning rate above zero after which every tensor must have moved.
+/// Steps with a learning rate that counts after which every tensor must have moved.
 const STEPS: u64 = 3;
-/// A learning rate so low in all that it may round away moves nothing, and rightly.
+/// A lower learning rate, as at the start of a long warm-up, may round away in each step, and rightly moves nothing.
 const LEAST_RATE: f64 = 1e-6;
 
 /// Where the trained tensors were at first.
 pub(super) struct Audit {
     fingerprints: Vec<u64>,
     steps: u64,
-    rates: f64,
 }
 
 impl Audit {
     pub(super) fn new<B: Ops>(ops: &B, parameters: &[&Parameter<B>]) -> Result<Self, KernelError> {
-        Ok(Self { fingerprints: fingerprints(ops, parameters)?, steps: 0, rates: 0.0 })
+        Ok(Self { fingerprints: fingerprints(ops, parameters)?, steps: 0 })
     }
 
     /// Looks at the parameters once enough steps are done.
@@ -32,11 +31,10 @@ impl Audit {
         parameters: &[&Parameter<B>],
         learning_rate: f64,
     ) -> Result<(), TrainError> {
-        if learning_rate > 0.0 {
+        if learning_rate >= LEAST_RATE {
             self.steps += 1;
-            self.rates += learning_rate;
         }
-        if self.fingerprints.is_empty() || self.steps < STEPS || self.rates < LEAST_RATE {
+        if self.fingerprints.is_empty() || self.steps < STEPS {
             return Ok(());
         }
         let now = fingerprints(ops, parameters)?;
