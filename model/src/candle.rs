@@ -57,6 +57,11 @@ impl CandleTensor {
 }
 
 impl Candle {
+    /// A set on the processor, in f32.
+    pub fn on_processor() -> Self {
+        Self::new(Device::Cpu, Compute::F32)
+    }
+
     /// A set on this device.
     pub fn new(device: Device, compute: Compute) -> Self {
         Self { device, compute }

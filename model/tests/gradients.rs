@@ -25,7 +25,7 @@ fn cpu() -> Arc<Cpu> {
 }
 
 fn candle() -> Arc<Candle> {
-    Arc::new(Candle::new(candle_core::Device::Cpu, Compute::F32))
+    Arc::new(Candle::on_processor())
 }
 
 fn values(name: &str, count: usize) -> Vec<f32> {

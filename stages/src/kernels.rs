@@ -17,5 +17,5 @@ pub fn cpu(threads: usize) -> Result<Arc<Cpu>, StageError> {
 
 /// Candle's tensors on the processor.
 pub fn candle() -> Arc<Candle> {
-    Arc::new(Candle::new(candle_core::Device::Cpu, Compute::F32))
+    Arc::new(Candle::on_processor())
 }

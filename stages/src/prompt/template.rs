@@ -96,12 +96,6 @@ impl Template {
         names
     }
 
-    /// The prompt of a single text, for a template with one placeholder that a row must fill.
-    pub fn render_text(&self, text: &str) -> Option<String> {
-        let [name] = <[String; 1]>::try_from(self.required()).ok()?;
-        Some(self.render(&BTreeMap::from([(name, text.to_owned())])))
-    }
-
     /// The prompt of a row; a column that the row lacks counts as empty.
     pub fn render(&self, columns: &BTreeMap<String, String>) -> String {
         let column = |name: &str| columns.get(name).map_or("", String::as_str);
@@ -187,8 +181,6 @@ mod tests {
         let template = Template::custom("{{json}} {a}: {a}").unwrap();
         assert_eq!(template.render(&columns(&[("a", "{b}")])), "{json} {b}: {b}");
         assert_eq!(template.placeholders(), ["a"]);
-        assert_eq!(template.render_text("b").as_deref(), Some("{json} b: b"));
-        assert_eq!(Template::custom("{a} {b}").unwrap().render_text("c"), None);
     }
 
     #[test]
