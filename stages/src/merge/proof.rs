@@ -22,6 +22,8 @@ use crate::{checkpoint, kernels};
 
 /// Tokens of a row that are compared at most.
 const TOKENS_PER_ROW: usize = 128;
+/// Tokens of a row that is drawn where no rows are given.
+const TOKENS_PER_DRAWN_ROW: usize = 32;
 
 /// How far two sets of numbers lie apart.
 #[derive(Debug, Clone, Copy, Default)]
@@ -40,9 +42,9 @@ impl Distance {
     }
 
     fn include(&mut self, other: Self) {
-        // `max` passes over a NaN, which must not go unseen.
-        let largest = self.max_abs_difference.max(other.max_abs_difference);
-        self.max_abs_difference = if other.max_abs_difference.is_nan() { f32::NAN } else { largest };
+        // `max` passes over a NaN on either side, which must not go unseen.
+        let (one, two) = (self.max_abs_difference, other.max_abs_difference);
+        self.max_abs_difference = if one.is_nan() || two.is_nan() { f32::NAN } else { one.max(two) };
         self.max_abs = self.max_abs.max(other.max_abs);
     }
 
@@ -103,20 +105,24 @@ impl Proof {
 
 /// The rows to compare on: those given, else random ones, the same for each model of this vocabulary.
 pub(super) fn rows(params: &MergeParams, base: &Path, context: &mut StageContext) -> Result<Vec<Vec<u32>>, StageError> {
+    let config = checkpoint::config(base)?;
+    let size = |name: &str| config.get(name).and_then(Value::as_u64);
+    let positions = size("max_position_embeddings").and_then(|positions| usize::try_from(positions).ok());
+    let most_tokens = |wanted: usize| positions.map_or(wanted, |positions| wanted.min(positions));
     if let Some(data) = &params.data {
         let mut reader = TokensReader::open(&context.open(data)?)?;
         let most = reader.len().min(params.proof_rows as u64);
         let row = |index| -> Result<Vec<u32>, StageError> {
             let row = reader.row(index)?;
             let first = row.document_lengths.first().map_or(0, |length| *length as usize);
-            Ok(row.input_ids[..first.min(TOKENS_PER_ROW)].to_vec())
+            Ok(row.input_ids[..first.min(most_tokens(TOKENS_PER_ROW))].to_vec())
         };
         return (0..most).map(row).collect();
     }
-    let vocab_size = checkpoint::config(base)?.get("vocab_size").and_then(Value::as_u64).unwrap_or(1);
+    let vocab_size = size("vocab_size").unwrap_or(1);
     let row = |row| {
         let mut stream = Stream::new(0, Address::new(Purpose::Sampling).row(row));
-        (0..TOKENS_PER_ROW.min(32)).map(|_| stream.below(vocab_size) as u32).collect()
+        (0..most_tokens(TOKENS_PER_DRAWN_ROW)).map(|_| stream.below(vocab_size) as u32).collect()
     };
     Ok((0..params.proof_rows as u64).map(row).collect())
 }
@@ -152,6 +158,11 @@ pub(super) fn compare(
         proof
             .add(&mut adapted, &mut merged, &batch)
             .or_fail(Cause::BadData, || "cannot run the rows to compare on".to_owned())?;
+    }
+    // Without a position every bound holds, and nothing is proved.
+    if proof.positions == 0 {
+        return Err(StageError::bad_data("the rows to compare the merged model on hold no token")
+            .with_help("give `data` rows with tokens, or leave it out for rows of random tokens"));
     }
     Ok(proof)
 }
@@ -192,5 +203,31 @@ fn tolerance(dtype: Dtype) -> f32 {
         Dtype::BF16 => 5e-2,
         Dtype::F16 => 1e-2,
         _ => 1e-3,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_that_is_no_number_stays_seen() {
+        for values in [[f32::NAN, 1.0, 2.0], [1.0, f32::NAN, 2.0], [1.0, 2.0, f32::NAN]] {
+            let distance = Distance::of(&values, &[1.0; 3]);
+            assert!(distance.max_abs_difference.is_nan(), "{values:?}");
+            let mut sum = distance;
+            sum.include(Distance::of(&[1.0], &[1.0]));
+            assert!(sum.max_abs_difference.is_nan(), "a later row hides it");
+            let proof = Proof {
+                rows: 1,
+                positions: 1,
+                layers: Vec::new(),
+                logits: sum,
+                same_top: 1,
+                tolerance: 1.0,
+                dtype: Dtype::F32,
+            };
+            assert!(proof.hold().is_err());
+        }
     }
 }
