@@ -188,19 +188,21 @@ pub(super) struct PartsReader {
     list: PartList,
     /// Parquet metadata of the parts met so far.
     metadata: Vec<Option<ArrowReaderMetadata>>,
+    /// The rows decoded last.
+    group: Option<Group>,
 }
 
 /// Consecutive rows, decoded.
-pub(super) struct Group {
+struct Group {
     /// Index of the first.
-    pub first: u64,
+    first: u64,
     /// Their values.
-    pub batch: RecordBatch,
+    batch: RecordBatch,
 }
 
 impl Group {
     /// Where in the batch a row lies, if it is in it.
-    pub(super) fn position(&self, index: u64) -> Option<usize> {
+    fn position(&self, index: u64) -> Option<usize> {
         let offset = index.checked_sub(self.first)?;
         (offset < self.batch.num_rows() as u64).then_some(offset as usize)
     }
@@ -217,15 +219,33 @@ impl PartsReader {
             return Err(TableError::form(&path, "its parts do not add up to its rows"));
         }
         let metadata = list.parts.iter().map(|_| None).collect();
-        Ok(Self { folder: folder.to_owned(), list, metadata })
+        Ok(Self { folder: folder.to_owned(), list, metadata, group: None })
     }
 
     pub(super) fn rows(&self) -> u64 {
         self.list.rows
     }
 
+    /// The table's folder.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The decoded batch that holds a row, and the row's place in it. Memory holds one batch at a time.
+    pub(super) fn row(&mut self, index: u64) -> Result<(&RecordBatch, usize), TableError> {
+        let (group, position) = match self.group.take().and_then(|group| Some((group.position(index)?, group))) {
+            Some((position, group)) => (group, position),
+            None => {
+                let group = self.group_of(index)?;
+                let position = group.position(index).expect("the group of a row holds it");
+                (group, position)
+            }
+        };
+        Ok((&self.group.insert(group).batch, position))
+    }
+
     /// Decodes the row group that holds a row.
-    pub(super) fn group_of(&mut self, index: u64) -> Result<Group, TableError> {
+    fn group_of(&mut self, index: u64) -> Result<Group, TableError> {
         let mut first = 0;
         for number in 0..self.list.parts.len() {
             let rows = self.list.parts[number].rows;

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::identity::IdentityHasher;
 use super::kind::{OutputKind, Rows};
-use super::parts::{Group, PartsReader, PartsWriter, TableError, description};
+use super::parts::{PartsReader, PartsWriter, TableError, description};
 use crate::prompt::Template;
 
 const ROWS_PER_WRITE: usize = 512;
@@ -253,7 +253,6 @@ fn canonical_messages(messages: &[Message]) -> String {
 pub struct RowsReader {
     facts: RowsFacts,
     parts: PartsReader,
-    group: Option<Group>,
 }
 
 impl RowsReader {
@@ -280,7 +279,7 @@ impl RowsReader {
         }
         let facts =
             RowsFacts::from_facts(facts).ok_or_else(|| TableError::form(folder, "its facts are not those of rows"))?;
-        Ok(Self { facts, parts: PartsReader::open(folder)?, group: None })
+        Ok(Self { facts, parts: PartsReader::open(folder)? })
     }
 
     /// What is known about the rows.
@@ -303,16 +302,9 @@ impl RowsReader {
     /// # Errors
     /// Fails beyond the last row and where a file is damaged.
     pub fn row(&mut self, index: u64) -> Result<Row, TableError> {
-        let (group, position) = match self.group.take().and_then(|group| Some((group.position(index)?, group))) {
-            Some((position, group)) => (group, position),
-            None => {
-                let group = self.parts.group_of(index)?;
-                let position = group.position(index).expect("the group of a row holds it");
-                (group, position)
-            }
-        };
-        let group = self.group.insert(group);
-        row_at(&self.facts, &group.batch, position)
+        let (batch, position) = self.parts.row(index)?;
+        let row = row_at(&self.facts, batch, position);
+        row.map_err(|what| TableError::form(self.parts.folder(), format!("row {index}: {what}")))
     }
 
     /// All rows in order.
@@ -321,26 +313,25 @@ impl RowsReader {
     }
 }
 
-fn row_at(facts: &RowsFacts, batch: &RecordBatch, position: usize) -> Result<Row, TableError> {
+/// A row of a batch, or what is wrong with it.
+fn row_at(facts: &RowsFacts, batch: &RecordBatch, position: usize) -> Result<Row, String> {
     let text = |column: &str| {
         batch
             .column_by_name(column)
             .and_then(|array| array.as_any().downcast_ref::<StringArray>())
             .filter(|array| array.is_valid(position))
             .map(|array| array.value(position).to_owned())
-            .ok_or_else(|| {
-                TableError::form(Path::new("part"), format!("column `{column}` is missing or holds no text"))
-            })
+            .ok_or_else(|| format!("column `{column}` is missing or holds no text"))
     };
     match facts.shape {
         Shape::Prompt => {
-            let columns: Result<_, TableError> =
+            let columns: Result<_, String> =
                 facts.columns.iter().map(|column| Ok((column.clone(), text(column)?))).collect();
             columns.map(Row::Columns)
         }
         Shape::Text => text("text").map(Row::Text),
         Shape::Messages => serde_json::from_str(&text("messages")?)
             .map(Row::Messages)
-            .map_err(|error| TableError::form(Path::new("messages"), error.to_string())),
+            .map_err(|error| format!("its messages are not what this version writes: {error}")),
     }
 }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::identity::IdentityHasher;
 use super::kind::{OutputKind, Packs, Tokens};
-use super::parts::{Group, PartsReader, PartsWriter, TableError, description};
+use super::parts::{PartsReader, PartsWriter, TableError, description};
 use super::rows::Shape;
 
 /// The label of a token without loss.
@@ -74,6 +74,10 @@ pub struct TokensFacts {
     pub target_tokens: u64,
     /// Tokens of the longest row; of packs, the length of every row.
     pub longest_row: u64,
+    /// Tokens of the longest document: the positions that a model needs.
+    pub longest_document: u64,
+    /// The largest id of a document: a model needs a larger vocabulary.
+    pub largest_id: Option<u32>,
     /// The length asked for.
     pub max_seq_len: Option<u64>,
     /// What the rows were before they were tokens.
@@ -158,8 +162,17 @@ impl TokensWriter {
         let parts = PartsWriter::new(folder, schema.clone());
         let hasher = || hasher(kind, &facts);
         let (whole, part) = (hasher(), hasher());
-        let facts =
-            TokensFacts { rows: 0, documents: 0, tokens: 0, target_tokens: 0, longest_row: 0, padding: 0, ..facts };
+        let facts = TokensFacts {
+            rows: 0,
+            documents: 0,
+            tokens: 0,
+            target_tokens: 0,
+            longest_row: 0,
+            longest_document: 0,
+            largest_id: None,
+            padding: 0,
+            ..facts
+        };
         Self { kind, facts, schema, parts, whole, part, waiting: Vec::new(), waiting_tokens: 0 }
     }
 
@@ -192,6 +205,9 @@ impl TokensWriter {
         self.facts.padding += length - real;
         self.facts.target_tokens += row.target_tokens() as u64;
         self.facts.longest_row = self.facts.longest_row.max(length);
+        let longest = row.document_lengths.iter().copied().max().unwrap_or(0);
+        self.facts.longest_document = self.facts.longest_document.max(u64::from(longest));
+        self.facts.largest_id = self.facts.largest_id.max(row.input_ids[..real as usize].iter().copied().max());
         self.waiting_tokens += row.input_ids.len();
         self.waiting.push(row);
         let enough = self.waiting.len() == ROWS_PER_WRITE || self.waiting_tokens >= TOKENS_PER_WRITE;
@@ -263,7 +279,6 @@ fn list(item: DataType, offsets: OffsetBuffer<i32>, values: ArrayRef) -> ArrayRe
 pub struct TokensReader {
     facts: TokensFacts,
     parts: PartsReader,
-    group: Option<Group>,
 }
 
 impl TokensReader {
@@ -290,7 +305,7 @@ impl TokensReader {
         }
         let facts = TokensFacts::from_facts(facts)
             .ok_or_else(|| TableError::form(folder, "its facts are not those of tokens"))?;
-        Ok(Self { facts, parts: PartsReader::open(folder)?, group: None })
+        Ok(Self { facts, parts: PartsReader::open(folder)? })
     }
 
     /// What is known about the rows.
@@ -313,17 +328,10 @@ impl TokensReader {
     /// # Errors
     /// Fails beyond the last row and where a file is damaged.
     pub fn row(&mut self, index: u64) -> Result<TokenRow, TableError> {
-        let (group, position) = match self.group.take().and_then(|group| Some((group.position(index)?, group))) {
-            Some((position, group)) => (group, position),
-            None => {
-                let group = self.parts.group_of(index)?;
-                let position = group.position(index).expect("the group of a row holds it");
-                (group, position)
-            }
-        };
-        let group = self.group.insert(group);
-        row_at(&group.batch, position).ok_or_else(|| {
-            TableError::form(Path::new("part"), format!("row {index} does not hold ids with as many labels"))
+        let (batch, position) = self.parts.row(index)?;
+        let row = row_at(batch, position);
+        row.ok_or_else(|| {
+            TableError::form(self.parts.folder(), format!("row {index} does not hold ids with as many labels"))
         })
     }
 
@@ -361,6 +369,8 @@ mod tests {
             tokens: 0,
             target_tokens: 0,
             longest_row: 0,
+            longest_document: 0,
+            largest_id: None,
             max_seq_len: None,
             shape: Shape::Prompt,
             vocab_size: 10,

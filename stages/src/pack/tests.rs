@@ -123,6 +123,8 @@ fn facts(shape: Shape) -> TokensFacts {
         tokens: 0,
         target_tokens: 0,
         longest_row: 0,
+        longest_document: 0,
+        largest_id: None,
         max_seq_len: None,
         shape,
         vocab_size: 100,
@@ -157,6 +159,7 @@ fn the_stage_packs_plain_text_across_rows_and_says_what_it_did() {
     assert_eq!(packs.row(3).unwrap().input_ids[1..], [3; 7], "the tokenizer's padding");
     let facts = packs.facts();
     assert_eq!((facts.rows, facts.tokens, facts.padding, facts.longest_row), (4, 25, 7, 8));
+    assert_eq!(facts.longest_document, 8, "a document is cut at the end of a row");
     assert_eq!(facts.truncated, 2, "counts of the tokens stay");
     assert_eq!(facts.target_tokens, 25 - facts.documents, "nothing predicts the first token of a piece");
 }

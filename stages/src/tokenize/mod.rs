@@ -222,6 +222,8 @@ fn no_tokens_yet(tokenizer: &Tokenizer, shape: Shape, params: &TokenizeParams) -
         tokens: 0,
         target_tokens: 0,
         longest_row: 0,
+        longest_document: 0,
+        largest_id: None,
         max_seq_len: params.max_seq_len.map(|length| length as u64),
         shape,
         vocab_size: tokenizer.vocab_size() as u64,
