@@ -4,6 +4,7 @@
 //! tokens and divided once by their number. An interrupted run goes on from its last saved step and ends with the very
 //! bytes of an uninterrupted one.
 
+mod fit;
 mod order;
 mod output;
 mod parameters;
@@ -17,14 +18,16 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::KeyWriter;
 use engine::stage::{InputFacts, Stage, Threads};
+use serde_json::Value;
 
 pub use parameters::{
     Dtype, Kernels, Leftover, LoraParams, Method, OptimizerName, OptimizerParams, SchedulerName, SchedulerParams,
     TrainParams,
 };
 
-use crate::artifact::{Adapter, Metrics, Model, OutputKind};
+use crate::artifact::{Adapter, Metrics, Model, OutputKind, TokensFacts};
 use crate::kernels;
+use crate::tokenize::facts_of;
 
 /// The stage kind.
 pub struct Train;
@@ -43,8 +46,18 @@ impl Stage for Train {
         vec![trained, Metrics::output("metrics")]
     }
 
-    fn check(params: &TrainParams, _: &InputFacts, span: Span) -> Vec<Problem> {
-        params.problems(span)
+    fn check(params: &TrainParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let mut problems = params.problems(span);
+        let tokens = facts_of(&params.data.reference, inputs).and_then(TokensFacts::from_facts);
+        if let (Some(tokens), Some(model)) = (tokens, facts_of(&params.model.reference, inputs)) {
+            let size = |name: &str| model.get(name).and_then(Value::as_u64).unwrap_or(u64::MAX);
+            let misfit = fit::check(&tokens, size("vocab_size"), size("max_position_embeddings"));
+            problems.extend(misfit.err().map(|misfit| {
+                Problem::error("wrong-input", span, misfit.to_string(), "they meet in this stage")
+                    .with_help(misfit.help())
+            }));
+        }
+        problems
     }
 
     fn write_derived_key(params: &TrainParams, key: &mut KeyWriter<'_>) {

@@ -36,7 +36,7 @@ impl Division {
 
     /// Optimizer steps of the whole run.
     pub fn total_steps(&self, epochs: u64, max_steps: Option<u64>) -> u64 {
-        let all = self.steps_per_epoch() * epochs;
+        let all = self.steps_per_epoch().saturating_mul(epochs);
         max_steps.map_or(all, |most| most.min(all))
     }
 
@@ -52,7 +52,8 @@ impl Division {
     pub fn place(&self, step: u64) -> StepPlace {
         let within = (step % self.steps_per_epoch()) as usize;
         let first = within * self.rows_per_step;
-        StepPlace { epoch: step / self.steps_per_epoch(), rows: first..(first + self.rows_per_step).min(self.rows) }
+        let end = first.saturating_add(self.rows_per_step).min(self.rows);
+        StepPlace { epoch: step / self.steps_per_epoch(), rows: first..end }
     }
 }
 
@@ -68,5 +69,14 @@ mod tests {
         assert_eq!(step.place(4), StepPlace { epoch: 1, rows: 0..512 });
         let drop = Division { leftover: Leftover::Drop, ..step };
         assert_eq!((drop.steps_per_epoch(), drop.total_steps(10, Some(7)), drop.dropped_rows()), (3, 7, 464));
+    }
+
+    #[test]
+    fn a_step_wider_than_the_data_takes_all_of_it() {
+        let wide = Division { rows: 3, rows_per_step: usize::MAX, leftover: Leftover::Step };
+        assert_eq!((wide.steps_per_epoch(), wide.total_steps(u64::MAX, None)), (1, u64::MAX));
+        assert_eq!(wide.place(5), StepPlace { epoch: 5, rows: 0..3 });
+        let drop = Division { leftover: Leftover::Drop, ..wide };
+        assert_eq!((drop.total_steps(7, None), drop.dropped_rows()), (0, 3));
     }
 }

@@ -9,6 +9,7 @@ use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use model::blocks::Blocks;
 use model::checkpoint::{Checkpoint, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, TensorSpec};
+use model::config::HeadWeight;
 use model::peft::AdapterConfig;
 use model::trainer::Trainer;
 
@@ -40,9 +41,12 @@ pub(super) fn model<B: Blocks>(
     let draft = context.create("model")?;
     let written = (|| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let original = Checkpoint::open(base)?;
-        let specs = original.tensors().map(|(name, info)| TensorSpec::new(name, info.dtype, &info.shape)).collect();
+        // A file may hold the head of a tied model once more: a copy that the training left behind would contradict it.
+        let tied = trainer.decoder().config().head == HeadWeight::Tied;
+        let kept = || original.tensors().filter(|(name, _)| !(tied && *name == "lm_head.weight"));
+        let specs = kept().map(|(name, info)| TensorSpec::new(name, info.dtype, &info.shape)).collect();
         let mut writer = CheckpointWriter::create(&draft.folder, specs, DEFAULT_MAX_SHARD_BYTES)?;
-        for (name, _) in original.tensors() {
+        for (name, _) in kept() {
             match trained.get(name) {
                 Some(values) => writer.write_f32(name, values)?,
                 None => writer.write_bytes(name, original.bytes(name)?)?,

@@ -49,8 +49,8 @@ pub struct TrainParams {
     /// Decides the row order and the adapter's first values.
     #[semantic(default = 0)]
     pub seed: u64,
-    /// Largest norm of the gradient over all trained tensors; larger ones are scaled down to it.
-    #[semantic(range = 0.0..)]
+    /// Largest norm of the gradient over all trained tensors; larger ones are scaled down to it. None if left out.
+    #[semantic(above = 0.0)]
     pub clip_grad_norm: Option<f64>,
     /// Number type of the computation.
     #[semantic(default = Dtype::F32)]
@@ -66,7 +66,7 @@ pub struct TrainParams {
 impl TrainParams {
     /// Rows of an optimizer step.
     pub fn rows_per_step(&self) -> usize {
-        self.micro_batch_size * self.gradient_accumulation_steps
+        self.micro_batch_size.saturating_mul(self.gradient_accumulation_steps)
     }
 
     /// What is wrong with the values taken together.
@@ -76,6 +76,13 @@ impl TrainParams {
         if betas.len() != 2 || betas.iter().any(|beta| !(0.0..1.0).contains(beta)) {
             let message = format!("`optimizer.betas` must be two numbers from 0 to below 1, not {betas:?}");
             problems.push(Problem::error("out-of-range", span, message, "in this stage"));
+        }
+        if self.method == Method::Full && self.lora != LoraParams::default() {
+            let message = "`lora` describes an adapter, and `method: full` trains every weight";
+            problems.push(
+                Problem::error("bad-value", span, message, "in this stage")
+                    .with_help("leave `lora` out, or set `method: lora`"),
+            );
         }
         if self.method == Method::Lora && self.lora.target_modules.is_empty() {
             let message = "`lora.target_modules` is empty: nothing would be trained";
@@ -106,7 +113,7 @@ pub struct LoraParams {
     #[semantic(default = 8, range = 1..)]
     pub rank: usize,
     /// The update is scaled by `alpha / rank`.
-    #[semantic(default = 16.0, range = 0.0..)]
+    #[semantic(default = 16.0, above = 0.0)]
     pub alpha: f64,
     /// The linear layers that get an adapter.
     #[semantic(default = vec!["q_proj".to_owned(), "v_proj".to_owned()])]
@@ -129,13 +136,13 @@ pub struct OptimizerParams {
     #[semantic(default = OptimizerName::Adamw)]
     pub name: OptimizerName,
     /// The learning rate at its highest.
-    #[semantic(default = 3e-4, range = 0.0..)]
+    #[semantic(default = 3e-4, above = 0.0)]
     pub learning_rate: f64,
     /// Decay rates of the two moments.
     #[semantic(default = vec![0.9, 0.999])]
     pub betas: Vec<f64>,
-    /// Added to the root of the second moment.
-    #[semantic(default = 1e-8, range = 0.0..)]
+    /// Added to the root of the second moment; without it a gradient of zero would divide zero by zero.
+    #[semantic(default = 1e-8, above = 0.0)]
     pub eps: f64,
     /// Decoupled weight decay.
     #[semantic(default = 0.01, range = 0.0..)]

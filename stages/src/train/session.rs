@@ -16,6 +16,7 @@ use model::schedule::{Decay, Horizon, Schedule};
 use model::trainer::{AdamW, StepReport, TrainError, TrainOptions, Trained, Trainer};
 use serde_json::{Map, Value, json};
 
+use super::fit;
 use super::order::{Division, StepPlace};
 use super::output;
 use super::parameters::{Method, SchedulerName, TrainParams};
@@ -36,8 +37,7 @@ pub(super) fn run<B: Blocks>(params: &TrainParams, ops: Arc<B>, context: &mut St
     };
     let total_steps = division.total_steps(params.epochs, params.max_steps);
     if total_steps == 0 {
-        let rows = division.rows;
-        let message = format!("{rows} rows make no optimizer step of {} rows", division.rows_per_step);
+        let message = format!("{} rows make no optimizer step of {} rows", division.rows, division.rows_per_step);
         return Err(StageError::bad_data(message).with_help(
             "lower micro_batch_size or gradient_accumulation_steps, or keep the last rows with `leftover: step`",
         ));
@@ -46,9 +46,13 @@ pub(super) fn run<B: Blocks>(params: &TrainParams, ops: Arc<B>, context: &mut St
     warn_of_surprises(params, &division, schedule, total_steps, context);
 
     let adapter = (params.method == Method::Lora).then(|| adapter_config(params));
+    let computed_by = ops.describe();
     let trainer = prepare(params, ops, &base, adapter.as_ref())?;
+    let shape = trainer.decoder().config();
+    fit::check(rows.facts(), shape.vocab_size as u64, shape.max_position_embeddings as u64)?;
     let mut session = Session {
         params,
+        computed_by,
         trainer,
         division,
         total_steps,
@@ -140,6 +144,8 @@ fn warn_of_surprises(
 
 struct Session<'a, B: Blocks> {
     params: &'a TrainParams,
+    /// The kernel set, its instructions and its threads.
+    computed_by: String,
     trainer: Trainer<B>,
     division: Division,
     total_steps: u64,
@@ -162,14 +168,16 @@ impl<B: Blocks> Session<'_, B> {
             context.warn(format!("passing over a saved step: {error}"));
         }
         let Some(saved) = saved else { return Ok(()) };
-        let Progress { step, total_steps, optimizer_steps, target_tokens } = saved.progress;
-        let other_total = total_steps != self.total_steps && self.schedule.horizon() == Horizon::Total;
-        if other_total || step > self.total_steps {
-            context.warn(format!(
-                "starting over: the saved run of {total_steps} steps had another learning rate from its first step on than one of {}",
-                self.total_steps
-            ));
+        let Progress { step, total_steps, optimizer_steps, target_tokens, computed_by } = saved.progress;
+        if let Some(reason) = self.starts_over(step, total_steps) {
+            context.warn(format!("starting over: {reason}"));
             return state::clear(context.working()).map_err(disk);
+        }
+        if computed_by != self.computed_by {
+            context.warn(format!(
+                "step {step} was computed by {computed_by}, and this run is by {}: their last digits may differ",
+                self.computed_by
+            ));
         }
         self.trainer
             .restore(optimizer_steps, saved.tensors)
@@ -178,6 +186,17 @@ impl<B: Blocks> Session<'_, B> {
         context.record("resumed_from_step", step);
         context.warn(format!("resuming from step {step} of {}", self.total_steps));
         Ok(())
+    }
+
+    /// Why a saved run cannot be the beginning of this one, if so.
+    fn starts_over(&self, step: u64, total_steps: u64) -> Option<String> {
+        let now = self.total_steps;
+        if total_steps != now && self.schedule.horizon() == Horizon::Total {
+            return Some(format!(
+                "the saved run of {total_steps} steps had another learning rate from its first step on than one of {now}"
+            ));
+        }
+        (step > now).then(|| format!("the saved run stands at step {step}, beyond the {now} steps of this one"))
     }
 
     fn train(&mut self, rows: &mut TokensReader, context: &mut StageContext) -> Result<(), StageError> {
@@ -229,6 +248,10 @@ impl<B: Blocks> Session<'_, B> {
             let mut batch = Batch::default();
             for &index in micro_batch {
                 push(&mut batch, &rows.row(index as u64)?);
+            }
+            // A row may be empty, where rows without targets are kept.
+            if batch.tokens() == 0 {
+                continue;
             }
             tokens += batch.tokens();
             self.trainer.accumulate(&batch).map_err(|error| self.failure(place, error))?;
@@ -287,6 +310,7 @@ impl<B: Blocks> Session<'_, B> {
             total_steps: self.total_steps,
             optimizer_steps: self.trainer.steps(),
             target_tokens: self.target_tokens,
+            computed_by: self.computed_by.clone(),
         };
         state::save(context.working(), &State { progress, tensors, metrics: self.metrics.clone() }).map_err(disk)?;
         context.emit(WorkerEvent::Checkpoint { step: self.step });

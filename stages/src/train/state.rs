@@ -39,6 +39,8 @@ pub struct Progress {
     pub optimizer_steps: u64,
     /// Target tokens trained on so far.
     pub target_tokens: u64,
+    /// The kernel set, its instructions and its threads; with others the last digits may differ.
+    pub computed_by: String,
 }
 
 /// A saved run.
@@ -82,7 +84,8 @@ pub enum StateError {
     },
 }
 
-/// Saves a state under `working` and removes all but the newest few.
+/// Saves a state under `working` and removes all but the newest few up to it: later ones, which were damaged or passed over,
+/// are no part of this run.
 ///
 /// # Errors
 /// Fails if the disk refuses; no half-written state is left to be taken for a whole one.
@@ -110,8 +113,10 @@ pub fn save(working: &Path, state: &State) -> Result<(), StateError> {
     }
     fs::rename(&unfinished, &whole).map_err(at(&whole))?;
     flush_folder(working)?;
-    for (_, old) in saved_steps(working)?.into_iter().rev().skip(KEPT) {
-        fs::remove_dir_all(&old).map_err(at(&old))?;
+    let (until_now, later): (Vec<_>, Vec<_>) =
+        saved_steps(working)?.into_iter().rev().partition(|(step, _)| *step <= state.progress.step);
+    for (_, folder) in until_now.into_iter().skip(KEPT).chain(later) {
+        fs::remove_dir_all(&folder).map_err(at(&folder))?;
     }
     Ok(())
 }
@@ -240,7 +245,13 @@ mod tests {
             exp_avg_sq: vec![1e-30, 0.0],
         };
         State {
-            progress: Progress { step, total_steps: 9, optimizer_steps: step, target_tokens: 10 * step },
+            progress: Progress {
+                step,
+                total_steps: 9,
+                optimizer_steps: step,
+                target_tokens: 10 * step,
+                computed_by: "cpu".to_owned(),
+            },
             tensors: vec![tensor("layers.0.lora_A.weight"), tensor("layers.0.lora_B.weight")],
             metrics: "{\"step\":0}\n".repeat(step as usize),
         }
@@ -283,5 +294,19 @@ mod tests {
         assert_eq!(newest(folder.path()).unwrap().0, Some(state(1)));
         save(folder.path(), &state(2)).unwrap();
         assert_eq!(newest(folder.path()).unwrap().0, Some(state(2)));
+    }
+
+    #[test]
+    fn a_state_that_was_passed_over_does_not_push_out_the_good_ones() {
+        let folder = tempfile::tempdir().unwrap();
+        for step in [10, 20, 30] {
+            save(folder.path(), &state(step)).unwrap();
+        }
+        for step in [20, 30] {
+            fs::write(folder.path().join(format!("step-{step}")).join(METRICS_FILE), "gone").unwrap();
+        }
+        save(folder.path(), &state(12)).unwrap();
+        let (found, damaged) = newest(folder.path()).unwrap();
+        assert_eq!((found, damaged.len()), (Some(state(12)), 0));
     }
 }
