@@ -116,6 +116,23 @@ fn the_model_says_where_an_answer_ends() {
 }
 
 #[test]
+fn an_answer_ends_with_the_models_positions() {
+    let tiny = Tiny::new();
+    let tokenizer = tiny.open_tokenizer();
+    let prompt = "x ".repeat(50);
+    let begin = usize::from(tokenizer.wants_bos());
+    let tokens = begin + tokenizer.encode(&prompt).unwrap().len();
+    assert!(tokens < 128, "{tokens}");
+    let (_, output) = samples(&tiny, json!({"model": "base", "prompts": [prompt], "max_new_tokens": 1_000_000}));
+    let path = output.folder.join("samples.parquet");
+    let (found, stop) = (tiny::counts(&path, "tokens")[0].unwrap(), &tiny::texts(&path, "stop")[0]);
+    match stop.as_str() {
+        "length" => assert_eq!(found as usize, 128 - tokens),
+        _ => assert!((found as usize) < 128 - tokens),
+    }
+}
+
+#[test]
 fn a_prompt_that_does_not_fit_is_named() {
     let tiny = Tiny::new();
     let parameters = json!({"model": "base", "prompts": ["short", "x ".repeat(400)], "max_new_tokens": 4});

@@ -56,6 +56,11 @@ pub(super) fn measure(
         context.warn(format!("{} rows are cut to {max_seq_len} tokens for perplexity", total.truncated_rows));
     }
     total.value = (total.nll / total.tokens as f64).exp();
+    if !total.value.is_finite() {
+        let mean = total.nll / total.tokens as f64;
+        let message = format!("the mean negative log-likelihood is {mean:.3e}: its perplexity is no number");
+        return Err(StageError::new(Cause::Numeric, message).with_help("is this model trained, and on this tokenizer?"));
+    }
     Ok(total)
 }
 

@@ -92,7 +92,7 @@ pub(super) fn collect(
     tokenizer: &Tokenizer,
     context: &mut StageContext,
 ) -> Result<Vec<Asked>, StageError> {
-    match &params.prompts {
+    let asked: Vec<Asked> = match &params.prompts {
         OneOf::Literal(texts) => {
             let form = Form::of(params.template.as_deref())
                 .map_err(|message| StageError::new(Cause::BadParameters, message))?;
@@ -102,7 +102,7 @@ pub(super) fn collect(
                     let ids = form.prompt(text, tokenizer)?.encode(tokenizer)?.input_ids;
                     Ok(Asked { text: text.clone(), ids, reference: None })
                 })
-                .collect()
+                .collect::<Result<_, StageError>>()?
         }
         OneOf::Stage(input) => {
             let mut rows = RowsReader::open(&context.open(input)?)?;
@@ -115,9 +115,13 @@ pub(super) fn collect(
                     let ids = question.prompt.encode(tokenizer)?.input_ids;
                     Ok(Asked { text: question.prompt.to_text(tokenizer)?, ids, reference: question.reference })
                 })
-                .collect()
+                .collect::<Result<_, StageError>>()?
         }
+    };
+    if asked.is_empty() {
+        return Err(StageError::bad_data("there are no prompts to answer"));
     }
+    Ok(asked)
 }
 
 #[cfg(test)]
