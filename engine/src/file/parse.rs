@@ -14,13 +14,10 @@ use super::problem::Problem;
 use super::scalar;
 use super::source::{SourceId, Span};
 use super::syntax_error;
-use super::tree::{Entry, Node, Value};
+use super::tree::{Entry, MAX_DEPTH, Node, Value};
 
 /// The largest pipeline file.
 pub const MAX_BYTES: usize = 1 << 20;
-
-/// How deep mappings and lists may nest.
-pub const MAX_DEPTH: usize = 64;
 
 /// How many values a file may hold, aliases written out; a thousand stages have about fifty thousand.
 const MAX_VALUES: usize = 250_000;

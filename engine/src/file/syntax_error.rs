@@ -3,9 +3,9 @@
 use serde_yaml::Error;
 use serde_yaml::budget::BudgetBreach;
 
-use super::parse::MAX_DEPTH;
 use super::problem::Problem;
 use super::source::{SourceId, Span};
+use super::tree::MAX_DEPTH;
 
 /// The one problem of a text that could not be parsed.
 pub(super) fn explain(error: &Error, source: SourceId, text: &str) -> Problem {

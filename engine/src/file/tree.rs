@@ -2,6 +2,9 @@
 
 use super::source::Span;
 
+/// How deep mappings and lists may nest.
+pub const MAX_DEPTH: usize = 64;
+
 /// A value and where it stands.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {

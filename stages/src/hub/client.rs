@@ -1,6 +1,5 @@
 //! The Hub as the stages see it: three questions, each a blocking call.
 
-use std::fmt;
 use std::future::Future;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -10,17 +9,16 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use reqwest::Url;
-use reqwest::header::HeaderValue;
 use serde::Deserialize;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::cache;
-use super::connection::{Connection, Subject};
+use super::connection::{Connection, Retry, Subject, Token};
 use super::error::HubError;
 use super::listing::{RemoteFile, TreeEntry};
-use super::repository::{Repository, RepositoryKind, Snapshot, is_commit};
+use super::repository::{Repository, Snapshot, is_commit};
 use super::transfer::{Source, Transfer};
 
 /// The public Hub.
@@ -31,47 +29,6 @@ const PARALLEL_FILES: usize = 4;
 
 /// How often the caller hears how far a download is.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
-
-/// An access token; it is shown nowhere.
-#[derive(Clone)]
-pub struct Token(HeaderValue);
-
-impl Token {
-    /// A token, or nothing for a text that cannot be one.
-    pub fn new(text: &str) -> Option<Self> {
-        let text = text.trim();
-        let mut header = HeaderValue::from_str(&format!("Bearer {text}")).ok()?;
-        header.set_sensitive(true);
-        (!text.is_empty()).then_some(Self(header))
-    }
-
-    pub(super) fn header(&self) -> HeaderValue {
-        self.0.clone()
-    }
-}
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token(…)")
-    }
-}
-
-/// How patient a client is.
-#[derive(Debug, Clone, Copy)]
-pub struct Retry {
-    /// How many tries in a row may fail without a byte gained.
-    pub attempts: u32,
-    /// The pause after the first failure; it doubles with each further one.
-    pub first_pause: Duration,
-    /// How long a server may be silent before the connection counts as cut.
-    pub silence: Duration,
-}
-
-impl Default for Retry {
-    fn default() -> Self {
-        Self { attempts: 6, first_pause: Duration::from_millis(500), silence: Duration::from_secs(30) }
-    }
-}
 
 /// How far a download is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -316,17 +273,4 @@ fn runtime() -> Result<Runtime, HubError> {
 /// `api/models/owner/name`, in segments.
 fn api_path(repository: &Repository) -> impl Iterator<Item = &str> {
     ["api", repository.kind().api_segment()].into_iter().chain(repository.name().split('/'))
-}
-
-/// `owner/name/resolve/commit/path/of/file`, in segments; datasets begin with `datasets`.
-pub(super) fn file_path<'a>(snapshot: &'a Snapshot, path: &'a str) -> impl Iterator<Item = &'a str> {
-    let prefix = match snapshot.repository.kind() {
-        RepositoryKind::Model => None,
-        RepositoryKind::Dataset => Some("datasets"),
-    };
-    prefix
-        .into_iter()
-        .chain(snapshot.repository.name().split('/'))
-        .chain(["resolve", snapshot.commit.as_str()])
-        .chain(path.split('/'))
 }

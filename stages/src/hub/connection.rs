@@ -1,5 +1,6 @@
 //! Requests to one Hub: addresses, the token, what a refusal means, and when to try again.
 
+use std::fmt;
 use std::time::Duration;
 
 use reqwest::header::{
@@ -8,12 +9,52 @@ use reqwest::header::{
 use reqwest::{Client, Response, StatusCode, Url};
 use serde::de::DeserializeOwned;
 
-use super::client::{Retry, Token};
 use super::error::HubError;
 use super::repository::Repository;
 
 /// The longest wait that a server may ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// An access token; it is shown nowhere.
+#[derive(Clone)]
+pub struct Token(HeaderValue);
+
+impl Token {
+    /// A token, or nothing for a text that cannot be one.
+    pub fn new(text: &str) -> Option<Self> {
+        let text = text.trim();
+        let mut header = HeaderValue::from_str(&format!("Bearer {text}")).ok()?;
+        header.set_sensitive(true);
+        (!text.is_empty()).then_some(Self(header))
+    }
+
+    pub(super) fn header(&self) -> HeaderValue {
+        self.0.clone()
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+/// How patient a client is.
+#[derive(Debug, Clone, Copy)]
+pub struct Retry {
+    /// How many tries in a row may fail without a byte gained.
+    pub attempts: u32,
+    /// The pause after the first failure; it doubles with each further one.
+    pub first_pause: Duration,
+    /// How long a server may be silent before the connection counts as cut.
+    pub silence: Duration,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { attempts: 6, first_pause: Duration::from_millis(500), silence: Duration::from_secs(30) }
+    }
+}
 
 /// An HTTP client and the server it talks to. It lives within one runtime.
 pub(super) struct Connection {

@@ -17,7 +17,8 @@ mod repository;
 mod transfer;
 
 pub use checksum::Checksum;
-pub use client::{Hub, Progress, Retry, Token};
+pub use client::{Hub, Progress};
+pub use connection::{Retry, Token};
 pub use error::HubError;
 pub use listing::RemoteFile;
 pub use repository::{BadRepositoryName, Repository, RepositoryKind, Snapshot};

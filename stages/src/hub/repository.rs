@@ -103,6 +103,21 @@ pub struct Snapshot {
     pub commit: String,
 }
 
+impl Snapshot {
+    /// `owner/name/resolve/commit/path/of/file`, in segments; datasets begin with `datasets`.
+    pub(super) fn file_path<'a>(&'a self, path: &'a str) -> impl Iterator<Item = &'a str> {
+        let prefix = match self.repository.kind() {
+            RepositoryKind::Model => None,
+            RepositoryKind::Dataset => Some("datasets"),
+        };
+        prefix
+            .into_iter()
+            .chain(self.repository.name().split('/'))
+            .chain(["resolve", self.commit.as_str()])
+            .chain(path.split('/'))
+    }
+}
+
 /// Whether a revision is a full commit, which needs no resolving.
 pub(super) fn is_commit(revision: &str) -> bool {
     revision.len() == 40 && revision.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))

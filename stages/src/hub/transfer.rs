@@ -10,7 +10,6 @@ use reqwest::{Response, StatusCode};
 
 use super::cache;
 use super::checksum::ContentHasher;
-use super::client::file_path;
 use super::connection::{Connection, Subject, content_range};
 use super::error::HubError;
 use super::listing::RemoteFile;
@@ -138,7 +137,7 @@ impl Transfer {
     /// One request, from the first byte that is missing to the end.
     async fn stream(&self, partial: &mut Partial) -> Result<(), HubError> {
         let Source { connection, snapshot, .. } = &*self.source;
-        let url = connection.url(file_path(snapshot, &self.file.path));
+        let url = connection.url(snapshot.file_path(&self.file.path));
         let from = (partial.length > 0).then_some(partial.length);
         let subject = Subject::File { commit: &snapshot.commit, path: &self.file.path };
         let mut response = match connection.get(url, from, &snapshot.repository, subject).await {
