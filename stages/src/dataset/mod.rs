@@ -182,6 +182,8 @@ impl Stage for Dataset {
         if taken == 0 {
             return Err(StageError::bad_data(format!("`{}` takes no rows of `{}`", params.split.text, first.name)));
         }
+        // A file that changed while it was read would be stored under the key of what it was.
+        verify_files(context)?;
         context.emit(WorkerEvent::Report { text: summary(&mapping.facts, taken, dropped_count) });
         context.seal(draft, facts, Some(identity))?;
         forget_working_files(context.working())
@@ -200,6 +202,12 @@ fn summary(facts: &RowsFacts, taken: u64, dropped: u64) -> String {
     format!("{taken} rows ({shape}), {dropped} left out")
 }
 
+/// Checks the files that were granted and can be read against the digests that they were planned with.
+fn verify_files(context: &StageContext) -> Result<(), StageError> {
+    let mut read = context.files(ROLE).iter().filter(|grant| Format::of(&grant.path).is_some());
+    read.try_for_each(|grant| context.verify(grant))
+}
+
 /// The granted files, each checked against the digest that it was planned with.
 fn local_files(context: &mut StageContext) -> Result<Vec<SourceFile>, StageError> {
     let granted = context.files(ROLE).to_vec();
@@ -214,11 +222,11 @@ fn local_files(context: &mut StageContext) -> Result<Vec<SourceFile>, StageError
             return Err(StageError::bad_data(format!("`{}` is of no form that can be read", grant.path.display()))
                 .with_help(format!("it should end in {}", known.join(", "))));
         };
-        context.verify(grant)?;
         // Without the `.` that joining `./rows.jsonl` leaves in it.
         let path: PathBuf = grant.path.components().collect();
         files.push(SourceFile { name: path.display().to_string(), path, format });
     }
+    verify_files(context)?;
     Ok(files)
 }
 

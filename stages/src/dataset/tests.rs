@@ -247,6 +247,34 @@ fn a_changed_file_is_noticed() {
     assert_eq!(error.cause, Cause::ChangedWhileRunning);
 }
 
+/// Whether a part of an output lies anywhere below a folder.
+fn has_part(folder: &Path) -> bool {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| entry.file_name() == "part-00000.parquet" || has_part(&entry.path()))
+}
+
+#[test]
+fn a_file_that_changes_while_it_is_read_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines: String = (0..200_000).map(|n| format!("{{\"text\":\"line {n}\"}}\n")).collect();
+    let path = write(folder.path(), "a.jsonl", &lines);
+    let bench = TestBench::new(folder.path()).file("source", &path).unwrap();
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    let result = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // The first part is there when a small share of the file has been read.
+            while !has_part(folder.path()) && !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            write(folder.path(), "a.jsonl", lines.replace("line 1\"", "line X\""));
+        });
+        let result = bench.run::<Dataset>(json!({"source": "./a.jsonl"}));
+        ended.store(true, std::sync::atomic::Ordering::Relaxed);
+        result
+    });
+    assert_eq!(result.unwrap_err().cause, Cause::ChangedWhileRunning);
+}
+
 /// The problems of parameters that need no run to be found.
 fn problems(with: Value) -> Vec<String> {
     let mut reader = Reader::default();
