@@ -68,7 +68,7 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     let began = Instant::now();
     let registry = stages::registry();
     let plan = engine::plan::load(&args.file, &args.overrides, &registry)?;
-    render::warnings(&plan.sources, &plan.warnings);
+    render::warnings(&plan.sources, &plan.warnings, global.verbosity());
     let home = global.home(&args.file)?;
     let ids = plan.stages.iter().map(|stage| stage.id.as_str());
     let mut progress = Progress::new(ids, global.verbosity(), Look::stderr());
@@ -87,11 +87,11 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     if global.verbosity() > Verbosity::Quiet {
         terminal::tell_line(summary(&outcome, exit, began));
     }
-    match args.format {
-        Format::Json => crate::print_json(&outcome_json(&outcome, &told, began))?,
-        Format::Text => reports(&told.reports)?,
-    }
-    if exit == Exit::Done { Ok(()) } else { Err(Failure::Shown(exit)) }
+    let printed = match args.format {
+        Format::Json => crate::print_json(&outcome_json(&outcome, &told, began)),
+        Format::Text => reports(&told.reports),
+    };
+    Failure::after(exit, printed)
 }
 
 impl RunArgs {
@@ -128,9 +128,9 @@ impl Told {
                 self.fail((*cause).into(), text, messages, (!help.is_empty()).then(|| help.join("\n")));
             }
             RunEvent::Published { path, .. } => self.published.push(path.clone()),
-            RunEvent::PublishFailed { stage, output, path, messages, help } => {
+            RunEvent::PublishFailed { stage, output, path, cause, messages, help } => {
                 let text = format!("`{stage}.{output}` cannot be published to {}", words::path(path));
-                self.fail(Exit::StageFailed, text, messages, help.clone());
+                self.fail((*cause).into(), text, messages, help.clone());
             }
             RunEvent::RunStarted { .. }
             | RunEvent::StageCached { .. }

@@ -13,6 +13,8 @@ use cache::atomic::replace_folder;
 use cache::{Digest, Store, StoreError};
 use serde::{Deserialize, Serialize};
 
+use crate::error::Cause;
+
 /// The file inside a published folder that says what it is.
 pub const RECORD: &str = ".pipeline-published.json";
 
@@ -73,6 +75,18 @@ pub enum PublishError {
 }
 
 impl PublishError {
+    /// What kind of failure it is.
+    pub fn cause(&self) -> Cause {
+        match self {
+            Self::Foreign { .. } | Self::Changed { .. } => Cause::BadData,
+            Self::Io { .. }
+            | Self::Store(StoreError::Io { .. } | StoreError::DiskFull { .. } | StoreError::Rename { .. }) => {
+                Cause::Machine
+            }
+            Self::Store(_) => Cause::CorruptInput,
+        }
+    }
+
     /// What the user can do about it.
     pub fn help(&self) -> Option<&'static str> {
         match self {

@@ -119,6 +119,8 @@ pub enum RunEvent {
         output: String,
         /// Where it should lie.
         path: PathBuf,
+        /// What kind of failure.
+        cause: Cause,
         /// The message and its sources, outermost first.
         messages: Vec<String>,
         /// What to do about it.

@@ -292,8 +292,8 @@ impl<'a> Scheduler<'a> {
                     return;
                 }
                 self.publish_failed = true;
-                let (messages, help) = (chain(&error), error.help().map(str::to_owned));
-                RunEvent::PublishFailed { stage, output, path, messages, help }
+                let (cause, help) = (error.cause(), error.help().map(str::to_owned));
+                RunEvent::PublishFailed { stage, output, path, cause, messages: chain(&error), help }
             }
         };
         self.tell(event);
