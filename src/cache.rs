@@ -1,6 +1,6 @@
 //! `pipeline cache`: what the store holds, and whether it is intact.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::sync::Mutex;
 
 use cache::Store;
@@ -73,7 +73,7 @@ fn list(listing: &Listing, format: Format) -> Result<(), Failure> {
             if complete { "complete" } else { "incomplete" }.to_owned(),
         ]);
     }
-    let mut out = std::io::stdout().lock();
+    let mut out = io::stdout().lock();
     if !table.is_empty() {
         write!(out, "{table}")?;
     }
@@ -128,23 +128,25 @@ fn verify(store: &Store, format: Format, verbosity: Verbosity) -> Result<(), Fai
 }
 
 fn tell(report: &VerifyReport, format: Format) -> Result<(), Failure> {
-    match format {
-        Format::Json => crate::print_json(&report_json(report))?,
-        Format::Text => {
-            let mut out = std::io::stdout().lock();
-            for fault in &report.faults {
-                writeln!(out, "{fault}")?;
-            }
-            let VerifyReport { objects, trees, results, .. } = *report;
-            let bytes = words::bytes(report.bytes);
-            writeln!(out, "{objects} objects ({bytes}), {trees} trees and {results} results read")?;
-            match report.faults.len() {
-                0 => writeln!(out, "everything is intact")?,
-                faults => writeln!(out, "faults: {faults}; the next run makes again what it needs of them")?,
-            }
-        }
+    let printed = match format {
+        Format::Json => crate::print_json(&report_json(report)),
+        Format::Text => print_report(report).map_err(Failure::from),
+    };
+    Failure::after(if report.faults.is_empty() { Exit::Done } else { Exit::StageFailed }, printed)
+}
+
+fn print_report(report: &VerifyReport) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    for fault in &report.faults {
+        writeln!(out, "{fault}")?;
     }
-    if report.faults.is_empty() { Ok(()) } else { Err(Failure::Shown(Exit::StageFailed)) }
+    let VerifyReport { objects, trees, results, .. } = *report;
+    let bytes = words::bytes(report.bytes);
+    writeln!(out, "{objects} objects ({bytes}), {trees} trees and {results} results read")?;
+    match report.faults.len() {
+        0 => writeln!(out, "everything is intact"),
+        faults => writeln!(out, "faults: {faults}; the next run makes again what it needs of them"),
+    }
 }
 
 fn report_json(report: &VerifyReport) -> serde_json::Value {

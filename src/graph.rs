@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use engine::plan::GraphFormat;
 
+use crate::Global;
 use crate::render::{self, Failure};
 
 /// Print the graph of a pipeline, for Mermaid or Graphviz.
@@ -31,9 +32,9 @@ enum Format {
 }
 
 /// Prints the graph.
-pub fn run(args: &GraphArgs) -> Result<(), Failure> {
+pub fn run(args: &GraphArgs, global: &Global) -> Result<(), Failure> {
     let plan = engine::plan::load(&args.file, &args.overrides, &stages::registry())?;
-    render::warnings(&plan.sources, &plan.warnings);
+    render::warnings(&plan.sources, &plan.warnings, global.verbosity());
     let format = match args.format {
         Format::Mermaid => GraphFormat::Mermaid,
         Format::Dot => GraphFormat::Dot,

@@ -29,7 +29,7 @@ pub struct Located {
 /// Fails where the file is wrong, there is no such stage or output, or it has not been made yet.
 pub fn output(file: &Path, overrides: &[String], name: &str, global: &Global) -> Result<Located, Failure> {
     let plan = engine::plan::load(file, overrides, &stages::registry())?;
-    render::warnings(&plan.sources, &plan.warnings);
+    render::warnings(&plan.sources, &plan.warnings, global.verbosity());
     let (stage, output) = split(&plan.stages, name)?;
     let output = output.map_or_else(|| only_output(stage), |output| Ok(output.to_owned()))?;
     if !stage.outputs.iter().any(|known| known.name == output) {

@@ -90,7 +90,7 @@ fn main() -> ExitCode {
         Command::Plan(args) => plan::run(&args, &global),
         Command::Show(args) => show::run(&args, &global),
         Command::Export(args) => export::run(&args, &global),
-        Command::Graph(args) => graph::run(&args),
+        Command::Graph(args) => graph::run(&args, &global),
         Command::Cache(args) => cache::run(&args, &global),
         Command::Runs(args) => runs::run(&args, &global),
         Command::Logs(args) => logs::run(&args, &global),

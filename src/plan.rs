@@ -29,7 +29,7 @@ pub struct PlanArgs {
 /// Prints the forecast.
 pub fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
     let plan = engine::plan::load(&args.file, &args.overrides, &stages::registry())?;
-    render::warnings(&plan.sources, &plan.warnings);
+    render::warnings(&plan.sources, &plan.warnings, global.verbosity());
     let home = global.home(&args.file)?;
     let forecasts = explain(&plan, &home).map_err(|error| Failure::explain(error, plan.sources))?;
     match args.format {

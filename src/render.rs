@@ -17,6 +17,7 @@ use miette::{
     SourceSpan, SpanContents, ThemeCharacters, ThemeStyles,
 };
 
+use crate::progress::Verbosity;
 use crate::terminal::{self, Look};
 use crate::words::plural;
 
@@ -98,6 +99,17 @@ impl Failure {
     /// The machine refused something.
     pub fn machine(error: impl Error) -> Self {
         Self::Told { exit: Exit::Machine, message: Message::of(&error) }
+    }
+
+    /// How a command ends that has printed what came out: a reader that went away does not make a failure a success.
+    ///
+    /// # Errors
+    /// Fails with `exit` where that is no success, else where the result could not be printed.
+    pub fn after(exit: Exit, printed: Result<(), Self>) -> Result<(), Self> {
+        match exit {
+            Exit::Done => printed,
+            Exit::StageFailed | Exit::Wrong | Exit::Machine | Exit::Interrupted => Err(Self::Shown(exit)),
+        }
     }
 
     /// Adds what to do about it.
@@ -253,8 +265,11 @@ pub fn message(message: &Message) {
     terminal::tell(report(message, Look::stderr()));
 }
 
-/// Prints warnings about a pipeline file on standard error.
-pub fn warnings(sources: &Sources, warnings: &[Problem]) {
+/// Prints warnings about a pipeline file on standard error, unless errors and results alone are wanted.
+pub fn warnings(sources: &Sources, warnings: &[Problem], verbosity: Verbosity) {
+    if verbosity == Verbosity::Quiet {
+        return;
+    }
     terminal::tell(problems(sources, warnings, Look::stderr()));
 }
 

@@ -49,12 +49,13 @@ struct Checked {
 pub fn run(args: &ValidateArgs) -> Result<(), Failure> {
     let registry = stages::registry();
     let checked: Vec<Checked> = args.files.iter().map(|file| check(file, &registry)).collect();
-    match args.format {
-        Format::Text => text(&checked)?,
-        Format::Json => crate::print_json(&json!(checked.iter().map(file_json).collect::<Vec<_>>()))?,
-        Format::Github => github(&checked)?,
-    }
-    if checked.iter().all(|checked| checked.stages.is_some()) { Ok(()) } else { Err(Failure::Shown(Exit::Wrong)) }
+    let printed = match args.format {
+        Format::Text => text(&checked),
+        Format::Json => crate::print_json(&json!(checked.iter().map(file_json).collect::<Vec<_>>())),
+        Format::Github => github(&checked),
+    };
+    let all_fine = checked.iter().all(|checked| checked.stages.is_some());
+    Failure::after(if all_fine { Exit::Done } else { Exit::Wrong }, printed)
 }
 
 fn check(file: &std::path::Path, registry: &engine::stage::Registry) -> Checked {

@@ -101,14 +101,14 @@ fn a_damaged_object_is_found_and_made_again() {
     // The tokens are read by the packs alone; damage them and ask for other packs.
     let listing = project.run(&["cache", "ls", "--format", "json"]).ends_with(0).json();
     assert_eq!(listing["results"].as_array().unwrap().len(), 7);
-    let damaged = damage_one_object_each(&project, "part-00000.parquet");
+    let damaged = damage_parquet(&project);
     assert!(damaged > 0);
     project.run(&["cache", "verify"]).ends_with(1).says("is damaged");
     assert!(ran(&project, &["text_packs.max_seq_len=48"]).contains(&"text_packs".to_owned()));
 }
 
 /// Flips a byte in the middle of every stored object that is a Parquet file; how many those are.
-fn damage_one_object_each(project: &Project, _name: &str) -> usize {
+fn damage_parquet(project: &Project) -> usize {
     let mut damaged = 0;
     for shard in std::fs::read_dir(project.path(".pipeline/store/objects")).unwrap() {
         for object in std::fs::read_dir(shard.unwrap().path()).unwrap() {
@@ -132,12 +132,12 @@ fn damage_one_object_each(project: &Project, _name: &str) -> usize {
 fn what_is_found_damaged_is_made_again_by_the_next_run_even_where_nothing_reads_it() {
     let project = Project::with_pipeline("data.yaml");
     ran(&project, &[]);
-    damage_one_object_each(&project, "part-00000.parquet");
+    damage_parquet(&project);
     project.run(&["cache", "verify"]).ends_with(1).says("is damaged");
     ran(&project, &[]);
     project.run(&["cache", "verify"]).ends_with(0).says("everything is intact");
 
-    damage_one_object_each(&project, "part-00000.parquet");
+    damage_parquet(&project);
     let shown = ["show", "data.yaml", "text_packs"];
     project.run(&shown).ends_with(1).warns("is damaged").warns("`pipeline run data.yaml` makes it again");
     assert!(ran(&project, &[]).contains(&"text_packs".to_owned()));
@@ -155,6 +155,9 @@ fn two_runs_at_once_share_the_work() {
     for child in &mut children {
         assert!(child.wait().unwrap().success());
     }
+    let runs = project.run(&["runs", "ls", "--format", "json"]).ends_with(0).json();
+    let made: u64 = runs.as_array().unwrap().iter().map(|run| run["counts"]["done"].as_u64().unwrap()).sum();
+    assert_eq!(made, 7, "each result is made by one of the two: {runs:#}");
     project.run(&["cache", "verify"]).ends_with(0);
     assert_eq!(ran(&project, &[]), [""; 0]);
 }
