@@ -1,10 +1,9 @@
 //! A model's shape, read from the `config.json` of a Hub checkpoint in either of its spellings.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 
-use crate::families;
 use crate::ops::{Activation, NormWeight};
 use crate::rope::{Rope, RopeScaling};
 
@@ -169,31 +168,8 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// Reads the `config.json` of a checkpoint folder.
-    ///
-    /// # Errors
-    /// Fails if it cannot be read or describes a model that we do not compute.
-    pub fn read(folder: &Path) -> Result<Self, ConfigError> {
-        let path = folder.join("config.json");
-        match std::fs::read_to_string(&path) {
-            Ok(text) => Self::from_json(&text),
-            Err(source) => Err(ConfigError::Read { path, source }),
-        }
-    }
-
-    /// Reads the text of a `config.json`.
-    ///
-    /// # Errors
-    /// Fails if it describes a model that we do not compute.
-    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
-        let value: Value = serde_json::from_str(text).map_err(|source| ConfigError::NotAnObject(Some(source)))?;
-        let object = value.as_object().ok_or(ConfigError::NotAnObject(None))?;
-        let config = families::config(&Fields(object))?;
-        config.check()?;
-        Ok(config)
-    }
-
-    fn check(&self) -> Result<(), ConfigError> {
+    /// Checks that the sizes fit each other.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let fail = |message: String| Err(ConfigError::Sizes(message));
         let sizes = [
             ("vocab_size", self.vocab_size),

@@ -1,5 +1,9 @@
 //! The families of decoders: what each does its own way, read from its `config.json`. One function per family.
 
+use std::path::Path;
+
+use serde_json::Value;
+
 use crate::config::{AttentionBias, Config, ConfigError, Fields, HeadWeight, LayerNorms, MlpBias, Projections, QkNorm};
 use crate::ops::{Activation, NormWeight};
 
@@ -16,8 +20,34 @@ const FAMILIES: [(&str, &str, Read); 7] = [
     ("phi3", "Phi3ForCausalLM", phi3),
 ];
 
+impl Config {
+    /// Reads the `config.json` of a checkpoint folder.
+    ///
+    /// # Errors
+    /// Fails if it cannot be read or describes a model that we do not compute.
+    pub fn read(folder: &Path) -> Result<Self, ConfigError> {
+        let path = folder.join("config.json");
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Self::from_json(&text),
+            Err(source) => Err(ConfigError::Read { path, source }),
+        }
+    }
+
+    /// Reads the text of a `config.json`.
+    ///
+    /// # Errors
+    /// Fails if it describes a model that we do not compute.
+    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
+        let value: Value = serde_json::from_str(text).map_err(|source| ConfigError::NotAnObject(Some(source)))?;
+        let object = value.as_object().ok_or(ConfigError::NotAnObject(None))?;
+        let config = config(&Fields(object))?;
+        config.check()?;
+        Ok(config)
+    }
+}
+
 /// Reads the configuration of a model of any supported family.
-pub(crate) fn config(fields: &Fields<'_>) -> Result<Config, ConfigError> {
+fn config(fields: &Fields<'_>) -> Result<Config, ConfigError> {
     let architecture = fields.texts("architectures")?.and_then(|names| names.first().copied());
     let model_type = fields.text("model_type")?;
     let found = FAMILIES.iter().find(|(name, class, _)| match model_type {
