@@ -1,5 +1,7 @@
 //! Next fit: one open row, documents in their order, as torchtune's `PackedDataset` packs.
 
+use std::collections::VecDeque;
+
 use crate::artifact::{IGNORE_INDEX, TokenRow};
 
 /// A document longer than a row, where documents are not to be cut.
@@ -20,13 +22,21 @@ pub struct NextFit {
     max_seq_len: usize,
     splits: bool,
     padding_id: u32,
-    open: TokenRow,
+    open: Open,
+}
+
+/// What waits for a row: queues, so that a document of millions of tokens is cut without moving its rest for each row.
+#[derive(Default)]
+struct Open {
+    input_ids: VecDeque<u32>,
+    labels: VecDeque<i32>,
+    document_lengths: VecDeque<u32>,
 }
 
 impl NextFit {
     /// A packer of rows of `max_seq_len` tokens; `splits` says that a document may be cut at the end of a row.
     pub fn new(max_seq_len: usize, splits: bool, padding_id: u32) -> Self {
-        Self { max_seq_len, splits, padding_id, open: TokenRow::default() }
+        Self { max_seq_len, splits, padding_id, open: Open::default() }
     }
 
     /// Adds a document (or several, if the row holds several). Take what is full with [`NextFit::next_full`] before the next.
@@ -40,8 +50,8 @@ impl NextFit {
             return Err(TooLong { tokens: *length as usize, max_seq_len: self.max_seq_len });
         }
         let real = row.real_tokens();
-        self.open.input_ids.extend_from_slice(&row.input_ids[..real]);
-        self.open.labels.extend_from_slice(&row.labels[..real]);
+        self.open.input_ids.extend(&row.input_ids[..real]);
+        self.open.labels.extend(&row.labels[..real]);
         self.open.document_lengths.extend(row.document_lengths.iter().filter(|length| **length > 0));
         Ok(())
     }
@@ -53,43 +63,36 @@ impl NextFit {
         }
         let mut lengths = Vec::new();
         let mut taken = 0;
-        let mut rest = std::mem::take(&mut self.open.document_lengths).into_iter();
-        let mut cut = None;
-        for length in rest.by_ref() {
+        while let Some(length) = self.open.document_lengths.front_mut() {
             let room = self.max_seq_len - taken;
-            if length as usize > room {
-                cut = Some((length, room as u32));
+            if *length as usize > room {
+                if self.splits && room > 0 {
+                    *length -= room as u32;
+                    lengths.push(room as u32);
+                    taken = self.max_seq_len;
+                }
                 break;
             }
-            lengths.push(length);
-            taken += length as usize;
+            lengths.push(*length);
+            taken += *length as usize;
+            self.open.document_lengths.pop_front();
         }
-        let mut left = Vec::new();
-        if let Some((length, room)) = cut {
-            let here = if self.splits { room } else { 0 };
-            if here > 0 {
-                lengths.push(here);
-                taken += here as usize;
-            }
-            left.push(length - here);
-        }
-        left.extend(rest);
-        let input_ids = self.open.input_ids.split_off(taken);
-        let labels = self.open.labels.split_off(taken);
-        let left = TokenRow { input_ids, labels, document_lengths: left };
-        let full = std::mem::replace(&mut self.open, left);
-        Some(self.padded(TokenRow { document_lengths: lengths, ..full }))
+        Some(self.close(taken, lengths))
     }
 
     /// The last row, which may be far from full.
     pub fn finish(mut self) -> Option<TokenRow> {
-        let last = std::mem::take(&mut self.open);
-        (!last.input_ids.is_empty()).then(|| self.padded(last))
+        let lengths = std::mem::take(&mut self.open.document_lengths).into();
+        let taken = self.open.input_ids.len();
+        (taken > 0).then(|| self.close(taken, lengths))
     }
 
-    fn padded(&self, mut row: TokenRow) -> TokenRow {
-        row.input_ids.resize(self.max_seq_len, self.padding_id);
-        row.labels.resize(self.max_seq_len, IGNORE_INDEX);
-        row
+    /// A row of the first `taken` tokens, padded.
+    fn close(&mut self, taken: usize, document_lengths: Vec<u32>) -> TokenRow {
+        let mut input_ids: Vec<u32> = self.open.input_ids.drain(..taken).collect();
+        let mut labels: Vec<i32> = self.open.labels.drain(..taken).collect();
+        input_ids.resize(self.max_seq_len, self.padding_id);
+        labels.resize(self.max_seq_len, IGNORE_INDEX);
+        TokenRow { input_ids, labels, document_lengths }
     }
 }

@@ -174,3 +174,23 @@ fn the_stage_refuses_a_prompt_that_does_not_fit() {
     let with = json!({"tokens": "tokens", "max_seq_len": 8, "split_across_pack": true});
     assert!(bench.run::<Pack>(with).is_ok());
 }
+
+#[test]
+fn a_document_of_millions_of_tokens_is_cut_in_one_pass() {
+    let length = 3_000_001;
+    let packs = pack(NextFit::new(16, true, 0), [document(length)]).unwrap();
+    assert_eq!(packs.len(), length.div_ceil(16));
+    assert_eq!(packs.iter().map(TokenRow::real_tokens).sum::<usize>(), length);
+}
+
+#[test]
+fn one_row_is_one_pack_and_no_rows_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let outputs = tokens(folder.path(), Shape::Prompt, &[5]).run::<Pack>(json!({"tokens": "tokens", "max_seq_len": 8}));
+    let facts = TokensFacts::from_facts(&outputs.unwrap()["packs"].description.facts).unwrap();
+    assert_eq!((facts.rows, facts.documents, facts.tokens, facts.padding), (1, 1, 5, 3));
+    assert_eq!((facts.target_tokens, facts.longest_row, facts.longest_document), (4, 8, 5));
+    let folder = tempfile::tempdir().unwrap();
+    let none = tokens(folder.path(), Shape::Prompt, &[]).run::<Pack>(json!({"tokens": "tokens", "max_seq_len": 8}));
+    assert_eq!(none.unwrap_err().message, "the packs hold no token to learn");
+}
