@@ -94,15 +94,17 @@ impl RowEncoder<'_> {
             .filter(|(ids, _)| ids.len() > 1)
             .map(|(ids, labels)| TokenRow::document(ids.to_vec(), labels.to_vec()))
             .collect();
-        Fate::Kept { rows, truncated: false, fully_masked: false, without_eos: !self.has_an_end(input_ids) }
+        let end_is_learned = self.has_an_end(input_ids) && input_ids.len() % limit != 1;
+        Fate::Kept { rows, truncated: false, fully_masked: false, without_eos: !end_is_learned }
     }
 
     /// Whether the last token says that here is an end: of the text, or of a turn.
     fn has_an_end(&self, input_ids: &[u32]) -> bool {
-        let eos = self.tokenizer.eos_token_id();
+        let (bos, eos) = (self.tokenizer.bos_token_id(), self.tokenizer.eos_token_id());
+        let ends = |id: &u32| self.tokenizer.is_special(*id) && Some(*id) != bos;
         // Chat templates often end a turn with a line break after its mark.
         let tail = &input_ids[input_ids.len().saturating_sub(2)..];
-        tail.last().is_some_and(|last| Some(*last) == eos) || tail.iter().any(|id| self.tokenizer.is_special(*id))
+        tail.last().is_some_and(|last| Some(*last) == eos) || tail.iter().any(ends)
     }
 }
 

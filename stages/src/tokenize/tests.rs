@@ -146,7 +146,14 @@ fn plain_text_is_learned_whole_and_split_without_a_loss() {
         tokenize("metaspace", RowsFacts::text(), [Row::Text(text)], json!({"max_seq_len": 32})).unwrap();
     assert!(split.len() > 1 && split.iter().all(|row| row.input_ids.len() <= 32));
     assert_eq!(split.iter().flat_map(|row| row.input_ids.clone()).collect::<Vec<_>>(), *ids);
-    assert_eq!((facts.truncated, facts.dropped), (0, 0));
+    assert_eq!((facts.truncated, facts.dropped, facts.without_eos), (0, 0, 0));
+    assert_eq!((facts.longest_row, facts.longest_document, facts.largest_id), (32, 32, ids.iter().copied().max()));
+
+    // The end alone in a last piece would be predicted from nothing: it is left out, and counted.
+    let limit = json!({"max_seq_len": ids.len() - 1});
+    let text = "Rain fell on the hills all night. ".repeat(20);
+    let (facts, split) = tokenize("metaspace", RowsFacts::text(), [Row::Text(text)], limit).unwrap();
+    assert_eq!((split.len(), facts.rows, facts.without_eos), (1, 1, 1));
 }
 
 #[test]
