@@ -10,6 +10,7 @@ use engine::error::{Cause, OrFail, StageError};
 use model::batch::Batch;
 use model::blocks::Blocks;
 use model::decoder::{Decoder, RunError, TargetScore};
+use model::ops::Ops;
 use model::parameter::Keep;
 use model::peft::Adapter;
 use model::sampling::{Sampler, Sampling, SamplingError};
@@ -99,13 +100,13 @@ pub fn open(
     match kernel_set {
         Kernels::Cpu => {
             let ops = kernels::cpu(context.threads())?;
-            context.record("kernels", "cpu");
-            context.record("instructions", ops.instructions().name());
+            context.record("kernel_set", ops.describe());
             load(ops, &model.folder, adapter.as_ref())
         }
         Kernels::Candle => {
-            context.record("kernels", "candle");
-            load(kernels::candle(), &model.folder, adapter.as_ref())
+            let ops = kernels::candle();
+            context.record("kernel_set", ops.describe());
+            load(ops, &model.folder, adapter.as_ref())
         }
     }
 }

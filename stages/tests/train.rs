@@ -249,3 +249,21 @@ fn full_training_writes_a_tied_bf16_base_back_in_its_own_form() {
     let loss = |outputs: &BTreeMap<String, Artifact>, step: usize| steps(outputs)[step]["loss"].as_f64().unwrap();
     assert!(loss(&further, 0) < loss(&outputs, 0) && loss(&further, 8) < loss(&further, 0));
 }
+
+#[test]
+fn both_kernel_sets_learn_the_same() {
+    let tiny = Tiny::new();
+    let losses = |kernels: &str| -> Vec<f64> {
+        let folder = tempfile::tempdir().unwrap();
+        let more = json!({"kernels": kernels, "epochs": 4, "clip_grad_norm": 0.5, "lora": {"target_modules": ["q_proj", "down_proj"]}});
+        let outputs = train(&bench(&tiny, folder.path(), rows()), more).unwrap();
+        steps(&outputs).iter().map(|step| step["loss"].as_f64().unwrap()).collect()
+    };
+    let (ours, candles) = (losses("cpu"), losses("candle"));
+    // Each epoch has an order of its own, so whole epochs are compared.
+    let epoch = |number: usize| ours[3 * number..][..3].iter().sum::<f64>();
+    assert!(ours.len() == 12 && epoch(3) < epoch(0), "{ours:?}");
+    for (one, other) in ours.iter().zip(&candles) {
+        assert!((one - other).abs() <= 1e-5 * one.abs(), "{ours:?} {candles:?}");
+    }
+}
