@@ -8,7 +8,7 @@ use engine::error::{Cause, OrFail, StageError};
 use engine::protocol::WorkerEvent;
 use model::batch::Batch;
 use model::blocks::Blocks;
-use model::decoder::Decoder;
+use model::decoder::{Decoder, RunError};
 use model::parameter::Keep;
 use model::peft::AdapterConfig;
 use model::random::permutation;
@@ -369,7 +369,8 @@ fn failure(error: TrainError) -> StageError {
         TrainError::LossNotFinite { .. } | TrainError::GradientNotFinite { .. } | TrainError::NotMoved { .. } => {
             Cause::Numeric
         }
-        TrainError::Run(_) => Cause::BadData,
+        TrainError::Run(RunError::Batch(_)) => Cause::BadData,
+        TrainError::Run(RunError::Kernel(_)) => Cause::Machine,
     };
     StageError::new(cause, "training stopped").with_source(error)
 }
