@@ -15,6 +15,7 @@ pub const TESTS: &[(&str, fn())] = &[
     ("cosmetic_parameters_and_names_rerun_nothing", cosmetic_parameters_and_names_rerun_nothing),
     ("source_files_count_by_content", source_files_count_by_content),
     ("pins_are_made_once_and_kept", pins_are_made_once_and_kept),
+    ("what_another_run_pins_meanwhile_is_kept", what_another_run_pins_meanwhile_is_kept),
     ("two_runs_at_once_make_each_result_once", two_runs_at_once_make_each_result_once),
     ("raising_a_resumable_parameter_goes_on", raising_a_resumable_parameter_goes_on),
 ];
@@ -124,6 +125,16 @@ fn pins_are_made_once_and_kept() {
     fs::write(project.path("pipeline.lock"), text.replace("\"5\"", "\"6\"")).unwrap();
     let ran = project.run().succeeded();
     assert_eq!((ran.number("a"), ran.why("a")), (6, vec!["pin number:three@now 5 → 6".to_owned()]));
+}
+
+fn what_another_run_pins_meanwhile_is_kept() {
+    let project = Project::new("");
+    let lock_file = project.path("pipeline.lock");
+    let name = lock_file.display();
+    project.write(&format!("\nstages:\n  a: {{ uses: constant, with: {{ pinned: {name} }} }}\n"));
+    assert_eq!(project.run().succeeded().number("a"), 1);
+    let text = fs::read_to_string(&lock_file).unwrap();
+    assert!(text.contains("\"number:other@now\": \"9\"") && text.contains("pipeline.lock@now\": \"1\""), "{text}");
 }
 
 fn two_runs_at_once_make_each_result_once() {

@@ -87,6 +87,12 @@ impl Stage for Constant {
                 sleep(Duration::from_secs(60));
                 Err(StageError::new(Cause::Network, "it took too long"))
             }
+            // Another run pins something while this one asks.
+            lock_file if lock_file.ends_with("pipeline.lock") => {
+                let pins = r#"{ "version": 1, "pins": { "number:other@now": "9" } }"#;
+                fs::write(lock_file, pins).or_fail(Cause::Machine, || "cannot write".into())?;
+                Ok("1".to_owned())
+            }
             name => Ok(name.len().to_string()),
         }
     }
