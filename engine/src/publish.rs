@@ -72,6 +72,9 @@ pub enum PublishError {
     /// The store failed.
     #[error("cannot copy the result out of the store")]
     Store(#[from] StoreError),
+    /// A defect of this program.
+    #[error("the copy panicked")]
+    Panicked,
 }
 
 impl PublishError {
@@ -84,6 +87,7 @@ impl PublishError {
                 Cause::Machine
             }
             Self::Store(_) => Cause::CorruptInput,
+            Self::Panicked => Cause::Internal,
         }
     }
 
@@ -93,7 +97,7 @@ impl PublishError {
             Self::Foreign { .. } | Self::Changed { .. } => {
                 Some("move it away, or replace it with `pipeline run --overwrite`")
             }
-            Self::Io { .. } | Self::Store(_) => None,
+            Self::Io { .. } | Self::Store(_) | Self::Panicked => None,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -188,7 +189,9 @@ impl<'a> Scheduler<'a> {
                 (self.store.clone(), self.publisher.clone(), self.options.on_changed_target);
             self.publishing += 1;
             thread::spawn(move || {
-                let result = publish(&store, &tree, &identity, &target, on_changed);
+                let copy = AssertUnwindSafe(|| publish(&store, &tree, &identity, &target, on_changed));
+                // The loop waits for this message; without it a defect would be a run that never ends.
+                let result = catch_unwind(copy).unwrap_or(Err(PublishError::Panicked));
                 let _ = publisher.send(PublishEnd { entry, target, result });
             });
         }
