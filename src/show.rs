@@ -196,7 +196,7 @@ fn print_row(out: &mut dyn Write, row: &RowView, look: Look) -> io::Result<()> {
 
 fn print_field(out: &mut dyn Write, field: &Field, look: Look) -> io::Result<()> {
     writeln!(out, "  {}", look.paint("36", &format!("{}:", field.name)))?;
-    field.text.lines().try_for_each(|line| writeln!(out, "    {line}"))
+    words::visible(&field.text).lines().try_for_each(|line| writeln!(out, "    {line}"))
 }
 
 /// The line above a document of a pack.
@@ -210,12 +210,13 @@ fn border(number: usize, document: &DocumentView, look: Look) -> String {
 
 /// Trained text in brackets, and in colour where there is any.
 fn marked(segment: &SegmentView, look: Look) -> String {
+    let text = words::visible(&segment.text);
     if !segment.trained {
-        return segment.text.clone();
+        return text;
     }
     let (open, close) = (look.either("⟦", "[["), look.either("⟧", "]]"));
     // Colours end at each line's end: pagers begin every line without one.
-    let lines = segment.text.split('\n').map(|line| look.paint("32", line));
+    let lines = text.split('\n').map(|line| look.paint("32", line));
     format!("{open}{}{close}", lines.collect::<Vec<_>>().join("\n"))
 }
 
@@ -226,6 +227,12 @@ fn print_indented(out: &mut dyn Write, text: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_characters_of_the_data_do_not_reach_the_terminal() {
+        let segment = segment("a\x1b]0;title\x07\tb", true);
+        assert_eq!(marked(&segment, PIPE), "⟦a\u{fffd}]0;title\u{fffd}\tb⟧");
+    }
 
     const PIPE: Look = Look { colour: false, unicode: true, width: 100, live: false };
 

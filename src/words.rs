@@ -3,6 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Text of the user's data, which may hold anything: a terminal obeys control characters.
+pub fn visible(text: &str) -> String {
+    text.replace(|letter: char| letter.is_control() && letter != '\n' && letter != '\t', "\u{fffd}")
+}
+
 /// `14 ms`, `3.2 s`, `2 min 05 s`, `1 h 12 min`.
 pub fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs();

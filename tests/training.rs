@@ -152,7 +152,7 @@ fn how_a_step_is_split_changes_memory_and_not_the_result() {
 }
 
 #[test]
-fn an_adapter_of_another_shape_is_refused_by_name() {
+fn a_merge_is_proved_and_says_how() {
     let project = Project::with_pipeline("lora.yaml");
     project.run(&["run", "lora.yaml"]).ends_with(0);
     export(&project, "merged", &[], "merge_report.json");
@@ -160,16 +160,15 @@ fn an_adapter_of_another_shape_is_refused_by_name() {
     assert_eq!(report["merged_tensors"], 6);
     assert_eq!(report["proof"]["top_1_agreement"], 1.0);
     assert!(report["proof"]["max_abs_logit_difference"].as_f64() <= report["proof"]["bound"].as_f64(), "{report}");
+}
 
-    project.edit(
-        "lora.yaml",
-        "with: { model: fresh, adapter: adapter, data: tokens }",
-        "with: { model: wider, adapter: adapter }",
-    );
+#[test]
+fn an_adapter_of_other_weights_is_refused_though_its_shape_fits() {
+    let project = Project::with_pipeline("lora.yaml");
     let text = fs::read_to_string(project.path("lora.yaml")).unwrap();
-    let wider = text.lines().skip_while(|line| *line != "  fresh:").take_while(|line| *line != "  tokens:");
-    let wider: String =
-        wider.map(|line| format!("{}\n", line.replace("fresh:", "wider:").replace(": 32", ": 48"))).collect();
-    project.write("lora.yaml", &format!("{text}{wider}"));
-    project.run(&["run", "lora.yaml"]).ends_with(1).warns("of the base is [48, ");
+    let other = text.lines().skip_while(|line| *line != "  fresh:").take_while(|line| *line != "  tokens:");
+    let other: String = other.map(|line| format!("{}\n", line.replace("fresh:", "other:"))).collect();
+    project.write("lora.yaml", &format!("{text}{other}      seed: 7\n"));
+    project.run(&["run", "lora.yaml", "merged.model=other"]).ends_with(1).warns("was trained on another model");
+    project.run(&["run", "lora.yaml"]).ends_with(0);
 }

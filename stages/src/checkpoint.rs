@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use cache::{Digest, Hasher};
 use engine::artifact::Facts;
 use engine::error::{Cause, OrFail, StageError};
 use serde_json::Value;
@@ -36,10 +37,13 @@ pub fn config(folder: &Path) -> Result<serde_json::Map<String, Value>, StageErro
         .or_fail(Cause::BadData, || "the model's `config.json` is not a JSON object".to_owned())
 }
 
-/// What later stages may want to know of a model: its architecture, its sizes and its number type.
+/// The fact of a model, and of an adapter trained on it, that says which weights they are: a digest of the safetensors files.
+pub const WEIGHTS: &str = "weights";
+
+/// What later stages may want to know of a model: its architecture, its sizes, its number type, and which weights it has.
 ///
 /// # Errors
-/// As [`config`].
+/// As [`config`], and if a weights file cannot be read.
 pub fn facts(folder: &Path) -> Result<Facts, StageError> {
     let config = config(folder)?;
     let mut facts = Facts::new();
@@ -54,7 +58,27 @@ pub fn facts(folder: &Path) -> Result<Facts, StageError> {
     if let Some(dtype) = config.get("torch_dtype").or_else(|| config.get("dtype")) {
         facts.insert("dtype".to_owned(), dtype.clone());
     }
+    facts.insert(WEIGHTS.to_owned(), weights(folder)?.to_string().into());
     Ok(facts)
+}
+
+/// A digest of the names and contents of a model's safetensors files: equal for a copy without its tokenizer.
+fn weights(folder: &Path) -> Result<Digest, StageError> {
+    let unreadable = || format!("cannot read `{}`", folder.display());
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).or_fail(Cause::Machine, unreadable)? {
+        let path = entry.or_fail(Cause::Machine, unreadable)?.path();
+        if path.extension().is_some_and(|extension| extension == "safetensors") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    let mut hasher = Hasher::new();
+    for path in files {
+        let (digest, _) = Digest::of_file(&path).or_fail(Cause::Machine, unreadable)?;
+        hasher.value(path.file_name().unwrap_or_default().as_encoded_bytes()).value(digest.as_bytes());
+    }
+    Ok(hasher.finish())
 }
 
 /// Copies what goes along with the weights (tokenizer, generation settings) from one model folder to another, as far as

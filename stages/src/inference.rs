@@ -17,6 +17,7 @@ use model::sampling::{Sampler, Sampling, SamplingError};
 use model::session::{Append, Session, SessionError};
 use serde_json::Value;
 
+use crate::adapter;
 use crate::kernels;
 use crate::tokenizer::Tokenizer;
 use crate::train::Kernels;
@@ -92,10 +93,7 @@ pub fn open(
     kernel_set: Kernels,
     context: &mut StageContext,
 ) -> Result<Box<dyn Inference>, StageError> {
-    let adapter = adapter
-        .map(|artifact| Adapter::load(&artifact.folder))
-        .transpose()
-        .or_fail(Cause::BadData, || "the adapter cannot be read".to_owned())?;
+    let adapter = adapter.map(|artifact| adapter::open(artifact, model)).transpose()?;
     context.record("threads", context.threads());
     match kernel_set {
         Kernels::Cpu => {

@@ -4,6 +4,7 @@
 
 use engine::stage::Registry;
 
+pub mod adapter;
 pub mod artifact;
 pub mod checkpoint;
 pub mod dataset;

@@ -89,12 +89,15 @@ pub(super) fn read(root: &Node, reader: &mut Reader) -> Document {
     document
 }
 
+/// Bytes of the longest id.
+const LONGEST_ID: usize = 100;
+
 fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
     let id = Text { text: entry.key.clone(), span: entry.key_span };
     if !is_id(&id.text) {
         reader.problems.push(
             Problem::error("bad-stage-id", id.span, format!("`{}` cannot be the id of a stage", id.text), "not an id")
-                .with_help("an id has letters, digits, `_` and `-`"),
+                .with_help(format!("an id has letters, digits, `_` and `-`, {LONGEST_ID} at most")),
         );
     }
     let absent = Node { span: id.span, value: Value::Null };
@@ -129,9 +132,10 @@ fn unknown_version(root: &Node) -> Problem {
     Problem::error("unknown-version", span, message, format!("expected {FORMAT_VERSION}"))
 }
 
-/// A stage's id is part of file names and of references, where a dot ends it.
+/// A stage's id is part of file names, which have a longest length, and of references, where a dot ends it.
 fn is_id(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
+    (1..=LONGEST_ID).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
 }
 
 impl From<ResourceKeys> for Resources {

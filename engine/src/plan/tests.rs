@@ -347,7 +347,7 @@ publish: { mergd: ./out, articles: . }
             "wrong-type 15:14 `timeout`: expected a length of time such as `90s`, `5m` or `12h`, found a whole number (add the unit, such as `12s`)",
             "cycle 16:13 & 18:56 stages wait for each other: adapter → merged → adapter",
             "unknown-stage 16:21 stage `adapter` needs `tokens2`, which is no stage (did you mean `tokens`?)",
-            "bad-stage-id 17:3 `a.b` cannot be the id of a stage (an id has letters, digits, `_` and `-`)",
+            "bad-stage-id 17:3 `a.b` cannot be the id of a stage (an id has letters, digits, `_` and `-`, 100 at most)",
             "missing-key 19:3 `uses` is missing",
             "unknown-stage 20:12 `publish` names `mergd`, which no stage produces (did you mean `merged`?)",
             "bad-value 20:36 `.` cannot be published to: the folder is replaced as a whole",

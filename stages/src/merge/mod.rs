@@ -11,11 +11,10 @@ use engine::parameter::{Input, Parameters};
 use engine::stage::{Stage, Threads};
 use model::checkpoint::DEFAULT_MAX_SHARD_BYTES;
 use model::merge::{MergeError, MergeOptions, WeightedAdapter, merge};
-use model::peft;
 use serde_json::json;
 
 use crate::artifact::{Adapter, Model, OutputKind, TokensOrPacks};
-use crate::checkpoint;
+use crate::{adapter, checkpoint};
 
 /// What a pipeline file may say under `with:` for `uses: merge`.
 #[derive(Parameters, Debug)]
@@ -52,10 +51,9 @@ impl Stage for Merge {
     }
 
     fn run(params: &MergeParams, context: &mut StageContext) -> Result<(), StageError> {
-        let base = context.open(&params.model)?.folder;
-        let adapter_folder = context.open(&params.adapter)?.folder;
-        let adapter =
-            peft::Adapter::load(&adapter_folder).or_fail(Cause::BadData, || "cannot read the adapter".to_owned())?;
+        let model = context.open(&params.model)?;
+        let adapter = adapter::open(&context.open(&params.adapter)?, &model)?;
+        let base = model.folder;
 
         let draft = context.create("model")?;
         let weighted = [WeightedAdapter { adapter: &adapter, weight: 1.0 }];

@@ -22,10 +22,12 @@ use super::output;
 use super::parameters::{Method, SchedulerName, TrainParams};
 use super::state::{self, Progress, State, StateError};
 use crate::artifact::{TokenRow, TokensReader};
+use crate::checkpoint;
 
 /// Runs the stage on a kernel set.
 pub(super) fn run<B: Blocks>(params: &TrainParams, ops: Arc<B>, context: &mut StageContext) -> Result<(), StageError> {
-    let base = context.open(&params.model)?.folder;
+    let model = context.open(&params.model)?;
+    let base = model.folder;
     let mut rows = TokensReader::open(&context.open(&params.data)?)?;
     context.record("kernel_set", ops.describe());
     context.record("threads", context.threads());
@@ -71,7 +73,12 @@ pub(super) fn run<B: Blocks>(params: &TrainParams, ops: Arc<B>, context: &mut St
     let facts = session.facts();
     let Session { trainer, metrics, .. } = session;
     match adapter {
-        Some(config) => output::adapter(&trainer, config, facts.clone(), context)?,
+        Some(config) => {
+            let trained_on = model.description.facts.get(checkpoint::WEIGHTS).cloned();
+            let trained_on = trained_on.map(|weights| (checkpoint::WEIGHTS.to_owned(), weights));
+            let facts = facts.clone().into_iter().chain(trained_on).collect();
+            output::adapter(&trainer, config, facts, context)?;
+        }
         None => output::model(&trainer, &base, context)?,
     }
     output::metrics(&metrics, facts, context)
