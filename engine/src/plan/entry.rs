@@ -123,7 +123,20 @@ fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
     stage.retries = fields.or_default("retries", &Limits::NONE, || 0).unwrap_or_default();
     let timeout = fields.required::<Option<Period>>("timeout", &Limits::NONE).flatten();
     stage.timeout = timeout.map(|period| period.0);
+    warn_of_resources(&entry.value, &stage.resources, reader);
     stage
+}
+
+/// Says what is read and not acted upon yet, so that nobody counts on it.
+fn warn_of_resources(stage: &Node, resources: &Resources, reader: &mut Reader) {
+    let several = resources.count.is_some_and(|count| count > 1);
+    for (key, given) in [("count", several), ("memory", resources.memory.is_some())] {
+        if let Some(node) = stage.get("resources").and_then(|keys| keys.get(key)).filter(|_| given) {
+            let message =
+                format!("`resources.{key}` has no effect yet: a stage gets one device, and memory is not reserved");
+            reader.problems.push(Problem::warning("no-effect", node.span, message, "read, and not acted upon"));
+        }
+    }
 }
 
 fn unknown_version(root: &Node) -> Problem {

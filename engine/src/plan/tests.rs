@@ -243,6 +243,9 @@ fn a_file_becomes_a_plan() {
     assert_eq!((adapter.kind, adapter.retries, adapter.timeout), ("train", 1, Some(Duration::from_secs(12 * 3600))));
     let resources = Resources { device: DeviceRequest::Npu, count: Some(8), memory: Some(40 << 30), threads: None };
     assert_eq!(adapter.resources, resources);
+    // What is read and not acted upon is said.
+    let warnings: Vec<&str> = plan.warnings.iter().map(|warning| warning.code).collect();
+    assert_eq!(warnings, ["no-effect", "no-effect"]);
     let inputs: Vec<_> = adapter.inputs.iter().map(|i| format!("{}.{}: {}", i.stage, i.output, i.kind)).collect();
     assert_eq!(inputs, ["base.model: model", "tokens.tokens: tokens"]);
     assert_eq!(
@@ -254,7 +257,6 @@ fn a_file_becomes_a_plan() {
     let published: Vec<_> =
         plan.publish.iter().map(|p| format!("{}.{} {}", p.stage, p.output, p.path.display())).collect();
     assert_eq!(published, ["merged.model ./out/model", "adapter.metrics ./out/metrics"]);
-    assert_eq!(plan.warnings, []);
 }
 
 #[test]
@@ -584,6 +586,8 @@ fn a_wrong_override_is_shown_in_its_own_text() {
         ),
         [
             "wrong-type 14:21 & command line:11 `lora.rank`: expected a whole number, found a string",
+            "no-effect 16:38 `resources.count` has no effect yet: a stage gets one device, and memory is not reserved",
+            "no-effect 16:49 `resources.memory` has no effect yet: a stage gets one device, and memory is not reserved",
             "unknown-key command line:9 unknown key `learning_rat` (did you mean `learning_rate`?)",
             "unknown-stage command line:1 the override sets `adaptr`, which is no stage (did you mean `adapter`?)",
             "wrong-type command line:16 `epochs`: expected a whole number, found a string",
