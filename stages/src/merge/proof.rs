@@ -140,24 +140,28 @@ pub(super) fn compare(
         Decoder::load(ops.clone(), folder, Keep::Frozen).or_fail(Cause::BadData, || "cannot load the model".to_owned())
     };
     let dtype = stored_dtype(base)?;
-    let mut adapted = load(base)?;
-    adapted.attach(adapter).or_fail(Cause::BadData, || "the adapter does not fit the model".to_owned())?;
+    let rows: Vec<Batch> = rows.iter().filter(|row| !row.is_empty()).map(|row| Batch::text(row.clone())).collect();
+    // One model at a time: what they compute is small beside them.
+    let adapted = {
+        let mut model = load(base)?;
+        model.attach(adapter).or_fail(Cause::BadData, || "the adapter does not fit the model".to_owned())?;
+        outputs(&mut model, &rows)?
+    };
     let mut merged = load(merged)?;
+    let vocab_size = merged.config().vocab_size;
+    let merged = outputs(&mut merged, &rows)?;
 
     let mut proof = Proof {
         rows: rows.len(),
         positions: 0,
-        layers: vec![Distance::default(); adapted.config().num_hidden_layers],
+        layers: Vec::new(),
         logits: Distance::default(),
         same_top: 0,
         tolerance: tolerance(dtype),
         dtype,
     };
-    for row in rows.iter().filter(|row| !row.is_empty()) {
-        let batch = Batch::text(row.clone());
-        proof
-            .add(&mut adapted, &mut merged, &batch)
-            .or_fail(Cause::BadData, || "cannot run the rows to compare on".to_owned())?;
+    for (one, other) in adapted.iter().zip(&merged) {
+        proof.include(one, other, vocab_size);
     }
     // Without a position every bound holds, and nothing is proved.
     if proof.positions == 0 {
@@ -167,21 +171,34 @@ pub(super) fn compare(
     Ok(proof)
 }
 
+/// What a model computes from a row.
+struct Outputs {
+    /// The residual stream after each layer.
+    layers: Vec<Vec<f32>>,
+    /// `[tokens, vocab_size]`.
+    logits: Vec<f32>,
+}
+
+fn outputs(model: &mut Decoder<Cpu>, rows: &[Batch]) -> Result<Vec<Outputs>, StageError> {
+    let mut run = |row: &Batch| -> Result<Outputs, RunError> {
+        Ok(Outputs { layers: model.layer_outputs(row)?, logits: model.logits(row)? })
+    };
+    let outputs: Result<Vec<Outputs>, RunError> = rows.iter().map(&mut run).collect();
+    outputs.or_fail(Cause::BadData, || "cannot run the rows to compare on".to_owned())
+}
+
 impl Proof {
-    /// Runs one row through both models.
-    fn add(&mut self, adapted: &mut Decoder<Cpu>, merged: &mut Decoder<Cpu>, row: &Batch) -> Result<(), RunError> {
-        let layers = adapted.layer_outputs(row)?.into_iter().zip(merged.layer_outputs(row)?);
-        for (sum, (one, other)) in self.layers.iter_mut().zip(layers) {
-            sum.include(Distance::of(&one, &other));
+    /// Takes in what the two models computed from a row.
+    fn include(&mut self, one: &Outputs, other: &Outputs, vocab_size: usize) {
+        self.layers.resize(one.layers.len(), Distance::default());
+        for (sum, (one, other)) in self.layers.iter_mut().zip(one.layers.iter().zip(&other.layers)) {
+            sum.include(Distance::of(one, other));
         }
-        let vocab_size = adapted.config().vocab_size;
-        let (one, other) = (adapted.logits(row)?, merged.logits(row)?);
-        self.logits.include(Distance::of(&one, &other));
-        for (one, other) in one.chunks_exact(vocab_size).zip(other.chunks_exact(vocab_size)) {
+        self.logits.include(Distance::of(&one.logits, &other.logits));
+        for (one, other) in one.logits.chunks_exact(vocab_size).zip(other.logits.chunks_exact(vocab_size)) {
             self.positions += 1;
             self.same_top += usize::from(top(one) == top(other));
         }
-        Ok(())
     }
 }
 
