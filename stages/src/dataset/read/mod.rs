@@ -1,6 +1,7 @@
 //! Reading rows out of files, one after the other: memory does not grow with their number.
 
 mod json;
+mod quotes;
 mod table;
 mod text;
 

@@ -16,6 +16,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Map, Value};
 
 use super::super::source::{Format, SourceFile};
+use super::quotes::Quotes;
 use super::{ReadError, Record, Visit, open};
 
 const ROWS_PER_BATCH: usize = 1024;
@@ -86,7 +87,7 @@ fn batches(file: &SourceFile, range: &Range<u64>, wanted: &[String]) -> Result<(
             let reader = arrow::csv::ReaderBuilder::new(schema)
                 .with_format(csv_format(file.format))
                 .with_batch_size(ROWS_PER_BATCH)
-                .build_buffered(open(&file.path)?)
+                .build_buffered(Quotes::new(open(&file.path)?, delimiter(file.format)))
                 .map_err(malformed)?;
             Ok((Box::new(reader), 0))
         }
@@ -117,8 +118,11 @@ fn parquet(file: &SourceFile) -> Result<ParquetRecordBatchReaderBuilder<File>, R
 }
 
 fn csv_format(format: Format) -> CsvFormat {
-    let delimiter = if format == Format::Tsv { b'\t' } else { b',' };
-    CsvFormat::default().with_header(true).with_delimiter(delimiter)
+    CsvFormat::default().with_header(true).with_delimiter(delimiter(format))
+}
+
+fn delimiter(format: Format) -> u8 {
+    if format == Format::Tsv { b'\t' } else { b',' }
 }
 
 /// The header's columns, all of them text: what looks like a number in one row may be a text in the next.
