@@ -4,6 +4,10 @@
 
 mod support;
 
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
 use support::Project;
 
 #[test]
@@ -21,4 +25,24 @@ fn the_whole_way_from_text_to_an_answer() {
     project.run(&["run", "train.yaml"]).ends_with(1).warns("out/model");
     project.run(&["run", "train.yaml", "--overwrite"]).ends_with(0);
     assert_ne!(std::fs::read_to_string(project.path("out/model/config.json")).unwrap(), "{}");
+}
+
+#[test]
+fn a_program_that_is_replaced_while_it_runs_ends_its_run() {
+    let project = Project::with_pipeline("train.yaml");
+    let program = project.path("program");
+    std::fs::copy(env!("CARGO_BIN_EXE_pipeline"), &program).unwrap();
+    let mut run = Command::new(&program);
+    run.args(["run", "train.yaml"]).current_dir(project.path("")).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let run = run.env_remove("PIPELINE_HOME").spawn().unwrap();
+    let began = Instant::now();
+    while project.processes().is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(20), "no stage was started");
+        sleep(Duration::from_millis(1));
+    }
+    // As an installation does it: the name leads to another file from now on, here to one that is no program.
+    std::fs::remove_file(&program).unwrap();
+    std::fs::write(&program, "another build").unwrap();
+    let ended = run.wait_with_output().unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
 }

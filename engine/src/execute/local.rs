@@ -47,6 +47,7 @@ impl Local {
     fn command(&self, launch: &Launch, log: File) -> Command {
         let mut command = Command::new(&self.program);
         command
+            .arg0("pipeline")
             .arg(STAGE_ARGUMENT)
             .arg(&launch.job)
             .env(death_pipe::VARIABLE, self.death_pipe.reader().to_string())
@@ -170,10 +171,10 @@ fn keep_on_exec(descriptor: RawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// The path of this program; where a newer build has replaced the file, the old one that is still running.
+/// This very program, also where a newer build has taken its place meanwhile: the stages of a run are of one build.
 fn this_program() -> PathBuf {
     let own = PathBuf::from("/proc/self/exe");
-    std::env::current_exe().ok().filter(|path| path.exists()).unwrap_or(own)
+    if own.exists() { own } else { std::env::current_exe().unwrap_or(own) }
 }
 
 fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StartError {
