@@ -149,45 +149,54 @@ impl Stage for Dataset {
     }
 
     fn run(params: &DatasetParams, context: &mut StageContext) -> Result<(), StageError> {
-        let splits = match &params.source {
-            Source::Local { .. } => BTreeMap::from([(LOCAL_SPLIT.to_owned(), local_files(context)?)]),
-            Source::Hub { repository, .. } => hub_files::fetch(repository, params, context)?,
-        };
-        let ranges = ranges(params, &splits)?;
-        let first = ranges.iter().find_map(|range| splits.get(&range.name)?.first());
-        let first = first.ok_or_else(|| StageError::bad_data("there are no files to read"))?;
-        let mapping = RowMapping::plan(params, &first.columns()?, &first.name)?;
-
-        let draft = context.create("rows")?;
-        let mut taker = Taker {
-            writer: RowsWriter::create(&draft.folder, mapping.facts.clone()),
-            mapping: &mapping,
-            on_bad_row: params.on_bad_row,
-            dropped: Vec::new(),
-            dropped_count: 0,
-            taken: 0,
-        };
-        for range in &ranges {
-            let files = splits.get(&range.name).map_or(&[][..], Vec::as_slice);
-            let rows = taker.take(files, range.rows.clone(), params.sample_by, context)?;
-            if let Some(asked) = range.asked.filter(|asked| *asked > rows && !range.rows.is_empty()) {
-                context.warn(format!("`{}` ends at row {asked}, and there are {rows} rows", params.split.text));
-            }
+        match write_rows(params, context) {
+            Ok(()) => Ok(()),
+            // Half of another file reads like a malformed one: that it changed is what the user has to know.
+            Err(error) => Err(verify_files(context).err().unwrap_or(error)),
         }
-        let Taker { writer, dropped, dropped_count, taken, .. } = taker;
-        if dropped_count > 0 {
-            context.warn(format!("{dropped_count} unusable rows are left out, such as {}", dropped.join("; ")));
-        }
-        let (facts, identity) = writer.finish(dropped_count)?;
-        if taken == 0 {
-            return Err(StageError::bad_data(format!("`{}` takes no rows of `{}`", params.split.text, first.name)));
-        }
-        // A file that changed while it was read would be stored under the key of what it was.
-        verify_files(context)?;
-        context.emit(WorkerEvent::Report { text: summary(&mapping.facts, taken, dropped_count) });
-        context.seal(draft, facts, Some(identity))?;
-        forget_working_files(context.working())
     }
+}
+
+/// Reads the files and makes the output.
+fn write_rows(params: &DatasetParams, context: &mut StageContext) -> Result<(), StageError> {
+    let splits = match &params.source {
+        Source::Local { .. } => BTreeMap::from([(LOCAL_SPLIT.to_owned(), local_files(context)?)]),
+        Source::Hub { repository, .. } => hub_files::fetch(repository, params, context)?,
+    };
+    let ranges = ranges(params, &splits)?;
+    let first = ranges.iter().find_map(|range| splits.get(&range.name)?.first());
+    let first = first.ok_or_else(|| StageError::bad_data("there are no files to read"))?;
+    let mapping = RowMapping::plan(params, &first.columns()?, &first.name)?;
+
+    let draft = context.create("rows")?;
+    let mut taker = Taker {
+        writer: RowsWriter::create(&draft.folder, mapping.facts.clone()),
+        mapping: &mapping,
+        on_bad_row: params.on_bad_row,
+        dropped: Vec::new(),
+        dropped_count: 0,
+        taken: 0,
+    };
+    for range in &ranges {
+        let files = splits.get(&range.name).map_or(&[][..], Vec::as_slice);
+        let rows = taker.take(files, range.rows.clone(), params.sample_by, context)?;
+        if let Some(asked) = range.asked.filter(|asked| *asked > rows && !range.rows.is_empty()) {
+            context.warn(format!("`{}` ends at row {asked}, and there are {rows} rows", params.split.text));
+        }
+    }
+    let Taker { writer, dropped, dropped_count, taken, .. } = taker;
+    if dropped_count > 0 {
+        context.warn(format!("{dropped_count} unusable rows are left out, such as {}", dropped.join("; ")));
+    }
+    let (facts, identity) = writer.finish(dropped_count)?;
+    if taken == 0 {
+        return Err(StageError::bad_data(format!("`{}` takes no rows of `{}`", params.split.text, first.name)));
+    }
+    // A file that changed while it was read would be stored under the key of what it was.
+    verify_files(context)?;
+    context.emit(WorkerEvent::Report { text: summary(&mapping.facts, taken, dropped_count) });
+    context.seal(draft, facts, Some(identity))?;
+    forget_working_files(context.working())
 }
 
 fn summary(facts: &RowsFacts, taken: u64, dropped: u64) -> String {
