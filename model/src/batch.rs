@@ -17,6 +17,9 @@ pub struct Batch {
     pub labels: Vec<i32>,
     /// Tokens per document; they add up to the tokens.
     pub document_lengths: Vec<usize>,
+    /// The row of the data that each document belongs to, for the addresses of dropout's draws; documents of a row follow each
+    /// other. Empty: 0, 1, 2 and so on.
+    pub rows: Vec<u64>,
 }
 
 /// Why a batch cannot be run.
@@ -40,6 +43,14 @@ pub enum BatchError {
         tokens: usize,
         /// Sum of the document lengths.
         documents: usize,
+    },
+    /// Not every document has a row.
+    #[error("{documents} documents belong to {rows} rows")]
+    Rows {
+        /// Documents in the batch.
+        documents: usize,
+        /// Entries of [`Batch::rows`].
+        rows: usize,
     },
     /// A token or a label lies outside the vocabulary.
     #[error("token {index} is or predicts id {id}, beyond the model's vocabulary of {vocab_size}")]
@@ -65,7 +76,7 @@ impl Batch {
     /// One document with its labels.
     pub fn document(input_ids: Vec<u32>, labels: Vec<i32>) -> Self {
         let document_lengths = vec![input_ids.len()];
-        Self { input_ids, labels, document_lengths }
+        Self { input_ids, labels, document_lengths, rows: Vec::new() }
     }
 
     /// One document in which each token is a target.
@@ -74,12 +85,33 @@ impl Batch {
         Self::document(input_ids, labels)
     }
 
-    /// Adds the tokens of one packed row: its first `Σ document_lengths` tokens, leaving out the padding behind them.
-    pub fn push_row(&mut self, input_ids: &[u32], labels: &[i32], document_lengths: &[usize]) {
+    /// Adds the tokens of the packed row of this number in the data: its first `Σ document_lengths` tokens, leaving out the padding
+    /// behind them.
+    pub fn push_row(&mut self, row: u64, input_ids: &[u32], labels: &[i32], document_lengths: &[usize]) {
         let tokens: usize = document_lengths.iter().sum();
+        for document in self.rows.len()..self.document_lengths.len() {
+            self.rows.push(document as u64);
+        }
         self.input_ids.extend_from_slice(&input_ids[..tokens]);
         self.labels.extend_from_slice(&labels[..tokens]);
         self.document_lengths.extend(document_lengths.iter().filter(|&&length| length > 0));
+        self.rows.resize(self.document_lengths.len(), row);
+    }
+
+    /// The row of the data that a document belongs to.
+    fn row_of(&self, document: usize) -> u64 {
+        self.rows.get(document).copied().unwrap_or(document as u64)
+    }
+
+    /// Each token's place in the data: its row, and its number among the row's tokens in this batch.
+    pub fn token_places(&self) -> Vec<TokenPlace> {
+        let mut places: Vec<TokenPlace> = Vec::with_capacity(self.tokens());
+        for (document, &length) in self.document_lengths.iter().enumerate() {
+            let row = self.row_of(document);
+            let first = places.last().filter(|last| last.row == row).map_or(0, |last| last.token + 1);
+            places.extend((first..).take(length).map(|token| TokenPlace { row, token }));
+        }
+        places
     }
 
     /// Number of tokens.
@@ -120,6 +152,9 @@ impl Batch {
         if documents != tokens {
             return Err(BatchError::Lengths { tokens, documents });
         }
+        if !self.rows.is_empty() && self.rows.len() != self.document_lengths.len() {
+            return Err(BatchError::Rows { documents: self.document_lengths.len(), rows: self.rows.len() });
+        }
         if let Some(&longest) = self.document_lengths.iter().max()
             && longest > max_position_embeddings
         {
@@ -133,6 +168,15 @@ impl Batch {
         }
         Ok(())
     }
+}
+
+/// Where a token lies in the data, whatever batch it is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenPlace {
+    /// Number of its row.
+    pub row: u64,
+    /// Number of the token within the row, from 0.
+    pub token: u64,
 }
 
 /// The rows of a batch that carry a target, ascending, and the targets themselves.
@@ -213,12 +257,22 @@ mod tests {
     #[test]
     fn labels_shift_within_a_document_only() {
         let mut batch = Batch::default();
-        batch.push_row(&[1, 2, 3, 4, 5, 0, 0], &[1, IGNORED, 3, 4, 5, -100, -100], &[3, 2]);
+        batch.push_row(0, &[1, 2, 3, 4, 5, 0, 0], &[1, IGNORED, 3, 4, 5, -100, -100], &[3, 2]);
         let targets = batch.targets();
         assert_eq!(batch.tokens(), 5);
         // The label 4 of the second document's first token is predicted by nothing.
         assert_eq!((targets.rows, targets.ids), (vec![1, 3], vec![3, 5]));
         assert_eq!(Documents::new(&batch.document_lengths).positions(), [0, 1, 2, 0, 1]);
+    }
+
+    #[test]
+    fn a_token_keeps_its_place_in_whatever_batch_it_is() {
+        let mut batch = Batch::text(vec![1, 2]);
+        batch.push_row(7, &[3, 4, 5], &[3, 4, 5], &[2, 1]);
+        batch.push_row(4, &[6], &[6], &[1]);
+        assert_eq!(batch.rows, [0, 7, 7, 4]);
+        let places: Vec<_> = batch.token_places().iter().map(|place| (place.row, place.token)).collect();
+        assert_eq!(places, [(0, 0), (0, 1), (7, 0), (7, 1), (7, 2), (4, 0)]);
     }
 
     #[test]
@@ -232,6 +286,8 @@ mod tests {
         assert_eq!(uncovered.check(4, 3), Err(BatchError::Lengths { tokens: 3, documents: 2 }));
         let unlabelled = Batch { labels: vec![1], ..good.clone() };
         assert_eq!(unlabelled.check(4, 3), Err(BatchError::Labels { tokens: 3, labels: 1 }));
+        let homeless = Batch { rows: vec![0, 1], ..good.clone() };
+        assert_eq!(homeless.check(4, 3), Err(BatchError::Rows { documents: 1, rows: 2 }));
         let odd = Batch { labels: vec![1, -7, 3], ..good };
         assert_eq!(odd.check(4, 3), Err(BatchError::Vocabulary { index: 1, id: -7, vocab_size: 4 }));
     }

@@ -290,7 +290,7 @@ impl Tensors {
         let labels: Vec<i32> = integers("labels").into_iter().map(|label| label as i32).collect();
         let lengths: Vec<usize> = integers("document_lengths").into_iter().map(|length| length as usize).collect();
         let mut batch = Batch::default();
-        batch.push_row(&ids, &labels, &lengths);
+        batch.push_row(0, &ids, &labels, &lengths);
         batch
     }
 }

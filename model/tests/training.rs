@@ -51,8 +51,8 @@ fn train(trainer: &mut Trainer<Cpu>, steps: std::ops::Range<u32>, micro_batch_si
     let step = |step| {
         for micro in rows(step).chunks(micro_batch_size) {
             let mut batch = Batch::default();
-            for row in micro {
-                batch.push_row(&row.input_ids, &row.labels, &row.document_lengths);
+            for (index, row) in micro.iter().enumerate() {
+                batch.push_row(index as u64, &row.input_ids, &row.labels, &row.document_lengths);
             }
             trainer.accumulate(&batch).unwrap();
         }

@@ -131,6 +131,9 @@ fn check_kind(config: &AdapterConfig) -> Result<(), AttachError> {
     if config.use_dora {
         return Err(AttachError::Unsupported("DoRA"));
     }
+    if !config.modules_to_save.is_empty() {
+        return Err(AttachError::Unsupported("modules_to_save"));
+    }
     if config.dropout != 0.0 {
         return Err(AttachError::Unsupported("dropout on adapters"));
     }

@@ -81,6 +81,8 @@ pub struct AdapterConfig {
     pub use_rslora: bool,
     /// Magnitude and direction are apart (Liu et al., arXiv:2402.09353).
     pub use_dora: bool,
+    /// Modules that are trained as a whole and saved with the adapter: names, matched as those of the target modules are.
+    pub modules_to_save: Vec<String>,
     /// Ranks of single modules, by the end of their names.
     pub rank_pattern: BTreeMap<String, usize>,
     /// Alphas of single modules, by the end of their names.
@@ -100,6 +102,7 @@ impl AdapterConfig {
             target_modules: TargetModules::Names(target_modules),
             use_rslora: false,
             use_dora: false,
+            modules_to_save: Vec::new(),
             rank_pattern: BTreeMap::new(),
             alpha_pattern: BTreeMap::new(),
             other: defaults(),
@@ -142,6 +145,7 @@ impl AdapterConfig {
                 .ok_or(AdapterConfigError::Missing("target_modules"))?,
             use_rslora: fields.take("use_rslora", "true or false", Value::as_bool)?.unwrap_or(false),
             use_dora: fields.take("use_dora", "true or false", Value::as_bool)?.unwrap_or(false),
+            modules_to_save: fields.take("modules_to_save", "a list of names", names)?.unwrap_or_default(),
             rank_pattern: fields
                 .take("rank_pattern", "names with ranks", |value| pattern(value, rank))?
                 .unwrap_or_default(),
@@ -204,6 +208,13 @@ impl AdapterConfig {
         );
         set("use_rslora", json!(self.use_rslora));
         set("use_dora", json!(self.use_dora));
+        set(
+            "modules_to_save",
+            match self.modules_to_save.is_empty() {
+                true => Value::Null,
+                false => json!(self.modules_to_save),
+            },
+        );
         set("rank_pattern", json!(self.rank_pattern));
         set("alpha_pattern", self.alpha_pattern.iter().map(|(key, alpha)| (key.clone(), number(*alpha))).collect());
         let fields: Map<String, Value> = fields.into_iter().collect();
@@ -222,7 +233,6 @@ const CHANGES_RESULTS: &[&str] = &[
     "kasa_config",
     "layer_replication",
     "lora_bias",
-    "modules_to_save",
     "monteclora_config",
     "target_parameters",
     "trainable_token_indices",
@@ -247,7 +257,7 @@ fn defaults() -> BTreeMap<String, Value> {
         "ensure_weight_tying": false, "eva_config": null, "exclude_modules": null, "fan_in_fan_out": false,
         "inference_mode": true, "init_lora_weights": true, "kasa_config": null, "layer_replication": null,
         "layers_pattern": null, "layers_to_transform": null, "loftq_config": {}, "lora_bias": false,
-        "lora_ga_config": null, "megatron_config": null, "megatron_core": "megatron.core", "modules_to_save": null,
+        "lora_ga_config": null, "megatron_config": null, "megatron_core": "megatron.core",
         "monteclora_config": null, "peft_type": "LORA", "peft_version": PEFT_VERSION, "qalora_group_size": 16,
         "revision": null, "target_parameters": null, "task_type": "CAUSAL_LM", "trainable_token_indices": null,
         "use_bdlora": null, "use_qalora": false, "velora_config": null,
@@ -288,9 +298,12 @@ fn rank(value: &Value) -> Option<usize> {
 fn target_modules(value: &Value) -> Option<TargetModules> {
     match value {
         Value::String(pattern) => Some(TargetModules::Pattern(pattern.clone())),
-        Value::Array(names) => names.iter().map(string).collect::<Option<_>>().map(TargetModules::Names),
-        _ => None,
+        names => self::names(names).map(TargetModules::Names),
     }
+}
+
+fn names(value: &Value) -> Option<Vec<String>> {
+    value.as_array()?.iter().map(string).collect()
 }
 
 fn pattern<T>(value: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<BTreeMap<String, T>> {
@@ -375,7 +388,6 @@ mod tests {
         for (key, value) in [
             ("peft_type", json!("IA3")),
             ("bias", json!("all")),
-            ("modules_to_save", json!(["lm_head"])),
             ("fan_in_fan_out", json!(true)),
             ("rank_pattern", json!({ ".*q_proj": 4 })),
         ] {

@@ -47,14 +47,14 @@ pub fn decoder<B: Blocks>(ops: &Arc<B>, shape_name: &str, keep: Keep) -> Decoder
 pub fn documents(seed: u32, lengths: &[usize]) -> Batch {
     let mut batch = Batch::default();
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
-    for &length in lengths {
+    for (row, &length) in lengths.iter().enumerate() {
         let mut next = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             state >> 16
         };
         let ids: Vec<u32> = (0..length).map(|_| next() % 37).collect();
         let labels: Vec<i32> = ids.iter().map(|&id| if next() % 4 == 0 { -100 } else { id as i32 }).collect();
-        batch.push_row(&ids, &labels, &[length]);
+        batch.push_row(row as u64, &ids, &labels, &[length]);
     }
     batch
 }

@@ -34,7 +34,7 @@ pub(super) fn measure(
             lesson.labels.truncate(max_seq_len);
         }
         lengths.push(lesson.input_ids.len());
-        batch.push_row(&lesson.input_ids, &lesson.labels, &[lesson.input_ids.len()]);
+        batch.push_row(index as u64, &lesson.input_ids, &lesson.labels, &[lesson.input_ids.len()]);
         if batch.tokens() >= TOKENS_PER_BATCH || index + 1 == examples.len() {
             stop_if_cancelled(context)?;
             score(subject, &batch, &lengths, &mut examples[first..=index])?;

@@ -254,7 +254,7 @@ impl<B: Blocks> Session<'_, B> {
             }
             let mut batch = Batch::default();
             for &index in micro_batch {
-                push(&mut batch, &rows.row(index as u64)?);
+                push(&mut batch, index as u64, &rows.row(index as u64)?);
             }
             // A row may be empty, where rows without targets are kept.
             if batch.tokens() == 0 {
@@ -364,9 +364,9 @@ fn figures(step: u64, place: &StepPlace, report: &StepReport) -> Map<String, Val
     }
 }
 
-fn push(batch: &mut Batch, row: &TokenRow) {
+fn push(batch: &mut Batch, index: u64, row: &TokenRow) {
     let lengths: Vec<usize> = row.document_lengths.iter().map(|length| *length as usize).collect();
-    batch.push_row(&row.input_ids, &row.labels, &lengths);
+    batch.push_row(index, &row.input_ids, &row.labels, &lengths);
 }
 
 fn failure(error: TrainError) -> StageError {
