@@ -5,15 +5,18 @@ use std::path::PathBuf;
 
 use clap::Args;
 use engine::explain::{Forecast, StageForecast, explain};
-use serde_json::json;
+use engine::file::problem::{Problem, Severity};
+use engine::home::Home;
+use engine::preflight::Preflight;
+use serde_json::{Value, json};
 
-use crate::render::{self, Failure};
-use crate::table::Table;
+use crate::render::{self, Exit, Failure};
+use crate::table::{Table, width};
 use crate::{Format, Global, words};
 
-/// Print what a run would do: which stages are cached, which would run, and which field is the reason.
+/// Print what a run would do: which stages are cached, which would run, which field is the reason, and what it would take.
 ///
-/// Nothing runs, and nothing is fetched.
+/// Nothing runs, and nothing is fetched. Ends with 2 when a stage would refuse what it reads.
 #[derive(Args)]
 pub struct PlanArgs {
     /// The pipeline file.
@@ -31,14 +34,37 @@ pub fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
     let plan = engine::plan::load(&args.file, &args.overrides, &stages::registry())?;
     render::warnings(&plan.sources, &plan.warnings, global.verbosity());
     let home = global.home(&args.file)?;
-    let forecasts = explain(&plan, &home).map_err(|error| Failure::explain(error, plan.sources))?;
-    match args.format {
-        Format::Json => crate::print_json(&json!({ "pipeline": plan.name, "stages": forecasts })),
-        Format::Text => text(&forecasts),
-    }
+    let forecasts = match explain(&plan, &home) {
+        Ok(forecasts) => forecasts,
+        Err(error) => return Err(Failure::explain(error, plan.sources)),
+    };
+    let (errors, warnings) = problems(&forecasts);
+    render::warnings(&plan.sources, &warnings, global.verbosity());
+    let printed = match args.format {
+        Format::Json => {
+            let stages: Vec<Value> = forecasts.iter().map(|forecast| stage_json(&plan.sources, forecast)).collect();
+            crate::print_json(&json!({ "pipeline": plan.name, "stages": stages }))
+        }
+        Format::Text => text(&forecasts, &home),
+    };
+    crate::terminal::tell(render::problems(&plan.sources, &errors, crate::terminal::Look::stderr()));
+    Failure::after(if errors.is_empty() { Exit::Done } else { Exit::Wrong }, printed)
 }
 
-fn text(forecasts: &[StageForecast]) -> Result<(), Failure> {
+/// What the facts of the inputs show to be wrong, and what a user should hear.
+fn problems(forecasts: &[StageForecast]) -> (Vec<Problem>, Vec<Problem>) {
+    let found = forecasts.iter().flat_map(|forecast| forecast.problems.iter().chain(&forecast.preflight.warnings));
+    found.cloned().partition(|problem| problem.severity == Severity::Error)
+}
+
+fn stage_json(sources: &engine::file::source::Sources, forecast: &StageForecast) -> Value {
+    let mut stage = json!(forecast);
+    let problems: Vec<_> = forecast.problems.iter().map(|problem| render::problem_json(sources, problem)).collect();
+    stage["problems"] = problems.into();
+    stage
+}
+
+fn text(forecasts: &[StageForecast], home: &Home) -> Result<(), Failure> {
     let mut table = Table::new(["stage", "kind", "forecast", "why"]);
     for forecast in forecasts {
         let mut reasons = forecast.reasons.iter().map(ToString::to_string);
@@ -49,8 +75,47 @@ fn text(forecasts: &[StageForecast]) -> Result<(), Failure> {
         }
     }
     let mut out = std::io::stdout().lock();
-    write!(out, "{table}\n{}\n", conclusion(forecasts))?;
+    writeln!(out, "{table}")?;
+    for forecast in forecasts {
+        write!(out, "{}", expectations(forecast))?;
+    }
+    writeln!(out, "{}", conclusion(forecasts))?;
+    if let Some(room) = room(forecasts, home) {
+        writeln!(out, "{room}")?;
+    }
     Ok(())
+}
+
+/// What a stage would do and cost, a line each; nothing where nothing is known.
+fn expectations(forecast: &StageForecast) -> String {
+    let Preflight { figures, peak_memory_bytes, disk_bytes, .. } = &forecast.preflight;
+    let mut lines: Vec<(String, String)> =
+        figures.iter().map(|figure| (figure.name.replace('_', " "), figure.text.clone())).collect();
+    let estimate = |bytes: &u64| format!("about {}", words::bytes(*bytes));
+    lines.extend(peak_memory_bytes.as_ref().map(|bytes| ("peak memory".to_owned(), estimate(bytes))));
+    lines.extend(disk_bytes.as_ref().map(|bytes| ("disk".to_owned(), estimate(bytes))));
+    lines.extend(forecast.last_run.map(|last| {
+        let memory = last.peak_memory_bytes.map(|peak| format!(", peak memory {}", words::bytes(peak)));
+        ("last time".to_owned(), format!("{}{}", words::seconds(last.seconds), memory.unwrap_or_default()))
+    }));
+    if lines.is_empty() {
+        return String::new();
+    }
+    let widest = lines.iter().map(|(name, _)| width(name)).max().unwrap_or(0);
+    let lines = lines.iter().map(|(name, text)| format!("  {name:widest$}  {text}\n"));
+    format!("{}\n{}\n", forecast.stage, lines.collect::<String>())
+}
+
+/// What all stages together would write, and what there is room for.
+fn room(forecasts: &[StageForecast], home: &Home) -> Option<String> {
+    let needed: u64 = forecasts.iter().filter_map(|forecast| forecast.preflight.disk_bytes).sum();
+    let free = home.free_bytes()?;
+    let figures = format!("about {} to write, {} free", words::bytes(needed), words::bytes(free));
+    match needed {
+        0 => None,
+        needed if needed > free => Some(format!("the disk is too small: {figures}")),
+        _ => Some(figures),
+    }
 }
 
 fn word(forecast: Forecast) -> &'static str {

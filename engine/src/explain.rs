@@ -10,11 +10,13 @@ use cache::{Digest, KeyDifference, KeyDocument, OutputRecord, StatCache, Store, 
 use serde::Serialize;
 
 use crate::file::problem::Problem;
-use crate::history::{History, HistoryError};
+use crate::history::{History, HistoryError, LastRun};
 use crate::home::Home;
 use crate::keys::{StageKey, read_outside, stage_key};
 use crate::lock_file::{self, LockError, LockFile};
 use crate::plan::{Plan, PlannedStage};
+use crate::preflight::{self, Preflight};
+use crate::stage::InputFacts;
 
 /// What would become of one stage.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -31,6 +33,13 @@ pub struct StageForecast {
     pub key: Option<Digest>,
     /// Its outputs by name, where the result is there.
     pub outputs: BTreeMap<String, OutputRecord>,
+    /// What it would do and cost, where the result is not there.
+    pub preflight: Preflight,
+    /// What it cost when it last ran, with whatever parameters.
+    pub last_run: Option<LastRun>,
+    /// What the facts of its inputs show to be wrong.
+    #[serde(skip)]
+    pub problems: Vec<Problem>,
 }
 
 /// What would become of a stage.
@@ -166,6 +175,7 @@ pub fn explain(plan: &Plan, home: &Home) -> Result<Vec<StageForecast>, ExplainEr
     let past = Past { plan, store: &store, history: &history };
 
     let mut outputs: BTreeMap<String, BTreeMap<String, OutputRecord>> = BTreeMap::new();
+    let mut facts = InputFacts::new();
     let mut forecasts = Vec::with_capacity(plan.stages.len());
     for (stage, outside) in plan.stages.iter().zip(&outside) {
         let key = stage_key(stage, outside, |input| Some(outputs.get(&input.stage)?.get(&input.output)?.identity));
@@ -182,10 +192,24 @@ pub fn explain(plan: &Plan, home: &Home) -> Result<Vec<StageForecast>, ExplainEr
         forecast.reasons.extend(unpinned);
         if forecast.status == Forecast::Cached {
             outputs.insert(stage.id.clone(), forecast.outputs.clone());
+        } else {
+            past.look_ahead(stage, &facts, &mut forecast)?;
         }
+        facts.extend(facts_of_outputs(&forecast));
         forecasts.push(forecast);
     }
     Ok(forecasts)
+}
+
+/// The facts of a stage's outputs, found in its result or expected.
+fn facts_of_outputs(forecast: &StageForecast) -> InputFacts {
+    let found = forecast.outputs.iter().map(|(output, record)| (output, record.facts.clone()));
+    let expected = forecast.preflight.outputs.iter().map(|(output, facts)| {
+        let mut facts = facts.clone();
+        facts.insert(preflight::EXPECTED.to_owned(), true.into());
+        (output, facts)
+    });
+    found.chain(expected).map(|(output, facts)| (format!("{}.{output}", forecast.stage), facts)).collect()
 }
 
 /// What is known of earlier results.
@@ -207,6 +231,9 @@ impl Past<'_> {
             reasons: Vec::new(),
             key: None,
             outputs: BTreeMap::new(),
+            preflight: Preflight::default(),
+            last_run: None,
+            problems: Vec::new(),
         };
         if key.unknown == 0 {
             let digest = key.document.result_key();
@@ -220,6 +247,23 @@ impl Past<'_> {
             forecast.status = Forecast::Unknown;
         }
         Ok(forecast)
+    }
+
+    /// What a stage without a result would do, and what its inputs show to be wrong with it.
+    fn look_ahead(
+        &self,
+        stage: &PlannedStage,
+        facts: &InputFacts,
+        forecast: &mut StageForecast,
+    ) -> Result<(), ExplainError> {
+        let read = stage.inputs.iter().map(|input| format!("{}.{}", input.stage, input.output));
+        let inputs: InputFacts = read.filter_map(|name| Some((name.clone(), facts.get(&name)?.clone()))).collect();
+        forecast.preflight = stage.bound.preflight(&inputs, stage.span);
+        let found = stage.bound.check(&preflight::known(&inputs), stage.span);
+        let said = |problem: &Problem| self.plan.warnings.iter().any(|said| said.says_the_same(problem));
+        forecast.problems = found.into_iter().filter(|problem| !said(problem)).collect();
+        forecast.last_run = self.history.last_run(&self.plan.name, &stage.id)?;
+        Ok(())
     }
 
     /// Why a stage whose result is not there runs, as far as its key document is known.

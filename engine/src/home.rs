@@ -63,6 +63,12 @@ impl Home {
         &self.root
     }
 
+    /// Bytes that its file system has left for this user; `None` where the system does not say.
+    pub fn free_bytes(&self) -> Option<u64> {
+        let status = nix::sys::statvfs::statvfs(&self.root).ok()?;
+        Some(status.blocks_available() * status.fragment_size())
+    }
+
     /// The store's folder.
     pub fn store(&self) -> PathBuf {
         self.root.join("store")

@@ -18,6 +18,7 @@ pub mod keys;
 pub mod lock_file;
 pub mod parameter;
 pub mod plan;
+pub mod preflight;
 pub mod protocol;
 pub mod publish;
 pub mod run;

@@ -11,6 +11,7 @@ use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::Node;
 use crate::parameter::{KeyWriter, Parameter, Reader, Reference};
+use crate::preflight::Preflight;
 
 /// Something outside the pipeline that a stage reads. Its content or commit is part of the key.
 #[derive(Debug, Clone, PartialEq)]
@@ -89,6 +90,12 @@ pub trait Stage: 'static {
     /// step: the product decides the result, its split does not).
     fn write_derived_key(_params: &Self::Params, _key: &mut KeyWriter<'_>) {}
 
+    /// What it would do and cost. Inputs that are not made yet have the facts that their own stages expect, marked by
+    /// [`crate::preflight::EXPECTED`], or none.
+    fn preflight(_params: &Self::Params, _inputs: &InputFacts, _span: Span) -> Preflight {
+        Preflight::default()
+    }
+
     /// How many threads it can use.
     fn threads(_params: &Self::Params) -> Threads {
         Threads::One
@@ -128,6 +135,8 @@ pub trait BoundStage: Send + Sync {
     fn inputs(&self) -> Vec<(Reference, &'static [&'static str])>;
     /// See [`Stage::check`].
     fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem>;
+    /// See [`Stage::preflight`].
+    fn preflight(&self, inputs: &InputFacts, span: Span) -> Preflight;
     /// See [`Stage::outside`].
     fn outside(&self) -> Vec<Outside>;
     /// See [`Stage::threads`].
@@ -178,6 +187,9 @@ impl<S: Stage> BoundStage for Bound<S> {
     }
     fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
         S::check(&self.0, inputs, span)
+    }
+    fn preflight(&self, inputs: &InputFacts, span: Span) -> Preflight {
+        S::preflight(&self.0, inputs, span)
     }
     fn outside(&self) -> Vec<Outside> {
         S::outside(&self.0)

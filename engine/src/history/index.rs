@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use cache::Digest;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
-use super::recorded::{Recorded, RunState, RunSummary, StageSummary, read_run};
+use super::recorded::{LastRun, Recorded, RunState, RunSummary, StageSummary, read_run};
 use crate::home::Home;
 use crate::run::event::Counts;
 
@@ -130,6 +130,22 @@ impl History {
             connection.query_row(sql, [pipeline, stage], |row| row.get(0)).optional()
         })?;
         Ok(text.and_then(|text| text.parse().ok()))
+    }
+
+    /// What a stage of a pipeline cost when its process last came to its end.
+    ///
+    /// # Errors
+    /// Fails where the index does.
+    pub fn last_run(&self, pipeline: &str, stage: &str) -> Result<Option<LastRun>, HistoryError> {
+        self.query(|connection| {
+            let sql = "SELECT seconds, peak_memory_bytes FROM stages
+                WHERE pipeline = ? AND stage = ? AND status = 'done' AND seconds IS NOT NULL ORDER BY run DESC LIMIT 1";
+            let read = |row: &rusqlite::Row<'_>| {
+                let peak: Option<i64> = row.get(1)?;
+                Ok(LastRun { seconds: row.get(0)?, peak_memory_bytes: peak.map(i64::cast_unsigned) })
+            };
+            connection.query_row(sql, [pipeline, stage], read).optional()
+        })
     }
 
     fn open_index(home: &Home) -> Result<Self, HistoryError> {

@@ -6,4 +6,4 @@ mod recorded;
 
 pub use folder::{RunFolder, RunPlan, TimedEvent, read_events, stage_folder};
 pub use index::{History, HistoryError};
-pub use recorded::{RunState, RunSummary, StageSummary};
+pub use recorded::{LastRun, RunState, RunSummary, StageSummary};

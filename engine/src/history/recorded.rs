@@ -61,6 +61,15 @@ pub struct StageSummary {
     pub peak_memory_bytes: Option<u64>,
 }
 
+/// What a stage cost when its process last came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct LastRun {
+    /// How long its process ran.
+    pub seconds: f64,
+    /// The most memory that its process held at once.
+    pub peak_memory_bytes: Option<u64>,
+}
+
 /// A run as its folder tells it.
 pub(super) struct Recorded {
     pub summary: RunSummary,

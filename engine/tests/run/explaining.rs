@@ -4,8 +4,12 @@ use engine::explain::Forecast;
 
 use crate::project::Project;
 
-pub const TESTS: &[(&str, fn())] =
-    &[("a_plan_tells_what_would_run", a_plan_tells_what_would_run), ("a_plan_names_the_field", a_plan_names_the_field)];
+pub const TESTS: &[(&str, fn())] = &[
+    ("a_plan_tells_what_would_run", a_plan_tells_what_would_run),
+    ("a_plan_names_the_field", a_plan_names_the_field),
+    ("a_plan_looks_ahead", a_plan_looks_ahead),
+    ("what_is_only_expected_is_no_mistake", what_is_only_expected_is_no_mistake),
+];
 
 const CHAIN: &str = "
 stages:
@@ -41,4 +45,33 @@ fn a_plan_names_the_field() {
     project.write(&CHAIN.replace("value: 4", "value: 5").replace(", plus: 1", ""));
     // A field that the file leaves out has no place of its own.
     assert_eq!(project.reasons("c"), ["plus 1 → 0"]);
+}
+
+const SUM: &str = "
+stages:
+  a: { uses: constant, with: { value: 7 } }
+  s: { uses: sum, with: { of: [a] } }
+";
+
+fn a_plan_looks_ahead() {
+    let project = Project::new(SUM);
+    let sum = project.explain().remove(1);
+    // Before anything ran, the figures stand on what the first stage expects of itself.
+    assert_eq!(sum.preflight.figures[0].text, "[7]");
+    assert_eq!(sum.preflight.warnings[0].message, "adds a seven");
+    assert!(sum.last_run.is_none());
+    project.run().succeeded();
+    assert!(project.explain()[1].preflight.figures.is_empty(), "what is cached costs nothing");
+    project.write(&SUM.replace("[a]", "[a], plus: 3"));
+    let sum = project.explain().remove(1);
+    assert_eq!(sum.preflight.figures[0].text, "[7]");
+    assert!(sum.last_run.is_some());
+}
+
+fn what_is_only_expected_is_no_mistake() {
+    let project = Project::new(&SUM.replace("value: 7", "value: 13"));
+    // The number is expected, and not known: the check that would refuse it waits.
+    assert!(project.explain()[1].problems.is_empty());
+    assert_eq!(project.run().states(), "a done, s failed");
+    assert_eq!(project.explain()[1].problems[0].code, "unlucky");
 }

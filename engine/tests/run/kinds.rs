@@ -11,6 +11,7 @@ use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{ArtifactKind, Input, LocalPath, Parameters};
+use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, Outside, PinRequest, Registry, Stage, Threads};
 
@@ -80,6 +81,14 @@ impl Stage for Constant {
         params.request().map(Outside::Pin).into_iter().collect()
     }
 
+    fn preflight(params: &ConstantParams, _: &InputFacts, _: Span) -> Preflight {
+        let mut preflight = Preflight::default();
+        if params.pinned.is_none() {
+            preflight.expect("number", "number", params.value);
+        }
+        preflight
+    }
+
     fn pin(request: &PinRequest) -> Result<String, StageError> {
         match request.name.as_str() {
             "nobody" => Err(StageError::new(Cause::Network, "nobody answers")),
@@ -131,6 +140,17 @@ impl Stage for Sum {
             return vec![Problem::error("unlucky", span, "13 must not be added", "adds 13")];
         }
         Vec::new()
+    }
+
+    fn preflight(_: &SumParams, inputs: &InputFacts, span: Span) -> Preflight {
+        let mut preflight = Preflight::default();
+        let numbers: Vec<i64> = inputs.values().filter_map(|facts| facts.get("number")?.as_i64()).collect();
+        preflight.figure("terms", numbers.len(), format!("{numbers:?}"));
+        preflight.peak_memory_bytes = Some(numbers.len() as u64);
+        if numbers.contains(&7) {
+            preflight.warnings.push(Problem::warning("sevens", span, "adds a seven", "here"));
+        }
+        preflight
     }
 
     fn run(params: &SumParams, context: &mut StageContext) -> Result<(), StageError> {
