@@ -199,6 +199,11 @@ impl StageContext {
         &self.job.working
     }
 
+    /// The stage's folder in this run, for logs and curves with times; nothing in it is part of a result. It need not exist yet.
+    pub fn run_folder(&self) -> &Path {
+        &self.job.run_folder
+    }
+
     /// A private folder for temporary files, gone when the stage ends.
     pub fn scratch(&self) -> &Path {
         &self.scratch

@@ -42,6 +42,8 @@ pub struct Job {
     pub staging: PathBuf,
     /// The stage's resumable working state; it stays until the cache is collected.
     pub working: PathBuf,
+    /// The stage's folder in this run, for what a person may want to look at and no result may hold: logs, curves with times.
+    pub run_folder: PathBuf,
     /// The key of the result.
     pub key: Digest,
     /// How many threads to use.

@@ -97,6 +97,11 @@ impl TestBench {
         self.root.join("working").join(S::NAME)
     }
 
+    /// The folder that a stage kind gets on this bench for logs and curves.
+    pub fn run_folder<S: Stage>(&self) -> PathBuf {
+        self.root.join("run").join(S::NAME)
+    }
+
     /// Runs a stage kind and gives its outputs by name.
     ///
     /// # Errors
@@ -125,6 +130,7 @@ impl TestBench {
             inputs_folder: staging.path().join("inputs"),
             staging: staging.path().to_owned(),
             working: self.working::<S>(),
+            run_folder: self.run_folder::<S>(),
             key: Digest::of(b"test bench"),
             threads: self.threads,
         };

@@ -21,6 +21,7 @@ fn job(folder: &Path) -> Job {
         inputs_folder: folder.join("store/staging/inputs"),
         staging: folder.join("store/staging/mine"),
         working: folder.join("working"),
+        run_folder: folder.join("run"),
         key: Digest::of(b"key"),
         threads: 1,
     }

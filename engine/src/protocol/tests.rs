@@ -206,6 +206,7 @@ fn a_job_fits_the_schema() {
         inputs_folder: "/home/store/staging/1/inputs".into(),
         staging: "/home/store/staging/1".into(),
         working: "/home/store/partial/1".into(),
+        run_folder: "/home/runs/1/tokens".into(),
         key: digest(),
         threads: 2,
     };

@@ -172,9 +172,10 @@ impl Scheduler<'_> {
 
     fn start(&mut self, stage: usize, threads: usize, locks: [Lock; 2]) -> Result<Running, StageError> {
         let staging = self.store.staging().map_err(stored)?;
-        let job = self.job(stage, threads, &staging)?;
         let id = self.stages[stage].id.clone();
-        let (key, folder) = (job.key, self.stage_folder(&id)?);
+        let folder = self.stage_folder(&id)?;
+        let job = self.job(stage, threads, &staging, folder.clone())?;
+        let key = job.key;
         let job_file = folder.join("job.json");
         let text = serde_json::to_vec_pretty(&job).expect("a job is plain data");
         fs::write(&job_file, text).or_fail(Cause::Machine, || format!("cannot write `{}`", job_file.display()))?;
@@ -202,7 +203,7 @@ impl Scheduler<'_> {
         })
     }
 
-    fn job(&self, stage: usize, threads: usize, staging: &Staging) -> Result<Job, StageError> {
+    fn job(&self, stage: usize, threads: usize, staging: &Staging, run_folder: PathBuf) -> Result<Job, StageError> {
         let planned = &self.plan.stages[stage];
         let keyed = self.stages[stage].key.as_ref().expect("the key was made before");
         let working = self.store.partial(&keyed.document.working_key()).map_err(stored)?;
@@ -228,6 +229,7 @@ impl Scheduler<'_> {
             inputs_folder: staging.path().join("inputs"),
             staging: staging.path().to_owned(),
             working,
+            run_folder,
             key: keyed.key,
             threads,
         })
