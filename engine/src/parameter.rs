@@ -51,6 +51,15 @@ pub trait Parameter: Sized {
     }
 }
 
+/// Parameters with named fields: what `#[derive(Parameters)]` makes of a struct, so that another can hold it flattened.
+pub trait Record: Parameter {
+    /// Its keys.
+    fn names() -> Vec<&'static str>;
+
+    /// Reads its fields from the mapping that holds them; on `None` at least one problem has been reported.
+    fn read_fields(fields: &mut Fields<'_>) -> Option<Self>;
+}
+
 /// Collects the problems met while reading.
 #[derive(Debug, Default)]
 pub struct Reader {

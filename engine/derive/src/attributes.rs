@@ -25,6 +25,8 @@ pub struct Attributes {
     pub class: Class,
     pub default: Option<DefaultValue>,
     pub rename: Option<LitStr>,
+    /// Its own fields are keys of the mapping around it.
+    pub flatten: bool,
     range: Option<ExprRange>,
     above: Option<Expr>,
 }
@@ -32,7 +34,8 @@ pub struct Attributes {
 impl Attributes {
     /// Reads the one attribute of ours among `attributes`.
     pub fn parse(attributes: &[Attribute]) -> Result<Self> {
-        let mut found = Self { class: Class::Semantic, default: None, rename: None, range: None, above: None };
+        let mut found =
+            Self { class: Class::Semantic, default: None, rename: None, flatten: false, range: None, above: None };
         let mut seen = false;
         for attribute in attributes {
             let Some(class) = class_of(attribute) else { continue };
@@ -50,7 +53,20 @@ impl Attributes {
         {
             return Err(Error::new_spanned(range, "`above` and the start of `range` say the same thing"));
         }
+        if found.flatten && !found.is_bare() {
+            let message = "a flattened field is what its own fields say: it has no class, default, range or name";
+            return Err(Error::new_spanned(&attributes[attributes.len() - 1], message));
+        }
         Ok(found)
+    }
+
+    /// Whether nothing is said but `flatten`.
+    fn is_bare(&self) -> bool {
+        matches!(self.class, Class::Semantic)
+            && self.default.is_none()
+            && self.rename.is_none()
+            && self.range.is_none()
+            && self.above.is_none()
     }
 
     fn parse_arguments(&mut self, attribute: &Attribute) -> Result<()> {
@@ -67,8 +83,10 @@ impl Attributes {
                 self.above = Some(meta.value()?.parse()?);
             } else if meta.path.is_ident("rename") {
                 self.rename = Some(meta.value()?.parse()?);
+            } else if meta.path.is_ident("flatten") {
+                self.flatten = true;
             } else {
-                return Err(meta.error("expected `default`, `range`, `above` or `rename`"));
+                return Err(meta.error("expected `default`, `range`, `above`, `rename` or `flatten`"));
             }
             Ok(())
         })

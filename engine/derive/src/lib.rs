@@ -13,7 +13,8 @@ mod record;
 /// Derives `Parameter` for a struct with named fields or for an enum of unit variants.
 ///
 /// A field is `#[semantic]` (the default), `#[resumable]` or `#[cosmetic]`; each takes `default` or `default = expr`,
-/// `range = a..b`, `above = a` and `rename = "name"`. Doc comments become descriptions in the JSON Schema. A variant is
+/// `range = a..b`, `above = a` and `rename = "name"`; a struct under `#[semantic(flatten)]` lends its own fields to the
+/// mapping around it, so that several kinds can share keys. Doc comments become descriptions in the JSON Schema. A variant is
 /// written in snake case, or as `#[semantic(rename = "name")]` says.
 #[proc_macro_derive(Parameters, attributes(semantic, resumable, cosmetic))]
 pub fn derive_parameters(input: TokenStream) -> TokenStream {
@@ -80,7 +81,7 @@ mod tests {
                         a: u32,
                     }
                 ),
-                "expected `default`, `range`, `above` or `rename`",
+                "expected `default`, `range`, `above`, `rename` or `flatten`",
             ),
             (
                 parse_quote!(
@@ -90,6 +91,15 @@ mod tests {
                     }
                 ),
                 "say the same thing",
+            ),
+            (
+                parse_quote!(
+                    struct A {
+                        #[cosmetic(flatten)]
+                        a: B,
+                    }
+                ),
+                "a flattened field is what its own fields say",
             ),
         ] {
             let message = mistake(&input);

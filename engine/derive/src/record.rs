@@ -36,6 +36,9 @@ impl<'a> Key<'a> {
 
     fn read(&self) -> TokenStream {
         let (variable, name, ty, limits) = (self.variable(), &self.name, self.ty, self.attributes.limits());
+        if self.attributes.flatten {
+            return quote!(let #variable = <#ty as ::engine::parameter::Record>::read_fields(fields););
+        }
         match self.default() {
             Some(default) => quote!(let #variable = fields.or_default::<#ty>(#name, &#limits, || #default);),
             None => quote!(let #variable = fields.required::<#ty>(#name, &#limits);),
@@ -44,6 +47,9 @@ impl<'a> Key<'a> {
 
     fn write_key(&self) -> TokenStream {
         let (ident, name) = (self.ident, &self.name);
+        if self.attributes.flatten {
+            return quote!(::engine::parameter::Parameter::write_key(&self.#ident, key););
+        }
         let class = match self.attributes.class {
             Class::Semantic => quote!(Semantic),
             Class::Resumable => quote!(Resumable),
@@ -59,8 +65,18 @@ impl<'a> Key<'a> {
     fn schema(&self) -> TokenStream {
         let (name, doc, ty, limits) = (&self.name, &self.doc, self.ty, self.attributes.limits());
         match self.default() {
+            _ if self.attributes.flatten => quote!(.with_fields_of::<#ty>()),
             Some(default) => quote!(.with_default::<#ty>(#name, #doc, &#limits, &#default)),
             None => quote!(.with::<#ty>(#name, #doc, &#limits)),
+        }
+    }
+
+    /// Adds the keys of the pipeline file to `names`.
+    fn names(&self) -> TokenStream {
+        let (name, ty) = (&self.name, self.ty);
+        match self.attributes.flatten {
+            true => quote!(names.extend(<#ty as ::engine::parameter::Record>::names());),
+            false => quote!(names.push(#name);),
         }
     }
 
@@ -75,7 +91,7 @@ pub fn expand(input: &DeriveInput, fields: &FieldsNamed) -> Result<TokenStream> 
     let keys = fields.named.iter().map(Key::new).collect::<Result<Vec<_>>>()?;
     let (ident, doc) = (&input.ident, doc_comment(&input.attrs));
     let (impl_generics, type_generics, where_clause) = input.generics.split_for_impl();
-    let names = keys.iter().map(|key| &key.name);
+    let names = keys.iter().map(Key::names);
     let idents: Vec<_> = keys.iter().map(|key| key.ident).collect();
     let variables = keys.iter().map(Key::variable);
     let reads = keys.iter().map(Key::read);
@@ -88,10 +104,9 @@ pub fn expand(input: &DeriveInput, fields: &FieldsNamed) -> Result<TokenStream> 
                 node: &::engine::file::tree::Node,
                 reader: &mut ::engine::parameter::Reader,
             ) -> ::core::option::Option<Self> {
-                let mut fields = ::engine::parameter::Fields::of(node, reader, &[#(#names),*])?;
-                // Every field is read before the first one that failed ends the function.
-                #(#reads)*
-                ::core::option::Option::Some(Self { #(#idents: #variables?),* })
+                let mut fields =
+                    ::engine::parameter::Fields::of(node, reader, &<Self as ::engine::parameter::Record>::names())?;
+                <Self as ::engine::parameter::Record>::read_fields(&mut fields)
             }
 
             #[allow(unused_variables)]
@@ -109,6 +124,23 @@ pub fn expand(input: &DeriveInput, fields: &FieldsNamed) -> Result<TokenStream> 
                 visit: &mut dyn FnMut(&::engine::parameter::Reference, &'static [&'static str]),
             ) {
                 #(::engine::parameter::Parameter::visit_inputs(&self.#idents, visit);)*
+            }
+        }
+
+        #[automatically_derived]
+        impl #impl_generics ::engine::parameter::Record for #ident #type_generics #where_clause {
+            #[allow(unused_mut, clippy::vec_init_then_push)]
+            fn names() -> ::std::vec::Vec<&'static str> {
+                let mut names = ::std::vec::Vec::new();
+                #(#names)*
+                names
+            }
+
+            #[allow(unused_variables)]
+            fn read_fields(fields: &mut ::engine::parameter::Fields<'_>) -> ::core::option::Option<Self> {
+                // Every field is read before the first one that failed ends the function.
+                #(#reads)*
+                ::core::option::Option::Some(Self { #(#idents: #variables?),* })
             }
         }
     })

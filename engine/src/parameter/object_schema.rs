@@ -3,7 +3,7 @@
 use cache::KeyDocument;
 use serde_json::{Map, json};
 
-use super::{Json, KeyWriter, Limits, Parameter};
+use super::{Json, KeyWriter, Limits, Parameter, Record};
 
 /// Builds the schema of a closed mapping, field by field.
 pub struct ObjectSchema {
@@ -36,6 +36,19 @@ impl ObjectSchema {
             property.insert("default".to_owned(), default);
         }
         self.properties.insert(name.to_owned(), property.into());
+        self
+    }
+
+    /// Adds the fields of a flattened struct.
+    #[must_use]
+    pub fn with_fields_of<T: Record>(mut self) -> Self {
+        let mut schema = T::schema();
+        if let Some(properties) = schema["properties"].as_object_mut() {
+            self.properties.append(properties);
+        }
+        if let Some(required) = schema["required"].as_array_mut() {
+            self.required.append(required);
+        }
         self
     }
 

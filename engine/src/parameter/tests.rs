@@ -305,3 +305,32 @@ fn the_schema_says_what_the_reader_checks() {
     assert_eq!(of("optimizer")["properties"]["betas"]["items"]["exclusiveMaximum"], 1);
     assert_eq!(of("column_map")["additionalProperties"]["type"], "string");
 }
+
+#[derive(Debug, Parameters)]
+struct Flattened {
+    dataset: Input<Rows>,
+    #[semantic(flatten)]
+    optimizer: Optimizer,
+}
+
+#[test]
+fn a_flattened_structs_fields_are_keys_of_the_mapping_around_it() {
+    let flattened: Flattened = read(json!({ "dataset": "articles", "learning_rate": 0.5 })).unwrap();
+    assert_eq!(flattened.optimizer, Optimizer { learning_rate: 0.5, betas: vec![0.9, 0.999], fused: false });
+    let document = key(&flattened);
+    assert!(lines(&document).contains(&"learning_rate = 0.5".to_owned()), "{:?}", lines(&document));
+    assert!(document.entries.iter().all(|entry| entry.path != "fused"), "a cosmetic field stays one");
+    let found = messages::<Flattened>(json!({ "learning_rate": 0, "betes": [], "optimizer": {} }));
+    assert_eq!(
+        found,
+        [
+            "unknown-key: unknown key `betes` (did you mean `betas`?)",
+            "unknown-key: unknown key `optimizer` (known keys: `dataset`, `learning_rate`, `betas`, `fused`)",
+            "missing-key: `dataset` is missing (-)",
+            "out-of-range: `learning_rate` must be above 0 (-)",
+        ]
+    );
+    let schema = Flattened::schema();
+    assert_eq!(schema["properties"]["learning_rate"]["default"], 3e-4);
+    assert_eq!(schema["required"], json!(["dataset"]));
+}
