@@ -2,18 +2,16 @@
 //!
 //! Adapters as files, and their settings, are in [`crate::peft`].
 
-use crate::ops::{Form, Ops, Result, Write};
-use crate::parameter::{Matrix, Parameter};
+mod dora;
+mod lora;
 
-/// A low-rank adapter: adds `scaling · B(Ax)`.
-pub struct Lora<B: Ops> {
-    /// A, `[rank, in]`.
-    pub a: Parameter<B>,
-    /// B, `[out, rank]`.
-    pub b: Parameter<B>,
-    /// Factor on the output.
-    pub scaling: f32,
-}
+pub use dora::Dora;
+pub(crate) use dora::row_norms;
+pub use lora::{Dropout, Lora};
+
+use crate::ops::{Ops, Result, Write};
+use crate::parameter::{Matrix, Parameter};
+use crate::random::Draws;
 
 /// `y = Wx + bias (+ adapter)`.
 pub struct Projection<B: Ops> {
@@ -29,11 +27,13 @@ pub struct Projection<B: Ops> {
 pub struct ProjectionSaved<T> {
     /// `Ax`, `[rows, rank]`; empty without an adapter.
     pub low_rank: T,
+    /// `Wx + s·B(Ax)`, `[rows, out]`, of a DoRA adapter; else empty.
+    pub direction: T,
 }
 
 impl<T: Default> Default for ProjectionSaved<T> {
     fn default() -> Self {
-        Self { low_rank: T::default() }
+        Self { low_rank: T::default(), direction: T::default() }
     }
 }
 
@@ -55,7 +55,19 @@ impl<B: Ops> Projection<B> {
             || self.bias.as_ref().is_some_and(Parameter::is_trained)
     }
 
-    /// `y (+)= Wx + bias + scaling · B(Ax)`.
+    /// Prepares what follows from trained values again, after they changed.
+    ///
+    /// # Errors
+    /// Fails if the device does.
+    pub fn refresh(&mut self, ops: &B) -> Result {
+        self.matrix.refresh(ops)?;
+        match &mut self.lora {
+            Some(lora) => lora.refresh(ops, &self.matrix),
+            None => Ok(()),
+        }
+    }
+
+    /// `y (+)= Wx + bias`, and what the adapter adds; with `draws`, dropout acts on the adapter's input.
     ///
     /// # Errors
     /// Fails if the device does.
@@ -63,17 +75,28 @@ impl<B: Ops> Projection<B> {
         &self,
         ops: &B,
         x: &B::Tensor,
+        draws: Option<Draws<'_>>,
         write: Write,
         y: &mut B::Tensor,
         saved: &mut ProjectionSaved<B::Tensor>,
     ) -> Result {
-        ops.linear(x, &self.matrix.weight, self.bias.as_ref().map(|bias| &bias.value), write, y)?;
-        let Some(lora) = &self.lora else { return Ok(()) };
-        ops.matmul(Form::Nt, 1.0, x, &lora.a.value, Write::Replace, &mut saved.low_rank)?;
-        ops.matmul(Form::Nt, lora.scaling, &saved.low_rank, &lora.b.value, Write::Add, y)
+        let bias = self.bias.as_ref().map(|bias| &bias.value);
+        let Some(lora) = &self.lora else { return ops.linear(x, &self.matrix.weight, bias, write, y) };
+        if let Some(dora) = &lora.dora {
+            return dora.forward(ops, (&self.matrix, bias, lora), x, draws, write, (y, saved));
+        }
+        ops.linear(x, &self.matrix.weight, bias, write, y)?;
+        match lora.mask(draws) {
+            None => lora.forward(ops, x, y, saved),
+            Some(mask) => {
+                let mut dropped = B::Tensor::default();
+                ops.dropout(x, &mask, 1.0, Write::Replace, &mut dropped)?;
+                lora.forward(ops, &dropped, y, saved)
+            }
+        }
     }
 
-    /// Adds the gradients of what is trained here and, where `dx` is given, writes that of the input.
+    /// Adds the gradients of what is trained here and, where `dx` is given, writes that of the input. `draws` are the forward's.
     ///
     /// # Errors
     /// Fails if the device does.
@@ -82,54 +105,43 @@ impl<B: Ops> Projection<B> {
         ops: &B,
         saved: &ProjectionSaved<B::Tensor>,
         x: &B::Tensor,
+        draws: Option<Draws<'_>>,
         dy: &B::Tensor,
         mut dx: Option<(Write, &mut B::Tensor)>,
     ) -> Result {
-        let (weight, weight_gradient) = self.matrix.split();
-        if let Some(gradient) = weight_gradient {
-            ops.matmul(Form::Tn, 1.0, dy, x, Write::Add, gradient)?;
-        }
         if let Some((_, Some(gradient))) = self.bias.as_mut().map(Parameter::split) {
             ops.add_column_sums(dy, gradient)?;
         }
-        if let Some((write, dx)) = &mut dx {
-            ops.linear_backward(dy, weight, *write, dx)?;
+        let Self { matrix, lora, .. } = self;
+        let Some(lora) = lora else { return matrix.backward(ops, x, dy, dx) };
+        if lora.dora.is_some() {
+            return dora::backward(ops, matrix, lora, saved, (x, draws), dy, dx);
         }
-        match &mut self.lora {
-            Some(lora) => lora.backward(ops, saved, x, dy, dx.map(|(_, dx)| dx)),
+        matrix.backward(ops, x, dy, dx.as_mut().map(|(write, dx)| (*write, &mut **dx)))?;
+        let into = dx.map(|(_, dx)| dx);
+        let Some(mask) = lora.mask(draws) else {
+            return lora.backward(ops, saved, x, dy, into.map(|dx| (Write::Add, dx)));
+        };
+        let [mut dropped, mut of_dropped] = <[B::Tensor; 2]>::default();
+        ops.dropout(x, &mask, 1.0, Write::Replace, &mut dropped)?;
+        let of_input = into.is_some().then_some((Write::Replace, &mut of_dropped));
+        lora.backward(ops, saved, &dropped, dy, of_input)?;
+        match into {
+            Some(dx) => ops.dropout(&of_dropped, &mask, 1.0, Write::Add, dx),
             None => Ok(()),
         }
     }
 }
 
-impl<B: Ops> Lora<B> {
-    fn is_trained(&self) -> bool {
-        self.a.is_trained() || self.b.is_trained()
-    }
-
-    /// With `t = Ax`: `dB += s · dyᵀt`, `dt = s · dy B`, `dA += dtᵀx`, `dx += dt A`.
-    fn backward(
-        &mut self,
-        ops: &B,
-        saved: &ProjectionSaved<B::Tensor>,
-        x: &B::Tensor,
-        dy: &B::Tensor,
-        dx: Option<&mut B::Tensor>,
-    ) -> Result {
-        let (a, a_gradient) = self.a.split();
-        let (b, b_gradient) = self.b.split();
-        if let Some(gradient) = b_gradient {
-            ops.matmul(Form::Tn, self.scaling, dy, &saved.low_rank, Write::Add, gradient)?;
-        }
-        let mut low_rank_gradient = B::Tensor::default();
-        if a_gradient.is_some() || dx.is_some() {
-            ops.matmul(Form::Nn, self.scaling, dy, b, Write::Replace, &mut low_rank_gradient)?;
-        }
-        if let Some(gradient) = a_gradient {
-            ops.matmul(Form::Tn, 1.0, &low_rank_gradient, x, Write::Add, gradient)?;
+impl<B: Ops> Matrix<B> {
+    /// The backward of `y = Wx`: adds W's gradient where it is trained and, where `dx` is given, writes that of the input.
+    fn backward(&mut self, ops: &B, x: &B::Tensor, dy: &B::Tensor, dx: Option<(Write, &mut B::Tensor)>) -> Result {
+        let (weight, gradient) = self.split();
+        if let Some(gradient) = gradient {
+            ops.matmul(crate::ops::Form::Tn, 1.0, dy, x, Write::Add, gradient)?;
         }
         match dx {
-            Some(dx) => ops.matmul(Form::Nn, 1.0, &low_rank_gradient, a, Write::Add, dx),
+            Some((write, dx)) => ops.linear_backward(dy, weight, write, dx),
             None => Ok(()),
         }
     }

@@ -9,6 +9,7 @@ use crate::adapter::Projection;
 use crate::batch::Documents;
 use crate::ops::{Activation, AttentionShape, Ops, Result, RmsNorm, RopeTables, TokenScore};
 use crate::parameter::Parameter;
+use crate::random::Draws;
 
 /// A norm and its weight.
 pub struct Norm<B: Ops> {
@@ -108,6 +109,8 @@ pub struct Pass<'a, B: Ops> {
     pub documents: &'a Documents,
     /// The rotary tables.
     pub rope: &'a RopeTables<B::Tensor>,
+    /// Dropout's draws, for the rows of the documents; none outside training.
+    pub draws: Option<Draws<'a>>,
 }
 
 /// Whether anything below a block is trained.
@@ -123,7 +126,8 @@ pub enum InputGradient {
 ///
 /// In each forward `x` is the residual stream and is updated in place; `saved` is written for the backward, whatever it held. In
 /// each backward `gradient` comes in as the loss's gradient with respect to the block's output and leaves as that with respect to
-/// its input; gradients of trained parameters are added where they are kept. `saved` of a forward serves one backward.
+/// its input; gradients of trained parameters are added where they are kept. `saved` of a forward serves one backward. `draws` are
+/// dropout's for the rows of `x`, none outside training; forward and backward get the same.
 ///
 /// A set that fuses nothing writes `type AttentionSaved = composed::AttentionSaved<Self::Tensor>` and so on, and in each method calls
 /// the function of that name in [`composed`]; [`crate::composed_blocks`] does it.
@@ -162,24 +166,35 @@ pub trait Blocks: Ops + Sized {
     ) -> Result;
 
     /// The MLP block.
-    fn mlp_block(&self, block: &MlpBlock<Self>, x: &mut Self::Tensor, saved: &mut Self::MlpSaved) -> Result;
+    fn mlp_block(
+        &self,
+        block: &MlpBlock<Self>,
+        draws: Option<Draws<'_>>,
+        x: &mut Self::Tensor,
+        saved: &mut Self::MlpSaved,
+    ) -> Result;
 
     /// Its backward.
     fn mlp_block_backward(
         &self,
         block: &mut MlpBlock<Self>,
+        draws: Option<Draws<'_>>,
         saved: &mut Self::MlpSaved,
         gradient: &mut Self::Tensor,
         input_gradient: InputGradient,
     ) -> Result;
 
-    /// Scores one target per row and computes the backward at once: `gradient` becomes that of the summed loss with respect to `x`.
+    /// Scores one target per row and computes the backward at once: `gradient` becomes that of the summed loss with respect to
+    /// `x`. All gradients are times `loss_scale`, the scores are not.
+    #[expect(clippy::too_many_arguments, reason = "a forward and its backward at once")]
     fn head_loss(
         &self,
         head: &mut HeadBlock<Self>,
         output: &mut Projection<Self>,
+        draws: Option<Draws<'_>>,
         x: &Self::Tensor,
         targets: &[u32],
+        loss_scale: f32,
         scores: &mut Vec<TokenScore>,
         gradient: &mut Self::Tensor,
     ) -> Result;
@@ -246,32 +261,36 @@ macro_rules! composed_blocks {
             fn mlp_block(
                 &self,
                 block: &$crate::blocks::MlpBlock<Self>,
+                draws: Option<$crate::random::Draws<'_>>,
                 x: &mut Self::Tensor,
                 saved: &mut Self::MlpSaved,
             ) -> $crate::ops::Result {
-                $crate::blocks::composed::mlp_block(self, block, x, saved)
+                $crate::blocks::composed::mlp_block(self, block, draws, x, saved)
             }
 
             fn mlp_block_backward(
                 &self,
                 block: &mut $crate::blocks::MlpBlock<Self>,
+                draws: Option<$crate::random::Draws<'_>>,
                 saved: &mut Self::MlpSaved,
                 gradient: &mut Self::Tensor,
                 input_gradient: $crate::blocks::InputGradient,
             ) -> $crate::ops::Result {
-                $crate::blocks::composed::mlp_block_backward(self, block, saved, gradient, input_gradient)
+                $crate::blocks::composed::mlp_block_backward(self, block, draws, saved, gradient, input_gradient)
             }
 
             fn head_loss(
                 &self,
                 head: &mut $crate::blocks::HeadBlock<Self>,
                 output: &mut $crate::adapter::Projection<Self>,
+                draws: Option<$crate::random::Draws<'_>>,
                 x: &Self::Tensor,
                 targets: &[u32],
+                loss_scale: f32,
                 scores: &mut Vec<$crate::ops::TokenScore>,
                 gradient: &mut Self::Tensor,
             ) -> $crate::ops::Result {
-                $crate::blocks::composed::head_loss(self, head, output, x, targets, scores, gradient)
+                $crate::blocks::composed::head_loss(self, head, output, draws, x, targets, loss_scale, scores, gradient)
             }
 
             fn head_scores(

@@ -5,6 +5,8 @@
 //!
 //! The generator is Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011).
 
+use crate::batch::TokenPlace;
+
 /// What a draw is for. The numbers are part of every result: never reuse or change one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
@@ -151,6 +153,66 @@ impl Stream {
         let [a, b, c, d] = self.block(block);
         let ([a, b], [c, d]) = (box_muller(a, b), box_muller(c, d));
         [a, b, c, d]
+    }
+}
+
+/// The seed of a training run and the number of an optimizer step in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepSeed {
+    /// The run's seed.
+    pub seed: u64,
+    /// The optimizer step, from 1.
+    pub step: u64,
+}
+
+/// Which of dropout's draws a training pass makes: those of an optimizer step, for rows at these places in the data.
+///
+/// The mask of a module is a function of seed, step, the module's name, the token's row and number in it, and the column. So it is the same
+/// however a step is cut into micro-batches, and a backward draws it again instead of keeping it.
+#[derive(Debug, Clone, Copy)]
+pub struct Draws<'a> {
+    /// The step.
+    pub step: StepSeed,
+    /// The place in the data of each row of the activation.
+    pub places: &'a [TokenPlace],
+}
+
+impl Draws<'_> {
+    /// Those of some of the rows.
+    pub fn of_rows(&self, rows: std::ops::Range<usize>) -> Draws<'_> {
+        Draws { step: self.step, places: &self.places[rows] }
+    }
+}
+
+/// The mask of dropout on the input of one module, for the rows of an activation.
+///
+/// Element `(token, column)` of a row of `columns` is dropped if word `column % 4` of block
+/// `token · ⌈columns / 4⌉ + ⌊column / 4⌋` of the row's stream is below `probability · 2³²`, rounded. What stays is scaled by
+/// `1 / (1 - probability)`, so that its mean stays (inverted dropout).
+#[derive(Debug, Clone, Copy)]
+pub struct DropoutMask<'a> {
+    /// The draws of the pass.
+    pub draws: Draws<'a>,
+    /// The module, by [`Address::named`].
+    pub module: Address,
+    /// How likely an element is dropped, in `[0, 1)`.
+    pub probability: f64,
+}
+
+impl DropoutMask<'_> {
+    /// Writes what the elements of row `row` of the activation are multiplied by.
+    pub fn factors(&self, row: usize, factors: &mut [f32]) {
+        let TokenPlace { row, token } = self.draws.places[row];
+        let StepSeed { seed, step } = self.draws.step;
+        let stream = Stream::new(seed, self.module.step(step).row(row));
+        let dropped_below = (self.probability * WORDS).round() as u32;
+        let kept = (1.0 / (1.0 - self.probability)) as f32;
+        let first = token * factors.len().div_ceil(4) as u64;
+        for (block, factors) in (first..).zip(factors.chunks_mut(4)) {
+            for (factor, word) in factors.iter_mut().zip(stream.block(block)) {
+                *factor = if word < dropped_below { 0.0 } else { kept };
+            }
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Decoder;
-use crate::adapter::{Lora, Projection};
+use crate::adapter::{Dora, Dropout, Lora, Projection, row_norms};
 use crate::blocks::Blocks;
 use crate::init::fresh_lora_a;
 use crate::ops::KernelError;
@@ -40,6 +40,9 @@ pub enum AttachError {
     /// The adapter is of a kind that is not computed.
     #[error("{0} is not supported")]
     Unsupported(&'static str),
+    /// Dropout would drop everything, or is no probability.
+    #[error("a dropout of {0} is not in [0, 1)")]
+    Dropout(f64),
     /// The device failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -71,16 +74,21 @@ impl<B: Blocks> Decoder<B> {
         let fresh = |projection: &Projection<B>| {
             let (out_features, in_features) = (projection.matrix.out_features, projection.matrix.in_features);
             let rank = config.rank_of(projection.path());
-            AdapterModule {
+            let magnitude = match config.use_dora {
+                true => Some(row_norms(&*self.ops, &projection.matrix)?),
+                false => None,
+            };
+            let module = AdapterModule {
                 rank,
                 in_features,
                 out_features,
                 lora_a: fresh_lora_a(seed, projection.path(), rank, in_features),
                 lora_b: vec![0.0; out_features * rank],
-                magnitude: None,
-            }
+                magnitude,
+            };
+            Ok((projection.path().to_owned(), module))
         };
-        let modules = adapted.map(|projection| (projection.path().to_owned(), fresh(projection))).collect();
+        let modules = adapted.map(fresh).collect::<Result<_, KernelError>>()?;
         Ok(Adapter { config: config.clone(), modules })
     }
 
@@ -105,6 +113,11 @@ impl<B: Blocks> Decoder<B> {
         }
     }
 
+    /// Whether dropout acts on the input of any adapter in training.
+    pub(crate) fn has_dropout(&self) -> bool {
+        self.projections().iter().any(|projection| projection.lora.as_ref().is_some_and(|lora| lora.dropout.is_some()))
+    }
+
     /// The attached adapter's present values, under the given settings.
     ///
     /// # Errors
@@ -119,7 +132,7 @@ impl<B: Blocks> Decoder<B> {
                 out_features: projection.matrix.out_features,
                 lora_a: self.ops.read(&lora.a.value)?,
                 lora_b: self.ops.read(&lora.b.value)?,
-                magnitude: None,
+                magnitude: lora.dora.as_ref().map(|dora| self.ops.read(&dora.magnitude.value)).transpose()?,
             };
             modules.insert(projection.path().to_owned(), module);
         }
@@ -128,14 +141,11 @@ impl<B: Blocks> Decoder<B> {
 }
 
 fn check_kind(config: &AdapterConfig) -> Result<(), AttachError> {
-    if config.use_dora {
-        return Err(AttachError::Unsupported("DoRA"));
-    }
     if !config.modules_to_save.is_empty() {
         return Err(AttachError::Unsupported("modules_to_save"));
     }
-    if config.dropout != 0.0 {
-        return Err(AttachError::Unsupported("dropout on adapters"));
+    if !(0.0..1.0).contains(&config.dropout) {
+        return Err(AttachError::Dropout(config.dropout));
     }
     Ok(())
 }
@@ -146,7 +156,7 @@ fn is_target(path: &str, target: &str) -> bool {
 }
 
 impl<B: Blocks> Lora<B> {
-    fn new(
+    pub(super) fn new(
         ops: &B,
         projection: &Projection<B>,
         module: &AdapterModule,
@@ -158,13 +168,19 @@ impl<B: Blocks> Lora<B> {
         if adapter != model {
             return Err(AttachError::Shape { module: path.to_owned(), adapter, model });
         }
-        let parameter = |part, shape: [usize; 2], values: &[f32]| {
-            Parameter::new(ops, adapter_tensor_name(path, part), &shape, values)
+        let parameter = |part, shape: &[usize], values: &[f32]| {
+            Parameter::new(ops, adapter_tensor_name(path, part), shape, values)
         };
-        Ok(Self {
-            a: parameter(AdapterPart::A, [module.rank, module.in_features], &module.lora_a)?,
-            b: parameter(AdapterPart::B, [module.out_features, module.rank], &module.lora_b)?,
-            scaling: config.scaling_of(path) as f32,
-        })
+        let a = parameter(AdapterPart::A, &[module.rank, module.in_features], &module.lora_a)?;
+        let b = parameter(AdapterPart::B, &[module.out_features, module.rank], &module.lora_b)?;
+        let scaling = config.scaling_of(path) as f32;
+        let dora = match &module.magnitude {
+            Some(magnitude) => {
+                let magnitude = parameter(AdapterPart::Magnitude, &[module.out_features], magnitude)?;
+                Some(Dora::new(ops, magnitude, &projection.matrix, (&a, &b, scaling))?)
+            }
+            None => None,
+        };
+        Ok(Self { a, b, scaling, dropout: Dropout::new(path, config.dropout), dora })
     }
 }

@@ -53,7 +53,7 @@ pub fn attention_block<B: Ops>(
     queries_keys_values(ops, block, pass, x, saved)?;
     let AttentionSaved { q, k, v, y, logsumexp, .. } = saved;
     ops.attention(q, k, v, pass.documents, &block.shape, y, logsumexp)?;
-    add_output(ops, block, x, saved)
+    add_output(ops, block, pass, x, saved)
 }
 
 /// The attention block over a cache; see [`crate::blocks::Blocks::attention_block_cached`].
@@ -71,7 +71,7 @@ pub fn attention_block_cached<B: Ops>(
     queries_keys_values(ops, block, pass, x, &mut saved)?;
     ops.cache_append(cache, &saved.k, &saved.v, pass.documents)?;
     ops.attention_cached(&saved.q, cache, pass.documents, &block.shape, &mut saved.y)?;
-    add_output(ops, block, x, &mut saved)
+    add_output(ops, block, pass, x, &mut saved)
 }
 
 /// Norms and projects the residual stream into `saved.{q, k, v}`, ready for attention.
@@ -85,32 +85,33 @@ fn queries_keys_values<B: Ops>(
     ops.copy(x, &mut saved.x)?;
     let mut normed = B::Tensor::default();
     block.norm.forward(ops, x, &mut normed, &mut saved.inverse_rms)?;
-    project(ops, block, &normed, saved)?;
+    project(ops, block, pass, &normed, saved)?;
     if let Some(QkNorms { q_norm, k_norm }) = &block.qk_norms {
         norm_heads(ops, q_norm, &mut saved.q, &mut saved.q_norm)?;
         norm_heads(ops, k_norm, &mut saved.k, &mut saved.k_norm)?;
     }
-    let positions = pass.documents.positions();
-    ops.rope(&mut saved.q, pass.rope, positions, Turn::Forward)?;
-    ops.rope(&mut saved.k, pass.rope, positions, Turn::Forward)
+    let rows = pass.rope.rows(pass.documents);
+    ops.rope(&mut saved.q, pass.rope, &rows, Turn::Forward)?;
+    ops.rope(&mut saved.k, pass.rope, &rows, Turn::Forward)
 }
 
 fn project<B: Ops>(
     ops: &B,
     block: &AttentionBlock<B>,
+    pass: &Pass<'_, B>,
     normed: &B::Tensor,
     saved: &mut AttentionSaved<B::Tensor>,
 ) -> Result {
     let AttentionSaved { q, k, v, qkv, .. } = saved;
     match &block.qkv {
         QkvProjections::Split { q_proj, k_proj, v_proj } => {
-            q_proj.forward(ops, normed, Write::Replace, q, &mut qkv.q)?;
-            k_proj.forward(ops, normed, Write::Replace, k, &mut qkv.k)?;
-            v_proj.forward(ops, normed, Write::Replace, v, &mut qkv.v)
+            q_proj.forward(ops, normed, pass.draws, Write::Replace, q, &mut qkv.q)?;
+            k_proj.forward(ops, normed, pass.draws, Write::Replace, k, &mut qkv.k)?;
+            v_proj.forward(ops, normed, pass.draws, Write::Replace, v, &mut qkv.v)
         }
         QkvProjections::Fused { qkv_proj } => {
             let mut joined = B::Tensor::default();
-            qkv_proj.forward(ops, normed, Write::Replace, &mut joined, &mut qkv.q)?;
+            qkv_proj.forward(ops, normed, pass.draws, Write::Replace, &mut joined, &mut qkv.q)?;
             let (queries, keys) = widths(&block.shape);
             ops.take_columns(&joined, 0, queries, q)?;
             ops.take_columns(&joined, queries, keys, k)?;
@@ -147,15 +148,16 @@ fn norm_heads_backward<B: Ops>(
 fn add_output<B: Ops>(
     ops: &B,
     block: &AttentionBlock<B>,
+    pass: &Pass<'_, B>,
     x: &mut B::Tensor,
     saved: &mut AttentionSaved<B::Tensor>,
 ) -> Result {
     let AttentionSaved { y, o_proj, post_norm, .. } = saved;
     if block.post_norm.is_none() {
-        return block.o_proj.forward(ops, y, Write::Add, x, o_proj);
+        return block.o_proj.forward(ops, y, pass.draws, Write::Add, x, o_proj);
     }
     let mut branch = B::Tensor::default();
-    block.o_proj.forward(ops, y, Write::Replace, &mut branch, o_proj)?;
+    block.o_proj.forward(ops, y, pass.draws, Write::Replace, &mut branch, o_proj)?;
     add_branch(ops, block.post_norm.as_ref(), branch, x, post_norm)
 }
 
@@ -174,22 +176,22 @@ pub fn attention_block_backward<B: Ops>(
     let branch = branch_gradient(ops, block.post_norm.as_mut(), &saved.post_norm, gradient)?;
     let mut dy = B::Tensor::default();
     let into_y = Some((Write::Replace, &mut dy));
-    block.o_proj.backward(ops, &saved.o_proj, &saved.y, branch.as_ref().unwrap_or(gradient), into_y)?;
+    block.o_proj.backward(ops, &saved.o_proj, &saved.y, pass.draws, branch.as_ref().unwrap_or(gradient), into_y)?;
     let [mut dq, mut dk, mut dv] = <[B::Tensor; 3]>::default();
     let AttentionSaved { q, k, v, y, logsumexp, .. } = saved;
     let operands = AttentionOperands { q, k, v, y, logsumexp };
     let gradients = AttentionGradients { dq: &mut dq, dk: &mut dk, dv: &mut dv };
     ops.attention_backward(operands, &dy, pass.documents, &block.shape, gradients)?;
-    let positions = pass.documents.positions();
-    ops.rope(&mut dq, pass.rope, positions, Turn::Backward)?;
-    ops.rope(&mut dk, pass.rope, positions, Turn::Backward)?;
+    let rows = pass.rope.rows(pass.documents);
+    ops.rope(&mut dq, pass.rope, &rows, Turn::Backward)?;
+    ops.rope(&mut dk, pass.rope, &rows, Turn::Backward)?;
     if let Some(QkNorms { q_norm, k_norm }) = &mut block.qk_norms {
         norm_heads_backward(ops, q_norm, &saved.q_norm, &mut dq)?;
         norm_heads_backward(ops, k_norm, &saved.k_norm, &mut dk)?;
     }
     let needed = input_gradient == InputGradient::Needed || block.norm.weight.is_trained();
     let mut dnormed = needed.then(B::Tensor::default);
-    project_backward(ops, block, saved, [&dq, &dk, &dv], dnormed.as_mut())?;
+    project_backward(ops, block, pass, saved, [&dq, &dk, &dv], dnormed.as_mut())?;
     match dnormed {
         Some(dnormed) => block.norm.backward(ops, &saved.x, &saved.inverse_rms, &dnormed, Write::Add, gradient),
         None => Ok(()),
@@ -199,6 +201,7 @@ pub fn attention_block_backward<B: Ops>(
 fn project_backward<B: Ops>(
     ops: &B,
     block: &mut AttentionBlock<B>,
+    pass: &Pass<'_, B>,
     saved: &AttentionSaved<B::Tensor>,
     [dq, dk, dv]: [&B::Tensor; 3],
     mut dnormed: Option<&mut B::Tensor>,
@@ -207,17 +210,17 @@ fn project_backward<B: Ops>(
     if block.qkv.is_trained() {
         block.norm.forward(ops, &saved.x, &mut normed, &mut inverse_rms)?;
     }
-    let x = &normed;
+    let (x, draws) = (&normed, pass.draws);
     match &mut block.qkv {
         QkvProjections::Split { q_proj, k_proj, v_proj } => {
-            q_proj.backward(ops, &saved.qkv.q, x, dq, dnormed.as_deref_mut().map(|dx| (Write::Replace, dx)))?;
-            k_proj.backward(ops, &saved.qkv.k, x, dk, dnormed.as_deref_mut().map(|dx| (Write::Add, dx)))?;
-            v_proj.backward(ops, &saved.qkv.v, x, dv, dnormed.map(|dx| (Write::Add, dx)))
+            q_proj.backward(ops, &saved.qkv.q, x, draws, dq, dnormed.as_deref_mut().map(|dx| (Write::Replace, dx)))?;
+            k_proj.backward(ops, &saved.qkv.k, x, draws, dk, dnormed.as_deref_mut().map(|dx| (Write::Add, dx)))?;
+            v_proj.backward(ops, &saved.qkv.v, x, draws, dv, dnormed.map(|dx| (Write::Add, dx)))
         }
         QkvProjections::Fused { qkv_proj } => {
             let mut joined = B::Tensor::default();
             ops.join_columns(&[dq, dk, dv], &mut joined)?;
-            qkv_proj.backward(ops, &saved.qkv.q, x, &joined, dnormed.map(|dx| (Write::Replace, dx)))
+            qkv_proj.backward(ops, &saved.qkv.q, x, draws, &joined, dnormed.map(|dx| (Write::Replace, dx)))
         }
     }
 }

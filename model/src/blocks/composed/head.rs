@@ -5,17 +5,21 @@ use std::ops::Range;
 use crate::adapter::{Projection, ProjectionSaved};
 use crate::blocks::HeadBlock;
 use crate::ops::{LogitGradient, Ops, Result, TokenScore, Write};
+use crate::random::Draws;
 
 /// Scores and backward at once; see [`crate::blocks::Blocks::head_loss`].
 ///
 /// # Errors
 /// Fails if the device does.
+#[expect(clippy::too_many_arguments, reason = "a forward and its backward at once")]
 pub fn head_loss<B: Ops>(
     ops: &B,
     head: &mut HeadBlock<B>,
     output: &mut Projection<B>,
+    draws: Option<Draws<'_>>,
     x: &B::Tensor,
     targets: &[u32],
+    loss_scale: f32,
     scores: &mut Vec<TokenScore>,
     gradient: &mut B::Tensor,
 ) -> Result {
@@ -26,10 +30,12 @@ pub fn head_loss<B: Ops>(
     let mut gradients = Vec::new();
     for chunk in chunks(targets.len(), head.chunk_rows) {
         take_rows(ops, &normed, chunk.clone(), &mut rows)?;
-        output.forward(ops, &rows, Write::Replace, &mut logits, &mut saved)?;
-        ops.cross_entropy(&mut logits, &targets[chunk], head.soft_cap, LogitGradient::InPlace, scores)?;
+        let draws = draws.as_ref().map(|draws| draws.of_rows(chunk.clone()));
+        output.forward(ops, &rows, draws, Write::Replace, &mut logits, &mut saved)?;
+        let logit_gradient = LogitGradient::InPlace { scale: loss_scale };
+        ops.cross_entropy(&mut logits, &targets[chunk], head.soft_cap, logit_gradient, scores)?;
         let mut chunk_gradient = B::Tensor::default();
-        output.backward(ops, &saved, &rows, &logits, Some((Write::Replace, &mut chunk_gradient)))?;
+        output.backward(ops, &saved, &rows, draws, &logits, Some((Write::Replace, &mut chunk_gradient)))?;
         gradients.push(chunk_gradient);
     }
     let mut dnormed = B::Tensor::default();
@@ -53,7 +59,7 @@ pub fn head_scores<B: Ops>(
     head.norm.forward(ops, x, &mut normed, &mut inverse_rms)?;
     for chunk in chunks(targets.len(), head.chunk_rows) {
         take_rows(ops, &normed, chunk.clone(), &mut rows)?;
-        output.forward(ops, &rows, Write::Replace, &mut logits, &mut ProjectionSaved::default())?;
+        output.forward(ops, &rows, None, Write::Replace, &mut logits, &mut ProjectionSaved::default())?;
         ops.cross_entropy(&mut logits, &targets[chunk], head.soft_cap, LogitGradient::Skip, scores)?;
     }
     Ok(())
@@ -72,7 +78,7 @@ pub fn head_logits<B: Ops>(
 ) -> Result {
     let [mut normed, mut inverse_rms] = <[B::Tensor; 2]>::default();
     head.norm.forward(ops, x, &mut normed, &mut inverse_rms)?;
-    output.forward(ops, &normed, Write::Replace, logits, &mut ProjectionSaved::default())?;
+    output.forward(ops, &normed, None, Write::Replace, logits, &mut ProjectionSaved::default())?;
     match head.soft_cap {
         Some(cap) => ops.soft_cap(logits, cap),
         None => Ok(()),

@@ -4,6 +4,7 @@ use super::{PostNormSaved, add_branch, branch_gradient};
 use crate::adapter::ProjectionSaved;
 use crate::blocks::{GateUpProjections, InputGradient, MlpBlock};
 use crate::ops::{Ops, Result, Write};
+use crate::random::Draws;
 
 /// What an MLP block keeps for its backward; the normed input and the gated activation are computed again.
 #[derive(Default)]
@@ -23,19 +24,25 @@ pub struct MlpSaved<T> {
 ///
 /// # Errors
 /// Fails if the device does.
-pub fn mlp_block<B: Ops>(ops: &B, block: &MlpBlock<B>, x: &mut B::Tensor, saved: &mut MlpSaved<B::Tensor>) -> Result {
+pub fn mlp_block<B: Ops>(
+    ops: &B,
+    block: &MlpBlock<B>,
+    draws: Option<Draws<'_>>,
+    x: &mut B::Tensor,
+    saved: &mut MlpSaved<B::Tensor>,
+) -> Result {
     let MlpSaved { x: input, inverse_rms, gate, up, gate_proj: gate_saved, up_proj: up_saved, .. } = saved;
     ops.copy(x, input)?;
     let mut normed = B::Tensor::default();
     block.norm.forward(ops, x, &mut normed, inverse_rms)?;
     match &block.gate_up {
         GateUpProjections::Split { gate_proj, up_proj } => {
-            gate_proj.forward(ops, &normed, Write::Replace, gate, gate_saved)?;
-            up_proj.forward(ops, &normed, Write::Replace, up, up_saved)?;
+            gate_proj.forward(ops, &normed, draws, Write::Replace, gate, gate_saved)?;
+            up_proj.forward(ops, &normed, draws, Write::Replace, up, up_saved)?;
         }
         GateUpProjections::Fused { gate_up_proj } => {
             let mut joined = B::Tensor::default();
-            gate_up_proj.forward(ops, &normed, Write::Replace, &mut joined, gate_saved)?;
+            gate_up_proj.forward(ops, &normed, draws, Write::Replace, &mut joined, gate_saved)?;
             let width = gate_up_proj.matrix.out_features / 2;
             ops.take_columns(&joined, 0, width, gate)?;
             ops.take_columns(&joined, width, width, up)?;
@@ -44,10 +51,10 @@ pub fn mlp_block<B: Ops>(ops: &B, block: &MlpBlock<B>, x: &mut B::Tensor, saved:
     let mut hidden = B::Tensor::default();
     ops.gated(block.activation, gate, up, &mut hidden)?;
     if block.post_norm.is_none() {
-        return block.down_proj.forward(ops, &hidden, Write::Add, x, &mut saved.down_proj);
+        return block.down_proj.forward(ops, &hidden, draws, Write::Add, x, &mut saved.down_proj);
     }
     let mut branch = B::Tensor::default();
-    block.down_proj.forward(ops, &hidden, Write::Replace, &mut branch, &mut saved.down_proj)?;
+    block.down_proj.forward(ops, &hidden, draws, Write::Replace, &mut branch, &mut saved.down_proj)?;
     add_branch(ops, block.post_norm.as_ref(), branch, x, &mut saved.post_norm)
 }
 
@@ -58,6 +65,7 @@ pub fn mlp_block<B: Ops>(ops: &B, block: &MlpBlock<B>, x: &mut B::Tensor, saved:
 pub fn mlp_block_backward<B: Ops>(
     ops: &B,
     block: &mut MlpBlock<B>,
+    draws: Option<Draws<'_>>,
     saved: &mut MlpSaved<B::Tensor>,
     gradient: &mut B::Tensor,
     input_gradient: InputGradient,
@@ -69,12 +77,12 @@ pub fn mlp_block_backward<B: Ops>(
     }
     let into_hidden = Some((Write::Replace, &mut dhidden));
     let branch = branch.as_ref().unwrap_or(gradient);
-    block.down_proj.backward(ops, &saved.down_proj, &hidden, branch, into_hidden)?;
+    block.down_proj.backward(ops, &saved.down_proj, &hidden, draws, branch, into_hidden)?;
     let [mut dgate, mut dup] = <[B::Tensor; 2]>::default();
     ops.gated_backward(block.activation, &saved.gate, &saved.up, &dhidden, &mut dgate, &mut dup)?;
     let needed = input_gradient == InputGradient::Needed || block.norm.weight.is_trained();
     let mut dnormed = needed.then(B::Tensor::default);
-    project_backward(ops, block, saved, &dgate, &dup, dnormed.as_mut())?;
+    project_backward(ops, block, draws, saved, &dgate, &dup, dnormed.as_mut())?;
     match dnormed {
         Some(dnormed) => block.norm.backward(ops, &saved.x, &saved.inverse_rms, &dnormed, Write::Add, gradient),
         None => Ok(()),
@@ -84,6 +92,7 @@ pub fn mlp_block_backward<B: Ops>(
 fn project_backward<B: Ops>(
     ops: &B,
     block: &mut MlpBlock<B>,
+    draws: Option<Draws<'_>>,
     saved: &MlpSaved<B::Tensor>,
     dgate: &B::Tensor,
     dup: &B::Tensor,
@@ -100,15 +109,16 @@ fn project_backward<B: Ops>(
                 ops,
                 &saved.gate_proj,
                 x,
+                draws,
                 dgate,
                 dnormed.as_deref_mut().map(|dx| (Write::Replace, dx)),
             )?;
-            up_proj.backward(ops, &saved.up_proj, x, dup, dnormed.map(|dx| (Write::Add, dx)))
+            up_proj.backward(ops, &saved.up_proj, x, draws, dup, dnormed.map(|dx| (Write::Add, dx)))
         }
         GateUpProjections::Fused { gate_up_proj } => {
             let mut joined = B::Tensor::default();
             ops.join_columns(&[dgate, dup], &mut joined)?;
-            gate_up_proj.backward(ops, &saved.gate_proj, x, &joined, dnormed.map(|dx| (Write::Replace, dx)))
+            gate_up_proj.backward(ops, &saved.gate_proj, x, draws, &joined, dnormed.map(|dx| (Write::Replace, dx)))
         }
     }
 }
