@@ -1,11 +1,17 @@
 //! A model's shape, read from the `config.json` of a Hub checkpoint in either of its spellings.
 
+mod fields;
+mod rope;
+mod tensors;
+
 use std::path::PathBuf;
 
-use serde_json::{Map, Value};
+pub(crate) use fields::Fields;
+pub(crate) use rope::RopeDialect;
+use serde_json::Value;
 
 use crate::ops::{Activation, NormWeight};
-use crate::rope::{Rope, RopeScaling};
+use crate::rope::Rope;
 
 /// The shape of a decoder, and what its family does its own way.
 #[derive(Clone, Debug, PartialEq)]
@@ -192,102 +198,25 @@ impl Config {
         if turning % 2 != 0 || turning == 0 || turning > all {
             return fail(format!("{turning} of the {all} elements of a head turn"));
         }
-        Ok(())
-    }
-}
-
-/// The keys of a `config.json`.
-pub(crate) struct Fields<'a>(pub(crate) &'a Map<String, Value>);
-
-impl<'a> Fields<'a> {
-    /// A value that is there and not null.
-    fn find(&self, key: &str) -> Option<&'a Value> {
-        self.0.get(key).filter(|value| !value.is_null())
+        let caps = [self.attention_soft_cap, self.logit_soft_cap];
+        if caps.into_iter().flatten().any(|cap| cap.is_nan() || cap <= 0.0) {
+            return fail("a soft cap is not above 0".to_owned());
+        }
+        if self.windows.contains(&Some(0)) {
+            return fail("`sliding_window` is 0".to_owned());
+        }
+        self.check_rope()
     }
 
-    fn read<T>(
-        &self,
-        key: &str,
-        expected: &'static str,
-        read: impl FnOnce(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>, ConfigError> {
-        let Some(value) = self.find(key) else { return Ok(None) };
-        let wrong = || ConfigError::Type { key: key.to_owned(), expected, found: value.clone() };
-        read(value).map(Some).ok_or_else(wrong)
-    }
-
-    pub(crate) fn optional_size(&self, key: &str) -> Result<Option<usize>, ConfigError> {
-        self.read(key, "a whole number", |value| usize::try_from(value.as_u64()?).ok())
-    }
-
-    pub(crate) fn size(&self, key: &str) -> Result<usize, ConfigError> {
-        self.optional_size(key)?.ok_or_else(|| ConfigError::Missing(key.to_owned()))
-    }
-
-    pub(crate) fn optional_number(&self, key: &str) -> Result<Option<f64>, ConfigError> {
-        self.read(key, "a number", Value::as_f64)
-    }
-
-    pub(crate) fn number(&self, key: &str) -> Result<f64, ConfigError> {
-        self.optional_number(key)?.ok_or_else(|| ConfigError::Missing(key.to_owned()))
-    }
-
-    pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>, ConfigError> {
-        self.read(key, "true or false", Value::as_bool)
-    }
-
-    pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>, ConfigError> {
-        self.read(key, "a text", Value::as_str)
-    }
-
-    pub(crate) fn texts(&self, key: &str) -> Result<Option<Vec<&'a str>>, ConfigError> {
-        self.read(key, "a list of texts", |value| value.as_array()?.iter().map(Value::as_str).collect())
-    }
-
-    fn object(&self, key: &str) -> Result<Option<Fields<'a>>, ConfigError> {
-        Ok(self.read(key, "an object", Value::as_object)?.map(Fields))
-    }
-
-    /// The rotary embedding, from `rope_parameters`, or from `rope_theta` and `rope_scaling`.
-    pub(crate) fn rope(&self, head_dim: usize) -> Result<Rope, ConfigError> {
-        let both = self.object("rope_parameters")?;
-        let scaling = match &both {
-            Some(fields) => fields.scaling(self)?,
-            None => self.object("rope_scaling")?.map_or(Ok(RopeScaling::Default), |fields| fields.scaling(self))?,
-        };
-        let in_either = |key: &str| match &both {
-            Some(fields) if fields.find(key).is_some() => fields.optional_number(key),
-            _ => self.optional_number(key),
-        };
-        let theta = in_either("rope_theta")?.unwrap_or(10_000.0);
-        let turning = in_either("partial_rotary_factor")?.unwrap_or(1.0);
-        let rotary_dims = (head_dim as f64 * turning) as usize;
-        Ok(Rope { theta, scaling, rotary_dims, head_dim })
-    }
-
-    /// The scaling, from the object that describes it.
-    fn scaling(&self, config: &Fields<'_>) -> Result<RopeScaling, ConfigError> {
-        let kind = match self.text("rope_type")? {
-            Some(kind) => Some(kind),
-            None => self.text("type")?,
-        };
-        match kind.unwrap_or("default") {
-            "default" => Ok(RopeScaling::Default),
-            "linear" => Ok(RopeScaling::Linear { factor: self.number("factor")? }),
-            "llama3" => Ok(RopeScaling::Llama3 {
-                factor: self.number("factor")?,
-                low_freq_factor: self.number("low_freq_factor")?,
-                high_freq_factor: self.number("high_freq_factor")?,
-                original_max_position_embeddings: match self.optional_number("original_max_position_embeddings")? {
-                    Some(length) => length,
-                    None => config.number("max_position_embeddings")?,
-                },
-            }),
-            other => Err(ConfigError::Unsupported {
-                key: "rope_type".to_owned(),
-                value: other.to_owned(),
-                supported: "default, linear, llama3",
-            }),
+    fn check_rope(&self) -> Result<(), ConfigError> {
+        let mut numbers = self.rope.frequencies(1);
+        numbers.extend(self.rope.frequencies(self.max_position_embeddings));
+        numbers.push(self.rope.attention_factor());
+        match numbers.into_iter().find(|number| !number.is_finite() || *number <= 0.0) {
+            Some(number) => Err(ConfigError::Sizes(format!(
+                "the rotary embedding's settings give {number} where a number above 0 is needed"
+            ))),
+            None => Ok(()),
         }
     }
 }
@@ -296,6 +225,7 @@ impl<'a> Fields<'a> {
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
+    use crate::rope::{Ramp, RopeScaling, Yarn};
 
     const LLAMA: &str = r#""model_type": "llama", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 144,
         "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-05,
@@ -328,11 +258,68 @@ mod tests {
     }
 
     #[test]
+    fn every_kind_of_rotary_embedding_is_read() {
+        let scaling = |more: &str| read(more).unwrap().rope.scaling;
+        let yarn = |more: &str| {
+            scaling(&format!(
+                r#", "rope_scaling": {{"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128{more}}}"#
+            ))
+        };
+        let expected = Yarn {
+            factor: 4.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            original_max_position_embeddings: 128.0,
+            ramp: Ramp::WholePairs,
+            attention_factor: 0.1 * 4.0_f64.ln() + 1.0,
+        };
+        assert_eq!(yarn(""), RopeScaling::Yarn(expected.clone()));
+        let given = Yarn { attention_factor: 2.0, beta_fast: 16.0, ramp: Ramp::Exact, ..expected };
+        let spelled_out = r#", "attention_factor": 2.0, "beta_fast": 16, "beta_slow": 0, "truncate": false"#;
+        assert_eq!(yarn(spelled_out), RopeScaling::Yarn(given));
+        // Within max_position_embeddings, which no document exceeds, it changes nothing.
+        let dynamic = r#", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}"#;
+        assert_eq!(scaling(dynamic), RopeScaling::Default);
+    }
+
+    const PHI3: &str = r#""model_type": "phi3", "original_max_position_embeddings": 64,
+        "partial_rotary_factor": 0.5, "rope_scaling": {"short_factor": [1.0, 1.5, 2, 3], "long_factor": [2, 4, 6, 8]"#;
+
+    #[test]
+    fn longrope_has_its_older_names_and_its_length_beside_it() {
+        let phi3 = |more: &str| read(&format!(r#", {PHI3}, {more}}}"#)).unwrap().rope;
+        let rope = phi3(r#""type": "longrope""#);
+        let RopeScaling::LongRope(long) = &rope.scaling else { panic!("{rope:?}") };
+        assert_eq!((rope.rotary_dims, long.original_max_position_embeddings), (8, 64));
+        assert_eq!(long.long_factor, [2.0, 4.0, 6.0, 8.0]);
+        // √(1 + ln(512 / 64) / ln 64)
+        assert!((long.attention_factor - 1.5_f64.sqrt()).abs() < 1e-12);
+        assert_eq!(phi3(r#""type": "su""#), rope);
+        // transformers takes the length beside the object, never that in it.
+        assert_eq!(phi3(r#""rope_type": "yarn", "original_max_position_embeddings": 32"#), rope);
+    }
+
+    #[test]
+    fn a_rotary_embedding_that_cannot_be_is_refused() {
+        let refused = |more: &str| read(more).unwrap_err().to_string();
+        let factors = refused(&format!(r#", {}, "type": "longrope"}}"#, PHI3.replace("2, 3]", "2]")));
+        assert!(factors.contains("`short_factor` has 3 factors where 4 pairs"), "{factors}");
+        let partial = refused(r#", "partial_rotary_factor": 0.5"#);
+        assert!(partial.contains("`partial_rotary_factor: 0.5`") && partial.contains("phi3 alone"), "{partial}");
+        let nested = refused(r#", "rope_parameters": {"full_attention": {"rope_type": "default"}}"#);
+        assert!(nested.contains("one embedding per layer type"), "{nested}");
+        let factor = refused(r#", "rope_scaling": {"type": "linear", "factor": 0}"#);
+        assert!(factor.contains("rotary embedding's settings give inf"), "{factor}");
+        let phi3 = refused(r#", "model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2}"#);
+        assert!(phi3.contains("rope_type: linear") && phi3.contains("default, longrope"), "{phi3}");
+    }
+
+    #[test]
     fn what_is_not_supported_is_named_with_what_is() {
         let family = Config::from_json(r#"{"model_type": "mamba"}"#).unwrap_err().to_string();
         assert!(family.contains("`mamba`") && family.contains("llama"), "{family}");
-        let rope = read(r#", "rope_scaling": {"rope_type": "yarn", "factor": 4}"#).unwrap_err().to_string();
-        assert!(rope.contains("rope_type: yarn") && rope.contains("llama3"), "{rope}");
+        let rope = read(r#", "rope_scaling": {"rope_type": "axial", "factor": 4}"#).unwrap_err().to_string();
+        assert!(rope.contains("rope_type: axial") && rope.contains("llama3"), "{rope}");
         let activation = Config::from_json(&format!("{{{}}}", LLAMA.replace("silu", "relu"))).unwrap_err().to_string();
         assert!(activation.contains("hidden_act: relu"), "{activation}");
     }

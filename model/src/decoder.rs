@@ -4,6 +4,7 @@
 //! how parameters change in [`crate::trainer`], generation with a cache in [`crate::session`].
 
 mod adapt;
+mod fit;
 mod load;
 mod run;
 

@@ -105,7 +105,8 @@ pub struct AttentionShape {
     pub soft_cap: Option<f32>,
 }
 
-/// Cosines and sines of the rotary embedding, one row per position: `[positions, rotary_dims / 2]` each.
+/// Cosines and sines of the rotary embedding, one row per position: `[positions, rotary_dims / 2]` each. Where a model turns
+/// long documents by other frequencies, their rows stand below those for short ones; [`RopeTables::rows`] chooses.
 ///
 /// Of each head the first `rotary_dims` elements turn, element `i` with `i + rotary_dims / 2`; the rest stay.
 pub struct RopeTables<T> {
@@ -117,6 +118,8 @@ pub struct RopeTables<T> {
     pub rotary_dims: usize,
     /// Elements of a head.
     pub head_dim: usize,
+    /// Documents of more tokens than this take their rows from this one on; none where all documents share theirs.
+    pub short_positions: Option<usize>,
 }
 
 /// The sense of a rotation.
@@ -124,7 +127,7 @@ pub struct RopeTables<T> {
 pub enum Turn {
     /// The embedding itself.
     Forward,
-    /// Its inverse, which is also its gradient.
+    /// Its transpose, which is its gradient (and its inverse, where the tables hold rotations that are not scaled).
     Backward,
 }
 
@@ -276,10 +279,11 @@ pub trait Ops: Send + Sync + 'static {
         dx: &mut Self::Tensor,
         weight_gradient: Option<&mut Self::Tensor>,
     ) -> Result;
-    /// Turns each head of `x` (`[rows, heads · head_dim]`, any number of heads) by its row's position, in place.
+    /// Turns each head of `x` (`[rows, heads · head_dim]`, any number of heads) in place, by the row of the tables that
+    /// `table_rows` names for its row.
     ///
     /// Source: Su et al., arXiv:2104.09864, in the half-split layout of the published Llama weights.
-    fn rope(&self, x: &mut Self::Tensor, tables: &RopeTables<Self::Tensor>, positions: &[u32], turn: Turn) -> Result;
+    fn rope(&self, x: &mut Self::Tensor, tables: &RopeTables<Self::Tensor>, table_rows: &[u32], turn: Turn) -> Result;
     /// `y = activation(gate) ∘ up`.
     fn gated(&self, activation: Activation, gate: &Self::Tensor, up: &Self::Tensor, y: &mut Self::Tensor) -> Result;
     /// The gradients of [`Ops::gated`], replaced.

@@ -13,8 +13,8 @@ pub struct Session<'a, B: Blocks> {
     /// One per layer.
     caches: Vec<B::Cache>,
     rope: RopeTables<B::Tensor>,
-    /// Tokens of each sequence so far.
-    lengths: Vec<usize>,
+    /// The tokens of each sequence so far. Where longrope changes its frequencies, all of them are computed anew.
+    tokens: Vec<Vec<u32>>,
     capacity: usize,
 }
 
@@ -74,12 +74,12 @@ impl<'a, B: Blocks> Session<'a, B> {
         let caches =
             decoder.attention_shapes().map(|shape| ops.cache(sequences, capacity, shape)).collect::<Result<_, _>>()?;
         let rope = decoder.config().rope.tables(&**ops, capacity)?;
-        Ok(Self { decoder, caches, rope, lengths: vec![0; sequences], capacity })
+        Ok(Self { decoder, caches, rope, tokens: vec![Vec::new(); sequences], capacity })
     }
 
     /// Tokens of a sequence so far.
     pub fn length(&self, sequence: usize) -> usize {
-        self.lengths[sequence]
+        self.tokens[sequence].len()
     }
 
     /// Appends tokens to some of the sequences and returns, for each of these in their order, the logits after its last token.
@@ -93,14 +93,22 @@ impl<'a, B: Blocks> Session<'a, B> {
             return Ok(Vec::new());
         }
         let ops = Arc::clone(self.decoder.ops());
-        let starts = new.iter().map(|new| (new.sequence, self.lengths[new.sequence], new.tokens.len()));
-        let documents = Documents::continued(starts);
-        let ids: Vec<u32> = new.iter().flat_map(|new| new.tokens).copied().collect();
+        let rope = &self.decoder.config().rope;
+        let (mut pieces, mut ids) = (Vec::with_capacity(new.len()), Vec::new());
+        for new in new {
+            let held = &self.tokens[new.sequence];
+            let anew = rope.turns_anew(held.len(), held.len() + new.tokens.len());
+            let start = if anew { 0 } else { held.len() };
+            pieces.push((new.sequence, start, held.len() - start + new.tokens.len()));
+            ids.extend_from_slice(&held[start..]);
+            ids.extend_from_slice(new.tokens);
+        }
+        let documents = Documents::continued(pieces);
         let last_rows: Vec<u32> = documents.spans().iter().map(|span| span.rows.end as u32 - 1).collect();
         let pass = Pass { documents: &documents, rope: &self.rope };
         let logits = self.decoder.logits_cached(&ids, &pass, &last_rows, &mut self.caches)?;
         for new in new {
-            self.lengths[new.sequence] += new.tokens.len();
+            self.tokens[new.sequence].extend_from_slice(new.tokens);
         }
         let values = ops.read(&logits)?;
         Ok(values.chunks(self.decoder.config().vocab_size).map(<[f32]>::to_vec).collect())
@@ -108,7 +116,7 @@ impl<'a, B: Blocks> Session<'a, B> {
 
     fn check(&self, new: &[Append<'_>]) -> Result<(), SessionError> {
         let vocab_size = self.decoder.config().vocab_size;
-        let mut seen = vec![false; self.lengths.len()];
+        let mut seen = vec![false; self.tokens.len()];
         for &Append { sequence, tokens } in new {
             if seen.get(sequence).copied() != Some(false) {
                 return Err(SessionError::Sequence { sequence, sequences: seen.len() });
@@ -117,7 +125,7 @@ impl<'a, B: Blocks> Session<'a, B> {
             if tokens.is_empty() {
                 return Err(SessionError::NoTokens(sequence));
             }
-            let length = self.lengths[sequence] + tokens.len();
+            let length = self.tokens[sequence].len() + tokens.len();
             if length > self.capacity {
                 return Err(SessionError::Full { sequence, tokens: length, capacity: self.capacity });
             }

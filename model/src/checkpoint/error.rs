@@ -102,6 +102,31 @@ pub enum CheckpointError {
         /// The shape stored.
         found: Vec<usize>,
     },
+    /// The checkpoint holds weights of a decoder that the configuration does not describe.
+    #[error(
+        "the model's configuration has no place for tensor `{tensor}` of `{}`{}: weights and `config.json` are of two models, or \
+         the configuration leaves out what they need",
+        path.display(),
+        if *more == 0 { String::new() } else { format!(" and {more} more") }
+    )]
+    NoPlace {
+        /// The folder or file.
+        path: PathBuf,
+        /// The first of them.
+        tensor: String,
+        /// How many there are besides.
+        more: usize,
+    },
+    /// The configuration ties the head to the embedding, and the checkpoint has another head.
+    #[error(
+        "`{}` has an `lm_head.weight` that is not its `model.embed_tokens.weight`, though `tie_word_embeddings` says so: set it to \
+         false in `config.json` if that head is meant",
+        path.display()
+    )]
+    TiedHeadDiffers {
+        /// The folder or file.
+        path: PathBuf,
+    },
     /// The tensor's dtype cannot be read as asked.
     #[error("tensor `{name}` of `{}` has dtype {found}, which cannot be read as {wanted}", path.display())]
     WrongDtype {

@@ -58,7 +58,8 @@ struct Index {
 impl Checkpoint {
     /// Opens the checkpoint in `folder`: `model.safetensors`, or the files that `model.safetensors.index.json` names.
     ///
-    /// All headers are read and checked against the files' lengths; no value is read yet.
+    /// All headers are read and checked against the files' lengths; no value is read yet. Where there is an index it decides: files
+    /// that it does not name, and tensors of a shard that it does not list, are passed over.
     ///
     /// # Errors
     /// Fails if there are no weights, a shard is missing or cut off, or a header is damaged.
@@ -243,6 +244,17 @@ impl Checkpoint {
         Err(CheckpointError::WrongShape { path, name, expected: expected.to_vec(), found: found.to_vec() })
     }
 
+    /// Fails unless the tensor's values are of a type that is read as f32: F32, BF16 or F16.
+    ///
+    /// # Errors
+    /// Fails if there is no such tensor or its dtype is another.
+    pub fn expect_float(&self, name: &str) -> Result<(), CheckpointError> {
+        match self.dtype(name)? {
+            Dtype::F32 | Dtype::BF16 | Dtype::F16 => Ok(()),
+            other => Err(self.wrong_dtype(name, other, "f32 (F32, BF16 and F16 can)")),
+        }
+    }
+
     /// Widens the elements from `first` on into `values`, so that a large tensor can be read in pieces.
     ///
     /// # Errors
@@ -256,7 +268,7 @@ impl Checkpoint {
         let width = match dtype {
             Dtype::F32 => 4,
             Dtype::BF16 | Dtype::F16 => 2,
-            _ => return Err(self.wrong_dtype(name, dtype, "f32")),
+            _ => return Err(self.wrong_dtype(name, dtype, "f32 (F32, BF16 and F16 can)")),
         };
         widen(dtype, &bytes[first * width..(first + values.len()) * width], values);
         Ok(())
@@ -413,6 +425,19 @@ mod tests {
         assert!(matches!(&other, CheckpointError::NotInShard { tensor, .. } if tensor == "b"), "{other}");
         std::fs::write(folder.path().join(INDEX_FILE), r#"{"weight_map": {"a": "../a.safetensors"}}"#).unwrap();
         assert!(matches!(Checkpoint::open(folder.path()), Err(CheckpointError::BadShardName { .. })));
+    }
+
+    #[test]
+    fn the_index_decides_what_belongs_to_a_checkpoint() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), &[("a", Dtype::F32, &[4]), ("b", Dtype::F32, &[4])], 16);
+        let index = r#"{"weight_map": {"a": "model-00001-of-00002.safetensors"}}"#;
+        std::fs::write(folder.path().join(INDEX_FILE), index).unwrap();
+        std::fs::write(folder.path().join("model-00003-of-00003.safetensors"), b"left by another save").unwrap();
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["a"]);
+        std::fs::write(folder.path().join(INDEX_FILE), r#"{"weights": {}}"#).unwrap();
+        assert!(matches!(Checkpoint::open(folder.path()), Err(CheckpointError::BadIndex { .. })));
     }
 
     #[test]

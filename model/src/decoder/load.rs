@@ -34,10 +34,11 @@ impl<B: Blocks> Decoder<B> {
     /// Loads the checkpoint in a folder: `config.json` and its safetensors.
     ///
     /// # Errors
-    /// Fails if a file cannot be read, a tensor is missing or of another shape, or the device fails.
+    /// Fails if a file cannot be read, the weights are not those of the configuration, or the device fails.
     pub fn load(ops: Arc<B>, folder: &Path, keep: Keep) -> Result<Self, LoadError> {
         let config = Config::read(folder)?;
         let checkpoint = Checkpoint::open(folder)?;
+        config.check_weights(&checkpoint)?;
         Self::build(ops, config, keep, |name, shape| {
             let values = checkpoint.tensor_f32_of_shape(name, shape)?;
             // The stored values are not read again: their pages need not stay in memory.

@@ -146,7 +146,7 @@ impl Case {
             ops.tensor(values.len() / half, half, &values).expect("a table")
         };
         let (cos, sin) = (table(f32::cos), table(f32::sin));
-        RopeTables { cos, sin, rotary_dims: self.rotary_dims, head_dim: self.shape.head_dim }
+        RopeTables { cos, sin, rotary_dims: self.rotary_dims, head_dim: self.shape.head_dim, short_positions: None }
     }
 
     fn parameter<B: Ops>(&self, ops: &B, name: &str, shape: &[usize]) -> Parameter<B> {
