@@ -7,7 +7,10 @@ mod config;
 mod weights;
 
 pub use config::{AdapterConfig, AdapterConfigError, TargetModules};
-pub use weights::{Adapter, AdapterError, AdapterModule, AdapterPart, adapter_tensor_name, parse_adapter_tensor_name};
+pub use weights::{
+    Adapter, AdapterError, AdapterModule, AdapterPart, SavedTensor, adapter_tensor_name, is_adapter_tensor_name,
+    parse_adapter_tensor_name, saved_tensor_name,
+};
 
 /// The settings of an adapter, in its folder.
 pub const CONFIG_FILE: &str = "adapter_config.json";

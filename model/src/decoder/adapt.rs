@@ -89,7 +89,7 @@ impl<B: Blocks> Decoder<B> {
             Ok((projection.path().to_owned(), module))
         };
         let modules = adapted.map(fresh).collect::<Result<_, KernelError>>()?;
-        Ok(Adapter { config: config.clone(), modules })
+        Ok(Adapter { config: config.clone(), modules, saved_tensors: BTreeMap::new() })
     }
 
     /// Puts an adapter onto the model, in place of any it had.
@@ -136,7 +136,7 @@ impl<B: Blocks> Decoder<B> {
             };
             modules.insert(projection.path().to_owned(), module);
         }
-        Ok(Adapter { config: config.clone(), modules })
+        Ok(Adapter { config: config.clone(), modules, saved_tensors: BTreeMap::new() })
     }
 }
 

@@ -191,6 +191,11 @@ impl AdapterConfig {
         if self.use_rslora { alpha / rank.sqrt() } else { alpha / rank }
     }
 
+    /// Whether a tensor of the base, such as `lm_head.weight`, belongs to one of [`AdapterConfig::modules_to_save`].
+    pub fn is_saved(&self, tensor: &str) -> bool {
+        self.modules_to_save.iter().any(|name| is_within(tensor, name))
+    }
+
     /// The text of `adapter_config.json`, as PEFT formats it: sorted keys, two spaces, no newline at the end.
     pub fn to_json(&self) -> String {
         let mut fields = self.other.clone();
@@ -222,6 +227,19 @@ impl AdapterConfig {
     }
 }
 
+/// Whether a tensor belongs to a module whose path ends with `name`. As in PEFT, the end may begin within a word: `norm` is
+/// `model.norm` and each `input_layernorm`.
+pub(super) fn is_within(tensor: &str, name: &str) -> bool {
+    let mut path = tensor;
+    while let Some((module, _)) = path.rsplit_once('.') {
+        if module.ends_with(name) {
+            return true;
+        }
+        path = module;
+    }
+    false
+}
+
 /// Keys that change what an adapter computes, refused unless they are null, false or empty.
 ///
 /// `fan_in_fan_out` is GPT-2's transposed weights. `inference_mode`, `task_type`, `exclude_modules`, `layers_to_transform` and the
@@ -229,6 +247,7 @@ impl AdapterConfig {
 const CHANGES_RESULTS: &[&str] = &[
     "alora_invocation_tokens",
     "arrow_config",
+    "ensure_weight_tying",
     "fan_in_fan_out",
     "kasa_config",
     "layer_replication",

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::config::is_within;
 use super::{AdapterConfig, AdapterConfigError, CONFIG_FILE, WEIGHTS_FILE};
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointWriteError, CheckpointWriter, Dtype, TensorSpec, write_atomically,
@@ -29,9 +30,12 @@ pub enum AdapterError {
     /// Its files cannot be written.
     #[error(transparent)]
     Write(#[from] CheckpointWriteError),
-    /// A tensor belongs to no LoRA module.
-    #[error("tensor `{0}` is not part of a LoRA adapter on linear modules")]
+    /// A tensor belongs to no LoRA module and to none of `modules_to_save`.
+    #[error("tensor `{0}` is not part of a LoRA adapter on linear modules, nor of its `modules_to_save`")]
     UnexpectedTensor(String),
+    /// A module that was trained as a whole is not there.
+    #[error("`modules_to_save` has `{0}`, of which the adapter has no tensor")]
+    MissingModule(String),
     /// One of a module's tensors is not there.
     #[error("the adapter on `{module}` has no {}", part.suffix())]
     MissingPart {
@@ -80,6 +84,16 @@ pub fn adapter_tensor_name(module: &str, part: AdapterPart) -> String {
     format!("{PREFIX}{module}.{}", part.suffix())
 }
 
+/// The name in `adapter_model.safetensors` of the tensor that stands in for one of the base model, such as `lm_head.weight`.
+pub fn saved_tensor_name(tensor: &str) -> String {
+    format!("{PREFIX}{tensor}")
+}
+
+/// Whether a name is one of `adapter_model.safetensors`, and not of a base model.
+pub fn is_adapter_tensor_name(name: &str) -> bool {
+    name.starts_with(PREFIX)
+}
+
 /// Module and part of a name in `adapter_model.safetensors`, if it is one of a LoRA adapter.
 pub fn parse_adapter_tensor_name(name: &str) -> Option<(&str, AdapterPart)> {
     let name = name.strip_prefix(PREFIX)?;
@@ -113,6 +127,18 @@ pub struct Adapter {
     pub config: AdapterConfig,
     /// The matrices, by module: the name of the base tensor without `.weight`.
     pub modules: BTreeMap<String, AdapterModule>,
+    /// The tensors of the modules that were trained as a whole (`modules_to_save`), by the name of the base tensor that each stands
+    /// in for, such as `lm_head.weight`. Of a tied model a head here is apart from the embedding, and the other way round.
+    pub saved_tensors: BTreeMap<String, SavedTensor>,
+}
+
+/// A tensor that stands in for one of the base model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SavedTensor {
+    /// Its shape, that of the base's.
+    pub shape: Vec<usize>,
+    /// Its values, row-major.
+    pub values: Vec<f32>,
 }
 
 /// A named tensor of f32 values: name, shape, values.
@@ -143,20 +169,37 @@ impl Adapter {
         tensors: impl IntoIterator<Item = NamedTensor>,
     ) -> Result<Self, AdapterError> {
         let mut parts: BTreeMap<String, BTreeMap<AdapterPart, NamedTensor>> = BTreeMap::new();
+        let mut saved_tensors = BTreeMap::new();
+        let mut copies_of_base = Vec::new();
         for tensor in tensors {
-            let Some((module, part)) = parse_adapter_tensor_name(&tensor.0) else {
-                return Err(AdapterError::UnexpectedTensor(tensor.0));
-            };
-            parts.entry(module.to_owned()).or_default().insert(part, tensor);
+            if let Some((module, part)) = parse_adapter_tensor_name(&tensor.0) {
+                parts.entry(module.to_owned()).or_default().insert(part, tensor);
+                continue;
+            }
+            let (name, shape, values) = tensor;
+            match name.strip_prefix(PREFIX) {
+                Some(base) if config.is_saved(base) => {
+                    saved_tensors.insert(base.to_owned(), SavedTensor { shape, values });
+                }
+                Some(base) if base.ends_with(".base_layer.weight") || base.ends_with(".base_layer.bias") => {
+                    copies_of_base.push((name, shape));
+                }
+                _ => return Err(AdapterError::UnexpectedTensor(name)),
+            }
         }
-        let modules = parts
+        let modules: BTreeMap<_, _> = parts
             .into_iter()
             .map(|(module, parts)| {
                 let adapted = AdapterModule::from_parts(&config, &module, parts)?;
                 Ok((module, adapted))
             })
             .collect::<Result<_, AdapterError>>()?;
-        Ok(Self { config, modules })
+        check_copies_of_base(&modules, copies_of_base)?;
+        let is_there = |name: &&String| saved_tensors.keys().any(|tensor| is_within(tensor, name));
+        match config.modules_to_save.iter().find(|name| !is_there(name)) {
+            Some(name) => Err(AdapterError::MissingModule(name.clone())),
+            None => Ok(Self { config, modules, saved_tensors }),
+        }
     }
 
     /// All tensors under PEFT's names, with their shapes, sorted by name.
@@ -171,6 +214,10 @@ impl Adapter {
                 tensors.push((name(AdapterPart::Magnitude), vec![out_features], magnitude.as_slice()));
             }
         }
+        for (tensor, SavedTensor { shape, values }) in &self.saved_tensors {
+            tensors.push((saved_tensor_name(tensor), shape.clone(), values.as_slice()));
+        }
+        tensors.sort_by(|(one, ..), (other, ..)| one.cmp(other));
         tensors
     }
 
@@ -189,6 +236,25 @@ impl Adapter {
         write_atomically(&folder.join(CONFIG_FILE), self.config.to_json().as_bytes())?;
         Ok(())
     }
+}
+
+/// PEFT adds the base's own weight to an adapter on an embedding or a head, as it stands. That it was of this shape is all that
+/// can be said of it here; it is not kept.
+fn check_copies_of_base(
+    modules: &BTreeMap<String, AdapterModule>,
+    copies: Vec<(String, Vec<usize>)>,
+) -> Result<(), AdapterError> {
+    for (name, shape) in copies {
+        let module = name.strip_prefix(PREFIX).and_then(|name| name.split_once(".base_layer."));
+        let Some(module) = module.and_then(|(path, _)| modules.get(path)) else {
+            return Err(AdapterError::UnexpectedTensor(name));
+        };
+        let AdapterModule { rank, in_features, out_features, .. } = *module;
+        if shape != [out_features, in_features] && shape != [out_features] {
+            return Err(AdapterError::WrongShape { name, rank, found: shape });
+        }
+    }
+    Ok(())
 }
 
 impl AdapterModule {
