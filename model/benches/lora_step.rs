@@ -25,7 +25,7 @@ use model::ops::Compute;
 use model::parameter::Keep;
 use model::peft::AdapterConfig;
 use model::random::{Address, Purpose, Stream};
-use model::trainer::{AdamW, TrainOptions, Trained, Trainer};
+use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, Trainer};
 
 const SEED: u64 = 0;
 const MAX_GRAD_NORM: f64 = 1.0;
@@ -163,8 +163,8 @@ fn run<B: Blocks>(ops: B, arguments: &Arguments) -> Result<Measured, Box<dyn Err
     let targets = ["q_proj", "v_proj"].map(str::to_owned).to_vec();
     let adapter = decoder.fresh_adapter(&AdapterConfig::new(arguments.rank, 16.0, targets), SEED)?;
     decoder.attach(&adapter)?;
-    let options =
-        TrainOptions { trained: Trained::Adapter, optimizer: AdamW::default(), max_grad_norm: Some(MAX_GRAD_NORM) };
+    let adamw = Optimizer::AdamW(AdamW::default());
+    let options = TrainOptions { max_grad_norm: Some(MAX_GRAD_NORM), ..TrainOptions::new(Trained::Adapter, adamw) };
     let mut trainer = Trainer::new(decoder, options)?;
 
     let batch = arguments.batch();

@@ -14,8 +14,10 @@ use candle_core::{DType, Device, Tensor};
 use crate::batch::Documents;
 use crate::ops::{
     Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, KernelError,
-    LogitGradient, Ops, Result, RmsNorm, RopeTables, TokenScore, Turn, Write,
+    LogitGradient, Ops, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, Write,
 };
+
+use crate::random::DropoutMask;
 
 /// The kernel set on candle's tensors.
 #[derive(Debug, Clone)]
@@ -210,6 +212,47 @@ impl Ops for Candle {
 
     fn add_column_sums(&self, x: &CandleTensor, sums: &mut CandleTensor) -> Result {
         named("add_column_sums", || sums.put(Write::Add, x.get().sum_keepdim(0)?))
+    }
+
+    fn add_column_dots(&self, x: &CandleTensor, y: &CandleTensor, sums: &mut CandleTensor) -> Result {
+        named("add_column_dots", || sums.put(Write::Add, (x.get() * y.get())?.sum_keepdim(0)?))
+    }
+
+    fn scale_columns(
+        &self,
+        x: &CandleTensor,
+        factors: &CandleTensor,
+        bias: Option<&CandleTensor>,
+        write: Write,
+        y: &mut CandleTensor,
+    ) -> Result {
+        named("scale_columns", || {
+            let scaled = x.get().broadcast_mul(factors.get())?;
+            let scaled = match bias {
+                Some(bias) => scaled.broadcast_add(bias.get())?,
+                None => scaled,
+            };
+            y.put(write, scaled)
+        })
+    }
+
+    fn dropout(
+        &self,
+        x: &CandleTensor,
+        mask: &DropoutMask<'_>,
+        scale: f32,
+        write: Write,
+        y: &mut CandleTensor,
+    ) -> Result {
+        let shape = self.shape(x);
+        let mut factors = vec![0.0; shape.0 * shape.1];
+        for (row, factors) in factors.chunks_mut(shape.1.max(1)).enumerate() {
+            mask.factors(row, factors);
+        }
+        named("dropout", || {
+            let factors = Tensor::from_vec(factors, shape, &self.device)?;
+            y.put(write, ((x.get() * factors)? * f64::from(scale))?)
+        })
     }
 
     fn linear(
@@ -420,7 +463,9 @@ impl Ops for Candle {
             let scored = loss::score(logits.get(), &targets, soft_cap)?;
             scores.extend(scored.token_scores()?);
             match gradient {
-                LogitGradient::InPlace => logits.put(Write::Replace, scored.gradient()?),
+                LogitGradient::InPlace { scale } => {
+                    logits.put(Write::Replace, (scored.gradient()? * f64::from(scale))?)
+                }
                 LogitGradient::Skip => Ok(()),
             }
         })
@@ -458,6 +503,29 @@ impl Ops for Candle {
             value.put(Write::Replace, (decayed - change)?)?;
             exp_avg.put(Write::Replace, first)?;
             exp_avg_sq.put(Write::Replace, second)
+        })
+    }
+
+    fn sgd(
+        &self,
+        step: &SgdStep,
+        value: &mut CandleTensor,
+        gradient: &CandleTensor,
+        momentum_buffer: &mut CandleTensor,
+    ) -> Result {
+        named("sgd", || {
+            let gradient = ((gradient.get() * step.gradient_scale)? + (value.get() * step.weight_decay)?)?;
+            let change = if step.momentum == 0.0 {
+                gradient
+            } else {
+                let kept = match step.step {
+                    1 => gradient.clone(),
+                    _ => ((momentum_buffer.get() * step.momentum)? + (&gradient * (1.0 - step.dampening))?)?,
+                };
+                momentum_buffer.put(Write::Replace, kept.clone())?;
+                if step.nesterov { (gradient + (kept * step.momentum)?)? } else { kept }
+            };
+            value.put(Write::Replace, (value.get() - (change * step.learning_rate)?)?)
         })
     }
 }

@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 pub use adapt::AttachError;
 pub use load::LoadError;
-pub use run::{Activations, RunError, TargetScore};
+pub use run::{Activations, GradientOptions, Recompute, RunError, TargetScore};
 
-use crate::adapter::Projection;
+use crate::adapter::{Lora, Projection};
 use crate::blocks::{AttentionBlock, Blocks, GateUpProjections, HeadBlock, MlpBlock, Norm, QkvProjections};
 use crate::config::Config;
 use crate::ops::{Ops, Result, RopeTables};
@@ -133,10 +133,10 @@ impl<B: Blocks> Decoder<B> {
     pub(crate) fn refresh(&mut self) -> Result {
         let ops = Arc::clone(&self.ops);
         match &mut self.embeddings {
-            Embeddings::Tied(projection) => projection.matrix.refresh(&ops)?,
+            Embeddings::Tied(projection) => projection.refresh(&ops)?,
             Embeddings::Untied { embed_tokens, .. } => embed_tokens.refresh(&ops)?,
         }
-        self.projections_mut().into_iter().try_for_each(|projection| projection.matrix.refresh(&ops))
+        self.projections_mut().into_iter().try_for_each(|projection| projection.refresh(&ops))
     }
 }
 
@@ -172,12 +172,12 @@ impl<B: Ops> Embeddings<B> {
 
 impl<B: Ops> Projection<B> {
     fn parameters(&self) -> impl Iterator<Item = &Parameter<B>> {
-        let lora = self.lora.iter().flat_map(|lora| [&lora.a, &lora.b]);
+        let lora = self.lora.iter().flat_map(Lora::parameters);
         self.matrix.trained.iter().chain(&self.bias).chain(lora)
     }
 
     fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {
-        let lora = self.lora.iter_mut().flat_map(|lora| [&mut lora.a, &mut lora.b]);
+        let lora = self.lora.iter_mut().flat_map(Lora::parameters_mut);
         self.matrix.trained.iter_mut().chain(&mut self.bias).chain(lora)
     }
 }

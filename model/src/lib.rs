@@ -16,7 +16,7 @@
 //! use model::ops::Compute;
 //! use model::parameter::Keep;
 //! use model::peft::AdapterConfig;
-//! use model::trainer::{AdamW, TrainOptions, Trained, Trainer};
+//! use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, Trainer};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let ops = Arc::new(Cpu::new(2, Compute::F32)?);
@@ -25,7 +25,8 @@
 //! let adapter = decoder.fresh_adapter(&config, 42)?;
 //! decoder.attach(&adapter)?;
 //!
-//! let options = TrainOptions { trained: Trained::Adapter, optimizer: AdamW::default(), max_grad_norm: Some(1.0) };
+//! let adamw = Optimizer::AdamW(AdamW::default());
+//! let options = TrainOptions { max_grad_norm: Some(1.0), ..TrainOptions::new(Trained::Adapter, adamw) };
 //! let mut trainer = Trainer::new(decoder, options)?;
 //! // A row of 6 tokens: 2 of prompt, 4 to be learned. Labels are not shifted.
 //! trainer.accumulate(&Batch::document(vec![5, 9, 2, 6, 5, 3], vec![-100, -100, 2, 6, 5, 3]))?;

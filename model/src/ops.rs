@@ -13,6 +13,7 @@
 //! - Sums run in a fixed order: equal inputs give equal bits on the same machine.
 
 use crate::batch::Documents;
+use crate::random::DropoutMask;
 
 /// A failure of the device or of the library behind a kernel set, not of its caller.
 #[derive(Debug, thiserror::Error)]
@@ -132,10 +133,13 @@ pub enum Turn {
 }
 
 /// What [`Ops::cross_entropy`] leaves in the logits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LogitGradient {
-    /// The gradient of the summed loss with respect to the logits as they came in.
-    InPlace,
+    /// The gradient of the summed loss with respect to the logits as they came in, times a factor.
+    InPlace {
+        /// The factor: the scale of the loss, or 1.
+        scale: f32,
+    },
     /// Nothing of use: only the scores are wanted.
     Skip,
 }
@@ -162,6 +166,28 @@ pub struct AdamWStep {
     /// Added to the root, outside it.
     pub eps: f64,
     /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Number of this step, from 1.
+    pub step: u64,
+    /// Factor on the gradient: one over the targets of the step, times the clipping factor.
+    pub gradient_scale: f64,
+}
+
+/// The numbers of one update by gradient descent with momentum.
+///
+/// With `g = gradient · gradient_scale + decay·p`: without momentum `p -= lr·g`. Else `b = g` in the first step and
+/// `b = momentum·b + (1 - dampening)·g` in each after it; then `p -= lr·(g + momentum·b)` if nesterov, else `p -= lr·b`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SgdStep {
+    /// The learning rate of this step.
+    pub learning_rate: f64,
+    /// Share of the buffer that stays; 0: there is no buffer.
+    pub momentum: f64,
+    /// What the new gradient lacks when it enters the buffer.
+    pub dampening: f64,
+    /// Looks one step ahead along the buffer.
+    pub nesterov: bool,
+    /// Weight decay, as a part of the gradient.
     pub weight_decay: f64,
     /// Number of this step, from 1.
     pub step: u64,
@@ -228,6 +254,26 @@ pub trait Ops: Send + Sync + 'static {
     fn add(&self, x: &Self::Tensor, y: &mut Self::Tensor) -> Result;
     /// `sums += Σ rows of x`, `[1, columns]`: the gradient of a bias.
     fn add_column_sums(&self, x: &Self::Tensor, sums: &mut Self::Tensor) -> Result;
+    /// `sums += Σ rows of x ∘ y`, `[1, columns]`: the gradient of factors on columns.
+    fn add_column_dots(&self, x: &Self::Tensor, y: &Self::Tensor, sums: &mut Self::Tensor) -> Result;
+    /// `y (+)= x ∘ factors (+ bias)`, each of them `[1, columns]` and the same for every row.
+    fn scale_columns(
+        &self,
+        x: &Self::Tensor,
+        factors: &Self::Tensor,
+        bias: Option<&Self::Tensor>,
+        write: Write,
+        y: &mut Self::Tensor,
+    ) -> Result;
+    /// `y (+)= scale · mask ∘ x`, where the mask is 0 or `1 / (1 - probability)`. Its gradient is the same of `dy`.
+    fn dropout(
+        &self,
+        x: &Self::Tensor,
+        mask: &DropoutMask<'_>,
+        scale: f32,
+        write: Write,
+        y: &mut Self::Tensor,
+    ) -> Result;
 
     // Products.
 
@@ -367,6 +413,14 @@ pub trait Ops: Send + Sync + 'static {
         gradient: &Self::Tensor,
         exp_avg: &mut Self::Tensor,
         exp_avg_sq: &mut Self::Tensor,
+    ) -> Result;
+    /// One update of `value` by gradient descent; `momentum_buffer` has its shape, or is empty without momentum.
+    fn sgd(
+        &self,
+        step: &SgdStep,
+        value: &mut Self::Tensor,
+        gradient: &Self::Tensor,
+        momentum_buffer: &mut Self::Tensor,
     ) -> Result;
 }
 

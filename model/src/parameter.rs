@@ -18,10 +18,21 @@ pub struct Parameter<B: Ops> {
 pub struct Training<B: Ops> {
     /// The gradient of the summed loss since the last step.
     pub gradient: B::Tensor,
-    /// First moment of AdamW.
+    /// First moment of AdamW, or SGD's momentum buffer; empty where the optimizer keeps none.
     pub exp_avg: B::Tensor,
-    /// Second moment of AdamW.
+    /// Second moment of AdamW; empty where the optimizer keeps none.
     pub exp_avg_sq: B::Tensor,
+}
+
+/// What an optimizer keeps of each trained value besides its gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moments {
+    /// Nothing.
+    None,
+    /// One value: a first moment or a momentum buffer.
+    One,
+    /// A first and a second moment.
+    Two,
 }
 
 impl<B: Ops> Parameter<B> {
@@ -39,11 +50,15 @@ impl<B: Ops> Parameter<B> {
     ///
     /// # Errors
     /// Fails if the device does.
-    pub fn train(&mut self, ops: &B) -> Result {
+    pub fn train(&mut self, ops: &B, moments: Moments) -> Result {
         if self.training.is_none() {
             let (rows, columns) = matrix_shape(&self.shape);
-            let zeros = || ops.zeros(rows, columns);
-            self.training = Some(Training { gradient: zeros()?, exp_avg: zeros()?, exp_avg_sq: zeros()? });
+            let zeros = |kept: bool| if kept { ops.zeros(rows, columns) } else { Ok(B::Tensor::default()) };
+            self.training = Some(Training {
+                gradient: zeros(true)?,
+                exp_avg: zeros(moments != Moments::None)?,
+                exp_avg_sq: zeros(moments == Moments::Two)?,
+            });
         }
         Ok(())
     }

@@ -105,7 +105,7 @@ impl<'a, B: Blocks> Session<'a, B> {
         }
         let documents = Documents::continued(pieces);
         let last_rows: Vec<u32> = documents.spans().iter().map(|span| span.rows.end as u32 - 1).collect();
-        let pass = Pass { documents: &documents, rope: &self.rope };
+        let pass = Pass { documents: &documents, rope: &self.rope, draws: None };
         let logits = self.decoder.logits_cached(&ids, &pass, &last_rows, &mut self.caches)?;
         for new in new {
             self.tokens[new.sequence].extend_from_slice(new.tokens);

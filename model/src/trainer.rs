@@ -1,58 +1,27 @@
-//! Training: gradients summed over micro-batches, one clipped AdamW update per step, and the checks that it is real.
+//! Training: gradients summed over micro-batches, one clipped update per step, and the checks that it is real.
 //!
 //! The learning rate of each step is the caller's ([`crate::schedule`]), as is the order of the rows.
 
 mod audit;
+mod error;
+mod options;
+mod scaler;
 mod state;
 
+pub use error::TrainError;
+pub use options::{AdamW, LossScaling, Optimizer, Recompute, Sgd, TrainOptions, Trained};
+pub use scaler::{LossScaler, LossScalerState};
 pub use state::{RestoreError, TrainedTensor};
 
 use std::sync::Arc;
 
 use crate::batch::Batch;
 use crate::blocks::Blocks;
-use crate::decoder::{Activations, Decoder, RunError};
-use crate::ops::{AdamWStep, KernelError};
-use crate::parameter::{Parameter, Training};
+use crate::decoder::{Activations, Decoder, GradientOptions};
+use crate::ops::{AdamWStep, SgdStep, TokenScore};
+use crate::parameter::{Moments, Parameter, Training};
+use crate::random::StepSeed;
 use audit::Audit;
-
-/// AdamW without its learning rate, which changes from step to step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamW {
-    /// Decay rates of the moments.
-    pub betas: (f64, f64),
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// Decoupled weight decay, on every trained tensor.
-    pub weight_decay: f64,
-}
-
-impl Default for AdamW {
-    /// As in PyTorch: 0.9, 0.999, 1e-8 and a decay of 0.01.
-    fn default() -> Self {
-        Self { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.01 }
-    }
-}
-
-/// What a trainer does.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TrainOptions {
-    /// What is trained.
-    pub trained: Trained,
-    /// The optimizer.
-    pub optimizer: AdamW,
-    /// The gradient's norm over all trained tensors is cut to this.
-    pub max_grad_norm: Option<f64>,
-}
-
-/// What is trained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trained {
-    /// The attached adapter; everything else is frozen.
-    Adapter,
-    /// All weights; the decoder was loaded with [`crate::parameter::Keep::Trainable`].
-    Weights,
-}
 
 /// What one micro-batch gave.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -72,59 +41,15 @@ pub struct StepReport {
     pub loss: f64,
     /// Targets of the step.
     pub target_tokens: usize,
-    /// Norm of the gradient of that mean over all trained tensors, before clipping.
+    /// Norm of the gradient of that mean over all trained tensors, before clipping. Not finite in a skipped step.
     pub grad_norm: f64,
     /// The learning rate used.
     pub learning_rate: f64,
-}
-
-/// Why training stopped.
-#[derive(Debug, thiserror::Error)]
-pub enum TrainError {
-    /// Nothing would be trained.
-    #[error("nothing to train: {0}")]
-    NothingToTrain(&'static str),
-    /// A step has no target.
-    #[error("step {step} has no target token: every label is ignored")]
-    NoTargets {
-        /// Number of the step, from 1.
-        step: u64,
-    },
-    /// The loss is infinite or not a number.
-    #[error("the loss is {loss} in step {step}")]
-    LossNotFinite {
-        /// Number of the step, from 1.
-        step: u64,
-        /// The summed loss of the micro-batch.
-        loss: f64,
-    },
-    /// A gradient is infinite or not a number.
-    #[error("the gradient of `{tensor}` is not finite in step {step}")]
-    GradientNotFinite {
-        /// Number of the step, from 1.
-        step: u64,
-        /// The tensor.
-        tensor: String,
-    },
-    /// A trained tensor is where it was.
-    #[error(
-        "`{tensor}` has not changed in {steps} steps with a learning rate: no gradient reaches it, or too small a one"
-    )]
-    NotMoved {
-        /// The tensor.
-        tensor: String,
-        /// Steps so far whose learning rate was high enough to move it.
-        steps: u64,
-    },
-    /// A batch does not fit, or the device failed.
-    #[error(transparent)]
-    Run(#[from] RunError),
-}
-
-impl From<KernelError> for TrainError {
-    fn from(error: KernelError) -> Self {
-        Self::Run(RunError::Kernel(error))
-    }
+    /// The factor on the loss, with loss scaling.
+    pub loss_scale: Option<f64>,
+    /// Gradients overflowed under that factor: nothing moved, moments included, and the step does not count, so that the next
+    /// one has the same number (and should have the same learning rate).
+    pub skipped: bool,
 }
 
 /// A decoder in training.
@@ -132,10 +57,13 @@ pub struct Trainer<B: Blocks> {
     decoder: Decoder<B>,
     options: TrainOptions,
     activations: Activations<B>,
+    scaler: Option<LossScaler>,
     /// Steps done.
     step: u64,
     /// Of the micro-batches since the last step.
     pending: MicroReport,
+    /// The tensor with the largest gradient in the last step.
+    largest_gradient: Option<String>,
     audit: Audit,
 }
 
@@ -148,9 +76,18 @@ impl<B: Blocks> Trainer<B> {
     /// Fails if there is nothing to train or the device fails.
     pub fn new(mut decoder: Decoder<B>, options: TrainOptions) -> Result<Self, TrainError> {
         let ops = Arc::clone(decoder.ops());
-        decoder.start_training(options.trained)?;
+        decoder.start_training(options.trained, options.optimizer.moments())?;
         let audit = Audit::new(&*ops, &decoder.parameters())?;
-        Ok(Self { decoder, options, activations: Activations::default(), step: 0, pending: NOTHING_YET, audit })
+        Ok(Self {
+            decoder,
+            options,
+            activations: Activations::default(),
+            scaler: options.loss_scaling.map(LossScaler::new),
+            step: 0,
+            pending: NOTHING_YET,
+            largest_gradient: None,
+            audit,
+        })
     }
 
     /// The decoder.
@@ -163,7 +100,7 @@ impl<B: Blocks> Trainer<B> {
         &mut self.decoder
     }
 
-    /// Steps done.
+    /// Steps done; skipped ones do not count.
     pub fn steps(&self) -> u64 {
         self.step
     }
@@ -173,17 +110,23 @@ impl<B: Blocks> Trainer<B> {
     /// # Errors
     /// Fails if the batch does not fit the model, its loss is not finite, or the device fails.
     pub fn accumulate(&mut self, batch: &Batch) -> Result<MicroReport, TrainError> {
-        let scores = self.decoder.loss_and_gradients(batch, &mut self.activations)?;
+        let options = GradientOptions {
+            loss_scale: self.scaler.map_or(1.0, |scaler| scaler.scale()),
+            recompute: self.options.recompute,
+            step: StepSeed { seed: self.options.seed, step: self.step + 1 },
+        };
+        let scores = self.decoder.loss_and_gradients(batch, options, &mut self.activations)?;
         let loss_sum = scores.iter().map(|score| f64::from(score.nll)).sum::<f64>();
         if !loss_sum.is_finite() {
-            return Err(TrainError::LossNotFinite { step: self.step + 1, loss: loss_sum });
+            return Err(self.loss_not_finite(batch, &scores, loss_sum));
         }
         self.pending.loss_sum += loss_sum;
         self.pending.target_tokens += scores.len();
         Ok(MicroReport { loss_sum, target_tokens: scores.len() })
     }
 
-    /// Updates what is trained by the gradients since the last step, and forgets them.
+    /// Updates what is trained by the gradients since the last step, and forgets them. With loss scaling, gradients that
+    /// overflowed are forgotten without an update, and the report says so.
     ///
     /// # Errors
     /// Fails if there was no target, a gradient is not finite, a tensor does not move, or the device fails.
@@ -194,16 +137,34 @@ impl<B: Blocks> Trainer<B> {
             return Err(TrainError::NoTargets { step });
         }
         let targets = target_tokens as f64;
-        let grad_norm = self.gradient_norm(step)? / targets;
+        let loss_scale = self.scaler.map(|scaler| f64::from(scaler.scale()));
+        let mut report = StepReport {
+            step,
+            loss: loss_sum / targets,
+            target_tokens,
+            grad_norm: f64::INFINITY,
+            learning_rate,
+            loss_scale,
+            skipped: true,
+        };
+        let summed = targets * loss_scale.unwrap_or(1.0);
+        match self.gradient_norm()? {
+            GradientNorm::Finite(norm) => report.grad_norm = norm / summed,
+            GradientNorm::NotFinite(tensor) => return self.skip(report, tensor),
+        }
         let clipping = match self.options.max_grad_norm {
-            Some(max) => (max / (grad_norm + 1e-6)).min(1.0),
+            Some(max) => (max / (report.grad_norm + 1e-6)).min(1.0),
             None => 1.0,
         };
-        self.update(step, learning_rate, clipping / targets)?;
+        self.update(step, learning_rate, clipping / summed)?;
         self.step = step;
+        if let Some(scaler) = &mut self.scaler {
+            scaler.after_step();
+        }
         let parameters = self.decoder.parameters();
         self.audit.after_step(&**self.decoder.ops(), &parameters, learning_rate)?;
-        Ok(StepReport { step, loss: loss_sum / targets, target_tokens, grad_norm, learning_rate })
+        report.skipped = false;
+        Ok(report)
     }
 
     /// The gradients of the mean loss since the last step, by tensor name, before clipping.
@@ -211,7 +172,7 @@ impl<B: Blocks> Trainer<B> {
     /// # Errors
     /// Fails if the device does.
     pub fn gradients(&self) -> Result<Vec<(String, Vec<f32>)>, TrainError> {
-        let targets = self.pending.target_tokens.max(1) as f32;
+        let targets = self.pending.target_tokens.max(1) as f32 * self.scaler.map_or(1.0, |scaler| scaler.scale());
         let ops = self.decoder.ops();
         let mut gradients = Vec::new();
         for (parameter, training) in trained(&self.decoder) {
@@ -223,29 +184,104 @@ impl<B: Blocks> Trainer<B> {
     }
 
     /// The norm of the summed gradients over all trained tensors.
-    fn gradient_norm(&self, step: u64) -> Result<f64, TrainError> {
-        let mut total = 0.0;
+    fn gradient_norm(&mut self) -> Result<GradientNorm, TrainError> {
+        let (mut total, mut largest) = (0.0, (0.0, None));
         for (parameter, training) in trained(&self.decoder) {
             let squares = self.decoder.ops().sum_of_squares(&training.gradient)?;
             if !squares.is_finite() {
-                return Err(TrainError::GradientNotFinite { step, tensor: parameter.name.clone() });
+                return Ok(GradientNorm::NotFinite(parameter.name.clone()));
             }
             total += squares;
+            if squares > largest.0 {
+                largest = (squares, Some(&parameter.name));
+            }
         }
-        Ok(total.sqrt())
+        self.largest_gradient = largest.1.cloned();
+        Ok(GradientNorm::Finite(total.sqrt()))
+    }
+
+    /// Forgets gradients that overflowed under the factor on the loss; without such a factor they are an error.
+    fn skip(&mut self, report: StepReport, tensor: String) -> Result<StepReport, TrainError> {
+        let StepReport { step, .. } = report;
+        let Some(scaler) = &mut self.scaler else {
+            let largest_gradient = self.largest_gradient.take();
+            return Err(TrainError::GradientNotFinite { step, tensor, largest_gradient });
+        };
+        let loss_scale = f64::from(scaler.scale());
+        scaler.after_overflow();
+        if scaler.is_hopeless() {
+            let skipped = scaler.state().skipped;
+            return Err(TrainError::OverflowPersists { step, tensor, skipped, loss_scale });
+        }
+        let ops = Arc::clone(self.decoder.ops());
+        for parameter in self.decoder.parameters_mut() {
+            if let Some(training) = &mut parameter.training {
+                ops.clear(&mut training.gradient)?;
+            }
+        }
+        Ok(report)
+    }
+
+    /// The error of a micro-batch without a finite loss. Its layers had no backward, so that the gradients are those of the
+    /// micro-batches before it, but for the head's.
+    fn loss_not_finite(&self, batch: &Batch, scores: &[TokenScore], loss: f64) -> TrainError {
+        let mut largest = (0.0, None);
+        if self.pending.target_tokens > 0 {
+            for (parameter, training) in trained(&self.decoder) {
+                let squares = self.decoder.ops().sum_of_squares(&training.gradient).unwrap_or(f64::NAN);
+                if squares.is_finite() && squares > largest.0 {
+                    largest = (squares, Some(parameter.name.clone()));
+                }
+            }
+        }
+        let mut documents: Vec<usize> = batch
+            .targets()
+            .rows
+            .iter()
+            .zip(scores)
+            .filter(|(_, score)| !score.nll.is_finite())
+            .map(|(&row, _)| document_of(batch, row as usize))
+            .collect();
+        documents.dedup();
+        let largest_gradient = largest.1.or_else(|| self.largest_gradient.clone());
+        TrainError::LossNotFinite { step: self.step + 1, loss, documents, largest_gradient }
     }
 
     fn update(&mut self, step: u64, learning_rate: f64, gradient_scale: f64) -> Result<(), TrainError> {
         let ops = Arc::clone(self.decoder.ops());
-        let AdamW { betas, eps, weight_decay } = self.options.optimizer;
-        let adamw = AdamWStep { learning_rate, betas, eps, weight_decay, step, gradient_scale };
         for parameter in self.decoder.parameters_mut() {
             let Some(Training { gradient, exp_avg, exp_avg_sq }) = &mut parameter.training else { continue };
-            ops.adamw(&adamw, &mut parameter.value, gradient, exp_avg, exp_avg_sq)?;
+            match self.options.optimizer {
+                Optimizer::AdamW(AdamW { betas, eps, weight_decay }) => {
+                    let adamw = AdamWStep { learning_rate, betas, eps, weight_decay, step, gradient_scale };
+                    ops.adamw(&adamw, &mut parameter.value, gradient, exp_avg, exp_avg_sq)?;
+                }
+                Optimizer::Sgd(Sgd { momentum, dampening, nesterov, weight_decay }) => {
+                    let sgd =
+                        SgdStep { learning_rate, momentum, dampening, nesterov, weight_decay, step, gradient_scale };
+                    ops.sgd(&sgd, &mut parameter.value, gradient, exp_avg)?;
+                }
+            }
             ops.clear(gradient)?;
         }
         Ok(self.decoder.refresh()?)
     }
+}
+
+/// The norm of all gradients.
+enum GradientNorm {
+    Finite(f64),
+    /// With the first tensor whose gradient is not.
+    NotFinite(String),
+}
+
+/// Index of the document that a token of the batch belongs to.
+fn document_of(batch: &Batch, token: usize) -> usize {
+    let mut ends = batch.document_lengths.iter().scan(0, |end, length| {
+        *end += length;
+        Some(*end)
+    });
+    ends.position(|end| token < end).expect("documents cover a batch that was checked")
 }
 
 /// What is trained, with what training keeps.
@@ -255,7 +291,7 @@ fn trained<B: Blocks>(decoder: &Decoder<B>) -> impl Iterator<Item = (&Parameter<
 
 impl<B: Blocks> Decoder<B> {
     /// Gives what is to be trained its gradients and moments.
-    fn start_training(&mut self, what: Trained) -> Result<(), TrainError> {
+    fn start_training(&mut self, what: Trained, moments: Moments) -> Result<(), TrainError> {
         let ops = Arc::clone(self.ops());
         let is_adapter = |parameter: &Parameter<B>| crate::peft::parse_adapter_tensor_name(&parameter.name).is_some();
         let has_matrices =
@@ -266,7 +302,7 @@ impl<B: Blocks> Decoder<B> {
         let mut found = false;
         for parameter in self.parameters_mut() {
             if is_adapter(parameter) == (what == Trained::Adapter) {
-                parameter.train(&ops)?;
+                parameter.train(&ops, moments)?;
                 found = true;
             }
         }

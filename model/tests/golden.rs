@@ -21,7 +21,7 @@ use model::parameter::Keep;
 use model::peft::{Adapter, AdapterConfig};
 use model::sampling::argmax;
 use model::session::{Append, Session};
-use model::trainer::{AdamW, TrainOptions, Trained, Trainer};
+use model::trainer::{self, AdamW, TrainOptions, Trained, Trainer};
 use safetensors::SafeTensors;
 use serde::Deserialize;
 
@@ -176,10 +176,10 @@ fn check_adapter<B: Blocks>(ops: &Arc<B>, family: &Path, variant: &Path, finding
     }
     let steps: Steps = serde_json::from_str(&std::fs::read_to_string(variant.join("steps.json")).unwrap()).unwrap();
     let Optimizer { betas, eps, weight_decay } = steps.optimizer;
+    let optimizer = trainer::Optimizer::AdamW(AdamW { betas, eps, weight_decay });
     let options = TrainOptions {
-        trained: Trained::Adapter,
-        optimizer: AdamW { betas, eps, weight_decay },
         max_grad_norm: Some(steps.clip_grad_norm),
+        ..TrainOptions::new(Trained::Adapter, optimizer)
     };
     let mut trainer = Trainer::new(decoder, options).unwrap();
     let batches = Tensors::read(&variant.join("batches.safetensors"));

@@ -18,7 +18,7 @@ use model::ops::{
 use model::parameter::Keep;
 use model::peft::AdapterConfig;
 use model::rope::{Rope, RopeScaling};
-use model::trainer::{AdamW, TrainOptions, Trained, TrainedTensor, Trainer};
+use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, TrainedTensor, Trainer};
 
 fn cpu() -> Arc<Cpu> {
     Arc::new(Cpu::new(2, Compute::F32).unwrap())
@@ -120,7 +120,7 @@ fn cross_entropy<B: Ops>(ops: &B, soft_cap: Option<f32>) {
         ops.cross_entropy(&mut tensor, &targets, soft_cap, gradient, &mut scores).unwrap();
         (scores.iter().map(|score| f64::from(score.nll)).sum::<f64>(), ops.read(&tensor).unwrap())
     };
-    let (_, gradient) = run(&logits, LogitGradient::InPlace);
+    let (_, gradient) = run(&logits, LogitGradient::InPlace { scale: 1.0 });
     check("logits", &gradient, &logits, 1e-2, |logits| run(logits, LogitGradient::Skip).0);
 }
 
@@ -235,7 +235,7 @@ fn adapters<B: Blocks>(ops: &Arc<B>) {
 }
 
 fn options(trained: Trained) -> TrainOptions {
-    TrainOptions { trained, optimizer: AdamW::default(), max_grad_norm: None }
+    TrainOptions::new(trained, Optimizer::AdamW(AdamW::default()))
 }
 
 /// Moves each trained tensor along a direction and compares the loss with its gradient.

@@ -13,13 +13,14 @@ use model::init::{Fill, fresh_tensor};
 use model::ops::{Compute, Ops};
 use model::parameter::Keep;
 use model::peft::{Adapter, AdapterConfig};
-use model::trainer::{AdamW, RestoreError, StepReport, TrainError, TrainOptions, Trained, TrainedTensor, Trainer};
-
-const ADAPTER: TrainOptions = TrainOptions {
-    trained: Trained::Adapter,
-    optimizer: AdamW { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1 },
-    max_grad_norm: Some(0.5),
+use model::trainer::{
+    AdamW, LossScaling, Optimizer, Recompute, RestoreError, Sgd, StepReport, TrainError, TrainOptions, Trained,
+    TrainedTensor, Trainer,
 };
+
+const ADAMW: AdamW = AdamW { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1 };
+const ADAPTER: TrainOptions =
+    TrainOptions { max_grad_norm: Some(0.5), ..TrainOptions::new(Trained::Adapter, Optimizer::AdamW(ADAMW)) };
 
 fn ops(threads: usize) -> Arc<Cpu> {
     Arc::new(Cpu::new(threads, Compute::F32).unwrap())
@@ -205,8 +206,8 @@ fn what_is_not_finite_is_named() {
 #[test]
 fn an_adapter_that_no_gradient_reaches_is_found() {
     // The first of two tokens attends to itself alone, whatever its query: only here has q_proj no gradient.
-    let mut options = ADAPTER;
-    options.optimizer.weight_decay = 0.0;
+    let optimizer = Optimizer::AdamW(AdamW { weight_decay: 0.0, ..ADAMW });
+    let options = TrainOptions { optimizer, ..ADAPTER };
     let mut trainer = Trainer::new(adapted(&ops(1), &["q_proj"]), options).unwrap();
     let batch = Batch::text(vec![3, 4]);
     for _ in 0..2 {
@@ -234,7 +235,8 @@ fn beside_an_adapter_nothing_is_trained_kept_or_changed() {
     assert!(trainer.decoder().projections().iter().all(|projection| projection.matrix.trained.is_none()));
     assert!(trainer.state().unwrap().iter().all(|tensor| tensor.name.contains(".lora_")));
     // Without its adapter the trained model is the one it was.
-    let nothing = Adapter { config: AdapterConfig::new(2, 4.0, Vec::new()), modules: Default::default() };
+    let config = AdapterConfig::new(2, 4.0, Vec::new());
+    let nothing = Adapter { config, modules: Default::default(), saved_tensors: Default::default() };
     trainer.decoder_mut().attach(&nothing).unwrap();
     let mut untouched = support::decoder(&ops, "llama", Keep::Frozen);
     assert_eq!(trainer.decoder_mut().logits(&text).unwrap(), untouched.logits(&text).unwrap());
@@ -256,4 +258,182 @@ fn there_must_be_something_to_train() {
     assert!(matches!(Trainer::new(frozen(), ADAPTER), Err(TrainError::NothingToTrain(_))));
     let weights = TrainOptions { trained: Trained::Weights, ..ADAPTER };
     assert!(matches!(Trainer::new(frozen(), weights), Err(TrainError::NothingToTrain(_))));
+}
+
+#[test]
+fn layers_that_run_again_change_no_bit() {
+    let ops = ops(2);
+    for (shape, _) in support::SHAPES {
+        let weights = |recompute| {
+            let options = TrainOptions { recompute, ..TrainOptions::new(Trained::Weights, Optimizer::AdamW(ADAMW)) };
+            Trainer::new(support::decoder(&ops, shape, Keep::Trainable), options).unwrap()
+        };
+        let (mut keeping, mut recomputing) = (weights(Recompute::None), weights(Recompute::Layers));
+        assert_eq!(train(&mut recomputing, 0..2, 4), train(&mut keeping, 0..2, 4), "{shape}");
+        assert!(bits(&recomputing.state().unwrap()) == bits(&keeping.state().unwrap()), "{shape}");
+    }
+    // An adapter on the upper part alone: the backward ends above the first layer.
+    for targets in [&["q_proj", "down_proj"][..], &["layers.1.mlp.up_proj"], &["layers.1.self_attn.o_proj"]] {
+        let adapter = |recompute| Trainer::new(adapted(&ops, targets), TrainOptions { recompute, ..ADAPTER }).unwrap();
+        let (mut keeping, mut recomputing) = (adapter(Recompute::None), adapter(Recompute::Layers));
+        assert_eq!(train(&mut recomputing, 0..2, 4), train(&mut keeping, 0..2, 4), "{targets:?}");
+        assert!(bits(&recomputing.state().unwrap()) == bits(&keeping.state().unwrap()), "{targets:?}");
+    }
+}
+
+#[test]
+fn a_run_with_momentum_resumes_to_the_bit() {
+    let ops = ops(1);
+    for sgd in [Sgd::default(), Sgd { momentum: 0.9, dampening: 0.1, nesterov: false, weight_decay: 0.01 }] {
+        let options = TrainOptions { optimizer: Optimizer::Sgd(sgd), ..ADAPTER };
+        let trainer = || Trainer::new(adapted(&ops, &["q_proj", "up_proj"]), options).unwrap();
+        let mut uninterrupted = trainer();
+        train(&mut uninterrupted, 0..5, 4);
+        let mut first = trainer();
+        train(&mut first, 0..2, 4);
+        let state = first.state().unwrap();
+        assert!(state.iter().all(|tensor| tensor.exp_avg_sq.is_empty()));
+        assert!(state.iter().all(|tensor| tensor.exp_avg.is_empty() == (sgd.momentum == 0.0)));
+        let mut second = trainer();
+        second.restore(first.steps(), state).unwrap();
+        train(&mut second, 2..5, 4);
+        assert!(bits(&second.state().unwrap()) == bits(&uninterrupted.state().unwrap()));
+    }
+}
+
+#[test]
+fn the_moments_of_another_optimizer_are_refused() {
+    let ops = ops(1);
+    let state = trainer(&ops).state().unwrap();
+    let sgd = Sgd { momentum: 0.9, ..Sgd::default() };
+    let options = TrainOptions { optimizer: Optimizer::Sgd(sgd), ..ADAPTER };
+    let mut other = Trainer::new(adapted(&ops, &["q_proj", "v_proj", "down_proj"]), options).unwrap();
+    let error = other.restore(1, state).unwrap_err();
+    assert!(matches!(error, RestoreError::Moments { expected: 1, found: 2, .. }), "{error}");
+}
+
+/// Eight bits of the exponent are far from full: without an overflow a factor that is a power of two changes no bit.
+#[test]
+fn loss_scaling_changes_nothing_while_nothing_overflows() {
+    let ops = ops(2);
+    let mut plain = trainer(&ops);
+    let scaling = LossScaling { growth_interval: 2, ..LossScaling::default() };
+    let options = TrainOptions { loss_scaling: Some(scaling), ..ADAPTER };
+    let mut scaled = Trainer::new(adapted(&ops, &["q_proj", "v_proj", "down_proj"]), options).unwrap();
+    let (expected, found) = (train(&mut plain, 0..5, 4), train(&mut scaled, 0..5, 4));
+    let scales: Vec<_> = found.iter().map(|report| report.loss_scale.unwrap()).collect();
+    assert_eq!(scales, [1024.0, 1024.0, 2048.0, 2048.0, 4096.0]);
+    for (found, expected) in found.iter().zip(&expected) {
+        assert_eq!(StepReport { loss_scale: None, ..*found }, *expected);
+    }
+    assert!(bits(&scaled.state().unwrap()) == bits(&plain.state().unwrap()));
+}
+
+#[test]
+fn an_overflow_is_skipped_and_the_schedule_held() {
+    let ops = ops(1);
+    let scaling = LossScaling { init_scale: 2f64.powi(127), growth_interval: 1000, ..LossScaling::default() };
+    let options = TrainOptions { loss_scaling: Some(scaling), ..ADAPTER };
+    let new = || Trainer::new(adapted(&ops, &["q_proj", "v_proj"]), options).unwrap();
+    let mut trainer = new();
+    let before = trainer.state().unwrap();
+    let (mut skipped, mut scale) = (0, 2f64.powi(127));
+    let taken = loop {
+        let report = train(&mut trainer, 0..1, 4).remove(0);
+        assert_eq!((report.step, report.loss_scale), (1, Some(scale)));
+        if !report.skipped {
+            break report;
+        }
+        assert!(!report.grad_norm.is_finite() && report.loss.is_finite());
+        assert_eq!(trainer.steps(), 0);
+        assert!(bits(&trainer.state().unwrap()) == bits(&before), "nothing moved");
+        (skipped, scale) = (skipped + 1, scale / 2.0);
+    };
+    assert!(skipped > 0 && trainer.steps() == 1);
+    // The step that was taken at last is the one without a factor.
+    let mut plain = Trainer::new(adapted(&ops, &["q_proj", "v_proj"]), ADAPTER).unwrap();
+    let expected = train(&mut plain, 0..1, 4).remove(0);
+    assert!((taken.grad_norm / expected.grad_norm - 1.0).abs() < 1e-6, "{taken:?} {expected:?}");
+    // The factor goes on from where it was.
+    let mut resumed = new();
+    resumed.restore(trainer.steps(), trainer.state().unwrap()).unwrap();
+    resumed.restore_loss_scaler(trainer.loss_scaler().unwrap());
+    assert_eq!(train(&mut resumed, 1..3, 4), train(&mut trainer, 1..3, 4));
+    assert!(bits(&resumed.state().unwrap()) == bits(&trainer.state().unwrap()));
+}
+
+#[test]
+fn a_gradient_that_never_is_finite_ends_the_run() {
+    let scale = 2f64.powi(127);
+    let scaling = LossScaling { init_scale: scale, min_scale: scale, ..LossScaling::default() };
+    let options = TrainOptions { loss_scaling: Some(scaling), ..ADAPTER };
+    let mut trainer = Trainer::new(adapted(&ops(1), &["v_proj"]), options).unwrap();
+    let step = |trainer: &mut Trainer<Cpu>| {
+        trainer.accumulate(&rows(0)[0]).unwrap();
+        trainer.step(1e-2)
+    };
+    for _ in 0..7 {
+        assert!(step(&mut trainer).unwrap().skipped);
+    }
+    let error = step(&mut trainer).unwrap_err();
+    assert!(
+        matches!(&error, TrainError::OverflowPersists { step: 1, tensor, skipped: 8, loss_scale }
+            if tensor.contains("v_proj") && *loss_scale == scale),
+        "{error}"
+    );
+}
+
+/// A decoder that makes of one token something that is not a number.
+fn with_bad_token(ops: &Arc<Cpu>, token: usize) -> Decoder<Cpu> {
+    let config = support::decoder(ops, "llama, untied, biases", Keep::Frozen).config().clone();
+    let hidden_size = config.hidden_size;
+    let mut decoder = Decoder::build(Arc::clone(ops), config, Keep::Frozen, |name, shape| {
+        let mut values = fresh_tensor(1, name, shape.iter().product(), Fill::Normal(0.3));
+        if name.contains("embed_tokens") {
+            values[token * hidden_size] = f32::NAN;
+        }
+        Ok(values)
+    })
+    .unwrap();
+    let config = AdapterConfig::new(2, 4.0, vec!["q_proj".to_owned(), "down_proj".to_owned()]);
+    let adapter = decoder.fresh_adapter(&config, 9).unwrap();
+    decoder.attach(&adapter).unwrap();
+    decoder
+}
+
+#[test]
+fn a_loss_that_is_not_finite_names_its_documents_and_the_largest_gradient() {
+    let ops = ops(1);
+    let good = Batch::text(vec![1, 2, 3, 4]);
+    let mut bad = Batch::default();
+    for (row, ids) in [[5, 6, 7, 8], [9, 36, 1, 2], [3, 4, 5, 6], [36, 1, 1, 1]].into_iter().enumerate() {
+        bad.push_row(row as u64, &ids, &ids.map(|id| id as i32), &[4]);
+    }
+    let error_after = |good_batches: usize, good_steps: usize| {
+        let mut trainer = Trainer::new(with_bad_token(&ops, 36), ADAPTER).unwrap();
+        for _ in 0..good_steps {
+            trainer.accumulate(&good).unwrap();
+            trainer.step(1e-2).unwrap();
+        }
+        for _ in 0..good_batches {
+            trainer.accumulate(&good).unwrap();
+        }
+        let largest = trainer.gradients().unwrap().into_iter().max_by(|one, other| {
+            let size = |values: &[f32]| values.iter().map(|value| value * value).sum::<f32>();
+            size(&one.1).total_cmp(&size(&other.1))
+        });
+        match trainer.accumulate(&bad).unwrap_err() {
+            TrainError::LossNotFinite { step, loss, documents, largest_gradient } => {
+                assert!(loss.is_nan() && documents == [1, 3], "{documents:?}");
+                assert_eq!(step, good_steps as u64 + 1);
+                (largest_gradient, largest.unwrap().0)
+            }
+            error => panic!("{error}"),
+        }
+    };
+    // Of this step's gradients; of the last step's; of none.
+    let (found, largest) = error_after(2, 1);
+    assert_eq!(found, Some(largest));
+    assert!(error_after(0, 1).0.is_some_and(|name| name.contains(".lora_")));
+    assert_eq!(error_after(0, 0).0, None);
 }

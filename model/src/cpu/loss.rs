@@ -5,7 +5,7 @@ use super::vector::{exp, max, sum, tanh};
 use crate::ops::{LogitGradient, TokenScore};
 
 multiversion! {
-    /// Scores one row of logits and leaves the gradient in it if asked: `softmax - onehot`, times the slope of the cap.
+    /// Scores one row of logits and leaves the gradient in it if asked: `softmax - onehot`, times its scale and the slope of the cap.
     pub(super) fn cross_entropy(
         logits: &mut [f32],
         target: usize,
@@ -21,19 +21,17 @@ multiversion! {
         let total = sum(logits.len(), |index| exp(logits[index] - largest));
         // In this order: `largest + ln(total)` would round away the last digits of a small loss.
         let score = TokenScore { nll: (largest - at_target) + total.ln(), correct };
-        if gradient == LogitGradient::Skip {
-            return score;
-        }
-        let inverse = 1.0 / total;
+        let LogitGradient::InPlace { scale } = gradient else { return score };
+        let inverse = scale / total;
         match soft_cap {
             None => {
                 logits.iter_mut().for_each(|logit| *logit = exp(*logit - largest) * inverse);
-                logits[target] -= 1.0;
+                logits[target] -= scale;
             }
             Some(cap) => {
                 for (index, logit) in logits.iter_mut().enumerate() {
                     let capped = *logit / cap;
-                    let onehot = if index == target { 1.0 } else { 0.0 };
+                    let onehot = if index == target { scale } else { 0.0 };
                     *logit = (exp(*logit - largest) * inverse - onehot) * (1.0 - capped * capped);
                 }
             }

@@ -4,9 +4,10 @@ use super::attention::{Head, Rows};
 use super::product::{Into, Target, View};
 use super::{Cache, Cpu, Tensor, Weight, loss, norm, pointwise};
 use crate::batch::{Documents, Span};
+use crate::random::DropoutMask;
 use crate::ops::{
     Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Form, LogitGradient, Ops, Result,
-    RmsNorm, RopeTables, TokenScore, Turn, Write,
+    RmsNorm, RopeTables, SgdStep, TokenScore, Turn, Write,
 };
 
 /// Elements per piece of work that is done element by element.
@@ -207,6 +208,59 @@ impl Ops for Cpu {
         self.each_rows(sums.values_mut(), 1, |first, sums| {
             for row in x.values().chunks_exact(columns) {
                 pointwise::add(self.set, &row[first..][..sums.len()], sums);
+            }
+        });
+        Ok(())
+    }
+
+    fn add_column_dots(&self, x: &Tensor, y: &Tensor, sums: &mut Tensor) -> Result {
+        let columns = x.columns();
+        self.each_rows(sums.values_mut(), 1, |first, sums| {
+            for (x, y) in x.values().chunks_exact(columns).zip(y.values().chunks_exact(columns)) {
+                pointwise::add_product(self.set, &x[first..][..sums.len()], &y[first..][..sums.len()], sums);
+            }
+        });
+        Ok(())
+    }
+
+    fn scale_columns(
+        &self,
+        x: &Tensor,
+        factors: &Tensor,
+        bias: Option<&Tensor>,
+        write: Write,
+        y: &mut Tensor,
+    ) -> Result {
+        let columns = x.columns();
+        let write = self.output(write, y, x.rows(), columns);
+        self.each_rows(y.values_mut(), columns, |first, y| {
+            if write == Into::Replace {
+                y.fill(0.0);
+            }
+            let x = &x.values()[first * columns..][..y.len()];
+            for (x, y) in x.chunks_exact(columns).zip(y.chunks_exact_mut(columns)) {
+                pointwise::add_product(self.set, x, factors.values(), y);
+                if let Some(bias) = bias {
+                    pointwise::add(self.set, bias.values(), y);
+                }
+            }
+        });
+        Ok(())
+    }
+
+    fn dropout(&self, x: &Tensor, mask: &DropoutMask<'_>, scale: f32, write: Write, y: &mut Tensor) -> Result {
+        let columns = x.columns();
+        let write = self.output(write, y, x.rows(), columns);
+        self.each_rows(y.values_mut(), columns, |first, y| {
+            if write == Into::Replace {
+                y.fill(0.0);
+            }
+            let mut factors = vec![0.0; columns];
+            let x = &x.values()[first * columns..][..y.len()];
+            for (row, (x, y)) in (first..).zip(x.chunks_exact(columns).zip(y.chunks_exact_mut(columns))) {
+                mask.factors(row, &mut factors);
+                factors.iter_mut().for_each(|factor| *factor *= scale);
+                pointwise::add_product(self.set, x, &factors, y);
             }
         });
         Ok(())
@@ -470,6 +524,19 @@ impl Ops for Cpu {
             // SAFETY: pieces do not overlap.
             let (exp_avg, exp_avg_sq) = unsafe { (exp_avg.row(0, piece.clone()), exp_avg_sq.row(0, piece.clone())) };
             pointwise::adamw(self.set, *step, value, &gradient[piece], exp_avg, exp_avg_sq);
+        });
+        Ok(())
+    }
+
+    fn sgd(&self, step: &SgdStep, value: &mut Tensor, gradient: &Tensor, momentum_buffer: &mut Tensor) -> Result {
+        let gradient = gradient.values();
+        let has_buffer = step.momentum != 0.0;
+        let buffer = Target::new(momentum_buffer.values_mut(), 1);
+        self.each_rows(value.values_mut(), 1, |first, value| {
+            let piece = first..first + value.len();
+            // SAFETY: pieces do not overlap.
+            let buffer = if has_buffer { unsafe { buffer.row(0, piece.clone()) } } else { &mut [] };
+            pointwise::sgd(self.set, *step, value, &gradient[piece], buffer);
         });
         Ok(())
     }

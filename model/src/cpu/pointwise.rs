@@ -1,8 +1,8 @@
-//! What is done element by element or row by row: rotary embedding, gated activation, soft-cap, sums, AdamW.
+//! What is done element by element or row by row: rotary embedding, gated activation, soft-cap, sums, AdamW, SGD.
 
 use super::instructions::multiversion;
 use super::vector::{sigmoid, tanh};
-use crate::ops::{Activation, AdamWStep, Turn};
+use crate::ops::{Activation, AdamWStep, SgdStep, Turn};
 
 multiversion! {
     /// Turns the heads of one row: elements `i` and `i + half` of each, by the row's cosines and sines.
@@ -92,6 +92,15 @@ multiversion! {
 }
 
 multiversion! {
+    /// `z += x ∘ y`.
+    pub(super) fn add_product(x: &[f32], y: &[f32], z: &mut [f32]) {
+        for ((z, x), y) in z.iter_mut().zip(x).zip(y) {
+            *z += x * y;
+        }
+    }
+}
+
+multiversion! {
     /// The sum of squares, in f64 and in eight lanes.
     pub(super) fn sum_of_squares(x: &[f32]) -> f64 {
         let mut lanes = [0.0f64; 8];
@@ -129,6 +138,26 @@ multiversion! {
             *m = beta1 * *m + new1 * g;
             *v = beta2 * *v + new2 * g * g;
             *p = *p * keep - rate * *m / (v.sqrt() * inverse_root + eps);
+        }
+    }
+}
+
+multiversion! {
+    /// One update of some elements by gradient descent; the formula is [`SgdStep`]'s. `buffer` is empty without momentum.
+    pub(super) fn sgd(step: SgdStep, value: &mut [f32], gradient: &[f32], buffer: &mut [f32]) {
+        let (rate, decay, scale) = (step.learning_rate as f32, step.weight_decay as f32, step.gradient_scale as f32);
+        let (momentum, new) = (step.momentum as f32, (1.0 - step.dampening) as f32);
+        if buffer.is_empty() {
+            value.iter_mut().zip(gradient).for_each(|(p, g)| *p -= rate * (g * scale + decay * *p));
+            return;
+        }
+        let (momentum_before, new) = if step.step == 1 { (0.0, 1.0) } else { (momentum, new) };
+        // Without nesterov the change is the buffer alone.
+        let (of_gradient, of_buffer) = if step.nesterov { (1.0, momentum) } else { (0.0, 1.0) };
+        for ((p, g), b) in value.iter_mut().zip(gradient).zip(buffer) {
+            let g = g * scale + decay * *p;
+            *b = momentum_before * *b + new * g;
+            *p -= rate * (of_gradient * g + of_buffer * *b);
         }
     }
 }

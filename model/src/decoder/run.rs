@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::{Decoder, Layer};
-use crate::batch::{Batch, BatchError, Documents, Targets};
+use crate::batch::{Batch, BatchError, Documents, Targets, TokenPlace};
 use crate::blocks::{Blocks, InputGradient, Pass};
 use crate::ops::{AttentionShape, KernelError, Result as KernelResult, TokenScore};
+use crate::random::{Draws, StepSeed};
 
 /// Why a batch was not run.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +32,10 @@ pub struct TargetScore {
 
 /// What the blocks keep from a forward for its backward. Keep it from batch to batch: its memory is used again.
 pub struct Activations<B: Blocks> {
+    /// A place for each layer, or one for all: for that which ran last.
     layers: Vec<LayerActivations<B>>,
+    /// Each layer's input, where layers run again; else none.
+    inputs: Vec<B::Tensor>,
 }
 
 struct LayerActivations<B: Blocks> {
@@ -41,7 +45,30 @@ struct LayerActivations<B: Blocks> {
 
 impl<B: Blocks> Default for Activations<B> {
     fn default() -> Self {
-        Self { layers: Vec::new() }
+        Self { layers: Vec::new(), inputs: Vec::new() }
+    }
+}
+
+impl<B: Blocks> Activations<B> {
+    /// One place for all layers, where no backward follows.
+    fn of_one_layer() -> Self {
+        Self { layers: vec![LayerActivations::new()], inputs: Vec::new() }
+    }
+
+    /// Makes the places that a backward through so many layers needs.
+    fn make_places(&mut self, layers: usize, recompute: Recompute) {
+        let (places, inputs) = match recompute {
+            Recompute::None => (layers, 0),
+            Recompute::Layers => (1, layers),
+        };
+        self.layers.resize_with(places, LayerActivations::new);
+        self.inputs.resize_with(inputs, B::Tensor::default);
+    }
+
+    /// The place of a layer.
+    fn layer(&mut self, index: usize) -> &mut LayerActivations<B> {
+        let places = self.layers.len();
+        &mut self.layers[index % places]
     }
 }
 
@@ -49,6 +76,27 @@ impl<B: Blocks> LayerActivations<B> {
     fn new() -> Self {
         Self { attention: Default::default(), mlp: Default::default() }
     }
+}
+
+/// How a loss and its gradients are computed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GradientOptions {
+    /// The gradients are those of the loss times this; the scores are not.
+    pub loss_scale: f32,
+    /// What the backward computes again.
+    pub recompute: Recompute,
+    /// Which draws dropout makes.
+    pub step: StepSeed,
+}
+
+/// What a backward computes again instead of finding it kept. It changes memory and time, and not one bit of a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recompute {
+    /// Every block keeps what its backward needs.
+    None,
+    /// Only the input of each layer is kept, and the layer's forward runs again before its backward: for about a third more
+    /// arithmetic, activations take the memory of one layer and of one tensor per layer.
+    Layers,
 }
 
 /// What of a batch goes through the head.
@@ -59,13 +107,15 @@ enum Rows<'a> {
 }
 
 impl<B: Blocks> Decoder<B> {
-    /// Adds the gradients of the *summed* loss over the batch's targets, and returns each target's score.
+    /// Adds the gradients of the *summed* loss over the batch's targets, and returns each target's score. Where the sum is not
+    /// finite there is no backward through the layers, and gradients there stay what they were.
     ///
     /// # Errors
     /// Fails if the batch does not fit the model or the device fails.
     pub fn loss_and_gradients(
         &mut self,
         batch: &Batch,
+        options: GradientOptions,
         activations: &mut Activations<B>,
     ) -> Result<Vec<TokenScore>, RunError> {
         let targets = self.prepare(batch)?;
@@ -74,14 +124,20 @@ impl<B: Blocks> Decoder<B> {
             return Ok(scores);
         }
         let documents = Documents::new(&batch.document_lengths);
-        activations.layers.resize_with(self.layers.len(), LayerActivations::new);
+        activations.make_places(self.layers.len(), options.recompute);
         let ops = Arc::clone(&self.ops);
-        let x = self.forward(batch, &documents, Rows::Those(&targets.rows), &mut activations.layers)?;
+        let places = self.has_dropout().then(|| Places::new(batch, &targets));
+        let draws = places.as_ref().map_or(PassDraws::default(), |places| places.draws(options.step));
+        let x = self.forward(batch, &documents, Rows::Those(&targets.rows), draws, activations)?;
         let mut gradient = B::Tensor::default();
         let output = self.embeddings.output_mut();
-        ops.head_loss(&mut self.head, output, &x, &targets.ids, &mut scores, &mut gradient)?;
+        let (targets_at, scale) = (&targets.ids, options.loss_scale);
+        ops.head_loss(&mut self.head, output, draws.needed, &x, targets_at, scale, &mut scores, &mut gradient)?;
         drop(x);
-        self.backward(batch, &documents, &targets, &mut activations.layers, gradient)?;
+        if scores.iter().any(|score| !score.nll.is_finite()) {
+            return Ok(scores);
+        }
+        self.backward(batch, &documents, &targets, draws, activations, gradient)?;
         Ok(scores)
     }
 
@@ -95,7 +151,13 @@ impl<B: Blocks> Decoder<B> {
             return Ok(Vec::new());
         }
         let documents = Documents::new(&batch.document_lengths);
-        let x = self.forward(batch, &documents, Rows::Those(&targets.rows), &mut [LayerActivations::new()])?;
+        let x = self.forward(
+            batch,
+            &documents,
+            Rows::Those(&targets.rows),
+            PassDraws::default(),
+            &mut Activations::of_one_layer(),
+        )?;
         let mut scores = Vec::with_capacity(targets.len());
         self.ops.head_scores(&self.head, self.embeddings.output(), &x, &targets.ids, &mut scores)?;
         let of_row = |(&row, score): (&u32, &TokenScore)| TargetScore {
@@ -113,7 +175,7 @@ impl<B: Blocks> Decoder<B> {
     pub fn logits(&mut self, batch: &Batch) -> Result<Vec<f32>, RunError> {
         self.prepare(batch)?;
         let documents = Documents::new(&batch.document_lengths);
-        let x = self.forward(batch, &documents, Rows::All, &mut [LayerActivations::new()])?;
+        let x = self.forward(batch, &documents, Rows::All, PassDraws::default(), &mut Activations::of_one_layer())?;
         let mut logits = B::Tensor::default();
         self.ops.head_logits(&self.head, self.embeddings.output(), &x, &mut logits)?;
         Ok(self.ops.read(&logits)?)
@@ -127,12 +189,12 @@ impl<B: Blocks> Decoder<B> {
         self.prepare(batch)?;
         let documents = Documents::new(&batch.document_lengths);
         let mut x = self.embed(&batch.input_ids)?;
-        let pass = Pass { documents: &documents, rope: &self.rope };
+        let pass = Pass { documents: &documents, rope: &self.rope, draws: None };
         let mut saved = LayerActivations::<B>::new();
         let mut outputs = Vec::with_capacity(self.layers.len());
         for Layer { attention, mlp } in &self.layers {
             self.ops.attention_block(attention, &pass, &mut x, &mut saved.attention)?;
-            self.ops.mlp_block(mlp, &mut x, &mut saved.mlp)?;
+            self.ops.mlp_block(mlp, None, &mut x, &mut saved.mlp)?;
             outputs.push(self.ops.read(&x)?);
         }
         Ok(outputs)
@@ -156,7 +218,7 @@ impl<B: Blocks> Decoder<B> {
                 self.ops.gather_rows(&x, rows, &mut needed)?;
                 x = needed;
             }
-            self.ops.mlp_block(mlp, &mut x, &mut saved)?;
+            self.ops.mlp_block(mlp, None, &mut x, &mut saved)?;
         }
         let mut logits = B::Tensor::default();
         self.ops.head_logits(&self.head, self.embeddings.output(), &x, &mut logits)?;
@@ -186,29 +248,25 @@ impl<B: Blocks> Decoder<B> {
         Ok(x)
     }
 
-    /// The residual stream of some rows after the last layer. `kept` has a place for each layer, or one for all, where no
-    /// backward follows.
+    /// The residual stream of some rows after the last layer.
     fn forward(
         &self,
         batch: &Batch,
         documents: &Documents,
         rows: Rows<'_>,
-        kept: &mut [LayerActivations<B>],
+        draws: PassDraws<'_>,
+        kept: &mut Activations<B>,
     ) -> KernelResult<B::Tensor> {
         let mut x = self.embed(&batch.input_ids)?;
-        let pass = Pass { documents, rope: &self.rope };
+        let pass = Pass { documents, rope: &self.rope, draws: draws.all };
         let last = self.layers.len() - 1;
-        let places = kept.len();
-        for (index, Layer { attention, mlp }) in self.layers.iter().enumerate() {
-            let kept = &mut kept[index % places];
-            self.ops.attention_block(attention, &pass, &mut x, &mut kept.attention)?;
-            // Nothing reads the other rows once the last keys and values are made.
-            if let (Rows::Those(rows), true) = (rows, index == last) {
-                let mut needed = B::Tensor::default();
-                self.ops.gather_rows(&x, rows, &mut needed)?;
-                x = needed;
+        for (index, layer) in self.layers.iter().enumerate() {
+            if let Some(input) = kept.inputs.get_mut(index) {
+                self.ops.copy(&x, input)?;
             }
-            self.ops.mlp_block(mlp, &mut x, &mut kept.mlp)?;
+            // Nothing reads the other rows once the last keys and values are made.
+            let needed = if index == last { rows } else { Rows::All };
+            layer.forward(&*self.ops, &pass, needed, draws.of_mlp(index == last), &mut x, kept.layer(index))?;
         }
         Ok(x)
     }
@@ -219,11 +277,12 @@ impl<B: Blocks> Decoder<B> {
         batch: &Batch,
         documents: &Documents,
         targets: &Targets,
-        kept: &mut [LayerActivations<B>],
+        draws: PassDraws<'_>,
+        kept: &mut Activations<B>,
         mut gradient: B::Tensor,
     ) -> KernelResult {
         let ops = Arc::clone(&self.ops);
-        let pass = Pass { documents, rope: &self.rope };
+        let pass = Pass { documents, rope: &self.rope, draws: draws.all };
         let last = self.layers.len() - 1;
         let embedding_trained = self.embeddings.embed_tokens().is_trained();
         let lowest = match embedding_trained {
@@ -231,11 +290,19 @@ impl<B: Blocks> Decoder<B> {
             false => self.layers.iter().enumerate().find_map(|(index, layer)| Some((index, layer.lowest_trained()?))),
         };
         let Some(lowest) = lowest else { return Ok(()) };
-        for (index, (layer, kept)) in self.layers.iter_mut().zip(kept).enumerate().rev() {
+        for (index, layer) in self.layers.iter_mut().enumerate().skip(lowest.0).rev() {
             let input_gradient =
                 |part| if (index, part) == lowest { InputGradient::Skip } else { InputGradient::Needed };
+            // What the last layer kept is there still: no other ran after it.
+            if let (Some(input), true) = (kept.inputs.get_mut(index), index != last) {
+                let mut x = std::mem::take(input);
+                layer.forward(&*ops, &pass, Rows::All, draws.of_mlp(false), &mut x, kept.layer(index))?;
+            }
+            let kept = kept.layer(index);
             if (index, Part::Mlp) >= lowest {
-                ops.mlp_block_backward(&mut layer.mlp, &mut kept.mlp, &mut gradient, input_gradient(Part::Mlp))?;
+                let (block, saved) = (&mut layer.mlp, &mut kept.mlp);
+                let draws = draws.of_mlp(index == last);
+                ops.mlp_block_backward(block, draws, saved, &mut gradient, input_gradient(Part::Mlp))?;
             }
             if (index, Part::Attention) < lowest {
                 return Ok(());
@@ -255,6 +322,39 @@ impl<B: Blocks> Decoder<B> {
     }
 }
 
+/// The places in the data of a batch's tokens, and of those that go through the head.
+struct Places {
+    all: Vec<TokenPlace>,
+    needed: Vec<TokenPlace>,
+}
+
+impl Places {
+    fn new(batch: &Batch, targets: &Targets) -> Self {
+        let all = batch.token_places();
+        let needed = targets.rows.iter().map(|&row| all[row as usize]).collect();
+        Self { all, needed }
+    }
+
+    fn draws(&self, step: StepSeed) -> PassDraws<'_> {
+        let draws = |places| Some(Draws { step, places });
+        PassDraws { all: draws(&self.all), needed: draws(&self.needed) }
+    }
+}
+
+/// Dropout's draws for all rows, and for those that go through the head.
+#[derive(Clone, Copy, Default)]
+struct PassDraws<'a> {
+    all: Option<Draws<'a>>,
+    needed: Option<Draws<'a>>,
+}
+
+impl<'a> PassDraws<'a> {
+    /// Those of an MLP: the last one has only the rows that go through the head.
+    fn of_mlp(&self, is_last: bool) -> Option<Draws<'a>> {
+        if is_last { self.needed } else { self.all }
+    }
+}
+
 /// The parts of a layer, from the bottom; below the first one's attention lies the embedding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
@@ -264,6 +364,24 @@ enum Part {
 }
 
 impl<B: Blocks> Layer<B> {
+    /// The layer's forward; `x` becomes the residual stream of the needed rows.
+    fn forward(
+        &self,
+        ops: &B,
+        pass: &Pass<'_, B>,
+        needed: Rows<'_>,
+        mlp_draws: Option<Draws<'_>>,
+        x: &mut B::Tensor,
+        kept: &mut LayerActivations<B>,
+    ) -> KernelResult {
+        ops.attention_block(&self.attention, pass, x, &mut kept.attention)?;
+        if let Rows::Those(rows) = needed {
+            let all = std::mem::take(x);
+            ops.gather_rows(&all, rows, x)?;
+        }
+        ops.mlp_block(&self.mlp, mlp_draws, x, &mut kept.mlp)
+    }
+
     fn lowest_trained(&self) -> Option<Part> {
         if self.attention.is_trained() {
             return Some(Part::Attention);

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Audit, NOTHING_YET, Trainer, trained};
+use super::{Audit, LossScalerState, NOTHING_YET, Trainer, trained};
 use crate::blocks::Blocks;
 use crate::ops::KernelError;
+use crate::parameter::Moments;
 
 /// A trained tensor with its moments, in f32, under its name in the file.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,9 +17,9 @@ pub struct TrainedTensor {
     pub shape: Vec<usize>,
     /// Its value.
     pub value: Vec<f32>,
-    /// First moment.
+    /// First moment of AdamW, or SGD's momentum buffer; empty where the optimizer keeps none.
     pub exp_avg: Vec<f32>,
-    /// Second moment.
+    /// Second moment of AdamW; empty where the optimizer keeps none.
     pub exp_avg_sq: Vec<f32>,
 }
 
@@ -41,6 +42,16 @@ pub enum RestoreError {
         /// Its shape in the state.
         found: Vec<usize>,
     },
+    /// The moments are not those that the optimizer keeps.
+    #[error("the saved `{name}` has {found} moments, and this optimizer keeps {expected}")]
+    Moments {
+        /// The tensor.
+        name: String,
+        /// Moments that the optimizer keeps of each value.
+        expected: usize,
+        /// Whole moments in the state.
+        found: usize,
+    },
     /// The device failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -48,7 +59,7 @@ pub enum RestoreError {
 
 impl<B: Blocks> Trainer<B> {
     /// All trained tensors with their moments. Taken between a step and the next micro-batch, it is all that a resume needs
-    /// besides [`Trainer::steps`].
+    /// besides [`Trainer::steps`] and, with loss scaling, [`Trainer::loss_scaler`].
     ///
     /// # Errors
     /// Fails if the device does.
@@ -73,34 +84,65 @@ impl<B: Blocks> Trainer<B> {
     /// Fails if the state is not one of this model's trained tensors; the trainer is then not to be used.
     pub fn restore(&mut self, steps: u64, state: Vec<TrainedTensor>) -> Result<(), RestoreError> {
         let ops = Arc::clone(self.decoder.ops());
+        let moments = self.options.optimizer.moments();
         let mut saved: BTreeMap<String, TrainedTensor> =
             state.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
         for parameter in self.decoder.parameters_mut() {
             let Some(training) = &mut parameter.training else { continue };
             let tensor = saved.remove(&parameter.name).ok_or_else(|| RestoreError::Missing(parameter.name.clone()))?;
-            tensor.check(&parameter.shape)?;
+            tensor.check(&parameter.shape, moments)?;
             ops.write(&mut parameter.value, &tensor.value)?;
-            ops.write(&mut training.exp_avg, &tensor.exp_avg)?;
-            ops.write(&mut training.exp_avg_sq, &tensor.exp_avg_sq)?;
+            for (moment, saved) in
+                [(&mut training.exp_avg, &tensor.exp_avg), (&mut training.exp_avg_sq, &tensor.exp_avg_sq)]
+            {
+                if !saved.is_empty() {
+                    ops.write(moment, saved)?;
+                }
+            }
             ops.clear(&mut training.gradient)?;
         }
         if let Some(name) = saved.into_keys().next() {
             return Err(RestoreError::Unexpected(name));
         }
         self.decoder.refresh()?;
-        (self.step, self.pending) = (steps, NOTHING_YET);
+        (self.step, self.pending, self.largest_gradient) = (steps, NOTHING_YET, None);
         self.audit = Audit::new(&*ops, &self.decoder.parameters())?;
         Ok(())
     }
 }
 
+impl<B: Blocks> Trainer<B> {
+    /// The state of the factor on the loss; none without loss scaling.
+    pub fn loss_scaler(&self) -> Option<LossScalerState> {
+        self.scaler.map(|scaler| scaler.state())
+    }
+
+    /// Takes up a saved state of the factor on the loss; of no effect without loss scaling.
+    pub fn restore_loss_scaler(&mut self, state: LossScalerState) {
+        if let Some(scaler) = &mut self.scaler {
+            scaler.restore(state);
+        }
+    }
+}
+
 impl TrainedTensor {
-    fn check(&self, shape: &[usize]) -> Result<(), RestoreError> {
+    fn check(&self, shape: &[usize], moments: Moments) -> Result<(), RestoreError> {
         let elements: usize = shape.iter().product();
-        let lengths = [&self.value, &self.exp_avg, &self.exp_avg_sq].map(Vec::len);
-        if self.shape == shape && lengths == [elements; 3] {
+        if self.shape != shape || self.value.len() != elements {
+            let name = self.name.clone();
+            return Err(RestoreError::Shape { name, expected: shape.to_vec(), found: self.shape.clone() });
+        }
+        let expected = match moments {
+            Moments::None => 0,
+            Moments::One => 1,
+            Moments::Two => 2,
+        };
+        let lengths = [self.exp_avg.len(), self.exp_avg_sq.len()];
+        let whole = |index: usize| if index < expected { elements } else { 0 };
+        if lengths == [whole(0), whole(1)] {
             return Ok(());
         }
-        Err(RestoreError::Shape { name: self.name.clone(), expected: shape.to_vec(), found: self.shape.clone() })
+        let found = lengths.into_iter().filter(|&length| length == elements).count();
+        Err(RestoreError::Moments { name: self.name.clone(), expected, found })
     }
 }

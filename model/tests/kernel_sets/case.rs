@@ -8,7 +8,7 @@ use model::blocks::{
     AttentionBlock, Blocks, GateUpProjections, HeadBlock, InputGradient, MlpBlock, Norm, Pass, QkNorms, QkvProjections,
 };
 use model::ops::{Activation, AttentionShape, NormWeight, Ops, RmsNorm, RopeTables};
-use model::parameter::{Keep, Matrix, Parameter};
+use model::parameter::{Keep, Matrix, Moments, Parameter};
 use model::random::{Address, Purpose, Stream};
 
 /// Named results.
@@ -152,7 +152,7 @@ impl Case {
     fn parameter<B: Ops>(&self, ops: &B, name: &str, shape: &[usize]) -> Parameter<B> {
         let values = values(name, shape.iter().product());
         let mut parameter = Parameter::new(ops, name, shape, &values).expect("a parameter");
-        parameter.train(ops).expect("a gradient");
+        parameter.train(ops, Moments::None).expect("a gradient");
         parameter
     }
 
@@ -164,12 +164,14 @@ impl Case {
         let shape = [out_features, in_features];
         let weights = values(name, out_features * in_features);
         let mut matrix = Matrix::new(ops, name, shape, weights, Keep::Trainable).expect("a weight");
-        matrix.trained.as_mut().expect("kept").train(ops).expect("a gradient");
+        matrix.trained.as_mut().expect("kept").train(ops, Moments::None).expect("a gradient");
         let bias = (self.extras == Extras::All).then(|| self.parameter(ops, &format!("{name}.bias"), &[out_features]));
         let lora = Lora {
             a: self.parameter(ops, &format!("{name}.a"), &[RANK, in_features]),
             b: self.parameter(ops, &format!("{name}.b"), &[out_features, RANK]),
             scaling: SCALING,
+            dropout: None,
+            dora: None,
         };
         Projection { matrix, bias, lora: Some(lora) }
     }
@@ -233,7 +235,7 @@ impl Case {
     fn run_attention<B: Blocks>(&self, ops: &B, results: &mut Results) {
         let documents = Documents::new(&self.documents);
         let rope = self.rope(ops);
-        let pass = Pass { documents: &documents, rope: &rope };
+        let pass = Pass { documents: &documents, rope: &rope, draws: None };
         let mut block = self.attention_block(ops);
         let mut x = self.tensor(ops, "x", self.rows(), self.hidden_size);
         let mut saved = B::AttentionSaved::default();
@@ -291,7 +293,7 @@ impl Case {
                 })
                 .collect();
             let documents = Documents::continued(pieces);
-            let pass = Pass { documents: &documents, rope: &rope };
+            let pass = Pass { documents: &documents, rope: &rope, draws: None };
             let hidden = self.hidden_size;
             let new: Vec<f32> = rows.iter().flat_map(|row| x[row * hidden..(row + 1) * hidden].to_vec()).collect();
             let mut new = ops.tensor(rows.len(), hidden, &new).expect("rows");
@@ -308,10 +310,10 @@ impl Case {
         let mut block = self.mlp_block(ops);
         let mut x = self.tensor(ops, "x", self.rows(), self.hidden_size);
         let mut saved = B::MlpSaved::default();
-        ops.mlp_block(&block, &mut x, &mut saved).expect("a forward");
+        ops.mlp_block(&block, None, &mut x, &mut saved).expect("a forward");
         results.insert("mlp".to_owned(), ops.read(&x).expect("values"));
         let mut gradient = self.tensor(ops, "g", self.rows(), self.hidden_size);
-        ops.mlp_block_backward(&mut block, &mut saved, &mut gradient, InputGradient::Needed).expect("a backward");
+        ops.mlp_block_backward(&mut block, None, &mut saved, &mut gradient, InputGradient::Needed).expect("a backward");
         results.insert("mlp.x".to_owned(), ops.read(&gradient).expect("values"));
         let mut read = Reader { ops, prefix: "mlp", results };
         read.norm(&block.norm);
@@ -335,7 +337,8 @@ impl Case {
         let [mut logits, mut gradient] = <[B::Tensor; 2]>::default();
         ops.head_logits(&head, &output, &x, &mut logits).expect("logits");
         ops.head_scores(&head, &output, &x, &self.targets(), &mut scores_alone).expect("scores");
-        ops.head_loss(&mut head, &mut output, &x, &self.targets(), &mut scores, &mut gradient).expect("a loss");
+        ops.head_loss(&mut head, &mut output, None, &x, &self.targets(), 1.0, &mut scores, &mut gradient)
+            .expect("a loss");
         assert_eq!(scores, scores_alone);
         results.insert("head".to_owned(), ops.read(&logits).expect("values"));
         results.insert("head.nll".to_owned(), scores.iter().map(|score| score.nll).collect());

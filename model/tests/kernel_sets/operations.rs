@@ -1,7 +1,9 @@
 //! Every operation of a kernel set once, on tensors of a case's shapes.
 
 use model::batch::Documents;
-use model::ops::{Activation, AdamWStep, AttentionGradients, AttentionOperands, Form, LogitGradient, Ops, Turn, Write};
+use model::ops::{
+    Activation, AdamWStep, AttentionGradients, AttentionOperands, Form, LogitGradient, Ops, SgdStep, Turn, Write,
+};
 
 use crate::case::{Case, Results, values};
 
@@ -182,7 +184,7 @@ impl<B: Ops> Run<'_, B> {
         // Rounded, so that the greatest logit often stands there twice.
         let logits: Vec<f32> = values("logits", rows * vocab).iter().map(|x| (x * 16.0).round()).collect();
         for cap in [None, Some(3.0)] {
-            for gradient in [LogitGradient::InPlace, LogitGradient::Skip] {
+            for gradient in [LogitGradient::InPlace { scale: 0.75 }, LogitGradient::Skip] {
                 let mut logits = ops.tensor(rows, vocab, &logits).expect("logits");
                 let mut scores = Vec::new();
                 ops.cross_entropy(&mut logits, &case.targets(), cap, gradient, &mut scores).expect("cross_entropy");
@@ -190,7 +192,7 @@ impl<B: Ops> Run<'_, B> {
                 self.results.insert(format!("nll {cap:?} {gradient:?}"), nll.collect());
                 let correct = scores.iter().map(|score| f32::from(score.correct));
                 self.results.insert(format!("correct {cap:?} {gradient:?}"), correct.collect());
-                if gradient == LogitGradient::InPlace {
+                if gradient != LogitGradient::Skip {
                     self.record(&format!("logit gradient {cap:?}"), &logits);
                 }
             }
@@ -204,6 +206,7 @@ impl<B: Ops> Run<'_, B> {
         let nan = ops.tensor(1, 2, &[f32::NAN, 0.0]).expect("a tensor");
         assert!(!ops.sum_of_squares(&nan).expect("sum_of_squares").is_finite());
         self.adamw();
+        self.sgd();
     }
 
     fn adamw(&mut self) {
@@ -226,6 +229,29 @@ impl<B: Ops> Run<'_, B> {
         }
         for (name, tensor) in [("adamw value", &value), ("adamw first", &first), ("adamw second", &second)] {
             self.record(name, tensor);
+        }
+    }
+
+    fn sgd(&mut self) {
+        let ops = self.ops;
+        for (momentum, nesterov) in [(0.0, false), (0.9, false), (0.9, true)] {
+            let mut value = self.tensor("value", 5, 7);
+            let mut buffer = if momentum == 0.0 { B::Tensor::default() } else { ops.zeros(5, 7).expect("zeros") };
+            for step in 1..=3 {
+                let gradient = self.tensor(&format!("gradient {step}"), 5, 7);
+                let step = SgdStep {
+                    learning_rate: 0.1,
+                    momentum,
+                    dampening: 0.3,
+                    nesterov,
+                    weight_decay: 0.2,
+                    step,
+                    gradient_scale: 0.03,
+                };
+                ops.sgd(&step, &mut value, &gradient, &mut buffer).expect("sgd");
+            }
+            self.record(&format!("sgd value, momentum {momentum}, nesterov {nesterov}"), &value);
+            self.record(&format!("sgd buffer, momentum {momentum}, nesterov {nesterov}"), &buffer);
         }
     }
 }

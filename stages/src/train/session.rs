@@ -13,7 +13,7 @@ use model::parameter::Keep;
 use model::peft::AdapterConfig;
 use model::random::permutation;
 use model::schedule::{Decay, Horizon, Schedule};
-use model::trainer::{AdamW, StepReport, TrainError, TrainOptions, Trained, Trainer};
+use model::trainer::{AdamW, Optimizer, StepReport, TrainError, TrainOptions, Trained, Trainer};
 use serde_json::{Map, Value, json};
 
 use super::fit;
@@ -101,12 +101,17 @@ fn prepare<B: Blocks>(
         let fresh = fresh.or_fail(Cause::BadParameters, || "cannot make the adapter".to_owned())?;
         decoder.attach(&fresh).or_fail(Cause::BadParameters, || "cannot attach the adapter".to_owned())?;
     }
-    let optimizer = AdamW {
+    let optimizer = Optimizer::AdamW(AdamW {
         betas: (params.optimizer.betas[0], params.optimizer.betas[1]),
         eps: params.optimizer.eps,
         weight_decay: params.optimizer.weight_decay,
+    });
+    let options = TrainOptions {
+        max_grad_norm: params.clip_grad_norm,
+        seed: params.seed,
+        ..TrainOptions::new(trained, optimizer)
     };
-    Trainer::new(decoder, TrainOptions { trained, optimizer, max_grad_norm: params.clip_grad_norm }).map_err(failure)
+    Trainer::new(decoder, options).map_err(failure)
 }
 
 fn adapter_config(params: &TrainParams) -> AdapterConfig {
@@ -373,9 +378,10 @@ fn failure(error: TrainError) -> StageError {
     let cause = match &error {
         TrainError::NothingToTrain(_) => Cause::BadParameters,
         TrainError::NoTargets { .. } => Cause::BadData,
-        TrainError::LossNotFinite { .. } | TrainError::GradientNotFinite { .. } | TrainError::NotMoved { .. } => {
-            Cause::Numeric
-        }
+        TrainError::LossNotFinite { .. }
+        | TrainError::GradientNotFinite { .. }
+        | TrainError::OverflowPersists { .. }
+        | TrainError::NotMoved { .. } => Cause::Numeric,
         TrainError::Run(RunError::Batch(_)) => Cause::BadData,
         TrainError::Run(RunError::Kernel(_)) => Cause::Machine,
     };

@@ -1,0 +1,80 @@
+//! Why training stopped.
+
+use crate::decoder::RunError;
+use crate::ops::KernelError;
+
+/// Why training stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// Nothing would be trained.
+    #[error("nothing to train: {0}")]
+    NothingToTrain(&'static str),
+    /// A step has no target.
+    #[error("step {step} has no target token: every label is ignored")]
+    NoTargets {
+        /// Number of the step, from 1.
+        step: u64,
+    },
+    /// The loss is infinite or not a number.
+    #[error("the loss is {loss} in step {step}{}", before(largest_gradient.as_deref()))]
+    LossNotFinite {
+        /// Number of the step, from 1.
+        step: u64,
+        /// The summed loss of the micro-batch.
+        loss: f64,
+        /// Indices in the micro-batch of the documents whose own loss is not finite.
+        documents: Vec<usize>,
+        /// The trained tensor with the largest gradient before this micro-batch: among the step's micro-batches so far or, at
+        /// its first, in the step before. None in the very first micro-batch. (The gradient of a loss that is not finite says
+        /// nothing: it is not finite everywhere.)
+        largest_gradient: Option<String>,
+    },
+    /// A gradient is infinite or not a number.
+    #[error("the gradient of `{tensor}` is not finite in step {step}{}", before(largest_gradient.as_deref()))]
+    GradientNotFinite {
+        /// Number of the step, from 1.
+        step: u64,
+        /// The first such tensor, counted from the embedding.
+        tensor: String,
+        /// The trained tensor with the largest gradient in the step before.
+        largest_gradient: Option<String>,
+    },
+    /// Gradients overflow though the factor on the loss is as small as it may be.
+    #[error(
+        "the gradient of `{tensor}` is not finite in step {step}, after {skipped} skipped attempts down to a loss scale of {loss_scale}"
+    )]
+    OverflowPersists {
+        /// Number of the step, from 1.
+        step: u64,
+        /// The first tensor that overflowed in the last attempt.
+        tensor: String,
+        /// Attempts skipped in a row.
+        skipped: u64,
+        /// The factor on the loss in the last of them.
+        loss_scale: f64,
+    },
+    /// A trained tensor is where it was.
+    #[error(
+        "`{tensor}` has not changed in {steps} steps with a learning rate: no gradient reaches it, or too small a one"
+    )]
+    NotMoved {
+        /// The tensor.
+        tensor: String,
+        /// Steps so far whose learning rate was high enough to move it.
+        steps: u64,
+    },
+    /// A batch does not fit, or the device failed.
+    #[error(transparent)]
+    Run(#[from] RunError),
+}
+
+impl From<KernelError> for TrainError {
+    fn from(error: KernelError) -> Self {
+        Self::Run(RunError::Kernel(error))
+    }
+}
+
+/// Which gradient was the largest, as the end of a message.
+fn before(largest_gradient: Option<&str>) -> String {
+    largest_gradient.map_or_else(String::new, |name| format!("; the largest gradient before it was that of `{name}`"))
+}

@@ -1,0 +1,112 @@
+//! What a training run is told: what is trained, the optimizer, clipping, loss scaling, recomputation.
+
+pub use crate::decoder::Recompute;
+use crate::parameter::Moments;
+
+/// What a trainer does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TrainOptions {
+    /// What is trained.
+    pub trained: Trained,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// The gradient's norm over all trained tensors is cut to this.
+    pub max_grad_norm: Option<f64>,
+    /// A factor on the loss while gradients are computed, for number types whose small values round to zero.
+    pub loss_scaling: Option<LossScaling>,
+    /// What the backward computes again instead of keeping it.
+    pub recompute: Recompute,
+    /// Seed of the draws of dropout.
+    pub seed: u64,
+}
+
+impl TrainOptions {
+    /// Plain training: no clipping, no loss scaling, nothing computed twice, seed 0.
+    pub const fn new(trained: Trained, optimizer: Optimizer) -> Self {
+        Self { trained, optimizer, max_grad_norm: None, loss_scaling: None, recompute: Recompute::None, seed: 0 }
+    }
+}
+
+/// What is trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trained {
+    /// The attached adapter; everything else is frozen.
+    Adapter,
+    /// All weights; the decoder was loaded with [`crate::parameter::Keep::Trainable`].
+    Weights,
+}
+
+/// How a gradient becomes an update. The learning rate is given with each step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Optimizer {
+    /// Adam with decoupled weight decay, its moments in f32.
+    AdamW(AdamW),
+    /// Gradient descent with momentum.
+    Sgd(Sgd),
+}
+
+impl Optimizer {
+    /// What it keeps of each trained tensor.
+    pub(super) fn moments(&self) -> Moments {
+        match self {
+            Self::AdamW(_) => Moments::Two,
+            Self::Sgd(sgd) if sgd.momentum != 0.0 => Moments::One,
+            Self::Sgd(_) => Moments::None,
+        }
+    }
+}
+
+/// AdamW without its learning rate, which changes from step to step.
+///
+/// Source: Loshchilov and Hutter, arXiv:1711.05101, as in `torch.optim.AdamW`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Decay rates of the moments.
+    pub betas: (f64, f64),
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay, on every trained tensor.
+    pub weight_decay: f64,
+}
+
+impl Default for AdamW {
+    /// As in PyTorch: 0.9, 0.999, 1e-8 and a decay of 0.01.
+    fn default() -> Self {
+        Self { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.01 }
+    }
+}
+
+/// Gradient descent without its learning rate; the default is the plain one. As `torch.optim.SGD`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sgd {
+    /// Share of the momentum buffer that is kept in each step; 0: there is no buffer.
+    pub momentum: f64,
+    /// The new gradient enters the buffer times `1 - dampening`, but for the first.
+    pub dampening: f64,
+    /// Looks one step ahead along the buffer.
+    pub nesterov: bool,
+    /// Added to the gradient times the value (coupled, unlike AdamW's).
+    pub weight_decay: f64,
+}
+
+/// How the factor on the loss follows what the gradients bear. As `torch.amp.GradScaler`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossScaling {
+    /// The factor at first.
+    pub init_scale: f64,
+    /// The factor is multiplied by this after `growth_interval` steps without an overflow.
+    pub growth_factor: f64,
+    /// The factor is multiplied by this when a gradient overflows; such a step is skipped.
+    pub backoff_factor: f64,
+    /// Steps without an overflow after which the factor grows.
+    pub growth_interval: u64,
+    /// The factor does not fall below this (torch's has no such bound).
+    pub min_scale: f64,
+}
+
+impl Default for LossScaling {
+    /// From 2¹⁰, doubled every 2000 steps, halved at an overflow, never below 1.
+    fn default() -> Self {
+        Self { init_scale: 1024.0, growth_factor: 2.0, backoff_factor: 0.5, growth_interval: 2000, min_scale: 1.0 }
+    }
+}
