@@ -2,13 +2,16 @@
 //!
 //! The one place that knows the `tokenizers` crate, so that a faster encoder can take its place.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use engine::context::Artifact;
 use engine::error::{Cause, StageError};
 use serde_json::{Map, Value};
+use tokenizers::{Model, NormalizedString, Normalizer, OffsetType, PreTokenizedString, PreTokenizer};
 
-use crate::prompt::{ChatError, ChatTemplate};
+use crate::prompt::{ChatError, ChatTemplate, ControlTexts, PLAIN_BEGIN, PLAIN_END, is_marked};
 
 /// Why a tokenizer cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +72,8 @@ pub struct Tokenizer {
     bos_token_id: Option<u32>,
     eos_token_id: Option<u32>,
     pad_token_id: Option<u32>,
-    chat_template: Option<ChatTemplate>,
+    chat_template: Option<Arc<ChatTemplate>>,
+    control_texts: ControlTexts,
 }
 
 impl Tokenizer {
@@ -98,7 +102,10 @@ impl Tokenizer {
         let id = |role| special_id(&inner, &config, role);
         let (bos_token_id, eos_token_id, pad_token_id) = (id("bos_token")?, id("eos_token")?, id("pad_token")?);
         let chat_template = chat_template(folder, &config)?;
-        Ok(Self { inner, config, bos_token_id, eos_token_id, pad_token_id, chat_template })
+        let added = inner.get_added_tokens_decoder();
+        let special = added.into_values().filter(|token| token.special).map(|token| token.content);
+        let control_texts = ControlTexts::new(special);
+        Ok(Self { inner, config, bos_token_id, eos_token_id, pad_token_id, chat_template, control_texts })
     }
 
     /// The ids of a text, without any the tokenizer would add by itself. Special tokens written in the text are recognised.
@@ -108,6 +115,83 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let encoding = self.inner.encode_fast(text, false).map_err(TokenizerError::Coding)?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The ids of a text in which some control tokens stand between marks ([`ControlTexts::mark`]): those are plain text, all
+    /// others are recognised. The same ids as transformers' under `sanitize_control_tokens`.
+    ///
+    /// # Errors
+    /// As for [`Tokenizer::encode`].
+    pub fn encode_marked(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let mut ids = Vec::new();
+        let mut rest = text;
+        while let Some(at) = rest.find([PLAIN_BEGIN, PLAIN_END]) {
+            let (before, marked) = rest.split_at(at);
+            ids.extend(self.encode_piece(before, ids.is_empty(), Self::encode)?);
+            // A template that cuts texts may leave one mark without the other: then it is only a border.
+            let after_mark = &marked[PLAIN_BEGIN.len_utf8()..];
+            let control = after_mark.split_once(PLAIN_END).filter(|_| marked.starts_with(PLAIN_BEGIN));
+            rest = match control {
+                Some((control, after)) if !is_marked(control) => {
+                    ids.extend(self.encode_plain(control, ids.is_empty())?);
+                    after
+                }
+                _ => after_mark,
+            };
+        }
+        ids.extend(self.encode_piece(rest, ids.is_empty(), Self::encode)?);
+        Ok(ids)
+    }
+
+    /// The ids of a control token's text, none of which is a special token.
+    fn encode_plain(&self, control: &str, is_first: bool) -> Result<Vec<u32>, TokenizerError> {
+        let ids = self.encode_piece(control, is_first, Self::encode_without_added_tokens)?;
+        if !ids.iter().any(|id| self.is_special(*id)) {
+            return Ok(ids);
+        }
+        // A vocabulary of whole pieces (Unigram) finds the token without being told of it; it does not find its parts.
+        let border = control.chars().next().map_or(0, char::len_utf8);
+        let (letter, rest) = control.split_at(border);
+        let mut ids = self.encode_piece(letter, is_first, Self::encode_without_added_tokens)?;
+        ids.extend(self.encode_piece(rest, false, Self::encode_without_added_tokens)?);
+        Ok(ids)
+    }
+
+    /// Encodes a piece of a text. One in its middle is encoded behind a line break, which is then taken away, so that no
+    /// space is put before it that belongs at the beginning of a text.
+    fn encode_piece(
+        &self,
+        piece: &str,
+        is_first: bool,
+        encode: fn(&Self, &str) -> Result<Vec<u32>, TokenizerError>,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        if is_first || piece.is_empty() {
+            return encode(self, piece);
+        }
+        let line_break = self.encode("\n")?;
+        let mut ids = encode(self, &format!("\n{piece}"))?;
+        if !ids.starts_with(&line_break) {
+            return encode(self, piece);
+        }
+        ids.drain(..line_break.len());
+        Ok(ids)
+    }
+
+    /// The ids of a text in which no added token is recognised.
+    fn encode_without_added_tokens(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let encode = || -> tokenizers::Result<Vec<u32>> {
+            let mut normalized = NormalizedString::from(text);
+            if let Some(normalizer) = self.inner.get_normalizer() {
+                normalizer.normalize(&mut normalized)?;
+            }
+            let mut pieces = PreTokenizedString::from(normalized);
+            if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
+                pre_tokenizer.pre_tokenize(&mut pieces)?;
+            }
+            pieces.tokenize(|piece| self.inner.get_model().tokenize(piece.get()))?;
+            Ok(pieces.into_encoding(None, 0, OffsetType::Byte)?.get_ids().to_vec())
+        };
+        encode().map_err(TokenizerError::Coding)
     }
 
     /// The text of ids, special tokens left out.
@@ -174,8 +258,18 @@ impl Tokenizer {
     }
 
     /// The chat template, if the model has one.
-    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+    pub fn chat_template(&self) -> Option<&Arc<ChatTemplate>> {
         self.chat_template.as_ref()
+    }
+
+    /// The texts of its special tokens, to find them in data.
+    pub fn control_texts(&self) -> &ControlTexts {
+        &self.control_texts
+    }
+
+    /// Its special tokens by role, as a chat template knows them: `bos_token`, `eos_token` ….
+    pub fn special_tokens(&self) -> BTreeMap<String, String> {
+        special_tokens(&self.config)
     }
 }
 
@@ -208,7 +302,12 @@ fn special_id(
     inner.token_to_id(token).map(Some).ok_or_else(unknown)
 }
 
-fn chat_template(folder: &Path, config: &Map<String, Value>) -> Result<Option<ChatTemplate>, TokenizerError> {
+fn special_tokens(config: &Map<String, Value>) -> BTreeMap<String, String> {
+    let roles = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
+    roles.iter().filter_map(|role| Some(((*role).to_owned(), special_text(config, role)?.to_owned()))).collect()
+}
+
+fn chat_template(folder: &Path, config: &Map<String, Value>) -> Result<Option<Arc<ChatTemplate>>, TokenizerError> {
     let path = folder.join("chat_template.jinja");
     let source = match std::fs::read_to_string(&path) {
         Ok(text) => Some(text),
@@ -216,9 +315,8 @@ fn chat_template(folder: &Path, config: &Map<String, Value>) -> Result<Option<Ch
         Err(source) => return Err(TokenizerError::Read { path, source }),
     };
     let Some(source) = source else { return Ok(None) };
-    let roles = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
-    let special = roles.iter().filter_map(|role| Some(((*role).to_owned(), special_text(config, role)?.to_owned())));
-    ChatTemplate::new(&source, special.collect()).map(Some).map_err(TokenizerError::ChatTemplate)
+    let template = ChatTemplate::new(&source, special_tokens(config)).map_err(TokenizerError::ChatTemplate)?;
+    Ok(Some(Arc::new(template)))
 }
 
 /// `chat_template` is a text, or a list of named ones of which `default` counts.

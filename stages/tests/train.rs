@@ -43,6 +43,9 @@ fn facts() -> TokensFacts {
         without_eos: 0,
         dropped: 0,
         padding: 0,
+        sanitized: 0,
+        prompt: None,
+        train_on: None,
     }
 }
 

@@ -16,6 +16,7 @@ use super::identity::IdentityHasher;
 use super::kind::{OutputKind, Packs, Tokens};
 use super::parts::{PartsReader, PartsWriter, TableError, description};
 use super::rows::Shape;
+use crate::prompt::{PromptParams, TrainOn};
 
 /// The label of a token without loss.
 pub const IGNORE_INDEX: i32 = -100;
@@ -100,9 +101,45 @@ pub struct TokensFacts {
     pub dropped: u64,
     /// Padding in all rows together, in tokens.
     pub padding: u64,
+    /// Rows in which the data wrote out special tokens that are read as plain text.
+    #[serde(default)]
+    pub sanitized: u64,
+    /// How the prompts were made, so that a model can be asked in the way it was taught; `None` in what older versions wrote.
+    #[serde(default)]
+    pub prompt: Option<PromptParams>,
+    /// What the loss is taken over; `None` in what older versions wrote.
+    #[serde(default)]
+    pub train_on: Option<TrainOn>,
 }
 
 impl TokensFacts {
+    /// Facts about no rows yet, of this shape.
+    pub fn none(shape: Shape) -> Self {
+        Self {
+            rows: 0,
+            documents: 0,
+            tokens: 0,
+            target_tokens: 0,
+            longest_row: 0,
+            longest_document: 0,
+            largest_id: None,
+            max_seq_len: None,
+            shape,
+            vocab_size: 0,
+            bos_token_id: None,
+            eos_token_id: None,
+            pad_token_id: None,
+            truncated: 0,
+            fully_masked: 0,
+            without_eos: 0,
+            dropped: 0,
+            padding: 0,
+            sanitized: 0,
+            prompt: None,
+            train_on: None,
+        }
+    }
+
     /// Reads them from an artefact's facts; `None` where these are not facts about tokens.
     pub fn from_facts(facts: &Facts) -> Option<Self> {
         serde_json::from_value(Value::Object(facts.clone())).ok()
@@ -363,26 +400,7 @@ mod tests {
     use super::*;
 
     fn facts() -> TokensFacts {
-        TokensFacts {
-            rows: 0,
-            documents: 0,
-            tokens: 0,
-            target_tokens: 0,
-            longest_row: 0,
-            longest_document: 0,
-            largest_id: None,
-            max_seq_len: None,
-            shape: Shape::Prompt,
-            vocab_size: 10,
-            bos_token_id: Some(0),
-            eos_token_id: Some(1),
-            pad_token_id: None,
-            truncated: 0,
-            fully_masked: 0,
-            without_eos: 0,
-            dropped: 0,
-            padding: 0,
-        }
+        TokensFacts { vocab_size: 10, bos_token_id: Some(0), eos_token_id: Some(1), ..TokensFacts::none(Shape::Prompt) }
     }
 
     fn row(number: u32) -> TokenRow {

@@ -20,7 +20,7 @@ use engine::stage::{InputFacts, Stage, Threads};
 
 use crate::artifact::{Adapter, Metrics, Model, OutputKind, Rows, RowsFacts, RowsReader, Shape, Tokenizer};
 use crate::inference::{self, Inference};
-use crate::prompt::{PromptOptions, PromptRenderer};
+use crate::prompt::{PromptParams, PromptRenderer};
 use crate::tokenize::facts_of;
 use crate::train::Kernels;
 use examples::Example;
@@ -50,6 +50,9 @@ pub struct EvaluateParams {
     /// The rows, which the model should not have seen.
     #[semantic]
     pub data: Input<Rows>,
+    /// How rows become prompts; the same as in `tokenize`.
+    #[semantic(flatten)]
+    pub prompt: PromptParams,
     /// What is measured.
     #[semantic(default = vec![Metric::Perplexity])]
     pub metrics: Vec<Metric>,
@@ -153,7 +156,7 @@ impl Subject {
         let tokenizer = crate::tokenizer::Tokenizer::from_folder(tokenizer_folder)?;
         Ok(Self {
             stop_token_ids: inference::stop_token_ids(&model.folder, &tokenizer)?,
-            renderer: PromptRenderer::from_rows_facts(rows.facts(), PromptOptions::default())?,
+            renderer: PromptRenderer::new(&params.prompt, rows.facts(), &tokenizer)?,
             model: inference::open(&model, adapter.as_ref(), params.kernels, context)?,
             tokenizer,
             rows,

@@ -1,12 +1,12 @@
 //! `uses: generate`: a model answers prompts, greedily or by drawing.
 //!
-//! A draw depends on the seed, the prompt's number and the position alone. Times are said on the screen and stand in no
-//! artefact, so that the same answers are the same artefact.
+//! Prompts are read, answered and written some hundreds at a time, so that memory stays bounded. A draw depends on the seed, the
+//! prompt's number and the position alone. Times are said on the screen and stand in no artefact, so that the same answers are the
+//! same artefact.
 
 mod prompts;
+mod report;
 mod samples;
-
-use std::time::{Duration, Instant};
 
 use engine::artifact::{Facts, Output};
 use engine::context::StageContext;
@@ -16,29 +16,23 @@ use engine::file::source::Span;
 use engine::parameter::{Input, OneOf, Parameters};
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, Stage, Threads};
+use model::generation::Request;
 use model::sampling::Sampling;
 
-use crate::artifact::{Adapter, Model, OutputKind, Rows, Samples, Tokenizer};
-use crate::inference::{self, Inference, Limits, Request};
-use crate::train::Kernels;
-use prompts::Asked;
-use samples::Sample;
-
-/// Prompts that are completed together.
-const PROMPTS_PER_BATCH: usize = 8;
+use crate::artifact::{OutputKind, Rows, Samples};
+use crate::inference::{Aloud, InferenceParams, Respondent, Standing, speed};
+use crate::prompt::PromptParams;
+use crate::train::figures::peak_resident_bytes;
+use prompts::{Asked, Prompts};
+use report::Shown;
+use samples::{Sample, SamplesWriter};
 
 /// What a pipeline file may say under `with:` for `uses: generate`.
 #[derive(Parameters, Debug)]
 pub struct GenerateParams {
-    /// The model.
-    #[semantic]
-    pub model: Input<Model>,
-    /// An adapter to put onto it.
-    #[semantic]
-    pub adapter: Option<Input<Adapter>>,
-    /// Its tokenizer; the model's own if left out.
-    #[semantic]
-    pub tokenizer: Option<Input<Tokenizer>>,
+    /// The model and its limits.
+    #[semantic(flatten)]
+    pub inference: InferenceParams,
     /// What is asked: a list of texts, or a stage with rows, whose prompts are taken as training takes them.
     #[semantic]
     pub prompts: OneOf<Vec<String>, Input<Rows>>,
@@ -46,33 +40,45 @@ pub struct GenerateParams {
     /// model's chat template. A text is a prompt as it stands if this is left out.
     #[semantic]
     pub template: Option<String>,
+    /// How texts and rows become prompts; the same as in `tokenize`.
+    #[semantic(flatten)]
+    pub prompt: PromptParams,
     /// Only the first so many rows, for prompts from a stage.
     #[semantic(range = 1..)]
     pub limit: Option<u64>,
-    /// Longest answer, in tokens.
-    #[semantic(default = 128, range = 1..)]
-    pub max_new_tokens: usize,
+    /// What becomes of a prompt that cannot be asked: it is empty, fills the model's positions, or its chat template refuses it.
+    #[semantic(default = OnBadPrompt::Skip)]
+    pub on_bad_prompt: OnBadPrompt,
     /// Divides the logits; 0 always takes the most likely token.
     #[semantic(default = 0.0, range = 0.0..)]
-    pub temperature: f32,
-    /// Draws among so many most likely tokens only.
+    pub temperature: f64,
+    /// Draws among so many most likely tokens only, and those tied with the last of them.
     #[semantic(range = 1..)]
     pub top_k: Option<usize>,
     /// Draws among the fewest most likely tokens whose probabilities reach this sum.
     #[semantic(above = 0.0, range = ..=1.0)]
-    pub top_p: Option<f32>,
-    /// Divides the positive logits of tokens seen before and multiplies the negative ones; 1 changes nothing.
+    pub top_p: Option<f64>,
+    /// Draws among the tokens that are at least so likely, as a share of the most likely one's probability.
+    #[semantic(range = 0.0..=1.0)]
+    pub min_p: Option<f64>,
+    /// Divides the positive logits of tokens seen before, in prompt or answer, and multiplies the negative ones; 1 changes nothing.
     #[semantic(above = 0.0)]
-    pub repetition_penalty: Option<f32>,
+    pub repetition_penalty: Option<f64>,
     /// Decides the draws.
     #[semantic(default = 0)]
     pub seed: u64,
-    /// The kernels that compute.
-    #[cosmetic(default = Kernels::Cpu)]
-    pub kernels: Kernels,
     /// The samples of another stage, to be shown beside these.
     #[semantic]
     pub compare_with: Option<Input<Samples>>,
+}
+
+/// What becomes of a prompt that cannot be asked.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnBadPrompt {
+    /// It is counted, and stands in the results with the reason in place of an answer.
+    Skip,
+    /// It ends the stage.
+    Error,
 }
 
 impl GenerateParams {
@@ -81,6 +87,7 @@ impl GenerateParams {
             temperature: self.temperature,
             top_k: self.top_k,
             top_p: self.top_p,
+            min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
             seed: self.seed,
         }
@@ -92,7 +99,7 @@ pub struct Generate;
 
 impl Stage for Generate {
     const NAME: &'static str = "generate";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const ABOUT: &'static str = "Lets a model answer prompts.";
     type Params = GenerateParams;
 
@@ -101,7 +108,9 @@ impl Stage for Generate {
     }
 
     fn check(params: &GenerateParams, _: &InputFacts, span: Span) -> Vec<Problem> {
-        prompts::check(params, span)
+        let mut problems = prompts::check(params, span);
+        problems.extend(params.inference.problems(span));
+        problems
     }
 
     fn threads(_: &GenerateParams) -> Threads {
@@ -110,68 +119,82 @@ impl Stage for Generate {
 
     fn run(params: &GenerateParams, context: &mut StageContext) -> Result<(), StageError> {
         let before = params.compare_with.as_ref().map(|input| context.open(input)).transpose()?;
-        let before = before.map(|artifact| samples::read(&artifact.folder)).transpose()?;
-        let model = context.open(&params.model)?;
-        let adapter = params.adapter.as_ref().map(|input| context.open(input)).transpose()?;
-        let tokenizer = params.tokenizer.as_ref().map(|input| context.open(input)).transpose()?;
-        let tokenizer_folder = tokenizer.as_ref().map_or(&model.folder, |artifact| &artifact.folder);
-        let tokenizer = crate::tokenizer::Tokenizer::from_folder(tokenizer_folder)?;
-        let asked = prompts::collect(params, &tokenizer, context)?;
-        let stop_token_ids = inference::stop_token_ids(&model.folder, &tokenizer)?;
-        let limits = Limits { max_new_tokens: params.max_new_tokens, stop_token_ids: &stop_token_ids };
-        let respondent = inference::open(&model, adapter.as_ref(), params.kernels, context)?;
-
-        let mut answers = Vec::with_capacity(asked.len());
-        let mut time = Duration::ZERO;
-        for group in asked.chunks(PROMPTS_PER_BATCH) {
-            let begin = Instant::now();
-            answers.extend(answer(group, answers.len(), &*respondent, limits, params.sampling(), &tokenizer, context)?);
-            time += begin.elapsed();
-            context.progress("prompts", answers.len() as u64, Some(asked.len() as u64), None);
-        }
+        let before = before.map(|artifact| samples::Earlier::open(&artifact.folder)).transpose()?;
+        let mut respondent = Respondent::open(&params.inference, params.sampling(), context)?;
+        let mut prompts = Prompts::open(params, &respondent.tokenizer, context)?;
 
         let draft = context.create("samples")?;
-        samples::write(&answers, &draft.folder)?;
-        let beside = before.as_deref().zip(params.compare_with.as_ref());
-        let beside = beside.map(|(samples, input)| (input.reference.stage.as_str(), samples));
-        let tokens: usize = answers.iter().map(|sample| sample.tokens).sum();
-        let text = format!("{}\n{}", samples::report(context.stage(), &answers, beside), speed(tokens, time));
-        context.emit(WorkerEvent::Report { text });
+        let mut writer = SamplesWriter::create(&draft.folder)?;
+        let mut shown = Shown::default();
+        while let Some(asked) = prompts.next_group(&respondent)? {
+            let samples = answer(asked, prompts.len(), params.on_bad_prompt, &mut respondent, context)?;
+            writer.write(&samples)?;
+            shown.take(samples);
+        }
+        let tally = writer.finish()?;
+        if tally.skipped > 0 {
+            context.warn(format!(
+                "{} of {} prompts could not be asked: {}",
+                tally.skipped,
+                tally.rows,
+                shown.first_problem().unwrap_or_default()
+            ));
+        }
+        if tally.skipped == tally.rows {
+            let message = format!("none of {} prompts could be asked", tally.rows);
+            return Err(match shown.first_problem() {
+                Some(problem) => StageError::bad_data(format!("{message}: {problem}")),
+                None => StageError::bad_data("there are no prompts to answer"),
+            });
+        }
+
+        let beside = before.map(|earlier| earlier.answers_to(shown.prompts())).transpose()?;
+        let beside = beside.as_ref().zip(params.compare_with.as_ref());
+        let beside = beside.map(|(answers, input)| (input.reference.stage.as_str(), answers));
+        context.emit(WorkerEvent::Report { text: shown.report(context.stage(), &tally, beside) });
+        let (effort, bytes) = (respondent.effort(), respondent.weight_bytes_per_step());
+        context.emit(WorkerEvent::Report { text: speed(&effort, bytes, peak_resident_bytes()) });
         let mut facts = Facts::new();
-        facts.insert("rows".to_owned(), answers.len().into());
-        facts.insert("tokens".to_owned(), tokens.into());
+        facts.insert("rows".to_owned(), tally.rows.into());
+        facts.insert("tokens".to_owned(), tally.tokens.into());
+        facts.insert("skipped".to_owned(), tally.skipped.into());
         context.seal(draft, facts, None)
     }
 }
 
-/// Completes a few prompts, the first of which has the number `first`.
+/// Answers a group of prompts; those that cannot be asked become samples without an answer.
 fn answer(
-    asked: &[Asked],
-    first: usize,
-    respondent: &dyn Inference,
-    limits: Limits<'_>,
-    sampling: Sampling,
-    tokenizer: &crate::tokenizer::Tokenizer,
-    context: &StageContext,
+    asked: Vec<Asked>,
+    total: u64,
+    on_bad_prompt: OnBadPrompt,
+    respondent: &mut Respondent,
+    context: &mut StageContext,
 ) -> Result<Vec<Sample>, StageError> {
-    let positions = respondent.max_position_embeddings();
-    for (asked, number) in asked.iter().zip(first + 1..) {
-        if asked.ids.is_empty() || asked.ids.len() >= positions {
-            let message =
-                format!("prompt {number} has {} tokens, and the model has {positions} positions", asked.ids.len());
-            return Err(StageError::bad_data(message));
+    for asked in &asked {
+        match &asked.ids {
+            Ok(ids) => respondent.check_vocabulary(ids, || format!("prompt {}", asked.row + 1))?,
+            Err(problem) if on_bad_prompt == OnBadPrompt::Error => {
+                return Err(StageError::bad_data(format!("prompt {} cannot be asked: {problem}", asked.row + 1))
+                    .with_help("`on_bad_prompt: skip` leaves such prompts out and counts them"));
+            }
+            Err(_) => {}
         }
     }
-    let requests: Vec<Request<'_>> =
-        asked.iter().zip(first as u64..).map(|(asked, row)| Request { prompt: &asked.ids, row }).collect();
-    let completions = respondent.complete(&requests, limits, sampling, &|| context.cancelled())?;
-    asked.iter().zip(completions).map(|(asked, completion)| Sample::new(asked, &completion, tokenizer)).collect()
-}
-
-/// The line that torchtune prints. The time is that of reading the prompts and of writing the answers; the tokens are those
-/// of the answers.
-fn speed(tokens: usize, time: Duration) -> String {
-    let seconds = time.as_secs_f64();
-    let rate = if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
-    format!("Time for inference: {seconds:.2} sec total, {rate:.2} tokens/sec")
+    let fitting = asked.iter().filter_map(|asked| Some((asked.row, asked.ids.as_ref().ok()?)));
+    let requests: Vec<Request<'_>> = fitting.map(|(row, prompt)| Request { prompt, row }).collect();
+    let standing = Standing {
+        unit: "prompts",
+        done: asked.first().map_or(0, |asked| asked.row),
+        total: Some(total),
+        aloud: if total == 1 { Aloud::Text } else { Aloud::Count },
+    };
+    let mut answers = respondent.answer(&requests, standing, context)?.into_iter();
+    context.progress("prompts", asked.last().map_or(0, |asked| asked.row + 1), Some(total), None);
+    Ok(asked
+        .into_iter()
+        .map(|asked| {
+            let answer = asked.ids.is_ok().then(|| answers.next()).flatten();
+            Sample::new(asked, answer)
+        })
+        .collect())
 }

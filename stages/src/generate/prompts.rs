@@ -10,7 +10,8 @@ use engine::parameter::OneOf;
 
 use super::GenerateParams;
 use crate::artifact::RowsReader;
-use crate::prompt::{NAMED, Prompt, PromptOptions, PromptRenderer, Template};
+use crate::inference::Respondent;
+use crate::prompt::{NAMED, Prompt, PromptRenderer, Prompter, Template};
 use crate::tokenizer::Tokenizer;
 
 /// The `template` that stands for the model's chat template.
@@ -18,10 +19,12 @@ const CHAT: &str = "chat";
 
 /// A prompt, ready for the model.
 pub(super) struct Asked {
+    /// Its number, from 0.
+    pub row: u64,
     /// What a person asked: the text of the file, or the prompt of the row.
     pub text: String,
-    /// What the model reads.
-    pub ids: Vec<u32>,
+    /// What the model reads, or why it cannot be asked.
+    pub ids: Result<Vec<u32>, String>,
     /// The answer that the data gives.
     pub reference: Option<String>,
 }
@@ -49,13 +52,13 @@ impl Form {
         }
     }
 
-    fn prompt(&self, text: &str, tokenizer: &Tokenizer) -> Result<Prompt, StageError> {
+    fn prompt(&self, text: &str, prompter: &Prompter, tokenizer: &Tokenizer) -> Result<Prompt, StageError> {
         Ok(match self {
-            Self::Plain => Prompt::plain(text, tokenizer),
-            Self::Chat => Prompt::user_turn(text, tokenizer)?,
+            Self::Plain => prompter.plain(text, tokenizer),
+            Self::Chat => prompter.user_turn(text, tokenizer)?,
             Self::Template { template, placeholder } => {
                 let columns = BTreeMap::from([(placeholder.clone(), text.to_owned())]);
-                Prompt::plain(&template.render(&columns), tokenizer)
+                prompter.templated(template, &columns, tokenizer)
             }
         })
     }
@@ -86,42 +89,112 @@ pub(super) fn check(params: &GenerateParams, span: Span) -> Vec<Problem> {
     problems
 }
 
-/// All prompts, in order.
-pub(super) fn collect(
-    params: &GenerateParams,
-    tokenizer: &Tokenizer,
-    context: &mut StageContext,
-) -> Result<Vec<Asked>, StageError> {
-    let asked: Vec<Asked> = match &params.prompts {
-        OneOf::Literal(texts) => {
-            let form = Form::of(params.template.as_deref())
-                .map_err(|message| StageError::new(Cause::BadParameters, message))?;
-            texts
-                .iter()
-                .map(|text| {
-                    let ids = form.prompt(text, tokenizer)?.encode(tokenizer)?.input_ids;
-                    Ok(Asked { text: text.clone(), ids, reference: None })
-                })
-                .collect::<Result<_, StageError>>()?
+/// Prompts that are encoded and answered before the next ones are read.
+const PROMPTS_PER_GROUP: usize = 256;
+
+/// What they may have together, in tokens, unless a single one has more.
+const TOKENS_PER_GROUP: usize = 1 << 18;
+
+/// The prompts, read in order.
+pub(super) struct Prompts {
+    source: Source,
+    next: u64,
+    len: u64,
+}
+
+enum Source {
+    Texts { texts: Vec<String>, form: Form, prompter: Prompter },
+    Rows { rows: Box<RowsReader>, renderer: Box<PromptRenderer> },
+}
+
+impl Prompts {
+    /// Opens what the parameters name.
+    ///
+    /// # Errors
+    /// Fails if there are none, or the template cannot be used.
+    pub(super) fn open(
+        params: &GenerateParams,
+        tokenizer: &Tokenizer,
+        context: &mut StageContext,
+    ) -> Result<Self, StageError> {
+        let (source, len) = match &params.prompts {
+            OneOf::Literal(texts) => {
+                let form = Form::of(params.template.as_deref())
+                    .map_err(|message| StageError::new(Cause::BadParameters, message))?;
+                let prompter = Prompter::new(&params.prompt, tokenizer)?;
+                (Source::Texts { texts: texts.clone(), form, prompter }, texts.len() as u64)
+            }
+            OneOf::Stage(input) => {
+                let rows = RowsReader::open(&context.open(input)?)?;
+                let renderer = PromptRenderer::new(&params.prompt, rows.facts(), tokenizer)?;
+                let len = params.limit.unwrap_or(u64::MAX).min(rows.len());
+                (Source::Rows { rows: Box::new(rows), renderer: Box::new(renderer) }, len)
+            }
+        };
+        if len == 0 {
+            return Err(StageError::bad_data("there are no prompts to answer"));
         }
-        OneOf::Stage(input) => {
-            let mut rows = RowsReader::open(&context.open(input)?)?;
-            let renderer = PromptRenderer::from_rows_facts(rows.facts(), PromptOptions::default())?;
-            let most = params.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
-            rows.iter()
-                .take(most)
-                .map(|row| {
-                    let question = renderer.question(&row?, tokenizer)?;
-                    let ids = question.prompt.encode(tokenizer)?.input_ids;
-                    Ok(Asked { text: question.prompt.to_text(tokenizer)?, ids, reference: question.reference })
-                })
-                .collect::<Result<_, StageError>>()?
-        }
-    };
-    if asked.is_empty() {
-        return Err(StageError::bad_data("there are no prompts to answer"));
+        Ok(Self { source, next: 0, len })
     }
-    Ok(asked)
+
+    /// How many there are.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The next few of them; `None` at the end.
+    ///
+    /// # Errors
+    /// Fails if rows cannot be read.
+    pub(super) fn next_group(&mut self, respondent: &Respondent) -> Result<Option<Vec<Asked>>, StageError> {
+        let (mut group, mut tokens) = (Vec::new(), 0);
+        while self.next < self.len && group.len() < PROMPTS_PER_GROUP && tokens < TOKENS_PER_GROUP {
+            let asked = self.asked(self.next, respondent)?;
+            tokens += asked.ids.as_ref().map_or(0, Vec::len);
+            group.push(asked);
+            self.next += 1;
+        }
+        Ok((!group.is_empty()).then_some(group))
+    }
+
+    fn asked(&mut self, row: u64, respondent: &Respondent) -> Result<Asked, StageError> {
+        let tokenizer = &respondent.tokenizer;
+        let encoded = |prompt: Prompt| {
+            let ids = prompt.encode(tokenizer).map_err(StageError::from).map_err(in_one_line)?.input_ids;
+            respondent.misfit(&ids).map_or(Ok(ids), Err)
+        };
+        match &mut self.source {
+            Source::Texts { texts, form, prompter } => {
+                let text = texts[row as usize].clone();
+                let ids = form.prompt(&text, prompter, tokenizer).map_err(in_one_line).and_then(encoded);
+                Ok(Asked { row, text, ids, reference: None })
+            }
+            Source::Rows { rows, renderer } => {
+                let asked = rows.row(row)?;
+                match renderer.question(&asked, tokenizer) {
+                    Ok(question) => {
+                        let text = question.prompt.to_text(tokenizer)?;
+                        Ok(Asked { row, text, ids: encoded(question.prompt), reference: question.reference })
+                    }
+                    Err(error) => {
+                        let ids = Err(in_one_line(error.into()));
+                        Ok(Asked { row, text: String::new(), ids, reference: None })
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A failure with all that lay beneath.
+fn in_one_line(error: StageError) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(&error);
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
 }
 
 #[cfg(test)]

@@ -118,24 +118,11 @@ fn a_document_longer_than_a_row_is_refused_where_it_is_not_cut() {
 
 fn facts(shape: Shape) -> TokensFacts {
     TokensFacts {
-        rows: 0,
-        documents: 0,
-        tokens: 0,
-        target_tokens: 0,
-        longest_row: 0,
-        longest_document: 0,
-        largest_id: None,
-        max_seq_len: None,
-        shape,
         vocab_size: 100,
-        bos_token_id: None,
         eos_token_id: Some(1),
         pad_token_id: Some(3),
         truncated: 2,
-        fully_masked: 0,
-        without_eos: 0,
-        dropped: 0,
-        padding: 0,
+        ..TokensFacts::none(shape)
     }
 }
 

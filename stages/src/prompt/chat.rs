@@ -6,6 +6,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 
+use super::params::TrainOn;
 use super::python;
 use crate::artifact::Message;
 
@@ -24,6 +25,9 @@ pub enum ChatError {
     /// The template refused the conversation, or failed over it.
     #[error("the chat template refuses the conversation: {0}")]
     Refused(String),
+    /// Marks and turns do not belong together one by one.
+    #[error("the chat template's `{{% generation %}}` marks are not one for each assistant's turn")]
+    Marks,
     /// What a turn adds cannot be told.
     #[error(
         "turn {turn} cannot be told apart: the chat template rewrites earlier turns and has no `{{% generation %}}` marks"
@@ -96,21 +100,42 @@ impl ChatTemplate {
         template.render(context).map_err(|error| ChatError::Refused(first_line(&error)))
     }
 
-    /// A conversation in pieces: an assistant's turns are learned, their headers and everything else are not.
+    /// A conversation in pieces, each of which is learned or not: of an assistant's turn what it says and its end, but not
+    /// its header.
     ///
     /// An assistant's turn is what rendering one message more adds to the generation prompt. Where a template rewrites
-    /// earlier turns, its `{% generation %}` marks decide.
+    /// earlier turns, its `{% generation %}` marks decide; [`TrainOn::All`] needs neither, and [`TrainOn::Last`] only that
+    /// the last turn can be told from what precedes it.
     ///
     /// # Errors
     /// Fails where the template refuses the conversation, or rewrites earlier turns and has no marks.
-    pub fn turns(&self, messages: &[Message]) -> Result<Vec<Turn>, ChatError> {
-        match self.turns_by_prefix(messages) {
-            Err(_) if self.has_marks => self.turns_by_marks(messages),
+    pub fn turns(&self, messages: &[Message], train_on: TrainOn) -> Result<Vec<Turn>, ChatError> {
+        let spoken = || (0..messages.len()).filter(|index| messages[*index].role == "assistant");
+        let learned: Vec<usize> = match train_on {
+            TrainOn::Last => spoken().next_back().into_iter().collect(),
+            TrainOn::All => spoken().collect(),
+            TrainOn::Assistant => spoken().filter(|index| has_weight(&messages[*index])).collect(),
+        };
+        // Only turns whose borders matter must be told apart.
+        let told_apart: Vec<usize> = if train_on == TrainOn::Last { learned.clone() } else { spoken().collect() };
+        let turns = match self.turns_by_prefix(messages, &told_apart, &learned) {
+            Err(ChatError::NotAPrefix { .. }) if train_on == TrainOn::All => {
+                Ok(vec![Turn { text: self.render(messages, false)?, learn: true }])
+            }
+            Err(_) if self.has_marks => self.turns_by_marks(messages, &learned),
             result => result,
-        }
+        };
+        let mut turns = turns?;
+        turns.iter_mut().for_each(|turn| turn.learn |= train_on == TrainOn::All);
+        Ok(turns)
     }
 
-    fn turns_by_prefix(&self, messages: &[Message]) -> Result<Vec<Turn>, ChatError> {
+    fn turns_by_prefix(
+        &self,
+        messages: &[Message],
+        told_apart: &[usize],
+        learned: &[usize],
+    ) -> Result<Vec<Turn>, ChatError> {
         let mut turns = Vec::new();
         let mut before = String::new();
         let mut add = |text: String, learn: bool, turn: usize| {
@@ -122,9 +147,9 @@ impl ChatTemplate {
             Ok(())
         };
         let mut rendered = 0;
-        for (index, _) in messages.iter().enumerate().filter(|(_, message)| message.role == "assistant") {
+        for &index in told_apart {
             add(self.render(&messages[..index], true)?, false, index + 1)?;
-            add(self.render(&messages[..=index], false)?, true, index + 1)?;
+            add(self.render(&messages[..=index], false)?, learned.contains(&index), index + 1)?;
             rendered = index + 1;
         }
         if rendered < messages.len() {
@@ -133,11 +158,16 @@ impl ChatTemplate {
         Ok(turns)
     }
 
-    fn turns_by_marks(&self, messages: &[Message]) -> Result<Vec<Turn>, ChatError> {
+    fn turns_by_marks(&self, messages: &[Message], learned: &[usize]) -> Result<Vec<Turn>, ChatError> {
         let text = self.render_with_marks(messages, false)?;
+        let mut spoken = (0..messages.len()).filter(|index| messages[*index].role == "assistant");
+        if text.matches(MARK_END).count() != spoken.clone().count() {
+            return Err(ChatError::Marks);
+        }
         let mut turns = Vec::new();
         for piece in text.split_inclusive([MARK_BEGIN, MARK_END]) {
-            let learn = piece.ends_with(MARK_END);
+            let said = piece.ends_with(MARK_END).then(|| spoken.next()).flatten();
+            let learn = said.is_some_and(|index| learned.contains(&index));
             let text = piece.trim_end_matches([MARK_BEGIN, MARK_END]);
             if !text.is_empty() {
                 turns.push(Turn { text: text.to_owned(), learn });
@@ -145,6 +175,11 @@ impl ChatTemplate {
         }
         Ok(turns)
     }
+}
+
+/// Whether a message is not taken out of the loss with `weight: 0`, as OpenAI's format has it.
+fn has_weight(message: &Message) -> bool {
+    message.other.get("weight").and_then(serde_json::Value::as_f64) != Some(0.0)
 }
 
 fn first_line(error: &Error) -> String {
@@ -201,7 +236,7 @@ mod tests {
     fn an_assistants_header_is_not_learned() {
         let source = "{{ bos_token }}{% for message in messages %}<{{ message.role }}>{{ message.content }}.{% endfor %}\
                       {% if add_generation_prompt %}<assistant>{% endif %}";
-        let turns = template(source).turns(&conversation()).unwrap();
+        let turns = template(source).turns(&conversation(), TrainOn::Assistant).unwrap();
         let expected =
             [("<s><user>one.<assistant>", false), ("two.", true), ("<user>three.<assistant>", false), ("four.", true)];
         assert_eq!(pieces(&turns), expected);
@@ -215,14 +250,14 @@ mod tests {
 
     #[test]
     fn generation_marks_decide_where_earlier_turns_are_rewritten() {
-        let turns = template(REWRITES).turns(&conversation()).unwrap();
+        let turns = template(REWRITES).turns(&conversation(), TrainOn::Assistant).unwrap();
         assert_eq!(pieces(&turns), [("U:one|A:", false), ("t|", true), ("U:three|A:", false), ("four|", true)]);
     }
 
     #[test]
     fn without_marks_a_rewritten_turn_is_an_error() {
         let source = REWRITES.replace("{%- generation %}", "").replace("{% endgeneration %}", "");
-        let error = template(&source).turns(&conversation()).unwrap_err();
+        let error = template(&source).turns(&conversation(), TrainOn::Assistant).unwrap_err();
         assert!(matches!(error, ChatError::NotAPrefix { turn: 4 }), "{error}");
     }
 

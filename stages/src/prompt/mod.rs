@@ -1,13 +1,17 @@
 //! Prompts: how a row becomes the text a model sees, for training, evaluation and generation alike.
 //!
 //! A prompt is a list of segments, each encoded apart and learned or not. Everything that feeds a model goes through
-//! [`PromptRenderer`], so that a model is asked in the words it was taught in.
+//! [`Prompter`] and [`PromptRenderer`] under one [`PromptParams`], so that a model is asked in the words it was taught in.
 
 mod chat;
+mod control;
+mod params;
 mod python;
 mod render;
 mod template;
 
 pub use chat::{ChatError, ChatTemplate, Turn};
-pub use render::{Encoded, Piece, Prompt, PromptError, PromptOptions, PromptRenderer, Question, Segment};
+pub use control::{ControlTexts, PLAIN_BEGIN, PLAIN_END, is_marked, without_marks};
+pub use params::{ChatTemplateChoice, NAMED_CHAT_TEMPLATES, PromptParams, TrainOn};
+pub use render::{Encoded, Piece, Prompt, PromptError, PromptRenderer, Prompter, Question, Segment};
 pub use template::{NAMED, Template, TemplateError};

@@ -1,8 +1,13 @@
 //! From a row to a prompt, and from a prompt to ids and labels.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use engine::error::{Cause, StageError};
 
-use super::chat::ChatError;
+use super::chat::{ChatError, ChatTemplate};
+use super::control::{ControlTexts, is_marked, without_marks};
+use super::params::{PromptParams, TrainOn};
 use super::template::Template;
 use crate::artifact::{IGNORE_INDEX, Message, Row, RowsFacts, Shape};
 use crate::tokenizer::{Tokenizer, TokenizerError};
@@ -14,11 +19,14 @@ pub enum PromptError {
     #[error("the rows do not say which template makes a prompt of them")]
     NoTemplate,
     /// Conversations need a chat template.
-    #[error("the rows are conversations, and the tokenizer has no chat template")]
+    #[error("conversations need a chat template, and the tokenizer has none; `chat_template` can give one")]
     NoChatTemplate,
     /// The row is of another shape than its facts say.
     #[error("a row is not what the facts about the rows say")]
     OtherShape,
+    /// The chat template that was asked for does not compile.
+    #[error("`chat_template` cannot be used")]
+    ChatTemplate(#[source] ChatError),
     /// The chat template fails over a conversation.
     #[error("a conversation cannot be rendered")]
     Chat(#[from] ChatError),
@@ -29,14 +37,18 @@ pub enum PromptError {
 
 impl From<PromptError> for StageError {
     fn from(error: PromptError) -> Self {
-        StageError::new(Cause::BadData, "a row cannot be turned into a prompt").with_source(error)
+        let cause = match &error {
+            PromptError::ChatTemplate(_) => Cause::BadParameters,
+            _ => Cause::BadData,
+        };
+        StageError::new(cause, "a row cannot be turned into a prompt").with_source(error)
     }
 }
 
 /// What a segment holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Piece {
-    /// Text, encoded apart from its neighbours.
+    /// Text, encoded apart from its neighbours. What stands between the marks of [`ControlTexts::mark`] is plain text.
     Text(String),
     /// Ids that no text stands for, such as the beginning of a text.
     Ids(Vec<u32>),
@@ -87,22 +99,6 @@ impl Prompt {
         }
     }
 
-    /// A text as it stands, after the beginning-of-text token where the tokenizer wants one.
-    pub fn plain(text: &str, tokenizer: &Tokenizer) -> Self {
-        let mut prompt = Self::default();
-        prompt.id(tokenizer.bos_token_id().filter(|_| tokenizer.wants_bos()), false);
-        prompt.text(text, false);
-        prompt
-    }
-
-    /// What a user says, in the words of the tokenizer's chat template, up to the assistant's answer.
-    ///
-    /// # Errors
-    /// Fails where there is no chat template or it refuses.
-    pub fn user_turn(text: &str, tokenizer: &Tokenizer) -> Result<Self, PromptError> {
-        conversation(&[Message::new("user", text)], tokenizer)
-    }
-
     /// Encodes each segment apart.
     ///
     /// # Errors
@@ -111,6 +107,7 @@ impl Prompt {
         let mut encoded = Encoded::default();
         for segment in &self.segments {
             let ids = match &segment.piece {
+                Piece::Text(text) if is_marked(text) => tokenizer.encode_marked(text)?,
                 Piece::Text(text) => tokenizer.encode(text)?,
                 Piece::Ids(ids) => ids.clone(),
             };
@@ -120,12 +117,17 @@ impl Prompt {
         Ok(encoded)
     }
 
+    /// Whether the data had control tokens written out that are read as plain text.
+    pub fn is_sanitized(&self) -> bool {
+        self.segments.iter().any(|segment| matches!(&segment.piece, Piece::Text(text) if is_marked(text)))
+    }
+
     /// The text of the segments, for people.
     pub fn to_text(&self, tokenizer: &Tokenizer) -> Result<String, PromptError> {
         let mut text = String::new();
         for segment in &self.segments {
             match &segment.piece {
-                Piece::Text(piece) => text.push_str(piece),
+                Piece::Text(piece) => text.push_str(&without_marks(piece)),
                 Piece::Ids(ids) => text.push_str(&tokenizer.decode_with_special(ids)?),
             }
         }
@@ -133,37 +135,157 @@ impl Prompt {
     }
 }
 
-/// What is added to a row's own text.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PromptOptions {
-    /// Whether a row begins with the beginning-of-text token; as the tokenizer says where this is absent.
-    pub add_bos: Option<bool>,
-    /// Whether it ends with the end-of-text token, which is learned; by default where there is one.
-    pub add_eos: Option<bool>,
-    /// Whether the loss is taken over the prompt too.
-    pub train_on_input: bool,
+/// Makes prompts of texts, in the one way that the parameters describe. [`PromptRenderer`] does so of rows.
+#[derive(Clone)]
+pub struct Prompter {
+    params: PromptParams,
+    /// The one asked for, else the tokenizer's.
+    chat_template: Option<Arc<ChatTemplate>>,
 }
 
-/// Turns rows into prompts, in the one way that their facts describe.
-#[derive(Debug, Clone)]
+impl Prompter {
+    /// For a tokenizer; every call takes the same one.
+    ///
+    /// # Errors
+    /// Fails where `chat_template` does not compile.
+    pub fn new(params: &PromptParams, tokenizer: &Tokenizer) -> Result<Self, PromptError> {
+        let chat_template = match &params.chat_template {
+            Some(choice) => {
+                let template = ChatTemplate::new(choice.text(), tokenizer.special_tokens());
+                Some(Arc::new(template.map_err(PromptError::ChatTemplate)?))
+            }
+            None => tokenizer.chat_template().cloned(),
+        };
+        Ok(Self { params: params.clone(), chat_template })
+    }
+
+    /// A text as it stands, after the beginning-of-text token where one is wanted.
+    pub fn plain(&self, text: &str, tokenizer: &Tokenizer) -> Prompt {
+        let mut prompt = Prompt::default();
+        prompt.id(self.bos(tokenizer), false);
+        prompt.text(self.data(text, tokenizer, false), false);
+        prompt
+    }
+
+    /// What a template makes of columns, after the beginning-of-text token where one is wanted.
+    pub fn templated(&self, template: &Template, columns: &BTreeMap<String, String>, tokenizer: &Tokenizer) -> Prompt {
+        let mut prompt = Prompt::default();
+        prompt.id(self.bos(tokenizer), false);
+        prompt.text(self.fill(template, columns, tokenizer), false);
+        prompt
+    }
+
+    /// What a user says, in the words of the chat template, up to the assistant's answer.
+    ///
+    /// # Errors
+    /// Fails where there is no chat template or it refuses.
+    pub fn user_turn(&self, text: &str, tokenizer: &Tokenizer) -> Result<Prompt, PromptError> {
+        self.conversation(&[Message::new("user", text)], tokenizer)
+    }
+
+    /// A conversation up to the assistant's answer.
+    ///
+    /// # Errors
+    /// Fails where there is no chat template or it refuses.
+    pub fn conversation(&self, messages: &[Message], tokenizer: &Tokenizer) -> Result<Prompt, PromptError> {
+        let messages = self.messages(messages, tokenizer);
+        let mut prompt = Prompt::default();
+        prompt.text(self.chat_template()?.render(&messages, true)?, false);
+        Ok(prompt)
+    }
+
+    /// Whether prompts and texts begin with the beginning-of-text token.
+    pub fn adds_bos(&self, tokenizer: &Tokenizer) -> bool {
+        self.bos(tokenizer).is_some()
+    }
+
+    fn chat_template(&self) -> Result<&ChatTemplate, PromptError> {
+        self.chat_template.as_deref().ok_or(PromptError::NoChatTemplate)
+    }
+
+    fn bos(&self, tokenizer: &Tokenizer) -> Option<u32> {
+        let wanted = self.params.add_bos.unwrap_or(tokenizer.wants_bos());
+        tokenizer.bos_token_id().filter(|_| wanted)
+    }
+
+    fn eos(&self, tokenizer: &Tokenizer) -> Option<u32> {
+        tokenizer.eos_token_id().filter(|_| self.params.add_eos.unwrap_or(true))
+    }
+
+    /// A text of the data, in which control tokens are marked as plain text where that is asked for.
+    fn data(&self, text: &str, tokenizer: &Tokenizer, by_default: bool) -> String {
+        let marked = self.control_texts(tokenizer, by_default).and_then(|control| control.mark(text));
+        marked.unwrap_or_else(|| text.to_owned())
+    }
+
+    fn fill(&self, template: &Template, columns: &BTreeMap<String, String>, tokenizer: &Tokenizer) -> String {
+        let Some(control) = self.control_texts(tokenizer, true) else { return template.render(columns) };
+        let marked = columns.iter().filter_map(|(name, text)| Some((name.clone(), control.mark(text)?)));
+        let marked: BTreeMap<String, String> = marked.collect();
+        if marked.is_empty() {
+            return template.render(columns);
+        }
+        let mut columns = columns.clone();
+        columns.extend(marked);
+        template.render(&columns)
+    }
+
+    /// The messages as a chat template gets them: with a system message where one is to be added.
+    fn messages(&self, messages: &[Message], tokenizer: &Tokenizer) -> Vec<Message> {
+        let control = self.control_texts(tokenizer, true);
+        let mut all = Vec::with_capacity(messages.len() + 1);
+        if let Some(system) = &self.params.system_prompt
+            && !messages.iter().any(|message| message.role == "system")
+        {
+            all.push(Message::new("system", system));
+        }
+        match control.and_then(|control| control.mark_messages(messages)) {
+            Some(marked) => all.extend(marked),
+            None => all.extend_from_slice(messages),
+        }
+        all
+    }
+
+    fn control_texts<'a>(&self, tokenizer: &'a Tokenizer, by_default: bool) -> Option<&'a ControlTexts> {
+        let sanitize = self.params.sanitize_control_tokens.unwrap_or(by_default);
+        sanitize.then(|| tokenizer.control_texts())
+    }
+}
+
+/// Turns rows into prompts, in the one way that their facts and the parameters describe.
+#[derive(Clone)]
 pub struct PromptRenderer {
+    prompter: Prompter,
+    train_on: TrainOn,
     shape: Shape,
     template: Option<Template>,
     response: String,
-    options: PromptOptions,
 }
 
 impl PromptRenderer {
-    /// A renderer for rows with these facts.
+    /// A renderer for rows with these facts; it teaches what the model is to say. Every call takes the same tokenizer.
     ///
     /// # Errors
-    /// Fails where they name no template and need one.
-    pub fn from_rows_facts(facts: &RowsFacts, options: PromptOptions) -> Result<Self, PromptError> {
+    /// Fails where the rows name no template and need one, or `chat_template` does not compile.
+    pub fn new(params: &PromptParams, facts: &RowsFacts, tokenizer: &Tokenizer) -> Result<Self, PromptError> {
         if facts.shape == Shape::Prompt && facts.template.is_none() {
             return Err(PromptError::NoTemplate);
         }
+        let prompter = Prompter::new(params, tokenizer)?;
         let response = facts.response.clone().unwrap_or_default();
-        Ok(Self { shape: facts.shape, template: facts.template.clone(), response, options })
+        Ok(Self {
+            prompter,
+            train_on: TrainOn::Assistant,
+            shape: facts.shape,
+            template: facts.template.clone(),
+            response,
+        })
+    }
+
+    /// The same, with another choice of what is learned.
+    #[must_use]
+    pub fn train_on(self, train_on: TrainOn) -> Self {
+        Self { train_on, ..self }
     }
 
     /// What a row teaches: prompt and response with their ends, a conversation, or a whole text.
@@ -174,29 +296,32 @@ impl PromptRenderer {
     /// # Errors
     /// Fails where the chat template is missing or refuses the conversation.
     pub fn lesson(&self, row: &Row, tokenizer: &Tokenizer) -> Result<Prompt, PromptError> {
-        let learn_prompt = self.options.train_on_input;
-        let mut prompt = Prompt::default();
+        let prompter = &self.prompter;
         match (self.shape, row) {
             (Shape::Prompt, Row::Columns(columns)) => {
-                prompt.id(self.bos(tokenizer), learn_prompt);
-                prompt.text(self.template()?.render(columns), learn_prompt);
-                prompt.text(columns.get(&self.response).cloned().unwrap_or_default(), true);
-                prompt.id(self.eos(tokenizer), true);
+                let mut prompt = self.asked(columns, tokenizer)?;
+                prompt.segments.iter_mut().for_each(|segment| segment.learn = self.train_on == TrainOn::All);
+                let response = columns.get(&self.response).map_or("", String::as_str);
+                prompt.text(prompter.data(response, tokenizer, true), true);
+                prompt.id(prompter.eos(tokenizer), true);
+                Ok(prompt)
             }
             (Shape::Text, Row::Text(text)) => {
-                prompt.id(self.bos(tokenizer), true);
-                prompt.text(text.clone(), true);
-                prompt.id(self.eos(tokenizer), true);
+                let mut prompt = prompter.plain(text, tokenizer);
+                prompt.segments.iter_mut().for_each(|segment| segment.learn = true);
+                prompt.id(prompter.eos(tokenizer), true);
+                Ok(prompt)
             }
             (Shape::Messages, Row::Messages(messages)) => {
-                let template = tokenizer.chat_template().ok_or(PromptError::NoChatTemplate)?;
-                for turn in template.turns(messages)? {
-                    prompt.text(turn.text, turn.learn || learn_prompt);
+                let messages = prompter.messages(messages, tokenizer);
+                let mut prompt = Prompt::default();
+                for turn in prompter.chat_template()?.turns(&messages, self.train_on)? {
+                    prompt.text(turn.text, turn.learn);
                 }
+                Ok(prompt)
             }
-            _ => return Err(PromptError::OtherShape),
+            _ => Err(PromptError::OtherShape),
         }
-        Ok(prompt)
     }
 
     /// What a row asks: its prompt without the answer, and the answer the data gives. The last assistant's turn of a
@@ -205,46 +330,27 @@ impl PromptRenderer {
     /// # Errors
     /// As for [`PromptRenderer::lesson`].
     pub fn question(&self, row: &Row, tokenizer: &Tokenizer) -> Result<Question, PromptError> {
-        let mut prompt = Prompt::default();
-        let reference = match (self.shape, row) {
+        match (self.shape, row) {
             (Shape::Prompt, Row::Columns(columns)) => {
-                prompt.id(self.bos(tokenizer), false);
-                prompt.text(self.template()?.render(columns), false);
-                columns.get(&self.response).cloned()
+                let reference = columns.get(&self.response).cloned();
+                Ok(Question { prompt: self.asked(columns, tokenizer)?, reference })
             }
             (Shape::Text, Row::Text(text)) => {
-                prompt.id(self.bos(tokenizer), false);
-                prompt.text(text.clone(), false);
-                None
+                Ok(Question { prompt: self.prompter.plain(text, tokenizer), reference: None })
             }
             (Shape::Messages, Row::Messages(messages)) => {
                 let answer = messages.iter().rposition(|message| message.role == "assistant");
-                prompt = conversation(&messages[..answer.unwrap_or(messages.len())], tokenizer)?;
-                answer.and_then(|index| messages[index].content.as_str().map(|text| text.trim().to_owned()))
+                let asked = &messages[..answer.unwrap_or(messages.len())];
+                let prompt = self.prompter.conversation(asked, tokenizer)?;
+                let text = |index: usize| messages[index].content.as_str().map(|text| text.trim().to_owned());
+                Ok(Question { prompt, reference: answer.and_then(text) })
             }
-            _ => return Err(PromptError::OtherShape),
-        };
-        Ok(Question { prompt, reference })
+            _ => Err(PromptError::OtherShape),
+        }
     }
 
-    fn template(&self) -> Result<&Template, PromptError> {
-        self.template.as_ref().ok_or(PromptError::NoTemplate)
+    fn asked(&self, columns: &BTreeMap<String, String>, tokenizer: &Tokenizer) -> Result<Prompt, PromptError> {
+        let template = self.template.as_ref().ok_or(PromptError::NoTemplate)?;
+        Ok(self.prompter.templated(template, columns, tokenizer))
     }
-
-    fn bos(&self, tokenizer: &Tokenizer) -> Option<u32> {
-        let wanted = self.options.add_bos.unwrap_or(tokenizer.wants_bos());
-        tokenizer.bos_token_id().filter(|_| wanted)
-    }
-
-    fn eos(&self, tokenizer: &Tokenizer) -> Option<u32> {
-        tokenizer.eos_token_id().filter(|_| self.options.add_eos.unwrap_or(true))
-    }
-}
-
-/// A conversation up to the assistant's answer.
-fn conversation(messages: &[Message], tokenizer: &Tokenizer) -> Result<Prompt, PromptError> {
-    let template = tokenizer.chat_template().ok_or(PromptError::NoChatTemplate)?;
-    let mut prompt = Prompt::default();
-    prompt.text(template.render(messages, true)?, false);
-    Ok(prompt)
 }

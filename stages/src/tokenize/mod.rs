@@ -3,6 +3,7 @@
 //! Every row is accounted for: shortened, left out, without anything to learn, without an end. The counts are printed
 //! and stored with the tokens.
 
+mod counts;
 mod row;
 
 use engine::artifact::Output;
@@ -11,14 +12,14 @@ use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Parameters, Reference};
-use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, Stage, Threads};
 use rayon::prelude::*;
 
 use crate::artifact::{OutputKind, Row, Rows, RowsFacts, RowsReader, Shape, TokensFacts, TokensWriter};
-use crate::prompt::{PromptOptions, PromptRenderer};
+use crate::prompt::{PromptParams, PromptRenderer, TrainOn};
 use crate::tokenizer::Tokenizer;
-use row::{Fate, RowEncoder, RowError};
+use counts::Counts;
+use row::{Outcome, RowEncoder, RowError};
 
 /// Rows that are encoded together: memory holds this many at a time, and fewer of long ones.
 const ROWS_PER_BATCH: usize = 1024;
@@ -58,19 +59,18 @@ pub struct TokenizeParams {
     /// Longest row kept, in tokens. Without it every row keeps its length.
     #[semantic(range = 2..)]
     pub max_seq_len: Option<usize>,
-    /// Whether the loss is taken over the prompt as well as over the response.
-    #[semantic(default = false)]
-    pub train_on_input: bool,
+    /// What the loss is taken over; `assistant` where neither this nor `train_on_input` is given.
+    pub train_on: Option<TrainOn>,
+    /// torchtune's name for `train_on: all`; `false` says `assistant`.
+    pub train_on_input: Option<bool>,
     /// What happens to a longer row; by default plain text is split, and everything else truncated.
     pub on_too_long: Option<OnTooLong>,
     /// What happens to a row of which nothing is learned.
     #[semantic(default = OnNoTarget::Drop)]
     pub on_no_target: OnNoTarget,
-    /// Whether prompts and texts begin with the beginning-of-text token; by default as the tokenizer's configuration says.
-    /// Conversations take it from the chat template.
-    pub add_bos: Option<bool>,
-    /// Whether prompts and texts end with the end-of-text token, which is learned; by default where there is one.
-    pub add_eos: Option<bool>,
+    /// How a row becomes a prompt.
+    #[semantic(flatten)]
+    pub prompt: PromptParams,
 }
 
 impl TokenizeParams {
@@ -79,8 +79,14 @@ impl TokenizeParams {
         self.on_too_long.unwrap_or(default)
     }
 
-    fn prompt_options(&self) -> PromptOptions {
-        PromptOptions { add_bos: self.add_bos, add_eos: self.add_eos, train_on_input: self.train_on_input }
+    /// What is learned; `None` where the two keys for it contradict each other.
+    fn train_on(&self) -> Option<TrainOn> {
+        match (self.train_on, self.train_on_input) {
+            (Some(train_on), Some(on_input)) if (train_on == TrainOn::All) != on_input => None,
+            (Some(train_on), _) => Some(train_on),
+            (None, Some(true)) => Some(TrainOn::All),
+            (None, _) => Some(TrainOn::Assistant),
+        }
     }
 }
 
@@ -105,7 +111,12 @@ impl Stage for Tokenize {
             Problem::error("bad-value", span, SPLIT_IS_FOR_TEXT, "`on_too_long: split` stands here")
                 .with_help("use truncate, drop or error")
         };
-        splits_prompts.then(problem).into_iter().collect()
+        let contradiction = || {
+            let help = "`train_on_input: true` is `train_on: all`: leave one of them out";
+            Problem::error("bad-value", span, TWO_ANSWERS, "both stand here").with_help(help)
+        };
+        let problems = [splits_prompts.then(problem), params.train_on().is_none().then(contradiction)];
+        problems.into_iter().flatten().collect()
     }
 
     fn threads(_: &TokenizeParams) -> Threads {
@@ -120,7 +131,8 @@ impl Stage for Tokenize {
             return Err(StageError::new(Cause::BadParameters, SPLIT_IS_FOR_TEXT));
         }
         check_ends(params, &tokenizer, shape, context)?;
-        let renderer = PromptRenderer::from_rows_facts(rows.facts(), params.prompt_options())?;
+        let train_on = params.train_on().ok_or_else(|| StageError::new(Cause::BadParameters, TWO_ANSWERS))?;
+        let renderer = PromptRenderer::new(&params.prompt, rows.facts(), &tokenizer)?.train_on(train_on);
         let encoder = RowEncoder {
             tokenizer: &tokenizer,
             renderer: &renderer,
@@ -140,11 +152,11 @@ impl Stage for Tokenize {
         while counts.read < total {
             stop_if_cancelled(context)?;
             let batch = next_batch(&mut rows, counts.read)?;
-            let fates: Vec<Result<Fate, RowError>> =
+            let outcomes: Vec<Result<Outcome, RowError>> =
                 threads.install(|| batch.par_iter().map(|row| encoder.encode(row)).collect());
-            for (offset, fate) in fates.into_iter().enumerate() {
-                let fate = fate.map_err(|error| error.at_row(counts.read + offset as u64))?;
-                for row in counts.note(fate) {
+            for (offset, outcome) in outcomes.into_iter().enumerate() {
+                let outcome = outcome.map_err(|error| error.at_row(counts.read + offset as u64))?;
+                for row in counts.note(outcome) {
                     writer.write(row)?;
                 }
             }
@@ -160,6 +172,8 @@ impl Stage for Tokenize {
 
 const SPLIT_IS_FOR_TEXT: &str =
     "only plain text can be split: of a prompt or a conversation the rest would lack its beginning";
+
+const TWO_ANSWERS: &str = "`train_on` and `train_on_input` contradict each other";
 
 /// The facts of an input, by the stage and output that a reference names.
 pub(crate) fn facts_of<'a>(reference: &Reference, inputs: &'a InputFacts) -> Option<&'a engine::artifact::Facts> {
@@ -197,8 +211,8 @@ fn check_ends(
     context: &mut StageContext,
 ) -> Result<(), StageError> {
     let ends = [
-        ("add_bos", params.add_bos, "bos_token", tokenizer.bos_token_id()),
-        ("add_eos", params.add_eos, "eos_token", tokenizer.eos_token_id()),
+        ("add_bos", params.prompt.add_bos, "bos_token", tokenizer.bos_token_id()),
+        ("add_eos", params.prompt.add_eos, "eos_token", tokenizer.eos_token_id()),
     ];
     for (name, asked, role, id) in ends {
         if asked == Some(true) && id.is_none() {
@@ -209,7 +223,7 @@ fn check_ends(
             context.warn(format!("`{name}` is not heeded: conversations are framed by the chat template"));
         }
     }
-    if shape != Shape::Messages && params.add_eos.is_none() && tokenizer.eos_token_id().is_none() {
+    if shape != Shape::Messages && params.prompt.add_eos.is_none() && tokenizer.eos_token_id().is_none() {
         context.warn("the tokenizer has no end-of-text token: the model does not learn where to stop");
     }
     Ok(())
@@ -217,96 +231,14 @@ fn check_ends(
 
 fn no_tokens_yet(tokenizer: &Tokenizer, shape: Shape, params: &TokenizeParams) -> TokensFacts {
     TokensFacts {
-        rows: 0,
-        documents: 0,
-        tokens: 0,
-        target_tokens: 0,
-        longest_row: 0,
-        longest_document: 0,
-        largest_id: None,
         max_seq_len: params.max_seq_len.map(|length| length as u64),
-        shape,
         vocab_size: tokenizer.vocab_size() as u64,
         bos_token_id: tokenizer.bos_token_id(),
         eos_token_id: tokenizer.eos_token_id(),
         pad_token_id: tokenizer.pad_token_id(),
-        truncated: 0,
-        fully_masked: 0,
-        without_eos: 0,
-        dropped: 0,
-        padding: 0,
-    }
-}
-
-/// What became of the rows.
-#[derive(Default)]
-struct Counts {
-    read: u64,
-    truncated: u64,
-    fully_masked: u64,
-    without_eos: u64,
-    too_long: u64,
-    dropped: u64,
-}
-
-impl Counts {
-    fn note(&mut self, fate: Fate) -> Vec<crate::artifact::TokenRow> {
-        match fate {
-            Fate::Kept { rows, truncated, fully_masked, without_eos } => {
-                self.truncated += u64::from(truncated);
-                self.fully_masked += u64::from(fully_masked);
-                self.without_eos += u64::from(without_eos);
-                rows
-            }
-            Fate::TooLong => {
-                self.too_long += 1;
-                self.dropped += 1;
-                Vec::new()
-            }
-            Fate::NoTarget { truncated } => {
-                self.truncated += u64::from(truncated);
-                self.fully_masked += 1;
-                self.dropped += 1;
-                Vec::new()
-            }
-        }
-    }
-
-    fn write_to(&self, facts: &mut TokensFacts) {
-        facts.truncated = self.truncated;
-        facts.fully_masked = self.fully_masked;
-        facts.without_eos = self.without_eos;
-        facts.dropped = self.dropped;
-    }
-
-    fn report(&self, facts: &TokensFacts, context: &mut StageContext) {
-        let TokensFacts { tokens, target_tokens, longest_row, .. } = facts;
-        let text = format!(
-            "{} rows read, {} written: {tokens} tokens, {target_tokens} of them trained, longest row {longest_row}\n\
-             {} truncated, {} too long and left out, {} without anything to learn, {} without an end of text, {} left out in all",
-            self.read, facts.rows, self.truncated, self.too_long, self.fully_masked, self.without_eos, self.dropped
-        );
-        context.emit(WorkerEvent::Report { text });
-        if self.dropped > 0 {
-            context.warn(format!("{} of {} rows are left out and not trained on", self.dropped, self.read));
-        }
-    }
-
-    /// A run that would learn nothing fails here, not after hours.
-    fn check(&self, facts: &TokensFacts) -> Result<(), StageError> {
-        if self.read == 0 {
-            return Err(StageError::bad_data("the dataset has no rows"));
-        }
-        if facts.target_tokens > 0 {
-            return Ok(());
-        }
-        let message = format!("none of the {} rows has a token to learn", self.read);
-        let help = if self.truncated > 0 {
-            "the prompts alone fill `max_seq_len`: raise it"
-        } else {
-            "check the response column, or set `train_on_input: true`"
-        };
-        Err(StageError::bad_data(message).with_help(help))
+        prompt: Some(params.prompt.clone()),
+        train_on: params.train_on(),
+        ..TokensFacts::none(shape)
     }
 }
 

@@ -4,7 +4,7 @@ use engine::error::StageError;
 
 use super::{OnNoTarget, OnTooLong};
 use crate::artifact::{IGNORE_INDEX, Row, TokenRow};
-use crate::prompt::{Encoded, PromptError, PromptRenderer};
+use crate::prompt::{ChatError, Encoded, PromptError, PromptRenderer};
 use crate::tokenizer::Tokenizer;
 
 /// Why a row cannot be used.
@@ -22,6 +22,13 @@ impl RowError {
     /// As the failure of the stage over the row of an index, from 0.
     pub(super) fn at_row(self, index: u64) -> StageError {
         let help = match &self {
+            Self::Prompt(PromptError::NoChatTemplate) => {
+                Some("set `chat_template: chatml`, or take the tokenizer of a chat model".to_owned())
+            }
+            Self::Prompt(PromptError::Chat(ChatError::NotAPrefix { .. } | ChatError::Marks)) => Some(
+                "set `train_on: last` or `all`, or a `chat_template` with `{% generation %}` around what an assistant says"
+                    .to_owned(),
+            ),
             Self::Prompt(_) => None,
             Self::TooLong { .. } => Some("set `on_too_long` to truncate or drop, or raise `max_seq_len`".to_owned()),
             Self::NoTarget => Some("set `on_no_target` to drop or keep".to_owned()),
@@ -29,6 +36,14 @@ impl RowError {
         let error = StageError::bad_data(format!("row {index} of the dataset cannot be used")).with_source(self);
         StageError { help, ..error }
     }
+}
+
+/// What was made of a row.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Outcome {
+    pub fate: Fate,
+    /// Whether special tokens that it has written out are read as plain text.
+    pub sanitized: bool,
 }
 
 /// What becomes of a row.
@@ -52,9 +67,15 @@ pub(super) struct RowEncoder<'a> {
 }
 
 impl RowEncoder<'_> {
-    pub(super) fn encode(&self, row: &Row) -> Result<Fate, RowError> {
-        let Encoded { mut input_ids, mut labels } =
-            self.renderer.lesson(row, self.tokenizer)?.encode(self.tokenizer)?;
+    /// # Errors
+    /// Fails where the row cannot be encoded, or a policy says that such a row is an error.
+    pub(super) fn encode(&self, row: &Row) -> Result<Outcome, RowError> {
+        let prompt = self.renderer.lesson(row, self.tokenizer)?;
+        Ok(Outcome { fate: self.judge(prompt.encode(self.tokenizer)?)?, sanitized: prompt.is_sanitized() })
+    }
+
+    fn judge(&self, encoded: Encoded) -> Result<Fate, RowError> {
+        let Encoded { mut input_ids, mut labels } = encoded;
         let limit = self.max_seq_len.unwrap_or(usize::MAX);
         let mut truncated = false;
         if input_ids.len() > limit {

@@ -94,7 +94,7 @@ fn conversations_become_the_reference_tokens_and_labels() {
 #[test]
 fn the_question_of_a_conversation_is_the_reference_prompt() {
     let tokenizer = Tokenizer::from_folder(&golden("tokenizers/bytelevel")).unwrap();
-    let renderer = PromptRenderer::from_rows_facts(&RowsFacts::messages(), PromptOptions::default()).unwrap();
+    let renderer = PromptRenderer::new(&PromptParams::default(), &RowsFacts::messages(), &tokenizer).unwrap();
     for case in golden_json("chat.json").as_array().unwrap() {
         let messages: Vec<Message> = serde_json::from_value(case["messages"].clone()).unwrap();
         let answer = messages.last().unwrap().content.as_str().unwrap().to_owned();
@@ -182,7 +182,7 @@ fn conversations_need_a_chat_template() {
     let rows = [Row::Messages(vec![Message::new("user", "Hi."), Message::new("assistant", "Hello.")])];
     let error = tokenize("metaspace", RowsFacts::messages(), rows, json!({})).unwrap_err();
     let cause = std::error::Error::source(&error).and_then(std::error::Error::source).unwrap().to_string();
-    assert!(cause.contains("no chat template"), "{cause}");
+    assert!(cause.contains("conversations need a chat template"), "{cause}");
 }
 
 #[test]

@@ -1,0 +1,150 @@
+//! What a pipeline file may say about prompts: the same keys wherever text becomes what a model reads.
+
+use engine::file::problem::Problem;
+use engine::file::tree::{Node, Value};
+use engine::parameter::{Json, KeyWriter, Parameter, Parameters, Reader};
+use engine::suggest;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+/// How text becomes what a model reads, beside the template that stands with the rows.
+///
+/// A stage kind that makes prompts holds it as `#[semantic(flatten)] prompt: PromptParams`, so that `tokenize`, `evaluate`
+/// and `generate` know the same keys, and hands it to [`super::Prompter::new`] or [`super::PromptRenderer::new`], which
+/// are the only ways to make a prompt. It is stored with the tokens, as the fact `prompt`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Parameters)]
+#[serde(default)]
+pub struct PromptParams {
+    /// Whether prompts and texts begin with the beginning-of-text token; by default as the tokenizer's configuration says.
+    /// Conversations take it from the chat template.
+    pub add_bos: Option<bool>,
+    /// Whether prompts and texts end with the end-of-text token, which is learned; by default where there is one.
+    /// Conversations take it from the chat template.
+    pub add_eos: Option<bool>,
+    /// A chat template in place of the tokenizer's own: `chatml`, or the text of a Jinja template.
+    pub chat_template: Option<ChatTemplateChoice>,
+    /// What a conversation begins with that has no system message of its own.
+    pub system_prompt: Option<String>,
+    /// Whether special tokens that are written out in the data are read as plain text, so that a user who writes
+    /// `<|eot_id|>` ends nothing; by default in columns and conversations, and not in plain text.
+    pub sanitize_control_tokens: Option<bool>,
+}
+
+impl PromptParams {
+    /// The keys by which two sets of options differ, for a warning that names them.
+    pub fn differences(&self, other: &Self) -> Vec<&'static str> {
+        let differ = [
+            ("add_bos", self.add_bos != other.add_bos),
+            ("add_eos", self.add_eos != other.add_eos),
+            ("chat_template", self.chat_template != other.chat_template),
+            ("system_prompt", self.system_prompt != other.system_prompt),
+            ("sanitize_control_tokens", self.sanitize_control_tokens != other.sanitize_control_tokens),
+        ];
+        differ.into_iter().filter(|(_, differ)| *differ).map(|(key, _)| key).collect()
+    }
+}
+
+/// What the loss is taken over.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Parameters)]
+#[serde(rename_all = "snake_case")]
+pub enum TrainOn {
+    /// What the model is to say: a response, or every assistant's turn of a conversation. An assistant's message with
+    /// `weight: 0` is left out, as in OpenAI's format.
+    #[default]
+    Assistant,
+    /// Every token, those of the prompt among them.
+    All,
+    /// The last assistant's turn of a conversation alone; a response.
+    Last,
+}
+
+/// The chat templates that a name stands for.
+pub const NAMED_CHAT_TEMPLATES: &[(&str, &str)] = &[("chatml", CHATML)];
+
+/// torchtune's `ChatMLTemplate`: no system message of its own, content as it stands.
+const CHATML: &str = "{%- for message in messages %}\
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}\
+    {%- endfor %}\
+    {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
+
+/// What `chat_template:` says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ChatTemplateChoice(String);
+
+impl ChatTemplateChoice {
+    /// The template of a name, or one whose text is given.
+    pub fn new(name_or_text: impl Into<String>) -> Self {
+        Self(name_or_text.into())
+    }
+
+    /// The name or text, as the file gives it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The text of the template.
+    pub fn text(&self) -> &str {
+        NAMED_CHAT_TEMPLATES.iter().find(|(name, _)| *name == self.0).map_or(&self.0, |(_, text)| text)
+    }
+}
+
+impl Parameter for ChatTemplateChoice {
+    fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
+        let Value::String(text) = &node.value else {
+            reader.wrong_type(node, "a string");
+            return None;
+        };
+        let names = NAMED_CHAT_TEMPLATES.iter().map(|(name, _)| *name);
+        if text.contains("{{") || text.contains("{%") || names.clone().any(|name| name == text) {
+            return Some(Self(text.clone()));
+        }
+        let names: Vec<&str> = names.collect();
+        let help = suggest::help(text, "chat template", names.iter())
+            .map(|help| format!("{help}, or the text of a Jinja template under `chat_template: |`"));
+        let message = format!("there is no chat template `{text}`");
+        reader.problems.push(
+            Problem::error("bad-value", node.span, message, "neither a known name nor a Jinja template")
+                .with_help_if(help),
+        );
+        None
+    }
+
+    fn write_key(&self, key: &mut KeyWriter<'_>) {
+        key.value(serde_json::to_string(self.text()).expect("a text is JSON"));
+    }
+
+    fn schema() -> Json {
+        let names: Vec<&str> = NAMED_CHAT_TEMPLATES.iter().map(|(name, _)| *name).collect();
+        json!({ "type": "string", "anyOf": [{ "enum": names }, { "pattern": "\\{[{%]" }] })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn read(json: serde_json::Value) -> Result<PromptParams, String> {
+        let mut reader = Reader::default();
+        let params = PromptParams::read(&Node::from_json(&json), &mut reader);
+        params.ok_or_else(|| format!("{} {:?}", reader.problems[0].message, reader.problems[0].help))
+    }
+
+    #[test]
+    fn a_chat_template_is_a_name_or_jinja() {
+        assert_eq!(read(json!({})).unwrap(), PromptParams::default());
+        assert_eq!(read(json!({"chat_template": "chatml"})).unwrap().chat_template.unwrap().text(), CHATML);
+        let own = "{% for m in messages %}{{ m.content }}{% endfor %}";
+        assert_eq!(read(json!({ "chat_template": own })).unwrap().chat_template.unwrap().text(), own);
+        let error = read(json!({"chat_template": "chat_ml"})).unwrap_err();
+        assert!(error.contains("no chat template `chat_ml`") && error.contains("did you mean `chatml`"), "{error}");
+    }
+
+    #[test]
+    fn options_that_differ_are_named() {
+        let other =
+            PromptParams { add_bos: Some(false), system_prompt: Some("Be brief.".into()), ..Default::default() };
+        assert_eq!(PromptParams::default().differences(&other), ["add_bos", "system_prompt"]);
+    }
+}
