@@ -7,12 +7,14 @@ mod adapt;
 mod fit;
 mod load;
 mod run;
+mod streamed;
 
 use std::sync::Arc;
 
 pub use adapt::AttachError;
 pub use load::LoadError;
 pub use run::{Activations, GradientOptions, Recompute, RunError, TargetScore};
+pub use streamed::{StreamError, StreamedDecoder, Weights};
 
 use crate::adapter::{Lora, Projection};
 use crate::blocks::{AttentionBlock, Blocks, GateUpProjections, HeadBlock, MlpBlock, Norm, QkvProjections};

@@ -48,7 +48,7 @@ fn peak_memory_is_below_two_of_the_largest_tensors() {
     let mut modules: BTreeMap<String, AdapterModule> =
         (0..12).map(|layer| (format!("model.layers.{layer}.mlp.down_proj"), on(2048, 512))).collect();
     modules.insert("lm_head".to_owned(), on(512, 16_384));
-    let adapter = Adapter { config: AdapterConfig::new(4, 8.0, vec![]), modules };
+    let adapter = Adapter { config: AdapterConfig::new(4, 8.0, vec![]), modules, saved_tensors: Default::default() };
 
     // Sets the peak back to the present.
     if std::fs::write("/proc/self/clear_refs", "5").is_err() {

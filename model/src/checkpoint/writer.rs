@@ -18,6 +18,9 @@ use super::{INDEX_FILE, SINGLE_FILE};
 /// The shard size of transformers' `save_pretrained`: 5 GB, not GiB.
 pub const DEFAULT_MAX_SHARD_BYTES: u64 = 5_000_000_000;
 
+/// Size of the pieces in which [`CheckpointWriter::write_pieces`] writes a tensor.
+pub const PIECE_BYTES: usize = 4 << 20;
+
 /// Why a checkpoint could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointWriteError {
@@ -86,7 +89,8 @@ impl TensorSpec {
         Self { name: name.into(), dtype, shape: shape.to_vec() }
     }
 
-    fn size_bytes(&self) -> usize {
+    /// Size of its values in bytes.
+    pub fn size_bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
     }
 }
@@ -210,10 +214,49 @@ impl CheckpointWriter {
             return Err(CheckpointWriteError::WrittenTwice(name.to_owned()));
         }
         let shard = &self.shards[slot.shard];
+        let pieces = bytes.par_chunks(PIECE_BYTES).enumerate();
+        let write = |(index, piece)| shard.file.write_all_at(piece, slot.offset + (index * PIECE_BYTES) as u64);
         let io = |source| CheckpointWriteError::Io { path: shard.temporary.clone(), source };
-        shard.file.write_all_at(bytes, slot.offset).map_err(io)?;
+        pieces.try_for_each(write).map_err(io)?;
         self.slots.get_mut(name).expect("looked up above").written = true;
         Ok(())
+    }
+
+    /// Writes a tensor in pieces that are made on several threads: `fill` gets the number of a piece's first byte in the tensor,
+    /// and a buffer to fill with its bytes. A piece is a whole number of `unit_bytes` (a row), as many as fit into
+    /// [`PIECE_BYTES`] and at least one; memory holds one piece per thread. Returns what `fill` did, in the order of the pieces.
+    ///
+    /// # Errors
+    /// Fails if `fill` does, if the tensor is not declared, not made of such units or already written, or the disk refuses.
+    pub fn write_pieces<T: Send, E: From<CheckpointWriteError> + Send>(
+        &mut self,
+        name: &str,
+        unit_bytes: usize,
+        fill: impl Fn(usize, &mut [u8]) -> Result<T, E> + Sync,
+    ) -> Result<Vec<T>, E> {
+        let slot = self.slot(name)?;
+        let size = slot.spec.size_bytes();
+        if slot.written {
+            return Err(CheckpointWriteError::WrittenTwice(name.to_owned()).into());
+        }
+        if unit_bytes == 0 || !size.is_multiple_of(unit_bytes) {
+            let (name, unit, found) = (name.to_owned(), "bytes", unit_bytes);
+            return Err(CheckpointWriteError::WrongLength { name, unit, expected: size, found }.into());
+        }
+        let piece_bytes = (PIECE_BYTES / unit_bytes).max(1) * unit_bytes;
+        let shard = &self.shards[slot.shard];
+        let write = |buffer: &mut Vec<u8>, piece: usize| -> Result<T, E> {
+            let first = piece * piece_bytes;
+            buffer.resize(piece_bytes.min(size - first), 0);
+            let filled = fill(first, buffer)?;
+            let io = |source| CheckpointWriteError::Io { path: shard.temporary.clone(), source };
+            shard.file.write_all_at(buffer, slot.offset + first as u64).map_err(io)?;
+            Ok(filled)
+        };
+        let pieces = (0..size.div_ceil(piece_bytes)).into_par_iter();
+        let filled = pieces.map_init(Vec::new, write).collect::<Result<Vec<T>, E>>()?;
+        self.slots.get_mut(name).expect("looked up above").written = true;
+        Ok(filled)
     }
 
     fn slot(&self, name: &str) -> Result<&Slot, CheckpointWriteError> {

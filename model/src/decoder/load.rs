@@ -60,22 +60,19 @@ impl<B: Blocks> Decoder<B> {
         let mut builder = Builder { ops: &*ops, config: &config, keep, values };
         let embeddings = builder.embeddings()?;
         let layers = (0..config.num_hidden_layers).map(|layer| builder.layer(layer)).collect::<Result<_, _>>()?;
-        let head = HeadBlock {
-            norm: builder.norm("model.norm", config.hidden_size)?,
-            soft_cap: config.logit_soft_cap,
-            chunk_rows: (LOGIT_BYTES / 4 / config.vocab_size).max(16),
-        };
+        let head = builder.head()?;
         let rope_positions = FIRST_POSITIONS.min(config.max_position_embeddings);
         let rope = config.rope.tables(&*ops, rope_positions)?;
         Ok(Self { ops, config, embeddings, layers, head, rope, rope_positions })
     }
 }
 
-struct Builder<'a, B, F> {
-    ops: &'a B,
-    config: &'a Config,
-    keep: Keep,
-    values: F,
+/// Builds the parts of a decoder, of the values that `values` gives for a tensor's name and shape.
+pub(super) struct Builder<'a, B, F> {
+    pub(super) ops: &'a B,
+    pub(super) config: &'a Config,
+    pub(super) keep: Keep,
+    pub(super) values: F,
 }
 
 impl<B: Blocks, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>> Builder<'_, B, F> {
@@ -114,7 +111,15 @@ impl<B: Blocks, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>> B
         }
     }
 
-    fn layer(&mut self, index: usize) -> Result<Layer<B>, LoadError> {
+    pub(super) fn head(&mut self) -> Result<HeadBlock<B>, LoadError> {
+        Ok(HeadBlock {
+            norm: self.norm("model.norm", self.config.hidden_size)?,
+            soft_cap: self.config.logit_soft_cap,
+            chunk_rows: (LOGIT_BYTES / 4 / self.config.vocab_size).max(16),
+        })
+    }
+
+    pub(super) fn layer(&mut self, index: usize) -> Result<Layer<B>, LoadError> {
         let prefix = format!("model.layers.{index}");
         Ok(Layer { attention: self.attention(&prefix, index)?, mlp: self.mlp(&prefix)? })
     }

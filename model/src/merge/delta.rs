@@ -1,81 +1,150 @@
-//! The arithmetic of a merge: one weight and the adapters' shares in it, row by row.
+//! The arithmetic of a merge: some rows of one weight, and the adapters' shares in them.
 
-use rayon::prelude::*;
-
-use super::{MergeError, MergedTensor};
-use crate::checkpoint::{Checkpoint, Dtype, encode_float};
 use crate::peft::AdapterModule;
 
+/// Columns of which the delta is computed at a time: those of A lie in the cache for all rows of a block.
+const TILE: usize = 512;
+/// Values of the rows that are merged at a time.
+const BLOCK_VALUES: usize = 1 << 16;
+
 /// One adapter's share in a module.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Share<'a> {
     pub(super) module: &'a AdapterModule,
     pub(super) scaling: f32,
 }
 
-/// The merged tensor in its stored type, and what changed. Rows are independent of each other and run in parallel.
-pub(super) fn merge_tensor(
-    checkpoint: &Checkpoint,
-    source: &str,
-    name: &str,
-    shares: &[Share<'_>],
-    dtype: Dtype,
-) -> Result<(Vec<u8>, MergedTensor), MergeError> {
-    let AdapterModule { in_features, out_features, .. } = *shares[0].module;
-    let row_bytes = in_features * dtype.bitsize() / 8;
-    let mut bytes = vec![0; out_features * row_bytes];
-    let rows = bytes.par_chunks_mut(row_bytes).enumerate().map_init(
-        || (vec![0.0; in_features], vec![0.0; in_features]),
-        |(row, delta), (index, bytes)| -> Result<(f32, f32), MergeError> {
-            checkpoint.read_f32(source, index * in_features, row)?;
-            let change = merge_row(row, delta, index, shares);
-            let finite = row.iter().all(|value| value.is_finite());
-            if !finite {
-                return Err(MergeError::NotFinite { module: name.trim_end_matches(".weight").to_owned() });
-            }
-            let encoded = encode_float(dtype, row, bytes);
-            assert!(encoded, "only floats are merged");
-            Ok(change)
-        },
-    );
-    let (max_abs_delta, max_abs_base) =
-        rows.try_reduce(|| (0.0, 0.0), |a, b| Ok((f32::max(a.0, b.0), f32::max(a.1, b.1))))?;
-    Ok((bytes, MergedTensor { name: name.to_owned(), max_abs_delta, max_abs_base }))
+/// Rows of a weight of this width that are merged at a time.
+pub(super) fn block_rows(in_features: usize) -> usize {
+    (BLOCK_VALUES / in_features.max(1)).clamp(1, 32)
 }
 
-/// Replaces row `index` of the weight by its merged form. Returns the greatest change and the greatest value before.
-fn merge_row(row: &mut [f32], delta: &mut [f32], index: usize, shares: &[Share<'_>]) -> (f32, f32) {
-    let largest = |values: &[f32]| values.iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
-    let max_abs_base = largest(row);
-    let mut max_abs_delta = 0.0;
+/// Replaces the rows of a weight from `first` on by their merged form. `delta` is room to work in.
+pub(super) fn merge_rows(rows: &mut [f32], first: usize, shares: &[Share<'_>], delta: &mut Vec<f32>) {
+    delta.resize(rows.len(), 0.0);
     for Share { module, scaling } in shares {
-        delta.fill(0.0);
-        let b = &module.lora_b[index * module.rank..(index + 1) * module.rank];
-        for (factor, a) in b.iter().zip(module.lora_a.chunks_exact(module.in_features)) {
-            for (delta, a) in delta.iter_mut().zip(a) {
-                *delta += factor * a;
-            }
-        }
+        product(delta, first, module);
         // Scaled after the product, as PEFT does.
         delta.iter_mut().for_each(|delta| *delta *= scaling);
-        if let Some(magnitude) = &module.magnitude {
-            max_abs_delta += set_magnitude(row, delta, magnitude[index]);
-            continue;
+        match &module.magnitude {
+            Some(magnitude) => set_magnitudes(rows, delta, &magnitude[first..], module.in_features),
+            None => rows.iter_mut().zip(delta.iter()).for_each(|(value, delta)| *value += delta),
         }
-        max_abs_delta += largest(delta);
-        row.iter_mut().zip(delta.iter()).for_each(|(value, delta)| *value += delta);
     }
-    (max_abs_delta, max_abs_base)
 }
 
-/// Makes `row` `magnitude / ‖row + delta‖ · (row + delta)` and returns the greatest change.
-fn set_magnitude(row: &mut [f32], delta: &[f32], magnitude: f32) -> f32 {
-    let square: f64 = row.iter().zip(delta).map(|(value, delta)| f64::from(value + delta).powi(2)).sum();
-    let factor = magnitude / square.sqrt() as f32;
-    let mut max_abs_change = 0.0_f32;
-    for (value, delta) in row.iter_mut().zip(delta) {
-        let merged = factor * (*value + delta);
-        max_abs_change = max_abs_change.max((merged - *value).abs());
-        *value = merged;
+/// `delta = B[first..] · A`. Each element is a sum in the order of the ranks, however the rows are cut.
+fn product(delta: &mut [f32], first: usize, module: &AdapterModule) {
+    let AdapterModule { rank, in_features, ref lora_a, ref lora_b, .. } = *module;
+    delta.fill(0.0);
+    for from in (0..in_features).step_by(TILE) {
+        let columns = from..(from + TILE).min(in_features);
+        for (row, delta) in delta.chunks_exact_mut(in_features).enumerate() {
+            let delta = &mut delta[columns.clone()];
+            let factors = &lora_b[(first + row) * rank..][..rank];
+            let of_rank = |rank: usize| &lora_a[rank * in_features..][columns.clone()];
+            let mut at = 0;
+            // Four at a time, so that the sums stay in registers.
+            for &[f0, f1, f2, f3] in factors.as_chunks::<4>().0 {
+                let (a0, a1, a2, a3) = (of_rank(at), of_rank(at + 1), of_rank(at + 2), of_rank(at + 3));
+                for ((((delta, a0), a1), a2), a3) in delta.iter_mut().zip(a0).zip(a1).zip(a2).zip(a3) {
+                    *delta = *delta + f0 * a0 + f1 * a1 + f2 * a2 + f3 * a3;
+                }
+                at += 4;
+            }
+            for factor in &factors[at..] {
+                delta.iter_mut().zip(of_rank(at)).for_each(|(delta, a)| *delta += factor * a);
+                at += 1;
+            }
+        }
     }
-    max_abs_change
+}
+
+/// Makes each row `magnitude / ‖row + delta‖ · (row + delta)`.
+fn set_magnitudes(rows: &mut [f32], delta: &[f32], magnitudes: &[f32], in_features: usize) {
+    let deltas = delta.chunks_exact(in_features);
+    for ((row, delta), magnitude) in rows.chunks_exact_mut(in_features).zip(deltas).zip(magnitudes) {
+        let square: f64 = row.iter().zip(delta).map(|(value, delta)| f64::from(value + delta).powi(2)).sum();
+        let factor = magnitude / square.sqrt() as f32;
+        row.iter_mut().zip(delta).for_each(|(value, delta)| *value = factor * (*value + delta));
+    }
+}
+
+/// What merging did to some values.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Change {
+    /// The greatest change of a value before rounding.
+    pub(super) max_abs_delta: f32,
+    /// The greatest value before.
+    pub(super) max_abs_base: f32,
+    /// Sum of the squared changes before rounding.
+    pub(super) delta_square: f64,
+    /// Sum of the squared differences that rounding made.
+    pub(super) rounding_square: f64,
+}
+
+impl Change {
+    /// From the base's values, the merged ones, and what rounding makes of these.
+    pub(super) fn of(base: &[f32], merged: &[f32], rounded: impl Fn(f32) -> f32) -> Self {
+        let mut change = Self::default();
+        for (base, merged) in base.iter().zip(merged) {
+            let delta = merged - base;
+            change.max_abs_delta = change.max_abs_delta.max(delta.abs());
+            change.max_abs_base = change.max_abs_base.max(base.abs());
+            change.delta_square += f64::from(delta).powi(2);
+            change.rounding_square += f64::from(rounded(*merged) - merged).powi(2);
+        }
+        change
+    }
+
+    /// The norm of what rounding changed over that of what the adapters did.
+    pub(super) fn rounding_over_delta(self) -> f64 {
+        if self.delta_square > 0.0 { (self.rounding_square / self.delta_square).sqrt() } else { 0.0 }
+    }
+
+    /// That of all the values of both.
+    pub(super) fn and(self, other: Self) -> Self {
+        Self {
+            max_abs_delta: self.max_abs_delta.max(other.max_abs_delta),
+            max_abs_base: self.max_abs_base.max(other.max_abs_base),
+            delta_square: self.delta_square + other.delta_square,
+            rounding_square: self.rounding_square + other.rounding_square,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::init::fresh_lora_a;
+
+    #[test]
+    fn rows_are_the_same_however_they_are_cut() {
+        // Ranks and columns that neither four nor the tile divides.
+        let (rank, in_features, out_features) = (7, TILE + 13, 9);
+        let module = AdapterModule {
+            rank,
+            in_features,
+            out_features,
+            lora_a: fresh_lora_a(1, "a", rank, in_features),
+            lora_b: fresh_lora_a(2, "b", out_features, rank),
+            magnitude: None,
+        };
+        let base = fresh_lora_a(3, "w", out_features, in_features);
+        let share = [Share { module: &module, scaling: 0.5 }];
+        let mut whole = base.clone();
+        merge_rows(&mut whole, 0, &share, &mut Vec::new());
+        let mut pieces = base.clone();
+        let mut delta = Vec::new();
+        for (block, rows) in pieces.chunks_mut(4 * in_features).enumerate() {
+            merge_rows(rows, 4 * block, &share, &mut delta);
+        }
+        assert_eq!(whole, pieces);
+        for (at, value) in whole.iter().enumerate() {
+            let (row, column) = (at / in_features, at % in_features);
+            let product = |k: usize| f64::from(module.lora_b[row * rank + k] * module.lora_a[k * in_features + column]);
+            let expected = f64::from(base[at]) + 0.5 * (0..rank).map(product).sum::<f64>();
+            assert!((f64::from(*value) - expected).abs() < 1e-6, "{value} and {expected}");
+        }
+    }
 }

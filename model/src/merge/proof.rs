@@ -1,0 +1,384 @@
+//! The proof of a merge: base with adapters, the merge before it is rounded, and the merged checkpoint run side by side.
+//!
+//! The first two compute the same in f32 and may differ by the order of sums alone; the last two differ by one rounding of the
+//! weights. So a mistake of the merge shows, however coarse the type that the result is stored in.
+
+use std::collections::BTreeSet;
+use std::ops::{ControlFlow, Range};
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::combine::combined;
+use super::views::{Base, Unrounded};
+use super::{Merge, Progress};
+use crate::batch::Batch;
+use crate::blocks::Blocks;
+use crate::checkpoint::{Checkpoint, CheckpointError, Dtype};
+use crate::config::{Config, ConfigError};
+use crate::decoder::{StreamError, StreamedDecoder};
+
+/// Tokens that go through the layers together. More of them go in groups, each of which reads all weights again.
+const GROUP_TOKENS: usize = 2048;
+/// Bytes of the head that are in memory at a time.
+const HEAD_BYTES: usize = 32 << 20;
+
+/// Share of the greatest value by which two runs in f32 may differ that add in another order.
+const ORDER_TOLERANCE: f32 = 1e-3;
+
+/// Why a merge is not proved.
+#[derive(Debug, thiserror::Error)]
+pub enum ProofError {
+    /// The merged checkpoint cannot be read.
+    #[error(transparent)]
+    Read(#[from] CheckpointError),
+    /// Its configuration cannot.
+    #[error("cannot use the merged model's configuration")]
+    Config(#[from] ConfigError),
+    /// The batches do not go through one of the models.
+    #[error("cannot run the batches to compare on")]
+    Run(#[from] StreamError),
+    /// Without a token every bound holds.
+    #[error("the batches to compare on hold no token")]
+    NoToken,
+    /// The models compute something else.
+    #[error("{what}{}: {} differ by {found:.3e}, the bound is {bound:.3e}", if layer.is_some() { " from that layer on" } else { "" }, place(*layer))]
+    Differs {
+        /// Which of them, in words.
+        what: &'static str,
+        /// The first layer after which they differ by more than the bound; none: only the logits do.
+        layer: Option<usize>,
+        /// The greatest difference there.
+        found: f32,
+        /// The greatest that rounding explains.
+        bound: f32,
+    },
+    /// The caller asked to stop.
+    #[error("the proof was stopped")]
+    Stopped,
+}
+
+fn place(layer: Option<usize>) -> String {
+    layer.map_or("the logits".to_owned(), |layer| format!("the outputs of layer {layer}"))
+}
+
+/// How far two sets of numbers lie apart.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Distance {
+    /// The greatest difference. NaN where a number is not finite.
+    pub max_abs_difference: f32,
+    /// The greatest number of the first set.
+    pub max_abs: f32,
+}
+
+impl Distance {
+    /// That of two sets of the same size.
+    pub fn of(one: &[f32], other: &[f32]) -> Self {
+        let pairs = one.iter().zip(other);
+        let distance =
+            |(one, other): (&f32, &f32)| Self { max_abs_difference: (one - other).abs(), max_abs: one.abs() };
+        pairs.map(distance).fold(Self::default(), Self::and)
+    }
+
+    /// That of both together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        // `max` passes over a NaN on either side, which must not go unseen.
+        let (one, two) = (self.max_abs_difference, other.max_abs_difference);
+        Self {
+            max_abs_difference: if one.is_nan() || two.is_nan() { f32::NAN } else { one.max(two) },
+            max_abs: self.max_abs.max(other.max_abs),
+        }
+    }
+
+    fn is_within(self, tolerance: f32) -> bool {
+        // Written so that a difference that is not a number is beyond it.
+        self.max_abs_difference <= tolerance * self.max_abs
+    }
+}
+
+/// What two models computed from the same tokens.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Comparison {
+    /// The greatest difference of two logits.
+    pub max_abs_logit_difference: f32,
+    /// The greatest logit of the first model.
+    pub max_abs_logit: f32,
+    /// Share of the positions at which both find the same token the most likely.
+    pub top_1_agreement: f64,
+    /// The greatest difference of two logits that is explained: `tolerance` times the greatest logit.
+    pub bound: f32,
+    /// Share of the greatest value by which the two may differ, at the logits and after each layer.
+    pub tolerance: f32,
+    /// The residual stream after each layer.
+    pub layers: Vec<Distance>,
+}
+
+impl Comparison {
+    /// Fails if the two differ by more than is explained.
+    fn check(&self, what: &'static str) -> Result<(), ProofError> {
+        if let Some(layer) = self.layers.iter().position(|layer| !layer.is_within(self.tolerance)) {
+            let Distance { max_abs_difference: found, max_abs } = self.layers[layer];
+            return Err(ProofError::Differs { what, layer: Some(layer), found, bound: self.tolerance * max_abs });
+        }
+        let logits = Distance { max_abs_difference: self.max_abs_logit_difference, max_abs: self.max_abs_logit };
+        if !logits.is_within(self.tolerance) {
+            let (found, bound) = (logits.max_abs_difference, self.bound);
+            return Err(ProofError::Differs { what, layer: None, found, bound });
+        }
+        Ok(())
+    }
+}
+
+/// How far base with adapters and the merged model lie apart, and why.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Proof {
+    /// Documents that were compared.
+    pub rows: usize,
+    /// Their tokens.
+    pub positions: usize,
+    /// The coarsest type among the merged weights.
+    pub dtype: String,
+    /// Base with adapters against the merged checkpoint.
+    #[serde(flatten)]
+    pub merged: Comparison,
+    /// Base with adapters against the merge before it was rounded: what the arithmetic of the merge changed.
+    pub before_rounding: Comparison,
+    /// The merge before it was rounded against the merged checkpoint: what the stored type changed.
+    pub rounding: Comparison,
+}
+
+impl Proof {
+    /// Fails if the merged model computes something else than base with adapters, naming the first layer that does.
+    ///
+    /// # Errors
+    /// [`ProofError::Differs`].
+    pub fn check(&self) -> Result<(), ProofError> {
+        self.before_rounding.check("the merged weights do not compute what base and adapter do")?;
+        self.rounding
+            .check("the merged weights as they are stored do not compute what they did before they were rounded")?;
+        self.merged.check("the merged model does not compute what base and adapter do")
+    }
+}
+
+impl Merge<'_> {
+    /// Compares base with adapters and the checkpoint that this merge wrote to `merged`, on the tokens of `batches`.
+    ///
+    /// The models are run in f32, layer by layer: memory holds one decoder layer at a time, and the residual streams of some
+    /// thousand tokens. `observe` hears of the layers and may stop the proof. Whether the bounds hold is for [`Proof::check`] to say.
+    ///
+    /// # Errors
+    /// Fails if the batches hold no token or do not fit the model, the checkpoint cannot be read, or the device fails.
+    pub fn prove<B: Blocks>(
+        &self,
+        ops: &Arc<B>,
+        merged: &Path,
+        batches: &[Batch],
+        observe: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Proof, ProofError> {
+        // The merged configuration serves all three: it says whether the head is a weight of its own now.
+        let config = Config::read(merged)?;
+        let stored = Checkpoint::open(merged)?;
+        let dtype = coarsest(&stored);
+        let (base, unrounded) = (Base(self), Unrounded(self));
+        let adapter = combined(&self.adapters);
+        let groups = groups(batches);
+        let mut done = Progress { done: 0, total: (groups.len() * config.num_hidden_layers) as u64 };
+        let mut tally = Tally::new(config.num_hidden_layers);
+        for group in groups {
+            let batches = &batches[group];
+            let stream = |weights, adapter| StreamedDecoder::new(Arc::clone(ops), &config, weights, adapter, batches);
+            let mut adapted = stream(&base, Some(&*adapter))?;
+            let mut merged = stream(&stored, None)?;
+            // Where nothing is rounded, the merged weights are those before rounding.
+            let mut unrounded = if dtype == Dtype::F32 { None } else { Some(stream(&unrounded, None)?) };
+            for layer in 0..config.num_hidden_layers {
+                adapted.layer(layer)?;
+                merged.layer(layer)?;
+                unrounded.as_mut().map_or(Ok(()), |unrounded| unrounded.layer(layer))?;
+                for batch in 0..batches.len() {
+                    let unrounded = unrounded.as_ref().map(|unrounded| unrounded.residual(batch)).transpose()?;
+                    let outputs = [adapted.residual(batch)?, merged.residual(batch)?];
+                    tally.add_layer(layer, &outputs, unrounded.as_deref());
+                }
+                done.done += 1;
+                if observe(done).is_break() {
+                    return Err(ProofError::Stopped);
+                }
+            }
+            tally.begin_logits(batches);
+            for ids in blocks(&config) {
+                let outputs = [adapted.logits(ids.clone())?, merged.logits(ids.clone())?];
+                let unrounded = unrounded.as_ref().map(|unrounded| unrounded.logits(ids.clone())).transpose()?;
+                tally.add_logits(&ids, &outputs, unrounded.as_deref());
+            }
+            tally.end_logits();
+        }
+        if tally.positions == 0 {
+            return Err(ProofError::NoToken);
+        }
+        let rows = batches.iter().map(|batch| batch.document_lengths.len()).sum();
+        Ok(tally.proof(rows, dtype))
+    }
+}
+
+/// Ranges of batches that go through the layers together.
+fn groups(batches: &[Batch]) -> Vec<Range<usize>> {
+    let mut groups: Vec<Range<usize>> = Vec::new();
+    let mut tokens = 0;
+    for (index, batch) in batches.iter().enumerate() {
+        tokens += batch.tokens();
+        match groups.last_mut() {
+            Some(group) if tokens <= GROUP_TOKENS => group.end = index + 1,
+            _ => {
+                groups.push(index..index + 1);
+                tokens = batch.tokens();
+            }
+        }
+    }
+    groups
+}
+
+/// Ranges of ids whose rows of the head are in memory together.
+fn blocks(config: &Config) -> impl Iterator<Item = Range<usize>> + use<> {
+    let (vocab_size, rows) = (config.vocab_size, (HEAD_BYTES / 4 / config.hidden_size).max(1));
+    (0..vocab_size).step_by(rows).map(move |first| first..(first + rows).min(vocab_size))
+}
+
+/// The coarsest type among the weights, which decides how far rounding can lead.
+fn coarsest(checkpoint: &Checkpoint) -> Dtype {
+    let dtypes: BTreeSet<Dtype> = checkpoint.tensors().map(|(_, info)| info.dtype).collect();
+    [Dtype::BF16, Dtype::F16].into_iter().find(|dtype| dtypes.contains(dtype)).unwrap_or(Dtype::F32)
+}
+
+/// Share of the greatest value by which one rounding of the weights to this type, carried through the layers, may change any.
+///
+/// A value of bf16 has 8 significant bits and one of f16 has 11: a rounded weight is off by up to 2⁻⁹ or 2⁻¹² of itself.
+/// Errors of single weights are independent and mostly cancel in a product. These bounds are an order of magnitude above what models
+/// of the field show, and as far below what a forgotten or doubled adapter does.
+fn rounding_tolerance(dtype: Dtype) -> f32 {
+    match dtype {
+        Dtype::BF16 => 5e-2,
+        Dtype::F16 => 1e-2,
+        _ => ORDER_TOLERANCE,
+    }
+}
+
+/// Sums of a comparison.
+#[derive(Default)]
+struct Sums {
+    layers: Vec<Distance>,
+    logits: Distance,
+    same_top: usize,
+}
+
+impl Sums {
+    fn comparison(self, positions: usize, tolerance: f32) -> Comparison {
+        Comparison {
+            max_abs_logit_difference: self.logits.max_abs_difference,
+            max_abs_logit: self.logits.max_abs,
+            top_1_agreement: self.same_top as f64 / positions as f64,
+            bound: tolerance * self.logits.max_abs,
+            tolerance,
+            layers: self.layers,
+        }
+    }
+}
+
+/// What is gathered while the three models run.
+struct Tally {
+    positions: usize,
+    merged: Sums,
+    /// Empty where nothing is rounded.
+    before_rounding: Sums,
+    rounding: Sums,
+    /// Of each of the models, the most likely id at each position of the group and its logit.
+    tops: [Vec<(u32, f32)>; 3],
+    is_rounded: bool,
+}
+
+impl Tally {
+    fn new(layers: usize) -> Self {
+        let sums = || Sums { layers: vec![Distance::default(); layers], ..Sums::default() };
+        Self {
+            positions: 0,
+            merged: sums(),
+            before_rounding: sums(),
+            rounding: sums(),
+            tops: Default::default(),
+            is_rounded: false,
+        }
+    }
+
+    fn add_layer(&mut self, layer: usize, [adapted, merged]: &[Vec<f32>; 2], unrounded: Option<&[f32]>) {
+        let add = |sums: &mut Sums, one: &[f32], other: &[f32]| {
+            sums.layers[layer] = sums.layers[layer].and(Distance::of(one, other));
+        };
+        add(&mut self.merged, adapted, merged);
+        if let Some(unrounded) = unrounded {
+            self.is_rounded = true;
+            add(&mut self.before_rounding, adapted, unrounded);
+            add(&mut self.rounding, unrounded, merged);
+        }
+    }
+
+    fn begin_logits(&mut self, batches: &[Batch]) {
+        let tokens = batches.iter().map(Batch::tokens).sum();
+        self.tops = std::array::from_fn(|_| vec![(0, f32::NEG_INFINITY); tokens]);
+    }
+
+    /// Takes in the logits of some ids: of each model, batch by batch.
+    fn add_logits(&mut self, ids: &Range<usize>, outputs: &[Vec<Vec<f32>>; 2], unrounded: Option<&[Vec<f32>]>) {
+        let [adapted, merged] = outputs;
+        let distance = |one: &[Vec<f32>], other: &[Vec<f32>]| {
+            let distances = one.iter().zip(other).map(|(one, other)| Distance::of(one, other));
+            distances.fold(Distance::default(), Distance::and)
+        };
+        self.merged.logits = self.merged.logits.and(distance(adapted, merged));
+        if let Some(unrounded) = unrounded {
+            self.before_rounding.logits = self.before_rounding.logits.and(distance(adapted, unrounded));
+            self.rounding.logits = self.rounding.logits.and(distance(unrounded, merged));
+        }
+        let models = [Some(adapted.as_slice()), Some(merged.as_slice()), unrounded];
+        for (tops, logits) in self.tops.iter_mut().zip(models) {
+            let rows = logits.into_iter().flatten().flat_map(|batch| batch.chunks_exact(ids.len()));
+            for (top, row) in tops.iter_mut().zip(rows) {
+                for (id, logit) in ids.clone().zip(row) {
+                    if *logit > top.1 {
+                        *top = (id as u32, *logit);
+                    }
+                }
+            }
+        }
+    }
+
+    fn end_logits(&mut self) {
+        let [adapted, merged, unrounded] = std::mem::take(&mut self.tops);
+        let same = |one: &[(u32, f32)], other: &[(u32, f32)]| {
+            one.iter().zip(other).filter(|((one, _), (other, _))| one == other).count()
+        };
+        self.positions += adapted.len();
+        self.merged.same_top += same(&adapted, &merged);
+        self.before_rounding.same_top += same(&adapted, &unrounded);
+        self.rounding.same_top += same(&unrounded, &merged);
+    }
+
+    fn proof(self, rows: usize, dtype: Dtype) -> Proof {
+        let Self { positions, merged, before_rounding, rounding, is_rounded, .. } = self;
+        let tolerance = rounding_tolerance(dtype);
+        let merged = merged.comparison(positions, tolerance);
+        let (before_rounding, rounding) = match is_rounded {
+            true => (before_rounding.comparison(positions, ORDER_TOLERANCE), rounding.comparison(positions, tolerance)),
+            false => (merged.clone(), nothing_rounded(&merged)),
+        };
+        Proof { rows, positions, dtype: format!("{dtype:?}"), merged, before_rounding, rounding }
+    }
+}
+
+/// The comparison of a model with itself.
+fn nothing_rounded(merged: &Comparison) -> Comparison {
+    let same = |layer: &Distance| Distance { max_abs_difference: 0.0, max_abs: layer.max_abs };
+    let layers = merged.layers.iter().map(same).collect();
+    Comparison { max_abs_logit_difference: 0.0, top_1_agreement: 1.0, layers, ..merged.clone() }
+}
