@@ -19,7 +19,8 @@ use stages::download::Download;
 use support::{COMMIT, Fault, FaultyHub, content};
 
 const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512,
-    "hidden_size": 64, "max_position_embeddings": 256, "torch_dtype": "bfloat16"}"#;
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 256, "torch_dtype": "bfloat16"}"#;
 
 fn golden_tokenizer(name: &str) -> Vec<u8> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/data/tokenizers/bytelevel");
@@ -143,6 +144,65 @@ fn a_repository_asks_to_be_pinned_and_a_folder_to_be_read() {
     }
 }
 
+#[test]
+fn a_model_that_cannot_be_computed_is_refused_by_name() {
+    let root = tempfile::tempdir().unwrap();
+    for (config, said) in [
+        (CONFIG.replace(r#""LlamaForCausalLM""#, r#""LlamaForTokenClassification""#), "LlamaForTokenClassification"),
+        (CONFIG.replace("llama", "mamba"), "models of type `mamba` are not supported; those that are: llama, mistral"),
+        (CONFIG.replacen('{', r#"{"quantization_config": {"quant_method": "awq"}, "#, 1), "`quantization_config: awq`"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        write_checkpoint(folder.path());
+        fs::write(folder.path().join("config.json"), config).unwrap();
+        let bench = || bench_of_folder(root.path(), folder.path());
+        let error = bench().run::<Download>(json!({"path": "./checkpoint"})).unwrap_err();
+        let source = error.source.as_ref().unwrap().to_string();
+        assert!(error.cause == Cause::BadData && source.contains(said), "{error}: {source}");
+        // Taken as it is, it needs no meaning.
+        bench().run::<Download>(json!({"path": "./checkpoint", "as": "files"})).unwrap();
+    }
+}
+
+#[test]
+fn of_a_model_that_cannot_be_computed_no_weights_are_fetched() {
+    let config = CONFIG.replace("llama", "mamba");
+    let (tokenizer, weights) = (golden_tokenizer("tokenizer.json"), content(200_000));
+    let files = [
+        ("config.json", config.as_bytes()),
+        ("model.safetensors", weights.as_slice()),
+        ("tokenizer.json", tokenizer.as_slice()),
+    ];
+    let server = FaultyHub::serve(&files);
+    let root = tempfile::tempdir().unwrap();
+    in_another_process("refused_in_a_process_of_its_own", &server, root.path());
+    assert_eq!(server.requests_for("config.json").len(), 1);
+    assert!(server.requests_for("model.safetensors").is_empty());
+}
+
+#[test]
+#[ignore = "the child process of of_a_model_that_cannot_be_computed_no_weights_are_fetched"]
+fn refused_in_a_process_of_its_own() {
+    let root = PathBuf::from(std::env::var("TEST_FOLDER").unwrap());
+    let bench = TestBench::new(&root).pin("hub-model:owner/name@main", COMMIT);
+    let error = bench.run::<Download>(json!({"repo": "owner/name"})).unwrap_err();
+    assert!(error.source.as_ref().unwrap().to_string().contains("`mamba`"), "{error}");
+}
+
+/// Runs an ignored test of this file in a process whose Hub is the server.
+fn in_another_process(test: &str, server: &FaultyHub, folder: &Path) {
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--ignored"])
+        .env("HF_ENDPOINT", &server.endpoint)
+        .env("HF_TOKEN", "secret")
+        .env("HF_HOME", folder.join("home"))
+        .env_remove("HF_HUB_CACHE")
+        .env("TEST_FOLDER", folder)
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
+
 /// Which Hub is used is a matter of the environment, so the stage runs in a process with another one.
 #[test]
 fn a_repository_becomes_a_model_and_a_tokenizer() {
@@ -157,16 +217,7 @@ fn a_repository_becomes_a_model_and_a_tokenizer() {
     ]);
     server.fail("model.safetensors", &[Fault::CutAfter(90_000)]);
     let root = tempfile::tempdir().unwrap();
-    let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "downloads_in_a_process_of_its_own", "--ignored"])
-        .env("HF_ENDPOINT", &server.endpoint)
-        .env("HF_TOKEN", "secret")
-        .env("HF_HOME", root.path().join("home"))
-        .env_remove("HF_HUB_CACHE")
-        .env("TEST_FOLDER", root.path())
-        .status()
-        .unwrap();
-    assert!(status.success());
+    in_another_process("downloads_in_a_process_of_its_own", &server, root.path());
     assert!(server.requests_for("original/consolidated.00.pth").is_empty());
     let last = server.requests_for("model.safetensors").pop().unwrap();
     assert_eq!(last.range.as_deref(), Some("bytes=90000-"));

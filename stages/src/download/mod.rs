@@ -17,6 +17,7 @@ use engine::file::source::Span;
 use engine::parameter::{LocalPath, Parameters};
 use engine::protocol::FileGrant;
 use engine::stage::{InputFacts, Outside, PinRequest, Stage};
+use model::config::Config;
 
 use crate::artifact::{Files, Model, OutputKind, TOKENIZER_FILES, Tokenizer};
 use crate::checkpoint;
@@ -24,6 +25,8 @@ use crate::hub::{Hub, Progress, RemoteFile, Repository, RepositoryKind};
 use crate::tokenizer::Tokenizer as OpenTokenizer;
 use selection::Selection;
 
+/// The shape of a checkpoint's model.
+const CONFIG: &str = "config.json";
 /// The role of the files below `path`.
 const ROLE: &str = "checkpoint";
 
@@ -155,8 +158,8 @@ impl Stage for Download {
         };
         let draft = context.create(output)?;
         match params.origin() {
-            Some(Origin::Hub { name, revision }) => fetch(name, revision, &selection, &draft, context)?,
-            Some(Origin::Folder(_)) => copy(&selection, &draft, context)?,
+            Some(Origin::Hub { name, revision }) => fetch((name, revision), params.form, &selection, &draft, context)?,
+            Some(Origin::Folder(_)) => copy(params.form, &selection, &draft, context)?,
             None => return Err(StageError::internal("a download without an origin passed the check")),
         }
         match params.form {
@@ -174,8 +177,8 @@ fn model_repository(name: &str) -> Result<Repository, StageError> {
 
 /// Fetches the selected files of a repository, and puts them under their own names into the output.
 fn fetch(
-    name: &str,
-    revision: &str,
+    (name, revision): (&str, &str),
+    form: Form,
     selection: &Selection,
     draft: &Draft,
     context: &mut StageContext,
@@ -198,8 +201,26 @@ fn fetch(
         context.progress("bytes", progress.done, Some(progress.total), Some(note.clone()));
         if context.cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
+    if form == Form::Model {
+        // It comes alone and first: the gigabytes of a model that cannot be used are not moved.
+        let configuration: Vec<RemoteFile> = files.iter().filter(|file| file.path == CONFIG).cloned().collect();
+        check_configuration(&hub.download(&snapshot, &configuration, &working, &mut observe)?.join(CONFIG))?;
+    }
     let fetched = hub.download(&snapshot, &files, &working, &mut observe)?;
     files.iter().try_for_each(|file| put(&fetched.join(&file.path), &draft.folder.join(&file.path)))
+}
+
+/// Makes sure that the model is one that we compute.
+fn check_configuration(path: &Path) -> Result<(), StageError> {
+    let text = fs::read_to_string(path).or_fail(Cause::Machine, || format!("cannot read `{}`", path.display()))?;
+    match Config::from_json(&text) {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            let message = "the checkpoint's `config.json` describes a model that cannot be used here";
+            let help = "its weights were left where they are; with `as: files` anything can be taken";
+            Err(StageError::bad_data(message).with_source(error).with_help(help))
+        }
+    }
 }
 
 /// Moves a fetched file into the output. A process that is killed between this and the seal has to fetch again: a second
@@ -211,11 +232,15 @@ fn put(from: &Path, to: &Path) -> Result<(), StageError> {
 
 /// Copies the selected files of the folder into the output; each copy is checked against the digest that the file was
 /// planned with.
-fn copy(selection: &Selection, draft: &Draft, context: &mut StageContext) -> Result<(), StageError> {
+fn copy(form: Form, selection: &Selection, draft: &Draft, context: &mut StageContext) -> Result<(), StageError> {
     let granted: Vec<FileGrant> = context.files(ROLE).to_vec();
     let names: Vec<&str> = granted.iter().map(|file| file.relative.as_str()).collect();
     let chosen = selection.choose(&names, "the folder")?;
     let files: Vec<&FileGrant> = granted.iter().filter(|file| chosen.contains(&file.relative.as_str())).collect();
+    if form == Form::Model {
+        let configuration = files.iter().find(|file| file.relative == CONFIG).expect("it was chosen");
+        check_configuration(&configuration.path)?;
+    }
     let total = files.iter().map(|file| file.size).sum();
     let mut done = 0;
     for file in files {

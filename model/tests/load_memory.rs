@@ -1,0 +1,58 @@
+//! Loading holds the decoder and about one tensor more. Alone in its process, whose peak is measured.
+
+use std::sync::Arc;
+
+use model::checkpoint::{Checkpoint, Dtype};
+use model::cpu::Cpu;
+use model::decoder::Decoder;
+use model::init::NewModel;
+use model::ops::Compute;
+use model::parameter::Keep;
+
+const MIB: u64 = 1 << 20;
+
+/// A field of `/proc/self/status`, in bytes.
+fn status_bytes(field: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux has it");
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("the field");
+    let kib = line.trim_start_matches(':').trim_end_matches("kB").trim();
+    kib.parse::<u64>().expect("a number") * 1024
+}
+
+#[test]
+fn peak_memory_is_the_decoder_and_two_of_its_largest_tensors() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = NewModel {
+        vocab_size: 16_384,
+        hidden_size: 512,
+        intermediate_size: 2048,
+        num_hidden_layers: 24,
+        num_attention_heads: 8,
+        num_key_value_heads: 8,
+        ..NewModel::default()
+    };
+    model.write(folder.path(), 1, Dtype::BF16).expect("a model");
+    let checkpoint = Checkpoint::open(folder.path()).expect("what was written");
+    let sizes = checkpoint.tensors().map(|(_, info)| info.elements() as u64 * 4);
+    let (largest, total) = sizes.fold((0, 0), |(largest, total), size| (size.max(largest), total + size));
+    drop(checkpoint);
+    let ops = Arc::new(Cpu::new(1, Compute::F32).expect("a kernel set"));
+
+    // Sets the peak back to the present.
+    if std::fs::write("/proc/self/clear_refs", "5").is_err() {
+        eprintln!("skipped: this system does not reset a process's peak memory");
+        return;
+    }
+    let before = status_bytes("VmRSS");
+    let decoder = Decoder::load(ops, folder.path(), Keep::Frozen).expect("a decoder");
+    let (peak, held) = (status_bytes("VmHWM") - before, status_bytes("VmRSS").saturating_sub(before));
+    drop(decoder);
+    println!(
+        "{} MiB in f32, largest tensor {} MiB: peak {} MiB, then {} MiB",
+        total / MIB,
+        largest / MIB,
+        peak / MIB,
+        held / MIB
+    );
+    assert!(peak < total + 2 * largest, "{} MiB for {} MiB of weights", peak / MIB, total / MIB);
+}
