@@ -1,37 +1,31 @@
-//! Merges an adapter into its base, and proves it: base and adapter together must compute what the merged model does.
+//! Merges adapters into their base, and proves it: base and adapters together must compute what the merged model does.
 
-mod proof;
+mod parameters;
+mod report;
+mod rows;
 
 use std::fs;
+use std::ops::ControlFlow;
 
+use cache::{Digest, Hasher};
 use engine::artifact::Output;
-use engine::context::StageContext;
+use engine::context::{Artifact, Draft, StageContext};
 use engine::error::{Cause, OrFail, StageError};
-use engine::parameter::{Input, Parameters};
-use engine::stage::{Stage, Threads};
-use model::checkpoint::DEFAULT_MAX_SHARD_BYTES;
-use model::merge::{MergeError, MergeOptions, WeightedAdapter, merge};
-use serde_json::json;
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::preflight::Preflight;
+use engine::stage::{InputFacts, Stage, Threads};
+use model::batch::Batch;
+use model::merge::WeightedAdapter;
+use model::merge::{Merge as ModelMerge, MergeError, MergeOptions, MergeReport, Progress, Proof, ProofError};
+use model::peft::Adapter as PeftAdapter;
 
-use crate::artifact::{Adapter, Model, OutputKind, TokensOrPacks};
-use crate::{adapter, checkpoint};
+use crate::artifact::{Model, OutputKind};
+use crate::{adapter, checkpoint, kernels};
+pub use parameters::{Dtype, MergeParams, Weighted};
 
-/// What a pipeline file may say under `with:` for `uses: merge`.
-#[derive(Parameters, Debug)]
-pub struct MergeParams {
-    /// The model that the adapter was trained on.
-    #[semantic]
-    pub model: Input<Model>,
-    /// The adapter.
-    #[semantic]
-    pub adapter: Input<Adapter>,
-    /// Rows to compare the two on; without them, a few rows of random tokens.
-    #[semantic]
-    pub data: Option<Input<TokensOrPacks>>,
-    /// Rows that are compared.
-    #[semantic(default = 4, range = 1..)]
-    pub proof_rows: usize,
-}
+/// What the stage writes beside the weights: what the merge did, and its proof.
+const REPORT_FILE: &str = "merge_report.json";
 
 /// The stage kind.
 pub struct Merge;
@@ -39,11 +33,19 @@ pub struct Merge;
 impl Stage for Merge {
     const NAME: &'static str = "merge";
     const VERSION: u32 = 1;
-    const ABOUT: &'static str = "Merges an adapter into its base model and proves the result.";
+    const ABOUT: &'static str = "Merges adapters into their base model and proves the result.";
     type Params = MergeParams;
 
     fn outputs(_: &MergeParams) -> Vec<Output> {
         vec![Model::output("model")]
+    }
+
+    fn check(params: &MergeParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        parameters::check(params, inputs, span)
+    }
+
+    fn preflight(params: &MergeParams, inputs: &InputFacts, _: Span) -> Preflight {
+        parameters::preflight(params, inputs)
     }
 
     fn threads(_: &MergeParams) -> Threads {
@@ -51,42 +53,161 @@ impl Stage for Merge {
     }
 
     fn run(params: &MergeParams, context: &mut StageContext) -> Result<(), StageError> {
-        let model = context.open(&params.model)?;
-        let adapter = adapter::open(&context.open(&params.adapter)?, &model)?;
-        let base = model.folder;
+        let base = context.open(&params.model)?;
+        let adapters = open_adapters(params, &base, context)?;
+        let weighted: Vec<WeightedAdapter<'_>> =
+            adapters.iter().map(|opened| WeightedAdapter { adapter: &opened.adapter, weight: opened.weight }).collect();
+        let options = MergeOptions {
+            max_shard_bytes: params.max_shard_size.0,
+            dtype: params.dtype.map(Dtype::stored),
+            base_model: None,
+        };
+        for (opened, weighted) in adapters.iter().zip(&weighted) {
+            let misfit = |error| failure(error, &format!("adapter `{}` does not fit the model", opened.stage));
+            ModelMerge::new(&base.folder, std::slice::from_ref(weighted), options).map_err(misfit)?;
+        }
+        let whole = "cannot merge the adapters into the model";
+        let merge = ModelMerge::new(&base.folder, &weighted, options).map_err(|error| failure(error, whole))?;
 
         let draft = context.create("model")?;
-        let weighted = [WeightedAdapter { adapter: &adapter, weight: 1.0 }];
-        let options = MergeOptions { max_shard_bytes: DEFAULT_MAX_SHARD_BYTES, dtype: None, base_model: None };
-        let report = merge(&base, &weighted, &draft.folder, options).map_err(failure)?;
-        checkpoint::carry_along(&base, &draft.folder)?;
-
-        let rows = proof::rows(params, &base, context)?;
-        let proof = proof::compare(&base, &adapter, &draft.folder, &rows, context)?;
-        let largest = report.merged.iter().max_by(|one, other| one.max_abs_delta.total_cmp(&other.max_abs_delta));
-        let report = json!({
-            "merged_tensors": report.merged.len(),
-            "copied_tensors": report.copied,
-            "untied_head": report.untied_head,
-            "largest_change": largest.map(|tensor| json!({
-                "tensor": tensor.name,
-                "max_abs_delta": tensor.max_abs_delta,
-                "max_abs_base": tensor.max_abs_base,
-            })),
-            "proof": proof.report(),
-        });
-        fs::write(draft.folder.join("merge_report.json"), format!("{report:#}\n"))
-            .or_fail(Cause::Machine, || "cannot write `merge_report.json`".to_owned())?;
-        proof.hold()?;
-        let facts = checkpoint::facts(&draft.folder)?;
-        context.seal(draft, facts, None)
+        let written = write(&merge, &draft, context)?;
+        checkpoint::carry_along(&base.folder, &draft.folder)?;
+        report::warn_of_rounding(&written, context);
+        let batches = rows::batches(params, &base.folder, context)?;
+        let proof = prove(&merge, &draft, &batches, context)?;
+        seal(params, draft, &written, &proof, context)
     }
 }
 
-fn failure(error: MergeError) -> StageError {
+/// An adapter of the file, opened.
+struct Opened {
+    /// The stage that made it.
+    stage: String,
+    adapter: PeftAdapter,
+    weight: f64,
+}
+
+fn open_adapters(params: &MergeParams, base: &Artifact, context: &mut StageContext) -> Result<Vec<Opened>, StageError> {
+    let open = |(input, weight)| {
+        let artifact = context.open::<crate::artifact::Adapter>(input)?;
+        let stage = input.reference.stage.clone();
+        let adapter = adapter::open(&artifact, base).map_err(|mut error| {
+            error.message = format!("adapter `{stage}`: {}", error.message);
+            error
+        })?;
+        Ok(Opened { stage, adapter, weight })
+    };
+    params.weighted().into_iter().map(open).collect()
+}
+
+fn write(merge: &ModelMerge<'_>, draft: &Draft, context: &mut StageContext) -> Result<MergeReport, StageError> {
+    let threads = rayon::ThreadPoolBuilder::new().num_threads(context.threads());
+    let threads = threads.build().or_fail(Cause::Machine, || "cannot start threads".to_owned())?;
+    let mut observe = |Progress { done, total }| {
+        context.progress("bytes", done, Some(total), Some("merging".to_owned()));
+        if context.cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    threads
+        .install(|| merge.write(&draft.folder, &mut observe))
+        .map_err(|error| failure(error, "cannot merge the adapters into the model"))
+}
+
+fn prove(
+    merge: &ModelMerge<'_>,
+    draft: &Draft,
+    batches: &[Batch],
+    context: &mut StageContext,
+) -> Result<Proof, StageError> {
+    let ops = kernels::cpu(context.threads())?;
+    let mut observe = |Progress { done, total }| {
+        context.progress("layers", done, Some(total), Some("proving".to_owned()));
+        if context.cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    merge.prove(&ops, &draft.folder, batches, &mut observe).map_err(unproved)
+}
+
+/// Writes the report, fails if the merge is not proved, and hands the model over.
+fn seal(
+    params: &MergeParams,
+    draft: Draft,
+    written: &MergeReport,
+    proof: &Proof,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
+    let facts = checkpoint::facts(&draft.folder)?;
+    // The figures of the proof are about the model and no part of it: other rows to compare on give the same model.
+    let weights = facts.get(checkpoint::WEIGHTS).and_then(|weights| weights.as_str()).unwrap_or_default();
+    let identity = identity(weights, &draft)?;
+    let report = report::of(params, written, proof);
+    fs::write(draft.folder.join(REPORT_FILE), format!("{report:#}\n"))
+        .or_fail(Cause::Machine, || format!("cannot write `{REPORT_FILE}`"))?;
+    proof.check().map_err(unproved)?;
+    context.seal(draft, facts, Some(identity))
+}
+
+/// A digest of the weights and of the contents of all other files that are there.
+fn identity(weights: &str, draft: &Draft) -> Result<Digest, StageError> {
+    let unreadable = || format!("cannot read `{}`", draft.folder.display());
+    let mut files = Vec::new();
+    for entry in fs::read_dir(&draft.folder).or_fail(Cause::Machine, unreadable)? {
+        let path = entry.or_fail(Cause::Machine, unreadable)?.path();
+        if path.extension().is_none_or(|extension| extension != "safetensors") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    let mut hasher = Hasher::new();
+    hasher.value(weights.as_bytes());
+    for path in files {
+        let (digest, _) = Digest::of_file(&path).or_fail(Cause::Machine, unreadable)?;
+        hasher.value(path.file_name().unwrap_or_default().as_encoded_bytes()).value(digest.as_bytes());
+    }
+    Ok(hasher.finish())
+}
+
+fn failure(error: MergeError, message: &str) -> StageError {
     let cause = match &error {
         MergeError::Read(_) | MergeError::Write(_) => Cause::Machine,
+        MergeError::Stopped => Cause::Cancelled,
         _ => Cause::BadData,
     };
-    StageError::new(cause, "cannot merge the adapter into the model").with_source(error)
+    let help = help(&error);
+    let error = StageError::new(cause, message).with_source(error);
+    match help {
+        Some(help) => error.with_help(help),
+        None => error,
+    }
+}
+
+fn help(error: &MergeError) -> Option<&'static str> {
+    Some(match error {
+        MergeError::UnknownModule { .. } | MergeError::WrongShape { .. } | MergeError::OtherBase { .. } => {
+            "give `model` the model that the adapter was trained on"
+        }
+        MergeError::NotAFloat { .. } => "merge into the model before it was quantised",
+        MergeError::AdapterNotFinite { .. } => "its training diverged: lower the learning rate and train again",
+        MergeError::Overflow { .. } => "`dtype: bf16` has the range of f32",
+        _ => return None,
+    })
+}
+
+fn unproved(error: ProofError) -> StageError {
+    let cause = match &error {
+        ProofError::Differs { .. } => Cause::Numeric,
+        ProofError::Stopped => Cause::Cancelled,
+        ProofError::Read(_) => Cause::Machine,
+        ProofError::Config(_) | ProofError::Run(_) | ProofError::NoToken => Cause::BadData,
+    };
+    let help = match &error {
+        ProofError::Differs { .. } => Some(
+            "nothing was handed over; `dtype: f32` shows whether it is the rounding, other `data` whether it is these rows",
+        ),
+        ProofError::NoToken => Some("give `data` rows with tokens, or leave it out for rows of random tokens"),
+        _ => None,
+    };
+    let error = StageError::new(cause, "the merge is not proved").with_source(error);
+    match help {
+        Some(help) => error.with_help(help),
+        None => error,
+    }
 }

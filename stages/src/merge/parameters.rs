@@ -1,0 +1,116 @@
+//! What a pipeline file says of a merge, and what can be known of it before it runs.
+
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::{ByteSize, Input, Parameters};
+use engine::preflight::Preflight;
+use engine::stage::InputFacts;
+use model::checkpoint::DEFAULT_MAX_SHARD_BYTES;
+
+use crate::artifact::{Adapter, Model, TokensOrPacks};
+use crate::checkpoint::WEIGHTS;
+use crate::tokenize::facts_of;
+
+/// What a pipeline file may say under `with:` for `uses: merge`.
+#[derive(Parameters, Debug)]
+pub struct MergeParams {
+    /// The model that the adapters were trained on.
+    #[semantic]
+    pub model: Input<Model>,
+    /// The adapter. Give this or `adapters`.
+    #[semantic]
+    pub adapter: Option<Input<Adapter>>,
+    /// Several adapters, each with a weight; the sum of their weighted deltas is merged.
+    #[semantic(default)]
+    pub adapters: Vec<Weighted>,
+    /// Number type of the merged weights; that of the base if left out.
+    #[semantic]
+    pub dtype: Option<Dtype>,
+    /// Size at which a file of weights is closed and the next one begun.
+    #[semantic(default = ByteSize(DEFAULT_MAX_SHARD_BYTES))]
+    pub max_shard_size: ByteSize,
+    /// Rows to compare the two on; without them, a few rows of random tokens.
+    #[semantic]
+    pub data: Option<Input<TokensOrPacks>>,
+    /// Rows that are compared.
+    #[semantic(default = 4, range = 1..)]
+    pub proof_rows: usize,
+}
+
+/// An adapter and how much of it enters.
+#[derive(Parameters, Debug)]
+pub struct Weighted {
+    /// The adapter.
+    #[semantic]
+    pub adapter: Input<Adapter>,
+    /// Factor on its delta; negative takes it away.
+    #[semantic(default = 1.0)]
+    pub weight: f64,
+}
+
+/// The number type of stored weights.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dtype {
+    /// 32-bit floats.
+    F32,
+    /// bfloat16: the range of f32, 8 significant bits.
+    Bf16,
+    /// IEEE half precision: values up to 65504, 11 significant bits.
+    F16,
+}
+
+impl Dtype {
+    pub(super) fn stored(self) -> model::checkpoint::Dtype {
+        match self {
+            Self::F32 => model::checkpoint::Dtype::F32,
+            Self::Bf16 => model::checkpoint::Dtype::BF16,
+            Self::F16 => model::checkpoint::Dtype::F16,
+        }
+    }
+}
+
+impl MergeParams {
+    /// The adapters with their weights, however the file gives them.
+    pub(super) fn weighted(&self) -> Vec<(&Input<Adapter>, f64)> {
+        let one = self.adapter.iter().map(|adapter| (adapter, 1.0));
+        one.chain(self.adapters.iter().map(|weighted| (&weighted.adapter, weighted.weight))).collect()
+    }
+}
+
+/// What is wrong, as far as the file and the facts of the inputs tell.
+pub(super) fn check(params: &MergeParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    match (&params.adapter, params.adapters.is_empty()) {
+        (Some(_), false) => {
+            let message = "`adapter` and `adapters` are both given";
+            problems.push(Problem::error("bad-value", span, message, "give one of them"));
+        }
+        (None, true) => {
+            let problem = Problem::error("missing-key", span, "there is no adapter to merge", "which adapter?");
+            problems.push(problem.with_help("say `adapter: stage`, or list several under `adapters`"));
+        }
+        _ => {}
+    }
+    let weights = |input| facts_of(input, inputs).and_then(|facts| facts.get(WEIGHTS));
+    if let Some(model) = weights(&params.model.reference) {
+        let others = params.weighted().into_iter().filter_map(|(adapter, _)| {
+            let trained_on = weights(&adapter.reference)?;
+            (trained_on != model).then_some(&adapter.reference.stage)
+        });
+        problems.extend(others.map(|stage| {
+            let message =
+                format!("the adapter `{stage}` was trained on another model than `{}`", params.model.reference.stage);
+            Problem::error("wrong-input", span, message, "they meet in this stage")
+                .with_help("give this stage the `model` that the adapter's `train` stage has")
+        }));
+    }
+    problems
+}
+
+/// What it will make and cost.
+pub(super) fn preflight(params: &MergeParams, inputs: &InputFacts) -> Preflight {
+    let mut ahead = Preflight::default();
+    crate::preflight::expect_same_model(&mut ahead, "model", &params.model.reference, inputs);
+    ahead.disk_bytes = crate::preflight::checkpoint_bytes(&params.model.reference, inputs);
+    ahead
+}

@@ -1,0 +1,48 @@
+//! `merge_report.json`: what a merge did, and the figures of its proof.
+
+use engine::context::StageContext;
+use model::merge::{MergeReport, MergedTensor, Proof};
+use serde_json::{Value, json};
+
+use super::MergeParams;
+
+/// The report.
+pub(super) fn of(params: &MergeParams, written: &MergeReport, proof: &Proof) -> Value {
+    let largest = written.merged.iter().max_by(|one, other| one.max_abs_delta.total_cmp(&other.max_abs_delta));
+    let roughest = roughest(written);
+    json!({
+        "weights": params.weighted().iter().map(|(_, weight)| *weight).collect::<Vec<_>>(),
+        "merged_tensors": written.merged.len(),
+        "replaced_tensors": written.replaced,
+        "copied_tensors": written.copied,
+        "untied_head": written.untied_head,
+        "largest_change": largest.map(|tensor| json!({
+            "tensor": tensor.name,
+            "max_abs_delta": tensor.max_abs_delta,
+            "max_abs_base": tensor.max_abs_base,
+        })),
+        "largest_rounding": roughest.map(|tensor| json!({
+            "tensor": tensor.name,
+            "rounding_over_delta": tensor.rounding_over_delta,
+        })),
+        "proof": proof,
+    })
+}
+
+/// Says where the stored type is too coarse for what the adapters change.
+pub(super) fn warn_of_rounding(written: &MergeReport, context: &mut StageContext) {
+    let lost = written.merged.iter().filter(|tensor| tensor.rounding_over_delta > 1.0).count();
+    if let Some(tensor) = roughest(written).filter(|_| lost > 0) {
+        context.warn(format!(
+            "in {lost} of {} merged weights rounding changes more than the adapter does (in `{}` {:.1} times as much); \
+             `dtype: f32` keeps the change exactly, and so does the adapter beside its base",
+            written.merged.len(),
+            tensor.name,
+            tensor.rounding_over_delta,
+        ));
+    }
+}
+
+fn roughest(written: &MergeReport) -> Option<&MergedTensor> {
+    written.merged.iter().max_by(|one, other| one.rounding_over_delta.total_cmp(&other.rounding_over_delta))
+}
