@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo bench -p model --bench lora_step -- --hidden 576 --layers 30 --heads 9 --kv-heads 3 --intermediate 1536 \
-//!     --vocab 49152 --seq 512 --batch 1 --rank 8 --dtype f32 --threads 2
+//!     --vocab 49152 --seq 512 --batch 1 --rank 8 --dtype f32 --threads 2 --recompute none
 //! ```
 //!
 //! Prints one line of JSON: medians over the steps after the warm-up, and the loss of every step. All steps see the same
@@ -25,7 +25,7 @@ use model::ops::Compute;
 use model::parameter::Keep;
 use model::peft::AdapterConfig;
 use model::random::{Address, Purpose, Stream};
-use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, Trainer};
+use model::trainer::{AdamW, Optimizer, Recompute, TrainOptions, Trained, Trainer};
 
 const SEED: u64 = 0;
 const MAX_GRAD_NORM: f64 = 1.0;
@@ -38,6 +38,7 @@ struct Arguments {
     batch: usize,
     rank: usize,
     compute: Compute,
+    recompute: Recompute,
     threads: usize,
     steps: usize,
     warmup: usize,
@@ -90,6 +91,7 @@ impl Arguments {
             batch: 1,
             rank: 8,
             compute: Compute::F32,
+            recompute: Recompute::None,
             threads: 1,
             steps: 5,
             warmup: 2,
@@ -130,6 +132,13 @@ impl Arguments {
                     _ => return Err("a dtype is f32 or bf16".into()),
                 }
             }
+            "--recompute" => {
+                self.recompute = match value {
+                    "none" => Recompute::None,
+                    "layers" => Recompute::Layers,
+                    _ => return Err("what is computed again is none or layers".into()),
+                }
+            }
             "--kernels" => {
                 self.kernels = match value {
                     "cpu" => Kernels::Cpu,
@@ -164,7 +173,11 @@ fn run<B: Blocks>(ops: B, arguments: &Arguments) -> Result<Measured, Box<dyn Err
     let adapter = decoder.fresh_adapter(&AdapterConfig::new(arguments.rank, 16.0, targets), SEED)?;
     decoder.attach(&adapter)?;
     let adamw = Optimizer::AdamW(AdamW::default());
-    let options = TrainOptions { max_grad_norm: Some(MAX_GRAD_NORM), ..TrainOptions::new(Trained::Adapter, adamw) };
+    let options = TrainOptions {
+        max_grad_norm: Some(MAX_GRAD_NORM),
+        recompute: arguments.recompute,
+        ..TrainOptions::new(Trained::Adapter, adamw)
+    };
     let mut trainer = Trainer::new(decoder, options)?;
 
     let batch = arguments.batch();
@@ -198,6 +211,7 @@ fn print(arguments: &Arguments, mut measured: Measured) {
             "batch": arguments.batch,
             "rank": arguments.rank,
         },
+        "recompute": arguments.recompute == Recompute::Layers,
         "threads": arguments.threads,
         "steps": arguments.steps,
         "tokens_per_s": (arguments.seq * arguments.batch) as f64 / wall,

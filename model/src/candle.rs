@@ -61,7 +61,12 @@ impl CandleTensor {
 impl Candle {
     /// A set on the processor, in f32.
     pub fn on_processor() -> Self {
-        Self::new(Device::Cpu, Compute::F32)
+        Self::on_processor_in(Compute::F32)
+    }
+
+    /// A set on the processor.
+    pub fn on_processor_in(compute: Compute) -> Self {
+        Self::new(Device::Cpu, compute)
     }
 
     /// A set on this device.
@@ -70,12 +75,9 @@ impl Candle {
     }
 
     /// Rounds an operand of a large product to the compute type.
-    ///
-    /// candle has no bf16 product on the processor: there the rounded values go on as f32, which gives the same sums.
     fn operand(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         match self.compute {
             Compute::F32 => Ok(x.clone()),
-            Compute::Bf16 if self.device.is_cpu() => x.to_dtype(DType::BF16)?.to_dtype(DType::F32),
             Compute::Bf16 => x.to_dtype(DType::BF16),
         }
     }
@@ -91,10 +93,15 @@ fn named<T>(operation: &'static str, body: impl FnOnce() -> candle_core::Result<
 }
 
 /// `a · b` of f32 or bf16 matrices, as f32. An empty inner dimension gives zeros, which candle's products refuse.
+///
+/// On the processor bf16 goes on as f32, which has its values and sums: candle's product of bf16 there rounds the result to it.
 fn product(a: &Tensor, b: &Tensor) -> candle_core::Result<Tensor> {
     let ((rows, inner), (_, columns)) = (a.dims2()?, b.dims2()?);
     if rows * inner * columns == 0 {
         return Tensor::zeros((rows, columns), DType::F32, a.device());
+    }
+    if a.device().is_cpu() {
+        return a.to_dtype(DType::F32)?.matmul(&b.to_dtype(DType::F32)?);
     }
     a.matmul(b)?.to_dtype(DType::F32)
 }
@@ -114,11 +121,7 @@ impl Ops for Candle {
             candle_core::DeviceLocation::Cuda { gpu_id } => format!("CUDA device {gpu_id}"),
             candle_core::DeviceLocation::Metal { gpu_id } => format!("Metal device {gpu_id}"),
         };
-        let compute = match self.compute {
-            Compute::F32 => "f32",
-            Compute::Bf16 => "bf16",
-        };
-        format!("candle on {device}, {compute}")
+        format!("candle on {device}, {}", self.compute.name())
     }
 
     fn tensor(&self, rows: usize, columns: usize, values: &[f32]) -> Result<CandleTensor> {

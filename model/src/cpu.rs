@@ -1,7 +1,8 @@
-//! The `cpu` kernel set: plain blocked loops in f32, compiled for several instruction sets and cut over threads.
+//! The `cpu` kernel set: plain blocked loops, compiled for several instruction sets and cut over threads.
 //!
 //! It is the default and the oracle: other sets are compared with it. Work is cut so that each element of a result is computed
-//! by one thread in one order; the number of threads changes nothing but speed. Weights stay row-major.
+//! by one thread in one order; the number of threads changes nothing but speed. Weights stay row-major, in the type that is
+//! computed in: with bf16 they take half the memory, and what they are multiplied with is rounded to bf16 on the way.
 
 mod attention;
 mod cache;
@@ -13,6 +14,7 @@ mod pointwise;
 mod product;
 mod tensor;
 mod vector;
+mod weight;
 
 use std::sync::Arc;
 
@@ -21,9 +23,10 @@ use rayon::prelude::*;
 pub use cache::Cache;
 pub use instructions::InstructionSet;
 pub use tensor::Tensor;
+pub use weight::Weight;
 
 use crate::ops::Compute;
-use product::{Into, Partition, Target, View};
+use product::{Element, Into, Partition, Target, View};
 use tensor::BufferPool;
 
 /// The kernel set.
@@ -31,22 +34,13 @@ pub struct Cpu {
     pool: rayon::ThreadPool,
     threads: usize,
     set: InstructionSet,
+    compute: Compute,
     buffers: Arc<BufferPool>,
-}
-
-/// A weight, row-major.
-pub struct Weight {
-    out_features: usize,
-    in_features: usize,
-    values: Vec<f32>,
 }
 
 /// Why the kernel set cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
-    /// The set has no kernels of this type.
-    #[error("the cpu kernel set computes in f32, not in {0:?}")]
-    Compute(Compute),
     /// The machine lacks the instructions.
     #[error("this machine has no {} instructions", .0.name())]
     Instructions(InstructionSet),
@@ -68,7 +62,7 @@ impl Cpu {
     /// A kernel set of so many threads (at least one), with the widest instructions of the machine.
     ///
     /// # Errors
-    /// Fails if the system gives no threads or the compute type is not f32.
+    /// Fails if the system gives no threads.
     pub fn new(threads: usize, compute: Compute) -> Result<Self, CpuError> {
         Self::with_instructions(threads, compute, InstructionSet::detect())
     }
@@ -78,16 +72,18 @@ impl Cpu {
     /// # Errors
     /// As [`Cpu::new`], and if the machine lacks the instructions.
     pub fn with_instructions(threads: usize, compute: Compute, set: InstructionSet) -> Result<Self, CpuError> {
-        if compute != Compute::F32 {
-            return Err(CpuError::Compute(compute));
-        }
         if !set.is_available() {
             return Err(CpuError::Instructions(set));
         }
         let threads = threads.max(1);
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|index| format!("cpu-{index}"));
         let pool = pool.build().map_err(|source| CpuError::Threads { threads, source })?;
-        Ok(Self { pool, threads, set, buffers: Arc::default() })
+        // In f32 the widest sets do the same.
+        let set = match (compute, set) {
+            (Compute::F32, InstructionSet::Avx512Bf16) => InstructionSet::Avx512,
+            _ => set,
+        };
+        Ok(Self { pool, threads, set, compute, buffers: Arc::default() })
     }
 
     /// The number of threads.
@@ -122,7 +118,7 @@ impl Cpu {
         });
     }
 
-    fn product(&self, scale: f32, a: View<'_>, b: View<'_>, write: Into, c: &mut [f32]) {
+    fn product<T: Element>(&self, scale: f32, a: View<'_>, b: View<'_, T>, write: Into, c: &mut [f32]) {
         let (rows, inner, columns) = (a.rows(), a.columns(), b.columns());
         let partition = Partition::new(rows, columns, self.threads);
         let target = Target::new(c, columns);

@@ -33,13 +33,25 @@ pub type Result<T = ()> = std::result::Result<T, KernelError>;
 
 /// The number type of the large products. A setting of a kernel set, fixed when the set is made.
 ///
-/// The residual stream, adapters, gradients, moments and the loss are f32 under each of them.
+/// The large products are those with a prepared weight ([`Ops::linear`], [`Ops::linear_backward`]): with bf16 a weight is kept in it
+/// alone, at half the memory, and what it is multiplied with is rounded to it. The residual stream, norms, attention, adapters,
+/// gradients, moments and the loss are f32 under each of them, as are the values of a weight in training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compute {
     /// 32-bit floats throughout.
     F32,
     /// Operands of the large products rounded to bfloat16, accumulated in f32.
     Bf16,
+}
+
+impl Compute {
+    /// Its name, as in a pipeline file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
 }
 
 /// What happens to the contents of an output.

@@ -49,7 +49,7 @@ struct Settings {
 
 #[test]
 fn every_kernel_set_steps_as_torch_does() {
-    for set in [InstructionSet::Portable, InstructionSet::Avx2, InstructionSet::Avx512] {
+    for set in InstructionSet::ALL {
         match Cpu::with_instructions(1, Compute::F32, set) {
             Ok(ops) => steps_as_torch_does(&ops),
             Err(_) => eprintln!("skipped: this machine has no {} instructions", set.name()),

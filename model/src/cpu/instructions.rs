@@ -9,15 +9,21 @@ pub enum InstructionSet {
     Avx2,
     /// 512-bit vectors.
     Avx512,
+    /// 512-bit vectors, with products of bf16 pairs that are summed in f32.
+    Avx512Bf16,
 }
 
 impl InstructionSet {
+    /// All of them, narrower ones first; each contains those before it.
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+
     /// The widest set of this machine.
     pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
             if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
-                return Self::Avx512;
+                let bf16 = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512bw");
+                return if bf16 { Self::Avx512Bf16 } else { Self::Avx512 };
             }
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
                 return Self::Avx2;
@@ -28,11 +34,8 @@ impl InstructionSet {
 
     /// Whether this machine has the set.
     pub fn is_available(self) -> bool {
-        match self {
-            Self::Portable => true,
-            Self::Avx2 => matches!(Self::detect(), Self::Avx2 | Self::Avx512),
-            Self::Avx512 => Self::detect() == Self::Avx512,
-        }
+        let width = |set| Self::ALL.iter().position(|other| *other == set);
+        width(self) <= width(Self::detect())
     }
 
     /// The name for a log.
@@ -41,6 +44,7 @@ impl InstructionSet {
             Self::Portable => "portable",
             Self::Avx2 => "avx2+fma",
             Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512+bf16",
         }
     }
 }
@@ -77,11 +81,18 @@ macro_rules! multiversion {
             match set {
                 // SAFETY: a set other than the portable one is only ever chosen where the machine has it.
                 #[cfg(target_arch = "x86_64")]
-                $crate::cpu::instructions::InstructionSet::Avx512 => unsafe { avx512($($argument),*) },
+                $crate::cpu::instructions::InstructionSet::Avx512
+                | $crate::cpu::instructions::InstructionSet::Avx512Bf16 => unsafe { avx512($($argument),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 $crate::cpu::instructions::InstructionSet::Avx2 => unsafe { avx2($($argument),*) },
-                _ => body($($argument),*),
+                #[cfg(not(target_arch = "x86_64"))]
+                $crate::cpu::instructions::InstructionSet::Avx2
+                | $crate::cpu::instructions::InstructionSet::Avx512
+                | $crate::cpu::instructions::InstructionSet::Avx512Bf16 => {
+                    unreachable!("an instruction set of another architecture")
+                }
+                $crate::cpu::instructions::InstructionSet::Portable => body($($argument),*),
             }
         }
     };

@@ -2,19 +2,21 @@
 
 use super::attention::{Head, Rows};
 use super::product::{Into, Target, View};
+use super::weight::Sense;
 use super::{Cache, Cpu, Tensor, Weight, loss, norm, pointwise};
 use crate::batch::{Documents, Span};
-use crate::random::DropoutMask;
 use crate::ops::{
     Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Form, LogitGradient, Ops, Result,
     RmsNorm, RopeTables, SgdStep, TokenScore, Turn, Write,
 };
+use crate::random::DropoutMask;
 
 /// Elements per piece of work that is done element by element.
 const PIECE: usize = 4096;
 
 impl Cpu {
-    fn shaped(&self, rows: usize, columns: usize) -> Tensor {
+    /// A tensor of this shape and of whatever values.
+    pub(super) fn shaped(&self, rows: usize, columns: usize) -> Tensor {
         let mut tensor = Tensor::default();
         tensor.reshape(&self.buffers, rows, columns);
         tensor
@@ -42,14 +44,9 @@ impl Cpu {
     }
 }
 
-impl Weight {
-    fn view(&self) -> View<'_> {
-        View::new(&self.values, self.out_features, self.in_features, self.in_features)
-    }
-}
-
 impl Tensor {
-    fn view(&self) -> View<'_> {
+    /// All of it.
+    pub(super) fn view(&self) -> View<'_> {
         View::new(self.values(), self.rows(), self.columns(), self.columns())
     }
 
@@ -75,7 +72,7 @@ impl Ops for Cpu {
     }
 
     fn describe(&self) -> String {
-        format!("cpu ({}), f32, threads: {}", self.set.name(), self.threads)
+        format!("cpu ({}), {}, threads: {}", self.set.name(), self.compute.name(), self.threads)
     }
 
     fn tensor(&self, rows: usize, columns: usize, values: &[f32]) -> Result<Tensor> {
@@ -115,12 +112,11 @@ impl Ops for Cpu {
     }
 
     fn weight(&self, out_features: usize, in_features: usize, values: Vec<f32>) -> Result<Weight> {
-        assert_eq!(values.len(), out_features * in_features, "values of a weight");
-        Ok(Weight { out_features, in_features, values })
+        Ok(self.make_weight(out_features, in_features, values))
     }
 
     fn refresh(&self, weight: &mut Weight, values: &Tensor) -> Result {
-        weight.values.copy_from_slice(values.values());
+        self.change_weight(weight, values.values());
         Ok(())
     }
 
@@ -128,8 +124,7 @@ impl Ops for Cpu {
         let width = table.in_features;
         y.reshape(&self.buffers, ids.len(), width);
         for (row, &id) in y.values_mut().chunks_exact_mut(width).zip(ids) {
-            let source = &table.values[id as usize * width..][..width];
-            row.iter_mut().zip(source).for_each(|(element, value)| *element = scale * value);
+            table.copy_row(id as usize, scale, row);
         }
         Ok(())
     }
@@ -268,7 +263,7 @@ impl Ops for Cpu {
 
     fn linear(&self, x: &Tensor, weight: &Weight, bias: Option<&Tensor>, write: Write, y: &mut Tensor) -> Result {
         let write = self.output(write, y, x.rows(), weight.out_features);
-        self.product(1.0, x.view(), weight.view().transposed(), write, y.values_mut());
+        self.weight_product(x, weight, Sense::Forward, write, y.values_mut());
         if let Some(bias) = bias {
             self.each_rows(y.values_mut(), weight.out_features, |_, rows| {
                 rows.chunks_exact_mut(weight.out_features).for_each(|row| pointwise::add(self.set, bias.values(), row));
@@ -279,7 +274,7 @@ impl Ops for Cpu {
 
     fn linear_backward(&self, dy: &Tensor, weight: &Weight, write: Write, dx: &mut Tensor) -> Result {
         let write = self.output(write, dx, dy.rows(), weight.in_features);
-        self.product(1.0, dy.view(), weight.view(), write, dx.values_mut());
+        self.weight_product(dy, weight, Sense::Backward, write, dx.values_mut());
         Ok(())
     }
 

@@ -1,36 +1,75 @@
-//! Matrix products of any orientation: the right operand packed into panels, a tile of the result kept in registers.
+//! Matrix products of any orientation, over all or a part of the result, summed in f32.
 //!
 //! Each element is summed over the inner dimension in one order whatever the partition over threads, so that the result does
-//! not depend on their number.
+//! not depend on their number. The right operand may lie in a narrower type; it is widened on the way.
+
+#[cfg(target_arch = "x86_64")]
+mod pairs;
+mod panels;
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::instructions::{InstructionSet, multiversion};
-use super::vector::dot;
+use half::bf16;
 
-/// Inner dimension of a packed panel: a panel of 32 columns fits into 32 KiB.
-const INNER_BLOCK: usize = 256;
+use super::instructions::{InstructionSet, multiversion};
+use super::vector::sum;
+#[cfg(target_arch = "x86_64")]
+pub(super) use pairs::{Pairs, product as product_of_pairs};
+use panels::blocks;
+use panels::store;
+
 /// Up to so many rows a product reads its right operand in place: packing it would cost more than it saves.
 const FEW_ROWS: usize = 3;
 
+/// A number type of a right operand.
+pub(super) trait Element: Copy + Send + Sync {
+    /// The same number in f32.
+    fn widen(self) -> f32;
+
+    /// `c (+)= scale · a · b` by dot products, the columns of `b` lying contiguously.
+    fn few_rows(set: InstructionSet, scale: f32, a: View<'_>, b: View<'_, Self>, write: Into, c: Target<'_>);
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+
+    fn few_rows(set: InstructionSet, scale: f32, a: View<'_>, b: View<'_>, write: Into, c: Target<'_>) {
+        few_rows_f32(set, scale, a, b, write, c);
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    fn few_rows(set: InstructionSet, scale: f32, a: View<'_>, b: View<'_, Self>, write: Into, c: Target<'_>) {
+        few_rows_bf16(set, scale, a, b, write, c);
+    }
+}
+
 /// A matrix to read, element `(i, j)` being `values[i · row_stride + j · column_stride]`.
 #[derive(Clone, Copy)]
-pub(super) struct View<'a> {
-    values: &'a [f32],
+pub(super) struct View<'a, T = f32> {
+    values: &'a [T],
     rows: usize,
     columns: usize,
     row_stride: usize,
     column_stride: usize,
 }
 
-impl<'a> View<'a> {
+impl<'a, T: Copy> View<'a, T> {
     /// A view of rows that start `row_stride` apart.
-    pub(super) fn new(values: &'a [f32], rows: usize, columns: usize, row_stride: usize) -> Self {
+    pub(super) fn new(values: &'a [T], rows: usize, columns: usize, row_stride: usize) -> Self {
         Self::checked(values, rows, columns, row_stride, 1)
     }
 
-    fn checked(values: &'a [f32], rows: usize, columns: usize, row_stride: usize, column_stride: usize) -> Self {
+    fn checked(values: &'a [T], rows: usize, columns: usize, row_stride: usize, column_stride: usize) -> Self {
         if rows > 0 && columns > 0 {
             let last = (rows - 1) * row_stride + (columns - 1) * column_stride;
             assert!(last < values.len(), "a view of {rows}x{columns} over {} values", values.len());
@@ -59,12 +98,14 @@ impl<'a> View<'a> {
         }
     }
 
-    fn row_range(self, rows: Range<usize>) -> Self {
+    /// Some of its rows.
+    pub(super) fn row_range(self, rows: Range<usize>) -> Self {
         let values = self.values.get(rows.start * self.row_stride..).unwrap_or_default();
         Self::checked(values, rows.len(), self.columns, self.row_stride, self.column_stride)
     }
 
-    fn column_range(self, columns: Range<usize>) -> Self {
+    /// Some of its columns.
+    pub(super) fn column_range(self, columns: Range<usize>) -> Self {
         let values = self.values.get(columns.start * self.column_stride..).unwrap_or_default();
         Self::checked(values, self.rows, columns.len(), self.row_stride, self.column_stride)
     }
@@ -124,20 +165,30 @@ pub(super) enum Into {
 ///
 /// # Safety
 /// Nobody else may read or write the `a.rows × b.columns` elements of `c` meanwhile.
-pub(super) unsafe fn product(set: InstructionSet, scale: f32, a: View<'_>, b: View<'_>, write: Into, c: Target<'_>) {
+pub(super) unsafe fn product<T: Element>(
+    set: InstructionSet,
+    scale: f32,
+    a: View<'_>,
+    b: View<'_, T>,
+    write: Into,
+    c: Target<'_>,
+) {
     // SAFETY: the caller vouches for all of `c`.
     unsafe { product_along(Path::of(a, b), set, scale, a, b, write, c) }
 }
 
 /// How a product is computed. It is chosen for the whole product, so that no partition changes the result.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Path {
+pub(super) enum Path {
+    /// Row by row, the right operand read in place.
     DotProducts,
+    /// In tiles, the right operand packed.
     Panels,
 }
 
 impl Path {
-    fn of(a: View<'_>, b: View<'_>) -> Self {
+    /// The one for these operands.
+    pub(super) fn of<T: Copy>(a: View<'_>, b: View<'_, T>) -> Self {
         let in_place = a.rows <= FEW_ROWS && b.row_stride == 1 && a.column_stride == 1;
         if in_place { Self::DotProducts } else { Self::Panels }
     }
@@ -145,144 +196,79 @@ impl Path {
 
 /// # Safety
 /// As for [`product`].
-unsafe fn product_along(
+unsafe fn product_along<T: Element>(
     path: Path,
     set: InstructionSet,
     scale: f32,
     a: View<'_>,
-    b: View<'_>,
+    b: View<'_, T>,
     write: Into,
     c: Target<'_>,
 ) {
     assert_eq!(a.columns, b.rows, "inner dimensions");
     if path == Path::DotProducts {
-        return few_rows(set, scale, a, b, write, c);
+        return T::few_rows(set, scale, a, b, write, c);
     }
     match set {
-        InstructionSet::Portable => blocks::<4, 8, false>(scale, a, b, write, c),
+        InstructionSet::Portable => blocks::<4, 8, false, T>(scale, a, b, write, c),
         // SAFETY: a set other than the portable one is only ever chosen where the machine has it.
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2 => unsafe { blocks_avx2(scale, a, b, write, c) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512 => unsafe { blocks_avx512(scale, a, b, write, c) },
+        InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => unsafe { blocks_avx512(scale, a, b, write, c) },
         #[cfg(not(target_arch = "x86_64"))]
-        InstructionSet::Avx2 | InstructionSet::Avx512 => unreachable!("an instruction set of another architecture"),
+        InstructionSet::Avx2 | InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
+            unreachable!("an instruction set of another architecture")
+        }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn blocks_avx2(scale: f32, a: View<'_>, b: View<'_>, write: Into, c: Target<'_>) {
-    blocks::<6, 16, true>(scale, a, b, write, c);
+fn blocks_avx2<T: Element>(scale: f32, a: View<'_>, b: View<'_, T>, write: Into, c: Target<'_>) {
+    blocks::<6, 16, true, T>(scale, a, b, write, c);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
-fn blocks_avx512(scale: f32, a: View<'_>, b: View<'_>, write: Into, c: Target<'_>) {
-    blocks::<8, 32, true>(scale, a, b, write, c);
+fn blocks_avx512<T: Element>(scale: f32, a: View<'_>, b: View<'_, T>, write: Into, c: Target<'_>) {
+    blocks::<8, 32, true, T>(scale, a, b, write, c);
 }
 
 multiversion! {
-    /// Dot products of rows with columns that lie contiguously.
-    fn few_rows(scale: f32, a: View<'_>, b: View<'_>, write: Into, c: Target<'_>) {
-        for column in 0..b.columns {
-            let weights = &b.values[column * b.column_stride..][..b.rows];
-            for row in 0..a.rows {
-                let sum = scale * dot(&a.values[row * a.row_stride..][..a.columns], weights);
-                // SAFETY: the caller of `product` vouches for these elements.
-                let element = unsafe { &mut c.row(row, column..column + 1)[0] };
-                *element = if write == Into::Add { *element + sum } else { sum };
-            }
-        }
+    /// [`Element::few_rows`] of f32.
+    fn few_rows_f32(scale: f32, a: View<'_>, b: View<'_>, write: Into, c: Target<'_>) {
+        dot_products(scale, a, b, write, c);
     }
 }
 
-/// The product in blocks of the inner dimension, in panels of `NR` columns, in tiles of `MR` rows.
-#[inline(always)]
-fn blocks<const MR: usize, const NR: usize, const FUSED: bool>(
-    scale: f32,
-    a: View<'_>,
-    b: View<'_>,
-    write: Into,
-    c: Target<'_>,
-) {
-    let mut panel = vec![0.0; INNER_BLOCK.min(b.rows) * NR];
-    // An inner dimension of zero still has to overwrite.
-    let blocks = b.rows.div_ceil(INNER_BLOCK).max(1);
-    for block in 0..blocks {
-        let inner = block * INNER_BLOCK..b.rows.min((block + 1) * INNER_BLOCK);
-        let write = if block == 0 { write } else { Into::Add };
-        for first_column in (0..b.columns).step_by(NR) {
-            let columns = first_column..b.columns.min(first_column + NR);
-            pack::<NR>(b, inner.clone(), columns.clone(), &mut panel);
-            for first_row in (0..a.rows).step_by(MR) {
-                let tile = tile::<MR, NR, FUSED>(a, first_row, inner.clone(), &panel);
-                for (row, sums) in (first_row..a.rows).zip(&tile) {
-                    // SAFETY: the caller of `product` vouches for these elements.
-                    let target = unsafe { c.row(row, columns.clone()) };
-                    store(target, sums, scale, write);
-                }
-            }
-        }
+multiversion! {
+    /// [`Element::few_rows`] of bf16.
+    fn few_rows_bf16(scale: f32, a: View<'_>, b: View<'_, bf16>, write: Into, c: Target<'_>) {
+        dot_products(scale, a, b, write, c);
     }
 }
 
+/// Dot products of rows with columns that lie contiguously.
 #[inline(always)]
-fn store(target: &mut [f32], sums: &[f32], scale: f32, write: Into) {
-    match write {
-        Into::Replace => target.iter_mut().zip(sums).for_each(|(element, sum)| *element = scale * sum),
-        Into::Add => target.iter_mut().zip(sums).for_each(|(element, sum)| *element += scale * sum),
-    }
-}
-
-/// Copies a block of `b` to `[inner][NR]`, columns beyond its last being zero.
-#[inline(always)]
-fn pack<const NR: usize>(b: View<'_>, inner: Range<usize>, columns: Range<usize>, panel: &mut [f32]) {
-    let panel = &mut panel[..inner.len() * NR];
-    if columns.len() < NR {
-        panel.fill(0.0);
-    }
-    if b.column_stride == 1 {
-        for (row, target) in inner.zip(panel.chunks_exact_mut(NR)) {
-            let source = &b.values[row * b.row_stride + columns.start..][..columns.len()];
-            target[..source.len()].copy_from_slice(source);
-        }
-        return;
-    }
-    for (lane, column) in columns.enumerate() {
-        let source = &b.values[column * b.column_stride..];
-        for (row, target) in inner.clone().zip(panel.chunks_exact_mut(NR)) {
-            target[lane] = source[row * b.row_stride];
+fn dot_products<T: Element>(scale: f32, a: View<'_>, b: View<'_, T>, write: Into, c: Target<'_>) {
+    for column in 0..b.columns {
+        let weights = &b.values[column * b.column_stride..][..b.rows];
+        for row in 0..a.rows {
+            let x = &a.values[row * a.row_stride..][..a.columns];
+            let sum = scale * sum(x.len(), |index| x[index] * weights[index].widen());
+            // SAFETY: the caller of `product` vouches for these elements.
+            let element = unsafe { &mut c.row(row, column..column + 1)[0] };
+            *element = if write == Into::Add { *element + sum } else { sum };
         }
     }
-}
-
-/// `MR × NR` elements of the product; rows beyond the last of `a` repeat that one.
-#[inline(always)]
-fn tile<const MR: usize, const NR: usize, const FUSED: bool>(
-    a: View<'_>,
-    first_row: usize,
-    inner: Range<usize>,
-    panel: &[f32],
-) -> [[f32; NR]; MR] {
-    let mut sums = [[0.0; NR]; MR];
-    let rows: [usize; MR] = std::array::from_fn(|row| (first_row + row).min(a.rows - 1) * a.row_stride);
-    for (step, weights) in inner.zip(panel.chunks_exact(NR)) {
-        let weights: &[f32; NR] = weights.try_into().expect("chunks of NR");
-        for (sums, row) in sums.iter_mut().zip(rows) {
-            // SAFETY: `View::checked` saw that the last element lies within `values`, and `row` and `step` are below its extents.
-            let x = unsafe { *a.values.get_unchecked(row + step * a.column_stride) };
-            for (sum, weight) in sums.iter_mut().zip(weights) {
-                *sum = if FUSED { x.mul_add(*weight, *sum) } else { x * weight + *sum };
-            }
-        }
-    }
-    sums
 }
 
 /// Rows and columns of the parts into which a product is cut for threads.
 pub(super) struct Partition {
+    rows: usize,
+    columns: usize,
     row_block: usize,
     column_block: usize,
     row_blocks: usize,
@@ -296,7 +282,7 @@ impl Partition {
         let column_blocks = columns.div_ceil(column_block).max(1);
         let wanted = (4 * threads).div_ceil(column_blocks);
         let row_block = rows.div_ceil(wanted).next_multiple_of(24).clamp(24, 1536);
-        Self { row_block, column_block, row_blocks: rows.div_ceil(row_block), column_blocks }
+        Self { rows, columns, row_block, column_block, row_blocks: rows.div_ceil(row_block), column_blocks }
     }
 
     /// Number of parts.
@@ -309,22 +295,27 @@ impl Partition {
     /// # Safety
     /// Nobody else may read or write this part of `c` meanwhile.
     #[expect(clippy::too_many_arguments, reason = "those of `product`, and which part")]
-    pub(super) unsafe fn product(
+    pub(super) unsafe fn product<T: Element>(
         &self,
         part: usize,
         set: InstructionSet,
         scale: f32,
         a: View<'_>,
-        b: View<'_>,
+        b: View<'_, T>,
         write: Into,
         c: Target<'_>,
     ) {
         let path = Path::of(a, b);
-        let (row, column) = (part % self.row_blocks * self.row_block, part / self.row_blocks * self.column_block);
-        let a = a.row_range(row..a.rows.min(row + self.row_block));
-        let b = b.column_range(column..b.columns.min(column + self.column_block));
+        let (rows, columns) = self.ranges(part);
+        let c = c.offset(rows.start, columns.start);
         // SAFETY: the caller vouches for the part, and parts do not overlap.
-        unsafe { product_along(path, set, scale, a, b, write, c.offset(row, column)) }
+        unsafe { product_along(path, set, scale, a.row_range(rows), b.column_range(columns), write, c) }
+    }
+
+    /// Rows and columns of one part.
+    pub(super) fn ranges(&self, part: usize) -> (Range<usize>, Range<usize>) {
+        let (row, column) = (part % self.row_blocks * self.row_block, part / self.row_blocks * self.column_block);
+        (row..self.rows.min(row + self.row_block), column..self.columns.min(column + self.column_block))
     }
 }
 
@@ -337,9 +328,7 @@ mod tests {
     }
 
     fn sets() -> impl Iterator<Item = InstructionSet> {
-        [InstructionSet::Portable, InstructionSet::Avx2, InstructionSet::Avx512]
-            .into_iter()
-            .filter(|set| set.is_available())
+        InstructionSet::ALL.into_iter().filter(|set| set.is_available())
     }
 
     #[test]

@@ -1,0 +1,216 @@
+//! Weights as products read them: row-major, in f32 or, where that is computed in, bf16.
+
+use half::bf16;
+
+use super::instructions::multiversion;
+use super::product::{Element, Into, Path, View};
+use super::{Cpu, Tensor};
+use crate::ops::Compute;
+
+/// A weight `[out, in]`, row-major, in the type that is computed in.
+pub struct Weight {
+    /// Rows.
+    pub(super) out_features: usize,
+    /// Columns.
+    pub(super) in_features: usize,
+    values: Values,
+}
+
+enum Values {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+}
+
+/// Which side of a product a weight's columns are on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sense {
+    /// `x · weightᵀ`.
+    Forward,
+    /// `dy · weight`.
+    Backward,
+}
+
+impl Weight {
+    /// Row `row`, times a factor.
+    pub(super) fn copy_row(&self, row: usize, factor: f32, target: &mut [f32]) {
+        let range = row * self.in_features..(row + 1) * self.in_features;
+        match &self.values {
+            Values::F32(values) => scaled(&values[range], factor, target),
+            Values::Bf16(values) => scaled(&values[range], factor, target),
+        }
+    }
+
+    fn view<'a, T: Copy>(&self, values: &'a [T], sense: Sense) -> View<'a, T> {
+        let view = View::new(values, self.out_features, self.in_features, self.in_features);
+        match sense {
+            Sense::Forward => view.transposed(),
+            Sense::Backward => view,
+        }
+    }
+}
+
+fn scaled<T: Element>(values: &[T], factor: f32, target: &mut [f32]) {
+    target.iter_mut().zip(values).for_each(|(target, value)| *target = factor * value.widen());
+}
+
+impl Cpu {
+    /// A weight of these values, in the type that is computed in.
+    pub(super) fn make_weight(&self, out_features: usize, in_features: usize, values: Vec<f32>) -> Weight {
+        assert_eq!(values.len(), out_features * in_features, "values of a weight");
+        let values = match self.compute {
+            Compute::F32 => Values::F32(values),
+            Compute::Bf16 => {
+                let mut rounded = vec![bf16::ZERO; values.len()];
+                self.round(&values, &mut rounded);
+                Values::Bf16(rounded)
+            }
+        };
+        Weight { out_features, in_features, values }
+    }
+
+    /// Gives a weight new values.
+    pub(super) fn change_weight(&self, weight: &mut Weight, values: &[f32]) {
+        match &mut weight.values {
+            Values::F32(weight) => weight.copy_from_slice(values),
+            Values::Bf16(weight) => self.round(values, weight),
+        }
+    }
+
+    fn round(&self, values: &[f32], rounded: &mut [bf16]) {
+        assert_eq!(values.len(), rounded.len(), "values of a weight");
+        round(self.set, values, rounded);
+    }
+
+    /// The product of a tensor with a weight.
+    pub(super) fn weight_product(&self, a: &Tensor, weight: &Weight, sense: Sense, write: Into, c: &mut [f32]) {
+        match &weight.values {
+            Values::F32(values) => self.product(1.0, a.view(), weight.view(values, sense), write, c),
+            Values::Bf16(values) => self.product_bf16(a, weight.view(values, sense), write, c),
+        }
+    }
+
+    /// `c (+)= a · b` with `a` rounded to bf16.
+    fn product_bf16(&self, a: &Tensor, b: View<'_, bf16>, write: Into, c: &mut [f32]) {
+        #[cfg(target_arch = "x86_64")]
+        if self.set == super::InstructionSet::Avx512Bf16 && Path::of(a.view(), b) == Path::Panels {
+            return self.product_of_pairs(a, b, write, c);
+        }
+        let mut rounded = self.shaped(a.rows(), a.columns());
+        self.each_rows(rounded.values_mut(), 1, |first, rounded| {
+            round_within_f32(self.set, &a.values()[first..][..rounded.len()], rounded);
+        });
+        self.product(1.0, rounded.view(), b, write, c);
+    }
+
+    /// [`Cpu::product_bf16`] by instructions for pairs.
+    #[cfg(target_arch = "x86_64")]
+    fn product_of_pairs(&self, a: &Tensor, b: View<'_, bf16>, write: Into, c: &mut [f32]) {
+        use super::product::{Pairs, Partition, Target, product_of_pairs};
+
+        let (rows, columns, inner) = (a.rows(), b.columns(), a.columns());
+        let width = inner.div_ceil(2);
+        let mut words = self.shaped(rows, width);
+        self.each_rows(words.values_mut(), width, |first, words| {
+            // SAFETY: a word holds two bf16, and every bit pattern is a value of each type.
+            let (_, rounded, _) = unsafe { words.align_to_mut::<bf16>() };
+            let a = a.values()[first * inner..].chunks_exact(inner);
+            for (rounded, a) in rounded.chunks_exact_mut(2 * width).zip(a) {
+                let (rounded, padding) = rounded.split_at_mut(inner);
+                round(self.set, a, rounded);
+                padding.fill(bf16::ZERO);
+            }
+        });
+        // SAFETY: every bit pattern is a value of both types, which are of one size.
+        let (_, words, _) = unsafe { words.values().align_to::<u32>() };
+        let a = Pairs::new(words, rows, width);
+        let partition = Partition::new(rows, columns, self.threads);
+        let target = Target::new(c, columns);
+        self.each(partition.parts(), rows * columns * inner.max(1), |part| {
+            let (rows, columns) = partition.ranges(part);
+            let c = target.offset(rows.start, columns.start);
+            // SAFETY: the set is one that the machine has, and parts do not overlap.
+            unsafe { product_of_pairs(a.row_range(rows), b.column_range(columns), write, c) };
+        });
+    }
+}
+
+/// The nearest bf16, of two equally near ones the even; what is not a number stays so.
+#[inline(always)]
+fn nearest(x: f32) -> bf16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    let quiet = bits >> 16 | 0x40;
+    bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16)
+}
+
+multiversion! {
+    /// Rounds to bf16.
+    fn round(x: &[f32], rounded: &mut [bf16]) {
+        rounded.iter_mut().zip(x).for_each(|(rounded, x)| *rounded = nearest(*x));
+    }
+}
+
+multiversion! {
+    /// Rounds to values that bf16 has.
+    fn round_within_f32(x: &[f32], rounded: &mut [f32]) {
+        rounded.iter_mut().zip(x).for_each(|(rounded, x)| *rounded = nearest(*x).widen());
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::super::InstructionSet;
+    use super::*;
+
+    #[test]
+    fn rounding_is_to_the_nearest_and_even() {
+        let mut seed = 1u32;
+        let special =
+            [0.0, -0.0, 1.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE, 1e-45, 1.003_906_3];
+        let random = (0..100_000).map(|_| {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            f32::from_bits(seed)
+        });
+        for x in special.into_iter().chain(random) {
+            let expected = bf16::from_f32(x);
+            assert!(nearest(x) == expected || x.is_nan() && nearest(x).is_nan() && expected.is_nan(), "{x:e}");
+        }
+        assert!(nearest(f32::from_bits(0x7f80_0001)).is_nan(), "a payload that is rounded away");
+    }
+
+    /// Sums of products of few bits are exact in f32, so that every path must give them to the bit.
+    #[test]
+    fn every_path_computes_the_product_of_the_rounded_operands() {
+        let shapes =
+            [(1, 5, 7), (3, 33, 40), (4, 1, 1), (5, 50, 31), (17, 97, 64), (9, 48, 1), (30, 20, 2100), (7, 16, 99)];
+        for (rows, out_features, in_features) in shapes {
+            let value = |index: usize, seed: usize| ((index * 37 + seed) % 23) as f32 - 11.0;
+            let weight: Vec<f32> = (0..out_features * in_features).map(|index| value(index, 3)).collect();
+            for (sense, inner, columns) in
+                [(Sense::Forward, in_features, out_features), (Sense::Backward, out_features, in_features)]
+            {
+                // A little more than a value of few bits, which rounding takes away.
+                let a: Vec<f32> = (0..rows * inner).map(|index| value(index, 5) * 1.001).collect();
+                let w = |p: usize, column: usize| match sense {
+                    Sense::Forward => weight[column * in_features + p],
+                    Sense::Backward => weight[p * in_features + column],
+                };
+                let element = |row: usize, column: usize| -> f32 {
+                    1.0 + (0..inner).map(|p| nearest(a[row * inner + p]).widen() * w(p, column)).sum::<f32>()
+                };
+                for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
+                    let cpu = Cpu::with_instructions(2, Compute::Bf16, set).unwrap();
+                    let a = crate::ops::Ops::tensor(&cpu, rows, inner, &a).unwrap();
+                    let weight = cpu.make_weight(out_features, in_features, weight.clone());
+                    let mut c = vec![1.0; rows * columns];
+                    cpu.weight_product(&a, &weight, sense, Into::Add, &mut c);
+                    for (index, found) in c.into_iter().enumerate() {
+                        let expected = element(index / columns, index % columns);
+                        assert_eq!(found, expected, "{rows}x{out_features}x{in_features} {} {index}", set.name());
+                    }
+                }
+            }
+        }
+    }
+}
