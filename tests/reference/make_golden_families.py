@@ -55,7 +55,7 @@ def cases():
         "llama_biases": (LlamaConfig, theta(10000.0) | dict(attention_bias=True, mlp_bias=True), "v5", f32, whole),
         "llama_linear": (LlamaConfig, scaled(rope_type="linear", factor=4.0), "v4", f32, whole),
         "llama_dynamic": (LlamaConfig, scaled(rope_type="dynamic", factor=2.0), "v4", f32, whole),
-        "llama_yarn": (LlamaConfig, scaled(rope_type="yarn", factor=8.0, original_max_position_embeddings=16, beta_fast=8.0, beta_slow=0.5,
+        "llama_yarn": (LlamaConfig, scaled(rope_type="yarn", factor=8.0, original_max_position_embeddings=16, beta_fast=1.0, beta_slow=0.1,
                                            mscale=0.7, mscale_all_dim=0.3, truncate=False), "v5", f32, whole),
         # Mistral v0.3: no window.
         "mistral_no_window": (MistralConfig, theta(1e6) | dict(sliding_window=None), "v4", bf16, whole),
