@@ -4,6 +4,7 @@
 //! how parameters change in [`crate::trainer`], generation with a cache in [`crate::session`].
 
 mod adapt;
+mod embeddings;
 mod fit;
 mod load;
 mod run;
@@ -20,7 +21,8 @@ use crate::adapter::{Lora, Projection};
 use crate::blocks::{AttentionBlock, Blocks, GateUpProjections, HeadBlock, MlpBlock, Norm, QkvProjections};
 use crate::config::Config;
 use crate::ops::{Ops, Result, RopeTables};
-use crate::parameter::{Matrix, Parameter};
+use crate::parameter::Parameter;
+use embeddings::Embeddings;
 
 /// A decoder on a kernel set.
 pub struct Decoder<B: Blocks> {
@@ -32,14 +34,6 @@ pub struct Decoder<B: Blocks> {
     /// For as many positions as were needed so far.
     rope: RopeTables<B::Tensor>,
     rope_positions: usize,
-}
-
-/// The embedding and the output projection.
-enum Embeddings<B: Ops> {
-    /// One matrix is both.
-    Tied(Projection<B>),
-    /// Each has its own.
-    Untied { embed_tokens: Matrix<B>, lm_head: Projection<B> },
 }
 
 struct Layer<B: Ops> {
@@ -58,13 +52,9 @@ impl<B: Blocks> Decoder<B> {
         &self.config
     }
 
-    /// All parameters, trained or not, in the order of the layers; not the matrices that are frozen for good.
+    /// All parameters in use, trained or not, in the order of the layers; not the matrices that are frozen for good.
     pub fn parameters(&self) -> Vec<&Parameter<B>> {
-        let mut found = Vec::new();
-        match &self.embeddings {
-            Embeddings::Tied(projection) => found.extend(&projection.matrix.trained),
-            Embeddings::Untied { embed_tokens, .. } => found.extend(&embed_tokens.trained),
-        }
+        let mut found: Vec<&Parameter<B>> = self.embeddings.embed_tokens().trained.iter().collect();
         for layer in &self.layers {
             found.extend(layer.attention.norms().map(|norm| &norm.weight));
             found.extend(layer.attention.projections().flat_map(Projection::parameters));
@@ -72,25 +62,14 @@ impl<B: Blocks> Decoder<B> {
             found.extend(layer.mlp.projections().flat_map(Projection::parameters));
         }
         found.push(&self.head.norm.weight);
-        if let Embeddings::Untied { lm_head, .. } = &self.embeddings {
-            found.extend(lm_head.parameters());
-        }
+        found.extend(self.embeddings.output_parameters());
         found
     }
 
     /// As [`Decoder::parameters`], to change.
     pub fn parameters_mut(&mut self) -> Vec<&mut Parameter<B>> {
-        let mut found = Vec::new();
-        let lm_head = match &mut self.embeddings {
-            Embeddings::Tied(projection) => {
-                found.extend(&mut projection.matrix.trained);
-                None
-            }
-            Embeddings::Untied { embed_tokens, lm_head } => {
-                found.extend(&mut embed_tokens.trained);
-                Some(lm_head)
-            }
-        };
+        let (embed_tokens, output) = self.embeddings.parameters_mut();
+        let mut found: Vec<&mut Parameter<B>> = embed_tokens.into_iter().collect();
         for layer in &mut self.layers {
             let (norms, projections) = layer.attention.parts_mut();
             found.extend(norms.map(|norm| &mut norm.weight));
@@ -100,22 +79,18 @@ impl<B: Blocks> Decoder<B> {
             found.extend(projections.flat_map(Projection::parameters_mut));
         }
         found.push(&mut self.head.norm.weight);
-        if let Some(lm_head) = lm_head {
-            found.extend(lm_head.parameters_mut());
-        }
+        found.extend(output);
         found
     }
 
-    /// The projections of all layers and an `lm_head` of its own: what an adapter can be attached to.
+    /// The projections of all layers and `lm_head`: what an adapter can be attached to.
     pub fn projections(&self) -> Vec<&Projection<B>> {
         let mut found = Vec::new();
         for layer in &self.layers {
             found.extend(layer.attention.projections());
             found.extend(layer.mlp.projections());
         }
-        if let Embeddings::Untied { lm_head, .. } = &self.embeddings {
-            found.push(lm_head);
-        }
+        found.push(self.embeddings.output());
         found
     }
 
@@ -125,50 +100,27 @@ impl<B: Blocks> Decoder<B> {
             found.extend(layer.attention.parts_mut().1);
             found.extend(layer.mlp.parts_mut().1);
         }
-        if let Embeddings::Untied { lm_head, .. } = &mut self.embeddings {
-            found.push(lm_head);
-        }
+        found.push(self.embeddings.output_mut());
         found
     }
 
-    /// Prepares every trained matrix again from its values.
+    fn norms_mut(&mut self) -> Vec<&mut Norm<B>> {
+        let mut found = Vec::new();
+        for layer in &mut self.layers {
+            found.extend(layer.attention.parts_mut().0);
+            found.extend(layer.mlp.parts_mut().0);
+        }
+        found.push(&mut self.head.norm);
+        found
+    }
+
+    /// Prepares everything that follows from trained values again.
     pub(crate) fn refresh(&mut self) -> Result {
         let ops = Arc::clone(&self.ops);
-        match &mut self.embeddings {
-            Embeddings::Tied(projection) => projection.refresh(&ops)?,
-            Embeddings::Untied { embed_tokens, .. } => embed_tokens.refresh(&ops)?,
+        if !self.embeddings.is_shared() {
+            self.embeddings.embed_tokens_mut().refresh(&ops)?;
         }
         self.projections_mut().into_iter().try_for_each(|projection| projection.refresh(&ops))
-    }
-}
-
-impl<B: Ops> Embeddings<B> {
-    fn embed_tokens(&self) -> &Matrix<B> {
-        match self {
-            Self::Tied(projection) => &projection.matrix,
-            Self::Untied { embed_tokens, .. } => embed_tokens,
-        }
-    }
-
-    fn embed_tokens_mut(&mut self) -> &mut Matrix<B> {
-        match self {
-            Self::Tied(projection) => &mut projection.matrix,
-            Self::Untied { embed_tokens, .. } => embed_tokens,
-        }
-    }
-
-    fn output(&self) -> &Projection<B> {
-        match self {
-            Self::Tied(projection) => projection,
-            Self::Untied { lm_head, .. } => lm_head,
-        }
-    }
-
-    fn output_mut(&mut self) -> &mut Projection<B> {
-        match self {
-            Self::Tied(projection) => projection,
-            Self::Untied { lm_head, .. } => lm_head,
-        }
     }
 }
 

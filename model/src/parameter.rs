@@ -12,6 +12,8 @@ pub struct Parameter<B: Ops> {
     pub value: B::Tensor,
     /// What training keeps beside the value. None: frozen, and no gradient is computed.
     pub training: Option<Training<B>>,
+    /// The base model's own, while an adapter's copy stands in for it.
+    replaced: Option<Box<Parameter<B>>>,
 }
 
 /// What training keeps beside a value, each in its shape.
@@ -43,7 +45,7 @@ impl<B: Ops> Parameter<B> {
     pub fn new(ops: &B, name: impl Into<String>, shape: &[usize], values: &[f32]) -> Result<Self> {
         let (rows, columns) = matrix_shape(shape);
         let value = ops.tensor(rows, columns, values)?;
-        Ok(Self { name: name.into(), shape: shape.to_vec(), value, training: None })
+        Ok(Self { name: name.into(), shape: shape.to_vec(), value, training: None, replaced: None })
     }
 
     /// Makes the parameter trained, with zero gradient and moments, unless it is already.
@@ -72,6 +74,25 @@ impl<B: Ops> Parameter<B> {
     pub fn is_trained(&self) -> bool {
         self.training.is_some()
     }
+
+    /// The base model's own: this one, unless an adapter's copy stands in for it.
+    pub(crate) fn base(&self) -> &Self {
+        self.replaced.as_deref().unwrap_or(self)
+    }
+
+    /// Puts an adapter's copy in the place of this one, which is kept for [`Parameter::give_back`].
+    pub(crate) fn replace_by(&mut self, copy: Self) {
+        self.give_back();
+        let base = std::mem::replace(self, copy);
+        self.replaced = Some(Box::new(base));
+    }
+
+    /// Puts the base model's own back in its place.
+    pub(crate) fn give_back(&mut self) {
+        if let Some(base) = self.replaced.take() {
+            *self = *base;
+        }
+    }
 }
 
 /// Rows and columns of a tensor of this shape: a vector is one row.
@@ -92,6 +113,8 @@ pub struct Matrix<B: Ops> {
     pub weight: B::Weight,
     /// The trained values, from which `weight` is prepared again after each step.
     pub trained: Option<Parameter<B>>,
+    /// The base model's own, while an adapter's copy stands in for it: what was `weight`, and what was `trained`.
+    replaced: Option<Box<(B::Weight, Option<Parameter<B>>)>>,
 }
 
 /// What happens to the values of a matrix at load.
@@ -116,7 +139,7 @@ impl<B: Ops> Matrix<B> {
             Keep::Trainable => Some(Parameter::new(ops, name.clone(), &shape, &values)?),
         };
         let weight = ops.weight(out_features, in_features, values)?;
-        Ok(Self { name, out_features, in_features, weight, trained })
+        Ok(Self { name, out_features, in_features, weight, trained, replaced: None })
     }
 
     /// Prepares the weight again from its trained values; nothing to do for a frozen one.
@@ -139,5 +162,36 @@ impl<B: Ops> Matrix<B> {
     /// Whether the matrix is trained.
     pub fn is_trained(&self) -> bool {
         self.trained.as_ref().is_some_and(Parameter::is_trained)
+    }
+
+    /// The base model's own values, read from its prepared form a part at a time.
+    ///
+    /// # Errors
+    /// Fails if the device does.
+    pub(crate) fn base_values(&self, ops: &B) -> Result<Vec<f32>> {
+        let weight = self.replaced.as_deref().map_or(&self.weight, |(weight, _)| weight);
+        let ids: Vec<u32> = (0..self.out_features as u32).collect();
+        let mut values = Vec::with_capacity(self.out_features * self.in_features);
+        let mut rows = B::Tensor::default();
+        for ids in ids.chunks((1 << 20) / self.in_features.max(1) + 1) {
+            ops.embed(weight, ids, 1.0, &mut rows)?;
+            values.extend(ops.read(&rows)?);
+        }
+        Ok(values)
+    }
+
+    /// Puts an adapter's copy in the place of these values, which are kept for [`Matrix::give_back`].
+    pub(crate) fn replace_by(&mut self, copy: Self) {
+        self.give_back();
+        let weight = std::mem::replace(&mut self.weight, copy.weight);
+        let trained = std::mem::replace(&mut self.trained, copy.trained);
+        self.replaced = Some(Box::new((weight, trained)));
+    }
+
+    /// Puts the base model's own values back in their place.
+    pub(crate) fn give_back(&mut self) {
+        if let Some(base) = self.replaced.take() {
+            (self.weight, self.trained) = *base;
+        }
     }
 }

@@ -4,12 +4,13 @@
 //! model for good to [`crate::merge`].
 
 mod config;
+pub mod targets;
 mod weights;
 
 pub use config::{AdapterConfig, AdapterConfigError, TargetModules};
 pub use weights::{
     Adapter, AdapterError, AdapterModule, AdapterPart, SavedTensor, adapter_tensor_name, is_adapter_tensor_name,
-    parse_adapter_tensor_name, saved_tensor_name,
+    parse_adapter_tensor_name, parse_saved_tensor_name, saved_tensor_name,
 };
 
 /// The settings of an adapter, in its folder.

@@ -293,7 +293,7 @@ impl<B: Blocks> Decoder<B> {
     /// Gives what is to be trained its gradients and moments.
     fn start_training(&mut self, what: Trained, moments: Moments) -> Result<(), TrainError> {
         let ops = Arc::clone(self.ops());
-        let is_adapter = |parameter: &Parameter<B>| crate::peft::parse_adapter_tensor_name(&parameter.name).is_some();
+        let is_adapter = |parameter: &Parameter<B>| crate::peft::is_adapter_tensor_name(&parameter.name);
         let has_matrices =
             self.parameters().iter().any(|parameter| parameter.shape.len() == 2 && !is_adapter(parameter));
         if what == Trained::Weights && !has_matrices {

@@ -14,7 +14,7 @@ use model::candle::Candle;
 use model::checkpoint::Checkpoint;
 use model::config::{Config, ConfigError};
 use model::cpu::Cpu;
-use model::decoder::{AttachError, Decoder};
+use model::decoder::Decoder;
 use model::merge::{MergeOptions, WeightedAdapter, merge};
 use model::ops::Compute;
 use model::parameter::Keep;
@@ -54,6 +54,34 @@ const CASES: [&str; 25] = [
     "qwen3",
     "qwen3_biases",
     "qwen3_tied_windows",
+];
+
+/// The adapters of those cases, likewise.
+const ADAPTERS: [&str; 24] = [
+    "gemma/attention",
+    "gemma/tied_embedding_saved",
+    "gemma2/attention",
+    "gemma2/dora_lm_head",
+    "llama2/attention",
+    "llama2/norms",
+    "llama31/all_linear",
+    "llama31/attention",
+    "llama31/dora",
+    "llama31/lm_head",
+    "llama31/modules_to_save",
+    "llama31/patterns",
+    "llama31/rslora",
+    "llama31/warm_start",
+    "mistral/attention",
+    "mistral/layers",
+    "phi3/attention",
+    "phi3/dora",
+    "phi3_longrope/attention",
+    "qwen2/attention",
+    "qwen2/tied_lm_head",
+    "qwen2/tied_lm_head_saved",
+    "qwen3/attention",
+    "qwen3/tied_both_saved",
 ];
 
 #[test]
@@ -97,6 +125,7 @@ fn check_all<B: Blocks>(ops: &Arc<B>) {
     assert!(findings.problems.is_empty(), "{}:\n{}", ops.describe(), findings.problems.join("\n"));
     if given.is_none() {
         assert_eq!(run, CASES);
+        assert_eq!(findings.adapters, ADAPTERS);
     }
 }
 
@@ -108,6 +137,8 @@ fn check_family<B: Blocks>(ops: &Arc<B>, family: &Path, findings: &mut Findings)
     let variants = Some(family.join("lora")).filter(|folder| folder.exists());
     for variant in variants.iter().flat_map(|folder| subfolders(folder)) {
         check_adapter(ops, family, &variant, findings);
+        let name = |folder: &Path| folder.file_name().unwrap().to_string_lossy().into_owned();
+        findings.adapters.push(format!("{}/{}", name(family), name(&variant)));
     }
 }
 
@@ -169,18 +200,13 @@ fn check_adapter<B: Blocks>(ops: &Arc<B>, family: &Path, variant: &Path, finding
     let config = AdapterConfig::read(&variant.join("adapter/adapter_config.json")).unwrap();
     let start = adapter(&config, &variant.join("adapter_init.safetensors"));
     let mut decoder = Decoder::load(Arc::clone(ops), family, Keep::Frozen).unwrap();
-    match decoder.attach(&start) {
-        Ok(()) => {}
-        Err(error @ AttachError::Unsupported(_)) => return println!("not supported: {}: {error}", variant.display()),
-        Err(error) => panic!("{}: {error}", variant.display()),
-    }
+    check_fresh(&decoder, &start, &name("fresh"), findings);
+    decoder.attach(&start).unwrap_or_else(|error| panic!("{}: {error}", variant.display()));
     let steps: Steps = serde_json::from_str(&std::fs::read_to_string(variant.join("steps.json")).unwrap()).unwrap();
     let Optimizer { betas, eps, weight_decay } = steps.optimizer;
     let optimizer = trainer::Optimizer::AdamW(AdamW { betas, eps, weight_decay });
-    let options = TrainOptions {
-        max_grad_norm: Some(steps.clip_grad_norm),
-        ..TrainOptions::new(Trained::Adapter, optimizer)
-    };
+    let options =
+        TrainOptions { max_grad_norm: Some(steps.clip_grad_norm), ..TrainOptions::new(Trained::Adapter, optimizer) };
     let mut trainer = Trainer::new(decoder, options).unwrap();
     let batches = Tensors::read(&variant.join("batches.safetensors"));
     let first_gradients = Tensors::read(&variant.join("grads_step0.safetensors"));
@@ -204,23 +230,37 @@ fn check_adapter<B: Blocks>(ops: &Arc<B>, family: &Path, variant: &Path, finding
     let decoder = trainer.decoder_mut();
     let found = decoder.adapter(&config).unwrap();
     let expected = Tensors::read(&variant.join("adapter/adapter_model.safetensors"));
+    // PEFT adds the base's own weight to an adapter on the head.
+    let count = expected.0.iter().filter(|(tensor, ..)| !tensor.contains(".base_layer.")).count();
+    findings.equal(name("final tensors"), &found.tensors().len(), &count);
     for (tensor, _, values) in found.tensors() {
         findings.compare(name(&format!("final {tensor}")), values, &expected.floats(&tensor));
     }
-    check_merge(ops, decoder, &config, family, variant, findings);
+    check_merge(ops, decoder, family, variant, findings);
+}
+
+/// A fresh adapter of these settings has the modules and ranks of PEFT's, and the base's values where it has whole tensors.
+fn check_fresh<B: Blocks>(decoder: &Decoder<B>, expected: &Adapter, name: &str, findings: &mut Findings) {
+    let fresh = decoder.fresh_adapter(&expected.config, 1).unwrap();
+    let shapes = |adapter: &Adapter| -> Vec<_> {
+        adapter.tensors().into_iter().map(|(tensor, shape, _)| (tensor, shape)).collect()
+    };
+    findings.equal(format!("{name} shapes"), &shapes(&fresh), &shapes(expected));
+    for (tensor, saved) in &fresh.saved_tensors {
+        findings.compare(format!("{name} {tensor}"), &saved.values, &expected.saved_tensors[tensor].values);
+    }
 }
 
 /// The reference's final adapter: attached, and merged by us into a checkpoint that is loaded again.
 fn check_merge<B: Blocks>(
     ops: &Arc<B>,
     decoder: &mut Decoder<B>,
-    config: &AdapterConfig,
     family: &Path,
     variant: &Path,
     findings: &mut Findings,
 ) {
     let name = |what: &str| format!("{} {what}", variant.display());
-    let adapter = adapter(config, &variant.join("adapter/adapter_model.safetensors"));
+    let adapter = Adapter::load(&variant.join("adapter")).unwrap();
     let expected = Tensors::read(&variant.join("merged.safetensors"));
     let ids = expected.rows("check.input_ids").remove(0);
     let batch = documents(&ids, &[ids.len()]);
@@ -235,7 +275,7 @@ fn check_merge<B: Blocks>(
     let adapters = [WeightedAdapter { adapter: &adapter, weight: 1.0 }];
     merge(family, &adapters, folder.path(), MergeOptions::default()).unwrap();
     let merged = Checkpoint::open(folder.path()).unwrap();
-    for tensor in expected.0.iter().map(|(tensor, ..)| tensor).filter(|tensor| tensor.starts_with("model.")) {
+    for tensor in expected.0.iter().map(|(tensor, ..)| tensor).filter(|tensor| tensor.ends_with(".weight")) {
         findings.compare(name(tensor), &merged.tensor_f32(tensor).unwrap(), &expected.floats(tensor));
     }
     let mut merged = Decoder::load(Arc::clone(ops), folder.path(), Keep::Frozen).unwrap();
@@ -265,6 +305,7 @@ fn subfolders(folder: &Path) -> Vec<PathBuf> {
 #[derive(Default)]
 struct Findings {
     compared: usize,
+    adapters: Vec<String>,
     worst: f64,
     problems: Vec<String>,
 }

@@ -1,29 +1,30 @@
 //! Adapters on a decoder: made fresh, attached, read back.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::Decoder;
+use super::embeddings::copy_of_matrix;
 use crate::adapter::{Dora, Dropout, Lora, Projection, row_norms};
 use crate::blocks::Blocks;
 use crate::init::fresh_lora_a;
 use crate::ops::KernelError;
-use crate::parameter::Parameter;
-use crate::peft::{Adapter, AdapterConfig, AdapterModule, AdapterPart, TargetModules, adapter_tensor_name};
+use crate::parameter::{Matrix, Parameter};
+use crate::peft::targets::{self, EMBEDDING, HEAD, TargetError};
+use crate::peft::{
+    Adapter, AdapterConfig, AdapterConfigError, AdapterModule, AdapterPart, SavedTensor, TargetModules,
+    adapter_tensor_name, parse_saved_tensor_name, saved_tensor_name,
+};
 
 /// Why an adapter does not go with a model.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// A name among the targets fits no projection.
-    #[error("`{target}` is no projection that can be adapted; there are: {}", known.join(", "))]
-    NoSuchTarget {
-        /// The name.
-        target: String,
-        /// Those that there are.
-        known: Vec<String>,
-    },
-    /// The targets are a pattern, which is for PEFT to resolve.
-    #[error("target modules as a pattern (`{0}`) are not supported; list their names")]
-    Pattern(String),
+    /// Its targets do not fit the model.
+    #[error(transparent)]
+    Targets(#[from] TargetError),
+    /// Its settings are at fault.
+    #[error(transparent)]
+    Settings(#[from] AdapterConfigError),
     /// The adapter has a module that the model has not.
     #[error("the adapter has `{0}`, which the model has not")]
     NoSuchModule(String),
@@ -37,9 +38,16 @@ pub enum AttachError {
         /// Rows and columns of the model's.
         model: (usize, usize),
     },
-    /// The adapter is of a kind that is not computed.
-    #[error("{0} is not supported")]
-    Unsupported(&'static str),
+    /// A tensor that was trained as a whole is of another shape.
+    #[error("the adapter's `{tensor}` has shape {adapter:?}, the model's {model:?}")]
+    SavedShape {
+        /// The tensor, by its name in the base.
+        tensor: String,
+        /// The adapter's shape.
+        adapter: Vec<usize>,
+        /// The model's.
+        model: Vec<usize>,
+    },
     /// Dropout would drop everything, or is no probability.
     #[error("a dropout of {0} is not in [0, 1)")]
     Dropout(f64),
@@ -49,68 +57,131 @@ pub enum AttachError {
 }
 
 impl<B: Blocks> Decoder<B> {
-    /// A fresh adapter for this model: A uniform by seed and name, B zero, so that it changes nothing yet.
+    /// A fresh adapter for this model: A uniform by seed and name, B zero, magnitudes and modules to save as in the base, so that it
+    /// changes nothing yet. `all-linear` becomes the names that it means.
     ///
     /// # Errors
-    /// Fails if a target fits no projection or the adapter is of a kind that is not computed.
+    /// Fails if a target fits no projection, or the device fails.
     pub fn fresh_adapter(&self, config: &AdapterConfig, seed: u64) -> Result<Adapter, AttachError> {
-        check_kind(config)?;
-        let targets = match &config.target_modules {
-            TargetModules::Names(targets) => targets,
-            TargetModules::Pattern(pattern) => return Err(AttachError::Pattern(pattern.clone())),
-        };
-        let projections = self.projections();
-        for target in targets {
-            if !projections.iter().any(|projection| is_target(projection.path(), target)) {
-                let mut known: Vec<_> = projections.iter().map(|projection| projection.module().to_owned()).collect();
-                known.sort();
-                known.dedup();
-                return Err(AttachError::NoSuchTarget { target: target.clone(), known });
+        check_settings(config)?;
+        let paths = targets::resolve(&self.config, config)?;
+        let mut modules = BTreeMap::new();
+        for projection in self.projections() {
+            if paths.iter().any(|path| path == projection.path()) {
+                modules.insert(projection.path().to_owned(), self.fresh_module(projection, config, seed)?);
             }
         }
-        let adapted = projections
-            .into_iter()
-            .filter(|projection| targets.iter().any(|target| is_target(projection.path(), target)));
-        let fresh = |projection: &Projection<B>| {
-            let (out_features, in_features) = (projection.matrix.out_features, projection.matrix.in_features);
-            let rank = config.rank_of(projection.path());
-            let magnitude = match config.use_dora {
-                true => Some(row_norms(&*self.ops, &projection.matrix)?),
-                false => None,
-            };
-            let module = AdapterModule {
-                rank,
-                in_features,
-                out_features,
-                lora_a: fresh_lora_a(seed, projection.path(), rank, in_features),
-                lora_b: vec![0.0; out_features * rank],
-                magnitude,
-            };
-            Ok((projection.path().to_owned(), module))
-        };
-        let modules = adapted.map(fresh).collect::<Result<_, KernelError>>()?;
-        Ok(Adapter { config: config.clone(), modules, saved_tensors: BTreeMap::new() })
+        let mut saved_tensors = BTreeMap::new();
+        for tensor in targets::resolve_saved(&self.config, config)? {
+            let base = self.base_tensor(&tensor).ok_or_else(|| AttachError::NoSuchModule(tensor.clone()))?;
+            let (shape, values) = base.read(&*self.ops)?;
+            saved_tensors.insert(tensor, SavedTensor { shape, values });
+        }
+        let mut config = config.clone();
+        if matches!(&config.target_modules, TargetModules::Pattern(word) if word.eq_ignore_ascii_case(targets::ALL_LINEAR))
+        {
+            config.target_modules = TargetModules::Names(targets::all_linear(&self.config));
+        }
+        Ok(Adapter { config, modules, saved_tensors })
     }
 
-    /// Puts an adapter onto the model, in place of any it had.
+    fn fresh_module(
+        &self,
+        projection: &Projection<B>,
+        config: &AdapterConfig,
+        seed: u64,
+    ) -> Result<AdapterModule, KernelError> {
+        let (out_features, in_features) = (projection.matrix.out_features, projection.matrix.in_features);
+        let rank = config.rank_of(projection.path());
+        Ok(AdapterModule {
+            rank,
+            in_features,
+            out_features,
+            lora_a: fresh_lora_a(seed, projection.path(), rank, in_features),
+            lora_b: vec![0.0; out_features * rank],
+            magnitude: config.use_dora.then(|| row_norms(&*self.ops, &projection.matrix)).transpose()?,
+        })
+    }
+
+    /// Puts an adapter onto the model, in place of any it had: one that is fresh, or one to train on, ours or PEFT's.
     ///
     /// # Errors
-    /// Fails if the adapter does not fit the model.
+    /// Fails if the adapter does not fit the model; the model may then have a part of it.
     pub fn attach(&mut self, adapter: &Adapter) -> Result<(), AttachError> {
-        check_kind(&adapter.config)?;
-        let ops = std::sync::Arc::clone(&self.ops);
+        check_settings(&adapter.config)?;
+        self.detach();
+        for (name, tensor) in &adapter.saved_tensors {
+            self.replace(name, tensor)?;
+        }
+        let ops = Arc::clone(&self.ops);
         let mut missing: BTreeMap<&str, &AdapterModule> =
             adapter.modules.iter().map(|(name, module)| (name.as_str(), module)).collect();
         for projection in self.projections_mut() {
-            projection.lora = match missing.remove(projection.path()) {
-                Some(module) => Some(Lora::new(&*ops, projection, module, &adapter.config)?),
-                None => None,
-            };
+            if let Some(module) = missing.remove(projection.path()) {
+                projection.lora = Some(Lora::new(&*ops, projection, module, &adapter.config)?);
+            }
         }
         match missing.into_keys().next() {
             Some(name) => Err(AttachError::NoSuchModule(name.to_owned())),
             None => Ok(()),
         }
+    }
+
+    /// Takes the adapter off: the model is the base again.
+    pub fn detach(&mut self) {
+        self.embeddings.give_back();
+        for projection in self.projections_mut() {
+            projection.lora = None;
+            projection.matrix.give_back();
+            projection.bias.iter_mut().for_each(Parameter::give_back);
+        }
+        self.norms_mut().into_iter().for_each(|norm| norm.weight.give_back());
+    }
+
+    /// Puts an adapter's copy in the place of a tensor of the base.
+    fn replace(&mut self, name: &str, copy: &SavedTensor) -> Result<(), AttachError> {
+        let ops = Arc::clone(&self.ops);
+        let base = self.base_tensor(name).ok_or_else(|| AttachError::NoSuchModule(name.to_owned()))?;
+        let model = base.shape();
+        if copy.shape != model {
+            let adapter = copy.shape.clone();
+            return Err(AttachError::SavedShape { tensor: name.to_owned(), adapter, model });
+        }
+        if let BaseTensor::Matrix(matrix) = base {
+            let copy = copy_of_matrix(&*ops, matrix, name, copy)?;
+            if is_weight_of(name, EMBEDDING) {
+                self.embeddings.replace_embedding(copy);
+            } else if is_weight_of(name, HEAD) {
+                self.embeddings.replace_output(copy);
+            } else if let Some(projection) =
+                self.projections_mut().into_iter().find(|projection| projection.matrix.name == name)
+            {
+                projection.matrix.replace_by(copy);
+            }
+            return Ok(());
+        }
+        let copy = Parameter::new(&*ops, saved_tensor_name(name), &copy.shape, &copy.values)?;
+        if let Some(parameter) = self.parameters_mut().into_iter().find(|parameter| parameter.name == name) {
+            parameter.replace_by(copy);
+        }
+        Ok(())
+    }
+
+    /// A tensor of the base, by its name in the checkpoint; `lm_head.weight` of a tied model is the embedding.
+    fn base_tensor(&self, name: &str) -> Option<BaseTensor<'_, B>> {
+        let (embed_tokens, output) = self.embeddings.base();
+        if is_weight_of(name, EMBEDDING) {
+            return Some(BaseTensor::Matrix(embed_tokens));
+        }
+        if is_weight_of(name, HEAD) {
+            return Some(BaseTensor::Matrix(output));
+        }
+        let projections = self.projections();
+        if let Some(projection) = projections.iter().find(|projection| projection.matrix.name == name) {
+            return Some(BaseTensor::Matrix(&projection.matrix));
+        }
+        let parameters = self.parameters().into_iter().map(Parameter::base);
+        parameters.into_iter().find(|parameter| parameter.name == name).map(BaseTensor::Parameter)
     }
 
     /// Whether dropout acts on the input of any adapter in training.
@@ -123,6 +194,7 @@ impl<B: Blocks> Decoder<B> {
     /// # Errors
     /// Fails if the device does.
     pub fn adapter(&self, config: &AdapterConfig) -> Result<Adapter, KernelError> {
+        let read = |parameter: &Parameter<B>| self.ops.read(&parameter.value);
         let mut modules = BTreeMap::new();
         for projection in self.projections() {
             let Some(lora) = &projection.lora else { continue };
@@ -130,29 +202,57 @@ impl<B: Blocks> Decoder<B> {
                 rank: lora.a.shape[0],
                 in_features: projection.matrix.in_features,
                 out_features: projection.matrix.out_features,
-                lora_a: self.ops.read(&lora.a.value)?,
-                lora_b: self.ops.read(&lora.b.value)?,
-                magnitude: lora.dora.as_ref().map(|dora| self.ops.read(&dora.magnitude.value)).transpose()?,
+                lora_a: read(&lora.a)?,
+                lora_b: read(&lora.b)?,
+                magnitude: lora.dora.as_ref().map(|dora| read(&dora.magnitude)).transpose()?,
             };
             modules.insert(projection.path().to_owned(), module);
         }
-        Ok(Adapter { config: config.clone(), modules, saved_tensors: BTreeMap::new() })
+        let mut saved_tensors = BTreeMap::new();
+        for parameter in self.parameters() {
+            if let Some(tensor) = parse_saved_tensor_name(&parameter.name) {
+                let saved = SavedTensor { shape: parameter.shape.clone(), values: read(parameter)? };
+                saved_tensors.insert(tensor.to_owned(), saved);
+            }
+        }
+        Ok(Adapter { config: config.clone(), modules, saved_tensors })
     }
 }
 
-fn check_kind(config: &AdapterConfig) -> Result<(), AttachError> {
-    if !config.modules_to_save.is_empty() {
-        return Err(AttachError::Unsupported("modules_to_save"));
-    }
-    if !(0.0..1.0).contains(&config.dropout) {
-        return Err(AttachError::Dropout(config.dropout));
-    }
-    Ok(())
+/// A tensor of the base model.
+enum BaseTensor<'a, B: Blocks> {
+    Matrix(&'a Matrix<B>),
+    Parameter(&'a Parameter<B>),
 }
 
-/// Whether a module's path is, or ends with a dot and, the target.
-fn is_target(path: &str, target: &str) -> bool {
-    path.strip_suffix(target).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+impl<B: Blocks> BaseTensor<'_, B> {
+    fn shape(&self) -> Vec<usize> {
+        match self {
+            Self::Matrix(matrix) => vec![matrix.out_features, matrix.in_features],
+            Self::Parameter(parameter) => parameter.shape.clone(),
+        }
+    }
+
+    fn read(&self, ops: &B) -> Result<(Vec<usize>, Vec<f32>), KernelError> {
+        let values = match self {
+            Self::Matrix(matrix) => matrix.base_values(ops)?,
+            Self::Parameter(parameter) => ops.read(&parameter.value)?,
+        };
+        Ok((self.shape(), values))
+    }
+}
+
+fn check_settings(config: &AdapterConfig) -> Result<(), AttachError> {
+    config.check_patterns()?;
+    match (0.0..1.0).contains(&config.dropout) {
+        true => Ok(()),
+        false => Err(AttachError::Dropout(config.dropout)),
+    }
+}
+
+/// Whether a tensor is the weight of this module.
+fn is_weight_of(tensor: &str, module: &str) -> bool {
+    tensor.strip_suffix(".weight") == Some(module)
 }
 
 impl<B: Blocks> Lora<B> {
@@ -168,9 +268,8 @@ impl<B: Blocks> Lora<B> {
         if adapter != model {
             return Err(AttachError::Shape { module: path.to_owned(), adapter, model });
         }
-        let parameter = |part, shape: &[usize], values: &[f32]| {
-            Parameter::new(ops, adapter_tensor_name(path, part), shape, values)
-        };
+        let parameter =
+            |part, shape: &[usize], values: &[f32]| Parameter::new(ops, adapter_tensor_name(path, part), shape, values);
         let a = parameter(AdapterPart::A, &[module.rank, module.in_features], &module.lora_a)?;
         let b = parameter(AdapterPart::B, &[module.out_features, module.rank], &module.lora_b)?;
         let scaling = config.scaling_of(path) as f32;

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Decoder, Embeddings, Layer};
+use super::embeddings::Embeddings;
+use super::{Decoder, Layer};
 use crate::adapter::Projection;
 use crate::blocks::{AttentionBlock, Blocks, GateUpProjections, HeadBlock, MlpBlock, Norm, QkNorms, QkvProjections};
 use crate::checkpoint::{Checkpoint, CheckpointError};
@@ -104,7 +105,7 @@ impl<B: Blocks, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>> B
         let shape = [self.config.vocab_size, self.config.hidden_size];
         let embed_tokens = self.matrix("model.embed_tokens.weight".to_owned(), shape)?;
         match self.config.head {
-            HeadWeight::Tied => Ok(Embeddings::Tied(Projection { matrix: embed_tokens, bias: None, lora: None })),
+            HeadWeight::Tied => Ok(Embeddings::tied(embed_tokens)),
             HeadWeight::Own => {
                 Ok(Embeddings::Untied { embed_tokens, lm_head: self.projection("lm_head", shape, Bias::None)? })
             }

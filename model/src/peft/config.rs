@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use regex::Regex;
 use serde_json::{Map, Value, json};
 
 /// The version of PEFT whose files we write.
@@ -45,6 +46,19 @@ pub enum AdapterConfigError {
         /// What it is.
         found: Value,
     },
+    /// A name in a pattern is no regular expression that we can match.
+    #[error(
+        "`{pattern}` in `{key}` of the adapter config is not a regular expression that can be matched (look-around and back-references are not supported)"
+    )]
+    Pattern {
+        /// The key.
+        key: &'static str,
+        /// The expression.
+        pattern: String,
+        /// What is wrong with it.
+        #[source]
+        source: Box<regex::Error>,
+    },
     /// The adapter uses something that changes its results and that we do not compute.
     #[error("`{key}` = {value} in the adapter config is not supported")]
     Unsupported {
@@ -83,9 +97,10 @@ pub struct AdapterConfig {
     pub use_dora: bool,
     /// Modules that are trained as a whole and saved with the adapter: names, matched as those of the target modules are.
     pub modules_to_save: Vec<String>,
-    /// Ranks of single modules, by the end of their names.
+    /// Ranks of single modules, by regular expressions for the end of their names; of several that match, the first in the order of
+    /// the alphabet counts, which is PEFT's own order once it has written a file.
     pub rank_pattern: BTreeMap<String, usize>,
-    /// Alphas of single modules, by the end of their names.
+    /// Alphas of single modules, by expressions as in `rank_pattern`.
     pub alpha_pattern: BTreeMap<String, f64>,
     /// Every key of the file that has no field above.
     pub other: BTreeMap<String, Value>,
@@ -171,12 +186,23 @@ impl AdapterConfig {
                 return unsupported(key, value);
             }
         }
+        self.check_patterns()
+    }
+
+    /// Checks the expressions of `rank_pattern` and `alpha_pattern`. Those of a file were checked when it was read.
+    ///
+    /// # Errors
+    /// Fails if one is no regular expression that we can match.
+    pub fn check_patterns(&self) -> Result<(), AdapterConfigError> {
         let patterns = self.rank_pattern.keys().map(|key| ("rank_pattern", key));
-        let mut patterns = patterns.chain(self.alpha_pattern.keys().map(|key| ("alpha_pattern", key)));
-        match patterns.find(|(_, pattern)| literal(pattern).is_none()) {
-            Some((key, pattern)) => unsupported(key, &json!(pattern)),
-            None => Ok(()),
+        for (key, pattern) in patterns.chain(self.alpha_pattern.keys().map(|key| ("alpha_pattern", key))) {
+            expression(pattern).map_err(|source| AdapterConfigError::Pattern {
+                key,
+                pattern: pattern.clone(),
+                source: Box::new(source),
+            })?;
         }
+        Ok(())
     }
 
     /// The rank of a module, such as `model.layers.0.self_attn.q_proj`.
@@ -334,17 +360,14 @@ fn number(value: f64) -> Value {
     if value.fract() == 0.0 && value.abs() < 1e15 { json!(value as i64) } else { json!(value) }
 }
 
-/// PEFT matches `(.*\.)?(pattern)$`. We take patterns that are names, with `^` before or escaped dots as PEFT writes them.
-fn literal(pattern: &str) -> Option<String> {
-    let name = pattern.strip_prefix('^').unwrap_or(pattern).replace("\\.", ".");
-    name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.' | '-')).then_some(name)
+/// The end of a module's path, from a dot or the beginning on, as PEFT matches it.
+fn expression(pattern: &str) -> Result<Regex, regex::Error> {
+    Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$"))
 }
 
+/// The value of the first pattern that matches. One that is no expression, in settings that nobody checked, matches nothing.
 fn find_pattern<T: Copy>(patterns: &BTreeMap<String, T>, module: &str) -> Option<T> {
-    let matches = |pattern: &str| {
-        let name = literal(pattern).expect("patterns were checked when the file was read");
-        module == name || module.strip_suffix(&name).is_some_and(|before| before.ends_with('.'))
-    };
+    let matches = |pattern: &str| expression(pattern).is_ok_and(|expression| expression.is_match(module));
     patterns.iter().find(|(pattern, _)| matches(pattern)).map(|(_, value)| *value)
 }
 
@@ -392,7 +415,8 @@ mod tests {
     fn scaling_follows_patterns_and_rslora() {
         let fields = json!({
             "peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "use_rslora": true,
-            "rank_pattern": { "q_proj": 16 }, "alpha_pattern": { "^model\\.layers\\.1\\.self_attn.q_proj": 2 },
+            "rank_pattern": { "q_proj": 16, r"layers\.[23]\.self_attn\.(k|v)_proj": 2 },
+            "alpha_pattern": { "^model\\.layers\\.1\\.self_attn.q_proj": 2 },
         });
         let config = parse(fields).unwrap();
         assert_eq!(config.scaling_of("model.layers.0.self_attn.v_proj"), 4.0);
@@ -400,6 +424,11 @@ mod tests {
         assert_eq!(config.rank_of("model.layers.0.self_attn.xq_proj"), 4);
         assert_eq!(config.scaling_of("model.layers.0.self_attn.q_proj"), 2.0);
         assert_eq!(config.scaling_of("model.layers.1.self_attn.q_proj"), 0.5);
+        // As Python's `re.match(r"(.*\.)?(pattern)$", path)`.
+        for (module, rank) in [("2.self_attn.k_proj", 2), ("3.self_attn.v_proj", 2), ("4.self_attn.v_proj", 4)] {
+            assert_eq!(config.rank_of(&format!("model.layers.{module}")), rank);
+        }
+        assert_eq!(config.rank_of("model.xlayers.2.self_attn.k_proj"), 4);
     }
 
     #[test]
@@ -408,13 +437,15 @@ mod tests {
             ("peft_type", json!("IA3")),
             ("bias", json!("all")),
             ("fan_in_fan_out", json!(true)),
-            ("rank_pattern", json!({ ".*q_proj": 4 })),
+            ("ensure_weight_tying", json!(true)),
         ] {
             let mut fields = json!({ "peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": [] });
             fields[key] = value;
             let error = parse(fields).unwrap_err();
             assert!(matches!(&error, AdapterConfigError::Unsupported { key: found, .. } if found == key), "{error}");
         }
+        let behind = json!({ "peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": [], "rank_pattern": { "(?<!k_)proj": 2 } });
+        assert!(matches!(parse(behind).unwrap_err(), AdapterConfigError::Pattern { key: "rank_pattern", .. }));
         let wrong = parse(json!({ "peft_type": "LORA", "r": 0, "lora_alpha": 8, "target_modules": [] })).unwrap_err();
         assert_eq!(wrong.to_string(), "`r` in the adapter config is 0, where a whole number above 0 is expected");
     }

@@ -94,6 +94,14 @@ pub fn is_adapter_tensor_name(name: &str) -> bool {
     name.starts_with(PREFIX)
 }
 
+/// The tensor of the base model that one of this name in `adapter_model.safetensors` stands in for, if it is no part of a LoRA module.
+pub fn parse_saved_tensor_name(name: &str) -> Option<&str> {
+    match parse_adapter_tensor_name(name) {
+        Some(_) => None,
+        None => name.strip_prefix(PREFIX),
+    }
+}
+
 /// Module and part of a name in `adapter_model.safetensors`, if it is one of a LoRA adapter.
 pub fn parse_adapter_tensor_name(name: &str) -> Option<(&str, AdapterPart)> {
     let name = name.strip_prefix(PREFIX)?;

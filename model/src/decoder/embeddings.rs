@@ -1,0 +1,140 @@
+//! The embedding and the output projection, which of a tied model are one matrix, unless an adapter has a copy of one of them.
+
+use crate::adapter::Projection;
+use crate::ops::{Ops, Result};
+use crate::parameter::{Keep, Matrix, Parameter};
+use crate::peft::targets::HEAD;
+use crate::peft::{SavedTensor, saved_tensor_name};
+
+/// The embedding and the output projection.
+pub(super) enum Embeddings<B: Ops> {
+    /// One matrix is both. An adapter on the output, or a copy of one of the two, leaves the other as it is: in effect, unties them.
+    Tied {
+        /// The output projection, with the embedding as its matrix.
+        shared: Projection<B>,
+        /// An adapter's copy of the embedding.
+        table: Option<Matrix<B>>,
+        /// An adapter's copy of the output projection.
+        head: Option<Projection<B>>,
+    },
+    /// Each has its own.
+    Untied {
+        /// The embedding.
+        embed_tokens: Matrix<B>,
+        /// The output projection.
+        lm_head: Projection<B>,
+    },
+}
+
+impl<B: Ops> Embeddings<B> {
+    /// One matrix for both. The trained values keep the name that they have in a checkpoint.
+    pub(super) fn tied(mut embed_tokens: Matrix<B>) -> Self {
+        // A projection is known by its matrix.
+        embed_tokens.name = format!("{HEAD}.weight");
+        let shared = Projection { matrix: embed_tokens, bias: None, lora: None };
+        Self::Tied { shared, table: None, head: None }
+    }
+
+    pub(super) fn embed_tokens(&self) -> &Matrix<B> {
+        match self {
+            Self::Tied { shared, table, .. } => table.as_ref().unwrap_or(&shared.matrix),
+            Self::Untied { embed_tokens, .. } => embed_tokens,
+        }
+    }
+
+    pub(super) fn embed_tokens_mut(&mut self) -> &mut Matrix<B> {
+        match self {
+            Self::Tied { shared, table, .. } => table.as_mut().unwrap_or(&mut shared.matrix),
+            Self::Untied { embed_tokens, .. } => embed_tokens,
+        }
+    }
+
+    pub(super) fn output(&self) -> &Projection<B> {
+        match self {
+            Self::Tied { shared, head, .. } => head.as_ref().unwrap_or(shared),
+            Self::Untied { lm_head, .. } => lm_head,
+        }
+    }
+
+    pub(super) fn output_mut(&mut self) -> &mut Projection<B> {
+        match self {
+            Self::Tied { shared, head, .. } => head.as_mut().unwrap_or(shared),
+            Self::Untied { lm_head, .. } => lm_head,
+        }
+    }
+
+    /// The output's parameters, without those of a matrix that is the embedding's.
+    pub(super) fn output_parameters(&self) -> impl Iterator<Item = &Parameter<B>> {
+        self.output().parameters().skip(usize::from(self.is_shared() && self.embed_tokens().trained.is_some()))
+    }
+
+    /// Whether one matrix is both at present.
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(self, Self::Tied { table: None, head: None, .. })
+    }
+
+    /// The embedding's values, where they are kept, and the output's parameters without them.
+    pub(super) fn parameters_mut(&mut self) -> (Option<&mut Parameter<B>>, Vec<&mut Parameter<B>>) {
+        match self {
+            Self::Tied { shared, table: None, head: None } => {
+                let Projection { matrix, bias, lora } = shared;
+                let lora = lora.iter_mut().flat_map(crate::adapter::Lora::parameters_mut);
+                (matrix.trained.as_mut(), bias.iter_mut().chain(lora).collect())
+            }
+            Self::Tied { shared, table, head } => match (table, head) {
+                (Some(table), None) => (table.trained.as_mut(), shared.parameters_mut().collect()),
+                (Some(table), Some(head)) => (table.trained.as_mut(), head.parameters_mut().collect()),
+                (None, Some(head)) => (shared.matrix.trained.as_mut(), head.parameters_mut().collect()),
+                (None, None) => unreachable!("matched above"),
+            },
+            Self::Untied { embed_tokens, lm_head } => {
+                (embed_tokens.trained.as_mut(), lm_head.parameters_mut().collect())
+            }
+        }
+    }
+
+    /// The base model's own matrix of the embedding, and of the output.
+    pub(super) fn base(&self) -> (&Matrix<B>, &Matrix<B>) {
+        match self {
+            Self::Tied { shared, .. } => (&shared.matrix, &shared.matrix),
+            Self::Untied { embed_tokens, lm_head } => (embed_tokens, &lm_head.matrix),
+        }
+    }
+
+    /// Puts an adapter's copy in the place of the embedding.
+    pub(super) fn replace_embedding(&mut self, copy: Matrix<B>) {
+        match self {
+            Self::Tied { table, .. } => *table = Some(copy),
+            Self::Untied { embed_tokens, .. } => embed_tokens.replace_by(copy),
+        }
+    }
+
+    /// Puts an adapter's copy in the place of the output's matrix.
+    pub(super) fn replace_output(&mut self, copy: Matrix<B>) {
+        match self {
+            Self::Tied { head, .. } => *head = Some(Projection { matrix: copy, bias: None, lora: None }),
+            Self::Untied { lm_head, .. } => lm_head.matrix.replace_by(copy),
+        }
+    }
+
+    /// Puts the base model's own matrices back in their places.
+    pub(super) fn give_back(&mut self) {
+        match self {
+            Self::Tied { table, head, .. } => (*table, *head) = (None, None),
+            Self::Untied { embed_tokens, lm_head } => {
+                embed_tokens.give_back();
+                lm_head.matrix.give_back();
+            }
+        }
+    }
+}
+
+/// An adapter's copy of a matrix of the base, trainable under PEFT's name for it.
+pub(super) fn copy_of_matrix<B: Ops>(ops: &B, base: &Matrix<B>, name: &str, copy: &SavedTensor) -> Result<Matrix<B>> {
+    let shape = [base.out_features, base.in_features];
+    let mut matrix = Matrix::new(ops, name, shape, copy.values.clone(), Keep::Trainable)?;
+    if let Some(trained) = &mut matrix.trained {
+        trained.name = saved_tensor_name(name);
+    }
+    Ok(matrix)
+}

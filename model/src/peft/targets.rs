@@ -1,0 +1,438 @@
+//! Which modules of a model an adapter is put onto: names, `all-linear`, regular expressions, and torchtune's words.
+//!
+//! Names and expressions are matched as PEFT 0.21 matches them, so that a configuration means the same modules here and there.
+
+use std::collections::BTreeSet;
+
+use regex::Regex;
+use serde_json::Value;
+
+use super::config::is_within;
+use super::{AdapterConfig, TargetModules};
+use crate::config::{Config, Projections};
+
+/// The word for every projection but the head.
+pub const ALL_LINEAR: &str = "all-linear";
+/// The module of the output projection; of a tied model its weight is the embedding's.
+pub(crate) const HEAD: &str = "lm_head";
+/// The module of the embedding.
+pub(crate) const EMBEDDING: &str = "model.embed_tokens";
+
+/// Why targets do not fit a model.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    /// A name fits no projection.
+    #[error("`{target}` is no projection of the model; there are: {}{}", known.join(", "), did_you_mean(nearest.as_deref()))]
+    NoSuchModule {
+        /// The name.
+        target: String,
+        /// The names that there are.
+        known: Vec<String>,
+        /// The one that it may have been meant for.
+        nearest: Option<String>,
+    },
+    /// A name of [`AdapterConfig::modules_to_save`] fits no module.
+    #[error("`modules_to_save` has `{target}`, which is no module of the model; there are: {}{}", known.join(", "), did_you_mean(nearest.as_deref()))]
+    NothingToSave {
+        /// The name.
+        target: String,
+        /// The names that there are.
+        known: Vec<String>,
+        /// The one that it may have been meant for.
+        nearest: Option<String>,
+    },
+    /// A word is none of torchtune's.
+    #[error("`{word}` is none of torchtune's attention modules: q_proj, k_proj, v_proj, output_proj")]
+    NotTorchtune {
+        /// The word.
+        word: String,
+    },
+    /// The embedding is a table, not a projection.
+    #[error("LoRA on `embed_tokens` is not supported; `modules_to_save` can train it as a whole")]
+    Embedding,
+    /// The expression matches no projection.
+    #[error("the target expression `{0}` matches no projection of the model")]
+    NothingMatches(String),
+    /// The expression is not one that we can match.
+    #[error(
+        "`{pattern}` is not a regular expression that can be matched (look-around and back-references are not supported)"
+    )]
+    Pattern {
+        /// The expression.
+        pattern: String,
+        /// What is wrong with it.
+        #[source]
+        source: Box<regex::Error>,
+    },
+    /// A setting that narrows the targets has a value of another type than it has to.
+    #[error("`{key}` = {value} cannot be read: it is {expected}")]
+    Setting {
+        /// The setting.
+        key: &'static str,
+        /// Its value.
+        value: Value,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// Targets were found, and all of them are left out again.
+    #[error("no projection is left to adapt after `{0}`")]
+    NothingLeft(&'static str),
+}
+
+fn did_you_mean(nearest: Option<&str>) -> String {
+    nearest.map(|nearest| format!("; did you mean `{nearest}`?")).unwrap_or_default()
+}
+
+/// Targets as torchtune's recipes name them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Torchtune {
+    /// `lora_attn_modules`: any of `q_proj`, `k_proj`, `v_proj`, `output_proj`.
+    pub lora_attn_modules: Vec<String>,
+    /// `apply_lora_to_mlp`: the MLP's projections, too.
+    pub apply_lora_to_mlp: bool,
+    /// `apply_lora_to_output`: the output projection, too.
+    pub apply_lora_to_output: bool,
+}
+
+/// Module names for [`AdapterConfig::target_modules`], and what to tell the user about them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Targets {
+    /// The names, each once, in the order of a layer.
+    pub modules: Vec<String>,
+    /// Where the names mean more than the words did, in sentences.
+    pub notes: Vec<String>,
+}
+
+/// The paths of every module that can be adapted, layer by layer: `model.layers.0.self_attn.q_proj` … `lm_head`.
+pub fn projections(config: &Config) -> Vec<String> {
+    let tensors = config.tensors();
+    let matrices = tensors.iter().filter(|(_, shape)| shape.len() == 2);
+    let modules = matrices.filter_map(|(name, _)| name.strip_suffix(".weight"));
+    let mut found: Vec<String> = modules.filter(|path| ![EMBEDDING, HEAD].contains(path)).map(str::to_owned).collect();
+    found.push(HEAD.to_owned());
+    found
+}
+
+/// The last parts of the paths, each once: `q_proj`, `k_proj` …
+fn names(paths: &[String]) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    for path in paths {
+        let name = path.rsplit('.').next().unwrap_or(path);
+        if !found.iter().any(|other| other == name) {
+            found.push(name.to_owned());
+        }
+    }
+    found
+}
+
+/// The names of every projection but the head: what PEFT makes of `all-linear`.
+pub fn all_linear(config: &Config) -> Vec<String> {
+    names(&projections(config)).into_iter().filter(|name| name != HEAD).collect()
+}
+
+impl Torchtune {
+    /// The module names that these words mean on a model.
+    ///
+    /// Where a family has one matrix for queries, keys and values, or for gate and up, a word for one of them means the whole matrix.
+    ///
+    /// # Errors
+    /// Fails if a word is none of torchtune's.
+    pub fn targets(&self, config: &Config) -> Result<Targets, TargetError> {
+        let mut words = BTreeSet::new();
+        for word in &self.lora_attn_modules {
+            match word.as_str() {
+                "q_proj" | "k_proj" | "v_proj" => words.insert(word.as_str()),
+                "output_proj" => words.insert("o_proj"),
+                _ => return Err(TargetError::NotTorchtune { word: word.clone() }),
+            };
+        }
+        let mut notes = Vec::new();
+        if config.projections == Projections::Fused {
+            let asked = [("q_proj"), ("k_proj"), ("v_proj")].into_iter().filter(|word| words.remove(word)).count();
+            if asked > 0 {
+                words.insert("qkv_proj");
+            }
+            if (1..3).contains(&asked) {
+                notes.push(
+                    "this model has one `qkv_proj` for queries, keys and values: the adapter is on all three"
+                        .to_owned(),
+                );
+            }
+        }
+        if self.apply_lora_to_mlp {
+            words.extend(match config.projections {
+                Projections::Split => ["gate_proj", "up_proj", "down_proj"].as_slice(),
+                Projections::Fused => &["gate_up_proj", "down_proj"],
+            });
+        }
+        if self.apply_lora_to_output {
+            words.insert(HEAD);
+        }
+        let modules = names(&projections(config)).into_iter().filter(|name| words.contains(name.as_str())).collect();
+        Ok(Targets { modules, notes })
+    }
+}
+
+/// The paths of the modules that an adapter of these settings is put onto, layer by layer.
+///
+/// `exclude_modules`, `layers_to_transform` and `layers_pattern` narrow them, and modules that are trained as a whole have no
+/// adapter beside that.
+///
+/// # Errors
+/// Fails if a name fits no projection, or none is left.
+pub fn resolve(config: &Config, settings: &AdapterConfig) -> Result<Vec<String>, TargetError> {
+    let paths = projections(config);
+    let found = match &settings.target_modules {
+        TargetModules::Names(names) => {
+            names.iter().try_for_each(|name| check_name(name, &paths))?;
+            let is_target = |path: &String| names.iter().any(|name| is_named(path, name));
+            in_layers(paths.into_iter().filter(is_target).collect(), settings)?
+        }
+        TargetModules::Pattern(word) if word.eq_ignore_ascii_case(ALL_LINEAR) => {
+            in_layers(paths.into_iter().filter(|path| path != HEAD).collect(), settings)?
+        }
+        TargetModules::Pattern(pattern) => {
+            let expression = whole(pattern)?;
+            if expression.is_match(EMBEDDING) {
+                return Err(TargetError::Embedding);
+            }
+            let found: Vec<_> = paths.into_iter().filter(|path| expression.is_match(path)).collect();
+            if found.is_empty() {
+                return Err(TargetError::NothingMatches(pattern.clone()));
+            }
+            found
+        }
+    };
+    let found = not_excluded(found, settings)?;
+    let adapted: Vec<_> = found.into_iter().filter(|path| !settings.is_saved(&format!("{path}.weight"))).collect();
+    match adapted.is_empty() && settings.target_modules != TargetModules::Names(Vec::new()) {
+        true => Err(TargetError::NothingLeft("modules_to_save")),
+        false => Ok(adapted),
+    }
+}
+
+/// The tensors of the base that an adapter of these settings trains as a whole.
+///
+/// # Errors
+/// Fails if a name fits no module.
+pub fn resolve_saved(config: &Config, settings: &AdapterConfig) -> Result<Vec<String>, TargetError> {
+    let mut tensors: Vec<String> = config.tensors().into_iter().map(|(name, _)| name).collect();
+    let head = format!("{HEAD}.weight");
+    if !tensors.contains(&head) {
+        tensors.push(head);
+    }
+    for target in &settings.modules_to_save {
+        if !tensors.iter().any(|tensor| is_within(tensor, target)) {
+            let modules: Vec<String> =
+                tensors.iter().filter_map(|name| Some(name.rsplit_once('.')?.0.to_owned())).collect();
+            let known = names(&modules);
+            let nearest = nearest(target, &known);
+            return Err(TargetError::NothingToSave { target: target.clone(), known, nearest });
+        }
+    }
+    Ok(tensors.into_iter().filter(|tensor| settings.is_saved(tensor)).collect())
+}
+
+fn check_name(target: &str, paths: &[String]) -> Result<(), TargetError> {
+    if paths.iter().any(|path| is_named(path, target)) {
+        return Ok(());
+    }
+    if is_named(EMBEDDING, target) {
+        return Err(TargetError::Embedding);
+    }
+    let known = names(paths);
+    let nearest = nearest(target, &known);
+    Err(TargetError::NoSuchModule { target: target.to_owned(), known, nearest })
+}
+
+/// Whether a module's path is, or ends with a dot and, the name.
+fn is_named(path: &str, name: &str) -> bool {
+    path.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
+/// The known name that a wrong one is most like, if it is like one at all.
+fn nearest(target: &str, known: &[String]) -> Option<String> {
+    let last = target.rsplit('.').next().unwrap_or(target);
+    let like = |name: &&String| strsim::jaro_winkler(last, name);
+    let best = known.iter().max_by(|one, other| like(one).total_cmp(&like(other)))?;
+    (like(&best) > 0.75).then(|| best.clone())
+}
+
+/// An expression that has to match all of a text, as Python's `re.fullmatch`.
+fn whole(pattern: &str) -> Result<Regex, TargetError> {
+    compile(pattern, &format!("^(?:{pattern})$"))
+}
+
+/// An expression from the start of a text, as Python's `re.match`.
+fn compile(pattern: &str, expression: &str) -> Result<Regex, TargetError> {
+    let failed = |source| TargetError::Pattern { pattern: pattern.to_owned(), source: Box::new(source) };
+    Regex::new(expression).map_err(failed)
+}
+
+/// Leaves out what `exclude_modules` names.
+fn not_excluded(paths: Vec<String>, settings: &AdapterConfig) -> Result<Vec<String>, TargetError> {
+    let key = "exclude_modules";
+    let left: Vec<String> = match settings.other.get(key) {
+        None | Some(Value::Null) => return Ok(paths),
+        Some(Value::String(pattern)) => {
+            let expression = whole(pattern)?;
+            paths.into_iter().filter(|path| !expression.is_match(path)).collect()
+        }
+        Some(value) => {
+            let expected = "a list of names or a regular expression";
+            let names = strings(value).ok_or_else(|| TargetError::Setting { key, value: value.clone(), expected })?;
+            paths.into_iter().filter(|path| !names.iter().any(|name| is_named(path, name))).collect()
+        }
+    };
+    if left.is_empty() { Err(TargetError::NothingLeft(key)) } else { Ok(left) }
+}
+
+/// Keeps those in the layers that `layers_to_transform` names, where it names some.
+fn in_layers(paths: Vec<String>, settings: &AdapterConfig) -> Result<Vec<String>, TargetError> {
+    let key = "layers_to_transform";
+    let layers: Vec<u64> = match settings.other.get(key) {
+        None | Some(Value::Null) => return Ok(paths),
+        Some(Value::Array(layers)) if layers.is_empty() => return Ok(paths),
+        Some(value) => {
+            let one = value.as_u64().map(|layer| vec![layer]);
+            let many = || value.as_array()?.iter().map(Value::as_u64).collect();
+            let wrong = || TargetError::Setting { key, value: value.clone(), expected: "a layer or a list of layers" };
+            one.or_else(many).ok_or_else(wrong)?
+        }
+    };
+    let expressions = layer_expressions(settings)?;
+    let layer_of = |path: &str| {
+        let found = expressions.iter().find_map(|expression| expression.captures(path))?;
+        found.get(1)?.as_str().parse::<u64>().ok()
+    };
+    let left: Vec<String> =
+        paths.into_iter().filter(|path| layer_of(path).is_some_and(|layer| layers.contains(&layer))).collect();
+    if left.is_empty() { Err(TargetError::NothingLeft(key)) } else { Ok(left) }
+}
+
+/// Expressions whose first group is a path's layer.
+fn layer_expressions(settings: &AdapterConfig) -> Result<Vec<Regex>, TargetError> {
+    let key = "layers_pattern";
+    let patterns = match settings.other.get(key) {
+        None | Some(Value::Null) => Vec::new(),
+        Some(Value::String(pattern)) if pattern.is_empty() => Vec::new(),
+        Some(Value::String(pattern)) => vec![pattern.clone()],
+        Some(value) => {
+            let expected = "a name or a list of names";
+            strings(value).ok_or_else(|| TargetError::Setting { key, value: value.clone(), expected })?
+        }
+    };
+    if patterns.is_empty() {
+        return Ok(vec![compile("", r"^.*?\.[^.]*\.(\d+)\.")?]);
+    }
+    patterns.iter().map(|pattern| compile(pattern, &format!(r"^(?:|.*?\.)(?:{pattern})\.(\d+)\."))).collect()
+}
+
+fn strings(value: &Value) -> Option<Vec<String>> {
+    value.as_array()?.iter().map(|value| value.as_str().map(str::to_owned)).collect()
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn config(family: &str) -> Config {
+        Config::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(family)).unwrap()
+    }
+
+    fn settings(target_modules: TargetModules) -> AdapterConfig {
+        AdapterConfig { target_modules, ..AdapterConfig::new(4, 8.0, Vec::new()) }
+    }
+
+    fn names_of(words: &[&str]) -> TargetModules {
+        TargetModules::Names(words.iter().map(|word| (*word).to_owned()).collect())
+    }
+
+    fn resolved(family: &str, settings: &AdapterConfig) -> Vec<String> {
+        resolve(&config(family), settings).unwrap()
+    }
+
+    #[test]
+    fn names_end_at_a_dot_and_all_linear_is_all_but_the_head() {
+        assert_eq!(
+            resolved("qwen2", &settings(names_of(&["q_proj", "0.mlp.up_proj", "lm_head"]))),
+            [
+                "model.layers.0.self_attn.q_proj",
+                "model.layers.0.mlp.up_proj",
+                "model.layers.1.self_attn.q_proj",
+                "lm_head"
+            ]
+        );
+        let every = resolved("phi3", &settings(TargetModules::Pattern("all-linear".to_owned())));
+        assert_eq!(every.len(), 8);
+        assert!(!every.contains(&HEAD.to_owned()));
+        assert_eq!(all_linear(&config("phi3")), ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]);
+    }
+
+    #[test]
+    fn expressions_match_the_whole_path() {
+        let pattern = |pattern: &str| settings(TargetModules::Pattern(pattern.to_owned()));
+        assert_eq!(resolved("llama31", &pattern(r"model\.layers\.1\..*(k|up)_proj")).len(), 2);
+        let partly = resolve(&config("llama31"), &pattern("k_proj")).unwrap_err();
+        assert!(matches!(partly, TargetError::NothingMatches(_)), "{partly}");
+        let behind = resolve(&config("llama31"), &pattern(".*(?<!k)_proj")).unwrap_err();
+        assert!(matches!(behind, TargetError::Pattern { .. }), "{behind}");
+        assert!(matches!(resolve(&config("llama31"), &pattern(".*")), Err(TargetError::Embedding)));
+    }
+
+    #[test]
+    fn targets_can_be_narrowed() {
+        let mut narrowed = settings(names_of(&["q_proj", "k_proj", "lm_head"]));
+        narrowed.other.insert("layers_to_transform".to_owned(), json!([1]));
+        narrowed.other.insert("exclude_modules".to_owned(), json!(".*k_proj"));
+        assert_eq!(resolved("llama31", &narrowed), ["model.layers.1.self_attn.q_proj"]);
+        narrowed.other.insert("layers_pattern".to_owned(), json!("blocks"));
+        assert!(matches!(resolve(&config("llama31"), &narrowed), Err(TargetError::NothingLeft("layers_to_transform"))));
+        narrowed.other.insert("layers_to_transform".to_owned(), json!("1"));
+        assert!(matches!(resolve(&config("llama31"), &narrowed), Err(TargetError::Setting { .. })));
+        let mut saved = settings(names_of(&["q_proj", "k_proj"]));
+        saved.modules_to_save = vec!["k_proj".to_owned()];
+        assert_eq!(resolved("qwen2", &saved).len(), 2);
+        let tensors = resolve_saved(&config("qwen2"), &saved).unwrap();
+        assert_eq!(tensors[..2], ["model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.k_proj.bias"]);
+    }
+
+    #[test]
+    fn torchtunes_words_are_mapped_to_the_family() {
+        let words = Torchtune {
+            lora_attn_modules: ["v_proj", "q_proj", "output_proj"].map(str::to_owned).to_vec(),
+            apply_lora_to_mlp: true,
+            apply_lora_to_output: true,
+        };
+        let split = words.targets(&config("llama31")).unwrap();
+        assert_eq!(split.modules, ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]);
+        assert!(split.notes.is_empty());
+        let fused = words.targets(&config("phi3")).unwrap();
+        assert_eq!(fused.modules, ["qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"]);
+        assert_eq!(fused.notes.len(), 1, "k_proj was not asked for");
+        let wrong = Torchtune { lora_attn_modules: vec!["o_proj".to_owned()], ..Torchtune::default() };
+        assert!(matches!(wrong.targets(&config("llama31")), Err(TargetError::NotTorchtune { .. })));
+    }
+
+    #[test]
+    fn a_wrong_name_is_answered_with_the_names_that_there_are() {
+        let wrong =
+            |family: &str, name: &str| resolve(&config(family), &settings(names_of(&[name]))).unwrap_err().to_string();
+        assert_eq!(
+            wrong("phi3", "q_proj"),
+            "`q_proj` is no projection of the model; there are: qkv_proj, o_proj, gate_up_proj, down_proj, lm_head; \
+             did you mean `qkv_proj`?"
+        );
+        assert!(wrong("llama31", "w1").ends_with("gate_proj, up_proj, down_proj, lm_head"));
+        assert!(wrong("llama31", "embed_tokens").contains("modules_to_save"));
+        let mut saved = settings(names_of(&["q_proj"]));
+        saved.modules_to_save = vec!["lm_haed".to_owned()];
+        let error = resolve_saved(&config("qwen2"), &saved).unwrap_err().to_string();
+        assert!(error.ends_with("did you mean `lm_head`?"), "{error}");
+    }
+}
