@@ -22,6 +22,19 @@ pub fn spread(records: &[Map<String, Value>], count: usize) -> Table {
     table
 }
 
+/// Records by their `kind` (the steps of a training, its validations), each in its order; those without one are of one kind.
+pub fn by_kind(records: &[Map<String, Value>]) -> Vec<Vec<Map<String, Value>>> {
+    let mut kinds: Vec<(Option<&Value>, Vec<Map<String, Value>>)> = Vec::new();
+    for record in records {
+        let kind = record.get("kind");
+        match kinds.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, of_kind)) => of_kind.push(record.clone()),
+            None => kinds.push((kind, vec![record.clone()])),
+        }
+    }
+    kinds.into_iter().map(|(_, of_kind)| of_kind).collect()
+}
+
 fn spread_over(length: usize, count: usize) -> Vec<usize> {
     match (length, count.min(length)) {
         (_, 0) => Vec::new(),
@@ -59,5 +72,16 @@ mod tests {
             .map(|step| Map::from_iter([("step".to_owned(), json!(step)), ("loss".to_owned(), json!(0.5))]))
             .collect();
         assert_eq!(spread(&records, 2).to_string(), "step  loss\n   1   0.5\n   3   0.5\n");
+        assert_eq!(by_kind(&records), [records]);
+    }
+
+    #[test]
+    fn records_of_two_kinds_are_two_tables() {
+        let record = |kind: &str, step: u64| {
+            Map::from_iter([("kind".to_owned(), json!(kind)), ("step".to_owned(), json!(step))])
+        };
+        let mixed = [record("validation", 0), record("train", 1), record("train", 2), record("validation", 2)];
+        let apart = by_kind(&mixed);
+        assert_eq!(apart, [[mixed[0].clone(), mixed[3].clone()], [mixed[1].clone(), mixed[2].clone()]]);
     }
 }

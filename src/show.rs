@@ -53,7 +53,7 @@ struct Shown {
 
 enum Body {
     Rows(Vec<RowView>),
-    /// Figures, and those of each step where there were steps.
+    /// Figures, and those of each step and each validation where there were any.
     Metrics(Value, Vec<Map<String, Value>>),
     /// Text that the stage wrote for people.
     Text(String),
@@ -144,7 +144,10 @@ impl Shown {
             Body::Rows(rows) => rows.iter().try_for_each(|row| print_row(out, row, look)),
             Body::Metrics(metrics, steps) => {
                 write!(out, "\n{}", figures::table(metrics))?;
-                if steps.is_empty() { Ok(()) } else { write!(out, "\n{}", figures::spread(steps, most_steps as usize)) }
+                let of_kinds = figures::by_kind(steps);
+                of_kinds
+                    .iter()
+                    .try_for_each(|of_kind| write!(out, "\n{}", figures::spread(of_kind, most_steps as usize)))
             }
             Body::Text(text) => writeln!(out, "\n{}", text.trim_end()),
             Body::Files(report) => {

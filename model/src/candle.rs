@@ -12,6 +12,7 @@ mod rows;
 use candle_core::{DType, Device, Tensor};
 
 use crate::batch::Documents;
+use crate::fingerprint;
 use crate::ops::{
     Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, KernelError,
     LogitGradient, Ops, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, Write,
@@ -166,6 +167,16 @@ impl Ops for Candle {
         named("refresh", || {
             weight.0 = self.operand(values.get())?;
             Ok(())
+        })
+    }
+
+    fn fingerprint(&self, weight: &CandleWeight) -> Result<u64> {
+        named("fingerprint", || {
+            let values = weight.0.flatten_all()?;
+            Ok(match weight.0.dtype() {
+                DType::BF16 => fingerprint::of_bf16(&values.to_vec1()?),
+                _ => fingerprint::of_f32(&values.to_vec1()?),
+            })
         })
     }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod tiny;
+mod training;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,104 +11,13 @@ use std::path::Path;
 
 use engine::artifact::Facts;
 use engine::context::Artifact;
-use engine::error::StageError;
-use engine::file::source::Span;
-use engine::file::tree::Node;
-use engine::parameter::Reader;
 use engine::stage::InputFacts;
 use engine::test_bench::TestBench;
 use model::checkpoint::{Checkpoint, CheckpointWriter, Dtype, TensorSpec};
 use serde_json::{Value, json};
-use stages::artifact::{IGNORE_INDEX, Shape, TokenRow, TokensFacts, TokensWriter};
-use stages::train::Train;
+use stages::artifact::{IGNORE_INDEX, TokenRow};
 use tiny::Tiny;
-
-/// Facts of rows of which none is written yet.
-fn facts() -> TokensFacts {
-    TokensFacts {
-        rows: 0,
-        documents: 0,
-        tokens: 0,
-        target_tokens: 0,
-        longest_row: 0,
-        longest_document: 0,
-        largest_id: None,
-        max_seq_len: None,
-        shape: Shape::Text,
-        vocab_size: 300,
-        bos_token_id: None,
-        eos_token_id: None,
-        pad_token_id: None,
-        truncated: 0,
-        fully_masked: 0,
-        without_eos: 0,
-        dropped: 0,
-        padding: 0,
-        sanitized: 0,
-        prompt: None,
-        train_on: None,
-    }
-}
-
-/// A row in which each token is learned.
-fn learned(ids: impl IntoIterator<Item = u32>) -> TokenRow {
-    let ids: Vec<u32> = ids.into_iter().collect();
-    let labels = ids.iter().map(|id| *id as i32).collect();
-    TokenRow::document(ids, labels)
-}
-
-/// Eleven rows of some length.
-fn rows() -> Vec<TokenRow> {
-    (0..11).map(|row| learned((0..6 + row % 4).map(|at| 3 + (7 * row + 5 * at) % 200))).collect()
-}
-
-fn write_tokens(folder: &Path, rows: Vec<TokenRow>) -> Facts {
-    fs::create_dir_all(folder).unwrap();
-    let mut writer = TokensWriter::tokens(folder, facts());
-    rows.into_iter().for_each(|row| writer.write(row).unwrap());
-    writer.finish(|_| ()).unwrap().0.to_facts()
-}
-
-/// A bench in a folder of its own, with the tiny model as `base` and rows as `tokens`.
-fn bench(tiny: &Tiny, folder: &Path, rows: Vec<TokenRow>) -> TestBench {
-    let tokens = folder.join("rows of tokens");
-    let facts = write_tokens(&tokens, rows);
-    TestBench::new(folder)
-        .input_of("base.model", &tiny.model.folder)
-        .unwrap()
-        .input("tokens.tokens", "tokens", &tokens, facts)
-        .unwrap()
-}
-
-fn with(more: Value) -> Value {
-    let mut parameters = json!({
-        "model": "base", "data": "tokens", "micro_batch_size": 2, "gradient_accumulation_steps": 2, "save_every": 1,
-        "optimizer": {"learning_rate": 1e-2},
-    });
-    parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    parameters
-}
-
-fn train(bench: &TestBench, more: Value) -> Result<BTreeMap<String, Artifact>, StageError> {
-    bench.run::<Train>(with(more))
-}
-
-fn adapter(outputs: &BTreeMap<String, Artifact>) -> Vec<u8> {
-    fs::read(outputs["adapter"].folder.join("adapter_model.safetensors")).unwrap()
-}
-
-/// The figures of each step.
-fn steps(outputs: &BTreeMap<String, Artifact>) -> Vec<Value> {
-    let lines = fs::read_to_string(outputs["metrics"].folder.join("metrics.jsonl")).unwrap();
-    lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
-fn problems(parameters: Value, inputs: &InputFacts) -> Vec<String> {
-    let mut reader = Reader::default();
-    let bound = stages::registry().get("train").unwrap().read(&Node::from_json(&parameters), &mut reader);
-    let found = bound.map_or_else(Vec::new, |bound| bound.check(inputs, Span::default()));
-    reader.problems.into_iter().chain(found).map(|problem| problem.message).collect()
-}
+use training::{adapter, bench, learned, problems, rows, steps, train, with, write_tokens};
 
 #[test]
 fn values_that_would_train_nothing_are_refused() {
@@ -143,7 +53,8 @@ fn tokens_that_do_not_fit_the_model_are_found_before_the_first_step() {
         ),
     ] {
         let folder = tempfile::tempdir().unwrap();
-        let error = train(&bench(&tiny, folder.path(), vec![learned([3, 4]), row.clone()]), json!({})).unwrap_err();
+        let error =
+            train(&bench(&tiny, folder.path(), vec![learned([3, 4]), row.clone()], None), json!({})).unwrap_err();
         assert!(error.message.contains(&says) && error.help.is_some(), "{error:?}");
         let tokens = write_tokens(&folder.path().join("again"), vec![row]);
         let inputs = InputFacts::from([("base.model".to_owned(), model.clone()), ("tokens.tokens".to_owned(), tokens)]);
@@ -157,7 +68,7 @@ fn the_last_rows_of_an_epoch_are_a_step_or_left_out() {
     let tiny = Tiny::new();
     let rows_of = |more: Value| -> Vec<u64> {
         let folder = tempfile::tempdir().unwrap();
-        let outputs = train(&bench(&tiny, folder.path(), rows()), more).unwrap();
+        let outputs = train(&bench(&tiny, folder.path(), rows(), None), more).unwrap();
         steps(&outputs).iter().map(|step| step["rows"].as_u64().unwrap()).collect()
     };
     assert_eq!(rows_of(json!({"epochs": 2})), [4, 4, 3, 4, 4, 3]);
@@ -166,7 +77,7 @@ fn the_last_rows_of_an_epoch_are_a_step_or_left_out() {
     assert_eq!(rows_of(json!({"gradient_accumulation_steps": 50, "epochs": 2})), [11, 11]);
     let folder = tempfile::tempdir().unwrap();
     let too_few = json!({"gradient_accumulation_steps": 50, "leftover": "drop"});
-    let error = train(&bench(&tiny, folder.path(), rows()), too_few).unwrap_err();
+    let error = train(&bench(&tiny, folder.path(), rows(), None), too_few).unwrap_err();
     assert_eq!(error.message, "11 rows make no optimizer step of 100 rows");
 }
 
@@ -176,10 +87,10 @@ fn a_shorter_run_after_a_longer_one_is_as_if_there_had_been_none() {
     for scheduler in ["constant", "cosine"] {
         let run = |max_steps: u64| json!({"epochs": 9, "max_steps": max_steps, "scheduler": {"name": scheduler}});
         let (used, fresh) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let used = bench(&tiny, used.path(), rows());
+        let used = bench(&tiny, used.path(), rows(), None);
         train(&used, run(7)).unwrap();
         let after = train(&used, run(3)).unwrap();
-        let alone = train(&bench(&tiny, fresh.path(), rows()), run(3)).unwrap();
+        let alone = train(&bench(&tiny, fresh.path(), rows(), None), run(3)).unwrap();
         assert_eq!(adapter(&after), adapter(&alone), "{scheduler}");
         assert_eq!(steps(&after), steps(&alone), "{scheduler}");
     }
@@ -193,11 +104,11 @@ fn rows_without_a_target_cost_no_step() {
     let plain = json!({"micro_batch_size": 1, "gradient_accumulation_steps": 1, "shuffle": false});
     let folder = tempfile::tempdir().unwrap();
     let mixed = vec![learned([3, 4, 5, 6]), masked.clone(), nothing.clone(), learned([9, 8, 7])];
-    let outputs = train(&bench(&tiny, folder.path(), mixed), plain.clone()).unwrap();
+    let outputs = train(&bench(&tiny, folder.path(), mixed, None), plain.clone()).unwrap();
     let targets: Vec<u64> = steps(&outputs).iter().map(|step| step["target_tokens"].as_u64().unwrap()).collect();
     assert_eq!(targets, [3, 2]);
     let folder = tempfile::tempdir().unwrap();
-    let error = train(&bench(&tiny, folder.path(), vec![masked, nothing]), plain).unwrap_err();
+    let error = train(&bench(&tiny, folder.path(), vec![masked, nothing], None), plain).unwrap_err();
     assert_eq!(error.message, "no row has a target token: nothing was trained");
 }
 
@@ -259,7 +170,7 @@ fn both_kernel_sets_learn_the_same() {
     let losses = |kernels: &str| -> Vec<f64> {
         let folder = tempfile::tempdir().unwrap();
         let more = json!({"kernels": kernels, "epochs": 4, "clip_grad_norm": 0.5, "lora": {"target_modules": ["q_proj", "down_proj"]}});
-        let outputs = train(&bench(&tiny, folder.path(), rows()), more).unwrap();
+        let outputs = train(&bench(&tiny, folder.path(), rows(), None), more).unwrap();
         steps(&outputs).iter().map(|step| step["loss"].as_f64().unwrap()).collect()
     };
     let (ours, candles) = (losses("cpu"), losses("candle"));

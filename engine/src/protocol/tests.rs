@@ -97,9 +97,11 @@ fn events() -> Vec<WorkerEvent> {
         WorkerEvent::Started { protocol: PROTOCOL },
         WorkerEvent::Progress { unit: "rows".into(), done: 1, total: Some(2), note: Some("loss 2.31".into()) },
         WorkerEvent::Progress { unit: "rows".into(), done: 1, total: None, note: None },
-        WorkerEvent::Metrics { values: map(json!({ "step": 1, "loss": 0.5 })) },
+        WorkerEvent::Metrics { values: map(json!({ "kind": "train", "step": 1, "loss": 0.5, "grad_norm": null })) },
+        WorkerEvent::Metrics { values: map(json!({ "kind": "validation", "step": 0, "loss": 2.5, "best": true })) },
         WorkerEvent::Checkpoint { step: 1 },
         WorkerEvent::Warning { message: "few rows".into() },
+        WorkerEvent::Text { text: " next".into() },
         WorkerEvent::Report { text: "a\nb".into() },
         WorkerEvent::Finished { outputs: [("rows".into(), stored)].into(), how: map(json!({ "threads": 2 })) },
         failed(Cause::BadData, None, None),
@@ -112,6 +114,7 @@ fn events() -> Vec<WorkerEvent> {
             | WorkerEvent::Metrics { .. }
             | WorkerEvent::Checkpoint { .. }
             | WorkerEvent::Warning { .. }
+            | WorkerEvent::Text { .. }
             | WorkerEvent::Report { .. }
             | WorkerEvent::Finished { .. }
             | WorkerEvent::Failed { .. } => {}

@@ -1,8 +1,49 @@
-//! Whether a model can be trained on rows of tokens at all: known from their facts, before the first step.
+//! Whether a model can be trained on rows of tokens and with an adapter at all: known from their facts, before the first step.
 
 use engine::error::StageError;
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::preflight::known;
+use engine::stage::InputFacts;
+use serde_json::Value;
 
+use super::parameters::{Method, TrainParams};
 use crate::artifact::TokensFacts;
+use crate::checkpoint::WEIGHTS;
+use crate::preflight::model_config;
+use crate::tokenize::facts_of;
+
+/// What does not fit together, as far as results say that are there.
+pub(super) fn problems(params: &TrainParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+    let inputs = &known(inputs);
+    let mut problems = Vec::new();
+    let wrong_input = |message: String, help: &str| {
+        Problem::error("wrong-input", span, message, "they meet in this stage").with_help(help)
+    };
+    let model = facts_of(&params.model.reference, inputs);
+    for data in [Some(&params.data), params.validation.as_ref()].into_iter().flatten() {
+        let tokens = facts_of(&data.reference, inputs).and_then(TokensFacts::from_facts);
+        let (Some(tokens), Some(model)) = (tokens, model) else { continue };
+        let size = |name: &str| model.get(name).and_then(Value::as_u64).unwrap_or(u64::MAX);
+        let misfit = check(&tokens, size("vocab_size"), size("max_position_embeddings"));
+        problems.extend(misfit.err().map(|misfit| wrong_input(misfit.to_string(), misfit.help())));
+    }
+    if params.method == Method::Full {
+        return problems;
+    }
+    if let Some(config) = model_config(&params.model.reference, inputs) {
+        problems.extend(params.lora.problem_on(&config, span));
+    }
+    let weights = |facts: Option<&engine::artifact::Facts>| facts.and_then(|facts| facts.get(WEIGHTS)).cloned();
+    let adapter = params.adapter.as_ref().and_then(|adapter| weights(facts_of(&adapter.reference, inputs)));
+    if let (Some(adapter), Some(model)) = (adapter, weights(model))
+        && adapter != model
+    {
+        let message = format!("the adapter was trained on another model than `{}`", params.model.reference.stage);
+        problems.push(wrong_input(message, "give this stage the `model` that the adapter's `train` stage has"));
+    }
+    problems
+}
 
 /// Why a model cannot be trained on these rows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -4,12 +4,21 @@
 //! tokens and divided once by their number. An interrupted run goes on from its last saved step and ends with the very
 //! bytes of an uninterrupted one.
 
+mod checkpoints;
+mod failure;
+pub(crate) mod figures;
 mod fit;
 mod order;
 mod output;
 mod parameters;
+mod preflight;
+mod prepare;
+mod rows;
 mod session;
 mod state;
+mod summary;
+mod tensorboard;
+mod validation;
 
 use engine::artifact::Output;
 use engine::context::StageContext;
@@ -17,24 +26,23 @@ use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::KeyWriter;
+use engine::preflight::Preflight;
 use engine::stage::{InputFacts, Stage, Threads};
-use serde_json::Value;
 
 pub use parameters::{
-    Dtype, Kernels, Leftover, LoraParams, Method, OptimizerName, OptimizerParams, SchedulerName, SchedulerParams,
-    TrainParams,
+    Dtype, EarlyStopping, Given, Kernels, Leftover, LoraParams, LossScale, Method, MinLr, OptimizerName,
+    OptimizerParams, SchedulerName, SchedulerParams, Shape, Targets, TrainParams, Warmup,
 };
 
-use crate::artifact::{Adapter, Metrics, Model, OutputKind, TokensFacts};
+use crate::artifact::{Adapter, Metrics, Model, OutputKind};
 use crate::kernels;
-use crate::tokenize::facts_of;
 
 /// The stage kind.
 pub struct Train;
 
 impl Stage for Train {
     const NAME: &'static str = "train";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const ABOUT: &'static str = "Trains an adapter (LoRA) or every weight of a model.";
     type Params = TrainParams;
 
@@ -48,16 +56,12 @@ impl Stage for Train {
 
     fn check(params: &TrainParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
         let mut problems = params.problems(span);
-        let tokens = facts_of(&params.data.reference, inputs).and_then(TokensFacts::from_facts);
-        if let (Some(tokens), Some(model)) = (tokens, facts_of(&params.model.reference, inputs)) {
-            let size = |name: &str| model.get(name).and_then(Value::as_u64).unwrap_or(u64::MAX);
-            let misfit = fit::check(&tokens, size("vocab_size"), size("max_position_embeddings"));
-            problems.extend(misfit.err().map(|misfit| {
-                Problem::error("wrong-input", span, misfit.to_string(), "they meet in this stage")
-                    .with_help(misfit.help())
-            }));
-        }
+        problems.extend(fit::problems(params, inputs, span));
         problems
+    }
+
+    fn preflight(params: &TrainParams, inputs: &InputFacts, span: Span) -> Preflight {
+        preflight::preflight(params, inputs, span)
     }
 
     fn write_derived_key(params: &TrainParams, key: &mut KeyWriter<'_>) {
@@ -70,8 +74,10 @@ impl Stage for Train {
 
     fn run(params: &TrainParams, context: &mut StageContext) -> Result<(), StageError> {
         match params.kernels {
-            Kernels::Cpu => session::run(params, kernels::cpu(context.threads())?, context),
-            Kernels::Candle => session::run(params, kernels::candle(), context),
+            Kernels::Cpu => {
+                session::run(params, kernels::cpu_computing(params.dtype.compute(), context.threads())?, context)
+            }
+            Kernels::Candle => session::run(params, kernels::candle_computing(params.dtype.compute()), context),
         }
     }
 }

@@ -1,10 +1,24 @@
 //! What a pipeline file may say under `with:` for `uses: train`.
 
+mod given;
+mod lora;
+mod optimizer;
+mod scheduler;
+
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, KeyWriter, Parameters};
+use model::ops::Compute;
+use model::schedule::Schedule;
+use model::trainer::LossScaling;
 
-use crate::artifact::{Model, TokensOrPacks};
+pub use given::Given;
+pub use lora::{LoraParams, Targets};
+pub use optimizer::{OptimizerName, OptimizerParams};
+pub use scheduler::{MinLr, SchedulerName, SchedulerParams, Shape, Warmup};
+
+use super::order::{Division, Shuffle};
+use crate::artifact::{Adapter, Model, TokensOrPacks};
 
 /// What a pipeline file may say under `with:` for `uses: train`.
 #[derive(Parameters, Debug)]
@@ -15,12 +29,18 @@ pub struct TrainParams {
     /// The rows to train on.
     #[semantic]
     pub data: Input<TokensOrPacks>,
+    /// Rows to measure the loss on, which are not trained on.
+    #[semantic]
+    pub validation: Option<Input<TokensOrPacks>>,
     /// What is trained.
     #[semantic(default = Method::Lora)]
     pub method: Method,
     /// The adapter, for `method: lora`.
-    #[semantic(default = LoraParams::default())]
-    pub lora: LoraParams,
+    #[semantic(default = Given::default_of(LoraParams::default()))]
+    pub lora: Given<LoraParams>,
+    /// An adapter to go on from, ours or PEFT's; `lora` follows from it.
+    #[semantic]
+    pub adapter: Option<Input<Adapter>>,
     /// The optimizer.
     #[semantic(default = OptimizerParams::default())]
     pub optimizer: OptimizerParams,
@@ -40,13 +60,16 @@ pub struct TrainParams {
     /// Optimizer steps after which training ends, whatever `epochs` says.
     #[resumable(range = 1..)]
     pub max_steps: Option<u64>,
+    /// Optimizer steps after which an epoch ends, whatever rows are left.
+    #[semantic(range = 1..)]
+    pub max_steps_per_epoch: Option<u64>,
     /// What becomes of an epoch's last rows where they do not fill a step.
     #[semantic(default = Leftover::Step)]
     pub leftover: Leftover,
     /// Whether each epoch has an order of its own.
     #[semantic(default = true)]
     pub shuffle: bool,
-    /// Decides the row order and the adapter's first values.
+    /// Decides the row order, the adapter's first values and dropout.
     #[semantic(default = 0)]
     pub seed: u64,
     /// Largest norm of the gradient over all trained tensors; larger ones are scaled down to it. None if left out.
@@ -55,12 +78,31 @@ pub struct TrainParams {
     /// Number type of the computation.
     #[semantic(default = Dtype::F32)]
     pub dtype: Dtype,
+    /// The factor on the loss, for computation in f16, whose small gradients would round to zero.
+    #[semantic]
+    pub loss_scale: Option<Given<LossScale>>,
+    /// Computes each layer's forward again in the backward instead of keeping what it made: less memory, more time, the same
+    /// numbers.
+    #[cosmetic(default = false)]
+    pub activation_checkpointing: bool,
     /// The kernels that compute.
     #[cosmetic(default = Kernels::Cpu)]
     pub kernels: Kernels,
+    /// Optimizer steps between two validations; the end of each epoch if left out.
+    #[semantic(range = 1..)]
+    pub eval_steps: Option<Given<u64>>,
+    /// Whether the result is the step with the lowest validation loss, instead of the last one.
+    #[semantic(default = Given::default_of(false))]
+    pub keep_best: Given<bool>,
+    /// Ends training once validation no longer improves.
+    #[semantic]
+    pub early_stopping: Option<Given<EarlyStopping>>,
     /// Optimizer steps between two saved states; an interrupted run goes on from the last one.
     #[cosmetic(default = 20, range = 1..)]
     pub save_every: u64,
+    /// Saved states that are kept; with one alone, a damaged one costs the whole run.
+    #[cosmetic(default = 2, range = 1..)]
+    pub keep_last: usize,
 }
 
 impl TrainParams {
@@ -69,32 +111,99 @@ impl TrainParams {
         self.micro_batch_size.saturating_mul(self.gradient_accumulation_steps)
     }
 
+    /// How so many rows are divided into epochs and steps.
+    pub fn division(&self, rows: usize) -> Division {
+        Division {
+            rows,
+            rows_per_step: self.rows_per_step(),
+            leftover: self.leftover,
+            max_steps_per_epoch: self.max_steps_per_epoch,
+        }
+    }
+
+    /// Optimizer steps of a run over so many rows.
+    pub fn total_steps(&self, rows: usize) -> u64 {
+        self.division(rows).total_steps(self.epochs, self.max_steps)
+    }
+
+    /// The learning rate over a run of so many steps, as factors on `optimizer.learning_rate`.
+    pub fn schedule(&self, total_steps: u64) -> Schedule {
+        self.scheduler.schedule(self.optimizer.learning_rate, total_steps)
+    }
+
+    /// The order of the rows.
+    pub(super) fn shuffle(&self) -> Shuffle {
+        if self.shuffle { Shuffle::Seeded(self.seed) } else { Shuffle::No }
+    }
+
+    /// When training ends early, if it may.
+    pub(super) fn early_stopping(&self) -> Option<&EarlyStopping> {
+        self.early_stopping.as_ref().map(|stopping| &stopping.value)
+    }
+
     /// What is wrong with the values taken together.
     pub(super) fn problems(&self, span: Span) -> Vec<Problem> {
         let mut problems = Vec::new();
-        let betas = &self.optimizer.betas;
-        if betas.len() != 2 || betas.iter().any(|beta| !(0.0..1.0).contains(beta)) {
-            let message = format!("`optimizer.betas` must be two numbers from 0 to below 1, not {betas:?}");
-            problems.push(Problem::error("out-of-range", span, message, "in this stage"));
+        match self.method {
+            Method::Lora => problems.extend(self.lora.problems(span)),
+            Method::Full => problems.extend(self.adapter_of_full(span)),
         }
-        if self.method == Method::Full && self.lora != LoraParams::default() {
-            let message = "`lora` describes an adapter, and `method: full` trains every weight";
+        if let Some(loss_scale) = &self.loss_scale {
+            let message = "`loss_scale` is for computation in f16, and there is none here";
             problems.push(
-                Problem::error("bad-value", span, message, "in this stage")
-                    .with_help("leave `lora` out, or set `method: lora`"),
+                Problem::error("wrong-option", loss_scale.span, message, "not needed")
+                    .with_help("leave it out: f32 and bf16 hold the smallest gradients without a factor"),
             );
         }
-        if self.method == Method::Lora && self.lora.target_modules.is_empty() {
-            let message = "`lora.target_modules` is empty: nothing would be trained";
-            problems.push(Problem::error("out-of-range", span, message, "in this stage"));
-        }
+        problems.extend(self.scheduler.problem(self.optimizer.learning_rate));
+        problems.extend(self.without_validation());
         problems
+    }
+
+    /// What describes an adapter, where none is trained.
+    fn adapter_of_full(&self, span: Span) -> Option<Problem> {
+        let lora = self.lora.keys.first().map(|(_, span)| ("lora", *span));
+        let (name, place) = lora.or(self.adapter.as_ref().map(|adapter| ("adapter", adapter.reference.span)))?;
+        let place = if name == "lora" && self.lora.span == Span::default() { span } else { place };
+        let message = format!("`{name}` describes an adapter, and `method: full` trains every weight");
+        let problem = Problem::error("bad-value", place, message, "does not go with `method: full`");
+        Some(problem.with_help(format!("leave `{name}` out, or set `method: lora`")))
+    }
+
+    /// What would need validation rows, where there are none.
+    fn without_validation(&self) -> Vec<Problem> {
+        if self.validation.is_some() {
+            return Vec::new();
+        }
+        let needs = [
+            ("eval_steps", self.eval_steps.as_ref().map(|steps| steps.span)),
+            ("keep_best", self.keep_best.value.then_some(self.keep_best.span)),
+            ("early_stopping", self.early_stopping.as_ref().map(|stopping| stopping.span)),
+        ];
+        let found = needs.into_iter().filter_map(|(name, span)| Some((name, span?)));
+        let problem = |(name, span)| {
+            let message = format!("`{name}` goes by the validation loss, and there is no `validation`");
+            Problem::error("missing-key", span, message, "needs validation rows")
+                .with_help("name the stage that makes them: `validation: held_out_tokens`")
+        };
+        found.map(problem).collect()
     }
 
     /// The product of micro-batch size and accumulation decides the result; how it is split does not.
     pub(super) fn write_derived_key(&self, key: &mut KeyWriter<'_>) {
         key.field("rows_per_step", cache::Class::Semantic, |key| key.value(self.rows_per_step().to_string()));
     }
+}
+
+/// When training ends before its last step.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq)]
+pub struct EarlyStopping {
+    /// Validations without an improvement after which it ends.
+    #[semantic(range = 1..)]
+    pub patience: u64,
+    /// A loss that is lower by no more than this is no improvement.
+    #[semantic(default = 0.0, range = 0.0..)]
+    pub min_delta: f64,
 }
 
 /// What is trained.
@@ -104,90 +213,6 @@ pub enum Method {
     Lora,
     /// Every weight.
     Full,
-}
-
-/// The adapter of `method: lora`.
-#[derive(Parameters, Debug, Clone, PartialEq)]
-pub struct LoraParams {
-    /// Rank of the update.
-    #[semantic(default = 8, range = 1..)]
-    pub rank: usize,
-    /// The update is scaled by `alpha / rank`.
-    #[semantic(default = 16.0, above = 0.0)]
-    pub alpha: f64,
-    /// The linear layers that get an adapter.
-    #[semantic(default = vec!["q_proj".to_owned(), "v_proj".to_owned()])]
-    pub target_modules: Vec<String>,
-    /// Scales by `alpha / sqrt(rank)` instead (Kalajdzievski, arXiv:2312.03732).
-    #[semantic(default = false)]
-    pub use_rslora: bool,
-}
-
-impl Default for LoraParams {
-    fn default() -> Self {
-        Self { rank: 8, alpha: 16.0, target_modules: vec!["q_proj".to_owned(), "v_proj".to_owned()], use_rslora: false }
-    }
-}
-
-/// The optimizer.
-#[derive(Parameters, Debug, Clone, PartialEq)]
-pub struct OptimizerParams {
-    /// Its name.
-    #[semantic(default = OptimizerName::Adamw)]
-    pub name: OptimizerName,
-    /// The learning rate at its highest.
-    #[semantic(default = 3e-4, above = 0.0)]
-    pub learning_rate: f64,
-    /// Decay rates of the two moments.
-    #[semantic(default = vec![0.9, 0.999])]
-    pub betas: Vec<f64>,
-    /// Added to the root of the second moment; without it a gradient of zero would divide zero by zero.
-    #[semantic(default = 1e-8, above = 0.0)]
-    pub eps: f64,
-    /// Decoupled weight decay.
-    #[semantic(default = 0.01, range = 0.0..)]
-    pub weight_decay: f64,
-}
-
-impl Default for OptimizerParams {
-    fn default() -> Self {
-        Self { name: OptimizerName::Adamw, learning_rate: 3e-4, betas: vec![0.9, 0.999], eps: 1e-8, weight_decay: 0.01 }
-    }
-}
-
-/// An optimizer.
-#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OptimizerName {
-    /// Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101).
-    Adamw,
-}
-
-/// The learning rate over the run.
-#[derive(Parameters, Debug, Clone, PartialEq)]
-pub struct SchedulerParams {
-    /// Its shape after the warm-up.
-    #[semantic(default = SchedulerName::Cosine)]
-    pub name: SchedulerName,
-    /// Steps over which the learning rate rises from zero.
-    #[semantic(default = 0)]
-    pub warmup_steps: u64,
-}
-
-impl Default for SchedulerParams {
-    fn default() -> Self {
-        Self { name: SchedulerName::Cosine, warmup_steps: 0 }
-    }
-}
-
-/// The shape of a schedule after its warm-up.
-#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SchedulerName {
-    /// Half a cosine down to zero at the last step.
-    Cosine,
-    /// A line down to zero at the last step.
-    Linear,
-    /// Level.
-    Constant,
 }
 
 /// What becomes of an epoch's last rows where they do not fill a step.
@@ -204,6 +229,48 @@ pub enum Leftover {
 pub enum Dtype {
     /// 32-bit floats.
     F32,
+    /// Products of 16-bit brain floats, summed in f32; what is trained, its moments and the loss stay f32.
+    Bf16,
+}
+
+impl Dtype {
+    /// The number type as kernels know it.
+    pub fn compute(self) -> Compute {
+        match self {
+            Self::F32 => Compute::F32,
+            Self::Bf16 => Compute::Bf16,
+        }
+    }
+}
+
+/// How the factor on the loss follows what the gradients bear, as `torch.amp.GradScaler`.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq)]
+pub struct LossScale {
+    /// The factor at first.
+    #[semantic(default = 1024.0, above = 0.0)]
+    pub init_scale: f64,
+    /// It is multiplied by this after `growth_interval` steps without an overflow.
+    #[semantic(default = 2.0, above = 1.0)]
+    pub growth_factor: f64,
+    /// It is multiplied by this at an overflow; such a step is skipped.
+    #[semantic(default = 0.5, above = 0.0, range = ..1.0)]
+    pub backoff_factor: f64,
+    /// Steps without an overflow after which it grows.
+    #[semantic(default = 2000, range = 1..)]
+    pub growth_interval: u64,
+}
+
+impl LossScale {
+    /// As the trainer takes it.
+    pub(super) fn options(&self) -> LossScaling {
+        LossScaling {
+            init_scale: self.init_scale,
+            growth_factor: self.growth_factor,
+            backoff_factor: self.backoff_factor,
+            growth_interval: self.growth_interval,
+            ..LossScaling::default()
+        }
+    }
 }
 
 /// A set of kernels.

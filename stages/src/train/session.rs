@@ -1,77 +1,72 @@
-//! One training run: the loop over steps, saving on the way, and what is told about it.
+//! One training run: its steps, with validation and saving between them, and its result.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Instant;
 
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::protocol::WorkerEvent;
 use model::batch::Batch;
 use model::blocks::Blocks;
-use model::decoder::{Decoder, RunError};
-use model::parameter::Keep;
-use model::peft::AdapterConfig;
-use model::random::permutation;
-use model::schedule::{Decay, Horizon, Schedule};
-use model::trainer::{AdamW, Optimizer, StepReport, TrainError, TrainOptions, Trained, Trainer};
-use serde_json::{Map, Value, json};
+use model::schedule::Schedule;
+use model::trainer::{StepReport, TrainError, Trainer};
+use serde_json::{Map, Value};
 
-use super::fit;
-use super::order::{Division, StepPlace};
-use super::output;
-use super::parameters::{Method, SchedulerName, TrainParams};
-use super::state::{self, Progress, State, StateError};
-use crate::artifact::{TokenRow, TokensReader};
+use super::figures::{History, Record, Teller, Tokens};
+use super::order::{Division, RowOrder, StepPlace};
+use super::parameters::TrainParams;
+use super::rows::push;
+use super::state::Progress;
+use super::summary::{self, surprises};
+use super::validation::Validator;
+use super::{checkpoints, failure, fit, output, prepare};
+use crate::artifact::TokensReader;
 use crate::checkpoint;
 
 /// Runs the stage on a kernel set.
 pub(super) fn run<B: Blocks>(params: &TrainParams, ops: Arc<B>, context: &mut StageContext) -> Result<(), StageError> {
     let model = context.open(&params.model)?;
-    let base = model.folder;
-    let mut rows = TokensReader::open(&context.open(&params.data)?)?;
+    let rows = TokensReader::open(&context.open(&params.data)?)?;
     context.record("kernel_set", ops.describe());
     context.record("threads", context.threads());
 
-    let division = Division {
-        rows: usize::try_from(rows.len()).or_fail(Cause::BadData, || "too many rows".to_owned())?,
-        rows_per_step: params.rows_per_step(),
-        leftover: params.leftover,
-    };
-    let total_steps = division.total_steps(params.epochs, params.max_steps);
+    let count = usize::try_from(rows.len()).or_fail(Cause::BadData, || "too many rows".to_owned())?;
+    let (division, total_steps) = (params.division(count), params.total_steps(count));
     if total_steps == 0 {
         let message = format!("{} rows make no optimizer step of {} rows", division.rows, division.rows_per_step);
         return Err(StageError::bad_data(message).with_help(
             "lower micro_batch_size or gradient_accumulation_steps, or keep the last rows with `leftover: step`",
         ));
     }
-    let schedule = schedule(params);
-    warn_of_surprises(params, &division, schedule, total_steps, context);
+    surprises(params, &division, total_steps).into_iter().for_each(|surprise| context.warn(surprise));
 
-    let adapter = (params.method == Method::Lora).then(|| adapter_config(params));
     let computed_by = ops.describe();
-    let trainer = prepare(params, ops, &base, adapter.as_ref())?;
+    let (mut trainer, adapter) = prepare::trainer(params, ops, &model, context)?;
+    let validator = validator(params, context)?;
     let shape = trainer.decoder().config();
-    fit::check(rows.facts(), shape.vocab_size as u64, shape.max_position_embeddings as u64)?;
+    for tokens in std::iter::once(rows.facts()).chain(validator.as_ref().map(Validator::facts)) {
+        fit::check(tokens, shape.vocab_size as u64, shape.max_position_embeddings as u64)?;
+    }
+    let fresh = Progress::fresh(total_steps, computed_by);
+    let (progress, metrics) = match checkpoints::resume(params, &fresh, &mut trainer, context)? {
+        Some(resumed) => resumed,
+        None => (fresh, String::new()),
+    };
     let mut session = Session {
         params,
-        computed_by,
         trainer,
+        schedule: params.schedule(total_steps),
+        order: RowOrder::new(params.shuffle(), division.rows),
         division,
-        total_steps,
-        schedule,
-        step: 0,
-        target_tokens: 0,
-        metrics: String::new(),
-        epoch_order: None,
+        rows,
+        validator,
+        teller: Teller::new(History::from_lines(metrics), progress.step, context),
+        progress,
+        unsaved: false,
     };
-    session.resume(context)?;
-    session.train(&mut rows, context)?;
-    if session.target_tokens == 0 {
-        return Err(StageError::bad_data("no row has a target token: nothing was trained")
-            .with_help("look at the rows with `pipeline show`: are the labels all masked?"));
-    }
-    let facts = session.facts();
-    let Session { trainer, metrics, .. } = session;
+    session.train(context)?;
+    let facts = session.conclude(context)?;
+    let Session { trainer, teller, .. } = session;
     match adapter {
         Some(config) => {
             let trained_on = model.description.facts.get(checkpoint::WEIGHTS).cloned();
@@ -79,343 +74,204 @@ pub(super) fn run<B: Blocks>(params: &TrainParams, ops: Arc<B>, context: &mut St
             let facts = facts.clone().into_iter().chain(trained_on).collect();
             output::adapter(&trainer, config, facts, context)?;
         }
-        None => output::model(&trainer, &base, context)?,
+        None => output::model(&trainer, &model.folder, context)?,
     }
-    output::metrics(&metrics, facts, context)
+    output::metrics(teller.history().lines(), facts, context)
 }
 
-/// The decoder, loaded and ready to be trained.
-fn prepare<B: Blocks>(
-    params: &TrainParams,
-    ops: Arc<B>,
-    base: &std::path::Path,
-    adapter: Option<&AdapterConfig>,
-) -> Result<Trainer<B>, StageError> {
-    let (trained, keep) = match params.method {
-        Method::Lora => (Trained::Adapter, Keep::Frozen),
-        Method::Full => (Trained::Weights, Keep::Trainable),
-    };
-    let mut decoder = Decoder::load(ops, base, keep).or_fail(Cause::BadData, || "cannot load the model".to_owned())?;
-    if let Some(config) = adapter {
-        let fresh = decoder.fresh_adapter(config, params.seed);
-        let fresh = fresh.or_fail(Cause::BadParameters, || "cannot make the adapter".to_owned())?;
-        decoder.attach(&fresh).or_fail(Cause::BadParameters, || "cannot attach the adapter".to_owned())?;
-    }
-    let optimizer = Optimizer::AdamW(AdamW {
-        betas: (params.optimizer.betas[0], params.optimizer.betas[1]),
-        eps: params.optimizer.eps,
-        weight_decay: params.optimizer.weight_decay,
-    });
-    let options = TrainOptions {
-        max_grad_norm: params.clip_grad_norm,
-        seed: params.seed,
-        ..TrainOptions::new(trained, optimizer)
-    };
-    Trainer::new(decoder, options).map_err(failure)
-}
-
-fn adapter_config(params: &TrainParams) -> AdapterConfig {
-    let lora = &params.lora;
-    let mut config = AdapterConfig::new(lora.rank, lora.alpha, lora.target_modules.clone());
-    config.use_rslora = lora.use_rslora;
-    config
-}
-
-fn schedule(params: &TrainParams) -> Schedule {
-    let decay = match params.scheduler.name {
-        SchedulerName::Cosine => Decay::Cosine { cycles: 0.5 },
-        SchedulerName::Linear => Decay::Linear,
-        SchedulerName::Constant => Decay::Constant,
-    };
-    Schedule { warmup_steps: params.scheduler.warmup_steps, decay }
-}
-
-/// Says what a user would otherwise find out from a loss curve.
-fn warn_of_surprises(
-    params: &TrainParams,
-    division: &Division,
-    schedule: Schedule,
-    total_steps: u64,
-    context: &mut StageContext,
-) {
-    if schedule.warmup_steps >= total_steps {
-        let reached = schedule.peak(total_steps) * params.optimizer.learning_rate;
-        context.warn(format!(
-            "the warm-up of {} steps does not end within the run of {total_steps}: the learning rate reaches {reached:.3e} of {:.3e}",
-            schedule.warmup_steps, params.optimizer.learning_rate
-        ));
-    }
-    if division.dropped_rows() > 0 {
-        context.warn(format!(
-            "`leftover: drop` leaves out {} of {} rows in each epoch",
-            division.dropped_rows(),
-            division.rows
-        ));
-    }
+fn validator(params: &TrainParams, context: &mut StageContext) -> Result<Option<Validator>, StageError> {
+    let Some(validation) = &params.validation else { return Ok(None) };
+    let rows = TokensReader::open(&context.open(validation)?)?;
+    let every = params.eval_steps.as_ref().map(|every| every.value);
+    Validator::new(rows, params.micro_batch_size, every).map(Some)
 }
 
 struct Session<'a, B: Blocks> {
     params: &'a TrainParams,
-    /// The kernel set, its instructions and its threads.
-    computed_by: String,
     trainer: Trainer<B>,
     division: Division,
-    total_steps: u64,
     schedule: Schedule,
-    /// Steps done.
-    step: u64,
-    /// Target tokens trained on.
-    target_tokens: u64,
-    /// One JSON object per step.
-    metrics: String,
-    /// The row order of an epoch.
-    epoch_order: Option<(u64, Vec<usize>)>,
+    order: RowOrder,
+    rows: TokensReader,
+    validator: Option<Validator>,
+    teller: Teller,
+    progress: Progress,
+    /// Whether anything happened since the state was saved.
+    unsaved: bool,
 }
 
 impl<B: Blocks> Session<'_, B> {
-    /// Takes up the newest saved step, where there is one that this run continues.
-    fn resume(&mut self, context: &mut StageContext) -> Result<(), StageError> {
-        let (saved, damaged) = state::newest(context.working()).map_err(disk)?;
-        for error in damaged {
-            context.warn(format!("passing over a saved step: {error}"));
-        }
-        let Some(saved) = saved else { return Ok(()) };
-        let Progress { step, total_steps, optimizer_steps, target_tokens, computed_by } = saved.progress;
-        if let Some(reason) = self.starts_over(step, total_steps) {
-            context.warn(format!("starting over: {reason}"));
-            return state::clear(context.working()).map_err(disk);
-        }
-        if computed_by != self.computed_by {
-            context.warn(format!(
-                "step {step} was computed by {computed_by}, and this run is by {}: their last digits may differ",
-                self.computed_by
-            ));
-        }
-        self.trainer
-            .restore(optimizer_steps, saved.tensors)
-            .or_fail(Cause::Internal, || format!("cannot take up the saved step {step}"))?;
-        (self.step, self.target_tokens, self.metrics) = (step, target_tokens, saved.metrics);
-        context.record("resumed_from_step", step);
-        context.warn(format!("resuming from step {step} of {}", self.total_steps));
-        Ok(())
-    }
-
-    /// Why a saved run cannot be the beginning of this one, if so.
-    fn starts_over(&self, step: u64, total_steps: u64) -> Option<String> {
-        let now = self.total_steps;
-        if total_steps != now && self.schedule.horizon() == Horizon::Total {
-            return Some(format!(
-                "the saved run of {total_steps} steps had another learning rate from its first step on than one of {now}"
-            ));
-        }
-        (step > now).then(|| format!("the saved run stands at step {step}, beyond the {now} steps of this one"))
-    }
-
-    fn train(&mut self, rows: &mut TokensReader, context: &mut StageContext) -> Result<(), StageError> {
-        let mut clock = Clock::start();
-        while self.step < self.total_steps {
-            let place = self.division.place(self.step);
-            let Some(tokens) = self.accumulate(&place, rows, context)? else { return self.stop(context) };
-            let learning_rate = self.params.optimizer.learning_rate * self.schedule.factor(self.step, self.total_steps);
-            self.step += 1;
-            match self.trainer.step(learning_rate) {
-                Ok(report) => self.tell(&place, &report, tokens, &mut clock, context),
-                Err(TrainError::NoTargets { .. }) => {
-                    context.warn(format!("step {} has no target token and changes nothing", self.step));
+    /// Steps, validations and saved states up to the end of the run.
+    fn train(&mut self, context: &mut StageContext) -> Result<(), StageError> {
+        loop {
+            // A saved step may be one whose validation was cut off.
+            if self.validation_is_due() {
+                let ControlFlow::Continue(best) = self.validate(context)? else { return self.stop(context) };
+                self.unsaved = true;
+                if best && self.params.keep_best.value {
+                    checkpoints::save_best(&mut self.progress, &self.trainer, context)?;
                 }
-                Err(error) => return Err(self.failure(&place, error)),
             }
-            if self.step == self.total_steps || self.step.is_multiple_of(self.params.save_every) {
+            let over = self.is_over();
+            if self.unsaved && (over || self.progress.step.is_multiple_of(self.params.save_every)) {
                 self.save(context)?;
             }
-        }
-        Ok(())
-    }
-
-    /// Saves the last whole step and ends the stage, as the user asked.
-    fn stop(&self, context: &mut StageContext) -> Result<(), StageError> {
-        let message = if self.step == 0 {
-            "stopped before the first step was done".to_owned()
-        } else {
-            self.save(context)?;
-            format!("stopped after step {} of {}, which is saved", self.step, self.total_steps)
-        };
-        Err(StageError::new(Cause::Cancelled, message).with_help("run again to go on from there"))
-    }
-
-    /// Adds up the gradients of a step's rows, a micro-batch at a time. Returns the tokens computed, or nothing where the
-    /// user wants to stop: a step can take longer than the time that is left then.
-    fn accumulate(
-        &mut self,
-        place: &StepPlace,
-        rows: &mut TokensReader,
-        context: &StageContext,
-    ) -> Result<Option<usize>, StageError> {
-        let order: Vec<usize> = self.order(place.epoch)[place.rows.clone()].to_vec();
-        let mut tokens = 0;
-        for micro_batch in order.chunks(self.params.micro_batch_size) {
-            if context.cancelled() {
-                return Ok(None);
+            if over {
+                return Ok(());
             }
-            let mut batch = Batch::default();
-            for &index in micro_batch {
-                push(&mut batch, index as u64, &rows.row(index as u64)?);
+            if self.step(context)?.is_break() {
+                return self.stop(context);
+            }
+        }
+    }
+
+    /// Whether the last step is done.
+    fn is_over(&self) -> bool {
+        let ends_early = self.progress.validation.ends_early(self.params.early_stopping());
+        self.progress.step >= self.progress.total_steps || ends_early
+    }
+
+    /// One optimizer step; broken off where the user wants to stop.
+    fn step(&mut self, context: &mut StageContext) -> Result<ControlFlow<()>, StageError> {
+        let place = self.division.place(self.progress.step);
+        let rows: Vec<u64> = self.order.rows(&place).iter().map(|row| *row as u64).collect();
+        let ControlFlow::Continue(mut tokens) = self.accumulate(&rows, context)? else {
+            return Ok(ControlFlow::Break(()));
+        };
+        // A skipped step holds the schedule.
+        let at = self.progress.step - self.progress.skipped_steps;
+        let factor = self.schedule.factor(at, self.progress.total_steps);
+        self.progress.step += 1;
+        self.unsaved = true;
+        match self.trainer.step(self.params.optimizer.learning_rate * factor) {
+            Ok(report) => {
+                tokens.targets = report.target_tokens;
+                self.tell(&place, &report, tokens, context);
+            }
+            Err(TrainError::NoTargets { .. }) => {
+                context.warn(format!("step {} has no target token and changes nothing", self.progress.step));
+            }
+            Err(error) => return Err(failure::of_rows(error, &rows)),
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Adds up the gradients of a step's rows, a micro-batch at a time. Looks between them whether the user wants to stop: a
+    /// step can take longer than the time that is left then.
+    fn accumulate(&mut self, rows: &[u64], context: &StageContext) -> Result<ControlFlow<(), Tokens>, StageError> {
+        let mut tokens = Tokens::default();
+        for micro_batch in rows.chunks(self.params.micro_batch_size) {
+            if context.cancelled() {
+                return Ok(ControlFlow::Break(()));
+            }
+            let (mut batch, mut longest) = (Batch::default(), 0);
+            for &number in micro_batch {
+                let row = self.rows.row(number)?;
+                longest = longest.max(row.input_ids.len());
+                push(&mut batch, number, &row);
             }
             // A row may be empty, where rows without targets are kept.
             if batch.tokens() == 0 {
                 continue;
             }
-            tokens += batch.tokens();
-            self.trainer.accumulate(&batch).map_err(|error| self.failure(place, error))?;
+            tokens.computed += batch.tokens();
+            tokens.padded += micro_batch.len() * longest;
+            let added = self.trainer.accumulate(&batch);
+            added.map_err(|error| failure::of_micro_batch(error, micro_batch, &batch))?;
         }
-        Ok(Some(tokens))
-    }
-
-    /// The order of the rows in an epoch.
-    fn order(&mut self, epoch: u64) -> &[usize] {
-        if self.epoch_order.as_ref().is_none_or(|(made_for, _)| *made_for != epoch) {
-            let order = if self.params.shuffle {
-                permutation(self.params.seed, epoch, self.division.rows)
-            } else {
-                (0..self.division.rows).collect()
-            };
-            self.epoch_order = Some((epoch, order));
-        }
-        self.epoch_order.as_ref().map_or(&[], |(_, order)| order)
+        Ok(ControlFlow::Continue(tokens))
     }
 
     /// Records a step and says how it went.
-    fn tell(
-        &mut self,
-        place: &StepPlace,
-        report: &StepReport,
-        tokens: usize,
-        clock: &mut Clock,
-        context: &mut StageContext,
-    ) {
-        self.target_tokens += report.target_tokens as u64;
-        let mut values = figures(self.step, place, report);
-        self.metrics.push_str(&format!("{}\n", Value::Object(values.clone())));
-        let speed = clock.per_second(report.target_tokens, tokens);
-        values.insert("trained_tokens_per_second".to_owned(), speed.0.into());
-        values.insert("tokens_per_second".to_owned(), speed.1.into());
-        context.emit(WorkerEvent::Metrics { values });
-        let note = format!(
-            "{}|{}|Loss: {:.4} lr: {:.2e} grad_norm: {:.3} · {:.0} trained tokens/s · {:.0} tokens/s",
-            place.epoch + 1,
-            self.step,
-            report.loss,
-            report.learning_rate,
-            report.grad_norm,
-            speed.0,
-            speed.1
-        );
-        context.progress("steps", self.step, Some(self.total_steps), Some(note));
+    fn tell(&mut self, place: &StepPlace, report: &StepReport, tokens: Tokens, context: &mut StageContext) {
+        if report.skipped {
+            self.progress.skipped_steps += 1;
+        } else {
+            self.progress.target_tokens += report.target_tokens as u64;
+        }
+        let record = Record::Train {
+            step: self.progress.step,
+            epoch: place.epoch + 1,
+            loss: report.loss,
+            learning_rate: report.learning_rate,
+            grad_norm: report.grad_norm,
+            rows: place.rows.len(),
+            tokens: tokens.computed,
+            target_tokens: report.target_tokens,
+            loss_scale: report.loss_scale,
+            skipped: report.skipped,
+        };
+        let line = self.teller.step(&record, tokens, context);
+        context.progress("steps", self.progress.step, Some(self.progress.total_steps), Some(line));
     }
 
-    fn save(&self, context: &mut StageContext) -> Result<(), StageError> {
-        let mut tensors =
-            self.trainer.state().or_fail(Cause::Internal, || "cannot read the state of training".to_owned())?;
-        tensors.sort_by(|one, other| one.name.cmp(&other.name));
-        let progress = Progress {
-            step: self.step,
-            total_steps: self.total_steps,
-            optimizer_steps: self.trainer.steps(),
-            target_tokens: self.target_tokens,
-            computed_by: self.computed_by.clone(),
+    fn validation_is_due(&self) -> bool {
+        let step = self.progress.step;
+        let due = |validator: &Validator| validator.is_due(step, &self.division);
+        self.progress.validation.last != Some(step) && self.validator.as_ref().is_some_and(due)
+    }
+
+    /// Validates after the last whole step and says whether it is the best one; broken off where the user wants to stop.
+    fn validate(&mut self, context: &mut StageContext) -> Result<ControlFlow<(), bool>, StageError> {
+        let Some(validator) = &mut self.validator else { return Ok(ControlFlow::Continue(false)) };
+        let ControlFlow::Continue(validated) = validator.validate(self.trainer.decoder_mut(), context)? else {
+            return Ok(ControlFlow::Break(()));
         };
-        state::save(context.working(), &State { progress, tensors, metrics: self.metrics.clone() }).map_err(disk)?;
-        context.emit(WorkerEvent::Checkpoint { step: self.step });
+        let step = self.progress.step;
+        let best = self.progress.validation.add(step, validated.loss, self.params.early_stopping());
+        let epoch = step.checked_sub(1).map_or(0, |last| self.division.place(last).epoch + 1);
+        let record = Record::Validation {
+            step,
+            epoch,
+            loss: validated.loss,
+            rows: validated.rows,
+            target_tokens: validated.target_tokens,
+            best,
+        };
+        self.teller.validation(&record, context);
+        let line = format!("{epoch}|{step}|Validation loss: {:.4}", validated.loss);
+        context.progress("steps", step, Some(self.progress.total_steps), Some(line));
+        Ok(ControlFlow::Continue(best))
+    }
+
+    fn save(&mut self, context: &mut StageContext) -> Result<(), StageError> {
+        let metrics = self.teller.history().lines();
+        checkpoints::save(&mut self.progress, metrics, self.params.keep_last, &self.trainer, context)?;
+        self.unsaved = false;
         Ok(())
     }
 
-    /// What is known of the whole run.
-    fn facts(&self) -> Map<String, Value> {
-        let mut facts = Map::new();
-        facts.insert("steps".to_owned(), self.step.into());
-        facts.insert("rows_per_step".to_owned(), self.division.rows_per_step.into());
-        facts.insert("target_tokens".to_owned(), self.target_tokens.into());
-        let last = self.metrics.lines().last().and_then(|line| serde_json::from_str::<Value>(line).ok());
-        if let Some(loss) = last.and_then(|line| line.get("loss").cloned()) {
-            facts.insert("last_loss".to_owned(), loss);
+    /// Saves the last whole step and ends the stage, as the user asked.
+    fn stop(&mut self, context: &mut StageContext) -> Result<(), StageError> {
+        let Progress { step, total_steps, .. } = self.progress;
+        let message = if step == 0 {
+            "stopped before the first step was done".to_owned()
+        } else {
+            self.save(context)?;
+            format!("stopped after step {step} of {total_steps}, which is saved")
+        };
+        Err(StageError::new(Cause::Cancelled, message).with_help("run again to go on from there"))
+    }
+
+    /// What follows the last step and is no part of the working state, so that a longer run can go on from there: a last
+    /// validation where none was due, the choice of the result, and a summary.
+    fn conclude(&mut self, context: &mut StageContext) -> Result<Map<String, Value>, StageError> {
+        if self.progress.target_tokens == 0 {
+            return Err(StageError::bad_data("no row has a target token: nothing was trained")
+                .with_help("look at the rows with `pipeline show`: are the labels all masked?"));
         }
-        facts
-    }
-
-    /// A failed step, with the rows that were in it.
-    fn failure(&mut self, place: &StepPlace, error: TrainError) -> StageError {
-        let rows = self.order(place.epoch)[place.rows.clone()].iter().take(8).map(usize::to_string);
-        let rows: Vec<String> = rows.collect();
-        let more = if place.rows.len() > 8 { " …" } else { "" };
-        let help = format!("the step's rows: {}{more} (see `pipeline show`)", rows.join(", "));
-        failure(error).with_help(help)
-    }
-}
-
-/// The figures of a step that depend on nothing but the run's inputs.
-fn figures(step: u64, place: &StepPlace, report: &StepReport) -> Map<String, Value> {
-    let values = json!({
-        "step": step,
-        "epoch": place.epoch + 1,
-        "loss": report.loss,
-        "learning_rate": report.learning_rate,
-        "grad_norm": report.grad_norm,
-        "rows": place.rows.len(),
-        "target_tokens": report.target_tokens,
-    });
-    match values {
-        Value::Object(values) => values,
-        _ => unreachable!("the literal above is an object"),
-    }
-}
-
-fn push(batch: &mut Batch, index: u64, row: &TokenRow) {
-    let lengths: Vec<usize> = row.document_lengths.iter().map(|length| *length as usize).collect();
-    batch.push_row(index, &row.input_ids, &row.labels, &lengths);
-}
-
-fn failure(error: TrainError) -> StageError {
-    let cause = match &error {
-        TrainError::NothingToTrain(_) => Cause::BadParameters,
-        TrainError::NoTargets { .. } => Cause::BadData,
-        TrainError::LossNotFinite { .. }
-        | TrainError::GradientNotFinite { .. }
-        | TrainError::OverflowPersists { .. }
-        | TrainError::NotMoved { .. } => Cause::Numeric,
-        TrainError::Run(RunError::Batch(_)) => Cause::BadData,
-        TrainError::Run(RunError::Kernel(_)) => Cause::Machine,
-    };
-    StageError::new(cause, "training stopped").with_source(error)
-}
-
-fn disk(error: StateError) -> StageError {
-    StageError::new(Cause::Machine, "cannot keep the state of training").with_source(error)
-}
-
-/// Speed over the last few seconds, which a single step would give too unsteadily.
-struct Clock {
-    since: Instant,
-    targets: usize,
-    tokens: usize,
-    last: (f64, f64),
-}
-
-impl Clock {
-    fn start() -> Self {
-        Self { since: Instant::now(), targets: 0, tokens: 0, last: (0.0, 0.0) }
-    }
-
-    /// Trained and computed tokens per second.
-    fn per_second(&mut self, targets: usize, tokens: usize) -> (f64, f64) {
-        self.targets += targets;
-        self.tokens += tokens;
-        let seconds = self.since.elapsed().as_secs_f64();
-        let speed = (self.targets as f64 / seconds, self.tokens as f64 / seconds);
-        if seconds > 2.0 {
-            *self = Self { last: speed, ..Self::start() };
-        } else if self.last == (0.0, 0.0) {
-            return speed;
+        if self.validator.is_some()
+            && self.progress.validation.last != Some(self.progress.step)
+            && self.validate(context)?.is_break()
+        {
+            self.stop(context)?;
         }
-        self.last
+        if self.params.keep_best.value {
+            checkpoints::take_best(&self.progress, &mut self.trainer, context)?;
+        }
+        let history = self.teller.history();
+        let text = summary::text(self.params, &self.division, &self.progress, history);
+        context.emit(WorkerEvent::Report { text });
+        Ok(summary::facts(self.params, &self.division, &self.progress, history))
     }
 }

@@ -1,28 +1,36 @@
 //! Working state: what an interrupted run continues from, exactly.
 //!
-//! Each saved step is a folder `step-<n>` with the trained tensors and both moments as f32 safetensors under their PEFT
+//! Each saved step is a folder `step-<n>` with the trained tensors and their moments as f32 safetensors under their PEFT
 //! or Hub names, the metrics up to that step, and `state.json`, which holds the digests of the others and is what makes
 //! the folder count. A folder appears under its name only when it is whole; one that is damaged later is noticed by its
 //! digests, and the one before it is used.
+//!
+//! The weights of the step with the lowest validation loss lie beside them, as `best/step-<n>.safetensors`. A saved step names
+//! the best one of its time by its digest, so an older one stays until no saved step names it.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use cache::Digest;
-use model::trainer::TrainedTensor;
-use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
+use model::trainer::{LossScalerState, TrainedTensor};
+use safetensors::tensor::{Dtype, SafeTensors, View, serialize_to_file};
 use serde::{Deserialize, Serialize};
 
-/// Saved steps that are kept.
-const KEPT: usize = 2;
+use super::validation::Course;
+
+/// Version of the form of a saved step.
+const VERSION: u32 = 2;
 /// The file that says what the others must be.
 const STATE_FILE: &str = "state.json";
 /// The metrics up to the saved step, one JSON object per line.
 const METRICS_FILE: &str = "metrics.jsonl";
-/// The three sets of tensors.
+/// The three sets of tensors; an optimizer without some of the moments leaves those files empty.
 const TENSOR_FILES: [&str; 3] = ["trainable.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors"];
+/// Folder of the best steps' weights.
+const BEST_FOLDER: &str = "best";
 
 /// f32 tensors as a file has them: name, shape, values; sorted by name.
 type Tensors = Vec<(String, Vec<usize>, Vec<f32>)>;
@@ -31,16 +39,51 @@ type Tensors = Vec<(String, Vec<usize>, Vec<f32>)>;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Progress {
-    /// Optimizer steps done.
+    /// Optimizer steps done, skipped ones among them.
     pub step: u64,
+    /// Steps whose gradients overflowed, for which the schedule stood still.
+    pub skipped_steps: u64,
     /// Optimizer steps of the run that saved it.
     pub total_steps: u64,
     /// Updates that the moments have seen, which the bias correction counts.
     pub optimizer_steps: u64,
     /// Target tokens trained on so far.
     pub target_tokens: u64,
+    /// How validation has gone.
+    pub validation: Course,
+    /// The weights of the best step, where they are kept.
+    pub best_weights: Option<BestWeights>,
+    /// The factor on the loss, with loss scaling.
+    pub loss_scaler: Option<LossScalerState>,
     /// The kernel set, its instructions and its threads; with others the last digits may differ.
     pub computed_by: String,
+}
+
+impl Progress {
+    /// A run before its first step.
+    pub fn fresh(total_steps: u64, computed_by: String) -> Self {
+        Self {
+            step: 0,
+            skipped_steps: 0,
+            total_steps,
+            optimizer_steps: 0,
+            target_tokens: 0,
+            validation: Course::default(),
+            best_weights: None,
+            loss_scaler: None,
+            computed_by,
+        }
+    }
+}
+
+/// The weights of a step, kept apart from the saved steps.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BestWeights {
+    /// Steps done.
+    pub step: u64,
+    /// Digest of their file.
+    pub digest: Digest,
 }
 
 /// A saved run.
@@ -84,12 +127,12 @@ pub enum StateError {
     },
 }
 
-/// Saves a state under `working` and removes all but the newest few up to it: later ones, which were damaged or passed over,
+/// Saves a state under `working` and removes all but the `keep` newest up to it: later ones, which were damaged or passed over,
 /// are no part of this run.
 ///
 /// # Errors
 /// Fails if the disk refuses; no half-written state is left to be taken for a whole one.
-pub fn save(working: &Path, state: &State) -> Result<(), StateError> {
+pub fn save(working: &Path, state: &State, keep: usize) -> Result<(), StateError> {
     let unfinished = working.join("unfinished");
     if unfinished.exists() {
         fs::remove_dir_all(&unfinished).map_err(at(&unfinished))?;
@@ -99,10 +142,10 @@ pub fn save(working: &Path, state: &State) -> Result<(), StateError> {
     let values: [fn(&TrainedTensor) -> &[f32]; 3] =
         [|tensor| &tensor.value, |tensor| &tensor.exp_avg, |tensor| &tensor.exp_avg_sq];
     for (name, values) in TENSOR_FILES.into_iter().zip(values) {
-        files.insert(name.to_owned(), write(&unfinished.join(name), &encode(&state.tensors, values))?);
+        files.insert(name.to_owned(), write_tensors(&unfinished.join(name), &state.tensors, values)?);
     }
     files.insert(METRICS_FILE.to_owned(), write(&unfinished.join(METRICS_FILE), state.metrics.as_bytes())?);
-    let text = serde_json::to_vec_pretty(&StateFile { version: 1, progress: state.progress.clone(), files })
+    let text = serde_json::to_vec_pretty(&StateFile { version: VERSION, progress: state.progress.clone(), files })
         .expect("numbers, strings and digests always have a JSON form");
     write(&unfinished.join(STATE_FILE), &text)?;
     flush_folder(&unfinished)?;
@@ -115,8 +158,41 @@ pub fn save(working: &Path, state: &State) -> Result<(), StateError> {
     flush_folder(working)?;
     let (until_now, later): (Vec<_>, Vec<_>) =
         saved_steps(working)?.into_iter().rev().partition(|(step, _)| *step <= state.progress.step);
-    for (_, folder) in until_now.into_iter().skip(KEPT).chain(later) {
+    for (_, folder) in until_now.into_iter().skip(keep).chain(later) {
         fs::remove_dir_all(&folder).map_err(at(&folder))?;
+    }
+    remove_unnamed_best(working)
+}
+
+/// Keeps the values of the best step's tensors.
+///
+/// # Errors
+/// Fails if the disk refuses; the file is there whole or not at all.
+pub fn save_best(working: &Path, step: u64, tensors: &[TrainedTensor]) -> Result<BestWeights, StateError> {
+    let folder = working.join(BEST_FOLDER);
+    fs::create_dir_all(&folder).map_err(at(&folder))?;
+    let (unfinished, whole) = (folder.join("unfinished"), best_file(working, step));
+    let digest = write_tensors(&unfinished, tensors, |tensor| &tensor.value)?;
+    fs::rename(&unfinished, &whole).map_err(at(&whole))?;
+    flush_folder(&folder)?;
+    Ok(BestWeights { step, digest })
+}
+
+/// Puts the best step's values in the place of those of `tensors`, which are all that are trained, sorted by name.
+///
+/// # Errors
+/// Fails if the file is not what was saved.
+pub fn load_best(working: &Path, best: &BestWeights, tensors: &mut [TrainedTensor]) -> Result<(), StateError> {
+    let path = best_file(working, best.step);
+    let saved = decode(&read_file(&path, Some(&best.digest))?, &path)?;
+    let same = |(tensor, (name, shape, _)): (&TrainedTensor, &(String, Vec<usize>, Vec<f32>))| {
+        tensor.name == *name && tensor.shape == *shape
+    };
+    if saved.len() != tensors.len() || !tensors.iter().zip(&saved).all(same) {
+        return Err(StateError::Damaged { path, what: "it holds other tensors than are trained".to_owned() });
+    }
+    for (tensor, (_, _, value)) in tensors.iter_mut().zip(saved) {
+        tensor.value = value;
     }
     Ok(())
 }
@@ -144,7 +220,7 @@ pub fn clear(working: &Path) -> Result<(), StateError> {
     for (_, folder) in saved_steps(working)? {
         fs::remove_dir_all(&folder).map_err(at(&folder))?;
     }
-    Ok(())
+    remove_unnamed_best(working)
 }
 
 /// The folders of saved steps, the oldest first.
@@ -164,39 +240,124 @@ fn saved_steps(working: &Path) -> Result<Vec<(u64, PathBuf)>, StateError> {
     Ok(found)
 }
 
-fn read(folder: &Path) -> Result<State, StateError> {
-    let path = folder.join(STATE_FILE);
-    let text = fs::read(&path).map_err(at(&path))?;
-    let file: StateFile = serde_json::from_slice(&text)
-        .map_err(|error| StateError::Damaged { path: path.clone(), what: error.to_string() })?;
-    let content = |name: &str| -> Result<Vec<u8>, StateError> {
-        let path = folder.join(name);
-        let bytes = fs::read(&path).map_err(at(&path))?;
-        if file.files.get(name) != Some(&Digest::of(&bytes)) {
-            return Err(StateError::Damaged { path, what: "it is not what was saved".to_owned() });
+fn best_file(working: &Path, step: u64) -> PathBuf {
+    working.join(BEST_FOLDER).join(format!("step-{step}.safetensors"))
+}
+
+/// Removes the best weights that no saved step names. A step that cannot be read names none: it will be passed over.
+fn remove_unnamed_best(working: &Path) -> Result<(), StateError> {
+    let folder = working.join(BEST_FOLDER);
+    if !folder.exists() {
+        return Ok(());
+    }
+    let saved = saved_steps(working)?;
+    let named = saved.iter().filter_map(|(_, step)| read_state_file(step).ok()?.progress.best_weights);
+    let named: Vec<PathBuf> = named.map(|best| best_file(working, best.step)).collect();
+    for entry in fs::read_dir(&folder).map_err(at(&folder))? {
+        let path = entry.map_err(at(&folder))?.path();
+        if !named.contains(&path) {
+            fs::remove_file(&path).map_err(at(&path))?;
         }
-        Ok(bytes)
+    }
+    Ok(())
+}
+
+fn read_state_file(folder: &Path) -> Result<StateFile, StateError> {
+    let path = folder.join(STATE_FILE);
+    let file: StateFile = serde_json::from_slice(&read_file(&path, None)?)
+        .map_err(|error| StateError::Damaged { path: path.clone(), what: error.to_string() })?;
+    match file.version {
+        VERSION => Ok(file),
+        other => Err(StateError::Damaged { path, what: format!("it is of version {other}, not {VERSION}") }),
+    }
+}
+
+fn read(folder: &Path) -> Result<State, StateError> {
+    let file = read_state_file(folder)?;
+    let content = |name: &str| {
+        let path = folder.join(name);
+        let Some(digest) = file.files.get(name) else {
+            return Err(StateError::Damaged { path, what: "it was not saved".to_owned() });
+        };
+        read_file(&path, Some(digest))
     };
     let tensors = |name: &str| decode(&content(name)?, &folder.join(name));
     let metrics = String::from_utf8(content(METRICS_FILE)?)
         .map_err(|error| StateError::Damaged { path: folder.join(METRICS_FILE), what: error.to_string() })?;
+    if let (Some(best), Some(working)) = (&file.progress.best_weights, folder.parent()) {
+        check_digest(&best_file(working, best.step), &best.digest)?;
+    }
     let [values, exp_avg, exp_avg_sq] = TENSOR_FILES;
-    let (exp_avg, exp_avg_sq) = (tensors(exp_avg)?, tensors(exp_avg_sq)?);
-    let moments = exp_avg.into_iter().zip(exp_avg_sq);
-    let tensors = tensors(values)?.into_iter().zip(moments).map(|((name, shape, value), (first, second))| {
-        TrainedTensor { name, shape, value, exp_avg: first.2, exp_avg_sq: second.2 }
+    let mut moments = [tensors(exp_avg)?, tensors(exp_avg_sq)?].map(|tensors| {
+        tensors.into_iter().map(|(name, _, values)| (name, values)).collect::<BTreeMap<String, Vec<f32>>>()
+    });
+    let tensors = tensors(values)?.into_iter().map(|(name, shape, value)| {
+        let [exp_avg, exp_avg_sq] = moments.each_mut().map(|moment| moment.remove(&name).unwrap_or_default());
+        TrainedTensor { name, shape, value, exp_avg, exp_avg_sq }
     });
     Ok(State { tensors: tensors.collect(), progress: file.progress, metrics })
 }
 
-fn encode(tensors: &[TrainedTensor], values: fn(&TrainedTensor) -> &[f32]) -> Vec<u8> {
-    let bytes: Vec<Vec<u8>> =
-        tensors.iter().map(|tensor| values(tensor).iter().flat_map(|value| value.to_le_bytes()).collect()).collect();
-    let views = tensors.iter().zip(&bytes).map(|(tensor, bytes)| {
-        let view = TensorView::new(Dtype::F32, tensor.shape.clone(), bytes).expect("a tensor's bytes fit its shape");
-        (tensor.name.as_str(), view)
-    });
-    serialize(views, None).expect("f32 tensors with distinct names can always be written")
+/// A file's bytes, which must be those of a digest where one is given.
+fn read_file(path: &Path, digest: Option<&Digest>) -> Result<Vec<u8>, StateError> {
+    let bytes = fs::read(path).map_err(at(path))?;
+    match digest {
+        Some(digest) if *digest != Digest::of(&bytes) => Err(changed(path)),
+        _ => Ok(bytes),
+    }
+}
+
+/// Checks a file without holding it in memory.
+fn check_digest(path: &Path, digest: &Digest) -> Result<(), StateError> {
+    match Digest::of_file(path) {
+        Ok((found, _)) if found == *digest => Ok(()),
+        Ok(_) => Err(changed(path)),
+        Err(error) => Err(StateError::Damaged { path: path.to_owned(), what: error.to_string() }),
+    }
+}
+
+fn changed(path: &Path) -> StateError {
+    StateError::Damaged { path: path.to_owned(), what: "it is not what was saved".to_owned() }
+}
+
+/// One set of a tensor's values, turned into bytes when its turn to be written comes.
+struct Values<'a> {
+    shape: &'a [usize],
+    values: &'a [f32],
+}
+
+impl View for Values<'_> {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        self.values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    }
+
+    fn data_len(&self) -> usize {
+        size_of_val(self.values)
+    }
+}
+
+/// Writes one set of values of all tensors that have it, flushes it and returns its digest.
+fn write_tensors(
+    path: &Path,
+    tensors: &[TrainedTensor],
+    values: fn(&TrainedTensor) -> &[f32],
+) -> Result<Digest, StateError> {
+    let views = tensors.iter().filter(|tensor| !values(tensor).is_empty());
+    let views = views.map(|tensor| (&tensor.name, Values { shape: &tensor.shape, values: values(tensor) }));
+    serialize_to_file(views, None, path)
+        .map_err(|error| StateError::Io { path: path.to_owned(), source: io::Error::other(error) })?;
+    flush(path)?;
+    let (digest, _) = Digest::of_file(path)
+        .map_err(|error| StateError::Io { path: path.to_owned(), source: io::Error::other(error) })?;
+    Ok(digest)
 }
 
 fn decode(bytes: &[u8], path: &Path) -> Result<Tensors, StateError> {
@@ -217,8 +378,12 @@ fn decode(bytes: &[u8], path: &Path) -> Result<Tensors, StateError> {
 /// Writes and flushes a file and returns its digest.
 fn write(path: &Path, bytes: &[u8]) -> Result<Digest, StateError> {
     fs::write(path, bytes).map_err(at(path))?;
-    fs::File::open(path).and_then(|file| file.sync_all()).map_err(at(path))?;
+    flush(path)?;
     Ok(Digest::of(bytes))
+}
+
+fn flush(path: &Path) -> Result<(), StateError> {
+    fs::File::open(path).and_then(|file| file.sync_all()).map_err(at(path))
 }
 
 fn flush_folder(path: &Path) -> Result<(), StateError> {
@@ -231,82 +396,4 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> StateError {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
-    use super::*;
-
-    fn state(step: u64) -> State {
-        let tensor = |name: &str| TrainedTensor {
-            name: name.to_owned(),
-            shape: vec![2, 1],
-            value: vec![step as f32, -0.5],
-            exp_avg: vec![0.25, 1e-9],
-            exp_avg_sq: vec![1e-30, 0.0],
-        };
-        State {
-            progress: Progress {
-                step,
-                total_steps: 9,
-                optimizer_steps: step,
-                target_tokens: 10 * step,
-                computed_by: "cpu".to_owned(),
-            },
-            tensors: vec![tensor("layers.0.lora_A.weight"), tensor("layers.0.lora_B.weight")],
-            metrics: "{\"step\":0}\n".repeat(step as usize),
-        }
-    }
-
-    #[test]
-    fn what_is_saved_comes_back_and_the_two_newest_stay() {
-        let folder = tempfile::tempdir().unwrap();
-        assert_eq!(newest(&folder.path().join("absent")).unwrap().0, None);
-        for step in [5, 10, 15] {
-            save(folder.path(), &state(step)).unwrap();
-        }
-        assert_eq!(newest(folder.path()).unwrap().0, Some(state(15)));
-        assert!(!folder.path().join("step-5").exists() && folder.path().join("step-10").exists());
-        clear(folder.path()).unwrap();
-        assert_eq!(newest(folder.path()).unwrap().0, None);
-    }
-
-    #[test]
-    fn a_damaged_state_is_noticed_and_the_one_before_it_used() {
-        for (file, damage) in [(TENSOR_FILES[1], 40), (STATE_FILE, 3), (METRICS_FILE, 2)] {
-            let folder = tempfile::tempdir().unwrap();
-            save(folder.path(), &state(1)).unwrap();
-            save(folder.path(), &state(2)).unwrap();
-            let path = folder.path().join("step-2").join(file);
-            let mut bytes = fs::read(&path).unwrap();
-            bytes[damage] ^= 1;
-            fs::write(&path, bytes).unwrap();
-            let (found, damaged) = newest(folder.path()).unwrap();
-            assert_eq!((found, damaged.len()), (Some(state(1)), 1), "{file}");
-        }
-    }
-
-    #[test]
-    fn a_half_written_state_does_not_count() {
-        let folder = tempfile::tempdir().unwrap();
-        save(folder.path(), &state(1)).unwrap();
-        fs::create_dir(folder.path().join("unfinished")).unwrap();
-        fs::write(folder.path().join("unfinished/state.json"), "{").unwrap();
-        assert_eq!(newest(folder.path()).unwrap().0, Some(state(1)));
-        save(folder.path(), &state(2)).unwrap();
-        assert_eq!(newest(folder.path()).unwrap().0, Some(state(2)));
-    }
-
-    #[test]
-    fn a_state_that_was_passed_over_does_not_push_out_the_good_ones() {
-        let folder = tempfile::tempdir().unwrap();
-        for step in [10, 20, 30] {
-            save(folder.path(), &state(step)).unwrap();
-        }
-        for step in [20, 30] {
-            fs::write(folder.path().join(format!("step-{step}")).join(METRICS_FILE), "gone").unwrap();
-        }
-        save(folder.path(), &state(12)).unwrap();
-        let (found, damaged) = newest(folder.path()).unwrap();
-        assert_eq!((found, damaged.len()), (Some(state(12)), 0));
-    }
-}
+mod tests;

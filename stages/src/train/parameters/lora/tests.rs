@@ -1,0 +1,112 @@
+//! Modules by PEFT's names and by torchtune's words, and what does not go together.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use super::*;
+
+const LLAMA: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/llama31/config.json"));
+const PHI3: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/phi3/config.json"));
+
+fn config(text: &str) -> Config {
+    Config::from_json(text).unwrap()
+}
+
+fn read(json: Json) -> Given<LoraParams> {
+    let mut reader = Reader::default();
+    let read = Given::<LoraParams>::read(&Node::from_json(&json), &mut reader);
+    assert!(reader.problems.is_empty(), "{:?}", reader.problems);
+    read.unwrap()
+}
+
+fn modules(json: Json, model: &str) -> Vec<String> {
+    let config = config(model);
+    let (settings, _) = read(json).value.settings(&config).unwrap();
+    let paths = targets::resolve(&config, &settings).unwrap();
+    let first_layer = paths.iter().filter(|path| path.contains("layers.0.") || !path.contains("layers."));
+    first_layer.map(|path| path.rsplit('.').next().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn modules_are_named_as_in_peft_or_in_torchtune() {
+    assert_eq!(modules(json!({}), LLAMA), ["q_proj", "v_proj"]);
+    let all = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+    assert_eq!(modules(json!({"target_modules": "all-linear"}), LLAMA), all);
+    assert_eq!(modules(json!({"target_modules": r".*\.(q|k)_proj"}), LLAMA), ["q_proj", "k_proj"]);
+    let words = json!({"lora_attn_modules": ["q_proj", "output_proj"], "apply_lora_to_mlp": true, "apply_lora_to_output": true});
+    assert_eq!(modules(words.clone(), LLAMA), ["q_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]);
+    assert_eq!(modules(words.clone(), PHI3), ["qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"]);
+    let (_, notes) = read(words).value.settings(&config(PHI3)).unwrap();
+    assert!(notes.len() == 1 && notes[0].contains("on all three"), "{notes:?}");
+}
+
+#[test]
+fn the_values_of_an_adapter_are_counted_with_magnitudes_and_whole_modules() {
+    let config = config(LLAMA);
+    let shapes: BTreeMap<String, Vec<usize>> = config.tensors().into_iter().collect();
+    let shape = |name: &str| (shapes[name][0] as u64, shapes[name][1] as u64);
+    let (out_features, in_features) = shape("model.layers.0.self_attn.q_proj.weight");
+    let (vocab_size, hidden_size) = shape("model.embed_tokens.weight");
+    let layers = config.num_hidden_layers as u64;
+    let count = |json: Json| read(json).value.trained_values(&config).unwrap();
+    let plain = layers * 4 * (out_features + in_features);
+    assert_eq!(count(json!({"rank": 4, "target_modules": ["q_proj"]})), plain);
+    assert_eq!(
+        count(json!({"rank": 4, "target_modules": ["q_proj"], "use_dora": true})),
+        plain + layers * out_features
+    );
+    assert_eq!(count(json!({"target_modules": ["q_proj"], "rank_pattern": {"q_proj": 4}})), plain);
+    let saved = json!({"rank": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]});
+    assert_eq!(count(saved), plain + vocab_size * hidden_size);
+}
+
+#[test]
+fn what_says_the_same_twice_or_names_nothing_is_a_problem() {
+    let of = |json: Json| -> Vec<String> {
+        read(json).problems(Span::default()).into_iter().map(|problem| problem.message).collect()
+    };
+    let none: [&str; 0] = [];
+    assert_eq!(of(json!({"rank": 4})), none);
+    assert_eq!(of(json!({"lora_attn_modules": [], "apply_lora_to_mlp": true})), none);
+    assert_eq!(of(json!({"target_modules": [], "modules_to_save": ["lm_head"]})), none);
+    for (wrong, says) in [
+        (json!({"target_modules": []}), "`lora.target_modules` is empty"),
+        (json!({"lora_attn_modules": []}), "`lora.lora_attn_modules` is empty"),
+        (json!({"apply_lora_to_mlp": true}), "`lora.lora_attn_modules`, which is missing"),
+        (json!({"target_modules": ["q_proj"], "lora_attn_modules": ["q_proj"]}), "both say which layers"),
+    ] {
+        let found = of(wrong.clone());
+        assert!(found.len() == 1 && found[0].contains(says), "{wrong}: {found:?}");
+    }
+}
+
+#[test]
+fn a_module_that_the_model_does_not_have_is_named_with_the_nearest_one() {
+    for (wrong, says) in [
+        (json!({"target_modules": ["q_prj"]}), "`lora.target_modules`: `q_prj` is no projection of the model"),
+        (json!({"target_modules": ["q_prj"]}), "did you mean `q_proj`?"),
+        (json!({"lora_attn_modules": ["o_proj"]}), "`lora.lora_attn_modules`: `o_proj` is none of torchtune's"),
+        (json!({"modules_to_save": ["lm_haed"]}), "`lora.modules_to_save`: `modules_to_save` has `lm_haed`"),
+        (json!({"rank_pattern": {"(": 4}}), "`lora.rank_pattern`: "),
+    ] {
+        let problem = read(wrong.clone()).problem_on(&config(LLAMA), Span::default()).unwrap();
+        assert!(problem.message.contains(says), "{wrong}: {}", problem.message);
+    }
+}
+
+#[test]
+fn an_existing_adapter_may_be_contradicted_in_nothing_but_dropout() {
+    let config = config(LLAMA);
+    let existing = AdapterConfig::new(4, 16.0, vec!["q_proj".to_owned(), "v_proj".to_owned()]);
+    let contradicted = |json: Json| {
+        read(json)
+            .contradiction(&existing, &config)
+            .unwrap()
+            .map(|(key, file, adapters)| format!("{key}: {file}, {adapters}"))
+    };
+    for fine in [json!({}), json!({"dropout": 0.1}), json!({"rank": 4, "lora_attn_modules": ["v_proj", "q_proj"]})] {
+        assert_eq!(contradicted(fine), None);
+    }
+    assert_eq!(contradicted(json!({"rank": 8})).unwrap(), "rank: 8, 4");
+    assert_eq!(contradicted(json!({"use_dora": true})).unwrap(), "use_dora: true, false");
+    assert!(contradicted(json!({"target_modules": ["q_proj"]})).unwrap().starts_with("target_modules: model.layers.0"));
+}

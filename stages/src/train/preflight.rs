@@ -1,0 +1,151 @@
+//! What a training run would do and cost, from its parameters and the facts of its inputs.
+
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::preflight::{Preflight, is_known};
+use engine::stage::InputFacts;
+use model::config::Config;
+use model::memory::{TrainingLoad, TrainingMemory};
+use serde_json::Value;
+
+use super::order::Division;
+use super::parameters::{Method, TrainParams};
+use crate::preflight::{PROCESS_BYTES, checkpoint_bytes, expect_same_model, model_config};
+use crate::tokenize::facts_of;
+
+/// Bytes of a trained value in a saved state: itself and two moments, in f32.
+const STATE_BYTES_PER_VALUE: u64 = 12;
+
+/// Everything that can be foretold.
+pub(super) fn preflight(params: &TrainParams, inputs: &InputFacts, span: Span) -> Preflight {
+    let mut ahead = Preflight::default();
+    steps(params, inputs, span, &mut ahead);
+    let config = model_config(&params.model.reference, inputs);
+    if let Some(config) = &config {
+        memory(params, inputs, config, &mut ahead);
+    }
+    if params.method == Method::Full {
+        expect_same_model(&mut ahead, "model", &params.model.reference, inputs);
+    }
+    ahead
+}
+
+/// Rows, steps and learning rates.
+fn steps(params: &TrainParams, inputs: &InputFacts, span: Span, ahead: &mut Preflight) {
+    let rows_per_step = params.rows_per_step();
+    let product = format!(
+        "{rows_per_step} = micro_batch_size {} × gradient_accumulation_steps {}",
+        params.micro_batch_size, params.gradient_accumulation_steps
+    );
+    let data = facts_of(&params.data.reference, inputs);
+    let count = |name: &str| data.and_then(|facts| facts.get(name)).and_then(Value::as_u64);
+    let Some(rows) = count("rows").and_then(|rows| usize::try_from(rows).ok()) else {
+        ahead.figure("rows_per_step", rows_per_step, product);
+        return;
+    };
+    let known = data.is_some_and(is_known);
+    let source = &params.data.reference.stage;
+    ahead.figure("rows", rows, if known { rows.to_string() } else { format!("{rows}, if `{source}` has so many") });
+    ahead.figure("rows_per_step", rows_per_step, product);
+    let division = params.division(rows);
+    ahead.figure("steps_per_epoch", division.steps_per_epoch(), epoch_in_words(&division));
+    let total = params.total_steps(rows);
+    ahead.figure("optimizer_steps", total, format!("{total} in {}", epochs_in_words(params, &division, total)));
+    learning_rate(params, total, span, ahead);
+    if known
+        && let (Some(tokens), Some(targets), Some(padding)) =
+            (count("tokens"), count("target_tokens"), count("padding"))
+    {
+        let share = 100.0 * padding as f64 / (tokens + padding).max(1) as f64;
+        let text =
+            format!("{tokens} an epoch, {targets} of them targets; {padding} of padding ({share:.1} %) not computed");
+        ahead.figure("tokens_per_epoch", tokens, text);
+    }
+}
+
+fn epoch_in_words(division: &Division) -> String {
+    let steps = division.steps_per_epoch();
+    let rows_of = |step: u64| division.place(step).rows.len();
+    let last = steps.checked_sub(1).map_or(0, rows_of);
+    let full = if last == division.rows_per_step { steps } else { steps.saturating_sub(1) };
+    let mut text = match (full, steps) {
+        (full, steps) if full == steps => format!("{full} of {} rows", division.rows_per_step),
+        (0, _) => format!("1 of {last} rows"),
+        _ => format!("{steps}: {full} of {} rows and one of {last}", division.rows_per_step),
+    };
+    let left_out = division.rows_left_out();
+    if left_out > 0 {
+        text += &format!("; {left_out} rows are left out");
+    }
+    text
+}
+
+fn epochs_in_words(params: &TrainParams, division: &Division, total: u64) -> String {
+    let all = division.total_steps(params.epochs, None);
+    let epochs = if params.epochs == 1 { "one epoch".to_owned() } else { format!("{} epochs", params.epochs) };
+    if total < all { format!("part of {epochs}: `max_steps` ends them") } else { epochs }
+}
+
+/// What the learning rate comes to, with a warning where the warm-up does not end.
+fn learning_rate(params: &TrainParams, total: u64, span: Span, ahead: &mut Preflight) {
+    let Some(last_step) = total.checked_sub(1) else {
+        let message = format!("`{}` makes no optimizer step", params.data.reference.stage);
+        ahead.warnings.push(
+            Problem::warning("no-steps", span, message, "fewer rows than a step takes")
+                .with_help("lower gradient_accumulation_steps, or keep the last rows with `leftover: step`"),
+        );
+        return;
+    };
+    let schedule = params.schedule(total);
+    let base = params.optimizer.learning_rate;
+    let (last, peak) = (base * schedule.factor(last_step, total), base * schedule.peak(total));
+    let warmup = schedule.warmup_steps;
+    ahead.figure("peak_learning_rate", peak, format!("{peak:.3e} of {base:.3e}"));
+    let text = if warmup == 0 { format!("{last:.3e}") } else { format!("{last:.3e}, after {warmup} steps of warm-up") };
+    if warmup >= total {
+        ahead.figure("last_learning_rate", last, format!("{last:.3e}: the warm-up of {warmup} steps never completes"));
+        let message = format!(
+            "the warm-up of {warmup} steps does not end within the run of {total}: the learning rate reaches {peak:.3e} of {base:.3e}"
+        );
+        ahead.warnings.push(
+            Problem::warning("warmup-too-long", span, message, "trains at a lower rate than it says")
+                .with_help("lower `scheduler.warmup_steps`, or train longer"),
+        );
+    } else {
+        ahead.figure("last_learning_rate", last, text);
+    }
+}
+
+/// What is trained, and what it takes in memory and on disk.
+fn memory(params: &TrainParams, inputs: &InputFacts, config: &Config, ahead: &mut Preflight) {
+    let Some(trained) = trained_values(params, config) else { return };
+    let all = config.matrix_weights();
+    let share = 100.0 * trained as f64 / (all.max(1)) as f64;
+    ahead.figure("trainable_parameters", trained, format!("{trained} beside {all} ({share:.3} %)"));
+    let result = match params.method {
+        Method::Lora => Some(trained * 4),
+        Method::Full => checkpoint_bytes(&params.model.reference, inputs),
+    };
+    // Two saved states, and a third while it is written.
+    ahead.disk_bytes = result.map(|result| result + 3 * trained * STATE_BYTES_PER_VALUE);
+    let data = facts_of(&params.data.reference, inputs);
+    let longest = data.and_then(|facts| facts.get("longest_row")).and_then(Value::as_u64);
+    if let Some(longest) = longest {
+        let load = TrainingLoad {
+            compute: params.dtype.compute(),
+            trained,
+            tokens: params.micro_batch_size as u64 * longest,
+            recompute: params.activation_checkpointing,
+        };
+        ahead.peak_memory_bytes = Some(PROCESS_BYTES + TrainingMemory::estimate(config, &load).total());
+    }
+}
+
+/// How many values are trained; not known of an adapter to go on from, or where a target is no module of the model.
+fn trained_values(params: &TrainParams, config: &Config) -> Option<u64> {
+    match (params.method, &params.adapter) {
+        (Method::Full, _) => Some(config.matrix_weights()),
+        (Method::Lora, Some(_)) => None,
+        (Method::Lora, None) => params.lora.value.trained_values(config).ok(),
+    }
+}

@@ -1,0 +1,78 @@
+//! What is saved comes back whole or not at all.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use super::*;
+
+fn state(step: u64) -> State {
+    let tensor = |name: &str| TrainedTensor {
+        name: name.to_owned(),
+        shape: vec![2, 1],
+        value: vec![step as f32, -0.5],
+        exp_avg: vec![0.25, 1e-9],
+        exp_avg_sq: vec![1e-30, 0.0],
+    };
+    State {
+        progress: Progress {
+            step,
+            optimizer_steps: step,
+            target_tokens: 10 * step,
+            ..Progress::fresh(9, "cpu".to_owned())
+        },
+        tensors: vec![tensor("layers.0.lora_A.weight"), tensor("layers.0.lora_B.weight")],
+        metrics: "{\"step\":0}\n".repeat(step as usize),
+    }
+}
+
+#[test]
+fn what_is_saved_comes_back_and_the_two_newest_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(newest(&folder.path().join("absent")).unwrap().0, None);
+    for step in [5, 10, 15] {
+        save(folder.path(), &state(step), 2).unwrap();
+    }
+    assert_eq!(newest(folder.path()).unwrap().0, Some(state(15)));
+    assert!(!folder.path().join("step-5").exists() && folder.path().join("step-10").exists());
+    clear(folder.path()).unwrap();
+    assert_eq!(newest(folder.path()).unwrap().0, None);
+}
+
+#[test]
+fn a_damaged_state_is_noticed_and_the_one_before_it_used() {
+    for (file, damage) in [(TENSOR_FILES[1], 40), (STATE_FILE, 3), (METRICS_FILE, 2)] {
+        let folder = tempfile::tempdir().unwrap();
+        save(folder.path(), &state(1), 2).unwrap();
+        save(folder.path(), &state(2), 2).unwrap();
+        let path = folder.path().join("step-2").join(file);
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[damage] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        let (found, damaged) = newest(folder.path()).unwrap();
+        assert_eq!((found, damaged.len()), (Some(state(1)), 1), "{file}");
+    }
+}
+
+#[test]
+fn a_half_written_state_does_not_count() {
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), &state(1), 2).unwrap();
+    fs::create_dir(folder.path().join("unfinished")).unwrap();
+    fs::write(folder.path().join("unfinished/state.json"), "{").unwrap();
+    assert_eq!(newest(folder.path()).unwrap().0, Some(state(1)));
+    save(folder.path(), &state(2), 2).unwrap();
+    assert_eq!(newest(folder.path()).unwrap().0, Some(state(2)));
+}
+
+#[test]
+fn a_state_that_was_passed_over_does_not_push_out_the_good_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    for step in [10, 20, 30] {
+        save(folder.path(), &state(step), 2).unwrap();
+    }
+    for step in [20, 30] {
+        fs::write(folder.path().join(format!("step-{step}")).join(METRICS_FILE), "gone").unwrap();
+    }
+    save(folder.path(), &state(12), 2).unwrap();
+    let (found, damaged) = newest(folder.path()).unwrap();
+    assert_eq!((found, damaged.len()), (Some(state(12)), 0));
+}

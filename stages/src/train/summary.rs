@@ -1,0 +1,104 @@
+//! What is said of a run as a whole: surprises before it, facts and a few lines after it.
+
+use serde_json::{Map, Value, json};
+
+use super::figures::History;
+use super::order::Division;
+use super::parameters::{Leftover, TrainParams};
+use super::state::Progress;
+
+/// What a user would otherwise find out from a loss curve.
+pub(super) fn surprises(params: &TrainParams, division: &Division, total_steps: u64) -> Vec<String> {
+    let mut surprises = Vec::new();
+    let schedule = params.schedule(total_steps);
+    if schedule.warmup_steps >= total_steps {
+        let learning_rate = params.optimizer.learning_rate;
+        surprises.push(format!(
+            "the warm-up of {} steps does not end within the run of {total_steps}: the learning rate reaches {:.3e} of {learning_rate:.3e}",
+            schedule.warmup_steps,
+            schedule.peak(total_steps) * learning_rate,
+        ));
+    }
+    if division.rows_left_out() > 0 {
+        let because = match (params.max_steps_per_epoch, params.leftover) {
+            (Some(_), _) => "max_steps_per_epoch",
+            (None, Leftover::Drop | Leftover::Step) => "leftover: drop",
+        };
+        surprises.push(format!(
+            "`{because}` leaves out {} of {} rows in each epoch",
+            division.rows_left_out(),
+            division.rows
+        ));
+    }
+    surprises
+}
+
+/// What is known of the whole run: the same for equal inputs.
+pub(super) fn facts(
+    params: &TrainParams,
+    division: &Division,
+    progress: &Progress,
+    history: &History,
+) -> Map<String, Value> {
+    let mut facts = Map::new();
+    let mut add = |name: &str, value: Value| drop(facts.insert(name.to_owned(), value));
+    add("steps", progress.step.into());
+    add("rows", division.rows.into());
+    add("rows_per_step", division.rows_per_step.into());
+    add("leftover_rows", division.leftover_rows().into());
+    add("rows_left_out", division.rows_left_out().into());
+    add("target_tokens", progress.target_tokens.into());
+    if progress.skipped_steps > 0 {
+        add("skipped_steps", progress.skipped_steps.into());
+    }
+    if let Some(loss) = history.last_loss("train") {
+        add("last_loss", loss.into());
+    }
+    if let Some(loss) = history.last_loss("validation") {
+        add("last_validation_loss", loss.into());
+    }
+    if let Some(best) = progress.validation.best {
+        add("best_validation_loss", best.loss.into());
+        add("best_step", best.step.into());
+        add("result_step", if params.keep_best.value { best.step } else { progress.step }.into());
+    }
+    if progress.step < progress.total_steps {
+        add("ended_early", json!({ "at": progress.step, "of": progress.total_steps }));
+    }
+    facts
+}
+
+/// The run in a few lines for a person.
+pub(super) fn text(params: &TrainParams, division: &Division, progress: &Progress, history: &History) -> String {
+    let Division { rows, rows_per_step, .. } = *division;
+    let mut lines = vec![format!("{} steps of {rows_per_step} rows, {rows} rows in the data", progress.step)];
+    match (division.leftover_rows(), params.leftover) {
+        _ if params.max_steps_per_epoch.is_some() && division.rows_left_out() > 0 => {
+            lines.push(format!("each epoch leaves out {} rows (max_steps_per_epoch)", division.rows_left_out()));
+        }
+        (0, _) => {}
+        (rest, Leftover::Step) => lines.push(format!("each epoch ends with a step of {rest} rows (leftover: step)")),
+        (rest, Leftover::Drop) => lines.push(format!("each epoch leaves out {rest} rows (leftover: drop)")),
+    }
+    let loss = history.last_loss("train").map(|loss| format!(", loss of the last step {loss:.4}"));
+    lines.push(format!("trained on {} target tokens{}", progress.target_tokens, loss.unwrap_or_default()));
+    lines.extend(validation(params, progress, history));
+    lines.join("\n")
+}
+
+/// How validation went.
+fn validation(params: &TrainParams, progress: &Progress, history: &History) -> Vec<String> {
+    let (Some(first), Some(last)) = (history.first_loss("validation"), history.last_loss("validation")) else {
+        return Vec::new();
+    };
+    let mut lines = vec![format!("validation loss {first:.4} before the first step, {last:.4} after the last")];
+    if let Some(best) = progress.validation.best {
+        let kept = if params.keep_best.value { "the result (keep_best)" } else { "the result is the last step's" };
+        lines.push(format!("lowest validation loss {:.4} after step {}: {kept}", best.loss, best.step));
+    }
+    if let Some(stopping) = params.early_stopping().filter(|stopping| progress.validation.ends_early(Some(stopping))) {
+        let (patience, step, total) = (stopping.patience, progress.step, progress.total_steps);
+        lines.push(format!("ended at step {step} of {total}: {patience} validations without improvement"));
+    }
+    lines
+}
