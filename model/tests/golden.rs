@@ -57,12 +57,13 @@ const CASES: [&str; 25] = [
 ];
 
 /// The adapters of those cases, likewise.
-const ADAPTERS: [&str; 24] = [
+const ADAPTERS: [&str; 26] = [
     "gemma/attention",
     "gemma/tied_embedding_saved",
     "gemma2/attention",
     "gemma2/dora_lm_head",
     "llama2/attention",
+    "llama2/dropout",
     "llama2/norms",
     "llama31/all_linear",
     "llama31/attention",
@@ -78,6 +79,7 @@ const ADAPTERS: [&str; 24] = [
     "phi3/dora",
     "phi3_longrope/attention",
     "qwen2/attention",
+    "qwen2/dora_dropout",
     "qwen2/tied_lm_head",
     "qwen2/tied_lm_head_saved",
     "qwen3/attention",
@@ -212,7 +214,8 @@ fn check_adapter<B: Blocks>(ops: &Arc<B>, family: &Path, variant: &Path, finding
     let first_gradients = Tensors::read(&variant.join("grads_step0.safetensors"));
     for expected in &steps.steps {
         for micro in 0..steps.gradient_accumulation_steps {
-            trainer.accumulate(&batches.batch(&format!("step{}.micro{micro}", expected.step))).unwrap();
+            let row = expected.step * steps.gradient_accumulation_steps + micro;
+            trainer.accumulate(&batches.batch(row as u64, &format!("step{}.micro{micro}", expected.step))).unwrap();
         }
         if expected.step == 0 {
             let gradients = trainer.gradients().unwrap();
@@ -367,13 +370,14 @@ impl Tensors {
         ids.chunks(columns).map(<[u32]>::to_vec).collect()
     }
 
-    fn batch(&self, prefix: &str) -> Batch {
+    /// The batch of this name, as row `row` of the data.
+    fn batch(&self, row: u64, prefix: &str) -> Batch {
         let integers = |name: &str| self.integers(&format!("{prefix}.{name}"));
         let ids: Vec<u32> = integers("input_ids").into_iter().map(|id| id as u32).collect();
         let labels: Vec<i32> = integers("labels").into_iter().map(|label| label as i32).collect();
         let lengths: Vec<usize> = integers("document_lengths").into_iter().map(|length| length as usize).collect();
         let mut batch = Batch::default();
-        batch.push_row(0, &ids, &labels, &lengths);
+        batch.push_row(row, &ids, &labels, &lengths);
         batch
     }
 }

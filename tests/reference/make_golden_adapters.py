@@ -5,12 +5,13 @@ of ranks and targets, DoRA on fused projections, and training that goes on from 
 The models are make_golden.py's, and so is the way of training, with another seed for each case. Each case is one more folder
 `<family>/lora/<variant>/` with the same files as the others.
 
-    pip install torch transformers peft safetensors
-    python make_golden_adapters.py OUT_DIR [--only llama31/lm_head,phi3/dora]
+    pip install torch transformers peft safetensors numpy
+    PYTHONHASHSEED=0 python make_golden_adapters.py OUT_DIR [--only llama31/lm_head,phi3/dora]
 
-OUT_DIR holds the folders that make_golden.py wrote.
+OUT_DIR holds the folders that make_golden.py wrote. (The hash seed fixes the order in which PEFT lists target modules.)
 """
 import argparse, pathlib
+import numpy
 import torch
 from transformers import AutoModelForCausalLM
 from make_golden import families, lora_case, randomise
@@ -45,8 +46,55 @@ CASES = {
     ("phi3", "dora"): (FUSED, 1.62, []),
     ("mistral", "layers"): (
         dict(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "down_proj"], layers_to_transform=[1], exclude_modules=["k_proj"]), 0.335, []),
+    ("llama2", "dropout"): (dict(r=4, lora_alpha=8, lora_dropout=0.3, target_modules=ATTENTION + ["up_proj", "down_proj", "lm_head"]), 1.35, []),
+    ("qwen2", "dora_dropout"): (dict(r=4, lora_alpha=8, lora_dropout=0.2, use_dora=True, target_modules=ATTENTION + ["o_proj", "down_proj"]), 1.385, []),
     ("llama31", "warm_start"): (dict(r=4, lora_alpha=8, target_modules=ATTENTION), 0.85, []),
 }
+
+def philox(counter, key):
+    """Philox4x32-10 (Salmon et al., SC 2011) of arrays of 32-bit words held in 64."""
+    low = numpy.uint64(0xFFFFFFFF)
+    c, k = [numpy.asarray(word, dtype=numpy.uint64) for word in counter], [int(word) for word in key]
+    for _ in range(10):
+        first, second = c[0] * numpy.uint64(0xD2511F53), c[2] * numpy.uint64(0xCD9E8D57)
+        c = [(second >> numpy.uint64(32)) ^ c[1] ^ numpy.uint64(k[0]), second & low,
+             (first >> numpy.uint64(32)) ^ c[3] ^ numpy.uint64(k[1]), first & low]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return c
+
+def mask(seed, step, row, module, probability, tokens, columns):
+    """The project's dropout mask of a module for the tokens of a row, [tokens, columns], as model/src/random.rs documents it."""
+    low = 0xFFFFFFFF
+    name = 0xCBF29CE484222325
+    for byte in module.encode(): name = ((name ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    key = [seed & low, seed >> 32]
+    m = [int(word) for word in philox([step & low, step >> 32, row & low, row >> 32], key)]
+    n = [int(word) for word in philox([m[0] ^ 4, m[1] ^ (name >> 32), m[2] ^ (name & low), m[3]], [key[0], key[1] ^ 1])]
+    blocks = numpy.arange(tokens * -(-columns // 4), dtype=numpy.uint64)
+    words = philox([blocks, blocks >> numpy.uint64(32), n[2], n[3]], n[:2])
+    words = numpy.stack(numpy.broadcast_arrays(*words), -1).reshape(tokens, -1)[:, :columns]
+    kept = words >= numpy.uint64(round(probability * 2**32))
+    return torch.from_numpy(kept.astype(numpy.float32)) / (1 - probability)
+
+class AddressedDropout(torch.nn.Module):
+    """Dropout whose mask is drawn for a step and a row of the data instead of from a generator with a state."""
+    def __init__(self, module, probability):
+        super().__init__()
+        self.module, self.probability, self.step, self.row = module, probability, 0, 0
+    def forward(self, x):
+        if not self.training: return x
+        return x * mask(0, self.step, self.row, self.module, self.probability, x.shape[-2], x.shape[-1])
+
+def addressed_dropout(model):
+    """Puts addressed dropouts in the place of PEFT's, and returns the function that tells them the step and the row."""
+    modules = {name: module for name, module in model.base_model.model.named_modules() if hasattr(module, "lora_dropout")}
+    for name, module in modules.items():
+        module.lora_dropout["default"] = AddressedDropout(name, module.lora_dropout["default"].p)
+    model.train()
+    def tell(step, row):
+        for module in modules.values():
+            module.lora_dropout["default"].step, module.lora_dropout["default"].row = step, row
+    return tell
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -64,7 +112,8 @@ def main():
         folder = out / family / "lora"
         start = folder / "attention" / "adapter" if variant == "warm_start" else None
         keep = lambda name: "layers.0." in name or any(part in name for part in kept)
-        lora_case(make, folder / variant, vocab, arguments.seed + 100 + 20 * number, settings, clip, start=start, keep=keep)
+        lora_case(make, folder / variant, vocab, arguments.seed + 100 + 20 * number, settings, clip, start=start, keep=keep,
+                  dropout=addressed_dropout if settings.get("lora_dropout") else None)
         print(family, variant, "written")
 
 if __name__ == "__main__":
