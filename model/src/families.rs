@@ -396,6 +396,35 @@ mod tests {
         }
     }
 
+    /// Keys of published files that have no say, or say what is computed anyway.
+    #[test]
+    fn nothing_else_is_refused() {
+        for (family, more) in [
+            (
+                "llama",
+                r#", "pretraining_tp": 2, "rope_interleaved": false, "is_llama_config": true, "use_cache": true"#,
+            ),
+            ("mistral", r#", "sliding_window": 4096, "attention_bias": false, "layer_types": null"#),
+            (
+                "qwen2",
+                r#", "use_sliding_window": false, "sliding_window": 131072, "max_window_layers": 28, "use_mrope": false"#,
+            ),
+            (
+                "qwen3",
+                r#", "use_sliding_window": false, "sliding_window": null, "max_window_layers": 36, "rope_scaling": null"#,
+            ),
+            ("gemma", r#", "hidden_act": "gelu", "hidden_activation": null, "use_bidirectional_attention": null"#),
+            ("gemma2", r#", "hidden_act": "gelu_pytorch_tanh", "cache_implementation": "hybrid""#),
+            (
+                "phi3",
+                r#", "embd_pdrop": 0.0, "resid_pdrop": 0, "full_attn_mod": 1, "lm_head_bias": false, "auto_map": {}"#,
+            ),
+            ("phi3", r#", "sliding_window": 262144, "layer_types": ["sliding_attention", "sliding_attention"]"#),
+        ] {
+            read(family, more).unwrap_or_else(|error| panic!("{family}: {error}"));
+        }
+    }
+
     #[test]
     fn another_class_of_a_family_is_refused() {
         let error = refusal("llama", r#", "architectures": ["LlamaForSequenceClassification"]"#);
