@@ -21,7 +21,7 @@ use crate::adapter::{Lora, Projection};
 use crate::blocks::{AttentionBlock, Blocks, GateUpProjections, HeadBlock, MlpBlock, Norm, QkvProjections};
 use crate::config::Config;
 use crate::ops::{Ops, Result, RopeTables};
-use crate::parameter::Parameter;
+use crate::parameter::{Matrix, Parameter};
 use embeddings::Embeddings;
 
 /// A decoder on a kernel set.
@@ -92,6 +92,12 @@ impl<B: Blocks> Decoder<B> {
         }
         found.push(self.embeddings.output());
         found
+    }
+
+    /// The matrices that products read, trained or not.
+    pub(crate) fn matrices(&self) -> Vec<&Matrix<B>> {
+        let table = (!self.embeddings.is_shared()).then(|| self.embeddings.embed_tokens());
+        table.into_iter().chain(self.projections().into_iter().map(|projection| &projection.matrix)).collect()
     }
 
     fn projections_mut(&mut self) -> Vec<&mut Projection<B>> {

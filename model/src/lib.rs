@@ -47,6 +47,7 @@ pub mod config;
 pub mod cpu;
 pub mod decoder;
 mod families;
+mod fingerprint;
 pub mod init;
 pub mod merge;
 pub mod ops;

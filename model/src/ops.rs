@@ -245,6 +245,8 @@ pub trait Ops: Send + Sync + 'static {
     fn weight(&self, out_features: usize, in_features: usize, values: Vec<f32>) -> Result<Self::Weight>;
     /// Prepares a weight again after its trained values changed.
     fn refresh(&self, weight: &mut Self::Weight, values: &Self::Tensor) -> Result;
+    /// A number that changes with every change of a single value of the weight, and by all odds with any other.
+    fn fingerprint(&self, weight: &Self::Weight) -> Result<u64>;
 
     // Rows and columns.
 

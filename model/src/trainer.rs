@@ -75,9 +75,8 @@ impl<B: Blocks> Trainer<B> {
     /// # Errors
     /// Fails if there is nothing to train or the device fails.
     pub fn new(mut decoder: Decoder<B>, options: TrainOptions) -> Result<Self, TrainError> {
-        let ops = Arc::clone(decoder.ops());
         decoder.start_training(options.trained, options.optimizer.moments())?;
-        let audit = Audit::new(&*ops, &decoder.parameters())?;
+        let audit = Audit::new(&decoder)?;
         Ok(Self {
             decoder,
             options,
@@ -161,10 +160,18 @@ impl<B: Blocks> Trainer<B> {
         if let Some(scaler) = &mut self.scaler {
             scaler.after_step();
         }
-        let parameters = self.decoder.parameters();
-        self.audit.after_step(&**self.decoder.ops(), &parameters, learning_rate)?;
+        self.audit.after_step(&self.decoder, step, learning_rate)?;
         report.skipped = false;
         Ok(report)
+    }
+
+    /// Compares the bits of everything frozen with what they were when training began. It is done after the first step by itself;
+    /// at the end of a run it proves that the adapter was trained on the base model as it was loaded. Reads every weight once.
+    ///
+    /// # Errors
+    /// Fails with the first tensor that has changed, or if the device fails.
+    pub fn check_frozen(&self) -> Result<(), TrainError> {
+        self.audit.check_frozen(&self.decoder, self.step)
     }
 
     /// The gradients of the mean loss since the last step, by tensor name, before clipping.
@@ -186,12 +193,15 @@ impl<B: Blocks> Trainer<B> {
     /// The norm of the summed gradients over all trained tensors.
     fn gradient_norm(&mut self) -> Result<GradientNorm, TrainError> {
         let (mut total, mut largest) = (0.0, (0.0, None));
-        for (parameter, training) in trained(&self.decoder) {
+        for (index, (parameter, training)) in trained(&self.decoder).enumerate() {
             let squares = self.decoder.ops().sum_of_squares(&training.gradient)?;
             if !squares.is_finite() {
                 return Ok(GradientNorm::NotFinite(parameter.name.clone()));
             }
             total += squares;
+            if squares > 0.0 {
+                self.audit.reached(index);
+            }
             if squares > largest.0 {
                 largest = (squares, Some(&parameter.name));
             }

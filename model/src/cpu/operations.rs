@@ -120,6 +120,10 @@ impl Ops for Cpu {
         Ok(())
     }
 
+    fn fingerprint(&self, weight: &Weight) -> Result<u64> {
+        Ok(self.weight_fingerprint(weight))
+    }
+
     fn embed(&self, table: &Weight, ids: &[u32], scale: f32, y: &mut Tensor) -> Result {
         let width = table.in_features;
         y.reshape(&self.buffers, ids.len(), width);

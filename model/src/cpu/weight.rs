@@ -1,10 +1,12 @@
 //! Weights as products read them: row-major, in f32 or, where that is computed in, bf16.
 
 use half::bf16;
+use rayon::prelude::*;
 
 use super::instructions::multiversion;
 use super::product::{Element, Into, Path, View};
 use super::{Cpu, Tensor};
+use crate::fingerprint;
 use crate::ops::Compute;
 
 /// A weight `[out, in]`, row-major, in the type that is computed in.
@@ -79,6 +81,17 @@ impl Cpu {
     fn round(&self, values: &[f32], rounded: &mut [bf16]) {
         assert_eq!(values.len(), rounded.len(), "values of a weight");
         round(self.set, values, rounded);
+    }
+
+    /// The fingerprint of a weight's bits.
+    pub(super) fn weight_fingerprint(&self, weight: &Weight) -> u64 {
+        /// Values in a part, which one thread reads.
+        const PART: usize = 1 << 18;
+        let parts: Vec<u64> = self.pool.install(|| match &weight.values {
+            Values::F32(values) => values.par_chunks(PART).map(fingerprint::of_f32).collect(),
+            Values::Bf16(values) => values.par_chunks(PART).map(fingerprint::of_bf16).collect(),
+        });
+        fingerprint::of_parts(&parts)
     }
 
     /// The product of a tensor with a weight.

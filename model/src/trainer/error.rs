@@ -53,9 +53,17 @@ pub enum TrainError {
         /// The factor on the loss in the last of them.
         loss_scale: f64,
     },
-    /// A trained tensor is where it was.
+    /// A frozen tensor is not what it was before training.
+    #[error("`{tensor}` is frozen, and is not after step {step} what it was before the first: the kernels changed it")]
+    FrozenMoved {
+        /// The tensor.
+        tensor: String,
+        /// Number of the step.
+        step: u64,
+    },
+    /// A trained tensor is where it was, but for weight decay.
     #[error(
-        "`{tensor}` has not changed in {steps} steps with a learning rate: no gradient reaches it, or too small a one"
+        "no gradient has moved `{tensor}` in {steps} steps with a learning rate: none reaches it, or too small a one"
     )]
     NotMoved {
         /// The tensor.

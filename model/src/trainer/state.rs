@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Audit, LossScalerState, NOTHING_YET, Trainer, trained};
+use super::{LossScalerState, NOTHING_YET, Trainer, trained};
 use crate::blocks::Blocks;
 use crate::ops::KernelError;
 use crate::parameter::Moments;
@@ -106,7 +106,7 @@ impl<B: Blocks> Trainer<B> {
         }
         self.decoder.refresh()?;
         (self.step, self.pending, self.largest_gradient) = (steps, NOTHING_YET, None);
-        self.audit = Audit::new(&*ops, &self.decoder.parameters())?;
+        self.audit.restart(&self.decoder)?;
         Ok(())
     }
 }
