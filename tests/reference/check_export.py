@@ -6,15 +6,16 @@
     cargo build --release && cargo build --release -p model --example logits
     venv/bin/python tests/reference/check_export.py [--only NAME,..] [--work FOLDER]
 
-Two parts, each a list of cases below:
+Three parts, each a list of cases below:
   written   a pipeline run by the built program (download or new_model, dataset, tokenize, train lora, merge, train full) on a tiny
             checkpoint of each family; PEFT loads our adapter, transformers our merged and our fully trained model.
   read      adapters with random matrices that PEFT writes, on a checkpoint that transformers writes; we load both.
+  taken     the same adapters in a pipeline (download as: adapter): merged, merged two at a time with weights, trained further.
 
 Each comparison runs three documents of unequal length, which we pack into one row and the reference runs one by one. Everything is
 computed in f32 from the stored weights. A line per comparison: the largest difference of a logit, the largest logit, and
 their ratio, which must not exceed the bound; a model must also be far from the one it was made of, so that an adapter that is
-not read cannot pass. Ends with an error if a line fails. Takes about two minutes on two cores; nothing is downloaded.
+not read cannot pass. Ends with an error if a line fails. Takes about a minute on two cores; nothing is downloaded.
 """
 import argparse
 import json
@@ -102,10 +103,25 @@ READ = {
     "peft-norms-to-save": ("llama", dict(target_modules=["q_proj"], modules_to_save=["input_layernorm"])),
     "peft-lm-head": ("llama", dict(target_modules=["q_proj", "lm_head"])),
     "peft-tied-lm-head": ("llama-tied", dict(target_modules=["q_proj", "lm_head"])),
+    "peft-tied-head-to-save": ("llama-tied", dict(target_modules=["q_proj"], modules_to_save=["lm_head"])),
+    "peft-tied-dora-lm-head": ("llama-tied", dict(target_modules=["q_proj", "lm_head"], use_dora=True)),
+    "peft-layers": ("llama", dict(target_modules=LINEAR, layers_to_transform=[1], layers_pattern="layers")),
+    "peft-exclude": ("llama", dict(target_modules="all-linear", exclude_modules=["k_proj"])),
+    "peft-longrope": ("phi3-longrope", dict(target_modules=["qkv_proj", "down_proj"])),
     "peft-bf16-base": ("llama-bf16", dict(target_modules=LINEAR)),
     "peft-gemma2": ("gemma2", dict(target_modules=LINEAR)),
     "peft-qwen2": ("qwen2", dict(target_modules=LINEAR)),
     "peft-phi3-dora": ("phi3", dict(target_modules=["qkv_proj", "gate_up_proj"], use_dora=True)),
+}
+
+# name -> (the adapters, of READ and on one base, with their weights; also train the first one further)
+TAKEN = {
+    "taken-lora": ([("peft-lora", 1.0)], True),
+    "taken-dora": ([("peft-dora", 1.0)], True),
+    "taken-patterns": ([("peft-patterns", 1.0)], True),
+    "taken-modules-to-save": ([("peft-modules-to-save", 1.0)], True),
+    "taken-tied-lm-head": ([("peft-tied-lm-head", 1.0)], True),
+    "taken-two": ([("peft-lora", 0.7), ("peft-rslora", -0.4)], False),
 }
 
 
@@ -165,30 +181,56 @@ def make_base(name, folder):
     return folder
 
 
-def pipeline_file(base, lora, full):
-    """The pipeline as JSON, which is YAML too."""
-    optimizer = {"name": "adamw", "learning_rate": 1e-2}
-    train = {"model": "base", "data": "tokens", "micro_batch_size": 8, "max_steps": 6, "optimizer": optimizer}
+TRAIN = {"model": "base", "data": "tokens", "micro_batch_size": 8, "max_steps": 6, "optimizer": {"name": "adamw", "learning_rate": 1e-2}}
+
+
+def data_stages():
+    template = "Question: {question}\nAnswer: "
+    columns = {"question": "question", "output": "answer"}
+    return {
+        "rows": {"uses": "dataset", "with": {"source": str(ROWS), "column_map": columns, "template": template}},
+        "tokens": {"uses": "tokenize", "with": {"dataset": "rows", "tokenizer": "base", "max_seq_len": 128}},
+    }
+
+
+def written_stages(base, lora, full):
     if base is None:
         source = {"uses": "new_model", "with": dict(
             text="text", vocab_size=NEW_VOCAB, hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.1)}
     else:
         source = {"uses": "download", "with": {"path": str(base)}}
-    template = "Question: {question}\nAnswer: "
-    stages = {
-        "rows": {"uses": "dataset", "with": {"source": str(ROWS), "column_map": {"question": "question", "output": "answer"},
-                                             "template": template}},
+    stages = data_stages() | {
         "base": source,
-        "tokens": {"uses": "tokenize", "with": {"dataset": "rows", "tokenizer": "base", "max_seq_len": 128}},
-        "adapter": {"uses": "train", "with": train | {"method": "lora", "lora": {"rank": 4, "alpha": 16} | lora}},
+        "adapter": {"uses": "train", "with": TRAIN | {"method": "lora", "lora": {"rank": 4, "alpha": 16} | lora}},
         "merged": {"uses": "merge", "with": {"model": "base", "adapter": "adapter"}},
     }
     if base is None:
         stages["text"] = {"uses": "dataset", "with": {"source": str(ROOT / "pipelines/quickstart/text.jsonl")}}
     if full:
-        stages["full"] = {"uses": "train", "with": train | {"method": "full"}}
-    return {"version": 1, "name": "check_export", "stages": stages}
+        stages["full"] = {"uses": "train", "with": TRAIN | {"method": "full"}}
+    return stages
+
+
+def taken_stages(base, adapters, weights, further):
+    names = [f"adapter{index}" for index in range(len(adapters))]
+    stages = data_stages() | {"base": {"uses": "download", "with": {"path": str(base)}}}
+    stages |= {name: {"uses": "download", "with": {"path": str(folder), "as": "adapter"}} for name, folder in zip(names, adapters)}
+    weighted = [{"adapter": name, "weight": weight} for name, weight in zip(names, weights)]
+    stages["merged"] = {"uses": "merge", "with": {"model": "base"} | ({"adapter": names[0]} if len(names) == 1 else {"adapters": weighted})}
+    if further:
+        stages["further"] = {"uses": "train", "with": TRAIN | {"adapter": names[0]}}
+    return stages
+
+
+def run_pipeline(program, stages, outputs, folder, work):
+    """Runs the stages and copies outputs, by name, into folders beside the file. The file is JSON, which is YAML too."""
+    file = folder / "pipeline.yaml"
+    file.write_text(json.dumps({"version": 1, "name": "check_export", "stages": stages}, indent=1))
+    environment = os.environ | {"PIPELINE_HOME": str(work / "home")}
+    run([program, "run", file], environment)
+    for output, to in outputs.items():
+        run([program, "export", file, output, folder / to], environment)
 
 
 def check_written(name, case, program, ours, work, table):
@@ -196,13 +238,8 @@ def check_written(name, case, program, ours, work, table):
     folder = work / "written" / name
     folder.mkdir(parents=True)
     base = make_base(base_name, folder / "source") if base_name else None
-    file = folder / "pipeline.yaml"
-    file.write_text(json.dumps(pipeline_file(base, lora, full), indent=1))
-    environment = os.environ | {"PIPELINE_HOME": str(work / "home")}
-    run([program, "run", file], environment)
     outputs = {"base.model": "base", "adapter.adapter": "adapter", "merged": "merged"} | ({"full.model": "full"} if full else {})
-    for output, to in outputs.items():
-        run([program, "export", file, output, folder / to], environment)
+    run_pipeline(program, written_stages(base, lora, full), outputs, folder, work)
 
     base = folder / "base"
     plain, adapted = ours.logits(base), ours.logits(base, folder / "adapter")
@@ -219,9 +256,9 @@ def check_written(name, case, program, ours, work, table):
         table.add(name, "our fully trained model in transformers", theirs(load(folder / "full")), ours.logits(folder / "full"), other_than=plain)
 
 
-def check_read(name, case, ours, work, table):
+def make_adapter(case, folder):
+    """A base and an adapter on it that changes it, as PEFT writes them."""
     base_name, settings = case
-    folder = work / "read" / name
     folder.mkdir(parents=True)
     base = make_base(base_name, folder / "base")
     torch.manual_seed(1)
@@ -235,9 +272,37 @@ def check_read(name, case, ours, work, table):
             # Magnitudes and saved modules start as the base's; matrices of the update become random.
             parameter.copy_(step if "lora_A" in parameter_name or "lora_B" in parameter_name else parameter + step)
     model.eval().save_pretrained(folder / "adapter")
+    return base, folder / "adapter"
+
+
+def check_read(name, case, ours, work, table):
+    base, adapter = make_adapter(case, work / "read" / name)
     plain = ours.logits(base)
     table.add(name, "the base in ours", theirs(load(base)), plain)
-    table.add(name, "PEFT's adapter in ours", theirs_adapted(base, folder / "adapter"), ours.logits(base, folder / "adapter"), other_than=plain)
+    table.add(name, "PEFT's adapter in ours", theirs_adapted(base, adapter), ours.logits(base, adapter), other_than=plain)
+
+
+def check_taken(name, case, program, ours, work, table):
+    weighted, further = case
+    folder = work / "taken" / name
+    made = [make_adapter(READ[adapter], folder / adapter) for adapter, _ in weighted]
+    base, adapters, weights = made[0][0], [adapter for _, adapter in made], [weight for _, weight in weighted]
+    outputs = {"merged": "merged"} | ({"further.adapter": "further"} if further else {})
+    run_pipeline(program, taken_stages(base, adapters, weights, further), outputs, folder, work)
+
+    model = PeftModel.from_pretrained(load(base), adapters[0], adapter_name="0")
+    if len(adapters) > 1:
+        for index, adapter in enumerate(adapters[1:], 1):
+            model.load_adapter(adapter, adapter_name=str(index))
+        model.add_weighted_adapter([str(index) for index in range(len(adapters))], weights, "sum", combination_type="cat")
+        model.set_adapter("sum")
+    expected = theirs(model.merge_and_unload().eval())
+    plain, found = ours.logits(base), ours.logits(folder / "merged")
+    table.add(name, "our merge against PEFT's", expected, found, other_than=plain)
+    table.add(name, "our merged model in transformers", theirs(load(folder / "merged")), found)
+    if further:
+        trained = ours.logits(base, folder / "further")
+        table.add(name, "trained further, in PEFT", theirs_adapted(base, folder / "further"), trained, other_than=found)
 
 
 # --- Running ---------------------------------------------------------------------------------------------------------------------
@@ -285,9 +350,9 @@ def main():
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     wanted = [name for name in arguments.only.split(",") if name]
-    unknown = [name for name in wanted if name not in WRITTEN and name not in READ]
+    unknown = [name for name in wanted if name not in WRITTEN | READ | TAKEN]
     if unknown:
-        sys.exit(f"no such case: {', '.join(unknown)}; there are {', '.join([*WRITTEN, *READ])}")
+        sys.exit(f"no such case: {', '.join(unknown)}; there are {', '.join(WRITTEN | READ | TAKEN)}")
     if arguments.work:
         arguments.work.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as temporary:
@@ -295,6 +360,7 @@ def main():
         ours, table = Ours(arguments.logits, work), Table()
         checks = {name: lambda name: check_written(name, WRITTEN[name], arguments.pipeline, ours, work, table) for name in WRITTEN}
         checks |= {name: lambda name: check_read(name, READ[name], ours, work, table) for name in READ}
+        checks |= {name: lambda name: check_taken(name, TAKEN[name], arguments.pipeline, ours, work, table) for name in TAKEN}
         for name, check in checks.items():
             if wanted and name not in wanted:
                 continue
