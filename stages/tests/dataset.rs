@@ -4,19 +4,93 @@
 
 mod support;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use engine::file::source::Span;
 use engine::stage::{PinRequest, Stage as _};
 use engine::test_bench::TestBench;
-use serde_json::json;
+use serde_json::{Value, json};
 use stages::artifact::{Row, RowsReader};
 use stages::dataset::Dataset;
-use support::{COMMIT, Fault, FaultyHub};
+use support::{COMMIT, CONVERTED, Fault, FaultyHub};
 
 fn lines(from: usize, to: usize) -> Vec<u8> {
     (from..to).flat_map(|n| format!("{{\"document\":\"text {n}\",\"summary\":\"{n}\"}}\n").into_bytes()).collect()
+}
+
+fn csv(from: usize, to: usize) -> Vec<u8> {
+    let rows = (from..to).map(|n| format!("text {n},{n}\n"));
+    std::iter::once("document,summary\n".to_owned()).chain(rows).collect::<String>().into_bytes()
+}
+
+/// A Parquet file with the rows of [`lines`].
+fn parquet(folder: &Path, from: usize, to: usize) -> Vec<u8> {
+    let column = |text: fn(usize) -> String| {
+        std::sync::Arc::new((from..to).map(|n| Some(text(n))).collect::<arrow::array::StringArray>())
+            as arrow::array::ArrayRef
+    };
+    let columns = [("document", column(|n| format!("text {n}"))), ("summary", column(|n| n.to_string()))];
+    let batch = arrow::array::RecordBatch::try_from_iter(columns).unwrap();
+    let path = folder.join("rows.parquet");
+    let file = std::fs::File::create(&path).unwrap();
+    let mut writer = parquet::arrow::ArrowWriter::try_new(file, batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    std::fs::read(path).unwrap()
+}
+
+/// Pins and reads the dataset `owner/name` of a server, in a process whose environment names that server. The commit and the summaries
+/// of the rows, or the message and the help of the failure.
+fn read(server: &FaultyHub, with: Value) -> Result<(String, Vec<String>), String> {
+    let root = tempfile::tempdir().unwrap();
+    let result = root.path().join("result.json");
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "reads_a_hub_dataset_in_a_process_of_its_own", "--ignored"])
+        .env("HF_ENDPOINT", &server.endpoint)
+        .env("HF_HOME", root.path().join("home"))
+        .env_remove("HF_HUB_CACHE")
+        .env_remove("HF_TOKEN")
+        .env("TEST_FOLDER", root.path())
+        .env("TEST_WITH", with.to_string())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    serde_json::from_slice(&std::fs::read(result).unwrap()).unwrap()
+}
+
+#[test]
+#[ignore = "the child process of the tests below"]
+fn reads_a_hub_dataset_in_a_process_of_its_own() {
+    let root = PathBuf::from(std::env::var("TEST_FOLDER").unwrap());
+    let with: Value = serde_json::from_str(&std::env::var("TEST_WITH").unwrap()).unwrap();
+    let result =
+        pin_and_read(&root, with).map_err(|error| format!("{}\n{}", error.message, error.help.unwrap_or_default()));
+    std::fs::write(root.join("result.json"), serde_json::to_vec(&result).unwrap()).unwrap();
+}
+
+fn pin_and_read(root: &Path, mut with: Value) -> Result<(String, Vec<String>), engine::error::StageError> {
+    with["source"] = "owner/name".into();
+    with["template"] = "summarize".into();
+    with["column_map"] = json!({"dialogue": "document", "output": "summary"});
+    let (kind, name, revision) = ("hub-dataset".to_owned(), "owner/name".to_owned(), "main".to_owned());
+    let commit = Dataset::pin(&PinRequest { kind, name, revision, span: Span::default() })?;
+    let bench = TestBench::new(root).pin("hub-dataset:owner/name@main", &commit);
+    let outputs = bench.run::<Dataset>(with)?;
+    assert!(!bench.working::<Dataset>().join("finished").exists(), "fetched files stay behind");
+    let rows = RowsReader::open(&outputs["rows"]).unwrap().iter().map(|row| summary(row.unwrap())).collect();
+    Ok((commit, rows))
+}
+
+fn summary(row: Row) -> String {
+    match row {
+        Row::Columns(mut columns) => columns.remove("output").unwrap(),
+        other => panic!("no columns: {other:?}"),
+    }
+}
+
+fn numbers(from: usize, to: usize) -> Vec<String> {
+    (from..to).map(|n| n.to_string()).collect()
 }
 
 #[test]
@@ -29,40 +103,43 @@ fn a_split_of_a_hub_dataset_becomes_rows() {
         ("data/test-00000-of-00001.jsonl", &test),
     ]);
     server.fail("data/train-00000-of-00002.jsonl", &[Fault::CutAfter(1000)]);
-    let root = tempfile::tempdir().unwrap();
-    let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "reads_a_hub_dataset_in_a_process_of_its_own", "--ignored"])
-        .env("HF_ENDPOINT", &server.endpoint)
-        .env("HF_HOME", root.path().join("home"))
-        .env_remove("HF_HUB_CACHE")
-        .env_remove("HF_TOKEN")
-        .env("TEST_FOLDER", root.path())
-        .status()
-        .unwrap();
-    assert!(status.success());
+    let made = read(&server, json!({"split": "train[298:302]"})).unwrap();
+    assert_eq!(made, (COMMIT.to_owned(), numbers(298, 302)));
     assert!(server.requests_for("data/test-00000-of-00001.jsonl").is_empty(), "another split was fetched");
 }
 
 #[test]
-#[ignore = "the child process of a_split_of_a_hub_dataset_becomes_rows"]
-fn reads_a_hub_dataset_in_a_process_of_its_own() {
-    let (kind, name, revision) = ("hub-dataset".to_owned(), "owner/name".to_owned(), "main".to_owned());
-    let commit = Dataset::pin(&PinRequest { kind, name, revision, span: Span::default() }).unwrap();
-    assert_eq!(commit, COMMIT);
-    let root = PathBuf::from(std::env::var("TEST_FOLDER").unwrap());
-    let bench = TestBench::new(&root).pin("hub-dataset:owner/name@main", &commit);
-    let with = json!({
-        "source": "owner/name",
-        "split": "train[298:302]",
-        "template": "summarize",
-        "column_map": {"dialogue": "document", "output": "summary"},
-    });
-    let outputs = bench.run::<Dataset>(with).unwrap();
-    let rows: Vec<Row> = RowsReader::open(&outputs["rows"]).unwrap().iter().collect::<Result<_, _>>().unwrap();
-    let outputs = rows.into_iter().map(|row| match row {
-        Row::Columns(columns) => columns["output"].clone(),
-        other => panic!("no columns: {other:?}"),
-    });
-    assert_eq!(outputs.collect::<Vec<_>>(), ["298", "299", "300", "301"]);
-    assert!(!bench.working::<Dataset>().join("finished").exists(), "fetched files stay behind");
+fn the_readme_says_which_files_are_which_configuration_and_split() {
+    let readme = "---\nconfigs:\n- config_name: plain\n  data_files: b/*.csv\n- config_name: halves\n  default: true\n  data_files:\n  \
+        - split: train\n    path: [b/second.csv, a/first.csv]\n  - split: rest\n    path: c\n---\n# A dataset\n";
+    let (first, second, rest) = (csv(0, 3), csv(3, 5), csv(5, 7));
+    let server = FaultyHub::serve(&[
+        ("README.md", readme.as_bytes()),
+        ("a/first.csv", &first),
+        ("b/second.csv", &second),
+        ("c/deep/rest.csv", &rest),
+    ]);
+    let order = [numbers(3, 5), numbers(0, 3)].concat();
+    assert_eq!(read(&server, json!({})).unwrap().1, order);
+    assert_eq!(read(&server, json!({"split": "rest"})).unwrap().1, numbers(5, 7));
+    assert_eq!(read(&server, json!({"config": "plain"})).unwrap().1, numbers(3, 5));
+    let error = read(&server, json!({"config": "plane"})).unwrap_err();
+    assert!(error.contains("no configuration `plane`") && error.contains("did you mean `plain`?"), "{error}");
+    let error = read(&server, json!({"split": "test"})).unwrap_err();
+    assert!(error.contains("no files of a split `test`") && error.contains("`rest`, `train`"), "{error}");
+}
+
+#[test]
+fn a_dataset_made_by_a_script_is_read_from_the_hubs_conversion_or_refused() {
+    let scratch = tempfile::tempdir().unwrap();
+    let train = parquet(scratch.path(), 0, 4);
+    let server = FaultyHub::serve(&[("name.py", b"import datasets"), ("raw/train.json", b"[]")]);
+    let error = read(&server, json!({})).unwrap_err();
+    assert!(error.contains("made by a script, `name.py`") && error.contains("trust_remote_code"), "{error}");
+    server.convert(&[("default/train/0000.parquet", &train)]);
+    assert_eq!(read(&server, json!({})).unwrap(), (CONVERTED.to_owned(), numbers(0, 4)));
+
+    // Beside Parquet files a script is a remnant.
+    let server = FaultyHub::serve(&[("name.py", b"import datasets"), ("data/train-00000-of-00001.parquet", &train)]);
+    assert_eq!(read(&server, json!({})).unwrap(), (COMMIT.to_owned(), numbers(0, 4)));
 }

@@ -34,6 +34,17 @@ pub enum Shape {
     Text,
 }
 
+impl Shape {
+    /// What it is called in messages.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::Prompt => "prompts",
+            Self::Messages => "conversations",
+            Self::Text => "plain text",
+        }
+    }
+}
+
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Message {
@@ -93,6 +104,28 @@ pub struct RowsFacts {
     pub response: Option<String>,
     /// Source rows that were left out because they are unusable.
     pub dropped: u64,
+    /// The same by what was wrong with them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub dropped_by: BTreeMap<String, u64>,
+    /// Source rows that a filter left out.
+    #[serde(default)]
+    pub filtered: u64,
+    /// Rows, kept, in which a text is empty.
+    #[serde(default)]
+    pub empty: u64,
+}
+
+/// What was counted while rows were taken from their source.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RowCounts {
+    /// Left out because they are unusable.
+    pub dropped: u64,
+    /// The same by what was wrong with them.
+    pub dropped_by: BTreeMap<String, u64>,
+    /// Left out by a filter.
+    pub filtered: u64,
+    /// Kept, with an empty text.
+    pub empty: u64,
 }
 
 impl RowsFacts {
@@ -102,7 +135,7 @@ impl RowsFacts {
         columns.sort();
         columns.dedup();
         let (template, response) = (Some(template), Some(response.to_owned()));
-        Self { rows: 0, shape: Shape::Prompt, columns, template, response, dropped: 0 }
+        Self { template, response, ..Self::none(Shape::Prompt, columns) }
     }
 
     /// Facts about no rows yet, of conversations.
@@ -116,7 +149,37 @@ impl RowsFacts {
     }
 
     fn single(shape: Shape, column: &str) -> Self {
-        Self { rows: 0, shape, columns: vec![column.to_owned()], template: None, response: None, dropped: 0 }
+        Self::none(shape, vec![column.to_owned()])
+    }
+
+    fn none(shape: Shape, columns: Vec<String>) -> Self {
+        let (rows, dropped, filtered, empty) = (0, 0, 0, 0);
+        Self {
+            rows,
+            shape,
+            columns,
+            template: None,
+            response: None,
+            dropped,
+            dropped_by: BTreeMap::new(),
+            filtered,
+            empty,
+        }
+    }
+
+    /// The values of a row, in order of the columns.
+    ///
+    /// # Panics
+    /// If the row lacks a column.
+    pub fn values(&self, row: Row) -> Vec<String> {
+        match row {
+            Row::Columns(mut columns) => {
+                let value = |name| columns.remove(name).expect("a row has every declared column");
+                self.columns.iter().map(value).collect()
+            }
+            Row::Messages(messages) => vec![canonical_messages(&messages)],
+            Row::Text(text) => vec![text],
+        }
     }
 
     /// Reads them from an artefact's facts; `None` where these are not facts about rows.
@@ -174,16 +237,18 @@ impl RowsWriter {
     /// # Panics
     /// If the row lacks a column or has another shape.
     pub fn write(&mut self, row: Row) -> Result<(), TableError> {
-        let values: Vec<String> = match row {
-            Row::Columns(mut columns) => self
-                .facts
-                .columns
-                .iter()
-                .map(|name| columns.remove(name).expect("a row has every declared column"))
-                .collect(),
-            Row::Messages(messages) => vec![canonical_messages(&messages)],
-            Row::Text(text) => vec![text],
-        };
+        let values = self.facts.values(row);
+        self.write_values(values)
+    }
+
+    /// Adds a row by its values, in order of the columns, as [`RowsFacts::values`] gives them.
+    ///
+    /// # Errors
+    /// Fails where the disk refuses.
+    ///
+    /// # Panics
+    /// If there are more or fewer values than columns.
+    pub fn write_values(&mut self, values: Vec<String>) -> Result<(), TableError> {
         assert_eq!(values.len(), self.waiting.len(), "a row has the declared shape");
         for (column, value) in self.waiting.iter_mut().zip(values) {
             self.whole.text(&value);
@@ -227,11 +292,20 @@ impl RowsWriter {
     ///
     /// # Errors
     /// Fails where the disk refuses.
-    pub fn finish(mut self, dropped: u64) -> Result<(Facts, Digest), TableError> {
+    pub fn finish(self, dropped: u64) -> Result<(Facts, Digest), TableError> {
+        self.finish_counted(&RowCounts { dropped, ..RowCounts::default() })
+    }
+
+    /// The same, with all that was counted.
+    ///
+    /// # Errors
+    /// Fails where the disk refuses.
+    pub fn finish_counted(mut self, counts: &RowCounts) -> Result<(Facts, Digest), TableError> {
         self.flush()?;
         self.end_part()?;
         self.facts.rows = self.parts.finish()?;
-        self.facts.dropped = dropped;
+        let RowCounts { dropped, dropped_by, filtered, empty } = counts.clone();
+        self.facts = RowsFacts { dropped, dropped_by, filtered, empty, ..self.facts };
         Ok((self.facts.to_facts(), self.whole.finish()))
     }
 }

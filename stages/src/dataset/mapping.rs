@@ -9,12 +9,19 @@ use engine::suggest;
 use serde_json::{Map, Value};
 
 use super::DatasetParams;
-use crate::artifact::{Message, Row, RowsFacts, Shape};
+use super::conversation::{conversation, says_nothing};
+use super::flaw::{Flaw, Reason};
+use super::parameters::TurnOrder;
+use crate::artifact::{Row, RowsFacts, Shape};
 use crate::prompt::Template;
 
 /// The key of `column_map` for the response, and for the only placeholder of a template that has one.
 const OUTPUT: &str = "output";
 const INPUT: &str = "input";
+
+/// The column with the turns, as OpenAI and torchtune spell it, and as ShareGPT does.
+const MESSAGES: &str = "messages";
+const CONVERSATIONS: &str = "conversations";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Need {
@@ -35,10 +42,10 @@ struct Column {
 /// How records become rows.
 #[derive(Debug)]
 pub(super) struct RowMapping {
+    /// What the rows are.
     pub facts: RowsFacts,
-    /// The columns to read.
-    pub wanted: Vec<String>,
     columns: Vec<Column>,
+    turn_order: TurnOrder,
 }
 
 /// The template that was asked for; `none` is the same as no word about it.
@@ -59,14 +66,17 @@ pub(super) fn check_names(params: &DatasetParams, span: Span) -> Vec<Problem> {
             let also = only_placeholder(template).map(|_| INPUT.to_owned());
             template.placeholders().into_iter().chain(also).chain([OUTPUT.to_owned()]).collect()
         }
-        None => ["messages", "text", INPUT, OUTPUT].map(str::to_owned).into(),
+        None => [MESSAGES, CONVERSATIONS, "text", INPUT, OUTPUT].map(str::to_owned).into(),
     };
-    let unknown = params.column_map.keys().filter(|key| !known.contains(key));
+    let unknown = params.column_map.iter().filter(|(key, _)| !known.contains(key));
     unknown
-        .map(|key| {
+        .map(|(key, column)| {
             let message = format!("`column_map` has `{key}`, which the template does not use");
-            Problem::error("unknown-key", span, message, "of this stage")
-                .with_help_if(suggest::help(key, "name", &known))
+            let turned = known
+                .contains(column)
+                .then(|| format!("it maps the template's name to the data's column: `{column}: {key}`"));
+            let help = turned.or_else(|| suggest::help(key, "name", &known));
+            Problem::error("unknown-key", span, message, "of this stage").with_help_if(help)
         })
         .collect()
 }
@@ -80,14 +90,16 @@ impl RowMapping {
         let has = |column: &str| columns.iter().any(|known| known == column);
         let mapped = |name: &str| params.column_map.get(name).cloned();
         let names_key = |name: &str| params.column_map.contains_key(name);
+        let turns = [MESSAGES, CONVERSATIONS];
+        let mapped_turns = turns.iter().find_map(|name| mapped(name));
+        let own_turns = turns.into_iter().find(|name| has(name));
+        let says_what = names_key(INPUT) || names_key(OUTPUT) || names_key("text");
         let mapping = if let Some(template) = template(params) {
             Self::prompt(params, template.clone(), columns)
-        } else if names_key("messages") || (!names_key(INPUT) && !names_key("text") && has("messages")) {
-            Self::single(RowsFacts::messages(), mapped("messages").unwrap_or_else(|| "messages".to_owned()))
-        } else if params.column_map.is_empty() && has("conversations") {
-            Self::single(RowsFacts::messages(), "conversations".to_owned())
+        } else if let Some(column) = mapped_turns.or_else(|| own_turns.filter(|_| !says_what).map(str::to_owned)) {
+            Self::single(params, RowsFacts::messages(), column)
         } else if names_key("text") || (params.column_map.is_empty() && has("text") && !has(OUTPUT)) {
-            Self::single(RowsFacts::text(), mapped("text").unwrap_or_else(|| "text".to_owned()))
+            Self::single(params, RowsFacts::text(), mapped("text").unwrap_or_else(|| "text".to_owned()))
         } else if names_key(INPUT) || names_key(OUTPUT) || (has(INPUT) && has(OUTPUT) && !has("instruction")) {
             let template = Template::named("none").expect("`none` is a template");
             Self::prompt(params, template, columns)
@@ -98,9 +110,9 @@ impl RowMapping {
         Ok(mapping)
     }
 
-    fn single(facts: RowsFacts, source: String) -> Self {
-        let column = Column { name: facts.columns[0].clone(), source: source.clone(), need: Need::Required };
-        Self { facts, wanted: vec![source], columns: vec![column] }
+    fn single(params: &DatasetParams, facts: RowsFacts, source: String) -> Self {
+        let column = Column { name: facts.columns[0].clone(), source, need: Need::Required };
+        Self { facts, columns: vec![column], turn_order: params.turn_order }
     }
 
     fn prompt(params: &DatasetParams, template: Template, columns: &[String]) -> Self {
@@ -126,10 +138,12 @@ impl RowMapping {
         }
         let names = all.iter().map(|column| column.name.clone());
         let facts = RowsFacts::prompt(template, OUTPUT, names);
-        let mut wanted: Vec<String> = all.iter().map(|column| column.source.clone()).collect();
-        wanted.sort();
-        wanted.dedup();
-        Self { facts, wanted, columns: all }
+        Self { facts, columns: all, turn_order: params.turn_order }
+    }
+
+    /// The columns that rows are made of, by the names that the data has for them.
+    pub(super) fn sources(&self) -> Vec<String> {
+        self.columns.iter().map(|column| column.source.clone()).collect()
     }
 
     fn check_columns(&self, columns: &[String], file: &str) -> Result<(), StageError> {
@@ -144,21 +158,44 @@ impl RowMapping {
     }
 
     /// A row, or what is wrong with the record.
-    pub(super) fn row(&self, mut fields: Map<String, Value>) -> Result<Row, String> {
+    pub(super) fn row(&self, mut fields: Map<String, Value>) -> Result<Row, Flaw> {
         match self.facts.shape {
             Shape::Prompt => {
-                let columns: Result<BTreeMap<_, _>, String> =
+                let columns: Result<BTreeMap<_, _>, Flaw> =
                     self.columns.iter().map(|column| Ok((column.name.clone(), text_of(column, &fields)?))).collect();
                 columns.map(Row::Columns)
             }
             Shape::Text => text_of(&self.columns[0], &fields).map(Row::Text),
             Shape::Messages => {
                 let source = &self.columns[0].source;
-                let value = fields.remove(source).ok_or_else(|| format!("column `{source}` is missing"))?;
-                conversation(value).map(Row::Messages).map_err(|problem| format!("column `{source}` {problem}"))
+                let value = fields.remove(source).ok_or_else(|| missing(source))?;
+                conversation(value, self.turn_order)
+                    .map(Row::Messages)
+                    .map_err(|flaw| Flaw { problem: format!("column `{source}` {}", flaw.problem), ..flaw })
             }
         }
     }
+
+    /// What is said nothing in: a column that should hold something, or a turn.
+    pub(super) fn emptiness(&self, row: &Row) -> Option<String> {
+        match row {
+            Row::Columns(columns) => {
+                let empty = |column: &&Column| {
+                    let text = columns.get(&column.name).map_or("", String::as_str);
+                    column.need == Need::Required && text.trim().is_empty()
+                };
+                self.columns.iter().find(empty).map(|column| format!("column `{}` is empty", column.source))
+            }
+            Row::Text(text) => text.trim().is_empty().then(|| format!("column `{}` is empty", self.columns[0].source)),
+            Row::Messages(messages) => {
+                messages.iter().position(says_nothing).map(|index| format!("turn {} says nothing", index + 1))
+            }
+        }
+    }
+}
+
+fn missing(source: &str) -> Flaw {
+    Flaw::new(Reason::Missing, format!("column `{source}` is missing"))
 }
 
 fn list(columns: &[String]) -> String {
@@ -175,18 +212,20 @@ fn unclear(columns: &[String], file: &str) -> StageError {
         .with_help(help)
 }
 
-fn text_of(column: &Column, fields: &Map<String, Value>) -> Result<String, String> {
+fn text_of(column: &Column, fields: &Map<String, Value>) -> Result<String, Flaw> {
     let source = &column.source;
     match (fields.get(source), column.need) {
         (Some(Value::String(text)), _) => Ok(text.clone()),
         (None | Some(Value::Null), Need::Optional) => Ok(String::new()),
-        (None, Need::Required) => Err(format!("column `{source}` is missing")),
-        (Some(Value::Null), Need::Required) => Err(format!("column `{source}` is null")),
-        (Some(other), _) => Err(format!("column `{source}` holds {}, not text", describe(other))),
+        (None, Need::Required) => Err(missing(source)),
+        (Some(Value::Null), Need::Required) => Err(Flaw::new(Reason::Null, format!("column `{source}` is null"))),
+        (Some(other), _) => {
+            Err(Flaw::new(Reason::NotText, format!("column `{source}` holds {}, not text", describe(other))))
+        }
     }
 }
 
-fn describe(value: &Value) -> &'static str {
+pub(super) fn describe(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "true or false",
@@ -194,57 +233,5 @@ fn describe(value: &Value) -> &'static str {
         Value::String(_) => "text",
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
-    }
-}
-
-/// A list of turns: `role` and `content`, or ShareGPT's `from` and `value`. A text may hold the list as JSON.
-fn conversation(value: Value) -> Result<Vec<Message>, String> {
-    let turns = match value {
-        Value::Array(turns) => turns,
-        Value::String(text) => {
-            serde_json::from_str(&text).map_err(|_| "holds text that is no list of turns".to_owned())?
-        }
-        other => return Err(format!("holds {}, not a list of turns", describe(&other))),
-    };
-    if turns.is_empty() {
-        return Err("holds a conversation without turns".to_owned());
-    }
-    turns
-        .into_iter()
-        .enumerate()
-        .map(|(index, turn)| message(turn).map_err(|problem| format!("turn {}: {problem}", index + 1)))
-        .collect()
-}
-
-fn message(turn: Value) -> Result<Message, String> {
-    let Value::Object(mut turn) = turn else { return Err(format!("holds {}", describe(&turn))) };
-    // Tables have every field in every row; those that are null say nothing.
-    turn.retain(|_, value| !value.is_null());
-    let role = match (turn.remove("role"), turn.remove("from")) {
-        (Some(Value::String(role)), _) => role,
-        (None, Some(Value::String(from))) => {
-            if let Some(value) = turn.remove("value") {
-                turn.insert("content".to_owned(), value);
-            }
-            sharegpt_role(from)
-        }
-        _ => return Err("it has no `role`".to_owned()),
-    };
-    let content = turn.remove("content").unwrap_or(Value::Null);
-    match &content {
-        Value::String(_) | Value::Array(_) => {}
-        Value::Null if !turn.is_empty() => {}
-        Value::Null => return Err("it has no `content`".to_owned()),
-        other => return Err(format!("its `content` holds {}, not text", describe(other))),
-    }
-    Ok(Message { role, content, other: turn })
-}
-
-fn sharegpt_role(from: String) -> String {
-    match from.as_str() {
-        "human" => "user".to_owned(),
-        "gpt" | "chatgpt" | "bing" | "bard" => "assistant".to_owned(),
-        "observation" | "function_response" => "tool".to_owned(),
-        _ => from,
     }
 }

@@ -1,13 +1,29 @@
-//! `uses: dataset`: rows of text out of files or out of a dataset on the Hub.
+//! `uses: dataset`: rows of text out of files, out of a dataset on the Hub, or out of other datasets.
 //!
 //! Rows become what later stages need and no more: the columns of a template, a conversation, or plain text. A row that
 //! cannot be used is an error that names its file and line, or is left out and counted.
+//!
+//! The way of a row: a reader ([`read`]) gives a record; the recipe (filter, map, columns) makes a row of it or says what is wrong;
+//! the taker counts; the arranger puts rows into their order and writes them.
 
+mod arrange;
+mod conversation;
+mod expression;
+mod flaw;
+mod form;
+mod hub_card;
 mod hub_files;
+mod hub_splits;
 mod mapping;
+mod mix;
+mod parameters;
+mod preflight;
 pub mod read;
+mod recipe;
 mod source;
 pub mod split;
+mod spool;
+mod take;
 mod template_choice;
 
 use std::collections::BTreeMap;
@@ -18,188 +34,137 @@ use engine::context::StageContext;
 use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
-use engine::parameter::{Mapping, Parameters};
+use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, Outside, PinRequest, Stage};
 use engine::suggest;
 
-use crate::artifact::{OutputKind, Rows, RowsFacts, RowsWriter, Shape};
+use crate::artifact::{OutputKind, Rows, RowsFacts, Shape};
 use crate::download::forget_working_files;
-use crate::tokenize::stop_if_cancelled;
-use mapping::RowMapping;
-use read::{BadRecord, Record};
-use source::{EXTENSIONS, Format};
-pub use source::{Source, SourceFile};
+use arrange::Arranger;
+pub use expression::{Condition, NewColumn};
+pub use flaw::{Flaw, Reason};
+pub use form::{Compression, Form, Format, SourceFile};
+pub use parameters::{
+    DatasetParams, Mix, OnBadRow, OnEmpty, SampleBy, StoppingStrategy, TrainTestSplit, TurnOrder, WeightedRows,
+};
+use read::Reading;
+use recipe::Recipe;
+pub use source::{LocalSource, Source};
 pub use split::{Split, SplitError};
+use take::Taker;
 pub use template_choice::TemplateChoice;
-
-/// The role of local files.
-const ROLE: &str = "source";
 
 /// The split that local files are.
 const LOCAL_SPLIT: &str = "train";
-
-/// What happens to a row that cannot be used: not an object, a column missing or without text, bytes that are not UTF-8.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Parameters)]
-pub enum OnBadRow {
-    /// The stage fails and names it.
-    Error,
-    /// It is left out, and counted.
-    Drop,
-}
-
-/// What is one text of a plain text file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Parameters)]
-pub enum SampleBy {
-    /// Each line that is not blank.
-    Line,
-    /// Lines up to a blank one.
-    Paragraph,
-    /// The whole file.
-    Document,
-}
-
-/// What a pipeline file may say under `with:` for `uses: dataset`.
-#[derive(Debug, Parameters)]
-pub struct DatasetParams {
-    /// Files (a path, a folder or a glob), or a dataset on the Hub, `owner/name`.
-    pub source: Source,
-    /// Which rows, in the grammar of Hugging Face datasets. Local files are one split, `train`.
-    #[semantic(default = Split::parse("train").expect("`train` is a split"))]
-    pub split: Split,
-    /// The branch, tag or commit of a dataset on the Hub; by default `main`, or the Hub's own conversion to Parquet where
-    /// `main` has no data files.
-    pub revision: Option<String>,
-    /// The configuration of a dataset on the Hub that has several.
-    pub config: Option<String>,
-    /// Which column of the data fills which placeholder of the template; `output` is the response. For rows without a
-    /// template: `messages` or `text`.
-    #[semantic(default)]
-    pub column_map: Mapping<String>,
-    /// How columns become a prompt: `summarize`, `alpaca`, `grammar`, `question_answer`, or a text with `{placeholders}`.
-    /// Without it rows hold `messages`, or `input` and `output`, or `text`.
-    pub template: Option<TemplateChoice>,
-    /// What is one text of a plain text file.
-    #[semantic(default = SampleBy::Line)]
-    pub sample_by: SampleBy,
-    /// What happens to a row that cannot be used.
-    #[semantic(default = OnBadRow::Error)]
-    pub on_bad_row: OnBadRow,
-}
-
-impl DatasetParams {
-    fn pin_request(&self) -> Option<PinRequest> {
-        let Source::Hub { repository, span } = &self.source else { return None };
-        Some(PinRequest {
-            kind: repository.kind().pin_kind().to_owned(),
-            name: repository.name().to_owned(),
-            revision: self.revision.clone().unwrap_or_else(|| "main".to_owned()),
-            span: *span,
-        })
-    }
-}
 
 /// The stage kind.
 pub struct Dataset;
 
 impl Stage for Dataset {
     const NAME: &'static str = "dataset";
-    const VERSION: u32 = 1;
-    const ABOUT: &'static str = "Takes rows of text out of files or out of a dataset on the Hub.";
+    const VERSION: u32 = 2;
+    const ABOUT: &'static str =
+        "Takes rows of text out of files, out of a dataset on the Hub, or out of other datasets.";
     type Params = DatasetParams;
 
-    fn outputs(_: &DatasetParams) -> Vec<Output> {
-        vec![Rows::output("rows")]
+    fn outputs(params: &DatasetParams) -> Vec<Output> {
+        match params.train_test_split {
+            None => vec![Rows::output(arrange::ROWS)],
+            Some(_) => vec![Rows::output(arrange::TRAIN), Rows::output(arrange::TEST)],
+        }
     }
 
     fn check(params: &DatasetParams, _: &InputFacts, span: Span) -> Vec<Problem> {
-        let mut problems = mapping::check_names(params, span);
-        if let Source::Local { span, pattern } = &params.source {
-            let local_only = |name: &&str| *name != LOCAL_SPLIT;
-            problems.extend(params.split.names().into_iter().filter(local_only).map(|name| {
-                let message = format!("there is no split `{name}`: local files are one split, `{LOCAL_SPLIT}`");
-                Problem::error(
-                    "bad-value",
-                    params.split.span.unwrap_or(*span),
-                    message,
-                    format!("`{pattern}` is local"),
-                )
-                .with_help(format!("say `split: {}`", params.split.text.replace(name, LOCAL_SPLIT)))
-            }));
-            let hub_only = [("revision", &params.revision), ("config", &params.config)];
-            problems.extend(hub_only.into_iter().filter(|(_, value)| value.is_some()).map(|(name, _)| {
-                let message = format!("`{name}` is for datasets on the Hub, and `{pattern}` is local");
-                Problem::error("bad-value", *span, message, "local files")
-            }));
-        }
-        problems
+        params.problems(span)
     }
 
     fn outside(params: &DatasetParams) -> Vec<Outside> {
-        match &params.source {
-            Source::Local { pattern, span } => {
-                vec![Outside::Files { role: ROLE.to_owned(), pattern: pattern.clone(), span: *span }]
-            }
-            Source::Hub { .. } => params.pin_request().map(Outside::Pin).into_iter().collect(),
-        }
+        let files = params.source.as_ref().map_or_else(Vec::new, Source::outside);
+        files.into_iter().chain(params.pin_request().map(Outside::Pin)).collect()
     }
 
     fn pin(request: &PinRequest) -> Result<String, StageError> {
         hub_files::pin(request)
     }
 
+    fn preflight(params: &DatasetParams, inputs: &InputFacts, _: Span) -> Preflight {
+        preflight::preflight(params, inputs)
+    }
+
     fn run(params: &DatasetParams, context: &mut StageContext) -> Result<(), StageError> {
         match write_rows(params, context) {
             Ok(()) => Ok(()),
             // Half of another file reads like a malformed one: that it changed is what the user has to know.
-            Err(error) => Err(verify_files(context).err().unwrap_or(error)),
+            Err(error) => Err(verify_files(params, context).err().unwrap_or(error)),
         }
     }
 }
 
-/// Reads the files and makes the output.
+/// Reads the sources and makes the outputs.
 fn write_rows(params: &DatasetParams, context: &mut StageContext) -> Result<(), StageError> {
-    let splits = match &params.source {
-        Source::Local { .. } => BTreeMap::from([(LOCAL_SPLIT.to_owned(), local_files(context)?)]),
-        Source::Hub { repository, .. } => hub_files::fetch(repository, params, context)?,
+    let (taker, what) = match (&params.source, &params.datasets) {
+        (Some(source), _) => (take_source(params, source, context)?, source.describe()),
+        (None, Some(datasets)) => (mix::take(params, datasets, context)?, "the mix".to_owned()),
+        (None, None) => return Err(StageError::bad_data("neither `source` nor `datasets` is set")),
     };
-    let ranges = ranges(params, &splits)?;
-    let first = ranges.iter().find_map(|range| splits.get(&range.name)?.first());
-    let first = first.ok_or_else(|| StageError::bad_data("there are no files to read"))?;
-    let mapping = RowMapping::plan(params, &first.columns()?, &first.name)?;
-
-    let draft = context.create("rows")?;
-    let mut taker = Taker {
-        writer: RowsWriter::create(&draft.folder, mapping.facts.clone()),
-        mapping: &mapping,
-        on_bad_row: params.on_bad_row,
-        dropped: Vec::new(),
-        dropped_count: 0,
-        taken: 0,
-    };
-    for range in &ranges {
-        let files = splits.get(&range.name).map_or(&[][..], Vec::as_slice);
-        let rows = taker.take(files, range.rows.clone(), params.sample_by, context)?;
-        if let Some(asked) = range.asked.filter(|asked| *asked > rows && !range.rows.is_empty()) {
-            context.warn(format!("`{}` ends at row {asked}, and there are {rows} rows", params.split.text));
-        }
-    }
-    let Taker { writer, dropped, dropped_count, taken, .. } = taker;
-    if dropped_count > 0 {
-        context.warn(format!("{dropped_count} unusable rows are left out, such as {}", dropped.join("; ")));
-    }
-    let (facts, identity) = writer.finish(dropped_count)?;
-    if taken == 0 {
-        return Err(StageError::bad_data(format!("`{}` takes no rows of `{}`", params.split.text, first.name)));
+    let (arranger, counts, examples) = taker.finish(context);
+    if arranger.count() == 0 {
+        return Err(no_rows(params, &what, counts.filtered, &examples));
     }
     // A file that changed while it was read would be stored under the key of what it was.
-    verify_files(context)?;
-    context.emit(WorkerEvent::Report { text: summary(&mapping.facts, taken, dropped_count) });
-    context.seal(draft, facts, Some(identity))?;
+    verify_files(params, context)?;
+    let facts = arranger.facts().clone();
+    let made = arranger.finish(&counts, context)?;
+    context.emit(WorkerEvent::Report { text: summary(&facts, &made, counts.dropped, counts.filtered) });
     forget_working_files(context.working())
 }
 
-fn summary(facts: &RowsFacts, taken: u64, dropped: u64) -> String {
+fn no_rows(params: &DatasetParams, what: &str, filtered: u64, examples: &[String]) -> StageError {
+    let error = StageError::bad_data(format!("`{}` takes no rows of `{what}`", params.split.text));
+    match (filtered, examples.first()) {
+        (_, Some(example)) => error.with_help(format!("all of them are unusable, such as {example}")),
+        (1.., None) => error.with_help(format!("`filter` leaves out all {filtered} of them")),
+        (0, None) => error,
+    }
+}
+
+/// Takes the rows of files.
+fn take_source<'a>(
+    params: &'a DatasetParams,
+    source: &Source,
+    context: &mut StageContext,
+) -> Result<Taker<'a>, StageError> {
+    let mut reading = params.reading();
+    let splits = match source {
+        Source::Local(_) => BTreeMap::from([(LOCAL_SPLIT.to_owned(), local_files(params, context)?)]),
+        Source::Hub { repository, .. } => {
+            let fetched = hub_files::fetch(repository, params, context)?;
+            reading.field = reading.field.or(fetched.field);
+            fetched.splits
+        }
+    };
+    let ranges = ranges(params, &splits, &reading)?;
+    let first = ranges.iter().find_map(|range| splits.get(&range.name)?.first());
+    let first = first.ok_or_else(|| StageError::bad_data("there are no files to read"))?;
+    let columns = first.columns(&reading)?;
+    let environment = expression::environment();
+    let recipe = Recipe::plan(params, &environment, &columns, first)?;
+    recipe.oddities(&columns, &first.name).into_iter().for_each(|oddity| context.warn(oddity));
+
+    let mut taker = Taker::new(params, Arranger::new(params, recipe.facts().clone(), context)?);
+    for range in &ranges {
+        let files = splits.get(&range.name).map_or(&[][..], Vec::as_slice);
+        let rows = taker.take_files(files, range.rows.clone(), &recipe, &reading, context)?;
+        let fewer = range.asked.filter(|asked| *asked > rows && !range.rows.is_empty() && !taker.is_full());
+        if let Some(asked) = fewer {
+            context.warn(format!("`{}` ends at row {asked}, and there are {rows} rows", params.split.text));
+        }
+    }
+    Ok(taker)
+}
+
+fn summary(facts: &RowsFacts, made: &[(&str, u64)], dropped: u64, filtered: u64) -> String {
     let shape = match facts.shape {
         Shape::Prompt => {
             let template = facts.template.as_ref().map_or("none", |template| template.name.as_str());
@@ -208,34 +173,49 @@ fn summary(facts: &RowsFacts, taken: u64, dropped: u64) -> String {
         Shape::Messages => "conversations".to_owned(),
         Shape::Text => "plain text".to_owned(),
     };
-    format!("{taken} rows ({shape}), {dropped} left out")
+    let rows: Vec<String> = match made {
+        [(_, rows)] => vec![format!("{rows} rows")],
+        several => several.iter().map(|(name, rows)| format!("{rows} rows {name}")).collect(),
+    };
+    let filtered = if filtered > 0 { format!(", {filtered} filtered out") } else { String::new() };
+    format!("{} ({shape}), {dropped} left out{filtered}", rows.join(", "))
+}
+
+/// The roles of the local files, in the order of the sources.
+fn roles(params: &DatasetParams) -> Vec<&str> {
+    match &params.source {
+        Some(Source::Local(sources)) => sources.iter().map(|source| source.role.as_str()).collect(),
+        Some(Source::Hub { .. }) | None => Vec::new(),
+    }
 }
 
 /// Checks the files that were granted and can be read against the digests that they were planned with.
-fn verify_files(context: &StageContext) -> Result<(), StageError> {
-    let mut read = context.files(ROLE).iter().filter(|grant| Format::of(&grant.path).is_some());
-    read.try_for_each(|grant| context.verify(grant))
+fn verify_files(params: &DatasetParams, context: &StageContext) -> Result<(), StageError> {
+    let mut granted = roles(params).into_iter().flat_map(|role| context.files(role));
+    granted.try_for_each(|grant| if Form::of(&grant.path).is_some() { context.verify(grant) } else { Ok(()) })
 }
 
 /// The granted files, each checked against the digest that it was planned with.
-fn local_files(context: &mut StageContext) -> Result<Vec<SourceFile>, StageError> {
-    let granted = context.files(ROLE).to_vec();
+fn local_files(params: &DatasetParams, context: &mut StageContext) -> Result<Vec<SourceFile>, StageError> {
     let mut files = Vec::new();
-    for grant in &granted {
-        let Some(format) = Format::of(&grant.path) else {
-            // A folder or glob may hold other things; a file that was named may not be one.
-            if granted.len() > 1 {
-                continue;
+    for role in roles(params) {
+        let granted = context.files(role);
+        for grant in granted {
+            // Without the `.` that joining `./rows.jsonl` leaves in it.
+            let path: PathBuf = grant.path.components().collect();
+            let name = path.display().to_string();
+            match SourceFile::new(path, name.clone()) {
+                Some(file) => files.push(file),
+                // A folder or glob may hold other things; a file that was named may not be one.
+                None if granted.len() > 1 => {}
+                None => {
+                    return Err(StageError::bad_data(format!("`{name}` is of no form that can be read"))
+                        .with_help(format!("it should end in {}", Form::known())));
+                }
             }
-            let known: Vec<_> = EXTENSIONS.iter().map(|(extension, _)| *extension).collect();
-            return Err(StageError::bad_data(format!("`{}` is of no form that can be read", grant.path.display()))
-                .with_help(format!("it should end in {}", known.join(", "))));
-        };
-        // Without the `.` that joining `./rows.jsonl` leaves in it.
-        let path: PathBuf = grant.path.components().collect();
-        files.push(SourceFile { name: path.display().to_string(), path, format });
+        }
     }
-    verify_files(context)?;
+    verify_files(params, context)?;
     Ok(files)
 }
 
@@ -243,12 +223,13 @@ fn local_files(context: &mut StageContext) -> Result<Vec<SourceFile>, StageError
 fn ranges(
     params: &DatasetParams,
     splits: &BTreeMap<String, Vec<SourceFile>>,
+    reading: &Reading,
 ) -> Result<Vec<split::RowRange>, StageError> {
     let mut counts = BTreeMap::new();
     for (name, files) in splits {
         let mut rows = u64::MAX;
         if params.split.needs_count() && params.split.names().contains(&name.as_str()) {
-            rows = files.iter().try_fold(0, |rows, file| Ok::<_, StageError>(rows + file.count(params.sample_by)?))?;
+            rows = files.iter().try_fold(0, |rows, file| Ok::<_, StageError>(rows + file.count(reading)?))?;
         }
         counts.insert(name.clone(), rows);
     }
@@ -256,68 +237,6 @@ fn ranges(
         let help = suggest::help(&params.split.text, "split", counts.keys());
         StageError { help, ..StageError::bad_data(error.to_string()) }
     })
-}
-
-/// Takes rows from files and writes them.
-struct Taker<'a> {
-    writer: RowsWriter,
-    mapping: &'a RowMapping,
-    on_bad_row: OnBadRow,
-    /// The first few that were left out.
-    dropped: Vec<String>,
-    dropped_count: u64,
-    taken: u64,
-}
-
-impl Taker<'_> {
-    /// Takes the rows of a range out of files that follow each other, and returns how many rows there are up to its end.
-    fn take(
-        &mut self,
-        files: &[SourceFile],
-        range: std::ops::Range<u64>,
-        sample_by: SampleBy,
-        context: &mut StageContext,
-    ) -> Result<u64, StageError> {
-        let mut before = 0;
-        for file in files {
-            if before >= range.end || range.is_empty() {
-                break;
-            }
-            let here = range.start.saturating_sub(before)..range.end - before;
-            before +=
-                file.read(here, &self.mapping.wanted, sample_by, &mut |record| self.row(file, record, context))?;
-        }
-        Ok(before)
-    }
-
-    fn row(
-        &mut self,
-        file: &SourceFile,
-        record: Result<Record, BadRecord>,
-        context: &mut StageContext,
-    ) -> Result<(), StageError> {
-        let row = record.and_then(|Record { fields, number }| {
-            self.mapping.row(fields).map_err(|problem| BadRecord { number, problem })
-        });
-        match (row, self.on_bad_row) {
-            (Ok(row), _) => {
-                self.writer.write(row)?;
-                self.taken += 1;
-            }
-            (Err(bad), OnBadRow::Error) => return Err(file.bad_row(&bad)),
-            (Err(bad), OnBadRow::Drop) => {
-                self.dropped_count += 1;
-                if self.dropped.len() < 3 {
-                    self.dropped.push(file.bad_row(&bad).message);
-                }
-            }
-        }
-        if (self.taken + self.dropped_count).is_multiple_of(1024) {
-            stop_if_cancelled(context)?;
-            context.progress("rows", self.taken, None, None);
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use engine::file::tree::Node;
 use engine::parameter::{Parameter, Reader};
 use engine::test_bench::TestBench;
 use parquet::arrow::ArrowWriter;
+use parquet::basic::Compression;
 use serde_json::{Value, json};
 
 use super::*;
@@ -24,11 +25,16 @@ fn write(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
     path
 }
 
-/// Runs the stage on files.
-fn run(folder: &Path, files: &[PathBuf], mut with: Value) -> Result<Artifact, StageError> {
+/// Runs the stage on files; its outputs by name.
+fn run_all(folder: &Path, files: &[PathBuf], mut with: Value) -> Result<BTreeMap<String, Artifact>, StageError> {
     with["source"] = "./source".into();
     let bench = files.iter().try_fold(TestBench::new(folder), |bench, file| bench.file("source", file))?;
-    Ok(bench.run::<Dataset>(with)?.remove("rows").unwrap())
+    bench.run::<Dataset>(with)
+}
+
+/// Runs the stage on files.
+fn run(folder: &Path, files: &[PathBuf], with: Value) -> Result<Artifact, StageError> {
+    Ok(run_all(folder, files, with)?.remove("rows").unwrap())
 }
 
 fn rows(artifact: &Artifact) -> Vec<Row> {
@@ -203,12 +209,13 @@ fn an_unknown_column_is_named_with_the_known_ones() {
 fn a_bad_row_is_named_or_left_out_and_counted() {
     let folder = tempfile::tempdir().unwrap();
     let bad = [
-        (r#"{"document":"d","summary":null}"#, "column `summary` is null"),
-        (r#"{"document":"d"}"#, "column `summary` is missing"),
-        (r#"{"document":7,"summary":"s"}"#, "column `document` holds a number"),
-        (r#"{"document":"d","#, "not JSON"),
+        (r#"{"document":"d","summary":null}"#, "column `summary` is null", "null"),
+        (r#"{"document":"d"}"#, "column `summary` is missing", "missing"),
+        (r#"{"document":7,"summary":"s"}"#, "column `document` holds a number", "not_text"),
+        (r#"{"document":"d","#, "not JSON", "malformed"),
+        ("[]", "a list", "malformed"),
     ];
-    for (line, problem) in bad {
+    for (line, problem, reason) in bad {
         let lines =
             format!("{{\"document\":\"d\",\"summary\":\"s\"}}\n{line}\n{{\"document\":\"e\",\"summary\":\"t\"}}\n");
         let file = [write(folder.path(), "a.jsonl", lines)];
@@ -218,7 +225,10 @@ fn a_bad_row_is_named_or_left_out_and_counted() {
         with["on_bad_row"] = "drop".into();
         let made = run(folder.path(), &file, with).unwrap();
         assert_eq!(column(&made, "dialogue"), ["d", "e"]);
-        assert_eq!(made.description.facts["dropped"], 1);
+        assert_eq!(
+            (&made.description.facts["dropped"], &made.description.facts["dropped_by"][reason]),
+            (&1.into(), &1.into())
+        );
     }
 }
 
@@ -280,6 +290,264 @@ fn a_file_that_changes_while_it_is_read_is_noticed() {
     assert_eq!(error.cause, Cause::ChangedWhileRunning, "{error:?}");
 }
 
+#[test]
+fn a_first_row_that_is_none_is_left_out_like_any_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = "{\"document\":\"d\",\n{\"document\":\"d\",\"summary\":\"s\"}\n";
+    let table = "document,summary\nonly one\nd,s\n\"x\",y,z\n";
+    for (name, text, dropped) in [("a.jsonl", lines, 1), ("a.csv", table, 2)] {
+        let file = [write(folder.path(), name, text)];
+        let error = run(folder.path(), &file, summarize()).unwrap_err();
+        assert!(error.message.contains(&format!("{name}`, line ")), "{}", error.message);
+        let mut with = summarize();
+        with["on_bad_row"] = "drop".into();
+        let made = run(folder.path(), &file, with).unwrap();
+        assert_eq!(
+            (column(&made, "dialogue"), &made.description.facts["dropped"]),
+            (vec!["d".to_owned()], &dropped.into())
+        );
+    }
+}
+
+#[test]
+fn rows_that_say_nothing_are_counted_and_go_by_their_own_policy() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = "{\"document\":\"d\",\"summary\":\"s\"}\n{\"document\":\" \",\"summary\":\"s\"}\n{\"document\":\"e\",\"summary\":\"\"}\n";
+    let file = [write(folder.path(), "a.jsonl", lines)];
+    let with = |policy: &str| {
+        let mut with = summarize();
+        with["on_empty"] = policy.into();
+        with
+    };
+    let kept = run(folder.path(), &file, summarize()).unwrap();
+    assert_eq!((column(&kept, "output").len(), &kept.description.facts["empty"]), (3, &2.into()));
+    let dropped = run(folder.path(), &file, with("drop")).unwrap();
+    assert_eq!(
+        (column(&dropped, "output"), &dropped.description.facts["dropped_by"]["empty"]),
+        (vec!["s".to_owned()], &2.into())
+    );
+    let error = run(folder.path(), &file, with("error")).unwrap_err();
+    assert!(error.message.contains("line 2: column `document` is empty"), "{}", error.message);
+    assert!(error.help.unwrap().contains("on_empty: drop"));
+}
+
+#[test]
+fn a_row_that_is_too_long_is_unusable() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = "x".repeat(10 << 20);
+    let file = [write(folder.path(), "a.jsonl", format!("{{\"text\":\"a\"}}\n{{\"text\":\"{long}\"}}\n"))];
+    let error = run(folder.path(), &file, json!({})).unwrap_err();
+    assert!(error.message.contains("line 2: it holds 10485760 bytes of text"), "{}", error.message);
+    let made = run(folder.path(), &file, json!({"on_bad_row": "drop"})).unwrap();
+    assert_eq!(
+        (column(&made, "text"), &made.description.facts["dropped_by"]["too_long"]),
+        (vec!["a".to_owned()], &1.into())
+    );
+    let made = run(folder.path(), &file, json!({"max_row_size": "10MiB"})).unwrap();
+    assert_eq!(column(&made, "text")[1].len(), 10 << 20);
+    let whole = [write(folder.path(), "a.txt", &long)];
+    let made = run(folder.path(), &whole, json!({"sample_by": "document"})).unwrap();
+    assert_eq!(column(&made, "text")[0].len(), 10 << 20, "a whole file may be long");
+}
+
+#[test]
+fn a_conversation_in_disorder_is_unusable() {
+    let folder = tempfile::tempdir().unwrap();
+    let turns = |roles: &[&str]| roles.iter().map(|role| json!({"from": role, "value": "x"})).collect::<Value>();
+    let lines =
+        [turns(&["human", "gpt"]), turns(&["gpt", "human"])].map(|turns| json!({"conversations": turns}).to_string());
+    let file = [write(folder.path(), "a.jsonl", lines.join("\n"))];
+    let error = run(folder.path(), &file, json!({})).unwrap_err();
+    let problem = "line 2: column `conversations` turn 1 (`assistant`): the assistant speaks first";
+    assert!(error.message.contains(problem), "{}", error.message);
+    assert!(error.help.unwrap().contains("turn_order: any"));
+    assert_eq!(rows(&run(folder.path(), &file, json!({"turn_order": "any"})).unwrap()).len(), 2);
+    assert_eq!(rows(&run(folder.path(), &file, json!({"on_bad_row": "drop"})).unwrap()).len(), 1);
+    for key in ["messages", "conversations"] {
+        let file = [write(folder.path(), "b.jsonl", json!({"chat": turns(&["human", "gpt"])}).to_string())];
+        let with = json!({"column_map": {key: "chat"}});
+        assert_eq!(rows(&run(folder.path(), &file, with).unwrap()).len(), 1, "{key}");
+    }
+}
+
+#[test]
+fn several_sources_follow_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = write(folder.path(), "z.jsonl", "{\"text\":\"one\"}\n{\"text\":\"two\"}\n");
+    let table = write(folder.path(), "a.csv", "text\nthree\n");
+    let bench = TestBench::new(folder.path()).file("source[0]", &lines).unwrap().file("source[1]", &table).unwrap();
+    let made = bench.run::<Dataset>(json!({"source": ["./z.jsonl", "./a.csv"], "split": "train[1:]"})).unwrap();
+    assert_eq!(column(&made["rows"], "text"), ["two", "three"]);
+}
+
+#[test]
+fn rows_are_filtered_changed_and_cut_in_this_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines: String = (0..20)
+        .map(|n| json!({"title": format!("T{n}"), "body": format!("B{n}"), "n": n}).to_string() + "\n")
+        .collect();
+    let file = [write(folder.path(), "a.jsonl", lines)];
+    let with = json!({
+        "split": "train[2:]", "filter": "n % 3 == 0", "map": {"text": "{{ title }}: {{ body }}", "tag": "x"}, "limit": 2,
+    });
+    let made = run(folder.path(), &file, with).unwrap();
+    assert_eq!(column(&made, "text"), ["T3: B3", "T6: B6"]);
+    let of_columns = json!({"filter": "n < 4", "map": {"number": "{{ n }}"}, "template": "Say {number}", "column_map": {"output": "title"}});
+    let made = run(folder.path(), &file, of_columns).unwrap();
+    assert_eq!(
+        (column(&made, "number"), &made.description.facts["filtered"]),
+        (["0", "1", "2", "3"].map(str::to_owned).into(), &16.into())
+    );
+
+    let error = run(folder.path(), &file, json!({"filter": "nn > 4", "map": {"text": "x"}})).unwrap_err();
+    assert!(error.message.contains("a.jsonl`, line 1: `filter` asks for column `nn`"), "{}", error.message);
+    assert!(error.message.contains("did you mean `n`?"), "{}", error.message);
+    let none = run(folder.path(), &file, json!({"filter": "n > 99", "map": {"text": "x"}})).unwrap_err();
+    assert!(none.help.unwrap().contains("`filter` leaves out all 20"));
+}
+
+fn numbers(folder: &Path, rows: usize) -> PathBuf {
+    let lines: String = (0..rows).map(|n| format!("{{\"text\":\"{n}\"}}\n")).collect();
+    write(folder, "numbers.jsonl", lines)
+}
+
+#[test]
+fn a_shuffle_is_a_function_of_the_seed_and_the_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = [numbers(folder.path(), 1000)];
+    let shuffled = |with: Value| run(folder.path(), &file, with).map(|made| column(&made, "text"));
+    let one = shuffled(json!({"shuffle": true, "seed": 7})).unwrap();
+    let mut sorted: Vec<usize> = one.iter().map(|text| text.parse().unwrap()).collect();
+    // The order is part of every result: it must never change.
+    assert_eq!(sorted[..6], EXPECTED_ORDER);
+    sorted.sort_unstable();
+    assert_eq!(sorted, (0..1000).collect::<Vec<_>>());
+    assert_eq!(
+        shuffled(json!({"shuffle": true, "seed": 7, "limit": 10})).unwrap(),
+        one[..10],
+        "a limit takes the first of them"
+    );
+    assert_ne!(shuffled(json!({"shuffle": true, "seed": 8})).unwrap(), one);
+    let text = std::fs::read_to_string(&file[0]).unwrap();
+    let (first, second) = text.split_at(text.find("{\"text\":\"300\"").unwrap());
+    let halves = [write(folder.path(), "a.jsonl", first), write(folder.path(), "b.jsonl", second)];
+    assert_eq!(column(&run(folder.path(), &halves, json!({"shuffle": true, "seed": 7})).unwrap(), "text"), one);
+}
+
+/// The first rows of 1000 under seed 7.
+const EXPECTED_ORDER: [usize; 6] = [42, 304, 802, 666, 840, 41];
+
+#[test]
+fn train_and_test_are_apart_and_stay_so_under_another_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = [numbers(folder.path(), 500)];
+    let parts = |with: Value| {
+        let mut made = run_all(folder.path(), &file, with).unwrap();
+        assert_eq!(made.len(), 2);
+        let mut part = |name: &str| column(&made.remove(name).unwrap(), "text");
+        (part("train"), part("test"))
+    };
+    let sorted = |texts: &[String]| {
+        let mut numbers: Vec<usize> = texts.iter().map(|text| text.parse().unwrap()).collect();
+        numbers.sort_unstable();
+        numbers
+    };
+    let split = |test_size: f64, seed: u64| json!({"test_size": test_size, "seed": seed});
+    let (train, test) = parts(json!({"train_test_split": split(0.1, 0)}));
+    assert_eq!((train.len(), test.len()), (450, 50));
+    assert_eq!(sorted(&[train.clone(), test.clone()].concat()), (0..500).collect::<Vec<_>>());
+    let as_numbers: Vec<usize> = test.iter().map(|text| text.parse().unwrap()).collect();
+    assert_eq!(as_numbers, sorted(&test), "without a shuffle rows stay in their order");
+    let spread = as_numbers.iter().filter(|number| **number < 250).count();
+    assert!((15..35).contains(&spread), "the held out rows are of all parts of the data: {spread}");
+
+    let (shuffled_train, shuffled_test) = parts(json!({"train_test_split": split(0.1, 0), "shuffle": true, "seed": 3}));
+    assert_ne!(shuffled_test, test);
+    assert_eq!((sorted(&shuffled_train), sorted(&shuffled_test)), (sorted(&train), sorted(&test)));
+    assert_ne!(sorted(&parts(json!({"train_test_split": split(0.1, 1)})).1), sorted(&test));
+    assert_eq!(parts(json!({"train_test_split": split(7.0, 0), "limit": 30, "shuffle": true})).0.len(), 23);
+    let error = run_all(folder.path(), &file, json!({"train_test_split": split(500.0, 0)})).unwrap_err();
+    assert!(error.message.contains("500 of them `test`"), "{}", error.message);
+}
+
+/// The rows of two datasets, mixed.
+fn mixed(folder: &Path, one: &Artifact, two: &Artifact, with: Value) -> Result<Artifact, StageError> {
+    let bench = TestBench::new(folder).input_of("one.rows", &one.folder)?.input_of("two.rows", &two.folder)?;
+    Ok(bench.run::<Dataset>(with)?.remove("rows").unwrap())
+}
+
+#[test]
+fn datasets_are_made_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |name: &str, texts: &[&str]| {
+        let lines: String = texts.iter().map(|text| json!({"text": text}).to_string() + "\n").collect();
+        run(folder.path(), &[write(folder.path(), name, lines)], json!({})).unwrap()
+    };
+    let (one, two) = (of("a.jsonl", &["a", "b", "c"]), of("b.jsonl", &["x", "y"]));
+    let made = |with: Value| mixed(folder.path(), &one, &two, with).map(|made| column(&made, "text"));
+    let both = json!([{"rows": "one"}, {"rows": "two"}]);
+    assert_eq!(made(json!({"datasets": both})).unwrap(), ["a", "b", "c", "x", "y"]);
+    assert_eq!(made(json!({"datasets": both, "mix": "interleave"})).unwrap(), ["a", "x", "b", "y"]);
+    let filtered = json!({"datasets": both, "filter": "text in 'bxy'", "limit": 2});
+    assert_eq!(made(filtered).unwrap(), ["b", "x"]);
+    let weighted = json!({
+        "datasets": [{"rows": "one", "weight": 1}, {"rows": "two", "weight": 9}], "mix": "interleave",
+        "stopping_strategy": "all_exhausted", "seed": 1,
+    });
+    let drawn = made(weighted.clone()).unwrap();
+    let count = |texts: &str| drawn.iter().filter(|text| texts.contains(text.as_str())).count();
+    assert!(count("abc") == 3 && count("xy") > 6, "{drawn:?}");
+    assert_eq!(made(weighted).unwrap(), drawn);
+
+    let file = [write(folder.path(), "c.jsonl", "{\"input\":\"q\",\"output\":\"a\"}\n")];
+    let other = run(folder.path(), &file, json!({})).unwrap();
+    let error = mixed(folder.path(), &one, &other, json!({"datasets": both})).unwrap_err();
+    assert!(error.message.contains("`one` and `two` are not alike: plain text and prompts"), "{}", error.message);
+}
+
+#[test]
+fn neither_threads_nor_the_codec_of_the_source_change_a_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let texts: ArrayRef =
+        Arc::new((0..5000).map(|n| Some(format!("text {n} {}", "x".repeat(n % 90)))).collect::<StringArray>());
+    let batch = RecordBatch::try_from_iter([("text", texts)]).unwrap();
+    let with = json!({"shuffle": true, "filter": "text|length > 20", "train_test_split": {"test_size": 0.2}});
+    let mut identities = Vec::new();
+    let codecs = [
+        Compression::UNCOMPRESSED,
+        Compression::SNAPPY,
+        Compression::ZSTD(Default::default()),
+        Compression::GZIP(Default::default()),
+    ];
+    for (index, codec) in codecs.into_iter().enumerate() {
+        let properties = parquet::file::properties::WriterProperties::builder()
+            .set_compression(codec)
+            .set_max_row_group_row_count(Some(700 * (index + 1)))
+            .build();
+        let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).unwrap();
+        writer.write(&batch).unwrap();
+        let file = write(folder.path(), &format!("{index}.parquet"), writer.into_inner().unwrap());
+        let mut with = with.clone();
+        with["source"] = "./source".into();
+        let bench = TestBench::new(folder.path()).file("source", &file).unwrap().threads(index + 1);
+        let made = bench.run::<Dataset>(with).unwrap();
+        identities.push((made["train"].description.identity, made["test"].description.identity));
+    }
+    assert!(identities.iter().all(|identity| *identity == identities[0]), "{identities:?}");
+}
+
+#[test]
+fn one_row_is_a_dataset_and_none_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = run(folder.path(), &[write(folder.path(), "a.csv", "text\none\n")], json!({"shuffle": true})).unwrap();
+    assert_eq!(column(&made, "text"), ["one"]);
+    let error = run(folder.path(), &[write(folder.path(), "b.csv", "text\n")], json!({})).unwrap_err();
+    assert!(error.message.contains("takes no rows of `./source`"), "{}", error.message);
+    let lines = [write(folder.path(), "c.jsonl", "{\"text\":7}\n")];
+    let error = run(folder.path(), &lines, json!({"on_bad_row": "drop"})).unwrap_err();
+    assert!(error.help.unwrap().contains("all of them are unusable, such as "), "{}", error.message);
+}
+
 /// The problems of parameters that need no run to be found.
 fn problems(with: Value) -> Vec<String> {
     let mut reader = Reader::default();
@@ -302,6 +570,25 @@ fn mistakes_are_found_without_running() {
         1
     );
     assert_eq!(problems(json!({"source": "no such thing", "template": "{a"})).len(), 2);
+    let turned =
+        problems(json!({"source": "./a.jsonl", "column_map": {"document": "dialogue"}, "template": "summarize"}));
+    assert_eq!(turned.len(), 1);
+    for (with, count) in [
+        (json!({}), 1),
+        (json!({"source": "./a.jsonl", "datasets": [{"rows": "a"}]}), 1),
+        (json!({"source": "./a.jsonl", "mix": "interleave"}), 1),
+        (json!({"datasets": []}), 1),
+        (json!({"datasets": [{"rows": "a", "weight": 1}]}), 1),
+        (json!({"datasets": [{"rows": "a", "weight": 1}, {"rows": "b"}], "mix": "interleave"}), 1),
+        (json!({"datasets": [{"rows": "a"}], "template": "summarize", "map": {"x": "y"}}), 2),
+        (json!({"datasets": [{"rows": "a", "weight": 0}], "mix": "interleave"}), 1),
+        (json!({"source": "./a.jsonl", "train_test_split": {"test_size": 1.5}}), 1),
+        (json!({"source": "./a.jsonl", "train_test_split": {}}), 1),
+        (json!({"source": "./a.jsonl", "filter": "a ==", "limit": 0}), 2),
+        (json!({"source": ["./a.jsonl.gz", "b/*.csv"], "revision": "main"}), 1),
+    ] {
+        assert_eq!(problems(with.clone()).len(), count, "{with}: {:?}", problems(with.clone()));
+    }
 }
 
 #[test]

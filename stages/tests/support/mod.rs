@@ -14,6 +14,9 @@ use sha2::Digest as _;
 /// The commit that `main` is at.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
+/// The commit that `refs/convert/parquet` is at, where there is one.
+pub const CONVERTED: &str = "fedcba9876543210fedcba9876543210fedcba98";
+
 /// What goes wrong with the answer to one request for a file.
 #[derive(Debug, Clone)]
 pub enum Fault {
@@ -50,6 +53,8 @@ pub struct Request {
 
 struct State {
     files: BTreeMap<String, Vec<u8>>,
+    /// The files at [`CONVERTED`].
+    converted: BTreeMap<String, Vec<u8>>,
     faults: BTreeMap<String, VecDeque<Fault>>,
     api_faults: VecDeque<Fault>,
     requests: Vec<Request>,
@@ -74,6 +79,7 @@ impl FaultyHub {
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let state = Arc::new(Mutex::new(State {
             files: files.iter().map(|(path, content)| ((*path).to_owned(), content.to_vec())).collect(),
+            converted: BTreeMap::new(),
             faults: BTreeMap::new(),
             api_faults: VecDeque::new(),
             requests: Vec::new(),
@@ -90,6 +96,12 @@ impl FaultyHub {
             }
         });
         Self { endpoint, state }
+    }
+
+    /// Serves files of the Hub's own conversion, too.
+    pub fn convert(&self, files: &[(&str, &[u8])]) {
+        let files = files.iter().map(|(path, content)| ((*path).to_owned(), content.to_vec()));
+        self.state.lock().unwrap().converted = files.collect();
     }
 
     /// The next requests for a file go wrong in these ways, one each.
@@ -151,8 +163,22 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
         None if path.starts_with("/api/") => refuse(&mut stream, 404, Some("RepoNotFound")),
         None => {
             // A file elsewhere is asked for by its bare name.
-            let file = path.split_once(&format!("/resolve/{COMMIT}/")).map_or(&path[1..], |(_, file)| file);
-            answer_file(&mut stream, state, file, &request)
+            let at = |commit: &str| path.split_once(&format!("/resolve/{commit}/")).map(|(_, file)| file);
+            match at(CONVERTED) {
+                Some(file) => {
+                    let content = state.lock().unwrap().converted.get(file).cloned();
+                    answer_file(&mut stream, content, None, &request)
+                }
+                None => {
+                    let file = at(COMMIT).unwrap_or(&path[1..]);
+                    let (content, fault) = {
+                        let mut state = state.lock().unwrap();
+                        let fault = state.faults.get_mut(file).and_then(VecDeque::pop_front);
+                        (state.files.get(file).cloned(), fault)
+                    };
+                    answer_file(&mut stream, content, fault, &request)
+                }
+            }
         }
     }
 }
@@ -194,11 +220,20 @@ fn answer_api(stream: &mut TcpStream, state: &Mutex<State>, path: &str, request:
         "revision/main" | "revision/refs%2Fpr%2F1" => {
             send_json(stream, "", &serde_json::json!({"id": "owner/name", "sha": COMMIT}))
         }
+        "revision/refs%2Fconvert%2Fparquet" if !state.lock().unwrap().converted.is_empty() => {
+            send_json(stream, "", &serde_json::json!({"id": "owner/name", "sha": CONVERTED}))
+        }
         _ if path.starts_with("revision/") => refuse(stream, 404, Some("RevisionNotFound")),
+        _ if path == format!("tree/{CONVERTED}") => {
+            let entries = listing(&state.lock().unwrap().converted);
+            send_json(stream, "", &serde_json::Value::from(entries))
+        }
         _ if path == format!("tree/{COMMIT}") => {
             let (entries, page_size) = {
                 let state = state.lock().unwrap();
-                (listing(&state), state.page_size)
+                let mut entries = listing(&state.files);
+                entries.extend(state.listed_besides.iter().cloned());
+                (entries, state.page_size)
             };
             let cursor = request.target.split_once("cursor=").map_or(0, |(_, cursor)| cursor.parse().unwrap());
             let end = (cursor + page_size).min(entries.len());
@@ -214,10 +249,10 @@ fn answer_api(stream: &mut TcpStream, state: &Mutex<State>, path: &str, request:
     }
 }
 
-fn listing(state: &State) -> Vec<serde_json::Value> {
+fn listing(files: &BTreeMap<String, Vec<u8>>) -> Vec<serde_json::Value> {
     let mut entries =
         vec![serde_json::json!({"type": "directory", "path": "a-folder", "oid": "0".repeat(40), "size": 0})];
-    for (path, content) in &state.files {
+    for (path, content) in files {
         let git = sha1::Sha1::new().chain_update(format!("blob {}\0", content.len())).chain_update(content).finalize();
         let mut entry = serde_json::json!({"type": "file", "path": path, "oid": hex(&git), "size": content.len()});
         if path.ends_with(".safetensors") {
@@ -226,7 +261,6 @@ fn listing(state: &State) -> Vec<serde_json::Value> {
         }
         entries.push(entry);
     }
-    entries.extend(state.listed_besides.iter().cloned());
     entries
 }
 
@@ -234,12 +268,12 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn answer_file(stream: &mut TcpStream, state: &Mutex<State>, path: &str, request: &Request) -> std::io::Result<()> {
-    let (content, fault) = {
-        let mut state = state.lock().unwrap();
-        let fault = state.faults.get_mut(path).and_then(VecDeque::pop_front);
-        (state.files.get(path).cloned(), fault)
-    };
+fn answer_file(
+    stream: &mut TcpStream,
+    content: Option<Vec<u8>>,
+    fault: Option<Fault>,
+    request: &Request,
+) -> std::io::Result<()> {
     let Some(content) = content else { return refuse(stream, 404, Some("EntryNotFound")) };
     let asked = request.range.as_ref().and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
     let from: usize = match fault {

@@ -1,20 +1,23 @@
-//! JSON: an object per line, an array of objects, or objects one after the other.
+//! JSON: an object per line, an array of objects, objects one after the other, or an object that holds an array of them.
 
 use std::fmt;
-use std::io::BufRead;
+use std::io::{BufRead, Read};
+use std::marker::PhantomData;
 use std::ops::{ControlFlow, Range};
-use std::path::Path;
 
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, SeqAccess, Visitor};
+use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
-use super::{BadRecord, ReadError, Record, Visit, open, text};
+use super::super::flaw::{Flaw, Reason};
+use super::super::form::SourceFile;
+use super::open::{Meter, Metered, open};
+use super::{BadRecord, ReadError, Record, Visit, text};
 
 /// Reads an object per line; blank lines are no rows.
-pub(super) fn read_lines(path: &Path, range: Range<u64>, visit: &mut Visit<'_>) -> Result<u64, ReadError> {
+pub(super) fn read_lines(file: &SourceFile, range: Range<u64>, visit: &mut Visit<'_>) -> Result<u64, ReadError> {
     let mut seen = 0;
-    text::for_each_line(path, |number, line| {
-        if line.trim_ascii().is_empty() {
+    text::for_each_line(file, |number, line| {
+        if line.is_some_and(|line| line.trim_ascii().is_empty()) {
             return ControlFlow::Continue(());
         }
         if seen >= range.end {
@@ -24,77 +27,112 @@ pub(super) fn read_lines(path: &Path, range: Range<u64>, visit: &mut Visit<'_>) 
         if seen <= range.start {
             return ControlFlow::Continue(());
         }
-        let parsed = serde_json::from_slice::<Value>(line).map_err(|error| problem(&error));
-        visit(
-            parsed
-                .and_then(object)
-                .map(|fields| Record { fields, number })
-                .map_err(|problem| BadRecord { number, problem }),
-        )
+        let parsed = line.ok_or_else(|| BadRecord::too_long(number)).and_then(|line| {
+            let fields = parse(line).and_then(object).map_err(|flaw| BadRecord { number, flaw })?;
+            Ok(Record { fields, number })
+        });
+        visit(parsed)
     })?;
     Ok(seen)
 }
 
 type Fields = serde_json::Map<String, Value>;
 
-fn object(value: Value) -> Result<Fields, String> {
+fn parse(line: &[u8]) -> Result<Value, Flaw> {
+    // Checking the whole line first is cheaper than checking each of its texts.
+    let line = std::str::from_utf8(line).map_err(|_| Flaw::new(Reason::NotUtf8, "it is not UTF-8"))?;
+    serde_json::from_str(line).map_err(|error| {
+        let message = error.to_string();
+        let words = message.rsplit_once(" at line ").map_or(message.as_str(), |(words, _)| words);
+        Flaw::new(Reason::Malformed, format!("it is not JSON: {words} at column {}", error.column()))
+    })
+}
+
+fn object(value: Value) -> Result<Fields, Flaw> {
     match value {
         Value::Object(fields) => Ok(fields),
-        Value::Array(_) => Err("it is a list, and an object is expected".to_owned()),
-        _ => Err("it is a bare value, and an object is expected".to_owned()),
+        Value::Array(_) => Err(Flaw::new(Reason::Malformed, "it is a list, and an object is expected")),
+        _ => Err(Flaw::new(Reason::Malformed, "it is a bare value, and an object is expected")),
     }
 }
 
-/// The message of a JSON error in a line: the position inside it is a column.
-fn problem(error: &serde_json::Error) -> String {
-    let message = error.to_string();
-    let words = message.rsplit_once(" at line ").map_or(message.as_str(), |(words, _)| words);
-    format!("it is not JSON: {words} at column {}", error.column())
-}
-
-/// Reads an array of objects, or objects one after the other.
-pub(super) fn read_values(path: &Path, range: Range<u64>, visit: &mut Visit<'_>) -> Result<u64, ReadError> {
-    each_value(path, &mut |number, value: Value| {
+/// Reads an array of objects, objects one after the other, or the array under `field`.
+pub(super) fn read_values(
+    file: &SourceFile,
+    field: Option<&str>,
+    range: Range<u64>,
+    visit: &mut Visit<'_>,
+) -> Result<u64, ReadError> {
+    each_value(file, field, &mut |number, value: Value| {
         if number > range.end {
             return ControlFlow::Break(());
         }
         if number <= range.start {
             return ControlFlow::Continue(());
         }
-        visit(object(value).map(|fields| Record { fields, number }).map_err(|problem| BadRecord { number, problem }))
+        visit(object(value).map(|fields| Record { fields, number }).map_err(|flaw| BadRecord { number, flaw }))
     })
     .map(|seen| seen.min(range.end))
 }
 
 /// Counts the objects.
-pub(super) fn count_values(path: &Path) -> Result<u64, ReadError> {
-    each_value(path, &mut |_, _: IgnoredAny| ControlFlow::Continue(()))
+pub(super) fn count_values(file: &SourceFile, field: Option<&str>) -> Result<u64, ReadError> {
+    each_value(file, field, &mut |_, _: IgnoredAny| ControlFlow::Continue(()))
 }
 
 /// Calls `visit` with each value and its number from 1, and returns how many there were.
-fn each_value<T: serde::de::DeserializeOwned>(
-    path: &Path,
+fn each_value<T: DeserializeOwned>(
+    file: &SourceFile,
+    field: Option<&str>,
     visit: &mut dyn FnMut(u64, T) -> ControlFlow<()>,
 ) -> Result<u64, ReadError> {
-    let mut reader = open(path)?;
-    let malformed = |error: serde_json::Error| ReadError::Malformed(format!("it is not JSON: {error}"));
-    if first_letter(&mut reader)? != Some(b'[') {
-        let mut seen = 0;
-        for value in serde_json::Deserializer::from_reader(reader).into_iter::<T>() {
-            seen += 1;
-            if visit(seen, value.map_err(malformed)?).is_break() {
-                break;
-            }
-        }
-        return Ok(seen);
-    }
-    let mut elements = Elements { visit, seen: 0, stopped: false, item: std::marker::PhantomData };
-    let mut deserializer = serde_json::Deserializer::from_reader(reader);
-    let result = (&mut elements).deserialize(&mut deserializer).and_then(|()| deserializer.end());
+    let (reader, meter) = Metered::new(open(file)?);
+    let mut reader = std::io::BufReader::new(reader);
+    let first = first_letter(&mut reader)?;
+    let mut elements = Elements { visit, meter, seen: 0, stopped: false, item: PhantomData };
+    let result = match (first, field) {
+        (None, _) => Ok(()),
+        (Some(_), Some(field)) => of_field(reader, field, &mut elements),
+        (Some(b'['), None) => of_array(reader, &mut elements),
+        (Some(_), None) => one_by_one(reader, &mut elements),
+    };
     match (result, elements.stopped) {
-        (Err(error), false) => Err(malformed(error)),
+        (Err(error), false) => Err(malformed(&error, field)),
         _ => Ok(elements.seen),
     }
+}
+
+fn malformed(error: &serde_json::Error, field: Option<&str>) -> ReadError {
+    let hint = match (error.is_io(), field) {
+        (true, None) => "; where the rows lie under a key of one object, name it with `field:`",
+        _ => "",
+    };
+    let what = if error.is_syntax() || error.is_eof() { "it is not JSON: " } else { "" };
+    ReadError::Malformed(format!("{what}{error}{hint}"))
+}
+
+fn of_array<T: DeserializeOwned>(reader: impl Read, elements: &mut Elements<'_, T>) -> serde_json::Result<()> {
+    let mut deserializer = serde_json::Deserializer::from_reader(reader);
+    elements.deserialize(&mut deserializer).and_then(|()| deserializer.end())
+}
+
+fn one_by_one<T: DeserializeOwned>(reader: impl Read, elements: &mut Elements<'_, T>) -> serde_json::Result<()> {
+    for value in serde_json::Deserializer::from_reader(reader).into_iter::<T>() {
+        if elements.take(value?).is_break() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn of_field<T: DeserializeOwned>(
+    reader: impl Read,
+    field: &str,
+    elements: &mut Elements<'_, T>,
+) -> serde_json::Result<()> {
+    let mut deserializer = serde_json::Deserializer::from_reader(reader);
+    let visitor = Holder { field, elements };
+    deserializer.deserialize_map(visitor).and_then(|()| deserializer.end())
 }
 
 /// The first byte that is no white space; what comes before it is taken.
@@ -116,12 +154,23 @@ fn first_letter(reader: &mut impl BufRead) -> Result<Option<u8>, ReadError> {
 /// Takes an array element by element, so that it is never in memory as a whole.
 struct Elements<'a, T> {
     visit: &'a mut dyn FnMut(u64, T) -> ControlFlow<()>,
+    meter: Meter,
     seen: u64,
     stopped: bool,
-    item: std::marker::PhantomData<T>,
+    item: PhantomData<T>,
 }
 
-impl<'de, T: serde::de::DeserializeOwned> DeserializeSeed<'de> for &mut Elements<'_, T> {
+impl<T> Elements<'_, T> {
+    fn take(&mut self, value: T) -> ControlFlow<()> {
+        self.meter.restart();
+        self.seen += 1;
+        let flow = (self.visit)(self.seen, value);
+        self.stopped = flow.is_break();
+        flow
+    }
+}
+
+impl<'de, T: DeserializeOwned> DeserializeSeed<'de> for &mut Elements<'_, T> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -129,7 +178,7 @@ impl<'de, T: serde::de::DeserializeOwned> DeserializeSeed<'de> for &mut Elements
     }
 }
 
-impl<'de, T: serde::de::DeserializeOwned> Visitor<'de> for &mut Elements<'_, T> {
+impl<'de, T: DeserializeOwned> Visitor<'de> for &mut Elements<'_, T> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -138,12 +187,52 @@ impl<'de, T: serde::de::DeserializeOwned> Visitor<'de> for &mut Elements<'_, T> 
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<(), A::Error> {
         while let Some(value) = sequence.next_element()? {
-            self.seen += 1;
-            if (self.visit)(self.seen, value).is_break() {
-                self.stopped = true;
+            if self.take(value).is_break() {
                 return Err(serde::de::Error::custom("stopped"));
             }
         }
         Ok(())
+    }
+}
+
+/// How many keys of an object a message names.
+const KEYS_NAMED: usize = 8;
+
+/// An object that holds the array under one of its keys.
+struct Holder<'a, 'b, T> {
+    field: &'a str,
+    elements: &'a mut Elements<'b, T>,
+}
+
+impl<'de, T: DeserializeOwned> Visitor<'de> for Holder<'_, '_, T> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "an object that holds the rows under `{}`", self.field)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let mut others = Vec::new();
+        let mut found = false;
+        while let Some(key) = map.next_key::<String>()? {
+            if key == self.field && !found {
+                self.elements.meter.restart();
+                map.next_value_seed(&mut *self.elements)?;
+                found = true;
+            } else {
+                // It is passed over, however long it is.
+                self.elements.meter.suspend();
+                map.next_value::<IgnoredAny>()?;
+                if others.len() < KEYS_NAMED {
+                    others.push(key);
+                }
+            }
+        }
+        if found {
+            return Ok(());
+        }
+        let others: Vec<String> = others.iter().map(|key| format!("`{key}`")).collect();
+        let message = format!("the object has no key `{}`; it has {}", self.field, others.join(", "));
+        Err(serde::de::Error::custom(message))
     }
 }

@@ -1,27 +1,31 @@
 //! Reading rows out of files, one after the other: memory does not grow with their number.
 
+mod delimited;
 mod json;
+mod open;
 mod quotes;
 mod table;
 mod text;
 
-use std::fs::File;
-use std::io::{BufRead, BufReader};
-use std::ops::Range;
-use std::path::Path;
+use std::io;
+use std::ops::{ControlFlow, Range};
 
 use engine::error::{Cause, StageError};
 use serde_json::{Map, Value};
 
 use super::SampleBy;
-use super::source::{Format, SourceFile};
+use super::flaw::{Flaw, Reason};
+use super::form::{Format, SourceFile};
+
+/// How many rows are looked at to learn which columns there are, of forms that do not say.
+const ROWS_LOOKED_AT: usize = 64;
 
 /// A row as a file holds it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
     /// Its values by column.
     pub fields: Map<String, Value>,
-    /// Its place in the file, from 1: a line where rows are lines, else a row.
+    /// Its place in the file, from 1: the line it begins in where a form has lines, else the number of the row.
     pub number: u64,
 }
 
@@ -31,87 +35,143 @@ pub struct BadRecord {
     /// Its place in the file, from 1.
     pub number: u64,
     /// What is wrong.
-    pub problem: String,
+    pub flaw: Flaw,
+}
+
+impl BadRecord {
+    fn new(number: u64, reason: Reason, problem: impl Into<String>) -> Self {
+        Self { number, flaw: Flaw::new(reason, problem) }
+    }
+
+    fn too_long(number: u64) -> Self {
+        Self::new(number, Reason::TooLong, format!("it is longer than {} MiB", open::LONGEST >> 20))
+    }
+}
+
+/// How files are read, where their form leaves a choice.
+#[derive(Debug, Clone)]
+pub struct Reading {
+    /// What is one text of a plain text file.
+    pub sample_by: SampleBy,
+    /// The key under which a JSON object holds the rows.
+    pub field: Option<String>,
+}
+
+/// Which columns of a table are read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
+    /// All of them.
+    All,
+    /// Those of these names.
+    Named(Vec<String>),
+}
+
+impl Wanted {
+    /// Whether a column is read.
+    pub fn has(&self, column: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Named(names) => names.iter().any(|name| name == column),
+        }
+    }
+
+    /// A column that is asked for by name and is there more than once.
+    fn ambiguous<'a>(&self, columns: impl Iterator<Item = &'a str> + Clone) -> Option<&str> {
+        let Self::Named(names) = self else { return None };
+        names.iter().map(String::as_str).find(|name| columns.clone().filter(|column| column == name).count() > 1)
+    }
 }
 
 /// What is done with each row.
-pub type Sink<'a> = dyn FnMut(Result<Record, BadRecord>) -> Result<(), StageError> + 'a;
+pub type Sink<'a> = dyn FnMut(Result<Record, BadRecord>) -> Result<ControlFlow<()>, StageError> + 'a;
 
 /// A file that cannot be read on.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The disk refuses.
     #[error("cannot read the file")]
-    Io(#[from] std::io::Error),
+    Io(#[source] io::Error),
     /// It is not what its extension says.
     #[error("{0}")]
     Malformed(String),
 }
 
+impl From<io::Error> for ReadError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => Self::Malformed(error.to_string()),
+            _ => Self::Io(error),
+        }
+    }
+}
+
 impl SourceFile {
-    /// The columns: the header, the schema, or what the first row has.
+    /// The columns: the header, the schema, or those that the first rows have.
     ///
     /// # Errors
     /// Fails where the file cannot be read that far.
-    pub fn columns(&self) -> Result<Vec<String>, StageError> {
-        match self.format {
+    pub fn columns(&self, reading: &Reading) -> Result<Vec<String>, StageError> {
+        match self.form.format {
             Format::Json | Format::JsonLines => {
-                let mut columns = Vec::new();
-                self.read(0..1, &[], SampleBy::Line, &mut |record| {
-                    let record = record.map_err(|bad| self.bad_row(&bad))?;
-                    columns = record.fields.keys().cloned().collect();
-                    Ok(())
+                let mut columns: Vec<String> = Vec::new();
+                let mut looked_at = 0;
+                self.read(0..u64::MAX, &Wanted::All, reading, &mut |record| {
+                    if let Ok(Record { fields, .. }) = record {
+                        let new: Vec<String> =
+                            fields.into_iter().map(|(name, _)| name).filter(|name| !columns.contains(name)).collect();
+                        columns.extend(new);
+                        looked_at += 1;
+                    }
+                    Ok(if looked_at < ROWS_LOOKED_AT { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
                 })?;
                 Ok(columns)
             }
-            Format::Csv | Format::Tsv | Format::Parquet | Format::Arrow => {
-                table::columns(self).map_err(|error| self.failed(error))
-            }
+            Format::Csv | Format::Tsv => delimited::header(self).map_err(|error| self.failed(error)),
+            Format::Parquet | Format::Arrow => table::columns(self).map_err(|error| self.failed(error)),
             Format::Text => Ok(vec!["text".to_owned()]),
         }
     }
 
-    /// How many rows there are.
+    /// How many rows there are, those that cannot be used among them.
     ///
     /// # Errors
     /// Fails where the file cannot be read to its end.
-    pub fn count(&self, sample_by: SampleBy) -> Result<u64, StageError> {
-        let counted = match self.format {
-            Format::Json => json::count_values(&self.path),
-            Format::Csv | Format::Tsv | Format::Parquet | Format::Arrow => table::count(self),
-            Format::JsonLines => text::count(&self.path, SampleBy::Line),
-            Format::Text => text::count(&self.path, sample_by),
+    pub fn count(&self, reading: &Reading) -> Result<u64, StageError> {
+        let counted = match self.form.format {
+            Format::Json => json::count_values(self, reading.field.as_deref()),
+            Format::Csv | Format::Tsv => delimited::count(self),
+            Format::Parquet | Format::Arrow => table::count(self),
+            Format::JsonLines => text::count(self, SampleBy::Line),
+            Format::Text => text::count(self, reading.sample_by),
         };
         counted.map_err(|error| self.failed(error))
     }
 
-    /// Gives the rows of a range to `sink` and returns how many rows the file was found to have, up to the range's end.
-    /// Of tables only the columns `wanted` are read; all of them where that is empty.
+    /// Gives the rows of a range to `sink`, until that breaks, and returns how many rows the file was found to have, up to the
+    /// range's end. Of tables only the columns `wanted` are read.
     ///
     /// # Errors
     /// Fails where the file cannot be read on, and with the sink's own failure.
     pub fn read(
         &self,
         range: Range<u64>,
-        wanted: &[String],
-        sample_by: SampleBy,
+        wanted: &Wanted,
+        reading: &Reading,
         sink: &mut Sink<'_>,
     ) -> Result<u64, StageError> {
         let mut stopped = None;
-        let mut careful = |record| match sink(record) {
-            Ok(()) => std::ops::ControlFlow::Continue(()),
-            Err(error) => {
+        let mut careful = |record| {
+            sink(record).unwrap_or_else(|error| {
                 stopped = Some(error);
-                std::ops::ControlFlow::Break(())
-            }
+                ControlFlow::Break(())
+            })
         };
-        let read = match self.format {
-            Format::Json => json::read_values(&self.path, range, &mut careful),
-            Format::JsonLines => json::read_lines(&self.path, range, &mut careful),
-            Format::Csv | Format::Tsv | Format::Parquet | Format::Arrow => {
-                table::read(self, range, wanted, &mut careful)
-            }
-            Format::Text => text::read(&self.path, range, sample_by, &mut careful),
+        let read = match self.form.format {
+            Format::Json => json::read_values(self, reading.field.as_deref(), range, &mut careful),
+            Format::JsonLines => json::read_lines(self, range, &mut careful),
+            Format::Csv | Format::Tsv => delimited::read(self, range, wanted, &mut careful),
+            Format::Parquet | Format::Arrow => table::read(self, range, wanted, &mut careful),
+            Format::Text => text::read(self, range, reading.sample_by, &mut careful),
         };
         match stopped {
             Some(error) => Err(error),
@@ -127,32 +187,15 @@ impl SourceFile {
         StageError::new(cause, format!("cannot read `{}`", self.name)).with_source(error)
     }
 
-    /// The failure over a row that cannot be used.
-    pub fn bad_row(&self, bad: &BadRecord) -> StageError {
-        let place = match self.format {
-            Format::JsonLines => "line",
-            Format::Text => "line",
-            Format::Json | Format::Csv | Format::Tsv | Format::Parquet | Format::Arrow => "row",
-        };
-        StageError::bad_data(format!("`{}`, {place} {}: {}", self.name, bad.number, bad.problem))
-            .with_help("mend the row, or set `on_bad_row: drop` to leave such rows out")
+    /// The place of a row, for messages.
+    pub fn place(&self, number: u64) -> String {
+        let unit = if self.form.format.has_lines() { "line" } else { "row" };
+        format!("`{}`, {unit} {number}", self.name)
     }
 }
 
 /// What the readers call with each row of the range.
-type Visit<'a> = dyn FnMut(Result<Record, BadRecord>) -> std::ops::ControlFlow<()> + 'a;
-
-/// Opens a file behind its byte order mark.
-fn open(path: &Path) -> Result<BufReader<File>, ReadError> {
-    let mut reader = BufReader::with_capacity(1 << 16, File::open(path)?);
-    let start = reader.fill_buf()?;
-    if start.starts_with(b"\xEF\xBB\xBF") {
-        reader.consume(3);
-    } else if start.starts_with(b"\xFF\xFE") || start.starts_with(b"\xFE\xFF") {
-        return Err(ReadError::Malformed("it is UTF-16, and UTF-8 is expected".to_owned()));
-    }
-    Ok(reader)
-}
+type Visit<'a> = dyn FnMut(Result<Record, BadRecord>) -> ControlFlow<()> + 'a;
 
 #[cfg(test)]
 mod tests;

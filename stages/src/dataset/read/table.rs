@@ -1,12 +1,11 @@
-//! CSV, Parquet and Arrow files, read in batches of rows.
+//! Parquet and Arrow files, read in batches of rows.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Seek};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray};
-use arrow::csv::reader::Format as CsvFormat;
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema};
 use arrow::error::ArrowError;
 use arrow::ipc::reader::{FileReader, StreamReader};
@@ -15,11 +14,18 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Map, Value};
 
-use super::super::source::{Format, SourceFile};
-use super::quotes::Quotes;
-use super::{ReadError, Record, Visit, open};
+use super::super::flaw::{Flaw, Reason};
+use super::super::form::{Format, SourceFile};
+use super::{BadRecord, ReadError, Record, Visit, Wanted};
 
+/// Rows that are decoded together, where they are short.
 const ROWS_PER_BATCH: usize = 1024;
+
+/// What the rows that are decoded together should take at most, going by the average of their row group.
+const BYTES_PER_BATCH: i64 = 16 << 20;
+
+/// Rows that are turned into records together.
+const ROWS_PER_SLICE: usize = 128;
 
 type Batches = Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>>>;
 
@@ -29,8 +35,7 @@ fn malformed(error: impl std::fmt::Display) -> ReadError {
 
 /// The names of the columns.
 pub(super) fn columns(file: &SourceFile) -> Result<Vec<String>, ReadError> {
-    let schema = match file.format {
-        Format::Csv | Format::Tsv => csv_schema(file)?,
+    let schema = match file.form.format {
         Format::Parquet => parquet(file)?.schema().clone(),
         _ => arrow_batches(file)?.0,
     };
@@ -39,14 +44,12 @@ pub(super) fn columns(file: &SourceFile) -> Result<Vec<String>, ReadError> {
 
 /// How many rows there are.
 pub(super) fn count(file: &SourceFile) -> Result<u64, ReadError> {
-    match file.format {
+    match file.form.format {
         Format::Parquet => {
             let rows = parquet(file)?.metadata().file_metadata().num_rows();
             u64::try_from(rows).map_err(malformed)
         }
-        _ => batches(file, &(0..u64::MAX), &[])?
-            .0
-            .try_fold(0, |rows, batch| Ok(rows + batch.map_err(malformed)?.num_rows() as u64)),
+        _ => arrow_batches(file)?.1.try_fold(0, |rows, batch| Ok(rows + batch.map_err(malformed)?.num_rows() as u64)),
     }
 }
 
@@ -54,7 +57,7 @@ pub(super) fn count(file: &SourceFile) -> Result<u64, ReadError> {
 pub(super) fn read(
     file: &SourceFile,
     range: Range<u64>,
-    wanted: &[String],
+    wanted: &Wanted,
     visit: &mut Visit<'_>,
 ) -> Result<u64, ReadError> {
     let (batches, mut seen) = batches(file, &range, wanted)?;
@@ -64,12 +67,8 @@ pub(super) fn read(
         let from = range.start.saturating_sub(seen).min(rows);
         let to = range.end.saturating_sub(seen).min(rows);
         let batch = batch.slice(from as usize, (to - from) as usize);
-        let columns = texts(&batch, wanted, matches!(file.format, Format::Csv | Format::Tsv))?;
-        for (offset, fields) in columns.into_iter().enumerate() {
-            let number = seen + from + offset as u64 + 1;
-            if visit(Ok(Record { fields, number })).is_break() {
-                return Ok(seen);
-            }
+        if visit_batch(&batch, seen + from, wanted, visit)?.is_break() {
+            return Ok(seen);
         }
         seen += rows;
         if seen >= range.end {
@@ -79,58 +78,62 @@ pub(super) fn read(
     Ok(seen.min(range.end))
 }
 
-/// Batches of rows, and the number of rows before the first batch.
-fn batches(file: &SourceFile, range: &Range<u64>, wanted: &[String]) -> Result<(Batches, u64), ReadError> {
-    match file.format {
-        Format::Csv | Format::Tsv => {
-            let schema = csv_schema(file)?;
-            let reader = arrow::csv::ReaderBuilder::new(schema)
-                .with_format(csv_format(file.format))
-                .with_batch_size(ROWS_PER_BATCH)
-                .build_buffered(Quotes::new(open(&file.path)?, delimiter(file.format)))
-                .map_err(malformed)?;
-            Ok((Box::new(reader), 0))
+/// Visits the rows of a batch, of which `before` come before it.
+fn visit_batch(
+    batch: &RecordBatch,
+    before: u64,
+    wanted: &Wanted,
+    visit: &mut Visit<'_>,
+) -> Result<ControlFlow<()>, ReadError> {
+    for first in (0..batch.num_rows()).step_by(ROWS_PER_SLICE) {
+        let slice = batch.slice(first, ROWS_PER_SLICE.min(batch.num_rows() - first));
+        for (offset, fields) in records(&slice, wanted)?.into_iter().enumerate() {
+            let number = before + (first + offset) as u64 + 1;
+            let record = fields.map(|fields| Record { fields, number }).map_err(|flaw| BadRecord { number, flaw });
+            if visit(record).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
         }
-        Format::Parquet => {
-            let builder = parquet(file)?;
-            let rows = u64::try_from(builder.metadata().file_metadata().num_rows()).map_err(malformed)?;
-            let from = range.start.min(rows);
-            let names: Vec<&str> = wanted.iter().map(String::as_str).collect();
-            let roots: Vec<usize> = (0..builder.schema().fields().len())
-                .filter(|index| names.is_empty() || names.contains(&builder.schema().field(*index).name().as_str()))
-                .collect();
-            let mask = ProjectionMask::roots(builder.parquet_schema(), roots);
-            let reader = builder
-                .with_projection(mask)
-                .with_offset(from as usize)
-                .with_limit((range.end.min(rows) - from) as usize)
-                .with_batch_size(ROWS_PER_BATCH)
-                .build()
-                .map_err(malformed)?;
-            Ok((Box::new(reader), from))
-        }
-        _ => Ok((arrow_batches(file)?.1, 0)),
     }
+    Ok(ControlFlow::Continue(()))
+}
+
+/// Batches of rows, and the number of rows before the first batch.
+fn batches(file: &SourceFile, range: &Range<u64>, wanted: &Wanted) -> Result<(Batches, u64), ReadError> {
+    if file.form.format != Format::Parquet {
+        return Ok((arrow_batches(file)?.1, 0));
+    }
+    let builder = parquet(file)?;
+    let rows = u64::try_from(builder.metadata().file_metadata().num_rows()).map_err(malformed)?;
+    let from = range.start.min(rows);
+    let roots: Vec<usize> = (0..builder.schema().fields().len())
+        .filter(|index| wanted.has(builder.schema().field(*index).name()))
+        .collect();
+    let mask = ProjectionMask::roots(builder.parquet_schema(), roots);
+    let batch_size = rows_per_batch(&builder, &mask);
+    let reader = builder
+        .with_projection(mask)
+        .with_offset(from as usize)
+        .with_limit((range.end.min(rows) - from) as usize)
+        .with_batch_size(batch_size)
+        .build()
+        .map_err(malformed)?;
+    Ok((Box::new(reader), from))
+}
+
+/// Few rows where they are long, so that a batch of them stays small.
+fn rows_per_batch(builder: &ParquetRecordBatchReaderBuilder<File>, mask: &ProjectionMask) -> usize {
+    let average = |group: &parquet::file::metadata::RowGroupMetaData| {
+        let columns = group.columns().iter().enumerate().filter(|(index, _)| mask.leaf_included(*index));
+        let bytes: i64 = columns.map(|(_, column)| column.uncompressed_size()).sum();
+        bytes / group.num_rows().max(1)
+    };
+    let longest = builder.metadata().row_groups().iter().map(average).max().unwrap_or(0).max(1);
+    usize::try_from(BYTES_PER_BATCH / longest).unwrap_or(1).clamp(1, ROWS_PER_BATCH)
 }
 
 fn parquet(file: &SourceFile) -> Result<ParquetRecordBatchReaderBuilder<File>, ReadError> {
     ParquetRecordBatchReaderBuilder::try_new(File::open(&file.path)?).map_err(malformed)
-}
-
-fn csv_format(format: Format) -> CsvFormat {
-    CsvFormat::default().with_header(true).with_delimiter(delimiter(format))
-}
-
-fn delimiter(format: Format) -> u8 {
-    if format == Format::Tsv { b'\t' } else { b',' }
-}
-
-/// The header's columns, all of them text: what looks like a number in one row may be a text in the next.
-fn csv_schema(file: &SourceFile) -> Result<Arc<Schema>, ReadError> {
-    let (schema, _) = csv_format(file.format).infer_schema(open(&file.path)?, Some(0)).map_err(malformed)?;
-    let fields: Vec<Field> =
-        schema.fields().iter().map(|field| Field::new(field.name(), DataType::Utf8, true)).collect();
-    Ok(Arc::new(Schema::new(fields)))
 }
 
 /// An Arrow file begins with a magic word; what Hugging Face caches is a stream and does not.
@@ -147,42 +150,51 @@ fn arrow_batches(file: &SourceFile) -> Result<(Arc<Schema>, Batches), ReadError>
     }
 }
 
-/// The rows of a batch as JSON objects. `empty_is_text`: CSV cannot tell an empty text from none, and means the text.
-fn texts(batch: &RecordBatch, wanted: &[String], empty_is_text: bool) -> Result<Vec<Map<String, Value>>, ReadError> {
+type Fields = Map<String, Value>;
+
+/// The rows of a batch as JSON objects.
+fn records(batch: &RecordBatch, wanted: &Wanted) -> Result<Vec<Result<Fields, Flaw>>, ReadError> {
     let schema = batch.schema();
-    let times = |name: &String| schema.fields().iter().filter(|field| field.name() == name).count();
-    if let Some(twice) = wanted.iter().find(|name| times(name) > 1) {
+    if let Some(twice) = wanted.ambiguous(schema.fields().iter().map(|field| field.name().as_str())) {
         return Err(ReadError::Malformed(format!("it has several columns `{twice}`")));
     }
-    let mut rows = vec![Map::new(); batch.num_rows()];
-    for (field, column) in schema.fields().iter().zip(batch.columns()) {
-        if !wanted.is_empty() && !wanted.contains(field.name()) {
-            continue;
-        }
-        let values = match as_text(column)? {
-            Some(texts) => texts.iter().map(|text| text.map_or(Value::Null, Value::from)).collect(),
-            None => as_json(field.name(), column)?,
-        };
-        for (row, value) in rows.iter_mut().zip(values) {
-            let value = if value.is_null() && empty_is_text { Value::from("") } else { value };
-            row.insert(field.name().clone(), value);
+    let mut rows: Vec<Result<Fields, Flaw>> = vec![Ok(Map::new()); batch.num_rows()];
+    for (field, column) in schema.fields().iter().zip(batch.columns()).filter(|(field, _)| wanted.has(field.name())) {
+        for (row, value) in rows.iter_mut().zip(values(field.name(), column)?) {
+            match (value, row.as_mut()) {
+                (Ok(value), Ok(fields)) => drop(fields.insert(field.name().clone(), value)),
+                (Err(flaw), Ok(_)) => *row = Err(flaw),
+                (_, Err(_)) => {}
+            }
         }
     }
     Ok(rows)
 }
 
-/// A column of any of Arrow's text types.
-fn as_text(column: &ArrayRef) -> Result<Option<StringArray>, ReadError> {
-    let is_text = |data_type: &DataType| matches!(data_type, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
-    let holds_text = match column.data_type() {
-        DataType::Dictionary(_, values) => is_text(values),
-        other => is_text(other),
+/// The values of a column.
+fn values(name: &str, column: &ArrayRef) -> Result<Vec<Result<Value, Flaw>>, ReadError> {
+    let plain = match column.data_type() {
+        DataType::Dictionary(_, values) => values,
+        other => other,
     };
-    if !holds_text {
-        return Ok(None);
+    match plain {
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => {
+            let column = arrow::compute::cast(column, &DataType::LargeUtf8).map_err(malformed)?;
+            Ok(column.as_string::<i64>().iter().map(|text| Ok(text.map_or(Value::Null, Value::from))).collect())
+        }
+        DataType::Binary | DataType::LargeBinary | DataType::BinaryView => {
+            let column = arrow::compute::cast(column, &DataType::LargeBinary).map_err(malformed)?;
+            Ok(column.as_binary::<i64>().iter().map(|bytes| text_of(name, bytes)).collect())
+        }
+        _ => Ok(as_json(name, column)?.into_iter().map(Ok).collect()),
     }
-    let column = arrow::compute::cast(column, &DataType::Utf8).map_err(malformed)?;
-    Ok(Some(column.as_string::<i32>().clone()))
+}
+
+/// Bytes are text that was written without saying so, or none.
+fn text_of(name: &str, bytes: Option<&[u8]>) -> Result<Value, Flaw> {
+    let Some(bytes) = bytes else { return Ok(Value::Null) };
+    let text = std::str::from_utf8(bytes);
+    text.map(Value::from).map_err(|_| Flaw::new(Reason::NotUtf8, format!("column `{name}` is not UTF-8")))
 }
 
 /// A column of anything else, such as conversations.

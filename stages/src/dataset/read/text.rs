@@ -1,80 +1,106 @@
 //! Plain text: lines, paragraphs, or the whole file as one text.
 
-use std::io::BufRead;
 use std::ops::{ControlFlow, Range};
-use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use super::super::SampleBy;
-use super::{BadRecord, ReadError, Record, Visit, open};
+use super::super::flaw::Reason;
+use super::super::form::SourceFile;
+use super::open::{LONGEST, Line, next_line, open};
+use super::{BadRecord, ReadError, Record, Visit};
 
-/// Calls `visit` with each line and its number from 1; line ends (LF or CRLF) are taken off.
+/// Calls `visit` with each line and its number from 1; line ends (LF or CRLF) are taken off. A line that is too long to be held is
+/// `None`.
 pub(super) fn for_each_line(
-    path: &Path,
-    mut visit: impl FnMut(u64, &[u8]) -> ControlFlow<()>,
+    file: &SourceFile,
+    mut visit: impl FnMut(u64, Option<&[u8]>) -> ControlFlow<()>,
 ) -> Result<(), ReadError> {
-    let mut reader = open(path)?;
+    let mut reader = open(file)?;
     let mut line = Vec::new();
     for number in 1.. {
-        line.clear();
-        if reader.read_until(b'\n', &mut line)? == 0 {
-            break;
-        }
-        let text = line.strip_suffix(b"\n").unwrap_or(&line);
-        let text = text.strip_suffix(b"\r").unwrap_or(text);
-        if visit(number, text).is_break() {
+        let flow = match next_line(&mut reader, &mut line, LONGEST)? {
+            Line::End => break,
+            Line::Whole => visit(number, Some(&line)),
+            Line::TooLong => visit(number, None),
+        };
+        if flow.is_break() {
             break;
         }
     }
     Ok(())
 }
 
+/// A text in the making.
+struct Sample {
+    /// Its first line.
+    number: u64,
+    /// Nothing where it is too long to be held.
+    bytes: Option<Vec<u8>>,
+}
+
+impl Sample {
+    fn begin(number: u64, line: Option<&[u8]>) -> Self {
+        Self { number, bytes: line.map(<[u8]>::to_vec) }
+    }
+
+    fn add(&mut self, line: Option<&[u8]>) {
+        let held = self.bytes.as_ref().map_or(0, |bytes| bytes.len() as u64);
+        match (&mut self.bytes, line) {
+            (Some(bytes), Some(line)) if held + (line.len() as u64) < LONGEST => {
+                bytes.push(b'\n');
+                bytes.extend_from_slice(line);
+            }
+            _ => self.bytes = None,
+        }
+    }
+}
+
 /// Calls `visit` with each text of the file and the number of its first line; blank ones are none.
 fn for_each_sample(
-    path: &Path,
+    file: &SourceFile,
     sample_by: SampleBy,
-    visit: &mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>,
+    visit: &mut dyn FnMut(u64, Option<&[u8]>) -> ControlFlow<()>,
 ) -> Result<(), ReadError> {
-    let mut open: Option<(u64, Vec<u8>)> = None;
+    let mut open: Option<Sample> = None;
     let mut flow = ControlFlow::Continue(());
-    for_each_line(path, |number, line| {
-        let blank = line.trim_ascii().is_empty();
+    for_each_line(file, |number, line| {
+        let blank = line.is_some_and(|line| line.trim_ascii().is_empty());
         let ends = match sample_by {
-            SampleBy::Line => true,
+            SampleBy::Line => {
+                flow = if blank { ControlFlow::Continue(()) } else { visit(number, line) };
+                return flow;
+            }
             SampleBy::Paragraph => blank,
             SampleBy::Document => false,
         };
         match &mut open {
-            Some((_, text)) if !(blank && ends) => {
-                text.push(b'\n');
-                text.extend_from_slice(line);
-            }
-            None if !blank => open = Some((number, line.to_vec())),
+            Some(sample) if !ends => sample.add(line),
+            None if !blank => open = Some(Sample::begin(number, line)),
             _ => {}
         }
-        if ends && let Some((first, text)) = open.take() {
-            flow = visit(first, &text);
+        if ends && let Some(sample) = open.take() {
+            flow = visit(sample.number, sample.bytes.as_deref());
         }
         flow
     })?;
     if flow.is_continue()
-        && let Some((first, text)) = open
+        && let Some(sample) = open
     {
-        let _ = visit(first, text.trim_ascii_end());
+        let _ = visit(sample.number, sample.bytes.as_deref().map(<[u8]>::trim_ascii_end));
     }
     Ok(())
 }
 
 /// Reads texts as rows with one column, `text`.
 pub(super) fn read(
-    path: &Path,
+    file: &SourceFile,
     range: Range<u64>,
     sample_by: SampleBy,
     visit: &mut Visit<'_>,
 ) -> Result<u64, ReadError> {
     let mut seen = 0;
-    for_each_sample(path, sample_by, &mut |number, text| {
+    for_each_sample(file, sample_by, &mut |number, text| {
         if seen >= range.end {
             return ControlFlow::Break(());
         }
@@ -82,24 +108,23 @@ pub(super) fn read(
         if seen <= range.start {
             return ControlFlow::Continue(());
         }
-        visit(match std::str::from_utf8(text) {
-            Ok(text) => {
-                let fields = Map::from_iter([("text".to_owned(), Value::from(text))]);
-                Ok(Record { fields, number })
-            }
-            Err(error) => {
-                let lines = text[..error.valid_up_to()].iter().filter(|byte| **byte == b'\n').count() as u64;
-                Err(BadRecord { number: number + lines, problem: "it is not UTF-8".to_owned() })
-            }
-        })
+        visit(text.ok_or_else(|| BadRecord::too_long(number)).and_then(|text| record(number, text)))
     })?;
     Ok(seen)
 }
 
+fn record(number: u64, text: &[u8]) -> Result<Record, BadRecord> {
+    let text = std::str::from_utf8(text).map_err(|error| {
+        let lines = text[..error.valid_up_to()].iter().filter(|byte| **byte == b'\n').count() as u64;
+        BadRecord::new(number + lines, Reason::NotUtf8, "it is not UTF-8")
+    })?;
+    Ok(Record { fields: Map::from_iter([("text".to_owned(), Value::from(text))]), number })
+}
+
 /// Counts the texts.
-pub(super) fn count(path: &Path, sample_by: SampleBy) -> Result<u64, ReadError> {
+pub(super) fn count(file: &SourceFile, sample_by: SampleBy) -> Result<u64, ReadError> {
     let mut seen = 0;
-    for_each_sample(path, sample_by, &mut |_, _| {
+    for_each_sample(file, sample_by, &mut |_, _| {
         seen += 1;
         ControlFlow::Continue(())
     })?;

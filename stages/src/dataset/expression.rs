@@ -1,0 +1,416 @@
+//! `filter` and `map`: minijinja expressions and templates over the columns of a row.
+
+use std::ops::ControlFlow;
+
+use engine::error::StageError;
+use engine::file::tree::{Node, Value as NodeValue};
+use engine::parameter::{KeyWriter, Parameter, Reader};
+use engine::suggest;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Serde, ValueKind};
+use minijinja::{Environment, ErrorKind, Expression, Template, UndefinedBehavior, Value};
+use serde_json::{Map, json};
+
+use super::DatasetParams;
+use super::flaw::{Flaw, Reason};
+use super::read::Wanted;
+
+/// Steps that working out one expression on one row may take.
+const FUEL: u64 = 10_000_000;
+
+/// The name of the whole row.
+const ROW: &str = "row";
+
+/// What `filter:` says: an expression.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Condition(String);
+
+/// What an entry of `map:` says: a text with `{{ expressions }}`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewColumn(String);
+
+impl Parameter for Condition {
+    fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
+        let text = text_of(node, reader)?;
+        match environment().compile_expression(text) {
+            Ok(_) => Some(Self(text.to_owned())),
+            Err(error) => {
+                let expected = "an expression such as `lang == \'en\' and text|length > 10`";
+                reader.bad_value(node, what(&error), expected);
+                None
+            }
+        }
+    }
+
+    fn write_key(&self, key: &mut KeyWriter<'_>) {
+        key.value(self.0.clone());
+    }
+
+    fn schema() -> serde_json::Value {
+        json!({ "type": "string", "examples": ["lang == 'en' and text|length > 10"] })
+    }
+}
+
+impl Parameter for NewColumn {
+    fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
+        let text = text_of(node, reader)?;
+        match Code::compile(&environment(), text) {
+            Ok(_) => Some(Self(text.to_owned())),
+            Err(error) => {
+                reader.bad_value(node, what(&error), "a text such as `{{ title }}: {{ body }}`");
+                None
+            }
+        }
+    }
+
+    fn write_key(&self, key: &mut KeyWriter<'_>) {
+        key.value(self.0.clone());
+    }
+
+    fn schema() -> serde_json::Value {
+        json!({ "type": "string", "examples": ["{{ title }}: {{ body }}"] })
+    }
+}
+
+fn text_of<'a>(node: &'a Node, reader: &mut Reader) -> Option<&'a str> {
+    let NodeValue::String(text) = &node.value else {
+        reader.wrong_type(node, "a string");
+        return None;
+    };
+    Some(text)
+}
+
+/// What went wrong, without the place inside the expression that has no name.
+fn what(error: &minijinja::Error) -> String {
+    match error.kind() {
+        ErrorKind::OutOfFuel => format!("takes more than {FUEL} steps"),
+        kind => error.detail().map_or_else(|| kind.to_string(), str::to_owned),
+    }
+}
+
+/// Where expressions are worked out: strict about what is not there, and with Python's methods on texts and lists.
+pub(super) fn environment<'a>() -> Environment<'a> {
+    let mut environment = Environment::new();
+    environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    let syntax = SyntaxConfig::builder().keep_trailing_newline(true).build();
+    environment.set_syntax(syntax.expect("the syntax is the usual one"));
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_fuel(Some(FUEL));
+    environment
+}
+
+/// An expression alone, or a text around some.
+enum Code<'a> {
+    /// Its value keeps its type where that is a list, an object or null.
+    Expression(Expression<'a, 'a>),
+    /// Its value is text.
+    Template(Template<'a, 'a>),
+}
+
+impl<'a> Code<'a> {
+    fn compile(environment: &'a Environment<'a>, text: &'a str) -> Result<Self, minijinja::Error> {
+        let inside = text.trim().strip_prefix("{{").and_then(|rest| rest.strip_suffix("}}"));
+        match inside.map(|inside| environment.compile_expression(inside)) {
+            Some(Ok(expression)) => Ok(Self::Expression(expression)),
+            Some(Err(_)) | None => environment.template_from_str(text).map(Self::Template),
+        }
+    }
+
+    fn variables(&self, nested: bool) -> Vec<String> {
+        let found = match self {
+            Self::Expression(expression) => expression.undeclared_variables(nested),
+            Self::Template(template) => template.undeclared_variables(nested),
+        };
+        let mut names: Vec<String> = found.into_iter().collect();
+        names.sort();
+        names
+    }
+}
+
+/// A compiled expression with what it asks for.
+struct Compiled<'a> {
+    /// Where the file says it: `filter`, `map.text`.
+    field: String,
+    code: Code<'a>,
+    /// The columns that it names.
+    variables: Vec<String>,
+    /// Whether it looks at the whole row.
+    uses_row: bool,
+    /// The columns that it looks for in the whole row.
+    looked_for: Vec<String>,
+}
+
+impl<'a> Compiled<'a> {
+    fn new(field: String, code: Code<'a>, environment: &Environment<'_>, columns: &[String]) -> Self {
+        let is_column = |name: &String| columns.contains(name);
+        let is_global = |name: &String| environment.globals().any(|(global, _)| global == name);
+        let mut variables = code.variables(false);
+        variables.retain(|name| is_column(name) || !is_global(name));
+        let uses_row = !columns.iter().any(|name| name == ROW) && variables.iter().any(|name| name == ROW);
+        variables.retain(|name| !uses_row || name != ROW);
+        let nested = if uses_row { code.variables(true) } else { Vec::new() };
+        let looked_for = nested.iter().filter_map(|path| path.strip_prefix("row.")).map(first_part).collect();
+        Self { field, code, variables, uses_row, looked_for }
+    }
+
+    fn value(&self, fields: &Map<String, serde_json::Value>) -> Result<Value, Flaw> {
+        let mut context = Vec::with_capacity(self.variables.len() + 1);
+        for name in &self.variables {
+            let value = fields.get(name).ok_or_else(|| self.missing(name, fields))?;
+            context.push((name.as_str(), Value::from(Serde(value))));
+        }
+        if self.uses_row {
+            context.push((ROW, Value::from(Serde(fields))));
+        }
+        let context = Value::from_pairs(context);
+        let value = match &self.code {
+            Code::Expression(expression) => expression.eval(context),
+            Code::Template(template) => template.render(context).map(Value::from),
+        };
+        let value = value.map_err(|error| self.flaw(&what(&error)))?;
+        if value.is_undefined() { Err(self.flaw("gives nothing")) } else { Ok(value) }
+    }
+
+    fn missing(&self, name: &str, fields: &Map<String, serde_json::Value>) -> Flaw {
+        let nearest = suggest::nearest(name, fields.keys());
+        let mean = nearest.map_or_else(String::new, |name| format!(" (did you mean `{name}`?)"));
+        Flaw::new(Reason::Missing, format!("`{}` asks for column `{name}`, which is missing{mean}", self.field))
+    }
+
+    fn flaw(&self, problem: &str) -> Flaw {
+        Flaw::new(Reason::Expression, format!("`{}`: {problem}", self.field))
+    }
+}
+
+fn first_part(path: &str) -> String {
+    path.split('.').next().unwrap_or(path).to_owned()
+}
+
+/// The filter and the new columns of a stage, compiled.
+pub(super) struct Expressions<'a> {
+    filter: Option<Compiled<'a>>,
+    map: Vec<(&'a str, Compiled<'a>)>,
+}
+
+impl<'a> Expressions<'a> {
+    /// Compiles those of a stage, for data with these columns. That their texts can be compiled was seen when they were read.
+    pub(super) fn compile(
+        params: &'a DatasetParams,
+        environment: &'a Environment<'a>,
+        columns: &[String],
+    ) -> Result<Self, StageError> {
+        Self::try_compile(params, environment, columns)
+            .map_err(|error| StageError::internal("an expression that was read does not compile").with_source(error))
+    }
+
+    fn try_compile(
+        params: &'a DatasetParams,
+        environment: &'a Environment<'a>,
+        columns: &[String],
+    ) -> Result<Self, minijinja::Error> {
+        let filter = match &params.filter {
+            Some(Condition(text)) => {
+                let code = Code::Expression(environment.compile_expression(text)?);
+                Some(Compiled::new("filter".to_owned(), code, environment, columns))
+            }
+            None => None,
+        };
+        let mut map = Vec::new();
+        for (column, NewColumn(text)) in &params.map {
+            let code = Code::compile(environment, text)?;
+            map.push((column.as_str(), Compiled::new(format!("map.{column}"), code, environment, columns)));
+        }
+        Ok(Self { filter, map })
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Compiled<'a>> {
+        self.filter.iter().chain(self.map.iter().map(|(_, compiled)| compiled))
+    }
+
+    /// The columns that rows have beside those of the data.
+    pub(super) fn new_columns(&self) -> impl Iterator<Item = &str> {
+        self.map.iter().map(|(column, _)| *column)
+    }
+
+    /// Whether there is nothing to work out.
+    pub(super) fn is_empty(&self) -> bool {
+        self.filter.is_none() && self.map.is_empty()
+    }
+
+    /// What has to be read for the columns that rows are made of.
+    pub(super) fn wanted(&self, columns: &[String]) -> Wanted {
+        if self.all().any(|compiled| compiled.uses_row) {
+            return Wanted::All;
+        }
+        let made = |column: &&String| self.new_columns().any(|new| new == column.as_str());
+        let named = self.all().flat_map(|compiled| compiled.variables.iter());
+        let mut names: Vec<String> = columns.iter().filter(|column| !made(column)).chain(named).cloned().collect();
+        names.sort();
+        names.dedup();
+        Wanted::Named(names)
+    }
+
+    /// What is odd about them, given the columns of the data: columns looked for in `row` that are not there.
+    pub(super) fn oddities(&self, columns: &[String], file: &str) -> Vec<String> {
+        let mut oddities = Vec::new();
+        for compiled in self.all() {
+            for name in compiled.looked_for.iter().filter(|name| !columns.contains(name) && *name != "get") {
+                let nearest = suggest::nearest(name, columns);
+                let mean = nearest.map_or_else(String::new, |name| format!(" (did you mean `{name}`?)"));
+                oddities
+                    .push(format!("`{}` looks for `row.{name}`, and `{file}` begins without it{mean}", compiled.field));
+            }
+        }
+        oddities
+    }
+
+    /// A row as the expressions leave it, or a break where the filter leaves it out. Every expression sees the row as the data has it.
+    pub(super) fn apply(
+        &self,
+        mut fields: Map<String, serde_json::Value>,
+    ) -> Result<ControlFlow<(), Map<String, serde_json::Value>>, Flaw> {
+        if let Some(filter) = &self.filter
+            && !filter.value(&fields)?.is_true()
+        {
+            return Ok(ControlFlow::Break(()));
+        }
+        let made: Vec<(&str, serde_json::Value)> = self
+            .map
+            .iter()
+            .map(|(column, compiled)| {
+                Ok((*column, compiled.value(&fields).and_then(|value| as_json(compiled, &value))?))
+            })
+            .collect::<Result<_, Flaw>>()?;
+        fields.extend(made.into_iter().map(|(column, value)| (column.to_owned(), value)));
+        Ok(ControlFlow::Continue(fields))
+    }
+}
+
+/// A value as a column holds it: numbers and truth values are text, as a template would write them.
+fn as_json(compiled: &Compiled<'_>, value: &Value) -> Result<serde_json::Value, Flaw> {
+    match value.kind() {
+        ValueKind::None => Ok(serde_json::Value::Null),
+        ValueKind::Seq | ValueKind::Map | ValueKind::Iterable => {
+            serde_json::to_value(value).map_err(|error| compiled.flaw(&error.to_string()))
+        }
+        _ => Ok(value.to_string().into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    fn params(with: serde_json::Value) -> Result<DatasetParams, Vec<String>> {
+        let mut whole = json!({"source": "./a.jsonl"});
+        whole.as_object_mut().unwrap().extend(with.as_object().unwrap().clone());
+        let mut reader = Reader::default();
+        let params = DatasetParams::read(&Node::from_json(&whole), &mut reader);
+        let problems: Vec<String> = reader.problems.into_iter().map(|problem| problem.message).collect();
+        params.filter(|_| problems.is_empty()).ok_or(problems)
+    }
+
+    /// The row that is left of one, `None` where it is filtered out.
+    fn apply(with: serde_json::Value, row: serde_json::Value) -> Result<Option<serde_json::Value>, Flaw> {
+        let params = params(with).unwrap();
+        let environment = environment();
+        let fields = row.as_object().unwrap().clone();
+        let columns: Vec<String> = fields.keys().cloned().collect();
+        let expressions = Expressions::compile(&params, &environment, &columns).unwrap();
+        Ok(match expressions.apply(fields)? {
+            ControlFlow::Continue(fields) => Some(fields.into()),
+            ControlFlow::Break(()) => None,
+        })
+    }
+
+    #[test]
+    fn a_filter_keeps_or_leaves_out() {
+        let row = json!({"text": "Hello there", "lang": "en", "n": 3});
+        for (filter, kept) in [
+            ("lang == 'en' and text|length > 10", true),
+            ("lang == 'de'", false),
+            ("n > 2", true),
+            ("text.lower().startswith('hello')", true),
+            ("row.missing is defined", false),
+            ("row['lang'] == 'en'", true),
+            ("'there' in text", true),
+            ("n", true),
+        ] {
+            assert_eq!(apply(json!({"filter": filter}), row.clone()).unwrap().is_some(), kept, "{filter}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_no_column_is_told_with_the_nearest() {
+        for filter in ["lnag == 'en'", "not lnag", "lnag"] {
+            let flaw = apply(json!({"filter": filter}), json!({"lang": "en"})).unwrap_err();
+            assert_eq!(flaw.reason, Reason::Missing);
+            assert!(
+                flaw.problem.contains("`lnag`") && flaw.problem.contains("did you mean `lang`?"),
+                "{}",
+                flaw.problem
+            );
+        }
+    }
+
+    #[test]
+    fn new_columns_see_the_row_as_it_was() {
+        let with = json!({"map": {"title": "{{ body }}", "body": "{{ title }}: {{ body }}\n", "n": "{{ n + 1 }}", "tag": "fixed"}});
+        let made = apply(with, json!({"title": "T", "body": "B", "n": 1})).unwrap().unwrap();
+        assert_eq!(made, json!({"title": "B", "body": "T: B\n", "n": "2", "tag": "fixed"}));
+    }
+
+    #[test]
+    fn an_expression_alone_can_make_a_list_or_null() {
+        let turns = "{{ [{'role': 'user', 'content': q}, {'role': 'assistant', 'content': a}] }}";
+        let with = json!({"map": {"messages": turns, "nothing": "{{ none }}", "kept": "{{ list }}"}});
+        let made = apply(with, json!({"q": "Q", "a": "A", "list": [1, {"x": null}]})).unwrap().unwrap();
+        assert_eq!(made["messages"], json!([{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]));
+        assert_eq!((&made["nothing"], &made["kept"]), (&json!(null), &json!([1, {"x": null}])));
+    }
+
+    #[test]
+    fn what_cannot_be_worked_out_is_a_flaw_of_the_row() {
+        for (filter, problem) in [
+            ("text + 1 > 2", "`filter`: "),
+            ("text|nosuch", "`filter`: "),
+            ("(range(100000)|list|length) + (range(100000)|map('abs')|list|length) > n and row.x", "`filter`: "),
+        ] {
+            let flaw = apply(json!({"filter": filter}), json!({"text": "a", "n": 1})).unwrap_err();
+            assert!(flaw.problem.starts_with(problem), "{}", flaw.problem);
+        }
+        let endless = "{% for a in range(100000) %}{% for b in range(100000) %}{{ a }}{% endfor %}{% endfor %}";
+        let flaw = apply(json!({"map": {"x": endless}}), json!({"a": 1})).unwrap_err();
+        assert!(flaw.problem.contains("more than 10000000 steps"), "{}", flaw.problem);
+    }
+
+    #[test]
+    fn mistakes_in_the_text_are_found_when_it_is_read() {
+        for with in [
+            json!({"filter": "a =="}),
+            json!({"filter": 7}),
+            json!({"map": {"x": "{{ a"}}),
+            json!({"map": {"x": "{% if %}"}}),
+        ] {
+            let problems = params(with.clone()).unwrap_err();
+            assert_eq!(problems.len(), 1, "{with}");
+        }
+    }
+
+    #[test]
+    fn only_the_columns_that_are_needed_are_read() {
+        let wanted = |with: serde_json::Value| {
+            let params = params(with).unwrap();
+            let environment = environment();
+            let columns = ["a", "b", "c", "d"].map(str::to_owned);
+            let expressions = Expressions::compile(&params, &environment, &columns).unwrap();
+            expressions.wanted(&["a".to_owned(), "x".to_owned()])
+        };
+        let named = |names: &[&str]| Wanted::Named(names.iter().map(|name| (*name).to_owned()).collect());
+        assert_eq!(wanted(json!({"filter": "b > 1", "map": {"x": "{{ c }}"}})), named(&["a", "b", "c"]));
+        assert_eq!(wanted(json!({"filter": "range(3)|length > 1"})), named(&["a", "x"]));
+        assert_eq!(wanted(json!({"filter": "row.b is defined"})), Wanted::All);
+    }
+}

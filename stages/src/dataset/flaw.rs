@@ -1,0 +1,90 @@
+//! What can be wrong with a row, and how often it was.
+
+use std::collections::BTreeMap;
+
+/// Why a row cannot be used, or is remarkable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reason {
+    /// It is not what its file's form asks for.
+    Malformed,
+    /// Its bytes are not UTF-8.
+    NotUtf8,
+    /// It has another number of values than the header.
+    Ragged,
+    /// A column that it needs is not there.
+    Missing,
+    /// A column that it needs is null.
+    Null,
+    /// A column holds something else than text.
+    NotText,
+    /// A text is empty, or nothing but white space.
+    Empty,
+    /// It is longer than rows may be.
+    TooLong,
+    /// Its turns are not those of a conversation, or in no order that one has.
+    Turns,
+    /// `filter` or `map` cannot be worked out on it.
+    Expression,
+}
+
+impl Reason {
+    /// Its name in facts and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::NotUtf8 => "not_utf8",
+            Self::Ragged => "ragged",
+            Self::Missing => "missing",
+            Self::Null => "null",
+            Self::NotText => "not_text",
+            Self::Empty => "empty",
+            Self::TooLong => "too_long",
+            Self::Turns => "turns",
+            Self::Expression => "expression",
+        }
+    }
+}
+
+/// What is wrong with a row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Flaw {
+    /// Of what sort it is.
+    pub reason: Reason,
+    /// What it is, as the end of a sentence about the row.
+    pub problem: String,
+}
+
+impl Flaw {
+    /// A flaw.
+    pub fn new(reason: Reason, problem: impl Into<String>) -> Self {
+        Self { reason, problem: problem.into() }
+    }
+}
+
+/// How many rows had which flaw.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tally(BTreeMap<Reason, u64>);
+
+impl Tally {
+    /// Counts one more.
+    pub fn add(&mut self, reason: Reason) {
+        *self.0.entry(reason).or_default() += 1;
+    }
+
+    /// How many in all.
+    pub fn total(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    /// The counts by name.
+    pub fn by_name(&self) -> BTreeMap<String, u64> {
+        self.0.iter().map(|(reason, count)| (reason.name().to_owned(), *count)).collect()
+    }
+}
+
+impl std::fmt::Display for Tally {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let counts: Vec<String> = self.0.iter().map(|(reason, count)| format!("{count} {}", reason.name())).collect();
+        f.write_str(&counts.join(", "))
+    }
+}
