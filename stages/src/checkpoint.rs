@@ -37,6 +37,12 @@ pub fn config(folder: &Path) -> Result<serde_json::Map<String, Value>, StageErro
         .or_fail(Cause::BadData, || "the model's `config.json` is not a JSON object".to_owned())
 }
 
+/// The fact of a model that is its `config.json`.
+pub const CONFIG: &str = "config";
+
+/// The fact of a model from the Hub that is its name there.
+pub const REPO: &str = "repo";
+
 /// The fact of a model, and of an adapter trained on it, that says which weights they are: a digest of the safetensors files.
 pub const WEIGHTS: &str = "weights";
 
@@ -58,6 +64,7 @@ pub fn facts(folder: &Path) -> Result<Facts, StageError> {
     if let Some(dtype) = config.get("torch_dtype").or_else(|| config.get("dtype")) {
         facts.insert("dtype".to_owned(), dtype.clone());
     }
+    facts.insert(CONFIG.to_owned(), Value::Object(config));
     facts.insert(WEIGHTS.to_owned(), weights(folder)?.to_string().into());
     Ok(facts)
 }

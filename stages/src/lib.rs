@@ -6,6 +6,7 @@ use engine::stage::Registry;
 
 pub mod adapter;
 pub mod artifact;
+pub mod bleu;
 pub mod checkpoint;
 pub mod dataset;
 pub mod download;
@@ -17,6 +18,7 @@ pub mod kernels;
 pub mod merge;
 pub mod new_model;
 pub mod pack;
+pub mod preflight;
 pub mod prompt;
 pub mod results;
 pub mod rouge;

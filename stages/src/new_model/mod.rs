@@ -8,7 +8,9 @@ use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Parameters};
+use engine::preflight::Preflight;
 use engine::stage::{InputFacts, Stage};
+use model::config::Config;
 use model::init::NewModel as Shape;
 
 use crate::artifact::{Model, OutputKind, Row, Rows, RowsReader, Tokenizer};
@@ -105,6 +107,20 @@ impl Stage for NewModel {
             Ok(()) => Vec::new(),
             Err(error) => vec![Problem::error("bad-shape", span, error.to_string(), "this shape cannot be built")],
         }
+    }
+
+    fn preflight(params: &NewModelParams, _: &InputFacts, _: Span) -> Preflight {
+        let mut ahead = Preflight::default();
+        if let Ok(config) = params.shape(params.vocab_size).config(safetensors::Dtype::F32) {
+            let config = serde_json::Value::Object(config);
+            if let Ok(shape) = Config::from_json(&config.to_string()) {
+                let weights = shape.matrix_weights();
+                ahead.figure("parameters", weights, format!("{weights}, if the text has pairs for every id"));
+                ahead.disk_bytes = Some(weights * 4);
+            }
+            ahead.expect("model", checkpoint::CONFIG, config);
+        }
+        ahead
     }
 
     fn run(params: &NewModelParams, context: &mut StageContext) -> Result<(), StageError> {

@@ -8,6 +8,7 @@ use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Parameters};
+use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, Stage};
 
@@ -57,6 +58,12 @@ impl Stage for Pack {
             Problem::error("out-of-range", span, message, "too short for the tokens").with_help(FITS)
         };
         too_long.map(problem).into_iter().collect()
+    }
+
+    fn preflight(params: &PackParams, _: &InputFacts, _: Span) -> Preflight {
+        let mut ahead = Preflight::default();
+        ahead.expect("packs", "longest_row", params.max_seq_len);
+        ahead
     }
 
     fn run(params: &PackParams, context: &mut StageContext) -> Result<(), StageError> {

@@ -12,6 +12,7 @@ use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Parameters, Reference};
+use engine::preflight::Preflight;
 use engine::stage::{InputFacts, Stage, Threads};
 use rayon::prelude::*;
 
@@ -117,6 +118,19 @@ impl Stage for Tokenize {
         };
         let problems = [splits_prompts.then(problem), params.train_on().is_none().then(contradiction)];
         problems.into_iter().flatten().collect()
+    }
+
+    fn preflight(params: &TokenizeParams, inputs: &InputFacts, _: Span) -> Preflight {
+        let mut ahead = Preflight::default();
+        let rows = facts_of(&params.dataset.reference, inputs).and_then(|facts| facts.get("rows")?.as_u64());
+        // Without splitting, each row of text becomes one of tokens, unless it is left out.
+        if let Some(rows) = rows.filter(|_| params.on_too_long != Some(OnTooLong::Split)) {
+            ahead.expect("tokens", "rows", rows);
+        }
+        if let Some(longest) = params.max_seq_len {
+            ahead.expect("tokens", "longest_row", longest);
+        }
+        ahead
     }
 
     fn threads(_: &TokenizeParams) -> Threads {

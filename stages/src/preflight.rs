@@ -1,0 +1,45 @@
+//! What stage kinds say ahead about the models they read and make.
+
+use engine::artifact::Facts;
+use engine::parameter::Reference;
+use engine::preflight::Preflight;
+use engine::stage::InputFacts;
+use model::config::Config;
+use model::ops::Compute;
+use serde_json::Value;
+
+use crate::checkpoint::CONFIG;
+use crate::tokenize::facts_of;
+
+/// What a process of ours takes before it loads anything, in bytes.
+pub const PROCESS_BYTES: u64 = 24 << 20;
+
+/// The configuration of a model that a stage reads, where its facts have it.
+pub fn model_config(reference: &Reference, inputs: &InputFacts) -> Option<Config> {
+    config_of(facts_of(reference, inputs)?)
+}
+
+fn config_of(facts: &Facts) -> Option<Config> {
+    Config::from_json(&facts.get(CONFIG)?.to_string()).ok()
+}
+
+/// Says that an output will be a model of the same configuration as one that is read.
+pub fn expect_same_model(preflight: &mut Preflight, output: &str, model: &Reference, inputs: &InputFacts) {
+    if let Some(config) = facts_of(model, inputs).and_then(|facts| facts.get(CONFIG)) {
+        preflight.expect(output, CONFIG, config.clone());
+    }
+}
+
+/// The size of a model's weights on disk: in the type that its configuration names, f32 where it names none.
+pub fn checkpoint_bytes(model: &Reference, inputs: &InputFacts) -> Option<u64> {
+    let facts = facts_of(model, inputs)?;
+    let config = facts.get(CONFIG)?;
+    let dtype = config.get("torch_dtype").or_else(|| config.get("dtype")).and_then(Value::as_str);
+    let per_weight = if matches!(dtype, Some("bfloat16" | "float16")) { 2 } else { 4 };
+    Some(config_of(facts)?.matrix_weights() * per_weight)
+}
+
+/// The memory of a process that runs a model without training it, over so many tokens at once.
+pub fn inference_bytes(config: &Config, compute: Compute, tokens: u64) -> u64 {
+    PROCESS_BYTES + model::memory::inference_bytes(config, compute, tokens)
+}
