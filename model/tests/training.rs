@@ -281,6 +281,28 @@ fn layers_that_run_again_change_no_bit() {
     }
 }
 
+/// Dropout draws by address, so that the second forward of a layer has the mask of the first.
+#[test]
+fn layers_that_run_again_drop_the_same_elements() {
+    let ops = ops(2);
+    let run = |dropout, recompute| {
+        let mut decoder = support::decoder(&ops, "llama", Keep::Frozen);
+        let targets = ["q_proj", "o_proj", "gate_proj", "down_proj"].map(str::to_owned).to_vec();
+        let config = AdapterConfig { dropout, ..AdapterConfig::new(2, 4.0, targets) };
+        let mut adapter = decoder.fresh_adapter(&config, 9).unwrap();
+        for (name, module) in &mut adapter.modules {
+            module.lora_b = fresh_tensor(6, name, module.lora_b.len(), Fill::Normal(0.1));
+        }
+        decoder.attach(&adapter).unwrap();
+        let mut trainer = Trainer::new(decoder, TrainOptions { recompute, seed: 5, ..ADAPTER }).unwrap();
+        train(&mut trainer, 0..3, 4);
+        bits(&trainer.state().unwrap())
+    };
+    let keeping = run(0.4, Recompute::None);
+    assert!(run(0.4, Recompute::Layers) == keeping);
+    assert!(run(0.0, Recompute::None) != keeping, "something was dropped");
+}
+
 #[test]
 fn a_run_with_momentum_resumes_to_the_bit() {
     let ops = ops(1);
