@@ -18,7 +18,6 @@ pub mod kernels;
 pub mod merge;
 pub mod new_model;
 pub mod pack;
-pub mod preflight;
 pub mod prompt;
 pub mod results;
 pub mod rouge;
