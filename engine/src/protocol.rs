@@ -109,6 +109,11 @@ pub enum WorkerEvent {
         /// A lower-case fragment.
         message: String,
     },
+    /// A piece of an answer as it grows, for a person who waits for it. The stage's next report holds the whole answer.
+    Text {
+        /// What comes next of it.
+        text: String,
+    },
     /// Words for the screen that belong to the result (a sample, a table), several lines perhaps.
     Report {
         /// The text.

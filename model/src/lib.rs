@@ -3,7 +3,7 @@
 //! A [`decoder::Decoder`] is loaded from a Hub checkpoint onto a kernel set ([`cpu::Cpu`], [`candle::Candle`]); its family is
 //! data ([`config::Config`]). There is no autograd: a kernel set has each operation's forward and backward ([`ops::Ops`]) and
 //! may fuse them into blocks ([`blocks::Blocks`]). A [`trainer::Trainer`] sums gradients over micro-batches and steps; a
-//! [`session::Session`] generates. Pipelines and artefacts are left to others.
+//! [`generation::Generator`] completes prompts. Pipelines and artefacts are left to others.
 //!
 //! Fine-tuning with LoRA, from a checkpoint to an adapter that PEFT reads:
 //!
@@ -47,6 +47,7 @@ pub mod config;
 pub mod cpu;
 pub mod decoder;
 mod families;
+pub mod generation;
 mod fingerprint;
 pub mod init;
 pub mod merge;

@@ -1,7 +1,8 @@
-//! Chooses the next token from logits: greedy, or drawn after temperature, top-k and top-p.
+//! Chooses the next token from logits: the most likely one, or one drawn from what is left after temperature, top-k, top-p and min-p.
 //!
-//! A draw depends on the seed, the row and the position alone, so a batch gives the same texts in whatever order or
-//! company its rows are computed.
+//! Each setting is that of the logits processor of its name in transformers, and they apply in its order: repetition penalty,
+//! tokens that must not come yet, temperature, top-k, top-p, min-p. The draw is our own: it depends on the seed, the row and
+//! the position alone, so a batch gives the same texts in whatever order or company its rows are computed.
 
 use crate::random::{Address, Purpose, Stream};
 
@@ -9,20 +10,23 @@ use crate::random::{Address, Purpose, Stream};
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
     /// Divides the logits; 0 takes the most likely token, exactly.
-    pub temperature: f32,
+    pub temperature: f64,
     /// Keeps the most likely tokens only: this many, and those tied with the last of them.
     pub top_k: Option<usize>,
     /// Keeps the fewest most likely tokens whose probabilities reach this sum.
-    pub top_p: Option<f32>,
+    pub top_p: Option<f64>,
+    /// Keeps the tokens that are at least so likely, as a share of the most likely one's probability.
+    pub min_p: Option<f64>,
     /// Divides the positive logits of tokens seen before and multiplies the negative ones. 1 changes nothing.
-    pub repetition_penalty: Option<f32>,
+    pub repetition_penalty: Option<f64>,
     /// Seed of the draws.
     pub seed: u64,
 }
 
 impl Sampling {
     /// Always the most likely token.
-    pub const GREEDY: Self = Self { temperature: 0.0, top_k: None, top_p: None, repetition_penalty: None, seed: 0 };
+    pub const GREEDY: Self =
+        Self { temperature: 0.0, top_k: None, top_p: None, min_p: None, repetition_penalty: None, seed: 0 };
 }
 
 /// Why no token could be chosen, or a setting makes no sense.
@@ -46,8 +50,8 @@ pub enum SamplingError {
         /// Its logit.
         value: f32,
     },
-    /// There are no logits.
-    #[error("there are no logits to choose from")]
+    /// There are no logits, or none but those of tokens that must not come.
+    #[error("there is no token to choose from")]
     Empty,
 }
 
@@ -55,9 +59,25 @@ pub enum SamplingError {
 #[derive(Debug, Clone)]
 pub struct Sampler {
     sampling: Sampling,
+    /// The processed logits; −∞ where a token is out.
     logits: Vec<f32>,
-    /// Candidates, and their probabilities before scaling.
-    candidates: Vec<(u32, f64)>,
+    /// Probabilities before scaling, beside the logits.
+    weights: Vec<f64>,
+    /// Token ids in the order of their logits.
+    order: Vec<u32>,
+}
+
+/// Where a token is to be chosen.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    /// The prompt and the tokens chosen so far.
+    pub seen: &'a [u32],
+    /// Tokens that must not come here: ends of text while an answer is shorter than it has to be.
+    pub banned: &'a [u32],
+    /// The row: with the position it addresses the draw.
+    pub row: u64,
+    /// The position in that row.
+    pub position: u64,
 }
 
 impl Sampler {
@@ -69,26 +89,40 @@ impl Sampler {
         let check = |name, value: f64, good: bool, range| {
             if good { Ok(()) } else { Err(SamplingError::OutOfRange { name, value, range }) }
         };
-        let Sampling { temperature, top_k, top_p, repetition_penalty, .. } = sampling;
-        check("temperature", temperature.into(), temperature.is_finite() && temperature >= 0.0, "0 or more")?;
+        let Sampling { temperature, top_k, top_p, min_p, repetition_penalty, .. } = sampling;
+        check("temperature", temperature, temperature.is_finite() && temperature >= 0.0, "0 or more")?;
         check("top_k", 0.0, top_k != Some(0), "1 or more")?;
         if let Some(top_p) = top_p {
-            check("top_p", top_p.into(), top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1")?;
+            check("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1")?;
+        }
+        if let Some(min_p) = min_p {
+            check("min_p", min_p, (0.0..=1.0).contains(&min_p), "from 0 to 1")?;
         }
         if let Some(penalty) = repetition_penalty {
-            check("repetition_penalty", penalty.into(), penalty.is_finite() && penalty > 0.0, "above 0")?;
+            check("repetition_penalty", penalty, penalty.is_finite() && penalty > 0.0, "above 0")?;
         }
-        Ok(Self { sampling, logits: Vec::new(), candidates: Vec::new() })
+        Ok(Self { sampling, logits: Vec::new(), weights: Vec::new(), order: Vec::new() })
     }
 
-    /// The token after `seen` (prompt and tokens chosen so far) of row `row`, at `position` in that row.
-    ///
-    /// Penalty, temperature, top-k and top-p apply in this order, as in transformers; among equally likely tokens the
-    /// lowest id comes first.
+    /// The next token at a place; among equally likely ones the lowest id comes first.
     ///
     /// # Errors
-    /// Fails if `logits` is empty or holds NaN or infinity (a masked token may be −∞).
-    pub fn next_token(&mut self, logits: &[f32], seen: &[u32], row: u64, position: u64) -> Result<u32, SamplingError> {
+    /// As for [`Sampler::process`].
+    pub fn next_token(&mut self, logits: &[f32], place: &Place<'_>) -> Result<u32, SamplingError> {
+        self.process(logits, place.seen, place.banned)?;
+        if self.sampling.temperature == 0.0 {
+            return argmax(&self.logits).ok_or(SamplingError::Empty);
+        }
+        let address = Address::new(Purpose::Sampling).row(place.row).step(place.position);
+        Ok(self.draw(Stream::new(self.sampling.seed, address).uniform()))
+    }
+
+    /// The logits that the choice is made by, those of excluded tokens −∞. At temperature 0 nothing but the penalty and the ban
+    /// applies.
+    ///
+    /// # Errors
+    /// Fails if `logits` holds NaN or infinity (a masked token may be −∞), or no token is left.
+    pub fn process(&mut self, logits: &[f32], seen: &[u32], banned: &[u32]) -> Result<&[f32], SamplingError> {
         let bad = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY);
         if let Some(token) = bad {
             return Err(SamplingError::NotFinite { token, value: logits[token] });
@@ -96,46 +130,74 @@ impl Sampler {
         self.logits.clear();
         self.logits.extend_from_slice(logits);
         if let Some(penalty) = self.sampling.repetition_penalty {
-            penalize(&mut self.logits, logits, seen, penalty);
+            penalize(&mut self.logits, logits, seen, penalty as f32);
         }
-        let best = argmax(&self.logits).ok_or(SamplingError::Empty)?;
-        if self.sampling.temperature == 0.0 {
-            return Ok(best);
+        for token in banned {
+            if let Some(logit) = self.logits.get_mut(*token as usize) {
+                *logit = f32::NEG_INFINITY;
+            }
         }
-        self.collect_candidates(self.logits[best as usize]);
-        let address = Address::new(Purpose::Sampling).row(row).step(position);
-        Ok(self.draw(Stream::new(self.sampling.seed, address).uniform()))
+        if self.sampling.temperature != 0.0 {
+            self.warp();
+        }
+        match greatest(&self.logits) {
+            f32::NEG_INFINITY => Err(SamplingError::Empty),
+            _ => Ok(&self.logits),
+        }
     }
 
-    /// Fills `candidates` with what top-k and top-p leave, each with `exp((logit − greatest) / temperature)`.
-    fn collect_candidates(&mut self, greatest: f32) {
-        let least = self.sampling.top_k.map_or(f32::NEG_INFINITY, |k| kth_greatest(&self.logits, k));
-        let temperature = f64::from(self.sampling.temperature);
-        let weight = |logit: f32| (f64::from(logit - greatest) / temperature).exp();
-        let kept = self.logits.iter().enumerate().filter(|(_, logit)| **logit >= least);
-        self.candidates.clear();
-        self.candidates.extend(kept.map(|(token, logit)| (token as u32, weight(*logit))));
-        let Some(top_p) = self.sampling.top_p else { return };
-        // A stable sort, so that the lowest id comes first among equals.
-        self.candidates.sort_by(|a, b| b.1.total_cmp(&a.1));
-        let total: f64 = self.candidates.iter().map(|candidate| candidate.1).sum();
-        let mut before = 0.0;
-        let kept = self.candidates.iter().take_while(|candidate| {
-            let keep = before < f64::from(top_p) * total;
-            before += candidate.1;
-            keep
-        });
-        let kept = kept.count().max(1);
-        self.candidates.truncate(kept);
+    /// Temperature, top-k, top-p and min-p.
+    fn warp(&mut self) {
+        let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
+        let temperature = temperature as f32;
+        self.logits.iter_mut().for_each(|logit| *logit /= temperature);
+        if let Some(k) = top_k {
+            let least = kth_greatest(&self.logits, k);
+            mask(&mut self.logits, |logit| logit < least);
+        }
+        if let Some(top_p) = top_p.filter(|top_p| *top_p < 1.0) {
+            self.keep_top_p(top_p);
+        }
+        if let Some(min_p) = min_p {
+            let greatest = greatest(&self.logits);
+            let sum: f64 = self.logits.iter().map(|logit| weight(*logit, greatest)).sum();
+            let least = min_p as f32 * (1.0 / sum) as f32;
+            mask(&mut self.logits, |logit| ((weight(logit, greatest) / sum) as f32) < least);
+        }
     }
 
-    /// The candidate at `share` of the summed weights.
-    fn draw(&self, share: f64) -> u32 {
-        let total: f64 = self.candidates.iter().map(|candidate| candidate.1).sum();
+    /// Takes tokens away from the least likely on, as long as together they have no more than `1 − top_p`; never the last one.
+    fn keep_top_p(&mut self, top_p: f64) {
+        let logits = &mut self.logits;
+        let greatest = greatest(logits);
+        let sum: f64 = logits.iter().map(|logit| weight(*logit, greatest)).sum();
+        self.order.clear();
+        self.order.extend((0..logits.len() as u32).filter(|token| logits[*token as usize] > f32::NEG_INFINITY));
+        // Of equals the lowest ids stay; transformers leaves that to an unstable sort.
+        self.order.sort_unstable_by(|a, b| logits[*a as usize].total_cmp(&logits[*b as usize]).then(b.cmp(a)));
+        let most = (1.0 - top_p) as f32;
+        let mut together = 0.0;
+        let but_the_last = self.order.len().saturating_sub(1);
+        for token in &self.order[..but_the_last] {
+            let logit = &mut logits[*token as usize];
+            together += f64::from((weight(*logit, greatest) / sum) as f32);
+            if together as f32 > most {
+                break;
+            }
+            *logit = f32::NEG_INFINITY;
+        }
+    }
+
+    /// The token at `share` of the summed probabilities, in the order of the ids.
+    fn draw(&mut self, share: f64) -> u32 {
+        let greatest = greatest(&self.logits);
+        self.weights.clear();
+        self.weights.extend(self.logits.iter().map(|logit| weight(*logit, greatest)));
+        let total: f64 = self.weights.iter().sum();
         let mut left = share * total;
-        let mut last = self.candidates[0].0;
-        for (token, weight) in self.candidates.iter().filter(|candidate| candidate.1 > 0.0) {
-            last = *token;
+        let mut last = 0;
+        for (token, weight) in self.weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
+            last = token as u32;
             if left < *weight {
                 break;
             }
@@ -154,6 +216,19 @@ pub fn argmax(logits: &[f32]) -> Option<u32> {
         }
     }
     (!logits.is_empty()).then_some(best as u32)
+}
+
+/// A probability before scaling: 1 for the most likely token.
+fn weight(logit: f32, greatest: f32) -> f64 {
+    f64::from(logit - greatest).exp()
+}
+
+fn greatest(logits: &[f32]) -> f32 {
+    logits.iter().copied().fold(f32::NEG_INFINITY, f32::max)
+}
+
+fn mask(logits: &mut [f32], out: impl Fn(f32) -> bool) {
+    logits.iter_mut().filter(|logit| out(**logit)).for_each(|logit| *logit = f32::NEG_INFINITY);
 }
 
 /// Source: Keskar et al., arXiv:1909.05858, as `RepetitionPenaltyLogitsProcessor` has it: once per distinct token.
@@ -175,91 +250,4 @@ fn kth_greatest(logits: &[f32], k: usize) -> f32 {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
-mod tests {
-    use super::*;
-
-    const PLAIN: Sampling = Sampling { temperature: 1.0, ..Sampling::GREEDY };
-
-    fn counts(sampling: Sampling, logits: &[f32], draws: u64) -> Vec<u64> {
-        let mut sampler = Sampler::new(sampling).unwrap();
-        let mut counts = vec![0; logits.len()];
-        for row in 0..draws {
-            counts[sampler.next_token(logits, &[], row, 7).unwrap() as usize] += 1;
-        }
-        counts
-    }
-
-    #[test]
-    fn temperature_zero_is_the_greatest_logit() {
-        let mut sampler = Sampler::new(Sampling::GREEDY).unwrap();
-        let logits = [0.1, 3.0, 3.0 - 1e-6, f32::NEG_INFINITY, 3.0];
-        for row in 0..20 {
-            assert_eq!(sampler.next_token(&logits, &[], row, 0).unwrap(), 1);
-        }
-    }
-
-    #[test]
-    fn draws_follow_the_softmax() {
-        let logits = [1.0_f32.ln(), 2.0_f32.ln(), 5.0_f32.ln(), f32::NEG_INFINITY];
-        let plain = counts(PLAIN, &logits, 40_000);
-        for (count, expected) in plain.iter().zip([5_000, 10_000, 25_000, 0]) {
-            assert!(count.abs_diff(expected) < 400, "{plain:?}");
-        }
-        // Temperature ½ squares the odds: 1 : 4 : 25.
-        let sharp = counts(Sampling { temperature: 0.5, ..PLAIN }, &logits, 30_000);
-        for (count, expected) in sharp.iter().zip([1_000, 4_000, 25_000, 0]) {
-            assert!(count.abs_diff(expected) < 400, "{sharp:?}");
-        }
-    }
-
-    #[test]
-    fn top_k_keeps_ties_and_top_p_keeps_the_token_that_crosses() {
-        let logits = [0.0, 2.0, 1.0, 1.0, -1.0];
-        let kept = |sampling| counts(sampling, &logits, 2_000).iter().map(|count| *count > 0).collect::<Vec<_>>();
-        assert_eq!(kept(Sampling { top_k: Some(2), ..PLAIN }), [false, true, true, true, false]);
-        assert_eq!(kept(Sampling { top_k: Some(1), ..PLAIN }), [false, true, false, false, false]);
-        // Probabilities: 0.071, 0.525, 0.193, 0.193, 0.026 (rounded): 0.6 is crossed by the first of the two equals.
-        assert_eq!(kept(Sampling { top_p: Some(0.6), ..PLAIN }), [false, true, true, false, false]);
-        assert_eq!(kept(Sampling { top_p: Some(0.01), ..PLAIN }), [false, true, false, false, false]);
-        assert_eq!(kept(Sampling { top_p: Some(1.0), ..PLAIN }), [true; 5]);
-    }
-
-    #[test]
-    fn a_repeated_token_is_penalized_once() {
-        let mut sampler = Sampler::new(Sampling { repetition_penalty: Some(2.0), ..Sampling::GREEDY }).unwrap();
-        assert_eq!(sampler.next_token(&[4.0, 3.0, -1.0], &[0, 0, 0], 0, 0).unwrap(), 1);
-        assert_eq!(sampler.next_token(&[4.0, 1.5, -1.0], &[0, 0, 0], 0, 0).unwrap(), 0, "4 / 2, not 4 / 8");
-        assert_eq!(sampler.next_token(&[-1.0, -1.5], &[0], 0, 0).unwrap(), 1);
-    }
-
-    #[test]
-    fn a_draw_depends_on_its_address_alone() {
-        let logits: Vec<f32> = (0..100).map(|i| (i as f32 * 0.7).sin()).collect();
-        let mut sampler = Sampler::new(Sampling { seed: 5, ..PLAIN }).unwrap();
-        let draw = |sampler: &mut Sampler, row, position| sampler.next_token(&logits, &[], row, position).unwrap();
-        let forwards: Vec<u32> = (0..50).map(|row| draw(&mut sampler, row, 3)).collect();
-        let backwards: Vec<u32> = (0..50).rev().map(|row| draw(&mut sampler, row, 3)).collect();
-        assert!(forwards.iter().eq(backwards.iter().rev()));
-        let elsewhere: Vec<u32> = (0..50).map(|row| draw(&mut sampler, row, 4)).collect();
-        assert_ne!(forwards, elsewhere);
-    }
-
-    #[test]
-    fn nonsense_is_refused() {
-        let mut sampler = Sampler::new(PLAIN).unwrap();
-        let error = sampler.next_token(&[0.0, f32::NAN], &[], 0, 0).unwrap_err();
-        assert!(matches!(error, SamplingError::NotFinite { token: 1, .. }));
-        assert_eq!(sampler.next_token(&[], &[], 0, 0), Err(SamplingError::Empty));
-        for bad in [
-            Sampling { temperature: -1.0, ..PLAIN },
-            Sampling { temperature: f32::NAN, ..PLAIN },
-            Sampling { top_k: Some(0), ..PLAIN },
-            Sampling { top_p: Some(0.0), ..PLAIN },
-            Sampling { top_p: Some(1.5), ..PLAIN },
-            Sampling { repetition_penalty: Some(0.0), ..PLAIN },
-        ] {
-            assert!(Sampler::new(bad).is_err(), "{bad:?}");
-        }
-    }
-}
+mod tests;

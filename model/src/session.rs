@@ -1,4 +1,4 @@
-//! Generation: several sequences of unequal length that grow together, their keys and values cached.
+//! Several sequences of unequal length that grow together, their keys and values cached; [`crate::generation`] completes prompts on it.
 
 use std::sync::Arc;
 
@@ -80,6 +80,11 @@ impl<'a, B: Blocks> Session<'a, B> {
     /// Tokens of a sequence so far.
     pub fn length(&self, sequence: usize) -> usize {
         self.tokens[sequence].len()
+    }
+
+    /// Forgets a sequence, so that another can take its place.
+    pub fn clear(&mut self, sequence: usize) {
+        self.tokens[sequence].clear();
     }
 
     /// Appends tokens to some of the sequences and returns, for each of these in their order, the logits after its last token.

@@ -2,66 +2,104 @@
 //!
 //! It leaves to others: what the prompts are, and what becomes of the answers.
 
+mod answer;
+mod detokenizer;
+mod speed;
+mod stop;
+
 use std::path::Path;
 use std::sync::Arc;
 
 use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::{Input, Parameters};
 use model::batch::Batch;
 use model::blocks::Blocks;
 use model::decoder::{Decoder, RunError, TargetScore};
-use model::ops::Ops;
+use model::generation::{Completion, Effort, GenerateError, Generator, Listener, Options, Request};
+use model::ops::{Compute, Ops};
 use model::parameter::Keep;
-use model::peft::Adapter;
-use model::sampling::{Sampler, Sampling, SamplingError};
-use model::session::{Append, Session, SessionError};
-use serde_json::Value;
+use model::peft::Adapter as AdapterWeights;
+use model::sampling::{Sampling, SamplingError};
+use model::session::SessionError;
+
+pub use answer::{ANSWER_INDENT, Aloud, Answer, Ended, Standing, indented, visible};
+pub use detokenizer::Detokenizer;
+pub use speed::speed;
+pub use stop::{StopStrings, StopToken};
 
 use crate::adapter;
+use crate::artifact::{Adapter, Model, Tokenizer as TokenizerArtifact};
 use crate::kernels;
 use crate::tokenizer::Tokenizer;
-use crate::train::Kernels;
+use crate::train::{Dtype, Kernels};
 
-/// A prompt to complete.
-#[derive(Debug, Clone, Copy)]
-pub struct Request<'a> {
-    /// Its tokens.
-    pub prompt: &'a [u32],
-    /// Its number: decides the draws, so that a prompt is answered alike in whatever company.
-    pub row: u64,
-}
-
-/// When a completion ends.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits<'a> {
-    /// After so many tokens, or where the model's positions end.
+/// Which model is asked, and when its answers end: the same keys in `evaluate` and `generate`.
+#[derive(Parameters, Debug)]
+pub struct InferenceParams {
+    /// The model.
+    #[semantic]
+    pub model: Input<Model>,
+    /// An adapter to put onto it.
+    #[semantic]
+    pub adapter: Option<Input<Adapter>>,
+    /// Its tokenizer; the model's own if left out.
+    #[semantic]
+    pub tokenizer: Option<Input<TokenizerArtifact>>,
+    /// Longest answer, in tokens.
+    #[semantic(default = 128, range = 1..)]
     pub max_new_tokens: usize,
-    /// Before one of these.
-    pub stop_token_ids: &'a [u32],
+    /// Tokens that an answer has at least: no end of text and no stop token comes before.
+    #[semantic(default = 0)]
+    pub min_new_tokens: usize,
+    /// An answer ends before the first of these texts, wherever tokens begin and end.
+    #[semantic(default = Vec::new())]
+    pub stop_strings: Vec<String>,
+    /// Tokens that end an answer, beside those that the model and its tokenizer name: ids, or texts such as `<|im_end|>`.
+    #[semantic(default = Vec::new())]
+    pub stop_tokens: Vec<StopToken>,
+    /// Answers that grow together: decides speed and memory, not what is answered.
+    #[cosmetic(default = 8, range = 1..)]
+    pub batch_size: usize,
+    /// Number type of the computation.
+    #[semantic(default = Dtype::F32)]
+    pub dtype: Dtype,
+    /// The kernels that compute.
+    #[cosmetic(default = Kernels::Cpu)]
+    pub kernels: Kernels,
 }
 
-/// Why a completion ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stop {
-    /// The model ended it.
-    EndOfText,
-    /// The limit did.
-    Length,
-}
-
-/// What a model adds to a prompt.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Completion {
-    /// The new tokens, without the one that ended them.
-    pub ids: Vec<u32>,
-    /// Why there are no more.
-    pub stop: Stop,
+impl InferenceParams {
+    /// What is wrong with the values taken together.
+    pub fn problems(&self, span: Span) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        if self.stop_strings.iter().any(String::is_empty) {
+            let message = "`stop_strings` has an empty text, which every answer holds at once";
+            problems.push(Problem::error("bad-value", span, message, "in this stage"));
+        }
+        if self.min_new_tokens > self.max_new_tokens {
+            let message = format!(
+                "`min_new_tokens` is {}, more than `max_new_tokens`, which is {}",
+                self.min_new_tokens, self.max_new_tokens
+            );
+            problems.push(Problem::error("bad-value", span, message, "in this stage"));
+        }
+        problems
+    }
 }
 
 /// A decoder that is only asked, on whichever kernel set.
 pub trait Inference {
-    /// Positions the model has: the most tokens of prompt and completion together.
+    /// Positions the model has: the most tokens of prompt and answer together.
     fn max_position_embeddings(&self) -> usize;
+
+    /// Size of its vocabulary.
+    fn vocab_size(&self) -> usize;
+
+    /// Weights that a step of generation reads, whatever the number of answers that grow together.
+    fn weights_per_step(&self) -> u64;
 
     /// Scores each target of a batch.
     ///
@@ -69,47 +107,138 @@ pub trait Inference {
     /// Fails if the batch does not fit the model or the device fails.
     fn score(&mut self, batch: &Batch) -> Result<Vec<TargetScore>, StageError>;
 
-    /// Completes prompts, all of them together. Each must have a token at least, and fewer than the model has positions.
+    /// Completes prompts, several at a time. Each must have a token at least, and fewer than the model has positions.
     ///
     /// # Errors
-    /// Fails if a prompt does not fit the model, the model computes something that is no number, the device fails, or
-    /// `cancelled` says so.
+    /// Fails if a prompt does not fit the model, the model computes something that is no number, the device fails, or the
+    /// listener does or gives up.
     fn complete(
         &self,
         requests: &[Request<'_>],
-        limits: Limits<'_>,
-        sampling: Sampling,
-        cancelled: &dyn Fn() -> bool,
-    ) -> Result<Vec<Completion>, StageError>;
+        options: &Options,
+        listener: &mut dyn Listener,
+    ) -> Result<(Vec<Completion>, Effort), StageError>;
+}
+
+/// A model with what it takes to ask it.
+pub struct Respondent {
+    model: Box<dyn Inference>,
+    compute: Compute,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
+    options: Options,
+    stop_strings: StopStrings,
+    effort: Effort,
+}
+
+impl Respondent {
+    /// Opens what the parameters name.
+    ///
+    /// # Errors
+    /// Fails if the checkpoint, the adapter or the tokenizer cannot be used, the vocabulary has no such stop token, or the kernel
+    /// set cannot be made.
+    pub fn open(params: &InferenceParams, sampling: Sampling, context: &mut StageContext) -> Result<Self, StageError> {
+        let model = context.open(&params.model)?;
+        let adapter = params.adapter.as_ref().map(|input| context.open(input)).transpose()?;
+        let tokenizer = params.tokenizer.as_ref().map(|input| context.open(input)).transpose()?;
+        let tokenizer_folder = tokenizer.as_ref().map_or(&model.folder, |artifact| &artifact.folder);
+        let tokenizer = Tokenizer::from_folder(tokenizer_folder)?;
+        let options = Options {
+            max_new_tokens: params.max_new_tokens,
+            min_new_tokens: params.min_new_tokens,
+            stop_token_ids: stop::token_ids(params, &model.folder, &tokenizer)?,
+            sampling,
+            batch_size: params.batch_size,
+        };
+        let compute = params.dtype.compute();
+        let model = open(&model, adapter.as_ref(), params.kernels, compute, context)?;
+        let stop_strings = StopStrings::new(&params.stop_strings);
+        Ok(Self { model, compute, tokenizer, options, stop_strings, effort: Effort::default() })
+    }
+
+    /// Positions the model has.
+    pub fn max_position_embeddings(&self) -> usize {
+        self.model.max_position_embeddings()
+    }
+
+    /// Scores each target of a batch.
+    ///
+    /// # Errors
+    /// As for [`Inference::score`].
+    pub fn score(&mut self, batch: &Batch) -> Result<Vec<TargetScore>, StageError> {
+        self.model.score(batch)
+    }
+
+    /// Checks that tokens are in the model's vocabulary; `whose` says where they come from.
+    ///
+    /// # Errors
+    /// Fails with the first that is not.
+    pub fn check_vocabulary(&self, ids: &[u32], whose: impl FnOnce() -> String) -> Result<(), StageError> {
+        let vocab_size = self.model.vocab_size();
+        let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) else { return Ok(()) };
+        let text = self.tokenizer.decode_with_special(&[*id])?;
+        let message =
+            format!("{} has the token `{text}` with id {id}, and the model's vocabulary ends at {vocab_size}", whose());
+        Err(StageError::bad_data(message)
+            .with_help("this tokenizer is not the model's: name the right one in `tokenizer`"))
+    }
+
+    /// Why a prompt cannot be asked, if it cannot.
+    pub fn misfit(&self, prompt: &[u32]) -> Option<String> {
+        let positions = self.max_position_embeddings();
+        match prompt.len() {
+            0 => Some("it has no tokens".to_owned()),
+            tokens if tokens >= positions => {
+                Some(format!("it has {tokens} tokens, and the model has {positions} positions"))
+            }
+            _ => None,
+        }
+    }
+
+    /// What it took so far to answer.
+    pub fn effort(&self) -> Effort {
+        self.effort
+    }
+
+    /// Bytes of weights that a step of generation reads.
+    pub fn weight_bytes_per_step(&self) -> u64 {
+        let bytes_per_weight = match self.compute {
+            Compute::F32 => 4,
+            Compute::Bf16 => 2,
+        };
+        self.model.weights_per_step() * bytes_per_weight
+    }
 }
 
 /// Opens a model, with an adapter on it where there is one.
-///
-/// # Errors
-/// Fails if the checkpoint or the adapter cannot be used, or the kernel set cannot be made.
-pub fn open(
+fn open(
     model: &Artifact,
     adapter: Option<&Artifact>,
     kernel_set: Kernels,
+    compute: Compute,
     context: &mut StageContext,
 ) -> Result<Box<dyn Inference>, StageError> {
     let adapter = adapter.map(|artifact| adapter::open(artifact, model)).transpose()?;
     context.record("threads", context.threads());
     match kernel_set {
         Kernels::Cpu => {
-            let ops = kernels::cpu(context.threads())?;
+            let ops = kernels::cpu_computing(compute, context.threads())?;
             context.record("kernel_set", ops.describe());
             load(ops, &model.folder, adapter.as_ref())
         }
         Kernels::Candle => {
-            let ops = kernels::candle();
+            let ops = kernels::candle_computing(compute);
             context.record("kernel_set", ops.describe());
             load(ops, &model.folder, adapter.as_ref())
         }
     }
 }
 
-fn load<B: Blocks>(ops: Arc<B>, folder: &Path, adapter: Option<&Adapter>) -> Result<Box<dyn Inference>, StageError> {
+fn load<B: Blocks>(
+    ops: Arc<B>,
+    folder: &Path,
+    adapter: Option<&AdapterWeights>,
+) -> Result<Box<dyn Inference>, StageError> {
     let mut decoder =
         Decoder::load(ops, folder, Keep::Frozen).or_fail(Cause::BadData, || "the model cannot be loaded".to_owned())?;
     if let Some(adapter) = adapter {
@@ -121,6 +250,14 @@ fn load<B: Blocks>(ops: Arc<B>, folder: &Path, adapter: Option<&Adapter>) -> Res
 impl<B: Blocks> Inference for Decoder<B> {
     fn max_position_embeddings(&self) -> usize {
         self.config().max_position_embeddings
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.config().vocab_size
+    }
+
+    fn weights_per_step(&self) -> u64 {
+        Self::weights_per_step(self)
     }
 
     fn score(&mut self, batch: &Batch) -> Result<Vec<TargetScore>, StageError> {
@@ -136,121 +273,25 @@ impl<B: Blocks> Inference for Decoder<B> {
     fn complete(
         &self,
         requests: &[Request<'_>],
-        limits: Limits<'_>,
-        sampling: Sampling,
-        cancelled: &dyn Fn() -> bool,
-    ) -> Result<Vec<Completion>, StageError> {
-        let positions = self.config().max_position_embeddings;
-        let longest = requests.iter().map(|request| request.prompt.len()).max().unwrap_or(0);
-        let capacity = longest.saturating_add(limits.max_new_tokens).min(positions);
-        let mut session = Session::new(self, requests.len(), capacity)
-            .or_fail(Cause::Machine, || "there is no room for the keys and values".to_owned())?;
-        let mut sampler =
-            Sampler::new(sampling).or_fail(Cause::BadParameters, || "the sampling is wrong".to_owned())?;
-        let mut growing: Vec<Growing> =
-            requests.iter().map(|request| Growing::new(request, limits, positions)).collect();
-        loop {
-            let active: Vec<usize> = (0..growing.len()).filter(|at| growing[*at].stop.is_none()).collect();
-            if active.is_empty() {
-                return Ok(growing.into_iter().map(Growing::finish).collect());
-            }
-            if cancelled() {
-                return Err(StageError::new(Cause::Cancelled, "ended by the user"));
-            }
-            let new: Vec<Append<'_>> =
-                active.iter().map(|at| Append { sequence: *at, tokens: growing[*at].unread() }).collect();
-            let logits = session.append(&new).map_err(session_failure)?;
-            for (at, logits) in active.into_iter().zip(logits) {
-                let sequence = &mut growing[at];
-                sequence.read = sequence.tokens.len();
-                let position = sequence.tokens.len() as u64;
-                let token = sampler
-                    .next_token(&logits, &sequence.tokens, requests[at].row, position)
-                    .map_err(sampling_failure)?;
-                sequence.push(token, limits.stop_token_ids);
-            }
-        }
+        options: &Options,
+        listener: &mut dyn Listener,
+    ) -> Result<(Vec<Completion>, Effort), StageError> {
+        let mut generator = Generator::new(self, options.clone()).map_err(failure)?;
+        let completions = generator.complete(requests, listener).map_err(failure)?;
+        Ok((completions, generator.effort()))
     }
 }
 
-/// A prompt and its completion so far.
-struct Growing {
-    tokens: Vec<u32>,
-    prompt_length: usize,
-    /// Tokens that the session has.
-    read: usize,
-    /// Tokens at most.
-    most: usize,
-    stop: Option<Stop>,
-}
-
-impl Growing {
-    fn new(request: &Request<'_>, limits: Limits<'_>, positions: usize) -> Self {
-        let prompt_length = request.prompt.len();
-        let most = prompt_length.saturating_add(limits.max_new_tokens).min(positions);
-        let stop = (prompt_length >= most).then_some(Stop::Length);
-        Self { tokens: request.prompt.to_vec(), prompt_length, read: 0, most, stop }
-    }
-
-    fn unread(&self) -> &[u32] {
-        &self.tokens[self.read..]
-    }
-
-    fn push(&mut self, token: u32, stop_token_ids: &[u32]) {
-        if stop_token_ids.contains(&token) {
-            self.stop = Some(Stop::EndOfText);
-            return;
-        }
-        self.tokens.push(token);
-        if self.tokens.len() >= self.most {
-            self.stop = Some(Stop::Length);
-        }
-    }
-
-    fn finish(mut self) -> Completion {
-        let ids = self.tokens.split_off(self.prompt_length);
-        Completion { ids, stop: self.stop.expect("a completion ends for a reason") }
-    }
-}
-
-fn session_failure(error: SessionError) -> StageError {
+/// A failed generation as a stage's failure.
+fn failure(error: GenerateError) -> StageError {
     let cause = match &error {
-        SessionError::Kernel(_) => Cause::Machine,
-        SessionError::NoTokens(_) | SessionError::Vocabulary { .. } => Cause::BadData,
-        SessionError::Sequence { .. } | SessionError::Full { .. } => Cause::Internal,
+        GenerateError::Prompt { .. } | GenerateError::Listener(_) => Cause::BadData,
+        GenerateError::Sampling(SamplingError::NotFinite { .. }) => Cause::Numeric,
+        GenerateError::Sampling(SamplingError::OutOfRange { .. } | SamplingError::Empty) => Cause::BadParameters,
+        GenerateError::Session(SessionError::Kernel(_)) | GenerateError::Room(_) => Cause::Machine,
+        GenerateError::Session(SessionError::NoTokens(_) | SessionError::Vocabulary { .. }) => Cause::BadData,
+        GenerateError::Session(SessionError::Sequence { .. } | SessionError::Full { .. }) => Cause::Internal,
+        GenerateError::Cancelled => Cause::Cancelled,
     };
-    StageError::new(cause, "the model cannot continue a prompt").with_source(error)
-}
-
-fn sampling_failure(error: SamplingError) -> StageError {
-    let cause = match &error {
-        SamplingError::NotFinite { .. } => Cause::Numeric,
-        SamplingError::OutOfRange { .. } => Cause::BadParameters,
-        SamplingError::Empty => Cause::Internal,
-    };
-    StageError::new(cause, "no next token can be chosen").with_source(error)
-}
-
-/// The ids that end a completion: those of `generation_config.json` and `config.json`, and those of the tokenizer.
-///
-/// # Errors
-/// Fails if one of the files is no JSON.
-pub fn stop_token_ids(model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, StageError> {
-    let mut ids = tokenizer.stop_token_ids();
-    for name in ["generation_config.json", "config.json"] {
-        let Ok(text) = std::fs::read(model.join(name)) else { continue };
-        let config: Value =
-            serde_json::from_slice(&text).or_fail(Cause::BadData, || format!("the model's `{name}` is not JSON"))?;
-        match &config["eos_token_id"] {
-            Value::Array(several) => ids.extend(several.iter().filter_map(as_id)),
-            one => ids.extend(as_id(one)),
-        }
-    }
-    ids.sort_unstable();
-    ids.dedup();
-    Ok(ids)
-}
-
-fn as_id(value: &Value) -> Option<u32> {
-    u32::try_from(value.as_u64()?).ok()
+    StageError::new(cause, "prompts cannot be completed").with_source(error)
 }

@@ -16,6 +16,7 @@ use model::decoder::Decoder;
 use model::peft::AdapterConfig;
 use serde_json::{Value, json};
 use stages::artifact::RowsFacts;
+use stages::bleu::Counts;
 use stages::evaluate::Evaluate;
 use stages::rouge::{Stemming, rouge};
 use tiny::{PAIRS, TEMPLATE, Tiny};
@@ -34,17 +35,44 @@ fn encode(tiny: &Tiny, question: &str, answer: &str) -> (Vec<u32>, Vec<u32>) {
     (prompt, response)
 }
 
-/// Summed negative log-likelihood of a response, straight from the logits.
-fn nll(decoder: &mut Decoder<Cpu>, prompt: &[u32], response: &[u32]) -> f64 {
+/// Summed negative log-likelihood of a response, and how many of its tokens are the most likely ones, straight from the logits.
+fn likelihood(decoder: &mut Decoder<Cpu>, prompt: &[u32], response: &[u32]) -> (f64, u64) {
     let ids: Vec<u32> = [prompt, response].concat();
     let logits = decoder.logits(&Batch::text(ids.clone())).unwrap();
     let vocab_size = decoder.config().vocab_size;
-    let of_token = |at: usize| {
+    let (mut nll, mut correct) = (0.0, 0);
+    for at in prompt.len()..ids.len() {
         let row = &logits[(at - 1) * vocab_size..at * vocab_size];
         let sum: f64 = row.iter().map(|logit| f64::from(*logit).exp()).sum();
-        sum.ln() - f64::from(row[ids[at] as usize])
-    };
-    (prompt.len()..ids.len()).map(of_token).sum()
+        nll += sum.ln() - f64::from(row[ids[at] as usize]);
+        correct += u64::from(model::sampling::argmax(row) == Some(ids[at]));
+    }
+    (nll, correct)
+}
+
+fn nll(decoder: &mut Decoder<Cpu>, prompt: &[u32], response: &[u32]) -> f64 {
+    likelihood(decoder, prompt, response).0
+}
+
+/// What the model answers to each pair, greedily, computed without a cache.
+fn greedy_answers(tiny: &Tiny, max_new_tokens: usize) -> Vec<String> {
+    let tokenizer = tiny.open_tokenizer();
+    let mut decoder = tiny.decoder();
+    let vocab_size = decoder.config().vocab_size;
+    let answers = PAIRS.iter().map(|(question, answer)| {
+        let (mut ids, _) = encode(tiny, question, answer);
+        let prompt_length = ids.len();
+        while ids.len() < prompt_length + max_new_tokens {
+            let logits = decoder.logits(&Batch::text(ids.clone())).unwrap();
+            let next = model::sampling::argmax(&logits[logits.len() - vocab_size..]).unwrap();
+            if Some(next) == tokenizer.eos_token_id() {
+                break;
+            }
+            ids.push(next);
+        }
+        tokenizer.decode(&ids[prompt_length..]).unwrap().trim().to_owned()
+    });
+    answers.collect()
 }
 
 fn close(a: f64, b: f64) -> bool {
@@ -102,27 +130,12 @@ fn rouge_is_of_the_greedy_answers() {
     let tiny = Tiny::new();
     let parameters = json!({"model": "base", "data": "rows", "metrics": ["rouge", "perplexity"], "max_new_tokens": 12});
     let output = &tiny.bench().run::<Evaluate>(parameters).unwrap()["metrics"];
-    let tokenizer = tiny.open_tokenizer();
-    let mut decoder = tiny.decoder();
-    let vocab_size = decoder.config().vocab_size;
-    let mut sum = 0.0;
-    let mut predictions = Vec::new();
-    for (question, answer) in PAIRS {
-        let (mut ids, _) = encode(&tiny, question, answer);
-        let prompt_length = ids.len();
-        while ids.len() < prompt_length + 12 {
-            let logits = decoder.logits(&Batch::text(ids.clone())).unwrap();
-            let last = &logits[logits.len() - vocab_size..];
-            let next = model::sampling::argmax(last).unwrap();
-            if Some(next) == tokenizer.eos_token_id() {
-                break;
-            }
-            ids.push(next);
-        }
-        let prediction = tokenizer.decode(&ids[prompt_length..]).unwrap().trim().to_owned();
-        sum += rouge(&prediction, answer, Stemming::Porter).rouge1.fmeasure;
-        predictions.push(prediction);
-    }
+    let predictions = greedy_answers(&tiny, 12);
+    let sum: f64 = predictions
+        .iter()
+        .zip(PAIRS)
+        .map(|(prediction, (_, answer))| rouge(prediction, answer, Stemming::Porter).rouge1.fmeasure)
+        .sum();
     let examples = output.folder.join("examples.parquet");
     assert_eq!(tiny::texts(&examples, "prediction"), predictions);
     assert_eq!(tiny::texts(&examples, "reference"), PAIRS.iter().map(|(_, answer)| *answer).collect::<Vec<_>>());
@@ -130,6 +143,130 @@ fn rouge_is_of_the_greedy_answers() {
     assert_eq!(found["rouge"]["rows"], PAIRS.len());
     assert!((found["rouge"]["rouge1"]["fmeasure"].as_f64().unwrap() - sum / PAIRS.len() as f64).abs() < 1e-12);
     assert!(found["perplexity"]["value"].as_f64().unwrap() > 1.0);
+}
+
+#[test]
+fn token_accuracy_is_over_the_tokens_of_all_responses() {
+    let tiny = Tiny::new();
+    let parameters = json!({"model": "base", "data": "rows", "metrics": ["token_accuracy"]});
+    let output = &tiny.bench().run::<Evaluate>(parameters).unwrap()["metrics"];
+    let mut decoder = tiny.decoder();
+    let (mut correct, mut tokens, mut each) = (0, 0, Vec::new());
+    for (question, answer) in PAIRS {
+        let (prompt, response) = encode(&tiny, question, answer);
+        each.push(Some(likelihood(&mut decoder, &prompt, &response).1));
+        correct += each.last().unwrap().unwrap();
+        tokens += response.len();
+    }
+    let found = metrics(output);
+    assert_eq!(
+        (&found["token_accuracy"]["correct"], &found["token_accuracy"]["tokens"]),
+        (&json!(correct), &json!(tokens))
+    );
+    assert_eq!(found["token_accuracy"]["value"], correct as f64 / tokens as f64);
+    assert!(found.get("perplexity").is_none());
+    assert_eq!(tiny::counts(&output.folder.join("examples.parquet"), "correct"), each);
+}
+
+#[test]
+fn bleu_and_exact_match_are_of_the_greedy_answers() {
+    let tiny = Tiny::new();
+    // References that the answers meet: the model's own, one of them spelled differently, one with more behind it.
+    let mut answers = greedy_answers(&tiny, 48);
+    let predictions = answers.clone();
+    answers[1] = format!("The {}!", answers[1].to_uppercase());
+    answers[4].push_str(" and five words that follow it");
+    let pairs: Vec<(&str, &str)> =
+        PAIRS.iter().zip(&answers).map(|((question, _), answer)| (*question, answer.as_str())).collect();
+    let (folder, facts) = tiny.rows(&pairs);
+    let bench = tiny.bench().input("own.rows", "rows", folder.path(), facts).unwrap();
+    let run = |normalization: &str| {
+        let parameters = json!({
+            "model": "base", "data": "own", "metrics": ["bleu", "exact_match"], "max_new_tokens": 48,
+            "normalization": normalization,
+        });
+        bench.run::<Evaluate>(parameters).unwrap().remove("metrics").unwrap()
+    };
+    let output = run("strip");
+    let found = metrics(&output);
+    let equal: Vec<bool> =
+        predictions.iter().zip(&answers).map(|(found, given)| found.trim() == given.trim()).collect();
+    assert_eq!(equal, [true, false, true, true, false]);
+    assert_eq!((&found["exact_match"]["matches"], &found["exact_match"]["value"]), (&json!(3), &json!(0.6)));
+    let mut counts = Counts::default();
+    predictions.iter().zip(&answers).for_each(|(found, given)| counts += Counts::of(found, given));
+    let bleu = counts.corpus();
+    assert!(bleu.score > 1.0 && bleu.brevity_penalty < 1.0, "{bleu:?}");
+    assert_eq!(found["bleu"]["score"], bleu.score);
+    assert_eq!(found["bleu"]["brevity_penalty"], bleu.brevity_penalty);
+    assert_eq!(found["answers"], json!({"rows": 5, "skipped_rows": 0, "empty": 0, "cut": found["answers"]["cut"]}));
+    let sentence = Counts::of(&predictions[4], &answers[4]).sentence().score;
+    assert_eq!(tiny::numbers(&output.folder.join("examples.parquet"), "bleu")[4], Some(sentence));
+
+    let squad = metrics(&run("squad"));
+    assert_eq!(squad["exact_match"]["matches"], 4, "case, punctuation and articles count no longer");
+}
+
+#[test]
+fn what_does_not_fit_is_counted_or_named() {
+    let tiny = Tiny::new();
+    let long = "x ".repeat(400);
+    let (folder, facts) = tiny.rows(&[("Why?", "Because."), (&long, "Never read."), ("Who?", &long)]);
+    let bench = tiny.bench().input("own.rows", "rows", folder.path(), facts).unwrap();
+    let parameters = json!({"model": "base", "data": "own", "metrics": ["perplexity", "rouge"], "max_new_tokens": 4});
+    let found = metrics(&bench.run::<Evaluate>(parameters).unwrap()["metrics"]);
+    assert_eq!(found["perplexity"]["truncated_rows"], 2);
+    assert_eq!(found["perplexity"]["rows_without_tokens"], 1);
+    assert_eq!((&found["answers"]["rows"], &found["answers"]["skipped_rows"]), (&json!(2), &json!(1)));
+
+    // Nothing of the only response is left.
+    let (folder, facts) = tiny.rows(&[(&long, "Never read.")]);
+    let bench = tiny.bench().input("own.rows", "rows", folder.path(), facts).unwrap();
+    let error = bench.run::<Evaluate>(json!({"model": "base", "data": "own"})).unwrap_err();
+    let expected = "no row has a response token that perplexity could be taken over; 1 of 1 rows are cut to 128 tokens";
+    assert_eq!(error.message, expected);
+}
+
+#[test]
+fn a_tokenizer_of_another_model_is_named() {
+    let tiny = Tiny::new();
+    let other = tiny.model_with_vocabulary(264);
+    let bench = tiny.bench().input_of("small.model", &other.folder).unwrap();
+    for metric in ["perplexity", "rouge"] {
+        let parameters = json!({"model": "small", "tokenizer": "base", "data": "rows", "metrics": [metric]});
+        let error = bench.run::<Evaluate>(parameters).unwrap_err();
+        assert!(
+            error.message.contains("row 0 has the token `") && error.message.ends_with("vocabulary ends at 264"),
+            "{}",
+            error.message
+        );
+        assert!(error.help.unwrap().contains("`tokenizer`"));
+    }
+}
+
+#[test]
+fn the_size_of_a_group_decides_nothing() {
+    let tiny = Tiny::new();
+    // More rows than a group has.
+    let pairs: Vec<(String, String)> = (0..300).map(|row| (format!("{row}?"), format!("{}", row % 7))).collect();
+    let pairs: Vec<(&str, &str)> =
+        pairs.iter().map(|(question, answer)| (question.as_str(), answer.as_str())).collect();
+    let (folder, facts) = tiny.rows(&pairs);
+    let bench = tiny.bench().input("own.rows", "rows", folder.path(), facts).unwrap();
+    let run = |batch_size: u64, limit: u64| {
+        let parameters = json!({
+            "model": "base", "data": "own", "metrics": ["perplexity", "rouge", "bleu"], "max_new_tokens": 3,
+            "batch_size": batch_size, "limit": limit,
+        });
+        bench.run::<Evaluate>(parameters).unwrap().remove("metrics").unwrap()
+    };
+    let all = run(8, 300);
+    assert_eq!(all.description.identity, run(3, 300).description.identity);
+    let examples = all.folder.join("examples.parquet");
+    assert_eq!(tiny::counts(&examples, "row"), (0..300).map(Some).collect::<Vec<_>>());
+    let few = run(8, 2);
+    let nll = |output: &engine::context::Artifact| tiny::numbers(&output.folder.join("examples.parquet"), "nll");
+    assert!(nll(&few).iter().zip(nll(&all)).all(|(few, all)| close(few.unwrap(), all.unwrap())));
 }
 
 #[test]
@@ -197,8 +334,15 @@ fn mistakes_are_found_without_running() {
     assert_eq!(problems(parameters, RowsFacts::messages()), ["`metrics` is empty"]);
     let parameters = json!({"model": "base", "data": "rows", "metrics": ["rouge"]});
     assert_eq!(problems(parameters.clone(), RowsFacts::messages()), none);
+    let limits =
+        json!({"model": "base", "data": "rows", "stop_strings": [""], "min_new_tokens": 9, "max_new_tokens": 8});
+    let expected = [
+        "`stop_strings` has an empty text, which every answer holds at once",
+        "`min_new_tokens` is 9, more than `max_new_tokens`, which is 8",
+    ];
+    assert_eq!(problems(limits, RowsFacts::messages()), expected);
     assert_eq!(
         problems(parameters, RowsFacts::text()),
-        ["ROUGE compares answers, and the rows are plain text without any"]
+        ["`rouge` compares answers, and the rows are plain text without any"]
     );
 }

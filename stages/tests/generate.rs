@@ -41,7 +41,7 @@ fn temperature_zero_takes_the_most_likely_token() {
             }
             ids.push(next);
         }
-        assert_eq!(completion, tokenizer.decode(&ids[prompt_length..]).unwrap().trim());
+        assert_eq!(completion, &tokenizer.decode(&ids[prompt_length..]).unwrap());
     }
     let text = fs::read_to_string(output.folder.join("samples.txt")).unwrap();
     assert!(text.contains("Who are you?") && text.contains(&completions[0]), "{text}");
@@ -54,7 +54,7 @@ fn a_seed_gives_the_same_answers_in_any_company() {
     let ask = |prompts: Value, seed: u64| {
         let parameters = json!({
             "model": "base", "prompts": prompts, "max_new_tokens": 16, "temperature": 1.5, "top_k": 200, "top_p": 0.99,
-            "seed": seed,
+            "min_p": 0.001, "repetition_penalty": 1.05, "seed": seed, "batch_size": 4,
         });
         samples(&tiny, parameters)
     };
@@ -133,15 +133,84 @@ fn an_answer_ends_with_the_models_positions() {
 }
 
 #[test]
-fn a_prompt_that_does_not_fit_is_named() {
+fn a_bad_prompt_is_counted_and_the_others_are_answered() {
     let tiny = Tiny::new();
-    let parameters = json!({"model": "base", "prompts": ["short", "x ".repeat(400)], "max_new_tokens": 4});
+    let long = "x ".repeat(400);
+    let prompts = json!(["short", long, "also short"]);
+    let mut parameters = json!({"model": "base", "prompts": prompts, "max_new_tokens": 4});
+    let (completions, output) = samples(&tiny, parameters.clone());
+    let path = output.folder.join("samples.parquet");
+    let (alone, _) = samples(&tiny, json!({"model": "base", "prompts": ["short"], "max_new_tokens": 4}));
+    assert_eq!((&completions[0], completions[1].as_str()), (&alone[0], ""));
+    assert_eq!(tiny::counts(&path, "tokens").iter().map(Option::is_some).collect::<Vec<_>>(), [true, false, true]);
+    let problem = &tiny::texts(&path, "problem")[1];
+    assert!(problem.starts_with("it has ") && problem.ends_with("the model has 128 positions"), "{problem}");
+    assert_eq!(tiny::counts(&path, "row"), [Some(0), Some(1), Some(2)]);
+    assert_eq!((&output.description.facts["rows"], &output.description.facts["skipped"]), (&json!(3), &json!(1)));
+    assert!(fs::read_to_string(output.folder.join("samples.txt")).unwrap().contains("not asked: it has "));
+
+    parameters["on_bad_prompt"] = "error".into();
+    let error = tiny.bench().run::<Generate>(parameters.clone()).unwrap_err();
+    assert!(error.message.starts_with("prompt 2 cannot be asked: it has "), "{}", error.message);
+
+    parameters["on_bad_prompt"] = "skip".into();
+    parameters["prompts"] = json!([long]);
     let error = tiny.bench().run::<Generate>(parameters).unwrap_err();
-    assert!(
-        error.message.starts_with("prompt 2 has ") && error.message.ends_with("128 positions"),
-        "{}",
-        error.message
-    );
+    assert!(error.message.starts_with("none of 1 prompts could be asked: prompt 1: it has "), "{}", error.message);
+}
+
+#[test]
+fn a_stop_string_ends_an_answer_wherever_tokens_begin_and_end() {
+    let tiny = Tiny::new();
+    let prompt = "Who are you?";
+    let ask = |more: Value| {
+        let mut parameters = json!({"model": "base", "prompts": [prompt], "max_new_tokens": 24});
+        parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (completions, output) = samples(&tiny, parameters);
+        let path = output.folder.join("samples.parquet");
+        (completions[0].clone(), tiny::texts(&path, "stop")[0].clone(), tiny::counts(&path, "tokens")[0].unwrap())
+    };
+    let (whole, stop, _) = ask(json!({}));
+    assert_eq!(stop, "length", "the test needs a long answer: {whole:?}");
+    // Any three characters in the middle: with a vocabulary of 300 they are of several tokens.
+    let letters: Vec<char> = whole.chars().collect();
+    let wanted: String = letters[5..8].iter().collect();
+    assert!(!wanted.contains('\u{FFFD}'), "the test needs readable text: {whole:?}");
+    let expected = &whole[..whole.find(&wanted).unwrap()];
+    let (cut, stop, tokens) = ask(json!({"stop_strings": ["never to be found", wanted]}));
+    assert_eq!((cut.as_str(), stop.as_str()), (expected, "stop_string"));
+    assert!(tokens < 24 && tokens > 0);
+    // The answer also ends where a token holds more than the stop string.
+    let one: String = letters[6..7].iter().collect();
+    assert_eq!(ask(json!({"stop_strings": [one]})).0, whole[..whole.find(&one).unwrap()]);
+
+    // A stop token is named by its id or its text, and one that comes too early is passed over.
+    let tokenizer = tiny.open_tokenizer();
+    let mut decoder = tiny.decoder();
+    let mut ids: Vec<u32> = tokenizer.bos_token_id().filter(|_| tokenizer.wants_bos()).into_iter().collect();
+    ids.extend(tokenizer.encode(prompt).unwrap());
+    let logits = decoder.logits(&Batch::text(ids)).unwrap();
+    let first = model::sampling::argmax(&logits[logits.len() - decoder.config().vocab_size..]).unwrap();
+    assert_eq!(ask(json!({"stop_tokens": [first]})), (String::new(), "end_of_text".to_owned(), 0));
+    let (_, _, tokens) = ask(json!({"stop_tokens": [first], "min_new_tokens": 3}));
+    assert!(tokens >= 3);
+    let error = tiny.bench().run::<Generate>(json!({"model": "base", "prompts": ["a"], "stop_tokens": ["no such"]}));
+    assert_eq!(error.unwrap_err().message, "`stop_tokens` has `no such`, which is no token of this tokenizer");
+}
+
+#[test]
+fn more_prompts_than_are_held_at_once_are_answered_in_order() {
+    let tiny = Tiny::new();
+    let prompts: Vec<String> = (0..300).map(|number| format!("{number} {}", "x".repeat(number % 9))).collect();
+    let ask = |batch_size: u64| {
+        samples(&tiny, json!({"model": "base", "prompts": prompts, "max_new_tokens": 3, "batch_size": batch_size}))
+    };
+    let (all, output) = ask(8);
+    let path = output.folder.join("samples.parquet");
+    assert_eq!(tiny::texts(&path, "prompt"), prompts);
+    let (alone, _) = samples(&tiny, json!({"model": "base", "prompts": [prompts[299]], "max_new_tokens": 3}));
+    assert_eq!(all[299], alone[0]);
+    assert_eq!(output.description.identity, ask(5).1.description.identity, "the batch decides nothing");
 }
 
 #[test]
@@ -160,7 +229,16 @@ fn mistakes_are_found_without_running() {
     assert_eq!(problems(rows), ["`template` is for prompts that are texts; rows bring their own"]);
     let two = json!({"model": "base", "prompts": ["a"], "template": "{a} {b}"});
     assert_eq!(problems(two), ["the template has 2 placeholders, and a prompt fills one"]);
-    for wrong in [json!({"temperature": -0.5}), json!({"top_k": 0}), json!({"top_p": 0.0}), json!({"top_p": 1.5})] {
+    for wrong in [
+        json!({"temperature": -0.5}),
+        json!({"top_k": 0}),
+        json!({"top_p": 0.0}),
+        json!({"top_p": 1.5}),
+        json!({"min_p": 1.5}),
+        json!({"stop_tokens": [-1]}),
+        json!({"stop_tokens": [true]}),
+        json!({"stop_strings": [""]}),
+    ] {
         let mut parameters = json!({"model": "base", "prompts": ["a"]});
         parameters.as_object_mut().unwrap().extend(wrong.as_object().unwrap().clone());
         assert_eq!(problems(parameters).len(), 1, "{wrong}");

@@ -111,11 +111,14 @@ impl RunFolder {
         Ok(folder)
     }
 
-    /// Adds an event.
+    /// Adds an event, unless it only repeats: of progress some is kept, of the pieces of an answer none, since the report has it.
     ///
     /// # Errors
     /// Fails where the disk refuses.
     pub fn append(&mut self, event: &RunEvent) -> io::Result<()> {
+        if let RunEvent::Worker { said: WorkerEvent::Text { .. }, .. } = event {
+            return Ok(());
+        }
         if let RunEvent::Worker { stage, said: WorkerEvent::Progress { .. } } = event
             && !self.keeps_progress(stage)
         {

@@ -270,6 +270,7 @@ impl<'a> Scheduler<'a> {
             | WorkerEvent::Metrics { .. }
             | WorkerEvent::Checkpoint { .. }
             | WorkerEvent::Warning { .. }
+            | WorkerEvent::Text { .. }
             | WorkerEvent::Report { .. }) => {
                 let stage = run.id.clone();
                 self.tell(RunEvent::Worker { stage, said });

@@ -6,7 +6,7 @@ use engine::artifact::Facts;
 use engine::error::{Cause, OrFail, StageError};
 use serde::{Deserialize, Serialize};
 
-use super::write_text;
+use super::{Normalization, write_text};
 use crate::rouge::Score;
 
 /// The file inside a Metrics artefact.
@@ -20,9 +20,21 @@ pub(super) struct Figures {
     /// How well the responses are predicted.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub perplexity: Option<Perplexity>,
-    /// How close the model's own answers come to them.
+    /// How many of their tokens the model finds the most likely.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub token_accuracy: Option<TokenAccuracy>,
+    /// How many rows the model answered itself.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub answers: Option<AnswerCounts>,
+    /// How close these answers come to the responses.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rouge: Option<Rouge>,
+    /// The same, over all rows together.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub bleu: Option<Bleu>,
+    /// How many are equal.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub exact_match: Option<ExactMatch>,
 }
 
 /// Perplexity, weighted by tokens.
@@ -38,6 +50,66 @@ pub(super) struct Perplexity {
     pub truncated_rows: u64,
     /// Rows of which no token was scored.
     pub rows_without_tokens: u64,
+    /// In words.
+    pub convention: String,
+}
+
+/// The share of response tokens that the model finds the most likely.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct TokenAccuracy {
+    /// correct / tokens.
+    pub value: f64,
+    /// Response tokens that the model finds the most likely.
+    pub correct: u64,
+    /// How many response tokens there are.
+    pub tokens: u64,
+    /// In words.
+    pub convention: String,
+}
+
+/// How many rows the model answered, for every figure about answers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct AnswerCounts {
+    /// Rows answered.
+    pub rows: u64,
+    /// Rows left out: without a reference, or with a prompt that does not fit the model.
+    pub skipped_rows: u64,
+    /// Answers without any text.
+    pub empty: u64,
+    /// Answers that the limit ended, not the model.
+    pub cut: u64,
+}
+
+/// BLEU of all answers together.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Bleu {
+    /// From 0 to 100.
+    pub score: f64,
+    /// Of n-grams of 1 to 4 tokens, from 0 to 100.
+    pub precisions: [f64; crate::bleu::MAX_ORDER],
+    /// What is taken off because the answers are shorter than the references; 1 for nothing.
+    pub brevity_penalty: f64,
+    /// Tokens of the answers.
+    pub hypothesis_length: u64,
+    /// Tokens of the references.
+    pub reference_length: u64,
+    /// Rows.
+    pub rows: u64,
+    /// As sacrebleu writes it.
+    pub signature: String,
+    /// In words.
+    pub convention: String,
+}
+
+/// The share of answers that are the reference.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct ExactMatch {
+    /// matches / rows.
+    pub value: f64,
+    /// Answers that are the reference.
+    pub matches: u64,
+    /// Rows.
+    pub rows: u64,
     /// In words.
     pub convention: String,
 }
@@ -82,6 +154,40 @@ impl Default for Perplexity {
                           together, end of text included, prompts not";
         let convention = convention.to_owned();
         Self { value: 0.0, nll: 0.0, tokens: 0, truncated_rows: 0, rows_without_tokens: 0, convention }
+    }
+}
+
+impl Default for TokenAccuracy {
+    fn default() -> Self {
+        let convention = "share of response tokens that are the model's most likely next token with the response before them given, \
+                          end of text included, prompts not";
+        Self { value: 0.0, correct: 0, tokens: 0, convention: convention.to_owned() }
+    }
+}
+
+impl Default for Bleu {
+    fn default() -> Self {
+        let convention = "as sacrebleu's corpus_bleu: tokenizer 13a, case kept, exponential smoothing, from 0 to 100; answers are \
+                          greedy";
+        Self {
+            score: 0.0,
+            precisions: [0.0; crate::bleu::MAX_ORDER],
+            brevity_penalty: 1.0,
+            hypothesis_length: 0,
+            reference_length: 0,
+            rows: 0,
+            signature: "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp".to_owned(),
+            convention: convention.to_owned(),
+        }
+    }
+}
+
+impl ExactMatch {
+    /// So many matches among so many rows.
+    pub(super) fn new(matches: u64, rows: u64, normalization: Normalization) -> Self {
+        let convention =
+            format!("share of answers that are the reference, {}; answers are greedy", normalization.words());
+        Self { value: matches as f64 / rows as f64, matches, rows, convention }
     }
 }
 
@@ -139,6 +245,7 @@ impl Figures {
     /// Name and value of each headline figure.
     pub(super) fn headlines(&self) -> Vec<(&'static str, f64)> {
         let perplexity = self.perplexity.iter().map(|perplexity| ("perplexity", perplexity.value));
+        let token_accuracy = self.token_accuracy.iter().map(|accuracy| ("token_accuracy", accuracy.value));
         let rouge = self.rouge.iter().flat_map(|rouge| {
             [
                 ("rouge1", rouge.rouge1.fmeasure),
@@ -147,7 +254,9 @@ impl Figures {
                 ("rougeLsum", rouge.rouge_lsum.fmeasure),
             ]
         });
-        perplexity.chain(rouge).collect()
+        let bleu = self.bleu.iter().map(|bleu| ("bleu", bleu.score));
+        let exact_match = self.exact_match.iter().map(|exact_match| ("exact_match", exact_match.value));
+        perplexity.chain(token_accuracy).chain(rouge).chain(bleu).chain(exact_match).collect()
     }
 
     /// The headline figures as facts of the artefact.

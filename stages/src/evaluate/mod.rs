@@ -1,13 +1,15 @@
 //! `uses: evaluate`: how well a model predicts the responses of rows, and how close its own answers come to them.
 //!
-//! The prompts are those of training: the same code renders them, and each segment is encoded apart. Every figure says
-//! which convention it follows, since perplexities and ROUGE scores of different conventions cannot be compared.
+//! The prompts are those of training: the same code renders them, and each segment is encoded apart. Rows are read, measured and
+//! written some hundreds at a time, so that memory stays bounded. Every figure says which convention it follows, since figures of
+//! different conventions cannot be compared.
 
+mod answers;
+mod exact_match;
 mod examples;
 mod figures;
-mod perplexity;
+mod likelihood;
 mod report;
-mod rouge;
 
 use engine::artifact::Output;
 use engine::context::StageContext;
@@ -17,36 +19,61 @@ use engine::file::source::Span;
 use engine::parameter::{Input, Parameters};
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, Stage, Threads};
+use model::sampling::Sampling;
 
-use crate::artifact::{Adapter, Metrics, Model, OutputKind, Rows, RowsFacts, RowsReader, Shape, Tokenizer};
-use crate::inference::{self, Inference};
+use crate::artifact::{Metrics, OutputKind, Row, Rows, RowsFacts, RowsReader, Shape};
+use crate::inference::{InferenceParams, Respondent};
 use crate::prompt::{PromptParams, PromptRenderer};
 use crate::tokenize::facts_of;
-use crate::train::Kernels;
-use examples::Example;
+use answers::Answers;
+use examples::{Example, ExamplesWriter};
 use figures::Figures;
+use likelihood::Likelihood;
+
+pub use exact_match::Normalization;
 
 /// Something to measure.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Metric {
     /// How surprised the model is by the responses that the rows give.
     Perplexity,
+    /// How many of their tokens it would have chosen itself, each with the response before it given.
+    TokenAccuracy,
     /// How many words and word sequences its own answers share with them.
     Rouge,
+    /// How many word sequences its own answers share with them, over all rows together.
+    Bleu,
+    /// How many of its own answers equal them.
+    ExactMatch,
+}
+
+impl Metric {
+    /// Whether the model has to answer for it.
+    fn is_of_answers(self) -> bool {
+        match self {
+            Self::Perplexity | Self::TokenAccuracy => false,
+            Self::Rouge | Self::Bleu | Self::ExactMatch => true,
+        }
+    }
+
+    /// Its name in a pipeline file.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Perplexity => "perplexity",
+            Self::TokenAccuracy => "token_accuracy",
+            Self::Rouge => "rouge",
+            Self::Bleu => "bleu",
+            Self::ExactMatch => "exact_match",
+        }
+    }
 }
 
 /// What a pipeline file may say under `with:` for `uses: evaluate`.
 #[derive(Parameters, Debug)]
 pub struct EvaluateParams {
-    /// The model.
-    #[semantic]
-    pub model: Input<Model>,
-    /// An adapter to put onto it.
-    #[semantic]
-    pub adapter: Option<Input<Adapter>>,
-    /// Its tokenizer; the model's own if left out.
-    #[semantic]
-    pub tokenizer: Option<Input<Tokenizer>>,
+    /// The model and the limits of its answers, which are greedy.
+    #[semantic(flatten)]
+    pub inference: InferenceParams,
     /// The rows, which the model should not have seen.
     #[semantic]
     pub data: Input<Rows>,
@@ -59,21 +86,33 @@ pub struct EvaluateParams {
     /// Only the first so many rows.
     #[semantic(range = 1..)]
     pub limit: Option<u64>,
-    /// Longest row, in tokens, that perplexity is taken over; a longer one is cut. The model's positions if left out.
+    /// Longest row, in tokens, that perplexity and token accuracy are taken over; a longer one is cut. The model's positions if
+    /// left out.
     #[semantic(range = 2..)]
     pub max_seq_len: Option<usize>,
-    /// Longest answer for ROUGE, in tokens.
-    #[semantic(default = 128, range = 1..)]
-    pub max_new_tokens: usize,
     /// Whether ROUGE compares words by their stems.
     #[semantic(default = true)]
     pub use_stemmer: bool,
-    /// The kernels that compute.
-    #[cosmetic(default = Kernels::Cpu)]
-    pub kernels: Kernels,
+    /// What `exact_match` does to answer and reference before it compares them.
+    #[semantic(default = Normalization::Strip)]
+    pub normalization: Normalization,
     /// The metrics of another evaluation, to be shown beside these.
     #[semantic]
     pub compare_with: Option<Input<Metrics>>,
+}
+
+impl EvaluateParams {
+    fn measures(&self, metric: Metric) -> bool {
+        self.metrics.contains(&metric)
+    }
+
+    fn measures_likelihood(&self) -> bool {
+        self.metrics.iter().any(|metric| !metric.is_of_answers())
+    }
+
+    fn measures_answers(&self) -> bool {
+        self.metrics.iter().any(|metric| metric.is_of_answers())
+    }
 }
 
 /// The stage kind.
@@ -81,8 +120,8 @@ pub struct Evaluate;
 
 impl Stage for Evaluate {
     const NAME: &'static str = "evaluate";
-    const VERSION: u32 = 1;
-    const ABOUT: &'static str = "Measures a model on rows: perplexity of the responses, ROUGE of its own answers.";
+    const VERSION: u32 = 2;
+    const ABOUT: &'static str = "Measures a model on rows: perplexity and token accuracy of the responses; ROUGE, BLEU and exact match of its own.";
     type Params = EvaluateParams;
 
     fn outputs(_: &EvaluateParams) -> Vec<Output> {
@@ -90,14 +129,16 @@ impl Stage for Evaluate {
     }
 
     fn check(params: &EvaluateParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
-        let mut problems = Vec::new();
+        let mut problems = params.inference.problems(span);
         if params.metrics.is_empty() {
             problems.push(Problem::error("bad-value", span, "`metrics` is empty", "nothing would be measured"));
         }
         let rows = facts_of(&params.data.reference, inputs).and_then(RowsFacts::from_facts);
-        if params.metrics.contains(&Metric::Rouge) && rows.is_some_and(|rows| rows.shape == Shape::Text) {
-            let message = "ROUGE compares answers, and the rows are plain text without any";
-            problems.push(Problem::error("bad-value", span, message, "`rouge` is asked for here"));
+        let of_answers = params.metrics.iter().find(|metric| metric.is_of_answers());
+        if let Some(metric) = of_answers.filter(|_| rows.is_some_and(|rows| rows.shape == Shape::Text)) {
+            let name = metric.name();
+            let message = format!("`{name}` compares answers, and the rows are plain text without any");
+            problems.push(Problem::error("bad-value", span, message, format!("`{name}` is asked for here")));
         }
         problems
     }
@@ -110,22 +151,23 @@ impl Stage for Evaluate {
         let before = params.compare_with.as_ref().map(|input| context.open(input)).transpose()?;
         let before = before.map(|artifact| figures::read(&artifact.folder)).transpose()?;
         let mut subject = Subject::open(params, context)?;
-        let count = params.limit.unwrap_or(u64::MAX).min(subject.rows.len());
-        let mut examples: Vec<Example> = (0..count).map(Example::new).collect();
-        let mut found = Figures { rows: count, ..Figures::default() };
-        for metric in [Metric::Perplexity, Metric::Rouge] {
-            match metric {
-                _ if !params.metrics.contains(&metric) => {}
-                Metric::Perplexity => {
-                    found.perplexity = Some(perplexity::measure(params, &mut subject, &mut examples, context)?);
-                }
-                Metric::Rouge => found.rouge = Some(rouge::measure(params, &mut subject, &mut examples, context)?),
-            }
-        }
-
         let draft = context.create("metrics")?;
+        let mut writer = ExamplesWriter::create(&draft.folder);
+        let (mut likelihood, mut answers) = (Likelihood::default(), Answers::default());
+        while let Some(mut group) = subject.next_group()? {
+            if params.measures_likelihood() {
+                likelihood.measure(params, &mut subject, &mut group, context)?;
+            }
+            if params.measures_answers() {
+                answers.measure(params, &mut subject, &mut group, context)?;
+            }
+            let examples: Vec<Example> = group.into_iter().map(|(_, example)| example).collect();
+            writer.write(&examples)?;
+        }
+        writer.finish()?;
+        let found = figures(params, &subject, &likelihood, &answers, context)?;
+
         figures::write(&found, &draft.folder)?;
-        examples::write(&examples, &draft.folder)?;
         let beside = before.as_ref().zip(params.compare_with.as_ref());
         let beside = beside.map(|(figures, input)| (input.reference.stage.as_str(), figures));
         let text = report::text(context.stage(), &found, beside);
@@ -134,13 +176,44 @@ impl Stage for Evaluate {
     }
 }
 
+/// The figures asked for, and warnings of what they leave out.
+fn figures(
+    params: &EvaluateParams,
+    subject: &Subject,
+    likelihood: &Likelihood,
+    answers: &Answers,
+    context: &mut StageContext,
+) -> Result<Figures, StageError> {
+    let mut found = Figures { rows: subject.count, ..Figures::default() };
+    if params.measures_likelihood() {
+        likelihood.warn(params, subject, context)?;
+        found.perplexity = params.measures(Metric::Perplexity).then(|| likelihood.perplexity()).transpose()?;
+        found.token_accuracy = params.measures(Metric::TokenAccuracy).then(|| likelihood.token_accuracy());
+    }
+    if params.measures_answers() {
+        answers.warn(params, context)?;
+        found.answers = Some(answers.counts());
+        found.rouge = params.measures(Metric::Rouge).then(|| answers.rouge(params.use_stemmer));
+        found.bleu = params.measures(Metric::Bleu).then(|| answers.bleu());
+        found.exact_match = params.measures(Metric::ExactMatch).then(|| answers.exact_match(params.normalization));
+    }
+    Ok(found)
+}
+
+/// Rows that are measured before the next ones are read.
+const ROWS_PER_GROUP: usize = 256;
+
+/// What they may have together, in bytes of text, unless a single one has more.
+const BYTES_PER_GROUP: usize = 32 << 20;
+
 /// What is evaluated, and on what.
 struct Subject {
-    model: Box<dyn Inference>,
-    tokenizer: crate::tokenizer::Tokenizer,
-    stop_token_ids: Vec<u32>,
+    respondent: Respondent,
     renderer: PromptRenderer,
     rows: RowsReader,
+    /// Rows that are evaluated on.
+    count: u64,
+    next: u64,
 }
 
 impl Subject {
@@ -149,19 +222,32 @@ impl Subject {
         if rows.is_empty() {
             return Err(StageError::bad_data("there are no rows to evaluate on"));
         }
-        let model = context.open(&params.model)?;
-        let adapter = params.adapter.as_ref().map(|input| context.open(input)).transpose()?;
-        let tokenizer = params.tokenizer.as_ref().map(|input| context.open(input)).transpose()?;
-        let tokenizer_folder = tokenizer.as_ref().map_or(&model.folder, |artifact| &artifact.folder);
-        let tokenizer = crate::tokenizer::Tokenizer::from_folder(tokenizer_folder)?;
+        let respondent = Respondent::open(&params.inference, Sampling::GREEDY, context)?;
         Ok(Self {
-            stop_token_ids: inference::stop_token_ids(&model.folder, &tokenizer)?,
-            renderer: PromptRenderer::new(&params.prompt, rows.facts(), &tokenizer)?,
-            model: inference::open(&model, adapter.as_ref(), params.kernels, context)?,
-            tokenizer,
+            renderer: PromptRenderer::new(&params.prompt, rows.facts(), &respondent.tokenizer)?,
+            respondent,
+            count: params.limit.unwrap_or(u64::MAX).min(rows.len()),
             rows,
+            next: 0,
         })
     }
+
+    /// The next few rows, with nothing known of them; `None` at the end.
+    fn next_group(&mut self) -> Result<Option<Vec<(Row, Example)>>, StageError> {
+        let (mut group, mut bytes) = (Vec::new(), 0);
+        while self.next < self.count && group.len() < ROWS_PER_GROUP && bytes < BYTES_PER_GROUP {
+            let row = self.rows.row(self.next)?;
+            bytes += row.text_bytes();
+            group.push((row, Example::new(self.next)));
+            self.next += 1;
+        }
+        Ok((!group.is_empty()).then_some(group))
+    }
+}
+
+/// A failure that is about a row.
+fn of_row(row: u64) -> impl Fn(crate::prompt::PromptError) -> StageError {
+    move |error| StageError::new(Cause::BadData, format!("row {row} cannot be turned into a prompt")).with_source(error)
 }
 
 /// Writes a text file of the output.

@@ -1,6 +1,6 @@
 //! The table that a person reads.
 
-use super::figures::Figures;
+use super::figures::{AnswerCounts, Figures};
 
 /// The headline figures, beside those of another evaluation where there is one, and what they mean.
 pub(super) fn text(stage: &str, figures: &Figures, beside: Option<(&str, &Figures)>) -> String {
@@ -20,14 +20,46 @@ pub(super) fn text(stage: &str, figures: &Figures, beside: Option<(&str, &Figure
             format!("{name}{other}  {value:>width$}", width = widths[2])
         })
         .collect();
+    lines.extend(conventions(figures));
+    lines.join("\n")
+}
+
+/// What each figure means.
+fn conventions(figures: &Figures) -> Vec<String> {
+    let mut lines = Vec::new();
     if let Some(perplexity) = &figures.perplexity {
         lines.push(format!("perplexity: {}; {} tokens", perplexity.convention, perplexity.tokens));
+    }
+    if let Some(accuracy) = &figures.token_accuracy {
+        lines.push(format!(
+            "token_accuracy: {}; {} of {} tokens",
+            accuracy.convention, accuracy.correct, accuracy.tokens
+        ));
     }
     if let Some(rouge) = &figures.rouge {
         let stems = if rouge.use_stemmer { "by stems" } else { "word by word" };
         lines.push(format!("ROUGE: F-measure {stems}, {}; {} rows", rouge.convention, rouge.rows));
     }
-    lines.join("\n")
+    if let Some(bleu) = &figures.bleu {
+        let precisions = bleu.precisions.map(|precision| format!("{precision:.1}")).join("/");
+        lines.push(format!(
+            "BLEU: {}; precisions {precisions}, brevity penalty {:.3}, {} tokens against {}; {} rows; {}",
+            bleu.convention,
+            bleu.brevity_penalty,
+            bleu.hypothesis_length,
+            bleu.reference_length,
+            bleu.rows,
+            bleu.signature
+        ));
+    }
+    if let Some(exact) = &figures.exact_match {
+        lines.push(format!("exact_match: {}; {} of {} rows", exact.convention, exact.matches, exact.rows));
+    }
+    if let Some(answers) = figures.answers.as_ref().filter(|answers| answers.empty + answers.cut > 0) {
+        let AnswerCounts { rows, empty, cut, .. } = answers;
+        lines.push(format!("of {rows} answers {empty} are empty and {cut} are cut off"));
+    }
+    lines
 }
 
 /// Four places after the point, fewer for large numbers.
@@ -52,6 +84,7 @@ mod tests {
             rows: 12,
             perplexity: Some(Perplexity { value: perplexity, tokens: 345, ..Perplexity::default() }),
             rouge: Some(Rouge { rouge1: mean, rows: 12, use_stemmer: true, ..Rouge::default() }),
+            ..Figures::default()
         }
     }
 

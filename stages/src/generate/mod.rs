@@ -127,7 +127,7 @@ impl Stage for Generate {
         let mut writer = SamplesWriter::create(&draft.folder)?;
         let mut shown = Shown::default();
         while let Some(asked) = prompts.next_group(&respondent)? {
-            let samples = answer(asked, prompts.len(), params.on_bad_prompt, &mut respondent, context)?;
+            let samples = answer(params, asked, prompts.len(), &mut respondent, context)?;
             writer.write(&samples)?;
             shown.take(samples);
         }
@@ -164,16 +164,16 @@ impl Stage for Generate {
 
 /// Answers a group of prompts; those that cannot be asked become samples without an answer.
 fn answer(
+    params: &GenerateParams,
     asked: Vec<Asked>,
     total: u64,
-    on_bad_prompt: OnBadPrompt,
     respondent: &mut Respondent,
     context: &mut StageContext,
 ) -> Result<Vec<Sample>, StageError> {
     for asked in &asked {
         match &asked.ids {
             Ok(ids) => respondent.check_vocabulary(ids, || format!("prompt {}", asked.row + 1))?,
-            Err(problem) if on_bad_prompt == OnBadPrompt::Error => {
+            Err(problem) if params.on_bad_prompt == OnBadPrompt::Error => {
                 return Err(StageError::bad_data(format!("prompt {} cannot be asked: {problem}", asked.row + 1))
                     .with_help("`on_bad_prompt: skip` leaves such prompts out and counts them"));
             }
@@ -182,12 +182,13 @@ fn answer(
     }
     let fitting = asked.iter().filter_map(|asked| Some((asked.row, asked.ids.as_ref().ok()?)));
     let requests: Vec<Request<'_>> = fitting.map(|(row, prompt)| Request { prompt, row }).collect();
-    let standing = Standing {
-        unit: "prompts",
-        done: asked.first().map_or(0, |asked| asked.row),
-        total: Some(total),
-        aloud: if total == 1 { Aloud::Text } else { Aloud::Count },
+    // What grows on the screen is what the report will say, so answers to be compared do not.
+    let aloud = match asked.as_slice() {
+        [only] if total == 1 && params.compare_with.is_none() => Aloud::Text { prompt: &only.text },
+        _ => Aloud::Count,
     };
+    let standing =
+        Standing { unit: "prompts", done: asked.first().map_or(0, |asked| asked.row), total: Some(total), aloud };
     let mut answers = respondent.answer(&requests, standing, context)?.into_iter();
     context.progress("prompts", asked.last().map_or(0, |asked| asked.row + 1), Some(total), None);
     Ok(asked

@@ -1,140 +1,167 @@
-//! The answers: `samples.parquet` for programs, `samples.txt` for people, and the report on the screen.
+//! The answers on disk: `samples.parquet` for programs, `samples.txt` for people.
 
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{StringArray, UInt64Array};
+use arrow::array::{ArrayRef, StringArray, UInt64Array};
 use engine::error::{Cause, OrFail, StageError};
 
 use super::prompts::Asked;
-use crate::inference::{Completion, Stop};
-use crate::results;
-use crate::tokenizer::Tokenizer;
+use crate::inference::Answer;
+use crate::results::{TableWriter, TextReader};
 
-const FILE: &str = "samples.parquet";
+const TABLE: &str = "samples.parquet";
+const TEXT: &str = "samples.txt";
 
 /// A prompt and its answer.
+#[derive(Debug, Clone)]
 pub(super) struct Sample {
-    prompt: String,
-    completion: String,
-    reference: Option<String>,
-    /// Tokens of the answer.
-    pub tokens: usize,
-    stop: Stop,
-}
-
-/// A sample of another stage, as far as it is shown.
-pub(super) struct Earlier {
-    prompt: String,
-    completion: String,
+    /// Its number, from 0.
+    pub row: u64,
+    /// What was asked.
+    pub prompt: String,
+    /// The prompt's tokens, where it could be encoded.
+    pub prompt_tokens: Option<u64>,
+    /// The answer that the data gives.
+    pub reference: Option<String>,
+    /// The model's, or why there is none.
+    pub answer: Result<Answer, String>,
 }
 
 impl Sample {
-    pub(super) fn new(asked: &Asked, completion: &Completion, tokenizer: &Tokenizer) -> Result<Self, StageError> {
-        Ok(Self {
-            prompt: asked.text.clone(),
-            completion: tokenizer.decode(&completion.ids)?.trim().to_owned(),
-            reference: asked.reference.clone(),
-            tokens: completion.ids.len(),
-            stop: completion.stop,
-        })
+    /// A prompt with its answer; there is none where the prompt could not be asked.
+    pub(super) fn new(asked: Asked, answer: Option<Answer>) -> Self {
+        let Asked { row, text, ids, reference } = asked;
+        let prompt_tokens = ids.as_ref().ok().map(|ids| ids.len() as u64);
+        let answer = match (answer, ids) {
+            (Some(answer), _) => Ok(answer),
+            (None, Err(problem)) => Err(problem),
+            (None, Ok(_)) => unreachable!("a prompt that can be asked is answered"),
+        };
+        Self { row, prompt: text, prompt_tokens, reference, answer }
     }
 }
 
-pub(super) fn write(samples: &[Sample], folder: &Path) -> Result<(), StageError> {
-    let stop = |sample: &Sample| match sample.stop {
-        Stop::EndOfText => "end_of_text",
-        Stop::Length => "length",
-    };
-    let prompts: StringArray = samples.iter().map(|sample| Some(sample.prompt.as_str())).collect();
-    let completions: StringArray = samples.iter().map(|sample| Some(sample.completion.as_str())).collect();
-    let references: StringArray = samples.iter().map(|sample| sample.reference.as_deref()).collect();
-    let tokens: UInt64Array = samples.iter().map(|sample| Some(sample.tokens as u64)).collect();
-    let stops: StringArray = samples.iter().map(|sample| Some(stop(sample))).collect();
-    results::write(
-        &folder.join(FILE),
-        [
-            ("prompt", Arc::new(prompts) as _),
-            ("completion", Arc::new(completions) as _),
-            ("reference", Arc::new(references) as _),
-            ("tokens", Arc::new(tokens) as _),
-            ("stop", Arc::new(stops) as _),
-        ],
-    )?;
-    let path = folder.join("samples.txt");
-    std::fs::write(&path, text(samples)).or_fail(Cause::Machine, || format!("cannot write `{}`", path.display()))
+/// What was written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    /// Prompts.
+    pub rows: u64,
+    /// Tokens of the answers.
+    pub tokens: u64,
+    /// Prompts that could not be asked.
+    pub skipped: u64,
 }
 
-/// Reads the samples of another stage.
-pub(super) fn read(folder: &Path) -> Result<Vec<Earlier>, StageError> {
-    let path = folder.join(FILE);
-    let prompts = results::read_texts(&path, "prompt")?;
-    let completions = results::read_texts(&path, "completion")?;
-    let pairs = prompts.into_iter().zip(completions);
-    Ok(pairs.map(|(prompt, completion)| Earlier { prompt, completion }).collect())
+/// Writes samples, a group at a time.
+pub(super) struct SamplesWriter {
+    table: TableWriter,
+    text: BufWriter<File>,
+    text_path: PathBuf,
+    tally: Tally,
 }
 
-fn text(samples: &[Sample]) -> String {
-    let mut text = String::new();
-    for (sample, number) in samples.iter().zip(1..) {
-        text.push_str(&format!("## {number}\n\n{}\n\n-> {}\n\n", sample.prompt, sample.completion));
-        if let Some(reference) = &sample.reference {
-            text.push_str(&format!("reference: {reference}\n\n"));
+impl SamplesWriter {
+    /// Begins the files of an output's folder.
+    ///
+    /// # Errors
+    /// Fails if the disk refuses.
+    pub(super) fn create(folder: &Path) -> Result<Self, StageError> {
+        let text_path = folder.join(TEXT);
+        let text = File::create(&text_path);
+        let text = text.or_fail(Cause::Machine, || format!("cannot write `{}`", text_path.display()))?;
+        let table = TableWriter::new(folder.join(TABLE));
+        Ok(Self { table, text: BufWriter::new(text), text_path, tally: Tally::default() })
+    }
+
+    /// Adds samples.
+    ///
+    /// # Errors
+    /// Fails if the disk refuses.
+    pub(super) fn write(&mut self, samples: &[Sample]) -> Result<(), StageError> {
+        let texts =
+            |of: fn(&Sample) -> Option<&str>| -> ArrayRef { Arc::new(samples.iter().map(of).collect::<StringArray>()) };
+        let counts =
+            |of: fn(&Sample) -> Option<u64>| -> ArrayRef { Arc::new(samples.iter().map(of).collect::<UInt64Array>()) };
+        self.table.write([
+            ("row", counts(|sample| Some(sample.row))),
+            ("prompt", texts(|sample| Some(&sample.prompt))),
+            ("completion", texts(|sample| sample.answer.as_ref().ok().map(|answer| answer.text.as_str()))),
+            ("reference", texts(|sample| sample.reference.as_deref())),
+            ("prompt_tokens", counts(|sample| sample.prompt_tokens)),
+            ("tokens", counts(|sample| sample.answer.as_ref().ok().map(|answer| answer.tokens as u64))),
+            ("stop", texts(|sample| sample.answer.as_ref().ok().map(|answer| answer.ended.name()))),
+            ("problem", texts(|sample| sample.answer.as_ref().err().map(String::as_str))),
+        ])?;
+        for sample in samples {
+            self.tally.rows += 1;
+            match &sample.answer {
+                Ok(answer) => self.tally.tokens += answer.tokens as u64,
+                Err(_) => self.tally.skipped += 1,
+            }
+            write_text(&mut self.text, sample).or_fail(Cause::Machine, || unwritable(&self.text_path))?;
         }
-    }
-    text
-}
-
-/// Each prompt with its answer, and under it what another stage answered to the same prompt.
-pub(super) fn report(stage: &str, samples: &[Sample], beside: Option<(&str, &[Earlier])>) -> String {
-    let Some((other, earlier)) = beside else {
-        let shown =
-            samples.iter().map(|sample| format!("{}\n  {}", visible(&sample.prompt), indented(&sample.completion, 2)));
-        return shown.collect::<Vec<_>>().join("\n");
-    };
-    let width = stage.chars().count().max(other.chars().count());
-    let answer = |who: &str, text: &str| format!("  {who:<width$}  {}", indented(text, width + 4));
-    let shown = samples.iter().map(|sample| {
-        let before = earlier.iter().find(|earlier| earlier.prompt == sample.prompt);
-        let mut lines = vec![visible(&sample.prompt)];
-        lines.extend(before.map(|earlier| answer(other, &earlier.completion)));
-        lines.push(answer(stage, &sample.completion));
-        lines.join("\n")
-    });
-    shown.collect::<Vec<_>>().join("\n")
-}
-
-/// Keeps the lines of an answer under each other.
-fn indented(text: &str, by: usize) -> String {
-    visible(text).replace('\n', &format!("\n{}", " ".repeat(by)))
-}
-
-/// A model may write anything, and a terminal obeys control characters.
-fn visible(text: &str) -> String {
-    text.replace(|letter: char| letter.is_control() && letter != '\n' && letter != '\t', "\u{fffd}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sample(prompt: &str, completion: &str) -> Sample {
-        let (prompt, completion) = (prompt.to_owned(), completion.to_owned());
-        Sample { prompt, completion, reference: None, tokens: 3, stop: Stop::EndOfText }
+        Ok(())
     }
 
-    #[test]
-    fn no_answer_reaches_the_terminal_as_a_command() {
-        let samples = [sample("Red?", "\u{1b}[31mred\r")];
-        assert_eq!(report("asked", &samples, None), "Red?\n  \u{fffd}[31mred\u{fffd}");
+    /// Ends the files.
+    ///
+    /// # Errors
+    /// Fails if the disk refuses.
+    pub(super) fn finish(mut self) -> Result<Tally, StageError> {
+        self.text.flush().or_fail(Cause::Machine, || unwritable(&self.text_path))?;
+        self.table.finish()?;
+        Ok(self.tally)
+    }
+}
+
+fn unwritable(path: &Path) -> String {
+    format!("cannot write `{}`", path.display())
+}
+
+fn write_text(text: &mut impl Write, sample: &Sample) -> std::io::Result<()> {
+    writeln!(text, "## {}\n\n{}\n", sample.row + 1, sample.prompt)?;
+    match &sample.answer {
+        Ok(answer) => writeln!(text, "-> {}\n", answer.text.trim())?,
+        Err(problem) => writeln!(text, "not asked: {problem}\n")?,
+    }
+    match &sample.reference {
+        Some(reference) => writeln!(text, "reference: {reference}\n"),
+        None => Ok(()),
+    }
+}
+
+/// The samples of another stage.
+pub(super) struct Earlier(TextReader);
+
+impl Earlier {
+    /// Opens an output's folder.
+    ///
+    /// # Errors
+    /// Fails if it holds no samples.
+    pub(super) fn open(folder: &Path) -> Result<Self, StageError> {
+        TextReader::open(&folder.join(TABLE), &["prompt", "completion"]).map(Self)
     }
 
-    #[test]
-    fn answers_stand_under_their_prompts() {
-        let samples = [sample("Who are you?", "I am Pip,\nmade by Ada.")];
-        assert_eq!(report("asked", &samples, None), "Who are you?\n  I am Pip,\n  made by Ada.");
-        let earlier = [Earlier { prompt: "Who are you?".to_owned(), completion: "the the".to_owned() }];
-        let expected = "Who are you?\n  before  the the\n  after   I am Pip,\n          made by Ada.";
-        assert_eq!(report("after", &samples, Some(("before", &earlier))), expected);
+    /// What was answered to these prompts, as far as they were asked.
+    ///
+    /// # Errors
+    /// Fails if the file is damaged.
+    pub(super) fn answers_to(mut self, prompts: BTreeSet<&str>) -> Result<BTreeMap<String, String>, StageError> {
+        let mut answers = BTreeMap::new();
+        while answers.len() < prompts.len()
+            && let Some(columns) = self.0.next_rows()?
+        {
+            let [asked, answered] = <[Vec<String>; 2]>::try_from(columns).expect("two columns are read");
+            for (prompt, answer) in asked.into_iter().zip(answered) {
+                if prompts.contains(prompt.as_str()) {
+                    answers.entry(prompt).or_insert(answer);
+                }
+            }
+        }
+        Ok(answers)
     }
 }

@@ -45,22 +45,9 @@ impl Tiny {
         let root = tempfile::tempdir().unwrap();
         let rows = root.path().join("rows");
         std::fs::create_dir(&rows).unwrap();
-        let columns = ["question", "answer"].map(str::to_owned);
-        let facts = RowsFacts::prompt(Template::custom(TEMPLATE).unwrap(), "answer", columns);
-        let mut writer = RowsWriter::create(&rows, facts);
-        for (question, answer) in PAIRS {
-            let columns = [("question", *question), ("answer", *answer)];
-            let columns = columns.map(|(name, text)| (name.to_owned(), text.to_owned()));
-            writer.write(Row::Columns(columns.into())).unwrap();
-        }
-        let (facts, _) = writer.finish(0).unwrap();
+        let facts = write_rows(&rows, PAIRS);
         let bench = TestBench::new(root.path()).input("rows.rows", "rows", &rows, facts.clone()).unwrap();
-        let parameters = json!({
-            "text": "rows", "vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "seed": 5,
-            "initializer_range": 0.3,
-        });
-        let mut outputs = bench.run::<NewModel>(parameters).unwrap();
+        let mut outputs = bench.run::<NewModel>(model_parameters()).unwrap();
         let (model, tokenizer) = (outputs.remove("model").unwrap(), outputs.remove("tokenizer").unwrap());
         Self { root, model, tokenizer, rows, facts }
     }
@@ -76,6 +63,20 @@ impl Tiny {
             .unwrap()
     }
 
+    /// Rows of other questions and answers, asked in the same words.
+    pub fn rows(&self, pairs: &[(&str, &str)]) -> (tempfile::TempDir, engine::artifact::Facts) {
+        let folder = tempfile::tempdir().unwrap();
+        let facts = write_rows(folder.path(), pairs);
+        (folder, facts)
+    }
+
+    /// A model like this one, whose vocabulary is smaller.
+    pub fn model_with_vocabulary(&self, vocab_size: usize) -> Artifact {
+        let mut parameters = model_parameters();
+        parameters["vocab_size"] = vocab_size.into();
+        self.bench().run::<NewModel>(parameters).unwrap().remove("model").unwrap()
+    }
+
     /// The model, opened without the code under test.
     pub fn decoder(&self) -> Decoder<Cpu> {
         let ops = Arc::new(Cpu::new(1, Compute::F32).unwrap());
@@ -86,6 +87,26 @@ impl Tiny {
     pub fn open_tokenizer(&self) -> stages::tokenizer::Tokenizer {
         stages::tokenizer::Tokenizer::from_folder(&self.tokenizer.folder).unwrap()
     }
+}
+
+fn model_parameters() -> serde_json::Value {
+    json!({
+        "text": "rows", "vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "seed": 5,
+        "initializer_range": 0.3,
+    })
+}
+
+fn write_rows(folder: &Path, pairs: &[(&str, &str)]) -> engine::artifact::Facts {
+    let columns = ["question", "answer"].map(str::to_owned);
+    let facts = RowsFacts::prompt(Template::custom(TEMPLATE).unwrap(), "answer", columns);
+    let mut writer = RowsWriter::create(folder, facts);
+    for (question, answer) in pairs {
+        let columns = [("question", *question), ("answer", *answer)];
+        let columns = columns.map(|(name, text)| (name.to_owned(), text.to_owned()));
+        writer.write(Row::Columns(columns.into())).unwrap();
+    }
+    writer.finish(0).unwrap().0
 }
 
 /// A column of a Parquet file.

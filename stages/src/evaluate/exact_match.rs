@@ -1,0 +1,77 @@
+//! Whether an answer is the reference.
+
+use engine::parameter::Parameters;
+
+/// What is done to answer and reference before they are compared.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Normalization {
+    /// White space around them is taken away.
+    Strip,
+    /// As SQuAD's script does: lower case, without ASCII punctuation, without the words `a`, `an` and `the`, and with single blanks.
+    Squad,
+}
+
+impl Normalization {
+    /// Whether two texts are equal under it.
+    pub(super) fn equal(self, answer: &str, reference: &str) -> bool {
+        match self {
+            Self::Strip => answer.trim() == reference.trim(),
+            Self::Squad => squad(answer) == squad(reference),
+        }
+    }
+
+    /// In words.
+    pub(super) fn words(self) -> &'static str {
+        match self {
+            Self::Strip => "white space around both taken away",
+            Self::Squad => "as SQuAD: lower case, without punctuation and articles, single blanks",
+        }
+    }
+}
+
+/// `normalize_answer` of SQuAD's evaluation script.
+fn squad(text: &str) -> String {
+    let text: String = text.to_lowercase().chars().filter(|letter| !letter.is_ascii_punctuation()).collect();
+    // A word is what a regular expression of Python takes for one; it may stand against other signs without a blank.
+    let mut words = String::with_capacity(text.len());
+    let mut rest = text.as_str();
+    while let Some(first) = rest.chars().next() {
+        let is_word = first.is_alphanumeric();
+        let end = rest.find(|letter: char| letter.is_alphanumeric() != is_word).unwrap_or(rest.len());
+        let (run, after) = rest.split_at(end);
+        words.push_str(if matches!(run, "a" | "an" | "the") { " " } else { run });
+        rest = after;
+    }
+    words.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_compared_as_they_stand_but_for_what_is_around_them() {
+        let equal = |answer, reference| Normalization::Strip.equal(answer, reference);
+        assert!(equal(" Five rows.\n", "Five rows."));
+        assert!(equal("", "  "));
+        assert!(!equal("five rows.", "Five rows."));
+        assert!(!equal("Five  rows.", "Five rows."));
+    }
+
+    /// The right sides are what `normalize_answer` of SQuAD's `evaluate-v1.1.py` gives.
+    #[test]
+    fn squad_is_as_in_its_script() {
+        for (text, expected) in [
+            ("The Cat, sat on a mat!", "cat sat on mat"),
+            ("an apple a day", "apple day"),
+            ("  Another  \t theme\n", "another theme"),
+            ("the", ""),
+            ("U.S.A.", "usa"),
+            ("a-b", "ab"),
+            ("«the» café", "« » café"),
+            ("1,000", "1000"),
+        ] {
+            assert_eq!(squad(text), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! How likely the model finds the responses of the rows: perplexity and token accuracy.
+
+use engine::context::StageContext;
+use engine::error::{Cause, StageError};
+use model::batch::Batch;
+
+use super::examples::Example;
+use super::figures::{Perplexity, TokenAccuracy};
+use super::{EvaluateParams, Subject, of_row};
+use crate::artifact::Row;
+use crate::tokenize::stop_if_cancelled;
+
+/// Tokens that are scored together.
+const TOKENS_PER_BATCH: usize = 2048;
+
+/// What was found so far, over all response tokens.
+#[derive(Debug, Default)]
+pub(super) struct Likelihood {
+    nll: f64,
+    tokens: u64,
+    correct: u64,
+    truncated_rows: u64,
+    rows_without_tokens: u64,
+}
+
+impl Likelihood {
+    /// Scores the responses of a group of rows, and notes each row's share with its example.
+    pub(super) fn measure(
+        &mut self,
+        params: &EvaluateParams,
+        subject: &mut Subject,
+        group: &mut [(Row, Example)],
+        context: &mut StageContext,
+    ) -> Result<(), StageError> {
+        let max_seq_len = longest(params, subject);
+        let (mut batch, mut lengths, mut first) = (Batch::default(), Vec::new(), 0);
+        for index in 0..group.len() {
+            let (row, example) = &group[index];
+            let tokenizer = &subject.respondent.tokenizer;
+            let lesson = subject.renderer.lesson(row, tokenizer).and_then(|lesson| lesson.encode(tokenizer));
+            let mut lesson = lesson.map_err(of_row(example.row))?;
+            if lesson.input_ids.len() > max_seq_len {
+                self.truncated_rows += 1;
+                lesson.input_ids.truncate(max_seq_len);
+                lesson.labels.truncate(max_seq_len);
+            }
+            subject.respondent.check_vocabulary(&lesson.input_ids, || format!("row {}", example.row))?;
+            lengths.push(lesson.input_ids.len());
+            batch.push_row(example.row, &lesson.input_ids, &lesson.labels, &[lesson.input_ids.len()]);
+            if batch.tokens() >= TOKENS_PER_BATCH || index + 1 == group.len() {
+                stop_if_cancelled(context)?;
+                score(subject, &batch, &lengths, &mut group[first..=index])?;
+                (batch, first) = (Batch::default(), index + 1);
+                lengths.clear();
+                context.progress("rows", group[index].1.row + 1, Some(subject.count), Some("likelihood".to_owned()));
+            }
+        }
+        for (_, example) in group {
+            self.nll += example.nll.unwrap_or(0.0);
+            self.tokens += example.tokens.unwrap_or(0);
+            self.correct += example.correct.unwrap_or(0);
+            self.rows_without_tokens += u64::from(example.tokens == Some(0));
+        }
+        Ok(())
+    }
+
+    /// Warns of rows that were cut.
+    ///
+    /// # Errors
+    /// Fails if nothing was measured at all.
+    pub(super) fn warn(
+        &self,
+        params: &EvaluateParams,
+        subject: &Subject,
+        context: &mut StageContext,
+    ) -> Result<(), StageError> {
+        let max_seq_len = longest(params, subject);
+        if self.tokens == 0 {
+            let cut = match self.truncated_rows {
+                0 => String::new(),
+                cut => format!("; {cut} of {} rows are cut to {max_seq_len} tokens", subject.count),
+            };
+            let message = format!("no row has a response token that perplexity could be taken over{cut}");
+            return Err(StageError::bad_data(message));
+        }
+        if self.truncated_rows > 0 {
+            context.warn(format!("{} rows are cut to {max_seq_len} tokens for perplexity", self.truncated_rows));
+        }
+        if self.rows_without_tokens > 0 {
+            context.warn(format!("{} rows have no response token to take perplexity over", self.rows_without_tokens));
+        }
+        Ok(())
+    }
+
+    /// Perplexity over all response tokens together.
+    ///
+    /// # Errors
+    /// Fails if it is no number.
+    pub(super) fn perplexity(&self) -> Result<Perplexity, StageError> {
+        let mean = self.nll / self.tokens as f64;
+        let value = mean.exp();
+        if !value.is_finite() {
+            let message = format!("the mean negative log-likelihood is {mean:.3e}: its perplexity is no number");
+            let help = "is this model trained, and on this tokenizer?";
+            return Err(StageError::new(Cause::Numeric, message).with_help(help));
+        }
+        Ok(Perplexity {
+            value,
+            nll: self.nll,
+            tokens: self.tokens,
+            truncated_rows: self.truncated_rows,
+            rows_without_tokens: self.rows_without_tokens,
+            ..Perplexity::default()
+        })
+    }
+
+    /// Token accuracy over all response tokens together.
+    pub(super) fn token_accuracy(&self) -> TokenAccuracy {
+        TokenAccuracy {
+            value: self.correct as f64 / self.tokens as f64,
+            correct: self.correct,
+            tokens: self.tokens,
+            ..TokenAccuracy::default()
+        }
+    }
+}
+
+/// Tokens of a row that are read, at most.
+fn longest(params: &EvaluateParams, subject: &Subject) -> usize {
+    let positions = subject.respondent.max_position_embeddings();
+    params.max_seq_len.unwrap_or(positions).min(positions)
+}
+
+/// Scores a batch that holds so many tokens of each of these rows.
+fn score(
+    subject: &mut Subject,
+    batch: &Batch,
+    lengths: &[usize],
+    rows: &mut [(Row, Example)],
+) -> Result<(), StageError> {
+    let scores = if batch.tokens() == 0 { Vec::new() } else { subject.respondent.score(batch)? };
+    let mut scores = scores.into_iter().peekable();
+    let mut end = 0;
+    for ((_, example), length) in rows.iter_mut().zip(lengths) {
+        end += length;
+        let (mut nll, mut tokens, mut correct) = (0.0, 0, 0);
+        while let Some(target) = scores.next_if(|target| target.token < end) {
+            nll += f64::from(target.nll);
+            tokens += 1;
+            correct += u64::from(target.correct);
+        }
+        if !nll.is_finite() {
+            let message = format!("the negative log-likelihood of row {} is {nll}", example.row);
+            return Err(StageError::new(Cause::Numeric, message));
+        }
+        (example.nll, example.tokens, example.correct) = (Some(nll), Some(tokens), Some(correct));
+    }
+    Ok(())
+}
