@@ -131,7 +131,7 @@ pub(super) fn backward<B: Ops>(
 
 /// One over the norm of each row of `W (+ scaling · BA)`, `[1, out]`.
 ///
-/// A row of zeros, as of an id that no text has, counts as one of the least norm there is: its magnitude is 0, and so is its output.
+/// A row of zeros, as of an id that no text has, counts as one of the least norm there is, where PEFT's becomes not a number.
 fn inverse_row_norms<B: Ops>(
     ops: &B,
     matrix: &Matrix<B>,
@@ -168,4 +168,42 @@ fn inverse_row_norms<B: Ops>(
 pub(crate) fn row_norms<B: Ops>(ops: &B, matrix: &Matrix<B>) -> Result<Vec<f32>> {
     let inverse = ops.read(&inverse_row_norms(ops, matrix, None)?)?;
     Ok(inverse.into_iter().map(f32::recip).collect())
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use crate::cpu::Cpu;
+    use crate::init::{Fill, fresh_tensor};
+    use crate::ops::Compute;
+    use crate::parameter::Keep;
+
+    /// The norms of `W + s·BA` for A = W and B = c·1, so that it is (1 + s·c)·W, and those norms in f64.
+    fn norms(factor: f32, scaling: f32) -> (Vec<f32>, Vec<f64>) {
+        let (rows, columns) = (7, 150);
+        let values = fresh_tensor(3, "w", rows * columns, Fill::Normal(1.0));
+        let ops = Cpu::new(2, Compute::F32).unwrap();
+        let matrix = Matrix::new(&ops, "w", [rows, columns], values.clone(), Keep::Frozen).unwrap();
+        let a = ops.tensor(rows, columns, &values).unwrap();
+        let diagonal: Vec<f32> =
+            (0..rows * rows).map(|index| if index % (rows + 1) == 0 { factor } else { 0.0 }).collect();
+        let b = ops.tensor(rows, rows, &diagonal).unwrap();
+        let inverse = ops.read(&inverse_row_norms(&ops, &matrix, Some((&a, &b, scaling))).unwrap()).unwrap();
+        let left = 1.0 + f64::from(scaling) * f64::from(factor);
+        let exact =
+            values.chunks(columns).map(|row| row.iter().map(|x| (left * f64::from(*x)).powi(2)).sum::<f64>().sqrt());
+        (inverse.into_iter().map(f32::recip).collect(), exact.collect())
+    }
+
+    #[test]
+    fn norms_hold_where_the_adapter_cancels_the_weight() {
+        // The sum is made element by element, so that its error is that of f32 over what is left: 6e-8 / 1e-3 at worst here.
+        for (factor, scaling, bound) in [(0.0, 1.0, 5e-7), (0.25, 2.0, 5e-7), (-0.4995, 2.0, 1e-4)] {
+            for (found, exact) in std::iter::zip(norms(factor, scaling).0, norms(factor, scaling).1) {
+                let error = (f64::from(found) - exact).abs() / exact;
+                assert!(error < bound, "{found} where {exact} is exact, with a factor of {factor}: off by {error:e}");
+            }
+        }
+    }
 }

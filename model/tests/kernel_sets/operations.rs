@@ -1,9 +1,10 @@
 //! Every operation of a kernel set once, on tensors of a case's shapes.
 
-use model::batch::Documents;
+use model::batch::{Documents, TokenPlace};
 use model::ops::{
     Activation, AdamWStep, AttentionGradients, AttentionOperands, Form, LogitGradient, Ops, SgdStep, Turn, Write,
 };
+use model::random::{Address, Draws, DropoutMask, Purpose, StepSeed};
 
 use crate::case::{Case, Results, values};
 
@@ -82,6 +83,49 @@ impl<B: Ops> Run<'_, B> {
         let mut sums = self.tensor("sums", 1, hidden);
         ops.add_column_sums(&x, &mut sums).expect("add_column_sums");
         self.record("add_column_sums", &sums);
+        self.columns_and_dropout(&x);
+    }
+
+    /// What DoRA and dropout need; `x` is `[rows, hidden]`. These results are checked here, too: they are their own definition.
+    fn columns_and_dropout(&mut self, x: &B::Tensor) {
+        let (ops, rows, hidden) = (self.ops, self.case.rows(), self.case.hidden_size);
+        let before = self.tensor("before", rows, hidden);
+        let mut dots = self.tensor("dots", 1, hidden);
+        ops.add_column_dots(x, &before, &mut dots).expect("add_column_dots");
+        self.record("add_column_dots", &dots);
+        let (factors, bias) = (self.tensor("factors", 1, hidden), self.tensor("bias", 1, hidden));
+        let places: Vec<TokenPlace> =
+            (0..rows as u64).map(|row| TokenPlace { row: row / 5, token: row % 5 + 3 }).collect();
+        let mask = DropoutMask {
+            draws: Draws { step: StepSeed { seed: 3, step: 4 }, places: &places },
+            module: Address::named(Purpose::Dropout, "module"),
+            probability: 0.4,
+        };
+        let read = |tensor: &B::Tensor| ops.read(tensor).expect("values");
+        let element = |name: &str, index: usize| values(name, rows * hidden)[index];
+        let mut of_row = vec![0.0; hidden];
+        for (name, write) in [("replaced", Write::Replace), ("added", Write::Add)] {
+            let mut y = self.tensor("before", rows, hidden);
+            ops.scale_columns(x, &factors, Some(&bias), write, &mut y).expect("scale_columns");
+            self.record(&format!("scale_columns {name}"), &y);
+            let mut y = self.tensor("before", rows, hidden);
+            ops.dropout(x, &mask, -1.5, write, &mut y).expect("dropout");
+            self.record(&format!("dropout {name}"), &y);
+            for (index, found) in read(&y).into_iter().enumerate() {
+                if index % hidden == 0 {
+                    mask.factors(index / hidden, &mut of_row);
+                }
+                let there = if write == Write::Add { element("before", index) } else { 0.0 };
+                let expected = there - 1.5 * of_row[index % hidden] * element("x", index);
+                assert!((found - expected).abs() < 1e-4, "dropout {name}[{index}] is {found}, not {expected}");
+            }
+        }
+        let mut y = B::Tensor::default();
+        ops.scale_columns(x, &factors, None, Write::Replace, &mut y).expect("scale_columns");
+        for (index, found) in read(&y).into_iter().enumerate() {
+            let expected = element("x", index) * values("factors", hidden)[index % hidden];
+            assert!((found - expected).abs() < 1e-5, "scale_columns[{index}] is {found}, not {expected}");
+        }
     }
 
     fn products(&mut self) {

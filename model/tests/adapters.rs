@@ -1,0 +1,265 @@
+//! The laws of adapters: what dropout draws, what an adapter leaves alone, and that every kind of it trains exactly.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::sync::Arc;
+
+use model::batch::Batch;
+use model::blocks::Blocks;
+use model::candle::Candle;
+use model::cpu::Cpu;
+use model::decoder::{AttachError, Decoder};
+use model::init::{Fill, fresh_tensor};
+use model::ops::{Compute, Ops};
+use model::parameter::Keep;
+use model::peft::{Adapter, AdapterConfig, TargetModules};
+use model::trainer::{AdamW, Optimizer, Recompute, TrainOptions, Trained, TrainedTensor, Trainer};
+
+fn cpu(threads: usize) -> Arc<Cpu> {
+    Arc::new(Cpu::new(threads, Compute::F32).unwrap())
+}
+
+/// Every kind of adapter that there is, each with dropout.
+fn kinds() -> [(&'static str, AdapterConfig); 3] {
+    let plain = AdapterConfig { dropout: 0.3, ..AdapterConfig::new(3, 5.0, Vec::new()) };
+    let all = TargetModules::Pattern("all-linear".to_owned());
+    let plain = AdapterConfig { target_modules: all, ..plain };
+    let saved = ["lm_head", "embed_tokens", "norm"].map(str::to_owned).to_vec();
+    [
+        ("lora", plain.clone()),
+        ("dora", AdapterConfig { use_dora: true, ..plain.clone() }),
+        ("modules_to_save", AdapterConfig { modules_to_save: saved, ..plain }),
+    ]
+}
+
+/// An adapter that already does something.
+fn moved<B: Blocks>(decoder: &Decoder<B>, config: &AdapterConfig) -> Adapter {
+    let mut adapter = decoder.fresh_adapter(config, 9).unwrap();
+    for (name, module) in &mut adapter.modules {
+        module.lora_b = fresh_tensor(6, name, module.lora_b.len(), Fill::Normal(0.2));
+    }
+    for (name, saved) in &mut adapter.saved_tensors {
+        let change = fresh_tensor(7, name, saved.values.len(), Fill::Normal(0.1));
+        saved.values.iter_mut().zip(change).for_each(|(value, change)| *value += change);
+    }
+    adapter
+}
+
+fn options(recompute: Recompute) -> TrainOptions {
+    let optimizer = Optimizer::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() });
+    TrainOptions { max_grad_norm: Some(0.5), recompute, seed: 21, ..TrainOptions::new(Trained::Adapter, optimizer) }
+}
+
+fn trainer<B: Blocks>(ops: &Arc<B>, shape: &str, config: &AdapterConfig, recompute: Recompute) -> Trainer<B> {
+    let mut decoder = support::decoder(ops, shape, Keep::Frozen);
+    let adapter = moved(&decoder, config);
+    decoder.attach(&adapter).unwrap();
+    Trainer::new(decoder, options(recompute)).unwrap()
+}
+
+/// Trains two steps of six rows, of one or two documents each, `micro_batch_size` of them at a time.
+fn train<B: Blocks>(trainer: &mut Trainer<B>, micro_batch_size: usize) -> Vec<TrainedTensor> {
+    for step in trainer.steps() as u32..trainer.steps() as u32 + 2 {
+        let rows: Vec<Batch> =
+            (0..6).map(|row| support::documents(step * 6 + row, &[4 + row as usize, 3 * (row as usize % 2)])).collect();
+        for (micro, rows) in rows.chunks(micro_batch_size).enumerate() {
+            let mut batch = Batch::default();
+            for (index, row) in rows.iter().enumerate() {
+                let number = (micro * micro_batch_size + index) as u64;
+                batch.push_row(number, &row.input_ids, &row.labels, &row.document_lengths);
+            }
+            trainer.accumulate(&batch).unwrap();
+        }
+        trainer.step(1e-2).unwrap();
+    }
+    trainer.state().unwrap()
+}
+
+fn bits(state: &[TrainedTensor]) -> Vec<u32> {
+    let all = state.iter().flat_map(|tensor| [&tensor.value, &tensor.exp_avg, &tensor.exp_avg_sq]);
+    all.flatten().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn dropout_does_not_depend_on_the_split_of_a_step() {
+    for (kind, config) in kinds() {
+        let expected = train(&mut trainer(&cpu(2), "llama", &config, Recompute::None), 6);
+        for micro_batch_size in [1, 4] {
+            let found = train(&mut trainer(&cpu(2), "llama", &config, Recompute::None), micro_batch_size);
+            for (found, expected) in found.iter().zip(&expected) {
+                let largest = expected.value.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+                let furthest = found.value.iter().zip(&expected.value).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(furthest <= 1e-5 * largest, "{kind}: {} by {furthest} of {largest}", found.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn neither_threads_nor_recomputed_layers_nor_a_resume_change_a_bit() {
+    for (kind, config) in kinds() {
+        let ops = cpu(1);
+        let mut uninterrupted = trainer(&ops, "qwen3", &config, Recompute::None);
+        let middle = train(&mut uninterrupted, 3);
+        let end = bits(&train(&mut uninterrupted, 3));
+        let mut other = trainer(&cpu(3), "qwen3", &config, Recompute::Layers);
+        assert!(bits(&train(&mut other, 3)) == bits(&middle), "{kind}");
+        let mut resumed = trainer(&ops, "qwen3", &config, Recompute::None);
+        resumed.restore(2, middle).unwrap();
+        assert!(bits(&train(&mut resumed, 3)) == end, "{kind}");
+    }
+}
+
+#[test]
+fn dropout_acts_in_training_alone() {
+    for (kind, config) in kinds() {
+        let mut with = trainer(&cpu(2), "llama", &config, Recompute::None);
+        let without = AdapterConfig { dropout: 0.0, ..config };
+        let mut without = trainer(&cpu(2), "llama", &without, Recompute::None);
+        let batch = support::documents(3, &[9, 5]);
+        assert_eq!(with.decoder_mut().logits(&batch).unwrap(), without.decoder_mut().logits(&batch).unwrap(), "{kind}");
+        assert_eq!(with.decoder_mut().score(&batch).unwrap(), without.decoder_mut().score(&batch).unwrap(), "{kind}");
+        let losses = [&mut with, &mut without].map(|trainer| trainer.accumulate(&batch).unwrap().loss_sum);
+        assert_ne!(losses[0], losses[1], "{kind}");
+    }
+}
+
+#[test]
+fn gradients_under_dropout_are_those_of_the_loss() {
+    gradients(&cpu(2));
+    gradients(&Arc::new(Candle::on_processor()));
+}
+
+/// Moves each trained tensor along a direction and compares the loss of a training pass with its gradient. The norm that DoRA takes for a
+/// constant moves with A and B, so that of DoRA only the magnitudes obey; the golden cases have the rest.
+fn gradients<B: Blocks>(ops: &Arc<B>) {
+    for (kind, config) in kinds() {
+        for shape in ["gemma2", "phi3"] {
+            let mut trainer = trainer(ops, shape, &config, Recompute::None);
+            let batch = support::documents(3, &[7, 1, 12, 4]);
+            trainer.accumulate(&batch).unwrap();
+            let (gradients, state) = (trainer.gradients().unwrap(), trainer.state().unwrap());
+            for (index, (name, gradient)) in gradients.iter().enumerate() {
+                if kind == "dora" && !name.ends_with("magnitude_vector") {
+                    continue;
+                }
+                let direction = fresh_tensor(8, name, gradient.len(), Fill::Normal(1.0));
+                let mut loss = |step: f32| {
+                    let mut state = state.clone();
+                    state[index].value.iter_mut().zip(&direction).for_each(|(value, along)| *value += step * along);
+                    trainer.restore(0, state).unwrap();
+                    let report = trainer.accumulate(&batch).unwrap();
+                    report.loss_sum / report.target_tokens as f64
+                };
+                let mut difference = |step: f32| (loss(step) - loss(-step)) / (2.0 * f64::from(step));
+                let difference = (4.0 * difference(1e-3) - difference(2e-3)) / 3.0;
+                let along: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(g * d)).sum();
+                let size = gradient.iter().map(|g| f64::from(g * g)).sum::<f64>().sqrt();
+                assert!(size > 0.0, "{kind} {shape} {name}: no gradient");
+                assert!(
+                    (along - difference).abs() < 1e-2 * size + 1e-4,
+                    "{kind} {shape} {name}: {along} along, {difference} by difference, size {size}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn an_adapter_that_is_taken_off_leaves_no_trace() {
+    let ops = cpu(2);
+    let batch = support::documents(4, &[6, 11]);
+    for (shape, _) in support::SHAPES {
+        let base = support::decoder(&ops, shape, Keep::Frozen).logits(&batch).unwrap();
+        for (kind, config) in kinds() {
+            let mut decoder = support::decoder(&ops, shape, Keep::Frozen);
+            let (fresh, moved) = (decoder.fresh_adapter(&config, 9).unwrap(), moved(&decoder, &config));
+            decoder.attach(&fresh).unwrap();
+            for (found, expected) in decoder.logits(&batch).unwrap().iter().zip(&base) {
+                assert!((found - expected).abs() < 1e-5, "{shape} {kind}: a fresh adapter changes nothing");
+            }
+            decoder.attach(&moved).unwrap();
+            let adapted = decoder.logits(&batch).unwrap();
+            assert_ne!(adapted, base);
+            // A fresh adapter is made of the base, whatever is attached.
+            assert_eq!(decoder.fresh_adapter(&config, 9).unwrap(), fresh, "{shape} {kind}");
+            assert_eq!(decoder.adapter(&moved.config).unwrap(), moved, "{shape} {kind}");
+            let mut folder = decoder;
+            folder.detach();
+            assert_eq!(folder.logits(&batch).unwrap(), base, "{shape} {kind}");
+            folder.attach(&moved).unwrap();
+            assert_eq!(folder.logits(&batch).unwrap(), adapted, "{shape} {kind}");
+        }
+    }
+}
+
+#[test]
+fn an_adapter_comes_back_from_its_folder() {
+    let ops = cpu(1);
+    for (kind, config) in kinds() {
+        let adapter = moved(&support::decoder(&ops, "gemma2", Keep::Frozen), &config);
+        let folder = tempfile::tempdir().unwrap();
+        adapter.save(folder.path()).unwrap();
+        assert_eq!(Adapter::load(folder.path()).unwrap(), adapter, "{kind}");
+    }
+}
+
+#[test]
+fn a_row_of_zeros_has_a_direction_as_soon_as_it_has_one() {
+    let ops = cpu(1);
+    let mut decoder = support::decoder(&ops, "llama", Keep::Frozen);
+    let zeros = AdapterConfig { modules_to_save: vec!["up_proj".to_owned()], ..AdapterConfig::new(2, 4.0, Vec::new()) };
+    let mut zeros = decoder.fresh_adapter(&zeros, 1).unwrap();
+    zeros.saved_tensors.values_mut().for_each(|saved| saved.values[..20].fill(0.0));
+    decoder.attach(&zeros).unwrap();
+    // Such a row as the base's own: what is attached is no adapter of its own.
+    let targets = vec!["up_proj".to_owned()];
+    let config = AdapterConfig { use_dora: true, ..AdapterConfig::new(2, 4.0, targets) };
+    let mut dora = decoder.fresh_adapter(&config, 3).unwrap();
+    dora.saved_tensors = zeros.saved_tensors;
+    dora.config.modules_to_save = vec!["up_proj".to_owned()];
+    for module in dora.modules.values_mut() {
+        module.magnitude.as_mut().unwrap()[0] = 0.0;
+    }
+    decoder.attach(&dora).unwrap();
+    let mut trainer = Trainer::new(decoder, options(Recompute::None)).unwrap();
+    assert!(train(&mut trainer, 2).iter().all(|tensor| tensor.value.iter().all(|value| value.is_finite())));
+}
+
+#[test]
+fn a_copy_of_one_of_a_tied_pair_leaves_the_other() {
+    let ops = cpu(1);
+    let batch = support::documents(5, &[8]);
+    let base = support::decoder(&ops, "llama", Keep::Frozen).layer_outputs(&batch).unwrap();
+    for (saved, moves_layers) in [("lm_head", false), ("embed_tokens", true)] {
+        let mut decoder = support::decoder(&ops, "llama", Keep::Frozen);
+        let modules_to_save = vec![saved.to_owned()];
+        let config = AdapterConfig { modules_to_save, ..AdapterConfig::new(2, 4.0, Vec::new()) };
+        let adapter = moved(&decoder, &config);
+        decoder.attach(&adapter).unwrap();
+        assert_eq!(decoder.layer_outputs(&batch).unwrap() != base, moves_layers, "{saved}");
+        let logits = decoder.logits(&batch).unwrap();
+        decoder.detach();
+        assert_ne!(decoder.logits(&batch).unwrap(), logits, "{saved}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_by_name() {
+    let ops = cpu(1);
+    let mut decoder = support::decoder(&ops, "llama", Keep::Frozen);
+    let config = AdapterConfig::new(2, 4.0, vec!["q_proj".to_owned()]);
+    let saved = AdapterConfig { modules_to_save: vec!["model.norm".to_owned()], ..config.clone() };
+    let mut adapter = decoder.fresh_adapter(&saved, 1).unwrap();
+    adapter.saved_tensors.values_mut().for_each(|saved| saved.shape = vec![21]);
+    let error = decoder.attach(&adapter).unwrap_err();
+    assert!(matches!(&error, AttachError::SavedShape { tensor, .. } if tensor == "model.norm.weight"), "{error}");
+    let whole = AdapterConfig { dropout: 1.0, ..config.clone() };
+    assert!(matches!(decoder.fresh_adapter(&whole, 1), Err(AttachError::Dropout(_))));
+    let unknown = AdapterConfig { modules_to_save: vec!["score".to_owned()], ..config };
+    let error = decoder.fresh_adapter(&unknown, 1).unwrap_err();
+    assert!(matches!(error, AttachError::Targets(_)), "{error}");
+    assert_eq!(decoder.ops().name(), "cpu");
+}
