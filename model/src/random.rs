@@ -110,6 +110,19 @@ impl Stream {
         philox([index[0], index[1], self.tag[0], self.tag[1]], self.key)
     }
 
+    /// The words of `L` blocks from block `first` on, side by side: `[word][block]`.
+    #[inline(always)]
+    fn blocks<const L: usize>(&self, first: u64) -> [[u32; L]; 4] {
+        let index = |lane: usize| halves(first.wrapping_add(lane as u64));
+        let counter = [
+            std::array::from_fn(|lane| index(lane)[0]),
+            std::array::from_fn(|lane| index(lane)[1]),
+            [self.tag[0]; L],
+            [self.tag[1]; L],
+        ];
+        philox_lanes(counter, self.key)
+    }
+
     /// The next 32 random bits.
     pub fn next_u32(&mut self) -> u32 {
         let word = (self.next % 4) as usize;
@@ -207,20 +220,33 @@ pub struct DropoutMask<'a> {
 
 impl DropoutMask<'_> {
     /// Writes what the elements of row `row` of the activation are multiplied by.
+    // Inlined, so that it is compiled for the instructions of the kernels that call it.
+    #[inline(always)]
     pub fn factors(&self, row: usize, factors: &mut [f32]) {
         let TokenPlace { row, token } = self.draws.places[row];
         let StepSeed { seed, step } = self.draws.step;
         let stream = Stream::new(seed, self.module.step(step).row(row));
         let dropped_below = (self.probability * WORDS).round() as u32;
         let kept = (1.0 / (1.0 - self.probability)) as f32;
+        let factor = |word: u32| if word < dropped_below { 0.0 } else { kept };
         let first = token * factors.len().div_ceil(4) as u64;
-        for (block, factors) in (first..).zip(factors.chunks_mut(4)) {
-            for (factor, word) in factors.iter_mut().zip(stream.block(block)) {
-                *factor = if word < dropped_below { 0.0 } else { kept };
+        let mut pieces = factors.chunks_exact_mut(4 * LANES);
+        let mut block = first;
+        for piece in &mut pieces {
+            let words = stream.blocks::<LANES>(block);
+            for (lane, factors) in piece.chunks_exact_mut(4).enumerate() {
+                factors.iter_mut().zip(&words).for_each(|(target, words)| *target = factor(words[lane]));
             }
+            block += LANES as u64;
+        }
+        for (block, factors) in (block..).zip(pieces.into_remainder().chunks_mut(4)) {
+            factors.iter_mut().zip(stream.block(block)).for_each(|(target, word)| *target = factor(word));
         }
     }
 }
+
+/// Blocks of a stream that are drawn side by side.
+const LANES: usize = 16;
 
 /// How many values a draw of 32 bits has.
 const WORDS: f64 = 4_294_967_296.0;
@@ -250,16 +276,24 @@ fn halves(value: u64) -> [u32; 2] {
 }
 
 /// Philox4x32 with 10 rounds: 128 bits of counter and 64 of key to 128 random bits.
-fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+    philox_lanes(counter.map(|word| [word]), key).map(|[word]| word)
+}
+
+/// Philox of several counters side by side, `[word][lane]`: what a compiler makes vector instructions of.
+#[inline(always)]
+fn philox_lanes<const L: usize>(mut counter: [[u32; L]; 4], mut key: [u32; 2]) -> [[u32; L]; 4] {
     for _ in 0..10 {
-        let first = u64::from(counter[0]) * 0xD251_1F53;
-        let second = u64::from(counter[2]) * 0xCD9E_8D57;
-        counter = [
-            (second >> 32) as u32 ^ counter[1] ^ key[0],
-            second as u32,
-            (first >> 32) as u32 ^ counter[3] ^ key[1],
-            first as u32,
-        ];
+        let [mut a, mut b, mut c, mut d] = [[0; L]; 4];
+        for lane in 0..L {
+            let first = u64::from(counter[0][lane]) * 0xD251_1F53;
+            let second = u64::from(counter[2][lane]) * 0xCD9E_8D57;
+            a[lane] = (second >> 32) as u32 ^ counter[1][lane] ^ key[0];
+            b[lane] = second as u32;
+            c[lane] = (first >> 32) as u32 ^ counter[3][lane] ^ key[1];
+            d[lane] = first as u32;
+        }
+        counter = [a, b, c, d];
         key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
     }
     counter

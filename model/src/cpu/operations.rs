@@ -257,9 +257,7 @@ impl Ops for Cpu {
             let mut factors = vec![0.0; columns];
             let x = &x.values()[first * columns..][..y.len()];
             for (row, (x, y)) in (first..).zip(x.chunks_exact(columns).zip(y.chunks_exact_mut(columns))) {
-                mask.factors(row, &mut factors);
-                factors.iter_mut().for_each(|factor| *factor *= scale);
-                pointwise::add_product(self.set, x, &factors, y);
+                pointwise::add_dropped(self.set, mask, row, scale, &mut factors, x, y);
             }
         });
         Ok(())

@@ -3,6 +3,7 @@
 use super::instructions::multiversion;
 use super::vector::{sigmoid, tanh};
 use crate::ops::{Activation, AdamWStep, SgdStep, Turn};
+use crate::random::DropoutMask;
 
 multiversion! {
     /// Turns the heads of one row: elements `i` and `i + half` of each, by the row's cosines and sines.
@@ -96,6 +97,23 @@ multiversion! {
     pub(super) fn add_product(x: &[f32], y: &[f32], z: &mut [f32]) {
         for ((z, x), y) in z.iter_mut().zip(x).zip(y) {
             *z += x * y;
+        }
+    }
+}
+
+multiversion! {
+    /// `y += scale · mask ∘ x` for a row of the mask, whose factors come to lie in `factors`.
+    pub(super) fn add_dropped(
+        mask: &DropoutMask<'_>,
+        row: usize,
+        scale: f32,
+        factors: &mut [f32],
+        x: &[f32],
+        y: &mut [f32],
+    ) {
+        mask.factors(row, factors);
+        for ((y, x), factor) in y.iter_mut().zip(x).zip(factors) {
+            *y += scale * *factor * x;
         }
     }
 }
