@@ -378,34 +378,8 @@ mod tests {
     /// The mask is a function of the address alone, keeps what it should, and keeps the mean.
     #[test]
     fn dropout_masks_are_addressed() {
-        let places: Vec<TokenPlace> = (0..400).map(|index| TokenPlace { row: index / 100, token: index % 100 }).collect();
-        let factors = |step, module: &str, probability, places: &[TokenPlace]| {
-            let draws = Draws { step: StepSeed { seed: 11, step }, places };
-            let mask = DropoutMask { draws, module: Address::named(Purpose::Dropout, module), probability };
-            let mut all = vec![0.0; places.len() * 66];
-            all.chunks_mut(66).enumerate().for_each(|(row, factors)| mask.factors(row, factors));
-            all
-        };
-        for probability in [0.05, 0.5, 0.9] {
-            let all = factors(1, "q_proj", probability, &places);
-            let kept = all.iter().filter(|factor| **factor != 0.0).count() as f64 / all.len() as f64;
-            assert!((kept - (1.0 - probability)).abs() < 0.01, "{kept} where {probability} are dropped");
-            let scale = (1.0 / (1.0 - probability)) as f32;
-            assert!(all.iter().all(|factor| *factor == 0.0 || *factor == scale));
-            // No row of a mask is like the one before it.
-            assert!(all.chunks(66).zip(all.chunks(66).skip(1)).filter(|(row, next)| row == next).count() < 2);
-        }
-        let all = factors(1, "q_proj", 0.5, &places);
-        assert_eq!(factors(1, "q_proj", 0.5, &places[130..140]), all[130 * 66..140 * 66]);
-        assert_ne!(factors(2, "q_proj", 0.5, &places), all);
-        assert_ne!(factors(1, "k_proj", 0.5, &places), all);
-        assert_ne!(factors(1, "q_proj", 0.5, &places[100..200]), all[..100 * 66]);
-    }
-
-    /// The mask is a function of the address alone, keeps what it should, and keeps the mean.
-    #[test]
-    fn dropout_masks_are_addressed() {
-        let places: Vec<TokenPlace> = (0..400).map(|index| TokenPlace { row: index / 100, token: index % 100 }).collect();
+        let places: Vec<TokenPlace> =
+            (0..400).map(|index| TokenPlace { row: index / 100, token: index % 100 }).collect();
         let factors = |step, module: &str, probability, places: &[TokenPlace]| {
             let draws = Draws { step: StepSeed { seed: 11, step }, places };
             let mask = DropoutMask { draws, module: Address::named(Purpose::Dropout, module), probability };
