@@ -296,7 +296,8 @@ def check_taken(name, case, program, ours, work, table):
             model.load_adapter(adapter, adapter_name=str(index))
         model.add_weighted_adapter([str(index) for index in range(len(adapters))], weights, "sum", combination_type="cat")
         model.set_adapter("sum")
-    expected = theirs(model.merge_and_unload().eval())
+    # Of a tied head PEFT would merge into the one weight that is the embedding too, and warns of it: there the adapter itself counts.
+    expected = theirs((model if model.config.tie_word_embeddings else model.merge_and_unload()).eval())
     plain, found = ours.logits(base), ours.logits(folder / "merged")
     table.add(name, "our merge against PEFT's", expected, found, other_than=plain)
     table.add(name, "our merged model in transformers", theirs(load(folder / "merged")), found)
