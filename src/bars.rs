@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::table;
 use crate::terminal::Look;
@@ -72,6 +72,18 @@ impl Bars {
     /// Counts a stage that has ended.
     pub fn ended(&self) {
         self.footer.inc(1);
+    }
+
+    /// Takes the bars off the screen for a while.
+    pub fn hide(&self) {
+        // A screen that cannot be cleared keeps a stale bar, which is no harm.
+        let _ = self.all.clear();
+        self.all.set_draw_target(ProgressDrawTarget::hidden());
+    }
+
+    /// Puts them back.
+    pub fn show(&self) {
+        self.all.set_draw_target(ProgressDrawTarget::stderr());
     }
 
     /// Takes everything off the screen.

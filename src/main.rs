@@ -16,6 +16,7 @@ mod run;
 mod runs;
 mod schema;
 mod show;
+mod stream;
 mod table;
 mod terminal;
 mod validate;

@@ -9,6 +9,7 @@ use engine::protocol::WorkerEvent;
 use engine::run::event::RunEvent;
 
 use crate::bars::{Bars, StageBar};
+use crate::stream::Stream;
 use crate::terminal::{self, Look};
 use crate::words;
 
@@ -31,6 +32,8 @@ pub struct Progress {
     look: Look,
     verbosity: Verbosity,
     bars: Option<Bars>,
+    /// Where answers are shown as they grow, if a person watches.
+    stream: Option<Stream>,
     running: BTreeMap<String, Running>,
 }
 
@@ -38,6 +41,15 @@ struct Running {
     pace: Option<Pace>,
     line_at: Instant,
     bar: Option<StageBar>,
+}
+
+/// Whether a stage's report is on the screen already, since it was shown as it grew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Screen {
+    /// It is.
+    HasIt,
+    /// It is not, or nothing was reported.
+    LacksIt,
 }
 
 /// The states in which a stage is announced.
@@ -55,11 +67,25 @@ impl Progress {
         let ids: Vec<&str> = stages.collect();
         let width = ids.iter().map(|id| crate::table::width(id)).max().unwrap_or(0).min(28);
         let bars = (look.live && verbosity > Verbosity::Quiet).then(|| Bars::new(ids.len() as u64, width, look));
-        Self { look, verbosity, bars, running: BTreeMap::new() }
+        Self { look, verbosity, bars, stream: None, running: BTreeMap::new() }
     }
 
-    /// Shows one thing that happened.
-    pub fn event(&mut self, event: &RunEvent) {
+    /// Shows answers as they grow, beside or in place of the bars.
+    #[must_use]
+    pub fn with_stream(self, stream: Stream) -> Self {
+        Self { stream: Some(stream), ..self }
+    }
+
+    /// Shows one thing that happened. Of a report it says whether the screen has it already.
+    pub fn event(&mut self, event: &RunEvent) -> Screen {
+        if let RunEvent::Worker { stage, said } = event {
+            return self.worker(stage, said);
+        }
+        self.run_event(event);
+        Screen::LacksIt
+    }
+
+    fn run_event(&mut self, event: &RunEvent) {
         match event {
             RunEvent::RunStarted { run, .. } => self.detail("run", run),
             RunEvent::StageCached { stage, .. } => self.ended(Mark::Good, stage, "cached"),
@@ -70,7 +96,7 @@ impl Progress {
             RunEvent::StageWaiting { stage } => {
                 self.say(Mark::Note, stage, "waiting: another run is making this result")
             }
-            RunEvent::Worker { stage, said } => self.worker(stage, said),
+            RunEvent::Worker { .. } => {}
             RunEvent::StageDone { stage, seconds, peak_memory_bytes, .. } => {
                 let text = format!("done in {}", words::seconds(*seconds));
                 self.ended(Mark::Good, stage, &text);
@@ -121,19 +147,38 @@ impl Progress {
         self.running.insert(stage.to_owned(), Running { pace: None, line_at: now, bar });
     }
 
-    fn worker(&mut self, stage: &str, said: &WorkerEvent) {
+    fn worker(&mut self, stage: &str, said: &WorkerEvent) -> Screen {
         match said {
+            WorkerEvent::Text { text } => self.piece(stage, text),
+            WorkerEvent::Report { .. } => return self.close_stream(stage),
             WorkerEvent::Progress { unit, done, total, note } => {
                 self.progress(stage, unit, *done, *total, note.as_deref());
             }
             WorkerEvent::Warning { message } => self.say(Mark::Note, stage, &format!("warning: {message}")),
             WorkerEvent::Metrics { values } => self.detail(stage, &words::figures(values)),
             WorkerEvent::Checkpoint { step } => self.detail(stage, &format!("working state saved at step {step}")),
-            WorkerEvent::Started { .. }
-            | WorkerEvent::Report { .. }
-            | WorkerEvent::Finished { .. }
-            | WorkerEvent::Failed { .. } => {}
+            WorkerEvent::Started { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Failed { .. } => {}
         }
+        Screen::LacksIt
+    }
+
+    /// Shows the next piece of an answer; the bars make room for it.
+    fn piece(&mut self, stage: &str, text: &str) {
+        let Some(stream) = &mut self.stream else { return };
+        if let (Some(bars), false, true) = (&self.bars, stream.is_open(), stream.takes(stage)) {
+            bars.hide();
+        }
+        stream.piece(stage, text);
+    }
+
+    /// Ends a stage's answer.
+    fn close_stream(&mut self, stage: &str) -> Screen {
+        let Some(stream) = &mut self.stream else { return Screen::LacksIt };
+        if !stream.close(stage) {
+            return Screen::LacksIt;
+        }
+        self.bars.iter().for_each(Bars::show);
+        Screen::HasIt
     }
 
     fn progress(&mut self, stage: &str, unit: &str, done: u64, total: Option<u64>, note: Option<&str>) {
@@ -160,8 +205,9 @@ impl Progress {
         }
     }
 
-    /// Takes a stage's bar away.
+    /// Takes a stage's bar away, and ends an answer that was not finished.
     fn leave(&mut self, stage: &str) {
+        self.close_stream(stage);
         if let Some(bar) = self.running.remove(stage).and_then(|running| running.bar) {
             bar.finish();
         }
@@ -176,13 +222,18 @@ impl Progress {
         }
     }
 
-    fn say(&self, mark: Mark, stage: &str, text: &str) {
+    fn say(&mut self, mark: Mark, stage: &str, text: &str) {
         if self.verbosity == Verbosity::Quiet {
             return;
         }
-        match &self.bars {
-            Some(bars) => bars.say(&mark.sign(self.look), stage, text),
-            None => terminal::tell_line(format_args!("{stage}: {text}")),
+        let stream = self.stream.as_mut().filter(|stream| stream.is_open());
+        match (&self.bars, stream) {
+            (Some(_), Some(stream)) => {
+                stream.interrupt();
+                terminal::tell_line(format_args!("{} {stage}  {text}", mark.sign(self.look)));
+            }
+            (Some(bars), None) => bars.say(&mark.sign(self.look), stage, text),
+            (None, _) => terminal::tell_line(format_args!("{stage}: {text}")),
         }
     }
 }

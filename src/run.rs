@@ -1,21 +1,26 @@
 //! `pipeline run`: does what is missing and shows it as it goes.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use cache::{Store, Verify};
 use clap::Args;
+use engine::home::Home;
 use engine::lock_file::Pinning;
 use engine::plan::Plan;
 use engine::protocol::WorkerEvent;
 use engine::publish::OnChanged;
-use engine::run::{Conclusion, Counts, OnFailure, RunEvent, RunOptions, RunOutcome, StageOutcome};
+use engine::run::{Conclusion, Counts, OnFailure, RunEvent, RunOptions, RunOutcome, StageOutcome, State};
+use engine::stage::{Registry, Stage as _};
 use serde_json::{Map, Value, json};
+use stages::generate::{self, Generate};
 
-use crate::progress::{Progress, Verbosity};
+use crate::progress::{Progress, Screen, Verbosity};
 use crate::render::{self, Exit, Failure, Message};
+use crate::stream::Stream;
 use crate::terminal::{self, Look};
-use crate::{Format, Global, words};
+use crate::{Format, Global, locate, words};
 
 /// Run a pipeline: do what is missing, take the rest from the store, go on where a run was cut off.
 ///
@@ -27,6 +32,12 @@ pub struct RunArgs {
     /// Changes to the file, as `stage.path=value` or `vars.name=value`.
     #[arg(value_name = "OVERRIDE")]
     overrides: Vec<String>,
+    /// Run only this stage and what it needs; may be given several times.
+    #[arg(long, value_name = "STAGE")]
+    until: Vec<String>,
+    /// Ask this in place of the prompts of the file's `generate` stages; may be given several times.
+    #[arg(long = "prompt", value_name = "TEXT")]
+    prompts: Vec<String>,
     /// Go on with the stages that do not depend on a failed one.
     #[arg(long)]
     keep_going: bool,
@@ -67,17 +78,23 @@ struct Failed {
 pub fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     let began = Instant::now();
     let registry = stages::registry();
-    let plan = engine::plan::load(&args.file, &args.overrides, &registry)?;
+    let plan = args.plan(&registry)?;
     render::warnings(&plan.sources, &plan.warnings, global.verbosity());
     let home = global.home(&args.file)?;
     let ids = plan.stages.iter().map(|stage| stage.id.as_str());
     let mut progress = Progress::new(ids, global.verbosity(), Look::stderr());
+    if args.shows_answers(global.verbosity()) {
+        progress = progress.with_stream(Stream::new(Box::new(std::io::stdout()), Look::stdout()));
+    }
     let mut told = Told::default();
     let ended = engine::run::run(&plan, &home, &registry, &args.options(), |event| {
-        told.event(event, &plan);
-        progress.event(event);
+        let screen = progress.event(event);
+        told.event(event, screen, &plan);
     });
     progress.finish();
+    if let (Ok(outcome), false) = (&ended, args.prompts.is_empty()) {
+        told.reports.extend(answers_before(outcome, &plan, &home, &args.file)?);
+    }
     told.reports.sort_by_key(|(stage, _)| plan.stages.iter().position(|planned| planned.id == *stage));
     let outcome = ended.map_err(|error| Failure::run(error, plan.sources))?;
     for failure in &told.failures {
@@ -94,7 +111,56 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     Failure::after(exit, printed)
 }
 
+/// The answers that the store had already to the prompts of the command line: nothing ran that would have reported them.
+fn answers_before(
+    outcome: &RunOutcome,
+    plan: &Plan,
+    home: &Home,
+    file: &Path,
+) -> Result<Vec<(String, String)>, Failure> {
+    let store = Store::open(home.store()).map_err(Failure::machine)?;
+    let mut reports = Vec::new();
+    let asked = |stage: &&StageOutcome| {
+        let of_kind = plan.stage(&stage.stage).is_some_and(|planned| planned.kind == Generate::NAME);
+        of_kind && stage.state == State::Cached
+    };
+    for stage in outcome.stages.iter().filter(asked) {
+        let Some(record) = stage.outputs.values().next() else { continue };
+        let staging = store.staging().map_err(Failure::machine)?;
+        let folder = staging.path().join("samples");
+        let linked = store.link_folder(&record.tree, &folder, Verify::Contents);
+        linked.map_err(|error| locate::unreadable(error, &store, file))?;
+        reports.push((stage.stage.clone(), generate::answers(&folder)?));
+    }
+    Ok(reports)
+}
+
 impl RunArgs {
+    /// The plan of the stages asked for, with the prompts of the command line in it.
+    fn plan(&self, registry: &Registry) -> Result<Plan, Failure> {
+        let mut plan = engine::plan::load(&self.file, &self.overrides, registry)?;
+        if let Some(unknown) = self.until.iter().find(|id| plan.stage(id).is_none()) {
+            let ids: Vec<&str> = plan.stages.iter().map(|stage| stage.id.as_str()).collect();
+            return Err(locate::unknown_stage(unknown, &ids));
+        }
+        if !self.prompts.is_empty() {
+            let asked = prompt_overrides(&plan, &self.prompts);
+            if asked.is_empty() {
+                let failure = Failure::wrong("`--prompt` asks a `generate` stage, and the file has none".to_owned());
+                return Err(failure.with_help("add a stage with `uses: generate` and a `model`"));
+            }
+            let overrides: Vec<String> = self.overrides.iter().cloned().chain(asked).collect();
+            plan = engine::plan::load(&self.file, &overrides, registry)?;
+        }
+        Ok(if self.until.is_empty() { plan } else { plan.until(&self.until) })
+    }
+
+    /// Whether answers are shown as they grow: where a person watches, and the output is not for a program.
+    fn shows_answers(&self, verbosity: Verbosity) -> bool {
+        let watched = Look::stdout().live && Look::stderr().live;
+        watched && self.format == Format::Text && verbosity > Verbosity::Quiet
+    }
+
     fn options(&self) -> RunOptions {
         RunOptions {
             on_failure: if self.keep_going { OnFailure::KeepGoing } else { OnFailure::Stop },
@@ -110,9 +176,26 @@ impl RunArgs {
     }
 }
 
+/// What puts prompts into each `generate` stage, in place of its own.
+fn prompt_overrides(plan: &Plan, prompts: &[String]) -> Vec<String> {
+    // A prompt is a text, whatever looks like a reference in it.
+    let texts: Vec<String> = prompts.iter().map(|prompt| prompt.replace("${", "$${")).collect();
+    let texts = json!(texts);
+    let stages = plan.stages.iter().filter(|stage| stage.kind == Generate::NAME);
+    stages
+        .flat_map(|stage| {
+            // `limit` is for prompts that come from a stage.
+            let limit = stage.parameters.get("limit").is_some().then(|| format!("{}.limit=null", stage.id));
+            [Some(format!("{}.prompts={texts}", stage.id)), limit]
+        })
+        .flatten()
+        .collect()
+}
+
 impl Told {
-    fn event(&mut self, event: &RunEvent, plan: &Plan) {
+    fn event(&mut self, event: &RunEvent, screen: Screen, plan: &Plan) {
         match event {
+            RunEvent::Worker { said: WorkerEvent::Report { .. }, .. } if screen == Screen::HasIt => {}
             RunEvent::Worker { stage, said: WorkerEvent::Report { text } } => {
                 self.reports.push((stage.clone(), text.clone()));
             }

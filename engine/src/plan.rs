@@ -22,6 +22,7 @@ mod read_text;
 mod resolve;
 #[cfg(test)]
 mod tests;
+mod until;
 
 pub use graph_text::{GraphFormat, graph_text};
 pub use load::{load, load_text};

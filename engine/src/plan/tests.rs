@@ -274,6 +274,31 @@ fn a_plan_knows_where_each_field_stands() {
 }
 
 #[test]
+fn a_part_of_a_plan_is_what_its_stages_need() {
+    let part = |ids: &[&str]| {
+        let ids: Vec<String> = ids.iter().map(|&id| id.to_owned()).collect();
+        let part = plan(REFERENCE).until(&ids);
+        for node in part.graph.node_indices() {
+            let stage = &part.stages[part.graph[node]];
+            let before = part.graph.neighbors_directed(node, petgraph::Direction::Incoming);
+            let mut before: Vec<&str> = before.map(|node| part.stages[part.graph[node]].id.as_str()).collect();
+            let needs = stage.inputs.iter().map(|input| input.stage.as_str());
+            let mut expected: Vec<&str> = needs.chain(stage.needs.iter().map(String::as_str)).collect();
+            (before.sort_unstable(), expected.sort_unstable());
+            assert_eq!(before, expected, "{}", stage.id);
+        }
+        let stages: Vec<String> = part.stages.iter().map(|stage| stage.id.clone()).collect();
+        (stages, part.publish.len())
+    };
+    assert_eq!(part(&["tokens"]).0, ["base", "articles", "tokens"]);
+    assert_eq!(part(&["articles", "base"]).0, ["base", "articles"]);
+    let all = plan(REFERENCE);
+    let everything = part(&["samples"]);
+    assert_eq!((everything.0.len(), everything.1), (all.stages.len(), all.publish.len()));
+    assert_eq!(part(&["articles"]).1, 0, "nothing of it is published");
+}
+
+#[test]
 fn the_graph_has_an_edge_for_each_reason_to_wait() {
     let plan = plan(REFERENCE);
     let mut edges: Vec<String> = plan

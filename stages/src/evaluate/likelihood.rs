@@ -52,7 +52,10 @@ impl Likelihood {
                 score(subject, &batch, &lengths, &mut group[first..=index])?;
                 (batch, first) = (Batch::default(), index + 1);
                 lengths.clear();
-                context.progress("rows", group[index].1.row + 1, Some(subject.count), Some("likelihood".to_owned()));
+                // Where the model also answers, which takes much longer, its answers are counted instead.
+                if !params.measures_answers() {
+                    context.progress("rows", group[index].1.row + 1, Some(subject.count), None);
+                }
             }
         }
         for (_, example) in group {

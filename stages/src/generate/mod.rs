@@ -24,6 +24,7 @@ use crate::inference::{Aloud, InferenceParams, Respondent, Standing, speed};
 use crate::prompt::PromptParams;
 use crate::train::figures::peak_resident_bytes;
 use prompts::{Asked, Prompts};
+pub use report::answers;
 use report::Shown;
 use samples::{Sample, SamplesWriter};
 

@@ -1,8 +1,11 @@
 //! The first answers, as they are shown at the end of a run.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
-use super::samples::{Sample, Tally};
+use engine::error::StageError;
+
+use super::samples::{Earlier, Sample, Tally};
 use crate::inference::{ANSWER_INDENT, indented, visible};
 
 /// Samples that are shown; all of them are in the files.
@@ -66,6 +69,25 @@ impl Shown {
         }
         lines.join("\n")
     }
+}
+
+/// The first answers of a stored output, as its stage reported them.
+///
+/// # Errors
+/// Fails if the folder holds no samples.
+pub fn answers(folder: &Path) -> Result<String, StageError> {
+    let mut lines = Vec::new();
+    let mut earlier = Earlier::open(folder)?;
+    while lines.len() < SAMPLES_SHOWN
+        && let Some(rows) = earlier.next_rows()?
+    {
+        lines.extend(rows.into_iter().map(|(prompt, answer)| {
+            let answer = indented(answer.trim(), ANSWER_INDENT);
+            format!("{}\n{}{answer}", visible(&prompt), " ".repeat(ANSWER_INDENT))
+        }));
+    }
+    lines.truncate(SAMPLES_SHOWN);
+    Ok(lines.join("\n"))
 }
 
 #[cfg(test)]

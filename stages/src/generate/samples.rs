@@ -146,6 +146,16 @@ impl Earlier {
         TextReader::open(&folder.join(TABLE), &["prompt", "completion"]).map(Self)
     }
 
+    /// The next prompts with their answers; `None` at the end.
+    ///
+    /// # Errors
+    /// Fails if the file is damaged.
+    pub(super) fn next_rows(&mut self) -> Result<Option<Vec<(String, String)>>, StageError> {
+        let Some(columns) = self.0.next_rows()? else { return Ok(None) };
+        let [asked, answered] = <[Vec<String>; 2]>::try_from(columns).expect("two columns are read");
+        Ok(Some(asked.into_iter().zip(answered).collect()))
+    }
+
     /// What was answered to these prompts, as far as they were asked.
     ///
     /// # Errors
@@ -153,10 +163,9 @@ impl Earlier {
     pub(super) fn answers_to(mut self, prompts: BTreeSet<&str>) -> Result<BTreeMap<String, String>, StageError> {
         let mut answers = BTreeMap::new();
         while answers.len() < prompts.len()
-            && let Some(columns) = self.0.next_rows()?
+            && let Some(rows) = self.next_rows()?
         {
-            let [asked, answered] = <[Vec<String>; 2]>::try_from(columns).expect("two columns are read");
-            for (prompt, answer) in asked.into_iter().zip(answered) {
+            for (prompt, answer) in rows {
                 if prompts.contains(prompt.as_str()) {
                     answers.entry(prompt).or_insert(answer);
                 }
