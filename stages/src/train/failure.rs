@@ -45,6 +45,7 @@ fn failure(error: TrainError) -> StageError {
         | TrainError::GradientNotFinite { .. }
         | TrainError::OverflowPersists { .. }
         | TrainError::NotMoved { .. } => Cause::Numeric,
+        TrainError::FrozenMoved { .. } => Cause::Internal,
         TrainError::Run(RunError::Batch(_)) => Cause::BadData,
         TrainError::Run(RunError::Kernel(_)) => Cause::Machine,
     };
