@@ -102,7 +102,8 @@ impl<B: Ops> Run<'_, B> {
             probability: 0.4,
         };
         let read = |tensor: &B::Tensor| ops.read(tensor).expect("values");
-        let element = |name: &str, index: usize| values(name, rows * hidden)[index];
+        let [x_values, before_values] = ["x", "before"].map(|name| values(name, rows * hidden));
+        let factor_values = values("factors", hidden);
         let mut of_row = vec![0.0; hidden];
         for (name, write) in [("replaced", Write::Replace), ("added", Write::Add)] {
             let mut y = self.tensor("before", rows, hidden);
@@ -115,15 +116,15 @@ impl<B: Ops> Run<'_, B> {
                 if index % hidden == 0 {
                     mask.factors(index / hidden, &mut of_row);
                 }
-                let there = if write == Write::Add { element("before", index) } else { 0.0 };
-                let expected = there - 1.5 * of_row[index % hidden] * element("x", index);
+                let there = if write == Write::Add { before_values[index] } else { 0.0 };
+                let expected = there - 1.5 * of_row[index % hidden] * x_values[index];
                 assert!((found - expected).abs() < 1e-4, "dropout {name}[{index}] is {found}, not {expected}");
             }
         }
         let mut y = B::Tensor::default();
         ops.scale_columns(x, &factors, None, Write::Replace, &mut y).expect("scale_columns");
         for (index, found) in read(&y).into_iter().enumerate() {
-            let expected = element("x", index) * values("factors", hidden)[index % hidden];
+            let expected = x_values[index] * factor_values[index % hidden];
             assert!((found - expected).abs() < 1e-5, "scale_columns[{index}] is {found}, not {expected}");
         }
     }
