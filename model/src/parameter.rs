@@ -113,8 +113,14 @@ pub struct Matrix<B: Ops> {
     pub weight: B::Weight,
     /// The trained values, from which `weight` is prepared again after each step.
     pub trained: Option<Parameter<B>>,
-    /// The base model's own, while an adapter's copy stands in for it: what was `weight`, and what was `trained`.
-    replaced: Option<Box<(B::Weight, Option<Parameter<B>>)>>,
+    /// The base model's own, while an adapter's copy stands in for it.
+    replaced: Option<Box<Replaced<B>>>,
+}
+
+/// What a matrix was before an adapter's copy came in its place.
+struct Replaced<B: Ops> {
+    weight: B::Weight,
+    trained: Option<Parameter<B>>,
 }
 
 /// What happens to the values of a matrix at load.
@@ -164,12 +170,12 @@ impl<B: Ops> Matrix<B> {
         self.trained.as_ref().is_some_and(Parameter::is_trained)
     }
 
-    /// The base model's own values, read from its prepared form a part at a time.
+    /// The base model's own values, read from its prepared form (in whose type they are rounded) a part at a time.
     ///
     /// # Errors
     /// Fails if the device does.
     pub(crate) fn base_values(&self, ops: &B) -> Result<Vec<f32>> {
-        let weight = self.replaced.as_deref().map_or(&self.weight, |(weight, _)| weight);
+        let weight = self.replaced.as_deref().map_or(&self.weight, |replaced| &replaced.weight);
         let ids: Vec<u32> = (0..self.out_features as u32).collect();
         let mut values = Vec::with_capacity(self.out_features * self.in_features);
         let mut rows = B::Tensor::default();
@@ -185,13 +191,13 @@ impl<B: Ops> Matrix<B> {
         self.give_back();
         let weight = std::mem::replace(&mut self.weight, copy.weight);
         let trained = std::mem::replace(&mut self.trained, copy.trained);
-        self.replaced = Some(Box::new((weight, trained)));
+        self.replaced = Some(Box::new(Replaced { weight, trained }));
     }
 
     /// Puts the base model's own values back in their place.
     pub(crate) fn give_back(&mut self) {
         if let Some(base) = self.replaced.take() {
-            (self.weight, self.trained) = *base;
+            (self.weight, self.trained) = (base.weight, base.trained);
         }
     }
 }

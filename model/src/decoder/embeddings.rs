@@ -7,6 +7,7 @@ use crate::peft::targets::HEAD;
 use crate::peft::{SavedTensor, saved_tensor_name};
 
 /// The embedding and the output projection.
+#[expect(clippy::large_enum_variant, reason = "one per decoder")]
 pub(super) enum Embeddings<B: Ops> {
     /// One matrix is both. An adapter on the output, or a copy of one of the two, leaves the other as it is: in effect, unties them.
     Tied {

@@ -382,7 +382,7 @@ mod tests {
 
     #[test]
     fn a_file_of_peft_passes_through_byte_for_byte() {
-        for variant in ["attention", "all_linear", "rslora", "dora"] {
+        for variant in ["attention", "all_linear", "rslora", "dora", "modules_to_save", "patterns"] {
             let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/llama31/lora");
             let path = Path::new(golden).join(variant).join("adapter/adapter_config.json");
             let config = AdapterConfig::read(&path).unwrap();

@@ -33,6 +33,9 @@ pub enum AdapterError {
     /// A tensor belongs to no LoRA module and to none of `modules_to_save`.
     #[error("tensor `{0}` is not part of a LoRA adapter on linear modules, nor of its `modules_to_save`")]
     UnexpectedTensor(String),
+    /// The adapter adapts a table.
+    #[error("tensor `{0}` belongs to LoRA on an embedding, which is not supported")]
+    Embedding(String),
     /// A module that was trained as a whole is not there.
     #[error("`modules_to_save` has `{0}`, of which the adapter has no tensor")]
     MissingModule(String),
@@ -192,6 +195,7 @@ impl Adapter {
                 Some(base) if base.ends_with(".base_layer.weight") || base.ends_with(".base_layer.bias") => {
                     copies_of_base.push((name, shape));
                 }
+                _ if name.contains(".lora_embedding_") => return Err(AdapterError::Embedding(name)),
                 _ => return Err(AdapterError::UnexpectedTensor(name)),
             }
         }
@@ -312,7 +316,7 @@ mod tests {
     #[test]
     fn adapters_of_peft_come_back_as_they_were() {
         for variant in
-            ["llama31/lora/attention", "llama31/lora/all_linear", "llama31/lora/dora", "llama2/lora/attention"]
+            ["llama31/lora/all_linear", "llama31/lora/modules_to_save", "llama2/lora/norms", "phi3/lora/dora"]
         {
             let folder = golden(variant).join("adapter");
             let adapter = Adapter::load(&folder).unwrap();
@@ -353,6 +357,24 @@ mod tests {
         let wide = tensor(AdapterPart::B, &[6, 3]);
         assert!(matches!(build(vec![a.clone(), wide]), Err(AdapterError::WrongShape { .. })));
         let magnitude = tensor(AdapterPart::Magnitude, &[6]);
-        assert!(matches!(build(vec![a, b, magnitude]), Err(AdapterError::UnexpectedTensor(_))), "no DoRA was declared");
+        let undeclared = build(vec![a.clone(), b.clone(), magnitude]);
+        assert!(matches!(undeclared, Err(AdapterError::UnexpectedTensor(_))), "no DoRA was declared");
+
+        let named =
+            |name: &str, shape: &[usize]| (saved_tensor_name(name), shape.to_vec(), vec![0.5; shape.iter().product()]);
+        let with = |tensor: NamedTensor| build(vec![a.clone(), b.clone(), tensor]);
+        assert!(with(named("q_proj.base_layer.weight", &[6, 8])).unwrap().saved_tensors.is_empty(), "the base's own");
+        let resized = with(named("q_proj.base_layer.weight", &[7, 8]));
+        assert!(matches!(resized, Err(AdapterError::WrongShape { found, .. }) if found == [7, 8]));
+        let stray = with(named("k_proj.base_layer.weight", &[6, 8]));
+        assert!(matches!(stray, Err(AdapterError::UnexpectedTensor(_))));
+        let table = with(named("model.embed_tokens.lora_embedding_A", &[2, 8]));
+        assert!(matches!(table, Err(AdapterError::Embedding(_))));
+        assert!(matches!(with(named("lm_head.weight", &[9, 8])), Err(AdapterError::UnexpectedTensor(_))));
+        let saving = AdapterConfig { modules_to_save: vec!["lm_head".to_owned()], ..config.clone() };
+        let missing = Adapter::from_tensors(saving.clone(), vec![a.clone(), b.clone()]);
+        assert!(matches!(missing, Err(AdapterError::MissingModule(name)) if name == "lm_head"));
+        let there = Adapter::from_tensors(saving, vec![a, b, named("lm_head.weight", &[9, 8])]).unwrap();
+        assert_eq!(there.saved_tensors["lm_head.weight"].shape, [9, 8]);
     }
 }
