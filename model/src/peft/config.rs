@@ -388,7 +388,7 @@ mod tests {
             let config = AdapterConfig::read(&path).unwrap();
             assert_eq!(config.to_json(), std::fs::read_to_string(path).unwrap());
             assert_eq!(config.use_dora, variant == "dora");
-            assert_eq!(config.use_rslora, variant == "rslora");
+            assert_eq!(config.use_rslora, ["rslora", "patterns"].contains(&variant));
         }
     }
 
