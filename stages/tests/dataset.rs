@@ -125,8 +125,8 @@ fn the_readme_says_which_files_are_which_configuration_and_split() {
     assert_eq!(read(&server, json!({"config": "plain"})).unwrap().1, numbers(3, 5));
     let error = read(&server, json!({"config": "plane"})).unwrap_err();
     assert!(error.contains("no configuration `plane`") && error.contains("did you mean `plain`?"), "{error}");
-    let error = read(&server, json!({"split": "test"})).unwrap_err();
-    assert!(error.contains("no files of a split `test`") && error.contains("`rest`, `train`"), "{error}");
+    let error = read(&server, json!({"split": "held"})).unwrap_err();
+    assert!(error.contains("no files of a split `held`") && error.contains("`rest`, `train`"), "{error}");
 }
 
 #[test]

@@ -1,25 +1,24 @@
 //! `filter` and `map`: minijinja expressions and templates over the columns of a row.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use engine::error::StageError;
 use engine::file::tree::{Node, Value as NodeValue};
 use engine::parameter::{KeyWriter, Parameter, Reader};
 use engine::suggest;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Serde, ValueKind};
+use minijinja::value::ValueKind;
 use minijinja::{Environment, ErrorKind, Expression, Template, UndefinedBehavior, Value};
-use serde_json::{Map, json};
+use serde_json::json;
 
 use super::DatasetParams;
 use super::flaw::{Flaw, Reason};
+use super::lookup::{Fields, Lookup, ROW};
 use super::read::Wanted;
 
 /// Steps that working out one expression on one row may take.
 const FUEL: u64 = 10_000_000;
-
-/// The name of the whole row.
-const ROW: &str = "row";
 
 /// What `filter:` says: an expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,62 +115,53 @@ impl<'a> Code<'a> {
         }
     }
 
-    fn variables(&self, nested: bool) -> Vec<String> {
-        let found = match self {
-            Self::Expression(expression) => expression.undeclared_variables(nested),
-            Self::Template(template) => template.undeclared_variables(nested),
+    /// What it looks for in the row as a whole, `row.name`.
+    fn looked_for(&self) -> Vec<String> {
+        let paths = match self {
+            Self::Expression(expression) => expression.undeclared_variables(true),
+            Self::Template(template) => template.undeclared_variables(true),
         };
-        let mut names: Vec<String> = found.into_iter().collect();
+        let name = |path: &String| Some(path.strip_prefix(ROW)?.strip_prefix('.')?.split('.').next()?.to_owned());
+        let mut names: Vec<String> = paths.iter().filter_map(name).collect();
         names.sort();
         names
     }
 }
 
-/// A compiled expression with what it asks for.
+/// A compiled expression.
 struct Compiled<'a> {
     /// Where the file says it: `filter`, `map.text`.
     field: String,
+    /// As written.
+    text: &'a str,
     code: Code<'a>,
-    /// The columns that it names.
-    variables: Vec<String>,
-    /// Whether it looks at the whole row.
-    uses_row: bool,
-    /// The columns that it looks for in the whole row.
-    looked_for: Vec<String>,
+    environment: &'a Environment<'a>,
 }
 
-impl<'a> Compiled<'a> {
-    fn new(field: String, code: Code<'a>, environment: &Environment<'_>, columns: &[String]) -> Self {
-        let is_column = |name: &String| columns.contains(name);
-        let is_global = |name: &String| environment.globals().any(|(global, _)| global == name);
-        let mut variables = code.variables(false);
-        variables.retain(|name| is_column(name) || !is_global(name));
-        let uses_row = !columns.iter().any(|name| name == ROW) && variables.iter().any(|name| name == ROW);
-        variables.retain(|name| !uses_row || name != ROW);
-        let nested = if uses_row { code.variables(true) } else { Vec::new() };
-        let looked_for = nested.iter().filter_map(|path| path.strip_prefix("row.")).map(first_part).collect();
-        Self { field, code, variables, uses_row, looked_for }
+impl Compiled<'_> {
+    /// Whether a name stands in it, for certain where it is used: more names than are used may be found.
+    fn mentions(&self, name: &str) -> bool {
+        let is_letter = |letter: char| letter.is_alphanumeric() || letter == '_';
+        self.text.split(|letter| !is_letter(letter)).any(|word| word == name)
     }
 
-    fn value(&self, fields: &Map<String, serde_json::Value>) -> Result<Value, Flaw> {
-        let mut context = Vec::with_capacity(self.variables.len() + 1);
-        for name in &self.variables {
-            let value = fields.get(name).ok_or_else(|| self.missing(name, fields))?;
-            context.push((name.as_str(), Value::from(Serde(value))));
-        }
-        if self.uses_row {
-            context.push((ROW, Value::from(Serde(fields))));
-        }
-        let context = Value::from_pairs(context);
+    fn value(&self, fields: &Arc<Fields>) -> Result<Value, Flaw> {
+        let lookup = Lookup::new(Arc::clone(fields));
+        let context = Value::from_dyn_object(Arc::clone(&lookup));
         let value = match &self.code {
             Code::Expression(expression) => expression.eval(context),
             Code::Template(template) => template.render(context).map(Value::from),
         };
+        // A comparison with nothing is no error of the language, and a slip of the pen in a name would filter out all rows.
+        let is_global = |name: &String| self.environment.globals().any(|(global, _)| global == name);
+        if let Some(name) = lookup.missed().into_iter().find(|name| !is_global(name)) {
+            return Err(self.missing(&name, fields));
+        }
         let value = value.map_err(|error| self.flaw(&what(&error)))?;
         if value.is_undefined() { Err(self.flaw("gives nothing")) } else { Ok(value) }
     }
 
-    fn missing(&self, name: &str, fields: &Map<String, serde_json::Value>) -> Flaw {
+    fn missing(&self, name: &str, fields: &Fields) -> Flaw {
         let nearest = suggest::nearest(name, fields.keys());
         let mean = nearest.map_or_else(String::new, |name| format!(" (did you mean `{name}`?)"));
         Flaw::new(Reason::Missing, format!("`{}` asks for column `{name}`, which is missing{mean}", self.field))
@@ -182,10 +172,6 @@ impl<'a> Compiled<'a> {
     }
 }
 
-fn first_part(path: &str) -> String {
-    path.split('.').next().unwrap_or(path).to_owned()
-}
-
 /// The filter and the new columns of a stage, compiled.
 pub(super) struct Expressions<'a> {
     filter: Option<Compiled<'a>>,
@@ -193,32 +179,25 @@ pub(super) struct Expressions<'a> {
 }
 
 impl<'a> Expressions<'a> {
-    /// Compiles those of a stage, for data with these columns. That their texts can be compiled was seen when they were read.
-    pub(super) fn compile(
-        params: &'a DatasetParams,
-        environment: &'a Environment<'a>,
-        columns: &[String],
-    ) -> Result<Self, StageError> {
-        Self::try_compile(params, environment, columns)
+    /// Compiles those of a stage. That their texts can be compiled was seen when they were read.
+    pub(super) fn compile(params: &'a DatasetParams, environment: &'a Environment<'a>) -> Result<Self, StageError> {
+        Self::try_compile(params, environment)
             .map_err(|error| StageError::internal("an expression that was read does not compile").with_source(error))
     }
 
-    fn try_compile(
-        params: &'a DatasetParams,
-        environment: &'a Environment<'a>,
-        columns: &[String],
-    ) -> Result<Self, minijinja::Error> {
+    fn try_compile(params: &'a DatasetParams, environment: &'a Environment<'a>) -> Result<Self, minijinja::Error> {
+        let compiled = |field: String, text: &'a str, code| Compiled { field, text, code, environment };
         let filter = match &params.filter {
             Some(Condition(text)) => {
                 let code = Code::Expression(environment.compile_expression(text)?);
-                Some(Compiled::new("filter".to_owned(), code, environment, columns))
+                Some(compiled("filter".to_owned(), text, code))
             }
             None => None,
         };
         let mut map = Vec::new();
         for (column, NewColumn(text)) in &params.map {
             let code = Code::compile(environment, text)?;
-            map.push((column.as_str(), Compiled::new(format!("map.{column}"), code, environment, columns)));
+            map.push((column.as_str(), compiled(format!("map.{column}"), text, code)));
         }
         Ok(Self { filter, map })
     }
@@ -237,14 +216,15 @@ impl<'a> Expressions<'a> {
         self.filter.is_none() && self.map.is_empty()
     }
 
-    /// What has to be read for the columns that rows are made of.
-    pub(super) fn wanted(&self, columns: &[String]) -> Wanted {
-        if self.all().any(|compiled| compiled.uses_row) {
+    /// What has to be read of data with these columns, so that rows can be made of the columns `used`.
+    pub(super) fn wanted(&self, used: &[String], columns: &[String]) -> Wanted {
+        let mentioned = |name: &str| self.all().any(|compiled| compiled.mentions(name));
+        if mentioned(ROW) && !columns.iter().any(|column| column == ROW) {
             return Wanted::All;
         }
         let made = |column: &&String| self.new_columns().any(|new| new == column.as_str());
-        let named = self.all().flat_map(|compiled| compiled.variables.iter());
-        let mut names: Vec<String> = columns.iter().filter(|column| !made(column)).chain(named).cloned().collect();
+        let used = used.iter().filter(|column| !made(column));
+        let mut names: Vec<String> = used.chain(columns.iter().filter(|column| mentioned(column))).cloned().collect();
         names.sort();
         names.dedup();
         Wanted::Named(names)
@@ -254,7 +234,8 @@ impl<'a> Expressions<'a> {
     pub(super) fn oddities(&self, columns: &[String], file: &str) -> Vec<String> {
         let mut oddities = Vec::new();
         for compiled in self.all() {
-            for name in compiled.looked_for.iter().filter(|name| !columns.contains(name) && *name != "get") {
+            let is_column = |name: &String| columns.contains(name) || columns.iter().any(|column| column == ROW);
+            for name in compiled.code.looked_for().iter().filter(|name| !is_column(name)) {
                 let nearest = suggest::nearest(name, columns);
                 let mean = nearest.map_or_else(String::new, |name| format!(" (did you mean `{name}`?)"));
                 oddities
@@ -265,23 +246,19 @@ impl<'a> Expressions<'a> {
     }
 
     /// A row as the expressions leave it, or a break where the filter leaves it out. Every expression sees the row as the data has it.
-    pub(super) fn apply(
-        &self,
-        mut fields: Map<String, serde_json::Value>,
-    ) -> Result<ControlFlow<(), Map<String, serde_json::Value>>, Flaw> {
+    pub(super) fn apply(&self, fields: Fields) -> Result<ControlFlow<(), Fields>, Flaw> {
+        let fields = Arc::new(fields);
         if let Some(filter) = &self.filter
             && !filter.value(&fields)?.is_true()
         {
             return Ok(ControlFlow::Break(()));
         }
-        let made: Vec<(&str, serde_json::Value)> = self
-            .map
-            .iter()
-            .map(|(column, compiled)| {
-                Ok((*column, compiled.value(&fields).and_then(|value| as_json(compiled, &value))?))
-            })
-            .collect::<Result<_, Flaw>>()?;
-        fields.extend(made.into_iter().map(|(column, value)| (column.to_owned(), value)));
+        let mut made = Fields::new();
+        for (column, compiled) in &self.map {
+            made.insert((*column).to_owned(), as_json(compiled, &compiled.value(&fields)?)?);
+        }
+        let mut fields = Arc::try_unwrap(fields).unwrap_or_else(|shared| (*shared).clone());
+        fields.extend(made);
         Ok(ControlFlow::Continue(fields))
     }
 }
@@ -317,8 +294,7 @@ mod tests {
         let params = params(with).unwrap();
         let environment = environment();
         let fields = row.as_object().unwrap().clone();
-        let columns: Vec<String> = fields.keys().cloned().collect();
-        let expressions = Expressions::compile(&params, &environment, &columns).unwrap();
+        let expressions = Expressions::compile(&params, &environment).unwrap();
         Ok(match expressions.apply(fields)? {
             ControlFlow::Continue(fields) => Some(fields.into()),
             ControlFlow::Break(()) => None,
@@ -336,6 +312,9 @@ mod tests {
             ("row.missing is defined", false),
             ("row['lang'] == 'en'", true),
             ("'there' in text", true),
+            ("text[:5] == 'Hello'", true),
+            ("row.get('lang', 'de') == 'en' and row|length == 3", true),
+            ("range(n)|length == 3", true),
             ("n", true),
         ] {
             assert_eq!(apply(json!({"filter": filter}), row.clone()).unwrap().is_some(), kept, "{filter}");
@@ -344,7 +323,9 @@ mod tests {
 
     #[test]
     fn a_name_that_is_no_column_is_told_with_the_nearest() {
-        for filter in ["lnag == 'en'", "not lnag", "lnag"] {
+        for filter in
+            ["lnag == 'en'", "not lnag", "lnag", "lnag[:2] == 'en'", "lnag is defined", "lang == 'en' and lnag"]
+        {
             let flaw = apply(json!({"filter": filter}), json!({"lang": "en"})).unwrap_err();
             assert_eq!(flaw.reason, Reason::Missing);
             assert!(
@@ -357,9 +338,9 @@ mod tests {
 
     #[test]
     fn new_columns_see_the_row_as_it_was() {
-        let with = json!({"map": {"title": "{{ body }}", "body": "{{ title }}: {{ body }}\n", "n": "{{ n + 1 }}", "tag": "fixed"}});
+        let with = json!({"map": {"title": "{{ body }}", "body": "{{ title }}: {{ body }}\n", "n": "{{ n + 1 }}", "tag": "fixed", "all": "{% for x in row %}{{ x }},{% endfor %}"}});
         let made = apply(with, json!({"title": "T", "body": "B", "n": 1})).unwrap().unwrap();
-        assert_eq!(made, json!({"title": "B", "body": "T: B\n", "n": "2", "tag": "fixed"}));
+        assert_eq!(made, json!({"title": "B", "body": "T: B\n", "n": "2", "tag": "fixed", "all": "title,body,n,"}));
     }
 
     #[test]
@@ -404,9 +385,8 @@ mod tests {
         let wanted = |with: serde_json::Value| {
             let params = params(with).unwrap();
             let environment = environment();
-            let columns = ["a", "b", "c", "d"].map(str::to_owned);
-            let expressions = Expressions::compile(&params, &environment, &columns).unwrap();
-            expressions.wanted(&["a".to_owned(), "x".to_owned()])
+            let expressions = Expressions::compile(&params, &environment).unwrap();
+            expressions.wanted(&["a".to_owned(), "x".to_owned()], &["a", "b", "c", "d"].map(str::to_owned))
         };
         let named = |names: &[&str]| Wanted::Named(names.iter().map(|name| (*name).to_owned()).collect());
         assert_eq!(wanted(json!({"filter": "b > 1", "map": {"x": "{{ c }}"}})), named(&["a", "b", "c"]));

@@ -162,7 +162,7 @@ fn is_conversion(paths: &[&str]) -> bool {
         };
         parts.len() == 3 && number(parts[2])
     };
-    !paths.is_empty() && paths.iter().all(|path| fits(&path))
+    !paths.is_empty() && paths.iter().all(fits)
 }
 
 /// The splits of one converted configuration. Of a large split the Hub may have converted the beginning alone: `partial-train`.
@@ -202,6 +202,9 @@ fn of_folder<'a>(paths: &[&'a str], asked: Option<&str>) -> Result<Vec<&'a str>,
     if files.is_empty() { Err(no_configuration(chosen, &names)) } else { Ok(files) }
 }
 
+/// Tells the split of a path, where it can.
+type Rule<'a> = dyn Fn(&str) -> Option<String> + 'a;
+
 /// The splits that names tell: of shards `data/name-00000-of-00001.parquet`, else of folders, else of files. Where they tell none, all
 /// files are `train`.
 fn by_names(paths: &[&str], folder: &str) -> Splits {
@@ -216,7 +219,7 @@ fn by_names(paths: &[&str], folder: &str) -> Splits {
         let name = inside.rsplit('/').next().unwrap_or_default().to_owned();
         words(&name).find_map(split_of).map(str::to_owned)
     };
-    let rules: [&dyn Fn(&str) -> Option<String>; 3] = [&|path| shard(&inside(path)), &of_folders, &of_file];
+    let rules: [&Rule<'_>; 3] = [&|path| shard(&inside(path)), &of_folders, &of_file];
     for rule in rules {
         let mut splits = Splits::new();
         for path in paths {

@@ -31,8 +31,7 @@ pub(super) fn take<'a>(
     let mut parts = open(datasets, context)?;
     let facts = RowsFacts { rows: 0, ..parts[0].rows.facts().clone() };
     let environment = super::expression::environment();
-    let columns = facts.columns.clone();
-    let expressions = Expressions::compile(params, &environment, &columns)?;
+    let expressions = Expressions::compile(params, &environment)?;
     let mut taker = Taker::new(params, Arranger::new(params, facts, context)?);
     let lengths: Vec<u64> = parts.iter().map(|part| part.rows.len()).collect();
     for (source, index) in order(params, datasets, &lengths) {

@@ -14,6 +14,7 @@ mod form;
 mod hub_card;
 mod hub_files;
 mod hub_splits;
+mod lookup;
 mod mapping;
 mod mix;
 mod parameters;
@@ -150,7 +151,7 @@ fn take_source<'a>(
     let columns = first.columns(&reading)?;
     let environment = expression::environment();
     let recipe = Recipe::plan(params, &environment, &columns, first)?;
-    recipe.oddities(&columns, &first.name).into_iter().for_each(|oddity| context.warn(oddity));
+    recipe.oddities(&first.name).into_iter().for_each(|oddity| context.warn(oddity));
 
     let mut taker = Taker::new(params, Arranger::new(params, recipe.facts().clone(), context)?);
     for range in &ranges {

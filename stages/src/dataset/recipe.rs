@@ -18,6 +18,8 @@ use crate::artifact::{Row, RowsFacts};
 pub(super) struct Recipe<'a> {
     expressions: Expressions<'a>,
     mapping: RowMapping,
+    /// Those of the data.
+    columns: Vec<String>,
     max_row_bytes: u64,
     on_empty: OnEmpty,
 }
@@ -40,11 +42,12 @@ impl<'a> Recipe<'a> {
         columns: &[String],
         first: &SourceFile,
     ) -> Result<Self, StageError> {
-        let expressions = Expressions::compile(params, environment, columns)?;
+        let expressions = Expressions::compile(params, environment)?;
         let mut known = columns.to_vec();
         known.extend(expressions.new_columns().map(str::to_owned));
         let mapping = RowMapping::plan(params, &known, &first.name)?;
-        Ok(Self { expressions, mapping, max_row_bytes: params.max_row_bytes(), on_empty: params.on_empty })
+        let columns = columns.to_vec();
+        Ok(Self { expressions, mapping, columns, max_row_bytes: params.max_row_bytes(), on_empty: params.on_empty })
     }
 
     /// What the rows are.
@@ -54,12 +57,12 @@ impl<'a> Recipe<'a> {
 
     /// The columns that have to be read.
     pub(super) fn wanted(&self) -> Wanted {
-        self.expressions.wanted(&self.mapping.sources())
+        self.expressions.wanted(&self.mapping.sources(), &self.columns)
     }
 
     /// What is odd about it, given the columns of the data.
-    pub(super) fn oddities(&self, columns: &[String], file: &str) -> Vec<String> {
-        self.expressions.oddities(columns, file)
+    pub(super) fn oddities(&self, file: &str) -> Vec<String> {
+        self.expressions.oddities(&self.columns, file)
     }
 
     /// The row of a record, or a break where the filter leaves it out.

@@ -56,12 +56,11 @@ impl Sample {
     }
 }
 
+/// What is called with each text, `None` where it is too long to be held, and the number of its first line.
+type VisitText<'a> = dyn FnMut(u64, Option<&[u8]>) -> ControlFlow<()> + 'a;
+
 /// Calls `visit` with each text of the file and the number of its first line; blank ones are none.
-fn for_each_sample(
-    file: &SourceFile,
-    sample_by: SampleBy,
-    visit: &mut dyn FnMut(u64, Option<&[u8]>) -> ControlFlow<()>,
-) -> Result<(), ReadError> {
+fn for_each_sample(file: &SourceFile, sample_by: SampleBy, visit: &mut VisitText<'_>) -> Result<(), ReadError> {
     let mut open: Option<Sample> = None;
     let mut flow = ControlFlow::Continue(());
     for_each_line(file, |number, line| {
