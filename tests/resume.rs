@@ -143,7 +143,7 @@ fn steps_of_runs(project: &Project) -> Vec<Vec<u64>> {
 /// Asserts that no run did more than `save_every` steps again.
 fn assert_few_steps_were_redone(project: &Project, save_every: u64) {
     let runs: Vec<Vec<u64>> = steps_of_runs(project).into_iter().filter(|steps| !steps.is_empty()).collect();
-    let mut furthest = 0;
+    let mut furthest: u64 = 0;
     for steps in &runs {
         let redone = (furthest + 1).saturating_sub(steps[0]);
         assert!(redone <= save_every, "{redone} steps were done again: {runs:?}");
