@@ -197,17 +197,17 @@ impl<'a> Merge<'a> {
         let block = block_rows(columns);
         let changes = writer.write_pieces(name, row_bytes, |first, piece| -> Result<Change, MergeError> {
             let first = first / row_bytes;
-            let (mut base, mut delta) = (vec![0.0; block * columns], Vec::new());
+            let (mut base, mut merged, mut delta) = (vec![0.0; block * columns], Vec::new(), Vec::new());
             let mut change = Change::default();
             for (index, bytes) in piece.chunks_mut(block * row_bytes).enumerate() {
                 let row = first + index * block;
                 let base = &mut base[..bytes.len() / row_bytes * columns];
                 self.checkpoint.read_f32(&target.source, row * columns, base)?;
-                let mut merged = base.to_vec();
+                merged.clear();
+                merged.extend_from_slice(base);
                 merge_rows(&mut merged, row, shares, &mut delta);
-                if merged.iter().any(|value| !value.is_finite()) {
-                    let module = name.trim_end_matches(".weight").to_owned();
-                    return Err(MergeError::NotFinite { module });
+                if !merged.iter().fold(true, |finite, value| finite & value.is_finite()) {
+                    return Err(MergeError::NotFinite { module: name.trim_end_matches(".weight").to_owned() });
                 }
                 encode(name, target.dtype, &merged, bytes)?;
                 change = change.and(Change::of(base, &merged, |value| rounded(target.dtype, value)));
@@ -257,15 +257,21 @@ fn write_saved(
     Ok(())
 }
 
-/// Rounds finite values to a type that holds them.
+/// Rounds values to a type that holds them. What is not finite stays what it is.
 fn encode(tensor: &str, dtype: Dtype, values: &[f32], bytes: &mut [u8]) -> Result<(), MergeError> {
     let fits = encode_float(dtype, values, bytes);
     assert!(fits, "only floats are encoded");
-    // What was not finite in the base stays what it was.
-    if dtype != Dtype::F32 && values.iter().any(|value| value.is_finite() && !rounded(dtype, *value).is_finite()) {
-        return Err(MergeError::Overflow { tensor: tensor.to_owned(), dtype });
+    // The least value that is rounded to infinity.
+    let limit = match dtype {
+        Dtype::BF16 => f32::from_bits(0x7f7f_8000),
+        Dtype::F16 => 65_520.0,
+        _ => return Ok(()),
+    };
+    let beyond = |value: f32| value.abs() >= limit && value.is_finite();
+    match values.iter().fold(false, |any, value| any | beyond(*value)) {
+        true => Err(MergeError::Overflow { tensor: tensor.to_owned(), dtype }),
+        false => Ok(()),
     }
-    Ok(())
 }
 
 /// A value as a type holds it.

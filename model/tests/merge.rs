@@ -145,7 +145,7 @@ fn weighted_adapters_are_the_cat_of_peft() {
     let half = [WeightedAdapter { adapter: &attention, weight: 0.5 }];
     for (case, adapters) in [("both", both.as_slice()), ("half", half.as_slice())] {
         let output = tempfile::tempdir().unwrap();
-        let (_, proof) = merged(&family, adapters, output.path(), None, &[batch.clone()]);
+        let (_, proof) = merged(&family, adapters, output.path(), None, std::slice::from_ref(&batch));
         proof.check().unwrap();
         let found = Checkpoint::open(output.path()).unwrap();
         for name in expected.names().filter_map(|name| name.strip_prefix(case)?.strip_prefix(".model.")) {

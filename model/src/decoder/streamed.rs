@@ -79,6 +79,9 @@ pub struct StreamedDecoder<'a, B: Blocks> {
     batches: Vec<Stream<B>>,
 }
 
+/// Gives a tensor's values by its name and shape.
+type Values<'a> = Box<dyn FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError> + 'a>;
+
 /// One batch on its way.
 struct Stream<B: Blocks> {
     documents: Documents,
@@ -158,9 +161,9 @@ impl<'a, B: Blocks> StreamedDecoder<'a, B> {
         self.batches.iter().map(logits_of).collect()
     }
 
-    fn builder(&self) -> Builder<'_, B, impl FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>> {
+    fn builder(&self) -> Builder<'_, B, Values<'_>> {
         let values = |name: &str, shape: &[usize]| self.weights.rows(name, shape, 0..shape[0]);
-        Builder { ops: &*self.ops, config: self.config, keep: Keep::Frozen, values }
+        Builder { ops: &*self.ops, config: self.config, keep: Keep::Frozen, values: Box::new(values) }
     }
 
     /// Puts the adapter's part for a projection onto it: all of it, or that for some of its outputs.

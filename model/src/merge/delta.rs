@@ -84,17 +84,28 @@ pub(super) struct Change {
 }
 
 impl Change {
-    /// From the base's values, the merged ones, and what rounding makes of these.
+    /// From the base's values, the merged ones, and what rounding makes of these. The sums of up to a block of values run in f32,
+    /// side by side, so that they take no longer than reading the values.
     pub(super) fn of(base: &[f32], merged: &[f32], rounded: impl Fn(f32) -> f32) -> Self {
-        let mut change = Self::default();
-        for (base, merged) in base.iter().zip(merged) {
-            let delta = merged - base;
-            change.max_abs_delta = change.max_abs_delta.max(delta.abs());
-            change.max_abs_base = change.max_abs_base.max(base.abs());
-            change.delta_square += f64::from(delta).powi(2);
-            change.rounding_square += f64::from(rounded(*merged) - merged).powi(2);
+        const LANES: usize = 16;
+        let (mut max_abs_delta, mut max_abs_base) = ([0.0_f32; LANES], [0.0_f32; LANES]);
+        let (mut delta_square, mut rounding_square) = ([0.0_f32; LANES], [0.0_f32; LANES]);
+        for (base, merged) in base.chunks(LANES).zip(merged.chunks(LANES)) {
+            for (lane, (base, merged)) in base.iter().zip(merged).enumerate() {
+                let (delta, rounding) = (merged - base, rounded(*merged) - merged);
+                max_abs_delta[lane] = max_abs_delta[lane].max(delta.abs());
+                max_abs_base[lane] = max_abs_base[lane].max(base.abs());
+                delta_square[lane] += delta * delta;
+                rounding_square[lane] += rounding * rounding;
+            }
         }
-        change
+        let sum = |lanes: [f32; LANES]| lanes.into_iter().map(f64::from).sum();
+        Self {
+            max_abs_delta: max_abs_delta.into_iter().fold(0.0, f32::max),
+            max_abs_base: max_abs_base.into_iter().fold(0.0, f32::max),
+            delta_square: sum(delta_square),
+            rounding_square: sum(rounding_square),
+        }
     }
 
     /// The norm of what rounding changed over that of what the adapters did.

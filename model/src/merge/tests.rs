@@ -2,8 +2,6 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use std::collections::BTreeMap;
-
 use super::*;
 use crate::init::{NewModel, fresh_lora_a};
 use crate::peft::{AdapterConfig, AdapterModule};
@@ -28,7 +26,11 @@ fn adapter(modules: &[(&str, usize, usize)]) -> Adapter {
         let module = AdapterModule { rank: 2, in_features, out_features, lora_a, lora_b, magnitude: None };
         ((*name).to_owned(), module)
     });
-    Adapter { config: AdapterConfig::new(2, 4.0, vec![]), modules: modules.collect(), saved_tensors: Default::default() }
+    Adapter {
+        config: AdapterConfig::new(2, 4.0, vec![]),
+        modules: modules.collect(),
+        saved_tensors: Default::default(),
+    }
 }
 
 fn base(folder: &Path, tie_word_embeddings: bool, dtype: Dtype) {
@@ -137,6 +139,24 @@ fn another_dtype_can_be_asked_for() {
     let after = Checkpoint::open(output.path()).unwrap();
     assert!(after.tensors().all(|(_, info)| info.dtype == Dtype::F16));
     assert_eq!(read_config(&output.path().join("config.json")).unwrap()["torch_dtype"], "float16");
+}
+
+#[test]
+fn a_value_that_a_type_cannot_hold_is_an_error() {
+    let mut bytes = [0; 4];
+    let mut encoded = |dtype, value: f32| {
+        let fits = encode("w", dtype, &[1.0, value], &mut bytes);
+        (fits.is_ok(), rounded(dtype, value).is_finite())
+    };
+    for (dtype, greatest, least_beyond) in
+        [(Dtype::F16, 65_519.996, 65_520.0), (Dtype::BF16, f32::from_bits(0x7f7f_7fff), f32::from_bits(0x7f7f_8000))]
+    {
+        assert_eq!(encoded(dtype, greatest), (true, true), "{dtype}");
+        assert_eq!(encoded(dtype, -least_beyond), (false, false), "{dtype}");
+        assert_eq!(encoded(dtype, f32::INFINITY), (true, false), "it was so in the base");
+    }
+    let mut wide = [0; 8];
+    assert!(encode("w", Dtype::F32, &[1.0, f32::MAX], &mut wide).is_ok());
 }
 
 #[test]
