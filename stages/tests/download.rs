@@ -77,6 +77,28 @@ fn a_folder_can_be_taken_as_it_is() {
 }
 
 #[test]
+fn a_folder_of_peft_becomes_an_adapter() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/llama31/lora/attention/adapter");
+    let folder = tempfile::tempdir().unwrap();
+    let files = ["adapter_config.json", "adapter_model.safetensors"];
+    for name in files {
+        fs::copy(golden.join(name), folder.path().join(name)).unwrap();
+    }
+    fs::write(folder.path().join("optimizer.pt"), "state").unwrap();
+    let parameters = json!({"path": "./checkpoint", "as": "adapter"});
+    let root = tempfile::tempdir().unwrap();
+    let outputs = bench_of_folder(root.path(), folder.path()).run::<Download>(parameters.clone()).unwrap();
+    assert_eq!(names(&outputs["adapter"].folder), files);
+    assert_eq!(outputs["adapter"].description.facts["rank"], 4);
+    // What we do not compute is found here and not after a training or a merge.
+    let config = fs::read_to_string(golden.join(files[0])).unwrap();
+    fs::write(folder.path().join(files[0]), config.replace("\"LORA\"", "\"IA3\"")).unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let error = bench_of_folder(root.path(), folder.path()).run::<Download>(parameters).unwrap_err();
+    assert_eq!(error.message, "the adapter cannot be used here");
+}
+
+#[test]
 fn a_file_that_changed_since_the_plan_is_an_error() {
     let root = tempfile::tempdir().unwrap();
     let folder = tempfile::tempdir().unwrap();

@@ -219,7 +219,6 @@ fn a_wrong_adapter_is_refused_by_name() {
     fs::write(&cut, &bytes[..bytes.len() - 5]).unwrap();
     fs::remove_file(case("gone", &good(), "adapter `gone`: cannot read the adapter").join("adapter_model.safetensors"))
         .unwrap();
-    drop(case);
 
     for (name, path, says) in cases {
         let bench = bench(&tiny, &folder.path().join("benches").join(name), &[(name, &path)]);
@@ -227,6 +226,36 @@ fn a_wrong_adapter_is_refused_by_name() {
         let said = said(&error).replace(&folder.path().display().to_string(), "");
         assert!(said.contains(says), "{name}: {said}");
     }
+}
+
+#[test]
+fn an_adapter_from_elsewhere_names_its_base() {
+    let (tiny, folder) = (Tiny::new(), tempfile::tempdir().unwrap());
+    let mut adapter = lora(1, 4, &[(Q, 32, 32)]);
+    adapter.config.base_model = Some("meta-llama/Llama-3.1-8B".to_owned());
+    let one = saved(folder.path(), "one", &adapter);
+    // Without the links into the store that an output is made of.
+    let base = folder.path().join("base");
+    fs::create_dir(&base).unwrap();
+    for entry in fs::read_dir(&tiny.model.folder).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), base.join(entry.file_name())).unwrap();
+    }
+    let repo = |name: &str| {
+        let mut facts = tiny.model.description.facts.clone();
+        facts.insert("repo".to_owned(), json!(name));
+        let bench = TestBench::new(&folder.path().join(name.replace('/', "-")));
+        let bench = bench.input("base.model", "model", &base, facts).unwrap();
+        bench.input("one.adapter", "adapter", &one, Facts::new()).unwrap()
+    };
+    merge(&repo("meta-llama/Llama-3.1-8B"), json!({"adapter": "one"})).unwrap();
+    let error = merge(&repo("someone/a-copy"), json!({"adapter": "one"})).unwrap_err();
+    assert!(
+        said(&error).ends_with("the adapter was trained on `meta-llama/Llama-3.1-8B`, not on `someone/a-copy`")
+            && error.help.as_ref().unwrap().contains("`base_name`"),
+        "{error:?}"
+    );
+    merge(&repo("someone/a-copy"), json!({"adapter": "one", "base_name": "meta-llama/Llama-3.1-8B"})).unwrap();
 }
 
 #[test]

@@ -18,13 +18,16 @@ use engine::parameter::{LocalPath, Parameters};
 use engine::protocol::FileGrant;
 use engine::stage::{InputFacts, Outside, PinRequest, Stage};
 use model::config::Config;
+use model::peft::AdapterConfig;
 
-use crate::artifact::{Files, Model, OutputKind, TOKENIZER_FILES, Tokenizer};
+use crate::artifact::{Adapter, Files, Model, OutputKind, TOKENIZER_FILES, Tokenizer};
 use crate::checkpoint;
 use crate::hub::{Hub, Progress, RemoteFile, Repository, RepositoryKind};
 use crate::tokenizer::Tokenizer as OpenTokenizer;
 use selection::Selection;
 
+/// The settings of an adapter.
+const ADAPTER_CONFIG: &str = model::peft::CONFIG_FILE;
 /// The shape of a checkpoint's model.
 const CONFIG: &str = "config.json";
 /// The role of the files below `path`.
@@ -35,6 +38,8 @@ const ROLE: &str = "checkpoint";
 pub enum Form {
     /// A checkpoint: outputs `model` (all files) and `tokenizer` (the tokenizer's files).
     Model,
+    /// An adapter in PEFT's form: output `adapter`.
+    Adapter,
     /// Whatever it is: one output `files`.
     Files,
 }
@@ -103,6 +108,7 @@ impl Stage for Download {
     fn outputs(params: &DownloadParams) -> Vec<Output> {
         match params.form {
             Form::Model => vec![Model::output("model"), Tokenizer::output("tokenizer")],
+            Form::Adapter => vec![Adapter::output("adapter")],
             Form::Files => vec![Files::output("files")],
         }
     }
@@ -154,6 +160,7 @@ impl Stage for Download {
         let selection = Selection::new(params.include.as_deref(), params.exclude.as_deref(), params.form)?;
         let output = match params.form {
             Form::Model => "model",
+            Form::Adapter => "adapter",
             Form::Files => "files",
         };
         let draft = context.create(output)?;
@@ -164,7 +171,8 @@ impl Stage for Download {
         }
         match params.form {
             Form::Files => context.seal(draft, Facts::new(), None)?,
-            Form::Model => seal_checkpoint(draft, context)?,
+            Form::Adapter => seal_adapter(draft, context)?,
+            Form::Model => seal_checkpoint(draft, params.repo.as_deref(), context)?,
         }
         forget_working_files(context.working())
     }
@@ -262,10 +270,25 @@ fn copy(form: Form, selection: &Selection, draft: &Draft, context: &mut StageCon
     Ok(())
 }
 
-/// Checks that the files are a checkpoint, and makes outputs of it and of its tokenizer.
-fn seal_checkpoint(draft: Draft, context: &mut StageContext) -> Result<(), StageError> {
+/// Checks that the files are an adapter that we compute.
+fn seal_adapter(draft: Draft, context: &mut StageContext) -> Result<(), StageError> {
+    let config = AdapterConfig::read(&draft.folder.join(ADAPTER_CONFIG))
+        .or_fail(Cause::BadData, || "the adapter cannot be used here".to_owned())?;
+    let mut facts = Facts::new();
+    facts.insert("rank".to_owned(), config.rank.into());
+    if let Some(base_model) = config.base_model {
+        facts.insert("base_model".to_owned(), base_model.into());
+    }
+    context.seal(draft, facts, None)
+}
+
+/// Checks that the files are a checkpoint, and makes outputs of it and of its tokenizer. `repo` is what adapters call it.
+fn seal_checkpoint(draft: Draft, repo: Option<&str>, context: &mut StageContext) -> Result<(), StageError> {
     selection::check_shards(&draft.folder)?;
-    let facts = checkpoint::facts(&draft.folder)?;
+    let mut facts = checkpoint::facts(&draft.folder)?;
+    if let Some(repo) = repo {
+        facts.insert(checkpoint::REPO.to_owned(), repo.into());
+    }
     let tokenizer_draft = context.create("tokenizer")?;
     for name in TOKENIZER_FILES {
         let file = draft.folder.join(name);

@@ -14,6 +14,9 @@ use super::Form;
 const OTHER_WEIGHTS: &[&str] =
     &["original/*", "*.pth", "*.bin", "*.pt", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data"];
 
+/// What an adapter is made of. Its tokenizer and the states of its training, which often lie beside it, are not read.
+const ADAPTER_FILES: &[&str] = &[model::peft::CONFIG_FILE, model::peft::WEIGHTS_FILE];
+
 /// The index of a checkpoint in several files.
 const INDEX: &str = "model.safetensors.index.json";
 
@@ -52,14 +55,17 @@ impl Selection {
             self.include.as_ref().is_none_or(|patterns| matches(patterns, name))
                 && !self.exclude.as_ref().is_some_and(|patterns| matches(patterns, name))
                 && !matches(&left_out, name)
+                && (self.form != Form::Adapter || self.include.is_some() || ADAPTER_FILES.contains(name))
         };
         let chosen: Vec<&str> = names.iter().filter(wanted).copied().collect();
-        if chosen.is_empty() {
+        if chosen.is_empty() && self.form != Form::Adapter {
             return Err(StageError::new(Cause::BadParameters, format!("no file of {place} is selected"))
                 .with_help(format!("it has {}; see `include` and `exclude`", list(names))));
         }
-        if self.form == Form::Model {
-            check_checkpoint(&chosen, names, place)?;
+        match self.form {
+            Form::Model => check_checkpoint(&chosen, names, place)?,
+            Form::Adapter => check_adapter(&chosen, names, place)?,
+            Form::Files => {}
         }
         Ok(chosen)
     }
@@ -109,6 +115,20 @@ fn check_checkpoint(chosen: &[&str], all: &[&str], place: &str) -> Result<(), St
         return missing("`tokenizer.json`", &|name| name == "tokenizer.json", otherwise);
     }
     Ok(())
+}
+
+fn check_adapter(chosen: &[&str], all: &[&str], place: &str) -> Result<(), StageError> {
+    let Some(missing) = ADAPTER_FILES.iter().find(|name| !chosen.contains(name)) else { return Ok(()) };
+    let help = if all.contains(missing) {
+        "it is there, and `include` or `exclude` leaves it out".to_owned()
+    } else if all.contains(&"adapter_model.bin") {
+        "its weights are pickled (.bin), which can run code when they are read: save it again with PEFT, as safetensors"
+            .to_owned()
+    } else {
+        format!("an adapter in PEFT's form is needed; it has {}", list(all))
+    };
+    let message = format!("{place} gives no `{missing}`, so it cannot be used as an adapter");
+    Err(StageError::new(Cause::BadData, message).with_help(help))
 }
 
 #[derive(Deserialize)]
@@ -201,6 +221,22 @@ mod tests {
         assert!(!chosen.iter().any(|name| name.starts_with("original/") || name.ends_with(".bin")));
         let chosen = choose(Some(&["*.pth"]), None, Form::Files, LLAMA).unwrap();
         assert_eq!(chosen, ["original/consolidated.00.pth"]);
+    }
+
+    #[test]
+    fn of_an_adapter_its_two_files_are_taken() {
+        let names = ["README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "optimizer.pt"];
+        assert_eq!(choose(None, None, Form::Adapter, &names).unwrap(), names[1..3]);
+        let told = |exclude: Option<&[&str]>, names: &[&str]| {
+            let error = choose(None, exclude, Form::Adapter, names).unwrap_err();
+            format!("{}: {}", error.message, error.help.unwrap())
+        };
+        let said = told(None, &["adapter_config.json", "adapter_model.bin"]);
+        assert!(said.contains("no `adapter_model.safetensors`") && said.contains("save it again with PEFT"), "{said}");
+        let said = told(None, LLAMA);
+        assert!(said.contains("no `adapter_config.json`") && said.contains("PEFT's form is needed"), "{said}");
+        let said = told(Some(&["*.safetensors"]), &names);
+        assert!(said.contains("leaves it out"), "{said}");
     }
 
     #[test]

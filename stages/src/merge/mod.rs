@@ -57,10 +57,11 @@ impl Stage for Merge {
         let adapters = open_adapters(params, &base, context)?;
         let weighted: Vec<WeightedAdapter<'_>> =
             adapters.iter().map(|opened| WeightedAdapter { adapter: &opened.adapter, weight: opened.weight }).collect();
+        let repo = base.description.facts.get(checkpoint::REPO).and_then(|repo| repo.as_str());
         let options = MergeOptions {
             max_shard_bytes: params.max_shard_size.0,
             dtype: params.dtype.map(Dtype::stored),
-            base_model: None,
+            base_model: params.base_name.as_deref().or(repo),
         };
         for (opened, weighted) in adapters.iter().zip(&weighted) {
             let misfit = |error| failure(error, &format!("adapter `{}` does not fit the model", opened.stage));
@@ -181,8 +182,11 @@ fn failure(error: MergeError, message: &str) -> StageError {
 
 fn help(error: &MergeError) -> Option<&'static str> {
     Some(match error {
-        MergeError::UnknownModule { .. } | MergeError::WrongShape { .. } | MergeError::OtherBase { .. } => {
+        MergeError::UnknownModule { .. } | MergeError::WrongShape { .. } => {
             "give `model` the model that the adapter was trained on"
+        }
+        MergeError::OtherBase { .. } => {
+            "give `model` the model that the adapter was trained on; if this is a copy of it, say so with `base_name`"
         }
         MergeError::NotAFloat { .. } => "merge into the model before it was quantised",
         MergeError::AdapterNotFinite { .. } => "its training diverged: lower the learning rate and train again",
