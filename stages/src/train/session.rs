@@ -260,6 +260,8 @@ impl<B: Blocks> Session<'_, B> {
             return Err(StageError::bad_data("no row has a target token: nothing was trained")
                 .with_help("look at the rows with `pipeline show`: are the labels all masked?"));
         }
+        // An adapter is of use only with the base model that it was trained on, to the bit.
+        self.trainer.check_frozen().map_err(|error| failure::of_rows(error, &[]))?;
         if self.validator.is_some()
             && self.progress.validation.last != Some(self.progress.step)
             && self.validate(context)?.is_break()
