@@ -281,6 +281,17 @@ fn the_same_evaluation_is_the_same_artefact_on_any_number_of_threads() {
 }
 
 #[test]
+fn bf16_is_near_f32_and_says_so() {
+    let tiny = Tiny::new();
+    let run = |dtype: &str| {
+        let parameters = json!({"model": "base", "data": "rows", "metrics": ["perplexity", "rouge"], "dtype": dtype, "max_new_tokens": 4});
+        metrics(&tiny.bench().run::<Evaluate>(parameters).unwrap()["metrics"])["perplexity"]["nll"].as_f64().unwrap()
+    };
+    let (single, half) = (run("f32"), run("bf16"));
+    assert!(single != half && (single - half).abs() < 0.02 * single, "{single} {half}");
+}
+
+#[test]
 fn an_adapter_takes_part() {
     let tiny = Tiny::new();
     let mut decoder = tiny.decoder();

@@ -104,7 +104,7 @@ pub(super) struct Prompts {
 
 enum Source {
     Texts { texts: Vec<String>, form: Form, prompter: Prompter },
-    Rows { rows: Box<RowsReader>, renderer: Box<PromptRenderer> },
+    Rows { rows: Box<RowsReader>, renderer: PromptRenderer },
 }
 
 impl Prompts {
@@ -128,7 +128,7 @@ impl Prompts {
                 let rows = RowsReader::open(&context.open(input)?)?;
                 let renderer = PromptRenderer::new(&params.prompt, rows.facts(), tokenizer)?;
                 let len = params.limit.unwrap_or(u64::MAX).min(rows.len());
-                (Source::Rows { rows: Box::new(rows), renderer: Box::new(renderer) }, len)
+                (Source::Rows { rows: Box::new(rows), renderer }, len)
             }
         };
         if len == 0 {
