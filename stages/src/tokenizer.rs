@@ -59,7 +59,9 @@ impl From<TokenizerError> for StageError {
             _ => false,
         };
         let help = missing.then(|| {
-            "the checkpoint needs a `tokenizer.json`; transformers writes one with `AutoTokenizer...save_pretrained`".to_owned()
+            "a `tokenizer.json` is needed; where a checkpoint has only `tokenizer.model`, or `vocab.json` and `merges.txt`, write one \
+             once with transformers: `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`"
+                .to_owned()
         });
         StageError { help, ..StageError::new(Cause::BadData, "the tokenizer cannot be used").with_source(error) }
     }
@@ -328,5 +330,98 @@ fn template_in_config(config: &Map<String, Value>) -> Option<String> {
             default["template"].as_str().map(str::to_owned)
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn golden(name: &str) -> PathBuf {
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/data/tokenizers")).join(name)
+    }
+
+    /// A tokenizer with this `tokenizer.json`.
+    fn tokenizer(json: &Value) -> Tokenizer {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
+        Tokenizer::from_folder(folder.path()).unwrap()
+    }
+
+    fn special(id: u32, content: &str) -> Value {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    }
+
+    #[test]
+    fn padding_and_truncation_left_in_the_file_are_not_heeded() {
+        let mut json: Value =
+            serde_json::from_slice(&std::fs::read(golden("bytelevel/tokenizer.json")).unwrap()).unwrap();
+        let before = tokenizer(&json).encode("Rain fell on the hills all night.").unwrap();
+        json["truncation"] = json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
+        json["padding"] = json!({"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": null,
+            "pad_id": 0, "pad_type_id": 0, "pad_token": "<|end_of_text|>"});
+        let after = tokenizer(&json);
+        assert_eq!(after.encode("Rain fell on the hills all night.").unwrap(), before);
+        assert!(before.len() > 2 && before.len() < 64);
+    }
+
+    #[test]
+    fn word_pieces_are_read_and_special_tokens_in_data_are_not() {
+        let tokenizer = tokenizer(&json!({
+            "version": "1.0", "added_tokens": [special(1, "[SEP]")],
+            "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+                "strip_accents": null, "lowercase": true},
+            "pre_tokenizer": {"type": "BertPreTokenizer"}, "post_processor": null,
+            "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+            "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 100,
+                "vocab": {"[UNK]": 0, "[SEP]": 1, "rain": 2, "##s": 3, "[": 4, "]": 5, "sep": 6}},
+        }));
+        assert_eq!(tokenizer.encode("Rains [SEP]").unwrap(), [2, 3, 1]);
+        let marked = tokenizer.control_texts().mark("Rains [SEP]").unwrap();
+        assert_eq!(tokenizer.encode_marked(&marked).unwrap(), [2, 3, 4, 6, 5]);
+        assert_eq!(tokenizer.decode(&[2, 3]).unwrap(), "rains");
+    }
+
+    #[test]
+    fn a_vocabulary_of_pieces_is_read_and_finds_no_special_token_in_data() {
+        let pieces = [
+            ("<unk>", 0.0),
+            ("</s>", 0.0),
+            ("▁rain", -1.0),
+            ("<", -5.0),
+            ("/", -5.0),
+            ("s", -5.0),
+            (">", -5.0),
+            ("▁", -2.0),
+            ("\n", -5.0),
+        ];
+        let tokenizer = tokenizer(&json!({
+            "version": "1.0", "added_tokens": [special(1, "</s>")], "normalizer": null,
+            "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+            "post_processor": null,
+            "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+            "model": {"type": "Unigram", "unk_id": 0, "vocab": pieces, "byte_fallback": false},
+        }));
+        assert_eq!(tokenizer.encode("rain</s>").unwrap(), [2, 1]);
+        let marked = tokenizer.control_texts().mark("rain</s>").unwrap();
+        let ids = tokenizer.encode_marked(&marked).unwrap();
+        assert!(!ids.contains(&1), "{ids:?}");
+        assert_eq!(tokenizer.decode(&ids).unwrap().replace(' ', ""), "rain</s>");
+    }
+
+    #[test]
+    fn a_folder_without_tokenizer_json_says_how_to_make_one() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.model"), "sentencepiece").unwrap();
+        let Err(error) = Tokenizer::from_folder(folder.path()) else { panic!("there is no tokenizer.json") };
+        let error = StageError::from(error);
+        let help = error.help.clone().unwrap();
+        assert!(help.contains("only `tokenizer.model`") && help.contains("save_pretrained"), "{help}");
+        assert_eq!(error.cause, Cause::BadData);
     }
 }

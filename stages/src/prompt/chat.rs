@@ -1,6 +1,7 @@
 //! A model's own chat template: a conversation as text, turn by turn.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -97,7 +98,10 @@ impl ChatTemplate {
             documents => (),
             ..Value::from(Serde(&self.special_tokens))
         };
-        template.render(context).map_err(|error| ChatError::Refused(first_line(&error)))
+        // The engine panics over some things that Python takes (an empty list walked backwards).
+        let rendered = catch_unwind(AssertUnwindSafe(|| template.render(context)));
+        let rendered = rendered.map_err(|_| ChatError::Refused("the template engine failed over it".to_owned()))?;
+        rendered.map_err(|error| ChatError::Refused(first_line(&error)))
     }
 
     /// A conversation in pieces, each of which is learned or not: of an assistant's turn what it says and its end, but not
@@ -136,26 +140,39 @@ impl ChatTemplate {
         told_apart: &[usize],
         learned: &[usize],
     ) -> Result<Vec<Turn>, ChatError> {
+        let whole = self.render(messages, false)?;
         let mut turns = Vec::new();
-        let mut before = String::new();
-        let mut add = |text: String, learn: bool, turn: usize| {
-            let added = text.strip_prefix(before.as_str()).ok_or(ChatError::NotAPrefix { turn })?;
-            if !added.is_empty() {
-                turns.push(Turn { text: added.to_owned(), learn });
+        let mut done = 0;
+        let mut add = |end: Option<usize>, learn: bool, index: usize| {
+            let text = end.and_then(|end| whole.get(done..end)).ok_or(ChatError::NotAPrefix { turn: index + 1 })?;
+            if !text.is_empty() {
+                turns.push(Turn { text: text.to_owned(), learn });
             }
-            before = text;
+            done += text.len();
             Ok(())
         };
-        let mut rendered = 0;
         for &index in told_apart {
-            add(self.render(&messages[..index], true)?, false, index + 1)?;
-            add(self.render(&messages[..=index], false)?, learned.contains(&index), index + 1)?;
-            rendered = index + 1;
+            let asked = self.render(&messages[..index], true)?;
+            add(whole.starts_with(&asked).then_some(asked.len()), false, index)?;
+            let said = self.render(&messages[..=index], false)?;
+            add(self.end_within(&whole, &said), learned.contains(&index), index)?;
         }
-        if rendered < messages.len() {
-            add(self.render(messages, false)?, false, messages.len())?;
-        }
+        add(Some(whole.len()), false, messages.len().saturating_sub(1))?;
         Ok(turns)
+    }
+
+    /// Where a conversation ends within a longer one. Some templates (Phi-3) close whatever they are given with the
+    /// end-of-text token, which the longer one has at its own end.
+    fn end_within(&self, whole: &str, shorter: &str) -> Option<usize> {
+        let eos = self.special_tokens.get("eos_token").map_or("", String::as_str);
+        let open = shorter.strip_suffix(eos).unwrap_or(shorter);
+        [shorter, open].into_iter().find(|text| whole.starts_with(text)).map(str::len)
+    }
+
+    /// As its marks alone decide, for tests.
+    #[cfg(test)]
+    pub(super) fn turns_by_marks_of_all(&self, messages: &[Message]) -> Result<Vec<Turn>, ChatError> {
+        self.turns_by_marks(messages, &(0..messages.len()).collect::<Vec<_>>())
     }
 
     fn turns_by_marks(&self, messages: &[Message], learned: &[usize]) -> Result<Vec<Turn>, ChatError> {
@@ -258,7 +275,7 @@ mod tests {
     fn without_marks_a_rewritten_turn_is_an_error() {
         let source = REWRITES.replace("{%- generation %}", "").replace("{% endgeneration %}", "");
         let error = template(&source).turns(&conversation(), TrainOn::Assistant).unwrap_err();
-        assert!(matches!(error, ChatError::NotAPrefix { turn: 4 }), "{error}");
+        assert!(matches!(error, ChatError::NotAPrefix { turn: 2 }), "{error}");
     }
 
     #[test]

@@ -15,3 +15,6 @@ pub use control::{ControlTexts, PLAIN_BEGIN, PLAIN_END, is_marked, without_marks
 pub use params::{ChatTemplateChoice, NAMED_CHAT_TEMPLATES, PromptParams, TrainOn};
 pub use render::{Encoded, Piece, Prompt, PromptError, PromptRenderer, Prompter, Question, Segment};
 pub use template::{NAMED, Template, TemplateError};
+
+#[cfg(test)]
+mod golden;

@@ -16,65 +16,125 @@ pub(super) fn format(out: &mut Output, state: &mut State, value: &Value) -> Resu
     out.write_str(word).map_err(Error::from)
 }
 
-/// `json.dumps` as transformers calls it: no HTML escapes, a space after `,` and `:`, keys in their order.
+/// `json.dumps` as transformers calls it: no HTML escapes, a space after `,` and `:`, keys in their order, unless
+/// `ensure_ascii`, `indent`, `separators` or `sort_keys` say otherwise.
 pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = kwargs.get("indent")?;
-    // They decide nothing here: text is never escaped, and separators other than the default are not in use.
-    for ignored in ["ensure_ascii", "separators", "sort_keys"] {
-        let _: Option<Value> = kwargs.get(ignored)?;
-    }
+    let separators: Option<Value> = kwargs.get("separators")?;
+    let separator = |index: usize| {
+        let given = separators.as_ref()?.get_item_by_index(index).ok()?;
+        given.as_str().map(str::to_owned)
+    };
+    let between_items = separator(0).unwrap_or_else(|| if indent.is_some() { "," } else { ", " }.to_owned());
+    let after_key = separator(1).unwrap_or_else(|| ": ".to_owned());
+    let style = Style {
+        indent,
+        between_items,
+        after_key,
+        ensure_ascii: kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        sort_keys: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+    };
     kwargs.assert_all_used()?;
     let json = serde_json::to_value(value)
         .map_err(|error| Error::new(minijinja::ErrorKind::BadSerialization, error.to_string()))?;
     let mut text = String::new();
-    dump(&mut text, &json, indent, 0);
+    style.write(&mut text, &json, 0);
     Ok(text)
 }
 
-fn dump(text: &mut String, value: &serde_json::Value, indent: Option<usize>, depth: usize) {
-    use serde_json::Value as Json;
-    match value {
-        Json::Array(items) => {
-            let items = items.iter().map(|item| (None, item));
-            dump_all(text, ['[', ']'], items, indent, depth);
-        }
-        Json::Object(map) => {
-            let entries = map.iter().map(|(key, value)| (Some(key.as_str()), value));
-            dump_all(text, ['{', '}'], entries, indent, depth);
-        }
-        other => text.push_str(&other.to_string()),
-    }
+/// How JSON is laid out.
+struct Style {
+    indent: Option<usize>,
+    between_items: String,
+    after_key: String,
+    ensure_ascii: bool,
+    sort_keys: bool,
 }
 
-fn dump_all<'a>(
-    text: &mut String,
-    brackets: [char; 2],
-    entries: impl ExactSizeIterator<Item = (Option<&'a str>, &'a serde_json::Value)>,
-    indent: Option<usize>,
-    depth: usize,
-) {
-    let new_line = |text: &mut String, depth: usize| {
-        if let Some(indent) = indent {
+impl Style {
+    fn write(&self, text: &mut String, value: &serde_json::Value, depth: usize) {
+        use serde_json::Value as Json;
+        match value {
+            Json::Array(items) => self.write_all(text, ['[', ']'], items.iter().map(|item| (None, item)), depth),
+            Json::Object(map) => {
+                let mut entries: Vec<_> = map.iter().map(|(key, value)| (Some(key.as_str()), value)).collect();
+                if self.sort_keys {
+                    entries.sort_by_key(|(key, _)| *key);
+                }
+                self.write_all(text, ['{', '}'], entries.into_iter(), depth);
+            }
+            Json::String(string) => self.write_string(text, string),
+            Json::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
+                Some(float) => text.push_str(&float_repr(float)),
+                None => text.push_str(&number.to_string()),
+            },
+            Json::Null | Json::Bool(_) => text.push_str(&value.to_string()),
+        }
+    }
+
+    fn write_all<'a>(
+        &self,
+        text: &mut String,
+        brackets: [char; 2],
+        entries: impl ExactSizeIterator<Item = (Option<&'a str>, &'a serde_json::Value)>,
+        depth: usize,
+    ) {
+        let empty = entries.len() == 0;
+        text.push(brackets[0]);
+        for (number, (key, value)) in entries.enumerate() {
+            if number > 0 {
+                text.push_str(&self.between_items);
+            }
+            self.new_line(text, depth + 1);
+            if let Some(key) = key {
+                self.write_string(text, key);
+                text.push_str(&self.after_key);
+            }
+            self.write(text, value, depth + 1);
+        }
+        if !empty {
+            self.new_line(text, depth);
+        }
+        text.push(brackets[1]);
+    }
+
+    fn new_line(&self, text: &mut String, depth: usize) {
+        if let Some(indent) = self.indent {
             text.push('\n');
             text.extend(std::iter::repeat_n(' ', indent * depth));
         }
-    };
-    let empty = entries.len() == 0;
-    text.push(brackets[0]);
-    for (number, (key, value)) in entries.enumerate() {
-        if number > 0 {
-            text.push_str(if indent.is_some() { "," } else { ", " });
-        }
-        new_line(text, depth + 1);
-        if let Some(key) = key {
-            let _ = write!(text, "{}: ", serde_json::Value::from(key));
-        }
-        dump(text, value, indent, depth + 1);
     }
-    if !empty {
-        new_line(text, depth);
+
+    fn write_string(&self, text: &mut String, string: &str) {
+        let quoted = serde_json::Value::from(string).to_string();
+        if !self.ensure_ascii {
+            return text.push_str(&quoted);
+        }
+        for letter in quoted.chars() {
+            if letter.is_ascii() {
+                text.push(letter);
+            } else {
+                for unit in letter.encode_utf16(&mut [0; 2]) {
+                    // Writing to a text cannot fail.
+                    let _ = write!(text, "\\u{unit:04x}");
+                }
+            }
+        }
     }
-    text.push(brackets[1]);
+}
+
+/// A float as Python writes it: the shortest digits that read back as it, with an exponent of two digits below 1e-4 and
+/// from 1e16.
+fn float_repr(float: f64) -> String {
+    let shortest = format!("{float:e}");
+    let Some((digits, exponent)) = shortest.split_once('e') else { return shortest };
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    if (-4..16).contains(&exponent) {
+        let plain = format!("{float}");
+        return if plain.contains('.') { plain } else { plain + ".0" };
+    }
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{digits}e{sign}{:02}", exponent.abs())
 }
 
 /// `strftime_now`, with a day that stands still: a prompt that holds the date of its making would differ from run to
@@ -108,6 +168,7 @@ pub(super) fn strftime(pattern: &str) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use serde_json::json;
@@ -115,16 +176,22 @@ mod tests {
     #[test]
     fn json_is_written_as_python_writes_it() {
         let value = json!({"name": "größe <b>", "list": [1, 2.5, null], "empty": {}});
-        let dumped = |indent| {
-            let mut text = String::new();
-            dump(&mut text, &value, indent, 0);
-            text
+        let dumped = |indent: Option<usize>| {
+            let kwargs: Kwargs = indent.map(|indent| ("indent", Value::from(indent))).into_iter().collect();
+            tojson(&Value::from(minijinja::value::Serde(&value)), kwargs).unwrap()
         };
         assert_eq!(dumped(None), r#"{"name": "größe <b>", "list": [1, 2.5, null], "empty": {}}"#);
         assert_eq!(
             dumped(Some(2)),
             "{\n  \"name\": \"größe <b>\",\n  \"list\": [\n    1,\n    2.5,\n    null\n  ],\n  \"empty\": {}\n}"
         );
+    }
+
+    #[test]
+    fn floats_are_written_as_python_writes_them() {
+        let written = [1.0, 2.5, 1e15, 1e16, 0.0001, 1.5e-5, -1e-7, 1e300].map(float_repr);
+        let expected = ["1.0", "2.5", "1000000000000000.0", "1e+16", "0.0001", "1.5e-05", "-1e-07", "1e+300"];
+        assert_eq!(written, expected);
     }
 
     #[test]

@@ -212,6 +212,11 @@ impl Prompter {
         tokenizer.eos_token_id().filter(|_| self.params.add_eos.unwrap_or(true))
     }
 
+    /// The end-of-text token behind a response that its template has ended already.
+    fn eos_if_asked(&self, tokenizer: &Tokenizer) -> Option<u32> {
+        tokenizer.eos_token_id().filter(|_| self.params.add_eos == Some(true))
+    }
+
     /// A text of the data, in which control tokens are marked as plain text where that is asked for.
     fn data(&self, text: &str, tokenizer: &Tokenizer, by_default: bool) -> String {
         let marked = self.control_texts(tokenizer, by_default).and_then(|control| control.mark(text));
@@ -302,8 +307,17 @@ impl PromptRenderer {
                 let mut prompt = self.asked(columns, tokenizer)?;
                 prompt.segments.iter_mut().for_each(|segment| segment.learn = self.train_on == TrainOn::All);
                 let response = columns.get(&self.response).map_or("", String::as_str);
-                prompt.text(prompter.data(response, tokenizer, true), true);
-                prompt.id(prompter.eos(tokenizer), true);
+                let response = prompter.data(response, tokenizer, true);
+                match self.template.as_ref().and_then(|template| template.response_end.as_ref()) {
+                    Some(end) => {
+                        prompt.text(response + end, true);
+                        prompt.id(prompter.eos_if_asked(tokenizer), true);
+                    }
+                    None => {
+                        prompt.text(response, true);
+                        prompt.id(prompter.eos(tokenizer), true);
+                    }
+                }
                 Ok(prompt)
             }
             (Shape::Text, Row::Text(text)) => {

@@ -28,6 +28,9 @@ pub struct Template {
     /// The text that takes its place where a column is empty.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub without: Option<Without>,
+    /// What follows the response and is learned with it, in place of the end-of-text token.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub response_end: Option<String>,
 }
 
 /// What a template says where a column is empty.
@@ -46,6 +49,7 @@ pub const NAMED: &[(&str, &str)] = &[
     ("alpaca", ALPACA),
     ("grammar", "Correct this to standard English: {sentence}\n---\nCorrected: "),
     ("question_answer", "Question: {question}\n\nAnswer: "),
+    ("chatml", "<|im_start|>user\n{input}<|im_end|>\n<|im_start|>assistant\n"),
 ];
 
 const ALPACA: &str = "Below is an instruction that describes a task, paired with an input that provides further context. \
@@ -61,7 +65,8 @@ impl Template {
         let (name, text) = NAMED.iter().find(|(known, _)| *known == name)?;
         let without = (*name == "alpaca")
             .then(|| Without { placeholder: "input".to_owned(), text: ALPACA_WITHOUT_INPUT.to_owned() });
-        Some(Self { name: (*name).to_owned(), text: (*text).to_owned(), without })
+        let response_end = (*name == "chatml").then(|| "<|im_end|>\n".to_owned());
+        Some(Self { name: (*name).to_owned(), text: (*text).to_owned(), without, response_end })
     }
 
     /// A template of the user's own.
@@ -73,7 +78,7 @@ impl Template {
         if !pieces.iter().any(|piece| matches!(piece, Piece::Placeholder(_))) {
             return Err(TemplateError::NoPlaceholder(text.to_owned()));
         }
-        Ok(Self { name: "custom".to_owned(), text: text.to_owned(), without: None })
+        Ok(Self { name: "custom".to_owned(), text: text.to_owned(), without: None, response_end: None })
     }
 
     /// The placeholders that a row must fill, in order of their first use.

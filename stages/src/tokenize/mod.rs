@@ -96,7 +96,7 @@ pub struct Tokenize;
 
 impl Stage for Tokenize {
     const NAME: &'static str = "tokenize";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2; // 2: special tokens written out in columns and conversations are plain text.
     const ABOUT: &'static str = "Turns rows into token ids and labels with a model's own tokenizer.";
     type Params = TokenizeParams;
 

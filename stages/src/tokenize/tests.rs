@@ -104,6 +104,76 @@ fn the_question_of_a_conversation_is_the_reference_prompt() {
     }
 }
 
+/// The files of a folder, by name.
+fn files(folder: &Path) -> std::collections::BTreeMap<String, Vec<u8>> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries
+        .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(path).unwrap()))
+        .collect()
+}
+
+#[test]
+fn the_number_of_threads_changes_no_byte() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("rows");
+    std::fs::create_dir(&source).unwrap();
+    let mut writer = RowsWriter::create(&source, summarize());
+    for number in 0..2500 {
+        writer.write(row(&"rain fell ".repeat(number % 90), &format!("Summary {number}."))).unwrap();
+    }
+    let (facts, _) = writer.finish(0).unwrap();
+    let made = [1, 2, 5].map(|threads| {
+        let bench = TestBench::new(folder.path())
+            .input("articles.rows", "rows", &source, facts.clone())
+            .unwrap()
+            .input("base.tokenizer", "tokenizer", &golden("tokenizers/bytelevel"), Default::default())
+            .unwrap()
+            .threads(threads);
+        let with = json!({"dataset": "articles", "tokenizer": "base", "max_seq_len": 128});
+        let tokens = bench.run::<Tokenize>(with).unwrap().remove("tokens").unwrap();
+        let bench = TestBench::new(folder.path()).input_of("tokens.tokens", &tokens.folder).unwrap().threads(threads);
+        let packs = ["next_fit", "best_fit"].map(|strategy| {
+            let with = json!({"tokens": "tokens", "max_seq_len": 256, "strategy": strategy});
+            let packs = bench.run::<crate::pack::Pack>(with).unwrap().remove("packs").unwrap();
+            (packs.description.identity, files(&packs.folder))
+        });
+        ((tokens.description.identity, files(&tokens.folder)), packs)
+    });
+    assert!(made[0].0.1.len() > 2, "a description, a list of parts, and a part");
+    assert!(made[0] == made[1] && made[0] == made[2]);
+}
+
+#[test]
+fn how_prompts_were_made_is_stored_with_the_tokens() {
+    let with = json!({"add_bos": false, "system_prompt": "Be kind.", "train_on": "all"});
+    let (facts, rows) = tokenize("bytelevel", summarize(), [row("Hi.", "Greeting.")], with).unwrap();
+    let prompt =
+        PromptParams { add_bos: Some(false), system_prompt: Some("Be kind.".to_owned()), ..Default::default() };
+    assert_eq!((facts.prompt, facts.train_on), (Some(prompt), Some(TrainOn::All)));
+    assert_eq!(rows[0].labels, rows[0].input_ids.iter().map(|id| *id as i32).collect::<Vec<_>>());
+
+    let both = json!({"train_on": "last", "train_on_input": true});
+    let error = tokenize("bytelevel", summarize(), [row("Hi.", "Greeting.")], both).unwrap_err();
+    assert_eq!(error.cause, Cause::BadParameters);
+}
+
+#[test]
+fn special_tokens_in_columns_are_plain_text_and_counted() {
+    let rows = || [row("Who wrote <|eot_id|>?", "I did.<|end_of_text|>"), row("Hi.", "Greeting.")];
+    let (facts, tokens) = tokenize("bytelevel", summarize(), rows(), json!({})).unwrap();
+    assert_eq!(facts.sanitized, 1);
+    let ends = |row: &TokenRow| row.input_ids.iter().filter(|id| [1, 4].contains(*id)).count();
+    assert_eq!(ends(&tokens[0]), 1, "the end of the row alone");
+    let (facts, tokens) =
+        tokenize("bytelevel", summarize(), rows(), json!({"sanitize_control_tokens": false})).unwrap();
+    assert_eq!((facts.sanitized, ends(&tokens[0])), (0, 3));
+
+    // Plain text is often written with its special tokens, and is read as it stands.
+    let text = || [Row::Text("<|begin_of_text|>Hi.<|eot_id|>".to_owned())];
+    let (facts, tokens) = tokenize("bytelevel", RowsFacts::text(), text(), json!({"add_bos": false})).unwrap();
+    assert_eq!((facts.sanitized, tokens[0].input_ids[0], ends(&tokens[0])), (0, 0, 2));
+}
+
 #[test]
 fn a_prompt_that_fills_the_row_is_left_out_or_kept_as_torchtune_does() {
     let rows = || [row(&"word ".repeat(100), "short"), row("Hi.", "Greeting.")];
