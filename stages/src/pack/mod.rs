@@ -1,5 +1,6 @@
 //! `uses: pack`: documents of tokens are laid into rows of one length, so that little of a row is padding.
 
+mod best_fit;
 mod next_fit;
 
 use engine::artifact::Output;
@@ -12,9 +13,19 @@ use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, Stage};
 
-use crate::artifact::{OutputKind, Packs, Shape, Tokens, TokensFacts, TokensReader, TokensWriter};
+use crate::artifact::{OutputKind, Packs, Shape, TokenRow, Tokens, TokensFacts, TokensReader, TokensWriter};
 use crate::tokenize::{facts_of, stop_if_cancelled};
+pub use best_fit::BestFit;
 pub use next_fit::{NextFit, TooLong};
+
+/// Which row a document goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Parameters)]
+pub enum Strategy {
+    /// In order: a row closes when the next document would overflow it, as in torchtune.
+    NextFit,
+    /// The longest document first, into the fullest row that has room for it: little padding, in another order.
+    BestFit,
+}
 
 /// What a pipeline file may say under `with:` for `uses: pack`.
 #[derive(Debug, Parameters)]
@@ -27,6 +38,9 @@ pub struct PackParams {
     /// Whether a document that does not fit into the rest of a row is cut there and goes on in the next; by default plain
     /// text is, and prompts and conversations are not.
     pub split_across_pack: Option<bool>,
+    /// Which row a document goes to.
+    #[semantic(default = Strategy::NextFit)]
+    pub strategy: Strategy,
 }
 
 impl PackParams {
@@ -41,7 +55,7 @@ pub struct Pack;
 impl Stage for Pack {
     const NAME: &'static str = "pack";
     const VERSION: u32 = 1;
-    const ABOUT: &'static str = "Lays several documents into each row, in order, next fit as in torchtune.";
+    const ABOUT: &'static str = "Lays several documents into each row, so that little of it is padding.";
     type Params = PackParams;
 
     fn outputs(_: &PackParams) -> Vec<Output> {
@@ -69,7 +83,7 @@ impl Stage for Pack {
     fn run(params: &PackParams, context: &mut StageContext) -> Result<(), StageError> {
         let mut tokens = TokensReader::open(&context.open(&params.tokens)?)?;
         let facts = tokens.facts().clone();
-        let mut packer = NextFit::new(params.max_seq_len, params.splits(facts.shape), facts.pad_token_id.unwrap_or(0));
+        let mut packer = Packer::new(params, &facts);
         let draft = context.create("packs")?;
         let max_seq_len = Some(params.max_seq_len as u64);
         let mut writer = TokensWriter::packs(&draft.folder, TokensFacts { max_seq_len, ..facts.clone() });
@@ -85,7 +99,7 @@ impl Stage for Pack {
                 context.progress("rows", index + 1, Some(total), None);
             }
         }
-        if let Some(pack) = packer.finish() {
+        for pack in packer.finish() {
             writer.write(pack)?;
         }
         context.progress("rows", total, Some(total), None);
@@ -93,6 +107,43 @@ impl Stage for Pack {
         context.emit(WorkerEvent::Report { text: summary(total, &packed) });
         check(&packed)?;
         context.seal(draft, packed.to_facts(), Some(identity))
+    }
+}
+
+/// A packer of either strategy.
+enum Packer {
+    NextFit(NextFit),
+    BestFit(BestFit),
+}
+
+impl Packer {
+    fn new(params: &PackParams, facts: &TokensFacts) -> Self {
+        let (splits, padding_id) = (params.splits(facts.shape), facts.pad_token_id.unwrap_or(0));
+        match params.strategy {
+            Strategy::NextFit => Self::NextFit(NextFit::new(params.max_seq_len, splits, padding_id)),
+            Strategy::BestFit => Self::BestFit(BestFit::new(params.max_seq_len, splits, padding_id)),
+        }
+    }
+
+    fn push(&mut self, document: &TokenRow) -> Result<(), TooLong> {
+        match self {
+            Self::NextFit(packer) => packer.push(document),
+            Self::BestFit(packer) => packer.push(document),
+        }
+    }
+
+    fn next_full(&mut self) -> Option<TokenRow> {
+        match self {
+            Self::NextFit(packer) => packer.next_full(),
+            Self::BestFit(packer) => packer.next_full(),
+        }
+    }
+
+    fn finish(self) -> Box<dyn Iterator<Item = TokenRow>> {
+        match self {
+            Self::NextFit(packer) => Box::new(packer.finish().into_iter()),
+            Self::BestFit(packer) => Box::new(packer.finish()),
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use engine::test_bench::TestBench;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::artifact::{IGNORE_INDEX, TokenRow};
+use crate::artifact::IGNORE_INDEX;
 
 fn golden_json(path: &str) -> Value {
     let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/data"));
@@ -180,4 +180,62 @@ fn one_row_is_one_pack_and_no_rows_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let none = tokens(folder.path(), Shape::Prompt, &[]).run::<Pack>(json!({"tokens": "tokens", "max_seq_len": 8}));
     assert_eq!(none.unwrap_err().message, "the packs hold no token to learn");
+}
+
+#[test]
+fn best_fit_loses_no_token_and_pads_less() {
+    let documents = || -> Vec<TokenRow> {
+        lengths(500, 50)
+            .enumerate()
+            .map(|(number, length)| TokenRow::document(vec![number as u32; length], vec![number as i32; length]))
+            .collect()
+    };
+    let packed = || {
+        let mut packer = BestFit::new(64, false, 9);
+        documents().iter().for_each(|document| packer.push(document).unwrap());
+        packer.finish().collect::<Vec<_>>()
+    };
+    let best = packed();
+    assert!(best.iter().all(|pack| pack.input_ids.len() == 64 && pack.labels.len() == 64));
+    let mut found = vec![0; 500];
+    let mut first = Vec::new();
+    for pack in &best {
+        let mut start = 0;
+        let numbers: Vec<u32> = pack
+            .document_lengths
+            .iter()
+            .map(|length| {
+                let end = start + *length as usize;
+                let ids = &pack.input_ids[start..end];
+                assert!(ids.iter().all(|id| *id == ids[0]), "a document stays in one piece");
+                assert!(pack.labels[start..end].iter().all(|label| *label as u32 == ids[0]));
+                start = end;
+                found[ids[0] as usize] += length;
+                ids[0]
+            })
+            .collect();
+        assert!(numbers.is_sorted(), "documents stand in the order of the data");
+        first.push(numbers[0]);
+        assert!(pack.labels[start..].iter().all(|label| *label == IGNORE_INDEX));
+    }
+    assert!(first.is_sorted(), "and rows in that of their first documents");
+    assert_eq!(found, documents().iter().map(|document| document.input_ids.len() as u32).collect::<Vec<_>>());
+    let next = pack(NextFit::new(64, false, 9), documents()).unwrap();
+    let tokens: usize = lengths(500, 50).sum();
+    assert!(best.len() < next.len() && best.len() <= tokens.div_ceil(64) + 2, "{} of {}", best.len(), next.len());
+    assert_eq!(packed(), best);
+}
+
+#[test]
+fn the_stage_packs_by_best_fit_and_cuts_only_what_is_too_long() {
+    let folder = tempfile::tempdir().unwrap();
+    let bench = tokens(folder.path(), Shape::Text, &[3, 20, 2, 5]);
+    let with = json!({"tokens": "tokens", "max_seq_len": 8, "strategy": "best_fit"});
+    let outputs = bench.run::<Pack>(with.clone()).unwrap();
+    let mut packs = TokensReader::open(&outputs["packs"]).unwrap();
+    let lengths: Vec<_> = packs.iter().map(|pack| pack.unwrap().document_lengths).collect();
+    assert_eq!(lengths, [vec![3, 5], vec![8], vec![8], vec![4, 2]]);
+    let folder = tempfile::tempdir().unwrap();
+    let error = tokens(folder.path(), Shape::Prompt, &[3, 20]).run::<Pack>(with).unwrap_err();
+    assert!(error.message.contains("row 1"), "{error}");
 }
