@@ -7,7 +7,7 @@ use cache::{OutputRecord, Tree, Verify};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use stages::artifact::{Metrics, OutputKind, Packs, Rows, Samples, Tokens};
-use stages::show::{DocumentView, Field, RowView, SegmentView, describe_rows};
+use stages::show::{DocumentView, Field, RowView, SegmentView, describe_rows, shortened};
 use stages::tokenizer::Tokenizer;
 
 use crate::render::Failure;
@@ -42,6 +42,13 @@ const MERGE_REPORT: &str = "merge_report.json";
 
 const DEFAULT_ROWS: u64 = 3;
 const DEFAULT_STEPS: u64 = 10;
+
+/// Characters of a column, a turn or a stretch of tokens that are printed, and of a fact; JSON has all of them.
+const MOST_OF_A_TEXT: usize = 4000;
+const MOST_OF_A_FACT: usize = 200;
+
+/// Documents of a pack that are printed.
+const MOST_DOCUMENTS: usize = 32;
 
 /// What is shown of an artefact.
 struct Shown {
@@ -165,7 +172,12 @@ impl Shown {
 /// The facts of an artefact: one per line, lists and mappings as JSON.
 fn facts(facts: &Map<String, Value>) -> String {
     let width = facts.keys().map(String::len).max().unwrap_or(0);
-    facts.iter().map(|(name, value)| format!("  {name:width$}  {}\n", words::figure(value))).collect()
+    facts
+        .iter()
+        .map(|(name, value)| {
+            format!("  {name:width$}  {}\n", shortened(&words::figure(value), MOST_OF_A_FACT).replace('\n', " "))
+        })
+        .collect()
 }
 
 fn print_row(out: &mut dyn Write, row: &RowView, look: Look) -> io::Result<()> {
@@ -185,21 +197,24 @@ fn print_row(out: &mut dyn Write, row: &RowView, look: Look) -> io::Result<()> {
                 title += &format!(", {padding} of padding behind them");
             }
             writeln!(out, "\n{}", look.paint("1", &title))?;
-            for (number, document) in documents.iter().enumerate() {
+            for (number, document) in documents.iter().take(MOST_DOCUMENTS).enumerate() {
                 if documents.len() > 1 {
                     writeln!(out, "{}", border(number + 1, document, look))?;
                 }
                 let text: String = document.segments.iter().map(|segment| marked(segment, look)).collect();
                 print_indented(out, &text)?;
             }
-            Ok(())
+            match documents.len().saturating_sub(MOST_DOCUMENTS) {
+                0 => Ok(()),
+                more => writeln!(out, "  … and {}", words::plural(more, "more document")),
+            }
         }
     }
 }
 
 fn print_field(out: &mut dyn Write, field: &Field, look: Look) -> io::Result<()> {
     writeln!(out, "  {}", look.paint("36", &format!("{}:", field.name)))?;
-    words::visible(&field.text).lines().try_for_each(|line| writeln!(out, "    {line}"))
+    words::visible(&shortened(&field.text, MOST_OF_A_TEXT)).lines().try_for_each(|line| writeln!(out, "    {line}"))
 }
 
 /// The line above a document of a pack.
@@ -213,7 +228,7 @@ fn border(number: usize, document: &DocumentView, look: Look) -> String {
 
 /// Trained text in brackets, and in colour where there is any.
 fn marked(segment: &SegmentView, look: Look) -> String {
-    let text = words::visible(&segment.text);
+    let text = words::visible(&shortened(&segment.text, MOST_OF_A_TEXT));
     if !segment.trained {
         return text;
     }
@@ -262,6 +277,17 @@ mod tests {
         assert!(text.contains("  Who?\n  Me: ⟦I⟧\n── document 2: 4 tokens, 2 trained ──"), "{text}");
         let ascii = printed(&row, Look { unicode: false, ..PIPE });
         assert!(ascii.is_ascii() && ascii.contains("Me: [[You]]"), "{ascii}");
+    }
+
+    #[test]
+    fn a_huge_row_is_cut_and_says_so() {
+        let long = DocumentView { tokens: 9000, trained: 0, segments: vec![segment(&"word ".repeat(9000), false)] };
+        let text = printed(&RowView::Tokens { index: 0, documents: vec![long.clone(); 40], padding: 0 }, PIPE);
+        assert!(text.contains("… 41000 characters left out …") && text.contains("… and 8 more documents"), "{text}");
+        assert!(text.len() < 32 * 5000, "{} bytes", text.len());
+        let field = Field { name: "text".to_owned(), text: "é".repeat(10_000) };
+        let text = printed(&RowView::Text { index: 0, fields: vec![field] }, PIPE);
+        assert!(text.contains("… 6000 characters left out …"), "{text}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! It gives a structure and leaves colours and widths to the command line.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use engine::error::StageError;
@@ -86,6 +87,24 @@ pub fn describe_rows(
     (0..shown).map(|index| token_row(index, &reader.row(index)?, tokenizer)).collect()
 }
 
+/// A text for a screen: of a long one its beginning and its end, and how many characters lie between them.
+///
+/// Up to `most` characters of it are kept, of which a quarter is the end: there stands what ends a document.
+pub fn shortened(text: &str, most: usize) -> Cow<'_, str> {
+    // No text has more characters than bytes.
+    if text.len() <= most {
+        return Cow::Borrowed(text);
+    }
+    let characters = text.chars().count();
+    if characters <= most {
+        return Cow::Borrowed(text);
+    }
+    let (end, left_out) = (most / 4, characters - most);
+    let place = |character: usize| text.char_indices().nth(character).map_or(text.len(), |(byte, _)| byte);
+    let (begin, end) = (&text[..place(most - end)], &text[place(characters - end)..]);
+    Cow::Owned(format!("{begin}\n… {left_out} characters left out …\n{end}"))
+}
+
 fn fields(row: Row) -> Vec<Field> {
     match row {
         Row::Columns(columns) => columns.into_iter().map(|(name, text)| Field { name, text }).collect(),
@@ -132,6 +151,14 @@ fn document(ids: &[u32], labels: &[i32], tokenizer: Option<&Tokenizer>) -> Resul
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_long_text_beginning_and_end_are_shown() {
+        assert_eq!(shortened("größe", 5), "größe");
+        assert_eq!(shortened(&"é".repeat(8), 8), "é".repeat(8));
+        let text = format!("{}{}{}", "a".repeat(6), "b".repeat(100), "z".repeat(2));
+        assert_eq!(shortened(&text, 8), "aaaaaa\n… 100 characters left out …\nzz");
+    }
 
     #[test]
     fn trained_stretches_and_document_borders_are_told() {
