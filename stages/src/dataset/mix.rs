@@ -4,6 +4,9 @@ use std::ops::ControlFlow;
 
 use engine::context::StageContext;
 use engine::error::StageError;
+use engine::file::problem::Problem;
+use engine::parameter::Reference;
+use engine::stage::InputFacts;
 use model::random::{Address, Purpose, Stream};
 use serde_json::{Map, Value};
 
@@ -14,6 +17,7 @@ use super::parameters::{DatasetParams, Mix, StoppingStrategy, WeightedRows};
 use super::recipe::Made;
 use super::take::Taker;
 use crate::artifact::{Row, RowsFacts, RowsReader};
+use crate::tokenize::facts_of;
 
 /// A dataset that takes part.
 struct Part {
@@ -45,6 +49,24 @@ pub(super) fn take<'a>(
     Ok(taker)
 }
 
+/// Datasets that are known already not to be alike.
+pub(super) fn problems(datasets: &[WeightedRows], inputs: &InputFacts) -> Vec<Problem> {
+    let facts = |dataset: &WeightedRows| facts_of(&dataset.rows.reference, inputs).and_then(RowsFacts::from_facts);
+    let mut known = datasets.iter().filter_map(|dataset| Some((&dataset.rows.reference, facts(dataset)?)));
+    let Some((first, of_first)) = known.next() else { return Vec::new() };
+    let unlike = |(reference, facts): (&Reference, RowsFacts)| {
+        let difference = difference(&of_first, &facts)?;
+        let (message, help) = not_alike(&first.stage, &reference.stage, &difference);
+        Some(Problem::error("wrong-rows", reference.span, message, "other rows").with_help(help))
+    };
+    known.filter_map(unlike).collect()
+}
+
+fn not_alike(one: &str, other: &str, difference: &str) -> (String, &'static str) {
+    let message = format!("the rows of `{one}` and `{other}` are not alike: {difference}");
+    (message, "give both stages the same `template`, and name their columns alike with `column_map`")
+}
+
 /// Opens the parts, which must be rows of one shape.
 fn open(datasets: &[WeightedRows], context: &mut StageContext) -> Result<Vec<Part>, StageError> {
     let mut parts: Vec<Part> = Vec::new();
@@ -57,8 +79,7 @@ fn open(datasets: &[WeightedRows], context: &mut StageContext) -> Result<Vec<Par
         if let Some(first) = parts.first()
             && let Some(difference) = difference(first.rows.facts(), rows.facts())
         {
-            let message = format!("the rows of `{}` and `{stage}` are not alike: {difference}", first.stage);
-            let help = "give both stages the same `template`, and name their columns alike with `column_map`";
+            let (message, help) = not_alike(&first.stage, &stage, &difference);
             return Err(StageError::bad_data(message).with_help(help));
         }
         parts.push(Part { stage, rows });

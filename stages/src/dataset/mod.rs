@@ -76,8 +76,9 @@ impl Stage for Dataset {
         }
     }
 
-    fn check(params: &DatasetParams, _: &InputFacts, span: Span) -> Vec<Problem> {
-        params.problems(span)
+    fn check(params: &DatasetParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let datasets = params.datasets.as_deref().unwrap_or_default();
+        params.problems(span).into_iter().chain(mix::problems(datasets, inputs)).collect()
     }
 
     fn outside(params: &DatasetParams) -> Vec<Outside> {

@@ -290,6 +290,9 @@ impl DatasetParams {
             )
             .with_help(format!("set `{name}` in the stages that make the rows"))
         }));
+        if datasets.iter().filter_map(|dataset| dataset.weight).any(f64::is_infinite) {
+            problems.push(error("a `weight` is infinite".to_owned(), "the others would never be drawn"));
+        }
         let weights = datasets.iter().filter(|dataset| dataset.weight.is_some()).count();
         if weights > 0 && self.mix == Mix::Concat {
             let problem = error("a `weight` is for `mix: interleave`".to_owned(), "the datasets follow each other");

@@ -502,7 +502,15 @@ fn datasets_are_made_one() {
     let file = [write(folder.path(), "c.jsonl", "{\"input\":\"q\",\"output\":\"a\"}\n")];
     let other = run(folder.path(), &file, json!({})).unwrap();
     let error = mixed(folder.path(), &one, &other, json!({"datasets": both})).unwrap_err();
-    assert!(error.message.contains("`one` and `two` are not alike: plain text and prompts"), "{}", error.message);
+    let message = "the rows of `one` and `two` are not alike: plain text and prompts";
+    assert_eq!(error.message, message);
+    // What is in the store already is compared before anything runs.
+    let params = DatasetParams::read(&Node::from_json(&json!({"datasets": both})), &mut Reader::default()).unwrap();
+    let facts = |made: &Artifact| made.description.facts.clone();
+    let known = |two| InputFacts::from([("one.rows".to_owned(), facts(&one)), ("two.rows".to_owned(), facts(two))]);
+    let problems = Dataset::check(&params, &known(&other), Span::default());
+    assert_eq!(problems.iter().map(|problem| problem.message.as_str()).collect::<Vec<_>>(), [message]);
+    assert!(Dataset::check(&params, &known(&two), Span::default()).is_empty());
 }
 
 #[test]
