@@ -12,8 +12,6 @@ use crate::config::{AttentionBias, Config, ConfigError, HeadWeight, LayerNorms, 
 use crate::ops::{AttentionShape, KernelError, RmsNorm};
 use crate::parameter::{Keep, Matrix, Parameter};
 
-/// Bytes of logits that exist at a time.
-const LOGIT_BYTES: usize = 16 << 20;
 /// Positions for which tables are made at first.
 const FIRST_POSITIONS: usize = 512;
 
@@ -116,7 +114,7 @@ impl<B: Blocks, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>> B
         Ok(HeadBlock {
             norm: self.norm("model.norm", self.config.hidden_size)?,
             soft_cap: self.config.logit_soft_cap,
-            chunk_rows: (LOGIT_BYTES / 4 / self.config.vocab_size).max(16),
+            chunk_rows: crate::memory::logit_rows(self.config.vocab_size),
         })
     }
 
