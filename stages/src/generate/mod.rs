@@ -21,11 +21,11 @@ use model::sampling::Sampling;
 
 use crate::artifact::{OutputKind, Rows, Samples};
 use crate::inference::{Aloud, InferenceParams, Respondent, Standing, speed};
+use crate::peak_memory::peak_resident_bytes;
 use crate::prompt::PromptParams;
-use crate::train::figures::peak_resident_bytes;
 use prompts::{Asked, Prompts};
-pub use report::answers;
 use report::Shown;
+pub use report::answers;
 use samples::{Sample, SamplesWriter};
 
 /// What a pipeline file may say under `with:` for `uses: generate`.
