@@ -23,7 +23,7 @@ use crate::peft::Adapter;
 use delta::{Change, Share, block_rows, merge_rows};
 pub use error::MergeError;
 use plan::{Plan, Target, TensorChange};
-pub use proof::{Comparison, Distance, Proof, ProofError};
+pub use proof::{Comparison, Distance, GROUP_TOKENS, HEAD_BYTES, Proof, ProofError};
 
 /// An adapter and how much of it enters.
 #[derive(Debug, Clone, Copy)]

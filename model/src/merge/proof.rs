@@ -20,9 +20,9 @@ use crate::config::{Config, ConfigError};
 use crate::decoder::{StreamError, StreamedDecoder};
 
 /// Tokens that go through the layers together. More of them go in groups, each of which reads all weights again.
-const GROUP_TOKENS: usize = 2048;
+pub const GROUP_TOKENS: usize = 2048;
 /// Bytes of the head that are in memory at a time.
-const HEAD_BYTES: usize = 8 << 20;
+pub const HEAD_BYTES: usize = 8 << 20;
 
 /// Share of the greatest value by which two runs in f32 may differ that add in another order.
 const ORDER_TOLERANCE: f32 = 1e-3;

@@ -7,8 +7,10 @@ use engine::preflight::Preflight;
 use engine::stage::InputFacts;
 use model::checkpoint::DEFAULT_MAX_SHARD_BYTES;
 
+use super::rows;
 use crate::artifact::{Adapter, Model, TokensOrPacks};
 use crate::checkpoint::WEIGHTS;
+use crate::preflight::PROCESS_BYTES;
 use crate::tokenize::facts_of;
 
 /// What a pipeline file may say under `with:` for `uses: merge`.
@@ -111,10 +113,18 @@ pub(super) fn check(params: &MergeParams, inputs: &InputFacts, span: Span) -> Ve
     problems
 }
 
-/// What it will make and cost.
+/// What it will make and cost: the peak is that of the proof, adapters apart.
 pub(super) fn preflight(params: &MergeParams, inputs: &InputFacts) -> Preflight {
     let mut ahead = Preflight::default();
-    crate::preflight::expect_same_model(&mut ahead, "model", &params.model.reference, inputs);
-    ahead.disk_bytes = crate::preflight::checkpoint_bytes(&params.model.reference, inputs);
+    let model = &params.model.reference;
+    crate::preflight::expect_same_model(&mut ahead, "model", model, inputs);
+    let Some(config) = crate::preflight::model_config(model, inputs) else { return ahead };
+    let layer: u64 = config.layer_modules().iter().map(|module| 4 * module.weights()).sum();
+    ahead.peak_memory_bytes = Some(PROCESS_BYTES + layer + rows::proof_bytes(params.proof_rows, &config));
+    ahead.disk_bytes = match params.dtype {
+        Some(Dtype::F32) => Some(4 * config.matrix_weights()),
+        Some(Dtype::Bf16 | Dtype::F16) => Some(2 * config.matrix_weights()),
+        None => crate::preflight::checkpoint_bytes(model, inputs),
+    };
     ahead
 }

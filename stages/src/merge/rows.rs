@@ -5,6 +5,8 @@ use std::path::Path;
 use engine::context::StageContext;
 use engine::error::StageError;
 use model::batch::Batch;
+use model::config::Config;
+use model::merge::{GROUP_TOKENS, HEAD_BYTES};
 use model::random::{Address, Purpose, Stream};
 use serde_json::Value;
 
@@ -18,6 +20,15 @@ const TOKENS_PER_ROW: usize = 128;
 const TOKENS_PER_DRAWN_ROW: usize = 32;
 /// Tokens that are computed at once.
 const TOKENS_PER_BATCH: usize = 256;
+
+/// What a proof holds beside a decoder layer, in bytes: three residual streams, what a batch takes in a layer, and two blocks of
+/// the head.
+pub(super) fn proof_bytes(rows: usize, config: &Config) -> u64 {
+    let tokens = rows.saturating_mul(TOKENS_PER_ROW).min(GROUP_TOKENS);
+    let streams = 3 * tokens * config.hidden_size;
+    let batch = tokens.min(TOKENS_PER_BATCH) * (6 * config.hidden_size + 4 * config.intermediate_size);
+    (4 * (streams + batch) + 2 * HEAD_BYTES) as u64
+}
 
 /// The rows to compare on: of each of those given its first document, else random ones, the same for each model of this
 /// vocabulary.
