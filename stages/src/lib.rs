@@ -18,6 +18,7 @@ pub mod kernels;
 pub mod merge;
 pub mod new_model;
 pub mod pack;
+pub mod peak_memory;
 pub mod preflight;
 pub mod prompt;
 pub mod results;
