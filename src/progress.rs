@@ -155,7 +155,10 @@ impl Progress {
                 self.progress(stage, unit, *done, *total, note.as_deref());
             }
             WorkerEvent::Warning { message } => self.say(Mark::Note, stage, &format!("warning: {message}")),
-            WorkerEvent::Metrics { values } => self.detail(stage, &words::figures(values)),
+            WorkerEvent::Metrics { values } => match words::validation(values) {
+                Some(text) => self.say(Mark::Note, stage, &text),
+                None => self.detail(stage, &words::figures(values)),
+            },
             WorkerEvent::Checkpoint { step } => self.detail(stage, &format!("working state saved at step {step}")),
             WorkerEvent::Started { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Failed { .. } => {}
         }

@@ -80,6 +80,17 @@ pub fn figures(values: &serde_json::Map<String, serde_json::Value>) -> String {
     values.iter().map(|(name, value)| format!("{name} {}", figure(value))).collect::<Vec<_>>().join(", ")
 }
 
+/// `validation loss 2.3123 after step 40, the lowest so far`: the figures of a validation, which are few and worth a line.
+pub fn validation(values: &serde_json::Map<String, serde_json::Value>) -> Option<String> {
+    if values.get("kind")? != "validation" {
+        return None;
+    }
+    let (loss, step) = (values.get("loss")?.as_f64()?, values.get("step")?.as_u64()?);
+    let when = if step == 0 { "before the first step".to_owned() } else { format!("after step {step}") };
+    let lowest = if values.get("best")?.as_bool()? { ", the lowest so far" } else { "" };
+    Some(format!("validation loss {loss:.4} {when}{lowest}"))
+}
+
 /// One value: floats to five significant digits, text without quotes.
 pub fn figure(value: &serde_json::Value) -> String {
     match value {
@@ -121,6 +132,16 @@ mod tests {
         for (count, text) in cases {
             assert_eq!(bytes(count), text);
         }
+    }
+
+    #[test]
+    fn a_validation_is_a_line_of_its_own() {
+        let said = |values: serde_json::Value| validation(values.as_object().expect("an object"));
+        let at =
+            |step: u64, best: bool| serde_json::json!({"kind": "validation", "step": step, "loss": 2.5, "best": best});
+        assert_eq!(said(at(0, false)).as_deref(), Some("validation loss 2.5000 before the first step"));
+        assert_eq!(said(at(40, true)).as_deref(), Some("validation loss 2.5000 after step 40, the lowest so far"));
+        assert_eq!(said(serde_json::json!({"kind": "train", "step": 1, "loss": 2.5})), None);
     }
 
     #[test]

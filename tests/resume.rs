@@ -162,7 +162,8 @@ fn kill_again_and_again(project: &Project, arguments: &[&str], kills: u64, rando
             1 => Moment::Writing,
             _ => Moment::After(Duration::from_micros(random.below(60_000))),
         };
-        let after = saved_step(project);
+        // Every kill has a hundred steps of the run, and comes somewhere in the first ninety of them.
+        let after = Some(saved_step(project).unwrap_or(0) + random.below(90));
         if !kill_after(project, arguments, after, victim, moment) {
             break;
         }
@@ -180,7 +181,8 @@ fn kill_again_and_again(project: &Project, arguments: &[&str], kills: u64, rando
 fn a_run_killed_again_and_again_ends_with_the_bytes_of_an_uninterrupted_one() {
     let kills: u64 = std::env::var("PIPELINE_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(3);
     let mut random = Random::new();
-    let epochs = format!("adapter.epochs={}", 20 * kills.max(3));
+    // An epoch has five steps.
+    let epochs = format!("adapter.epochs={}", 20 * kills + 10);
     let long = [epochs.as_str()];
     let whole = Project::with_pipeline(PIPELINE);
     whole.run(&["run", PIPELINE, long[0]]).ends_with(0);

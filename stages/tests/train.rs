@@ -32,6 +32,11 @@ fn values_that_would_train_nothing_are_refused() {
         json!({"lora": {"alpha": 0}}),
         json!({"lora": {"target_modules": none}}),
         json!({"method": "full", "lora": {"rank": 4}}),
+        json!({"method": "full", "adapter": "other"}),
+        json!({"loss_scale": {"init_scale": 1024}}),
+        json!({"scheduler": {"name": "linear", "power": 2}}),
+        json!({"scheduler": {"name": "polynomial", "lr_end": 1e-2}}),
+        json!({"optimizer": {"name": "sgd", "eps": 1e-8}}),
     ] {
         assert_eq!(problems(with(wrong.clone()), &InputFacts::new()).len(), 1, "{wrong}");
     }

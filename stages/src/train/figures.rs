@@ -3,7 +3,7 @@
 //! What depends on nothing but the run's inputs is in [`Record`], which becomes part of a result. Speed and memory are told
 //! and not kept there.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use engine::context::StageContext;
 use engine::protocol::WorkerEvent;
@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::tensorboard::EventFile;
+use crate::peak_memory::peak_resident_bytes;
 
 /// One line of `metrics.jsonl`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -164,11 +165,10 @@ impl Teller {
         )
     }
 
-    /// Tells of a validation.
-    pub(super) fn validation(&mut self, record: &Record, context: &mut StageContext) {
+    /// Tells of a validation that took so long, which is no part of the speed of training.
+    pub(super) fn validation(&mut self, record: &Record, took: Duration, context: &mut StageContext) {
         self.tell(record, &[], context);
-        // The validation's time is no part of the speed of training.
-        self.clock.restart();
+        self.clock.leave_out(took);
     }
 
     fn tell(&mut self, record: &Record, more: &[(&str, Option<f64>)], context: &mut StageContext) {
@@ -195,13 +195,6 @@ impl Teller {
     }
 }
 
-/// The most memory that this process has had resident at once, files mapped into it (the weights) included: Linux's `VmHWM`.
-pub(crate) fn peak_resident_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1024)
-}
-
 /// Tokens per second, by how they are counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Speed {
@@ -225,9 +218,9 @@ impl Clock {
         Self { since: Instant::now(), tokens: Tokens::default(), last: None }
     }
 
-    /// Forgets what was counted, and keeps the last figure.
-    fn restart(&mut self) {
-        *self = Self { last: self.last, ..Self::start() };
+    /// Counts on as if this time had not passed.
+    fn leave_out(&mut self, time: Duration) {
+        self.since += time;
     }
 
     fn per_second(&mut self, tokens: Tokens) -> Speed {
@@ -242,8 +235,7 @@ impl Clock {
             padded: rate(self.tokens.padded),
         };
         if seconds > WINDOW_SECONDS {
-            self.last = Some(now);
-            self.restart();
+            *self = Self { last: Some(now), ..Self::start() };
         }
         self.last.unwrap_or(now)
     }

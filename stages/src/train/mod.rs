@@ -6,7 +6,7 @@
 
 mod checkpoints;
 mod failure;
-pub(crate) mod figures;
+mod figures;
 mod fit;
 mod order;
 mod output;

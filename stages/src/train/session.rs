@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Instant;
 
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
@@ -214,6 +215,7 @@ impl<B: Blocks> Session<'_, B> {
     /// Validates after the last whole step and says whether it is the best one; broken off where the user wants to stop.
     fn validate(&mut self, context: &mut StageContext) -> Result<ControlFlow<(), bool>, StageError> {
         let Some(validator) = &mut self.validator else { return Ok(ControlFlow::Continue(false)) };
+        let began = Instant::now();
         let ControlFlow::Continue(validated) = validator.validate(self.trainer.decoder_mut(), context)? else {
             return Ok(ControlFlow::Break(()));
         };
@@ -228,7 +230,7 @@ impl<B: Blocks> Session<'_, B> {
             target_tokens: validated.target_tokens,
             best,
         };
-        self.teller.validation(&record, context);
+        self.teller.validation(&record, began.elapsed(), context);
         let line = format!("{epoch}|{step}|Validation loss: {:.4}", validated.loss);
         context.progress("steps", step, Some(self.progress.total_steps), Some(line));
         Ok(ControlFlow::Continue(best))

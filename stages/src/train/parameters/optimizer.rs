@@ -144,3 +144,53 @@ impl Written {
         Some(Optimizer::Sgd(sgd))
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use cache::KeyDocument;
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(json: Json) -> Result<OptimizerParams, Vec<String>> {
+        let mut reader = Reader::default();
+        let read = OptimizerParams::read(&Node::from_json(&json), &mut reader);
+        read.filter(|_| reader.problems.is_empty())
+            .ok_or_else(|| reader.problems.into_iter().map(|problem| problem.message).collect())
+    }
+
+    #[test]
+    fn defaults_are_those_of_torch() {
+        assert_eq!(read(json!({})).unwrap(), OptimizerParams::default());
+        let sgd = read(json!({"name": "sgd", "momentum": 0.9, "nesterov": true})).unwrap();
+        let expected = Sgd { momentum: 0.9, dampening: 0.0, nesterov: true, weight_decay: 0.0 };
+        assert_eq!(sgd.optimizer, Optimizer::Sgd(expected));
+    }
+
+    #[test]
+    fn an_option_of_another_optimizer_is_a_problem_of_its_own() {
+        for (wrong, says) in [
+            (json!({"momentum": 0.9}), "the optimizer `adamw` has no `momentum`"),
+            (json!({"name": "sgd", "betas": [0.9, 0.99]}), "the optimizer `sgd` has no `betas`"),
+            (json!({"name": "sgd", "nesterov": true}), "`nesterov` needs a `momentum`, and no `dampening`"),
+            (json!({"betas": [0.9]}), "`optimizer.betas` must be two numbers, and it has 1"),
+        ] {
+            assert_eq!(read(wrong.clone()).unwrap_err(), [says], "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_key_has_the_options_of_its_optimizer_alone() {
+        let key = |json: Json| {
+            let mut document = KeyDocument::default();
+            read(json).unwrap().write_key(&mut KeyWriter::new(&mut document, &|_, _| None));
+            document.entries.iter().map(|entry| format!("{} = {}", entry.path, entry.value)).collect::<Vec<_>>()
+        };
+        let adamw = ["name = adamw", "learning_rate = 0.0003", "betas[0] = 0.9", "betas[1] = 0.999", "eps = 1e-8"];
+        assert_eq!(key(json!({}))[..5], adamw);
+        assert_eq!(key(json!({})), key(json!({"betas": [0.9, 0.999], "weight_decay": 0.01})));
+        let sgd = ["name = sgd", "learning_rate = 0.1", "momentum = 0.0", "dampening = 0.0", "nesterov = false"];
+        assert_eq!(key(json!({"name": "sgd", "learning_rate": 0.1}))[..5], sgd);
+    }
+}

@@ -76,3 +76,62 @@ fn a_state_that_was_passed_over_does_not_push_out_the_good_ones() {
     let (found, damaged) = newest(folder.path()).unwrap();
     assert_eq!((found, damaged.len()), (Some(state(12)), 0));
 }
+
+#[test]
+fn an_optimizer_without_moments_has_none_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut with_momentum = state(3);
+    with_momentum.tensors.iter_mut().for_each(|tensor| tensor.exp_avg_sq.clear());
+    save(folder.path(), &with_momentum, 2).unwrap();
+    assert_eq!(newest(folder.path()).unwrap().0, Some(with_momentum.clone()));
+    with_momentum.tensors.iter_mut().for_each(|tensor| tensor.exp_avg.clear());
+    save(folder.path(), &with_momentum, 2).unwrap();
+    assert_eq!(newest(folder.path()).unwrap().0, Some(with_momentum));
+}
+
+/// A state that names the best weights of a step.
+fn state_with_best(working: &Path, step: u64, best: u64) -> State {
+    let mut state = state(step);
+    state.progress.best_weights = Some(save_best(working, best, &self::state(best).tensors).unwrap());
+    state
+}
+
+#[test]
+fn the_best_weights_stay_as_long_as_a_saved_step_names_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let working = folder.path();
+    let there = |step: u64| best_file(working, step).exists();
+    save(working, &state_with_best(working, 10, 7), 2).unwrap();
+    save(working, &state_with_best(working, 20, 16), 2).unwrap();
+    assert!(there(7) && there(16));
+    // One that no saved step names yet: its step was not saved before the process died.
+    save_best(working, 23, &state(23).tensors).unwrap();
+    save(working, &state_with_best(working, 30, 16), 2).unwrap();
+    assert!(!there(7) && there(16) && !there(23));
+    let saved = newest(working).unwrap().0.unwrap();
+    let mut tensors = saved.tensors.clone();
+    load_best(working, &saved.progress.best_weights.unwrap(), &mut tensors).unwrap();
+    assert_eq!((&tensors[0].value, &tensors[0].exp_avg), (&vec![16.0, -0.5], &saved.tensors[0].exp_avg));
+    clear(working).unwrap();
+    assert!(!there(16));
+}
+
+#[test]
+fn a_step_whose_best_weights_are_damaged_or_gone_is_passed_over() {
+    for gone in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let working = folder.path();
+        save(working, &state_with_best(working, 10, 7), 2).unwrap();
+        save(working, &state_with_best(working, 20, 16), 2).unwrap();
+        let path = best_file(working, 16);
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[90] ^= 1;
+        if gone {
+            fs::remove_file(&path).unwrap()
+        } else {
+            fs::write(&path, bytes).unwrap()
+        }
+        let (found, damaged) = newest(working).unwrap();
+        assert_eq!((found.unwrap().progress.step, damaged.len()), (10, 1), "gone: {gone}");
+    }
+}
