@@ -160,6 +160,23 @@ fn recomputing_layers_changes_no_bit() {
 }
 
 #[test]
+fn bf16_learns_as_f32_does_and_goes_on_to_the_bit() {
+    let tiny = Tiny::new();
+    let run = |dtype: &str, epochs: u64| json!({"dtype": dtype, "epochs": epochs, "scheduler": {"name": "constant"}, "optimizer": {"learning_rate": 1e-3}});
+    let at_once = |dtype: &str, folder: &Path| train(&bench(&tiny, folder, long_rows(), None), run(dtype, 4)).unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let (f32s, bf16s) = (at_once("f32", &root.path().join("f32")), at_once("bf16", &root.path().join("bf16")));
+    let (exact, rounded) = (figure(&f32s, "loss"), figure(&bf16s, "loss"));
+    assert_ne!(exact, rounded);
+    for (exact, rounded) in exact.iter().zip(&rounded) {
+        assert!((exact - rounded).abs() <= 1e-2 * exact, "{exact} {rounded}");
+    }
+    let used = bench(&tiny, &root.path().join("used"), long_rows(), None);
+    train(&used, run("bf16", 2)).unwrap();
+    assert_eq!(adapter(&train(&used, run("bf16", 4)).unwrap()), adapter(&bf16s));
+}
+
+#[test]
 fn a_longer_run_goes_on_with_every_optimizer() {
     let tiny = Tiny::new();
     for optimizer in [
