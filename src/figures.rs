@@ -24,15 +24,14 @@ pub fn spread(records: &[Map<String, Value>], count: usize) -> Table {
 
 /// Records by their `kind` (the steps of a training, its validations), each in its order; those without one are of one kind.
 pub fn by_kind(records: &[Map<String, Value>]) -> Vec<Vec<Map<String, Value>>> {
-    let mut kinds: Vec<(Option<&Value>, Vec<Map<String, Value>>)> = Vec::new();
+    let mut kinds: Vec<Vec<Map<String, Value>>> = Vec::new();
     for record in records {
-        let kind = record.get("kind");
-        match kinds.iter_mut().find(|(known, _)| *known == kind) {
-            Some((_, of_kind)) => of_kind.push(record.clone()),
-            None => kinds.push((kind, vec![record.clone()])),
+        match kinds.iter_mut().find(|of_kind| of_kind[0].get("kind") == record.get("kind")) {
+            Some(of_kind) => of_kind.push(record.clone()),
+            None => kinds.push(vec![record.clone()]),
         }
     }
-    kinds.into_iter().map(|(_, of_kind)| of_kind).collect()
+    kinds
 }
 
 fn spread_over(length: usize, count: usize) -> Vec<usize> {

@@ -1,5 +1,7 @@
 //! The pages of the stage kinds say what the program reads: every parameter, and none that is not there.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 mod support;
 
 use std::collections::BTreeSet;

@@ -1,5 +1,7 @@
 //! What `plan` says ahead of a run: steps, learning rates, what is trained, memory and disk.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 mod support;
 
 use serde_json::Value;
