@@ -6,6 +6,7 @@ use engine::preflight::{Preflight, is_known};
 use engine::stage::InputFacts;
 use model::config::Config;
 use model::memory::{TrainingLoad, TrainingMemory};
+use model::trainer::{Optimizer, Sgd};
 use serde_json::Value;
 
 use super::order::Division;
@@ -13,8 +14,8 @@ use super::parameters::{Method, TrainParams};
 use crate::preflight::{PROCESS_BYTES, checkpoint_bytes, expect_same_model, model_config};
 use crate::tokenize::facts_of;
 
-/// Bytes of a trained value in a saved state: itself and two moments, in f32.
-const STATE_BYTES_PER_VALUE: u64 = 12;
+/// Bytes of a saved number.
+const F32_BYTES: u64 = 4;
 
 /// Everything that can be foretold.
 pub(super) fn preflight(params: &TrainParams, inputs: &InputFacts, span: Span) -> Preflight {
@@ -123,11 +124,10 @@ fn memory(params: &TrainParams, inputs: &InputFacts, config: &Config, ahead: &mu
     let share = 100.0 * trained as f64 / (all.max(1)) as f64;
     ahead.figure("trainable_parameters", trained, format!("{trained} beside {all} ({share:.3} %)"));
     let result = match params.method {
-        Method::Lora => Some(trained * 4),
+        Method::Lora => Some(trained * F32_BYTES),
         Method::Full => checkpoint_bytes(&params.model.reference, inputs),
     };
-    // Two saved states, and a third while it is written.
-    ahead.disk_bytes = result.map(|result| result + 3 * trained * STATE_BYTES_PER_VALUE);
+    ahead.disk_bytes = result.map(|result| result + trained * saved_bytes_per_value(params));
     let data = facts_of(&params.data.reference, inputs);
     let longest = data.and_then(|facts| facts.get("longest_row")).and_then(Value::as_u64);
     if let Some(longest) = longest {
@@ -139,6 +139,17 @@ fn memory(params: &TrainParams, inputs: &InputFacts, config: &Config, ahead: &mu
         };
         ahead.peak_memory_bytes = Some(PROCESS_BYTES + TrainingMemory::estimate(config, &load).total());
     }
+}
+
+/// Bytes that the working state keeps of a trained value: itself and its moments in each saved step and in the one that is written,
+/// and itself once for the best step and once for the one that takes its place.
+fn saved_bytes_per_value(params: &TrainParams) -> u64 {
+    let moments = match params.optimizer.optimizer {
+        Optimizer::AdamW(_) => 2,
+        Optimizer::Sgd(Sgd { momentum, .. }) => u64::from(momentum != 0.0),
+    };
+    let best = if params.keep_best.value { 2 } else { 0 };
+    F32_BYTES * ((1 + moments) * (params.keep_last as u64 + 1) + best)
 }
 
 /// How many values are trained; not known of an adapter to go on from, or where a target is no module of the model.

@@ -54,21 +54,17 @@ pub(super) fn given_keys(node: &Node) -> Vec<(String, Span)> {
     given.map(|entry| (entry.key.clone(), entry.key_span)).collect()
 }
 
-/// Reports the given keys that the choice `name` of a `what` does not have; `options` are those that it has. Whether there
-/// was none.
-pub(super) fn only_options_of(what: &str, name: &str, options: &[&str], node: &Node, reader: &mut Reader) -> bool {
+/// Reports the given keys that the choice `name` of a `what` does not have; `options` are those that it has.
+pub(super) fn only_options_of(what: &str, name: &str, options: &[&str], node: &Node, reader: &mut Reader) {
     let foreign = given_keys(node).into_iter().filter(|(key, _)| key != "name" && !options.contains(&key.as_str()));
     let quoted = |name: &&str| format!("`{name}`");
     let known = match options {
         [] => format!("`{name}` has no options"),
         some => format!("`{name}` takes {}", some.iter().map(quoted).collect::<Vec<_>>().join(", ")),
     };
-    let mut fine = true;
     for (key, span) in foreign {
         let message = format!("the {what} `{name}` has no `{key}`");
         let label = format!("not an option of `{name}`");
         reader.problems.push(Problem::error("wrong-option", span, message, label).with_help(known.clone()));
-        fine = false;
     }
-    fine
 }

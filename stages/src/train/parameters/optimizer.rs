@@ -74,12 +74,13 @@ impl Parameter for OptimizerParams {
     fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
         let written = Written::read(node, reader)?;
         let (name, options) = written.name.options();
-        let fine = only_options_of("optimizer", name, options, node, reader);
+        only_options_of("optimizer", name, options, node, reader);
         let optimizer = match written.name {
-            OptimizerName::Adamw => written.adamw(node, reader)?,
-            OptimizerName::Sgd => written.sgd(node, reader)?,
+            OptimizerName::Adamw => written.adamw(node, reader),
+            OptimizerName::Sgd => written.sgd(node, reader),
         };
-        fine.then_some(Self { learning_rate: written.learning_rate, optimizer })
+        // What is wrong here keeps nothing else in the stage from being checked.
+        Some(Self { learning_rate: written.learning_rate, optimizer })
     }
 
     fn write_key(&self, key: &mut KeyWriter<'_>) {
@@ -109,7 +110,7 @@ impl Parameter for OptimizerParams {
 }
 
 impl Written {
-    fn adamw(&self, node: &Node, reader: &mut Reader) -> Option<Optimizer> {
+    fn adamw(&self, node: &Node, reader: &mut Reader) -> Optimizer {
         let default = AdamW::default();
         let betas = match self.betas.as_deref() {
             None => default.betas,
@@ -118,17 +119,17 @@ impl Written {
                 let span = node.get("betas").map_or(node.span, |node| node.span);
                 let message = format!("`optimizer.betas` must be two numbers, and it has {}", other.len());
                 reader.problems.push(Problem::error("out-of-range", span, message, "such as [0.9, 0.999]"));
-                return None;
+                default.betas
             }
         };
-        Some(Optimizer::AdamW(AdamW {
+        Optimizer::AdamW(AdamW {
             betas,
             eps: self.eps.unwrap_or(default.eps),
             weight_decay: self.weight_decay.unwrap_or(default.weight_decay),
-        }))
+        })
     }
 
-    fn sgd(&self, node: &Node, reader: &mut Reader) -> Option<Optimizer> {
+    fn sgd(&self, node: &Node, reader: &mut Reader) -> Optimizer {
         let sgd = Sgd {
             momentum: self.momentum.unwrap_or(0.0),
             dampening: self.dampening.unwrap_or(0.0),
@@ -139,9 +140,8 @@ impl Written {
             let span = node.get("nesterov").map_or(node.span, |node| node.span);
             let message = "`nesterov` needs a `momentum`, and no `dampening`";
             reader.problems.push(Problem::error("bad-value", span, message, "such as `momentum: 0.9`"));
-            return None;
         }
-        Some(Optimizer::Sgd(sgd))
+        Optimizer::Sgd(sgd)
     }
 }
 

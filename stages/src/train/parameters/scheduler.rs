@@ -237,19 +237,19 @@ impl Parameter for SchedulerParams {
     fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
         let written = Written::read(node, reader)?;
         let (name, options) = written.name.options();
-        let fine = only_options_of("schedule", name, options, node, reader);
+        only_options_of("schedule", name, options, node, reader);
         let warmup = match (written.warmup_steps, written.warmup_ratio) {
             (Some(_), Some(_)) => {
                 let span = node.get("warmup_ratio").map_or(node.span, |node| node.span);
                 let message = "`warmup_steps` and `warmup_ratio` both say how long the warm-up is";
                 reader.problems.push(Problem::error("bad-value", span, message, "give one of them"));
-                return None;
+                Warmup::Steps(0)
             }
             (None, Some(ratio)) => Warmup::Ratio(ratio),
             (steps, None) => Warmup::Steps(steps.unwrap_or(0)),
         };
-        let shape = written.shape(node, reader)?;
-        fine.then_some(Self { warmup, shape, span: node.span })
+        // What is wrong here keeps nothing else in the stage from being checked.
+        Some(Self { warmup, shape: written.shape(node, reader), span: node.span })
     }
 
     fn write_key(&self, key: &mut KeyWriter<'_>) {
@@ -341,9 +341,9 @@ impl SchedulerName {
 
 impl Written {
     /// The shape with its options, the defaults of transformers and torch filled in.
-    fn shape(&self, node: &Node, reader: &mut Reader) -> Option<Shape> {
+    fn shape(&self, node: &Node, reader: &mut Reader) -> Shape {
         let cycles = |default: f64| self.num_cycles.unwrap_or(default);
-        Some(match self.name {
+        match self.name {
             SchedulerName::Constant => Shape::Constant,
             SchedulerName::Linear => Shape::Linear,
             SchedulerName::Cosine => Shape::Cosine { num_cycles: cycles(0.5) },
@@ -357,7 +357,7 @@ impl Written {
                             Problem::error("missing-key", node.span, message, "how low is it to fall?")
                                 .with_help("such as `min_lr_rate: 0.1`: a tenth of the full learning rate"),
                         );
-                        return None;
+                        MinLr::Share(0.0)
                     }
                 };
                 Shape::CosineWithMinLr { num_cycles: cycles(0.5), min_lr }
@@ -368,14 +368,14 @@ impl Written {
             }
             SchedulerName::InverseSqrt => Shape::InverseSqrt { timescale: self.timescale },
             SchedulerName::WarmupStableDecay => {
-                let Some(num_decay_steps) = self.num_decay_steps else {
+                if self.num_decay_steps.is_none() {
                     let message = "`warmup_stable_decay` needs `num_decay_steps`";
                     reader.problems.push(
                         Problem::error("missing-key", node.span, message, "when is it to fall?")
                             .with_help("a tenth to a fifth of all steps is usual"),
                     );
-                    return None;
-                };
+                }
+                let num_decay_steps = self.num_decay_steps.unwrap_or(0);
                 Shape::WarmupStableDecay { num_decay_steps, min_lr_ratio: self.min_lr_ratio.unwrap_or(0.0) }
             }
             SchedulerName::OneCycle => Shape::OneCycle {
@@ -383,7 +383,7 @@ impl Written {
                 div_factor: self.div_factor.unwrap_or(25.0),
                 final_div_factor: self.final_div_factor.unwrap_or(1e4),
             },
-        })
+        }
     }
 }
 
