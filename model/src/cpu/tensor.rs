@@ -3,7 +3,7 @@
 //! A decoder's activations come and go at the same sizes in every step. Fresh memory for each would cost a page fault per 4 KiB,
 //! which can be half of a step; a pool costs a lock per tensor.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A row-major matrix of f32. The default is empty and belongs to no pool yet.
@@ -69,14 +69,45 @@ pub(super) struct BufferPool {
 
 /// Free buffers by size class, and how many values are in them and in use.
 ///
-/// Rows of changing length need buffers of other classes in each step, so the free ones would pile up: together they never hold
-/// more than twice what was once in use at a time. (Once would not do: the classes of one step are not all in use together.)
+/// Rows of changing length need buffers of other classes in each step, so the free ones would pile up. Together with those in use they
+/// hold at most a quarter more than was once in use at a time: before a new one goes beyond that, those go that were free for longest.
+/// (None more would not do: temporary buffers of one step are not all in use together, and would be made anew in each.)
 #[derive(Default)]
 struct Shelves {
-    free: HashMap<usize, Vec<Box<[f32]>>>,
+    free: HashMap<usize, VecDeque<FreeBuffer>>,
     free_values: usize,
     used_values: usize,
     most_used_values: usize,
+    /// Buffers given back so far: tells which has been free for longest.
+    given: u64,
+}
+
+struct FreeBuffer {
+    values: Box<[f32]>,
+    /// Number of its return.
+    since: u64,
+}
+
+impl Shelves {
+    /// The free buffer of a class that was in use last.
+    fn take(&mut self, class: usize) -> Option<Box<[f32]>> {
+        let buffer = self.free.get_mut(&class)?.pop_back()?;
+        self.free_values -= class;
+        Some(buffer.values)
+    }
+
+    /// Takes out the free buffers that keep what is held above its bound.
+    fn surplus(&mut self) -> Vec<Box<[f32]>> {
+        let most = self.most_used_values + self.most_used_values / 4;
+        let mut surplus = Vec::new();
+        while self.used_values + self.free_values > most {
+            let oldest = self.free.values_mut().filter(|shelf| !shelf.is_empty()).min_by_key(|shelf| shelf[0].since);
+            let Some(buffer) = oldest.and_then(VecDeque::pop_front) else { break };
+            self.free_values -= buffer.values.len();
+            surplus.push(buffer.values);
+        }
+        surplus
+    }
 }
 
 impl BufferPool {
@@ -84,12 +115,14 @@ impl BufferPool {
         let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
         shelves.used_values += class;
         shelves.most_used_values = shelves.most_used_values.max(shelves.used_values);
-        let found = shelves.free.get_mut(&class).and_then(Vec::pop);
-        if found.is_some() {
-            shelves.free_values -= class;
+        if let Some(found) = shelves.take(class) {
+            return found;
         }
+        let surplus = shelves.surplus();
         drop(shelves);
-        found.unwrap_or_else(|| vec![0.0; class].into_boxed_slice())
+        // Before the new one is made, which may then lie in their place.
+        drop(surplus);
+        vec![0.0; class].into_boxed_slice()
     }
 
     fn give(&self, buffer: Box<[f32]>) {
@@ -99,12 +132,10 @@ impl BufferPool {
         }
         let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
         shelves.used_values -= class;
-        if shelves.free_values + class > 2 * shelves.most_used_values {
-            shelves.free.clear();
-            shelves.free_values = 0;
-        }
         shelves.free_values += class;
-        shelves.free.entry(class).or_default().push(buffer);
+        shelves.given += 1;
+        let since = shelves.given;
+        shelves.free.entry(class).or_default().push_back(FreeBuffer { values: buffer, since });
     }
 }
 
@@ -142,9 +173,31 @@ mod tests {
             tensors.iter_mut().for_each(|tensor| tensor.reshape(&pool, rows, 64));
         }
         let shelves = pool.shelves.lock().unwrap_or_else(PoisonError::into_inner);
-        let held: usize = shelves.free.values().flatten().map(|buffer| buffer.len()).sum();
+        let held: usize = shelves.free.values().flatten().map(|buffer| buffer.values.len()).sum();
         assert_eq!((held, shelves.used_values), (shelves.free_values, 0));
-        assert!(held <= 2 * 4 * size_class(199 * 64), "{held}");
+        assert!(held <= 4 * size_class(199 * 64) * 5 / 4, "{held}");
+    }
+
+    #[test]
+    fn the_buffer_that_was_free_for_longest_goes_first() {
+        let pool = Arc::new(BufferPool::default());
+        let tensor = |columns| {
+            let mut tensor = Tensor::default();
+            tensor.reshape(&pool, 64, columns);
+            tensor
+        };
+        // 512 values of 64 rows are the most in use at a time; a quarter more may be held.
+        let (first, second) = (tensor(256), tensor(256));
+        drop(first);
+        drop(second);
+        drop(tensor(128));
+        let classes = |pool: &BufferPool| {
+            let shelves = pool.shelves.lock().unwrap_or_else(PoisonError::into_inner);
+            [256, 128, 64].map(|columns| shelves.free.get(&(64 * columns)).map_or(0, VecDeque::len))
+        };
+        assert_eq!(classes(&pool), [2, 1, 0]);
+        drop(tensor(64));
+        assert_eq!(classes(&pool), [1, 1, 1]);
     }
 
     #[test]
