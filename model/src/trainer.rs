@@ -11,7 +11,7 @@ mod state;
 pub use error::TrainError;
 pub use options::{AdamW, LossScaling, Optimizer, Recompute, Sgd, TrainOptions, Trained};
 pub use scaler::{LossScaler, LossScalerState};
-pub use state::{RestoreError, TrainedTensor};
+pub use state::{RestoreError, TrainedPart, TrainedTensor, TrainedView};
 
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{LossScalerState, NOTHING_YET, Trainer, trained};
 use crate::blocks::Blocks;
 use crate::ops::KernelError;
-use crate::parameter::Moments;
+use crate::parameter::{Moments, Parameter, Training};
 
 /// A trained tensor with its moments, in f32, under its name in the file.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +21,70 @@ pub struct TrainedTensor {
     pub exp_avg: Vec<f32>,
     /// Second moment of AdamW; empty where the optimizer keeps none.
     pub exp_avg_sq: Vec<f32>,
+}
+
+/// A set of values of a trained tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrainedPart {
+    /// Its value.
+    Value,
+    /// Its first moment or momentum buffer.
+    ExpAvg,
+    /// Its second moment.
+    ExpAvgSq,
+}
+
+impl TrainedTensor {
+    /// One of its sets of values; empty where the optimizer keeps none.
+    pub fn part(&self, part: TrainedPart) -> &[f32] {
+        match part {
+            TrainedPart::Value => &self.value,
+            TrainedPart::ExpAvg => &self.exp_avg,
+            TrainedPart::ExpAvgSq => &self.exp_avg_sq,
+        }
+    }
+}
+
+/// A trained tensor where it lies. Its values are read when they are asked for, so that a state larger than what is left of the
+/// memory can be saved.
+pub struct TrainedView<'a, B: Blocks> {
+    ops: &'a B,
+    parameter: &'a Parameter<B>,
+    training: &'a Training<B>,
+}
+
+impl<B: Blocks> TrainedView<'_, B> {
+    /// PEFT's name for an adapter's, the Hub's for a weight.
+    pub fn name(&self) -> &str {
+        &self.parameter.name
+    }
+
+    /// Its shape in the file.
+    pub fn shape(&self) -> &[usize] {
+        &self.parameter.shape
+    }
+
+    /// Number of values of a set: as many as the shape has, or none where the optimizer keeps none.
+    pub fn values(&self, part: TrainedPart) -> usize {
+        let (rows, columns) = self.ops.shape(self.tensor(part));
+        rows * columns
+    }
+
+    /// A copy of a set of values.
+    ///
+    /// # Errors
+    /// Fails if the device does.
+    pub fn read(&self, part: TrainedPart) -> Result<Vec<f32>, KernelError> {
+        self.ops.read(self.tensor(part))
+    }
+
+    fn tensor(&self, part: TrainedPart) -> &B::Tensor {
+        match part {
+            TrainedPart::Value => &self.parameter.value,
+            TrainedPart::ExpAvg => &self.training.exp_avg,
+            TrainedPart::ExpAvgSq => &self.training.exp_avg_sq,
+        }
+    }
 }
 
 /// Why a saved state cannot be taken up.
@@ -58,24 +122,28 @@ pub enum RestoreError {
 }
 
 impl<B: Blocks> Trainer<B> {
-    /// All trained tensors with their moments. Taken between a step and the next micro-batch, it is all that a resume needs
-    /// besides [`Trainer::steps`] and, with loss scaling, [`Trainer::loss_scaler`].
+    /// All trained tensors where they lie, in the order of the layers. Read between a step and the next micro-batch, they are all that
+    /// a resume needs besides [`Trainer::steps`] and, with loss scaling, [`Trainer::loss_scaler`].
+    pub fn trained_tensors(&self) -> Vec<TrainedView<'_, B>> {
+        let ops = &**self.decoder.ops();
+        trained(&self.decoder).map(|(parameter, training)| TrainedView { ops, parameter, training }).collect()
+    }
+
+    /// A copy of all trained tensors with their moments.
     ///
     /// # Errors
     /// Fails if the device does.
     pub fn state(&self) -> Result<Vec<TrainedTensor>, KernelError> {
-        let ops = self.decoder.ops();
-        trained(&self.decoder)
-            .map(|(parameter, training)| {
-                Ok(TrainedTensor {
-                    name: parameter.name.clone(),
-                    shape: parameter.shape.clone(),
-                    value: ops.read(&parameter.value)?,
-                    exp_avg: ops.read(&training.exp_avg)?,
-                    exp_avg_sq: ops.read(&training.exp_avg_sq)?,
-                })
+        let copy = |view: TrainedView<'_, B>| {
+            Ok(TrainedTensor {
+                name: view.name().to_owned(),
+                shape: view.shape().to_vec(),
+                value: view.read(TrainedPart::Value)?,
+                exp_avg: view.read(TrainedPart::ExpAvg)?,
+                exp_avg_sq: view.read(TrainedPart::ExpAvgSq)?,
             })
-            .collect()
+        };
+        self.trained_tensors().into_iter().map(copy).collect()
     }
 
     /// Takes up a saved state, `steps` done; gradients since the last step are forgotten.

@@ -68,7 +68,7 @@ pub(super) fn save<B: Blocks>(
 ) -> Result<(), StageError> {
     progress.optimizer_steps = trainer.steps();
     progress.loss_scaler = trainer.loss_scaler();
-    let state = State { progress: progress.clone(), tensors: tensors(trainer)?, metrics: metrics.to_owned() };
+    let state = State { progress: progress.clone(), tensors: trainer.trained_tensors(), metrics: metrics.to_owned() };
     state::save(context.working(), &state, keep_last).map_err(disk)?;
     context.emit(WorkerEvent::Checkpoint { step: progress.step });
     Ok(())
@@ -80,7 +80,7 @@ pub(super) fn save_best<B: Blocks>(
     trainer: &Trainer<B>,
     context: &StageContext,
 ) -> Result<(), StageError> {
-    let best = state::save_best(context.working(), progress.step, &tensors(trainer)?).map_err(disk)?;
+    let best = state::save_best(context.working(), progress.step, &trainer.trained_tensors()).map_err(disk)?;
     progress.best_weights = Some(best);
     Ok(())
 }

@@ -11,7 +11,7 @@ use model::blocks::Blocks;
 use model::checkpoint::{Checkpoint, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, TensorSpec};
 use model::config::HeadWeight;
 use model::peft::AdapterConfig;
-use model::trainer::Trainer;
+use model::trainer::{TrainedPart, TrainedView, Trainer};
 
 use crate::checkpoint;
 
@@ -35,9 +35,8 @@ pub(super) fn model<B: Blocks>(
     base: &Path,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
-    let trained = trainer.state().or_fail(Cause::Internal, || "cannot read the trained weights".to_owned())?;
-    let trained: BTreeMap<&str, &[f32]> =
-        trained.iter().map(|tensor| (tensor.name.as_str(), tensor.value.as_slice())).collect();
+    let trained = trainer.trained_tensors();
+    let trained: BTreeMap<&str, &TrainedView<'_, B>> = trained.iter().map(|tensor| (tensor.name(), tensor)).collect();
     let draft = context.create("model")?;
     let written = (|| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let original = Checkpoint::open(base)?;
@@ -48,7 +47,7 @@ pub(super) fn model<B: Blocks>(
         let mut writer = CheckpointWriter::create(&draft.folder, specs, DEFAULT_MAX_SHARD_BYTES)?;
         for (name, _) in kept() {
             match trained.get(name) {
-                Some(values) => writer.write_f32(name, values)?,
+                Some(tensor) => writer.write_f32(name, &tensor.read(TrainedPart::Value)?)?,
                 None => writer.write_bytes(name, original.bytes(name)?)?,
             }
         }

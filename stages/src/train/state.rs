@@ -9,13 +9,16 @@
 //! the best one of its time by its digest, so an older one stays until no saved step names it.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use cache::Digest;
-use model::trainer::{LossScalerState, TrainedTensor};
+use model::blocks::Blocks;
+use model::ops::KernelError;
+use model::trainer::{LossScalerState, TrainedPart, TrainedTensor, TrainedView};
 use safetensors::tensor::{Dtype, SafeTensors, View, serialize_to_file};
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +31,11 @@ const STATE_FILE: &str = "state.json";
 /// The metrics up to the saved step, one JSON object per line.
 const METRICS_FILE: &str = "metrics.jsonl";
 /// The three sets of tensors; an optimizer without some of the moments leaves those files empty.
-const TENSOR_FILES: [&str; 3] = ["trainable.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors"];
+const TENSOR_FILES: [(&str, TrainedPart); 3] = [
+    ("trainable.safetensors", TrainedPart::Value),
+    ("exp_avg.safetensors", TrainedPart::ExpAvg),
+    ("exp_avg_sq.safetensors", TrainedPart::ExpAvgSq),
+];
 /// Folder of the best steps' weights.
 const BEST_FOLDER: &str = "best";
 
@@ -86,15 +93,67 @@ pub struct BestWeights {
     pub digest: Digest,
 }
 
-/// A saved run.
+/// A saved run, or one that is to be saved.
 #[derive(Debug, Clone, PartialEq)]
-pub struct State {
+pub struct State<T = TrainedTensor> {
     /// Where it stood.
     pub progress: Progress,
-    /// The trained tensors and their moments, sorted by name.
-    pub tensors: Vec<TrainedTensor>,
+    /// The trained tensors and their moments; sorted by name where they were read.
+    pub tensors: Vec<T>,
     /// The metrics so far.
     pub metrics: String,
+}
+
+/// A trained tensor to be saved. Its values are asked for when their turn to be written comes, so that no more than those of one
+/// tensor need be in memory beside the ones in training.
+pub trait ToSave {
+    /// Its name in the file.
+    fn name(&self) -> &str;
+    /// Its shape in the file.
+    fn shape(&self) -> &[usize];
+    /// Number of values of a set; 0 where the optimizer keeps none.
+    fn values(&self, part: TrainedPart) -> usize;
+    /// A set of its values.
+    ///
+    /// # Errors
+    /// Fails if the device does.
+    fn read(&self, part: TrainedPart) -> Result<Cow<'_, [f32]>, KernelError>;
+}
+
+impl ToSave for TrainedTensor {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn values(&self, part: TrainedPart) -> usize {
+        self.part(part).len()
+    }
+
+    fn read(&self, part: TrainedPart) -> Result<Cow<'_, [f32]>, KernelError> {
+        Ok(self.part(part).into())
+    }
+}
+
+impl<B: Blocks> ToSave for TrainedView<'_, B> {
+    fn name(&self) -> &str {
+        self.name()
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.shape()
+    }
+
+    fn values(&self, part: TrainedPart) -> usize {
+        self.values(part)
+    }
+
+    fn read(&self, part: TrainedPart) -> Result<Cow<'_, [f32]>, KernelError> {
+        Ok(self.read(part)?.into())
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -117,6 +176,9 @@ pub enum StateError {
         #[source]
         source: io::Error,
     },
+    /// The values to be saved cannot be read.
+    #[error("cannot read what is trained")]
+    Device(#[from] KernelError),
     /// A file is not what it was when it was saved.
     #[error("`{path}` is damaged: {what}")]
     Damaged {
@@ -131,18 +193,16 @@ pub enum StateError {
 /// are no part of this run.
 ///
 /// # Errors
-/// Fails if the disk refuses; no half-written state is left to be taken for a whole one.
-pub fn save(working: &Path, state: &State, keep: usize) -> Result<(), StateError> {
+/// Fails if the disk or the device refuses; no half-written state is left to be taken for a whole one.
+pub fn save<T: ToSave>(working: &Path, state: &State<T>, keep: usize) -> Result<(), StateError> {
     let unfinished = working.join("unfinished");
     if unfinished.exists() {
         fs::remove_dir_all(&unfinished).map_err(at(&unfinished))?;
     }
     fs::create_dir_all(&unfinished).map_err(at(&unfinished))?;
     let mut files = BTreeMap::new();
-    let values: [fn(&TrainedTensor) -> &[f32]; 3] =
-        [|tensor| &tensor.value, |tensor| &tensor.exp_avg, |tensor| &tensor.exp_avg_sq];
-    for (name, values) in TENSOR_FILES.into_iter().zip(values) {
-        files.insert(name.to_owned(), write_tensors(&unfinished.join(name), &state.tensors, values)?);
+    for (name, part) in TENSOR_FILES {
+        files.insert(name.to_owned(), write_tensors(&unfinished.join(name), &state.tensors, part)?);
     }
     files.insert(METRICS_FILE.to_owned(), write(&unfinished.join(METRICS_FILE), state.metrics.as_bytes())?);
     let text = serde_json::to_vec_pretty(&StateFile { version: VERSION, progress: state.progress.clone(), files })
@@ -167,12 +227,12 @@ pub fn save(working: &Path, state: &State, keep: usize) -> Result<(), StateError
 /// Keeps the values of the best step's tensors.
 ///
 /// # Errors
-/// Fails if the disk refuses; the file is there whole or not at all.
-pub fn save_best(working: &Path, step: u64, tensors: &[TrainedTensor]) -> Result<BestWeights, StateError> {
+/// Fails if the disk or the device refuses; the file is there whole or not at all.
+pub fn save_best<T: ToSave>(working: &Path, step: u64, tensors: &[T]) -> Result<BestWeights, StateError> {
     let folder = working.join(BEST_FOLDER);
     fs::create_dir_all(&folder).map_err(at(&folder))?;
     let (unfinished, whole) = (folder.join("unfinished"), best_file(working, step));
-    let digest = write_tensors(&unfinished, tensors, |tensor| &tensor.value)?;
+    let digest = write_tensors(&unfinished, tensors, TrainedPart::Value)?;
     fs::rename(&unfinished, &whole).map_err(at(&whole))?;
     flush_folder(&folder)?;
     Ok(BestWeights { step, digest })
@@ -287,7 +347,7 @@ fn read(folder: &Path) -> Result<State, StateError> {
     if let (Some(best), Some(working)) = (&file.progress.best_weights, folder.parent()) {
         check_digest(&best_file(working, best.step), &best.digest)?;
     }
-    let [values, exp_avg, exp_avg_sq] = TENSOR_FILES;
+    let [values, exp_avg, exp_avg_sq] = TENSOR_FILES.map(|(name, _)| name);
     let mut moments = [tensors(exp_avg)?, tensors(exp_avg_sq)?].map(|tensors| {
         tensors.into_iter().map(|(name, _, values)| (name, values)).collect::<BTreeMap<String, Vec<f32>>>()
     });
@@ -320,43 +380,51 @@ fn changed(path: &Path) -> StateError {
     StateError::Damaged { path: path.to_owned(), what: "it is not what was saved".to_owned() }
 }
 
-/// One set of a tensor's values, turned into bytes when its turn to be written comes.
-struct Values<'a> {
-    shape: &'a [usize],
-    values: &'a [f32],
+/// One set of a tensor's values, read and turned into bytes when its turn to be written comes.
+struct Values<'a, T> {
+    tensor: &'a T,
+    part: TrainedPart,
+    /// What went wrong, which [`View::data`] cannot say.
+    failure: &'a RefCell<Option<KernelError>>,
 }
 
-impl View for Values<'_> {
+impl<T: ToSave> View for Values<'_, T> {
     fn dtype(&self) -> Dtype {
         Dtype::F32
     }
 
     fn shape(&self) -> &[usize] {
-        self.shape
+        self.tensor.shape()
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        self.values.iter().flat_map(|value| value.to_le_bytes()).collect()
+        match self.tensor.read(self.part) {
+            Ok(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Err(error) => {
+                self.failure.replace(Some(error));
+                Cow::default()
+            }
+        }
     }
 
     fn data_len(&self) -> usize {
-        size_of_val(self.values)
+        self.tensor.values(self.part) * size_of::<f32>()
     }
 }
 
 /// Writes one set of values of all tensors that have it, flushes it and returns its digest.
-fn write_tensors(
-    path: &Path,
-    tensors: &[TrainedTensor],
-    values: fn(&TrainedTensor) -> &[f32],
-) -> Result<Digest, StateError> {
-    let views = tensors.iter().filter(|tensor| !values(tensor).is_empty());
-    let views = views.map(|tensor| (&tensor.name, Values { shape: &tensor.shape, values: values(tensor) }));
-    serialize_to_file(views, None, path)
-        .map_err(|error| StateError::Io { path: path.to_owned(), source: io::Error::other(error) })?;
+fn write_tensors<T: ToSave>(path: &Path, tensors: &[T], part: TrainedPart) -> Result<Digest, StateError> {
+    let failure = RefCell::new(None);
+    let views = tensors.iter().filter(|tensor| tensor.values(part) > 0);
+    let views = views.map(|tensor| (tensor.name(), Values { tensor, part, failure: &failure }));
+    let written = serialize_to_file(views, None, path);
+    if let Some(error) = failure.take() {
+        return Err(error.into());
+    }
+    let io = |source| StateError::Io { path: path.to_owned(), source };
+    written.map_err(|error| io(io::Error::other(error)))?;
     flush(path)?;
-    let (digest, _) = Digest::of_file(path)
-        .map_err(|error| StateError::Io { path: path.to_owned(), source: io::Error::other(error) })?;
+    let (digest, _) = Digest::of_file(path).map_err(|error| io(io::Error::other(error)))?;
     Ok(digest)
 }
 
