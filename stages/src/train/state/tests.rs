@@ -39,7 +39,7 @@ fn what_is_saved_comes_back_and_the_two_newest_stay() {
 
 #[test]
 fn a_damaged_state_is_noticed_and_the_one_before_it_used() {
-    for (file, damage) in [(TENSOR_FILES[1], 40), (STATE_FILE, 3), (METRICS_FILE, 2)] {
+    for (file, damage) in [(TENSOR_FILES[1].0, 40), (STATE_FILE, 3), (METRICS_FILE, 2)] {
         let folder = tempfile::tempdir().unwrap();
         save(folder.path(), &state(1), 2).unwrap();
         save(folder.path(), &state(2), 2).unwrap();
