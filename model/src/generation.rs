@@ -12,10 +12,10 @@ use crate::sampling::{Place, Sampler, Sampling, SamplingError};
 use crate::session::{Append, Session, SessionError};
 
 /// Tokens of prompts that are read in one pass.
-const TOKENS_PER_PASS: usize = 1024;
+pub const TOKENS_PER_PASS: usize = 1024;
 
 /// What the keys and values of all sequences together may take, unless a single one takes more.
-const CACHE_BYTES: usize = 2 << 30;
+pub const CACHE_BYTES: usize = 2 << 30;
 
 /// Cached keys and values are 32-bit floats.
 const BYTES_PER_ELEMENT: usize = 4;

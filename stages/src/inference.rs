@@ -10,15 +10,21 @@ mod stop;
 use std::path::Path;
 use std::sync::Arc;
 
+use engine::artifact::Facts;
 use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Parameters};
+use engine::preflight::Preflight;
+use engine::stage::InputFacts;
 use model::batch::Batch;
 use model::blocks::Blocks;
 use model::decoder::{Decoder, RunError, TargetScore};
-use model::generation::{Completion, Effort, GenerateError, Generator, Listener, Options, Request};
+use model::generation::{
+    CACHE_BYTES, Completion, Effort, GenerateError, Generator, Listener, Options, Request, TOKENS_PER_PASS,
+};
+use model::memory::cache_bytes;
 use model::ops::{Compute, Ops};
 use model::parameter::Keep;
 use model::peft::Adapter as AdapterWeights;
@@ -33,6 +39,8 @@ pub use stop::{StopStrings, StopToken};
 use crate::adapter;
 use crate::artifact::{Adapter, Model, Tokenizer as TokenizerArtifact};
 use crate::kernels;
+use crate::preflight::{inference_bytes, model_config};
+use crate::tokenize::facts_of;
 use crate::tokenizer::Tokenizer;
 use crate::train::{Dtype, Kernels};
 
@@ -72,6 +80,25 @@ pub struct InferenceParams {
 }
 
 impl InferenceParams {
+    /// What is known of the model and of the adapter on it.
+    pub fn facts<'a>(&self, inputs: &'a InputFacts) -> (Option<&'a Facts>, Option<&'a Facts>) {
+        let adapter = self.adapter.as_ref().and_then(|adapter| facts_of(&adapter.reference, inputs));
+        (facts_of(&self.model.reference, inputs), adapter)
+    }
+
+    /// The memory that asking it takes, with prompts of [`TOKENS_PER_PASS`] tokens where the model has so many positions.
+    pub fn preflight(&self, inputs: &InputFacts) -> Preflight {
+        let mut ahead = Preflight::default();
+        if let Some(config) = model_config(&self.model.reference, inputs) {
+            let positions = config.max_position_embeddings;
+            let each = (TOKENS_PER_PASS + self.max_new_tokens).min(positions);
+            let cached = cache_bytes(&config, (self.batch_size * each) as u64).min(CACHE_BYTES as u64);
+            let passing = TOKENS_PER_PASS.min(positions) as u64;
+            ahead.peak_memory_bytes = Some(inference_bytes(&config, self.dtype.compute(), passing) + cached);
+        }
+        ahead
+    }
+
     /// What is wrong with the values taken together.
     pub fn problems(&self, span: Span) -> Vec<Problem> {
         let mut problems = Vec::new();

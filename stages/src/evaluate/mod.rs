@@ -17,6 +17,7 @@ use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Parameters};
+use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, Stage, Threads};
 use model::sampling::Sampling;
@@ -133,6 +134,8 @@ impl Stage for Evaluate {
         if params.metrics.is_empty() {
             problems.push(Problem::error("bad-value", span, "`metrics` is empty", "nothing would be measured"));
         }
+        let (model, adapter) = params.inference.facts(inputs);
+        problems.extend(params.prompt.taught_otherwise(model, adapter, span));
         let rows = facts_of(&params.data.reference, inputs).and_then(RowsFacts::from_facts);
         let of_answers = params.metrics.iter().find(|metric| metric.is_of_answers());
         if let Some(metric) = of_answers.filter(|_| rows.is_some_and(|rows| rows.shape == Shape::Text)) {
@@ -141,6 +144,10 @@ impl Stage for Evaluate {
             problems.push(Problem::error("bad-value", span, message, format!("`{name}` is asked for here")));
         }
         problems
+    }
+
+    fn preflight(params: &EvaluateParams, inputs: &InputFacts, _: Span) -> Preflight {
+        params.inference.preflight(inputs)
     }
 
     fn threads(_: &EvaluateParams) -> Threads {

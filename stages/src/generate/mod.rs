@@ -14,6 +14,7 @@ use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, OneOf, Parameters};
+use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, Stage, Threads};
 use model::generation::Request;
@@ -108,10 +109,16 @@ impl Stage for Generate {
         vec![Samples::output("samples")]
     }
 
-    fn check(params: &GenerateParams, _: &InputFacts, span: Span) -> Vec<Problem> {
+    fn check(params: &GenerateParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
         let mut problems = prompts::check(params, span);
+        let (model, adapter) = params.inference.facts(inputs);
+        problems.extend(params.prompt.taught_otherwise(model, adapter, span));
         problems.extend(params.inference.problems(span));
         problems
+    }
+
+    fn preflight(params: &GenerateParams, inputs: &InputFacts, _: Span) -> Preflight {
+        params.inference.preflight(inputs)
     }
 
     fn threads(_: &GenerateParams) -> Threads {

@@ -20,7 +20,10 @@ use model::merge::WeightedAdapter;
 use model::merge::{Merge as ModelMerge, MergeError, MergeOptions, MergeReport, Progress, Proof, ProofError};
 use model::peft::Adapter as PeftAdapter;
 
+use serde_json::Value;
+
 use crate::artifact::{Model, OutputKind};
+use crate::prompt::PROMPT;
 use crate::{adapter, checkpoint, kernels};
 pub use parameters::{Dtype, MergeParams, Weighted};
 
@@ -76,7 +79,8 @@ impl Stage for Merge {
         report::warn_of_rounding(&written, context);
         let batches = rows::batches(params, &base.folder, context)?;
         let proof = prove(&merge, &draft, &batches, context)?;
-        seal(params, draft, &written, &proof, context)
+        let taught = taught(&base, &adapters);
+        seal(params, draft, &written, &proof, taught, context)
     }
 }
 
@@ -86,6 +90,8 @@ struct Opened {
     stage: String,
     adapter: PeftAdapter,
     weight: f64,
+    /// Its fact [`PROMPT`].
+    taught: Option<Value>,
 }
 
 fn open_adapters(params: &MergeParams, base: &Artifact, context: &mut StageContext) -> Result<Vec<Opened>, StageError> {
@@ -96,7 +102,8 @@ fn open_adapters(params: &MergeParams, base: &Artifact, context: &mut StageConte
             error.message = format!("adapter `{stage}`: {}", error.message);
             error
         })?;
-        Ok(Opened { stage, adapter, weight })
+        let taught = artifact.description.facts.get(PROMPT).cloned();
+        Ok(Opened { stage, adapter, weight, taught })
     };
     params.weighted().into_iter().map(open).collect()
 }
@@ -127,15 +134,26 @@ fn prove(
     merge.prove(&ops, &draft.folder, batches, &mut observe).map_err(unproved)
 }
 
+/// How the prompts were made that the adapters were trained on, where they agree; those of the base where none says it.
+fn taught(base: &Artifact, adapters: &[Opened]) -> Option<Value> {
+    let said: Vec<&Value> = adapters.iter().filter_map(|opened| opened.taught.as_ref()).collect();
+    match said.split_first() {
+        None => base.description.facts.get(PROMPT).cloned(),
+        Some((first, others)) => others.iter().all(|other| other == first).then(|| (*first).clone()),
+    }
+}
+
 /// Writes the report, fails if the merge is not proved, and hands the model over.
 fn seal(
     params: &MergeParams,
     draft: Draft,
     written: &MergeReport,
     proof: &Proof,
+    taught: Option<Value>,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
-    let facts = checkpoint::facts(&draft.folder)?;
+    let mut facts = checkpoint::facts(&draft.folder)?;
+    facts.extend(taught.map(|prompt| (PROMPT.to_owned(), prompt)));
     // The figures of the proof are about the model and no part of it: other rows to compare on give the same model.
     let weights = facts.get(checkpoint::WEIGHTS).and_then(|weights| weights.as_str()).unwrap_or_default();
     let identity = identity(weights, &draft)?;

@@ -12,7 +12,7 @@ mod template;
 
 pub use chat::{ChatError, ChatTemplate, Turn};
 pub use control::{ControlTexts, PLAIN_BEGIN, PLAIN_END, is_marked, without_marks};
-pub use params::{ChatTemplateChoice, NAMED_CHAT_TEMPLATES, PromptParams, TrainOn};
+pub use params::{ChatTemplateChoice, NAMED_CHAT_TEMPLATES, PROMPT, PromptParams, TrainOn};
 pub use render::{Encoded, Piece, Prompt, PromptError, PromptRenderer, Prompter, Question, Segment};
 pub use template::{NAMED, Template, TemplateError};
 

@@ -1,6 +1,8 @@
 //! What a pipeline file may say about prompts: the same keys wherever text becomes what a model reads.
 
+use engine::artifact::Facts;
 use engine::file::problem::Problem;
+use engine::file::source::Span;
 use engine::file::tree::{Node, Value};
 use engine::parameter::{Json, KeyWriter, Parameter, Parameters, Reader};
 use engine::suggest;
@@ -30,7 +32,23 @@ pub struct PromptParams {
     pub sanitize_control_tokens: Option<bool>,
 }
 
+/// The fact of tokens, and of what was trained on them, that says how their prompts were made.
+pub const PROMPT: &str = "prompt";
+
 impl PromptParams {
+    /// A warning where what was trained last, of a model and an adapter on it, was taught by prompts that were made in another way.
+    pub fn taught_otherwise(&self, model: Option<&Facts>, adapter: Option<&Facts>, span: Span) -> Option<Problem> {
+        let fact = |facts: Option<&Facts>| facts.and_then(|facts| facts.get(PROMPT)).cloned();
+        let taught: Self = serde_json::from_value(fact(adapter).or_else(|| fact(model))?).ok()?;
+        let keys: Vec<String> = self.differences(&taught).iter().map(|key| format!("`{key}`")).collect();
+        if keys.is_empty() {
+            return None;
+        }
+        let message = format!("the model was taught by prompts that were made with another {}", keys.join(", "));
+        let problem = Problem::warning("prompt-differs", span, message, "asks in another way");
+        Some(problem.with_help("give the same values here as in the `tokenize` stage that it was trained on"))
+    }
+
     /// The keys by which two sets of options differ, for a warning that names them.
     pub fn differences(&self, other: &Self) -> Vec<&'static str> {
         let differ = [
@@ -139,6 +157,22 @@ mod tests {
         assert_eq!(read(json!({ "chat_template": own })).unwrap().chat_template.unwrap().text(), own);
         let error = read(json!({"chat_template": "chat_ml"})).unwrap_err();
         assert!(error.contains("no chat template `chat_ml`") && error.contains("did you mean `chatml`"), "{error}");
+    }
+
+    #[test]
+    fn a_model_that_is_asked_in_another_way_is_warned_of() {
+        let facts = |add_bos| {
+            let taught = PromptParams { add_bos: Some(add_bos), ..Default::default() };
+            Facts::from_iter([(PROMPT.to_owned(), serde_json::to_value(taught).unwrap())])
+        };
+        let asked = PromptParams { add_bos: Some(true), ..Default::default() };
+        let (alike, otherwise, unknown) = (facts(true), facts(false), Facts::new());
+        let warning = |model, adapter| asked.taught_otherwise(model, adapter, Span::default());
+        assert!(warning(Some(&otherwise), None).unwrap().message.contains("`add_bos`"));
+        assert!(warning(Some(&alike), Some(&otherwise)).is_some());
+        // What the adapter was taught came last.
+        assert_eq!(warning(Some(&otherwise), Some(&alike)), None);
+        assert_eq!(warning(Some(&unknown), None), None);
     }
 
     #[test]

@@ -29,10 +29,11 @@ pub(super) fn adapter<B: Blocks>(
     context.seal(draft, facts, None)
 }
 
-/// Writes the trained weights in the base's own tensor types, with what goes along with them.
+/// Writes the trained weights in the base's own tensor types, with what goes along with them; `taught` are facts of the data.
 pub(super) fn model<B: Blocks>(
     trainer: &Trainer<B>,
     base: &Path,
+    taught: Facts,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
     let trained = trainer.trained_tensors();
@@ -57,7 +58,8 @@ pub(super) fn model<B: Blocks>(
     written.or_fail(Cause::Machine, || "cannot write the model".to_owned())?;
     checkpoint::copy(&base.join("config.json"), &draft.folder.join("config.json"))?;
     checkpoint::carry_along(base, &draft.folder)?;
-    let facts = checkpoint::facts(&draft.folder)?;
+    let mut facts = checkpoint::facts(&draft.folder)?;
+    facts.extend(taught);
     context.seal(draft, facts, None)
 }
 

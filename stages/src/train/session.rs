@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
+use engine::artifact::Facts;
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::protocol::WorkerEvent;
@@ -23,6 +24,7 @@ use super::validation::Validator;
 use super::{checkpoints, failure, fit, output, prepare};
 use crate::artifact::TokensReader;
 use crate::checkpoint;
+use crate::prompt::PROMPT;
 
 /// Runs the stage on a kernel set.
 pub(super) fn run<B: Blocks>(params: &TrainParams, ops: Arc<B>, context: &mut StageContext) -> Result<(), StageError> {
@@ -67,15 +69,16 @@ pub(super) fn run<B: Blocks>(params: &TrainParams, ops: Arc<B>, context: &mut St
     };
     session.train(context)?;
     let facts = session.conclude(context)?;
-    let Session { trainer, teller, .. } = session;
+    let Session { trainer, teller, rows, .. } = session;
+    let taught: Facts = rows.facts().to_facts().into_iter().filter(|(name, _)| name == PROMPT).collect();
     match adapter {
         Some(config) => {
             let trained_on = model.description.facts.get(checkpoint::WEIGHTS).cloned();
             let trained_on = trained_on.map(|weights| (checkpoint::WEIGHTS.to_owned(), weights));
-            let facts = facts.clone().into_iter().chain(trained_on).collect();
+            let facts = facts.clone().into_iter().chain(trained_on).chain(taught).collect();
             output::adapter(&trainer, config, facts, context)?;
         }
-        None => output::model(&trainer, &model.folder, context)?,
+        None => output::model(&trainer, &model.folder, taught, context)?,
     }
     output::metrics(teller.history().lines(), facts, context)
 }
