@@ -5,8 +5,7 @@ use engine::file::source::Span;
 use engine::preflight::{Preflight, is_known};
 use engine::stage::InputFacts;
 use model::config::Config;
-use model::memory::{TrainingLoad, TrainingMemory};
-use model::trainer::{Optimizer, Sgd};
+use model::memory::{Lengths, TrainingLoad, TrainingMemory};
 use serde_json::Value;
 
 use super::order::Division;
@@ -59,7 +58,7 @@ fn steps(params: &TrainParams, inputs: &InputFacts, span: Span, ahead: &mut Pref
     {
         let share = 100.0 * padding as f64 / (tokens + padding).max(1) as f64;
         let text =
-            format!("{tokens} an epoch, {targets} of them targets; {padding} of padding ({share:.1} %) not computed");
+            format!("{tokens}, {targets} of them targets; {padding} of padding ({share:.1} %) not computed");
         ahead.figure("tokens_per_epoch", tokens, text);
     }
 }
@@ -129,25 +128,36 @@ fn memory(params: &TrainParams, inputs: &InputFacts, config: &Config, ahead: &mu
     };
     ahead.disk_bytes = result.map(|result| result + trained * saved_bytes_per_value(params));
     let data = facts_of(&params.data.reference, inputs);
-    let longest = data.and_then(|facts| facts.get("longest_row")).and_then(Value::as_u64);
-    if let Some(longest) = longest {
+    let count = |name: &str| data.and_then(|facts| facts.get(name)).and_then(Value::as_u64);
+    if let Some(longest) = count("longest_row") {
         let load = TrainingLoad {
             compute: params.dtype.compute(),
+            what: params.trained(),
             trained,
+            moments: params.optimizer.optimizer.moments(),
+            adapter_columns: match params.method {
+                Method::Lora => params.lora.value.kept_columns(config).unwrap_or(0),
+                Method::Full => 0,
+            },
             tokens: params.micro_batch_size as u64 * longest,
-            recompute: params.activation_checkpointing,
+            lengths: lengths(longest, count("tokens"), count("rows")),
+            recompute: params.recompute(),
         };
         ahead.peak_memory_bytes = Some(PROCESS_BYTES + TrainingMemory::estimate(config, &load).total());
     }
 }
 
+/// Whether rows are about as long as the longest, as packs are; where their number is not known yet, they are taken to be.
+fn lengths(longest: u64, tokens: Option<u64>, rows: Option<u64>) -> Lengths {
+    let (Some(tokens), Some(rows)) = (tokens, rows) else { return Lengths::Equal };
+    // Buffers of lengths that differ by less are mostly of one size.
+    if tokens * 8 < rows * longest * 7 { Lengths::Varying } else { Lengths::Equal }
+}
+
 /// Bytes that the working state keeps of a trained value: itself and its moments in each saved step and in the one that is written,
 /// and itself once for the best step and once for the one that takes its place.
 fn saved_bytes_per_value(params: &TrainParams) -> u64 {
-    let moments = match params.optimizer.optimizer {
-        Optimizer::AdamW(_) => 2,
-        Optimizer::Sgd(Sgd { momentum, .. }) => u64::from(momentum != 0.0),
-    };
+    let moments = params.optimizer.optimizer.moments().count() as u64;
     let best = if params.keep_best.value { 2 } else { 0 };
     F32_BYTES * ((1 + moments) * (params.keep_last as u64 + 1) + best)
 }
