@@ -3,8 +3,12 @@
 //! It counts what the decoder keeps: weights, what is trained with its gradient and moments, what blocks save for their backward,
 //! and the largest of the buffers that come and go. Files in the page cache are not counted: the system takes them back.
 
-use crate::config::{Config, HeadWeight, Projections, QkNorm};
+use crate::config::{Config, HeadWeight, LayerNorms, Projections, QkNorm};
 use crate::ops::Compute;
+use crate::parameter::Moments;
+use crate::trainer::{Recompute, Trained};
+
+const F32_BYTES: u64 = 4;
 
 /// A projection of a decoder layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +58,12 @@ impl Config {
         let layer: u64 = self.layer_modules().iter().map(Module::weights).sum();
         tables + layer * self.num_hidden_layers as u64
     }
+
+    /// Number of weights in the largest matrix.
+    pub fn largest_matrix(&self) -> u64 {
+        let table = self.vocab_size as u64 * self.hidden_size as u64;
+        self.layer_modules().iter().map(Module::weights).fold(table, u64::max)
+    }
 }
 
 /// What a training run is to hold.
@@ -61,89 +71,150 @@ impl Config {
 pub struct TrainingLoad {
     /// Number type of the large products, and of the prepared weights.
     pub compute: Compute,
+    /// What is trained.
+    pub what: Trained,
     /// Trained values.
     pub trained: u64,
-    /// Tokens of a micro-batch.
+    /// What the optimizer keeps of each of them.
+    pub moments: Moments,
+    /// Values that the adapter keeps of each token for its backward, over all layers: what goes through the low rank.
+    pub adapter_columns: u64,
+    /// Tokens of the largest micro-batch.
     pub tokens: u64,
-    /// Whether each layer's forward is run again in the backward.
-    pub recompute: bool,
+    /// Whether micro-batches differ in length.
+    pub lengths: Lengths,
+    /// What the backward computes again.
+    pub recompute: Recompute,
 }
 
-/// An estimate of a training run's memory, in bytes.
+/// Whether the micro-batches of a run are equally long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lengths {
+    /// All have about as many tokens as the largest.
+    Equal,
+    /// Some are much shorter: their buffers are of other sizes, and lie beside those of longer ones.
+    Varying,
+}
+
+/// An estimate of a training run's memory, in bytes. It counts what the `cpu` kernel set has in memory at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrainingMemory {
     /// The prepared weights.
     pub weights: u64,
-    /// Trained values, gradients and two moments, in f32.
+    /// Trained values, gradients and moments, in f32.
     pub trained: u64,
     /// What blocks save for their backward.
     pub activations: u64,
-    /// The largest buffers that come and go.
+    /// The largest buffers that come and go, and those free between two uses.
     pub buffers: u64,
+    /// What is copied of a trained tensor while it is saved.
+    pub copies: u64,
 }
 
 impl TrainingMemory {
     /// Estimates a run.
     pub fn estimate(config: &Config, load: &TrainingLoad) -> Self {
-        let per_value = 4;
         let layers = config.num_hidden_layers as u64;
-        let saved = saved_per_token(config) * load.tokens * per_value;
-        let activations = if load.recompute {
-            layers * config.hidden_size as u64 * load.tokens * per_value + saved
-        } else {
-            layers * saved
+        let saved = saved_per_token(config);
+        let kept = match load.recompute {
+            Recompute::None => layers * saved + load.adapter_columns,
+            Recompute::Layers => layers * config.hidden_size as u64 + saved + load.adapter_columns / layers.max(1),
         };
-        Self {
-            weights: weight_bytes(config, load.compute),
-            trained: load.trained * 4 * per_value,
-            activations,
-            buffers: buffer_bytes(config, load.tokens),
-        }
+        let trained = load.trained * (2 + load.moments.count() as u64) * F32_BYTES;
+        let activations = kept * load.tokens * F32_BYTES;
+        let buffers = buffer_bytes(config, load.compute, load.tokens);
+        // The pool of buffers, from which all of these are taken, holds a quarter more at the most.
+        let unused = match load.lengths {
+            Lengths::Equal => 0,
+            Lengths::Varying => (trained + activations + buffers) / 4,
+        };
+        let copies = match load.what {
+            // Its matrices are small.
+            Trained::Adapter => 0,
+            // Read into main memory, and turned into the bytes of a file.
+            Trained::Weights => 2 * F32_BYTES * config.largest_matrix(),
+        };
+        Self { weights: weight_bytes(config, load.compute), trained, activations, buffers: buffers + unused, copies }
     }
 
     /// All together.
     pub fn total(&self) -> u64 {
-        self.weights + self.trained + self.activations + self.buffers
+        self.weights + self.trained + self.activations + self.buffers + self.copies
     }
 }
 
 /// An estimate of the memory of running a model without training it, in bytes: its weights, and what passes through one layer.
 pub fn inference_bytes(config: &Config, compute: Compute, tokens: u64) -> u64 {
-    weight_bytes(config, compute) + saved_per_token(config) * tokens * 4 + buffer_bytes(config, tokens)
+    weight_bytes(config, compute) + saved_per_token(config) * tokens * F32_BYTES + buffer_bytes(config, compute, tokens)
 }
 
 /// Keys and values of so many tokens in all layers, in bytes.
 pub fn cache_bytes(config: &Config, tokens: u64) -> u64 {
     let keys = (config.num_key_value_heads * config.head_dim) as u64;
-    2 * keys * config.num_hidden_layers as u64 * tokens * 4
+    2 * keys * config.num_hidden_layers as u64 * tokens * F32_BYTES
 }
 
 /// Bytes of the prepared weights.
 pub fn weight_bytes(config: &Config, compute: Compute) -> u64 {
     let per_weight = match compute {
-        Compute::F32 => 4,
+        Compute::F32 => F32_BYTES,
         Compute::Bf16 => 2,
     };
     config.matrix_weights() * per_weight
 }
 
 /// Values that a layer keeps of each token: the residual stream at both blocks, queries, keys, values and the output of attention,
-/// gate and up.
+/// gate and up, and what norms and softmax divided by.
 fn saved_per_token(config: &Config) -> u64 {
-    let (queries, keys) = (config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim);
+    let Widths { hidden, queries, keys, inner } = Widths::of(config);
+    let heads = config.num_attention_heads as u64;
     let head_norms = match config.qk_norm {
         QkNorm::None => 0,
-        QkNorm::PerHead => queries + keys,
+        QkNorm::PerHead => queries + keys + heads + config.num_key_value_heads as u64,
     };
-    let attention = config.hidden_size + 2 * queries + 2 * keys + config.num_attention_heads + head_norms;
-    (attention + config.hidden_size + 2 * config.intermediate_size) as u64
+    let post_norms = match config.layer_norms {
+        LayerNorms::Pre => 0,
+        LayerNorms::PreAndPost => 2 * (hidden + 1),
+    };
+    2 * (hidden + 1) + 2 * queries + 2 * keys + heads + 2 * inner + head_norms + post_norms
 }
 
-/// Buffers of the backward through an MLP, which are the widest, and a chunk of logits.
-fn buffer_bytes(config: &Config, tokens: u64) -> u64 {
-    let backward = (4 * config.intermediate_size + 4 * config.hidden_size) as u64 * tokens;
-    let logits = config.vocab_size as u64 * tokens.min(logit_rows(config.vocab_size) as u64);
-    (backward + logits) * 4
+/// Buffers that come and go. Those of one size are used again and again, while those of other sizes wait: so what counts is, for each
+/// width, the most that a forward or a backward has at once.
+fn buffer_bytes(config: &Config, compute: Compute, tokens: u64) -> u64 {
+    let Widths { hidden, queries, keys, inner } = Widths::of(config);
+    // Through the head: its input, that normed, the gradients of both and, a chunk at a time, of the logits' input once more.
+    // Through attention: the gradients of its output and of the queries.
+    let residual = if queries == hidden { 6 * hidden } else { 5 * hidden + 2 * queries };
+    // The gradients of keys and values; gate, up and their product with the gradients.
+    let mut per_token = residual + 2 * keys + 4 * inner;
+    let mut logits = config.vocab_size as u64 * tokens.min(logit_rows(config.vocab_size) as u64);
+    if compute == Compute::Bf16 {
+        // One operand of each width, rounded.
+        per_token += (hidden + keys + inner) / 2;
+        logits += logits / 2;
+    }
+    (per_token * tokens + logits) * F32_BYTES
+}
+
+/// Columns of the tensors in a layer.
+struct Widths {
+    hidden: u64,
+    queries: u64,
+    keys: u64,
+    inner: u64,
+}
+
+impl Widths {
+    fn of(config: &Config) -> Self {
+        let heads = |count: usize| (count * config.head_dim) as u64;
+        Self {
+            hidden: config.hidden_size as u64,
+            queries: heads(config.num_attention_heads),
+            keys: heads(config.num_key_value_heads),
+            inner: config.intermediate_size as u64,
+        }
+    }
 }
 
 /// Rows of logits that exist at a time: 16 MiB of them, but not so few that the product over them is slow.
@@ -162,7 +233,16 @@ mod tests {
         "hidden_act": "silu", "max_position_embeddings": 131072}"#;
 
     fn load() -> TrainingLoad {
-        TrainingLoad { compute: Compute::Bf16, trained: 3_407_872, tokens: 2048, recompute: false }
+        TrainingLoad {
+            compute: Compute::Bf16,
+            what: Trained::Adapter,
+            trained: 3_407_872,
+            moments: Moments::Two,
+            adapter_columns: 2 * 8 * 32,
+            tokens: 2048,
+            lengths: Lengths::Equal,
+            recompute: Recompute::None,
+        }
     }
 
     #[test]
@@ -177,8 +257,28 @@ mod tests {
     fn recomputation_keeps_one_layer() {
         let config = Config::from_json(LLAMA_8B).unwrap();
         let whole = TrainingMemory::estimate(&config, &load());
-        let recomputed = TrainingMemory::estimate(&config, &TrainingLoad { recompute: true, ..load() });
+        let recomputed = TrainingMemory::estimate(&config, &TrainingLoad { recompute: Recompute::Layers, ..load() });
         assert_eq!(whole.weights, recomputed.weights);
         assert!(recomputed.activations < whole.activations / 8, "{recomputed:?} of {whole:?}");
+    }
+
+    #[test]
+    fn what_is_trained_has_gradients_and_moments_and_is_saved_a_tensor_at_a_time() {
+        let config = Config::from_json(LLAMA_8B).unwrap();
+        let trained = config.matrix_weights();
+        let full = TrainingLoad { what: Trained::Weights, trained, adapter_columns: 0, ..load() };
+        let adamw = TrainingMemory::estimate(&config, &full);
+        let sgd = TrainingMemory::estimate(&config, &TrainingLoad { moments: Moments::None, ..full });
+        assert_eq!((adamw.trained, sgd.trained), (16 * trained, 8 * trained));
+        assert_eq!(adamw.copies, 8 * 128_256 * 4096);
+        assert_eq!(TrainingMemory::estimate(&config, &load()).copies, 0);
+    }
+
+    #[test]
+    fn micro_batches_of_changing_lengths_take_a_quarter_more() {
+        let config = Config::from_json(LLAMA_8B).unwrap();
+        let equal = TrainingMemory::estimate(&config, &load());
+        let varying = TrainingMemory::estimate(&config, &TrainingLoad { lengths: Lengths::Varying, ..load() });
+        assert_eq!(varying.total() - equal.total(), (equal.total() - equal.weights) / 4);
     }
 }

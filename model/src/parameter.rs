@@ -37,6 +37,17 @@ pub enum Moments {
     Two,
 }
 
+impl Moments {
+    /// How many there are.
+    pub fn count(self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::One => 1,
+            Self::Two => 2,
+        }
+    }
+}
+
 impl<B: Ops> Parameter<B> {
     /// A frozen parameter of this value.
     ///

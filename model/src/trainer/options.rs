@@ -47,7 +47,7 @@ pub enum Optimizer {
 
 impl Optimizer {
     /// What it keeps of each trained tensor.
-    pub(super) fn moments(&self) -> Moments {
+    pub fn moments(&self) -> Moments {
         match self {
             Self::AdamW(_) => Moments::Two,
             Self::Sgd(sgd) if sgd.momentum != 0.0 => Moments::One,

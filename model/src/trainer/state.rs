@@ -200,11 +200,7 @@ impl TrainedTensor {
             let name = self.name.clone();
             return Err(RestoreError::Shape { name, expected: shape.to_vec(), found: self.shape.clone() });
         }
-        let expected = match moments {
-            Moments::None => 0,
-            Moments::One => 1,
-            Moments::Two => 2,
-        };
+        let expected = moments.count();
         let lengths = [self.exp_avg.len(), self.exp_avg_sq.len()];
         let whole = |index: usize| if index < expected { elements } else { 0 };
         if lengths == [whole(0), whole(1)] {

@@ -10,13 +10,14 @@ use engine::file::source::Span;
 use engine::parameter::{Input, KeyWriter, Parameters};
 use model::ops::Compute;
 use model::schedule::Schedule;
-use model::trainer::LossScaling;
+use model::trainer::{LossScaling, Recompute, Trained};
 
 pub use given::Given;
 pub use lora::{LoraParams, Targets};
 pub use optimizer::{OptimizerName, OptimizerParams};
 pub use scheduler::{MinLr, SchedulerName, SchedulerParams, Shape, Warmup};
 
+pub use super::order::Leftover;
 use super::order::{Division, Shuffle};
 use crate::artifact::{Adapter, Model, TokensOrPacks};
 
@@ -131,6 +132,19 @@ impl TrainParams {
         self.scheduler.schedule(self.optimizer.learning_rate, total_steps)
     }
 
+    /// What is trained, as the trainer takes it.
+    pub(super) fn trained(&self) -> Trained {
+        match self.method {
+            Method::Lora => Trained::Adapter,
+            Method::Full => Trained::Weights,
+        }
+    }
+
+    /// What the backward computes again, as the trainer takes it.
+    pub(super) fn recompute(&self) -> Recompute {
+        if self.activation_checkpointing { Recompute::Layers } else { Recompute::None }
+    }
+
     /// The order of the rows.
     pub(super) fn shuffle(&self) -> Shuffle {
         if self.shuffle { Shuffle::Seeded(self.seed) } else { Shuffle::No }
@@ -213,15 +227,6 @@ pub enum Method {
     Lora,
     /// Every weight.
     Full,
-}
-
-/// What becomes of an epoch's last rows where they do not fill a step.
-#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Leftover {
-    /// They form a smaller step of their own.
-    Step,
-    /// They are left out of this epoch, and counted.
-    Drop,
 }
 
 /// The number type of the computation.

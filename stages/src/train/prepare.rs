@@ -8,7 +8,7 @@ use model::blocks::Blocks;
 use model::decoder::Decoder;
 use model::parameter::Keep;
 use model::peft::AdapterConfig;
-use model::trainer::{Recompute, TrainOptions, Trained, Trainer};
+use model::trainer::{TrainOptions, Trained, Trainer};
 
 use super::failure;
 use super::parameters::{Method, TrainParams};
@@ -21,9 +21,9 @@ pub(super) fn trainer<B: Blocks>(
     base: &Artifact,
     context: &mut StageContext,
 ) -> Result<(Trainer<B>, Option<AdapterConfig>), StageError> {
-    let (trained, keep) = match params.method {
-        Method::Lora => (Trained::Adapter, Keep::Frozen),
-        Method::Full => (Trained::Weights, Keep::Trainable),
+    let keep = match params.trained() {
+        Trained::Adapter => Keep::Frozen,
+        Trained::Weights => Keep::Trainable,
     };
     let decoder = Decoder::load(ops, &base.folder, keep);
     let mut decoder = decoder.or_fail(Cause::BadData, || "cannot load the model".to_owned())?;
@@ -38,9 +38,9 @@ pub(super) fn trainer<B: Blocks>(
     let options = TrainOptions {
         max_grad_norm: params.clip_grad_norm,
         loss_scaling: params.loss_scale.as_ref().map(|scale| scale.value.options()),
-        recompute: if params.activation_checkpointing { Recompute::Layers } else { Recompute::None },
+        recompute: params.recompute(),
         seed: params.seed,
-        ..TrainOptions::new(trained, params.optimizer.optimizer)
+        ..TrainOptions::new(params.trained(), params.optimizer.optimizer)
     };
     let trainer = Trainer::new(decoder, options).map_err(|error| failure::of_rows(error, &[]))?;
     Ok((trainer, settings))

@@ -171,6 +171,24 @@ impl LoraParams {
         Ok((adapted + saved) as u64)
     }
 
+    /// Values that the adapter keeps of each token for its backward, over all layers of a model: what goes through the low ranks
+    /// and, with DoRA, the direction of each output.
+    ///
+    /// # Errors
+    /// As [`LoraParams::settings`].
+    pub(in crate::train) fn kept_columns(&self, config: &Config) -> Result<u64, LoraError> {
+        let (settings, _) = self.settings(config)?;
+        let shapes: BTreeMap<String, Vec<usize>> = config.tensors().into_iter().collect();
+        let of_module = |module: &String| {
+            let direction = match shapes.get(&format!("{module}.weight")) {
+                Some(shape) if settings.use_dora => shape[0],
+                _ => 0,
+            };
+            settings.rank_of(module) + direction
+        };
+        Ok(targets::resolve(config, &settings)?.iter().map(of_module).sum::<usize>() as u64)
+    }
+
     fn is_torchtune(&self) -> bool {
         !self.lora_attn_modules.is_empty() || self.apply_lora_to_mlp || self.apply_lora_to_output
     }
