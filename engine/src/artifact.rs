@@ -1,10 +1,15 @@
 //! Artefacts: folders that stages hand to each other, each with an `artifact.json`.
 
+use std::collections::BTreeMap;
+
 use cache::Digest;
 use serde::{Deserialize, Serialize};
 
 /// What was found out about an artefact, for the checks of later stages (rows, tokens, vocabulary size …).
 pub type Facts = serde_json::Map<String, serde_json::Value>;
+
+/// What is known about a stage's inputs when it is checked, by `stage.output`; absent while the input has never run.
+pub type InputFacts = BTreeMap<String, Facts>;
 
 /// The file that describes an artefact, inside its folder.
 pub const ARTIFACT_FILE: &str = "artifact.json";

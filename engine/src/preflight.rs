@@ -7,9 +7,8 @@ use std::collections::BTreeMap;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use crate::artifact::Facts;
+use crate::artifact::{Facts, InputFacts};
 use crate::file::problem::Problem;
-use crate::stage::InputFacts;
 
 /// The fact that marks other facts as expected: what they say is not known until their stage has run.
 pub const EXPECTED: &str = "expected";

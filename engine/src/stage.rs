@@ -4,7 +4,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::artifact::{Facts, Output};
+pub use crate::artifact::InputFacts;
+use crate::artifact::Output;
 use crate::context::StageContext;
 use crate::error::StageError;
 use crate::file::problem::Problem;
@@ -41,9 +42,6 @@ pub struct PinRequest {
     /// Where it stands.
     pub span: Span,
 }
-
-/// What is known about a stage's inputs when it is checked, by `stage.output`; absent while the input has never run.
-pub type InputFacts = BTreeMap<String, Facts>;
 
 /// How many threads a stage can use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::TurnOrder;
-use super::flaw::{Flaw, Reason};
+use super::flaw::{Flaw, Reason, describe};
 use crate::artifact::Message;
 
 fn flaw(problem: impl Into<String>) -> Flaw {
@@ -16,7 +16,7 @@ pub(super) fn conversation(value: Value, order: TurnOrder) -> Result<Vec<Message
         Value::Array(turns) => turns,
         Value::Null => return Err(Flaw::new(Reason::Null, "is null")),
         Value::String(text) => serde_json::from_str(&text).map_err(|_| flaw("holds text that is no list of turns"))?,
-        other => return Err(flaw(format!("holds {}, not a list of turns", super::mapping::describe(&other)))),
+        other => return Err(flaw(format!("holds {}, not a list of turns", describe(&other)))),
     };
     if turns.is_empty() {
         return Err(Flaw::new(Reason::Empty, "holds a conversation without turns"));
@@ -32,7 +32,7 @@ pub(super) fn conversation(value: Value, order: TurnOrder) -> Result<Vec<Message
 
 fn message(turn: Value) -> Result<Message, String> {
     let Value::Object(mut turn) = turn else {
-        return Err(format!("it is {}, not an object", super::mapping::describe(&turn)));
+        return Err(format!("it is {}, not an object", describe(&turn)));
     };
     // Tables have every field in every row; those that are null say nothing.
     turn.retain(|_, value| !value.is_null());
@@ -51,7 +51,7 @@ fn message(turn: Value) -> Result<Message, String> {
         Value::String(_) | Value::Array(_) => {}
         Value::Null if !turn.is_empty() => {}
         Value::Null => return Err("it has no `content`".to_owned()),
-        other => return Err(format!("its `content` holds {}, not text", super::mapping::describe(other))),
+        other => return Err(format!("its `content` holds {}, not text", describe(other))),
     }
     Ok(Message { role, content, other: turn })
 }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::DatasetParams;
 use super::conversation::{conversation, says_nothing};
-use super::flaw::{Flaw, Reason};
+use super::flaw::{Flaw, Reason, describe};
 use super::parameters::TurnOrder;
 use crate::artifact::{Row, RowsFacts, Shape};
 use crate::prompt::Template;
@@ -222,16 +222,5 @@ fn text_of(column: &Column, fields: &Map<String, Value>) -> Result<String, Flaw>
         (Some(other), _) => {
             Err(Flaw::new(Reason::NotText, format!("column `{source}` holds {}, not text", describe(other))))
         }
-    }
-}
-
-pub(super) fn describe(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "true or false",
-        Value::Number(_) => "a number",
-        Value::String(_) => "text",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
     }
 }

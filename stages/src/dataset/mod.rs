@@ -78,7 +78,12 @@ impl Stage for Dataset {
 
     fn check(params: &DatasetParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
         let datasets = params.datasets.as_deref().unwrap_or_default();
-        params.problems(span).into_iter().chain(mix::problems(datasets, inputs)).collect()
+        let mut problems = params.problems(span);
+        if params.source.is_some() && datasets.is_empty() {
+            problems.extend(mapping::check_names(params, span));
+        }
+        problems.extend(mix::problems(datasets, inputs));
+        problems
     }
 
     fn outside(params: &DatasetParams) -> Vec<Outside> {

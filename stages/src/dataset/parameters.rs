@@ -7,7 +7,6 @@ use engine::stage::PinRequest;
 
 use super::LOCAL_SPLIT;
 use super::expression::{Condition, NewColumn};
-use super::mapping;
 use super::read::Reading;
 use super::source::Source;
 use super::split::Split;
@@ -204,7 +203,6 @@ impl DatasetParams {
         let mut problems: Vec<Problem> = self.problem_of_the_split(span).into_iter().collect();
         match (&self.source, &self.datasets) {
             (Some(source), None) => {
-                problems.extend(mapping::check_names(self, span));
                 problems.extend(self.problems_of_a_source(source));
             }
             (None, Some(datasets)) => problems.extend(self.problems_of_a_mix(datasets, span)),

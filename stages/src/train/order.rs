@@ -2,9 +2,17 @@
 
 use std::ops::Range;
 
+use engine::parameter::Parameters;
 use model::random::permutation;
 
-use super::parameters::Leftover;
+/// What becomes of an epoch's last rows where they do not fill a step.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leftover {
+    /// They form a smaller step of their own.
+    Step,
+    /// They are left out of this epoch, and counted.
+    Drop,
+}
 
 /// How a run is divided into epochs and steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
