@@ -154,7 +154,8 @@ fn one_cycle(step: f64, total: f64, pct_start: f64, div_factor: f64, final_div_f
     let last = first / final_div_factor;
     let (peak, end) = (pct_start * total - 1.0, total - 1.0);
     let anneal = |from: f64, to: f64, share: f64| to + (from - to) / 2.0 * (1.0 + (PI * share).cos());
-    if step <= peak {
+    // A rise of one step is at its top at once; torch divides by zero there.
+    if step <= peak && peak > 0.0 {
         return anneal(first, 1.0, step / peak);
     }
     anneal(1.0, last, ((step - peak) / (end - peak)).min(1.0))
@@ -219,6 +220,13 @@ mod tests {
         {
             assert!((cosine.factor(step, 1000) - expected).abs() < 1e-6, "step {step}");
         }
+    }
+
+    #[test]
+    fn a_rise_of_one_step_begins_at_the_top() {
+        let one_cycle = with_warmup(0, Decay::OneCycle { pct_start: 0.25, div_factor: 25.0, final_div_factor: 1e4 });
+        assert_eq!(one_cycle.factor(0, 4), 1.0);
+        assert!((1..4).all(|step| one_cycle.factor(step, 4) < 1.0));
     }
 
     #[test]
