@@ -6,10 +6,12 @@
 
 mod attention;
 mod cache;
+mod heads;
 mod instructions;
 mod loss;
 mod norm;
 mod operations;
+mod optimizer;
 mod pointwise;
 mod product;
 mod tensor;

@@ -1,10 +1,9 @@
 //! The operations of the `cpu` set, on its tensors.
 
-use super::attention::{Head, Rows};
 use super::product::{Into, Target, View};
 use super::weight::Sense;
 use super::{Cache, Cpu, Tensor, Weight, loss, norm, pointwise};
-use crate::batch::{Documents, Span};
+use crate::batch::Documents;
 use crate::ops::{
     Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Form, LogitGradient, Ops, Result,
     RmsNorm, RopeTables, SgdStep, TokenScore, Turn, Write,
@@ -35,13 +34,6 @@ impl Cpu {
             }
         }
     }
-
-    /// Runs a function for each document and each of `heads` heads.
-    fn each_head(&self, documents: &Documents, heads: usize, width: usize, run: impl Fn(&Span, usize) + Sync + Send) {
-        let spans = documents.spans();
-        let scores: usize = spans.iter().map(|span| span.rows.len() * (span.start + span.rows.len())).sum();
-        self.each(spans.len() * heads, scores * width, |part| run(&spans[part / heads], part % heads));
-    }
 }
 
 impl Tensor {
@@ -50,13 +42,8 @@ impl Tensor {
         View::new(self.values(), self.rows(), self.columns(), self.columns())
     }
 
-    /// One head of one document.
-    fn head(&self, first_row: usize, first_column: usize) -> Rows<'_> {
-        let first = first_row * self.columns() + first_column;
-        Rows { values: self.values().get(first..).unwrap_or_default(), stride: self.columns() }
-    }
-
-    fn target(&mut self) -> Target<'_> {
+    /// All of it, to be written by several threads.
+    pub(super) fn target(&mut self) -> Target<'_> {
         let columns = self.columns();
         Target::new(self.values_mut(), columns)
     }
@@ -388,21 +375,7 @@ impl Ops for Cpu {
         y: &mut Tensor,
         logsumexp: &mut Tensor,
     ) -> Result {
-        let heads = shape.num_attention_heads;
-        y.reshape(&self.buffers, q.rows(), q.columns());
-        logsumexp.reshape(&self.buffers, q.rows(), heads);
-        let (y, logsumexp) = (y.target(), logsumexp.target());
-        self.each_head(documents, heads, shape.head_dim, |span, head| {
-            let rows = span.rows.clone();
-            let (column, key_column) = (head * shape.head_dim, key_head(shape, head) * shape.head_dim);
-            let (q, k, v) =
-                (q.head(rows.start, column), k.head(rows.start, key_column), v.head(rows.start, key_column));
-            let (y, logsumexp) = (y.offset(rows.start, column), logsumexp.offset(rows.start, head));
-            // SAFETY: each document and head has its own rows and columns.
-            unsafe {
-                Head { set: self.set, shape, start: 0, queries: rows.len() }.forward(q, k, v, y, Some(logsumexp))
-            };
-        });
+        self.attend(q, k, v, documents, shape, y, logsumexp);
         Ok(())
     }
 
@@ -414,32 +387,7 @@ impl Ops for Cpu {
         shape: &AttentionShape,
         gradients: AttentionGradients<'_, Tensor>,
     ) -> Result {
-        let AttentionOperands { q, k, v, y, logsumexp } = saved;
-        let AttentionGradients { dq, dk, dv } = gradients;
-        dq.reshape(&self.buffers, q.rows(), q.columns());
-        for gradient in [&mut *dk, &mut *dv] {
-            gradient.reshape(&self.buffers, k.rows(), k.columns());
-            gradient.values_mut().fill(0.0);
-        }
-        let (dq, dk, dv) = (dq.target(), dk.target(), dv.target());
-        let group = shape.num_attention_heads / shape.num_key_value_heads;
-        // The query heads of one key head add to the same gradients: one after the other.
-        self.each_head(documents, shape.num_key_value_heads, group * shape.head_dim, |span, key_head| {
-            let first = span.rows.start;
-            let key_column = key_head * shape.head_dim;
-            let (k, v) = (k.head(first, key_column), v.head(first, key_column));
-            let (dk, dv) = (dk.offset(first, key_column), dv.offset(first, key_column));
-            for head in key_head * group..(key_head + 1) * group {
-                let column = head * shape.head_dim;
-                let (q, y, dy) = (q.head(first, column), y.head(first, column), dy.head(first, column));
-                let operands = [q, k, v, y, logsumexp.head(first, head), dy];
-                // SAFETY: each document and key head has its own rows and columns.
-                unsafe {
-                    Head { set: self.set, shape, start: 0, queries: span.rows.len() }
-                        .backward(operands, [dq.offset(first, column), dk, dv]);
-                }
-            }
-        });
+        self.attend_backward(saved, dy, documents, shape, gradients);
         Ok(())
     }
 
@@ -460,18 +408,7 @@ impl Ops for Cpu {
         shape: &AttentionShape,
         y: &mut Tensor,
     ) -> Result {
-        y.reshape(&self.buffers, q.rows(), q.columns());
-        let y = y.target();
-        let width = shape.num_key_value_heads * shape.head_dim;
-        self.each_head(documents, shape.num_attention_heads, shape.head_dim, |span, head| {
-            let (keys, values) = cache.slot(span.slot);
-            let (column, key_column) = (head * shape.head_dim, key_head(shape, head) * shape.head_dim);
-            let rows = |values| Rows { values, stride: width };
-            let (k, v) = (rows(&keys[key_column..]), rows(&values[key_column..]));
-            let head = Head { set: self.set, shape, start: span.start, queries: span.rows.len() };
-            // SAFETY: each document and head has its own rows and columns.
-            unsafe { head.forward(q.head(span.rows.start, column), k, v, y.offset(span.rows.start, column), None) };
-        });
+        self.attend_cached(q, cache, documents, shape, y);
         Ok(())
     }
 
@@ -514,34 +451,14 @@ impl Ops for Cpu {
         exp_avg: &mut Tensor,
         exp_avg_sq: &mut Tensor,
     ) -> Result {
-        let gradient = gradient.values();
-        let (exp_avg, exp_avg_sq) = (Target::new(exp_avg.values_mut(), 1), Target::new(exp_avg_sq.values_mut(), 1));
-        self.each_rows(value.values_mut(), 1, |first, value| {
-            let piece = first..first + value.len();
-            // SAFETY: pieces do not overlap.
-            let (exp_avg, exp_avg_sq) = unsafe { (exp_avg.row(0, piece.clone()), exp_avg_sq.row(0, piece.clone())) };
-            pointwise::adamw(self.set, *step, value, &gradient[piece], exp_avg, exp_avg_sq);
-        });
+        self.adamw_update(step, value, gradient, exp_avg, exp_avg_sq);
         Ok(())
     }
 
     fn sgd(&self, step: &SgdStep, value: &mut Tensor, gradient: &Tensor, momentum_buffer: &mut Tensor) -> Result {
-        let gradient = gradient.values();
-        let has_buffer = step.momentum != 0.0;
-        let buffer = Target::new(momentum_buffer.values_mut(), 1);
-        self.each_rows(value.values_mut(), 1, |first, value| {
-            let piece = first..first + value.len();
-            // SAFETY: pieces do not overlap.
-            let buffer = if has_buffer { unsafe { buffer.row(0, piece.clone()) } } else { &mut [] };
-            pointwise::sgd(self.set, *step, value, &gradient[piece], buffer);
-        });
+        self.sgd_update(step, value, gradient, momentum_buffer);
         Ok(())
     }
-}
-
-/// The key head that a query head reads.
-fn key_head(shape: &AttentionShape, head: usize) -> usize {
-    head / (shape.num_attention_heads / shape.num_key_value_heads)
 }
 
 crate::composed_blocks!(Cpu);
