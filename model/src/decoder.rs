@@ -94,10 +94,11 @@ impl<B: Blocks> Decoder<B> {
         found
     }
 
-    /// The matrices that products read, trained or not.
+    /// The matrices that products read, trained or not, and one that is both embedding and head though copies stand in for it.
     pub(crate) fn matrices(&self) -> Vec<&Matrix<B>> {
         let table = (!self.embeddings.is_shared()).then(|| self.embeddings.embed_tokens());
-        table.into_iter().chain(self.projections().into_iter().map(|projection| &projection.matrix)).collect()
+        let in_use = table.into_iter().chain(self.projections().into_iter().map(|projection| &projection.matrix));
+        in_use.chain(self.embeddings.hidden_by_copies()).collect()
     }
 
     fn projections_mut(&mut self) -> Vec<&mut Projection<B>> {

@@ -91,6 +91,11 @@ impl<B: Ops> Parameter<B> {
         self.replaced.as_deref().unwrap_or(self)
     }
 
+    /// What of it is frozen: the parameter in use, and the base model's own while an adapter's copy stands in for it.
+    pub(crate) fn frozen(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(self.replaced.as_deref()).filter(|parameter| !parameter.is_trained())
+    }
+
     /// Puts an adapter's copy in the place of this one, which is kept for [`Parameter::give_back`].
     pub(crate) fn replace_by(&mut self, copy: Self) {
         self.give_back();
@@ -179,6 +184,14 @@ impl<B: Ops> Matrix<B> {
     /// Whether the matrix is trained.
     pub fn is_trained(&self) -> bool {
         self.trained.as_ref().is_some_and(Parameter::is_trained)
+    }
+
+    /// What of it is frozen: the weight in use, and the base model's own while an adapter's copy stands in for it.
+    pub(crate) fn frozen_weights(&self) -> impl Iterator<Item = &B::Weight> {
+        let is_frozen = |trained: &Option<Parameter<B>>| !trained.as_ref().is_some_and(Parameter::is_trained);
+        let base = self.replaced.as_deref().map(|base| (&base.weight, &base.trained));
+        let all = std::iter::once((&self.weight, &self.trained)).chain(base);
+        all.filter(move |(_, trained)| is_frozen(trained)).map(|(weight, _)| weight)
     }
 
     /// The base model's own values, read from its prepared form (in whose type they are rounded) a part at a time.

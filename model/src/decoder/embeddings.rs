@@ -102,6 +102,14 @@ impl<B: Ops> Embeddings<B> {
         }
     }
 
+    /// The matrix of a tied model where neither of its uses is left: an adapter has a copy for each.
+    pub(super) fn hidden_by_copies(&self) -> Option<&Matrix<B>> {
+        match self {
+            Self::Tied { shared, table: Some(_), head: Some(_) } => Some(&shared.matrix),
+            Self::Tied { .. } | Self::Untied { .. } => None,
+        }
+    }
+
     /// Puts an adapter's copy in the place of the embedding.
     pub(super) fn replace_embedding(&mut self, copy: Matrix<B>) {
         match self {

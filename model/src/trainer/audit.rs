@@ -7,7 +7,8 @@ use crate::blocks::Blocks;
 use crate::decoder::Decoder;
 use crate::fingerprint;
 use crate::ops::KernelError;
-use crate::trainer::TrainError;
+use crate::parameter::Parameter;
+use crate::trainer::{Optimizer, TrainError};
 
 /// Steps with a learning rate that counts after which every tensor must have moved.
 const STEPS: u64 = 3;
@@ -20,6 +21,8 @@ pub(super) struct Audit {
     trained: Option<Vec<TrainedAudit>>,
     /// Fingerprints of what is frozen.
     frozen: Vec<u64>,
+    /// Whether a learning rate that counts moves whatever a gradient reaches.
+    rate_moves: bool,
     /// Steps with a learning rate that counts.
     steps: u64,
     /// Whether the frozen tensors have been looked at after a step.
@@ -35,8 +38,11 @@ struct TrainedAudit {
 }
 
 impl Audit {
-    pub(super) fn new<B: Blocks>(decoder: &Decoder<B>) -> Result<Self, KernelError> {
-        let mut audit = Self { trained: None, frozen: Vec::new(), steps: 0, looked_at_frozen: false };
+    /// AdamW's update is about as large as the learning rate, however small the gradient; that of SGD is in proportion to the
+    /// gradient, and may well round away where it is small, as that of a fresh adapter's A, whose B is hardly more than zero.
+    pub(super) fn new<B: Blocks>(decoder: &Decoder<B>, optimizer: &Optimizer) -> Result<Self, KernelError> {
+        let rate_moves = matches!(optimizer, Optimizer::AdamW(_));
+        let mut audit = Self { trained: None, frozen: Vec::new(), rate_moves, steps: 0, looked_at_frozen: false };
         for (_, fingerprint) in frozen(decoder) {
             audit.frozen.push(fingerprint?);
         }
@@ -78,9 +84,11 @@ impl Audit {
         }
         let Some(before) = self.trained.take() else { return Ok(()) };
         let now = fingerprints(decoder)?;
+        let moved: Vec<bool> = before.iter().zip(now).map(|(before, now)| before.fingerprint != now).collect();
+        let all_must = self.rate_moves || !moved.contains(&true);
         let parameters = decoder.parameters().into_iter().filter(|parameter| parameter.is_trained());
-        for (parameter, (before, now)) in parameters.zip(before.iter().zip(now)) {
-            if !before.reached || before.fingerprint == now {
+        for (parameter, (before, moved)) in parameters.zip(before.iter().zip(moved)) {
+            if !before.reached || (all_must && !moved) {
                 return Err(TrainError::NotMoved { tensor: parameter.name.clone(), steps: self.steps });
             }
         }
@@ -104,13 +112,70 @@ fn fingerprints<B: Blocks>(decoder: &Decoder<B>) -> Result<Vec<u64>, KernelError
     trained.map(|parameter| Ok(fingerprint::of_f32(&decoder.ops().read(&parameter.value)?))).collect()
 }
 
-/// Name and fingerprint of each frozen tensor: norms and biases as they are kept, matrices in the form that products read.
+/// Name and fingerprint of each frozen tensor: norms and biases as they are kept, matrices in the form that products read. Those of
+/// the base model, too, in whose place an adapter's copies are trained.
 fn frozen<B: Blocks>(decoder: &Decoder<B>) -> impl Iterator<Item = (&str, Result<u64, KernelError>)> {
     let ops = decoder.ops();
-    let parameters = decoder.parameters().into_iter().filter(|parameter| !parameter.is_trained()).map(|parameter| {
+    let parameters = decoder.parameters().into_iter().flat_map(Parameter::frozen).map(|parameter| {
         let values = ops.read(&parameter.value);
         (parameter.name.as_str(), values.map(|values| fingerprint::of_f32(&values)))
     });
-    let matrices = decoder.matrices().into_iter().filter(|matrix| !matrix.is_trained());
-    parameters.chain(matrices.map(|matrix| (matrix.name.as_str(), ops.fingerprint(&matrix.weight))))
+    let weights = decoder.matrices().into_iter().flat_map(move |matrix| {
+        matrix.frozen_weights().map(move |weight| (matrix.name.as_str(), ops.fingerprint(weight)))
+    });
+    parameters.chain(weights)
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::cpu::Cpu;
+    use crate::ops::Compute;
+    use crate::parameter::{Keep, Moments};
+    use crate::peft::AdapterConfig;
+
+    /// Names of what is frozen while an adapter on `q_proj` is trained with copies of these modules.
+    fn frozen_beside(tied: bool, modules_to_save: &[&str]) -> Vec<String> {
+        let config = format!(
+            r#"{{"model_type": "llama", "vocab_size": 8, "hidden_size": 4, "intermediate_size": 6, "num_hidden_layers": 1,
+                "num_attention_heads": 2, "max_position_embeddings": 16, "tie_word_embeddings": {tied}}}"#
+        );
+        let ops = Arc::new(Cpu::new(1, Compute::F32).unwrap());
+        let config = Config::from_json(&config).unwrap();
+        let values = |_: &str, shape: &[usize]| Ok(vec![0.5; shape.iter().product()]);
+        let mut decoder = Decoder::build(Arc::clone(&ops), config, Keep::Frozen, values).unwrap();
+        let settings = AdapterConfig {
+            modules_to_save: modules_to_save.iter().map(|module| (*module).to_owned()).collect(),
+            ..AdapterConfig::new(2, 4.0, vec!["q_proj".to_owned()])
+        };
+        let adapter = decoder.fresh_adapter(&settings, 1).unwrap();
+        decoder.attach(&adapter).unwrap();
+        for parameter in decoder.parameters_mut() {
+            if crate::peft::is_adapter_tensor_name(&parameter.name) {
+                parameter.train(&ops, Moments::Two).unwrap();
+            }
+        }
+        let mut names: Vec<String> = frozen(&decoder).map(|(name, _)| name.to_owned()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_an_adapter_has_copies_of_stays_frozen_and_is_looked_at() {
+        for (tied, modules) in [
+            (false, &["lm_head"][..]),
+            (false, &["embed_tokens", "lm_head", "input_layernorm", "down_proj"]),
+            (true, &["embed_tokens"]),
+            (true, &["lm_head"]),
+            (true, &["embed_tokens", "lm_head", "norm"]),
+        ] {
+            assert_eq!(frozen_beside(tied, modules), frozen_beside(tied, &[]), "tied: {tied}, {modules:?}");
+        }
+        assert_eq!(frozen_beside(false, &[]).len(), 3 + 7 + 2, "norms, projections, embedding and head");
+        assert_eq!(frozen_beside(true, &[]).len(), 3 + 7 + 1);
+    }
 }
