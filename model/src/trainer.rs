@@ -76,7 +76,7 @@ impl<B: Blocks> Trainer<B> {
     /// Fails if there is nothing to train or the device fails.
     pub fn new(mut decoder: Decoder<B>, options: TrainOptions) -> Result<Self, TrainError> {
         decoder.start_training(options.trained, options.optimizer.moments())?;
-        let audit = Audit::new(&decoder)?;
+        let audit = Audit::new(&decoder, &options.optimizer)?;
         Ok(Self {
             decoder,
             options,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use faulty::{Fault, Faulty};
 use model::parameter::Keep;
 use model::peft::AdapterConfig;
-use model::trainer::{AdamW, LossScaling, Optimizer, StepReport, TrainError, TrainOptions, Trained, Trainer};
+use model::trainer::{AdamW, LossScaling, Optimizer, Sgd, StepReport, TrainError, TrainOptions, Trained, Trainer};
 
 /// Heads of the tiny models make 24 columns of queries from 20 of the residual stream; their MLP is 29 wide.
 const QUERIES: usize = 24;
@@ -21,13 +21,18 @@ const RANK: usize = 3;
 
 /// A trainer of an adapter on `q_proj` and `down_proj`, on a kernel set with a fault.
 fn trainer(fault: Fault, loss_scaling: Option<LossScaling>) -> Trainer<Faulty> {
+    // With weight decay, which moves a tensor that no gradient reaches.
+    let adamw = Optimizer::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() });
+    trainer_by(adamw, fault, loss_scaling)
+}
+
+/// The same by an optimizer.
+fn trainer_by(optimizer: Optimizer, fault: Fault, loss_scaling: Option<LossScaling>) -> Trainer<Faulty> {
     let mut decoder = support::decoder(&Arc::new(Faulty::new(fault)), "llama", Keep::Frozen);
     let targets = vec!["q_proj".to_owned(), "down_proj".to_owned()];
     let adapter = decoder.fresh_adapter(&AdapterConfig::new(RANK, 4.0, targets), 9).unwrap();
     decoder.attach(&adapter).unwrap();
-    // With weight decay, which moves a tensor that no gradient reaches.
-    let adamw = Optimizer::AdamW(AdamW { weight_decay: 0.1, ..AdamW::default() });
-    Trainer::new(decoder, TrainOptions { loss_scaling, ..TrainOptions::new(Trained::Adapter, adamw) }).unwrap()
+    Trainer::new(decoder, TrainOptions { loss_scaling, ..TrainOptions::new(Trained::Adapter, optimizer) }).unwrap()
 }
 
 /// Steps until an error.
@@ -82,6 +87,32 @@ fn a_gradient_that_is_lost_is_found_though_weight_decay_moves_its_tensor() {
         matches!(&error, TrainError::NotMoved { tensor, steps: 3 } if tensor.contains("0.self_attn.q_proj.lora_")),
         "{error}"
     );
+}
+
+#[test]
+fn an_update_of_sgd_that_rounds_away_is_no_lost_gradient() {
+    let sgd = Optimizer::Sgd(Sgd { momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0 });
+    let train = |fault| {
+        let mut trainer = trainer_by(sgd, fault, None);
+        let first = values(&trainer, "lora_A");
+        let step = |step| {
+            trainer.accumulate(&support::documents(step, &[9, 4]))?;
+            trainer.step(1e-5)
+        };
+        let reports: Result<Vec<StepReport>, TrainError> = (0..5).map(step).collect();
+        reports.map(|_| (first == values(&trainer, "lora_A"), values(&trainer, "lora_B")))
+    };
+    // B is hardly more than zero, so A's gradient is too small to change a bit of it.
+    let (a_stays, b) = train(Fault::None).unwrap();
+    assert!(a_stays && b.iter().any(|value| *value != 0.0));
+    let error = train(Fault::LosesGradient(RANK, INNER)).unwrap_err();
+    assert!(matches!(&error, TrainError::NotMoved { tensor, .. } if tensor.contains("down_proj.lora_A")), "{error}");
+}
+
+/// The values of all trained tensors of a kind.
+fn values(trainer: &Trainer<Faulty>, kind: &str) -> Vec<f32> {
+    let tensors = trainer.state().unwrap().into_iter().filter(|tensor| tensor.name.contains(kind));
+    tensors.flat_map(|tensor| tensor.value).collect()
 }
 
 #[test]
