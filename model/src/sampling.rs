@@ -150,7 +150,15 @@ impl Sampler {
     fn warp(&mut self) {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
         let temperature = temperature as f32;
-        self.logits.iter_mut().for_each(|logit| *logit /= temperature);
+        let overflows = |logit: &f32| logit.is_finite() && !(logit / temperature).is_finite();
+        if self.logits.iter().any(overflows) {
+            // So cold that f32 cannot hold the quotients: those of the distances to the greatest logit say the same.
+            let greatest = greatest(&self.logits);
+            let cold = |logit: f32| if logit == greatest { 0.0 } else { (logit - greatest) / temperature };
+            self.logits.iter_mut().for_each(|logit| *logit = cold(*logit));
+        } else {
+            self.logits.iter_mut().for_each(|logit| *logit /= temperature);
+        }
         if let Some(k) = top_k {
             let least = kth_greatest(&self.logits, k);
             mask(&mut self.logits, |logit| logit < least);
@@ -235,7 +243,9 @@ fn mask(logits: &mut [f32], out: impl Fn(f32) -> bool) {
 fn penalize(penalized: &mut [f32], logits: &[f32], seen: &[u32], penalty: f32) {
     for token in seen {
         if let (Some(to), Some(from)) = (penalized.get_mut(*token as usize), logits.get(*token as usize)) {
-            *to = if *from < 0.0 { from * penalty } else { from / penalty };
+            let scaled = if *from < 0.0 { from * penalty } else { from / penalty };
+            // An extreme penalty takes a token away or sets it first; it must not make a number that is none.
+            *to = if from.is_finite() { scaled.clamp(f32::MIN, f32::MAX) } else { *from };
         }
     }
 }

@@ -154,3 +154,22 @@ fn nonsense_is_refused() {
         assert!(Sampler::new(bad).is_err(), "{bad:?}");
     }
 }
+
+#[test]
+fn extreme_settings_leave_numbers() {
+    let logits = [1.0, -2.0, 3.0, 3.0, f32::NEG_INFINITY];
+    for temperature in [1e-300, 1e-44, 1e-38] {
+        let drawn = counts(Sampling { temperature, top_p: Some(0.9), min_p: Some(0.1), ..PLAIN }, &logits, 64);
+        assert!(drawn[2] > 0 && drawn[3] > 0 && drawn[2] + drawn[3] == 64, "{temperature}: {drawn:?}");
+    }
+    for penalty in [1e-300, 1e300] {
+        let sampling = Sampling { repetition_penalty: Some(penalty), ..PLAIN };
+        let mut sampler = Sampler::new(sampling).unwrap();
+        let seen = Place { seen: &[0, 1, 4], ..place(0, 0) };
+        let processed = sampler.process(&logits, seen.seen, seen.banned).unwrap().to_vec();
+        assert!(processed[..4].iter().all(|logit| logit.is_finite()), "{penalty}: {processed:?}");
+        assert_eq!(processed[4], f32::NEG_INFINITY);
+        let chosen = sampler.next_token(&logits, &seen).unwrap();
+        assert_eq!(chosen == 0, penalty < 1.0, "{penalty}: {chosen}");
+    }
+}
