@@ -177,14 +177,13 @@ fn tile(a: Pairs<'_>, first_row: usize, inner: Range<usize>, panel: &[u32]) -> [
     let mut sums = [[_mm512_setzero_ps(); NR / LANES]; MR];
     for (pair, panel) in panel.chunks_exact(NR).take(inner.len()).enumerate() {
         let columns: [__m512bh; NR / LANES] = std::array::from_fn(|vector| {
-            // SAFETY: a chunk of the panel is three vectors long, and every bit pattern is one of both types.
-            unsafe { as_pairs(_mm512_loadu_si512(panel.as_ptr().add(vector * LANES).cast())) }
+            // SAFETY: a chunk of the panel is three vectors long.
+            as_pairs(unsafe { _mm512_loadu_si512(panel.as_ptr().add(vector * LANES).cast()) })
         });
         for (sums, row) in sums.iter_mut().zip(rows) {
             // SAFETY: each row is as long as the inner range.
             let word = unsafe { *row.get_unchecked(pair) };
-            // SAFETY: every bit pattern is one of both types.
-            let word = unsafe { as_pairs(_mm512_set1_epi32(word.cast_signed())) };
+            let word = as_pairs(_mm512_set1_epi32(word.cast_signed()));
             for (sum, column) in sums.iter_mut().zip(columns) {
                 *sum = _mm512_dpbf16_ps(*sum, word, column);
             }
@@ -200,12 +199,9 @@ fn tile(a: Pairs<'_>, first_row: usize, inner: Range<usize>, panel: &[u32]) -> [
     tile
 }
 
-/// Words as vectors of pairs.
-///
-/// # Safety
-/// None: it is a name for the transmutation, of types of one size in which every bit pattern is a value.
+/// Words as pairs, in another type of vector.
 #[inline(always)]
-unsafe fn as_pairs(words: __m512i) -> __m512bh {
-    // SAFETY: see above.
+fn as_pairs(words: __m512i) -> __m512bh {
+    // SAFETY: both types are 512 bits long, and every bit pattern is a value of each.
     unsafe { std::mem::transmute::<__m512i, __m512bh>(words) }
 }
