@@ -17,7 +17,7 @@ fn the_whole_way_from_text_to_an_answer() {
     let ran = ran.says("[scores]").says("perplexity").says("Where is it that the fox sees the hen?");
     assert!(ran.stdout.find("[scores]") < ran.stdout.find("[samples]"), "reports stand in the plan's order: {ran}");
     assert!(project.path("out/model/model.safetensors").is_file());
-    project.run(&["show", "train.yaml", "adapter.metrics"]).ends_with(0).says("learning_rate").says("\n 120 ");
+    project.run(&["show", "train.yaml", "adapter.metrics"]).ends_with(0).says("learning_rate").says("train   120 ");
     project.run(&["show", "train.yaml", "merged"]).ends_with(0).says("merged_tensors");
     project.run(&["show", "train.yaml", "samples"]).ends_with(0).says("Where is it");
     // A published folder that was changed by hand is left alone, and says so.
