@@ -37,8 +37,7 @@ fn message(turn: Value) -> Result<Message, String> {
     // Tables have every field in every row; those that are null say nothing.
     turn.retain(|_, value| !value.is_null());
     let role = match (turn.remove("role"), turn.remove("from")) {
-        (Some(Value::String(role)), _) => role,
-        (None, Some(Value::String(from))) => sharegpt_role(from),
+        (Some(Value::String(role)), _) | (None, Some(Value::String(role))) => known_role(role),
         _ => return Err("it has no `role`".to_owned()),
     };
     if !turn.contains_key("content")
@@ -56,12 +55,15 @@ fn message(turn: Value) -> Result<Message, String> {
     Ok(Message { role, content, other: turn })
 }
 
-fn sharegpt_role(from: String) -> String {
-    match from.as_str() {
+/// ShareGPT's names as chat templates know them, and `User` as `user`: a turn whose role no template knows is never learned.
+fn known_role(role: String) -> String {
+    let lower = role.to_ascii_lowercase();
+    match lower.as_str() {
         "human" => "user".to_owned(),
         "gpt" | "chatgpt" | "bing" | "bard" => "assistant".to_owned(),
         "observation" | "function_response" => "tool".to_owned(),
-        _ => from,
+        _ if Speaker::of(&lower) != Speaker::Other => lower,
+        _ => role,
     }
 }
 
@@ -169,6 +171,7 @@ mod tests {
             json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}, {"role": "tool", "content": "7"}]),
             json!([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}, {"from": "observation", "value": "7"}]),
             json!([{"role": "user", "value": "Hi", "weight": null}, {"from": "assistant", "content": "Hello"}, {"from": "tool", "value": "7"}]),
+            json!([{"role": "human", "content": "Hi"}, {"role": "Assistant", "content": "Hello"}, {"from": "TOOL", "value": "7"}]),
         ] {
             assert_eq!(conversation(turns.clone(), TurnOrder::Alternate).unwrap(), expected, "{turns}");
             assert_eq!(conversation(turns.to_string().into(), TurnOrder::Alternate).unwrap(), expected);

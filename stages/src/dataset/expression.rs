@@ -1,5 +1,6 @@
 //! `filter` and `map`: minijinja expressions and templates over the columns of a row.
 
+use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -13,12 +14,16 @@ use minijinja::{Environment, ErrorKind, Expression, Template, UndefinedBehavior,
 use serde_json::json;
 
 use super::DatasetParams;
+use super::comparison::names_beside_numbers;
 use super::flaw::{Flaw, Reason};
 use super::lookup::{Fields, Lookup, ROW};
 use super::read::Wanted;
 
 /// Steps that working out one expression on one row may take.
 const FUEL: u64 = 10_000_000;
+
+/// The longest text that `map` may make, in bytes: memory should not be what ends a text that grows in a loop.
+const LONGEST_TEXT: usize = 256 << 20;
 
 /// What `filter:` says: an expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,6 +88,7 @@ fn text_of<'a>(node: &'a Node, reader: &mut Reader) -> Option<&'a str> {
 fn what(error: &minijinja::Error) -> String {
     match error.kind() {
         ErrorKind::OutOfFuel => format!("takes more than {FUEL} steps"),
+        ErrorKind::WriteFailure => format!("makes a text of more than {} MiB", LONGEST_TEXT >> 20),
         kind => error.detail().map_or_else(|| kind.to_string(), str::to_owned),
     }
 }
@@ -128,6 +134,30 @@ impl<'a> Code<'a> {
     }
 }
 
+/// Holds a text up to [`LONGEST_TEXT`].
+#[derive(Default)]
+struct Bounded(Vec<u8>);
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > LONGEST_TEXT {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn render(template: &Template<'_, '_>, context: Value) -> Result<Value, minijinja::Error> {
+    let mut text = Bounded::default();
+    template.render_captured_to(context, &mut text)?;
+    Ok(Value::from(String::from_utf8(text.0).expect("a template of texts gives text")))
+}
+
 /// A compiled expression.
 struct Compiled<'a> {
     /// Where the file says it: `filter`, `map.text`.
@@ -135,6 +165,8 @@ struct Compiled<'a> {
     /// As written.
     text: &'a str,
     code: Code<'a>,
+    /// The names in it that are put in order with a number.
+    beside_numbers: Vec<String>,
     environment: &'a Environment<'a>,
 }
 
@@ -150,12 +182,17 @@ impl Compiled<'_> {
         let context = Value::from_dyn_object(Arc::clone(&lookup));
         let value = match &self.code {
             Code::Expression(expression) => expression.eval(context),
-            Code::Template(template) => template.render(context).map(Value::from),
+            Code::Template(template) => render(template, context),
         };
         // A comparison with nothing is no error of the language, and a slip of the pen in a name would filter out all rows.
         let is_global = |name: &String| self.environment.globals().any(|(global, _)| global == name);
         if let Some(name) = lookup.missed().into_iter().find(|name| !is_global(name)) {
             return Err(self.missing(&name, fields));
+        }
+        if let Some(name) = self.beside_numbers.iter().find(|name| fields.get(*name).is_some_and(|it| it.is_string())) {
+            let problem =
+                format!("compares `{name}`, which is text, with a number; say `{name}|int` or `{name}|float`");
+            return Err(self.flaw(&problem));
         }
         let value = value.map_err(|error| self.flaw(&what(&error)))?;
         if value.is_undefined() { Err(self.flaw("gives nothing")) } else { Ok(value) }
@@ -186,7 +223,14 @@ impl<'a> Expressions<'a> {
     }
 
     fn try_compile(params: &'a DatasetParams, environment: &'a Environment<'a>) -> Result<Self, minijinja::Error> {
-        let compiled = |field: String, text: &'a str, code| Compiled { field, text, code, environment };
+        let compiled = |field: String, text: &'a str, code| {
+            // A template has names of its own, in loops and macros.
+            let beside_numbers = match &code {
+                Code::Expression(_) => names_beside_numbers(text),
+                Code::Template(_) => Vec::new(),
+            };
+            Compiled { field, text, code, beside_numbers, environment }
+        };
         let filter = match &params.filter {
             Some(Condition(text)) => {
                 let code = Code::Expression(environment.compile_expression(text)?);
@@ -365,6 +409,9 @@ mod tests {
         let endless = "{% for a in range(100000) %}{% for b in range(100000) %}{{ a }}{% endfor %}{% endfor %}";
         let flaw = apply(json!({"map": {"x": endless}}), json!({"a": 1})).unwrap_err();
         assert!(flaw.problem.contains("more than 10000000 steps"), "{}", flaw.problem);
+        let growing = "{% set x = 'a' * 100000 %}{% for a in range(100000) %}{{ x }}{% endfor %}";
+        let flaw = apply(json!({"map": {"x": growing}}), json!({"a": 1})).unwrap_err();
+        assert!(flaw.problem.contains("a text of more than 256 MiB"), "{}", flaw.problem);
     }
 
     #[test]

@@ -84,9 +84,6 @@ pub(super) fn check_names(params: &DatasetParams, span: Span) -> Vec<Problem> {
 impl RowMapping {
     /// Finds out what rows of these columns are.
     pub(super) fn plan(params: &DatasetParams, columns: &[String], file: &str) -> Result<Self, StageError> {
-        if columns.is_empty() {
-            return Err(StageError::bad_data(format!("`{file}` is empty: it has neither columns nor rows")));
-        }
         let has = |column: &str| columns.iter().any(|known| known == column);
         let mapped = |name: &str| params.column_map.get(name).cloned();
         let names_key = |name: &str| params.column_map.contains_key(name);
@@ -198,13 +195,26 @@ fn missing(source: &str) -> Flaw {
     Flaw::new(Reason::Missing, format!("column `{source}` is missing"))
 }
 
+/// How many columns a message names.
+const NAMED: usize = 24;
+
 fn list(columns: &[String]) -> String {
-    columns.iter().map(|column| format!("`{column}`")).collect::<Vec<_>>().join(", ")
+    let more = columns.len().saturating_sub(NAMED);
+    let named = columns.iter().take(NAMED).map(|column| format!("`{column}`")).collect::<Vec<_>>().join(", ");
+    if more > 0 { format!("{named} and {more} more") } else { named }
 }
 
 fn unclear(columns: &[String], file: &str) -> StageError {
     let help = if columns.iter().any(|column| column == "instruction") {
         "set `template: alpaca` for instruction, input and output".to_owned()
+    } else if let [only] = columns
+        && only.contains([';', '\t', '|'])
+    {
+        "is another separator in use? the values of `.csv` are separated by commas, those of `.tsv` by tabs".to_owned()
+    } else if let [only] = columns
+        && file.contains(".json")
+    {
+        format!("where the rows lie under the key of one object in a `.json` file, say `field: {only}`")
     } else {
         "set `template:` and `column_map:`, or have `messages`, `text`, or `input` and `output`".to_owned()
     };

@@ -38,6 +38,7 @@ pub(super) fn take<'a>(
     let expressions = Expressions::compile(params, &environment)?;
     let mut taker = Taker::new(params, Arranger::new(params, facts, context)?);
     let lengths: Vec<u64> = parts.iter().map(|part| part.rows.len()).collect();
+    check_repetition(params, datasets, &lengths)?;
     for (source, index) in order(params, datasets, &lengths) {
         let part = &mut parts[source];
         let row = part.rows.row(index)?;
@@ -88,6 +89,29 @@ fn open(datasets: &[WeightedRows], context: &mut StageContext) -> Result<Vec<Par
         return Err(StageError::bad_data("`datasets` names no stage"));
     }
     Ok(parts)
+}
+
+/// How often `all_exhausted` may repeat a row, on average.
+const REPEATED: f64 = 1000.0;
+
+/// Whether drawing until a rarely drawn dataset is exhausted would repeat the others without end.
+fn check_repetition(params: &DatasetParams, datasets: &[WeightedRows], lengths: &[u64]) -> Result<(), StageError> {
+    let weights: Option<Vec<f64>> = datasets.iter().map(|dataset| dataset.weight).collect();
+    let (Mix::Interleave, StoppingStrategy::AllExhausted, Some(weights)) =
+        (params.mix, params.stopping_strategy, weights)
+    else {
+        return Ok(());
+    };
+    let sum: f64 = weights.iter().sum();
+    let drawn = lengths.iter().zip(weights).map(|(rows, weight)| *rows as f64 * sum / weight).fold(0.0, f64::max);
+    let rows: u64 = lengths.iter().sum();
+    if drawn <= REPEATED * rows as f64 {
+        return Ok(());
+    }
+    let message =
+        format!("to exhaust all datasets at these weights takes about {drawn:.1e} rows, of {rows} that there are");
+    Err(StageError::bad_data(message)
+        .with_help("give a larger `weight` to the one that is drawn rarely, or another `stopping_strategy`"))
 }
 
 fn difference(one: &RowsFacts, other: &RowsFacts) -> Option<String> {
@@ -207,8 +231,15 @@ impl<D: Iterator<Item = usize>> Iterator for Drawn<D> {
         if self.exhausted >= enough {
             return None;
         }
+        // Where one is left, the draws of the others need not be waited for.
+        let without_replacement = self.strategy == StoppingStrategy::AllExhaustedWithoutReplacement;
+        let left = || (0..self.lengths.len()).find(|source| self.taken[*source] < self.lengths[*source]);
+        let only = if without_replacement && self.exhausted + 1 == enough { left() } else { None };
         loop {
-            let source = self.draws.next()?;
+            let source = match only {
+                Some(only) => only,
+                None => self.draws.next()?,
+            };
             let (rows, taken) = (self.lengths[source], self.taken[source]);
             if taken >= rows && self.strategy == StoppingStrategy::AllExhaustedWithoutReplacement {
                 continue;
@@ -251,6 +282,24 @@ mod tests {
             };
             assert_eq!(made, expected, "{case}");
         }
+    }
+
+    #[test]
+    fn a_dataset_that_is_hardly_drawn_is_not_waited_for_without_end() {
+        let mut stream = draws(1, &[1.0, 1e-300]);
+        let strategy = StoppingStrategy::AllExhaustedWithoutReplacement;
+        let made: Vec<Choice> = Drawn::new(vec![2, 3], strategy, &mut stream).collect();
+        assert_eq!(made, [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]);
+        let with = |weight: f64| {
+            serde_json::json!({"datasets": [{"rows": "a", "weight": 1.0}, {"rows": "b", "weight": weight}],
+                "mix": "interleave", "stopping_strategy": "all_exhausted"})
+        };
+        let checked = |weight| {
+            let params = DatasetParams::read(&Node::from_json(&with(weight)), &mut Reader::default()).unwrap();
+            check_repetition(&params, params.datasets.as_deref().unwrap(), &[10, 1000])
+        };
+        assert!(checked(0.1).is_ok());
+        assert!(checked(1e-5).unwrap_err().message.contains("1.0e8 rows"));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! the taker counts; the arranger puts rows into their order and writes them.
 
 mod arrange;
+mod comparison;
 mod conversation;
 mod expression;
 mod flaw;
@@ -64,7 +65,7 @@ pub struct Dataset;
 
 impl Stage for Dataset {
     const NAME: &'static str = "dataset";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3; // 3: `role: human` is a user as `from: human` is; a text is not compared with a number.
     const ABOUT: &'static str =
         "Takes rows of text out of files, out of a dataset on the Hub, or out of other datasets.";
     type Params = DatasetParams;
@@ -132,7 +133,7 @@ fn no_rows(params: &DatasetParams, what: &str, filtered: u64, examples: &[String
     match (filtered, examples.first()) {
         (_, Some(example)) => error.with_help(format!("all of them are unusable, such as {example}")),
         (1.., None) => error.with_help(format!("`filter` leaves out all {filtered} of them")),
-        (0, None) => error,
+        (0, None) => error.with_help("there are none: check `split`, and that the file is the right one"),
     }
 }
 
@@ -152,9 +153,8 @@ fn take_source<'a>(
         }
     };
     let ranges = ranges(params, &splits, &reading)?;
-    let first = ranges.iter().find_map(|range| splits.get(&range.name)?.first());
-    let first = first.ok_or_else(|| StageError::bad_data("there are no files to read"))?;
-    let columns = first.columns(&reading)?;
+    let files = || ranges.iter().flat_map(|range| splits.get(&range.name).into_iter().flatten());
+    let (first, columns) = first_with_columns(files, &reading)?;
     let environment = expression::environment();
     let recipe = Recipe::plan(params, &environment, &columns, first)?;
     recipe.oddities(&first.name).into_iter().for_each(|oddity| context.warn(oddity));
@@ -169,6 +169,28 @@ fn take_source<'a>(
         }
     }
     Ok(taker)
+}
+
+/// The first file that has columns, and those. Files without any row say nothing about the others.
+fn first_with_columns<'a, I: Iterator<Item = &'a SourceFile>>(
+    files: impl Fn() -> I,
+    reading: &Reading,
+) -> Result<(&'a SourceFile, Vec<String>), StageError> {
+    for file in files() {
+        let columns = file.columns(reading)?;
+        if !columns.is_empty() {
+            return Ok((file, columns));
+        }
+    }
+    let Some(first) = files().next() else { return Err(StageError::bad_data("there are no files to read")) };
+    for file in files() {
+        if let Some(bad) = file.first_bad_row(reading)? {
+            let message = format!("{}: {}", file.place(bad.number), bad.flaw.problem);
+            return Err(StageError::bad_data(message).with_help("no row of the data can be used: mend the file"));
+        }
+    }
+    let message = format!("`{}` is empty: it has neither columns nor rows", first.name);
+    Err(StageError::bad_data(message).with_help("is it the right file? `source` says where the rows are"))
 }
 
 fn summary(facts: &RowsFacts, made: &[(&str, u64)], dropped: u64, filtered: u64) -> String {
@@ -241,7 +263,11 @@ fn ranges(
         counts.insert(name.clone(), rows);
     }
     params.split.ranges(|name| counts.get(name).copied()).map_err(|error| {
-        let help = suggest::help(&params.split.text, "split", counts.keys());
+        let help = match &error {
+            SplitError::NoSuchSplit { name } => suggest::help(name, "split", counts.keys()),
+            SplitError::TooFewRows { .. } => Some("without it, percentages are rounded to the nearest row".to_owned()),
+            _ => None,
+        };
         StageError { help, ..StageError::bad_data(error.to_string()) }
     })
 }

@@ -172,6 +172,9 @@ const MAX_ROW_SIZE: u64 = 8 << 20;
 /// The same for whole files.
 const MAX_DOCUMENT_SIZE: u64 = 256 << 20;
 
+/// The least share of the draws that a dataset may have.
+const RAREST: f64 = 1e-6;
+
 impl DatasetParams {
     /// The dataset on the Hub that has to be pinned.
     pub(super) fn pin_request(&self) -> Option<PinRequest> {
@@ -290,6 +293,12 @@ impl DatasetParams {
         }));
         if datasets.iter().filter_map(|dataset| dataset.weight).any(f64::is_infinite) {
             problems.push(error("a `weight` is infinite".to_owned(), "the others would never be drawn"));
+        }
+        let sum: f64 = datasets.iter().filter_map(|dataset| dataset.weight).sum();
+        let never = |weight: &f64| weight / sum < RAREST;
+        if let Some(weight) = datasets.iter().filter_map(|dataset| dataset.weight).find(never) {
+            let message = format!("the `weight` {weight} is less than a millionth of their sum");
+            problems.push(error(message, "its rows would hardly be drawn").with_help("leave that dataset out"));
         }
         let weights = datasets.iter().filter(|dataset| dataset.weight.is_some()).count();
         if weights > 0 && self.mix == Mix::Concat {

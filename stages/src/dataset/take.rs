@@ -142,7 +142,10 @@ fn help(reason: Reason, is_empty: bool) -> String {
     let mend = match reason {
         Reason::TooLong => "cut the row, or raise `max_row_size`",
         Reason::NotText => "make it text with `map:`, such as `map: { column: \"{{ column }}\" }`",
-        Reason::Turns => "mend the row, or take any order with `turn_order: any`",
+        Reason::Turns => {
+            "mend the row, or, where only the order of the turns is at fault, take any order with `turn_order: any`"
+        }
+        Reason::NotUtf8 => "convert the file to UTF-8, such as with `iconv -f ISO-8859-1 -t UTF-8`",
         Reason::Expression | Reason::Missing => "mend the row or the expression",
         _ => "mend the row",
     };

@@ -453,6 +453,7 @@ fn mistakes_are_found_without_running() {
         (json!({"datasets": [{"rows": "a", "weight": 1}, {"rows": "b"}], "mix": "interleave"}), 1),
         (json!({"datasets": [{"rows": "a"}], "template": "summarize", "map": {"x": "y"}}), 2),
         (json!({"datasets": [{"rows": "a", "weight": 0}], "mix": "interleave"}), 1),
+        (json!({"datasets": [{"rows": "a", "weight": 1}, {"rows": "b", "weight": 1e-300}], "mix": "interleave"}), 1),
         (json!({"source": "./a.jsonl", "train_test_split": {"test_size": 1.5}}), 1),
         (json!({"source": "./a.jsonl", "train_test_split": {}}), 1),
         (json!({"source": "./a.jsonl", "filter": "a ==", "limit": 0}), 2),
@@ -482,6 +483,61 @@ fn a_column_that_is_there_twice_is_not_chosen_from() {
     // What nobody asks for may stand there as often as it likes.
     let file = write(folder.path(), "a.csv", "input,output,x,x,,\nq,a,1,2,,\n");
     assert_eq!(column(&run(folder.path(), &[file], json!({})).unwrap(), "output"), ["a"]);
+}
+
+#[test]
+fn a_column_that_is_there_twice_is_not_found_in_the_whole_row_either() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), "a.csv", "text,x,x,,\nq,1,2,,\n");
+    let error = run(folder.path(), &[file], json!({"map": {"text": "{{ row.x }}"}})).unwrap_err();
+    assert_eq!(error.source.unwrap().to_string(), "it has several columns `x`");
+}
+
+#[test]
+fn empty_files_among_others_are_passed_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = [
+        write(folder.path(), "a.jsonl", ""),
+        write(folder.path(), "b.jsonl", "no JSON\n"),
+        write(folder.path(), "c.jsonl", "{\"text\":\"here\"}\n"),
+    ];
+    let made = run(folder.path(), &files, json!({"on_bad_row": "drop"})).unwrap();
+    assert_eq!(column(&made, "text"), ["here"]);
+    let error = run(folder.path(), &files[..2], json!({"on_bad_row": "drop"})).unwrap_err();
+    assert!(error.message.contains("b.jsonl`, line 1: it is not JSON"), "{}", error.message);
+}
+
+#[test]
+fn of_very_many_columns_a_message_names_some() {
+    let folder = tempfile::tempdir().unwrap();
+    let names: Vec<String> = (0..20_000).map(|index| format!("c{index}")).collect();
+    let file = write(folder.path(), "a.csv", format!("{}\n{}\n", names.join(","), names.join(",")));
+    let error = run(folder.path(), &[file], json!({})).unwrap_err();
+    assert!(error.message.len() < 500 && error.message.contains("and 19976 more"), "{}", error.message);
+    let file = write(folder.path(), "b.csv", "text;n\na;1\n");
+    let error = run(folder.path(), &[file], json!({})).unwrap_err();
+    assert!(error.help.unwrap().contains("separator"));
+}
+
+#[test]
+fn a_text_is_not_compared_with_a_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let table = [write(folder.path(), "a.csv", "text,n\na,1\nb,9\n")];
+    for filter in ["n > 5", "5 > n"] {
+        let error = run(folder.path(), &table, json!({"filter": filter})).unwrap_err();
+        assert!(error.message.contains("compares `n`, which is text, with a number"), "{}", error.message);
+    }
+    assert_eq!(column(&run(folder.path(), &table, json!({"filter": "n|int > 5"})).unwrap(), "text"), ["b"]);
+    let lines = [write(folder.path(), "a.jsonl", "{\"text\":\"a\",\"n\":1}\n{\"text\":\"b\",\"n\":9}\n")];
+    assert_eq!(column(&run(folder.path(), &lines, json!({"filter": "n > 5"})).unwrap(), "text"), ["b"]);
+}
+
+#[test]
+fn a_split_that_is_too_short_to_round_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = [write(folder.path(), "a.txt", "one\ntwo\n")];
+    let error = run(folder.path(), &file, json!({"split": "train[:50%](pct1_dropremainder)"})).unwrap_err();
+    assert!(error.help.unwrap().contains("rounded to the nearest row"));
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod quotes;
 mod table;
 mod text;
 
+use std::collections::HashSet;
 use std::io;
 use std::ops::{ControlFlow, Range};
 
@@ -75,9 +76,12 @@ impl Wanted {
         }
     }
 
-    /// A column that is asked for by name and is there more than once.
-    fn ambiguous<'a>(&self, columns: impl Iterator<Item = &'a str> + Clone) -> Option<&str> {
-        let Self::Named(names) = self else { return None };
+    /// A column that may be asked for and is there more than once. What has no name cannot be asked for.
+    fn ambiguous<'a>(&'a self, mut columns: impl Iterator<Item = &'a str> + Clone) -> Option<&'a str> {
+        let Self::Named(names) = self else {
+            let mut seen = HashSet::new();
+            return columns.find(|column| !column.is_empty() && !seen.insert(*column));
+        };
         names.iter().map(String::as_str).find(|name| columns.clone().filter(|column| column == name).count() > 1)
     }
 }
@@ -94,6 +98,19 @@ pub enum ReadError {
     /// It is not what its extension says.
     #[error("{0}")]
     Malformed(String),
+    /// It is text of another encoding.
+    #[error("it is UTF-16, and UTF-8 is expected")]
+    Utf16,
+}
+
+impl ReadError {
+    fn help(&self) -> Option<&'static str> {
+        match self {
+            Self::Io(_) => None,
+            Self::Malformed(_) => Some("mend the file, make or fetch it anew, or leave it out of `source`"),
+            Self::Utf16 => Some("convert it: `iconv -f UTF-16 -t UTF-8 FILE > NEW_FILE`"),
+        }
+    }
 }
 
 impl From<io::Error> for ReadError {
@@ -130,6 +147,19 @@ impl SourceFile {
             Format::Parquet | Format::Arrow => table::columns(self).map_err(|error| self.failed(error)),
             Format::Text => Ok(vec!["text".to_owned()]),
         }
+    }
+
+    /// The first row, where it is none that can be used.
+    ///
+    /// # Errors
+    /// Fails where the file cannot be read that far.
+    pub fn first_bad_row(&self, reading: &Reading) -> Result<Option<BadRecord>, StageError> {
+        let mut bad = None;
+        self.read(0..1, &Wanted::All, reading, &mut |record| {
+            bad = record.err();
+            Ok(ControlFlow::Break(()))
+        })?;
+        Ok(bad)
     }
 
     /// How many rows there are, those that cannot be used among them.
@@ -182,9 +212,10 @@ impl SourceFile {
     fn failed(&self, error: ReadError) -> StageError {
         let cause = match &error {
             ReadError::Io(_) => Cause::Machine,
-            ReadError::Malformed(_) => Cause::BadData,
+            ReadError::Malformed(_) | ReadError::Utf16 => Cause::BadData,
         };
-        StageError::new(cause, format!("cannot read `{}`", self.name)).with_source(error)
+        let help = error.help().map(str::to_owned);
+        StageError { help, ..StageError::new(cause, format!("cannot read `{}`", self.name)).with_source(error) }
     }
 
     /// The place of a row, for messages.

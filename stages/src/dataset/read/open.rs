@@ -27,7 +27,7 @@ pub(super) fn open(file: &SourceFile) -> Result<Box<dyn BufRead>, ReadError> {
     if start.starts_with(b"\xEF\xBB\xBF") {
         reader.consume(3);
     } else if start.starts_with(b"\xFF\xFE") || start.starts_with(b"\xFE\xFF") {
-        return Err(ReadError::Malformed("it is UTF-16, and UTF-8 is expected".to_owned()));
+        return Err(ReadError::Utf16);
     }
     Ok(reader)
 }

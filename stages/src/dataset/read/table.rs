@@ -30,7 +30,11 @@ const ROWS_PER_SLICE: usize = 128;
 type Batches = Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>>>;
 
 fn malformed(error: impl std::fmt::Display) -> ReadError {
-    ReadError::Malformed(error.to_string())
+    let message = error.to_string();
+    ReadError::Malformed(match message.split_once("Disabled feature at compile time: ") {
+        Some((_, codec)) => format!("it is compressed with {codec}, which is not read here; zstd, snappy and gzip are"),
+        None => message,
+    })
 }
 
 /// The names of the columns.
