@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
+use arrow::error::ArrowError;
 use cache::Digest;
 use engine::artifact::{ARTIFACT_FILE, Description};
 use engine::error::{Cause, StageError};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 use parquet::basic::{Compression, ZstdLevel};
+use parquet::errors::ParquetError;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use serde::{Deserialize, Serialize};
 
@@ -72,7 +74,8 @@ impl From<TableError> for StageError {
             TableError::Parquet { .. } | TableError::Form { .. } => (Cause::BadData, "a table cannot be used"),
             TableError::NoSuchRow { .. } => (Cause::Internal, "a table was read beyond its end"),
         };
-        StageError::new(cause, message).with_source(error)
+        let help = error.is_full_disk().then(|| "free some space, or take a home on another disk: `--home`".to_owned());
+        StageError { help, ..StageError::new(cause, message).with_source(error) }
     }
 }
 
@@ -81,8 +84,29 @@ impl TableError {
         Self::Form { path: path.to_owned(), what: what.into() }
     }
 
-    fn parquet(path: &Path, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self::Parquet { path: path.to_owned(), source: source.into() }
+    fn parquet(path: &Path, source: ParquetError) -> Self {
+        let path = path.to_owned();
+        match source {
+            // That the disk refuses is no fault of the table.
+            ParquetError::External(inner) => match inner.downcast::<std::io::Error>() {
+                Ok(source) if source.raw_os_error().is_some() => Self::Io { path, source: *source },
+                Ok(other) => Self::Parquet { path, source: other },
+                Err(other) => Self::Parquet { path, source: other },
+            },
+            other => Self::Parquet { path, source: other.into() },
+        }
+    }
+
+    fn arrow(path: &Path, source: ArrowError) -> Self {
+        match source {
+            ArrowError::ParquetError(_) | ArrowError::IoError(..) => Self::parquet(path, source.into()),
+            other => Self::Parquet { path: path.to_owned(), source: other.into() },
+        }
+    }
+
+    fn is_full_disk(&self) -> bool {
+        let full = [std::io::ErrorKind::StorageFull, std::io::ErrorKind::QuotaExceeded];
+        matches!(self, Self::Io { source, .. } if full.contains(&source.kind()))
     }
 
     fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
@@ -293,7 +317,25 @@ fn decode(
         .with_batch_size(rows.max(1))
         .build()
         .map_err(|error| TableError::parquet(path, error))?;
-    let batches: Vec<RecordBatch> =
-        reader.collect::<Result<_, _>>().map_err(|error| TableError::parquet(path, error))?;
-    arrow::compute::concat_batches(&schema, &batches).map_err(|error| TableError::parquet(path, error))
+    let batches: Vec<RecordBatch> = reader.collect::<Result<_, _>>().map_err(|error| TableError::arrow(path, error))?;
+    arrow::compute::concat_batches(&schema, &batches).map_err(|error| TableError::arrow(path, error))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_the_machines_fault_and_a_broken_table_is_not() {
+        let written = |source: ParquetError| StageError::from(TableError::parquet(Path::new("part"), source));
+        let full = written(ParquetError::External(Box::new(io::Error::from_raw_os_error(28))));
+        assert_eq!(full.cause, Cause::Machine);
+        assert!(full.help.unwrap().contains("free some space"));
+        for broken in [ParquetError::EOF("cut off".to_owned()), ParquetError::External("no magic".into())] {
+            assert_eq!(written(broken).cause, Cause::BadData);
+        }
+    }
 }
