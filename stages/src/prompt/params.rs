@@ -1,5 +1,7 @@
 //! What a pipeline file may say about prompts: the same keys wherever text becomes what a model reads.
 
+use std::collections::BTreeMap;
+
 use engine::artifact::Facts;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
@@ -8,6 +10,8 @@ use engine::parameter::{Json, KeyWriter, Parameter, Parameters, Reader};
 use engine::suggest;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+
+use super::chat::ChatTemplate;
 
 /// How text becomes what a model reads, beside the template that stands with the rows.
 ///
@@ -114,8 +118,17 @@ impl Parameter for ChatTemplateChoice {
             return None;
         };
         let names = NAMED_CHAT_TEMPLATES.iter().map(|(name, _)| *name);
-        if text.contains("{{") || text.contains("{%") || names.clone().any(|name| name == text) {
+        if names.clone().any(|name| name == text) {
             return Some(Self(text.clone()));
+        }
+        if text.contains("{{") || text.contains("{%") {
+            return match ChatTemplate::new(text, BTreeMap::new()) {
+                Ok(_) => Some(Self(text.clone())),
+                Err(error) => {
+                    reader.bad_value(node, error.to_string(), "a Jinja template that can be compiled");
+                    None
+                }
+            };
         }
         let names: Vec<&str> = names.collect();
         let help = suggest::help(text, "chat template", names.iter())
@@ -155,6 +168,8 @@ mod tests {
         assert_eq!(read(json!({"chat_template": "chatml"})).unwrap().chat_template.unwrap().text(), CHATML);
         let own = "{% for m in messages %}{{ m.content }}{% endfor %}";
         assert_eq!(read(json!({ "chat_template": own })).unwrap().chat_template.unwrap().text(), own);
+        let error = read(json!({"chat_template": "{% for m in messages %}{{ m.content"})).unwrap_err();
+        assert!(error.contains("line 1 of the template"), "{error}");
         let error = read(json!({"chat_template": "chat_ml"})).unwrap_err();
         assert!(error.contains("no chat template `chat_ml`") && error.contains("did you mean `chatml`"), "{error}");
     }

@@ -29,6 +29,9 @@ impl RowError {
                 "set `train_on: last` or `all`, or a `chat_template` with `{% generation %}` around what an assistant says"
                     .to_owned(),
             ),
+            Self::Prompt(PromptError::Chat(ChatError::Refused(_))) => Some(
+                "give another `chat_template`, or leave such rows out with `filter` in the stage that makes them".to_owned(),
+            ),
             Self::Prompt(_) => None,
             Self::TooLong { .. } => Some("set `on_too_long` to truncate or drop, or raise `max_seq_len`".to_owned()),
             Self::NoTarget => Some("set `on_no_target` to drop or keep".to_owned()),
