@@ -19,7 +19,8 @@ pub(super) fn resume<B: Blocks>(
 ) -> Result<Option<(Progress, String)>, StageError> {
     let (saved, damaged) = state::newest(context.working()).map_err(disk)?;
     for error in damaged {
-        context.warn(format!("passing over a saved step: {error}"));
+        let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
+        context.warn(format!("passing over a saved step: {error}{}", cause.unwrap_or_default()));
     }
     let Some(State { mut progress, tensors, metrics }) = saved else { return Ok(None) };
     let step = progress.step;

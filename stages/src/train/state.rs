@@ -26,7 +26,7 @@ use tensors::{decode, write_tensors};
 use super::validation::Course;
 
 /// Version of the form of a saved step.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// The file that says what the others must be.
 const STATE_FILE: &str = "state.json";
 /// The metrics up to the saved step, one JSON object per line.
@@ -108,6 +108,20 @@ struct StateFile {
     version: u32,
     progress: Progress,
     files: BTreeMap<String, Digest>,
+    /// Of the two fields before it, so that a flipped digit is noticed here as it is in the other files.
+    digest: Digest,
+}
+
+impl StateFile {
+    fn new(progress: Progress, files: BTreeMap<String, Digest>) -> Self {
+        let digest = Self::digest_of(&progress, &files);
+        Self { version: VERSION, progress, files, digest }
+    }
+
+    fn digest_of(progress: &Progress, files: &BTreeMap<String, Digest>) -> Digest {
+        let text = serde_json::to_vec(&(progress, files));
+        Digest::of(&text.expect("numbers, strings and digests always have a JSON form"))
+    }
 }
 
 /// Why a state cannot be saved or read.
@@ -151,7 +165,7 @@ pub fn save<T: ToSave>(working: &Path, state: &State<T>, keep: usize) -> Result<
         files.insert(name.to_owned(), write_tensors(&unfinished.join(name), &state.tensors, part)?);
     }
     files.insert(METRICS_FILE.to_owned(), write(&unfinished.join(METRICS_FILE), state.metrics.as_bytes())?);
-    let text = serde_json::to_vec_pretty(&StateFile { version: VERSION, progress: state.progress.clone(), files })
+    let text = serde_json::to_vec_pretty(&StateFile::new(state.progress.clone(), files))
         .expect("numbers, strings and digests always have a JSON form");
     write(&unfinished.join(STATE_FILE), &text)?;
     flush_folder(&unfinished)?;
@@ -273,6 +287,7 @@ fn read_state_file(folder: &Path) -> Result<StateFile, StateError> {
     let file: StateFile = serde_json::from_slice(&read_file(&path, None)?)
         .map_err(|error| StateError::Damaged { path: path.clone(), what: error.to_string() })?;
     match file.version {
+        VERSION if file.digest != StateFile::digest_of(&file.progress, &file.files) => Err(changed(&path)),
         VERSION => Ok(file),
         other => Err(StateError::Damaged { path, what: format!("it is of version {other}, not {VERSION}") }),
     }

@@ -53,6 +53,21 @@ fn a_damaged_state_is_noticed_and_the_one_before_it_used() {
 }
 
 #[test]
+fn a_flipped_digit_of_the_progress_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), &state(1), 2).unwrap();
+    save(folder.path(), &state(2), 2).unwrap();
+    let path = folder.path().join("step-2").join(STATE_FILE);
+    let text = fs::read_to_string(&path).unwrap();
+    let flipped = text.replace("\"target_tokens\": 20", "\"target_tokens\": 21");
+    assert_ne!(text, flipped);
+    fs::write(&path, flipped).unwrap();
+    let (found, damaged) = newest(folder.path()).unwrap();
+    assert_eq!((found, damaged.len()), (Some(state(1)), 1));
+    assert!(damaged[0].to_string().contains("not what was saved"), "{}", damaged[0]);
+}
+
+#[test]
 fn a_half_written_state_does_not_count() {
     let folder = tempfile::tempdir().unwrap();
     save(folder.path(), &state(1), 2).unwrap();
