@@ -9,11 +9,11 @@ use super::rows::listed;
 
 /// A failure, before any row was read or of a whole step; `rows` are numbers of the data.
 pub(super) fn of_rows(error: TrainError, rows: &[u64]) -> StageError {
-    let failure = failure(error);
     if rows.is_empty() {
-        return failure;
+        return failure(error);
     }
-    failure.with_help(format!("its rows of the data: {} (look at them with `pipeline show`)", listed(rows)))
+    let rows = format!("its rows of the data: {} (look at them with `pipeline show`)", listed(rows));
+    with_remedy(error, rows)
 }
 
 /// A failure of a micro-batch of these rows: where some of its documents alone are at fault, their rows are named.
@@ -34,7 +34,30 @@ pub(super) fn of_micro_batch(error: TrainError, rows: &[u64], batch: &Batch) -> 
         listed(&guilty),
         listed(rows)
     );
+    with_remedy(error, help)
+}
+
+/// A failure with its rows and what to do.
+fn with_remedy(error: TrainError, rows: String) -> StageError {
+    let help = match remedy(&error) {
+        Some(remedy) => format!("{remedy}; {rows}"),
+        None => rows,
+    };
     failure(error).with_help(help)
+}
+
+/// What to do about a loss or a gradient that is not finite.
+fn remedy(error: &TrainError) -> Option<&'static str> {
+    let (TrainError::LossNotFinite { step, .. } | TrainError::GradientNotFinite { step, .. }) = error else {
+        return None;
+    };
+    Some(match step {
+        1 => {
+            "nothing has been trained yet: the model, or the adapter to go on from, holds values that are not finite or too \
+             great, or `lora.alpha` is too great"
+        }
+        _ => "lower `optimizer.learning_rate`, or set `clip_grad_norm` or a longer `scheduler.warmup_steps`",
+    })
 }
 
 fn failure(error: TrainError) -> StageError {

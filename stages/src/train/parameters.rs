@@ -7,7 +7,7 @@ mod scheduler;
 
 use engine::file::problem::Problem;
 use engine::file::source::Span;
-use engine::parameter::{Input, KeyWriter, Parameters};
+use engine::parameter::{Input, KeyWriter, Parameter as _, Parameters};
 use model::ops::Compute;
 use model::schedule::Schedule;
 use model::trainer::{LossScaling, Recompute, Trained};
@@ -145,6 +145,19 @@ impl TrainParams {
         if self.activation_checkpointing { Recompute::Layers } else { Recompute::None }
     }
 
+    /// Why the learning rate stays below its highest in a run of so many steps, if it does.
+    pub(super) fn low_peak(&self, total_steps: u64) -> Option<String> {
+        let (schedule, base) = (self.schedule(total_steps), self.optimizer.learning_rate);
+        let share = schedule.peak(total_steps);
+        let because = match schedule.warmup_steps {
+            warmup if warmup >= total_steps => format!("the warm-up of {warmup} steps does not end within the run of"),
+            // One-cycle's top may lie between two steps.
+            _ if share < 0.9 => "the schedule has no place for its highest rate in the run of".to_owned(),
+            _ => return None,
+        };
+        Some(format!("{because} {total_steps}: the learning rate reaches {:.3e} of {base:.3e}", share * base))
+    }
+
     /// The order of the rows.
     pub(super) fn shuffle(&self) -> Shuffle {
         if self.shuffle { Shuffle::Seeded(self.seed) } else { Shuffle::No }
@@ -206,6 +219,11 @@ impl TrainParams {
     /// The product of micro-batch size and accumulation decides the result; how it is split does not.
     pub(super) fn write_derived_key(&self, key: &mut KeyWriter<'_>) {
         key.field("rows_per_step", cache::Class::Semantic, |key| key.value(self.rows_per_step().to_string()));
+        // A setting that the file gives must agree with an existing adapter even where it is the default.
+        if self.adapter.is_some() {
+            let given: Vec<String> = self.lora.keys.iter().map(|(name, _)| name.clone()).collect();
+            key.field("lora_given", cache::Class::Semantic, |key| given.write_key(key));
+        }
     }
 }
 
@@ -286,3 +304,6 @@ pub enum Kernels {
     /// Candle's tensors, as a second opinion.
     Candle,
 }
+
+#[cfg(test)]
+mod tests;

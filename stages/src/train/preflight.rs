@@ -57,8 +57,7 @@ fn steps(params: &TrainParams, inputs: &InputFacts, span: Span, ahead: &mut Pref
             (count("tokens"), count("target_tokens"), count("padding"))
     {
         let share = 100.0 * padding as f64 / (tokens + padding).max(1) as f64;
-        let text =
-            format!("{tokens}, {targets} of them targets; {padding} of padding ({share:.1} %) not computed");
+        let text = format!("{tokens}, {targets} of them targets; {padding} of padding ({share:.1} %) not computed");
         ahead.figure("tokens_per_epoch", tokens, text);
     }
 }
@@ -102,17 +101,19 @@ fn learning_rate(params: &TrainParams, total: u64, span: Span, ahead: &mut Prefl
     let warmup = schedule.warmup_steps;
     ahead.figure("peak_learning_rate", peak, format!("{peak:.3e} of {base:.3e}"));
     let text = if warmup == 0 { format!("{last:.3e}") } else { format!("{last:.3e}, after {warmup} steps of warm-up") };
-    if warmup >= total {
-        ahead.figure("last_learning_rate", last, format!("{last:.3e}: the warm-up of {warmup} steps never completes"));
-        let message = format!(
-            "the warm-up of {warmup} steps does not end within the run of {total}: the learning rate reaches {peak:.3e} of {base:.3e}"
-        );
-        ahead.warnings.push(
-            Problem::warning("warmup-too-long", span, message, "trains at a lower rate than it says")
-                .with_help("lower `scheduler.warmup_steps`, or train longer"),
-        );
-    } else {
-        ahead.figure("last_learning_rate", last, text);
+    let text = match warmup >= total {
+        true => format!("{last:.3e}: the warm-up of {warmup} steps never completes"),
+        false => text,
+    };
+    ahead.figure("last_learning_rate", last, text);
+    if let Some(message) = params.low_peak(total) {
+        let (code, help) = match warmup >= total {
+            true => ("warmup-too-long", "lower `scheduler.warmup_steps`, or train longer"),
+            false => ("schedule-too-long", "lower what `scheduler` says of its steps, or train longer"),
+        };
+        ahead
+            .warnings
+            .push(Problem::warning(code, span, message, "trains at a lower rate than it says").with_help(help));
     }
 }
 

@@ -219,7 +219,9 @@ impl<B: Blocks> Session<'_, B> {
     fn validate(&mut self, context: &mut StageContext) -> Result<ControlFlow<(), bool>, StageError> {
         let Some(validator) = &mut self.validator else { return Ok(ControlFlow::Continue(false)) };
         let began = Instant::now();
-        let ControlFlow::Continue(validated) = validator.validate(self.trainer.decoder_mut(), context)? else {
+        let ControlFlow::Continue(validated) =
+            validator.validate(self.trainer.decoder_mut(), self.progress.step, context)?
+        else {
             return Ok(ControlFlow::Break(()));
         };
         let step = self.progress.step;

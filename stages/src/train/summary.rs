@@ -10,15 +10,7 @@ use super::state::Progress;
 /// What a user would otherwise find out from a loss curve.
 pub(super) fn surprises(params: &TrainParams, division: &Division, total_steps: u64) -> Vec<String> {
     let mut surprises = Vec::new();
-    let schedule = params.schedule(total_steps);
-    if schedule.warmup_steps >= total_steps {
-        let learning_rate = params.optimizer.learning_rate;
-        surprises.push(format!(
-            "the warm-up of {} steps does not end within the run of {total_steps}: the learning rate reaches {:.3e} of {learning_rate:.3e}",
-            schedule.warmup_steps,
-            schedule.peak(total_steps) * learning_rate,
-        ));
-    }
+    surprises.extend(params.low_peak(total_steps));
     if division.rows_left_out() > 0 {
         let because = match (params.max_steps_per_epoch, params.leftover) {
             (Some(_), _) => "max_steps_per_epoch",

@@ -66,6 +66,7 @@ impl Validator {
     pub(super) fn validate<B: Blocks>(
         &mut self,
         decoder: &mut Decoder<B>,
+        step: u64,
         context: &StageContext,
     ) -> Result<ControlFlow<(), Validated>, StageError> {
         let (mut nll, mut target_tokens) = (0.0, 0);
@@ -86,8 +87,15 @@ impl Validator {
             })?;
             let of_batch: f64 = scores.iter().map(|score| f64::from(score.nll)).sum();
             if !of_batch.is_finite() {
-                let message = format!("the validation loss is {of_batch}");
-                let help = format!("the micro-batch's rows of the validation data: {}", listed(micro_batch));
+                let message = format!("the validation loss is {of_batch} after step {step}");
+                let help = format!(
+                    "{}; the micro-batch's rows of the validation data: {}",
+                    match step {
+                        0 => "nothing has been trained yet: the model or the adapter to go on from is at fault",
+                        _ => "lower `optimizer.learning_rate`, or set `clip_grad_norm`",
+                    },
+                    listed(micro_batch)
+                );
                 return Err(StageError::new(Cause::Numeric, message).with_help(help));
             }
             nll += of_batch;

@@ -144,8 +144,9 @@ impl LoraParams {
         settings.rank_pattern.clone_from(&self.rank_pattern);
         settings.alpha_pattern.clone_from(&self.alpha_pattern);
         settings.check_patterns()?;
-        targets::resolve(config, &settings)?;
+        let adapted = targets::resolve(config, &settings)?;
         targets::resolve_saved(config, &settings)?;
+        notes.extend(idle_patterns(&settings, &adapted));
         Ok((settings, notes))
     }
 
@@ -194,6 +195,23 @@ impl LoraParams {
     }
 }
 
+/// Patterns that fit none of the adapted modules: PEFT passes them over without a word.
+fn idle_patterns(settings: &AdapterConfig, adapted: &[String]) -> Vec<String> {
+    let plain = AdapterConfig { rank_pattern: Mapping::new(), alpha_pattern: Mapping::new(), ..settings.clone() };
+    let fits = |with: AdapterConfig| adapted.iter().any(|module| with.scaling_of(module) != plain.scaling_of(module));
+    let ranks = settings.rank_pattern.keys().filter(|pattern| {
+        let other = Mapping::from([((*pattern).clone(), plain.rank + 1)]);
+        !fits(AdapterConfig { rank_pattern: other, ..plain.clone() })
+    });
+    let alphas = settings.alpha_pattern.keys().filter(|pattern| {
+        let other = Mapping::from([((*pattern).clone(), plain.alpha * 2.0)]);
+        !fits(AdapterConfig { alpha_pattern: other, ..plain.clone() })
+    });
+    let named = ranks.map(|pattern| ("rank_pattern", pattern)).chain(alphas.map(|pattern| ("alpha_pattern", pattern)));
+    let note = |(key, pattern)| format!("`lora.{key}` has `{pattern}`, which fits none of the adapted modules");
+    named.map(note).collect()
+}
+
 impl Given<LoraParams> {
     /// What is wrong with the values taken together.
     pub(super) fn problems(&self, span: Span) -> Vec<Problem> {
@@ -239,7 +257,16 @@ impl Given<LoraParams> {
             LoraError::Patterns(_) => "rank_pattern",
         };
         let place = self.key(key).or(self.keys.first().map(|(_, span)| *span)).unwrap_or(span);
-        Some(Problem::error("wrong-input", place, format!("`lora.{key}`: {error}"), "does not fit the model"))
+        let problem = Problem::error("wrong-input", place, format!("`lora.{key}`: {error}"), "does not fit the model");
+        let is_name = |text: &String| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        Some(match (&error, &self.value.target_modules.0) {
+            (LoraError::Targets(_), TargetModules::Pattern(text)) if key == "target_modules" && is_name(text) => {
+                problem.with_help(format!(
+                    "a text is a regular expression for the whole path; a list has names: `target_modules: [{text}]`"
+                ))
+            }
+            _ => problem,
+        })
     }
 
     /// The first setting of the file that an existing adapter contradicts, by its name, with both values. What happens only while

@@ -110,3 +110,25 @@ fn an_existing_adapter_may_be_contradicted_in_nothing_but_dropout() {
     assert_eq!(contradicted(json!({"use_dora": true})).unwrap(), "use_dora: true, false");
     assert!(contradicted(json!({"target_modules": ["q_proj"]})).unwrap().starts_with("target_modules: model.layers.0"));
 }
+
+#[test]
+fn a_pattern_that_fits_no_adapted_module_is_said() {
+    let json = json!({
+        "rank_pattern": {"q_proj": 2, "k_proj": 2, "layers.1.self_attn.v_proj": 8},
+        "alpha_pattern": {"v_proj": 16.0, "down_proj": 3.0},
+    });
+    let (_, notes) = read(json).value.settings(&config(LLAMA)).unwrap();
+    let expected = [("rank_pattern", "k_proj"), ("alpha_pattern", "down_proj")]
+        .map(|(key, pattern)| format!("`lora.{key}` has `{pattern}`, which fits none of the adapted modules"));
+    assert_eq!(notes, expected);
+}
+
+#[test]
+fn a_name_where_an_expression_is_expected_is_explained() {
+    let help = |targets: &str| {
+        let lora = read(json!({ "target_modules": targets }));
+        lora.problem_on(&config(LLAMA), Span::default()).unwrap().help
+    };
+    assert!(help("q_proj").unwrap().contains("`target_modules: [q_proj]`"));
+    assert_eq!(help(r".*\.nothing"), None);
+}

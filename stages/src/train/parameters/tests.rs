@@ -1,0 +1,52 @@
+//! What parameters come to when they are taken together.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use cache::KeyDocument;
+use engine::file::tree::Node;
+use engine::parameter::{Json, Parameter, Reader};
+use serde_json::json;
+
+use super::*;
+
+fn read(more: Json) -> TrainParams {
+    let mut parameters = json!({"model": "base", "data": "rows"});
+    parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let mut reader = Reader::default();
+    let read = TrainParams::read(&Node::from_json(&parameters), &mut reader);
+    assert!(reader.problems.is_empty(), "{:?}", reader.problems);
+    read.unwrap()
+}
+
+fn key(more: Json) -> KeyDocument {
+    let params = read(more);
+    let mut document = KeyDocument::default();
+    let none = |_: &_, _: &'static [&'static str]| None;
+    let mut writer = KeyWriter::new(&mut document, &none);
+    params.write_key(&mut writer);
+    params.write_derived_key(&mut writer);
+    document
+}
+
+#[test]
+fn what_is_said_of_an_existing_adapter_is_looked_at_though_it_is_the_default() {
+    // A fresh adapter is the same whether the file gives a default or leaves it out; an existing one may contradict it.
+    assert_eq!(key(json!({})), key(json!({"lora": {"rank": 8}})));
+    let warm = key(json!({"adapter": "before"}));
+    assert_ne!(warm, key(json!({"adapter": "before", "lora": {"rank": 8}})));
+    assert_eq!(warm, key(json!({"adapter": "before", "lora": {}})));
+}
+
+#[test]
+fn a_learning_rate_that_stays_below_its_highest_is_said() {
+    let low = |scheduler: Json, steps| read(json!({"scheduler": scheduler})).low_peak(steps);
+    let decay = |steps: u64| json!({"name": "warmup_stable_decay", "num_decay_steps": steps});
+    assert_eq!(low(decay(3), 12), None);
+    let message = low(decay(300), 12).unwrap();
+    assert!(message.contains("no place for its highest rate in the run of 12"), "{message}");
+    let message = low(json!({"name": "linear", "warmup_steps": 12}), 12).unwrap();
+    assert!(message.contains("the warm-up of 12 steps does not end within the run of 12"), "{message}");
+    for name in ["constant", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt", "one_cycle"] {
+        assert_eq!(low(json!({"name": name}), 12), None, "{name}");
+    }
+}
