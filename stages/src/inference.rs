@@ -320,5 +320,11 @@ fn failure(error: GenerateError) -> StageError {
         GenerateError::Session(SessionError::Sequence { .. } | SessionError::Full { .. }) => Cause::Internal,
         GenerateError::Cancelled => Cause::Cancelled,
     };
-    StageError::new(cause, "prompts cannot be completed").with_source(error)
+    let help = matches!(cause, Cause::Numeric)
+        .then_some("weights of the model that are not finite or too great do that: did its training diverge?");
+    let failure = StageError::new(cause, "prompts cannot be completed").with_source(error);
+    match help {
+        Some(help) => failure.with_help(help),
+        None => failure,
+    }
 }

@@ -315,6 +315,20 @@ fn an_adapter_takes_part() {
 }
 
 #[test]
+fn an_adapter_that_is_not_finite_is_refused_by_name() {
+    let tiny = Tiny::new();
+    let config = AdapterConfig::new(2, 4.0, vec!["q_proj".to_owned(), "down_proj".to_owned()]);
+    let mut adapter = tiny.decoder().fresh_adapter(&config, 3).unwrap();
+    adapter.modules.get_mut("model.layers.1.mlp.down_proj").unwrap().lora_b[1] = f32::NAN;
+    let folder = tempfile::tempdir().unwrap();
+    adapter.save(folder.path()).unwrap();
+    let bench = tiny.bench().input("lora.adapter", "adapter", folder.path(), engine::artifact::Facts::new()).unwrap();
+    let error = bench.run::<Evaluate>(json!({"model": "base", "adapter": "lora", "data": "rows"})).unwrap_err();
+    assert_eq!(error.message, "the adapter holds a value that is not finite in `model.layers.1.mlp.down_proj`");
+    assert!(error.help.is_some());
+}
+
+#[test]
 fn another_evaluation_is_shown_beside_and_changes_nothing() {
     let tiny = Tiny::new();
     let parameters = json!({"model": "base", "data": "rows"});

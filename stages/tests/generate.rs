@@ -196,6 +196,9 @@ fn a_stop_string_ends_an_answer_wherever_tokens_begin_and_end() {
     assert!(tokens >= 3);
     let error = tiny.bench().run::<Generate>(json!({"model": "base", "prompts": ["a"], "stop_tokens": ["no such"]}));
     assert_eq!(error.unwrap_err().message, "`stop_tokens` has `no such`, which is no token of this tokenizer");
+    let error = tiny.bench().run::<Generate>(json!({"model": "base", "prompts": ["a"], "stop_tokens": [99_999]}));
+    let message = error.unwrap_err().message;
+    assert!(message.starts_with("`stop_tokens` has 99999, and the model has "), "{message}");
 }
 
 #[test]

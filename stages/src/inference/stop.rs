@@ -50,10 +50,12 @@ impl Parameter for StopToken {
 /// Fails if one of the files is no JSON, or the vocabulary has no such token.
 pub(super) fn token_ids(params: &InferenceParams, model: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, StageError> {
     let mut ids = tokenizer.stop_token_ids();
+    let mut vocab_size = None;
     for name in ["generation_config.json", "config.json"] {
         let Ok(text) = std::fs::read(model.join(name)) else { continue };
         let config: Value =
             serde_json::from_slice(&text).or_fail(Cause::BadData, || format!("the model's `{name}` is not JSON"))?;
+        vocab_size = config["vocab_size"].as_u64().or(vocab_size);
         match &config["eos_token_id"] {
             Value::Array(several) => ids.extend(several.iter().filter_map(as_id)),
             one => ids.extend(as_id(one)),
@@ -61,7 +63,14 @@ pub(super) fn token_ids(params: &InferenceParams, model: &Path, tokenizer: &Toke
     }
     for token in &params.stop_tokens {
         ids.push(match token {
-            StopToken::Id(id) => *id,
+            StopToken::Id(id) => match vocab_size.filter(|size| u64::from(*id) >= *size) {
+                Some(size) => {
+                    let message = format!("`stop_tokens` has {id}, and the model has {size} ids");
+                    return Err(StageError::new(Cause::BadParameters, message)
+                        .with_help("such a token never comes: give an id of the vocabulary, or a token's text"));
+                }
+                None => *id,
+            },
             StopToken::Text(text) => tokenizer.token_id(text).ok_or_else(|| {
                 let message = format!("`stop_tokens` has `{text}`, which is no token of this tokenizer");
                 StageError::new(Cause::BadParameters, message)
