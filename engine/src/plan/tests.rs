@@ -284,7 +284,8 @@ fn a_part_of_a_plan_is_what_its_stages_need() {
             let mut before: Vec<&str> = before.map(|node| part.stages[part.graph[node]].id.as_str()).collect();
             let needs = stage.inputs.iter().map(|input| input.stage.as_str());
             let mut expected: Vec<&str> = needs.chain(stage.needs.iter().map(String::as_str)).collect();
-            (before.sort_unstable(), expected.sort_unstable());
+            before.sort_unstable();
+            expected.sort_unstable();
             assert_eq!(before, expected, "{}", stage.id);
         }
         let stages: Vec<String> = part.stages.iter().map(|stage| stage.id.clone()).collect();
