@@ -12,7 +12,9 @@ pub use error::CheckpointError;
 pub use reader::{Checkpoint, TensorInfo};
 pub use safetensors::Dtype;
 pub(crate) use writer::write_atomically;
-pub use writer::{CheckpointWriteError, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, PIECE_BYTES, TensorSpec, encode_float};
+pub use writer::{
+    CheckpointWriteError, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, PIECE_BYTES, TensorSpec, encode_float,
+};
 
 /// The single weight file of a checkpoint that is not split.
 pub const SINGLE_FILE: &str = "model.safetensors";
