@@ -56,10 +56,25 @@ fn steps(params: &TrainParams, inputs: &InputFacts, span: Span, ahead: &mut Pref
         && let (Some(tokens), Some(targets), Some(padding)) =
             (count("tokens"), count("target_tokens"), count("padding"))
     {
-        let share = 100.0 * padding as f64 / (tokens + padding).max(1) as f64;
-        let text = format!("{tokens}, {targets} of them targets; {padding} of padding ({share:.1} %) not computed");
-        ahead.figure("tokens_per_epoch", tokens, text);
+        let (of_epoch, text) = tokens_of_epoch(&division, tokens, targets, padding);
+        ahead.figure("tokens_per_epoch", of_epoch, text);
     }
+}
+
+/// The tokens of an epoch, from those of all rows: where some rows are left out, which ones differs from epoch to epoch.
+fn tokens_of_epoch(division: &Division, tokens: u64, targets: u64, padding: u64) -> (u64, String) {
+    let share = 100.0 * padding as f64 / (tokens + padding).max(1) as f64;
+    let left_out = division.rows_left_out();
+    if left_out == 0 {
+        let text = format!("{tokens}, {targets} of them targets; {padding} of padding ({share:.1} %) not computed");
+        return (tokens, text);
+    }
+    let taken = (division.rows - left_out) as f64 / division.rows as f64;
+    let [tokens_taken, targets_taken] = [tokens, targets].map(|all| (all as f64 * taken).round() as u64);
+    let text = format!(
+        "about {tokens_taken} of {tokens}, {targets_taken} of them targets; padding ({share:.1} %) not computed"
+    );
+    (tokens_taken, text)
 }
 
 fn epoch_in_words(division: &Division) -> String {
@@ -169,5 +184,23 @@ fn trained_values(params: &TrainParams, config: &Config) -> Option<u64> {
         (Method::Full, _) => Some(config.matrix_weights()),
         (Method::Lora, Some(_)) => None,
         (Method::Lora, None) => params.lora.value.trained_values(config).ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::parameters::Leftover;
+
+    #[test]
+    fn tokens_of_rows_that_are_left_out_are_not_counted() {
+        let all = Division { rows: 24, rows_per_step: 5, leftover: Leftover::Step, max_steps_per_epoch: None };
+        assert_eq!(tokens_of_epoch(&all, 1041, 313, 0).0, 1041);
+        let drop = Division { leftover: Leftover::Drop, ..all };
+        let (tokens, text) = tokens_of_epoch(&drop, 1041, 313, 0);
+        assert_eq!(tokens, 868);
+        assert!(text.starts_with("about 868 of 1041, 261 of them targets"), "{text}");
+        let short = Division { max_steps_per_epoch: Some(2), ..all };
+        assert_eq!(tokens_of_epoch(&short, 1041, 313, 0).0, 434);
     }
 }

@@ -43,7 +43,8 @@ pub(super) fn run<B: Blocks>(params: &TrainParams, ops: Arc<B>, context: &mut St
     }
     surprises(params, &division, total_steps).into_iter().for_each(|surprise| context.warn(surprise));
 
-    let computed_by = ops.describe();
+    // Another split of a step adds in another order.
+    let computed_by = format!("{}, micro-batches of {}", ops.describe(), params.micro_batch_size);
     let (mut trainer, adapter) = prepare::trainer(params, ops, &model, context)?;
     let validator = validator(params, context)?;
     let shape = trainer.decoder().config();

@@ -60,7 +60,7 @@ pub struct Progress {
     pub best_weights: Option<BestWeights>,
     /// The factor on the loss, with loss scaling.
     pub loss_scaler: Option<LossScalerState>,
-    /// The kernel set, its instructions and its threads; with others the last digits may differ.
+    /// The kernel set, its instructions and its threads, and the micro-batch size; with others the last digits may differ.
     pub computed_by: String,
 }
 
