@@ -121,7 +121,7 @@ pub struct Evaluate;
 
 impl Stage for Evaluate {
     const NAME: &'static str = "evaluate";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3; // 3: earlier turns of a conversation are encoded apart, as in `tokenize`.
     const ABOUT: &'static str = "Measures a model on rows: perplexity and token accuracy of the responses; ROUGE, BLEU and exact match of its own.";
     type Params = EvaluateParams;
 

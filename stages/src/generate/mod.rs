@@ -27,6 +27,7 @@ use crate::prompt::PromptParams;
 use prompts::{Asked, Prompts};
 use report::Shown;
 pub use report::answers;
+pub use samples::TABLE;
 use samples::{Sample, SamplesWriter};
 
 /// What a pipeline file may say under `with:` for `uses: generate`.
@@ -101,7 +102,7 @@ pub struct Generate;
 
 impl Stage for Generate {
     const NAME: &'static str = "generate";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3; // 3: earlier turns of a conversation are encoded apart, as in `tokenize`.
     const ABOUT: &'static str = "Lets a model answer prompts.";
     type Params = GenerateParams;
 

@@ -13,7 +13,8 @@ use super::prompts::Asked;
 use crate::inference::Answer;
 use crate::results::{TableWriter, TextReader};
 
-const TABLE: &str = "samples.parquet";
+/// The table in an output's folder.
+pub const TABLE: &str = "samples.parquet";
 const TEXT: &str = "samples.txt";
 
 /// A prompt and its answer.

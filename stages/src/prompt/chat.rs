@@ -48,6 +48,15 @@ pub struct Turn {
     pub learn: bool,
 }
 
+/// What follows a conversation's messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Then {
+    /// Nothing.
+    End,
+    /// The header of an assistant's turn.
+    Answer,
+}
+
 /// A compiled chat template.
 pub struct ChatTemplate {
     environment: Environment<'static>,
@@ -109,7 +118,7 @@ impl ChatTemplate {
     ///
     /// An assistant's turn is what rendering one message more adds to the generation prompt. Where a template rewrites
     /// earlier turns, its `{% generation %}` marks decide; [`TrainOn::All`] needs neither, and [`TrainOn::Last`] only that
-    /// the last turn can be told from what precedes it.
+    /// the last turn can be told from what precedes it. Otherwise the pieces are the same whatever is learned.
     ///
     /// # Errors
     /// Fails where the template refuses the conversation, or rewrites earlier turns and has no marks.
@@ -120,13 +129,17 @@ impl ChatTemplate {
             TrainOn::All => spoken().collect(),
             TrainOn::Assistant => spoken().filter(|index| has_weight(&messages[*index])).collect(),
         };
-        // Only turns whose borders matter must be told apart.
-        let told_apart: Vec<usize> = if train_on == TrainOn::Last { learned.clone() } else { spoken().collect() };
-        let turns = match self.turns_by_prefix(messages, &told_apart, &learned) {
+        let spoken: Vec<usize> = spoken().collect();
+        let turns = match self.turns_by_prefix(messages, Then::End, &spoken, &learned) {
+            // Only the borders of what is learned must be known.
+            Err(_) if train_on == TrainOn::Last => self.turns_by_prefix(messages, Then::End, &learned, &learned),
+            result => result,
+        };
+        let turns = match turns {
             Err(ChatError::NotAPrefix { .. }) if train_on == TrainOn::All => {
                 Ok(vec![Turn { text: self.render(messages, false)?, learn: true }])
             }
-            Err(_) if self.has_marks => self.turns_by_marks(messages, &learned),
+            Err(_) if self.has_marks => self.turns_by_marks(messages, Then::End, &learned),
             result => result,
         };
         let mut turns = turns?;
@@ -134,13 +147,28 @@ impl ChatTemplate {
         Ok(turns)
     }
 
+    /// A conversation up to an assistant's answer, in the pieces that [`ChatTemplate::turns`] has before that answer: pieces are
+    /// encoded apart, so a model is asked in the tokens it was taught by. One piece where the template rewrites earlier turns and
+    /// has no marks.
+    ///
+    /// # Errors
+    /// Fails where the template refuses the conversation.
+    pub fn asked(&self, messages: &[Message]) -> Result<Vec<Turn>, ChatError> {
+        let spoken: Vec<usize> = (0..messages.len()).filter(|index| messages[*index].role == "assistant").collect();
+        self.turns_by_prefix(messages, Then::Answer, &spoken, &[])
+            .or_else(|error| if self.has_marks { self.turns_by_marks(messages, Then::Answer, &[]) } else { Err(error) })
+            .or_else(|_| Ok(vec![Turn { text: self.render(messages, true)?, learn: false }]))
+    }
+
+    /// The pieces, with borders before and behind the turns of `told_apart`.
     fn turns_by_prefix(
         &self,
         messages: &[Message],
+        then: Then,
         told_apart: &[usize],
         learned: &[usize],
     ) -> Result<Vec<Turn>, ChatError> {
-        let whole = self.render(messages, false)?;
+        let whole = self.render(messages, then == Then::Answer)?;
         let mut turns = Vec::new();
         let mut done = 0;
         let mut add = |end: Option<usize>, learn: bool, index: usize| {
@@ -172,11 +200,11 @@ impl ChatTemplate {
     /// As its marks alone decide, for tests.
     #[cfg(test)]
     pub(super) fn turns_by_marks_of_all(&self, messages: &[Message]) -> Result<Vec<Turn>, ChatError> {
-        self.turns_by_marks(messages, &(0..messages.len()).collect::<Vec<_>>())
+        self.turns_by_marks(messages, Then::End, &(0..messages.len()).collect::<Vec<_>>())
     }
 
-    fn turns_by_marks(&self, messages: &[Message], learned: &[usize]) -> Result<Vec<Turn>, ChatError> {
-        let text = self.render_with_marks(messages, false)?;
+    fn turns_by_marks(&self, messages: &[Message], then: Then, learned: &[usize]) -> Result<Vec<Turn>, ChatError> {
+        let text = self.render_with_marks(messages, then == Then::Answer)?;
         let mut spoken = (0..messages.len()).filter(|index| messages[*index].role == "assistant");
         if text.matches(MARK_END).count() != spoken.clone().count() {
             return Err(ChatError::Marks);
@@ -257,6 +285,34 @@ mod tests {
         let expected =
             [("<s><user>one.<assistant>", false), ("two.", true), ("<user>three.<assistant>", false), ("four.", true)];
         assert_eq!(pieces(&turns), expected);
+    }
+
+    #[test]
+    fn a_conversation_is_asked_in_the_pieces_it_is_taught_in() {
+        let template = template(
+            "{% for message in messages %}<{{ message.role }}>{{ message.content }}.{% endfor %}\
+             {% if add_generation_prompt %}<assistant>{% endif %}",
+        );
+        let asked = template.asked(&conversation()[..3]).unwrap();
+        assert_eq!(asked.len(), 3, "{asked:?}");
+        for train_on in [TrainOn::Assistant, TrainOn::Last] {
+            let taught = template.turns(&conversation(), train_on).unwrap();
+            let texts = |turns: &[Turn]| turns.iter().map(|turn| turn.text.clone()).collect::<Vec<_>>();
+            assert_eq!(texts(&asked), texts(&taught[..3]), "{train_on:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_rewritten_is_asked_in_the_pieces_of_its_marks_or_in_one() {
+        let asked = template(REWRITES).asked(&conversation()[..3]).unwrap();
+        assert_eq!(pieces(&asked), [("U:one|A:", false), ("t|", false), ("U:three|A:", false)]);
+        let unmarked = REWRITES.replace("{%- generation %}", "").replace("{% endgeneration %}", "");
+        let asked = template(&unmarked).asked(&conversation()[..3]).unwrap();
+        assert_eq!(
+            asked.iter().map(|turn| turn.text.trim()).collect::<String>().replace('\n', ""),
+            "U:one|A:t|U:three|A:"
+        );
+        assert_eq!(asked.len(), 1);
     }
 
     /// As some templates drop the reasoning of earlier turns.

@@ -188,9 +188,15 @@ impl Prompter {
     /// # Errors
     /// Fails where there is no chat template or it refuses.
     pub fn conversation(&self, messages: &[Message], tokenizer: &Tokenizer) -> Result<Prompt, PromptError> {
-        let messages = self.messages(messages, tokenizer);
+        self.asked(&self.messages(messages, tokenizer))
+    }
+
+    /// Messages as a chat template gets them, up to the assistant's answer.
+    fn asked(&self, messages: &[Message]) -> Result<Prompt, PromptError> {
         let mut prompt = Prompt::default();
-        prompt.text(self.chat_template()?.render(&messages, true)?, false);
+        for turn in self.chat_template()?.asked(messages)? {
+            prompt.text(turn.text, false);
+        }
         Ok(prompt)
     }
 
@@ -354,8 +360,10 @@ impl PromptRenderer {
             }
             (Shape::Messages, Row::Messages(messages)) => {
                 let answer = messages.iter().rposition(|message| message.role == "assistant");
-                let asked = &messages[..answer.unwrap_or(messages.len())];
-                let prompt = self.prompter.conversation(asked, tokenizer)?;
+                // A system message counts wherever it stands in the row, as in a lesson.
+                let all = self.prompter.messages(messages, tokenizer);
+                let behind = messages.len() - answer.unwrap_or(messages.len());
+                let prompt = self.prompter.asked(&all[..all.len() - behind])?;
                 let text = |index: usize| messages[index].content.as_str().map(|text| text.trim().to_owned());
                 Ok(Question { prompt, reference: answer.and_then(text) })
             }

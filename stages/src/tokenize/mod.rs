@@ -6,7 +6,7 @@
 mod counts;
 mod row;
 
-use engine::artifact::Output;
+use engine::artifact::{Facts, Output};
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
@@ -75,6 +75,12 @@ pub struct TokenizeParams {
 }
 
 impl TokenizeParams {
+    /// Whether rows with these facts, as far as they are known, may become more rows of tokens than there are.
+    fn may_split(&self, facts: Option<&Facts>) -> bool {
+        let shape = facts.and_then(|facts| serde_json::from_value(facts.get("shape")?.clone()).ok());
+        self.max_seq_len.is_some() && self.on_too_long(shape.unwrap_or(Shape::Text)) == OnTooLong::Split
+    }
+
     fn on_too_long(&self, shape: Shape) -> OnTooLong {
         let default = if shape == Shape::Text { OnTooLong::Split } else { OnTooLong::Truncate };
         self.on_too_long.unwrap_or(default)
@@ -96,7 +102,7 @@ pub struct Tokenize;
 
 impl Stage for Tokenize {
     const NAME: &'static str = "tokenize";
-    const VERSION: u32 = 2; // 2: special tokens written out in columns and conversations are plain text.
+    const VERSION: u32 = 3; // 3: `train_on: last` encodes earlier turns apart, as the others do.
     const ABOUT: &'static str = "Turns rows into token ids and labels with a model's own tokenizer.";
     type Params = TokenizeParams;
 
@@ -122,9 +128,10 @@ impl Stage for Tokenize {
 
     fn preflight(params: &TokenizeParams, inputs: &InputFacts, _: Span) -> Preflight {
         let mut ahead = Preflight::default();
-        let rows = facts_of(&params.dataset.reference, inputs).and_then(|facts| facts.get("rows")?.as_u64());
+        let facts = facts_of(&params.dataset.reference, inputs);
+        let rows = facts.and_then(|facts| facts.get("rows")?.as_u64());
         // Without splitting, each row of text becomes one of tokens, unless it is left out.
-        if let Some(rows) = rows.filter(|_| params.on_too_long != Some(OnTooLong::Split)) {
+        if let Some(rows) = rows.filter(|_| !params.may_split(facts)) {
             ahead.expect("tokens", "rows", rows);
         }
         if let Some(longest) = params.max_seq_len {
