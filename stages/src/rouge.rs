@@ -91,8 +91,7 @@ fn rouge_n(predicted: &[String], expected: &[String], n: usize) -> Score {
 }
 
 fn rouge_l(predicted: &[String], expected: &[String]) -> Score {
-    let table = lcs_table(expected, predicted);
-    Score::new(table[expected.len()][predicted.len()] as usize, predicted.len(), expected.len())
+    Score::new(lcs_length(expected, predicted, |_, _| ()), predicted.len(), expected.len())
 }
 
 fn rouge_lsum(predicted: &[Vec<String>], expected: &[Vec<String>]) -> Score {
@@ -134,28 +133,47 @@ fn take_one<T: std::hash::Hash + Eq>(counts: &mut HashMap<T, usize>, item: T) ->
     }
 }
 
-/// `table[i][j]` is the length of the longest common subsequence of the first `i` and the first `j` tokens.
-fn lcs_table(expected: &[String], predicted: &[String]) -> Vec<Vec<u32>> {
-    let mut table = vec![vec![0; predicted.len() + 1]; expected.len() + 1];
+/// The length of the longest common subsequence. `leads_left` hears of the pairs of unequal tokens before which leaving out the
+/// predicted token keeps a longer subsequence than leaving out the expected one.
+///
+/// One row of the table of lengths is held, not all: a reference may be a book.
+fn lcs_length(expected: &[String], predicted: &[String], mut leads_left: impl FnMut(usize, usize)) -> usize {
+    let mut lengths = vec![0; predicted.len() + 1];
     for (i, token) in expected.iter().enumerate() {
+        let mut diagonal = 0;
         for (j, other) in predicted.iter().enumerate() {
-            table[i + 1][j + 1] = if token == other { table[i][j] + 1 } else { table[i][j + 1].max(table[i + 1][j]) };
+            let (left, above) = (lengths[j], lengths[j + 1]);
+            lengths[j + 1] = if token == other { diagonal + 1 } else { left.max(above) };
+            if token != other && left > above {
+                leads_left(i, j);
+            }
+            diagonal = above;
         }
     }
-    table
+    lengths[predicted.len()]
 }
 
 /// Marks the tokens of `expected` that lie on its longest common subsequence with `predicted`. Of several equally long
 /// ones the choice is the reference implementation's: it decides what the union over lines holds.
 fn mark_lcs(expected: &[String], predicted: &[String], marks: &mut [bool]) {
-    let table = lcs_table(expected, predicted);
+    // A bit per pair of tokens: which way back.
+    let mut left = vec![0_u64; (expected.len() * predicted.len()).div_ceil(64)];
+    let bit = |i: usize, j: usize| ((i * predicted.len() + j) / 64, 1_u64 << ((i * predicted.len() + j) % 64));
+    lcs_length(expected, predicted, |i, j| {
+        let (word, mask) = bit(i, j);
+        left[word] |= mask;
+    });
+    let leads_left = |i, j| {
+        let (word, mask) = bit(i, j);
+        left[word] & mask != 0
+    };
     let (mut i, mut j) = (expected.len(), predicted.len());
     while i > 0 && j > 0 {
         if expected[i - 1] == predicted[j - 1] {
             marks[i - 1] = true;
             i -= 1;
             j -= 1;
-        } else if table[i][j - 1] > table[i - 1][j] {
+        } else if leads_left(i - 1, j - 1) {
             j -= 1;
         } else {
             i -= 1;
