@@ -95,6 +95,9 @@ const PROMPTS_PER_GROUP: usize = 256;
 /// What they may have together, in tokens, unless a single one has more.
 const TOKENS_PER_GROUP: usize = 1 << 18;
 
+/// The same in bytes of text: one that is too long for the model has no tokens.
+const BYTES_PER_GROUP: usize = 32 << 20;
+
 /// The prompts, read in order.
 pub(super) struct Prompts {
     source: Source,
@@ -147,10 +150,14 @@ impl Prompts {
     /// # Errors
     /// Fails if rows cannot be read.
     pub(super) fn next_group(&mut self, respondent: &Respondent) -> Result<Option<Vec<Asked>>, StageError> {
-        let (mut group, mut tokens) = (Vec::new(), 0);
-        while self.next < self.len && group.len() < PROMPTS_PER_GROUP && tokens < TOKENS_PER_GROUP {
+        let (mut group, mut tokens, mut bytes) = (Vec::new(), 0, 0);
+        let has_room = |group: &Vec<Asked>, tokens, bytes| {
+            group.len() < PROMPTS_PER_GROUP && tokens < TOKENS_PER_GROUP && bytes < BYTES_PER_GROUP
+        };
+        while self.next < self.len && has_room(&group, tokens, bytes) {
             let asked = self.asked(self.next, respondent)?;
             tokens += asked.ids.as_ref().map_or(0, Vec::len);
+            bytes += asked.text.len();
             group.push(asked);
             self.next += 1;
         }

@@ -7,9 +7,13 @@ use engine::error::StageError;
 
 use super::samples::{Earlier, Sample, Tally};
 use crate::inference::{ANSWER_INDENT, indented, visible};
+use crate::show::shortened;
 
 /// Samples that are shown; all of them are in the files.
 const SAMPLES_SHOWN: usize = 20;
+
+/// Characters of a prompt that are shown: one may be a whole document.
+const MOST_OF_A_PROMPT: usize = 4000;
 
 /// The samples that are shown, and the first prompt that could not be asked.
 #[derive(Default)]
@@ -49,7 +53,7 @@ impl Shown {
     ) -> String {
         let mut lines = Vec::new();
         for sample in &self.samples {
-            lines.push(visible(&sample.prompt));
+            lines.push(prompt_line(&sample.prompt));
             let answer = match &sample.answer {
                 Ok(answer) => answer.text.trim().to_owned(),
                 Err(problem) => format!("(not asked: {problem})"),
@@ -83,11 +87,15 @@ pub fn answers(folder: &Path) -> Result<String, StageError> {
     {
         lines.extend(rows.into_iter().map(|(prompt, answer)| {
             let answer = indented(answer.trim(), ANSWER_INDENT);
-            format!("{}\n{}{answer}", visible(&prompt), " ".repeat(ANSWER_INDENT))
+            format!("{}\n{}{answer}", prompt_line(&prompt), " ".repeat(ANSWER_INDENT))
         }));
     }
     lines.truncate(SAMPLES_SHOWN);
     Ok(lines.join("\n"))
+}
+
+fn prompt_line(prompt: &str) -> String {
+    visible(&shortened(prompt, MOST_OF_A_PROMPT))
 }
 
 #[cfg(test)]
@@ -112,6 +120,14 @@ mod tests {
     fn no_answer_reaches_the_terminal_as_a_command() {
         let (shown, tally) = shown(&[("Red?", "\u{1b}[31mred\r")]);
         assert_eq!(shown.report("asked", &tally, None), "Red?\n  \u{fffd}[31mred");
+    }
+
+    #[test]
+    fn a_prompt_as_long_as_a_book_is_shortened() {
+        let prompt = "word ".repeat(100_000);
+        let (shown, tally) = shown(&[(&prompt, "Long.")]);
+        let report = shown.report("asked", &tally, None);
+        assert!(report.len() < 5000 && report.contains("characters left out") && report.ends_with("Long."), "{report}");
     }
 
     #[test]
