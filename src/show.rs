@@ -7,6 +7,7 @@ use cache::{OutputRecord, Tree, Verify};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use stages::artifact::{Metrics, OutputKind, Packs, Rows, Samples, Tokens};
+use stages::generate;
 use stages::show::{DocumentView, Field, RowView, SegmentView, describe_rows, shortened};
 use stages::tokenizer::Tokenizer;
 
@@ -37,7 +38,6 @@ pub struct ShowArgs {
 /// What stages call the files that people want to see.
 const METRICS_FILE: &str = "metrics.json";
 const STEPS_FILE: &str = "metrics.jsonl";
-const SAMPLES_FILE: &str = "samples.txt";
 const MERGE_REPORT: &str = "merge_report.json";
 
 const DEFAULT_ROWS: u64 = 3;
@@ -62,8 +62,6 @@ enum Body {
     Rows(Vec<RowView>),
     /// Figures, and those of each step and each validation where there were any.
     Metrics(Value, Vec<Map<String, Value>>),
-    /// Text that the stage wrote for people.
-    Text(String),
     /// The list of files, and what the stage reports about them.
     Files(Option<Value>),
 }
@@ -94,7 +92,8 @@ pub fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
 }
 
 fn body(folder: &Path, tree: &Tree, kind: &str, tokenizer: Option<&Tokenizer>, rows: u64) -> Result<Body, Failure> {
-    if [Rows::NAME, Tokens::NAME, Packs::NAME].contains(&kind) {
+    let has_samples = kind == Samples::NAME && tree.get(generate::TABLE).is_some();
+    if has_samples || [Rows::NAME, Tokens::NAME, Packs::NAME].contains(&kind) {
         return Ok(Body::Rows(describe_rows(folder, kind, tokenizer, rows)?));
     }
     if kind == Metrics::NAME && tree.get(METRICS_FILE).is_some() {
@@ -103,10 +102,6 @@ fn body(folder: &Path, tree: &Tree, kind: &str, tokenizer: Option<&Tokenizer>, r
             None => Vec::new(),
         };
         return Ok(Body::Metrics(read_json(&folder.join(METRICS_FILE))?, steps));
-    }
-    let text = tree.files().iter().find(|file| kind == Samples::NAME && file.path == SAMPLES_FILE);
-    if let Some(file) = text {
-        return Ok(Body::Text(std::fs::read_to_string(folder.join(&file.path))?));
     }
     let report = tree.get(MERGE_REPORT).map(|file| read_json(&folder.join(&file.path)));
     Ok(Body::Files(report.transpose()?))
@@ -137,7 +132,6 @@ impl Shown {
                 value["metrics"] = metrics.clone();
                 value["steps"] = json!(steps);
             }
-            Body::Text(text) => value["text"] = json!(text),
             Body::Files(report) => value["report"] = json!(report),
         }
         value
@@ -156,7 +150,6 @@ impl Shown {
                     .iter()
                     .try_for_each(|of_kind| write!(out, "\n{}", figures::spread(of_kind, most_steps as usize)))
             }
-            Body::Text(text) => writeln!(out, "\n{}", text.trim_end()),
             Body::Files(report) => {
                 if let Some(report) = report {
                     write!(out, "\n{}", figures::table(report))?;

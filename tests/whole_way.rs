@@ -19,7 +19,9 @@ fn the_whole_way_from_text_to_an_answer() {
     assert!(project.path("out/model/model.safetensors").is_file());
     project.run(&["show", "train.yaml", "adapter.metrics"]).ends_with(0).says("learning_rate").says("train   120 ");
     project.run(&["show", "train.yaml", "merged"]).ends_with(0).says("merged_tensors");
-    project.run(&["show", "train.yaml", "samples"]).ends_with(0).says("Where is it");
+    project.run(&["show", "train.yaml", "samples"]).ends_with(0).says("Where is it").says("completion:");
+    let none = project.run(&["show", "train.yaml", "samples", "--rows", "0", "--format", "json"]).ends_with(0).json();
+    assert_eq!(none["rows"], serde_json::json!([]));
     // A published folder that was changed by hand is left alone, and says so.
     project.write("out/model/config.json", "{}");
     project.run(&["run", "train.yaml"]).ends_with(1).warns("out/model");

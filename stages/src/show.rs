@@ -8,7 +8,11 @@ use std::path::Path;
 use engine::error::StageError;
 use serde::Serialize;
 
-use crate::artifact::{IGNORE_INDEX, OutputKind, Packs, Row, Rows, RowsReader, TokenRow, Tokens, TokensReader};
+use crate::artifact::{
+    IGNORE_INDEX, OutputKind, Packs, Row, Rows, RowsReader, Samples, TokenRow, Tokens, TokensReader,
+};
+use crate::generate;
+use crate::results::TextReader;
 use crate::tokenizer::Tokenizer;
 
 /// A row.
@@ -64,7 +68,7 @@ pub struct SegmentView {
     pub trained: bool,
 }
 
-/// The first rows of an artefact of rows, tokens or packs.
+/// The first rows of an artefact of rows, tokens, packs or samples.
 ///
 /// # Errors
 /// Fails where the artefact is of another kind, or cannot be read.
@@ -79,12 +83,39 @@ pub fn describe_rows(
         let shown = rows.min(reader.len());
         return (0..shown).map(|index| Ok(RowView::Text { index, fields: fields(reader.row(index)?) })).collect();
     }
+    if kind == Samples::NAME {
+        return samples(folder, rows);
+    }
     if kind != Tokens::NAME && kind != Packs::NAME {
         return Err(StageError::bad_data(format!("an artefact of kind {kind} has no rows to show")));
     }
     let mut reader = TokensReader::open_folder(folder)?;
     let shown = rows.min(reader.len());
     (0..shown).map(|index| token_row(index, &reader.row(index)?, tokenizer)).collect()
+}
+
+/// The first prompts of a generation, each with its answer or why there is none.
+fn samples(folder: &Path, rows: u64) -> Result<Vec<RowView>, StageError> {
+    const NAMES: [&str; 4] = ["prompt", "completion", "problem", "reference"];
+    let mut reader = TextReader::open(&folder.join(generate::TABLE), &NAMES)?;
+    let mut views = Vec::new();
+    while (views.len() as u64) < rows
+        && let Some(columns) = reader.next_rows()?
+    {
+        let columns = <[Vec<String>; 4]>::try_from(columns).expect("as many columns are read");
+        let [prompts, completions, problems, references] = columns.map(Vec::into_iter);
+        for (((prompt, completion), problem), reference) in prompts.zip(completions).zip(problems).zip(references) {
+            let answered = problem.is_empty();
+            let texts = NAMES.into_iter().zip([prompt, completion, problem, reference]);
+            let present =
+                |name: &str, text: &str| name == "prompt" || !text.is_empty() || name == "completion" && answered;
+            let fields = texts.filter(|(name, text)| present(name, text));
+            let fields = fields.map(|(name, text)| Field { name: name.to_owned(), text }).collect();
+            views.push(RowView::Text { index: views.len() as u64, fields });
+        }
+    }
+    views.truncate(usize::try_from(rows).unwrap_or(usize::MAX));
+    Ok(views)
 }
 
 /// A text for a screen: of a long one its beginning and its end, and how many characters lie between them.
@@ -150,7 +181,12 @@ fn document(ids: &[u32], labels: &[i32], tokenizer: Option<&Tokenizer>) -> Resul
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{ArrayRef, StringArray};
+
     use super::*;
+    use crate::results::TableWriter;
 
     #[test]
     fn of_a_long_text_beginning_and_end_are_shown() {
@@ -158,6 +194,36 @@ mod tests {
         assert_eq!(shortened(&"é".repeat(8), 8), "é".repeat(8));
         let text = format!("{}{}{}", "a".repeat(6), "b".repeat(100), "z".repeat(2));
         assert_eq!(shortened(&text, 8), "aaaaaa\n… 100 characters left out …\nzz");
+    }
+
+    #[test]
+    fn as_many_samples_are_told_as_are_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let texts = |texts: &[Option<&str>]| -> ArrayRef { Arc::new(texts.iter().copied().collect::<StringArray>()) };
+        let mut writer = TableWriter::new(folder.path().join(generate::TABLE));
+        let columns = [
+            ("prompt", texts(&[Some("Who?"), Some(""), Some("Why?")])),
+            ("completion", texts(&[Some(""), None, Some("So.")])),
+            ("reference", texts(&[Some("Me."), None, None])),
+            ("problem", texts(&[None, Some("it has no tokens"), None])),
+        ];
+        writer.write(columns).unwrap();
+        writer.finish().unwrap();
+        let told = |rows| -> Vec<Vec<(String, String)>> {
+            let views = describe_rows(folder.path(), Samples::NAME, None, rows).unwrap();
+            let fields = views.into_iter().map(|view| match view {
+                RowView::Text { fields, .. } => fields.into_iter().map(|field| (field.name, field.text)).collect(),
+                RowView::Tokens { .. } => panic!("samples are text"),
+            });
+            fields.collect()
+        };
+        let pairs = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
+            pairs.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
+        };
+        let first = pairs(&[("prompt", "Who?"), ("completion", ""), ("reference", "Me.")]);
+        let second = pairs(&[("prompt", ""), ("problem", "it has no tokens")]);
+        assert_eq!(told(2), [first, second]);
+        assert_eq!((told(0).len(), told(9).len()), (0, 3));
     }
 
     #[test]
