@@ -103,6 +103,9 @@ impl Parameter for Targets {
     }
 }
 
+/// No layer is wider, and a rank beyond a layer's width says nothing more.
+const MOST_RANK: usize = 1 << 16;
+
 /// torchtune's keys.
 const TORCHTUNE: [&str; 3] = ["lora_attn_modules", "apply_lora_to_mlp", "apply_lora_to_output"];
 
@@ -232,6 +235,14 @@ impl Given<LoraParams> {
             let help = "`lora_attn_modules: []` if no layer of the attention is to get an adapter";
             return vec![
                 Problem::error("missing-key", place(word), message, "one of torchtune's words").with_help(help),
+            ];
+        }
+        let ranks = [("rank", lora.rank)].into_iter();
+        let mut ranks = ranks.chain(lora.rank_pattern.values().map(|rank| ("rank_pattern", *rank)));
+        if let Some((key, rank)) = ranks.find(|(_, rank)| *rank > MOST_RANK) {
+            let message = format!("`lora.{key}` is {rank}, more than any layer is wide");
+            return vec![
+                Problem::error("out-of-range", place(key), message, "too great").with_help("4 to 256 are usual"),
             ];
         }
         let none = match torchtune.is_empty() {

@@ -132,3 +132,13 @@ fn a_name_where_an_expression_is_expected_is_explained() {
     assert!(help("q_proj").unwrap().contains("`target_modules: [q_proj]`"));
     assert_eq!(help(r".*\.nothing"), None);
 }
+
+#[test]
+fn a_rank_wider_than_any_layer_is_refused() {
+    let problems = |json: Json| read(json).problems(Span::default());
+    for json in [json!({"rank": 1_000_000_000_000_u64}), json!({"rank_pattern": {"q_proj": 65_537}})] {
+        let found = problems(json);
+        assert!(found.len() == 1 && found[0].message.contains("more than any layer is wide"), "{found:?}");
+    }
+    assert!(problems(json!({"rank": 65_536})).is_empty());
+}
