@@ -81,6 +81,20 @@ pub(super) fn check_names(params: &DatasetParams, span: Span) -> Vec<Problem> {
         .collect()
 }
 
+/// What a row is, where the parameters alone decide it.
+pub(super) fn shape_asked_for(params: &DatasetParams) -> Option<Shape> {
+    let names = |keys: &[&str]| keys.iter().any(|key| params.column_map.contains_key(*key));
+    if template(params).is_some() {
+        Some(Shape::Prompt)
+    } else if names(&[MESSAGES, CONVERSATIONS]) {
+        Some(Shape::Messages)
+    } else if names(&["text"]) {
+        Some(Shape::Text)
+    } else {
+        names(&[INPUT, OUTPUT]).then_some(Shape::Prompt)
+    }
+}
+
 impl RowMapping {
     /// Finds out what rows of these columns are.
     pub(super) fn plan(params: &DatasetParams, columns: &[String], file: &str) -> Result<Self, StageError> {

@@ -297,7 +297,7 @@ impl DatasetParams {
         let sum: f64 = datasets.iter().filter_map(|dataset| dataset.weight).sum();
         let never = |weight: &f64| weight / sum < RAREST;
         if let Some(weight) = datasets.iter().filter_map(|dataset| dataset.weight).find(never) {
-            let message = format!("the `weight` {weight} is less than a millionth of their sum");
+            let message = format!("the `weight` {weight:e} is less than a millionth of their sum");
             problems.push(error(message, "its rows would hardly be drawn").with_help("leave that dataset out"));
         }
         let weights = datasets.iter().filter(|dataset| dataset.weight.is_some()).count();

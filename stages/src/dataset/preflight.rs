@@ -4,12 +4,19 @@ use engine::preflight::Preflight;
 use engine::stage::InputFacts;
 
 use super::arrange::{ROWS, TEST, TRAIN};
+use super::mapping;
 use super::parameters::{DatasetParams, Mix};
 use crate::tokenize::facts_of;
 
-/// The rows of each output, where they follow from the split, a limit or the datasets that are joined.
+/// The rows of each output, where they follow from the split, a limit or the datasets that are joined, and what a row is, where
+/// that follows from a template or `column_map`.
 pub(super) fn preflight(params: &DatasetParams, inputs: &InputFacts) -> Preflight {
     let mut ahead = Preflight::default();
+    if let Some(shape) = mapping::shape_asked_for(params) {
+        let outputs: &[&str] = if params.train_test_split.is_some() { &[TRAIN, TEST] } else { &[ROWS] };
+        let shape = serde_json::to_value(shape).expect("a shape is JSON");
+        outputs.iter().for_each(|output| ahead.expect(output, "shape", shape.clone()));
+    }
     let Some(rows) = rows(params, inputs) else { return ahead };
     match &params.train_test_split {
         None => ahead.expect(ROWS, "rows", rows),
@@ -31,6 +38,8 @@ fn rows(params: &DatasetParams, inputs: &InputFacts) -> Option<u64> {
         }
         Some(_) => None,
     };
+    // How many a filter leaves is not known.
+    let bounded = bounded.filter(|_| params.filter.is_none());
     match (bounded, params.limit) {
         (Some(bounded), Some(limit)) => Some(bounded.min(limit)),
         (bounded, limit) => bounded.or(limit),

@@ -279,3 +279,24 @@ fn prompts_become_the_reference_tokens_and_labels() {
         }
     }
 }
+
+#[test]
+fn rows_of_tokens_are_foretold_only_where_none_is_split() {
+    let foretold = |rows: Value, mut with: Value| {
+        with["dataset"] = "articles".into();
+        with["tokenizer"] = "base".into();
+        let node = engine::file::tree::Node::from_json(&with);
+        let params =
+            <TokenizeParams as engine::parameter::Parameter>::read(&node, &mut engine::parameter::Reader::default())
+                .unwrap();
+        let facts: Facts = serde_json::from_value(rows).unwrap();
+        let inputs = InputFacts::from_iter([("articles.rows".to_owned(), facts)]);
+        Tokenize::preflight(&params, &inputs, Span::default()).outputs["tokens"].get("rows").and_then(Value::as_u64)
+    };
+    let short = || json!({"max_seq_len": 16});
+    assert_eq!(foretold(json!({"rows": 7, "shape": "prompt"}), short()), Some(7));
+    assert_eq!(foretold(json!({"rows": 7, "shape": "text"}), short()), None);
+    assert_eq!(foretold(json!({"rows": 7}), short()), None);
+    let whole = json!({"max_seq_len": 16, "on_too_long": "truncate"});
+    assert_eq!(foretold(json!({"rows": 7, "shape": "text"}), whole), Some(7));
+}

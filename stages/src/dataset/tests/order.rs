@@ -141,3 +141,23 @@ fn neither_threads_nor_the_codec_of_the_source_change_a_bit() {
     }
     assert!(identities.iter().all(|identity| *identity == identities[0]), "{identities:?}");
 }
+
+#[test]
+fn rows_are_foretold_where_no_filter_takes_some_away() {
+    let foretold = |with: Value| {
+        let params = DatasetParams::read(&Node::from_json(&with), &mut Reader::default()).unwrap();
+        let outputs = Dataset::preflight(&params, &InputFacts::new(), Span::default()).outputs;
+        let facts = outputs.get("rows").or_else(|| outputs.get("train")).cloned().unwrap_or_default();
+        (facts.get("rows").and_then(Value::as_u64), facts.get("shape").and_then(Value::as_str).map(str::to_owned))
+    };
+    let with = |more: Value| {
+        let mut with = json!({"source": "./a.jsonl", "split": "train[:200]"});
+        with.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        with
+    };
+    assert_eq!(foretold(with(json!({}))), (Some(200), None));
+    assert_eq!(foretold(with(json!({"filter": "n > 3"}))), (None, None));
+    let halves = json!({"template": "alpaca", "train_test_split": {"test_size": 0.5}});
+    assert_eq!(foretold(with(halves)), (Some(100), Some("prompt".to_owned())));
+    assert_eq!(foretold(with(json!({"column_map": {"text": "body"}}))), (Some(200), Some("text".to_owned())));
+}
