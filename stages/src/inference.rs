@@ -38,11 +38,10 @@ pub use stop::{StopStrings, StopToken};
 
 use crate::adapter;
 use crate::artifact::{Adapter, Model, Tokenizer as TokenizerArtifact};
-use crate::kernels;
+use crate::kernels::{self, Dtype, Kernels};
 use crate::preflight::{inference_bytes, model_config};
 use crate::tokenize::facts_of;
 use crate::tokenizer::Tokenizer;
-use crate::train::{Dtype, Kernels};
 
 /// Which model is asked, and when its answers end: the same keys in `evaluate` and `generate`.
 #[derive(Parameters, Debug)]

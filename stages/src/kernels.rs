@@ -1,11 +1,40 @@
-//! The kernel sets as a stage makes them.
+//! The kernel sets: as `train`, `evaluate` and `generate` name them, and as a stage makes them.
 
 use std::sync::Arc;
 
 use engine::error::{Cause, OrFail, StageError};
+use engine::parameter::Parameters;
 use model::candle::Candle;
 use model::cpu::Cpu;
 use model::ops::Compute;
+
+/// A set of kernels.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kernels {
+    /// Our own, for processors.
+    Cpu,
+    /// Candle's tensors, as a second opinion.
+    Candle,
+}
+
+/// The number type of the computation.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dtype {
+    /// 32-bit floats.
+    F32,
+    /// Products of 16-bit brain floats, summed in f32; what is trained, its moments and the loss stay f32.
+    Bf16,
+}
+
+impl Dtype {
+    /// The number type as kernels know it.
+    pub fn compute(self) -> Compute {
+        match self {
+            Self::F32 => Compute::F32,
+            Self::Bf16 => Compute::Bf16,
+        }
+    }
+}
 
 /// Our own kernels in f32, on so many threads.
 ///

@@ -30,12 +30,12 @@ use engine::preflight::Preflight;
 use engine::stage::{InputFacts, Stage, Threads};
 
 pub use parameters::{
-    Dtype, EarlyStopping, Given, Kernels, Leftover, LoraParams, LossScale, Method, MinLr, OptimizerName,
-    OptimizerParams, SchedulerName, SchedulerParams, Shape, Targets, TrainParams, Warmup,
+    EarlyStopping, Given, Leftover, LoraParams, LossScale, Method, MinLr, OptimizerName, OptimizerParams,
+    SchedulerName, SchedulerParams, Shape, Targets, TrainParams, Warmup,
 };
 
 use crate::artifact::{Adapter, Metrics, Model, OutputKind};
-use crate::kernels;
+use crate::kernels::{self, Kernels};
 
 /// The stage kind.
 pub struct Train;

@@ -8,7 +8,6 @@ mod scheduler;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, KeyWriter, Parameter as _, Parameters};
-use model::ops::Compute;
 use model::schedule::Schedule;
 use model::trainer::{LossScaling, Recompute, Trained};
 
@@ -20,6 +19,7 @@ pub use scheduler::{MinLr, SchedulerName, SchedulerParams, Shape, Warmup};
 pub use super::order::Leftover;
 use super::order::{Division, Shuffle};
 use crate::artifact::{Adapter, Model, TokensOrPacks};
+use crate::kernels::{Dtype, Kernels};
 
 /// What a pipeline file may say under `with:` for `uses: train`.
 #[derive(Parameters, Debug)]
@@ -247,25 +247,6 @@ pub enum Method {
     Full,
 }
 
-/// The number type of the computation.
-#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dtype {
-    /// 32-bit floats.
-    F32,
-    /// Products of 16-bit brain floats, summed in f32; what is trained, its moments and the loss stay f32.
-    Bf16,
-}
-
-impl Dtype {
-    /// The number type as kernels know it.
-    pub fn compute(self) -> Compute {
-        match self {
-            Self::F32 => Compute::F32,
-            Self::Bf16 => Compute::Bf16,
-        }
-    }
-}
-
 /// How the factor on the loss follows what the gradients bear, as `torch.amp.GradScaler`.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq)]
 pub struct LossScale {
@@ -294,15 +275,6 @@ impl LossScale {
             ..LossScaling::default()
         }
     }
-}
-
-/// A set of kernels.
-#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kernels {
-    /// Our own, for processors.
-    Cpu,
-    /// Candle's tensors, as a second opinion.
-    Candle,
 }
 
 #[cfg(test)]
