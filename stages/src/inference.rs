@@ -103,14 +103,16 @@ impl InferenceParams {
         let mut problems = Vec::new();
         if self.stop_strings.iter().any(String::is_empty) {
             let message = "`stop_strings` has an empty text, which every answer holds at once";
-            problems.push(Problem::error("bad-value", span, message, "in this stage"));
+            let problem = Problem::error("bad-value", span, message, "in this stage");
+            problems.push(problem.with_help("take it out of the list"));
         }
         if self.min_new_tokens > self.max_new_tokens {
             let message = format!(
                 "`min_new_tokens` is {}, more than `max_new_tokens`, which is {}",
                 self.min_new_tokens, self.max_new_tokens
             );
-            problems.push(Problem::error("bad-value", span, message, "in this stage"));
+            let problem = Problem::error("bad-value", span, message, "in this stage");
+            problems.push(problem.with_help("raise `max_new_tokens`, or lower `min_new_tokens`"));
         }
         problems
     }

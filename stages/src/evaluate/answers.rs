@@ -84,7 +84,9 @@ impl Answers {
         let AnswerCounts { rows, skipped_rows, cut, .. } = self.counts;
         if rows == 0 {
             let message = "no row has both a prompt that fits the model and a reference answer";
-            return Err(StageError::bad_data(message));
+            return Err(StageError::bad_data(message).with_help(
+                "`pipeline show` shows the rows: is the response column the right one, and are prompts too long?",
+            ));
         }
         if skipped_rows > 0 {
             let all = rows + skipped_rows;

@@ -154,8 +154,9 @@ fn score(
         }
         if !nll.is_finite() {
             let message = format!("the negative log-likelihood of row {} is {nll}", example.row);
-            return Err(StageError::new(Cause::Numeric, message)
-                .with_help("weights of the model that are not finite or too great do that: did its training diverge?"));
+            return Err(StageError::new(Cause::Numeric, message).with_help(
+                "weights of the model that are not finite or too great do that: did its training diverge?",
+            ));
         }
         (example.nll, example.tokens, example.correct) = (Some(nll), Some(tokens), Some(correct));
     }

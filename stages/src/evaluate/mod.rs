@@ -254,7 +254,7 @@ impl Subject {
 
 /// A failure that is about a row.
 fn of_row(row: u64) -> impl Fn(crate::prompt::PromptError) -> StageError {
-    move |error| StageError::new(Cause::BadData, format!("row {row} cannot be turned into a prompt")).with_source(error)
+    move |error| error.failing(Cause::BadData, format!("row {row} cannot be turned into a prompt"))
 }
 
 /// Writes a text file of the output.

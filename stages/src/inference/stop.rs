@@ -52,7 +52,11 @@ pub(super) fn token_ids(params: &InferenceParams, model: &Path, tokenizer: &Toke
     let mut ids = tokenizer.stop_token_ids();
     let mut vocab_size = None;
     for name in ["generation_config.json", "config.json"] {
-        let Ok(text) = std::fs::read(model.join(name)) else { continue };
+        let path = model.join(name);
+        let text = match std::fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            read => read.or_fail(Cause::Machine, || format!("cannot read `{}`", path.display()))?,
+        };
         let config: Value =
             serde_json::from_slice(&text).or_fail(Cause::BadData, || format!("the model's `{name}` is not JSON"))?;
         vocab_size = config["vocab_size"].as_u64().or(vocab_size);

@@ -35,13 +35,43 @@ pub enum PromptError {
     Tokenizer(#[from] TokenizerError),
 }
 
+impl PromptError {
+    /// What to do about it, in any stage.
+    pub fn help(&self) -> Option<&'static str> {
+        match self {
+            Self::NoChatTemplate => Some("set `chat_template: chatml`, or take the tokenizer of a chat model"),
+            Self::Chat(ChatError::NotAPrefix { .. } | ChatError::Marks) => {
+                Some("give a `chat_template` with `{% generation %}` around what an assistant says")
+            }
+            Self::Chat(ChatError::Refused(_)) => {
+                Some("give another `chat_template`, or leave such rows out with `filter` in the stage that makes them")
+            }
+            Self::NoTemplate
+            | Self::OtherShape
+            | Self::ChatTemplate(_)
+            | Self::Chat(ChatError::Template(_))
+            | Self::Tokenizer(_) => None,
+        }
+    }
+
+    /// As the failure of a stage, in these words.
+    pub fn failing(self, cause: Cause, message: impl Into<String>) -> StageError {
+        let help = self.help();
+        let failure = StageError::new(cause, message).with_source(self);
+        match help {
+            Some(help) => failure.with_help(help),
+            None => failure,
+        }
+    }
+}
+
 impl From<PromptError> for StageError {
     fn from(error: PromptError) -> Self {
         let cause = match &error {
             PromptError::ChatTemplate(_) => Cause::BadParameters,
             _ => Cause::BadData,
         };
-        StageError::new(cause, "a row cannot be turned into a prompt").with_source(error)
+        error.failing(cause, "a row cannot be turned into a prompt")
     }
 }
 

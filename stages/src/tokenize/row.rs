@@ -22,17 +22,11 @@ impl RowError {
     /// As the failure of the stage over the row of an index, from 0.
     pub(super) fn at_row(self, index: u64) -> StageError {
         let help = match &self {
-            Self::Prompt(PromptError::NoChatTemplate) => {
-                Some("set `chat_template: chatml`, or take the tokenizer of a chat model".to_owned())
-            }
             Self::Prompt(PromptError::Chat(ChatError::NotAPrefix { .. } | ChatError::Marks)) => Some(
                 "set `train_on: last` or `all`, or a `chat_template` with `{% generation %}` around what an assistant says"
                     .to_owned(),
             ),
-            Self::Prompt(PromptError::Chat(ChatError::Refused(_))) => Some(
-                "give another `chat_template`, or leave such rows out with `filter` in the stage that makes them".to_owned(),
-            ),
-            Self::Prompt(_) => None,
+            Self::Prompt(error) => error.help().map(str::to_owned),
             Self::TooLong { .. } => Some("set `on_too_long` to truncate or drop, or raise `max_seq_len`".to_owned()),
             Self::NoTarget => Some("set `on_no_target` to drop or keep".to_owned()),
         };
