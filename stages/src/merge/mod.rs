@@ -14,6 +14,7 @@ use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::preflight::Preflight;
+use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, Stage, Threads};
 use model::batch::Batch;
 use model::merge::WeightedAdapter;
@@ -161,6 +162,7 @@ fn seal(
     fs::write(draft.folder.join(REPORT_FILE), format!("{report:#}\n"))
         .or_fail(Cause::Machine, || format!("cannot write `{REPORT_FILE}`"))?;
     proof.check().map_err(unproved)?;
+    context.emit(WorkerEvent::Report { text: report::text(written, proof) });
     context.seal(draft, facts, Some(identity))
 }
 

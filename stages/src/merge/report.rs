@@ -29,6 +29,26 @@ pub(super) fn of(params: &MergeParams, written: &MergeReport, proof: &Proof) -> 
     })
 }
 
+/// The lines for the end of a run.
+pub(super) fn text(written: &MergeReport, proof: &Proof) -> String {
+    let of = &proof.merged;
+    let head = if written.untied_head { "; the head is a weight of its own now" } else { "" };
+    format!(
+        "{} weights merged, {} replaced, {} copied{head}\n\
+         base with adapter against merged, {} tokens of {} rows: logits differ by {:.1e} of {:.1} at most (bound {:.1e}), \
+         {:.1} % agree on the most likely token",
+        written.merged.len(),
+        written.replaced.len(),
+        written.copied,
+        proof.positions,
+        proof.rows,
+        of.max_abs_logit_difference,
+        of.max_abs_logit,
+        of.bound,
+        100.0 * of.top_1_agreement,
+    )
+}
+
 /// Says where the stored type is too coarse for what the adapters change.
 pub(super) fn warn_of_rounding(written: &MergeReport, context: &mut StageContext) {
     let lost = written.merged.iter().filter(|tensor| tensor.rounding_over_delta > 1.0).count();

@@ -184,6 +184,17 @@ impl TrainParams {
         }
         problems.extend(self.scheduler.problem(self.optimizer.learning_rate));
         problems.extend(self.without_validation());
+        if let Some(validation) = self.validation.as_ref().filter(|rows| {
+            (&rows.reference.stage, &rows.reference.output) == (&self.data.reference.stage, &self.data.reference.output)
+        }) {
+            let message = "`validation` is what is trained on: its loss says nothing about other rows";
+            problems.push(Problem::warning(
+                "bad-value",
+                validation.reference.span,
+                message,
+                "the same stage as `data`",
+            ));
+        }
         problems
     }
 
