@@ -170,10 +170,7 @@ fn find(base: &Path, pattern: &str, span: Span) -> Result<Found, Box<Problem>> {
         if !pattern.contains(['*', '?', '[']) {
             return Err(missing(format!("there is no file `{pattern}`")));
         }
-        let files = matches(base, pattern).map_err(|error| {
-            let message = format!("`{pattern}` is no pattern: {error}");
-            Box::new(Problem::error("bad-glob", span, message, "cannot be matched"))
-        })?;
+        let files = matches(base, pattern, span)?;
         return match files.is_empty() {
             true => Err(missing(format!("no file matches `{pattern}`"))),
             false => Ok(Found { files, named: Named::Below }),
@@ -193,7 +190,7 @@ fn find(base: &Path, pattern: &str, span: Span) -> Result<Found, Box<Problem>> {
     }
 }
 
-fn matches(base: &Path, pattern: &str) -> Result<Vec<(PathBuf, String)>, glob::PatternError> {
+fn matches(base: &Path, pattern: &str, span: Span) -> Result<Vec<(PathBuf, String)>, Box<Problem>> {
     let fixed: PathBuf = Path::new(pattern)
         .components()
         .take_while(|part| !part.as_os_str().to_string_lossy().contains(['*', '?', '[']))
@@ -202,16 +199,35 @@ fn matches(base: &Path, pattern: &str) -> Result<Vec<(PathBuf, String)>, glob::P
     // Only the pattern may hold wildcards: a bracket in the name of the folder around it is that folder's name.
     let escaped = glob::Pattern::escape(&base.to_string_lossy());
     let whole = if Path::new(pattern).is_absolute() { pattern.to_owned() } else { format!("{escaped}/{pattern}") };
-    let mut files: Vec<_> = glob::glob(&whole)?
-        .filter_map(Result::ok)
-        .filter(|path| path.is_file())
-        .map(|path| {
+    let found = glob::glob(&whole).map_err(|error| {
+        let message = format!("`{pattern}` is no pattern: {error}");
+        Box::new(Problem::error("bad-glob", span, message, "cannot be matched"))
+    })?;
+    let mut files = Vec::new();
+    for path in found {
+        let path = path.map_err(|error| unreadable(span, format!("cannot look through `{pattern}`: {error}")))?;
+        if path.is_file() {
             let relative = path.strip_prefix(&fixed).unwrap_or(&path).to_string_lossy().into_owned();
-            (path, relative)
-        })
-        .collect();
+            files.push((path, relative));
+        }
+    }
     files.sort_by(|a, b| a.1.cmp(&b.1));
+    refuse_twice(&files, pattern, span)?;
     Ok(files)
+}
+
+/// Refuses a file that is found under two names, through a link: its rows would count twice, and nothing would show it.
+fn refuse_twice(files: &[(PathBuf, String)], pattern: &str, span: Span) -> Result<(), Box<Problem>> {
+    let mut seen = BTreeMap::new();
+    for (path, relative) in files {
+        let real = fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+        if let Some(first) = seen.insert(real, relative) {
+            let message = format!("`{pattern}` finds one file twice, through a link: as `{first}` and as `{relative}`");
+            let problem = Problem::error("file-twice", span, message, "its content would count twice");
+            return Err(Box::new(problem.with_help("narrow the pattern, or list the files one by one")));
+        }
+    }
+    Ok(())
 }
 
 fn walk(folder: &Path, prefix: String, depth: usize, files: &mut Vec<(PathBuf, String)>) -> io::Result<()> {
@@ -289,6 +305,16 @@ mod tests {
         assert_eq!(names(&base, "data/"), all);
         let absolute = base.join("data").to_string_lossy().into_owned();
         assert_eq!(names(Path::new("/"), &absolute), all);
+    }
+
+    #[test]
+    fn one_file_under_two_names_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("data")).unwrap();
+        fs::write(folder.path().join("data/a.jsonl"), "a").unwrap();
+        std::os::unix::fs::symlink(".", folder.path().join("data/loop")).unwrap();
+        assert_eq!(code(folder.path(), "data/**/*.jsonl"), "file-twice");
+        assert_eq!(names(folder.path(), "data/*.jsonl"), ["a.jsonl"]);
     }
 
     #[test]
