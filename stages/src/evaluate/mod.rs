@@ -137,6 +137,9 @@ impl Stage for Evaluate {
         let (model, adapter) = params.inference.facts(inputs);
         problems.extend(params.prompt.taught_otherwise(model, adapter, span));
         let rows = facts_of(&params.data.reference, inputs).and_then(RowsFacts::from_facts);
+        if let Some(rows) = &rows {
+            problems.extend(params.prompt.without_effect(rows.shape == Shape::Messages, span));
+        }
         let of_answers = params.metrics.iter().find(|metric| metric.is_of_answers());
         if let Some(metric) = of_answers.filter(|_| rows.is_some_and(|rows| rows.shape == Shape::Text)) {
             let name = metric.name();

@@ -112,6 +112,9 @@ impl Stage for Generate {
 
     fn check(params: &GenerateParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
         let mut problems = prompts::check(params, span);
+        if let Some(conversations) = prompts::are_conversations(params, inputs) {
+            problems.extend(params.prompt.without_effect(conversations, span));
+        }
         let (model, adapter) = params.inference.facts(inputs);
         problems.extend(params.prompt.taught_otherwise(model, adapter, span));
         problems.extend(params.inference.problems(span));

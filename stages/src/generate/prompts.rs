@@ -7,11 +7,13 @@ use engine::error::{Cause, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::OneOf;
+use engine::stage::InputFacts;
 
 use super::GenerateParams;
-use crate::artifact::RowsReader;
+use crate::artifact::{RowsFacts, RowsReader, Shape};
 use crate::inference::Respondent;
 use crate::prompt::{NAMED, Prompt, PromptRenderer, Prompter, Template};
+use crate::tokenize::facts_of;
 use crate::tokenizer::Tokenizer;
 
 /// The `template` that stands for the model's chat template.
@@ -87,6 +89,17 @@ pub(super) fn check(params: &GenerateParams, span: Span) -> Vec<Problem> {
         problems.push(problem(message, "`template` is used here").with_help(help));
     }
     problems
+}
+
+/// Whether what is asked are conversations, where that is known.
+pub(super) fn are_conversations(params: &GenerateParams, inputs: &InputFacts) -> Option<bool> {
+    match &params.prompts {
+        OneOf::Literal(_) => Some(params.template.as_deref() == Some(CHAT)),
+        OneOf::Stage(rows) => {
+            let rows = facts_of(&rows.reference, inputs).and_then(RowsFacts::from_facts)?;
+            Some(rows.shape == Shape::Messages)
+        }
+    }
 }
 
 /// Prompts that are encoded and answered before the next ones are read.

@@ -53,6 +53,17 @@ impl PromptParams {
         Some(problem.with_help("give the same values here as in the `tokenize` stage that it was trained on"))
     }
 
+    /// Warnings of options that are for conversations alone, where there are none.
+    pub fn without_effect(&self, conversations: bool, span: Span) -> Vec<Problem> {
+        let given = [("chat_template", self.chat_template.is_some()), ("system_prompt", self.system_prompt.is_some())];
+        let idle = given.into_iter().filter(|(_, given)| *given && !conversations);
+        idle.map(|(key, _)| {
+            let message = format!("`{key}` is for conversations, and there are none here");
+            Problem::warning("no-effect", span, message, "nothing here is a conversation")
+        })
+        .collect()
+    }
+
     /// The keys by which two sets of options differ, for a warning that names them.
     pub fn differences(&self, other: &Self) -> Vec<&'static str> {
         let differ = [
@@ -188,6 +199,14 @@ mod tests {
         // What the adapter was taught came last.
         assert_eq!(warning(Some(&otherwise), Some(&alike)), None);
         assert_eq!(warning(Some(&unknown), None), None);
+    }
+
+    #[test]
+    fn options_for_conversations_are_idle_without_any() {
+        let params = PromptParams { system_prompt: Some("Be brief.".into()), ..Default::default() };
+        assert!(params.without_effect(true, Span::default()).is_empty());
+        assert!(params.without_effect(false, Span::default())[0].message.contains("`system_prompt`"));
+        assert!(PromptParams::default().without_effect(false, Span::default()).is_empty());
     }
 
     #[test]

@@ -113,7 +113,8 @@ impl Stage for Tokenize {
     fn check(params: &TokenizeParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
         let rows = facts_of(&params.dataset.reference, inputs).and_then(RowsFacts::from_facts);
         let splits_prompts =
-            params.on_too_long == Some(OnTooLong::Split) && rows.is_some_and(|rows| rows.shape != Shape::Text);
+            params.on_too_long == Some(OnTooLong::Split) && rows.as_ref().is_some_and(|rows| rows.shape != Shape::Text);
+        let idle = rows.map_or_else(Vec::new, |rows| params.prompt.without_effect(rows.shape == Shape::Messages, span));
         let problem = || {
             Problem::error("bad-value", span, SPLIT_IS_FOR_TEXT, "`on_too_long: split` stands here")
                 .with_help("use truncate, drop or error")
@@ -123,7 +124,7 @@ impl Stage for Tokenize {
             Problem::error("bad-value", span, TWO_ANSWERS, "both stand here").with_help(help)
         };
         let problems = [splits_prompts.then(problem), params.train_on().is_none().then(contradiction)];
-        problems.into_iter().flatten().collect()
+        problems.into_iter().flatten().chain(idle).collect()
     }
 
     fn preflight(params: &TokenizeParams, inputs: &InputFacts, _: Span) -> Preflight {
