@@ -1,5 +1,7 @@
 //! Loading holds the decoder and about one tensor more. Alone in its process, whose peak is measured.
 
+mod process_memory;
+
 use std::sync::Arc;
 
 use model::checkpoint::{Checkpoint, Dtype};
@@ -8,16 +10,7 @@ use model::decoder::Decoder;
 use model::init::NewModel;
 use model::ops::Compute;
 use model::parameter::Keep;
-
-const MIB: u64 = 1 << 20;
-
-/// A field of `/proc/self/status`, in bytes.
-fn status_bytes(field: &str) -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("Linux has it");
-    let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("the field");
-    let kib = line.trim_start_matches(':').trim_end_matches("kB").trim();
-    kib.parse::<u64>().expect("a number") * 1024
-}
+use process_memory::{MIB, status_bytes};
 
 #[test]
 fn peak_memory_is_the_decoder_and_two_of_its_largest_tensors() {

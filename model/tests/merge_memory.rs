@@ -1,6 +1,8 @@
 //! Merging holds about one tensor in memory and proving it about one layer, however large the model. Alone in its process, whose
 //! peak is measured.
 
+mod process_memory;
+
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -13,16 +15,7 @@ use model::init::NewModel;
 use model::merge::{Merge, MergeOptions, WeightedAdapter};
 use model::ops::Compute;
 use model::peft::{Adapter, AdapterConfig, AdapterModule};
-
-const MIB: u64 = 1 << 20;
-
-/// A field of `/proc/self/status`, in bytes.
-fn status_bytes(field: &str) -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("Linux has it");
-    let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("the field");
-    let kib = line.trim_start_matches(':').trim_end_matches("kB").trim();
-    kib.parse::<u64>().expect("a number") * 1024
-}
+use process_memory::{MIB, status_bytes};
 
 #[test]
 fn peak_memory_is_two_of_the_largest_tensors_and_two_layers() {

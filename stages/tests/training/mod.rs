@@ -22,29 +22,7 @@ use crate::tiny::Tiny;
 
 /// Facts of rows of which none is written yet.
 pub fn facts() -> TokensFacts {
-    TokensFacts {
-        rows: 0,
-        documents: 0,
-        tokens: 0,
-        target_tokens: 0,
-        longest_row: 0,
-        longest_document: 0,
-        largest_id: None,
-        max_seq_len: None,
-        shape: Shape::Text,
-        vocab_size: 300,
-        bos_token_id: None,
-        eos_token_id: None,
-        pad_token_id: None,
-        truncated: 0,
-        fully_masked: 0,
-        without_eos: 0,
-        dropped: 0,
-        padding: 0,
-        sanitized: 0,
-        prompt: None,
-        train_on: None,
-    }
+    TokensFacts { vocab_size: 300, ..TokensFacts::none(Shape::Text) }
 }
 
 /// A row in which each token is learned.
