@@ -6,11 +6,12 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use cache::{Digest, Lock, OutputRecord, Staging};
+use cache::{Digest, Lock, OutputRecord};
 
 use super::event::RunEvent;
 use super::outcome::Failure;
-use super::scheduler::{Keyed, LOCK_POLL, Running, Scheduler};
+use super::scheduler::{LOCK_POLL, Scheduler};
+use super::stage_run::{Keyed, Running};
 use super::state::State;
 use crate::context::stored;
 use crate::error::{Cause, OrFail, StageError};
@@ -20,8 +21,8 @@ use crate::explain::{Past, complete_result};
 use crate::file::problem::{Problem, Severity};
 use crate::history::History;
 use crate::keys::stage_key;
-use crate::protocol::{InputGrant, Job, PROTOCOL, WorkerEvent};
-use crate::stage::{InputFacts, Threads};
+use crate::protocol::WorkerEvent;
+use crate::stage::InputFacts;
 
 /// What came of the attempt to start a stage.
 enum Begun {
@@ -65,9 +66,7 @@ impl Scheduler<'_> {
             return Ok(Begun::Cached(outputs));
         }
         let threads = self.threads_wanted(stage);
-        let in_use: usize =
-            self.stages.iter().filter_map(|other| other.running.as_ref()).map(|other| other.threads).sum();
-        if in_use > 0 && in_use + threads > self.cores {
+        if !self.has_room(threads) {
             return Ok(Begun::NotYet);
         }
         let Some(locks) = self.try_locks(stage)? else {
@@ -107,17 +106,8 @@ impl Scheduler<'_> {
         Ok(digest)
     }
 
-    fn output(&self, stage: &str, output: &str) -> Option<&OutputRecord> {
+    pub(super) fn output(&self, stage: &str, output: &str) -> Option<&OutputRecord> {
         self.stages.iter().find(|run| run.id == stage)?.outputs.get(output)
-    }
-
-    fn threads_wanted(&self, stage: usize) -> usize {
-        let planned = &self.plan.stages[stage];
-        let most = match planned.bound.threads() {
-            Threads::One => 1,
-            Threads::Many => self.cores,
-        };
-        planned.resources.threads.unwrap_or(most).clamp(1, self.cores)
     }
 
     /// Both locks or none, so that two runs never wait for each other.
@@ -200,38 +190,6 @@ impl Scheduler<'_> {
             failed: None,
             _locks: locks,
             _staging: staging,
-        })
-    }
-
-    fn job(&self, stage: usize, threads: usize, staging: &Staging, run_folder: PathBuf) -> Result<Job, StageError> {
-        let planned = &self.plan.stages[stage];
-        let keyed = self.stages[stage].key.as_ref().expect("the key was made before");
-        let working = self.store.partial(&keyed.document.working_key()).map_err(stored)?;
-        let mut inputs = BTreeMap::new();
-        for input in &planned.inputs {
-            let name = format!("{}.{}", input.stage, input.output);
-            let output = self.output(&input.stage, &input.output);
-            let output =
-                output.ok_or_else(|| StageError::internal(format!("stage `{}` made no `{name}`", input.stage)))?;
-            let grant = InputGrant { kind: output.kind.clone(), tree: output.tree, identity: output.identity };
-            inputs.insert(name, grant);
-        }
-        Ok(Job {
-            protocol: PROTOCOL,
-            stage: planned.id.clone(),
-            kind: planned.kind.to_owned(),
-            parameters: planned.parameters.clone(),
-            inputs,
-            files: self.outside[stage].files.clone(),
-            pins: self.outside[stage].pins.clone(),
-            outputs: planned.outputs.clone(),
-            store: self.store.root().to_owned(),
-            inputs_folder: staging.path().join("inputs"),
-            staging: staging.path().to_owned(),
-            working,
-            run_folder,
-            key: keyed.key,
-            threads,
         })
     }
 

@@ -7,8 +7,10 @@ use serde_json::{Map, Value};
 
 use super::event::RunEvent;
 use super::outcome::Failure;
-use super::scheduler::{Running, Scheduler, Stopping};
+use super::scheduler::Scheduler;
+use super::stage_run::Running;
 use super::state::State;
+use super::stopping::Stopping;
 use crate::error::Cause;
 use crate::execute::stage_process::chain;
 use crate::execute::{Ending, Exit};

@@ -3,7 +3,8 @@
 use cache::{Digest, StoreError};
 
 use super::event::RunEvent;
-use super::scheduler::{Scheduler, StageRun};
+use super::scheduler::Scheduler;
+use super::stage_run::StageRun;
 use super::state::State;
 use crate::publish::PublishError;
 

@@ -9,10 +9,15 @@ mod conclude;
 mod enter;
 pub mod event;
 mod heal;
+mod job;
 mod outcome;
+mod publishing;
+mod room;
 mod scheduler;
 mod signals;
+mod stage_run;
 mod state;
+mod stopping;
 
 pub use enter::{RunError, run};
 pub use event::{Conclusion, Counts, RunEvent};

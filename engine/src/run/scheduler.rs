@@ -1,34 +1,32 @@
 //! The loop: it owns the state of every stage, hears messages, and makes every transition in one place.
 
 use std::cell::OnceCell;
-use std::collections::{BTreeMap, BTreeSet};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cache::{Digest, KeyDocument, Lock, OutputRecord, Staging, Store};
-use serde_json::{Map, Value};
+use cache::Store;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::sleep_until;
 
 use super::event::{Conclusion, Counts, RunEvent};
 use super::outcome::{Failure, OnFailure, RunOptions, RunOutcome, StageOutcome};
+use super::publishing::PublishEnd;
 use super::signals::Signals;
+use super::stage_run::{StageRun, stage_runs};
 use super::state::State;
-use crate::execute::stage_process::chain;
-use crate::execute::{Executor, Exit, Message, Process, Stop};
+use super::stopping::Stopping;
+use crate::execute::{Executor, Exit, Message};
 use crate::history::{History, RunFolder};
 use crate::home::Home;
 use crate::keys::StageOutside;
 use crate::plan::Plan;
-use crate::protocol::{StoredOutput, WorkerEvent};
-use crate::publish::{PublishError, Published, publish};
+use crate::protocol::WorkerEvent;
 
 /// How often a result that another run is making is looked for.
 pub(super) const LOCK_POLL: Duration = Duration::from_millis(200);
 
-/// A run's state. Its parts: this file holds the loop, `begin` starts stages, `conclude` ends them, `heal` replaces damaged results.
+/// A run's state. Its parts: this file holds the loop, `room` says what may start, `begin` starts it, `conclude` ends it, `heal` replaces
+/// damaged results, `publishing` copies results out, `stopping` ends what must not go on.
 pub(super) struct Scheduler<'a> {
     pub plan: &'a Plan,
     pub home: &'a Home,
@@ -45,62 +43,11 @@ pub(super) struct Scheduler<'a> {
     pub history: OnceCell<Option<History>>,
     observer: &'a mut dyn FnMut(&RunEvent),
     heard: UnboundedReceiver<Message>,
-    publisher: UnboundedSender<PublishEnd>,
+    pub publisher: UnboundedSender<PublishEnd>,
     published: UnboundedReceiver<PublishEnd>,
-    publishing: usize,
-    publish_failed: bool,
-}
-
-/// A stage within the run.
-pub(super) struct StageRun {
-    pub id: String,
-    pub state: State,
-    /// Stages that it reads or waits for.
-    pub upstream: Vec<usize>,
-    /// Made when its inputs are there.
-    pub key: Option<Keyed>,
-    pub outputs: BTreeMap<String, OutputRecord>,
-    pub attempts: u32,
-    pub heals: u32,
-    /// Set while it waits for another try, or for another run.
-    pub not_before: Option<Instant>,
-    pub said_waiting: bool,
-    pub running: Option<Running>,
-    pub failure: Option<Failure>,
-}
-
-/// A stage's key.
-pub(super) struct Keyed {
-    pub document: KeyDocument,
-    pub key: Digest,
-}
-
-/// A stage's process. The locks and the folder go with this, when the process is gone.
-pub(super) struct Running {
-    pub process: Box<dyn Process>,
-    pub threads: usize,
-    pub timeout_at: Option<Instant>,
-    pub kill_at: Option<Instant>,
-    pub timed_out: bool,
-    pub finished: Option<(BTreeMap<String, StoredOutput>, Map<String, Value>)>,
-    pub failed: Option<Failure>,
-    pub _locks: [Lock; 2],
-    pub _staging: Staging,
-}
-
-/// Whether the user has asked to stop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stopping {
-    No,
-    Asked,
-    Killed,
-}
-
-/// The end of a copy out of the store.
-struct PublishEnd {
-    entry: usize,
-    target: PathBuf,
-    result: Result<Published, PublishError>,
+    /// Copies that are being made.
+    pub publishing: usize,
+    pub publish_failed: bool,
 }
 
 impl<'a> Scheduler<'a> {
@@ -175,26 +122,6 @@ impl<'a> Scheduler<'a> {
         // A full disk fails the stages themselves; it must not keep the loop from stopping them in order.
         let _ = self.recorder.append(&event);
         (self.observer)(&event);
-    }
-
-    /// Copies what a stage's result publishes, each on a thread of its own.
-    pub fn publish(&mut self, stage: usize) {
-        let stage = &self.stages[stage];
-        let folder = std::path::absolute(&self.plan.file).unwrap_or_else(|_| self.plan.file.clone());
-        for (entry, wanted) in self.plan.publish.iter().enumerate().filter(|(_, wanted)| wanted.stage == stage.id) {
-            let Some(output) = stage.outputs.get(&wanted.output) else { continue };
-            let (tree, identity) = (output.tree, output.identity);
-            let target = folder.with_file_name("").join(&wanted.path);
-            let (store, publisher, on_changed) =
-                (self.store.clone(), self.publisher.clone(), self.options.on_changed_target);
-            self.publishing += 1;
-            thread::spawn(move || {
-                let copy = AssertUnwindSafe(|| publish(&store, &tree, &identity, &target, on_changed));
-                // The loop waits for this message; without it a defect would be a run that never ends.
-                let result = catch_unwind(copy).unwrap_or(Err(PublishError::Panicked));
-                let _ = publisher.send(PublishEnd { entry, target, result });
-            });
-        }
     }
 
     /// Moves every stage as far as it can go without a message.
@@ -284,64 +211,6 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    fn end_publish(&mut self, end: PublishEnd) {
-        self.publishing -= 1;
-        let PublishEnd { entry, target: path, result } = end;
-        let wanted = &self.plan.publish[entry];
-        let (stage, output) = (wanted.stage.clone(), wanted.output.clone());
-        let event = match result {
-            Ok(published) => RunEvent::Published { stage, output, path, written: published == Published::Written },
-            Err(error) => {
-                if self.heal_published(&stage, &error) {
-                    return;
-                }
-                self.publish_failed = true;
-                let (cause, help) = (error.cause(), error.help().map(str::to_owned));
-                RunEvent::PublishFailed { stage, output, path, cause, messages: chain(&error), help }
-            }
-        };
-        self.tell(event);
-    }
-
-    fn interrupt(&mut self) {
-        let (next, how) = match self.stopping {
-            Stopping::No => (Stopping::Asked, Stop::Ask),
-            Stopping::Asked | Stopping::Killed => (Stopping::Killed, Stop::Kill),
-        };
-        self.stopping = next;
-        let kill_at = Instant::now() + self.options.grace;
-        for running in self.stages.iter_mut().filter_map(|stage| stage.running.as_mut()) {
-            running.process.stop(how);
-            running.kill_at = Some(kill_at);
-        }
-    }
-
-    /// When the loop has to look again though nobody spoke.
-    fn next_alarm(&self) -> Option<Instant> {
-        let of_processes = self.stages.iter().filter_map(|stage| stage.running.as_ref());
-        let of_processes = of_processes.flat_map(|running| [running.timeout_at, running.kill_at]);
-        let of_waits = self.stages.iter().filter(|stage| stage.state == State::Ready).map(|stage| stage.not_before);
-        of_processes.chain(of_waits).flatten().min()
-    }
-
-    fn heed_alarms(&mut self) {
-        let now = Instant::now();
-        let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        let grace = self.options.grace;
-        for running in self.stages.iter_mut().filter_map(|stage| stage.running.as_mut()) {
-            if due(running.kill_at) {
-                running.process.stop(Stop::Kill);
-                running.kill_at = None;
-            }
-            if due(running.timeout_at) {
-                running.timeout_at = None;
-                running.timed_out = true;
-                running.process.stop(Stop::Ask);
-                running.kill_at = Some(now + grace);
-            }
-        }
-    }
-
     fn finish(mut self, run: String, took: Duration) -> RunOutcome {
         let in_state = |state| self.stages.iter().filter(|stage| stage.state == state).count();
         let counts = Counts {
@@ -368,27 +237,4 @@ impl<'a> Scheduler<'a> {
         });
         RunOutcome { run, folder, conclusion, counts, stages: stages.collect(), took }
     }
-}
-
-fn stage_runs(plan: &Plan) -> Vec<StageRun> {
-    let position: BTreeMap<&str, usize> =
-        plan.stages.iter().enumerate().map(|(position, stage)| (stage.id.as_str(), position)).collect();
-    let runs = plan.stages.iter().map(|stage| {
-        let before = stage.inputs.iter().map(|input| &input.stage).chain(&stage.needs);
-        let upstream: BTreeSet<usize> = before.filter_map(|id| position.get(id.as_str()).copied()).collect();
-        StageRun {
-            id: stage.id.clone(),
-            state: State::Waiting,
-            upstream: upstream.into_iter().collect(),
-            key: None,
-            outputs: BTreeMap::new(),
-            attempts: 0,
-            heals: 0,
-            not_before: None,
-            said_waiting: false,
-            running: None,
-            failure: None,
-        }
-    });
-    runs.collect()
 }

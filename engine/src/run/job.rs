@@ -1,0 +1,52 @@
+//! The job file of a stage's process: what it is to do, what it may read, and where it may write.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use cache::Staging;
+
+use super::scheduler::Scheduler;
+use crate::context::stored;
+use crate::error::StageError;
+use crate::protocol::{InputGrant, Job, PROTOCOL};
+
+impl Scheduler<'_> {
+    /// The job of a stage whose key is known.
+    pub(super) fn job(
+        &self,
+        stage: usize,
+        threads: usize,
+        staging: &Staging,
+        run_folder: PathBuf,
+    ) -> Result<Job, StageError> {
+        let planned = &self.plan.stages[stage];
+        let keyed = self.stages[stage].key.as_ref().expect("the key was made before");
+        let working = self.store.partial(&keyed.document.working_key()).map_err(stored)?;
+        let mut inputs = BTreeMap::new();
+        for input in &planned.inputs {
+            let name = format!("{}.{}", input.stage, input.output);
+            let output = self.output(&input.stage, &input.output);
+            let output =
+                output.ok_or_else(|| StageError::internal(format!("stage `{}` made no `{name}`", input.stage)))?;
+            let grant = InputGrant { kind: output.kind.clone(), tree: output.tree, identity: output.identity };
+            inputs.insert(name, grant);
+        }
+        Ok(Job {
+            protocol: PROTOCOL,
+            stage: planned.id.clone(),
+            kind: planned.kind.to_owned(),
+            parameters: planned.parameters.clone(),
+            inputs,
+            files: self.outside[stage].files.clone(),
+            pins: self.outside[stage].pins.clone(),
+            outputs: planned.outputs.clone(),
+            store: self.store.root().to_owned(),
+            inputs_folder: staging.path().join("inputs"),
+            staging: staging.path().to_owned(),
+            working,
+            run_folder,
+            key: keyed.key,
+            threads,
+        })
+    }
+}

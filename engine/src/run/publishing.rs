@@ -1,0 +1,59 @@
+//! Copies out of the store while a run goes on: each on a thread of its own, whose end the loop hears.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::thread;
+
+use super::event::RunEvent;
+use super::scheduler::Scheduler;
+use crate::execute::stage_process::chain;
+use crate::publish::{PublishError, Published, publish};
+
+/// The end of a copy out of the store.
+pub(super) struct PublishEnd {
+    entry: usize,
+    target: PathBuf,
+    result: Result<Published, PublishError>,
+}
+
+impl Scheduler<'_> {
+    /// Copies what a stage's result publishes, each on a thread of its own.
+    pub(super) fn publish(&mut self, stage: usize) {
+        let stage = &self.stages[stage];
+        let folder = std::path::absolute(&self.plan.file).unwrap_or_else(|_| self.plan.file.clone());
+        for (entry, wanted) in self.plan.publish.iter().enumerate().filter(|(_, wanted)| wanted.stage == stage.id) {
+            let Some(output) = stage.outputs.get(&wanted.output) else { continue };
+            let (tree, identity) = (output.tree, output.identity);
+            let target = folder.with_file_name("").join(&wanted.path);
+            let (store, publisher, on_changed) =
+                (self.store.clone(), self.publisher.clone(), self.options.on_changed_target);
+            self.publishing += 1;
+            thread::spawn(move || {
+                let copy = AssertUnwindSafe(|| publish(&store, &tree, &identity, &target, on_changed));
+                // The loop waits for this message; without it a defect would be a run that never ends.
+                let result = catch_unwind(copy).unwrap_or(Err(PublishError::Panicked));
+                let _ = publisher.send(PublishEnd { entry, target, result });
+            });
+        }
+    }
+
+    /// Hears the end of a copy.
+    pub(super) fn end_publish(&mut self, end: PublishEnd) {
+        self.publishing -= 1;
+        let PublishEnd { entry, target: path, result } = end;
+        let wanted = &self.plan.publish[entry];
+        let (stage, output) = (wanted.stage.clone(), wanted.output.clone());
+        let event = match result {
+            Ok(published) => RunEvent::Published { stage, output, path, written: published == Published::Written },
+            Err(error) => {
+                if self.heal_published(&stage, &error) {
+                    return;
+                }
+                self.publish_failed = true;
+                let (cause, help) = (error.cause(), error.help().map(str::to_owned));
+                RunEvent::PublishFailed { stage, output, path, cause, messages: chain(&error), help }
+            }
+        };
+        self.tell(event);
+    }
+}
