@@ -56,8 +56,12 @@ pub enum Edge {
 
 /// A stage of a plan.
 pub struct PlannedStage {
-    /// Its id in the file.
+    /// Its id: that of the file, or of a child of a sweep, such as `adapter[lora.rank=4]`.
     pub id: String,
+    /// The id under which the file declares it, that of all children of a sweep.
+    pub declared: String,
+    /// The values that make it this child of a sweep, by axis; none for a stage that is not swept.
+    pub axes: Vec<(String, serde_json::Value)>,
     /// The name of its kind.
     pub kind: &'static str,
     /// The kind's version.
@@ -154,6 +158,16 @@ impl Plan {
     /// The stage of an id.
     pub fn stage(&self, id: &str) -> Option<&PlannedStage> {
         self.stages.iter().find(|stage| stage.id == id)
+    }
+
+    /// The ids of the stages that a name given by a user means: one stage, or all children of a stage that is swept. Empty where
+    /// there is none of that name.
+    pub fn ids_of(&self, name: &str) -> Vec<&str> {
+        if let Some(stage) = self.stage(name) {
+            return vec![&stage.id];
+        }
+        let children = self.stages.iter().filter(|stage| stage.declared == name);
+        children.map(|stage| stage.id.as_str()).collect()
     }
 }
 

@@ -39,6 +39,12 @@ pub struct RunPlan {
 pub struct RunStage {
     /// Its id.
     pub id: String,
+    /// The id under which the file declares it, where that is another: of a child of a sweep.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub declared: Option<String>,
+    /// The values that make it this child of a sweep, by axis.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub axes: Vec<(String, Value)>,
     /// Its kind.
     pub kind: String,
     /// Its parameters, after variables and overrides.
@@ -50,6 +56,8 @@ impl RunPlan {
     pub fn new(run: &str, plan: &Plan, started: Moment) -> Self {
         let stages = plan.stages.iter().map(|stage| RunStage {
             id: stage.id.clone(),
+            declared: (stage.declared != stage.id).then(|| stage.declared.clone()),
+            axes: stage.axes.clone(),
             kind: stage.kind.to_owned(),
             parameters: stage.parameters.clone(),
         });

@@ -136,7 +136,9 @@ impl Checked {
 
 fn planned(stage: StageEntry, bound: Bound) -> PlannedStage {
     PlannedStage {
+        declared: stage.id.text.clone(),
         id: stage.id.text,
+        axes: Vec::new(),
         kind: bound.name,
         version: bound.version,
         bound: bound.kind.expect("a plan without problems has all its parameters"),
