@@ -5,17 +5,23 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cache::Digest;
+use cache::{Digest, ResultRecord};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
-use crate::plan::Plan;
+use super::host::Host;
+use crate::artifact::Output;
+use crate::execute::Exit;
+use crate::plan::{Plan, ResolvedInput};
 use crate::protocol::WorkerEvent;
 use crate::run::clock::Moment;
 use crate::run::event::RunEvent;
 
 /// Progress is kept at most this often for a stage; everything else is kept in full.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The copy of a result's record in the folder of the stage that made it.
+pub const RESULT_FILE: &str = "result.json";
 
 /// The content of `run.json`: the resolved plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -30,6 +36,12 @@ pub struct RunPlan {
     pub started: String,
     /// The version of this program.
     pub program: String,
+    /// The folder of the pipeline file, absolute: what the paths in parameters are relative to.
+    #[serde(default)]
+    pub folder: PathBuf,
+    /// The machine.
+    #[serde(default)]
+    pub host: Host,
     /// The stages in the order of the plan.
     pub stages: Vec<RunStage>,
 }
@@ -49,24 +61,59 @@ pub struct RunStage {
     pub kind: String,
     /// Its parameters, after variables and overrides.
     pub parameters: Value,
+    /// The version of its kind; 0 in records of earlier versions of this program, as all that follows is empty in them.
+    #[serde(default)]
+    pub version: u32,
+    /// What it makes.
+    #[serde(default)]
+    pub outputs: Vec<Output>,
+    /// What it reads.
+    #[serde(default)]
+    pub inputs: Vec<RunInput>,
+    /// Stages that it waits for without reading them.
+    #[serde(default)]
+    pub needs: Vec<String>,
+}
+
+/// An input of a stage in a run's plan.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunInput {
+    /// The stage that makes it.
+    pub stage: String,
+    /// Its output.
+    pub output: String,
+    /// The artefact's kind.
+    pub kind: String,
 }
 
 impl RunPlan {
     /// What is to be kept of a plan.
     pub fn new(run: &str, plan: &Plan, started: Moment) -> Self {
+        let input = |input: &ResolvedInput| RunInput {
+            stage: input.stage.clone(),
+            output: input.output.clone(),
+            kind: input.kind.clone(),
+        };
         let stages = plan.stages.iter().map(|stage| RunStage {
             id: stage.id.clone(),
             declared: (stage.declared != stage.id).then(|| stage.declared.clone()),
             axes: stage.axes.clone(),
             kind: stage.kind.to_owned(),
             parameters: stage.parameters.clone(),
+            version: stage.version,
+            outputs: stage.outputs.clone(),
+            inputs: stage.inputs.iter().map(input).collect(),
+            needs: stage.needs.clone(),
         });
+        let file = std::path::absolute(&plan.file).unwrap_or_else(|_| plan.file.clone());
         Self {
             run: run.to_owned(),
             pipeline: plan.name.clone(),
             file: plan.file.clone(),
             started: started.rfc3339(),
             program: env!("CARGO_PKG_VERSION").to_owned(),
+            folder: file.parent().map(Path::to_owned).unwrap_or_default(),
+            host: Host::this(),
             stages: stages.collect(),
         }
     }
@@ -88,6 +135,7 @@ pub struct TimedEvent {
 pub struct RunFolder {
     path: PathBuf,
     events: File,
+    host: String,
     last_progress: Vec<(String, Instant)>,
 }
 
@@ -101,7 +149,7 @@ impl RunFolder {
         let events = OpenOptions::new().create(true).append(true).open(path.join("events.jsonl"))?;
         events.lock()?;
         fs::write(path.join("run.json"), serde_json::to_vec_pretty(plan)?)?;
-        Ok(Self { path: path.to_owned(), events, last_progress: Vec::new() })
+        Ok(Self { path: path.to_owned(), events, host: plan.host.name.clone(), last_progress: Vec::new() })
     }
 
     /// The folder.
@@ -117,6 +165,31 @@ impl RunFolder {
         let folder = self.path.join(stage_folder(stage));
         fs::create_dir_all(&folder)?;
         Ok(folder)
+    }
+
+    /// Where, when and at what cost a result of this run was made: goes into its record, so that an artefact can be traced back to the
+    /// run.
+    pub fn circumstances(&self, exit: &Exit) -> Map<String, Value> {
+        let run = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let known = json!({
+            "program": env!("CARGO_PKG_VERSION"),
+            "run": run,
+            "host": self.host,
+            "finished": Moment::now().rfc3339(),
+            "seconds": exit.ran.as_secs_f64(),
+            "peak_memory_bytes": exit.peak_memory_bytes,
+        });
+        let Value::Object(known) = known else { unreachable!("an object was written above") };
+        known
+    }
+
+    /// Keeps a copy of a result's record beside the stage's log, so that the run can be told from its folder alone when the store has
+    /// let go of the result.
+    ///
+    /// # Errors
+    /// Fails where the disk refuses.
+    pub fn keep_result(&self, stage: &str, record: &ResultRecord) -> io::Result<()> {
+        fs::write(self.stage(stage)?.join(RESULT_FILE), serde_json::to_vec_pretty(record)?)
     }
 
     /// Adds an event, unless it only repeats: of progress some is kept, of the pieces of an answer none, since the report has it.
@@ -205,6 +278,8 @@ mod tests {
             file: "p.yaml".into(),
             started: Moment::now().rfc3339(),
             program: "0".into(),
+            folder: PathBuf::new(),
+            host: Host::default(),
             stages: Vec::new(),
         };
         let mut run = RunFolder::create(&path, &plan).unwrap();
@@ -228,6 +303,8 @@ mod tests {
             file: "p.yaml".into(),
             started: String::new(),
             program: "0".into(),
+            folder: PathBuf::new(),
+            host: Host::default(),
             stages: Vec::new(),
         };
         let mut run = RunFolder::create(folder.path(), &plan).unwrap();

@@ -174,8 +174,10 @@ impl Scheduler<'_> {
         run.attempts += 1;
         let attempt = run.attempts;
         let inherit = vec![locks[0].as_raw_fd(), locks[1].as_raw_fd(), staging.lock().as_raw_fd()];
-        let launch = Launch { stage, job: job_file, log: folder.join("log"), inherit };
-        self.tell(RunEvent::StageStarted { stage: id, key, why, attempt, threads });
+        let log = folder.join("log");
+        let log_from = fs::metadata(&log).map_or(0, |log| log.len());
+        let launch = Launch { stage, job: job_file, log, inherit };
+        self.tell(RunEvent::StageStarted { stage: id, key, why, attempt, threads, log_from });
         let process = self
             .executor
             .start(&launch, self.messages.clone())

@@ -26,7 +26,7 @@ impl Scheduler<'_> {
     pub(super) fn conclude(&mut self, stage: usize, mut running: Running, exit: Exit) {
         if let (Some((outputs, how)), Ending::Code(0)) = (running.finished.take(), &exit.ending) {
             let outputs = outputs.into_iter().map(|(name, output)| (name, stored_record(output))).collect();
-            return match self.record(stage, outputs, how) {
+            return match self.record(stage, outputs, how, &exit) {
                 Ok(()) => self.settle_done(stage, &exit),
                 Err(failure) => self.fail(stage, failure, exit.ran),
             };
@@ -56,10 +56,11 @@ impl Scheduler<'_> {
         stage: usize,
         outputs: std::collections::BTreeMap<String, OutputRecord>,
         mut how: Map<String, Value>,
+        exit: &Exit,
     ) -> Result<(), Failure> {
+        how.extend(self.recorder.circumstances(exit));
         let run = &mut self.stages[stage];
         let keyed = run.key.as_ref().expect("a stage that ran has a key");
-        how.insert("program".to_owned(), env!("CARGO_PKG_VERSION").into());
         let record = ResultRecord::new(keyed.document.clone(), self.plan.stages[stage].kind, outputs.clone(), how);
         let recorded = self.store.record(&keyed.key, &record);
         recorded.map_err(|error| Failure {
@@ -68,6 +69,8 @@ impl Scheduler<'_> {
             help: None,
             object: None,
         })?;
+        // The record is in the store; this copy is for the day when the store has let go of it.
+        let _ = self.recorder.keep_result(&run.id, &record);
         run.outputs = outputs;
         Ok(())
     }

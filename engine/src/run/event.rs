@@ -41,6 +41,9 @@ pub enum RunEvent {
         attempt: u32,
         /// The threads that it may use.
         threads: usize,
+        /// Where in the log what this attempt prints begins, in bytes.
+        #[serde(default)]
+        log_from: u64,
     },
     /// Another run is making the same result; this one waits for it.
     StageWaiting {
