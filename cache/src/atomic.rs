@@ -23,12 +23,17 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
 }
 
 /// Writes and flushes a file under a temporary name and then gives it its own.
-pub(crate) fn write_through(temporary: &Path, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
-    let mut file = File::create_new(temporary).map_err(StoreError::on("create", temporary))?;
-    file.write_all(bytes).map_err(StoreError::on("write", temporary))?;
-    file.sync_all().map_err(StoreError::on("flush", temporary))?;
+fn write_through(temporary: &Path, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    write_flushed(temporary, bytes)?;
     rename(temporary, path)?;
     flush_folder(parent(path))
+}
+
+/// Writes and flushes a new file.
+pub(crate) fn write_flushed(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    let mut file = File::create_new(path).map_err(StoreError::on("create", path))?;
+    file.write_all(bytes).map_err(StoreError::on("write", path))?;
+    file.sync_all().map_err(StoreError::on("flush", path))
 }
 
 /// Puts a finished, flushed folder in another's place, in one step where the file system can exchange names.

@@ -6,6 +6,7 @@ pub mod atomic;
 pub mod digest;
 mod error;
 mod folder;
+pub mod in_use;
 pub mod key;
 pub mod listing;
 pub mod lock;

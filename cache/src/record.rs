@@ -4,9 +4,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
+use std::time::SystemTime;
 
+use nix::fcntl::AT_FDCWD;
+use nix::sys::stat::{UtimensatFlags, utimensat};
+use nix::sys::time::TimeSpec;
 use serde::{Deserialize, Serialize};
 
+use crate::in_use::{FRESH, is_read_only};
 use crate::store::remove_file;
 use crate::{Digest, KeyDocument, Store, StoreError};
 
@@ -101,6 +106,26 @@ impl Store {
         }
     }
 
+    /// The result of a key if every file of it is there, taken into use: as long as this store is open, no garbage collection
+    /// removes it. Whoever goes on to read a result takes it; [`Store::result`] is for those who look at the record alone.
+    ///
+    /// # Errors
+    /// As [`Store::result`], and where the lock on the store fails.
+    pub fn take(&self, key: &Digest) -> Result<Option<ResultRecord>, StoreError> {
+        let _passage = self.pass()?;
+        let Some(record) = self.result(key)? else { return Ok(None) };
+        if !record.outputs.values().all(|output| self.complete(&output.tree)) {
+            return Ok(None);
+        }
+        self.mark_used(key)?;
+        Ok(Some(record))
+    }
+
+    /// When a result was last taken or recorded; `None` where there is none.
+    pub fn last_use(&self, key: &Digest) -> Option<SystemTime> {
+        fs::metadata(self.record_path(key)).and_then(|metadata| metadata.modified()).ok()
+    }
+
     /// Records the result of a key.
     ///
     /// # Errors
@@ -151,8 +176,25 @@ impl Store {
         Ok(files)
     }
 
-    fn record_path(&self, key: &Digest) -> PathBuf {
+    pub(crate) fn record_path(&self, key: &Digest) -> PathBuf {
         self.folder("results").join(format!("{key}.json"))
+    }
+
+    /// Sets the time of the record, unless that is recent enough to say that the result is in use.
+    fn mark_used(&self, key: &Digest) -> Result<(), StoreError> {
+        let (Some(since), Some(last)) = (self.user_since(), self.last_use(key)) else { return Ok(()) };
+        if last.checked_add(FRESH).is_some_and(|until| until >= since) {
+            return Ok(());
+        }
+        let path = self.record_path(key);
+        // The file system's own "now", which is not this machine's where the store is shared.
+        let now = TimeSpec::UTIME_NOW;
+        match utimensat(AT_FDCWD, &path, &now, &now, UtimensatFlags::FollowSymlink).map_err(io::Error::from) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound && !is_read_only(&error) => {
+                Err(StoreError::io("mark as used", &path, error))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -160,9 +202,11 @@ impl Store {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
+    use std::time::Duration;
+
     use super::*;
     use crate::Class;
-    use crate::testing::store;
+    use crate::testing::{add, store};
 
     fn record(rank: &str) -> (Digest, ResultRecord) {
         let mut key = KeyDocument::default();
@@ -193,6 +237,32 @@ mod tests {
         assert!(store.forget(&key).unwrap());
         assert!(!store.forget(&key).unwrap());
         assert_eq!(store.result(&key).unwrap(), None);
+    }
+
+    #[test]
+    fn taking_a_result_writes_down_its_use_but_not_over_and_over() {
+        let (_home, store) = store();
+        let tree = add(&store, &[("a", "first")]);
+        let (_, mut record) = record("4");
+        record.outputs.values_mut().for_each(|output| output.tree = tree);
+        let key = record.key.result_key();
+        store.record(&key, &record).unwrap();
+        let set = |time| {
+            let file = fs::File::options().write(true).open(store.record_path(&key)).unwrap();
+            file.set_modified(time).unwrap();
+        };
+        let since = store.user_since().unwrap();
+        let fresh = since - FRESH;
+        set(fresh);
+        assert_eq!(store.take(&key).unwrap().as_ref(), Some(&record));
+        assert_eq!(store.last_use(&key), Some(fresh));
+        set(fresh - Duration::from_secs(1));
+        assert_eq!(store.result(&key).unwrap().as_ref(), Some(&record));
+        assert!(store.last_use(&key) < Some(fresh));
+        assert_eq!(store.take(&key).unwrap().as_ref(), Some(&record));
+        assert!(store.last_use(&key) >= Some(since));
+        store.evict(&Digest::of(b"first")).unwrap();
+        assert_eq!(store.take(&key).unwrap(), None);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! results/<key>.json   key → outputs, and how they came about
 //! partial/<key>/       a stage's resumable working state
 //! staging/             outputs in the making
+//! users/               one locked file per process that works with the store
 //! locks/               one file per lock
 //! ```
 //!
@@ -17,11 +18,17 @@ use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
 
 use rayon::prelude::*;
 
-use crate::atomic::{ensure_folder, flush_folder, parent, rename, write_through};
+use crate::atomic::{ensure_folder, flush_folder, parent, rename, write_flushed};
+use crate::in_use::{self, Gate, Passage, User};
 use crate::{Digest, Lock, Staging, StoreError, Tree, TreeFile, lock};
+
+/// The store's own folders.
+const FOLDERS: [&str; 7] = ["objects", "trees", "results", "partial", "staging", "users", "locks"];
 
 /// How far a stored folder is checked before it is handed out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,10 +39,18 @@ pub enum Verify {
     None,
 }
 
-/// A store. Cheap to clone: it holds only its place.
+/// A store, in use by this process until the last clone is dropped (see [`crate::in_use`]). Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Store {
+    opened: Arc<Opened>,
+}
+
+#[derive(Debug)]
+struct Opened {
     root: PathBuf,
+    gate: Gate,
+    /// `None` where this process may not write: it can only look.
+    user: Option<User>,
 }
 
 impl Store {
@@ -48,16 +63,37 @@ impl Store {
         fs::create_dir_all(&root).map_err(StoreError::on("create folder", &root))?;
         // Links into the store must hold wherever they lie.
         let root = root.canonicalize().map_err(StoreError::on("open", &root))?;
-        for name in ["objects", "trees", "results", "partial", "staging", "locks"] {
+        for name in FOLDERS {
             ensure_folder(&root.join(name))?;
         }
         lock::sweep(&root.join("staging"))?;
-        Ok(Self { root })
+        in_use::sweep(&root.join("users"))?;
+        let user = User::register(&root.join("users"))?;
+        Ok(Self::opened(root, Some(user)))
+    }
+
+    /// Opens a store to look at it, if it is there. Nothing is made or swept up, so this works on a read-only file system and on a
+    /// full one. Where it can, this process becomes a user all the same, so that what it looks at is not removed meanwhile.
+    ///
+    /// # Errors
+    /// Fails where the folder is there and cannot be looked at.
+    pub fn look(root: impl AsRef<Path>) -> Result<Option<Self>, StoreError> {
+        let root = match root.as_ref().canonicalize() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            found => found.map_err(StoreError::on("open", root.as_ref()))?,
+        };
+        let user = User::register(&root.join("users")).ok();
+        Ok(Some(Self::opened(root, user)))
+    }
+
+    fn opened(root: PathBuf, user: Option<User>) -> Self {
+        let gate = Gate::new(root.join("locks").join("gate"));
+        Self { opened: Arc::new(Opened { root, gate, user }) }
     }
 
     /// The store's folder, absolute.
     pub fn root(&self) -> &Path {
-        &self.root
+        &self.opened.root
     }
 
     /// A new private folder on the store's file system.
@@ -65,7 +101,7 @@ impl Store {
     /// # Errors
     /// Fails where the disk refuses.
     pub fn staging(&self) -> Result<Staging, StoreError> {
-        Staging::create(&self.root.join("staging"))
+        Staging::create(&self.folder("staging"))
     }
 
     /// Moves every file of a folder into the store and gives the digest of the tree; the files are gone from `folder`.
@@ -86,8 +122,8 @@ impl Store {
         let places: Vec<_> = tree.files().iter().map(|file| self.object_path(&file.digest)).collect();
         let shards: BTreeSet<_> = places.iter().map(|place| parent(place)).collect();
         shards.iter().try_for_each(|shard| ensure_folder(shard))?;
-        let moves: Vec<_> = tree.files().iter().zip(&places).collect();
-        moves.par_iter().try_for_each(|(file, place)| add_object(&folder.join(&file.path), file, place))?;
+        tree.files().par_iter().try_for_each(|file| make_ready(&folder.join(&file.path), file))?;
+        self.move_in(folder, tree, &places)?;
         shards.par_iter().try_for_each(|shard| flush_folder(shard))?;
         let digest = tree.digest();
         self.publish(&self.tree_path(&digest), &tree.to_json())?;
@@ -164,6 +200,16 @@ impl Store {
         Lock::try_take(&self.lock_path(name)?)
     }
 
+    /// Keeps garbage from being collected until the passage is dropped. To be held for a moment only.
+    pub(crate) fn pass(&self) -> Result<Passage<'_>, StoreError> {
+        self.opened.gate.pass()
+    }
+
+    /// When this process became a user, by the clock of the store's file system; `None` where it can only look.
+    pub(crate) fn user_since(&self) -> Option<SystemTime> {
+        self.opened.user.as_ref().map(User::since)
+    }
+
     /// Whether an object is there, with its length.
     pub(crate) fn has(&self, file: &TreeFile) -> bool {
         is_whole(&self.object_path(&file.digest), file.size)
@@ -171,7 +217,7 @@ impl Store {
 
     /// One of the store's own folders.
     pub(crate) fn folder(&self, name: &str) -> PathBuf {
-        self.root.join(name)
+        self.root().join(name)
     }
 
     /// Writes a file of the store under its final name. Its temporary one lies in staging, so that what a killed
@@ -179,7 +225,28 @@ impl Store {
     pub(crate) fn publish(&self, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
         ensure_folder(parent(path))?;
         let staging = self.staging()?;
-        write_through(&staging.path().join("file"), path, bytes)
+        let temporary = staging.path().join("file");
+        write_flushed(&temporary, bytes)?;
+        let passage = self.pass()?;
+        rename(&temporary, path)?;
+        drop(passage);
+        flush_folder(parent(path))
+    }
+
+    /// Gives the files of a folder their places, over whatever lies there: what was just hashed is known to be sound, and the new
+    /// file's time says that it is in use. Who has the old file open keeps reading that.
+    fn move_in(&self, folder: &Path, tree: &Tree, places: &[PathBuf]) -> Result<(), StoreError> {
+        let _passage = self.pass()?;
+        let mut moved = BTreeSet::new();
+        for (file, place) in tree.files().iter().zip(places) {
+            let source = folder.join(&file.path);
+            if moved.insert(file.digest) {
+                rename(&source, place)?;
+            } else {
+                fs::remove_file(&source).map_err(StoreError::on("remove", &source))?;
+            }
+        }
+        Ok(())
     }
 
     fn tree_path(&self, digest: &Digest) -> PathBuf {
@@ -189,7 +256,7 @@ impl Store {
     fn sharded(&self, name: &str, digest: &Digest) -> PathBuf {
         let digest = digest.to_string();
         let (shard, rest) = digest.split_at(2);
-        self.root.join(name).join(shard).join(rest)
+        self.folder(name).join(shard).join(rest)
     }
 
     fn lock_path(&self, name: &str) -> Result<PathBuf, StoreError> {
@@ -202,19 +269,14 @@ impl Store {
     }
 }
 
-/// Moves one hashed file to its place. What lies there already is kept if it has the right length: two processes may
-/// bring the same content, and one of them may have handed it out.
-fn add_object(source: &Path, file: &TreeFile, place: &Path) -> Result<(), StoreError> {
+/// Makes a hashed file what an object is: read-only and flushed.
+fn make_ready(source: &Path, file: &TreeFile) -> Result<(), StoreError> {
     if !is_whole(source, file.size) {
         return Err(StoreError::ChangedWhileStoring { path: source.to_owned() });
     }
-    if is_whole(place, file.size) {
-        return fs::remove_file(source).map_err(StoreError::on("remove", source));
-    }
     fs::set_permissions(source, Permissions::from_mode(0o444)).map_err(StoreError::on("protect", source))?;
     // Without this, a loss of power after the rename leaves zeros under a valid digest.
-    File::open(source).and_then(|file| file.sync_all()).map_err(StoreError::on("flush", source))?;
-    rename(source, place)
+    File::open(source).and_then(|file| file.sync_all()).map_err(StoreError::on("flush", source))
 }
 
 /// Whether a regular file of a length is there.
@@ -239,7 +301,7 @@ mod tests {
 
     use super::*;
     use crate::KeyDocument;
-    use crate::testing::{fill, read_all, store};
+    use crate::testing::{add, damage, fill, read_all, store};
 
     #[test]
     fn a_folder_is_stored_once_whatever_its_files_share() {
@@ -317,6 +379,27 @@ mod tests {
             assert_eq!(fs::read_to_string(&object).unwrap(), "first");
         }
         store.evict(&Digest::of(b"never stored")).unwrap();
+    }
+
+    #[test]
+    fn damage_that_no_length_shows_does_not_survive_the_producer() {
+        let (_home, store) = store();
+        let files = [("a", "first"), ("b", "second"), ("again", "second")];
+        let digest = add(&store, &files);
+        damage(&store, b"second", b"sfcond");
+        assert!(store.complete(&digest));
+        assert_eq!(add(&store, &files), digest);
+        assert_eq!(store.verify(&|_| {}).unwrap().faults, []);
+    }
+
+    #[test]
+    fn looking_makes_nothing() {
+        let home = tempfile::tempdir().unwrap();
+        assert!(Store::look(home.path().join("store")).unwrap().is_none());
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
+        let digest = add(&Store::open(home.path().join("store")).unwrap(), &[("a", "first")]);
+        let store = Store::look(home.path().join("store")).unwrap().unwrap();
+        assert!(store.complete(&digest) && store.user_since().is_some());
     }
 
     #[test]

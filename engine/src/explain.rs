@@ -354,10 +354,7 @@ fn abbreviated(value: &str) -> String {
 }
 
 /// The outputs of a key's result, if every file of it is there.
-pub(crate) fn complete_result(
-    store: &Store,
-    key: &Digest,
-) -> Result<Option<BTreeMap<String, OutputRecord>>, StoreError> {
+fn complete_result(store: &Store, key: &Digest) -> Result<Option<BTreeMap<String, OutputRecord>>, StoreError> {
     let record = store.result(key)?;
     let complete = record.filter(|record| record.outputs.values().all(|output| store.complete(&output.tree)));
     Ok(complete.map(|record| record.outputs))

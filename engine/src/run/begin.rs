@@ -17,7 +17,7 @@ use crate::context::stored;
 use crate::error::{Cause, OrFail, StageError};
 use crate::execute::Launch;
 use crate::execute::stage_process::chain;
-use crate::explain::{Past, complete_result};
+use crate::explain::Past;
 use crate::file::problem::{Problem, Severity};
 use crate::history::History;
 use crate::keys::stage_key;
@@ -62,8 +62,8 @@ impl Scheduler<'_> {
         }
         self.stages[stage].not_before = None;
         let key = self.keyed(stage)?;
-        if let Some(outputs) = complete_result(self.store, &key).map_err(stored)? {
-            return Ok(Begun::Cached(outputs));
+        if let Some(record) = self.store.take(&key).map_err(stored)? {
+            return Ok(Begun::Cached(record.outputs));
         }
         let threads = self.threads_wanted(stage);
         if !self.has_room(threads) {
@@ -74,8 +74,8 @@ impl Scheduler<'_> {
             return Ok(Begun::NotYet);
         };
         // Whoever held the lock a moment ago may have made the result.
-        if let Some(outputs) = complete_result(self.store, &key).map_err(stored)? {
-            return Ok(Begun::Cached(outputs));
+        if let Some(record) = self.store.take(&key).map_err(stored)? {
+            return Ok(Begun::Cached(record.outputs));
         }
         self.check_with_facts(stage)?;
         self.start(stage, threads, locks).map(Box::new).map(Begun::Started)
