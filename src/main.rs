@@ -4,6 +4,7 @@
 
 mod bars;
 mod cache;
+mod explain;
 mod export;
 mod figures;
 mod graph;
@@ -58,6 +59,7 @@ pub struct Global {
 enum Command {
     Run(run::RunArgs),
     Validate(validate::ValidateArgs),
+    Explain(explain::ExplainArgs),
     Plan(plan::PlanArgs),
     Show(show::ShowArgs),
     Export(export::ExportArgs),
@@ -88,6 +90,7 @@ fn main() -> ExitCode {
     let ended = match command {
         Command::Run(args) => run::run(&args, &global),
         Command::Validate(args) => validate::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Plan(args) => plan::run(&args, &global),
         Command::Show(args) => show::run(&args, &global),
         Command::Export(args) => export::run(&args, &global),

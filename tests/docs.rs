@@ -6,7 +6,7 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value;
 use support::Project;
@@ -70,39 +70,4 @@ fn every_parameter_is_documented_and_nothing_else() {
     }
     assert!(seen >= 9, "{seen} kinds");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-/// The Rust files below a folder that are no tests.
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let is_test = path.file_stem().is_some_and(|name| name == "tests");
-        match path.is_dir() {
-            true if !is_test => sources(&path, found),
-            false if !is_test && path.extension().is_some_and(|extension| extension == "rs") => found.push(path),
-            _ => {}
-        }
-    }
-}
-
-#[test]
-fn every_code_of_a_problem_is_documented() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let page = fs::read_to_string(root.join("docs/pipeline-file.md")).unwrap();
-    let mut files = Vec::new();
-    for folder in ["engine/src", "stages/src", "src"] {
-        sources(&root.join(folder), &mut files);
-    }
-    let mut codes = BTreeSet::new();
-    for file in files {
-        let text = fs::read_to_string(&file).unwrap();
-        let text = text.split("#[cfg(test)]").next().unwrap_or_default();
-        for call in text.split("Problem::error(").skip(1).chain(text.split("Problem::warning(").skip(1)) {
-            codes
-                .extend(call.trim_start().strip_prefix('"').and_then(|code| code.split('"').next()).map(str::to_owned));
-        }
-    }
-    assert!(codes.len() > 30, "{codes:?}");
-    let missing: Vec<&String> = codes.iter().filter(|code| !page.contains(&format!("| `{code}` |"))).collect();
-    assert!(missing.is_empty(), "docs/pipeline-file.md lacks {missing:?}");
 }

@@ -189,7 +189,7 @@ impl Walk<'_> {
 
     /// Says nothing where a reference leads nowhere: it may be what should have used the variable.
     fn report_unused(&mut self) {
-        if self.problems.iter().any(|problem| problem.code == "unknown-variable") {
+        if self.problems.iter().any(|problem| matches!(problem.code, "unknown-variable" | "bad-reference")) {
             return;
         }
         for entry in self.vars.iter().filter(|entry| !self.used.contains(&entry.key)) {

@@ -1,5 +1,6 @@
 //! Reading a pipeline file: text to a tree with spans, and the problems found in it.
 
+pub mod codes;
 pub mod interpolate;
 pub mod overrides;
 pub mod parse;

@@ -1,0 +1,219 @@
+//! Codes of values: of the wrong type, out of range, or at odds with each other.
+
+use super::{Example, ProblemCode};
+use crate::file::problem::Severity;
+
+pub(super) const CODES: &[ProblemCode] = &[
+    ProblemCode {
+        code: "wrong-type",
+        severity: Severity::Error,
+        title: "a value of another type",
+        meaning: "The field takes a number, a text, a list …, and the value is something else. Quotes make a text: `\"512\"` is no number. \
+            `yes`, `no`, `on` and `off` are texts in YAML 1.2.",
+        advice: "Write a value of the type that is named.",
+        example: Example::File {
+            wrong: "\
+version: 1
+stages:
+  rows: { uses: dataset, with: { source: ./rows.jsonl, limit: \"10\" } }
+",
+            right: "\
+version: 1
+stages:
+  rows: { uses: dataset, with: { source: ./rows.jsonl, limit: 10 } }
+",
+        },
+    },
+    ProblemCode {
+        code: "out-of-range",
+        severity: Severity::Error,
+        title: "a number that is too small or too large",
+        meaning: "The field takes numbers within bounds, and the value lies outside them.",
+        advice: "Take a number within the bounds that are named.",
+        example: Example::File {
+            wrong: "\
+version: 1
+stages:
+  rows: { uses: dataset, with: { source: ./rows.jsonl, limit: 0 } }
+",
+            right: "\
+version: 1
+stages:
+  rows: { uses: dataset, with: { source: ./rows.jsonl, limit: 1 } }
+",
+        },
+    },
+    ProblemCode {
+        code: "unknown-value",
+        severity: Severity::Error,
+        title: "not one of the values to choose from",
+        meaning: "The field takes one of a few names, and this is none of them.",
+        advice: "Take one of the names that are given.",
+        example: Example::File {
+            wrong: "\
+version: 1
+stages:
+  rows: { uses: dataset, with: { source: ./rows.jsonl, on_bad_row: skip } }
+",
+            right: "\
+version: 1
+stages:
+  rows: { uses: dataset, with: { source: ./rows.jsonl, on_bad_row: drop } }
+",
+        },
+    },
+    ProblemCode {
+        code: "bad-value",
+        severity: Severity::Error,
+        title: "a value that cannot be read, or cannot stand here",
+        meaning: "The value has the right type and does not read as what it should be (a split, a length of time, a template, an \
+            expression), or another value of the same stage leaves no sense to it.",
+        advice: "Write it in the form that is named, or leave out one of the two values.",
+        example: Example::File {
+            wrong: "\
+version: 1
+stages:
+  rows: { uses: dataset, with: { source: ./rows.jsonl, split: \"train[:10\" } }
+",
+            right: "\
+version: 1
+stages:
+  rows: { uses: dataset, with: { source: ./rows.jsonl, split: \"train[:10]\" } }
+",
+        },
+    },
+    ProblemCode {
+        code: "wrong-option",
+        severity: Severity::Error,
+        title: "an option that belongs to another choice",
+        meaning: "Optimizers and schedules have options of their own, and this one belongs to another: `momentum` to `sgd`, `num_cycles` to \
+            cosine schedules. `loss_scale` belongs to f16.",
+        advice: "Leave it out, or make the choice that it belongs to; the options of the present one are given.",
+        example: Example::File {
+            wrong: "\
+version: 1
+stages:
+  base: { uses: download, with: { repo: owner/name } }
+  rows: { uses: dataset, with: { source: ./rows.jsonl } }
+  tokens: { uses: tokenize, with: { dataset: rows, tokenizer: base } }
+  adapter:
+    uses: train
+    with: { model: base, data: tokens, optimizer: { name: adamw, momentum: 0.9 } }
+",
+            right: "\
+version: 1
+stages:
+  base: { uses: download, with: { repo: owner/name } }
+  rows: { uses: dataset, with: { source: ./rows.jsonl } }
+  tokens: { uses: tokenize, with: { dataset: rows, tokenizer: base } }
+  adapter:
+    uses: train
+    with: { model: base, data: tokens, optimizer: { name: sgd, momentum: 0.9 } }
+",
+        },
+    },
+    ProblemCode {
+        code: "bad-source",
+        severity: Severity::Error,
+        title: "`download` cannot tell what to bring",
+        meaning: "`download` takes either `repo:` (a model on the Hub, `owner/name`) or `path:` (a folder on this machine), and patterns of \
+            file names.",
+        advice: "Give one of the two, a name as the Hub has it, and patterns such as `*.json`.",
+        example: Example::File {
+            wrong: "\
+version: 1
+stages:
+  base: { uses: download, with: { repo: ./checkpoint } }
+",
+            right: "\
+version: 1
+stages:
+  base: { uses: download, with: { repo: owner/name } }
+",
+        },
+    },
+    ProblemCode {
+        code: "bad-shape",
+        severity: Severity::Error,
+        title: "a model of this shape cannot be built",
+        meaning: "The sizes of `new_model` do not go together: the hidden size has to be divided among the attention heads, and those among \
+            the key and value heads.",
+        advice: "Choose a `hidden_size` that `num_attention_heads` divides, and heads that `num_key_value_heads` divides.",
+        example: Example::File {
+            wrong: "\
+version: 1
+stages:
+  rows: { uses: dataset, with: { source: ./rows.jsonl } }
+  base:
+    uses: new_model
+    with:
+      text: rows
+      vocab_size: 300
+      hidden_size: 100
+      intermediate_size: 64
+      num_hidden_layers: 1
+      num_attention_heads: 3
+",
+            right: "\
+version: 1
+stages:
+  rows: { uses: dataset, with: { source: ./rows.jsonl } }
+  base:
+    uses: new_model
+    with:
+      text: rows
+      vocab_size: 300
+      hidden_size: 96
+      intermediate_size: 64
+      num_hidden_layers: 1
+      num_attention_heads: 3
+",
+        },
+    },
+    ProblemCode {
+        code: "duplicate-path",
+        severity: Severity::Error,
+        title: "two targets are published to one place",
+        meaning: "A published folder is replaced as a whole, so that two targets cannot share one, nor one lie inside the other.",
+        advice: "Give each target a folder of its own.",
+        example: Example::File {
+            wrong: "\
+version: 1
+stages:
+  base: { uses: download, with: { repo: owner/name } }
+publish: { base.model: ./out, base.tokenizer: ./out/tokenizer }
+",
+            right: "\
+version: 1
+stages:
+  base: { uses: download, with: { repo: owner/name } }
+publish: { base.model: ./out/model, base.tokenizer: ./out/tokenizer }
+",
+        },
+    },
+    ProblemCode {
+        code: "no-effect",
+        severity: Severity::Warning,
+        title: "a value that changes nothing here",
+        meaning: "What is said is read and has no effect: `resources.count` above 1 and `resources.memory`, which are not acted upon yet; \
+            `system_prompt` or `chat_template` where nothing is a conversation.",
+        advice: "Leave it out, so that nobody counts on it.",
+        example: Example::File {
+            wrong: "\
+version: 1
+stages:
+  rows:
+    uses: dataset
+    with: { source: ./rows.jsonl }
+    resources: { memory: 4GiB }
+",
+            right: "\
+version: 1
+stages:
+  rows:
+    uses: dataset
+    with: { source: ./rows.jsonl }
+",
+        },
+    },
+];

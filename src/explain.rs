@@ -1,0 +1,144 @@
+//! `pipeline explain`: what the code of a problem means, and a case of it.
+
+use std::fmt::Write as _;
+use std::io::Write;
+
+use clap::Args;
+use engine::file::codes::{self, Example, OVERRIDDEN, ProblemCode};
+use engine::file::problem::Severity;
+use engine::suggest;
+use serde_json::{Value, json};
+
+use crate::Format;
+use crate::render::Failure;
+use crate::table::{Table, width};
+use crate::terminal::Look;
+
+/// Say what a problem's code means, with a file that has it beside one that has not; without a code, list them.
+///
+/// `pipeline validate` names the code of each problem.
+#[derive(Args)]
+pub struct ExplainArgs {
+    /// A code, such as `unknown-key`.
+    code: Option<String>,
+    /// How to print it.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// Prints one code, or all of them.
+pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
+    let Some(name) = &args.code else { return list(args.format) };
+    let code = codes::find(name).ok_or_else(|| unknown(name))?;
+    match args.format {
+        Format::Json => crate::print_json(&as_json(code)),
+        Format::Text => Ok(std::io::stdout().lock().write_all(in_words(code, Look::stdout().width).as_bytes())?),
+    }
+}
+
+fn unknown(name: &str) -> Failure {
+    let names: Vec<&str> = codes::all().map(|code| code.code).collect();
+    let help = suggest::nearest(name, &names).map_or_else(
+        || "`pipeline explain` lists the codes".to_owned(),
+        |nearest| format!("did you mean `{nearest}`?"),
+    );
+    Failure::wrong(format!("there is no code `{name}`")).with_help(help)
+}
+
+fn list(format: Format) -> Result<(), Failure> {
+    if format == Format::Json {
+        return crate::print_json(&codes::all().map(as_json).collect());
+    }
+    let mut table = Table::new(["code", "", "what is wrong"]);
+    for code in codes::all() {
+        table.row([code.code, severity(code), code.title]);
+    }
+    write!(std::io::stdout().lock(), "{table}")?;
+    Ok(())
+}
+
+fn severity(code: &ProblemCode) -> &'static str {
+    match code.severity {
+        Severity::Error => "error",
+        Severity::Warning => "warning",
+    }
+}
+
+fn as_json(code: &ProblemCode) -> Value {
+    let (wrong, right) = case(code.example);
+    json!({
+        "code": code.code,
+        "severity": severity(code),
+        "title": code.title,
+        "meaning": code.meaning,
+        "advice": code.advice,
+        "wrong": wrong,
+        "right": right,
+    })
+}
+
+/// The two texts of an example, the mistake first.
+fn case(example: Example) -> (String, String) {
+    match example {
+        Example::File { wrong, right } => (wrong.to_owned(), right.to_owned()),
+        Example::Override { wrong, right } => {
+            let command = |text: &str| format!("{OVERRIDDEN}\n$ pipeline run FILE '{text}'\n");
+            (command(wrong), command(right))
+        }
+        Example::Made { told, right, .. } => (format!("# {told}\n"), right.to_owned()),
+    }
+}
+
+fn in_words(code: &ProblemCode, columns: usize) -> String {
+    let (wrong, right) = case(code.example);
+    let mut text = format!("{}: {} ({})\n\n", code.code, code.title, severity(code));
+    text += &wrapped(code.meaning, columns);
+    text += &wrapped(&format!("What to do: {}", code.advice), columns);
+    for (name, example) in [("Wrong", wrong), ("Right", right)] {
+        write!(text, "\n{name}:\n\n").expect("writing to a string cannot fail");
+        for line in example.lines() {
+            text += format!("    {line}").trim_end();
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// A paragraph in lines of so many columns, where its words allow.
+fn wrapped(paragraph: &str, columns: usize) -> String {
+    let mut text = String::new();
+    let mut used = 0;
+    for word in paragraph.split_whitespace() {
+        let needed = width(word);
+        if used > 0 && used + 1 + needed > columns {
+            text.push('\n');
+            used = 0;
+        } else if used > 0 {
+            text.push(' ');
+            used += 1;
+        }
+        text += word;
+        used += needed;
+    }
+    text + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_paragraph_is_wrapped_between_words() {
+        assert_eq!(wrapped("one two  three", 8), "one two\nthree\n");
+        assert_eq!(wrapped("alongword is long", 4), "alongword\nis\nlong\n");
+    }
+
+    #[test]
+    fn every_code_is_told_with_both_texts() {
+        for code in codes::all() {
+            let text = in_words(code, 80);
+            assert!(text.contains("\nWrong:\n\n    ") && text.contains("\nRight:\n\n    "), "{text}");
+            assert!(text.lines().all(|line| line.starts_with("    ") || width(line) <= 80), "{text}");
+        }
+    }
+}
