@@ -125,9 +125,46 @@ impl Store {
         tree.files().par_iter().try_for_each(|file| make_ready(&folder.join(&file.path), file))?;
         self.move_in(folder, tree, &places)?;
         shards.par_iter().try_for_each(|shard| flush_folder(shard))?;
-        let digest = tree.digest();
-        self.publish(&self.tree_path(&digest), &tree.to_json())?;
-        Ok(digest)
+        self.adopt_tree(tree)?;
+        Ok(tree.digest())
+    }
+
+    /// Moves one file that has been compared with its digest into the store.
+    ///
+    /// # Errors
+    /// As [`Store::add_tree`].
+    pub fn adopt_object(&self, source: &Path, file: &TreeFile) -> Result<(), StoreError> {
+        let place = self.object_path(&file.digest);
+        ensure_folder(parent(&place))?;
+        make_ready(source, file)?;
+        let passage = self.pass()?;
+        rename(source, &place)?;
+        drop(passage);
+        flush_folder(parent(&place))
+    }
+
+    /// Whether an object is there, with its length; from then on it is in use (see [`crate::in_use`]), so that who finds it need not
+    /// bring it once more.
+    ///
+    /// # Errors
+    /// Fails where the disk refuses.
+    pub fn hold_object(&self, file: &TreeFile) -> Result<bool, StoreError> {
+        let _passage = self.pass()?;
+        if !self.has(file) {
+            return Ok(false);
+        }
+        let place = self.object_path(&file.digest);
+        // Sets its change time, which is what says that it is in use.
+        fs::set_permissions(&place, Permissions::from_mode(0o444)).map_err(StoreError::on("protect", &place))?;
+        Ok(true)
+    }
+
+    /// Stores the list of a tree whose objects are all there, and in use since: stored by this process, or held by it.
+    ///
+    /// # Errors
+    /// Fails where the disk refuses.
+    pub fn adopt_tree(&self, tree: &Tree) -> Result<(), StoreError> {
+        self.publish(&self.tree_path(&tree.digest()), &tree.to_json())
     }
 
     /// A stored tree, checked against its digest.
@@ -297,6 +334,7 @@ pub(crate) fn remove_file(path: &Path) -> Result<bool, StoreError> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
+    use std::os::unix::fs::MetadataExt;
     use std::thread;
 
     use super::*;
@@ -390,6 +428,25 @@ mod tests {
         assert!(store.complete(&digest));
         assert_eq!(add(&store, &files), digest);
         assert_eq!(store.verify(&|_| {}).unwrap().faults, []);
+    }
+
+    #[test]
+    fn objects_can_be_brought_one_by_one() {
+        let (_home, store) = store();
+        let staging = store.staging().unwrap();
+        fill(staging.path(), &[("a", "first"), ("b", "second")]);
+        let tree = Tree::of_folder(staging.path()).unwrap();
+        for file in tree.files() {
+            assert!(!store.hold_object(file).unwrap());
+            store.adopt_object(&staging.path().join(&file.path), file).unwrap();
+            let changed = |metadata: fs::Metadata| (metadata.ctime(), metadata.ctime_nsec());
+            let before = changed(fs::metadata(store.object_path(&file.digest)).unwrap());
+            thread::sleep(std::time::Duration::from_millis(20));
+            assert!(store.hold_object(file).unwrap());
+            assert!(changed(fs::metadata(store.object_path(&file.digest)).unwrap()) > before);
+        }
+        store.adopt_tree(&tree).unwrap();
+        assert!(store.complete(&tree.digest()));
     }
 
     #[test]
