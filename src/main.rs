@@ -132,6 +132,11 @@ impl Global {
     }
 }
 
+/// What `--smoke` makes of a plan.
+fn scale(smoke: bool) -> engine::plan::Scale {
+    if smoke { engine::plan::Scale::Smoke } else { engine::plan::Scale::Full }
+}
+
 /// Prints a value as a program reads it.
 fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
     use std::io::Write;

@@ -24,6 +24,9 @@ pub struct PlanArgs {
     /// Changes to the file, as `stage.path=value` or `vars.name=value`.
     #[arg(value_name = "OVERRIDE")]
     overrides: Vec<String>,
+    /// What `run --smoke` would do: a few rows and steps, with keys of their own.
+    #[arg(long)]
+    smoke: bool,
     /// How to print the result.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -31,7 +34,7 @@ pub struct PlanArgs {
 
 /// Prints the forecast.
 pub fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
-    let plan = engine::plan::load(&args.file, &args.overrides, &stages::registry())?;
+    let plan = engine::plan::load_at(crate::scale(args.smoke), &args.file, &args.overrides, &stages::registry())?;
     render::warnings(&plan.sources, &plan.warnings, global.verbosity());
     let home = global.home(&args.file)?;
     let forecasts = match explain(&plan, &home) {

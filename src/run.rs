@@ -44,6 +44,10 @@ pub struct RunArgs {
     /// Threads for all stages together [default: what the machine has].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
+    /// Find out in a minute whether the whole file works: 8 rows, 2 optimizer steps, short answers, results with keys of their own,
+    /// nothing published.
+    #[arg(long)]
+    smoke: bool,
     /// Replace published folders that were changed by hand.
     #[arg(long)]
     overwrite: bool,
@@ -138,7 +142,7 @@ fn answers_before(
 impl RunArgs {
     /// The plan of the stages asked for, with the prompts of the command line in it.
     fn plan(&self, registry: &Registry) -> Result<Plan, Failure> {
-        let mut plan = engine::plan::load(&self.file, &self.overrides, registry)?;
+        let mut plan = engine::plan::load_at(crate::scale(self.smoke), &self.file, &self.overrides, registry)?;
         if let Some(unknown) = self.until.iter().find(|id| plan.stage(id).is_none()) {
             let ids: Vec<&str> = plan.stages.iter().map(|stage| stage.id.as_str()).collect();
             return Err(locate::unknown_stage(unknown, &ids));
@@ -150,7 +154,7 @@ impl RunArgs {
                 return Err(failure.with_help("add a stage with `uses: generate` and a `model`"));
             }
             let overrides: Vec<String> = self.overrides.iter().cloned().chain(asked).collect();
-            plan = engine::plan::load(&self.file, &overrides, registry)?;
+            plan = engine::plan::load_at(crate::scale(self.smoke), &self.file, &overrides, registry)?;
         }
         Ok(if self.until.is_empty() { plan } else { plan.until(&self.until) })
     }

@@ -288,14 +288,17 @@ pub(crate) fn say(event: &WorkerEvent) {
     let _ = out.write_all(&line).and_then(|()| out.flush());
 }
 
-/// The candidate that a reference stands for: the named output, else the one of the kind that comes first in `kinds`. The plan has
-/// refused references that fit two outputs of one kind.
+/// The candidate that a reference stands for: the named output, else the one of the kind that comes first in `kinds`, of which an
+/// empty list accepts every kind. The plan has refused references that fit two outputs alike.
 pub(crate) fn pick<'a, T>(
     reference: &Reference,
     kinds: &[&str],
     candidates: impl Iterator<Item = (T, &'a str, &'a str)>,
 ) -> Option<T> {
-    let rank = |kind: &str| kinds.iter().position(|accepted| *accepted == kind);
+    let rank = |kind: &str| match kinds {
+        [] => Some(0),
+        kinds => kinds.iter().position(|accepted| *accepted == kind),
+    };
     candidates
         .filter(|(_, output, _)| reference.output.as_deref().is_none_or(|named| named == *output))
         .filter_map(|(item, _, kind)| Some((rank(kind)?, item)))

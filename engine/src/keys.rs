@@ -84,6 +84,9 @@ pub fn stage_key(
     let mut document = KeyDocument::default();
     document.push("@kind", stage.kind, Class::Semantic);
     document.push("@version", stage.version.to_string(), Class::Semantic);
+    if stage.smoke {
+        document.push("@smoke", "true", Class::Semantic);
+    }
     let known = |reference: &Reference, kinds: &'static [&'static str]| identity(input_of(stage, reference, kinds)?);
     let mut writer = KeyWriter::new(&mut document, &known);
     stage.bound.write_key(&mut writer);

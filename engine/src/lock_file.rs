@@ -204,7 +204,13 @@ mod tests {
     use crate::file::source::Span;
 
     fn request(name: &str) -> PinRequest {
-        PinRequest { kind: "hub-model".into(), name: name.into(), revision: "main".into(), span: Span::default() }
+        PinRequest {
+            kind: "hub-model".into(),
+            name: name.into(),
+            revision: "main".into(),
+            token_env: None,
+            span: Span::default(),
+        }
     }
 
     #[test]

@@ -196,7 +196,7 @@ pub struct Reference {
 
 /// A kind of artefact, as a type: `struct Rows; impl ArtifactKind for Rows { const KINDS: … = &["rows"]; }`.
 pub trait ArtifactKind: 'static {
-    /// The kinds that an input of this type accepts, the preferred one first.
+    /// The kinds that an input of this type accepts, the preferred one first; empty where it accepts every kind.
     const KINDS: &'static [&'static str];
 }
 

@@ -20,12 +20,14 @@ mod order;
 mod publish;
 mod read_text;
 mod resolve;
+mod smoke;
 #[cfg(test)]
 mod tests;
 mod until;
 
 pub use graph_text::{GraphFormat, graph_text};
-pub use load::{load, load_text};
+pub use load::{load, load_at, load_text};
+pub use smoke::Scale;
 
 /// A pipeline file that has passed every check.
 pub struct Plan {
@@ -82,6 +84,8 @@ pub struct PlannedStage {
     pub retries: u32,
     /// How long it may take.
     pub timeout: Option<Duration>,
+    /// Whether it does less than the file says, so that its result must not serve a real run.
+    pub smoke: bool,
     /// Where its `with:` (or itself, without one) stands.
     pub span: Span,
     /// Where a field of `with:` stands, by dotted path, for explanations.

@@ -39,8 +39,20 @@ pub struct PinRequest {
     pub name: String,
     /// The revision asked for, such as `main`.
     pub revision: String,
+    /// The environment variable that holds the access token, where the file names one; never the token.
+    pub token_env: Option<String>,
     /// Where it stands.
     pub span: Span,
+}
+
+/// What a stage does in a smoke run, which finds out in a minute whether a whole file works.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Smoke {
+    /// The same as ever: its result has the key of a real run, and serves one.
+    Same,
+    /// Less: parameters by dotted path, and the values they have in place of the file's. Its result has a key of its own, also where
+    /// nothing is replaced.
+    With(Vec<(String, serde_json::Value)>),
 }
 
 /// How many threads a stage can use.
@@ -62,6 +74,9 @@ pub trait Stage: 'static {
     const ABOUT: &'static str;
     /// What the file may say under `with:`.
     type Params: Parameter + Send + Sync + 'static;
+    /// The first names of references in texts that the kind replaces itself: with `inputs` among them, `${inputs.rows}` reaches it as
+    /// it stands, where every other kind's file would be refused.
+    const PLACEHOLDERS: &'static [&'static str] = &[];
 
     /// The outputs, by the parameters (train: an adapter or a model, by its method).
     fn outputs(params: &Self::Params) -> Vec<Output>;
@@ -87,6 +102,11 @@ pub trait Stage: 'static {
     /// Adds to the key what follows from several parameters together and from none alone (the rows of an optimizer
     /// step: the product decides the result, its split does not).
     fn write_derived_key(_params: &Self::Params, _key: &mut KeyWriter<'_>) {}
+
+    /// What it does in a smoke run, given the parameters as the file has them: a few rows, two steps.
+    fn smoke(_parameters: &serde_json::Value) -> Smoke {
+        Smoke::With(Vec::new())
+    }
 
     /// What it would do and cost. Inputs that are not made yet have the facts that their own stages expect, marked by
     /// [`crate::preflight::EXPECTED`], or none.
@@ -116,6 +136,10 @@ pub trait StageKind: Send + Sync {
     fn about(&self) -> &'static str;
     /// The JSON Schema of its parameters.
     fn schema(&self) -> serde_json::Value;
+    /// See [`Stage::PLACEHOLDERS`].
+    fn placeholders(&self) -> &'static [&'static str];
+    /// See [`Stage::smoke`].
+    fn smoke(&self, parameters: &serde_json::Value) -> Smoke;
     /// Reads the parameters; `None` where problems were reported that leave nothing to go on with.
     fn read(&self, node: &Node, reader: &mut Reader) -> Option<Box<dyn BoundStage>>;
     /// See [`Stage::pin`].
@@ -164,6 +188,12 @@ impl<S: Stage> StageKind for Kind<S> {
     }
     fn schema(&self) -> serde_json::Value {
         S::Params::schema()
+    }
+    fn placeholders(&self) -> &'static [&'static str] {
+        S::PLACEHOLDERS
+    }
+    fn smoke(&self, parameters: &serde_json::Value) -> Smoke {
+        S::smoke(parameters)
     }
     fn read(&self, node: &Node, reader: &mut Reader) -> Option<Box<dyn BoundStage>> {
         let params = S::Params::read(node, reader)?;

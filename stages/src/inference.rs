@@ -40,6 +40,7 @@ use crate::adapter;
 use crate::artifact::{Adapter, Model, Tokenizer as TokenizerArtifact};
 use crate::kernels::{self, Dtype, Kernels};
 use crate::preflight::{inference_bytes, model_config};
+use crate::smoke::{self, Lowered};
 use crate::tokenize::facts_of;
 use crate::tokenizer::Tokenizer;
 
@@ -76,6 +77,11 @@ pub struct InferenceParams {
     /// The kernels that compute.
     #[cosmetic(default = Kernels::Cpu)]
     pub kernels: Kernels,
+}
+
+/// The shorter answers of a smoke run.
+pub fn lowered(parameters: &serde_json::Value) -> Lowered<'_> {
+    Lowered::from(parameters).at_most("max_new_tokens", smoke::NEW_TOKENS).cut("min_new_tokens", 1)
 }
 
 impl InferenceParams {

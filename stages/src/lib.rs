@@ -24,6 +24,7 @@ pub mod prompt;
 pub mod results;
 pub mod rouge;
 pub mod show;
+pub mod smoke;
 pub mod tokenize;
 pub mod tokenizer;
 pub mod train;

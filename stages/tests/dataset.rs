@@ -74,7 +74,7 @@ fn pin_and_read(root: &Path, mut with: Value) -> Result<(String, Vec<String>), e
     with["template"] = "summarize".into();
     with["column_map"] = json!({"dialogue": "document", "output": "summary"});
     let (kind, name, revision) = ("hub-dataset".to_owned(), "owner/name".to_owned(), "main".to_owned());
-    let commit = Dataset::pin(&PinRequest { kind, name, revision, span: Span::default() })?;
+    let commit = Dataset::pin(&PinRequest { kind, name, revision, token_env: None, span: Span::default() })?;
     let bench = TestBench::new(root).pin("hub-dataset:owner/name@main", &commit);
     let outputs = bench.run::<Dataset>(with)?;
     assert!(!bench.working::<Dataset>().join("finished").exists(), "fetched files stay behind");

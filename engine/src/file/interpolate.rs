@@ -34,11 +34,13 @@ impl Interpolated {
     }
 }
 
-/// Replaces every reference in the tree. A variable may use those declared above it.
+/// Replaces every reference in the tree. A variable may use those declared above it. `placeholders` gives, for the name of a stage kind,
+/// the first names of references that it replaces itself (`inputs` of `${inputs.rows}`): in its parameters those stay as they are.
 pub fn interpolate(
     root: &mut Node,
     sources: &Sources,
     env: &dyn Fn(&str) -> Option<String>,
+    placeholders: &dyn Fn(&str) -> &'static [&'static str],
     problems: &mut Vec<Problem>,
 ) -> Interpolated {
     let Value::Map(entries) = &mut root.value else { return Interpolated::default() };
@@ -46,6 +48,7 @@ pub fn interpolate(
         vars: Vec::new(),
         used: HashSet::new(),
         bytes_left: Some(MAX_REPLACED_BYTES),
+        left_alone: &[],
         sources,
         env,
         problems,
@@ -60,7 +63,12 @@ pub fn interpolate(
         }
     }
     for entry in entries.iter_mut().filter(|entry| entry.key != "vars") {
-        walk.node(&mut entry.value);
+        match &mut entry.value.value {
+            Value::Map(stages) if entry.key == "stages" => {
+                stages.iter_mut().for_each(|stage| walk.stage(&mut stage.value, placeholders));
+            }
+            _ => walk.node(&mut entry.value),
+        }
     }
     walk.report_unused();
     walk.done
@@ -73,6 +81,8 @@ struct Walk<'a> {
     used: HashSet<String>,
     /// `None` once there were too many, which has been said.
     bytes_left: Option<usize>,
+    /// The first names of references that the present stage's kind replaces.
+    left_alone: &'static [&'static str],
     sources: &'a Sources,
     env: &'a dyn Fn(&str) -> Option<String>,
     problems: &'a mut Vec<Problem>,
@@ -89,6 +99,14 @@ enum Piece<'t> {
 }
 
 impl Walk<'_> {
+    fn stage(&mut self, stage: &mut Node, placeholders: &dyn Fn(&str) -> &'static [&'static str]) {
+        if let Some(Value::String(uses)) = stage.get("uses").map(|uses| &uses.value) {
+            self.left_alone = placeholders(uses);
+        }
+        self.node(stage);
+        self.left_alone = &[];
+    }
+
     fn node(&mut self, node: &mut Node) {
         match &mut node.value {
             Value::List(items) => items.iter_mut().for_each(|item| self.node(item)),
@@ -109,7 +127,7 @@ impl Walk<'_> {
 
     /// The value of a string with references; `None` where one of them leads nowhere.
     fn string(&mut self, text: &str, span: Span) -> Option<Value> {
-        let pieces = pieces(text);
+        let pieces = self.pieces(text);
         if let [Piece::Reference(whole, name)] = pieces.as_slice() {
             let target = self.resolve(whole, name, span)?;
             self.done.origins.extend(target.given.map(|given| (span, given)));
@@ -128,6 +146,17 @@ impl Walk<'_> {
             result = result.zip(part).map(|(result, part)| result + &part);
         }
         result.map(Value::String)
+    }
+
+    /// The pieces of a text, in which a reference that is left alone is plain text.
+    fn pieces<'t>(&self, text: &'t str) -> Vec<Piece<'t>> {
+        let is_left_alone =
+            |name: &str| name.split_once('.').is_some_and(|(first, _)| self.left_alone.contains(&first));
+        let piece = |piece| match piece {
+            Piece::Reference(whole, name) if is_left_alone(name) => Piece::Text(whole),
+            other => other,
+        };
+        pieces(text).into_iter().map(piece).collect()
     }
 
     /// A reference inside a longer text.

@@ -38,8 +38,11 @@ impl<K: ArtifactKind> Parameter for Input<K> {
     }
 
     fn schema() -> Json {
-        let kinds = K::KINDS.join(" or ");
-        json!({ "type": "string", "description": format!("A stage that makes {kinds}: `stage` or `stage.output`.") })
+        let what = match K::KINDS {
+            [] => "Any stage".to_owned(),
+            kinds => format!("A stage that makes {}", kinds.join(" or ")),
+        };
+        json!({ "type": "string", "description": format!("{what}: `stage` or `stage.output`.") })
     }
 
     fn visit_inputs(&self, visit: &mut dyn FnMut(&Reference, &'static [&'static str])) {

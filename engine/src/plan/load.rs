@@ -8,6 +8,7 @@ use super::order;
 use super::publish;
 use super::read_text::read_text;
 use super::resolve::{Bound, resolve};
+use super::smoke::{self, Scale};
 use super::{Plan, PlannedStage, Rejected};
 use crate::file::interpolate::interpolate;
 use crate::file::overrides;
@@ -28,12 +29,21 @@ pub fn load(path: &Path, overrides: &[String], registry: &Registry) -> Result<Pl
     load_text(path, &text, overrides, registry)
 }
 
+/// [`load`] for a run of this scale.
+///
+/// # Errors
+/// As there.
+pub fn load_at(scale: Scale, path: &Path, overrides: &[String], registry: &Registry) -> Result<Plan, Rejected> {
+    let text = read_text(path)?;
+    load_with(path, &text, overrides, registry, scale, &|name| std::env::var(name).ok())
+}
+
 /// [`load`] with the text of the file given.
 ///
 /// # Errors
 /// As there.
 pub fn load_text(path: &Path, text: &str, overrides: &[String], registry: &Registry) -> Result<Plan, Rejected> {
-    load_with(path, text, overrides, registry, &|name| std::env::var(name).ok())
+    load_with(path, text, overrides, registry, Scale::Full, &|name| std::env::var(name).ok())
 }
 
 /// [`load_text`] with the environment given.
@@ -42,6 +52,7 @@ pub(super) fn load_with(
     text: &str,
     overrides: &[String],
     registry: &Registry,
+    scale: Scale,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Plan, Rejected> {
     let mut sources = Sources::default();
@@ -56,7 +67,11 @@ pub(super) fn load_with(
         return Err(Rejected { sources, problems: in_order(problems) });
     }
     overrides::apply(&mut root, overrides, &mut sources, &mut problems);
-    let interpolated = interpolate(&mut root, &sources, env, &mut problems);
+    let interpolated = interpolate(&mut root, &sources, env, &|uses| placeholders(registry, uses), &mut problems);
+
+    if scale == Scale::Smoke {
+        smoke::shrink(&mut root, registry);
+    }
 
     let mut found = Vec::new();
     let checked = check(&root, registry, &mut found);
@@ -65,10 +80,16 @@ pub(super) fn load_with(
     let problems = in_order(problems);
     match checked {
         Some(checked) if problems.iter().all(|problem| problem.severity == Severity::Warning) => {
-            Ok(checked.into_plan(path, sources, problems))
+            let plan = checked.into_plan(path, sources, problems);
+            Ok(if scale == Scale::Smoke { smoke::marked(plan, registry) } else { plan })
         }
         _ => Err(Rejected { sources, problems }),
     }
+}
+
+/// What a stage kind replaces in its texts itself.
+fn placeholders(registry: &Registry, uses: &str) -> &'static [&'static str] {
+    registry.get(uses).map_or(&[], |kind| kind.placeholders())
 }
 
 /// A file in which every reference is resolved, and the order of its stages.
@@ -149,6 +170,7 @@ fn planned(stage: StageEntry, bound: Bound) -> PlannedStage {
         resources: stage.resources,
         retries: stage.retries,
         timeout: stage.timeout,
+        smoke: false,
         span: stage.with.span,
         field_spans: field_spans(&stage.with),
     }

@@ -184,15 +184,15 @@ impl Misfit {
 }
 
 /// The output that a reference means among those of its stage: the named one, else the only one of the first kind in
-/// `kinds` that the stage makes. Without `kinds` every kind fits.
+/// `kinds` that the stage makes. Without `kinds`, or where that is empty, every kind fits.
 pub(super) fn pick<'a>(
     reference: &Reference,
     kinds: Option<&[&str]>,
     outputs: &'a [Output],
 ) -> Result<&'a Output, Misfit> {
     let rank = |output: &Output| match kinds {
+        None | Some([]) => Some(0),
         Some(kinds) => kinds.iter().position(|kind| *kind == output.kind),
-        None => Some(0),
     };
     if let Some(name) = &reference.output {
         let output = outputs.iter().find(|output| output.name == *name).ok_or(Misfit::UnknownOutput)?;

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::load::load_with;
+use super::smoke::Scale;
 use super::*;
 use crate::artifact::Output;
 use crate::context::StageContext;
@@ -166,7 +167,7 @@ fn registry() -> Registry {
 fn load_over(text: &str, overrides: &[&str]) -> Result<Plan, Rejected> {
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
     let env = |name: &str| (name == "HOME_ROWS").then(|| "rows.jsonl".to_owned());
-    load_with(Path::new("file.yaml"), text, &overrides, &registry(), &env)
+    load_with(Path::new("file.yaml"), text, &overrides, &registry(), Scale::Full, &env)
 }
 
 fn plan(text: &str) -> Plan {

@@ -63,7 +63,7 @@ pub struct ConstantParams {
 impl ConstantParams {
     fn request(&self) -> Option<PinRequest> {
         let name = self.pinned.clone()?;
-        Some(PinRequest { kind: "number".into(), name, revision: "now".into(), span: Span::default() })
+        Some(PinRequest { kind: "number".into(), name, revision: "now".into(), token_env: None, span: Span::default() })
     }
 }
 

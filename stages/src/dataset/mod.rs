@@ -38,11 +38,12 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
-use engine::stage::{InputFacts, Outside, PinRequest, Stage};
+use engine::stage::{InputFacts, Outside, PinRequest, Smoke, Stage};
 use engine::suggest;
 
 use crate::artifact::{OutputKind, Rows, RowsFacts, Shape};
 use crate::download::forget_working_files;
+use crate::smoke::{self, Lowered};
 use arrange::Arranger;
 pub use expression::{Condition, NewColumn};
 pub use flaw::{Flaw, Reason};
@@ -94,6 +95,14 @@ impl Stage for Dataset {
 
     fn pin(request: &PinRequest) -> Result<String, StageError> {
         hub_files::pin(request)
+    }
+
+    fn smoke(parameters: &serde_json::Value) -> Smoke {
+        Lowered::from(parameters)
+            .at_most("limit", smoke::ROWS)
+            .replace("shuffle", false)
+            .replace("train_test_split.test_size", 0.25)
+            .done()
     }
 
     fn preflight(params: &DatasetParams, inputs: &InputFacts, _: Span) -> Preflight {

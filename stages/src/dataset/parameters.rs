@@ -183,6 +183,7 @@ impl DatasetParams {
             kind: repository.kind().pin_kind().to_owned(),
             name: repository.name().to_owned(),
             revision: self.revision.clone().unwrap_or_else(|| "main".to_owned()),
+            token_env: None,
             span: *span,
         })
     }

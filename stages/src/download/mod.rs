@@ -16,7 +16,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{LocalPath, Parameters};
 use engine::protocol::FileGrant;
-use engine::stage::{InputFacts, Outside, PinRequest, Stage};
+use engine::stage::{InputFacts, Outside, PinRequest, Smoke, Stage};
 use model::config::Config;
 use model::peft::AdapterConfig;
 
@@ -91,6 +91,7 @@ impl DownloadParams {
             kind: RepositoryKind::Model.pin_kind().to_owned(),
             name: name.to_owned(),
             revision: revision.to_owned(),
+            token_env: None,
             span: Span::default(),
         }
     }
@@ -154,6 +155,11 @@ impl Stage for Download {
     fn pin(request: &PinRequest) -> Result<String, StageError> {
         let repository = model_repository(&request.name)?;
         Ok(Hub::from_environment()?.resolve_revision(&repository, &request.revision)?)
+    }
+
+    /// A checkpoint has no smaller form; and what was fetched for a smoke run need not be fetched again.
+    fn smoke(_: &serde_json::Value) -> Smoke {
+        Smoke::Same
     }
 
     fn run(params: &DownloadParams, context: &mut StageContext) -> Result<(), StageError> {

@@ -19,12 +19,13 @@ use engine::file::source::Span;
 use engine::parameter::{Input, Parameters};
 use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
-use engine::stage::{InputFacts, Stage, Threads};
+use engine::stage::{InputFacts, Smoke, Stage, Threads};
 use model::sampling::Sampling;
 
 use crate::artifact::{Metrics, OutputKind, Row, Rows, RowsFacts, RowsReader, Shape};
 use crate::inference::{InferenceParams, Respondent};
 use crate::prompt::{PromptParams, PromptRenderer};
+use crate::smoke;
 use crate::tokenize::facts_of;
 use answers::Answers;
 use examples::{Example, ExamplesWriter};
@@ -147,6 +148,10 @@ impl Stage for Evaluate {
             problems.push(Problem::error("bad-value", span, message, format!("`{name}` is asked for here")));
         }
         problems
+    }
+
+    fn smoke(parameters: &serde_json::Value) -> Smoke {
+        crate::inference::lowered(parameters).at_most("limit", smoke::ROWS).done()
     }
 
     fn preflight(params: &EvaluateParams, inputs: &InputFacts, _: Span) -> Preflight {

@@ -16,7 +16,7 @@ use engine::file::source::Span;
 use engine::parameter::{Input, OneOf, Parameters};
 use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
-use engine::stage::{InputFacts, Stage, Threads};
+use engine::stage::{InputFacts, Smoke, Stage, Threads};
 use model::generation::Request;
 use model::sampling::Sampling;
 
@@ -24,6 +24,7 @@ use crate::artifact::{OutputKind, Rows, Samples};
 use crate::inference::{Aloud, InferenceParams, Respondent, Standing, speed};
 use crate::peak_memory::peak_resident_bytes;
 use crate::prompt::PromptParams;
+use crate::smoke;
 use prompts::{Asked, Prompts};
 use report::Shown;
 pub use report::answers;
@@ -119,6 +120,17 @@ impl Stage for Generate {
         problems.extend(params.prompt.taught_otherwise(model, adapter, span));
         problems.extend(params.inference.problems(span));
         problems
+    }
+
+    fn smoke(parameters: &serde_json::Value) -> Smoke {
+        let lowered = crate::inference::lowered(parameters);
+        match parameters.get("prompts").and_then(serde_json::Value::as_array) {
+            Some(prompts) => {
+                let few: Vec<_> = prompts.iter().take(smoke::PROMPTS as usize).cloned().collect();
+                lowered.set("prompts", few).done()
+            }
+            None => lowered.at_most("limit", smoke::PROMPTS).done(),
+        }
     }
 
     fn preflight(params: &GenerateParams, inputs: &InputFacts, _: Span) -> Preflight {

@@ -27,7 +27,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::KeyWriter;
 use engine::preflight::Preflight;
-use engine::stage::{InputFacts, Stage, Threads};
+use engine::stage::{InputFacts, Smoke, Stage, Threads};
 
 pub use parameters::{
     EarlyStopping, Given, Leftover, LoraParams, LossScale, Method, MinLr, OptimizerName, OptimizerParams,
@@ -36,6 +36,7 @@ pub use parameters::{
 
 use crate::artifact::{Adapter, Metrics, Model, OutputKind};
 use crate::kernels::{self, Kernels};
+use crate::smoke::{self, Lowered};
 
 /// The stage kind.
 pub struct Train;
@@ -58,6 +59,17 @@ impl Stage for Train {
         let mut problems = params.problems(span);
         problems.extend(fit::problems(params, inputs, span));
         problems
+    }
+
+    fn smoke(parameters: &serde_json::Value) -> Smoke {
+        Lowered::from(parameters)
+            .at_most("max_steps", smoke::STEPS)
+            .set("epochs", smoke::STEPS)
+            .replace("gradient_accumulation_steps", 1)
+            .replace("leftover", "step")
+            .cut("scheduler.warmup_steps", 1)
+            .cut("eval_steps", 1)
+            .done()
     }
 
     fn preflight(params: &TrainParams, inputs: &InputFacts, span: Span) -> Preflight {
