@@ -1,16 +1,62 @@
-//! `pipeline schema`: the JSON Schema of pipeline files.
+//! `pipeline schema`: the JSON Schema of pipeline files, and how each field takes part in keys.
+
+use std::io::Write;
 
 use clap::Args;
+use engine::parameter::{Class, declared_fields};
+use serde_json::{Map, json};
 
+use crate::Format;
 use crate::render::Failure;
+use crate::table::Table;
 
 /// Print the JSON Schema of pipeline files, for editors.
 ///
 /// With the YAML language server, put `# yaml-language-server: $schema=./pipeline.schema.json` on a file's first line.
 #[derive(Args)]
-pub struct SchemaArgs {}
+pub struct SchemaArgs {
+    /// Print instead how each field of each stage kind takes part in cache keys: semantic, resumable or cosmetic.
+    #[arg(long)]
+    keys: bool,
+    /// How to print the table of `--keys`.
+    #[arg(long, value_enum, default_value_t, requires = "keys")]
+    format: Format,
+}
 
 /// Prints the schema.
-pub fn run(_: &SchemaArgs) -> Result<(), Failure> {
-    crate::print_json(&engine::schema::json_schema(&stages::registry()))
+pub fn run(args: &SchemaArgs) -> Result<(), Failure> {
+    let registry = stages::registry();
+    if !args.keys {
+        return crate::print_json(&engine::schema::json_schema(&registry));
+    }
+    let kinds = registry.kinds().map(|kind| (kind, declared_fields(&kind.schema())));
+    match args.format {
+        Format::Json => {
+            let of_kind = kinds.map(|(kind, fields)| {
+                let described = json!({ "version": kind.version(), "fields": fields });
+                (kind.name().to_owned(), described)
+            });
+            crate::print_json(&of_kind.collect::<Map<_, _>>().into())
+        }
+        Format::Text => {
+            let mut table = Table::new(["kind", "field", "class"]);
+            for (kind, fields) in kinds {
+                let shown = format!("{} (version {})", kind.name(), kind.version());
+                for (number, field) in fields.into_iter().enumerate() {
+                    let kind = if number == 0 { shown.as_str() } else { "" };
+                    table.row([kind, &field.path, class_name(field.class)]);
+                }
+            }
+            Ok(write!(std::io::stdout().lock(), "{table}")?)
+        }
+    }
+}
+
+/// A class, as stages declare it.
+pub fn class_name(class: Class) -> &'static str {
+    match class {
+        Class::Semantic => "semantic",
+        Class::Resumable => "resumable",
+        Class::Cosmetic => "cosmetic",
+    }
 }

@@ -19,6 +19,18 @@ pub enum Class {
     Cosmetic,
 }
 
+impl Class {
+    /// The class of something declared as `inner` inside something of this class: the outermost that is not semantic holds.
+    #[must_use]
+    pub fn within(self, inner: Self) -> Self {
+        match (self, inner) {
+            (Self::Cosmetic, _) | (_, Self::Cosmetic) => Self::Cosmetic,
+            (Self::Resumable, _) | (_, Self::Resumable) => Self::Resumable,
+            (Self::Semantic, Self::Semantic) => Self::Semantic,
+        }
+    }
+}
+
 /// One line of a key: a field's path and its canonical value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyEntry {

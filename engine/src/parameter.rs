@@ -14,6 +14,7 @@ use crate::file::source::Span;
 use crate::file::tree::{Node, Value};
 
 mod collection;
+mod declared;
 mod fields;
 mod input;
 mod limits;
@@ -24,9 +25,10 @@ mod tests;
 mod unit;
 
 pub use cache::Class;
+pub use declared::{DeclaredField, declared_fields};
 pub use fields::{Fields, read_choice};
 pub use limits::Limits;
-pub use object_schema::{ObjectSchema, choice_schema};
+pub use object_schema::{CLASS, ObjectSchema, choice_schema};
 pub use parameters_derive::Parameters;
 /// A JSON Schema.
 pub use serde_json::Value as Json;
@@ -133,11 +135,7 @@ impl<'a> KeyWriter<'a> {
     /// Writes a field of a struct: the class that holds is the outermost one that is not semantic.
     pub fn field(&mut self, name: &str, class: Class, write: impl FnOnce(&mut Self)) {
         let outer = self.class;
-        self.class = match (outer, class) {
-            (Class::Cosmetic, _) | (_, Class::Cosmetic) => Class::Cosmetic,
-            (Class::Resumable, _) | (_, Class::Resumable) => Class::Resumable,
-            (Class::Semantic, Class::Semantic) => Class::Semantic,
-        };
+        self.class = outer.within(class);
         self.under(&dotted(&self.path, name), write);
         self.class = outer;
     }

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::file::overrides::STAGE_KEYS;
-use crate::parameter::{Parameter, Period};
+use crate::parameter::{CLASS, Parameter, Period};
 use crate::plan::entry::{FILE_KEYS, FORMAT_VERSION, ResourceKeys};
 use crate::stage::{Registry, StageKind};
 
@@ -133,7 +133,7 @@ fn or_reference(mut schema: Value) -> Value {
         return schema;
     }
     let mut outer = Map::new();
-    for annotation in ["description", "default"] {
+    for annotation in ["description", "default", CLASS] {
         if let Some(value) = schema.as_object_mut().and_then(|schema| schema.remove(annotation)) {
             outer.insert(annotation.to_owned(), value);
         }
@@ -179,12 +179,14 @@ mod tests {
     #[derive(Parameters)]
     struct Params {
         /// The rows.
+        #[semantic]
         data: Input<Rows>,
         #[semantic(default = Method::Lora)]
         method: Method,
         /// How many.
         #[semantic(range = 1.., default = 3)]
         count: u32,
+        #[semantic]
         names: Option<OneOf<Vec<f64>, Input<Rows>>>,
     }
 

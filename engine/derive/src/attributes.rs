@@ -22,7 +22,8 @@ pub enum DefaultValue {
 
 /// One `#[semantic(…)]`, `#[resumable(…)]` or `#[cosmetic(…)]`.
 pub struct Attributes {
-    pub class: Class,
+    /// `None` where the field says nothing.
+    pub class: Option<Class>,
     pub default: Option<DefaultValue>,
     pub rename: Option<LitStr>,
     /// Its own fields are keys of the mapping around it.
@@ -34,16 +35,13 @@ pub struct Attributes {
 impl Attributes {
     /// Reads the one attribute of ours among `attributes`.
     pub fn parse(attributes: &[Attribute]) -> Result<Self> {
-        let mut found =
-            Self { class: Class::Semantic, default: None, rename: None, flatten: false, range: None, above: None };
-        let mut seen = false;
+        let mut found = Self { class: None, default: None, rename: None, flatten: false, range: None, above: None };
         for attribute in attributes {
             let Some(class) = class_of(attribute) else { continue };
-            if seen {
+            if found.class.is_some() {
                 return Err(Error::new_spanned(attribute, "a field has one class: semantic, resumable or cosmetic"));
             }
-            seen = true;
-            found.class = class;
+            found.class = Some(class);
             if !matches!(attribute.meta, Meta::Path(_)) {
                 found.parse_arguments(attribute)?;
             }
@@ -62,7 +60,7 @@ impl Attributes {
 
     /// Whether nothing is said but `flatten`.
     fn is_bare(&self) -> bool {
-        matches!(self.class, Class::Semantic)
+        matches!(self.class, Some(Class::Semantic))
             && self.default.is_none()
             && self.rename.is_none()
             && self.range.is_none()

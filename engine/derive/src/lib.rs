@@ -12,7 +12,7 @@ mod record;
 
 /// Derives `Parameter` for a struct with named fields or for an enum of unit variants.
 ///
-/// A field is `#[semantic]` (the default), `#[resumable]` or `#[cosmetic]`; each takes `default` or `default = expr`,
+/// A field is `#[semantic]`, `#[resumable]` or `#[cosmetic]`, and says which; each takes `default` or `default = expr`,
 /// `range = a..b`, `above = a` and `rename = "name"`; a struct under `#[semantic(flatten)]` lends its own fields to the
 /// mapping around it, so that several kinds can share keys. Doc comments become descriptions in the JSON Schema. A variant is
 /// written in snake case, or as `#[semantic(rename = "name")]` says.
@@ -63,6 +63,14 @@ mod tests {
                     }
                 ),
                 "its variants hold nothing",
+            ),
+            (
+                parse_quote!(
+                    struct A {
+                        a: u32,
+                    }
+                ),
+                "a field says how it takes part in keys",
             ),
             (
                 parse_quote!(
@@ -123,6 +131,7 @@ mod tests {
         }
         let record = expand(&parse_quote!(
             struct A {
+                #[semantic]
                 r#type: u32,
             }
         ))

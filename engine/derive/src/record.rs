@@ -3,7 +3,7 @@
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
 use syn::ext::IdentExt;
-use syn::{DeriveInput, Field, FieldsNamed, Ident, Result, Type};
+use syn::{DeriveInput, Error, Field, FieldsNamed, Ident, Result, Type};
 
 use crate::attributes::{Attributes, Class, DefaultValue, doc_comment};
 
@@ -14,6 +14,7 @@ struct Key<'a> {
     /// The key in the pipeline file.
     name: String,
     ty: &'a Type,
+    class: Class,
     attributes: Attributes,
     doc: String,
 }
@@ -22,8 +23,15 @@ impl<'a> Key<'a> {
     fn new(field: &'a Field) -> Result<Self> {
         let ident = field.ident.as_ref().expect("the fields are named");
         let attributes = Attributes::parse(&field.attrs)?;
+        // A default class would be a guess about somebody's cached results.
+        let class = attributes.class.ok_or_else(|| {
+            Error::new_spanned(
+                field,
+                "a field says how it takes part in keys: #[semantic], #[resumable] or #[cosmetic]",
+            )
+        })?;
         let name = attributes.rename.as_ref().map_or_else(|| ident.unraw().to_string(), syn::LitStr::value);
-        Ok(Self { ident, name, ty: &field.ty, attributes, doc: doc_comment(&field.attrs) })
+        Ok(Self { ident, name, ty: &field.ty, class, attributes, doc: doc_comment(&field.attrs) })
     }
 
     fn default(&self) -> Option<TokenStream> {
@@ -50,24 +58,28 @@ impl<'a> Key<'a> {
         if self.attributes.flatten {
             return quote!(::engine::parameter::Parameter::write_key(&self.#ident, key););
         }
-        let class = match self.attributes.class {
-            Class::Semantic => quote!(Semantic),
-            Class::Resumable => quote!(Resumable),
-            Class::Cosmetic => quote!(Cosmetic),
-        };
+        let class = self.class();
         quote! {
-            key.field(#name, ::engine::parameter::Class::#class, |key| {
+            key.field(#name, #class, |key| {
                 ::engine::parameter::Parameter::write_key(&self.#ident, key)
             });
         }
     }
 
+    fn class(&self) -> TokenStream {
+        match self.class {
+            Class::Semantic => quote!(::engine::parameter::Class::Semantic),
+            Class::Resumable => quote!(::engine::parameter::Class::Resumable),
+            Class::Cosmetic => quote!(::engine::parameter::Class::Cosmetic),
+        }
+    }
+
     fn schema(&self) -> TokenStream {
-        let (name, doc, ty, limits) = (&self.name, &self.doc, self.ty, self.attributes.limits());
+        let (name, doc, ty, limits, class) = (&self.name, &self.doc, self.ty, self.attributes.limits(), self.class());
         match self.default() {
             _ if self.attributes.flatten => quote!(.with_fields_of::<#ty>()),
-            Some(default) => quote!(.with_default::<#ty>(#name, #doc, &#limits, &#default)),
-            None => quote!(.with::<#ty>(#name, #doc, &#limits)),
+            Some(default) => quote!(.with_default::<#ty>(#name, #doc, #class, &#limits, &#default)),
+            None => quote!(.with::<#ty>(#name, #doc, #class, &#limits)),
         }
     }
 

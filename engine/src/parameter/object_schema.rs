@@ -1,9 +1,12 @@
 //! The JSON Schema of derived parameters.
 
-use cache::KeyDocument;
+use cache::{Class, KeyDocument};
 use serde_json::{Map, json};
 
 use super::{Json, KeyWriter, Limits, Parameter, Record};
+
+/// The keyword that says how a field takes part in keys: an annotation, which validators pass over.
+pub const CLASS: &str = "x-class";
 
 /// Builds the schema of a closed mapping, field by field.
 pub struct ObjectSchema {
@@ -20,8 +23,8 @@ impl ObjectSchema {
 
     /// Adds a field without a default.
     #[must_use]
-    pub fn with<T: Parameter>(mut self, name: &str, description: &str, limits: &Limits) -> Self {
-        self.properties.insert(name.to_owned(), property::<T>(description, limits).into());
+    pub fn with<T: Parameter>(mut self, name: &str, description: &str, class: Class, limits: &Limits) -> Self {
+        self.properties.insert(name.to_owned(), property::<T>(description, class, limits).into());
         if T::when_absent().is_none() {
             self.required.push(name.into());
         }
@@ -30,8 +33,15 @@ impl ObjectSchema {
 
     /// Adds a field with a default.
     #[must_use]
-    pub fn with_default<T: Parameter>(mut self, name: &str, description: &str, limits: &Limits, default: &T) -> Self {
-        let mut property = property::<T>(description, limits);
+    pub fn with_default<T: Parameter>(
+        mut self,
+        name: &str,
+        description: &str,
+        class: Class,
+        limits: &Limits,
+        default: &T,
+    ) -> Self {
+        let mut property = property::<T>(description, class, limits);
         if let Some(default) = default_of(default) {
             property.insert("default".to_owned(), default);
         }
@@ -79,7 +89,7 @@ pub fn choice_schema(description: &str, names: &[(&'static str, &'static str)]) 
 }
 
 /// The schema of a value, with what the field that holds it adds.
-fn property<T: Parameter>(description: &str, limits: &Limits) -> Map<String, Json> {
+fn property<T: Parameter>(description: &str, class: Class, limits: &Limits) -> Map<String, Json> {
     let Json::Object(mut schema) = T::schema() else { return Map::new() };
     if let Some(of_type) = schema.get("description").and_then(Json::as_str)
         && !description.is_empty()
@@ -90,6 +100,7 @@ fn property<T: Parameter>(description: &str, limits: &Limits) -> Map<String, Jso
         describe(&mut schema, description);
     }
     limits.into_schema(&mut schema);
+    schema.insert(CLASS.to_owned(), json!(class));
     schema
 }
 

@@ -46,6 +46,7 @@ struct Optimizer {
 
 #[derive(Debug, Parameters)]
 struct Weighted {
+    #[semantic]
     adapter: Input<Weights>,
     #[semantic(default = 1.0)]
     weight: f32,
@@ -54,7 +55,9 @@ struct Weighted {
 /// Everything at once.
 #[derive(Debug, Parameters)]
 struct Everything {
+    #[semantic]
     dataset: Input<Rows>,
+    #[semantic]
     validation: Option<Input<Rows>>,
     #[semantic(default)]
     adapters: Vec<Weighted>,
@@ -68,16 +71,21 @@ struct Everything {
     on_too_long: OnTooLong,
     #[resumable(range = 1..=100, default = 1)]
     epochs: u32,
+    #[semantic]
     optimizer: Optimizer,
     #[cosmetic(default = Period(Duration::from_secs(60)))]
     save_every: Period,
+    #[semantic]
     memory: Option<ByteSize>,
     #[semantic(default)]
     column_map: Mapping<String>,
+    #[semantic]
     prompts: Option<OneOf<Vec<String>, Input<Rows>>>,
+    #[semantic]
     source: Option<LocalPath>,
     #[semantic(rename = "type", default = 0)]
     kind: i32,
+    #[semantic]
     r#where: Option<String>,
 }
 
@@ -296,9 +304,17 @@ fn the_schema_says_what_the_reader_checks() {
     let of = |name: &str| schema["properties"][name].clone();
     assert_eq!(
         of("max_seq_len"),
-        json!({ "type": "integer", "minimum": 1, "description": "Longest row kept, in tokens.\n\nMore is slower." })
+        json!({
+            "type": "integer",
+            "minimum": 1,
+            "description": "Longest row kept, in tokens.\n\nMore is slower.",
+            "x-class": "semantic",
+        })
     );
-    assert_eq!(of("epochs"), json!({ "type": "integer", "minimum": 1, "maximum": 100, "default": 1 }));
+    assert_eq!(
+        of("epochs"),
+        json!({ "type": "integer", "minimum": 1, "maximum": 100, "default": 1, "x-class": "resumable" })
+    );
     assert_eq!(of("on_too_long")["enum"], json!(["truncate", "drop", "fail!", "keep_as_it_is"]));
     assert_eq!(of("on_too_long")["default"], "truncate");
     assert_eq!(of("optimizer")["properties"]["learning_rate"]["exclusiveMinimum"], 0);
@@ -308,6 +324,7 @@ fn the_schema_says_what_the_reader_checks() {
 
 #[derive(Debug, Parameters)]
 struct Flattened {
+    #[semantic]
     dataset: Input<Rows>,
     #[semantic(flatten)]
     optimizer: Optimizer,

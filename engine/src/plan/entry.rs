@@ -49,6 +49,7 @@ pub(crate) struct ResourceKeys {
     #[cosmetic(range = 1..)]
     count: Option<u32>,
     /// Memory it needs, such as `40GiB`.
+    #[cosmetic]
     memory: Option<ByteSize>,
     /// Threads it may use.
     #[cosmetic(range = 1..)]

@@ -59,7 +59,9 @@ macro_rules! stage {
 
 #[derive(Parameters)]
 struct DownloadParams {
+    #[semantic]
     repo: Option<String>,
+    #[semantic]
     path: Option<LocalPath>,
     #[semantic(default)]
     exclude: Vec<String>,
@@ -74,6 +76,7 @@ stage!(Download(DownloadParams) = "download" makes ["model": "model", "tokenizer
 
 #[derive(Parameters)]
 struct DatasetParams {
+    #[semantic]
     source: String,
     #[semantic(default)]
     column_map: Mapping<String>,
@@ -83,7 +86,9 @@ stage!(Dataset(DatasetParams) = "dataset" makes ["rows": "rows"]);
 
 #[derive(Parameters)]
 struct TokenizeParams {
+    #[semantic]
     dataset: Input<Rows>,
+    #[semantic]
     tokenizer: Input<Tokenizer>,
     #[semantic(range = 1..)]
     max_seq_len: usize,
@@ -108,10 +113,13 @@ struct LoraParams {
 
 #[derive(Parameters)]
 struct TrainParams {
+    #[semantic]
     model: Input<Model>,
+    #[semantic]
     data: Input<Tokens>,
     #[semantic(default = Method::Lora)]
     method: Method,
+    #[semantic]
     lora: Option<LoraParams>,
     #[semantic(above = 0.0, default = 3e-4)]
     learning_rate: f64,
@@ -123,7 +131,9 @@ stage!(Train(TrainParams) = "train" makes ["adapter": "adapter", "metrics": "met
 
 #[derive(Parameters)]
 struct MergeParams {
+    #[semantic]
     model: Input<Model>,
+    #[semantic]
     adapter: Input<Adapter>,
 }
 
@@ -131,6 +141,7 @@ stage!(Merge(MergeParams) = "merge" makes ["model": "model"]);
 
 #[derive(Parameters)]
 struct SplitParams {
+    #[semantic]
     rows: Input<Rows>,
 }
 
@@ -138,7 +149,9 @@ stage!(Split(SplitParams) = "split" makes ["left": "rows", "right": "rows"]);
 
 #[derive(Parameters)]
 struct PairParams {
+    #[semantic]
     a: Input<Rows>,
+    #[semantic]
     b: Input<Rows>,
 }
 
@@ -146,7 +159,9 @@ stage!(Pair(PairParams) = "pair" makes []);
 
 #[derive(Parameters)]
 struct GenerateParams {
+    #[semantic]
     model: Input<Model>,
+    #[semantic]
     prompts: OneOf<Vec<String>, Input<Rows>>,
 }
 

@@ -57,6 +57,7 @@ pub struct ConstantParams {
     #[cosmetic(default)]
     note: String,
     /// A name whose present number is looked up.
+    #[semantic]
     pinned: Option<String>,
 }
 
@@ -119,6 +120,7 @@ pub struct Sum;
 
 #[derive(Debug, Parameters)]
 pub struct SumParams {
+    #[semantic]
     of: Vec<Input<Number>>,
     #[semantic(default = 0)]
     plus: i64,
@@ -165,6 +167,7 @@ pub struct Half;
 
 #[derive(Debug, Parameters)]
 pub struct HalfParams {
+    #[semantic]
     of: Input<Number>,
 }
 
@@ -189,6 +192,7 @@ pub struct ReadNumber;
 
 #[derive(Debug, Parameters)]
 pub struct ReadNumberParams {
+    #[semantic]
     source: LocalPath,
 }
 
@@ -225,6 +229,7 @@ pub struct Slow;
 #[derive(Debug, Parameters)]
 pub struct SlowParams {
     /// Read and not used.
+    #[semantic]
     after: Option<Input<Number>>,
     #[resumable(default = 3)]
     steps: u64,
@@ -281,6 +286,7 @@ pub struct Unlucky;
 
 #[derive(Debug, Parameters)]
 pub struct UnluckyParams {
+    #[semantic]
     how: How,
     #[semantic(default = 1000)]
     times: u64,

@@ -108,8 +108,10 @@ impl TrainTestSplit {
 #[derive(Debug, Parameters)]
 pub struct DatasetParams {
     /// Files (a path, a folder, a glob, or a list of those), or a dataset on the Hub, `owner/name`.
+    #[semantic]
     pub source: Option<Source>,
     /// Rows of other stages, in the place of `source`: datasets to be made one.
+    #[semantic]
     pub datasets: Option<Vec<WeightedRows>>,
     /// How `datasets` become one.
     #[semantic(default = Mix::Concat)]
@@ -122,15 +124,19 @@ pub struct DatasetParams {
     pub split: Split,
     /// The branch, tag or commit of a dataset on the Hub; by default `main`, or the Hub's own conversion to Parquet where
     /// `main` has no data files.
+    #[semantic]
     pub revision: Option<String>,
     /// The configuration of a dataset on the Hub that has several.
+    #[semantic]
     pub config: Option<String>,
     /// The key under which an object in a `.json` file holds the rows.
+    #[semantic]
     pub field: Option<String>,
     /// What is one text of a plain text file.
     #[semantic(default = SampleBy::Line)]
     pub sample_by: SampleBy,
     /// Which rows stay: an expression over the columns, such as `lang == 'en' and text|length > 10`.
+    #[semantic]
     pub filter: Option<Condition>,
     /// New or replaced columns: texts with `{{ expressions }}` over the columns.
     #[semantic(default)]
@@ -141,6 +147,7 @@ pub struct DatasetParams {
     pub column_map: Mapping<String>,
     /// How columns become a prompt: `summarize`, `alpaca`, `grammar`, `question_answer`, or a text with `{placeholders}`.
     /// Without it rows hold `messages`, or `input` and `output`, or `text`.
+    #[semantic]
     pub template: Option<TemplateChoice>,
     /// Which conversations are rows; the others cannot be used.
     #[semantic(default = TurnOrder::Alternate)]
@@ -152,6 +159,7 @@ pub struct DatasetParams {
     #[semantic(default = OnEmpty::Keep)]
     pub on_empty: OnEmpty,
     /// The longest row that can be used, by its text. 8MiB, and 256MiB where a whole file is one text.
+    #[semantic]
     pub max_row_size: Option<ByteSize>,
     /// Whether the rows are put into another order.
     #[semantic(default = false)]
@@ -163,6 +171,7 @@ pub struct DatasetParams {
     #[semantic(range = 1..)]
     pub limit: Option<u64>,
     /// Two outputs, `train` and `test`, in the place of `rows`.
+    #[semantic]
     pub train_test_split: Option<TrainTestSplit>,
 }
 

@@ -23,16 +23,21 @@ use super::chat::ChatTemplate;
 pub struct PromptParams {
     /// Whether prompts and texts begin with the beginning-of-text token; by default as the tokenizer's configuration says.
     /// Conversations take it from the chat template.
+    #[semantic]
     pub add_bos: Option<bool>,
     /// Whether prompts and texts end with the end-of-text token, which is learned; by default where there is one.
     /// Conversations take it from the chat template.
+    #[semantic]
     pub add_eos: Option<bool>,
     /// A chat template in place of the tokenizer's own: `chatml`, or the text of a Jinja template.
+    #[semantic]
     pub chat_template: Option<ChatTemplateChoice>,
     /// What a conversation begins with that has no system message of its own.
+    #[semantic]
     pub system_prompt: Option<String>,
     /// Whether special tokens that are written out in the data are read as plain text, so that a user who writes
     /// `<|eot_id|>` ends nothing; by default in columns and conversations, and not in plain text.
+    #[semantic]
     pub sanitize_control_tokens: Option<bool>,
 }
 

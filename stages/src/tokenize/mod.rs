@@ -54,17 +54,22 @@ pub enum OnNoTarget {
 #[derive(Debug, Parameters)]
 pub struct TokenizeParams {
     /// The rows.
+    #[semantic]
     pub dataset: Input<Rows>,
     /// The tokenizer: a checkpoint's own.
+    #[semantic]
     pub tokenizer: Input<crate::artifact::Tokenizer>,
     /// Longest row kept, in tokens. Without it every row keeps its length.
     #[semantic(range = 2..)]
     pub max_seq_len: Option<usize>,
     /// What the loss is taken over; `assistant` where neither this nor `train_on_input` is given.
+    #[semantic]
     pub train_on: Option<TrainOn>,
     /// torchtune's name for `train_on: all`; `false` says `assistant`.
+    #[semantic]
     pub train_on_input: Option<bool>,
     /// What happens to a longer row; by default plain text is split, and everything else truncated.
+    #[semantic]
     pub on_too_long: Option<OnTooLong>,
     /// What happens to a row of which nothing is learned.
     #[semantic(default = OnNoTarget::Drop)]
