@@ -11,6 +11,7 @@ pub mod key;
 pub mod listing;
 pub mod lock;
 pub mod record;
+pub mod remote;
 pub mod stat_cache;
 pub mod store;
 #[cfg(test)]

@@ -1,0 +1,305 @@
+//! From the local store into a shared one: objects, then trees, then the record, so that a record never names what is not there.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use object_store::{MultipartUpload, ObjectStoreExt as _, PutMode};
+use tokio::task::{JoinSet, block_in_place};
+
+use super::error::RemoteError;
+use super::pull::{join_one, several};
+use super::shared::{Remote, Shared, TransferProgress};
+use crate::record::Stored;
+use crate::{Digest, ResultRecord, Store, StoreError, Tree, TreeFile};
+
+/// Files up to this length are sent in one request, longer ones in parts of it.
+const PART: u64 = 8 << 20;
+
+/// The most parts that every service takes is 10 000.
+const MOST_PARTS: u64 = 9_000;
+
+/// How many parts of one file are under way at a time.
+const PARALLEL_PARTS: usize = 2;
+
+/// Whether anything is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pushing {
+    /// It is.
+    Send,
+    /// It is only found out what would be.
+    DryRun,
+}
+
+/// What was sent, or would be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pushed {
+    /// What became of the result itself.
+    pub result: PushedAs,
+    /// Files that the remote lacked.
+    pub files: u64,
+    /// Their length together.
+    pub bytes: u64,
+}
+
+/// What became of a result that was pushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PushedAs {
+    /// The remote had none under its key.
+    New,
+    /// The remote had the same already.
+    Same,
+    /// The remote has another one under this key, whole, made elsewhere: it stays.
+    OtherKept,
+}
+
+/// What the remote has under a key.
+enum Found {
+    Nothing,
+    Same,
+    /// A record of another version of this program, or a whole result with other outputs.
+    Other,
+    /// Something that is worth nothing: it is replaced.
+    Damaged,
+}
+
+impl Remote {
+    /// Sends a result: its objects, its trees, then its record. What is there with the right length is not sent again.
+    ///
+    /// `observe` is called from several threads.
+    ///
+    /// # Errors
+    /// Fails where the remote cannot be reached or refuses, or the local store lacks something of the result or holds something
+    /// damaged, which is then not sent.
+    pub fn push(
+        &self,
+        store: &Store,
+        record: &ResultRecord,
+        how: Pushing,
+        observe: impl Fn(TransferProgress) + Send + Sync + 'static,
+    ) -> Result<Pushed, RemoteError> {
+        let shared = self.shared();
+        let key = record.key.result_key();
+        let trees = record.outputs.values().map(|output| store.tree(&output.tree)).collect::<Result<Vec<_>, _>>()?;
+        self.wait(async {
+            match how {
+                Pushing::Send => shared.mark().await?,
+                Pushing::DryRun => shared.check_marker().await?,
+            }
+            let found = shared.found(&key, record, store).await?;
+            if matches!(found, Found::Other) {
+                return Ok(Pushed { result: PushedAs::OtherKept, files: 0, bytes: 0 });
+            }
+            let files: BTreeMap<Digest, TreeFile> =
+                trees.iter().flat_map(|tree| tree.files()).map(|file| (file.digest, file.clone())).collect();
+            let lacking = shared.lacking(files.into_values()).await?;
+            let (files, bytes) = (lacking.len() as u64, lacking.iter().map(|(file, _)| file.size).sum());
+            let result = if matches!(found, Found::Same) { PushedAs::Same } else { PushedAs::New };
+            if how == Pushing::Send {
+                shared.send_objects(store, lacking, bytes, Arc::new(observe)).await?;
+                shared.send_trees(&trees).await?;
+                let mode = if matches!(found, Found::Damaged) { PutMode::Overwrite } else { PutMode::Create };
+                if result == PushedAs::New {
+                    let json = serde_json::to_vec_pretty(record).expect("a record is made of strings and JSON values");
+                    let name = shared.record(&key);
+                    shared.write(&name, json, mode).await?;
+                    shared.accept(&name);
+                }
+            }
+            Ok(Pushed { result, files, bytes })
+        })
+    }
+}
+
+impl Shared {
+    async fn found(&self, key: &Digest, ours: &ResultRecord, store: &Store) -> Result<Found, RemoteError> {
+        let Some(bytes) = self.read(&self.record(key)).await? else { return Ok(Found::Nothing) };
+        let theirs = match Stored::read(&bytes, key) {
+            Stored::Damaged => return Ok(Found::Damaged),
+            Stored::Foreign => return Ok(Found::Other),
+            Stored::Sound(theirs) => theirs,
+        };
+        if theirs.outputs == ours.outputs {
+            return Ok(Found::Same);
+        }
+        Ok(if self.is_whole(&theirs, store).await? { Found::Other } else { Found::Damaged })
+    }
+
+    /// Whether everything that a record names is there, by its length.
+    async fn is_whole(self: &Shared, record: &ResultRecord, store: &Store) -> Result<bool, RemoteError> {
+        for output in record.outputs.values() {
+            let tree = match self.fetch_tree(store, &output.tree).await {
+                Err(error) if error.is_of_one_result() => return Ok(false),
+                tree => tree?,
+            };
+            for file in tree.files() {
+                let name = self.object(&file.digest);
+                if self.is_refused(&name) || self.size(&name).await? != Some(file.size) {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// The files that are not there, or not as they should be, and how each is to be written.
+    async fn lacking(
+        self: &Arc<Self>,
+        files: impl Iterator<Item = TreeFile>,
+    ) -> Result<Vec<(TreeFile, PutMode)>, RemoteError> {
+        let mut tasks = JoinSet::new();
+        for file in files {
+            let shared = Arc::clone(self);
+            tasks.spawn(async move {
+                let name = shared.object(&file.digest);
+                let mode = match shared.size(&name).await? {
+                    None => Some(PutMode::Create),
+                    Some(size) if size != file.size || shared.is_refused(&name) => Some(PutMode::Overwrite),
+                    Some(_) => None,
+                };
+                Ok(mode.map(|mode| (file, mode)))
+            });
+        }
+        let mut lacking = Vec::new();
+        while !tasks.is_empty() {
+            lacking.extend(join_one(&mut tasks).await?.flatten());
+        }
+        lacking.sort_by_key(|(file, _)| file.digest);
+        Ok(lacking)
+    }
+
+    async fn send_objects(
+        self: &Arc<Self>,
+        store: &Store,
+        files: Vec<(TreeFile, PutMode)>,
+        total: u64,
+        observe: Arc<dyn Fn(TransferProgress) + Send + Sync>,
+    ) -> Result<(), RemoteError> {
+        let done = Arc::new(AtomicU64::new(0));
+        let send = |(file, mode): (TreeFile, PutMode)| {
+            let (shared, store) = (Arc::clone(self), store.clone());
+            let (done, observe) = (Arc::clone(&done), Arc::clone(&observe));
+            async move {
+                let moved = |bytes: u64| {
+                    let done = done.fetch_add(bytes, Ordering::Relaxed) + bytes;
+                    observe(TransferProgress { done, total });
+                };
+                shared.send_object(&store.object_path(&file.digest), &file, mode, &moved).await
+            }
+        };
+        several(files.into_iter().map(send)).await
+    }
+
+    async fn send_object(
+        &self,
+        place: &Path,
+        file: &TreeFile,
+        mode: PutMode,
+        moved: &(dyn Fn(u64) + Send + Sync),
+    ) -> Result<(), RemoteError> {
+        let name = self.object(&file.digest);
+        let mut source = block_in_place(|| File::open(place)).map_err(StoreError::on("open", place))?;
+        if file.size <= PART {
+            let content =
+                block_in_place(|| read_part(&mut source, file.size)).map_err(StoreError::on("read", place))?;
+            if Digest::of(&content) != file.digest {
+                return Err(damaged(place, file));
+            }
+            self.write(&name, content, mode).await?;
+            moved(file.size);
+        } else {
+            // Parts cannot be written on condition. Two that send the same bytes under the name of those bytes do no harm.
+            let upload = self.store().put_multipart(&name).await.map_err(|error| self.failed(&error))?;
+            self.send_parts(upload, &mut source, place, file, moved).await?;
+        }
+        self.accept(&name);
+        Ok(())
+    }
+
+    /// Sends a file in parts. It gets its name when all are there, and only if they are what its digest says.
+    async fn send_parts(
+        &self,
+        mut upload: Box<dyn MultipartUpload>,
+        source: &mut File,
+        place: &Path,
+        file: &TreeFile,
+        moved: &(dyn Fn(u64) + Send + Sync),
+    ) -> Result<(), RemoteError> {
+        let sent = self.send_each_part(&mut *upload, source, place, file, moved).await;
+        if let Err(error) = sent {
+            // What stays behind if this fails, or we are killed, is for the bucket's own rule about unfinished uploads.
+            let _ = upload.abort().await;
+            return Err(error);
+        }
+        upload.complete().await.map(drop).map_err(|error| self.failed(&error))
+    }
+
+    async fn send_each_part(
+        &self,
+        upload: &mut dyn MultipartUpload,
+        source: &mut File,
+        place: &Path,
+        file: &TreeFile,
+        moved: &(dyn Fn(u64) + Send + Sync),
+    ) -> Result<(), RemoteError> {
+        let part_size = PART.max(file.size.div_ceil(MOST_PARTS));
+        let mut hasher = blake3::Hasher::new();
+        let mut parts: JoinSet<Result<u64, object_store::Error>> = JoinSet::new();
+        let arrived = |joined: Result<Result<u64, object_store::Error>, tokio::task::JoinError>| {
+            let bytes = joined.map_err(object_store::Error::from).flatten().map_err(|error| self.failed(&error))?;
+            moved(bytes);
+            Ok::<_, RemoteError>(())
+        };
+        let mut left = file.size;
+        while left > 0 {
+            let size = left.min(part_size);
+            let content = block_in_place(|| {
+                let content = read_part(source, size)?;
+                hasher.update_rayon(&content);
+                Ok(content)
+            });
+            let content: Vec<u8> = content.map_err(StoreError::on("read", place))?;
+            if parts.len() == PARALLEL_PARTS
+                && let Some(joined) = parts.join_next().await
+            {
+                arrived(joined)?;
+            }
+            let part = upload.put_part(content.into());
+            parts.spawn(async move { part.await.map(|()| size) });
+            left -= size;
+        }
+        while let Some(joined) = parts.join_next().await {
+            arrived(joined)?;
+        }
+        if Digest::from(hasher.finalize()) == file.digest { Ok(()) } else { Err(damaged(place, file)) }
+    }
+
+    async fn send_trees(self: &Arc<Self>, trees: &[Tree]) -> Result<(), RemoteError> {
+        for tree in trees {
+            let (name, json) = (self.tree(&tree.digest()), tree.to_json());
+            let mode = match self.size(&name).await? {
+                Some(size) if size == json.len() as u64 && !self.is_refused(&name) => continue,
+                Some(_) => PutMode::Overwrite,
+                None => PutMode::Create,
+            };
+            self.write(&name, json, mode).await?;
+            self.accept(&name);
+        }
+        Ok(())
+    }
+}
+
+fn damaged(place: &Path, file: &TreeFile) -> RemoteError {
+    StoreError::CorruptObject { digest: file.digest, path: place.to_owned() }.into()
+}
+
+/// The next `size` bytes of a file.
+fn read_part(source: &mut File, size: u64) -> io::Result<Vec<u8>> {
+    let size = usize::try_from(size).map_err(io::Error::other)?;
+    let mut part = vec![0; size];
+    source.read_exact(&mut part)?;
+    Ok(part)
+}
