@@ -167,19 +167,6 @@ impl Store {
         self.publish(&self.tree_path(&tree.digest()), &tree.to_json())
     }
 
-    /// Moves one file that has been compared with its digest into the store.
-    pub(crate) fn adopt_object(&self, source: &Path, file: &TreeFile) -> Result<(), StoreError> {
-        let place = self.object_path(&file.digest);
-        ensure_folder(parent(&place))?;
-        add_object(source, file, &place)?;
-        flush_folder(parent(&place))
-    }
-
-    /// Stores a tree whose objects are all there.
-    pub(crate) fn adopt_tree(&self, tree: &Tree) -> Result<(), StoreError> {
-        self.publish(&self.tree_path(&tree.digest()), &tree.to_json())
-    }
-
     /// A stored tree, checked against its digest.
     ///
     /// # Errors

@@ -14,6 +14,7 @@
 //!
 //! It leaves to others: when to ask, and what to do when there is no answer.
 
+mod beside;
 mod connect;
 mod download;
 mod error;

@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn what_is_no_address_is_refused() {
         for text in
-            ["", "http://host/x", "s3://", "s3:///x", "s3://b/../x", "s3://b//x", "file://relative", "s3://b c/x"]
+            ["", "http://host/x", "s3://", "s3:///x", "s3://b/../x", "s3://b/x//y", "file://relative", "s3://b c/x"]
         {
             assert!(parse(text).is_err(), "{text}");
         }

@@ -39,8 +39,10 @@ impl Remote {
             let mut wanted = BTreeMap::new();
             for output in record.outputs.values() {
                 let tree = shared.fetch_tree(store, &output.tree).await?;
-                for file in tree.files().iter().filter(|file| !store.has(file)) {
-                    wanted.insert(file.digest, file.clone());
+                for file in tree.files() {
+                    if !block_in_place(|| store.hold_object(file))? {
+                        wanted.insert(file.digest, file.clone());
+                    }
                 }
                 trees.push(tree);
             }

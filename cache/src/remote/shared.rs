@@ -112,7 +112,6 @@ impl Remote {
     ///
     /// # Errors
     /// Fails where the remote cannot be asked. A record that is not what its name says is an error of its own.
-    #[expect(clippy::type_complexity, reason = "a failure of the whole, and one for each")]
     pub fn look_up(&self, keys: &[Digest]) -> Result<Vec<Result<Option<ResultRecord>, RemoteError>>, RemoteError> {
         self.wait(async {
             self.shared.check_marker().await?;
