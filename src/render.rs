@@ -58,10 +58,16 @@ impl From<Exit> for ExitCode {
 impl From<Cause> for Exit {
     fn from(cause: Cause) -> Self {
         match cause {
-            Cause::Machine | Cause::Network => Self::Machine,
+            Cause::Machine
+            | Cause::OutOfMemory
+            | Cause::DeviceOutOfMemory
+            | Cause::DeviceLost
+            | Cause::DiskFull
+            | Cause::Network => Self::Machine,
+            // What only the run could find out is a mistake of the file or of the command line all the same.
+            Cause::BadParameters | Cause::MissingResult => Self::Wrong,
             Cause::Cancelled => Self::Interrupted,
             Cause::BadData
-            | Cause::BadParameters
             | Cause::ChangedWhileRunning
             | Cause::CorruptInput
             | Cause::Numeric
@@ -493,12 +499,30 @@ impl SourceCode for Shown<'_> {
 mod tests {
     use super::*;
     use engine::file::source::Sources;
+    use engine::plan::Retries;
 
     const PLAIN: Look = Look { colour: false, unicode: true, width: 100, live: false };
 
     fn at(sources: &mut Sources, name: &str, text: &str, word: &str) -> Span {
         let source = sources.add(name, text);
         Span { source, offset: text.find(word).expect("the word is in the text"), len: word.len() }
+    }
+
+    #[test]
+    fn the_page_of_causes_says_what_is_done() {
+        let page = include_str!("../docs/exit-codes.md");
+        let rows: Vec<Vec<&str>> = page
+            .lines()
+            .filter(|line| line.starts_with("| `"))
+            .map(|line| line.split('|').map(str::trim).collect())
+            .collect();
+        let listed: Vec<&str> = rows.iter().map(|row| row[1].trim_matches('`')).collect();
+        assert_eq!(listed, Cause::ALL.map(Cause::name));
+        let by_default = Retries::default().on;
+        for (cause, row) in Cause::ALL.into_iter().zip(rows) {
+            assert_eq!(row[4], Exit::from(cause).code().to_string(), "the exit code of {}", cause.name());
+            assert_eq!(row[3].ends_with("yes"), by_default.contains(&cause), "whether {} is tried again", cause.name());
+        }
     }
 
     #[test]

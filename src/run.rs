@@ -237,14 +237,17 @@ impl Told {
     }
 }
 
-/// A stage's own failure outweighs what the machine lacks: it is the one that trying elsewhere will not mend.
+/// Where several stages failed: a stage's own failure outweighs a mistake of the file, and both what the machine lacks, since that
+/// alone may be mended by trying elsewhere.
 fn exit(outcome: &RunOutcome, failures: &[Failed]) -> Exit {
     let failed = |exit| failures.iter().any(|failure| failure.exit == exit);
     match outcome.conclusion {
         Conclusion::Succeeded => Exit::Done,
         Conclusion::Interrupted => Exit::Interrupted,
-        Conclusion::Failed if failed(Exit::Machine) && !failed(Exit::StageFailed) => Exit::Machine,
-        Conclusion::Failed => Exit::StageFailed,
+        Conclusion::Failed => {
+            let outweighs = [Exit::StageFailed, Exit::Wrong, Exit::Machine, Exit::Interrupted];
+            outweighs.into_iter().find(|exit| failed(*exit)).unwrap_or(Exit::StageFailed)
+        }
     }
 }
 

@@ -320,7 +320,8 @@ pub(crate) fn stored(error: StoreError) -> StageError {
         | StoreError::MissingObject { .. }
         | StoreError::CorruptTree { .. }
         | StoreError::MissingTree { .. } => Cause::CorruptInput,
-        StoreError::Io { .. } | StoreError::DiskFull { .. } | StoreError::Rename { .. } => Cause::Machine,
+        StoreError::Io { .. } | StoreError::Rename { .. } => Cause::Machine,
+        StoreError::DiskFull { .. } => Cause::DiskFull,
         StoreError::NotAFile { .. } | StoreError::BadName { .. } => Cause::BadData,
         StoreError::ChangedWhileStoring { .. } => Cause::Internal,
     };

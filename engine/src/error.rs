@@ -2,35 +2,11 @@
 
 use std::error::Error;
 
-use serde::{Deserialize, Serialize};
+mod cause;
+mod recognise;
 
-/// What kind of failure it was; decides retries and the exit code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Cause {
-    /// The user's data is not what the stage needs.
-    BadData,
-    /// Parameters that only the run could find wrong.
-    BadParameters,
-    /// A source file changed between planning and reading.
-    ChangedWhileRunning,
-    /// A stored object is damaged; it is evicted and its producer runs again.
-    CorruptInput,
-    /// The machine lacks something: a device, disk, memory.
-    Machine,
-    /// A server could not be reached or refused.
-    Network,
-    /// A loss or gradient that is not finite, or a result outside its proved bound.
-    Numeric,
-    /// Ended from outside.
-    Cancelled,
-    /// The stage took longer than its `timeout`.
-    Timeout,
-    /// The process died without a word.
-    Crashed,
-    /// A defect of this program.
-    Internal,
-}
+pub use cause::Cause;
+pub(crate) use recognise::by_system_error;
 
 /// A stage's failure.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +37,18 @@ impl StageError {
     /// A defect of this program.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(Cause::Internal, message)
+    }
+
+    /// The cause, looked for beneath it where the one that was given says less: a write that met a full disk failed for want of
+    /// disk, whatever the crate between made of it.
+    pub fn known_cause(&self) -> Cause {
+        if matches!(self.cause, Cause::Cancelled | Cause::CorruptInput) {
+            return self.cause;
+        }
+        let source = self.source.as_deref().map(|source| source as &(dyn Error + 'static));
+        let by_words =
+            |error| matches!(self.cause, Cause::Machine | Cause::Internal).then(|| recognise::by_words(error));
+        source.and_then(recognise::by_system_error).or_else(|| by_words(self).flatten()).unwrap_or(self.cause)
     }
 
     /// Adds what to do about it.

@@ -1,5 +1,6 @@
 //! The plan: a pipeline file after every check, as a graph of stages ready to be keyed and run.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,6 +21,8 @@ mod order;
 mod publish;
 mod read_text;
 mod resolve;
+mod retries;
+mod slots;
 mod smoke;
 #[cfg(test)]
 mod tests;
@@ -27,6 +30,7 @@ mod until;
 
 pub use graph_text::{GraphFormat, graph_text};
 pub use load::{load, load_at, load_text};
+pub use retries::Retries;
 pub use smoke::Scale;
 
 /// A pipeline file that has passed every check.
@@ -43,6 +47,8 @@ pub struct Plan {
     pub graph: DiGraph<usize, Edge>,
     /// What is copied out of the store when its stage is done.
     pub publish: Vec<Publish>,
+    /// How many there are of each slot that stages take.
+    pub slots: BTreeMap<String, u32>,
     /// Problems that do not stop a run.
     pub warnings: Vec<Problem>,
 }
@@ -80,8 +86,8 @@ pub struct PlannedStage {
     pub needs: Vec<String>,
     /// What it asks of the machine.
     pub resources: Resources,
-    /// How often it is tried again after a failure that may pass.
-    pub retries: u32,
+    /// When it is tried again after a failure.
+    pub retries: Retries,
     /// How long it may take.
     pub timeout: Option<Duration>,
     /// Whether it does less than the file says, so that its result must not serve a real run.
@@ -106,7 +112,7 @@ pub struct ResolvedInput {
 }
 
 /// What a stage asks of the machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Resources {
     /// The kind of device.
     pub device: DeviceRequest,
@@ -116,6 +122,8 @@ pub struct Resources {
     pub memory: Option<u64>,
     /// Threads it may use; `None` leaves it to the machine.
     pub threads: Option<usize>,
+    /// Slots that it takes while it runs, by name.
+    pub slots: BTreeMap<String, u32>,
 }
 
 /// A device asked for.

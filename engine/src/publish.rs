@@ -13,7 +13,7 @@ use cache::atomic::replace_folder;
 use cache::{Digest, Store, StoreError};
 use serde::{Deserialize, Serialize};
 
-use crate::error::Cause;
+use crate::error::{Cause, by_system_error};
 
 /// The file inside a published folder that says what it is.
 pub const RECORD: &str = ".pipeline-published.json";
@@ -84,7 +84,7 @@ impl PublishError {
             Self::Foreign { .. } | Self::Changed { .. } => Cause::BadData,
             Self::Io { .. }
             | Self::Store(StoreError::Io { .. } | StoreError::DiskFull { .. } | StoreError::Rename { .. }) => {
-                Cause::Machine
+                by_system_error(self).unwrap_or(Cause::Machine)
             }
             Self::Store(_) => Cause::CorruptInput,
             Self::Panicked => Cause::Internal,

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::file::overrides::STAGE_KEYS;
 use crate::parameter::{CLASS, Parameter, Period};
+use crate::plan::Retries;
 use crate::plan::entry::{FILE_KEYS, FORMAT_VERSION, ResourceKeys};
 use crate::stage::{Registry, StageKind};
 
@@ -16,6 +17,7 @@ pub fn json_schema(registry: &Registry) -> Value {
     definitions.insert("stage".to_owned(), stage(registry));
     definitions.insert("reference".to_owned(), reference());
     definitions.insert("resources".to_owned(), or_reference(ResourceKeys::schema()));
+    definitions.insert("retries".to_owned(), or_reference(Retries::schema()));
     definitions.insert("timeout".to_owned(), or_reference(Period::schema()));
     for kind in registry.kinds() {
         definitions.insert(parameters_name(kind), or_reference(kind.schema()));
@@ -36,6 +38,11 @@ fn file_key(key: &str) -> Value {
         "version" => json!({ "const": FORMAT_VERSION, "description": "The version of the file's form." }),
         "name" => json!({ "type": "string", "description": "The pipeline's name; without one, the file's." }),
         "vars" => json!({ "type": "object", "description": "Values that `${vars.name}` stands for." }),
+        "slots" => json!({
+            "type": "object",
+            "description": "How many there are of each thing that stages take with `resources.slots` while they run.",
+            "additionalProperties": { "anyOf": [{ "type": "integer", "minimum": 0 }, { "$ref": "#/$defs/reference" }] },
+        }),
         "stages" => json!({
             "type": "object",
             "description": "The stages, by id.",
@@ -80,12 +87,10 @@ fn stage_key(key: &str) -> Value {
             "items": { "type": "string" },
         }),
         "resources" => json!({ "$ref": "#/$defs/resources", "description": "What it asks of the machine." }),
-        "retries" => or_reference(json!({
-            "type": "integer",
-            "minimum": 0,
-            "default": 0,
-            "description": "How often it is tried again after a failure that may pass.",
-        })),
+        "retries" => json!({
+            "$ref": "#/$defs/retries",
+            "description": "How often it is tried again after a failure that may pass, or when and how often.",
+        }),
         "timeout" => json!({ "$ref": "#/$defs/timeout", "description": "How long it may take, such as `12h`." }),
         other => unreachable!("every key of a stage has a schema, and `{other}` has none"),
     }

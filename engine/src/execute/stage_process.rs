@@ -77,10 +77,11 @@ fn heed_signals() {
 }
 
 fn failure(error: &StageError) -> WorkerEvent {
+    let cause = error.known_cause();
     WorkerEvent::Failed {
-        cause: error.cause,
+        cause,
         messages: chain(error),
-        help: error.help.clone(),
+        help: error.help.clone().or_else(|| cause.advice().map(str::to_owned)),
         object: damaged_object(error),
     }
 }

@@ -16,7 +16,7 @@ pub const COMMAND_LINE: &str = "command line";
 pub const STAGE_KEYS: [&str; 6] = ["uses", "with", "needs", "resources", "retries", "timeout"];
 
 /// Keys of the file that an override can reach beside the stages.
-const FILE_KEYS: [&str; 3] = ["vars", "name", "publish"];
+const FILE_KEYS: [&str; 4] = ["vars", "name", "publish", "slots"];
 
 /// Puts each override into the tree, in order; what cannot be put there is reported and left out.
 pub fn apply(root: &mut Node, overrides: &[String], sources: &mut Sources, problems: &mut Vec<Problem>) {

@@ -2,21 +2,23 @@
 
 use std::time::Duration;
 
-use super::{DeviceRequest, Resources};
+use super::{DeviceRequest, Resources, Retries};
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::{Entry, Node, Value};
-use crate::parameter::{ByteSize, Fields, Json, KeyWriter, Limits, Parameter, Parameters, Period, Reader};
+use crate::parameter::{ByteSize, Fields, Json, KeyWriter, Limits, Mapping, Parameter, Parameters, Period, Reader};
 
 /// The version of the file's form that this program reads.
 pub(crate) const FORMAT_VERSION: u32 = 1;
 
 /// The keys of a file.
-pub(crate) const FILE_KEYS: [&str; 5] = ["version", "name", "vars", "stages", "publish"];
+pub(crate) const FILE_KEYS: [&str; 6] = ["version", "name", "vars", "slots", "stages", "publish"];
 
 /// A pipeline file, before its stages are looked at by their kinds. What could not be read is left out.
 pub(super) struct Document {
     pub name: Option<Text>,
+    /// How many there are of each slot.
+    pub slots: Mapping<u32>,
     pub stages: Vec<StageEntry>,
     pub publish: Vec<(Text, Text)>,
 }
@@ -28,7 +30,9 @@ pub(super) struct StageEntry {
     pub with: Node,
     pub needs: Vec<Text>,
     pub resources: Resources,
-    pub retries: u32,
+    /// Where each slot that it takes is named.
+    pub slot_spans: Vec<(String, Span)>,
+    pub retries: Retries,
     pub timeout: Option<Duration>,
 }
 
@@ -54,15 +58,19 @@ pub(crate) struct ResourceKeys {
     /// Threads it may use.
     #[cosmetic(range = 1..)]
     threads: Option<usize>,
+    /// Slots it takes while it runs, of those that the file declares.
+    #[cosmetic(default, range = 1..)]
+    slots: Mapping<u32>,
 }
 
 /// Reads the frame and reports all that is wrong with it.
 pub(super) fn read(root: &Node, reader: &mut Reader) -> Document {
-    let mut document = Document { name: None, stages: Vec::new(), publish: Vec::new() };
+    let mut document = Document { name: None, slots: Mapping::new(), stages: Vec::new(), publish: Vec::new() };
     let Some(mut fields) = Fields::of(root, reader, &FILE_KEYS) else { return document };
     let version = fields.required::<u32>("version", &Limits::NONE);
     document.name = fields.required::<Option<Text>>("name", &Limits::NONE).flatten();
     fields.or_default::<Entries>("vars", &Limits::NONE, Entries::default);
+    document.slots = fields.or_default("slots", &Limits::NONE, Mapping::new).unwrap_or_default();
     let stages = fields.required::<Entries>("stages", &Limits::NONE);
     let publish = fields.or_default::<Entries>("publish", &Limits::NONE, Entries::default);
 
@@ -108,7 +116,8 @@ fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
         with: absent.clone(),
         needs: Vec::new(),
         resources: Resources::default(),
-        retries: 0,
+        slot_spans: Vec::new(),
+        retries: Retries::default(),
         timeout: None,
     };
     // A stage without anything lacks its `uses:`, and the place to say so is its id.
@@ -121,22 +130,28 @@ fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
     stage.needs = fields.or_default::<Vec<Text>>("needs", &Limits::NONE, Vec::new).unwrap_or_default();
     let resources = fields.required::<Option<ResourceKeys>>("resources", &Limits::NONE).flatten();
     stage.resources = resources.map(Resources::from).unwrap_or_default();
-    stage.retries = fields.or_default("retries", &Limits::NONE, || 0).unwrap_or_default();
+    stage.slot_spans = slot_spans(node);
+    stage.retries = fields.or_default("retries", &Limits::NONE, Retries::default).unwrap_or_default();
     let timeout = fields.required::<Option<Period>>("timeout", &Limits::NONE).flatten();
     stage.timeout = timeout.map(|period| period.0);
     warn_of_resources(&entry.value, &stage.resources, reader);
     stage
 }
 
+fn slot_spans(stage: &Node) -> Vec<(String, Span)> {
+    let slots = stage.get("resources").and_then(|resources| resources.get("slots"));
+    match slots.map(|slots| &slots.value) {
+        Some(Value::Map(entries)) => entries.iter().map(|entry| (entry.key.clone(), entry.key_span)).collect(),
+        _ => Vec::new(),
+    }
+}
+
 /// Says what is read and not acted upon yet, so that nobody counts on it.
 fn warn_of_resources(stage: &Node, resources: &Resources, reader: &mut Reader) {
     let several = resources.count.is_some_and(|count| count > 1);
-    for (key, given) in [("count", several), ("memory", resources.memory.is_some())] {
-        if let Some(node) = stage.get("resources").and_then(|keys| keys.get(key)).filter(|_| given) {
-            let message =
-                format!("`resources.{key}` has no effect yet: a stage gets one device, and memory is not reserved");
-            reader.problems.push(Problem::warning("no-effect", node.span, message, "read, and not acted upon"));
-        }
+    if let Some(node) = stage.get("resources").and_then(|keys| keys.get("count")).filter(|_| several) {
+        let message = "`resources.count` has no effect yet: a stage gets one device";
+        reader.problems.push(Problem::warning("no-effect", node.span, message, "read, and not acted upon"));
     }
 }
 
@@ -152,10 +167,18 @@ fn is_id(text: &str) -> bool {
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
 }
 
+impl StageEntry {
+    /// Where the file says that it takes slots of this name.
+    pub fn slot_span(&self, name: &str) -> Span {
+        let found = self.slot_spans.iter().find(|(slot, _)| slot == name);
+        found.map_or(self.id.span, |(_, span)| *span)
+    }
+}
+
 impl From<ResourceKeys> for Resources {
     fn from(keys: ResourceKeys) -> Self {
-        let ResourceKeys { device, count, memory, threads } = keys;
-        Self { device, count, memory: memory.map(|size| size.0), threads }
+        let ResourceKeys { device, count, memory, threads, slots } = keys;
+        Self { device, count, memory: memory.map(|size| size.0), threads, slots }
     }
 }
 

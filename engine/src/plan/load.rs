@@ -8,6 +8,7 @@ use super::order;
 use super::publish;
 use super::read_text::read_text;
 use super::resolve::{Bound, resolve};
+use super::slots;
 use super::smoke::{self, Scale};
 use super::{Plan, PlannedStage, Rejected};
 use crate::file::interpolate::interpolate;
@@ -108,6 +109,7 @@ fn check(root: &Node, registry: &Registry, problems: &mut Vec<Problem>) -> Optio
     let mut bound: Vec<Bound> = document.stages.iter().map(|stage| bind(stage, registry, problems)).collect();
     resolve(&document.stages, &mut bound, problems);
     let publish = publish::resolve(&document, &bound, problems);
+    slots::check(&document, problems);
     for (stage, bound) in document.stages.iter().zip(&bound) {
         if let Some(stage_kind) = &bound.kind {
             problems.extend(stage_kind.check(&InputFacts::new(), stage.with.span));
@@ -151,7 +153,8 @@ impl Checked {
         let stages =
             self.order.iter().filter_map(|at| declared[*at].take()).map(|(stage, bound)| planned(stage, bound));
         let stages = stages.collect();
-        Plan { name, file: path.to_owned(), sources, stages, graph, publish: self.publish, warnings }
+        let slots = self.document.slots;
+        Plan { name, file: path.to_owned(), sources, stages, graph, publish: self.publish, slots, warnings }
     }
 }
 

@@ -9,14 +9,12 @@ use std::time::{Duration, Instant};
 use cache::{Digest, Lock, OutputRecord};
 
 use super::event::RunEvent;
-use super::outcome::Failure;
 use super::scheduler::{LOCK_POLL, Scheduler};
 use super::stage_run::{Keyed, Running};
 use super::state::State;
 use crate::context::stored;
 use crate::error::{Cause, OrFail, StageError};
 use crate::execute::Launch;
-use crate::execute::stage_process::chain;
 use crate::explain::Past;
 use crate::file::problem::{Problem, Severity};
 use crate::history::History;
@@ -49,8 +47,7 @@ impl Scheduler<'_> {
                 true
             }
             Err(error) => {
-                let failure = Failure { cause: error.cause, messages: chain(&error), help: error.help, object: None };
-                self.fail(stage, failure, Duration::ZERO);
+                self.fail(stage, error.into(), Duration::ZERO);
                 true
             }
         }
@@ -202,7 +199,7 @@ impl Scheduler<'_> {
     fn why(&self, stage: usize) -> Vec<String> {
         let run = &self.stages[stage];
         if run.attempts > 0 {
-            return vec![format!("attempt {} of {}", run.attempts + 1, self.plan.stages[stage].retries + 1)];
+            return vec![format!("attempt {} of {}", run.attempts + 1, self.plan.stages[stage].retries.max + 1)];
         }
         let keyed = run.key.as_ref().expect("the key was made before");
         // An explanation that cannot be had is no reason not to run.

@@ -11,14 +11,10 @@ use super::scheduler::Scheduler;
 use super::stage_run::Running;
 use super::state::State;
 use super::stopping::Stopping;
-use crate::error::Cause;
-use crate::execute::stage_process::chain;
+use crate::error::{Cause, OrFail};
 use crate::execute::{Ending, Exit};
 use crate::history::stage_folder;
 use crate::protocol::StoredOutput;
-
-/// Later tries wait no longer than this.
-const LONGEST_DELAY: Duration = Duration::from_secs(300);
 
 impl Scheduler<'_> {
     /// Decides what the end of a stage's process means. `running` still holds the locks until this returns, so that nobody else
@@ -38,7 +34,8 @@ impl Scheduler<'_> {
         if failure.cause == Cause::CorruptInput && self.heal(stage, failure.object) {
             return;
         }
-        if failure.may_pass() && self.stages[stage].attempts <= self.plan.stages[stage].retries {
+        let retries = &self.plan.stages[stage].retries;
+        if retries.on.contains(&failure.cause) && self.stages[stage].attempts <= retries.max {
             return self.try_again(stage, failure, exit.ran);
         }
         self.fail(stage, failure, exit.ran);
@@ -63,12 +60,7 @@ impl Scheduler<'_> {
         let keyed = run.key.as_ref().expect("a stage that ran has a key");
         let record = ResultRecord::new(keyed.document.clone(), self.plan.stages[stage].kind, outputs.clone(), how);
         let recorded = self.store.record(&keyed.key, &record);
-        recorded.map_err(|error| Failure {
-            cause: Cause::Machine,
-            messages: [vec!["cannot record the result".to_owned()], chain(&error)].concat(),
-            help: None,
-            object: None,
-        })?;
+        recorded.or_fail(Cause::Machine, || "cannot record the result".to_owned())?;
         // The record is in the store; this copy is for the day when the store has let go of it.
         let _ = self.recorder.keep_result(&run.id, &record);
         run.outputs = outputs;
@@ -103,8 +95,7 @@ impl Scheduler<'_> {
     }
 
     fn try_again(&mut self, stage: usize, failure: Failure, ran: Duration) {
-        let doublings = self.stages[stage].attempts.saturating_sub(1).min(16);
-        let delay = (self.options.retry_delay * (1 << doublings)).min(LONGEST_DELAY);
+        let delay = self.plan.stages[stage].retries.delay_after(self.stages[stage].attempts);
         self.stages[stage].not_before = Some(Instant::now() + delay);
         self.transition(stage, State::Ready);
         self.tell_failed(stage, &failure, ran, Some(delay));

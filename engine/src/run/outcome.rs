@@ -8,7 +8,8 @@ use cache::{Digest, OutputRecord};
 
 use super::event::{Conclusion, Counts};
 use super::state::State;
-use crate::error::Cause;
+use crate::error::{Cause, StageError};
+use crate::execute::stage_process::chain;
 use crate::lock_file::Pinning;
 use crate::publish::OnChanged;
 
@@ -23,8 +24,6 @@ pub struct RunOptions {
     pub pinning: Pinning,
     /// What to do with a published folder that somebody has changed.
     pub on_changed_target: OnChanged,
-    /// The wait before a stage is tried again; doubled with each try.
-    pub retry_delay: Duration,
     /// How long a stage that was asked to stop has to save its working state.
     pub grace: Duration,
 }
@@ -36,7 +35,6 @@ impl Default for RunOptions {
             threads: None,
             pinning: Pinning::default(),
             on_changed_target: OnChanged::default(),
-            retry_delay: Duration::from_secs(2),
             grace: Duration::from_secs(10),
         }
     }
@@ -97,19 +95,11 @@ pub struct Failure {
     pub object: Option<Digest>,
 }
 
-impl Failure {
-    /// Whether another try can end differently with nothing changed.
-    pub(super) fn may_pass(&self) -> bool {
-        match self.cause {
-            Cause::Network | Cause::Crashed | Cause::Timeout => true,
-            Cause::BadData
-            | Cause::BadParameters
-            | Cause::ChangedWhileRunning
-            | Cause::CorruptInput
-            | Cause::Machine
-            | Cause::Numeric
-            | Cause::Cancelled
-            | Cause::Internal => false,
-        }
+impl From<StageError> for Failure {
+    fn from(error: StageError) -> Self {
+        let cause = error.known_cause();
+        let messages = chain(&error);
+        let help = error.help.or_else(|| cause.advice().map(str::to_owned));
+        Self { cause, messages, help, object: None }
     }
 }

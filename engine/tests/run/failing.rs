@@ -50,7 +50,9 @@ fn keep_going_runs_the_other_branches() {
 }
 
 fn only_causes_that_may_pass_are_tried_again() {
-    let project = Project::new("\nstages:\n  a: { uses: unlucky, with: { how: network, times: 2 }, retries: 2 }\n");
+    let project = Project::new(
+        "\nstages:\n  a: { uses: unlucky, with: { how: network, times: 2 }, retries: { max: 2, delay: 20ms } }\n",
+    );
     let ran = project.run().succeeded();
     assert_eq!(ran.number("a"), 3);
     let failures: Vec<_> = ran
@@ -64,7 +66,9 @@ fn only_causes_that_may_pass_are_tried_again() {
     let messages = vec!["the server is away".to_owned(), "connection refused".to_owned()];
     assert_eq!(failures, [(messages.clone(), Some(0.02)), (messages, Some(0.04))]);
 
-    project.write("\nstages:\n  a: { uses: unlucky, with: { how: network, times: 50 }, retries: 1 }\n");
+    project.write(
+        "\nstages:\n  a: { uses: unlucky, with: { how: network, times: 50 }, retries: { max: 1, delay: 20ms } }\n",
+    );
     assert_eq!(project.run().states(), "a failed");
 
     project.write("\nstages:\n  a: { uses: unlucky, with: { how: data, times: 1 }, retries: 5 }\n");

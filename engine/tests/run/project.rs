@@ -33,7 +33,7 @@ pub struct Ran {
 
 impl Project {
     pub fn new(stages: &str) -> Self {
-        let options = RunOptions { retry_delay: Duration::from_millis(20), grace: GRACE, ..RunOptions::default() };
+        let options = RunOptions { grace: GRACE, ..RunOptions::default() };
         let project = Self { folder: tempfile::tempdir().unwrap(), options };
         project.write(stages);
         project

@@ -149,6 +149,33 @@ stages:
         },
     },
     ProblemCode {
+        code: "unknown-slot",
+        severity: Severity::Error,
+        title: "a slot that is not declared",
+        meaning: "`resources.slots` of a stage names something that `slots:` of the file does not say the number of.",
+        advice: "Take the nearest name, if one is given, or say under `slots:` how many there are.",
+        example: Example::File {
+            wrong: "\
+version: 1
+slots: { license: 1 }
+stages:
+  rows:
+    uses: dataset
+    with: { source: ./rows.jsonl }
+    resources: { slots: { licence: 1 } }
+",
+            right: "\
+version: 1
+slots: { license: 1 }
+stages:
+  rows:
+    uses: dataset
+    with: { source: ./rows.jsonl }
+    resources: { slots: { license: 1 } }
+",
+        },
+    },
+    ProblemCode {
         code: "unknown-output",
         severity: Severity::Error,
         title: "an output that the stage does not make",

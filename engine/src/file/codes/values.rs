@@ -192,10 +192,38 @@ publish: { base.model: ./out/model, base.tokenizer: ./out/tokenizer }
         },
     },
     ProblemCode {
+        code: "never-fits",
+        severity: Severity::Error,
+        title: "a stage takes more slots than there are",
+        meaning: "`resources.slots` of a stage asks for more of a slot than `slots:` of the file says there are, so that the stage could \
+            never start.",
+        advice: "Lower what the stage takes, or raise the number; `--slots NAME=COUNT` raises it for one run.",
+        example: Example::File {
+            wrong: "\
+version: 1
+slots: { license: 1 }
+stages:
+  rows:
+    uses: dataset
+    with: { source: ./rows.jsonl }
+    resources: { slots: { license: 2 } }
+",
+            right: "\
+version: 1
+slots: { license: 2 }
+stages:
+  rows:
+    uses: dataset
+    with: { source: ./rows.jsonl }
+    resources: { slots: { license: 2 } }
+",
+        },
+    },
+    ProblemCode {
         code: "no-effect",
         severity: Severity::Warning,
         title: "a value that changes nothing here",
-        meaning: "What is said is read and has no effect: `resources.count` above 1 and `resources.memory`, which are not acted upon yet; \
+        meaning: "What is said is read and has no effect: `resources.count` above 1, which is not acted upon yet; \
             `system_prompt` or `chat_template` where nothing is a conversation.",
         advice: "Leave it out, so that nobody counts on it.",
         example: Example::File {
@@ -205,7 +233,7 @@ stages:
   rows:
     uses: dataset
     with: { source: ./rows.jsonl }
-    resources: { memory: 4GiB }
+    resources: { count: 2 }
 ",
             right: "\
 version: 1
