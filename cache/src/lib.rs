@@ -12,6 +12,7 @@ pub mod listing;
 pub mod lock;
 pub mod record;
 pub mod remote;
+pub mod reuse;
 pub mod stat_cache;
 pub mod store;
 #[cfg(test)]
@@ -24,6 +25,7 @@ pub use error::StoreError;
 pub use key::{Class, KeyDifference, KeyDocument, KeyEntry, differences};
 pub use lock::{Lock, Staging};
 pub use record::{OutputRecord, ResultRecord};
+pub use reuse::Reusable;
 pub use stat_cache::StatCache;
 pub use store::{Store, Verify};
 pub use tree::{Tree, TreeFile};

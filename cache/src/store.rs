@@ -5,6 +5,7 @@
 //! trees/ab/cdef…       folders: sorted (path, digest, size, executable)
 //! results/<key>.json   key → outputs, and how they came about
 //! partial/<key>/       a stage's resumable working state
+//! reuse/<family>.json  which pieces the newest results of a stage were made of
 //! staging/             outputs in the making
 //! users/               one locked file per process that works with the store
 //! locks/               one file per lock

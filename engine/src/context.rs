@@ -15,6 +15,8 @@ use crate::error::{Cause, OrFail, StageError};
 use crate::parameter::{ArtifactKind, Input, Reference};
 use crate::protocol::{FileGrant, Job, StoredOutput, WorkerEvent};
 
+mod reuse;
+
 /// Version of the form of `artifact.json`.
 pub const ARTIFACT_FORMAT: u32 = 1;
 

@@ -7,15 +7,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use cache::{Digest, Store, Tree, Verify};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::artifact::{ARTIFACT_FILE, Description, Facts};
-use crate::context::{ARTIFACT_FORMAT, Artifact, StageContext, Voice, read_description, stored};
+use crate::context::{ARTIFACT_FORMAT, Artifact, Outcome, StageContext, Voice, read_description, stored};
 use crate::error::{Cause, OrFail, StageError};
 use crate::file::tree::Node;
 use crate::parameter::Reader;
 use crate::protocol::{FileGrant, InputGrant, Job, PROTOCOL};
 use crate::stage::{Registry, Stage};
+
+/// What a stage recorded about how its result came about.
+pub type Recorded = Map<String, Value>;
 
 /// A place to run stages in, below a folder that the test owns (and removes).
 ///
@@ -107,6 +110,17 @@ impl TestBench {
     /// # Errors
     /// The stage's own failure, or [`Cause::BadParameters`] where the parameters do not read.
     pub fn run<S: Stage>(&self, parameters: Value) -> Result<BTreeMap<String, Artifact>, StageError> {
+        Ok(self.run_recorded::<S>(parameters)?.0)
+    }
+
+    /// As [`TestBench::run`], with what the stage records about how the result came about.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn run_recorded<S: Stage>(
+        &self,
+        parameters: Value,
+    ) -> Result<(BTreeMap<String, Artifact>, Recorded), StageError> {
         let registry = Registry::new().with::<S>();
         let kind = registry.get(S::NAME).expect("it was registered on the line above");
         let mut reader = Reader::default();
@@ -136,8 +150,9 @@ impl TestBench {
         };
         let mut context = StageContext::new(job, Voice::Silent)?;
         bound.run(&mut context)?;
-        let outputs = context.finish()?.outputs;
-        outputs.into_iter().map(|(name, output)| Ok((name, self.opened(&store, &output.tree)?))).collect()
+        let Outcome { outputs, how } = context.finish()?;
+        let opened = outputs.into_iter().map(|(name, output)| Ok((name, self.opened(&store, &output.tree)?)));
+        Ok((opened.collect::<Result<_, StageError>>()?, how))
     }
 
     fn store(&self) -> Result<Store, StageError> {

@@ -3,12 +3,14 @@
 use engine::context::StageContext;
 use engine::error::StageError;
 use engine::protocol::WorkerEvent;
+use serde::{Deserialize, Serialize};
 
 use super::row::{Fate, Outcome};
 use crate::artifact::{TokenRow, TokensFacts};
 
 /// What became of the rows read so far.
-#[derive(Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Counts {
     pub read: u64,
     truncated: u64,
@@ -20,8 +22,9 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Counts a row, apart from `read`, and gives what is to be written of it.
+    /// Counts a row and gives what is to be written of it.
     pub(super) fn note(&mut self, outcome: Outcome) -> Vec<TokenRow> {
+        self.read += 1;
         self.sanitized += u64::from(outcome.sanitized);
         match outcome.fate {
             Fate::Kept { rows, truncated, fully_masked, without_eos } => {
@@ -44,6 +47,18 @@ impl Counts {
         }
     }
 
+    /// Takes in the counts of some more rows.
+    pub(super) fn add(&mut self, other: &Self) {
+        let Self { read, truncated, fully_masked, without_eos, too_long, dropped, sanitized } = other;
+        self.read += read;
+        self.truncated += truncated;
+        self.fully_masked += fully_masked;
+        self.without_eos += without_eos;
+        self.too_long += too_long;
+        self.dropped += dropped;
+        self.sanitized += sanitized;
+    }
+
     /// Puts the counts into the facts.
     pub(super) fn write_to(&self, facts: &mut TokensFacts) {
         facts.truncated = self.truncated;
@@ -53,9 +68,15 @@ impl Counts {
         facts.sanitized = self.sanitized;
     }
 
-    /// Says what became of the rows.
-    pub(super) fn report(&self, facts: &TokensFacts, context: &mut StageContext) {
-        context.emit(WorkerEvent::Report { text: self.text(facts) });
+    /// Says what became of the rows, `taken_over` of which an earlier result had.
+    pub(super) fn report(&self, facts: &TokensFacts, taken_over: u64, context: &mut StageContext) {
+        let mut text = self.text(facts);
+        if taken_over > 0 {
+            text.push_str(&format!(
+                "\n{taken_over} of the rows read were tokenized before: taken over from an earlier result"
+            ));
+        }
+        context.emit(WorkerEvent::Report { text });
         if self.dropped > 0 {
             context.warn(format!("{} of {} rows are left out and not trained on", self.dropped, self.read));
         }
@@ -119,7 +140,7 @@ mod tests {
             Fate::TooLong,
             Fate::NoTarget { truncated: true },
         ];
-        let mut counts = Counts { read: 5, ..Counts::default() };
+        let mut counts = Counts::default();
         let written: usize = fates.into_iter().map(|fate| counts.note(Outcome { fate, sanitized: false }).len()).sum();
         let mut facts =
             TokensFacts { rows: 3, tokens: 6, target_tokens: 2, longest_row: 2, ..TokensFacts::none(Shape::Prompt) };

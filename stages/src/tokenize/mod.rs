@@ -2,8 +2,14 @@
 //!
 //! Every row is accounted for: shortened, left out, without anything to learn, without an end. The counts are printed
 //! and stored with the tokens.
+//!
+//! Rows are gone through in chunks, and a chunk that an earlier result was made of is taken over from there: rows that
+//! are added to a data set cost what they alone cost.
 
+mod batch;
+mod chunk;
 mod counts;
+mod earlier;
 mod row;
 
 use engine::artifact::{Facts, Output};
@@ -14,17 +20,14 @@ use engine::file::source::Span;
 use engine::parameter::{Input, Parameters, Reference};
 use engine::preflight::Preflight;
 use engine::stage::{InputFacts, Stage, Threads};
-use rayon::prelude::*;
 
-use crate::artifact::{OutputKind, Row, Rows, RowsFacts, RowsReader, Shape, TokensFacts, TokensWriter};
+use crate::artifact::{OutputKind, Rows, RowsFacts, RowsReader, Shape, TokensFacts, TokensWriter};
 use crate::prompt::{PromptParams, PromptRenderer, TrainOn};
 use crate::tokenizer::Tokenizer;
+use batch::{Batch, Done};
 use counts::Counts;
-use row::{Outcome, RowEncoder, RowError};
-
-/// Rows that are encoded together: memory holds this many at a time, and fewer of long ones.
-const ROWS_PER_BATCH: usize = 1024;
-const BYTES_PER_BATCH: usize = 8 << 20;
+use earlier::{Earlier, Piece};
+use row::RowEncoder;
 
 /// What happens to a row of more than `max_seq_len` tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Parameters)]
@@ -172,28 +175,29 @@ impl Stage for Tokenize {
             .build()
             .or_fail(Cause::Machine, || "cannot start threads".to_owned())?;
 
+        let family = context.family::<Self>(params, &params.dataset.reference)?;
+        let mut earlier = Earlier::new(context, &family);
         let draft = context.create("tokens")?;
         let mut writer = TokensWriter::tokens(&draft.folder, no_tokens_yet(&tokenizer, shape, params));
-        let mut counts = Counts::default();
-        let total = rows.len();
-        while counts.read < total {
+        let (mut counts, mut pieces, mut taken_over) = (Counts::default(), Vec::new(), 0);
+        while counts.read < rows.len() {
             stop_if_cancelled(context)?;
-            let batch = next_batch(&mut rows, counts.read)?;
-            let outcomes: Vec<Result<Outcome, RowError>> =
-                threads.install(|| batch.par_iter().map(|row| encoder.encode(row)).collect());
-            for (offset, outcome) in outcomes.into_iter().enumerate() {
-                let outcome = outcome.map_err(|error| error.at_row(counts.read + offset as u64))?;
-                for row in counts.note(outcome) {
-                    writer.write(row)?;
-                }
+            let batch = Batch::read(&mut rows, counts.read, &mut earlier, context)?;
+            for Done { identity, rows, counts: of_chunk, taken_over: is_taken } in batch.encode(&encoder, &threads)? {
+                counts.add(&of_chunk);
+                taken_over += if is_taken { of_chunk.read } else { 0 };
+                let first = writer.facts().rows;
+                pieces.push(Piece { identity, first, rows: rows.len() as u64, counts: of_chunk });
+                rows.into_iter().try_for_each(|row| writer.write(row))?;
             }
-            counts.read += batch.len() as u64;
-            context.progress("rows", counts.read, Some(total), None);
+            context.progress("rows", counts.read, Some(rows.len()), None);
         }
         let (facts, identity) = writer.finish(|facts| counts.write_to(facts))?;
-        counts.report(&facts, context);
+        counts.report(&facts, taken_over, context);
         counts.check(&facts)?;
-        context.seal(draft, facts.to_facts(), Some(identity))
+        context.record("rows_taken_over", taken_over);
+        context.seal(draft, facts.to_facts(), Some(identity))?;
+        context.offer(&family, "tokens", serde_json::to_value(pieces).expect("pieces are plain data"))
     }
 }
 
@@ -214,20 +218,6 @@ pub(crate) fn facts_of<'a>(reference: &Reference, inputs: &'a InputFacts) -> Opt
 /// Ends the stage where the user asked for it.
 pub(crate) fn stop_if_cancelled(context: &StageContext) -> Result<(), StageError> {
     if context.cancelled() { Err(StageError::new(Cause::Cancelled, "ended by the user")) } else { Ok(()) }
-}
-
-fn next_batch(rows: &mut RowsReader, from: u64) -> Result<Vec<Row>, StageError> {
-    let mut batch = Vec::new();
-    let mut bytes = 0;
-    for index in from..rows.len() {
-        let row = rows.row(index)?;
-        bytes += row.text_bytes();
-        batch.push(row);
-        if batch.len() == ROWS_PER_BATCH || bytes >= BYTES_PER_BATCH {
-            break;
-        }
-    }
-    Ok(batch)
 }
 
 /// What is asked of the ends of rows must be possible.

@@ -2,13 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use engine::test_bench::TestBench;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::artifact::{Message, RowsWriter, TokenRow, TokensReader};
+use crate::artifact::{Message, Row, RowsWriter, TokenRow, TokensReader};
 use crate::prompt::Template;
 
 fn golden(path: &str) -> PathBuf {
@@ -27,11 +28,7 @@ fn tokenize(
     mut with: Value,
 ) -> Result<(TokensFacts, Vec<TokenRow>), StageError> {
     let folder = tempfile::tempdir().unwrap();
-    let source = folder.path().join("rows");
-    std::fs::create_dir(&source).unwrap();
-    let mut writer = RowsWriter::create(&source, facts);
-    rows.into_iter().for_each(|row| writer.write(row).unwrap());
-    let (facts, _) = writer.finish(0).unwrap();
+    let (source, facts) = written(folder.path(), facts, &rows.into_iter().collect::<Vec<_>>());
     with["dataset"] = "articles".into();
     with["tokenizer"] = "base".into();
     let outputs = TestBench::new(folder.path())
@@ -42,6 +39,15 @@ fn tokenize(
     let mut reader = TokensReader::open(&outputs["tokens"]).unwrap();
     let rows = reader.iter().collect::<Result<_, _>>().unwrap();
     Ok((reader.facts().clone(), rows))
+}
+
+/// The folder and the facts of a table of rows.
+fn written(folder: &Path, facts: RowsFacts, rows: &[Row]) -> (PathBuf, Facts) {
+    let source = folder.join("rows");
+    std::fs::create_dir(&source).unwrap();
+    let mut writer = RowsWriter::create(&source, facts);
+    rows.iter().for_each(|row| writer.write(row.clone()).unwrap());
+    (source, writer.finish(0).unwrap().0)
 }
 
 /// A row that becomes these tokens again, and how many of them it can be held to. Prompt and response were encoded apart,
@@ -105,7 +111,7 @@ fn the_question_of_a_conversation_is_the_reference_prompt() {
 }
 
 /// The files of a folder, by name.
-fn files(folder: &Path) -> std::collections::BTreeMap<String, Vec<u8>> {
+fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries
         .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(path).unwrap()))
@@ -114,17 +120,14 @@ fn files(folder: &Path) -> std::collections::BTreeMap<String, Vec<u8>> {
 
 #[test]
 fn the_number_of_threads_changes_no_byte() {
-    let folder = tempfile::tempdir().unwrap();
-    let source = folder.path().join("rows");
-    std::fs::create_dir(&source).unwrap();
-    let mut writer = RowsWriter::create(&source, summarize());
-    for number in 0..2500 {
-        writer.write(row(&"rain fell ".repeat(number % 90), &format!("Summary {number}."))).unwrap();
-    }
-    let (facts, _) = writer.finish(0).unwrap();
+    let rows: Vec<Row> =
+        (0..2500).map(|number| row(&"rain fell ".repeat(number % 90), &format!("Summary {number}."))).collect();
     let made = [1, 2, 5].map(|threads| {
+        // A store of its own, or the second would take over what the first has made.
+        let folder = tempfile::tempdir().unwrap();
+        let (source, facts) = written(folder.path(), summarize(), &rows);
         let bench = TestBench::new(folder.path())
-            .input("articles.rows", "rows", &source, facts.clone())
+            .input("articles.rows", "rows", &source, facts)
             .unwrap()
             .input("base.tokenizer", "tokenizer", &golden("tokenizers/bytelevel"), Default::default())
             .unwrap()
@@ -141,6 +144,56 @@ fn the_number_of_threads_changes_no_byte() {
     });
     assert!(made[0].0.1.len() > 2, "a description, a list of parts, and a part");
     assert!(made[0] == made[1] && made[0] == made[2]);
+}
+
+/// Tokenizes rows into a store and gives all that was made, and how many rows were taken over.
+fn tokenized(store: &Path, rows: &[Row], with: &Value) -> (BTreeMap<String, Vec<u8>>, u64) {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, facts) = written(folder.path(), summarize(), rows);
+    let bench = TestBench::new(store)
+        .input("articles.rows", "rows", &source, facts)
+        .unwrap()
+        .input("base.tokenizer", "tokenizer", &golden("tokenizers/bytelevel"), Default::default())
+        .unwrap();
+    let mut with = with.clone();
+    with["dataset"] = "articles".into();
+    with["tokenizer"] = "base".into();
+    let (outputs, how) = bench.run_recorded::<Tokenize>(with).unwrap();
+    (files(&outputs["tokens"].folder), how["rows_taken_over"].as_u64().unwrap())
+}
+
+/// What is done to rows, and its name.
+type Edit<'a> = (&'a str, &'a dyn Fn(&mut Vec<Row>));
+
+#[test]
+fn rows_that_are_added_changed_or_gone_cost_what_they_alone_cost() {
+    let with = json!({"max_seq_len": 48, "on_too_long": "truncate"});
+    // Some are cut, some are left out: rows of tokens do not stand where their rows stood.
+    let text = |number: usize| row(&"rain fell ".repeat(number % 23), &format!("Summary {number}."));
+    let rows: Vec<Row> = (0..1500).map(text).collect();
+    let store = tempfile::tempdir().unwrap();
+    assert_eq!(tokenized(store.path(), &rows, &with).1, 0);
+    assert_eq!(tokenized(store.path(), &rows, &with).1, 1500);
+
+    let edits: [Edit<'_>; 5] = [
+        ("appended", &|rows| rows.extend((9000..9015).map(text))),
+        ("put in front", &|rows| rows.insert(0, text(9100))),
+        ("changed", &|rows| rows[700] = text(9200)),
+        ("gone", &|rows| drop(rows.drain(300..303))),
+        ("twice", &|rows| rows.extend(rows.clone())),
+    ];
+    for (what, edit) in edits {
+        let mut edited = rows.clone();
+        edit(&mut edited);
+        let (made, taken_over) = tokenized(store.path(), &edited, &with);
+        let (anew, none) = tokenized(tempfile::tempdir().unwrap().path(), &edited, &with);
+        assert!(made == anew, "{what}: differs from what is made anew");
+        assert_eq!(none, 0);
+        let encoded = edited.len() as u64 - taken_over;
+        assert!(encoded <= 2 * 512, "{what}: {encoded} of {} rows were encoded", edited.len());
+    }
+    let other = json!({"max_seq_len": 47, "on_too_long": "truncate"});
+    assert_eq!(tokenized(store.path(), &rows, &other).1, 0, "other parameters make other tokens");
 }
 
 #[test]

@@ -1,0 +1,71 @@
+//! Work that earlier results have in them: a stage that goes through an input piece by piece takes over what it made of equal pieces.
+
+use std::path::PathBuf;
+
+use cache::{Class, Digest, KeyDocument, Reusable, Verify};
+use serde_json::Value;
+
+use super::{StageContext, stored};
+use crate::error::StageError;
+use crate::parameter::{KeyWriter, Parameter, Reference};
+use crate::stage::Stage;
+
+impl StageContext {
+    /// What a result of this stage depends on apart from one input: results that agree in it were made of equal pieces in equal ways.
+    ///
+    /// # Errors
+    /// Fails where the job does not grant an input that the parameters name, which is a defect of the engine.
+    pub fn family<S: Stage>(&self, params: &S::Params, apart_from: &Reference) -> Result<Digest, StageError> {
+        let identity = |reference: &Reference, kinds: &'static [&'static str]| {
+            if reference == apart_from {
+                return Some(Digest::of(b"the input that differs"));
+            }
+            Some(self.job.inputs.get(&self.resolve(reference, kinds)?)?.identity)
+        };
+        let mut document = KeyDocument::default();
+        document.push("@kind", S::NAME, Class::Semantic);
+        document.push("@version", S::VERSION.to_string(), Class::Semantic);
+        let mut writer = KeyWriter::new(&mut document, &identity);
+        params.write_key(&mut writer);
+        S::write_derived_key(params, &mut writer);
+        let granted = writer.unresolved.is_empty();
+        for (role, files) in &self.job.files {
+            for (order, file) in files.iter().enumerate() {
+                document.push(format!("@files.{role}[{order}]"), file.digest.to_string(), Class::Semantic);
+            }
+        }
+        for (name, version) in &self.job.pins {
+            document.push(format!("@pins.{name}"), version, Class::Semantic);
+        }
+        if granted { Ok(document.result_key()) } else { Err(StageError::internal("an input is not granted")) }
+    }
+
+    /// The newest results of a family that are whole in the store.
+    pub fn reusable(&self, family: &Digest) -> Vec<Reusable> {
+        // What cannot be looked up is made anew.
+        self.store.reusable(family).unwrap_or_default()
+    }
+
+    /// Opens one of them: a read-only folder of links in which every file has been checked against its digest, gone when the stage
+    /// ends. `None` where it cannot be used, and the work is to be done anew.
+    pub fn open_reusable(&self, reusable: &Reusable) -> Option<PathBuf> {
+        let folder = self.scratch.join("earlier").join(reusable.tree.to_string());
+        match self.store.link_folder(&reusable.tree, &folder, Verify::Contents) {
+            Ok(_) => Some(folder),
+            Err(error) => {
+                tracing::warn!("an earlier result is not used: {error}");
+                None
+            }
+        }
+    }
+
+    /// Offers an output that has been sealed, and the pieces it was made of, to later results of its family.
+    ///
+    /// # Errors
+    /// Fails where the output is not sealed, which is a defect of the stage, or the disk refuses.
+    pub fn offer(&self, family: &Digest, output: &str, pieces: Value) -> Result<(), StageError> {
+        let sealed = self.outputs.get(output);
+        let tree = sealed.ok_or_else(|| StageError::internal(format!("`{output}` is offered and not sealed")))?.tree;
+        self.store.offer(family, Reusable { tree, pieces }).map_err(stored)
+    }
+}
