@@ -12,6 +12,18 @@ pub fn table(figures: &Value) -> Table {
     table
 }
 
+/// Named figures as indented lines, a nested one under its dotted name; those without a value are left out.
+pub fn lines(figures: &Value) -> String {
+    let mut lines = Vec::new();
+    flatten(figures, String::new(), &mut |name, value| {
+        if !value.is_null() {
+            lines.push((name, words::figure(value)));
+        }
+    });
+    let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    lines.iter().map(|(name, value)| format!("  {name:width$}  {}\n", words::visible(value))).collect()
+}
+
 /// Records with the same fields, as many of them as asked for, evenly spread: the first and the last are among them.
 pub fn spread(records: &[Map<String, Value>], count: usize) -> Table {
     let names: Vec<&String> = records.first().map(|record| record.keys().collect()).unwrap_or_default();
@@ -42,7 +54,8 @@ fn spread_over(length: usize, count: usize) -> Vec<usize> {
     }
 }
 
-fn flatten(value: &Value, name: String, add: &mut dyn FnMut(String, &Value)) {
+/// Gives each figure, a nested one under its dotted name.
+pub fn flatten(value: &Value, name: String, add: &mut dyn FnMut(String, &Value)) {
     let below = |key: &str| if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") };
     match value {
         Value::Object(map) => map.iter().for_each(|(key, value)| flatten(value, below(key), add)),

@@ -1,50 +1,309 @@
-//! `pipeline logs`: what a stage's process printed.
+//! `pipeline logs`: what a stage's process printed, while it runs or afterwards.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use clap::Args;
-use engine::history::{History, stage_folder};
+use engine::history::{Attempt, EventTail, Recorded, RunState, Words};
+use engine::run::RunEvent;
+use serde_json::json;
 
-use crate::Global;
 use crate::render::Failure;
+use crate::runs::{Past, stage_of};
+use crate::terminal::{self, Look};
+use crate::{Format, Global};
 
 /// Print what a stage's process wrote on standard error.
 #[derive(Args)]
 #[command(allow_missing_positional = true)]
 pub struct LogsArgs {
-    /// The run's id or its beginning [default: the newest run in which the stage's process was started].
+    /// The run: an id or its beginning, `latest`, `latest~1` [default: the newest run in which the stage's process was started].
     run: Option<String>,
     /// The stage.
     #[arg(required = true)]
     stage: String,
+    /// Go on printing until the stage ends, also where the run is another terminal's.
+    #[arg(short, long, conflicts_with = "format")]
+    follow: bool,
+    /// Begin with the last so many lines.
+    #[arg(long, value_name = "COUNT")]
+    tail: Option<usize>,
+    /// How to print the result.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
 }
+
+/// How often a log that grows is looked at.
+const POLL: Duration = Duration::from_millis(150);
 
 /// Prints the log.
 pub fn run(args: &LogsArgs, global: &Global) -> Result<(), Failure> {
-    let home = global.home_here().ok_or_else(crate::runs::nothing_yet)?;
-    let history = History::open(&home).map_err(Failure::machine)?;
-    let log_of = |run: &str| home.run(run).join(stage_folder(&args.stage)).join("log");
-    let log = match &args.run {
-        Some(id) => {
-            let (summary, stages) = crate::runs::find(&history, Some(id))?;
-            if !stages.iter().any(|stage| stage.stage == args.stage) {
-                let ids: Vec<&str> = stages.iter().map(|stage| stage.stage.as_str()).collect();
-                return Err(crate::locate::unknown_stage(&args.stage, &ids));
-            }
-            Some(log_of(&summary.run)).filter(|log| log.is_file())
-        }
-        None => {
-            let runs = history.runs().map_err(Failure::machine)?;
-            runs.iter().map(|run| log_of(&run.run)).find(|log| log.is_file())
-        }
-    };
-    let Some(log) = log else {
-        let stage = &args.stage;
-        return Err(Failure::wrong(format!("there is no log of stage `{stage}`: its process was not started"))
-            .with_help("a cached stage has its log in the run that made the result: `pipeline runs ls`"));
-    };
+    let past = Past::open(global)?;
+    let recorded = args.recorded(&past)?;
+    let stage = stage_of(&recorded, &args.stage)?;
+    let log = recorded.stage_folder(&args.stage).join("log");
+    if args.follow && recorded.summary.state == RunState::Running && !is_over(&stage.summary.status) {
+        return follow(args, &recorded, &log);
+    }
+    if !log.is_file() {
+        return Err(no_log(&args.stage));
+    }
+    if args.format == Format::Json {
+        return print_json(args, &recorded, &stage.attempts, &log);
+    }
+    let mut out = io::stdout().lock();
+    let mut printer = Printer::new(&stage.attempts, Look::stdout());
     let mut file = File::open(&log)?;
-    io::copy(&mut file, &mut io::stdout().lock())?;
+    printer.begin(&mut file, args.tail)?;
+    printer.copy(&mut file, &mut out)?;
     Ok(())
+}
+
+impl LogsArgs {
+    /// The run that is meant.
+    fn recorded(&self, past: &Past) -> Result<Recorded, Failure> {
+        if let Some(name) = &self.run {
+            return past.recorded(&past.find(name)?.run, Words::Skip);
+        }
+        let runs = past.history.runs().map_err(Failure::machine)?;
+        // Who follows means the run that goes on, even if the stage's turn is still to come.
+        for run in runs.iter().filter(|run| self.follow && run.state == RunState::Running) {
+            let recorded = past.recorded(&run.run, Words::Skip)?;
+            if recorded.stage(&self.stage).is_some_and(|stage| !is_over(&stage.summary.status)) {
+                return Ok(recorded);
+            }
+        }
+        let folder = engine::history::stage_folder(&self.stage);
+        let has_log = |run: &str| past.home.run(run).join(&folder).join("log").is_file();
+        match runs.iter().find(|run| has_log(&run.run)) {
+            Some(run) => past.recorded(&run.run, Words::Skip),
+            None => {
+                // A name that no run knows is a slip; one that a run knows has no log.
+                let newest = past.recorded(&past.find(crate::runs::LATEST)?.run, Words::Skip)?;
+                stage_of(&newest, &self.stage)?;
+                Err(no_log(&self.stage))
+            }
+        }
+    }
+}
+
+fn no_log(stage: &str) -> Failure {
+    Failure::wrong(format!("there is no log of stage `{stage}`: its process was not started")).with_help(
+        "a cached stage has its log in the run that made the result: `pipeline runs show RUN STAGE` names it",
+    )
+}
+
+/// Whether nothing more comes from a stage that stands so.
+fn is_over(status: &str) -> bool {
+    matches!(status, "done" | "cached" | "failed" | "skipped")
+}
+
+fn print_json(args: &LogsArgs, recorded: &Recorded, attempts: &[Attempt], log: &Path) -> Result<(), Failure> {
+    let mut text = Vec::new();
+    let mut file = File::open(log)?;
+    let mut printer = Printer::new(&[], Look::stdout());
+    printer.begin(&mut file, args.tail)?;
+    printer.copy(&mut file, &mut text)?;
+    crate::print_json(&json!({
+        "run": recorded.summary.run,
+        "stage": args.stage,
+        "log": log,
+        "attempts": attempts,
+        "text": String::from_utf8_lossy(&text),
+    }))
+}
+
+/// Prints a log that grows, until the stage or its run has ended.
+fn follow(args: &LogsArgs, recorded: &Recorded, log: &Path) -> Result<(), Failure> {
+    let mut events = EventTail::open(recorded.folder(), Words::Skip)?;
+    let mut following = Following { log: log.to_owned(), file: None, printer: Printer::new(&[], Look::stdout()) };
+    let mut out = io::stdout().lock();
+    let mut told = false;
+    loop {
+        // Looked at before the log: what was printed before the end is then in the log.
+        let alive = Recorded::is_alive(recorded.folder());
+        let mut over = false;
+        for timed in events.poll()? {
+            match timed.event {
+                RunEvent::StageStarted { stage, attempt, log_from, .. } if stage == args.stage => {
+                    let begun = Attempt::begun(attempt, timed.time, log_from);
+                    following.printer.attempts.push(begun);
+                }
+                RunEvent::StageFailed { stage, retry_in_seconds: None, .. }
+                | RunEvent::StageDone { stage, .. }
+                | RunEvent::StageCached { stage, .. }
+                | RunEvent::StageSkipped { stage, .. } => over |= stage == args.stage,
+                _ => {}
+            }
+        }
+        following.copy(args.tail, &mut out)?;
+        if over || !alive {
+            return Ok(());
+        }
+        if following.file.is_none() && !std::mem::replace(&mut told, true) {
+            terminal::tell_line(format_args!("waiting for `{}` to start", args.stage));
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// A log that may not be there yet.
+struct Following {
+    log: PathBuf,
+    file: Option<File>,
+    printer: Printer,
+}
+
+impl Following {
+    fn copy(&mut self, tail: Option<usize>, out: &mut dyn Write) -> io::Result<()> {
+        if self.file.is_none() && self.log.is_file() {
+            let mut file = File::open(&self.log)?;
+            self.printer.begin(&mut file, tail)?;
+            self.file = Some(file);
+        }
+        let Some(file) = &mut self.file else { return Ok(()) };
+        self.printer.copy(file, out)?;
+        out.flush()
+    }
+}
+
+/// Copies a log with a line between what different attempts printed.
+struct Printer {
+    look: Look,
+    attempts: Vec<Attempt>,
+    /// How many of the attempts have been announced.
+    announced: usize,
+    /// Where in the log the next byte comes from.
+    at: u64,
+    ends_line: bool,
+}
+
+impl Printer {
+    fn new(attempts: &[Attempt], look: Look) -> Self {
+        Self { look, attempts: attempts.to_vec(), announced: 0, at: 0, ends_line: true }
+    }
+
+    /// Goes to where printing begins.
+    fn begin(&mut self, file: &mut File, tail: Option<usize>) -> io::Result<()> {
+        self.at = match tail {
+            Some(lines) => last_lines(file, lines)?,
+            None => 0,
+        };
+        // The attempt whose output begins in the middle is announced all the same.
+        let begun = self.attempts.iter().filter(|attempt| attempt.log_from <= self.at).count();
+        self.announced = begun.saturating_sub(1);
+        file.seek(SeekFrom::Start(self.at)).map(drop)
+    }
+
+    /// Copies what there is.
+    fn copy(&mut self, file: &mut File, out: &mut dyn Write) -> io::Result<()> {
+        let mut block = vec![0; 64 << 10];
+        loop {
+            let begins = self.attempts.get(self.announced).map(|attempt| attempt.log_from);
+            if begins.is_some_and(|begins| begins <= self.at) {
+                self.announce(out)?;
+                continue;
+            }
+            let most = begins.map_or(u64::MAX, |begins| begins - self.at).min(block.len() as u64);
+            let read = file.read(&mut block[..usize::try_from(most).unwrap_or(usize::MAX)])?;
+            if read == 0 {
+                return Ok(());
+            }
+            out.write_all(&block[..read])?;
+            self.ends_line = block[read - 1] == b'\n';
+            self.at += read as u64;
+        }
+    }
+
+    /// A line above what an attempt printed, where there are several.
+    fn announce(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        let attempt = &self.attempts[self.announced];
+        self.announced += 1;
+        if self.attempts.len() == 1 && attempt.number <= 1 {
+            return Ok(());
+        }
+        let (look, number, started) = (self.look, attempt.number, &attempt.started);
+        let line = look.either("──", "--");
+        let end = if self.ends_line { "" } else { "\n" };
+        self.ends_line = true;
+        writeln!(out, "{end}{}", look.paint("2", &format!("{line} attempt {number}, {started} {line}")))
+    }
+}
+
+/// Where the last lines of a file begin.
+fn last_lines(file: &mut File, lines: usize) -> io::Result<u64> {
+    const BLOCK: u64 = 64 << 10;
+    let length = file.metadata()?.len();
+    let mut end = length;
+    let mut found = 0;
+    let mut block = Vec::new();
+    while end > 0 {
+        let begin = end.saturating_sub(BLOCK);
+        file.seek(SeekFrom::Start(begin))?;
+        block.clear();
+        Read::by_ref(file).take(end - begin).read_to_end(&mut block)?;
+        for (at, _) in block.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n') {
+            let after = begin + at as u64 + 1;
+            // The end of the last line begins no line.
+            if after < length {
+                found += 1;
+            }
+            if found == lines {
+                return Ok(after);
+            }
+        }
+        end = begin;
+    }
+    Ok(if lines == 0 { length } else { 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    fn file(text: &str) -> File {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        file.rewind().unwrap();
+        file
+    }
+
+    fn printed(text: &str, attempts: &[Attempt], tail: Option<usize>) -> String {
+        let (mut file, mut out) = (file(text), Vec::new());
+        let mut printer = Printer::new(attempts, Look { colour: false, unicode: true, width: 80, live: false });
+        printer.begin(&mut file, tail).unwrap();
+        printer.copy(&mut file, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn the_last_lines_are_counted_with_or_without_an_end_of_line() {
+        let long = "line\n".repeat(40_000);
+        for (text, lines, last) in [
+            ("a\nb\nc\n", 2, "b\nc\n"),
+            ("a\nb\nc", 2, "b\nc"),
+            ("a\nb\n", 9, "a\nb\n"),
+            ("a\nb\n", 0, ""),
+            ("", 3, ""),
+            ("\n\n\n", 1, "\n"),
+            (long.as_str(), 30_000, &long[..150_000]),
+        ] {
+            assert_eq!(printed(text, &[], Some(lines)), last, "{lines} of {text:.20?}");
+        }
+    }
+
+    #[test]
+    fn attempts_are_told_apart() {
+        let attempts = [Attempt::begun(1, "T1".into(), 0), Attempt::begun(2, "T2".into(), 6)];
+        let text = printed("first\nsecond\n", &attempts, None);
+        assert_eq!(text, "── attempt 1, T1 ──\nfirst\n── attempt 2, T2 ──\nsecond\n");
+        let text = printed("first\nsecond\n", &attempts[..1], None);
+        assert_eq!(text, "first\nsecond\n");
+        assert_eq!(printed("first\nsecond\n", &attempts, Some(1)), "── attempt 2, T2 ──\nsecond\n");
+    }
 }

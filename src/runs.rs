@@ -1,19 +1,21 @@
-//! `pipeline runs`: the runs of this home, and what happened in one.
+//! `pipeline runs`: past runs and those that go on. One file per subcommand; this one finds the runs that they name.
 
-use std::io::Write;
+mod ls;
+mod show;
+mod stage;
+
+pub use show::stage_of;
 
 use clap::{Args, Subcommand};
-use engine::history::{History, RunState, RunSummary, StageSummary, read_events};
+use engine::history::{Found, History, Recorded, RunState, RunSummary, Words};
 use engine::home::Home;
-use engine::run::RunEvent;
-use serde_json::json;
 
 use crate::render::Failure;
-use crate::run::counts;
-use crate::table::Table;
-use crate::{Format, Global, words};
+use crate::{Format, Global};
 
 /// Look at past runs and those that go on.
+///
+/// RUN is a run's id, a beginning of it that no other has, `latest`, or `latest~1` for the one before the latest.
 #[derive(Args)]
 pub struct RunsArgs {
     #[command(subcommand)]
@@ -25,32 +27,63 @@ pub struct RunsArgs {
 
 #[derive(Subcommand)]
 enum RunsCommand {
-    /// List the runs, the newest first.
-    Ls,
-    /// Show the stages of a run, and why those that failed did.
-    Show {
-        /// The run's id or its beginning [default: the newest].
-        run: Option<String>,
-    },
+    Ls(ls::LsArgs),
+    Show(show::ShowArgs),
 }
 
-/// Lists runs or shows one.
+/// Does what the subcommand says.
 pub fn run(args: &RunsArgs, global: &Global) -> Result<(), Failure> {
-    let Some(home) = global.home_here() else {
-        return match &args.command {
-            RunsCommand::Ls => list(&[], args.format),
-            RunsCommand::Show { .. } => Err(nothing_yet()),
-        };
-    };
-    let history = History::open(&home).map_err(Failure::machine)?;
     match &args.command {
-        RunsCommand::Ls => list(&history.runs().map_err(Failure::machine)?, args.format),
-        RunsCommand::Show { run } => {
-            let (summary, stages) = find(&history, run.as_deref())?;
-            show(&home, &summary, &stages, args.format)
-        }
+        RunsCommand::Ls(ls) => ls::run(ls, args.format, global),
+        RunsCommand::Show(show) => show::run(show, args.format, global),
     }
 }
+
+/// The runs of a home.
+pub struct Past {
+    /// The home.
+    pub home: Home,
+    /// Its runs.
+    pub history: History,
+}
+
+impl Past {
+    /// The runs of the present home.
+    ///
+    /// # Errors
+    /// Fails where there is none, or its history cannot be read.
+    pub fn open(global: &Global) -> Result<Self, Failure> {
+        let home = global.home_here().ok_or_else(nothing_yet)?;
+        let history = History::open(&home).map_err(Failure::machine)?;
+        Ok(Self { home, history })
+    }
+
+    /// The run that a name stands for.
+    ///
+    /// # Errors
+    /// Fails where it is none, or several.
+    pub fn find(&self, name: &str) -> Result<RunSummary, Failure> {
+        match self.history.find(name).map_err(Failure::machine)? {
+            Found::Run(run) => Ok(run),
+            Found::Several(ids) => Err(several(name, &ids)),
+            Found::Nothing if name == LATEST => Err(nothing_yet()),
+            Found::Nothing => Err(Failure::wrong(format!("there is no run `{name}`"))
+                .with_help("`pipeline runs ls` lists the runs; the beginning of an id is enough")),
+        }
+    }
+
+    /// All that the folder of a run tells.
+    ///
+    /// # Errors
+    /// Fails where the folder went away meanwhile.
+    pub fn recorded(&self, run: &str, words: Words) -> Result<Recorded, Failure> {
+        Recorded::read(&self.home.run(run), words)
+            .ok_or_else(|| Failure::wrong(format!("the record of run `{run}` cannot be read")))
+    }
+}
+
+/// The name of the newest run.
+pub const LATEST: &str = "latest";
 
 /// The failure where there is no run to name.
 pub fn nothing_yet() -> Failure {
@@ -59,76 +92,16 @@ pub fn nothing_yet() -> Failure {
     )
 }
 
-/// The run that an id or its beginning names, the newest without one.
-pub fn find(history: &History, id: Option<&str>) -> Result<(RunSummary, Vec<StageSummary>), Failure> {
-    let newest = || history.runs().map(|runs| runs.into_iter().next().map(|run| run.run)).map_err(Failure::machine);
-    let Some(wanted) = id.map_or_else(newest, |id| Ok(Some(id.to_owned())))? else {
-        return Err(nothing_yet());
-    };
-    let found = history.run(&wanted).map_err(Failure::machine)?;
-    found.ok_or_else(|| {
-        Failure::wrong(format!("there is no run `{wanted}`, or more than one begins so"))
-            .with_help("`pipeline runs ls` lists them")
-    })
+fn several(name: &str, ids: &[String]) -> Failure {
+    const MOST: usize = 5;
+    let more = if ids.len() > MOST { ", …" } else { "" };
+    let shown: Vec<&str> = ids.iter().take(MOST).map(String::as_str).collect();
+    Failure::wrong(format!("`{name}` is the beginning of {} runs", ids.len()))
+        .with_help(format!("name one of them: {}{more}", shown.join(", ")))
 }
 
-fn list(runs: &[RunSummary], format: Format) -> Result<(), Failure> {
-    if format == Format::Json {
-        return crate::print_json(&json!(runs));
-    }
-    let mut table = Table::new(["run", "pipeline", "started", "state", "took", "stages"]);
-    for run in runs {
-        let took = run.seconds.map(words::seconds).unwrap_or_default();
-        let state = state(run.state);
-        table.row([&run.run, &run.pipeline, &run.started, state, &took, &counts(run.counts)]);
-    }
-    let mut out = std::io::stdout().lock();
-    match table.is_empty() {
-        true => writeln!(out, "no runs yet")?,
-        false => write!(out, "{table}")?,
-    }
-    Ok(())
-}
-
-fn show(home: &Home, summary: &RunSummary, stages: &[StageSummary], format: Format) -> Result<(), Failure> {
-    let events = read_events(&home.run(&summary.run))?;
-    let failures: Vec<(&str, &[String])> = events
-        .iter()
-        .filter_map(|timed| match &timed.event {
-            RunEvent::StageFailed { stage, messages, retry_in_seconds: None, .. } => {
-                Some((stage.as_str(), messages.as_slice()))
-            }
-            _ => None,
-        })
-        .collect();
-    if format == Format::Json {
-        let failures: Vec<_> =
-            failures.iter().map(|(stage, messages)| json!({ "stage": stage, "messages": messages })).collect();
-        return crate::print_json(&json!({ "run": summary, "stages": stages, "failures": failures }));
-    }
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "run {} of `{}` ({})", summary.run, summary.pipeline, summary.file.display())?;
-    let took = summary.seconds.map(|seconds| format!(" after {}", words::seconds(seconds))).unwrap_or_default();
-    writeln!(out, "started {}, {}{took}\n", summary.started, state(summary.state))?;
-    let mut table = Table::new(["stage", "kind", "state", "took", "peak memory", "key"]);
-    for stage in stages {
-        table.row([
-            stage.stage.clone(),
-            stage.kind.clone(),
-            stage.status.clone(),
-            stage.seconds.map(words::seconds).unwrap_or_default(),
-            stage.peak_memory_bytes.map(words::bytes).unwrap_or_default(),
-            stage.key.map(|key| key.short()).unwrap_or_default(),
-        ]);
-    }
-    write!(out, "{table}")?;
-    for (stage, messages) in failures {
-        writeln!(out, "\n{stage} failed: {}", messages.join(": "))?;
-    }
-    Ok(())
-}
-
-fn state(state: RunState) -> &'static str {
+/// A state in words.
+pub fn state(state: RunState) -> &'static str {
     match state {
         RunState::Running => "running",
         RunState::CutOff => "cut off",

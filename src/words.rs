@@ -25,6 +25,17 @@ pub fn seconds(seconds: f64) -> String {
     duration(Duration::try_from_secs_f64(seconds).unwrap_or_default())
 }
 
+/// `just now`, `5 min ago`, `3 days ago`: roughly, for lists.
+pub fn ago(time: Duration) -> String {
+    let minutes = time.as_secs() / 60;
+    match minutes {
+        0 => "just now".to_owned(),
+        1..60 => format!("{minutes} min ago"),
+        60..2880 => format!("{} h ago", minutes / 60),
+        _ => format!("{} days ago", minutes / 1440),
+    }
+}
+
 /// `512 B`, `3.0 MiB`.
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -123,6 +134,14 @@ mod tests {
             [(14, "14 ms"), (3_240, "3.2 s"), (59_990, "59.9 s"), (125_000, "2 min 05 s"), (4_330_000, "1 h 12 min")];
         for (milliseconds, text) in cases {
             assert_eq!(duration(Duration::from_millis(milliseconds)), text);
+        }
+    }
+
+    #[test]
+    fn times_past_are_told_roughly() {
+        let cases = [(59, "just now"), (60, "1 min ago"), (3 * 3600, "3 h ago"), (50 * 3600, "2 days ago")];
+        for (seconds, text) in cases {
+            assert_eq!(ago(Duration::from_secs(seconds)), text);
         }
     }
 

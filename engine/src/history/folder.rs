@@ -1,7 +1,7 @@
 //! A run's folder: `run.json` (what was to be done), `events.jsonl` (what happened), and a folder per stage.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,7 @@ use cache::{Digest, ResultRecord};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::events::TimedEvent;
 use super::host::Host;
 use crate::artifact::Output;
 use crate::execute::Exit;
@@ -19,6 +20,12 @@ use crate::run::event::RunEvent;
 
 /// Progress is kept at most this often for a stage; everything else is kept in full.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The plan of a run.
+pub(super) const PLAN_FILE: &str = "run.json";
+
+/// What happened in a run.
+pub(super) const EVENTS_FILE: &str = "events.jsonl";
 
 /// The copy of a result's record in the folder of the stage that made it.
 pub const RESULT_FILE: &str = "result.json";
@@ -65,13 +72,13 @@ pub struct RunStage {
     #[serde(default)]
     pub version: u32,
     /// What it makes.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outputs: Vec<Output>,
     /// What it reads.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub inputs: Vec<RunInput>,
     /// Stages that it waits for without reading them.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<String>,
 }
 
@@ -119,16 +126,6 @@ impl RunPlan {
     }
 }
 
-/// A line of `events.jsonl`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TimedEvent {
-    /// When, in UTC.
-    pub time: String,
-    /// What.
-    #[serde(rename = "what")]
-    pub event: RunEvent,
-}
-
 /// A run's folder, while the run goes on. The events file is locked as long as this lives, so that others can tell a run that
 /// goes on from one that was cut off.
 #[derive(Debug)]
@@ -146,9 +143,9 @@ impl RunFolder {
     /// Fails where the disk refuses.
     pub fn create(path: &Path, plan: &RunPlan) -> io::Result<Self> {
         fs::create_dir_all(path)?;
-        let events = OpenOptions::new().create(true).append(true).open(path.join("events.jsonl"))?;
+        let events = OpenOptions::new().create(true).append(true).open(path.join(EVENTS_FILE))?;
         events.lock()?;
-        fs::write(path.join("run.json"), serde_json::to_vec_pretty(plan)?)?;
+        fs::write(path.join(PLAN_FILE), serde_json::to_vec_pretty(plan)?)?;
         Ok(Self { path: path.to_owned(), events, host: plan.host.name.clone(), last_progress: Vec::new() })
     }
 
@@ -228,18 +225,8 @@ impl RunFolder {
 
 /// Whether a run's engine is alive: whether somebody holds its events file.
 pub(super) fn is_alive(folder: &Path) -> bool {
-    let Ok(events) = File::open(folder.join("events.jsonl")) else { return false };
+    let Ok(events) = File::open(folder.join(EVENTS_FILE)) else { return false };
     matches!(events.try_lock_shared(), Err(fs::TryLockError::WouldBlock))
-}
-
-/// The events of a run; a last line that was cut off is left out.
-///
-/// # Errors
-/// Fails where the file cannot be read.
-pub fn read_events(folder: &Path) -> io::Result<Vec<TimedEvent>> {
-    let file = BufReader::new(File::open(folder.join("events.jsonl"))?);
-    let lines = file.split(b'\n');
-    lines.filter_map(|line| line.map(|line| serde_json::from_slice(&line).ok()).transpose()).collect()
 }
 
 /// The name of a stage's folder within a run's. Ids of a matrix hold characters that a path should not; those get a digest, so that
@@ -258,6 +245,11 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
+    use crate::history::events::{Events, Words};
+
+    fn read(folder: &Path) -> Vec<RunEvent> {
+        Events::open(folder, Words::Read).unwrap().map(|timed| timed.unwrap().event).collect()
+    }
 
     #[test]
     fn stages_never_share_a_folder() {
@@ -290,8 +282,7 @@ mod tests {
         assert!(!is_alive(&path));
         let mut events = OpenOptions::new().append(true).open(path.join("events.jsonl")).unwrap();
         events.write_all(b"{\"time\":\"2026-").unwrap();
-        let read: Vec<_> = read_events(&path).unwrap().into_iter().map(|timed| timed.event).collect();
-        assert_eq!(read, [event]);
+        assert_eq!(read(&path), [event]);
     }
 
     #[test]
@@ -314,6 +305,6 @@ mod tests {
             let checkpoint = WorkerEvent::Checkpoint { step: done };
             run.append(&RunEvent::Worker { stage: "a".into(), said: checkpoint }).unwrap();
         }
-        assert_eq!(read_events(folder.path()).unwrap().len(), 1 + 5);
+        assert_eq!(read(folder.path()).len(), 1 + 5);
     }
 }

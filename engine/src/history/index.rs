@@ -6,34 +6,44 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use cache::Digest;
-use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension, params};
 
-use super::recorded::{LastRun, Recorded, RunState, RunSummary, StageSummary, read_run};
+use super::events::Words;
+use super::recorded::{LastRun, Recorded, RunState, RunSummary, StageSummary};
+use super::tables::{RUNNING, conclusion, insert, is_damage, is_refused, open, stage_summary, summary};
 use crate::home::Home;
-use crate::run::event::Counts;
 
-/// Raised when the tables change; an index of another version is made again.
-const VERSION: i64 = 2;
-
-const TABLES: &str = "
-    CREATE TABLE runs (
-        run TEXT PRIMARY KEY, pipeline TEXT NOT NULL, file TEXT NOT NULL, started TEXT NOT NULL,
-        conclusion TEXT, seconds REAL,
-        done INTEGER NOT NULL, cached INTEGER NOT NULL, failed INTEGER NOT NULL, skipped INTEGER NOT NULL
-    );
-    CREATE TABLE stages (
-        run TEXT NOT NULL, position INTEGER NOT NULL, pipeline TEXT NOT NULL, stage TEXT NOT NULL, kind TEXT NOT NULL,
-        status TEXT NOT NULL, key TEXT, seconds REAL, peak_memory_bytes INTEGER,
-        PRIMARY KEY (run, position)
-    ) WITHOUT ROWID;
-    CREATE INDEX results ON stages (pipeline, stage, run) WHERE key IS NOT NULL;
-";
+/// How many runs are added before the others are let in: each is a few lines, and a commit costs more than they do.
+const BATCH: usize = 1000;
 
 /// The history of a home.
 #[derive(Debug)]
 pub struct History {
     connection: Connection,
+    path: PathBuf,
     runs: PathBuf,
+}
+
+/// Which runs are wanted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// Of this pipeline.
+    pub pipeline: Option<String>,
+    /// That stand so.
+    pub state: Option<RunState>,
+    /// No more than so many, the newest.
+    pub limit: Option<usize>,
+}
+
+/// What a name of a run stands for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Found {
+    /// This run.
+    Run(RunSummary),
+    /// None.
+    Nothing,
+    /// The ids of several.
+    Several(Vec<String>),
 }
 
 /// Why the history cannot be read.
@@ -90,33 +100,98 @@ impl History {
     /// # Errors
     /// Fails where the index does.
     pub fn runs(&self) -> Result<Vec<RunSummary>, HistoryError> {
-        self.query(|connection| {
-            let mut statement = connection.prepare("SELECT * FROM runs ORDER BY run DESC")?;
-            statement.query_map([], summary)?.collect()
-        })
+        self.select(&Selection::default())
     }
 
-    /// One run and its stages; an id may be shortened as long as one run alone begins with it.
+    /// The runs that are wanted, the newest first.
     ///
     /// # Errors
     /// Fails where the index does.
-    pub fn run(&self, id: &str) -> Result<Option<(RunSummary, Vec<StageSummary>)>, HistoryError> {
-        let found: Vec<_> = self.runs()?.into_iter().filter(|run| run.run.starts_with(id)).collect();
-        let exact = found.iter().position(|run| run.run == id);
-        let Some(summary) = (match (exact, found.len()) {
-            (Some(at), _) => found.into_iter().nth(at),
-            (None, 1) => found.into_iter().next(),
-            (None, _) => None,
-        }) else {
-            return Ok(None);
+    pub fn select(&self, selection: &Selection) -> Result<Vec<RunSummary>, HistoryError> {
+        let limit = selection.limit.and_then(|limit| i64::try_from(limit).ok()).unwrap_or(-1);
+        let conclusion = selection.state.map(|state| conclusion(state).unwrap_or(RUNNING));
+        self.query(|connection| {
+            let sql = "SELECT * FROM runs WHERE (?1 IS NULL OR pipeline = ?1)
+                AND (?2 IS NULL OR coalesce(conclusion, 'running') = ?2) ORDER BY run DESC LIMIT ?3";
+            let mut statement = connection.prepare(sql)?;
+            statement.query_map(params![selection.pipeline, conclusion, limit], summary)?.collect()
+        })
+    }
+
+    /// The ids of all runs, the oldest first.
+    ///
+    /// # Errors
+    /// Fails where the index does.
+    pub fn ids(&self) -> Result<Vec<String>, HistoryError> {
+        self.query(|connection| {
+            connection.prepare("SELECT run FROM runs ORDER BY run")?.query_map([], |row| row.get(0))?.collect()
+        })
+    }
+
+    /// The run that a name stands for: its id, a beginning of it that no other has, `latest`, or `latest~2` for the second before
+    /// the latest.
+    ///
+    /// # Errors
+    /// Fails where the index does.
+    pub fn find(&self, name: &str) -> Result<Found, HistoryError> {
+        let (sql, value) = match back_from_latest(name) {
+            Some(back) => ("SELECT * FROM runs ORDER BY run DESC LIMIT 1 OFFSET ?", back.to_string()),
+            // `GLOB` would take brackets and stars in the name for more than themselves.
+            None => ("SELECT * FROM runs WHERE substr(run, 1, length(?1)) = ?1 ORDER BY run DESC", name.to_owned()),
         };
-        let stages = self.query(|connection| {
-            let mut statement = connection.prepare(
-                "SELECT stage, kind, status, key, seconds, peak_memory_bytes FROM stages WHERE run = ? ORDER BY position",
-            )?;
-            statement.query_map([&summary.run], stage_summary)?.collect()
+        let mut found: Vec<RunSummary> = self.query(|connection| {
+            let mut statement = connection.prepare(sql)?;
+            statement.query_map([value], summary)?.collect()
         })?;
-        Ok(Some((summary, stages)))
+        if let Some(exact) = found.iter().position(|run| run.run == name) {
+            return Ok(Found::Run(found.swap_remove(exact)));
+        }
+        Ok(match found.len() {
+            0 => Found::Nothing,
+            1 => Found::Run(found.swap_remove(0)),
+            _ => Found::Several(found.into_iter().map(|run| run.run).collect()),
+        })
+    }
+
+    /// The stages of a run, in the order of its plan.
+    ///
+    /// # Errors
+    /// Fails where the index does.
+    pub fn stages(&self, run: &str) -> Result<Vec<StageSummary>, HistoryError> {
+        self.query(|connection| {
+            let sql = "SELECT * FROM stages WHERE run = ? ORDER BY position";
+            connection.prepare(sql)?.query_map([run], stage_summary)?.collect()
+        })
+    }
+
+    /// The runs that have a stage with this id in the file, and a result of it, the newest first: each with its stages of that id,
+    /// which are several in a sweep.
+    ///
+    /// # Errors
+    /// Fails where the index does.
+    pub fn results_of(
+        &self,
+        declared: &str,
+        pipeline: Option<&str>,
+    ) -> Result<Vec<(String, StageSummary)>, HistoryError> {
+        self.query(|connection| {
+            let sql = "SELECT * FROM stages WHERE (declared = ?1 OR stage = ?1) AND (?2 IS NULL OR pipeline = ?2)
+                AND key IS NOT NULL ORDER BY run DESC, position";
+            let mut statement = connection.prepare(sql)?;
+            let read = |row: &rusqlite::Row<'_>| Ok((row.get("run")?, stage_summary(row)?));
+            statement.query_map(params![declared, pipeline], read)?.collect()
+        })
+    }
+
+    /// The newest run that made the result of a key, with the stage of it that did.
+    ///
+    /// # Errors
+    /// Fails where the index does.
+    pub fn maker(&self, key: &Digest) -> Result<Option<(String, String)>, HistoryError> {
+        self.query(|connection| {
+            let sql = "SELECT run, stage FROM stages WHERE key = ? AND status = 'done' ORDER BY run DESC LIMIT 1";
+            connection.query_row(sql, [key.to_string()], |row| Ok((row.get(0)?, row.get(1)?))).optional()
+        })
     }
 
     /// The key of the newest result of a stage of a pipeline.
@@ -151,16 +226,20 @@ impl History {
     fn open_index(home: &Home) -> Result<Self, HistoryError> {
         let path = home.index();
         let failed = |source| HistoryError::Index { path: path.clone(), source };
-        let connection = match open(&path) {
-            Ok(connection) => connection,
+        let opened = match open(&path) {
             // Everything in it is in the run folders too, so a damaged index is no reason to bother anyone.
             Err(error) if is_damage(&error) => {
                 let _ = fs::remove_file(&path);
-                open(&path).map_err(failed)?
+                open(&path)
             }
-            Err(error) => return Err(failed(error)),
+            opened => opened,
         };
-        Ok(Self { connection, runs: home.runs() })
+        let connection = match opened {
+            // Somebody else's home, or an archive: the index is made for this once, and kept nowhere.
+            Err(error) if is_refused(&error) => open(Path::new(":memory:")).map_err(failed)?,
+            opened => opened.map_err(failed)?,
+        };
+        Ok(Self { connection, path, runs: home.runs() })
     }
 
     /// Adds the runs that the index does not have, and those that had not ended when it last looked.
@@ -169,158 +248,73 @@ impl History {
             let mut statement = connection.prepare("SELECT run, conclusion IS NOT NULL FROM runs")?;
             statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
         })?;
-        let mut present = BTreeSet::new();
-        let entries = match fs::read_dir(&self.runs) {
-            // Somebody has made room.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            read => Some(read.map_err(read_failed(&self.runs))?),
-        };
-        for entry in entries.into_iter().flatten() {
-            let entry = entry.map_err(read_failed(&self.runs))?;
-            let run = entry.file_name().to_string_lossy().into_owned();
-            if known.get(&run) != Some(&true) {
-                self.add(&run)?;
-            }
-            present.insert(run);
+        let present = self.present()?;
+        let new: Vec<&String> = present.iter().filter(|run| known.get(*run) != Some(&true)).collect();
+        for batch in new.chunks(BATCH) {
+            let recorded = batch.iter().filter_map(|run| self.read(run));
+            let recorded: Vec<Recorded> = recorded.collect();
+            self.insert_all(&recorded)?;
         }
         for gone in known.keys().filter(|run| !present.contains(*run)) {
-            self.query(|connection| {
-                connection.execute("DELETE FROM runs WHERE run = ?", [gone])?;
-                connection.execute("DELETE FROM stages WHERE run = ?", [gone])
-            })?;
+            self.forget(gone)?;
         }
         Ok(())
     }
 
-    fn add(&mut self, run: &str) -> Result<(), HistoryError> {
-        // A folder without a readable plan is a run that was killed before it began.
-        let Some(recorded) = read_run(&self.runs.join(run)) else { return Ok(()) };
-        let path = self.path();
-        self.insert(&recorded).map_err(|source| HistoryError::Index { path, source })
+    /// The runs that have a folder.
+    fn present(&self) -> Result<BTreeSet<String>, HistoryError> {
+        let entries = match fs::read_dir(&self.runs) {
+            // Somebody has made room.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+            read => read.map_err(read_failed(&self.runs))?,
+        };
+        let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        let names: io::Result<BTreeSet<String>> = names.collect();
+        let mut names = names.map_err(read_failed(&self.runs))?;
+        // What is being removed has such a name.
+        names.retain(|name| !name.starts_with('.'));
+        Ok(names)
     }
 
-    fn insert(&mut self, recorded: &Recorded) -> rusqlite::Result<()> {
-        let RunSummary { run, pipeline, file, started, state, seconds, counts } = &recorded.summary;
-        let conclusion = match state {
-            // A run that goes on is read again each time; one that was cut off can never change.
-            RunState::Running => None,
-            RunState::CutOff => Some("cut_off"),
-            RunState::Succeeded => Some("succeeded"),
-            RunState::Failed => Some("failed"),
-            RunState::Interrupted => Some("interrupted"),
+    /// Takes a run out of the index.
+    pub(super) fn forget(&self, run: &str) -> Result<(), HistoryError> {
+        self.query(|connection| {
+            connection.execute("DELETE FROM runs WHERE run = ?", [run])?;
+            connection.execute("DELETE FROM stages WHERE run = ?", [run])
+        })?;
+        Ok(())
+    }
+
+    fn add(&mut self, run: &str) -> Result<(), HistoryError> {
+        let recorded: Vec<Recorded> = self.read(run).into_iter().collect();
+        self.insert_all(&recorded)
+    }
+
+    /// A folder without a readable plan is a run that was killed before it began.
+    fn read(&self, run: &str) -> Option<Recorded> {
+        Recorded::read(&self.runs.join(run), Words::Skip)
+    }
+
+    fn insert_all(&mut self, recorded: &[Recorded]) -> Result<(), HistoryError> {
+        let mut insert = || -> rusqlite::Result<()> {
+            let transaction = self.connection.transaction()?;
+            recorded.iter().try_for_each(|recorded| insert(&transaction, recorded))?;
+            transaction.commit()
         };
-        let transaction = self.connection.transaction()?;
-        transaction.execute("DELETE FROM stages WHERE run = ?", [run])?;
-        transaction.execute(
-            "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            params![
-                run,
-                pipeline,
-                file.to_string_lossy(),
-                started,
-                conclusion,
-                seconds,
-                counts.done as i64,
-                counts.cached as i64,
-                counts.failed as i64,
-                counts.skipped as i64
-            ],
-        )?;
-        {
-            let mut insert = transaction.prepare("INSERT INTO stages VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)")?;
-            for (position, stage) in recorded.stages.iter().enumerate() {
-                let key = stage.key.map(|key| key.to_string());
-                let peak = stage.peak_memory_bytes.map(u64::cast_signed);
-                let position = position as i64;
-                insert.execute(params![
-                    run,
-                    position,
-                    pipeline,
-                    stage.stage,
-                    stage.kind,
-                    stage.status,
-                    key,
-                    stage.seconds,
-                    peak
-                ])?;
-            }
-        }
-        transaction.commit()
+        insert().map_err(|source| HistoryError::Index { path: self.path.clone(), source })
     }
 
     fn query<T>(&self, ask: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, HistoryError> {
-        ask(&self.connection).map_err(|source| HistoryError::Index { path: self.path(), source })
-    }
-
-    fn path(&self) -> PathBuf {
-        self.connection.path().map(PathBuf::from).unwrap_or_default()
+        ask(&self.connection).map_err(|source| HistoryError::Index { path: self.path.clone(), source })
     }
 }
 
-fn open(path: &Path) -> rusqlite::Result<Connection> {
-    let connection = Connection::open(path)?;
-    connection.busy_timeout(std::time::Duration::from_secs(10))?;
-    // A rollback journal works on shared file systems. Nothing is flushed, since everything can be made again.
-    connection.execute_batch("PRAGMA journal_mode = DELETE; PRAGMA synchronous = OFF; PRAGMA temp_store = MEMORY;")?;
-    let version: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
-    if version != VERSION {
-        // Two programs may come here at once: the second finds the tables made and the version set.
-        connection.execute_batch("BEGIN IMMEDIATE")?;
-        let version: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
-        if version != VERSION {
-            connection.execute_batch("DROP TABLE IF EXISTS runs; DROP TABLE IF EXISTS stages;")?;
-            connection.execute_batch(TABLES)?;
-            connection.execute_batch(&format!("PRAGMA user_version = {VERSION}"))?;
-        }
-        connection.execute_batch("COMMIT")?;
+/// `latest` is 0, `latest~2` is 2.
+fn back_from_latest(name: &str) -> Option<u32> {
+    match name.strip_prefix("latest")? {
+        "" => Some(0),
+        back => back.strip_prefix('~')?.parse().ok(),
     }
-    Ok(connection)
-}
-
-/// Whether the file is at fault, and not another process that is busy with it, or the disk.
-fn is_damage(error: &rusqlite::Error) -> bool {
-    let damage = [ErrorCode::DatabaseCorrupt, ErrorCode::NotADatabase, ErrorCode::Unknown];
-    error.sqlite_error_code().is_some_and(|code| damage.contains(&code))
-}
-
-fn summary(row: &rusqlite::Row<'_>) -> rusqlite::Result<RunSummary> {
-    let run: String = row.get("run")?;
-    let conclusion: Option<String> = row.get("conclusion")?;
-    let state = match conclusion.as_deref() {
-        Some("succeeded") => RunState::Succeeded,
-        Some("failed") => RunState::Failed,
-        Some("interrupted") => RunState::Interrupted,
-        Some(_) => RunState::CutOff,
-        None => RunState::Running,
-    };
-    let count = |name: &str| row.get::<_, i64>(name).map(|count| usize::try_from(count).unwrap_or_default());
-    Ok(RunSummary {
-        pipeline: row.get("pipeline")?,
-        file: PathBuf::from(row.get::<_, String>("file")?),
-        started: row.get("started")?,
-        state,
-        seconds: row.get("seconds")?,
-        counts: Counts {
-            done: count("done")?,
-            cached: count("cached")?,
-            failed: count("failed")?,
-            skipped: count("skipped")?,
-        },
-        run,
-    })
-}
-
-fn stage_summary(row: &rusqlite::Row<'_>) -> rusqlite::Result<StageSummary> {
-    let key: Option<String> = row.get(3)?;
-    let peak: Option<i64> = row.get(5)?;
-    Ok(StageSummary {
-        stage: row.get(0)?,
-        kind: row.get(1)?,
-        status: row.get(2)?,
-        key: key.and_then(|key| key.parse().ok()),
-        seconds: row.get(4)?,
-        peak_memory_bytes: peak.map(i64::cast_unsigned),
-    })
 }
 
 fn read_failed(path: &Path) -> impl FnOnce(io::Error) -> HistoryError {

@@ -1,11 +1,16 @@
 //! The history of runs: a folder per run, which is the truth, and an index over them, which can be made again from the folders.
 
+mod events;
 mod folder;
 mod host;
 mod index;
 mod recorded;
+mod tables;
 
-pub use folder::{RESULT_FILE, RunFolder, RunInput, RunPlan, RunStage, TimedEvent, read_events, stage_folder};
+pub use events::{EventTail, Events, TimedEvent, Words};
+pub use folder::{RESULT_FILE, RunFolder, RunInput, RunPlan, RunStage, stage_folder};
 pub use host::Host;
-pub use index::{History, HistoryError};
-pub use recorded::{LastRun, RunState, RunSummary, StageSummary};
+pub use index::{Found, History, HistoryError, Selection};
+pub use recorded::{
+    Attempt, LastRun, Recorded, RecordedCopy, RecordedFailure, RecordedStage, RunState, RunSummary, StageSummary,
+};

@@ -1,12 +1,18 @@
-//! Runs as their folders tell them.
+//! A run as its folder tells it: what was planned, and how far it came.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use cache::Digest;
+use cache::{Digest, ResultRecord};
 use serde::Serialize;
+use serde_json::Value;
 
-use super::folder::{RunPlan, TimedEvent, is_alive, read_events};
+use super::events::{Events, TimedEvent, Words};
+use super::folder::{RESULT_FILE, RunPlan, RunStage, is_alive, stage_folder};
+use crate::error::Cause;
+use crate::protocol::{StoredOutput, WorkerEvent};
 use crate::run::event::{Conclusion, Counts, RunEvent};
 
 /// A run, in a line.
@@ -24,8 +30,10 @@ pub struct RunSummary {
     pub state: RunState,
     /// How long it took, once it ended.
     pub seconds: Option<f64>,
-    /// How many stages ended in which way.
+    /// How many stages ended in which way, so far.
     pub counts: Counts,
+    /// Lines of its record that cannot be read: of a run that was killed, the last may be cut off.
+    pub damaged_lines: usize,
 }
 
 /// How a run stands.
@@ -59,6 +67,10 @@ pub struct StageSummary {
     pub seconds: Option<f64>,
     /// The most memory that its process held at once.
     pub peak_memory_bytes: Option<u64>,
+    /// The id in the file: that of the sweep, where the stage is one of its children.
+    pub declared: String,
+    /// The values that make it this child of a sweep, in the order of the axes.
+    pub axes: Vec<(String, Value)>,
 }
 
 /// What a stage cost when its process last came to its end.
@@ -71,79 +83,293 @@ pub struct LastRun {
 }
 
 /// A run as its folder tells it.
-pub(super) struct Recorded {
+#[derive(Debug, Clone)]
+pub struct Recorded {
+    /// What was to be done.
+    pub plan: RunPlan,
+    /// How the run stands.
     pub summary: RunSummary,
-    pub stages: Vec<StageSummary>,
+    /// Its stages, in the order of the plan.
+    pub stages: Vec<RecordedStage>,
+    /// What was copied out of the store, or could not be.
+    pub published: Vec<RecordedCopy>,
+    folder: PathBuf,
 }
 
-/// Reads a run's folder; `None` where it has no readable plan.
-pub(super) fn read_run(folder: &Path) -> Option<Recorded> {
-    let plan: RunPlan = serde_json::from_slice(&fs::read(folder.join("run.json")).ok()?).ok()?;
-    let stages = plan.stages.into_iter().map(|stage| StageSummary {
-        stage: stage.id,
-        kind: stage.kind,
-        status: "waiting".to_owned(),
-        key: None,
-        seconds: None,
-        peak_memory_bytes: None,
-    });
-    let mut recorded = Recorded {
-        summary: RunSummary {
-            run: plan.run,
-            pipeline: plan.pipeline,
-            file: plan.file,
-            started: plan.started,
-            // Looked at before the events: a run that ends in between has its end among them.
-            state: if is_alive(folder) { RunState::Running } else { RunState::CutOff },
-            seconds: None,
-            counts: Counts::default(),
-        },
-        stages: stages.collect(),
-    };
-    for TimedEvent { event, .. } in read_events(folder).ok()? {
-        recorded.apply(event);
-    }
-    Some(recorded)
+/// A stage as the run's folder tells it.
+#[derive(Debug, Clone)]
+pub struct RecordedStage {
+    /// How it stands.
+    pub summary: StageSummary,
+    /// What was planned.
+    pub plan: RunStage,
+    /// Why it ran, or was skipped.
+    pub why: Vec<String>,
+    /// The threads that it might use.
+    pub threads: Option<usize>,
+    /// Each start of its process.
+    pub attempts: Vec<Attempt>,
+    /// What it made in this run; empty where it was cached.
+    pub outputs: BTreeMap<String, StoredOutput>,
+    /// What it warned of, where words were read.
+    pub warnings: Vec<String>,
+}
+
+/// One start of a stage's process.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Attempt {
+    /// 1 for the first.
+    pub number: u32,
+    /// When it began, in UTC.
+    pub started: String,
+    /// How long it ran, once it ended.
+    pub seconds: Option<f64>,
+    /// Why it failed, where it did.
+    pub failure: Option<RecordedFailure>,
+    /// Where in the log what it printed begins, in bytes.
+    pub log_from: u64,
+}
+
+/// Why an attempt failed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RecordedFailure {
+    /// What kind of failure.
+    pub cause: Cause,
+    /// The message and its sources, outermost first.
+    pub messages: Vec<String>,
+    /// What to do about it.
+    pub help: Option<String>,
+}
+
+/// A copy out of the store.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RecordedCopy {
+    /// The stage.
+    pub stage: String,
+    /// Its output.
+    pub output: String,
+    /// Where it lies, or should.
+    pub path: PathBuf,
+    /// Why it could not be made: the message and its sources, outermost first.
+    pub failed: Option<Vec<String>>,
 }
 
 impl Recorded {
-    fn apply(&mut self, event: RunEvent) {
+    /// Reads a run's folder; `None` where it has no readable plan.
+    pub fn read(folder: &Path, words: Words) -> Option<Self> {
+        let plan: RunPlan = serde_json::from_slice(&fs::read(folder.join(super::folder::PLAN_FILE)).ok()?).ok()?;
+        // Looked at before the events: a run that ends in between has its end among them.
+        let state = if is_alive(folder) { RunState::Running } else { RunState::CutOff };
+        let mut recorded = Self::begin(plan, state, folder);
+        recorded.apply_all(words).ok()?;
+        Some(recorded)
+    }
+
+    /// Whether the engine of the run in a folder is at work now.
+    pub fn is_alive(folder: &Path) -> bool {
+        is_alive(folder)
+    }
+
+    /// The stage of an id.
+    pub fn stage(&self, id: &str) -> Option<&RecordedStage> {
+        self.stages.iter().find(|stage| stage.summary.stage == id)
+    }
+
+    /// The run's folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The folder of one of its stages, which is there if its process was ever started.
+    pub fn stage_folder(&self, stage: &str) -> PathBuf {
+        self.folder.join(stage_folder(stage))
+    }
+
+    /// The run's own copy of the record of a result that it made.
+    pub fn result(&self, stage: &str) -> Option<ResultRecord> {
+        let key = self.stage(stage)?.summary.key?;
+        let text = fs::read(self.stage_folder(stage).join(RESULT_FILE)).ok()?;
+        let record: ResultRecord = serde_json::from_slice(&text).ok()?;
+        (record.key.result_key() == key).then_some(record)
+    }
+
+    fn begin(plan: RunPlan, state: RunState, folder: &Path) -> Self {
+        let summary = RunSummary {
+            run: plan.run.clone(),
+            pipeline: plan.pipeline.clone(),
+            file: plan.file.clone(),
+            started: plan.started.clone(),
+            state,
+            seconds: None,
+            counts: Counts::default(),
+            damaged_lines: 0,
+        };
+        let stages = plan.stages.iter().cloned().map(RecordedStage::waiting).collect();
+        Self { plan, summary, stages, published: Vec::new(), folder: folder.to_owned() }
+    }
+
+    fn apply_all(&mut self, words: Words) -> io::Result<()> {
+        let mut events = Events::open(&self.folder, words)?;
+        // A run of a thousand stages has thousands of events.
+        let position: BTreeMap<String, usize> =
+            self.plan.stages.iter().enumerate().map(|(position, stage)| (stage.id.clone(), position)).collect();
+        for timed in events.by_ref() {
+            self.apply(timed?, &position);
+        }
+        self.summary.damaged_lines = events.damaged();
+        if self.summary.seconds.is_none() {
+            self.summary.counts = self.counts_so_far();
+        }
+        Ok(())
+    }
+
+    fn counts_so_far(&self) -> Counts {
+        let of = |status: &str| self.stages.iter().filter(|stage| stage.summary.status == status).count();
+        Counts { done: of("done"), cached: of("cached"), failed: of("failed"), skipped: of("skipped") }
+    }
+
+    fn apply(&mut self, TimedEvent { time, event }: TimedEvent, position: &BTreeMap<String, usize>) {
         match event {
-            RunEvent::StageCached { stage, key } => self.stage(&stage, "cached", |summary| summary.key = Some(key)),
-            RunEvent::StageStarted { stage, .. } => self.stage(&stage, "started", |_| {}),
-            RunEvent::StageDone { stage, key, seconds, peak_memory_bytes, .. } => {
-                self.stage(&stage, "done", |summary| {
-                    summary.key = Some(key);
-                    summary.seconds = Some(seconds);
-                    summary.peak_memory_bytes = Some(peak_memory_bytes);
-                })
+            RunEvent::Published { stage, output, path, .. } => {
+                self.published.push(RecordedCopy { stage, output, path, failed: None });
             }
-            RunEvent::StageFailed { stage, seconds, .. } => {
-                self.stage(&stage, "failed", |summary| summary.seconds = Some(seconds));
+            RunEvent::PublishFailed { stage, output, path, messages, .. } => {
+                self.published.push(RecordedCopy { stage, output, path, failed: Some(messages) });
             }
-            RunEvent::StageSkipped { stage, .. } => self.stage(&stage, "skipped", |_| {}),
             RunEvent::RunFinished { conclusion, counts, seconds } => {
-                self.summary.state = match conclusion {
-                    Conclusion::Succeeded => RunState::Succeeded,
-                    Conclusion::Failed => RunState::Failed,
-                    Conclusion::Interrupted => RunState::Interrupted,
-                };
+                self.summary.state = conclusion.into();
                 self.summary.counts = counts;
                 self.summary.seconds = Some(seconds);
             }
-            RunEvent::RunStarted { .. }
-            | RunEvent::StageWaiting { .. }
-            | RunEvent::Worker { .. }
-            | RunEvent::StageHealing { .. }
-            | RunEvent::Published { .. }
-            | RunEvent::PublishFailed { .. } => {}
+            event => {
+                let stage = stage_of(&event).and_then(|stage| position.get(stage));
+                if let Some(position) = stage {
+                    self.stages[*position].apply(time, event);
+                }
+            }
+        }
+    }
+}
+
+/// The stage that something happened to.
+fn stage_of(event: &RunEvent) -> Option<&str> {
+    match event {
+        RunEvent::StageCached { stage, .. }
+        | RunEvent::StageStarted { stage, .. }
+        | RunEvent::StageWaiting { stage }
+        | RunEvent::Worker { stage, .. }
+        | RunEvent::StageDone { stage, .. }
+        | RunEvent::StageFailed { stage, .. }
+        | RunEvent::StageHealing { stage, .. }
+        | RunEvent::StageSkipped { stage, .. }
+        | RunEvent::Published { stage, .. }
+        | RunEvent::PublishFailed { stage, .. } => Some(stage),
+        RunEvent::RunStarted { .. } | RunEvent::RunFinished { .. } => None,
+    }
+}
+
+impl From<Conclusion> for RunState {
+    fn from(conclusion: Conclusion) -> Self {
+        match conclusion {
+            Conclusion::Succeeded => Self::Succeeded,
+            Conclusion::Failed => Self::Failed,
+            Conclusion::Interrupted => Self::Interrupted,
+        }
+    }
+}
+
+impl RecordedStage {
+    fn waiting(plan: RunStage) -> Self {
+        let summary = StageSummary {
+            stage: plan.id.clone(),
+            kind: plan.kind.clone(),
+            status: "waiting".to_owned(),
+            key: None,
+            seconds: None,
+            peak_memory_bytes: None,
+            declared: plan.declared.clone().unwrap_or_else(|| plan.id.clone()),
+            axes: plan.axes.clone(),
+        };
+        Self {
+            summary,
+            plan,
+            why: Vec::new(),
+            threads: None,
+            attempts: Vec::new(),
+            outputs: BTreeMap::new(),
+            warnings: Vec::new(),
         }
     }
 
-    fn stage(&mut self, id: &str, status: &str, change: impl FnOnce(&mut StageSummary)) {
-        if let Some(summary) = self.stages.iter_mut().find(|summary| summary.stage == id) {
-            status.clone_into(&mut summary.status);
-            change(summary);
+    /// The failure that it ended with.
+    pub fn failure(&self) -> Option<&RecordedFailure> {
+        let last = self.attempts.last()?.failure.as_ref();
+        last.filter(|_| self.summary.status == "failed")
+    }
+
+    fn apply(&mut self, time: String, event: RunEvent) {
+        match event {
+            RunEvent::StageCached { key, .. } => self.becomes("cached", Some(key)),
+            RunEvent::StageStarted { why, attempt, threads, log_from, .. } => {
+                // A key in the summary leads to a result, and this one has none yet.
+                self.becomes("started", None);
+                // A later attempt only says that it is one.
+                if attempt == 1 || self.why.is_empty() {
+                    self.why = why;
+                }
+                self.threads = Some(threads);
+                self.attempts.push(Attempt::begun(attempt, time, log_from));
+            }
+            RunEvent::StageDone { key, seconds, peak_memory_bytes, outputs, .. } => {
+                self.end("done", seconds, None);
+                self.summary.key = Some(key);
+                self.summary.peak_memory_bytes = Some(peak_memory_bytes);
+                self.outputs = outputs;
+            }
+            RunEvent::StageFailed { cause, messages, help, seconds, retry_in_seconds, .. } => {
+                let status = if retry_in_seconds.is_some() { "waiting" } else { "failed" };
+                self.end(status, seconds, Some(RecordedFailure { cause, messages, help }));
+            }
+            RunEvent::StageSkipped { because, .. } => {
+                self.becomes("skipped", None);
+                self.why = vec![because];
+            }
+            RunEvent::Worker { said: WorkerEvent::Warning { message }, .. } => self.warnings.push(message),
+            RunEvent::Worker { .. }
+            | RunEvent::StageWaiting { .. }
+            | RunEvent::StageHealing { .. }
+            | RunEvent::Published { .. }
+            | RunEvent::PublishFailed { .. }
+            | RunEvent::RunStarted { .. }
+            | RunEvent::RunFinished { .. } => {}
         }
+    }
+
+    fn becomes(&mut self, status: &str, key: Option<Digest>) {
+        status.clone_into(&mut self.summary.status);
+        self.summary.key = key;
+    }
+
+    fn end(&mut self, status: &str, seconds: f64, failure: Option<RecordedFailure>) {
+        status.clone_into(&mut self.summary.status);
+        self.summary.seconds = Some(seconds);
+        match self.attempts.last_mut() {
+            Some(attempt) if attempt.seconds.is_none() => {
+                attempt.seconds = Some(seconds);
+                attempt.failure = failure;
+            }
+            // A stage may fail before its process is started.
+            Some(_) | None => {
+                let attempt = Attempt { seconds: Some(seconds), failure, ..Attempt::begun(0, String::new(), 0) };
+                self.attempts.extend(attempt.failure.is_some().then_some(attempt));
+            }
+        }
+    }
+}
+
+impl Attempt {
+    /// One that has begun.
+    pub fn begun(number: u32, started: String, log_from: u64) -> Self {
+        Self { number, started, seconds: None, failure: None, log_from }
     }
 }

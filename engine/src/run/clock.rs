@@ -1,7 +1,7 @@
 //! Times as people and sorted lists need them: UTC, without a time zone database.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A moment, to the millisecond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,6 +22,34 @@ impl Moment {
         let (hour, minute, second) = self.time();
         let fraction = self.milliseconds % 1000;
         format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{fraction:03}Z")
+    }
+
+    /// Reads what [`Moment::rfc3339`] writes, and nothing else.
+    pub fn parse(text: &str) -> Option<Self> {
+        let form = "####-##-##T##:##:##.###Z";
+        let fits = |(expected, found): (char, char)| match expected {
+            '#' => found.is_ascii_digit(),
+            sign => found == sign,
+        };
+        if text.len() != form.len() || !form.chars().zip(text.chars()).all(fits) {
+            return None;
+        }
+        let number = |range: std::ops::Range<usize>| text[range].parse::<u64>().ok();
+        let days = days_from_civil(number(0..4)?, number(5..7)?, number(8..10)?)?;
+        let seconds = ((days * 24 + number(11..13)?) * 60 + number(14..16)?) * 60 + number(17..19)?;
+        Some(Self { milliseconds: seconds * 1000 + number(20..23)? })
+    }
+
+    /// The time from an earlier moment to this one; nothing where it is not earlier.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_millis(self.milliseconds.saturating_sub(earlier.milliseconds))
+    }
+
+    /// The moment that lies so long before; 1970 where that is earlier.
+    #[must_use]
+    pub fn before(self, time: Duration) -> Self {
+        let milliseconds = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        Self { milliseconds: self.milliseconds.saturating_sub(milliseconds) }
     }
 
     /// A new run's id, such as `20260301-090507-042-5f3a`: sorted by time, and different even for runs of the same millisecond.
@@ -55,9 +83,36 @@ impl Moment {
     }
 }
 
+/// Days from 1970 to a date of the Gregorian calendar; `None` before 1970 and for months that there are not.
+///
+/// Source: as above, `days_from_civil`.
+fn days_from_civil(year: u64, month: u64, day: u64) -> Option<u64> {
+    if !(1..=12).contains(&month) {
+        return None;
+    }
+    let year = year.checked_sub(u64::from(month <= 2))?;
+    let (era, year_of_era) = (year / 400, year % 400);
+    let shifted_month = (month + 9) % 12;
+    let day_of_year = (153 * shifted_month + 2) / 5 + day.checked_sub(1)?;
+    let day_of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
+    (era * 146_097 + day_of_era).checked_sub(719_468)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        for seconds in (0..4_200_000_000).step_by(12_345_678) {
+            let moment = Moment { milliseconds: seconds * 1000 + 7 };
+            assert_eq!(Moment::parse(&moment.rfc3339()), Some(moment));
+        }
+        for wrong in ["", "2026-03-01", "2026-03-01T09:05:07Z", "2026-13-01T09:05:07.042Z", "2026-03-01T09:05:07.04éZ"]
+        {
+            assert_eq!(Moment::parse(wrong), None, "{wrong}");
+        }
+    }
 
     #[test]
     fn writes_known_moments() {

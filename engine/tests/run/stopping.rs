@@ -163,7 +163,7 @@ fn the_index_is_made_again() {
         damage();
         assert_eq!(History::open(&project.home()).unwrap().runs().unwrap(), before, "damage {number}");
     }
-    let (_, stages) = History::open(&project.home()).unwrap().run(&before[1].run).unwrap().unwrap();
+    let stages = History::open(&project.home()).unwrap().stages(&before[1].run).unwrap();
     assert_eq!((stages[0].stage.as_str(), stages[0].status.as_str()), ("a", "done"));
     assert!(stages[0].peak_memory_bytes.unwrap() > 1 << 20);
 }

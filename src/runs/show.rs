@@ -1,0 +1,185 @@
+//! `pipeline runs show`: what happened in a run, or to one of its stages.
+
+use std::io::{self, Write};
+
+use clap::Args;
+use engine::history::{Attempt, Recorded, RecordedStage, Words};
+use engine::run::clock::Moment;
+use serde_json::{Value, json};
+
+use super::stage::{StageStory, flattened};
+use super::{LATEST, Past, state};
+use crate::render::Failure;
+use crate::table::{Table, width};
+use crate::terminal::Look;
+use crate::{Format, Global, locate, words};
+
+/// Show what happened in a run: its stages, why each ran, why those that failed did. With a stage, all about that one.
+#[derive(Args)]
+pub struct ShowArgs {
+    /// The run.
+    #[arg(default_value = LATEST)]
+    run: String,
+    /// A stage of it.
+    stage: Option<String>,
+}
+
+/// Shows the run or the stage.
+pub fn run(args: &ShowArgs, format: Format, global: &Global) -> Result<(), Failure> {
+    let past = Past::open(global)?;
+    let summary = past.find(&args.run)?;
+    let recorded = past.recorded(&summary.run, Words::Read)?;
+    let out = &mut io::stdout().lock();
+    match &args.stage {
+        Some(id) => {
+            let stage = stage_of(&recorded, id)?;
+            let story = StageStory::of(&past, &recorded, stage)?;
+            match format {
+                Format::Json => crate::print_json(&story.json()),
+                Format::Text => Ok(story.print(out)?),
+            }
+        }
+        None if format == Format::Json => crate::print_json(&json(&recorded)),
+        None => Ok(print(out, &recorded)?),
+    }
+}
+
+/// The stage of an id in a run.
+///
+/// # Errors
+/// Fails where there is none, and names the nearest.
+pub fn stage_of<'a>(recorded: &'a Recorded, id: &str) -> Result<&'a RecordedStage, Failure> {
+    recorded.stage(id).ok_or_else(|| {
+        let ids: Vec<&str> = recorded.stages.iter().map(|stage| stage.summary.stage.as_str()).collect();
+        locate::unknown_stage(id, &ids)
+    })
+}
+
+fn json(recorded: &Recorded) -> Value {
+    let failed = |stage: &RecordedStage| {
+        let failure = stage.failure()?;
+        let (cause, messages, help) = (&failure.cause, &failure.messages, &failure.help);
+        Some(json!({ "stage": stage.summary.stage, "cause": cause, "messages": messages, "help": help }))
+    };
+    let stages = recorded.stages.iter().map(|stage| {
+        let mut value = json!(stage.summary);
+        value["why"] = json!(stage.why);
+        value["threads"] = json!(stage.threads);
+        value["attempts"] = json!(stage.attempts);
+        value["warnings"] = json!(stage.warnings);
+        value["outputs"] = json!(stage.outputs);
+        value
+    });
+    json!({
+        "run": recorded.summary,
+        "program": recorded.plan.program,
+        "host": recorded.plan.host,
+        "folder": recorded.folder(),
+        "stages": stages.collect::<Vec<_>>(),
+        "failures": recorded.stages.iter().filter_map(failed).collect::<Vec<_>>(),
+        "published": recorded.published,
+    })
+}
+
+fn print(out: &mut dyn Write, recorded: &Recorded) -> io::Result<()> {
+    heading(out, recorded)?;
+    let mut table = Table::new(["stage", "kind", "state", "took", "peak memory", "key"]);
+    for RecordedStage { summary, .. } in &recorded.stages {
+        table.row([
+            summary.stage.clone(),
+            summary.kind.clone(),
+            summary.status.clone(),
+            summary.seconds.map(words::seconds).unwrap_or_default(),
+            summary.peak_memory_bytes.map(words::bytes).unwrap_or_default(),
+            summary.key.map(|key| key.short()).unwrap_or_default(),
+        ]);
+    }
+    write!(out, "\n{table}")?;
+    reasons(out, recorded)?;
+    for stage in &recorded.stages {
+        print_attempts(out, stage)?;
+    }
+    for copy in &recorded.published {
+        let path = words::path(&copy.path);
+        match &copy.failed {
+            None => writeln!(out, "\n{}.{} is in {path}", copy.stage, copy.output)?,
+            Some(messages) => {
+                let why = messages.join(": ");
+                writeln!(out, "\n{}.{} could not be published to {path}: {why}", copy.stage, copy.output)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Which run it is, how it stands, and where it ran.
+fn heading(out: &mut dyn Write, recorded: &Recorded) -> io::Result<()> {
+    let (summary, plan) = (&recorded.summary, &recorded.plan);
+    let title = format!("run {} of `{}` ({})", summary.run, summary.pipeline, words::path(&summary.file));
+    writeln!(out, "{}", Look::stdout().paint("1", &title))?;
+    let took = summary.seconds.map(|seconds| format!(" after {}", words::seconds(seconds))).unwrap_or_default();
+    let ago = Moment::parse(&summary.started).map(|started| words::ago(Moment::now().since(started)));
+    let ago = ago.map(|ago| format!(" ({ago})")).unwrap_or_default();
+    writeln!(out, "{}{took}, started {}{ago}", state(summary.state), summary.started)?;
+    if summary.damaged_lines > 0 {
+        let lines = words::plural(summary.damaged_lines, "line");
+        writeln!(out, "{lines} of its record cannot be read: it was cut off while it was written")?;
+    }
+    let host = &plan.host;
+    let machine = [host.name.clone(), host.processor.clone(), cores(host.cores), host.system.clone()];
+    let memory = host.memory_bytes.map(|bytes| format!("{} of memory", words::bytes(bytes)));
+    let machine: Vec<String> = machine.into_iter().chain(memory).filter(|word| !word.is_empty()).collect();
+    match machine.is_empty() {
+        true => writeln!(out, "pipeline {}", plan.program),
+        false => writeln!(out, "pipeline {} on {}", plan.program, machine.join(", ")),
+    }
+}
+
+fn cores(count: usize) -> String {
+    if count == 0 { String::new() } else { words::plural(count, "core") }
+}
+
+/// Why each stage ran or was skipped, one reason a line.
+fn reasons(out: &mut dyn Write, recorded: &Recorded) -> io::Result<()> {
+    let with_reasons = || recorded.stages.iter().filter(|stage| !stage.why.is_empty());
+    let widest = with_reasons().map(|stage| width(&stage.summary.stage)).max().unwrap_or(0);
+    if widest > 0 {
+        writeln!(out, "\nwhy")?;
+    }
+    for stage in with_reasons() {
+        let mut name = stage.summary.stage.as_str();
+        for reason in &stage.why {
+            writeln!(out, "  {name}{}  {reason}", " ".repeat(widest - width(name)))?;
+            name = "";
+        }
+    }
+    Ok(())
+}
+
+/// What went wrong with a stage, attempt by attempt.
+pub fn print_attempts(out: &mut dyn Write, stage: &RecordedStage) -> io::Result<()> {
+    let several = stage.attempts.len() > 1;
+    for Attempt { number, seconds, failure, .. } in &stage.attempts {
+        let Some(failure) = failure else { continue };
+        let after = seconds.map(|seconds| format!(" after {}", words::seconds(seconds))).unwrap_or_default();
+        let attempt = if several { format!(" at attempt {number}") } else { String::new() };
+        writeln!(out, "\n{} failed{attempt}{after}: {}", stage.summary.stage, failure.messages.join(": "))?;
+        if let Some(help) = &failure.help {
+            writeln!(out, "  help: {help}")?;
+        }
+    }
+    Ok(())
+}
+
+/// A value of the parameters, as the file would have it.
+pub fn print_values(out: &mut dyn Write, title: &str, value: &Value) -> io::Result<()> {
+    let values = flattened(value);
+    let widest = values.iter().map(|(name, _)| width(name)).max().unwrap_or(0);
+    if widest > 0 {
+        writeln!(out, "\n{title}")?;
+    }
+    for (name, value) in values {
+        writeln!(out, "  {name}{}  {}", " ".repeat(widest - width(&name)), words::visible(&value))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,209 @@
+//! All that is known of one stage of a run: what it was told, what it read, how it came about, what it made.
+
+use std::io::{self, Write};
+
+use cache::{ResultRecord, Store};
+use engine::history::{Recorded, RecordedStage, stage_folder};
+use engine::protocol::Job;
+use serde_json::{Map, Value, json};
+
+use super::Past;
+use super::show::{print_attempts, print_values};
+use crate::render::Failure;
+use crate::table::Table;
+use crate::terminal::Look;
+use crate::{figures, words};
+
+/// One stage of a run.
+pub struct StageStory<'a> {
+    recorded: &'a Recorded,
+    stage: &'a RecordedStage,
+    /// Where and how the result was made, here or in an earlier run; `None` where there is no result, or all trace of it is gone.
+    made: Option<Made>,
+}
+
+/// A result and how it was made.
+pub struct Made {
+    /// The run that made it, where its record is still there.
+    pub run: Option<String>,
+    /// The result's record.
+    pub record: ResultRecord,
+    /// What its process was told, where that is still there.
+    pub job: Option<Job>,
+}
+
+impl Made {
+    /// The result of a stage of a run: from the store, else from the records of the run that made it.
+    ///
+    /// # Errors
+    /// Fails where the store or the history does.
+    pub fn find(past: &Past, recorded: &Recorded, stage: &RecordedStage) -> Result<Option<Self>, Failure> {
+        let Some(key) = stage.summary.key else { return Ok(None) };
+        let id = &stage.summary.stage;
+        let maker = match recorded.result(id) {
+            Some(_) => Some((recorded.summary.run.clone(), id.clone())),
+            None => past.history.maker(&key).map_err(Failure::machine)?,
+        };
+        let copy = maker.as_ref().and_then(|(run, stage)| {
+            engine::history::Recorded::read(&past.home.run(run), engine::history::Words::Skip)?.result(stage)
+        });
+        let record = match copy {
+            Some(record) => Some(record),
+            None => {
+                let store = Store::open(past.home.store()).map_err(Failure::machine)?;
+                store.result(&key).map_err(Failure::machine)?
+            }
+        };
+        let job = maker.as_ref().and_then(|(run, stage)| {
+            let file = past.home.run(run).join(stage_folder(stage)).join("job.json");
+            serde_json::from_slice(&std::fs::read(file).ok()?).ok()
+        });
+        Ok(record.map(|record| Self { run: maker.map(|(run, _)| run), record, job }))
+    }
+}
+
+impl<'a> StageStory<'a> {
+    /// Gathers what is known.
+    ///
+    /// # Errors
+    /// Fails where the store or the history does.
+    pub fn of(past: &Past, recorded: &'a Recorded, stage: &'a RecordedStage) -> Result<Self, Failure> {
+        Ok(Self { recorded, stage, made: Made::find(past, recorded, stage)? })
+    }
+
+    /// As a program reads it.
+    pub fn json(&self) -> Value {
+        let mut value = json!(self.stage.summary);
+        let (stage, plan) = (self.stage, &self.stage.plan);
+        value["run"] = json!(self.recorded.summary.run);
+        value["version"] = json!(plan.version);
+        value["parameters"] = plan.parameters.clone();
+        value["why"] = json!(stage.why);
+        value["attempts"] = json!(stage.attempts);
+        value["warnings"] = json!(stage.warnings);
+        value["inputs"] = json!(plan.inputs);
+        value["made_by"] = json!(self.made.as_ref().map(|made| &made.run));
+        value["key_document"] = json!(self.made.as_ref().map(|made| &made.record.key));
+        value["outputs"] = json!(self.made.as_ref().map(|made| &made.record.outputs));
+        value["how"] = json!(self.made.as_ref().map(|made| &made.record.how));
+        let job = self.made.as_ref().and_then(|made| made.job.as_ref());
+        value["files"] = json!(job.map(|job| &job.files));
+        value["pins"] = json!(job.map(|job| &job.pins));
+        value["log"] = json!(self.recorded.stage_folder(&stage.summary.stage).join("log"));
+        value
+    }
+
+    /// For a person.
+    ///
+    /// # Errors
+    /// Fails where the output does.
+    pub fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.heading(out)?;
+        for reason in &self.stage.why {
+            writeln!(out, "  because {reason}")?;
+        }
+        print_attempts(out, self.stage)?;
+        for warning in &self.stage.warnings {
+            writeln!(out, "  warning: {warning}")?;
+        }
+        print_values(out, "parameters that differ from the defaults", &self.given())?;
+        let Some(made) = &self.made else { return Ok(()) };
+        self.print_inputs(out, made)?;
+        print_values(out, "made with", &Value::Object(made.record.how.clone()))?;
+        for (name, output) in &made.record.outputs {
+            writeln!(out, "\noutput {name} ({}), identity {}", output.kind, output.identity.short())?;
+            let facts: Map<String, Value> = output.facts.clone();
+            write!(out, "{}", figures::lines(&Value::Object(facts)))?;
+        }
+        Ok(())
+    }
+
+    fn heading(&self, out: &mut dyn Write) -> io::Result<()> {
+        let summary = &self.stage.summary;
+        let version = self.stage.plan.version;
+        let title = format!("{} ({}, version {version})", summary.stage, summary.kind);
+        writeln!(out, "{} in run {}", Look::stdout().paint("1", &title), self.recorded.summary.run)?;
+        let took = summary.seconds.map(|seconds| format!(" after {}", words::seconds(seconds)));
+        let peak = summary.peak_memory_bytes.map(|peak| format!(", peak memory {}", words::bytes(peak)));
+        let threads = self.stage.threads.map(|threads| format!(", {}", words::plural(threads, "thread")));
+        let key = summary.key.map(|key| format!(", key {}", key.short()));
+        let more: String = [took, peak, threads, key].into_iter().flatten().collect();
+        writeln!(out, "{}{more}", summary.status)
+    }
+
+    /// The parameters of the file, without those that say what the default says.
+    fn given(&self) -> Value {
+        let schema = stages::registry().get(&self.stage.summary.kind).map(|kind| kind.schema());
+        let mut given = self.stage.plan.parameters.clone();
+        if let Some(schema) = schema {
+            remove_defaults(&mut given, &schema);
+        }
+        given
+    }
+
+    fn print_inputs(&self, out: &mut dyn Write, made: &Made) -> io::Result<()> {
+        let mut table = Table::new(["reads", "digest", ""]);
+        let job = made.job.as_ref();
+        for (name, grant) in job.iter().flat_map(|job| &job.inputs) {
+            table.row([name.clone(), grant.identity.short(), grant.kind.clone()]);
+        }
+        for grant in job.iter().flat_map(|job| job.files.values().flatten()) {
+            table.row([words::path(&grant.path), grant.digest.short(), words::bytes(grant.size)]);
+        }
+        for (name, version) in job.iter().flat_map(|job| &job.pins) {
+            table.row([name.clone(), version.clone(), "pinned".to_owned()]);
+        }
+        if table.is_empty() { Ok(()) } else { write!(out, "\n{table}") }
+    }
+}
+
+/// Takes out of parameters what a JSON Schema has as the default in its place.
+fn remove_defaults(parameters: &mut Value, schema: &Value) {
+    let Value::Object(fields) = parameters else { return };
+    let Some(properties) = properties(schema) else { return };
+    for (name, value) in fields.iter_mut() {
+        if let Some(property) = properties.get(name) {
+            remove_defaults(value, property);
+        }
+    }
+    fields.retain(|name, value| {
+        let default = properties.get(name).and_then(|property| property.get("default"));
+        default != Some(value) && !value.as_object().is_some_and(Map::is_empty)
+    });
+}
+
+/// The fields of a mapping, in whichever of the alternatives describes one.
+fn properties(schema: &Value) -> Option<&Map<String, Value>> {
+    let own = schema.get("properties").and_then(Value::as_object);
+    let alternatives = schema.get("anyOf").and_then(Value::as_array).into_iter().flatten();
+    own.or_else(|| alternatives.into_iter().find_map(properties))
+}
+
+/// The values of a mapping under their dotted names, lists and texts as JSON would have them on one line.
+pub fn flattened(value: &Value) -> Vec<(String, String)> {
+    let mut values = Vec::new();
+    figures::flatten(value, String::new(), &mut |name, value| values.push((name, words::figure(value))));
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_says_the_default_is_left_out_at_every_depth() {
+        let schema = json!({ "properties": {
+            "epochs": { "default": 1 },
+            "optimizer": { "anyOf": [{ "$ref": "#/x" }, { "properties": {
+                "name": { "default": "adamw" }, "learning_rate": { "default": 0.0003 },
+            } }] },
+        } });
+        let mut given =
+            json!({ "epochs": 1, "optimizer": { "name": "adamw", "learning_rate": 0.001 }, "model": "base" });
+        remove_defaults(&mut given, &schema);
+        assert_eq!(given, json!({ "optimizer": { "learning_rate": 0.001 }, "model": "base" }));
+        let mut given = json!({ "optimizer": { "name": "adamw" } });
+        remove_defaults(&mut given, &schema);
+        assert_eq!(given, json!({}));
+    }
+}
