@@ -22,8 +22,6 @@
 //! store does no harm. Should a file be lost all the same (a file system without locks, somebody's `rm`), its reader fails with
 //! [`crate::StoreError::MissingObject`] and the run makes it again.
 
-#![allow(dead_code, reason = "the collector, which closes the gate, comes next")]
-
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -70,7 +68,12 @@ impl Drop for User {
 /// Since when the store is in use, by the users that are alive; `None` where nobody is. `own` is not counted.
 pub(crate) fn in_use_since(users: &Path, own: Option<&User>) -> Result<Option<SystemTime>, StoreError> {
     let mut oldest: Option<SystemTime> = None;
-    for entry in fs::read_dir(users).map_err(StoreError::on("list", users))? {
+    let entries = match fs::read_dir(users) {
+        // A store that no process of this version has opened.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        read => read.map_err(StoreError::on("list", users))?,
+    };
+    for entry in entries {
         let path = entry.map_err(StoreError::on("list", users))?.path();
         if own.is_some_and(|own| own.path == path) || !is_held(&path) {
             continue;

@@ -3,9 +3,11 @@
 //! It leaves to others: what a stage is, what an artefact means, YAML.
 
 pub mod atomic;
+pub mod census;
 pub mod digest;
 mod error;
 mod folder;
+pub mod gc;
 pub mod in_use;
 pub mod key;
 pub mod listing;

@@ -1,8 +1,11 @@
 //! What is in a store, and how much room it takes.
 
-use std::fs;
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
+use crate::census::entries;
 use crate::{Digest, OutputRecord, ResultRecord, Store, StoreError};
 
 /// What is in a store.
@@ -64,9 +67,9 @@ impl Store {
             listing.objects += 1;
             listing.object_bytes += object.size;
         }
-        for (_, size) in children(&self.folder("partial"))? {
+        for partial in self.partials()? {
             listing.partials += 1;
-            listing.partial_bytes += size;
+            listing.partial_bytes += partial.bytes;
         }
         Ok(listing)
     }
@@ -92,11 +95,12 @@ impl Store {
     pub(crate) fn digest_files(&self, name: &str) -> Result<Vec<DigestFile>, StoreError> {
         let folder = self.folder(name);
         let mut files = Vec::new();
-        for (shard, size) in children(&folder)? {
-            if shard.is_dir() {
-                files.extend(children(&shard)?.into_iter().map(|(path, size)| DigestFile::new(&folder, path, size)));
+        for (shard, metadata) in entries(&folder)? {
+            if metadata.is_dir() {
+                let inside = entries(&shard)?.into_iter();
+                files.extend(inside.map(|(path, metadata)| DigestFile::new(&folder, path, &metadata)));
             } else {
-                files.push(DigestFile { path: shard, size, digest: None });
+                files.push(DigestFile::new(&folder, shard, &metadata));
             }
         }
         files.sort_by(|one, other| one.path.cmp(&other.path));
@@ -110,41 +114,36 @@ pub(crate) struct DigestFile {
     pub path: PathBuf,
     /// Its length in bytes.
     pub size: u64,
+    /// When it last changed in any way.
+    pub changed: SystemTime,
     /// The digest in its name, if that is one.
     pub digest: Option<Digest>,
 }
 
 impl DigestFile {
-    fn new(folder: &Path, path: PathBuf, size: u64) -> Self {
+    fn new(folder: &Path, path: PathBuf, metadata: &Metadata) -> Self {
         let below = path.strip_prefix(folder).ok().and_then(Path::to_str);
         let digest = below.and_then(|name| name.split_once('/')).and_then(|(shard, rest)| {
             let name = format!("{shard}{rest}");
             // The same digits in another spelling, or split elsewhere, name a file that nobody will look for.
             name.parse::<Digest>().ok().filter(|digest| shard.len() == 2 && digest.to_string() == name)
         });
-        Self { path, size, digest }
+        Self { path, size: metadata.len(), changed: changed(metadata), digest }
     }
 }
 
-/// What is in a folder, with the length of each and of all that is in it. What vanishes meanwhile is left out.
-fn children(folder: &Path) -> Result<Vec<(PathBuf, u64)>, StoreError> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).map_err(StoreError::on("list", folder))? {
-        let path = entry.map_err(StoreError::on("list", folder))?.path();
-        let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
-        let size = if metadata.is_dir() { bytes_below(&path) } else { metadata.len() };
-        found.push((path, size));
-    }
-    Ok(found)
-}
-
-fn bytes_below(folder: &Path) -> u64 {
-    children(folder).map_or(0, |found| found.into_iter().map(|(_, size)| size).sum())
+/// When a file last changed in any way: in its content, its name, its attributes. No program can set this time.
+pub(crate) fn changed(metadata: &Metadata) -> SystemTime {
+    let seconds = Duration::from_secs(u64::try_from(metadata.ctime()).unwrap_or(0));
+    let rest = Duration::from_nanos(u64::try_from(metadata.ctime_nsec()).unwrap_or(0));
+    SystemTime::UNIX_EPOCH + seconds + rest
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::fs;
 
     use super::*;
     use crate::testing::{add, store};

@@ -181,7 +181,7 @@ impl Store {
     }
 
     /// Sets the time of the record, unless that is recent enough to say that the result is in use.
-    fn mark_used(&self, key: &Digest) -> Result<(), StoreError> {
+    pub(crate) fn mark_used(&self, key: &Digest) -> Result<(), StoreError> {
         let (Some(since), Some(last)) = (self.user_since(), self.last_use(key)) else { return Ok(()) };
         if last.checked_add(FRESH).is_some_and(|until| until >= since) {
             return Ok(());

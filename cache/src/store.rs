@@ -25,7 +25,7 @@ use std::time::SystemTime;
 use rayon::prelude::*;
 
 use crate::atomic::{ensure_folder, flush_folder, parent, rename, write_flushed};
-use crate::in_use::{self, Gate, Passage, User};
+use crate::in_use::{self, Closed, Gate, Passage, User};
 use crate::{Digest, Lock, Staging, StoreError, Tree, TreeFile, lock};
 
 /// The store's own folders.
@@ -243,6 +243,16 @@ impl Store {
         self.opened.gate.pass()
     }
 
+    /// Keeps others from passing until the result is dropped.
+    pub(crate) fn close_gate(&self) -> Result<Closed, StoreError> {
+        self.opened.gate.close()
+    }
+
+    /// Since when other processes use the store; `None` where none does.
+    pub(crate) fn in_use_since(&self) -> Result<Option<SystemTime>, StoreError> {
+        in_use::in_use_since(&self.folder("users"), self.opened.user.as_ref())
+    }
+
     /// When this process became a user, by the clock of the store's file system; `None` where it can only look.
     pub(crate) fn user_since(&self) -> Option<SystemTime> {
         self.opened.user.as_ref().map(User::since)
@@ -287,7 +297,7 @@ impl Store {
         Ok(())
     }
 
-    fn tree_path(&self, digest: &Digest) -> PathBuf {
+    pub(crate) fn tree_path(&self, digest: &Digest) -> PathBuf {
         self.sharded("trees", digest)
     }
 

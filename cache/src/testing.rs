@@ -5,7 +5,8 @@
 use std::fs;
 use std::path::Path;
 
-use crate::{Digest, Store};
+use crate::census::SECONDS;
+use crate::{Class, Digest, KeyDocument, OutputRecord, ResultRecord, Store};
 
 /// A store in a temporary folder.
 pub(crate) fn store() -> (tempfile::TempDir, Store) {
@@ -28,6 +29,20 @@ pub(crate) fn add(store: &Store, files: &[(&str, &str)]) -> Digest {
     let staging = store.staging().unwrap();
     fill(staging.path(), files);
     store.add_folder(staging.path()).unwrap()
+}
+
+/// Stores a folder of files as the result of a key that holds `name`, which took some seconds to make.
+pub(crate) fn put(store: &Store, name: &str, seconds: f64, files: &[(&str, &str)]) -> Digest {
+    let mut key = KeyDocument::default();
+    key.push("name", name, Class::Semantic);
+    let tree = add(store, files);
+    let output = OutputRecord { kind: "rows".to_owned(), tree, identity: tree, facts: serde_json::Map::new() };
+    let mut how = serde_json::Map::new();
+    how.insert(SECONDS.to_owned(), seconds.into());
+    let record = ResultRecord::new(key, name, [("out".to_owned(), output)].into(), how);
+    let key = record.key.result_key();
+    store.record(&key, &record).unwrap();
+    key
 }
 
 /// Overwrites an object, which is read-only, in place.
