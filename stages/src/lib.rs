@@ -8,6 +8,7 @@ pub mod adapter;
 pub mod artifact;
 pub mod bleu;
 pub mod checkpoint;
+pub mod command;
 pub mod dataset;
 pub mod download;
 pub mod evaluate;
@@ -41,4 +42,5 @@ pub fn registry() -> Registry {
         .with::<merge::Merge>()
         .with::<evaluate::Evaluate>()
         .with::<generate::Generate>()
+        .with::<command::Command>()
 }

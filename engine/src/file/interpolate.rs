@@ -317,7 +317,7 @@ fn pieces(text: &str) -> Vec<Piece<'_>> {
 }
 
 /// Whether an environment variable holds a secret, by its name.
-fn is_secret(name: &str) -> bool {
+pub fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_uppercase().replace("TOKENIZ", "");
     ["TOKEN", "KEY", "SECRET", "PASSWORD"].iter().any(|word| name.contains(word))
 }

@@ -18,6 +18,7 @@ mod hub_splits;
 mod lookup;
 mod mapping;
 mod mix;
+mod of_files;
 mod parameters;
 mod preflight;
 pub mod read;
@@ -48,6 +49,7 @@ use arrange::Arranger;
 pub use expression::{Condition, NewColumn};
 pub use flaw::{Flaw, Reason};
 pub use form::{Compression, Form, Format, SourceFile};
+pub(crate) use of_files::rows_of_files;
 pub use parameters::{
     DatasetParams, Mix, OnBadRow, OnEmpty, SampleBy, StoppingStrategy, TrainTestSplit, TurnOrder, WeightedRows,
 };

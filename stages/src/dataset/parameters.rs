@@ -2,7 +2,8 @@
 
 use engine::file::problem::Problem;
 use engine::file::source::Span;
-use engine::parameter::{ByteSize, Input, Mapping, Parameters};
+use engine::file::tree::Node;
+use engine::parameter::{ByteSize, Input, Mapping, Parameter as _, Parameters, Reader};
 use engine::stage::PinRequest;
 
 use super::LOCAL_SPLIT;
@@ -185,6 +186,13 @@ const MAX_DOCUMENT_SIZE: u64 = 256 << 20;
 const RAREST: f64 = 1e-6;
 
 impl DatasetParams {
+    /// The parameters for files that a stage made itself: everything but columns and template is as by default.
+    pub(super) fn of_files(template: Option<TemplateChoice>, column_map: Mapping<String>) -> Self {
+        let node = Node::from_json(&serde_json::json!({ "source": "./rows.jsonl" }));
+        let defaults = Self::read(&node, &mut Reader::default()).expect("a source is all that has to be given");
+        Self { template, column_map, ..defaults }
+    }
+
     /// The dataset on the Hub that has to be pinned.
     pub(super) fn pin_request(&self) -> Option<PinRequest> {
         let Some(Source::Hub { repository, span }) = &self.source else { return None };

@@ -278,14 +278,27 @@ fn copy(form: Form, selection: &Selection, draft: &Draft, context: &mut StageCon
 
 /// Checks that the files are an adapter that we compute.
 fn seal_adapter(draft: Draft, context: &mut StageContext) -> Result<(), StageError> {
-    let config = AdapterConfig::read(&draft.folder.join(ADAPTER_CONFIG))
+    let facts = adapter_facts(&draft.folder)?;
+    context.seal(draft, facts, None)
+}
+
+/// What is known of an adapter in PEFT's form, if we compute it.
+pub(crate) fn adapter_facts(folder: &Path) -> Result<Facts, StageError> {
+    let config = AdapterConfig::read(&folder.join(ADAPTER_CONFIG))
         .or_fail(Cause::BadData, || "the adapter cannot be used here".to_owned())?;
     let mut facts = Facts::new();
     facts.insert("rank".to_owned(), config.rank.into());
     if let Some(base_model) = config.base_model {
         facts.insert("base_model".to_owned(), base_model.into());
     }
-    context.seal(draft, facts, None)
+    Ok(facts)
+}
+
+/// What is known of a checkpoint in the Hub's form, if it is whole and we compute its model.
+pub(crate) fn model_facts(folder: &Path) -> Result<Facts, StageError> {
+    check_configuration(&folder.join(CONFIG))?;
+    selection::check_shards(folder)?;
+    checkpoint::facts(folder)
 }
 
 /// Checks that the files are a checkpoint, and makes outputs of it and of its tokenizer. `repo` is what adapters call it.

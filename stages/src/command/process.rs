@@ -1,0 +1,171 @@
+//! The program's process: started with an environment of its own, heard line by line, and gone with everything it started.
+//!
+//! It stays in the stage's process group, which the engine ends whole, also where the engine itself dies. What a program put into
+//! another group is found by a mark in its environment.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, PipeReader, Read, Write};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::Duration;
+
+use engine::error::{Cause, OrFail, StageError};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::mask::{Masker, Tail};
+
+/// Carries the mark of a program's processes.
+const MARK: &str = "PIPELINE_COMMAND";
+
+/// How long the output of processes that were just killed may take to end.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// What to run, and where.
+pub(super) struct Start<'a> {
+    pub arguments: Vec<String>,
+    /// All of it: nothing else is inherited.
+    pub environment: BTreeMap<String, String>,
+    pub folder: &'a Path,
+    /// Different from that of every other program that runs on this machine.
+    pub mark: String,
+}
+
+/// How a program ended.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub status: ExitStatus,
+    /// Its last lines, without secrets.
+    pub last_lines: Vec<String>,
+}
+
+/// What is heard of a program.
+enum Heard {
+    /// So many lines so far.
+    Lines(u64),
+    /// It is gone, and its output has ended or not.
+    Gone(io::Result<ExitStatus>),
+    /// Its output has ended.
+    Silence(Tail),
+}
+
+/// Runs a program to its end. What it prints goes to `log`, without secrets; `lines` hears how many lines there are.
+///
+/// # Errors
+/// Fails where it cannot be started.
+pub(super) fn run(
+    start: &Start<'_>,
+    masker: Masker,
+    log: impl Write + Send + 'static,
+    lines: &mut dyn FnMut(u64),
+) -> Result<Ended, StageError> {
+    let (reader, writer) = io::pipe().or_fail(Cause::Machine, || "cannot make a pipe".to_owned())?;
+    let mut child = spawn(start, writer)?;
+    let (sender, receiver) = mpsc::channel();
+    let listener = sender.clone();
+    thread::spawn(move || listen(reader, masker, log, &listener));
+    thread::spawn(move || drop(sender.send(Heard::Gone(child.wait()))));
+
+    let (mut tail, mut ended) = (None, None);
+    while ended.is_none() {
+        match receiver.recv().expect("the thread that waits for the child sends before it ends") {
+            Heard::Lines(count) => lines(count),
+            Heard::Silence(last) => tail = Some(last),
+            Heard::Gone(status) => ended = Some(status),
+        }
+    }
+    end_stragglers(&start.mark);
+    while tail.is_none() {
+        match receiver.recv_timeout(LAST_WORDS) {
+            Ok(Heard::Lines(count)) => lines(count),
+            Ok(Heard::Silence(last)) => tail = Some(last),
+            Ok(Heard::Gone(_)) => {}
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    let status =
+        ended.expect("the loop ends with it").or_fail(Cause::Machine, || "cannot wait for the program".to_owned())?;
+    Ok(Ended { status, last_lines: tail.map(Tail::finish).unwrap_or_default() })
+}
+
+fn spawn(start: &Start<'_>, output: io::PipeWriter) -> Result<std::process::Child, StageError> {
+    let (program, arguments) = start.arguments.split_first().expect("the check refuses an empty list");
+    let other = output.try_clone().or_fail(Cause::Machine, || "cannot make a pipe".to_owned())?;
+    // The command keeps its ends of the pipe open: with it gone, the output ends when the program does.
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env_clear()
+        .envs(&start.environment)
+        .env(MARK, &start.mark)
+        .current_dir(start.folder)
+        .stdin(Stdio::null())
+        .stdout(other)
+        .stderr(output);
+    command.spawn().map_err(|error| {
+        let (cause, help) = match error.kind() {
+            io::ErrorKind::NotFound => (
+                Cause::BadParameters,
+                Some("a program is looked for in the folders of PATH; a file of yours is named under `files:`"),
+            ),
+            io::ErrorKind::PermissionDenied => {
+                (Cause::BadParameters, Some("make the file executable, or name its interpreter: `[python3, ...]`"))
+            }
+            _ => (Cause::Machine, None),
+        };
+        let failure = StageError::new(cause, format!("cannot start `{program}`")).with_source(error);
+        match help {
+            Some(help) => failure.with_help(help),
+            None => failure,
+        }
+    })
+}
+
+/// Passes the output on to the log and counts its lines.
+fn listen(mut output: PipeReader, mut masker: Masker, mut log: impl Write, heard: &Sender<Heard>) {
+    let mut tail = Tail::default();
+    let mut lines = 0_u64;
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let read = match output.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) => break,
+        };
+        let shown = masker.feed(&buffer[..read]);
+        lines += shown.iter().filter(|byte| **byte == b'\n').count() as u64;
+        tail.feed(&shown);
+        // A log that cannot be written is no reason to stop the program.
+        let _ = log.write_all(&shown);
+        let _ = heard.send(Heard::Lines(lines));
+    }
+    let shown = masker.finish();
+    tail.feed(&shown);
+    let _ = log.write_all(&shown).and_then(|()| log.flush());
+    let _ = heard.send(Heard::Silence(tail));
+}
+
+/// Ends what the program left running, in whatever group: nobody would read what it still writes, and it may hold a device.
+fn end_stragglers(mark: &str) {
+    let wanted = format!("{MARK}={mark}");
+    let is_marked = |pid: &i32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes())
+    };
+    // A process that is killed may just have started another one.
+    for _ in 0..3 {
+        let Ok(entries) = fs::read_dir("/proc") else { return };
+        let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+        let marked: Vec<i32> = pids.filter(is_marked).collect();
+        if marked.is_empty() {
+            return;
+        }
+        for pid in marked {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+}
