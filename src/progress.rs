@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use engine::protocol::WorkerEvent;
-use engine::run::event::RunEvent;
+use engine::run::event::{RunEvent, WaitsFor};
 
 use crate::bars::{Bars, StageBar};
 use crate::stream::Stream;
@@ -93,9 +93,7 @@ impl Progress {
                 self.started(stage, *attempt);
                 why.iter().for_each(|reason| self.detail(stage, &format!("because {reason}")));
             }
-            RunEvent::StageWaiting { stage } => {
-                self.say(Mark::Note, stage, "waiting: another run is making this result")
-            }
+            RunEvent::StageWaiting { stage, waits_for } => self.waiting(stage, waits_for),
             RunEvent::Worker { .. } => {}
             RunEvent::StageDone { stage, seconds, peak_memory_bytes, .. } => {
                 let text = format!("done in {}", words::seconds(*seconds));
@@ -106,10 +104,13 @@ impl Progress {
                 // Why it failed is told in full at the end of the run.
                 self.ended(Mark::Bad, stage, &format!("failed after {}", words::seconds(*seconds)));
             }
-            RunEvent::StageFailed { stage, messages, seconds, retry_in_seconds: Some(wait), .. } => {
+            RunEvent::StageFailed { stage, messages, seconds, retry_in_seconds: Some(wait), retry_with, .. } => {
                 self.leave(stage);
-                let (took, wait) = (words::seconds(*seconds), words::seconds(*wait));
-                let text = format!("failed after {took}: {}; next try in {wait}", messages.join(": "));
+                let next = match retry_with {
+                    Some(change) => format!("next try with less memory: {change}"),
+                    None => format!("next try in {}", words::seconds(*wait)),
+                };
+                let text = format!("failed after {}: {}; {next}", words::seconds(*seconds), messages.join(": "));
                 self.say(Mark::Bad, stage, &text);
             }
             RunEvent::StageHealing { stage, producers, .. } => {
@@ -126,6 +127,26 @@ impl Progress {
                 self.say(Mark::Bad, stage, &format!("cannot be published to {}", words::path(path)));
             }
             RunEvent::RunFinished { .. } => self.finish(),
+        }
+    }
+
+    /// Says what a stage waits for, where that is more than its turn.
+    fn waiting(&mut self, stage: &str, waits_for: &WaitsFor) {
+        match waits_for {
+            WaitsFor::AnotherRun => self.say(Mark::Note, stage, "waiting: another run is making this result"),
+            WaitsFor::Memory { wanted_bytes, free_bytes } => {
+                let (wanted, free) = (words::bytes(*wanted_bytes), words::bytes(*free_bytes));
+                self.say(Mark::Note, stage, &format!("waiting for {wanted} of memory: {free} are free"));
+            }
+            WaitsFor::Slots { name, wanted, free } => {
+                self.say(Mark::Note, stage, &format!("waiting for {wanted} of `{name}`: {free} are free"));
+            }
+            WaitsFor::Threads { wanted, free } => {
+                self.detail(stage, &format!("waiting for {}: {free} are free", words::plural(*wanted, "thread")));
+            }
+            WaitsFor::Jobs { most } => {
+                self.detail(stage, &format!("waiting: {} may run at once", words::plural(*most, "stage")));
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use engine::file::problem::{Problem, Severity};
 use engine::file::source::{Sources, Span};
 use engine::lock_file::LockError;
 use engine::plan::Rejected;
-use engine::run::RunError;
+use engine::run::{MemoryMissing, RunError};
 use miette::{
     Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteError, MietteSpanContents, SourceCode,
     SourceSpan, SpanContents, ThemeCharacters, ThemeStyles,
@@ -157,6 +157,10 @@ impl Failure {
             RunError::Explain(error) => Self::explain(*error, sources),
             RunError::Devices(ref missing) => {
                 let help: Vec<String> = missing.iter().map(DeviceMissing::help).collect();
+                Self::machine(&error).with_help(help.join("\n"))
+            }
+            RunError::Memory(ref missing) => {
+                let help: Vec<String> = missing.iter().map(MemoryMissing::help).collect();
                 Self::machine(&error).with_help(help.join("\n"))
             }
             RunError::Store(_) | RunError::Machine { .. } => Self::machine(error),

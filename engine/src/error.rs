@@ -6,7 +6,7 @@ mod cause;
 mod recognise;
 
 pub use cause::Cause;
-pub(crate) use recognise::by_system_error;
+pub(crate) use recognise::{by_system_error, of_words};
 
 /// A stage's failure.
 #[derive(Debug, thiserror::Error)]

@@ -16,6 +16,7 @@ pub mod history;
 pub mod home;
 pub mod keys;
 pub mod lock_file;
+pub mod memory;
 pub mod parameter;
 pub mod plan;
 pub mod preflight;

@@ -64,6 +64,22 @@ pub enum Threads {
     Many,
 }
 
+/// What a stage can do where its memory did not suffice.
+#[derive(Debug, Clone, PartialEq)]
+pub enum LessMemory {
+    /// Make the same result with less memory.
+    Set {
+        /// All its parameters, of which only cosmetic ones differ: the key is the same.
+        parameters: serde_json::Value,
+        /// What differs, such as `micro_batch_size 8 → 4, gradient_accumulation_steps 1 → 2`.
+        change: String,
+    },
+    /// Nothing that leaves the result as it is; what a person can do.
+    Advice(String),
+    /// Nothing that it knows of.
+    Nothing,
+}
+
 /// One kind of stage, such as `tokenize`.
 pub trait Stage: 'static {
     /// What a pipeline file says after `uses:`.
@@ -119,6 +135,11 @@ pub trait Stage: 'static {
         Threads::One
     }
 
+    /// What to do where the memory of the machine or of a device did not suffice for these parameters, as the file gives them.
+    fn with_less_memory(_parameters: &serde_json::Value) -> LessMemory {
+        LessMemory::Nothing
+    }
+
     /// Does the work, in a process of its own.
     ///
     /// # Errors
@@ -163,6 +184,8 @@ pub trait BoundStage: Send + Sync {
     fn outside(&self) -> Vec<Outside>;
     /// See [`Stage::threads`].
     fn threads(&self) -> Threads;
+    /// See [`Stage::with_less_memory`].
+    fn with_less_memory(&self, parameters: &serde_json::Value) -> LessMemory;
     /// Writes the parameters, defaults filled in, into a key.
     fn write_key(&self, key: &mut KeyWriter<'_>);
     /// See [`Stage::run`].
@@ -224,6 +247,9 @@ impl<S: Stage> BoundStage for Bound<S> {
     }
     fn threads(&self) -> Threads {
         S::threads(&self.0)
+    }
+    fn with_less_memory(&self, parameters: &serde_json::Value) -> LessMemory {
+        S::with_less_memory(parameters)
     }
     fn write_key(&self, key: &mut KeyWriter<'_>) {
         self.0.write_key(key);

@@ -4,6 +4,7 @@
 
 mod answer;
 mod detokenizer;
+mod less_memory;
 mod speed;
 mod stop;
 
@@ -33,6 +34,8 @@ use model::session::SessionError;
 
 pub use answer::{ANSWER_INDENT, Aloud, Answer, Ended, Standing, indented, visible};
 pub use detokenizer::Detokenizer;
+use less_memory::BATCH_SIZE;
+pub use less_memory::with_less_memory;
 pub use speed::speed;
 pub use stop::{StopStrings, StopToken};
 
@@ -69,7 +72,7 @@ pub struct InferenceParams {
     #[semantic(default = Vec::new())]
     pub stop_tokens: Vec<StopToken>,
     /// Answers that grow together: decides speed and memory, not what is answered.
-    #[cosmetic(default = 8, range = 1..)]
+    #[cosmetic(default = BATCH_SIZE, range = 1..)]
     pub batch_size: usize,
     /// Number type of the computation.
     #[semantic(default = Dtype::F32)]

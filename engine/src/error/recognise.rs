@@ -47,7 +47,7 @@ pub(super) fn by_words(error: &(dyn Error + 'static)) -> Option<Cause> {
 }
 
 /// What the words of a library, or a process's last words, give away.
-fn of_words(text: &str) -> Option<Cause> {
+pub(crate) fn of_words(text: &str) -> Option<Cause> {
     WORDS.iter().find(|(words, _)| text.contains(words)).map(|(_, cause)| *cause)
 }
 

@@ -98,4 +98,7 @@ pub trait Executor {
 pub trait Process {
     /// Stops it; one that has ended already is left alone.
     fn stop(&self, how: Stop);
+
+    /// Its id on this machine, where it runs here.
+    fn id(&self) -> Option<u32>;
 }

@@ -129,6 +129,10 @@ impl Process for Handle {
             Stop::Kill => Signal::SIGKILL,
         });
     }
+
+    fn id(&self) -> Option<u32> {
+        u32::try_from(self.0.leader.as_raw()).ok()
+    }
 }
 
 /// Passes on each line of the protocol; a line that is none (a library that prints) goes to the log.

@@ -148,6 +148,7 @@ mod tests {
 
     use super::*;
     use crate::protocol::WorkerEvent;
+    use crate::run::WaitsFor;
     use crate::run::clock::Moment;
 
     fn line(event: RunEvent) -> String {
@@ -158,14 +159,17 @@ mod tests {
     fn words_of_processes_are_known_by_how_a_line_begins() {
         let said = WorkerEvent::Checkpoint { step: 1 };
         assert!(says_a_process(line(RunEvent::Worker { stage: "a".into(), said }).as_bytes()));
-        assert!(!says_a_process(line(RunEvent::StageWaiting { stage: r#""event":"worker""#.into() }).as_bytes()));
+        assert!(!says_a_process(
+            line(RunEvent::StageWaiting { stage: r#""event":"worker""#.into(), waits_for: WaitsFor::AnotherRun })
+                .as_bytes()
+        ));
         assert!(!says_a_process(b"") && !says_a_process(br#"{"time":"#));
     }
 
     #[test]
     fn lines_of_later_versions_are_left_out_and_only_broken_ones_count_as_damage() {
         let folder = tempfile::tempdir().unwrap();
-        let known = line(RunEvent::StageWaiting { stage: "a".into() });
+        let known = line(RunEvent::StageWaiting { stage: "a".into(), waits_for: WaitsFor::AnotherRun });
         let later = r#"{"time":"2030-01-01T00:00:00.000Z","what":{"event":"stage_dreamt","stage":"a"}}"#;
         let text = format!("{known}{later}\n{{\"ti\nme\": 3\n{known}{}", &known[..known.len() / 2]);
         std::fs::write(folder.path().join("events.jsonl"), text).unwrap();
@@ -178,7 +182,7 @@ mod tests {
     fn a_line_that_is_being_written_is_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("events.jsonl");
-        let whole = line(RunEvent::StageWaiting { stage: "a".into() });
+        let whole = line(RunEvent::StageWaiting { stage: "a".into(), waits_for: WaitsFor::AnotherRun });
         let (begun, rest) = whole.split_at(20);
         std::fs::write(&path, format!("{whole}{begun}")).unwrap();
         let mut tail = EventTail::open(folder.path(), Words::Skip).unwrap();

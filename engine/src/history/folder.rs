@@ -275,7 +275,7 @@ mod tests {
             stages: Vec::new(),
         };
         let mut run = RunFolder::create(&path, &plan).unwrap();
-        let event = RunEvent::StageWaiting { stage: "a".into() };
+        let event = RunEvent::StageWaiting { stage: "a".into(), waits_for: crate::run::WaitsFor::AnotherRun };
         run.append(&event).unwrap();
         assert!(is_alive(&path));
         drop(run);

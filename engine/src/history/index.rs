@@ -223,6 +223,20 @@ impl History {
         })
     }
 
+    /// How long each stage of a pipeline ran when it last came to its end, in seconds.
+    ///
+    /// # Errors
+    /// Fails where the index does.
+    pub fn durations(&self, pipeline: &str) -> Result<BTreeMap<String, f64>, HistoryError> {
+        self.query(|connection| {
+            let sql = "SELECT stage, seconds FROM stages
+                WHERE pipeline = ? AND status = 'done' AND seconds IS NOT NULL ORDER BY run";
+            let mut statement = connection.prepare_cached(sql)?;
+            // Of several the last one stays.
+            statement.query_map([pipeline], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
+        })
+    }
+
     fn open_index(home: &Home) -> Result<Self, HistoryError> {
         let path = home.index();
         let failed = |source| HistoryError::Index { path: path.clone(), source };

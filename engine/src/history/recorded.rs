@@ -256,7 +256,7 @@ fn stage_of(event: &RunEvent) -> Option<&str> {
     match event {
         RunEvent::StageCached { stage, .. }
         | RunEvent::StageStarted { stage, .. }
-        | RunEvent::StageWaiting { stage }
+        | RunEvent::StageWaiting { stage, .. }
         | RunEvent::Worker { stage, .. }
         | RunEvent::StageDone { stage, .. }
         | RunEvent::StageFailed { stage, .. }

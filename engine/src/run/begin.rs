@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cache::{Digest, Lock, OutputRecord};
 
-use super::event::RunEvent;
+use super::event::{RunEvent, WaitsFor};
 use super::scheduler::{LOCK_POLL, Scheduler};
 use super::stage_run::{Keyed, Running};
 use super::state::State;
@@ -33,7 +33,21 @@ enum Begun {
 }
 
 impl Scheduler<'_> {
-    /// Starts a ready stage if it can be; whether its state changed.
+    /// Looks for a ready stage's result, once; whether its state changed.
+    pub(super) fn look_up(&mut self, stage: usize) -> bool {
+        if self.stages[stage].looked_up {
+            return false;
+        }
+        let found = self.keyed(stage).and_then(|key| self.store.take(&key).map_err(stored));
+        match found {
+            Ok(Some(record)) => self.settle_cached(stage, record.outputs),
+            Ok(None) => self.stages[stage].looked_up = true,
+            Err(error) => self.fail(stage, error.into(), Duration::ZERO),
+        }
+        true
+    }
+
+    /// Starts a stage that has no result if it can be; whether its state changed.
     pub(super) fn begin(&mut self, stage: usize) -> bool {
         match self.try_begin(stage) {
             Ok(Begun::NotYet) => false,
@@ -59,15 +73,13 @@ impl Scheduler<'_> {
         }
         self.stages[stage].not_before = None;
         let key = self.keyed(stage)?;
-        if let Some(record) = self.store.take(&key).map_err(stored)? {
-            return Ok(Begun::Cached(record.outputs));
-        }
         let threads = self.threads_wanted(stage);
-        if !self.has_room(threads) {
+        if let Some(waits_for) = self.lacks_room(stage, threads) {
+            self.wait_for_room(stage, waits_for);
             return Ok(Begun::NotYet);
         }
         let Some(locks) = self.try_locks(stage)? else {
-            self.wait_for_another_run(stage);
+            self.wait(stage, WaitsFor::AnotherRun, Some(LOCK_POLL));
             return Ok(Begun::NotYet);
         };
         // Whoever held the lock a moment ago may have made the result.
@@ -116,15 +128,6 @@ impl Scheduler<'_> {
         Ok(Some([result, working]))
     }
 
-    fn wait_for_another_run(&mut self, stage: usize) {
-        let run = &mut self.stages[stage];
-        run.not_before = Some(Instant::now() + LOCK_POLL);
-        if !std::mem::replace(&mut run.said_waiting, true) {
-            let stage = run.id.clone();
-            self.tell(RunEvent::StageWaiting { stage });
-        }
-    }
-
     /// What the plan could not check, since the inputs had never been made.
     fn check_with_facts(&mut self, stage: usize) -> Result<(), StageError> {
         let planned = &self.plan.stages[stage];
@@ -169,11 +172,14 @@ impl Scheduler<'_> {
         let why = self.why(stage);
         let run = &mut self.stages[stage];
         run.attempts += 1;
+        run.tries += 1;
+        run.waits_for = None;
         let attempt = run.attempts;
         let inherit = vec![locks[0].as_raw_fd(), locks[1].as_raw_fd(), staging.lock().as_raw_fd()];
         let log = folder.join("log");
         let log_from = fs::metadata(&log).map_or(0, |log| log.len());
-        let launch = Launch { stage, job: job_file, log, inherit };
+        let launch = Launch { stage, job: job_file, log: log.clone(), inherit };
+        let kills = self.options.memory.kills();
         self.tell(RunEvent::StageStarted { stage: id, key, why, attempt, threads, log_from });
         let process = self
             .executor
@@ -182,6 +188,10 @@ impl Scheduler<'_> {
         Ok(Running {
             process,
             threads,
+            memory: self.plan.stages[stage].resources.memory.unwrap_or(0),
+            kills,
+            log,
+            log_from,
             timeout_at: self.plan.stages[stage].timeout.map(|timeout| Instant::now() + timeout),
             kill_at: None,
             timed_out: false,
@@ -198,8 +208,11 @@ impl Scheduler<'_> {
 
     fn why(&self, stage: usize) -> Vec<String> {
         let run = &self.stages[stage];
-        if run.attempts > 0 {
-            return vec![format!("attempt {} of {}", run.attempts + 1, self.plan.stages[stage].retries.max + 1)];
+        if let (true, Some(change)) = (run.tries == 0, run.less_memory.last()) {
+            return vec![format!("again with less memory: {change}")];
+        }
+        if run.tries > 0 {
+            return vec![format!("attempt {} of {}", run.tries + 1, self.plan.stages[stage].retries.max + 1)];
         }
         let keyed = run.key.as_ref().expect("the key was made before");
         // An explanation that cannot be had is no reason not to run.

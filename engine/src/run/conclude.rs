@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use cache::{OutputRecord, ResultRecord};
 use serde_json::{Map, Value};
 
+use super::crash::{Evidence, crash};
 use super::event::RunEvent;
 use super::outcome::Failure;
 use super::scheduler::Scheduler;
@@ -15,6 +16,7 @@ use crate::error::{Cause, OrFail};
 use crate::execute::{Ending, Exit};
 use crate::history::stage_folder;
 use crate::protocol::StoredOutput;
+use crate::stage::LessMemory;
 
 impl Scheduler<'_> {
     /// Decides what the end of a stage's process means. `running` still holds the locks until this returns, so that nobody else
@@ -30,12 +32,24 @@ impl Scheduler<'_> {
         if self.stopping != Stopping::No {
             return self.settle_stopped(stage, &exit);
         }
-        let failure = self.failure(stage, running, &exit);
+        let mut failure = self.failure(stage, running, &exit);
         if failure.cause == Cause::CorruptInput && self.heal(stage, failure.object) {
             return;
         }
-        let retries = &self.plan.stages[stage].retries;
-        if retries.on.contains(&failure.cause) && self.stages[stage].attempts <= retries.max {
+        let planned = &self.plan.stages[stage];
+        let may_pass = planned.retries.on.contains(&failure.cause);
+        if failure.cause.is_lack_of_memory() {
+            let parameters = self.stages[stage].parameters.as_ref().unwrap_or(&planned.parameters);
+            match planned.bound.with_less_memory(parameters) {
+                LessMemory::Set { parameters, change } if may_pass => {
+                    return self.try_with_less_memory(stage, failure, exit.ran, parameters, change);
+                }
+                LessMemory::Set { change, .. } => failure.help = Some(format!("try it with less memory: {change}")),
+                LessMemory::Advice(advice) => failure.help = Some(advice),
+                LessMemory::Nothing => {}
+            }
+        }
+        if may_pass && self.stages[stage].tries <= planned.retries.max {
             return self.try_again(stage, failure, exit.ran);
         }
         self.fail(stage, failure, exit.ran);
@@ -44,7 +58,8 @@ impl Scheduler<'_> {
     /// Ends a stage for good.
     pub(super) fn fail(&mut self, stage: usize, failure: Failure, ran: Duration) {
         self.transition(stage, State::Failed);
-        self.tell_failed(stage, &failure, ran, None);
+        self.failed.get_or_insert(stage);
+        self.tell_failed(stage, &failure, ran, None, None);
         self.stages[stage].failure = Some(failure);
     }
 
@@ -58,6 +73,9 @@ impl Scheduler<'_> {
         how.extend(self.recorder.circumstances(exit));
         let run = &mut self.stages[stage];
         let keyed = run.key.as_ref().expect("a stage that ran has a key");
+        if !run.less_memory.is_empty() {
+            how.insert("less_memory".to_owned(), run.less_memory.clone().into());
+        }
         let record = ResultRecord::new(keyed.document.clone(), self.plan.stages[stage].kind, outputs.clone(), how);
         let recorded = self.store.record(&keyed.key, &record);
         recorded.or_fail(Cause::Machine, || "cannot record the result".to_owned())?;
@@ -95,13 +113,37 @@ impl Scheduler<'_> {
     }
 
     fn try_again(&mut self, stage: usize, failure: Failure, ran: Duration) {
-        let delay = self.plan.stages[stage].retries.delay_after(self.stages[stage].attempts);
+        let delay = self.plan.stages[stage].retries.delay_after(self.stages[stage].tries);
         self.stages[stage].not_before = Some(Instant::now() + delay);
         self.transition(stage, State::Ready);
-        self.tell_failed(stage, &failure, ran, Some(delay));
+        self.tell_failed(stage, &failure, ran, Some(delay), None);
     }
 
-    fn tell_failed(&mut self, stage: usize, failure: &Failure, ran: Duration, retry: Option<Duration>) {
+    /// Another try at once, with parameters that make the same result with less memory.
+    fn try_with_less_memory(
+        &mut self,
+        stage: usize,
+        failure: Failure,
+        ran: Duration,
+        parameters: Value,
+        change: String,
+    ) {
+        let run = &mut self.stages[stage];
+        run.parameters = Some(parameters);
+        run.less_memory.push(change.clone());
+        run.tries = 0;
+        self.transition(stage, State::Ready);
+        self.tell_failed(stage, &failure, ran, Some(Duration::ZERO), Some(change));
+    }
+
+    fn tell_failed(
+        &mut self,
+        stage: usize,
+        failure: &Failure,
+        ran: Duration,
+        retry: Option<Duration>,
+        retry_with: Option<String>,
+    ) {
         let id = &self.stages[stage].id;
         let event = RunEvent::StageFailed {
             stage: id.clone(),
@@ -111,6 +153,7 @@ impl Scheduler<'_> {
             log: self.recorder.path().join(stage_folder(id)).join("log"),
             seconds: ran.as_secs_f64(),
             retry_in_seconds: retry.map(|delay| delay.as_secs_f64()),
+            retry_with,
         };
         self.tell(event);
     }
@@ -125,21 +168,10 @@ impl Scheduler<'_> {
                 object: None,
             };
         }
-        running.failed.unwrap_or_else(|| crash(exit))
+        let Running { failed, kills, log, log_from, .. } = running;
+        let evidence = Evidence { memory: &self.options.memory, kills, log: &log, log_from };
+        failed.unwrap_or_else(|| crash(exit, &evidence))
     }
-}
-
-fn crash(exit: &Exit) -> Failure {
-    let peak = exit.peak_memory_bytes as f64 / f64::from(1 << 30);
-    let (message, help) = match &exit.ending {
-        Ending::Signal(signal) if signal == "SIGKILL" => (
-            "the stage's process was killed (SIGKILL)".to_owned(),
-            Some(format!("the machine may have run out of memory: the process held {peak:.2} GiB")),
-        ),
-        Ending::Signal(signal) => (format!("the stage's process died of {signal}"), None),
-        Ending::Code(code) => (format!("the stage's process exited with {code} and gave no result"), None),
-    };
-    Failure { cause: Cause::Crashed, messages: vec![message], help, object: None }
 }
 
 fn stored_record(output: StoredOutput) -> OutputRecord {

@@ -8,11 +8,12 @@ use cache::{StatCache, Store, StoreError};
 use super::clock::Moment;
 use super::event::RunEvent;
 use super::outcome::{RunOptions, RunOutcome};
+use super::require::{MemoryMissing, require_machine};
 use super::scheduler::Scheduler;
 use super::signals::{ExitOnInterrupt, Signals};
-use crate::device::{DeviceMissing, missing_devices};
+use crate::device::DeviceMissing;
 use crate::execute::Local;
-use crate::explain::{ExplainError, Forecast, explain};
+use crate::explain::ExplainError;
 use crate::file::problem::Problem;
 use crate::history::{History, RunFolder, RunPlan};
 use crate::home::Home;
@@ -30,6 +31,9 @@ pub enum RunError {
     /// Stages that ask for devices that are not there, and that have no result yet.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Devices(Vec<DeviceMissing>),
+    /// Stages that ask for more memory than there is, and that have no result yet.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Memory(Vec<MemoryMissing>),
     /// Something is not pinned, or the lock file failed.
     #[error(transparent)]
     Lock(#[from] LockError),
@@ -67,7 +71,7 @@ pub fn run(
 ) -> Result<RunOutcome, RunError> {
     // Nothing has begun that would have to be stopped in order, and hashing or a server may take long.
     let preparing = ExitOnInterrupt::new();
-    require_devices(plan, home)?;
+    require_machine(plan, home, &options.memory)?;
     let store = Store::open(home.store())?;
     let mut lock = LockFile::read(&home.lock_file())?;
     lock.resolve(plan, registry, options.pinning)?;
@@ -95,22 +99,6 @@ pub fn run(
     // The index is made from the run folders again whenever it is read; a failure here loses nothing.
     let _ = History::record_run(home, &outcome.run);
     Ok(outcome)
-}
-
-/// Refuses stages for devices that are not there, unless their results are: a finished pipeline is finished on every machine.
-fn require_devices(plan: &Plan, home: &Home) -> Result<(), RunError> {
-    let mut missing = missing_devices(plan);
-    if missing.is_empty() {
-        return Ok(());
-    }
-    let forecasts = explain(plan, home).map_err(|error| match error {
-        ExplainError::Sources(problems) => RunError::Sources(problems),
-        other => RunError::Explain(Box::new(other)),
-    })?;
-    let has_result =
-        |stage: &str| forecasts.iter().any(|forecast| forecast.stage == stage && forecast.status == Forecast::Cached);
-    missing.retain(|missing| !has_result(&missing.stage));
-    if missing.is_empty() { Ok(()) } else { Err(RunError::Devices(missing)) }
 }
 
 fn machine(action: &'static str, store: &Store) -> impl FnOnce(io::Error) -> RunError {

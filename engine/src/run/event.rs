@@ -45,10 +45,13 @@ pub enum RunEvent {
         #[serde(default)]
         log_from: u64,
     },
-    /// Another run is making the same result; this one waits for it.
+    /// The stage could run, and has to wait. Told again when it waits for something else.
     StageWaiting {
         /// The stage.
         stage: String,
+        /// What it waits for.
+        #[serde(default)]
+        waits_for: WaitsFor,
     },
     /// The stage's process said something.
     Worker {
@@ -86,6 +89,9 @@ pub enum RunEvent {
         seconds: f64,
         /// Set when the stage will be tried again, to the seconds until then.
         retry_in_seconds: Option<f64>,
+        /// What is changed for that try, where it ran out of memory: `micro_batch_size 8 → 4, …`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        retry_with: Option<String>,
     },
     /// A stored object was damaged; it was removed and the stages that made it run again.
     StageHealing {
@@ -137,6 +143,43 @@ pub enum RunEvent {
         counts: Counts,
         /// How long it took.
         seconds: f64,
+    },
+}
+
+/// What a stage waits for that could run.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+pub enum WaitsFor {
+    /// Another run is making the same result.
+    #[default]
+    AnotherRun,
+    /// As many stages run as may run at once.
+    Jobs {
+        /// How many may.
+        most: usize,
+    },
+    /// Others use the threads.
+    Threads {
+        /// How many it wants.
+        wanted: usize,
+        /// How many are not in use.
+        free: usize,
+    },
+    /// Others hold the memory, of this run or not.
+    Memory {
+        /// What it wants.
+        wanted_bytes: u64,
+        /// What is neither held nor promised to a stage that runs.
+        free_bytes: u64,
+    },
+    /// Others have taken the slots.
+    Slots {
+        /// Their name.
+        name: String,
+        /// How many it wants.
+        wanted: u32,
+        /// How many are not taken.
+        free: u32,
     },
 }
 

@@ -25,7 +25,9 @@ impl Scheduler<'_> {
         self.transition(stage, State::Waiting);
         // The input that comes out of the repair may be another one.
         self.stages[stage].key = None;
+        self.stages[stage].looked_up = false;
         self.stages[stage].attempts = 0;
+        self.stages[stage].tries = 0;
         true
     }
 
@@ -71,7 +73,9 @@ impl Scheduler<'_> {
         self.transition(producer, State::Waiting);
         let run = &mut self.stages[producer];
         run.outputs.clear();
+        run.looked_up = false;
         run.attempts = 0;
+        run.tries = 0;
         Ok(())
     }
 

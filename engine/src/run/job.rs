@@ -20,7 +20,8 @@ impl Scheduler<'_> {
         run_folder: PathBuf,
     ) -> Result<Job, StageError> {
         let planned = &self.plan.stages[stage];
-        let keyed = self.stages[stage].key.as_ref().expect("the key was made before");
+        let run = &self.stages[stage];
+        let keyed = run.key.as_ref().expect("the key was made before");
         let working = self.store.partial(&keyed.document.working_key()).map_err(stored)?;
         let mut inputs = BTreeMap::new();
         for input in &planned.inputs {
@@ -35,7 +36,7 @@ impl Scheduler<'_> {
             protocol: PROTOCOL,
             stage: planned.id.clone(),
             kind: planned.kind.to_owned(),
-            parameters: planned.parameters.clone(),
+            parameters: run.parameters.as_ref().unwrap_or(&planned.parameters).clone(),
             inputs,
             files: self.outside[stage].files.clone(),
             pins: self.outside[stage].pins.clone(),

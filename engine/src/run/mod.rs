@@ -6,12 +6,15 @@
 mod begin;
 pub mod clock;
 mod conclude;
+mod crash;
 mod enter;
 pub mod event;
 mod heal;
 mod job;
 mod outcome;
+mod priority;
 mod publishing;
+mod require;
 mod room;
 mod scheduler;
 mod signals;
@@ -20,6 +23,7 @@ mod state;
 mod stopping;
 
 pub use enter::{RunError, run};
-pub use event::{Conclusion, Counts, RunEvent};
+pub use event::{Conclusion, Counts, RunEvent, WaitsFor};
 pub use outcome::{Failure, OnFailure, RunOptions, RunOutcome, StageOutcome};
+pub use require::{MemoryMissing, missing_memory};
 pub use state::State;

@@ -11,6 +11,7 @@ use super::state::State;
 use crate::error::{Cause, StageError};
 use crate::execute::stage_process::chain;
 use crate::lock_file::Pinning;
+use crate::memory::Memory;
 use crate::publish::OnChanged;
 
 /// How a plan is to be run.
@@ -20,6 +21,10 @@ pub struct RunOptions {
     pub on_failure: OnFailure,
     /// Threads for all stages together; `None` is one for each core.
     pub threads: Option<usize>,
+    /// Most stages that run at once; `None` is as many as there are threads for.
+    pub jobs: Option<usize>,
+    /// Where the machine's memory is read.
+    pub memory: Memory,
     /// What may be done about things that are not pinned yet.
     pub pinning: Pinning,
     /// What to do with a published folder that somebody has changed.
@@ -33,6 +38,8 @@ impl Default for RunOptions {
         Self {
             on_failure: OnFailure::default(),
             threads: None,
+            jobs: None,
+            memory: Memory::default(),
             pinning: Pinning::default(),
             on_changed_target: OnChanged::default(),
             grace: Duration::from_secs(10),

@@ -1,14 +1,29 @@
-//! Room on the machine: which stages may run at the same time.
+//! Room on the machine: which stages may run at the same time, and what one waits for that may not.
 
+use std::mem::discriminant;
+use std::time::{Duration, Instant};
+
+use super::event::{RunEvent, WaitsFor};
 use super::scheduler::Scheduler;
+use super::stage_run::Running;
 use crate::stage::Threads;
 
+/// How often free memory is looked at, of which nobody tells that there is more.
+const MEMORY_POLL: Duration = Duration::from_millis(500);
+
 impl Scheduler<'_> {
-    /// Whether a stage of so many threads may start beside those that run. One that runs alone may always.
-    pub(super) fn has_room(&self, threads: usize) -> bool {
-        let in_use: usize =
-            self.stages.iter().filter_map(|other| other.running.as_ref()).map(|other| other.threads).sum();
-        in_use == 0 || in_use + threads <= self.cores
+    /// What keeps a stage from starting beside those that run, if anything.
+    pub(super) fn lacks_room(&self, stage: usize, threads: usize) -> Option<WaitsFor> {
+        let running = self.running().count();
+        if let Some(most) = self.options.jobs.filter(|most| running >= *most) {
+            return Some(WaitsFor::Jobs { most });
+        }
+        let in_use: usize = self.running().map(|other| other.threads).sum();
+        // One that runs alone may always.
+        if in_use > 0 && in_use + threads > self.cores {
+            return Some(WaitsFor::Threads { wanted: threads, free: self.cores.saturating_sub(in_use) });
+        }
+        self.lacks_slots(stage).or_else(|| self.lacks_memory(stage))
     }
 
     /// The threads that a stage gets.
@@ -19,5 +34,48 @@ impl Scheduler<'_> {
             Threads::Many => self.cores,
         };
         planned.resources.threads.unwrap_or(most).clamp(1, self.cores)
+    }
+
+    /// Lets a stage wait, and says so where it is news.
+    pub(super) fn wait(&mut self, stage: usize, waits_for: WaitsFor, look_again: Option<Duration>) {
+        let run = &mut self.stages[stage];
+        run.not_before = look_again.map(|after| Instant::now() + after);
+        let said = run.waits_for.as_ref().is_some_and(|said| discriminant(said) == discriminant(&waits_for));
+        run.waits_for = Some(waits_for.clone());
+        if !said {
+            let stage = run.id.clone();
+            self.tell(RunEvent::StageWaiting { stage, waits_for });
+        }
+    }
+
+    /// Lets a stage wait for room.
+    pub(super) fn wait_for_room(&mut self, stage: usize, waits_for: WaitsFor) {
+        let look_again = matches!(waits_for, WaitsFor::Memory { .. }).then_some(MEMORY_POLL);
+        self.wait(stage, waits_for, look_again);
+    }
+
+    fn running(&self) -> impl Iterator<Item = &Running> {
+        self.stages.iter().filter_map(|stage| stage.running.as_ref())
+    }
+
+    fn lacks_slots(&self, stage: usize) -> Option<WaitsFor> {
+        let taken = |name: &str| -> u32 {
+            let running = self.stages.iter().zip(&self.plan.stages).filter(|(run, _)| run.running.is_some());
+            running.filter_map(|(_, planned)| planned.resources.slots.get(name).copied()).sum()
+        };
+        self.plan.stages[stage].resources.slots.iter().find_map(|(name, &wanted)| {
+            let free = self.plan.slots.get(name).copied().unwrap_or(0).saturating_sub(taken(name));
+            (wanted > free).then(|| WaitsFor::Slots { name: name.clone(), wanted, free })
+        })
+    }
+
+    /// Memory that a running stage was promised and does not hold yet is not free, though the kernel says so.
+    fn lacks_memory(&self, stage: usize) -> Option<WaitsFor> {
+        let wanted = self.plan.stages[stage].resources.memory?;
+        let memory = &self.options.memory;
+        let held = |running: &Running| running.process.id().and_then(|id| memory.held_by(id)).unwrap_or(0);
+        let promised: u64 = self.running().map(|running| running.memory.saturating_sub(held(running))).sum();
+        let free = memory.available()?.saturating_sub(promised);
+        (wanted > free).then_some(WaitsFor::Memory { wanted_bytes: wanted, free_bytes: free })
     }
 }

@@ -1,14 +1,17 @@
 //! A stage within a run: how it stands, what it made, and its process while it has one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use cache::{Digest, KeyDocument, Lock, OutputRecord, Staging};
 use serde_json::{Map, Value};
 
+use super::event::WaitsFor;
 use super::outcome::Failure;
 use super::state::State;
 use crate::execute::Process;
+use crate::memory::Kills;
 use crate::plan::Plan;
 use crate::protocol::StoredOutput;
 
@@ -21,11 +24,21 @@ pub(super) struct StageRun {
     /// Made when its inputs are there.
     pub key: Option<Keyed>,
     pub outputs: BTreeMap<String, OutputRecord>,
+    /// Processes that were started for it.
     pub attempts: u32,
+    /// Those of them that count towards `retries.max`: a try with less memory does not.
+    pub tries: u32,
+    /// What was changed, one after the other, since its memory did not suffice.
+    pub less_memory: Vec<String>,
+    /// Its parameters since then.
+    pub parameters: Option<Value>,
+    /// Its result was looked for under its key, and is not there.
+    pub looked_up: bool,
     pub heals: u32,
     /// Set while it waits for another try, or for another run.
     pub not_before: Option<Instant>,
-    pub said_waiting: bool,
+    /// What it was last said to wait for.
+    pub waits_for: Option<WaitsFor>,
     pub running: Option<Running>,
     pub failure: Option<Failure>,
 }
@@ -40,6 +53,13 @@ pub(super) struct Keyed {
 pub(super) struct Running {
     pub process: Box<dyn Process>,
     pub threads: usize,
+    /// Bytes of memory that it was promised.
+    pub memory: u64,
+    /// What was killed for want of memory on this machine before it began.
+    pub kills: Kills,
+    pub log: PathBuf,
+    /// Where its own part of the log begins.
+    pub log_from: u64,
     pub timeout_at: Option<Instant>,
     pub kill_at: Option<Instant>,
     pub timed_out: bool,
@@ -63,9 +83,13 @@ pub(super) fn stage_runs(plan: &Plan) -> Vec<StageRun> {
             key: None,
             outputs: BTreeMap::new(),
             attempts: 0,
+            tries: 0,
+            less_memory: Vec::new(),
+            parameters: None,
+            looked_up: false,
             heals: 0,
             not_before: None,
-            said_waiting: false,
+            waits_for: None,
             running: None,
             failure: None,
         }

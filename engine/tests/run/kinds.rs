@@ -10,10 +10,12 @@ use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
-use engine::parameter::{ArtifactKind, Input, LocalPath, Parameters};
+use engine::parameter::{ArtifactKind, Class, Input, KeyWriter, LocalPath, Parameters};
 use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
-use engine::stage::{InputFacts, Outside, PinRequest, Registry, Stage, Threads};
+use engine::stage::{InputFacts, LessMemory, Outside, PinRequest, Registry, Stage, Threads};
+use nix::libc;
+use nix::sys::signal::{Signal, raise};
 
 /// An artefact that is one number in `number.txt`.
 pub struct Number;
@@ -30,6 +32,7 @@ pub fn registry() -> Registry {
         .with::<ReadNumber>()
         .with::<Slow>()
         .with::<Unlucky>()
+        .with::<Hungry>()
 }
 
 fn number_of(context: &mut StageContext, input: &Input<Number>) -> Result<i64, StageError> {
@@ -300,6 +303,18 @@ enum How {
     Abort,
     Silence,
     Noise,
+    Parameters,
+    Numeric,
+    /// Writes to a disk that is full, and takes it for something else.
+    Disk,
+    /// What a driver says of a device that is gone.
+    Device,
+    /// What a driver says of a device whose memory is full.
+    DeviceMemory,
+    /// Is killed, by itself.
+    Killed,
+    /// Is told to stop by somebody who is not the engine.
+    Stopped,
 }
 
 impl Stage for Unlucky {
@@ -327,6 +342,22 @@ impl Stage for Unlucky {
             How::Panic => panic!("this should not happen"),
             How::Abort => process::abort(),
             How::Silence => process::exit(0),
+            How::Parameters => Err(StageError::new(Cause::BadParameters, "the model has no module `x_proj`")),
+            How::Numeric => Err(StageError::new(Cause::Numeric, "the loss is not finite")),
+            How::Disk => fs::write("/dev/full", "text").or_fail(Cause::BadData, || "cannot write the table".into()),
+            How::Device => Err(StageError::new(Cause::Machine, "training stopped").with_source("CUDA_ERROR_NO_DEVICE")),
+            How::DeviceMemory => {
+                Err(StageError::internal("training stopped").with_source("CUDA out of memory. Tried to allocate 2 GiB"))
+            }
+            How::Killed => {
+                raise(Signal::SIGKILL).or_fail(Cause::Internal, || "alive".into())?;
+                unreachable!("nobody survives this signal")
+            }
+            How::Stopped => {
+                raise(Signal::SIGTERM).or_fail(Cause::Internal, || "no signal".into())?;
+                assert!(context.cancelled());
+                Err(StageError::new(Cause::Cancelled, "stopped"))
+            }
             How::Noise => {
                 println!("a library prints this");
                 eprintln!("and this");
@@ -334,4 +365,68 @@ impl Stage for Unlucky {
             }
         }
     }
+}
+
+/// `hungry`: needs memory in proportion to its batch, of which there is little.
+pub struct Hungry;
+
+/// What an allocation of a batch of one takes.
+const BATCH_BYTES: usize = 64 << 20;
+
+#[derive(Debug, Parameters)]
+pub struct HungryParams {
+    #[cosmetic(default = 1)]
+    batch: usize,
+    #[cosmetic(default = 1)]
+    accumulation: usize,
+    /// The largest batch that there is memory for; none at all with 0.
+    #[semantic(default = 1)]
+    fits: usize,
+}
+
+impl Stage for Hungry {
+    const NAME: &'static str = "hungry";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "needs memory";
+    type Params = HungryParams;
+
+    fn outputs(_: &HungryParams) -> Vec<Output> {
+        vec![Output::new("number", "number")]
+    }
+
+    fn write_derived_key(params: &HungryParams, key: &mut KeyWriter<'_>) {
+        let product = params.batch * params.accumulation;
+        key.field("product", Class::Semantic, |key| key.value(product.to_string()));
+    }
+
+    fn with_less_memory(parameters: &serde_json::Value) -> LessMemory {
+        let of = |name: &str| parameters.get(name).and_then(serde_json::Value::as_u64).unwrap_or(1);
+        let (batch, accumulation) = (of("batch"), of("accumulation"));
+        if batch == 1 {
+            return LessMemory::Advice("find a machine with more".to_owned());
+        }
+        let mut parameters = parameters.clone();
+        parameters["batch"] = (batch / 2).into();
+        parameters["accumulation"] = (accumulation * 2).into();
+        LessMemory::Set { parameters, change: format!("batch {batch} → {}", batch / 2) }
+    }
+
+    fn run(params: &HungryParams, context: &mut StageContext) -> Result<(), StageError> {
+        limit_address_space(params.fits * BATCH_BYTES + BATCH_BYTES / 2)?;
+        // An allocation that fails ends the process as it does everywhere.
+        let batch = vec![1_u8; params.batch * BATCH_BYTES];
+        put(context, i64::from(batch[batch.len() - 1]) * i64::try_from(params.batch).unwrap_or(0))
+    }
+}
+
+/// Lets this process have so much more address space than it has.
+fn limit_address_space(more: usize) -> Result<(), StageError> {
+    let pages = fs::read_to_string("/proc/self/statm").or_fail(Cause::Internal, || "no statm".into())?;
+    let pages: usize = pages.split(' ').next().and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    let limit = u64::try_from(pages * 4096 + more).or_fail(Cause::Internal, || "too much".into())?;
+    let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
+    // SAFETY: the pointer is to a live value of the right type.
+    let set = unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) };
+    assert_eq!(set, 0, "the limit is lower than the one before");
+    Ok(())
 }

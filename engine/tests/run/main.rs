@@ -6,12 +6,14 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod caching;
+mod causes;
 mod explaining;
 mod failing;
 mod healing;
 mod kinds;
 mod project;
 mod publishing;
+mod room;
 mod stopping;
 
 use std::panic::catch_unwind;
@@ -38,8 +40,16 @@ fn main() -> ExitCode {
 
 /// What `cargo test` needs of a test program: a filter, a list, a line per test, a status.
 fn run_tests(arguments: &[String]) -> ExitCode {
-    let groups =
-        [caching::TESTS, explaining::TESTS, failing::TESTS, healing::TESTS, publishing::TESTS, stopping::TESTS];
+    let groups = [
+        caching::TESTS,
+        causes::TESTS,
+        explaining::TESTS,
+        failing::TESTS,
+        healing::TESTS,
+        publishing::TESTS,
+        room::TESTS,
+        stopping::TESTS,
+    ];
     let filter = arguments.iter().find(|argument| !argument.starts_with('-')).map_or("", String::as_str);
     let chosen: Vec<Test> = groups.concat().into_iter().filter(|(name, _)| name.contains(filter)).collect();
     if arguments.iter().any(|argument| argument == "--list") {

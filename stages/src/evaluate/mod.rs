@@ -19,11 +19,11 @@ use engine::file::source::Span;
 use engine::parameter::{Input, Parameters};
 use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
-use engine::stage::{InputFacts, Smoke, Stage, Threads};
+use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads};
 use model::sampling::Sampling;
 
 use crate::artifact::{Metrics, OutputKind, Row, Rows, RowsFacts, RowsReader, Shape};
-use crate::inference::{InferenceParams, Respondent};
+use crate::inference::{self, InferenceParams, Respondent};
 use crate::prompt::{PromptParams, PromptRenderer};
 use crate::smoke;
 use crate::tokenize::facts_of;
@@ -160,6 +160,10 @@ impl Stage for Evaluate {
 
     fn threads(_: &EvaluateParams) -> Threads {
         Threads::Many
+    }
+
+    fn with_less_memory(parameters: &serde_json::Value) -> LessMemory {
+        inference::with_less_memory(parameters)
     }
 
     fn run(params: &EvaluateParams, context: &mut StageContext) -> Result<(), StageError> {

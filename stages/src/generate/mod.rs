@@ -16,12 +16,12 @@ use engine::file::source::Span;
 use engine::parameter::{Input, OneOf, Parameters};
 use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
-use engine::stage::{InputFacts, Smoke, Stage, Threads};
+use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads};
 use model::generation::Request;
 use model::sampling::Sampling;
 
 use crate::artifact::{OutputKind, Rows, Samples};
-use crate::inference::{Aloud, InferenceParams, Respondent, Standing, speed};
+use crate::inference::{self, Aloud, InferenceParams, Respondent, Standing, speed};
 use crate::peak_memory::peak_resident_bytes;
 use crate::prompt::PromptParams;
 use crate::smoke;
@@ -139,6 +139,10 @@ impl Stage for Generate {
 
     fn threads(_: &GenerateParams) -> Threads {
         Threads::Many
+    }
+
+    fn with_less_memory(parameters: &serde_json::Value) -> LessMemory {
+        inference::with_less_memory(parameters)
     }
 
     fn run(params: &GenerateParams, context: &mut StageContext) -> Result<(), StageError> {

@@ -8,6 +8,7 @@ mod checkpoints;
 mod failure;
 mod figures;
 mod fit;
+mod less_memory;
 mod order;
 mod output;
 mod parameters;
@@ -27,7 +28,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::KeyWriter;
 use engine::preflight::Preflight;
-use engine::stage::{InputFacts, Smoke, Stage, Threads};
+use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads};
 
 pub use parameters::{
     EarlyStopping, Given, Leftover, LoraParams, LossScale, Method, MinLr, OptimizerName, OptimizerParams,
@@ -78,6 +79,10 @@ impl Stage for Train {
 
     fn write_derived_key(params: &TrainParams, key: &mut KeyWriter<'_>) {
         params.write_derived_key(key);
+    }
+
+    fn with_less_memory(parameters: &serde_json::Value) -> LessMemory {
+        less_memory::with_less_memory(parameters)
     }
 
     fn threads(_: &TrainParams) -> Threads {

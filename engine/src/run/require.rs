@@ -1,0 +1,60 @@
+//! What a stage asks of the machine that the machine does not have: known before anything runs.
+
+use super::enter::RunError;
+use crate::device::missing_devices;
+use crate::explain::{ExplainError, Forecast, explain};
+use crate::home::Home;
+use crate::memory::Memory;
+use crate::plan::Plan;
+
+/// A stage that asks for more memory than there is, so that it could never start.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("stage `{stage}` asks for {} of memory, and this machine has {}", gib(*.wanted_bytes), gib(*.total_bytes))]
+pub struct MemoryMissing {
+    /// The stage.
+    pub stage: String,
+    /// What it asks for.
+    pub wanted_bytes: u64,
+    /// What processes here can have at most.
+    pub total_bytes: u64,
+}
+
+impl MemoryMissing {
+    /// What the user can do about it.
+    pub fn help(&self) -> String {
+        format!("to run it all the same say that it needs less, such as `{}.resources.memory=1GiB`", self.stage)
+    }
+}
+
+/// The stages that ask for more memory than this machine has.
+pub fn missing_memory(plan: &Plan, memory: &Memory) -> Vec<MemoryMissing> {
+    let asks = plan.stages.iter().filter_map(|stage| Some((stage, stage.resources.memory?)));
+    let Some(total_bytes) = memory.total() else { return Vec::new() };
+    let too_much = asks.filter(|(_, wanted)| *wanted > total_bytes);
+    too_much.map(|(stage, wanted_bytes)| MemoryMissing { stage: stage.id.clone(), wanted_bytes, total_bytes }).collect()
+}
+
+/// Refuses stages that this machine cannot run, unless their results are there: a finished pipeline is finished on every machine.
+pub(super) fn require_machine(plan: &Plan, home: &Home, memory: &Memory) -> Result<(), RunError> {
+    let (mut devices, mut too_large) = (missing_devices(plan), missing_memory(plan, memory));
+    if devices.is_empty() && too_large.is_empty() {
+        return Ok(());
+    }
+    let forecasts = explain(plan, home).map_err(|error| match error {
+        ExplainError::Sources(problems) => RunError::Sources(problems),
+        other => RunError::Explain(Box::new(other)),
+    })?;
+    let has_result =
+        |stage: &str| forecasts.iter().any(|forecast| forecast.stage == stage && forecast.status == Forecast::Cached);
+    devices.retain(|missing| !has_result(&missing.stage));
+    too_large.retain(|missing| !has_result(&missing.stage));
+    match (devices.is_empty(), too_large.is_empty()) {
+        (false, _) => Err(RunError::Devices(devices)),
+        (true, false) => Err(RunError::Memory(too_large)),
+        (true, true) => Ok(()),
+    }
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
+}
