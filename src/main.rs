@@ -121,6 +121,11 @@ impl Global {
         engine::home::Home::open(file, self.named_home().as_deref()).map_err(Failure::machine)
     }
 
+    /// The home of a pipeline file, for commands that only look: it need not be there, and may be read-only.
+    fn home_to_look(&self, file: &Path) -> engine::home::Home {
+        engine::home::Home::at(file, self.named_home().as_deref())
+    }
+
     /// The home of the present folder, if it has one, for commands that take no pipeline file and only look.
     fn home_here(&self) -> Option<engine::home::Home> {
         engine::home::Home::existing(Path::new("pipeline.yaml"), self.named_home().as_deref())

@@ -4,10 +4,11 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
-use engine::explain::{Forecast, StageForecast, explain};
+use engine::explain::{Forecast, Reason, StageForecast, explain};
 use engine::file::problem::{Problem, Severity};
 use engine::home::Home;
 use engine::preflight::Preflight;
+use engine::stage::WorkingState;
 use serde_json::{Value, json};
 
 use crate::render::{self, Exit, Failure};
@@ -36,7 +37,7 @@ pub struct PlanArgs {
 pub fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
     let plan = engine::plan::load_at(crate::scale(args.smoke), &args.file, &args.overrides, &stages::registry())?;
     render::warnings(&plan.sources, &plan.warnings, global.verbosity());
-    let home = global.home(&args.file)?;
+    let home = global.home_to_look(&args.file);
     let forecasts = match explain(&plan, &home) {
         Ok(forecasts) => forecasts,
         Err(error) => return Err(Failure::explain(error, plan.sources)),
@@ -70,9 +71,11 @@ fn stage_json(sources: &engine::file::source::Sources, forecast: &StageForecast)
 fn text(forecasts: &[StageForecast], home: &Home) -> Result<(), Failure> {
     let mut table = Table::new(["stage", "kind", "forecast", "why"]);
     for forecast in forecasts {
-        let mut reasons = forecast.reasons.iter().map(ToString::to_string);
+        // Where a stage goes on from stands under what becomes of it.
+        let said = |reason: &&Reason| !matches!(reason, Reason::WorkingState(WorkingState::GoesOn { .. }));
+        let mut reasons = forecast.reasons.iter().filter(said).map(ToString::to_string);
         let first = reasons.next().unwrap_or_default();
-        table.row([&forecast.stage, &forecast.kind, word(forecast.status), &first]);
+        table.row([&forecast.stage, &forecast.kind, &word(forecast), &first]);
         for reason in reasons {
             table.row(["", "", "", &reason]);
         }
@@ -121,12 +124,18 @@ fn room(forecasts: &[StageForecast], home: &Home) -> Option<String> {
     }
 }
 
-fn word(forecast: Forecast) -> &'static str {
-    match forecast {
+/// What becomes of a stage, in a few words.
+fn word(forecast: &StageForecast) -> String {
+    let goes_on = forecast.reasons.iter().find_map(|reason| match reason {
+        Reason::WorkingState(state @ WorkingState::GoesOn { .. }) => Some(state.to_string()),
+        _ => None,
+    });
+    let word = match forecast.status {
         Forecast::Cached => "cached",
-        Forecast::WillRun => "will run",
+        Forecast::WillRun => return goes_on.unwrap_or_else(|| "will run".to_owned()),
         Forecast::Unknown => "depends",
-    }
+    };
+    word.to_owned()
 }
 
 fn conclusion(forecasts: &[StageForecast]) -> String {

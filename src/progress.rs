@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use engine::explain::Reason;
 use engine::protocol::WorkerEvent;
 use engine::run::event::{RunEvent, WaitsFor};
 
@@ -61,6 +62,11 @@ enum Mark {
     Begin,
 }
 
+/// Why a stage runs again; nothing of one that never ran.
+fn cause(why: &[String]) -> Option<&str> {
+    why.first().map(String::as_str).filter(|first| *first != Reason::NeverRan.to_string())
+}
+
 impl Progress {
     /// Begins to show a run of these stages.
     pub fn new<'a>(stages: impl Iterator<Item = &'a str>, verbosity: Verbosity, look: Look) -> Self {
@@ -90,7 +96,7 @@ impl Progress {
             RunEvent::RunStarted { run, .. } => self.detail("run", run),
             RunEvent::StageCached { stage, .. } => self.ended(Mark::Good, stage, "cached"),
             RunEvent::StageStarted { stage, why, attempt, .. } => {
-                self.started(stage, *attempt);
+                self.started(stage, *attempt, cause(why).filter(|_| *attempt == 1));
                 why.iter().for_each(|reason| self.detail(stage, &format!("because {reason}")));
             }
             RunEvent::StageWaiting { stage, waits_for } => self.waiting(stage, waits_for),
@@ -158,12 +164,15 @@ impl Progress {
         }
     }
 
-    fn started(&mut self, stage: &str, attempt: u32) {
+    fn started(&mut self, stage: &str, attempt: u32, cause: Option<&str>) {
         let now = Instant::now();
         let text = if attempt > 1 { format!("running, try {attempt}") } else { "running".to_owned() };
         let bar = self.bars.as_ref().map(|bars| bars.stage(stage, &text));
-        if bar.is_none() {
-            self.say(Mark::Begin, stage, &text);
+        match (&bar, cause) {
+            (None, Some(cause)) => self.say(Mark::Begin, stage, &format!("{text}: {cause}")),
+            (None, None) => self.say(Mark::Begin, stage, &text),
+            (Some(_), Some(cause)) => self.say(Mark::Note, stage, cause),
+            (Some(_), None) => {}
         }
         self.running.insert(stage.to_owned(), Running { pace: None, line_at: now, bar });
     }

@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::artifact::{ARTIFACT_FILE, Description, Facts};
 use crate::error::{Cause, OrFail, StageError};
+use crate::execute::private_paths::PrivatePaths;
 use crate::parameter::{ArtifactKind, Input, Reference};
 use crate::protocol::{FileGrant, Job, StoredOutput, WorkerEvent};
 
@@ -67,6 +68,7 @@ pub struct StageContext {
     job: Job,
     store: Store,
     voice: Voice,
+    private: PrivatePaths,
     scratch: PathBuf,
     opened: BTreeMap<String, Artifact>,
     outputs: BTreeMap<String, StoredOutput>,
@@ -86,10 +88,12 @@ impl StageContext {
             fs::create_dir_all(folder)
                 .or_fail(Cause::Machine, || format!("cannot create folder `{}`", folder.display()))?;
         }
+        let private = PrivatePaths::of(&job);
         Ok(Self {
             job,
             store,
             voice,
+            private,
             scratch,
             opened: BTreeMap::new(),
             outputs: BTreeMap::new(),
@@ -224,7 +228,7 @@ impl StageContext {
     /// Says something to the engine.
     pub fn emit(&mut self, event: WorkerEvent) {
         if self.voice == Voice::Protocol && !self.is_too_frequent(&event) {
-            say(&event);
+            say(&self.private.hide_in(event));
         }
     }
 

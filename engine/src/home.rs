@@ -52,7 +52,8 @@ impl Home {
         home.root.is_dir().then_some(home)
     }
 
-    fn at(pipeline_file: &Path, explicit: Option<&Path>) -> Self {
+    /// The home that [`Home::open`] would open, there or not, for one who only looks: nothing is made.
+    pub fn at(pipeline_file: &Path, explicit: Option<&Path>) -> Self {
         let project = project(pipeline_file);
         let root = explicit.map_or_else(|| project.join(FOLDER), absolute);
         Self { root, project }
@@ -65,7 +66,9 @@ impl Home {
 
     /// Bytes that its file system has left for this user; `None` where the system does not say.
     pub fn free_bytes(&self) -> Option<u64> {
-        let status = nix::sys::statvfs::statvfs(&self.root).ok()?;
+        // One that is not there yet will lie on the file system of what is above it.
+        let there = self.root.ancestors().find(|folder| folder.exists())?;
+        let status = nix::sys::statvfs::statvfs(there).ok()?;
         Some(status.blocks_available() * status.fragment_size())
     }
 

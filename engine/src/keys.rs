@@ -269,7 +269,7 @@ fn unreadable(span: Span, message: String) -> Box<Problem> {
 }
 
 /// The folder that paths in a pipeline file are relative to, absolute: stage processes have the same working folder, but only by luck.
-fn base_folder(plan: &Plan) -> PathBuf {
+pub(crate) fn base_folder(plan: &Plan) -> PathBuf {
     let file = std::path::absolute(&plan.file).unwrap_or_else(|_| plan.file.clone());
     file.parent().map_or_else(|| PathBuf::from("/"), Path::to_owned)
 }

@@ -6,6 +6,7 @@
 extern crate self as engine;
 
 pub mod artifact;
+pub mod change;
 pub mod context;
 pub mod device;
 pub mod error;

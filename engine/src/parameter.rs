@@ -62,6 +62,9 @@ pub trait Record: Parameter {
     fn read_fields(fields: &mut Fields<'_>) -> Option<Self>;
 }
 
+/// What a key holds for an input that has no identity yet.
+pub(crate) const NOT_KNOWN: &str = "not known yet";
+
 /// Collects the problems met while reading.
 #[derive(Debug, Default)]
 pub struct Reader {
@@ -161,7 +164,7 @@ impl<'a> KeyWriter<'a> {
             Some(identity) => self.value(identity.to_string()),
             None => {
                 self.unresolved.push(reference.clone());
-                self.value("not known yet");
+                self.value(NOT_KNOWN);
             }
         }
     }

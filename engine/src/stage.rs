@@ -3,15 +3,20 @@
 //! The engine sees [`StageKind`] and [`BoundStage`], which are object-safe, and no kind in particular.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use serde::Serialize;
 
 pub use crate::artifact::InputFacts;
 use crate::artifact::Output;
+use crate::change::{StoredArtifact, TableChange};
 use crate::context::StageContext;
 use crate::error::StageError;
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::Node;
-use crate::parameter::{KeyWriter, Parameter, Reader, Reference};
+use crate::parameter::{DeclaredField, KeyWriter, Parameter, Reader, Reference, declared_fields};
 use crate::preflight::Preflight;
 
 /// Something outside the pipeline that a stage reads. Its content or commit is part of the key.
@@ -80,6 +85,39 @@ pub enum LessMemory {
     Nothing,
 }
 
+/// What an earlier attempt left for this one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum WorkingState {
+    /// It goes on where that one was cut off.
+    GoesOn {
+        /// What is counted, in the singular: `step`.
+        unit: String,
+        /// How many are done.
+        done: u64,
+        /// How many there will be, where that is known.
+        of: Option<u64>,
+    },
+    /// There is some, and the kind does not say how far it is.
+    Unmeasured,
+    /// There is some, and it cannot be gone on from.
+    StartsOver {
+        /// Why, as a lower-case fragment.
+        because: String,
+    },
+}
+
+impl fmt::Display for WorkingState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::GoesOn { unit, done, of: Some(of) } => write!(f, "goes on from {unit} {done} of {of}"),
+            Self::GoesOn { unit, done, of: None } => write!(f, "goes on from {unit} {done}"),
+            Self::Unmeasured => f.write_str("goes on from saved working state"),
+            Self::StartsOver { because } => write!(f, "starts over: {because}"),
+        }
+    }
+}
+
 /// One kind of stage, such as `tokenize`.
 pub trait Stage: 'static {
     /// What a pipeline file says after `uses:`.
@@ -124,10 +162,26 @@ pub trait Stage: 'static {
         Smoke::With(Vec::new())
     }
 
+    /// The parameters that an entry of [`Stage::write_derived_key`] is made of, for explanations.
+    fn derived_from(_entry: &str) -> &'static [&'static str] {
+        &[]
+    }
+
     /// What it would do and cost. Inputs that are not made yet have the facts that their own stages expect, marked by
     /// [`crate::preflight::EXPECTED`], or none.
     fn preflight(_params: &Self::Params, _inputs: &InputFacts, _span: Span) -> Preflight {
         Preflight::default()
+    }
+
+    /// How far the attempt came that left its working state in `folder`, which is not empty; `None` where the kind cannot tell. It
+    /// reads little: a plan asks for it.
+    fn working_state(_params: &Self::Params, _folder: &Path, _inputs: &InputFacts) -> Option<WorkingState> {
+        None
+    }
+
+    /// How two versions of an output of this kind of artefact differ, for kinds that are tables; `None` where they cannot be compared.
+    fn compare(_kind: &str, _old: &StoredArtifact, _new: &StoredArtifact) -> Option<TableChange> {
+        None
     }
 
     /// How many threads it can use.
@@ -180,6 +234,14 @@ pub trait BoundStage: Send + Sync {
     fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem>;
     /// See [`Stage::preflight`].
     fn preflight(&self, inputs: &InputFacts, span: Span) -> Preflight;
+    /// See [`Stage::derived_from`].
+    fn derived_from(&self, entry: &str) -> &'static [&'static str];
+    /// See [`Stage::working_state`].
+    fn working_state(&self, folder: &Path, inputs: &InputFacts) -> Option<WorkingState>;
+    /// See [`Stage::compare`].
+    fn compare(&self, kind: &str, old: &StoredArtifact, new: &StoredArtifact) -> Option<TableChange>;
+    /// The fields of its kind, flat.
+    fn declared(&self) -> Vec<DeclaredField>;
     /// See [`Stage::outside`].
     fn outside(&self) -> Vec<Outside>;
     /// See [`Stage::threads`].
@@ -241,6 +303,18 @@ impl<S: Stage> BoundStage for Bound<S> {
     }
     fn preflight(&self, inputs: &InputFacts, span: Span) -> Preflight {
         S::preflight(&self.0, inputs, span)
+    }
+    fn derived_from(&self, entry: &str) -> &'static [&'static str] {
+        S::derived_from(entry)
+    }
+    fn working_state(&self, folder: &Path, inputs: &InputFacts) -> Option<WorkingState> {
+        S::working_state(&self.0, folder, inputs)
+    }
+    fn compare(&self, kind: &str, old: &StoredArtifact, new: &StoredArtifact) -> Option<TableChange> {
+        S::compare(kind, old, new)
+    }
+    fn declared(&self) -> Vec<DeclaredField> {
+        declared_fields(&S::Params::schema())
     }
     fn outside(&self) -> Vec<Outside> {
         S::outside(&self.0)

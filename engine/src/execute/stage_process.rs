@@ -14,6 +14,7 @@ use nix::libc::c_int;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
 use super::death_pipe;
+use super::private_paths::PrivatePaths;
 use crate::context::{CANCELLED, Outcome, StageContext, Voice, damaged_object, say};
 use crate::error::{Cause, OrFail, StageError};
 use crate::file::tree::Node;
@@ -26,20 +27,22 @@ pub fn main(registry: &Registry, job: &Path) -> ExitCode {
     death_pipe::obey();
     heed_signals();
     say(&WorkerEvent::Started { protocol: PROTOCOL });
-    let ended = catch_unwind(AssertUnwindSafe(|| run(registry, job))).unwrap_or_else(|panic| Err(panicked(&*panic)));
+    let mut private = PrivatePaths::default();
+    let ended = catch_unwind(AssertUnwindSafe(|| run(registry, job, &mut private)))
+        .unwrap_or_else(|panic| Err(panicked(&*panic)));
     match ended {
         Ok(Outcome { outputs, how }) => {
             say(&WorkerEvent::Finished { outputs, how });
             ExitCode::SUCCESS
         }
         Err(error) => {
-            say(&failure(&error));
+            say(&private.hide_in(failure(&error)));
             ExitCode::FAILURE
         }
     }
 }
 
-fn run(registry: &Registry, path: &Path) -> Result<Outcome, StageError> {
+fn run(registry: &Registry, path: &Path, private: &mut PrivatePaths) -> Result<Outcome, StageError> {
     let text = fs::read(path).or_fail(Cause::Internal, || format!("cannot read job `{}`", path.display()))?;
     let job: Job =
         serde_json::from_slice(&text).or_fail(Cause::Internal, || format!("`{}` is no job", path.display()))?;
@@ -47,6 +50,7 @@ fn run(registry: &Registry, path: &Path) -> Result<Outcome, StageError> {
         let message = format!("the job speaks protocol {}, this program {PROTOCOL}", job.protocol);
         return Err(StageError::internal(message));
     }
+    *private = PrivatePaths::of(&job);
     let bound = bind(registry, &job)?;
     let mut context = StageContext::new(job, Voice::Protocol)?;
     bound.run(&mut context)?;

@@ -21,7 +21,7 @@ const BATCH: usize = 1000;
 pub struct History {
     connection: Connection,
     path: PathBuf,
-    runs: PathBuf,
+    pub(super) runs: PathBuf,
 }
 
 /// Which runs are wanted.
@@ -83,6 +83,24 @@ impl History {
             }
             caught_up => caught_up?,
         }
+        Ok(history)
+    }
+
+    /// The history for one who only looks: where the index cannot be kept (the home is not there yet, or nothing can be written) it is
+    /// made in memory, from the run folders.
+    ///
+    /// # Errors
+    /// Fails where the folders cannot be read.
+    pub fn look(home: &Home) -> Result<Self, HistoryError> {
+        if home.root().is_dir()
+            && let Ok(history) = Self::open(home)
+        {
+            return Ok(history);
+        }
+        let path = PathBuf::from(":memory:");
+        let connection = open(&path).map_err(|source| HistoryError::Index { path: path.clone(), source })?;
+        let mut history = Self { connection, path, runs: home.runs() };
+        history.catch_up()?;
         Ok(history)
     }
 
@@ -192,19 +210,6 @@ impl History {
             let sql = "SELECT run, stage FROM stages WHERE key = ? AND status = 'done' ORDER BY run DESC LIMIT 1";
             connection.query_row(sql, [key.to_string()], |row| Ok((row.get(0)?, row.get(1)?))).optional()
         })
-    }
-
-    /// The key of the newest result of a stage of a pipeline.
-    ///
-    /// # Errors
-    /// Fails where the index does.
-    pub fn last_key(&self, pipeline: &str, stage: &str) -> Result<Option<Digest>, HistoryError> {
-        let text: Option<String> = self.query(|connection| {
-            let sql =
-                "SELECT key FROM stages WHERE pipeline = ? AND stage = ? AND key IS NOT NULL ORDER BY run DESC LIMIT 1";
-            connection.query_row(sql, [pipeline, stage], |row| row.get(0)).optional()
-        })?;
-        Ok(text.and_then(|text| text.parse().ok()))
     }
 
     /// What a stage of a pipeline cost when its process last came to its end.
@@ -318,7 +323,7 @@ impl History {
         insert().map_err(|source| HistoryError::Index { path: self.path.clone(), source })
     }
 
-    fn query<T>(&self, ask: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, HistoryError> {
+    pub(super) fn query<T>(&self, ask: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, HistoryError> {
         ask(&self.connection).map_err(|source| HistoryError::Index { path: self.path.clone(), source })
     }
 }

@@ -5,6 +5,7 @@ mod folder;
 mod host;
 mod index;
 mod recorded;
+mod results;
 mod tables;
 
 pub use events::{EventTail, Events, TimedEvent, Words};
@@ -14,3 +15,4 @@ pub use index::{Found, History, HistoryError, Selection};
 pub use recorded::{
     Attempt, LastRun, Recorded, RecordedCopy, RecordedFailure, RecordedStage, RunState, RunSummary, StageSummary,
 };
+pub use results::{LastResult, Made};

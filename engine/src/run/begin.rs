@@ -15,7 +15,7 @@ use super::state::State;
 use crate::context::stored;
 use crate::error::{Cause, OrFail, StageError};
 use crate::execute::Launch;
-use crate::explain::Past;
+use crate::explain::{Past, Present};
 use crate::file::problem::{Problem, Severity};
 use crate::history::History;
 use crate::keys::stage_key;
@@ -128,17 +128,18 @@ impl Scheduler<'_> {
         Ok(Some([result, working]))
     }
 
+    fn facts_of_inputs(&self, stage: usize) -> InputFacts {
+        let facts = self.plan.stages[stage].inputs.iter().filter_map(|input| {
+            let output = self.output(&input.stage, &input.output)?;
+            Some((format!("{}.{}", input.stage, input.output), output.facts.clone()))
+        });
+        facts.collect()
+    }
+
     /// What the plan could not check, since the inputs had never been made.
     fn check_with_facts(&mut self, stage: usize) -> Result<(), StageError> {
         let planned = &self.plan.stages[stage];
-        let facts: InputFacts = planned
-            .inputs
-            .iter()
-            .filter_map(|input| {
-                let output = self.output(&input.stage, &input.output)?;
-                Some((format!("{}.{}", input.stage, input.output), output.facts.clone()))
-            })
-            .collect();
+        let facts = self.facts_of_inputs(stage);
         let found = planned.bound.check(&facts, planned.span);
         let (errors, warnings): (Vec<_>, Vec<_>) =
             found.into_iter().partition(|problem| problem.severity == Severity::Error);
@@ -218,8 +219,16 @@ impl Scheduler<'_> {
         // An explanation that cannot be had is no reason not to run.
         let history = self.history.get_or_init(|| History::open(self.home).ok());
         let Some(history) = history else { return Vec::new() };
-        let past = Past { plan: self.plan, store: self.store, history };
-        let reasons = past.reasons(&self.plan.stages[stage], &keyed.document).unwrap_or_default();
+        let planned = &self.plan.stages[stage];
+        let past = Past::new(self.plan, Some(self.store), history);
+        let present = Present {
+            stage: planned,
+            document: &keyed.document,
+            outside: &self.outside[stage],
+            output: &|input| self.output(&input.stage, &input.output).cloned(),
+            facts: &self.facts_of_inputs(stage),
+        };
+        let reasons = past.reasons(&present).unwrap_or_default();
         reasons.iter().map(ToString::to_string).collect()
     }
 }

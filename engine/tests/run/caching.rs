@@ -66,7 +66,7 @@ fn a_parameter_reruns_exactly_what_is_downstream() {
     assert_eq!(ran.states(), "a cached, b done, c done, d done, e cached");
     assert_eq!(ran.number("d"), 5);
     assert_eq!(ran.why("b"), [format!("value 1 → 3 ({}:6:39)", project.file().display())]);
-    assert_eq!(ran.why("c"), ["input `of[1]` changed"]);
+    assert_eq!(ran.why("c"), ["input b changed (number.txt)"]);
     // And back: the old results are still there.
     project.write(DIAMOND);
     assert_eq!(project.run().succeeded().outcome.counts.cached, 5);
@@ -105,7 +105,7 @@ fn source_files_count_by_content() {
     fs::write(project.path("data/two.txt"), "5").unwrap();
     let ran = project.run().succeeded();
     assert_eq!((ran.states().as_str(), ran.number("a")), ("a done", 6));
-    assert_eq!(ran.why("a"), ["source file changed: source[1]"]);
+    assert_eq!(ran.why("a"), [format!("source file changed: two.txt ({}:5:43)", project.file().display())]);
     // The folder's name is in no key.
     fs::rename(project.path("data"), project.path("moved")).unwrap();
     project.write("\nstages:\n  a: { uses: read_number, with: { source: moved/*.txt } }\n");
@@ -163,7 +163,7 @@ fn raising_a_resumable_parameter_goes_on() {
     let project = Project::new(stages);
     assert_eq!(project.run().succeeded().checkpoints(), 2);
     project.write(&stages.replace("steps: 2", "steps: 5"));
-    assert_eq!(project.reasons("a")[1], "goes on from saved working state");
+    assert_eq!(project.reasons("a")[1], "goes on from step 2 of 5");
     let ran = project.run().succeeded();
     assert_eq!((ran.checkpoints(), ran.number("a")), (3, 2));
 }

@@ -1,6 +1,9 @@
 //! What `plan` says before anything runs.
 
-use engine::explain::Forecast;
+use std::fs;
+
+use engine::explain::{Forecast, explain};
+use engine::home::Home;
 
 use crate::project::Project;
 
@@ -8,6 +11,10 @@ pub const TESTS: &[(&str, fn())] = &[
     ("a_plan_tells_what_would_run", a_plan_tells_what_would_run),
     ("a_plan_names_the_field", a_plan_names_the_field),
     ("a_plan_looks_ahead", a_plan_looks_ahead),
+    ("a_plan_names_pins_and_versions", a_plan_names_pins_and_versions),
+    ("a_plan_names_the_other_stage", a_plan_names_the_other_stage),
+    ("what_a_stage_no_longer_reads_is_no_reason", what_a_stage_no_longer_reads_is_no_reason),
+    ("a_plan_makes_nothing", a_plan_makes_nothing),
     ("what_is_only_expected_is_no_mistake", what_is_only_expected_is_no_mistake),
 ];
 
@@ -39,12 +46,12 @@ fn a_plan_names_the_field() {
     project.write(&CHAIN.replace("value: 4", "value: 5"));
     assert_eq!(statuses(&project), [Forecast::WillRun, Forecast::Unknown, Forecast::Unknown]);
     assert_eq!(project.reasons("a"), [format!("value 4 → 5 ({}:5:39)", project.file().display())]);
-    assert_eq!(project.reasons("b"), ["input `a.number` is made first (stays cached if it comes out as it was)"]);
+    assert_eq!(project.reasons("b"), ["input a is made first (stays cached if it comes out as it was)"]);
     // 5 / 2 is 4 / 2: what was foretold as unknown turns out as cached.
     assert_eq!(project.run().succeeded().states(), "a done, b done, c cached");
     project.write(&CHAIN.replace("value: 4", "value: 5").replace(", plus: 1", ""));
-    // A field that the file leaves out has no place of its own.
-    assert_eq!(project.reasons("c"), ["plus 1 → 0"]);
+    // A field that the file leaves out has no place of its own: the mapping that it would stand in has.
+    assert_eq!(project.reasons("c"), [format!("plus 1 → 0 ({}:7:25)", project.file().display())]);
 }
 
 const SUM: &str = "
@@ -74,4 +81,60 @@ fn what_is_only_expected_is_no_mistake() {
     assert!(project.explain()[1].problems.is_empty());
     assert_eq!(project.run().states(), "a done, s failed");
     assert_eq!(project.explain()[1].problems[0].code, "unlucky");
+}
+
+fn a_plan_names_pins_and_versions() {
+    let stages = "\nstages:\n  a: { uses: constant, with: { value: 1, pinned: four } }\n";
+    let project = Project::new(stages);
+    assert_eq!(project.reasons("a"), ["never ran", "number:four@now is not pinned yet"]);
+    project.run().succeeded();
+    let lock = fs::read_to_string(project.path("pipeline.lock")).unwrap();
+    fs::write(project.path("pipeline.lock"), lock.replace("\"4\"", "\"5\"")).unwrap();
+    assert_eq!(project.reasons("a"), ["pin number:four@now 4 → 5"]);
+    fs::write(project.path("pipeline.lock"), lock).unwrap();
+
+    // The next version of this program makes the kind in another way.
+    let mut plan = project.plan();
+    plan.stages[0].version = 2;
+    let reasons = explain(&plan, &project.home()).unwrap().remove(0).reasons;
+    assert_eq!(reasons.iter().map(ToString::to_string).collect::<Vec<_>>(), ["version of the stage kind 1 → 2"]);
+}
+
+fn a_plan_names_the_other_stage() {
+    let stages = "
+stages:
+  a: { uses: constant, with: { value: 4 } }
+  b: { uses: constant, with: { value: 9 } }
+  c: { uses: half, with: { of: a } }
+";
+    let project = Project::new(stages);
+    project.run().succeeded();
+    project.write(&stages.replace("of: a", "of: b"));
+    assert_eq!(project.reasons("c"), [format!("of a → b ({}:7:32)", project.file().display())]);
+    project.write(&stages.replace("uses: half, with: { of: a }", "uses: sum, with: { of: [a] }"));
+    assert_eq!(project.reasons("c"), ["kind half → sum"]);
+}
+
+/// Files that went with the field that named them are no reason of their own.
+fn what_a_stage_no_longer_reads_is_no_reason() {
+    let stages = "\nstages:\n  a: { uses: constant, with: { value: 1, pinned: four } }\n";
+    let project = Project::new(stages);
+    project.run().succeeded();
+    project.write(&stages.replace(", pinned: four", ""));
+    assert_eq!(project.reasons("a"), [format!("pinned \"four\" → none ({}:5:30)", project.file().display())]);
+}
+
+fn a_plan_makes_nothing() {
+    let project = Project::new(CHAIN);
+    let home = Home::at(&project.file(), None);
+    let forecasts = explain(&project.plan(), &home).unwrap();
+    assert!(forecasts.iter().all(|forecast| forecast.reasons[0].to_string() == "never ran"));
+    assert!(!home.root().exists());
+    project.run().succeeded();
+    // As it is where nothing can be written: the index cannot be opened, and the run folders tell the same.
+    fs::remove_file(home.index()).unwrap();
+    fs::create_dir(home.index()).unwrap();
+    project.write(&CHAIN.replace("value: 4", "value: 9"));
+    let forecasts = explain(&project.plan(), &home).unwrap();
+    assert!(forecasts[0].reasons[0].to_string().starts_with("value 4 → 9"));
 }

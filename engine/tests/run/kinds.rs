@@ -1,6 +1,7 @@
 //! Stage kinds small enough to see through: they pass one whole number on.
 
 use std::fs;
+use std::path::Path;
 use std::process;
 use std::thread::sleep;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use engine::file::source::Span;
 use engine::parameter::{ArtifactKind, Class, Input, KeyWriter, LocalPath, Parameters};
 use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
-use engine::stage::{InputFacts, LessMemory, Outside, PinRequest, Registry, Stage, Threads};
+use engine::stage::{InputFacts, LessMemory, Outside, PinRequest, Registry, Stage, Threads, WorkingState};
 use nix::libc;
 use nix::sys::signal::{Signal, raise};
 
@@ -260,6 +261,12 @@ impl Stage for Slow {
 
     fn threads(_: &SlowParams) -> Threads {
         Threads::One
+    }
+
+    fn working_state(params: &SlowParams, folder: &Path, _: &InputFacts) -> Option<WorkingState> {
+        let saved = fs::read_to_string(folder.join("state")).ok()?;
+        let done = saved.split(' ').next()?.parse().ok()?;
+        Some(WorkingState::GoesOn { unit: "step".to_owned(), done, of: Some(params.steps) })
     }
 
     fn run(params: &SlowParams, context: &mut StageContext) -> Result<(), StageError> {

@@ -4,12 +4,14 @@
 //! stream; any row can also be read by its index. Its identity covers values and declared attributes, and not how
 //! Parquet holds them.
 
+pub mod compare;
 pub mod identity;
 pub mod kind;
 pub mod parts;
 pub mod rows;
 pub mod tokens;
 
+pub use compare::compare;
 pub use identity::IdentityHasher;
 pub use kind::{
     Adapter, Files, Metrics, Model, OutputKind, Packs, Rows, Samples, TOKENIZER_FILES, Tokenizer, Tokens, TokensOrPacks,

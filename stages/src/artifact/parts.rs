@@ -25,7 +25,7 @@ pub const ROWS_PER_GROUP: usize = 64;
 /// A group of long rows holds fewer of them.
 const BYTES_PER_GROUP: usize = 32 << 20;
 
-const PARTS_FILE: &str = "parts.json";
+pub(super) const PARTS_FILE: &str = "parts.json";
 const FORMAT: u32 = 1;
 
 /// Why a table cannot be written or read.
@@ -140,6 +140,23 @@ struct Part {
     rows: u64,
     /// Identity of the part's own values, for work that is cached part by part.
     identity: Digest,
+}
+
+/// A part as the list of a table names it.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Listed {
+    /// Its file.
+    pub file: String,
+    /// How many rows it has.
+    pub rows: u64,
+    /// What its values and the table's attributes come to.
+    pub identity: Digest,
+}
+
+/// The parts that a list of them names.
+pub(super) fn listed_parts(path: &Path) -> Result<Vec<Listed>, TableError> {
+    let list: PartList = read_json(path)?;
+    Ok(list.parts.into_iter().map(|Part { file, rows, identity }| Listed { file, rows, identity }).collect())
 }
 
 /// Writes a table part by part.

@@ -33,6 +33,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use engine::artifact::Output;
+use engine::change::{StoredArtifact, TableChange};
 use engine::context::StageContext;
 use engine::error::StageError;
 use engine::file::problem::Problem;
@@ -109,6 +110,10 @@ impl Stage for Dataset {
 
     fn preflight(params: &DatasetParams, inputs: &InputFacts, _: Span) -> Preflight {
         preflight::preflight(params, inputs)
+    }
+
+    fn compare(kind: &str, old: &StoredArtifact, new: &StoredArtifact) -> Option<TableChange> {
+        crate::artifact::compare(kind, old, new)
     }
 
     fn run(params: &DatasetParams, context: &mut StageContext) -> Result<(), StageError> {

@@ -4,6 +4,7 @@ mod best_fit;
 mod next_fit;
 
 use engine::artifact::Output;
+use engine::change::{StoredArtifact, TableChange};
 use engine::context::StageContext;
 use engine::error::StageError;
 use engine::file::problem::Problem;
@@ -80,6 +81,10 @@ impl Stage for Pack {
         let mut ahead = Preflight::default();
         ahead.expect("packs", "longest_row", params.max_seq_len);
         ahead
+    }
+
+    fn compare(kind: &str, old: &StoredArtifact, new: &StoredArtifact) -> Option<TableChange> {
+        crate::artifact::compare(kind, old, new)
     }
 
     fn run(params: &PackParams, context: &mut StageContext) -> Result<(), StageError> {

@@ -13,6 +13,7 @@ mod earlier;
 mod row;
 
 use engine::artifact::{Facts, Output};
+use engine::change::{StoredArtifact, TableChange};
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
@@ -151,6 +152,10 @@ impl Stage for Tokenize {
 
     fn threads(_: &TokenizeParams) -> Threads {
         Threads::Many
+    }
+
+    fn compare(kind: &str, old: &StoredArtifact, new: &StoredArtifact) -> Option<TableChange> {
+        crate::artifact::compare(kind, old, new)
     }
 
     fn run(params: &TokenizeParams, context: &mut StageContext) -> Result<(), StageError> {

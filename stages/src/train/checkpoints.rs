@@ -1,14 +1,19 @@
 //! Saving the working state of a run and taking it up again.
 
+use std::path::Path;
+
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
+use engine::preflight::is_known;
 use engine::protocol::WorkerEvent;
+use engine::stage::{InputFacts, WorkingState};
 use model::blocks::Blocks;
 use model::schedule::Horizon;
 use model::trainer::{TrainedTensor, Trainer};
 
 use super::parameters::TrainParams;
 use super::state::{self, Progress, State, StateError};
+use crate::tokenize::facts_of;
 
 /// Takes up the newest saved step, where there is one that this run continues: its progress and its records.
 pub(super) fn resume<B: Blocks>(
@@ -46,6 +51,19 @@ pub(super) fn resume<B: Blocks>(
     context.record("resumed_from_step", step);
     context.warn(format!("resuming from step {step} of {}", fresh.total_steps));
     Ok(Some((progress, metrics)))
+}
+
+/// How far an interrupted run came, for one who asks before it goes on. Only what a saved step says of itself is read: whether its
+/// tensors are whole is found out by [`resume`].
+pub(super) fn standing(params: &TrainParams, working: &Path, inputs: &InputFacts) -> Option<WorkingState> {
+    let saved = state::newest_progress(working).ok()??;
+    let rows = facts_of(&params.data.reference, inputs).filter(|facts| is_known(facts));
+    let rows = rows.and_then(|facts| facts.get("rows")?.as_u64()).and_then(|rows| usize::try_from(rows).ok());
+    let total = rows.map(|rows| params.total_steps(rows));
+    if let Some(because) = total.and_then(|total| starts_over(params, &saved, total)) {
+        return Some(WorkingState::StartsOver { because });
+    }
+    Some(WorkingState::GoesOn { unit: "step".to_owned(), done: saved.step, of: total })
 }
 
 /// Why a saved run cannot be the beginning of one of `now` steps, if so.

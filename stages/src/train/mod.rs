@@ -21,6 +21,8 @@ mod summary;
 mod tensorboard;
 mod validation;
 
+use std::path::Path;
+
 use engine::artifact::Output;
 use engine::context::StageContext;
 use engine::error::StageError;
@@ -28,7 +30,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::KeyWriter;
 use engine::preflight::Preflight;
-use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads};
+use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, WorkingState};
 
 pub use parameters::{
     EarlyStopping, Given, Leftover, LoraParams, LossScale, Method, MinLr, OptimizerName, OptimizerParams,
@@ -83,6 +85,18 @@ impl Stage for Train {
 
     fn with_less_memory(parameters: &serde_json::Value) -> LessMemory {
         less_memory::with_less_memory(parameters)
+    }
+
+    fn derived_from(entry: &str) -> &'static [&'static str] {
+        match entry {
+            "rows_per_step" => &["micro_batch_size", "gradient_accumulation_steps"],
+            "lora_given" => &["lora"],
+            _ => &[],
+        }
+    }
+
+    fn working_state(params: &TrainParams, folder: &Path, inputs: &InputFacts) -> Option<WorkingState> {
+        checkpoints::standing(params, folder, inputs)
     }
 
     fn threads(_: &TrainParams) -> Threads {

@@ -232,6 +232,15 @@ pub fn newest(working: &Path) -> Result<(Option<State>, Vec<StateError>), StateE
     Ok((None, damaged))
 }
 
+/// How far the newest saved state is that can be read; its tensors are not looked at.
+///
+/// # Errors
+/// Fails if the folder cannot be listed.
+pub fn newest_progress(working: &Path) -> Result<Option<Progress>, StateError> {
+    let mut saved = saved_steps(working)?.into_iter().rev();
+    Ok(saved.find_map(|(_, folder)| read_state_file(&folder).ok()).map(|file| file.progress))
+}
+
 /// Removes every saved state, to start over.
 ///
 /// # Errors

@@ -1,0 +1,148 @@
+//! What earlier runs left behind: the key document of a stage's last result, the parameters it was made with, its working state.
+
+use std::cell::{OnceCell, RefCell};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use cache::{Digest, KeyDocument, OutputRecord, Store};
+use serde_json::Value;
+
+use super::causes::{self, Before};
+use super::{ExplainError, Reason};
+use crate::artifact::{ARTIFACT_FILE, InputFacts};
+use crate::change::{ArtifactChange, StoredArtifact, file_changes};
+use crate::history::{History, RunPlan};
+use crate::keys::StageOutside;
+use crate::plan::{Plan, PlannedStage, ResolvedInput};
+use crate::stage::WorkingState;
+
+/// What is known of earlier results.
+pub(crate) struct Past<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    /// The store, where there is one.
+    pub store: Option<&'a Store>,
+    /// The history.
+    pub history: &'a History,
+    plans: RefCell<BTreeMap<String, Option<Rc<RunPlan>>>>,
+    artifacts: OnceCell<BTreeMap<Digest, OutputRecord>>,
+}
+
+/// A stage as it would run now.
+pub(crate) struct Present<'a> {
+    /// The stage.
+    pub stage: &'a PlannedStage,
+    /// Its key document, as far as it is known.
+    pub document: &'a KeyDocument,
+    /// What it reads from outside.
+    pub outside: &'a StageOutside,
+    /// The output that an input stands for, where it is made.
+    pub output: &'a dyn Fn(&ResolvedInput) -> Option<OutputRecord>,
+    /// The facts of its inputs.
+    pub facts: &'a InputFacts,
+}
+
+/// The last result of a stage.
+enum Last {
+    Never,
+    Gone,
+    Known(Before),
+}
+
+impl<'a> Past<'a> {
+    /// The past of a plan in a home's store and history.
+    pub fn new(plan: &'a Plan, store: Option<&'a Store>, history: &'a History) -> Self {
+        Self { plan, store, history, plans: RefCell::default(), artifacts: OnceCell::new() }
+    }
+
+    /// Why a stage whose result is not there runs, as far as its key document is known: causes first, what follows from them behind.
+    ///
+    /// # Errors
+    /// Fails where the history or the store does.
+    pub fn reasons(&self, now: &Present<'_>) -> Result<Vec<Reason>, ExplainError> {
+        let mut reasons = match self.last(now.stage)? {
+            Last::Never => vec![Reason::NeverRan],
+            Last::Gone => vec![Reason::ResultMissing],
+            Last::Known(before) => causes::causes(self, &before, now),
+        };
+        if let Some(state) = self.working_state(now) {
+            // An attempt that was cut off says more than that none came to its end.
+            if reasons == [Reason::NeverRan] && state != WorkingState::Unmeasured {
+                reasons.clear();
+            }
+            reasons.push(Reason::WorkingState(state));
+        }
+        Ok(reasons)
+    }
+
+    /// How an input differs from the artefact that had an identity, where both are in the store.
+    pub(super) fn input_change(
+        &self,
+        input: &ResolvedInput,
+        old: &Digest,
+        now: &OutputRecord,
+    ) -> Option<ArtifactChange> {
+        let store = self.store?;
+        let old = self.artifact(old).filter(|old| old.kind == now.kind)?;
+        let (before, after) = (stored(store, old)?, stored(store, now)?);
+        let producer = self.plan.stage(&input.stage)?;
+        if let Some(change) = producer.bound.compare(&now.kind, &before, &after) {
+            return Some(ArtifactChange::Rows(change));
+        }
+        // An object's place names its content.
+        let changes = file_changes(&before.files, &after.files);
+        (!changes.is_empty()).then_some(ArtifactChange::Files(changes))
+    }
+
+    /// An input as people name it: its stage, and the output where the stage has several.
+    pub fn name_of(&self, input: &ResolvedInput) -> String {
+        match self.plan.stage(&input.stage) {
+            Some(stage) if stage.outputs.len() == 1 => input.stage.clone(),
+            _ => format!("{}.{}", input.stage, input.output),
+        }
+    }
+
+    fn working_state(&self, now: &Present<'_>) -> Option<WorkingState> {
+        let folder = self.store?.root().join("partial").join(now.document.working_key().to_string());
+        folder.read_dir().ok()?.next()?.ok()?;
+        Some(now.stage.bound.working_state(&folder, now.facts).unwrap_or(WorkingState::Unmeasured))
+    }
+
+    fn last(&self, stage: &PlannedStage) -> Result<Last, ExplainError> {
+        let Some(last) = self.history.last_result(&self.plan.name, &stage.id)? else { return Ok(Last::Never) };
+        let stored = self.store.map(|store| store.result(&last.key)).transpose()?.flatten();
+        let record = match stored {
+            Some(record) => Some(record),
+            None => self.history.kept_record(&last.key)?,
+        };
+        let Some(record) = record else { return Ok(Last::Gone) };
+        Ok(Last::Known(Before { document: record.key, parameters: self.parameters(&last.run, &stage.id) }))
+    }
+
+    /// The parameters that a stage had in a run.
+    fn parameters(&self, run: &str, stage: &str) -> Option<Value> {
+        let mut plans = self.plans.borrow_mut();
+        let plan = plans.entry(run.to_owned()).or_insert_with(|| self.history.plan_of(run).map(Rc::new)).clone()?;
+        plan.stages.iter().find(|known| known.id == stage).map(|known| known.parameters.clone())
+    }
+
+    /// The stored artefact of an identity. The records are gone through once, and only where an input changed.
+    fn artifact(&self, identity: &Digest) -> Option<&OutputRecord> {
+        let all = self.artifacts.get_or_init(|| {
+            let results = self.store.and_then(|store| store.results().ok()).unwrap_or_default();
+            let outputs = results.into_iter().flat_map(|(_, record)| record.outputs.into_values());
+            outputs.map(|output| (output.identity, output)).collect()
+        });
+        all.get(identity)
+    }
+}
+
+/// A stored artefact's files, if its list of them is there.
+fn stored(store: &Store, output: &OutputRecord) -> Option<StoredArtifact> {
+    let tree = store.tree(&output.tree).ok()?;
+    let files = tree.files().iter().filter(|file| file.path != ARTIFACT_FILE);
+    let files: BTreeMap<String, PathBuf> =
+        files.map(|file| (file.path.clone(), store.object_path(&file.digest))).collect();
+    Some(StoredArtifact { facts: output.facts.clone(), files })
+}

@@ -1,0 +1,90 @@
+//! What the history knows of a stage's earlier results: the newest, those that a process made, and with what they were made.
+
+use std::fs;
+
+use cache::{Digest, ResultRecord};
+use rusqlite::{OptionalExtension, Row, params};
+
+use super::folder::{RESULT_FILE, RunPlan, stage_folder};
+use super::index::{History, HistoryError};
+
+/// The newest result of a stage of a pipeline, made or found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LastResult {
+    /// The run.
+    pub run: String,
+    /// Its key.
+    pub key: Digest,
+}
+
+/// A result that a stage's process made.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Made {
+    /// How long the process ran.
+    pub seconds: f64,
+    /// The record that the run keeps of it, where its folder still has it.
+    pub record: Option<ResultRecord>,
+}
+
+impl History {
+    /// The newest result of a stage of a pipeline.
+    ///
+    /// # Errors
+    /// Fails where the index does.
+    pub fn last_result(&self, pipeline: &str, stage: &str) -> Result<Option<LastResult>, HistoryError> {
+        let found: Option<(String, String)> = self.query(|connection| {
+            let sql =
+                "SELECT run, key FROM stages WHERE pipeline = ? AND stage = ? AND key IS NOT NULL ORDER BY run DESC LIMIT 1";
+            connection.query_row(sql, [pipeline, stage], |row| Ok((row.get(0)?, row.get(1)?))).optional()
+        })?;
+        Ok(found.and_then(|(run, key)| Some(LastResult { run, key: key.parse().ok()? })))
+    }
+
+    /// The record of a result, kept by the run that made it; the store may have let go of it.
+    ///
+    /// # Errors
+    /// Fails where the index does.
+    pub fn kept_record(&self, key: &Digest) -> Result<Option<ResultRecord>, HistoryError> {
+        let made = self.maker(key)?;
+        Ok(made.and_then(|(run, stage)| self.record_of(&run, &stage)).filter(|record| record.key.result_key() == *key))
+    }
+
+    /// What a run was to do; `None` where its folder is gone.
+    pub fn plan_of(&self, run: &str) -> Option<RunPlan> {
+        serde_json::from_slice(&fs::read(self.runs.join(run).join("run.json")).ok()?).ok()
+    }
+
+    /// The results that processes of a stage of a pipeline made, the newest first.
+    ///
+    /// # Errors
+    /// Fails where the index does.
+    pub fn made_by_stage(&self, pipeline: &str, stage: &str, most: usize) -> Result<Vec<Made>, HistoryError> {
+        let sql = "SELECT run, stage, seconds FROM stages
+            WHERE pipeline = ? AND stage = ? AND status = 'done' AND seconds IS NOT NULL ORDER BY run DESC LIMIT ?";
+        self.made(sql, params![pipeline, stage, most as i64])
+    }
+
+    /// The same of a kind of stage, whatever pipeline it was in.
+    ///
+    /// # Errors
+    /// Fails where the index does.
+    pub fn made_by_kind(&self, kind: &str, most: usize) -> Result<Vec<Made>, HistoryError> {
+        let sql = "SELECT run, stage, seconds FROM stages
+            WHERE kind = ? AND status = 'done' AND seconds IS NOT NULL ORDER BY run DESC LIMIT ?";
+        self.made(sql, params![kind, most as i64])
+    }
+
+    fn made(&self, sql: &str, values: impl rusqlite::Params) -> Result<Vec<Made>, HistoryError> {
+        let found: Vec<(String, String, f64)> = self.query(|connection| {
+            let read = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+            connection.prepare(sql)?.query_map(values, read)?.collect()
+        })?;
+        let made = found.into_iter();
+        Ok(made.map(|(run, stage, seconds)| Made { seconds, record: self.record_of(&run, &stage) }).collect())
+    }
+
+    fn record_of(&self, run: &str, stage: &str) -> Option<ResultRecord> {
+        let path = self.runs.join(run).join(stage_folder(stage)).join(RESULT_FILE);
+        serde_json::from_slice(&fs::read(path).ok()?).ok()
+    }
+}
