@@ -35,6 +35,7 @@ enum Format {
 pub fn run(args: &GraphArgs, global: &Global) -> Result<(), Failure> {
     let plan = engine::plan::load(&args.file, &args.overrides, &stages::registry())?;
     render::warnings(&plan.sources, &plan.warnings, global.verbosity());
+    render::left_out(&plan, global.verbosity());
     let format = match args.format {
         Format::Mermaid => GraphFormat::Mermaid,
         Format::Dot => GraphFormat::Dot,

@@ -4,12 +4,15 @@ use std::path::Path;
 
 use cache::{OutputRecord, Store, StoreError};
 use engine::explain::explain;
-use engine::plan::{PlannedStage, ResolvedInput};
+use engine::plan::{Plan, PlannedStage, ResolvedInput};
 use engine::suggest;
 use stages::artifact::{OutputKind, Tokenizer};
 
 use crate::Global;
 use crate::render::{self, Exit, Failure, Message};
+
+/// How many children of a sweep are named where one has to be chosen.
+const MOST_NAMED: usize = 6;
 
 /// An output that is in the store.
 pub struct Located {
@@ -30,7 +33,7 @@ pub struct Located {
 pub fn output(file: &Path, overrides: &[String], name: &str, global: &Global) -> Result<Located, Failure> {
     let plan = engine::plan::load(file, overrides, &stages::registry())?;
     render::warnings(&plan.sources, &plan.warnings, global.verbosity());
-    let (stage, output) = split(&plan.stages, name)?;
+    let (stage, output) = split(&plan, name)?;
     let output = output.map_or_else(|| only_output(stage), |output| Ok(output.to_owned()))?;
     if !stage.outputs.iter().any(|known| known.name == output) {
         let known: Vec<String> = stage.outputs.iter().map(|known| format!("{}.{}", stage.id, known.name)).collect();
@@ -74,6 +77,26 @@ fn tokenizer_behind<'a>(stages: &'a [PlannedStage], stage: &'a PlannedStage) -> 
     })
 }
 
+/// The ids of the stages that names stand for: of a swept stage, of all its children.
+///
+/// # Errors
+/// Fails where a name means no stage of the plan.
+pub fn stages(plan: &Plan, names: &[String]) -> Result<Vec<String>, Failure> {
+    let mut ids = Vec::with_capacity(names.len());
+    for name in names {
+        let found = plan.ids_of(name);
+        if let Some(left_out) = plan.left_out.iter().find(|left_out| found.is_empty() && left_out.stage == *name) {
+            return Err(Failure::wrong(crate::words::left_out(left_out, &plan.sources))
+                .with_help(format!("to run it all the same add `{name}.when=true`")));
+        }
+        if found.is_empty() {
+            return Err(unknown_stage(name, &plan.names()));
+        }
+        ids.extend(found.into_iter().map(str::to_owned));
+    }
+    Ok(ids)
+}
+
 /// The failure of a stage's name that is none.
 pub fn unknown_stage(name: &str, known: &[&str]) -> Failure {
     Failure::wrong(format!("there is no stage `{name}`")).with_help_if(suggest::help(
@@ -84,16 +107,22 @@ pub fn unknown_stage(name: &str, known: &[&str]) -> Failure {
 }
 
 /// Splits `stage.output`; an id may hold points itself (`adapter[lora.rank=4]`), so the longest id wins.
-fn split<'a, 'b>(stages: &'a [PlannedStage], name: &'b str) -> Result<(&'a PlannedStage, Option<&'b str>), Failure> {
-    let whole = stages.iter().find(|stage| stage.id == name).map(|stage| (stage, None));
-    let split = || {
-        let (id, output) = name.rsplit_once('.')?;
-        Some((stages.iter().find(|stage| stage.id == id)?, Some(output)))
+fn split<'a, 'b>(plan: &'a Plan, name: &'b str) -> Result<(&'a PlannedStage, Option<&'b str>), Failure> {
+    let (id, output) = match name.rsplit_once('.') {
+        Some((id, output)) if plan.ids_of(name).is_empty() && !plan.ids_of(id).is_empty() => (id, Some(output)),
+        _ => (name, None),
     };
-    whole.or_else(split).ok_or_else(|| {
-        let ids: Vec<&str> = stages.iter().map(|stage| stage.id.as_str()).collect();
-        unknown_stage(name, &ids)
-    })
+    match stages(plan, std::slice::from_ref(&id.to_owned()))?.as_slice() {
+        [one] => Ok((plan.stage(one).expect("the plan has named it"), output)),
+        several => {
+            let of = |id: &String| format!("`{id}{}`", output.map(|output| format!(".{output}")).unwrap_or_default());
+            let names: Vec<String> = several.iter().take(MOST_NAMED).map(of).collect();
+            let more = several.len().saturating_sub(MOST_NAMED);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let failure = Failure::wrong(format!("`{id}` is {} stages, the children of a sweep", several.len()));
+            Err(failure.with_help(format!("name one: {}{more}", names.join(", "))))
+        }
+    }
 }
 
 fn only_output(stage: &PlannedStage) -> Result<String, Failure> {

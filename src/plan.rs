@@ -7,6 +7,7 @@ use clap::Args;
 use engine::explain::{Forecast, Reason, StageForecast, explain};
 use engine::file::problem::{Problem, Severity};
 use engine::home::Home;
+use engine::plan::LeftOut;
 use engine::preflight::Preflight;
 use engine::stage::WorkingState;
 use serde_json::{Value, json};
@@ -37,6 +38,7 @@ pub struct PlanArgs {
 pub fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
     let plan = engine::plan::load_at(crate::scale(args.smoke), &args.file, &args.overrides, &stages::registry())?;
     render::warnings(&plan.sources, &plan.warnings, global.verbosity());
+    render::left_out(&plan, global.verbosity());
     let home = global.home_to_look(&args.file);
     let forecasts = match explain(&plan, &home) {
         Ok(forecasts) => forecasts,
@@ -47,7 +49,9 @@ pub fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
     let printed = match args.format {
         Format::Json => {
             let stages: Vec<Value> = forecasts.iter().map(|forecast| stage_json(&plan.sources, forecast)).collect();
-            crate::print_json(&json!({ "pipeline": plan.name, "stages": stages }))
+            let left_out: Vec<Value> =
+                plan.left_out.iter().map(|left_out| left_out_json(left_out, &plan.sources)).collect();
+            crate::print_json(&json!({ "pipeline": plan.name, "stages": stages, "left_out": left_out }))
         }
         Format::Text => text(&forecasts, &home),
     };
@@ -59,6 +63,11 @@ pub fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
 fn problems(forecasts: &[StageForecast]) -> (Vec<Problem>, Vec<Problem>) {
     let found = forecasts.iter().flat_map(|forecast| forecast.problems.iter().chain(&forecast.preflight.warnings));
     found.cloned().partition(|problem| problem.severity == Severity::Error)
+}
+
+fn left_out_json(left_out: &LeftOut, sources: &engine::file::source::Sources) -> Value {
+    let (line, column) = sources.line_column(left_out.span);
+    json!({ "stage": left_out.stage, "follows": left_out.follows, "line": line, "column": column })
 }
 
 fn stage_json(sources: &engine::file::source::Sources, forecast: &StageForecast) -> Value {

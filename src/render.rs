@@ -10,7 +10,7 @@ use engine::explain::ExplainError;
 use engine::file::problem::{Problem, Severity};
 use engine::file::source::{Sources, Span};
 use engine::lock_file::LockError;
-use engine::plan::Rejected;
+use engine::plan::{Plan, Rejected};
 use engine::run::{MemoryMissing, RunError};
 use miette::{
     Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteError, MietteSpanContents, SourceCode,
@@ -19,7 +19,7 @@ use miette::{
 
 use crate::progress::Verbosity;
 use crate::terminal::{self, Look};
-use crate::words::plural;
+use crate::words::{self, plural};
 
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -273,6 +273,13 @@ pub fn failure(failure: &Failure) -> Exit {
 /// Prints a message on standard error in the form of an error.
 pub fn message(message: &Message) {
     terminal::tell(report(message, Look::stderr()));
+}
+
+/// Says which stages of a file are not in its plan, and why.
+pub fn left_out(plan: &Plan, verbosity: Verbosity) {
+    if verbosity > Verbosity::Quiet {
+        plan.left_out.iter().for_each(|left_out| terminal::tell_line(words::left_out(left_out, &plan.sources)));
+    }
 }
 
 /// Prints warnings about a pipeline file on standard error, unless errors and results alone are wanted.

@@ -84,6 +84,7 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     let registry = stages::registry();
     let plan = args.plan(&registry)?;
     render::warnings(&plan.sources, &plan.warnings, global.verbosity());
+    render::left_out(&plan, global.verbosity());
     let home = global.home(&args.file)?;
     let ids = plan.stages.iter().map(|stage| stage.id.as_str());
     let mut progress = Progress::new(ids, global.verbosity(), Look::stderr());
@@ -143,10 +144,7 @@ impl RunArgs {
     /// The plan of the stages asked for, with the prompts of the command line in it.
     fn plan(&self, registry: &Registry) -> Result<Plan, Failure> {
         let mut plan = engine::plan::load_at(crate::scale(self.smoke), &self.file, &self.overrides, registry)?;
-        if let Some(unknown) = self.until.iter().find(|id| plan.stage(id).is_none()) {
-            let ids: Vec<&str> = plan.stages.iter().map(|stage| stage.id.as_str()).collect();
-            return Err(locate::unknown_stage(unknown, &ids));
-        }
+        let until = locate::stages(&plan, &self.until)?;
         if !self.prompts.is_empty() {
             let asked = prompt_overrides(&plan, &self.prompts);
             if asked.is_empty() {
@@ -156,7 +154,7 @@ impl RunArgs {
             let overrides: Vec<String> = self.overrides.iter().cloned().chain(asked).collect();
             plan = engine::plan::load_at(crate::scale(self.smoke), &self.file, &overrides, registry)?;
         }
-        Ok(if self.until.is_empty() { plan } else { plan.until(&self.until) })
+        Ok(if until.is_empty() { plan } else { plan.until(&until) })
     }
 
     /// Whether answers are shown as they grow: where a person watches, and the output is not for a program.
@@ -186,14 +184,16 @@ fn prompt_overrides(plan: &Plan, prompts: &[String]) -> Vec<String> {
     let texts: Vec<String> = prompts.iter().map(|prompt| prompt.replace("${", "$${")).collect();
     let texts = json!(texts);
     let stages = plan.stages.iter().filter(|stage| stage.kind == Generate::NAME);
-    stages
-        .flat_map(|stage| {
-            // `limit` is for prompts that come from a stage.
-            let limit = stage.parameters.get("limit").is_some().then(|| format!("{}.limit=null", stage.id));
-            [Some(format!("{}.prompts={texts}", stage.id)), limit]
-        })
-        .flatten()
-        .collect()
+    let overrides = stages.flat_map(|stage| {
+        // `limit` is for prompts that come from a stage.
+        let limit = stage.parameters.get("limit").is_some().then(|| format!("{}.limit=null", stage.declared));
+        [Some(format!("{}.prompts={texts}", stage.declared)), limit]
+    });
+    // The children of a sweep stand for one stage of the file.
+    let mut overrides: Vec<String> = overrides.flatten().collect();
+    overrides.sort();
+    overrides.dedup();
+    overrides
 }
 
 impl Told {

@@ -3,6 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use engine::file::source::Sources;
+use engine::plan::LeftOut;
+
 /// Text of the user's data, which may hold anything: a terminal obeys control characters.
 pub fn visible(text: &str) -> String {
     text.replace(|letter: char| letter.is_control() && letter != '\n' && letter != '\t', "\u{fffd}")
@@ -18,6 +21,21 @@ pub fn duration(duration: Duration) -> String {
         60..3600 => format!("{} min {:02} s", seconds / 60, seconds % 60),
         _ => format!("{} h {:02} min", seconds / 3600, seconds % 3600 / 60),
     }
+}
+
+/// Why a stage of the file is not run.
+pub fn left_out(left_out: &LeftOut, sources: &Sources) -> String {
+    let LeftOut { stage, follows, span, publish } = left_out;
+    let (line, column) = sources.line_column(*span);
+    let name = sources.get(span.source).map_or("", |source| source.name.as_str());
+    let because = match follows {
+        None => "its `when:` is false".to_owned(),
+        Some(before) => format!("it needs `{before}`, which is left out"),
+    };
+    let publish: Vec<String> = publish.iter().map(|path| path.display().to_string()).collect();
+    let unpublished =
+        if publish.is_empty() { String::new() } else { format!("; not published: {}", publish.join(", ")) };
+    format!("left out: `{stage}`: {because} ({name}:{line}:{column}){unpublished}")
 }
 
 /// As [`duration`], of a number of seconds.

@@ -11,6 +11,8 @@ use crate::plan::{DeviceRequest, Plan, PlannedStage};
 pub struct DeviceMissing {
     /// The stage.
     pub stage: String,
+    /// Its id in the file.
+    pub declared: String,
     /// The device, in words.
     pub device: &'static str,
 }
@@ -18,7 +20,7 @@ pub struct DeviceMissing {
 impl DeviceMissing {
     /// What the user can do about it.
     pub fn help(&self) -> String {
-        format!("to run it on the CPU add `{}.resources.device=cpu` to the command", self.stage)
+        format!("to run it on the CPU add `{}.resources.device=cpu` to the command", self.declared)
     }
 }
 
@@ -35,5 +37,5 @@ fn missing_device(stage: &PlannedStage) -> Option<DeviceMissing> {
         DeviceRequest::Rocm => "a ROCm device (AMD)",
         DeviceRequest::Metal => "a Metal device (Apple)",
     };
-    Some(DeviceMissing { stage: stage.id.clone(), device })
+    Some(DeviceMissing { stage: stage.id.clone(), declared: stage.declared.clone(), device })
 }

@@ -100,6 +100,9 @@ pub fn stage_key(
     for (name, version) in &outside.pins {
         document.push(format!("@pins.{name}"), version, Class::Semantic);
     }
+    for (axis, value) in stage.axes.iter().filter(|(axis, _)| stage.measured.contains(axis)) {
+        document.push(format!("@measured.{axis}"), value.to_string(), Class::Semantic);
+    }
     StageKey { document, unknown }
 }
 

@@ -25,7 +25,10 @@ mod tests;
 mod unit;
 
 pub use cache::Class;
+pub(crate) use collection::COLLECT;
+pub use collection::only_reference;
 pub use declared::{DeclaredField, declared_fields};
+pub(crate) use fields::unknown_key;
 pub use fields::{Fields, read_choice};
 pub use limits::Limits;
 pub use object_schema::{CLASS, ObjectSchema, choice_schema};
@@ -51,6 +54,11 @@ pub trait Parameter: Sized {
     fn when_absent() -> Option<Self> {
         None
     }
+
+    /// Where the name of a stage goes in a list of such values; `None` where they name none, or more than one.
+    fn collected() -> Option<Collected> {
+        None
+    }
 }
 
 /// Parameters with named fields: what `#[derive(Parameters)]` makes of a struct, so that another can hold it flattened.
@@ -72,11 +80,39 @@ pub struct Reader {
     pub problems: Vec<Problem>,
     /// The references met so far, with the kinds that each accepts: known even where the parameters around them are wrong.
     pub references: Vec<(Reference, &'static [&'static str])>,
+    /// Where stages are named, for what replaces the name of a swept stage by those of its children.
+    pub(crate) named: Vec<Named>,
     /// The field that is read at present, as keys spell it.
     path: String,
 }
 
+/// A place that names a stage.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Named {
+    /// The field, as keys spell it.
+    pub path: String,
+    /// The name there.
+    pub reference: Reference,
+    /// `None` for one stage; for `{ collect: stage }` where in an item of the list a child goes.
+    pub collected: Option<Collected>,
+}
+
+/// Where in an item of a list the name of a stage goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Collected {
+    /// The item is the name.
+    Itself,
+    /// The item is a mapping, and this key of it takes the name.
+    Field(&'static str),
+}
+
 impl Reader {
+    /// Notes a reference to another stage's output.
+    pub(crate) fn refer(&mut self, reference: Reference, kinds: &'static [&'static str]) {
+        self.named.push(Named { path: self.path.clone(), reference: reference.clone(), collected: None });
+        self.references.push((reference, kinds));
+    }
+
     /// Reports that a value has the wrong type.
     pub fn wrong_type(&mut self, node: &Node, expected: &str) {
         let message = self.said_of_field(format!("expected {expected}, found {}", node.describe()));

@@ -1,6 +1,6 @@
 //! The plan: a pipeline file after every check, as a graph of stages ready to be keyed and run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,10 +13,17 @@ use crate::file::source::{Sources, Span};
 use crate::parameter::Parameters;
 use crate::stage::BoundStage;
 
+mod child;
 pub(crate) mod entry;
+mod expand;
 mod field_spans;
 mod graph_text;
+mod join;
+mod left_out;
 mod load;
+mod matrix;
+mod of_children;
+mod one_value;
 mod order;
 mod publish;
 mod read_text;
@@ -49,6 +56,8 @@ pub struct Plan {
     pub publish: Vec<Publish>,
     /// How many there are of each slot that stages take.
     pub slots: BTreeMap<String, u32>,
+    /// Stages of the file that are not in the plan, since a `when:` is false.
+    pub left_out: Vec<LeftOut>,
     /// Problems that do not stop a run.
     pub warnings: Vec<Problem>,
 }
@@ -70,6 +79,8 @@ pub struct PlannedStage {
     pub declared: String,
     /// The values that make it this child of a sweep, by axis; none for a stage that is not swept.
     pub axes: Vec<(String, serde_json::Value)>,
+    /// Those of its axes that change no result, and make it a measurement: their values are part of its key.
+    pub measured: Vec<String>,
     /// The name of its kind.
     pub kind: &'static str,
     /// The kind's version.
@@ -157,6 +168,19 @@ pub struct Publish {
     pub span: Span,
 }
 
+/// A stage of the file that is not in the plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Its id in the file.
+    pub stage: String,
+    /// The stage that it reads or waits for and that is left out itself; `None` for one whose own `when:` is false.
+    pub follows: Option<String>,
+    /// Where the `when:` stands, or the reference.
+    pub span: Span,
+    /// What would have been published of it.
+    pub publish: Vec<PathBuf>,
+}
+
 /// A pipeline file that was rejected: all its problems, and the texts they lie in.
 #[derive(Debug)]
 pub struct Rejected {
@@ -172,14 +196,27 @@ impl Plan {
         self.stages.iter().find(|stage| stage.id == id)
     }
 
-    /// The ids of the stages that a name given by a user means: one stage, or all children of a stage that is swept. Empty where
-    /// there is none of that name.
+    /// The ids of the stages that a name given by a user means: one stage, all children of a stage that is swept, or those of them
+    /// with some values (`adapter[lora.rank=4]`). Empty where there is none of that name.
     pub fn ids_of(&self, name: &str) -> Vec<&str> {
         if let Some(stage) = self.stage(name) {
             return vec![&stage.id];
         }
-        let children = self.stages.iter().filter(|stage| stage.declared == name);
-        children.map(|stage| stage.id.as_str()).collect()
+        let meant = |stage: &&PlannedStage| {
+            let axes = stage.axes.iter().map(|(axis, value)| (axis.as_str(), value));
+            child::is_meant_by(&stage.declared, axes, name)
+        };
+        self.stages.iter().filter(meant).map(|stage| stage.id.as_str()).collect()
+    }
+
+    /// Every name that [`Plan::ids_of`] knows a user to write: the stages of the file, then the children of those that are swept.
+    pub fn names(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = Vec::with_capacity(self.stages.len());
+        let mut seen = HashSet::with_capacity(self.stages.len());
+        names.extend(self.stages.iter().map(|stage| stage.declared.as_str()).filter(|name| seen.insert(*name)));
+        let children = self.stages.iter().filter(|stage| stage.id != stage.declared);
+        names.extend(children.map(|stage| stage.id.as_str()));
+        names
     }
 }
 

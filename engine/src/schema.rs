@@ -92,6 +92,19 @@ fn stage_key(key: &str) -> Value {
             "description": "How often it is tried again after a failure that may pass, or when and how often.",
         }),
         "timeout" => json!({ "$ref": "#/$defs/timeout", "description": "How long it may take, such as `12h`." }),
+        "matrix" => json!({
+            "type": "object",
+            "description": "One child of this stage for each combination of these values, by the path of a parameter: `lora.rank: [4, 8]`.",
+            "properties": {
+                "exclude": { "type": "array", "items": { "type": "object" }, "description": "Combinations that are left out." },
+                "include": { "type": "array", "items": { "type": "object" }, "description": "Further combinations." },
+            },
+            "additionalProperties": or_reference(json!({ "type": "array", "minItems": 1 })),
+        }),
+        "when" => json!({
+            "anyOf": [{ "type": "boolean" }, { "type": "string" }],
+            "description": "A condition: where it is false, this stage and those that need it are left out.",
+        }),
         other => unreachable!("every key of a stage has a schema, and `{other}` has none"),
     }
 }
@@ -116,7 +129,7 @@ fn parameters_name(kind: &dyn StageKind) -> String {
 }
 
 fn reference() -> Value {
-    json!({ "type": "string", "pattern": r"^\$\{\s*(vars|env)\.[^}]+\}$", "description": "A variable: `${vars.name}`." })
+    json!({ "type": "string", "pattern": r"^\$\{\s*(vars|env|matrix)\.[^}]+\}$", "description": "A variable: `${vars.name}`." })
 }
 
 /// A schema, with every value in it that is not text replaceable by one whole reference.

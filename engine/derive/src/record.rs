@@ -83,6 +83,12 @@ impl<'a> Key<'a> {
         }
     }
 
+    /// Its name, where it names a stage and cannot be left out.
+    fn collected(&self) -> TokenStream {
+        let (name, ty) = (&self.name, self.ty);
+        quote!((#name, <#ty as ::engine::parameter::Parameter>::collected()))
+    }
+
     /// Adds the keys of the pipeline file to `names`.
     fn names(&self) -> TokenStream {
         let (name, ty) = (&self.name, self.ty);
@@ -109,6 +115,7 @@ pub fn expand(input: &DeriveInput, fields: &FieldsNamed) -> Result<TokenStream> 
     let reads = keys.iter().map(Key::read);
     let writes = keys.iter().map(Key::write_key);
     let schemas = keys.iter().map(Key::schema);
+    let collected = keys.iter().map(Key::collected);
     Ok(quote! {
         #[automatically_derived]
         impl #impl_generics ::engine::parameter::Parameter for #ident #type_generics #where_clause {
@@ -136,6 +143,10 @@ pub fn expand(input: &DeriveInput, fields: &FieldsNamed) -> Result<TokenStream> 
                 visit: &mut dyn FnMut(&::engine::parameter::Reference, &'static [&'static str]),
             ) {
                 #(::engine::parameter::Parameter::visit_inputs(&self.#idents, visit);)*
+            }
+
+            fn collected() -> ::core::option::Option<::engine::parameter::Collected> {
+                ::engine::parameter::only_reference(&[#(#collected),*])
             }
         }
 

@@ -1,9 +1,11 @@
 //! `${vars.x}` and `${env.X}` in strings, replaced before anything is checked.
 //!
-//! A value that is one whole reference becomes what it refers to, with its type. `$${` stands for `${` itself.
+//! A value that is one whole reference becomes what it refers to, with its type. `$${` stands for `${` itself. `${matrix.x}` stands for
+//! another value in each child of a sweep: it is left in place, for who knows the children. `when:` of a stage becomes true or false.
 
 use std::collections::{HashMap, HashSet};
 
+use super::condition::{self, ConditionError};
 use super::problem::Problem;
 use super::source::{Sources, Span};
 use super::tree::{Entry, Node, Value};
@@ -20,6 +22,8 @@ pub struct Interpolated {
     origins: HashMap<Span, Span>,
     /// Values whose reference leads nowhere: that has been said, and what follows from it needs no saying.
     unknown: HashSet<Span>,
+    /// Texts that hold `${matrix.x}`, for [`with_axes`].
+    pub of_axes: HashSet<Span>,
 }
 
 impl Interpolated {
@@ -49,6 +53,7 @@ pub fn interpolate(
         used: HashSet::new(),
         bytes_left: Some(MAX_REPLACED_BYTES),
         left_alone: &[],
+        may_name_axes: false,
         sources,
         env,
         problems,
@@ -63,10 +68,9 @@ pub fn interpolate(
         }
     }
     for entry in entries.iter_mut().filter(|entry| entry.key != "vars") {
-        match &mut entry.value.value {
-            Value::Map(stages) if entry.key == "stages" => {
-                stages.iter_mut().for_each(|stage| walk.stage(&mut stage.value, placeholders));
-            }
+        match entry.key.as_str() {
+            "stages" => walk.stages(&mut entry.value, placeholders),
+            "publish" => walk.naming_axes(&mut entry.value),
             _ => walk.node(&mut entry.value),
         }
     }
@@ -83,6 +87,8 @@ struct Walk<'a> {
     bytes_left: Option<usize>,
     /// The first names of references that the present stage's kind replaces.
     left_alone: &'static [&'static str],
+    /// Whether `${matrix.x}` has a meaning here.
+    may_name_axes: bool,
     sources: &'a Sources,
     env: &'a dyn Fn(&str) -> Option<String>,
     problems: &'a mut Vec<Problem>,
@@ -99,12 +105,56 @@ enum Piece<'t> {
 }
 
 impl Walk<'_> {
-    fn stage(&mut self, stage: &mut Node, placeholders: &dyn Fn(&str) -> &'static [&'static str]) {
-        if let Some(Value::String(uses)) = stage.get("uses").map(|uses| &uses.value) {
-            self.left_alone = placeholders(uses);
+    fn stages(&mut self, node: &mut Node, placeholders: &dyn Fn(&str) -> &'static [&'static str]) {
+        let Value::Map(stages) = &mut node.value else { return self.node(node) };
+        for stage in stages {
+            if let Some(Value::String(uses)) = stage.value.get("uses").map(|uses| &uses.value) {
+                self.left_alone = placeholders(uses);
+            }
+            self.stage(&mut stage.value);
+            self.left_alone = &[];
         }
-        self.node(stage);
-        self.left_alone = &[];
+    }
+
+    fn stage(&mut self, stage: &mut Node) {
+        let Value::Map(keys) = &mut stage.value else { return self.node(stage) };
+        for entry in keys {
+            match entry.key.as_str() {
+                "with" => self.naming_axes(&mut entry.value),
+                "when" => self.condition(&mut entry.value),
+                _ => self.node(&mut entry.value),
+            }
+        }
+    }
+
+    fn naming_axes(&mut self, node: &mut Node) {
+        self.may_name_axes = true;
+        self.node(node);
+        self.may_name_axes = false;
+    }
+
+    /// Puts its truth in the place of a condition.
+    fn condition(&mut self, node: &mut Node) {
+        let Value::String(text) = &node.value else { return };
+        let (text, span) = (text.clone(), node.span);
+        let value = condition::evaluate(&text, &mut |whole, name| {
+            if name.starts_with("env.") && !is_secret(name) && (self.env)(&name["env.".len()..]).is_none() {
+                return Some(Value::Null);
+            }
+            Some(self.resolve(whole, name, span)?.value)
+        });
+        match value {
+            Ok(truth) => node.value = Value::Bool(truth),
+            Err(error) => {
+                self.done.unknown.insert(span);
+                if let ConditionError::Wrong(what, part) = error {
+                    let message = format!("this is no condition: {what}");
+                    let problem = self.report("bad-condition", &part, span, &message, "here");
+                    problem.help =
+                        Some("write `${vars.x}`, or compare: `${vars.size} == large and not ${env.CI}`".into());
+                }
+            }
+        }
     }
 
     fn node(&mut self, node: &mut Node) {
@@ -128,6 +178,9 @@ impl Walk<'_> {
     /// The value of a string with references; `None` where one of them leads nowhere.
     fn string(&mut self, text: &str, span: Span) -> Option<Value> {
         let pieces = self.pieces(text);
+        if self.may_name_axes && pieces.iter().any(is_axis) {
+            return self.text_of_axes(pieces, span);
+        }
         if let [Piece::Reference(whole, name)] = pieces.as_slice() {
             let target = self.resolve(whole, name, span)?;
             self.done.origins.extend(target.given.map(|given| (span, given)));
@@ -159,6 +212,25 @@ impl Walk<'_> {
         pieces(text).into_iter().map(piece).collect()
     }
 
+    /// A text that holds `${matrix.x}`, with all else in it replaced.
+    fn text_of_axes(&mut self, pieces: Vec<Piece<'_>>, span: Span) -> Option<Value> {
+        let mut result = Some(String::new());
+        for piece in pieces {
+            let part = match piece {
+                Piece::Reference(whole, _) if is_axis(&piece) => Some(whole.to_owned()),
+                Piece::Text(text) => Some(escaped(text)),
+                Piece::Reference(whole, name) => self.part(whole, name, span).map(|text| escaped(&text)),
+                Piece::Open(rest) => {
+                    self.report("bad-reference", rest, span, "`${` is not closed", "expected `}`");
+                    None
+                }
+            };
+            result = result.zip(part).map(|(result, part)| result + &part);
+        }
+        self.done.of_axes.insert(span);
+        result.map(Value::String)
+    }
+
     /// A reference inside a longer text.
     fn part(&mut self, whole: &str, name: &str, span: Span) -> Option<String> {
         match self.resolve(whole, name, span)?.value {
@@ -181,6 +253,11 @@ impl Walk<'_> {
         }
         if let Some(name) = name.strip_prefix("env.") {
             return self.environment(whole, name, span);
+        }
+        if name.starts_with("matrix.") {
+            let message = format!("`{whole}` has no meaning here: an axis has a value in each child of a stage");
+            self.report("bad-reference", whole, span, &message, "only under `with:` and in paths of `publish:`");
+            return None;
         }
         let message = format!("`{whole}` is no reference");
         let problem = self.report("bad-reference", whole, span, &message, "expected `vars.NAME` or `env.NAME`");
@@ -218,7 +295,8 @@ impl Walk<'_> {
 
     /// Says nothing where a reference leads nowhere: it may be what should have used the variable.
     fn report_unused(&mut self) {
-        if self.problems.iter().any(|problem| matches!(problem.code, "unknown-variable" | "bad-reference")) {
+        let leads_nowhere = ["unknown-variable", "bad-reference", "bad-condition"];
+        if self.problems.iter().any(|problem| leads_nowhere.contains(&problem.code)) {
             return;
         }
         for entry in self.vars.iter().filter(|entry| !self.used.contains(&entry.key)) {
@@ -264,7 +342,7 @@ impl Walk<'_> {
     /// Where a reference stands inside the text of its value.
     fn place(&self, whole: &str, span: Span) -> Span {
         let text = self.sources.get(span.source).and_then(|source| source.text.get(span.offset..span.end()));
-        match text.and_then(|text| text.find(whole)) {
+        match text.and_then(|text| text.find(whole)).filter(|_| !whole.is_empty()) {
             Some(at) => Span { offset: span.offset + at, len: whole.len(), ..span },
             None => span,
         }
@@ -288,6 +366,49 @@ fn left_after(left: usize, value: &Value) -> Option<usize> {
 struct Target {
     value: Value,
     given: Option<Span>,
+}
+
+/// A text that holds `${matrix.x}`, with the values of one child in it; `value_of` gives them, by the whole reference and the name of
+/// the axis, or has said that there is none.
+pub fn with_axes(text: &str, value_of: &mut dyn FnMut(&str, &str) -> Option<Value>) -> Option<Value> {
+    let pieces = pieces(text);
+    if let [Piece::Reference(whole, name)] = pieces.as_slice() {
+        return value_of(whole, axis_of(name));
+    }
+    let mut result = Some(String::with_capacity(text.len()));
+    for piece in pieces {
+        let part = match piece {
+            Piece::Text(text) | Piece::Open(text) => Some(text.to_owned()),
+            Piece::Reference(whole, name) => value_of(whole, axis_of(name)).map(|value| match value {
+                Value::String(text) => text,
+                other => Node { span: Span::default(), value: other }.to_json().to_string(),
+            }),
+        };
+        result = result.zip(part).map(|(result, part)| result + &part);
+    }
+    result.map(Value::String)
+}
+
+/// The axis that a text stands for, if it is one whole `${matrix.x}`.
+pub fn only_axis(text: &str) -> Option<&str> {
+    match pieces(text).as_slice() {
+        [Piece::Reference(_, name)] => Some(axis_of(name)),
+        _ => None,
+    }
+}
+
+fn axis_of(name: &str) -> &str {
+    name.strip_prefix("matrix.").unwrap_or(name).trim()
+}
+
+/// Whether a piece is `${matrix.x}`.
+fn is_axis(piece: &Piece<'_>) -> bool {
+    matches!(piece, Piece::Reference(_, name) if name.starts_with("matrix."))
+}
+
+/// A text in which no reference is seen.
+fn escaped(text: &str) -> String {
+    text.replace("${", "$${")
 }
 
 fn pieces(text: &str) -> Vec<Piece<'_>> {
@@ -323,7 +444,7 @@ pub fn is_secret(name: &str) -> bool {
 }
 
 /// A value as it stands at the place that refers to it.
-fn replaced_at(mut value: Value, span: Span) -> Value {
+pub(crate) fn replaced_at(mut value: Value, span: Span) -> Value {
     match &mut value {
         Value::List(items) => {
             for item in items {

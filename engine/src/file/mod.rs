@@ -1,6 +1,7 @@
 //! Reading a pipeline file: text to a tree with spans, and the problems found in it.
 
 pub mod codes;
+pub mod condition;
 pub mod interpolate;
 pub mod overrides;
 pub mod parse;

@@ -1,6 +1,7 @@
 //! Overrides: `adapter.optimizer.learning_rate=1e-4` on the command line, put into the tree before anything is checked.
 //!
-//! Each override is a text of its own with places of its own, so what it sets wrong is reported as in the file.
+//! Each override is a text of its own with places of its own, so what it sets wrong is reported as in the file. Several values for a
+//! parameter that takes one (`adapter.lora.rank=4,8`) become an axis of the stage's `matrix:`.
 
 use super::parse;
 use super::problem::Problem;
@@ -13,29 +14,49 @@ use crate::suggest;
 pub const COMMAND_LINE: &str = "command line";
 
 /// Keys of a stage itself; every other path of an override goes below its `with:`.
-pub const STAGE_KEYS: [&str; 6] = ["uses", "with", "needs", "resources", "retries", "timeout"];
+pub const STAGE_KEYS: [&str; 8] = ["uses", "with", "needs", "resources", "retries", "timeout", "matrix", "when"];
+
+/// What a value begins with that is read as YAML.
+const YAML: [char; 4] = ['[', '{', '"', '\''];
 
 /// Keys of the file that an override can reach beside the stages.
 const FILE_KEYS: [&str; 4] = ["vars", "name", "publish", "slots"];
 
+/// Whether the parameter at a path of a stage's `with:` or `resources:`, by the stage's kind, takes one value that can hold no comma.
+pub type TakesOneValue<'a> = &'a dyn Fn(&str, &[&str]) -> bool;
+
 /// Puts each override into the tree, in order; what cannot be put there is reported and left out.
-pub fn apply(root: &mut Node, overrides: &[String], sources: &mut Sources, problems: &mut Vec<Problem>) {
+pub fn apply(
+    root: &mut Node,
+    overrides: &[String],
+    takes_one_value: TakesOneValue<'_>,
+    sources: &mut Sources,
+    problems: &mut Vec<Problem>,
+) {
     for text in overrides {
         let source = sources.add(COMMAND_LINE, text.as_str());
-        if let Err(problem) = apply_one(root, source, text, problems) {
+        if let Err(problem) = apply_one(root, source, text, takes_one_value, problems) {
             problems.push(*problem);
         }
     }
 }
 
 /// One name of a path.
-#[derive(Clone)]
-struct Segment {
-    name: String,
-    span: Span,
+#[derive(Debug, Clone)]
+pub(crate) struct Segment {
+    /// The name.
+    pub name: String,
+    /// Where it stands.
+    pub span: Span,
 }
 
-fn apply_one(root: &mut Node, source: SourceId, text: &str, problems: &mut Vec<Problem>) -> Result<(), Box<Problem>> {
+fn apply_one(
+    root: &mut Node,
+    source: SourceId,
+    text: &str,
+    takes_one_value: TakesOneValue<'_>,
+    problems: &mut Vec<Problem>,
+) -> Result<(), Box<Problem>> {
     let whole = Span { source, offset: 0, len: text.len() };
     let Some((path, value)) = text.split_once('=') else {
         return Err(
@@ -43,12 +64,98 @@ fn apply_one(root: &mut Node, source: SourceId, text: &str, problems: &mut Vec<P
         );
     };
     let segments = split(path, source)?;
-    let value = read_value(source, text, text.len() - value.len(), problems)?;
-    let path = locate(root, segments)?;
+    let start = text.len() - value.len();
+    let located = locate(root, segments)?;
+    let (path, value) = match axis(root, &located, value, takes_one_value) {
+        Some(path) => (path, read_axis(source, text, start, problems)?),
+        None => (located, read_value(source, text, start, problems)?),
+    };
     set(root, &path, value)
 }
 
+/// The axis of a stage's matrix that an override sets, if it sets one: an axis itself, a parameter that the stage is swept over
+/// already, or several values for a parameter that takes one.
+fn axis(root: &Node, path: &[Segment], value: &str, takes_one_value: TakesOneValue<'_>) -> Option<Vec<Segment>> {
+    let [stages, id, key, below @ ..] = path else { return None };
+    if stages.name != "stages" || below.is_empty() {
+        return None;
+    }
+    let names: Vec<&str> = below.iter().map(|segment| segment.name.as_str()).collect();
+    let joined = names.join(".");
+    let at = |axis: String| {
+        let key = |name: &str, span| Segment { name: name.to_owned(), span };
+        let (from, to) = (below[0].span, below[below.len() - 1].span);
+        let span = Span { len: to.end() - from.offset, ..from };
+        Some(vec![stages.clone(), id.clone(), key("matrix", from), key(&axis, span)])
+    };
+    let stage = root.get("stages")?.get(&id.name)?;
+    match key.name.as_str() {
+        "matrix" if ["exclude", "include"].contains(&names[0]) => None,
+        "matrix" => at(joined),
+        "with" | "resources" => {
+            let long = format!("{}.{joined}", key.name);
+            let short = if key.name == "with" { joined } else { long.clone() };
+            let swept = stage.get("matrix").and_then(|matrix| match (matrix.get(&short), matrix.get(&long)) {
+                (Some(_), _) => Some(short.clone()),
+                (None, Some(_)) => Some(long.clone()),
+                (None, None) => None,
+            });
+            if swept.is_some() {
+                return at(swept?);
+            }
+            let several = value.split(',').count() > 1 && value.split(',').all(|part| !part.trim().is_empty());
+            let plain = !value.trim_start().starts_with(YAML);
+            let uses = stage.get("uses").map_or("", |uses| match &uses.value {
+                Value::String(uses) => uses,
+                _ => "",
+            });
+            let path: Vec<&str> = std::iter::once(key.name.as_str()).chain(names.iter().copied()).collect();
+            let reserved =
+                key.name == "with" && (["exclude", "include"].contains(&names[0]) || names[0] == "resources");
+            let name = if reserved { long } else { short };
+            (several && plain && takes_one_value(uses, &path)).then(|| at(name)).flatten()
+        }
+        _ => None,
+    }
+}
+
+/// The values of an axis: a list, or plain values with commas between them.
+fn read_axis(source: SourceId, text: &str, start: usize, problems: &mut Vec<Problem>) -> Result<Node, Box<Problem>> {
+    let value = &text[start..];
+    if value.trim_start().starts_with(YAML) {
+        let node = read_value(source, text, start, problems)?;
+        let span = node.span;
+        return Ok(match node.value {
+            Value::List(_) | Value::Null => node,
+            _ => Node { span, value: Value::List(vec![node]) },
+        });
+    }
+    let trimmed = value.trim();
+    let span = Span { source, offset: start + (value.len() - value.trim_start().len()), len: trimmed.len() };
+    if scalar::plain(trimmed) == Value::Null {
+        return Ok(Node { span, value: Value::Null });
+    }
+    let mut items = Vec::new();
+    let mut offset = start;
+    for part in value.split(',') {
+        let plain = part.trim();
+        let at = offset + (part.len() - part.trim_start().len());
+        items.push(Node { span: Span { source, offset: at, len: plain.len() }, value: scalar::plain(plain) });
+        offset += part.len() + 1;
+    }
+    Ok(Node { span, value: Value::List(items) })
+}
+
 fn split(path: &str, source: SourceId) -> Result<Vec<Segment>, Box<Problem>> {
+    if let Some((stage, _)) = path.split_once('[').filter(|(stage, _)| !stage.contains('.')) {
+        let whole = Span { source, offset: 0, len: path.len() };
+        let message = format!("an override reaches all children of `{stage}`, not one of them");
+        let problem = Problem::error("bad-override", whole, message, "names one child");
+        let help = format!(
+            "give one combination other values with `{stage}.matrix.include=[{{...}}]`, or take one away with `{stage}.matrix.exclude=[{{...}}]`"
+        );
+        return Err(problem.with_help(help).into());
+    }
     let mut segments = Vec::new();
     let mut offset = 0;
     for name in path.split('.') {
@@ -68,7 +175,7 @@ fn split(path: &str, source: SourceId) -> Result<Vec<Segment>, Box<Problem>> {
 fn read_value(source: SourceId, text: &str, start: usize, problems: &mut Vec<Problem>) -> Result<Node, Box<Problem>> {
     let value = &text[start..];
     let trimmed = value.trim();
-    if !trimmed.starts_with(['[', '{', '"', '\'']) {
+    if !trimmed.starts_with(YAML) {
         let offset = start + (value.len() - value.trim_start().len());
         let plain = match scalar::plain(trimmed) {
             // The shell has taken its quotes away: what blanks are left belong to the text, such as the end of a template.
@@ -144,7 +251,7 @@ fn keys_of<'a>(root: &'a Node, key: &str) -> Vec<&'a str> {
 }
 
 /// Sets the value at a path; keys that are absent are created, and checked with all the others later.
-fn set(node: &mut Node, path: &[Segment], value: Node) -> Result<(), Box<Problem>> {
+pub(crate) fn set(node: &mut Node, path: &[Segment], value: Node) -> Result<(), Box<Problem>> {
     let Some((segment, rest)) = path.split_first() else {
         *node = value;
         return Ok(());

@@ -2,8 +2,13 @@
 
 use serde_json::json;
 
-use super::{Json, KeyWriter, Mapping, Parameter, Reader, Reference, dotted};
+use super::fields::unknown_key;
+use super::scalar::read_text;
+use super::{Collected, Json, KeyWriter, Mapping, Named, Parameter, Reader, Reference, dotted};
 use crate::file::tree::{Entry, Node, Value};
+
+/// The key of a mapping that stands for all children of a swept stage, in a list or in its place.
+pub(crate) const COLLECT: &str = "collect";
 
 /// What a key holds for a value that is not there.
 pub(super) const ABSENT: &str = "none";
@@ -40,13 +45,23 @@ impl<T: Parameter> Parameter for Option<T> {
 
 impl<T: Parameter> Parameter for Vec<T> {
     fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
+        if let Some(place) = T::collected().filter(|_| node.get(COLLECT).is_some()) {
+            collect(node, place, reader);
+            return None;
+        }
         let Value::List(items) = &node.value else {
             reader.wrong_type(node, "a list");
             return None;
         };
         // Every item is read before the first one that failed ends the list.
         let of_item = |(index, item): (usize, &Node)| {
-            reader.under(format!("{}[{index}]", reader.path), |reader| T::read(item, reader))
+            reader.under(format!("{}[{index}]", reader.path), |reader| match T::collected() {
+                Some(place) if item.get(COLLECT).is_some() => {
+                    collect(item, place, reader);
+                    None
+                }
+                _ => T::read(item, reader),
+            })
         };
         let values: Vec<Option<T>> = items.iter().enumerate().map(of_item).collect();
         values.into_iter().collect()
@@ -62,7 +77,9 @@ impl<T: Parameter> Parameter for Vec<T> {
     }
 
     fn schema() -> Json {
-        json!({ "type": "array", "items": T::schema() })
+        let Some(place) = T::collected() else { return json!({ "type": "array", "items": T::schema() }) };
+        let all = all_children(place, T::schema());
+        json!({ "anyOf": [{ "type": "array", "items": { "anyOf": [T::schema(), all] } }, all] })
     }
 
     fn visit_inputs(&self, visit: &mut dyn FnMut(&Reference, &'static [&'static str])) {
@@ -70,6 +87,55 @@ impl<T: Parameter> Parameter for Vec<T> {
             value.visit_inputs(visit);
         }
     }
+}
+
+/// Where the name of a stage goes in a mapping with these fields: into the only one that is such a name.
+pub fn only_reference(fields: &[(&'static str, Option<Collected>)]) -> Option<Collected> {
+    let mut names = fields.iter().filter(|(_, collected)| *collected == Some(Collected::Itself));
+    match (names.next(), names.next()) {
+        (Some((name, _)), None) => Some(Collected::Field(name)),
+        _ => None,
+    }
+}
+
+/// Notes a `{ collect: stage }`: who knows the children writes them out, and the list is read again. What else stands in the mapping
+/// goes into each item.
+fn collect(node: &Node, place: Collected, reader: &mut Reader) {
+    let Value::Map(entries) = &node.value else { return };
+    for entry in entries {
+        match (entry.key.as_str(), place) {
+            (COLLECT, _) => collect_stage(&entry.value, place, reader),
+            (key, Collected::Field(field)) if key != field => {}
+            _ => reader.problems.push(unknown_key(&entry.key, entry.key_span, &[COLLECT])),
+        }
+    }
+}
+
+fn collect_stage(node: &Node, place: Collected, reader: &mut Reader) {
+    let Some(text) = read_text(node, reader, "the id of a stage") else { return };
+    match Reference::parse(text, node.span) {
+        Some(reference) => {
+            reader.named.push(Named { path: reader.path.clone(), reference, collected: Some(place) });
+        }
+        None => reader.bad_value(node, format!("`{text}` is not a reference"), "`stage` or `stage.output`"),
+    }
+}
+
+/// The schema of `{ collect: stage }`.
+fn all_children(place: Collected, mut item: Json) -> Json {
+    let stage = json!({ "type": "string", "description": "Every child of this stage, which has a `matrix:`." });
+    let Collected::Field(field) = place else {
+        let properties = json!({ COLLECT: stage });
+        return json!({
+            "type": "object", "properties": properties, "required": [COLLECT], "additionalProperties": false,
+        });
+    };
+    if let Some(properties) = item["properties"].as_object_mut() {
+        properties.remove(field);
+        properties.insert(COLLECT.to_owned(), stage);
+    }
+    item["required"] = json!([COLLECT]);
+    item
 }
 
 impl<T: Parameter> Parameter for Mapping<T> {

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::scalar::read_text;
-use super::{ArtifactKind, Input, Json, KeyWriter, LocalPath, OneOf, Parameter, Reader, Reference};
+use super::{ArtifactKind, Collected, Input, Json, KeyWriter, LocalPath, OneOf, Parameter, Reader, Reference};
 use crate::file::tree::{Node, Value};
 
 impl Reference {
@@ -29,7 +29,7 @@ impl<K: ArtifactKind> Parameter for Input<K> {
             reader.bad_value(node, format!("`{text}` is not a reference"), "`stage` or `stage.output`");
             return None;
         };
-        reader.references.push((reference.clone(), K::KINDS));
+        reader.refer(reference.clone(), K::KINDS);
         Some(Self::new(reference))
     }
 
@@ -47,6 +47,10 @@ impl<K: ArtifactKind> Parameter for Input<K> {
 
     fn visit_inputs(&self, visit: &mut dyn FnMut(&Reference, &'static [&'static str])) {
         visit(&self.reference, K::KINDS);
+    }
+
+    fn collected() -> Option<Collected> {
+        Some(Collected::Itself)
     }
 }
 

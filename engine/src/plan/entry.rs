@@ -26,6 +26,10 @@ pub(super) struct Document {
 /// A stage as the file declares it.
 pub(super) struct StageEntry {
     pub id: Text,
+    /// The id in the file, that of all children of a sweep.
+    pub declared: String,
+    /// The values that make it this child.
+    pub axes: Vec<AxisOf>,
     pub uses: Option<Text>,
     pub with: Node,
     pub needs: Vec<Text>,
@@ -34,6 +38,21 @@ pub(super) struct StageEntry {
     pub slot_spans: Vec<(String, Span)>,
     pub retries: Retries,
     pub timeout: Option<Duration>,
+    /// What it is swept over, in the file.
+    pub matrix: Option<Node>,
+    /// Where the file says that it is left out.
+    pub left_out: Option<Span>,
+}
+
+/// The value that a child has on an axis.
+#[derive(Debug, Clone)]
+pub(super) struct AxisOf {
+    pub name: String,
+    pub value: Json,
+    /// Where the value stands.
+    pub span: Span,
+    /// Whether it changes no result of this stage, so that the child is a measurement.
+    pub measured: bool,
 }
 
 /// A string and where it stands.
@@ -101,7 +120,8 @@ pub(super) fn read(root: &Node, reader: &mut Reader) -> Document {
 /// Bytes of the longest id.
 const LONGEST_ID: usize = 100;
 
-fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
+/// Reads the frame of one stage.
+pub(super) fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
     let id = Text { text: entry.key.clone(), span: entry.key_span };
     if !is_id(&id.text) {
         reader.problems.push(
@@ -111,7 +131,9 @@ fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
     }
     let absent = Node { span: id.span, value: Value::Null };
     let mut stage = StageEntry {
+        declared: id.text.clone(),
         id,
+        axes: Vec::new(),
         uses: None,
         with: absent.clone(),
         needs: Vec::new(),
@@ -119,6 +141,8 @@ fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
         slot_spans: Vec::new(),
         retries: Retries::default(),
         timeout: None,
+        matrix: None,
+        left_out: None,
     };
     // A stage without anything lacks its `uses:`, and the place to say so is its id.
     let node = if entry.value.value == Value::Null { &absent } else { &entry.value };
@@ -134,6 +158,14 @@ fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
     stage.retries = fields.or_default("retries", &Limits::NONE, Retries::default).unwrap_or_default();
     let timeout = fields.required::<Option<Period>>("timeout", &Limits::NONE).flatten();
     stage.timeout = timeout.map(|period| period.0);
+    if let Some(Some(Anything(matrix))) = fields.required::<Option<Anything>>("matrix", &Limits::NONE) {
+        // One whose last axis was taken away on the command line is none.
+        let taken_away = matches!(&matrix.value, Value::Map(axes) if !axes.is_empty() && axes.iter().all(|axis| axis.value.value == Value::Null));
+        stage.matrix = Some(matrix).filter(|_| !taken_away);
+    }
+    if fields.or_default("when", &Limits::NONE, || true) == Some(false) {
+        stage.left_out = node.get("when").map(|when| when.span);
+    }
     warn_of_resources(&entry.value, &stage.resources, reader);
     stage
 }

@@ -1,6 +1,8 @@
 //! The graph of a plan as text for other programs to draw.
 
-use super::{Edge, Plan};
+use std::collections::HashMap;
+
+use super::{Edge, LeftOut, Plan, PlannedStage};
 
 /// A language for graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,9 +13,8 @@ pub enum GraphFormat {
     Dot,
 }
 
-/// The stages and what flows between them.
+/// The stages and what flows between them; the children of a sweep stand together.
 pub fn graph_text(plan: &Plan, format: GraphFormat) -> String {
-    let stages = plan.stages.iter().enumerate();
     let edges = plan.graph.edge_indices().filter_map(|edge| {
         let (from, to) = plan.graph.edge_endpoints(edge)?;
         Some((plan.graph[from], plan.graph[to], &plan.graph[edge]))
@@ -22,8 +23,8 @@ pub fn graph_text(plan: &Plan, format: GraphFormat) -> String {
     match format {
         GraphFormat::Mermaid => {
             text.push_str("flowchart TD\n");
-            for (index, stage) in stages {
-                text.push_str(&format!("    s{index}[\"{}<br/><i>{}</i>\"]\n", stage.id, stage.kind));
+            for group in groups(plan) {
+                text.push_str(&mermaid(plan, &group));
             }
             for (from, to, edge) in edges {
                 text.push_str(&match edge {
@@ -31,11 +32,14 @@ pub fn graph_text(plan: &Plan, format: GraphFormat) -> String {
                     Edge::Needs => format!("    s{from} -.-> s{to}\n"),
                 });
             }
+            for LeftOut { stage, .. } in &plan.left_out {
+                text.push_str(&format!("    %% left out: {stage}\n"));
+            }
         }
         GraphFormat::Dot => {
             text.push_str("digraph pipeline {\n    node [shape=box];\n");
-            for (index, stage) in stages {
-                text.push_str(&format!("    s{index} [label=\"{}\\n{}\"];\n", stage.id, stage.kind));
+            for group in groups(plan) {
+                text.push_str(&dot(plan, &group));
             }
             for (from, to, edge) in edges {
                 text.push_str(&match edge {
@@ -43,8 +47,61 @@ pub fn graph_text(plan: &Plan, format: GraphFormat) -> String {
                     Edge::Needs => format!("    s{from} -> s{to} [style=dashed];\n"),
                 });
             }
+            for LeftOut { stage, .. } in &plan.left_out {
+                text.push_str(&format!("    // left out: {stage}\n"));
+            }
             text.push_str("}\n");
         }
     }
     text
+}
+
+/// A stage, or the children of one.
+struct Group<'a> {
+    declared: &'a str,
+    /// Their places in the plan.
+    stages: Vec<usize>,
+}
+
+fn groups(plan: &Plan) -> Vec<Group<'_>> {
+    let mut groups: Vec<Group<'_>> = Vec::new();
+    let mut known: HashMap<&str, usize> = HashMap::new();
+    for (place, stage) in plan.stages.iter().enumerate() {
+        let group = *known.entry(&stage.declared).or_insert_with(|| {
+            groups.push(Group { declared: &stage.declared, stages: Vec::new() });
+            groups.len() - 1
+        });
+        groups[group].stages.push(place);
+    }
+    groups
+}
+
+/// What tells a child from the others.
+fn values(stage: &PlannedStage) -> String {
+    let values = stage.id.strip_prefix(&stage.declared).unwrap_or(&stage.id);
+    values.trim_start_matches('[').trim_end_matches(']').replace('\\', "\\\\").replace('"', "'")
+}
+
+fn mermaid(plan: &Plan, group: &Group<'_>) -> String {
+    let first = group.stages[0];
+    let stage = &plan.stages[first];
+    let title = format!("{}<br/><i>{}</i>", group.declared, stage.kind);
+    if stage.axes.is_empty() {
+        return format!("    s{first}[\"{title}\"]\n");
+    }
+    let of_child = |place: &usize| format!("        s{place}[\"{}\"]\n", values(&plan.stages[*place]));
+    let children: String = group.stages.iter().map(of_child).collect();
+    format!("    subgraph g{first} [\"{title}\"]\n{children}    end\n")
+}
+
+fn dot(plan: &Plan, group: &Group<'_>) -> String {
+    let first = group.stages[0];
+    let stage = &plan.stages[first];
+    let title = format!("{}\\n{}", group.declared, stage.kind);
+    if stage.axes.is_empty() {
+        return format!("    s{first} [label=\"{title}\"];\n");
+    }
+    let of_child = |place: &usize| format!("        s{place} [label=\"{}\"];\n", values(&plan.stages[*place]));
+    let children: String = group.stages.iter().map(of_child).collect();
+    format!("    subgraph cluster_{first} {{\n        label=\"{title}\";\n{children}    }}\n")
 }

@@ -3,7 +3,11 @@
 use std::path::Path;
 
 use super::entry::{self, Document, StageEntry};
+use super::expand::{self, expand};
 use super::field_spans::field_spans;
+use super::left_out::LeftOuts;
+use super::of_children;
+use super::one_value;
 use super::order;
 use super::publish;
 use super::read_text::read_text;
@@ -67,7 +71,8 @@ pub(super) fn load_with(
         problems.push(problem);
         return Err(Rejected { sources, problems: in_order(problems) });
     }
-    overrides::apply(&mut root, overrides, &mut sources, &mut problems);
+    let takes_one_value = |uses: &str, path: &[&str]| one_value::takes_one_value(registry, uses, path);
+    overrides::apply(&mut root, overrides, &takes_one_value, &mut sources, &mut problems);
     let interpolated = interpolate(&mut root, &sources, env, &|uses| placeholders(registry, uses), &mut problems);
 
     if scale == Scale::Smoke {
@@ -75,7 +80,8 @@ pub(super) fn load_with(
     }
 
     let mut found = Vec::new();
-    let checked = check(&root, registry, &mut found);
+    let file = expand::File { root: &root, registry, scale, of_axes: &interpolated.of_axes };
+    let checked = check(&file, &mut found);
     interpolated.refine(&mut found);
     problems.extend(found);
     let problems = in_order(problems);
@@ -99,53 +105,63 @@ struct Checked {
     bound: Vec<Bound>,
     publish: Vec<super::Publish>,
     order: Vec<usize>,
+    left_out: LeftOuts,
 }
 
 /// Checks the tree; `None` where nothing was left to make a plan of.
-fn check(root: &Node, registry: &Registry, problems: &mut Vec<Problem>) -> Option<Checked> {
+fn check(file: &expand::File<'_>, problems: &mut Vec<Problem>) -> Option<Checked> {
     let mut reader = Reader::default();
-    let document = entry::read(root, &mut reader);
+    let mut document = entry::read(file.root, &mut reader);
     problems.append(&mut reader.problems);
-    let mut bound: Vec<Bound> = document.stages.iter().map(|stage| bind(stage, registry, problems)).collect();
-    resolve(&document.stages, &mut bound, problems);
-    let publish = publish::resolve(&document, &bound, problems);
+    let bind = |stage| {
+        let bound = bind(&stage, file.registry);
+        (stage, bound)
+    };
+    let candidates = document.stages.into_iter().map(bind).collect();
+    let (stages, mut bound): (Vec<StageEntry>, Vec<Bound>) = expand(candidates, file, problems).into_iter().unzip();
+    document.stages = stages;
+    resolve(&document.stages, &mut bound);
     slots::check(&document, problems);
-    for (stage, bound) in document.stages.iter().zip(&bound) {
+    for (stage, bound) in document.stages.iter().zip(&mut bound) {
         if let Some(stage_kind) = &bound.kind {
-            problems.extend(stage_kind.check(&InputFacts::new(), stage.with.span));
+            bound.problems.extend(stage_kind.check(&InputFacts::new(), stage.with.span));
         }
     }
+    problems.extend(of_children::problems(&document.stages, &mut bound));
+    let publish = publish::resolve(&document, &bound, file.of_axes, problems);
     let order = order::order(&document.stages, &bound, problems)?;
-    Some(Checked { document, bound, publish, order })
+    let left_out = LeftOuts::find(&document.stages, &bound, &order);
+    Some(Checked { document, bound, publish, order, left_out })
 }
 
 /// Finds a stage's kind and lets it read its parameters.
-fn bind(stage: &StageEntry, registry: &Registry, problems: &mut Vec<Problem>) -> Bound {
+pub(super) fn bind(stage: &StageEntry, registry: &Registry) -> Bound {
     let Some(uses) = &stage.uses else { return Bound::default() };
     let Some(kind) = registry.get(&uses.text) else {
         let names: Vec<&str> = registry.kinds().map(|kind| kind.name()).collect();
-        problems.push(
-            Problem::error(
-                "unknown-kind",
-                uses.span,
-                format!("unknown stage kind `{}`", uses.text),
-                "no kind of this name",
-            )
-            .with_help_if(suggest::help(&uses.text, "known kinds", names.iter().copied())),
+        let problem = Problem::error(
+            "unknown-kind",
+            uses.span,
+            format!("unknown stage kind `{}`", uses.text),
+            "no kind of this name",
         );
-        return Bound::default();
+        let problem = problem.with_help_if(suggest::help(&uses.text, "known kinds", names.iter().copied()));
+        return Bound { problems: vec![problem], ..Bound::default() };
     };
     let mut reader = Reader::default();
     let read = kind.read(&stage.with, &mut reader);
-    problems.append(&mut reader.problems);
     let references = read.as_ref().map_or(reader.references, |read| read.inputs());
     let outputs = read.as_ref().map(|read| read.outputs());
-    Bound { name: kind.name(), version: kind.version(), kind: read, outputs, references, ..Bound::default() }
+    let (named, problems) = (reader.named, reader.problems);
+    let (name, version) = (kind.name(), kind.version());
+    Bound { name, version, kind: read, outputs, references, named, problems, ..Bound::default() }
 }
 
 impl Checked {
     fn into_plan(mut self, path: &Path, sources: Sources, warnings: Vec<Problem>) -> Plan {
+        self.order.retain(|place| !self.left_out.has(*place));
         let graph = order::graph(&self.document.stages, &self.bound, &self.order);
+        let left_out = self.left_out.into_list(&self.document.stages, &mut self.publish);
         let name = self.document.name.map(|name| name.text);
         let name = name.unwrap_or_else(|| path.file_stem().unwrap_or_default().to_string_lossy().into_owned());
         let mut declared: Vec<Option<(StageEntry, Bound)>> =
@@ -154,15 +170,18 @@ impl Checked {
             self.order.iter().filter_map(|at| declared[*at].take()).map(|(stage, bound)| planned(stage, bound));
         let stages = stages.collect();
         let slots = self.document.slots;
-        Plan { name, file: path.to_owned(), sources, stages, graph, publish: self.publish, slots, warnings }
+        let publish = self.publish;
+        Plan { name, file: path.to_owned(), sources, stages, graph, publish, slots, left_out, warnings }
     }
 }
 
 fn planned(stage: StageEntry, bound: Bound) -> PlannedStage {
+    let measured = stage.axes.iter().filter(|axis| axis.measured).map(|axis| axis.name.clone()).collect();
     PlannedStage {
-        declared: stage.id.text.clone(),
         id: stage.id.text,
-        axes: Vec::new(),
+        declared: stage.declared,
+        axes: stage.axes.into_iter().map(|axis| (axis.name, axis.value)).collect(),
+        measured,
         kind: bound.name,
         version: bound.version,
         bound: bound.kind.expect("a plan without problems has all its parameters"),

@@ -1,77 +1,146 @@
 //! What is published, and where: each target is an output, each folder has one target.
 
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops;
 use std::path::{Component, Path, PathBuf};
 
 use super::Publish;
-use super::entry::{Document, Text};
-use super::resolve::{Bound, pick, places};
+use super::child::{self, unknown_axis};
+use super::entry::{Document, StageEntry, Text};
+use super::resolve::{Bound, names, pick, places};
+use crate::file::interpolate::with_axes;
 use crate::file::problem::Problem;
-use crate::parameter::Reference;
+use crate::file::source::Span;
+use crate::file::tree::Value;
+use crate::parameter::{Json, Reference};
 use crate::suggest;
 
-/// Resolves the entries of `publish:`.
-pub(super) fn resolve(document: &Document, bound: &[Bound], problems: &mut Vec<Problem>) -> Vec<Publish> {
-    let mut folders: Vec<(PathBuf, &Text)> = Vec::new();
+/// Resolves the entries of `publish:`. A target that is swept is each of its children, with its values in the place of `${matrix.x}`.
+pub(super) fn resolve(
+    document: &Document,
+    bound: &[Bound],
+    of_axes: &HashSet<Span>,
+    problems: &mut Vec<Problem>,
+) -> Vec<Publish> {
+    let mut folders = Folders::default();
     let mut publish = Vec::new();
-    for (target, path) in &document.publish {
-        let folder = folder(path, problems);
-        if let Some(folder) = &folder {
-            report_overlap(folder, path, &folders, problems);
-            folders.push((folder.clone(), path));
+    let targets = Targets { stages: &document.stages, places: places(&document.stages), bound };
+    for (entry, (target, path)) in document.publish.iter().enumerate() {
+        let found = targets.find(target, problems);
+        if found.is_empty() {
+            // The path is checked all the same.
+            folder(path, &path.text, problems);
         }
-        let output = output(target, document, bound, problems);
-        if let (Some((stage, output)), Some(_)) = (output, folder) {
-            publish.push(Publish { stage, output, path: PathBuf::from(&path.text), span: target.span });
+        for (place, output) in found {
+            let stage = &document.stages[place];
+            let text =
+                if of_axes.contains(&path.span) { with_values(path, stage, problems) } else { Some(path.text.clone()) };
+            let Some(text) = text else { break };
+            let Some(folder) = folder(path, &text, problems) else { break };
+            if let Some(problem) = folders.add(folder, Place { entry, text: text.clone(), span: path.span, stage }) {
+                problems.push(problem);
+                break;
+            }
+            let path = PathBuf::from(text);
+            publish.push(Publish { stage: stage.id.text.clone(), output, path, span: target.span });
         }
     }
     publish
 }
 
-/// The stage and output that a target means.
-fn output(
-    target: &Text,
-    document: &Document,
-    bound: &[Bound],
-    problems: &mut Vec<Problem>,
-) -> Option<(String, String)> {
-    let Some(reference) = Reference::parse(&target.text, target.span) else {
-        let message = format!("`{}` is not a reference", target.text);
-        problems.push(Problem::error("bad-value", target.span, message, "expected `stage` or `stage.output`"));
-        return None;
-    };
-    let Some(place) = places(&document.stages).get(reference.stage.as_str()).copied() else {
-        let ids = document.stages.iter().map(|stage| stage.id.text.as_str());
-        problems.push(
-            Problem::error(
-                "unknown-stage",
-                target.span,
-                format!("`publish` names `{}`, which no stage produces", reference.stage),
-                "not declared by any stage",
-            )
-            .with_help_if(suggest::help(&reference.stage, "declared stages", ids)),
-        );
-        return None;
-    };
-    let outputs = bound[place].outputs.as_deref()?;
-    match pick(&reference, None, outputs) {
-        Ok(output) => Some((reference.stage, output.name.clone())),
-        Err(_) if outputs.is_empty() => {
-            let message = format!("stage `{}` makes nothing to publish", reference.stage);
-            problems.push(Problem::error("wrong-kind", target.span, message, "it has no outputs"));
-            None
+/// A path with the values of a child in it.
+fn with_values(path: &Text, stage: &StageEntry, problems: &mut Vec<Problem>) -> Option<String> {
+    let text = with_axes(&path.text, &mut |whole, axis| {
+        let found = stage.axes.iter().find(|known| known.name == axis);
+        if found.is_none() {
+            let axes = stage.axes.iter().map(|axis| axis.name.as_str());
+            problems.push(unknown_axis(&stage.declared, whole, axis, axes, path.span));
         }
-        Err(misfit) => {
-            problems.push(misfit.problem(&reference, outputs));
-            None
+        // A value in a path is one name of it, not several.
+        found.map(|axis| Value::String(as_name(&axis.value)))
+    })?;
+    match text {
+        Value::String(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// A value as a part of a path.
+fn as_name(value: &Json) -> String {
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let name: String = text.chars().map(|c| if c == '/' || c.is_control() { '_' } else { c }).collect();
+    if name.starts_with('.') { name.replacen('.', "_", 1) } else { name }
+}
+
+/// What can be published.
+struct Targets<'a> {
+    stages: &'a [StageEntry],
+    places: HashMap<&'a str, usize>,
+    bound: &'a [Bound],
+}
+
+impl Targets<'_> {
+    /// The stages that a target means, by place, with the output of each; none where there is something wrong, which is said.
+    fn find(&self, target: &Text, problems: &mut Vec<Problem>) -> Vec<(usize, String)> {
+        let Some(reference) = Reference::parse(&target.text, target.span) else {
+            let message = format!("`{}` is not a reference", target.text);
+            problems.push(Problem::error("bad-value", target.span, message, "expected `stage` or `stage.output`"));
+            return Vec::new();
+        };
+        let meant = self.meant(&reference.stage);
+        if meant.is_empty() {
+            let names = names(self.stages, reference.stage.contains('['));
+            problems.push(
+                Problem::error(
+                    "unknown-stage",
+                    target.span,
+                    format!("`publish` names `{}`, which no stage produces", reference.stage),
+                    "not declared by any stage",
+                )
+                .with_help_if(suggest::help(
+                    &reference.stage,
+                    "declared stages",
+                    names.iter().copied(),
+                )),
+            );
         }
+        let mut found = Vec::with_capacity(meant.len());
+        for place in meant {
+            let Some(outputs) = self.bound[place].outputs.as_deref() else { continue };
+            match pick(&reference, None, outputs) {
+                Ok(output) => found.push((place, output.name.clone())),
+                Err(misfit) => {
+                    problems.push(if outputs.is_empty() {
+                        let message = format!("stage `{}` makes nothing to publish", reference.stage);
+                        Problem::error("wrong-kind", target.span, message, "it has no outputs")
+                    } else {
+                        misfit.problem(&reference, outputs)
+                    });
+                    return Vec::new();
+                }
+            }
+        }
+        found
+    }
+
+    fn meant(&self, name: &str) -> Vec<usize> {
+        if let Some(place) = self.places.get(name) {
+            return vec![*place];
+        }
+        let stages = self.stages.iter().enumerate();
+        let meant = |(_, stage): &(usize, &StageEntry)| {
+            let axes = stage.axes.iter().map(|axis| (axis.name.as_str(), &axis.value));
+            child::is_meant_by(&stage.declared, axes, name)
+        };
+        stages.filter(meant).map(|(place, _)| place).collect()
     }
 }
 
 /// The folder to write, without `.` and `..` where they can be resolved. It is replaced as a whole, so it cannot be one
 /// that holds the pipeline file.
-fn folder(path: &Text, problems: &mut Vec<Problem>) -> Option<PathBuf> {
+fn folder(path: &Text, text: &str, problems: &mut Vec<Problem>) -> Option<PathBuf> {
     let mut folder = PathBuf::new();
-    for component in Path::new(&path.text).components() {
+    for component in Path::new(text).components() {
         match component {
             Component::CurDir => {}
             Component::ParentDir if matches!(folder.components().next_back(), Some(Component::Normal(_))) => {
@@ -82,7 +151,7 @@ fn folder(path: &Text, problems: &mut Vec<Problem>) -> Option<PathBuf> {
     }
     let has_name = matches!(folder.components().next_back(), Some(Component::Normal(_)));
     if !has_name {
-        let message = format!("`{}` cannot be published to: the folder is replaced as a whole", path.text);
+        let message = format!("`{text}` cannot be published to: the folder is replaced as a whole");
         problems.push(Problem::error(
             "bad-value",
             path.span,
@@ -93,16 +162,53 @@ fn folder(path: &Text, problems: &mut Vec<Problem>) -> Option<PathBuf> {
     has_name.then_some(folder)
 }
 
-fn report_overlap(folder: &Path, path: &Text, others: &[(PathBuf, &Text)], problems: &mut Vec<Problem>) {
-    let overlap = others.iter().find(|(other, _)| folder.starts_with(other) || other.starts_with(folder));
-    let Some((other, first)) = overlap else { return };
-    let message = if folder == other {
-        format!("two targets are published to `{}`", path.text)
-    } else {
-        format!("`{}` and `{}` lie in each other", path.text, first.text)
-    };
-    problems.push(
-        Problem::error("duplicate-path", path.span, message, "each target needs a folder of its own")
-            .with_related(first.span, "the other one"),
-    );
+/// Who is published where. In the order of paths a folder stands right before those in it.
+#[derive(Default)]
+struct Folders<'a>(BTreeMap<PathBuf, Place<'a>>);
+
+/// A folder as the file gives it.
+struct Place<'a> {
+    /// Which entry of `publish:`.
+    entry: usize,
+    text: String,
+    span: Span,
+    stage: &'a StageEntry,
+}
+
+impl<'a> Folders<'a> {
+    /// Adds a folder; the problem where it is another's, or one lies in the other.
+    fn add(&mut self, folder: PathBuf, place: Place<'a>) -> Option<Problem> {
+        let around = folder.ancestors().find_map(|around| Some((around, self.0.get(around)?)));
+        let inside = || {
+            let next = self.0.range::<Path, _>((ops::Bound::Included(folder.as_path()), ops::Bound::Unbounded)).next();
+            next.filter(|(other, _)| other.starts_with(&folder)).map(|(other, place)| (other.as_path(), place))
+        };
+        let Some((other, first)) = around.or_else(inside) else {
+            self.0.insert(folder, place);
+            return None;
+        };
+        let message = if folder == other {
+            format!("two targets are published to `{}`", place.text)
+        } else {
+            format!("`{}` and `{}` lie in each other", place.text, first.text)
+        };
+        let problem = Problem::error("duplicate-path", place.span, message, "each target needs a folder of its own");
+        Some(if first.entry == place.entry {
+            of_children(problem, &place, first)
+        } else {
+            problem.with_related(first.span, "the other one")
+        })
+    }
+}
+
+/// Says of two children of one stage what would tell their folders apart.
+fn of_children(problem: Problem, place: &Place<'_>, first: &Place<'_>) -> Problem {
+    let axes = place.stage.axes.iter().zip(&first.stage.axes);
+    let differ = axes.filter(|(a, b)| a.value != b.value).map(|(axis, _)| format!("${{matrix.{}}}", axis.name));
+    let names: Vec<String> = differ.collect();
+    problem.with_help(format!(
+        "the children of a sweep need a folder each: `{}/{}`",
+        place.text.trim_end_matches('/'),
+        names.join("-")
+    ))
 }

@@ -8,9 +8,12 @@ use super::{Edge, ResolvedInput};
 use crate::artifact::Output;
 use crate::file::problem::Problem;
 use crate::file::source::Span;
-use crate::parameter::Reference;
+use crate::parameter::{Named, Reference};
 use crate::stage::BoundStage;
 use crate::suggest;
+
+/// The kind of artefact that a measurement is read for.
+const METRICS: &str = "metrics";
 
 /// A stage's kind with its parameters, as far as they could be read, and what its references mean.
 #[derive(Default)]
@@ -23,6 +26,10 @@ pub(super) struct Bound {
     pub outputs: Option<Vec<Output>>,
     /// The references that its parameters hold.
     pub references: Vec<(Reference, &'static [&'static str])>,
+    /// The same, and what `collect:` names, with their fields.
+    pub named: Vec<Named>,
+    /// What is wrong with it.
+    pub problems: Vec<Problem>,
     pub inputs: Vec<ResolvedInput>,
     /// The stages it waits for.
     pub waits_for: Vec<Wait>,
@@ -38,19 +45,31 @@ pub(super) struct Wait {
 }
 
 /// Resolves the inputs and the `needs:` of every stage.
-pub(super) fn resolve(stages: &[StageEntry], bound: &mut [Bound], problems: &mut Vec<Problem>) {
+pub(super) fn resolve(stages: &[StageEntry], bound: &mut [Bound]) {
     let places = places(stages);
     for (place, reader) in stages.iter().enumerate() {
-        let resolver = Resolver { stages, bound, places: &places, reader, problems };
+        let mut problems = Vec::new();
+        let resolver = Resolver { stages, bound, places: &places, reader, problems: &mut problems };
         let (inputs, waits) = resolver.stage(&bound[place].references);
         bound[place].inputs = inputs;
         bound[place].waits_for = waits;
+        bound[place].problems.extend(problems);
     }
 }
 
 /// The place of each stage in the file, by its id.
 pub(super) fn places(stages: &[StageEntry]) -> HashMap<&str, usize> {
     stages.iter().enumerate().map(|(place, stage)| (stage.id.text.as_str(), place)).collect()
+}
+
+/// What a reference can name: the stages of the file, and where `children` is set those that a sweep made of them.
+pub(super) fn names(stages: &[StageEntry], children: bool) -> Vec<&str> {
+    let mut names: Vec<&str> = stages.iter().map(|stage| stage.declared.as_str()).collect();
+    names.dedup();
+    if children {
+        names.extend(stages.iter().filter(|stage| !stage.axes.is_empty()).map(|stage| stage.id.text.as_str()));
+    }
+    names
 }
 
 struct Resolver<'a> {
@@ -88,8 +107,9 @@ impl<'a> Resolver<'a> {
     fn place(&mut self, id: &str, span: Span, verb: &str) -> Option<usize> {
         let place = self.places.get(id).copied();
         if place.is_none() {
-            let own = self.reader.id.text.as_str();
-            let others = self.stages.iter().map(|stage| stage.id.text.as_str()).filter(|other| *other != own);
+            let own = self.reader.declared.as_str();
+            let others = names(self.stages, id.contains('[')).into_iter().filter(|other| *other != own);
+            let others: Vec<&str> = others.collect();
             let what = if verb == "reads" { "which no stage produces" } else { "which is no stage" };
             self.problems.push(
                 Problem::error(
@@ -98,7 +118,7 @@ impl<'a> Resolver<'a> {
                     format!("stage `{own}` {verb} `{id}`, {what}"),
                     "not declared by any stage",
                 )
-                .with_help_if(suggest::help(id, "declared stages", others)),
+                .with_help_if(suggest::help(id, "declared stages", others.iter().copied())),
             );
         }
         place
@@ -109,7 +129,10 @@ impl<'a> Resolver<'a> {
     fn output(&mut self, place: usize, reference: &Reference, kinds: &[&str]) -> Option<&'a Output> {
         let outputs = self.bound[place].outputs.as_deref()?;
         match pick(reference, Some(kinds), outputs) {
-            Ok(output) => Some(output),
+            Ok(output) => {
+                self.require_result(place, output, reference);
+                Some(output)
+            }
             Err(Misfit::WrongKind) => {
                 self.problems.push(self.wrong_kind(reference, kinds, outputs));
                 None
@@ -121,23 +144,44 @@ impl<'a> Resolver<'a> {
         }
     }
 
+    /// Refuses what is the same in all children of a measurement: it would be made once for each value of the axis, and read as if it
+    /// were several.
+    fn require_result(&mut self, place: usize, output: &Output, reference: &Reference) {
+        let stage = &self.stages[place];
+        let Some(axis) = stage.axes.iter().find(|axis| axis.measured) else { return };
+        if output.kind == METRICS {
+            return;
+        }
+        let (own, declared) = (&self.reader.declared, &stage.declared);
+        let message = format!(
+            "`{own}` reads {} `{}` of `{declared}`, whose children only measure: `{}` changes no result",
+            output.kind, output.name, axis.name
+        );
+        let problem = Problem::error("measurement", reference.span, message, "the same in all children");
+        self.problems.push(problem.with_help(format!(
+            "read its metrics, or declare a stage like `{declared}` without this axis to go on from"
+        )));
+    }
+
     fn wrong_kind(&self, reference: &Reference, kinds: &[&str], outputs: &[Output]) -> Problem {
         let named = outputs.iter().filter(|output| reference.output.as_ref().is_none_or(|name| *name == output.name));
         let made = alternatives(named.map(|output| output.kind.as_str()), "and");
         let taken = alternatives(kinds.iter().copied(), "or");
-        let field = field_at(&self.reader.with, reference.span).unwrap_or_else(|| self.reader.id.text.clone());
+        let field = field_at(&self.reader.with, reference.span).unwrap_or_else(|| self.reader.declared.clone());
         let what = match &reference.output {
             Some(output) => format!("`{}.{output}` is {made}", reference.stage),
             None if outputs.is_empty() => format!("stage `{}` makes nothing", reference.stage),
             None => format!("stage `{}` makes {made}", reference.stage),
         };
-        let fitting: Vec<&str> = self
+        let mut fitting: Vec<&str> = self
             .stages
             .iter()
             .zip(self.bound)
-            .filter(|(stage, bound)| stage.id.text != self.reader.id.text && makes(bound, kinds))
-            .map(|(stage, _)| stage.id.text.as_str())
+            .filter(|(stage, bound)| stage.declared != self.reader.declared && makes(bound, kinds))
+            .map(|(stage, _)| stage.declared.as_str())
             .collect();
+        // Children of one stage stand side by side.
+        fitting.dedup();
         let help = match fitting.as_slice() {
             [] => format!("no stage of this file makes {taken}"),
             few => format!("made by {}", alternatives(few.iter().map(|id| format!("`{id}`")), "and")),

@@ -11,7 +11,7 @@ pub(super) fn check(document: &Document, problems: &mut Vec<Problem>) {
     for stage in &document.stages {
         for (name, wanted) in &stage.resources.slots {
             let span = stage.slot_span(name);
-            let id = &stage.id.text;
+            let id = &stage.declared;
             match total(name) {
                 None => problems.push(
                     Problem::error(

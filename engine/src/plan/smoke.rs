@@ -24,14 +24,19 @@ pub(super) fn shrink(root: &mut Node, registry: &Registry) {
     let Some(stages) = entries.iter_mut().find(|entry| entry.key == "stages") else { return };
     let Value::Map(stages) = &mut stages.value.value else { return };
     for stage in stages {
-        let Some(Value::String(uses)) = stage.value.get("uses").map(|uses| &uses.value) else { continue };
-        let Some(kind) = registry.get(uses) else { continue };
-        let with = stage.value.get("with").map_or(serde_json::Value::Null, Node::to_json);
-        let Smoke::With(values) = kind.smoke(&with) else { continue };
-        for (path, value) in values {
-            let names: Vec<&str> = std::iter::once("with").chain(path.split('.')).collect();
-            set(&mut stage.value, &names, &value, stage.key_span);
-        }
+        shrink_stage(stage, registry);
+    }
+}
+
+/// Does so to one stage.
+pub(super) fn shrink_stage(stage: &mut Entry, registry: &Registry) {
+    let Some(Value::String(uses)) = stage.value.get("uses").map(|uses| &uses.value) else { return };
+    let Some(kind) = registry.get(uses) else { return };
+    let with = stage.value.get("with").map_or(serde_json::Value::Null, Node::to_json);
+    let Smoke::With(values) = kind.smoke(&with) else { return };
+    for (path, value) in values {
+        let names: Vec<&str> = std::iter::once("with").chain(path.split('.')).collect();
+        set(&mut stage.value, &names, &value, stage.key_span);
     }
 }
 

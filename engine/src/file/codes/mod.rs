@@ -6,6 +6,7 @@
 mod data;
 mod names;
 mod stages;
+mod sweeps;
 mod text;
 mod values;
 
@@ -79,7 +80,10 @@ pub const BESIDE: [(&str, &str); 4] = [
 /// All codes, by name.
 pub fn all() -> impl Iterator<Item = &'static ProblemCode> {
     let mut codes: Vec<&ProblemCode> =
-        [text::CODES, names::CODES, values::CODES, data::CODES, stages::CODES].into_iter().flatten().collect();
+        [text::CODES, names::CODES, values::CODES, data::CODES, stages::CODES, sweeps::CODES]
+            .into_iter()
+            .flatten()
+            .collect();
     codes.sort_by_key(|code| code.code);
     codes.into_iter()
 }

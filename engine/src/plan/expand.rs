@@ -1,0 +1,522 @@
+//! Sweeps: a stage with a `matrix:` becomes one stage for each combination, and so do those that read it.
+//!
+//! Stages are taken in the order in which they read each other. What a stage reads has its children by then; the stage has one child
+//! for each way to take one child of everything it reads such that they agree on the axes they share (a natural join), times its own
+//! combinations. A file without sweeps passes through untouched.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::rc::Rc;
+
+use super::child::{self, Edit, Setting};
+use super::entry::{AxisOf, StageEntry, Text, read_stage};
+use super::join::{Family, FamilyAxis, Kin, Misfit, Source, join};
+use super::load::bind;
+use super::matrix::{self, AxisValue, MOST_CHILDREN, Matrix};
+use super::resolve::Bound;
+use super::smoke::{Scale, shrink_stage};
+use crate::file::problem::Problem;
+use crate::file::source::Span;
+use crate::file::tree::{Entry, Node, Value};
+use crate::parameter::{Reader, Reference};
+use crate::stage::Registry;
+
+/// How many names of children `needs:` and `collect:` may stand for, over all stages.
+const MOST_NAMES: usize = 200_000;
+
+/// A stage, and its kind with its parameters.
+pub(super) type Candidate = (StageEntry, Bound);
+
+/// What expansion needs to know of the file.
+pub(super) struct File<'a> {
+    pub root: &'a Node,
+    pub registry: &'a Registry,
+    pub scale: Scale,
+    /// The texts that hold `${matrix.x}`.
+    pub of_axes: &'a HashSet<Span>,
+}
+
+/// The stages with their children in the place of those that are swept, or follow one that is.
+pub(super) fn expand(stages: Vec<Candidate>, file: &File<'_>, problems: &mut Vec<Problem>) -> Vec<Candidate> {
+    let swept = stages.iter().any(|(stage, _)| stage.matrix.is_some());
+    let collects = || stages.iter().any(|(_, bound)| bound.named.iter().any(|named| named.collected.is_some()));
+    if !swept && file.of_axes.is_empty() && !collects() {
+        return stages;
+    }
+    let declared = declare(stages, file, problems);
+    let Some(order) = order(&declared) else {
+        // The stages wait for each other, which is said of them as the file declares them.
+        return declared
+            .into_iter()
+            .filter_map(|declared| declared.units.into_iter().next())
+            .map(Unit::into_candidate)
+            .collect();
+    };
+    let ids = declared.iter().map(|declared| declared.id.clone()).enumerate().map(|(place, id)| (id, place)).collect();
+    let mut expansion =
+        Expansion { file, families: (0..declared.len()).map(|_| Family::default()).collect(), ids, names: 0, problems };
+    let mut declared: Vec<Option<Declared<'_>>> = declared.into_iter().map(Some).collect();
+    let mut made: Vec<Vec<Candidate>> = (0..declared.len()).map(|_| Vec::new()).collect();
+    for place in order {
+        let stage = declared[place].take().expect("each stage has one place in the order");
+        made[place] = expansion.stage(place, stage);
+    }
+    made.into_iter().flatten().collect()
+}
+
+/// A stage of the file with what its own matrix makes of it.
+struct Declared<'a> {
+    id: String,
+    /// Where its id stands.
+    span: Span,
+    raw: Option<&'a Entry>,
+    axes: Vec<OwnAxis>,
+    units: Vec<Unit>,
+}
+
+/// An axis of a stage's own matrix.
+struct OwnAxis {
+    name: String,
+    span: Span,
+    measured: bool,
+}
+
+/// A stage with one combination of its own matrix.
+struct Unit {
+    values: Vec<Rc<AxisValue>>,
+    entry: StageEntry,
+    bound: Bound,
+}
+
+impl Unit {
+    fn into_candidate(self) -> Candidate {
+        (self.entry, self.bound)
+    }
+}
+
+/// Applies the matrix of each stage that has one.
+fn declare<'a>(stages: Vec<Candidate>, file: &File<'a>, problems: &mut Vec<Problem>) -> Vec<Declared<'a>> {
+    let raw: HashMap<&str, &Entry> = match file.root.get("stages").map(|stages| &stages.value) {
+        Some(Value::Map(entries)) => entries.iter().map(|entry| (entry.key.as_str(), entry)).collect(),
+        _ => HashMap::new(),
+    };
+    let declare = |(entry, mut bound): Candidate| {
+        let raw = raw.get(entry.id.text.as_str()).copied();
+        let (id, span) = (entry.declared.clone(), entry.id.span);
+        let of_file = entry.matrix.as_ref().map(|node| matrix::read(node, problems));
+        let (Some(Some(matrix)), Some(stage)) = (&of_file, raw) else {
+            if of_file.is_some() {
+                // The matrix might have given what is missing.
+                bound.problems.retain(|problem| problem.code != "missing-key");
+            }
+            let units = vec![Unit { values: Vec::new(), entry, bound }];
+            return Declared { id, span, raw, axes: Vec::new(), units };
+        };
+        let units = matrix.combinations.iter().map(|values| unit(stage, matrix, values, file)).collect();
+        Declared { id, span, raw, axes: own_axes(stage, matrix, file), units }
+    };
+    stages.into_iter().map(declare).collect()
+}
+
+fn own_axes(stage: &Entry, matrix: &Matrix, file: &File<'_>) -> Vec<OwnAxis> {
+    let of = |(place, axis): (usize, &matrix::Axis)| OwnAxis {
+        name: axis.name.clone(),
+        span: axis.span,
+        measured: is_measured(stage, matrix, place, file),
+    };
+    matrix.axes.iter().enumerate().map(of).collect()
+}
+
+/// Whether an axis changes no result of its stage: what it asks of the machine, or a parameter that is in no key.
+fn is_measured(stage: &Entry, matrix: &Matrix, axis: usize, file: &File<'_>) -> bool {
+    if matrix.axes[axis].name.starts_with("resources.") {
+        return true;
+    }
+    let Some(first) = matrix.combinations.first() else { return false };
+    let mut seen: HashSet<&str> = HashSet::from([first[axis].identity.as_str()]);
+    // A smoke run gives some parameters values of its own; that does not make them change nothing.
+    let file = &File { scale: Scale::Full, ..*file };
+    let of_first = signature(&unit(stage, matrix, first, file).bound);
+    let mut others = 0;
+    for combination in &matrix.combinations {
+        if !seen.insert(&combination[axis].identity) {
+            continue;
+        }
+        others += 1;
+        let mut values = first.clone();
+        values[axis] = combination[axis].clone();
+        if of_first.is_none() || signature(&unit(stage, matrix, &values, file).bound) != of_first {
+            return false;
+        }
+    }
+    others > 0
+}
+
+/// All that decides the result of a stage, as far as the file tells.
+fn signature(bound: &Bound) -> Option<(cache::Digest, Vec<String>)> {
+    // What is wrong with a value may be that nothing reads it.
+    let kind = bound.kind.as_ref().filter(|_| bound.problems.is_empty())?;
+    let mut document = cache::KeyDocument::default();
+    let identity = |reference: &Reference, _: &'static [&'static str]| {
+        let output = reference.output.as_deref().unwrap_or_default();
+        Some(cache::Digest::of(format!("{}.{output}", reference.stage).as_bytes()))
+    };
+    kind.write_key(&mut crate::parameter::KeyWriter::new(&mut document, &identity));
+    let outside = kind.outside().into_iter().map(|outside| match outside {
+        crate::stage::Outside::Files { role, pattern, .. } => format!("{role} {pattern}"),
+        crate::stage::Outside::Pin(pin) => format!("{} {} {}", pin.kind, pin.name, pin.revision),
+    });
+    Some((document.result_key(), outside.collect()))
+}
+
+fn settings(matrix_axes: impl Iterator<Item = (String, Span)>, values: &[Rc<AxisValue>]) -> Vec<Setting> {
+    let values = values.iter().cloned();
+    matrix_axes.zip(values).map(|((axis, span), value)| Setting { axis, span, value, own: true }).collect()
+}
+
+/// The stage with one combination, before anything is known of what it reads.
+fn unit(stage: &Entry, matrix: &Matrix, values: &[Rc<AxisValue>], file: &File<'_>) -> Unit {
+    let settings = settings(matrix.axes.iter().map(|axis| (axis.name.clone(), axis.span)), values);
+    let mut found = Vec::new();
+    let with_values = child::with_values(stage, &settings, file.of_axes, &mut found);
+    let (entry, bound) = read(with_values, file, found);
+    Unit { values: values.to_vec(), entry, bound }
+}
+
+/// Reads a stage that was changed.
+fn read(mut stage: Entry, file: &File<'_>, found: Vec<Problem>) -> Candidate {
+    if file.scale == Scale::Smoke {
+        shrink_stage(&mut stage, file.registry);
+    }
+    let mut reader = Reader::default();
+    reader.problems = found;
+    let entry = read_stage(&stage, &mut reader);
+    let mut bound = bind(&entry, file.registry);
+    bound.problems.splice(..0, reader.problems);
+    (entry, bound)
+}
+
+/// The places of the stages, each after those that it names; `None` where there is a cycle.
+fn order(declared: &[Declared<'_>]) -> Option<Vec<usize>> {
+    let ids: HashMap<&str, usize> =
+        declared.iter().enumerate().map(|(place, declared)| (declared.id.as_str(), place)).collect();
+    let mut readers = vec![Vec::new(); declared.len()];
+    let mut waiting = vec![0_usize; declared.len()];
+    for (place, stage) in declared.iter().enumerate() {
+        let named = stage.units.iter().flat_map(|unit| {
+            let needs = unit.entry.needs.iter().map(|need| need.text.as_str());
+            unit.bound.named.iter().map(|named| named.reference.stage.as_str()).chain(needs)
+        });
+        let before: HashSet<usize> =
+            named.filter_map(|name| find(name, |id| ids.get(id).copied())).map(|(at, _)| at).collect();
+        for stage in before {
+            readers[stage].push(place);
+            waiting[place] += 1;
+        }
+    }
+    let mut ready: VecDeque<usize> = (0..declared.len()).filter(|place| waiting[*place] == 0).collect();
+    let mut order = Vec::with_capacity(declared.len());
+    while let Some(place) = ready.pop_front() {
+        order.push(place);
+        for reader in &readers[place] {
+            waiting[*reader] -= 1;
+            if waiting[*reader] == 0 {
+                ready.push_back(*reader);
+            }
+        }
+    }
+    (order.len() == declared.len()).then_some(order)
+}
+
+/// The stage that a name means, and the values that it fixes.
+fn find(name: &str, place: impl Fn(&str) -> Option<usize>) -> Option<(usize, Vec<(&str, &str)>)> {
+    if let Some(place) = place(name) {
+        return Some((place, Vec::new()));
+    }
+    let (declared, values) = child::split(name)?;
+    Some((place(declared)?, values))
+}
+
+struct Expansion<'a, 'p> {
+    file: &'a File<'a>,
+    /// What has become of each stage of the file, by its place.
+    families: Vec<Family>,
+    ids: HashMap<String, usize>,
+    /// How many names of children stand in `needs:` and lists so far.
+    names: usize,
+    problems: &'p mut Vec<Problem>,
+}
+
+impl Expansion<'_, '_> {
+    /// The children of a stage whose inputs have theirs.
+    fn stage(&mut self, place: usize, stage: Declared<'_>) -> Vec<Candidate> {
+        let Declared { id, span, raw, axes: own, units } = stage;
+        let head = Head { place, id: &id, span, raw, own: &own };
+        let own_values: Vec<HashSet<String>> =
+            (0..own.len()).map(|axis| units.iter().map(|unit| unit.values[axis].identity.clone()).collect()).collect();
+        let mut made: Vec<(Vec<Setting>, Candidate)> = Vec::with_capacity(units.len());
+        let mut axes: Option<Vec<FamilyAxis>> = None;
+        for unit in units {
+            let Some(Children { axes: of_unit, children }) = self.unit(&head, unit, &own_values) else {
+                return vec![unknown(&head)];
+            };
+            made.extend(children);
+            if made.len() > MOST_CHILDREN {
+                self.problems.push(matrix::too_many(span, made.len()));
+                return vec![unknown(&head)];
+            }
+            match &axes {
+                Some(others) if !same_axes(others, &of_unit) => {
+                    self.problems.push(uneven(&head, others, &of_unit));
+                    return vec![unknown(&head)];
+                }
+                _ => axes = Some(of_unit),
+            }
+        }
+        if made.is_empty() {
+            self.problems.push(Misfit::Nothing.problem(&id, span, &[]));
+            return vec![unknown(&head)];
+        }
+        made.sort_by_cached_key(|(settings, _)| settings.iter().map(|setting| setting.value.place).collect::<Vec<_>>());
+        let kin = made.iter().map(|(settings, (entry, _))| Kin {
+            id: entry.id.text.as_str().into(),
+            values: settings.iter().map(|setting| setting.value.clone()).collect(),
+        });
+        self.families[place] = Family { axes: axes.unwrap_or_default(), children: kin.collect() };
+        made.into_iter().map(|(_, candidate)| candidate).collect()
+    }
+
+    /// The children of a stage with one combination of its own; `None` where there can be none, which has been said.
+    fn unit(&mut self, head: &Head<'_>, unit: Unit, own_values: &[HashSet<String>]) -> Option<Children> {
+        let (sources, fields) = self.sources(&unit);
+        let own = Family {
+            axes: head.own.iter().map(|axis| axis.of_family(head.place)).collect(),
+            children: vec![Kin { id: "".into(), values: unit.values.clone() }],
+        };
+        let rows = match join(&self.families, &sources, &own, own_values) {
+            Ok(rows) => rows,
+            Err(misfit) => {
+                self.problems.push(misfit.problem(head.id, head.span, &sources));
+                return None;
+            }
+        };
+        let collects = unit.bound.named.iter().any(|named| named.collected.is_some());
+        let names_axes = head.raw.is_some_and(|raw| !child::axes_named(raw, self.file.of_axes).is_empty());
+        let waits = unit.entry.needs.iter().any(|need| self.source(&need.text, need.span).is_some());
+        if rows.axes.is_empty() && sources.is_empty() && !collects && !names_axes && !waits {
+            return Some(Children { axes: rows.axes, children: vec![(Vec::new(), unit.into_candidate())] });
+        }
+        let mut children = Vec::with_capacity(rows.rows.len());
+        for row in &rows.rows {
+            let setting = |(axis, value): (&FamilyAxis, &Rc<AxisValue>)| Setting {
+                axis: axis.name.clone(),
+                span: axis.span,
+                value: value.clone(),
+                own: axis.origins.contains(&head.place),
+            };
+            let settings: Vec<Setting> = rows.axes.iter().zip(&row.values).map(setting).collect();
+            let mut edits: HashMap<String, Edit> = HashMap::new();
+            for (field, picked) in fields.iter().zip(&row.picks) {
+                edits.insert(field.path.clone(), Edit::Name(field.name_of(picked)));
+            }
+            self.collect(&unit.bound, &mut edits);
+            let needs = self.needs(&unit.entry.needs, &settings);
+            if self.names > MOST_NAMES {
+                self.problems.push(matrix::too_many(head.span, self.names));
+                return None;
+            }
+            let child = self.child(head, &unit, &settings, &edits, needs);
+            children.push((settings, child));
+        }
+        Some(Children { axes: rows.axes, children })
+    }
+
+    /// What a stage reads of families with axes, with the fields that say so.
+    fn sources(&self, unit: &Unit) -> (Vec<Source>, Vec<FieldOfSource>) {
+        let (mut sources, mut fields) = (Vec::new(), Vec::new());
+        for named in unit.bound.named.iter().filter(|named| named.collected.is_none()) {
+            let Reference { stage, output, span } = &named.reference;
+            let Some(source) = self.source(stage, *span) else { continue };
+            sources.push(source);
+            fields.push(FieldOfSource { path: named.path.clone(), output: output.clone() });
+        }
+        (sources, fields)
+    }
+
+    /// The children that a name means, if it means children.
+    fn source(&self, name: &str, span: Span) -> Option<Source> {
+        let (family, fixed) = find(name, |id| self.ids.get(id).copied())?;
+        let of = &self.families[family];
+        if of.axes.is_empty() {
+            return None;
+        }
+        // An id that is written exactly as one is made needs no reading of its values.
+        if let Some(child) = of.children.iter().position(|child| &*child.id == name) {
+            return Some(Source { family, fixed: (0..of.axes.len()).collect(), children: vec![child], span });
+        }
+        let mut axes = Vec::with_capacity(fixed.len());
+        let mut children: Vec<usize> = (0..of.children.len()).collect();
+        for (axis, text) in fixed {
+            let axis = of.axes.iter().position(|known| known.name == axis)?;
+            children.retain(|child| matrix::means(text, &of.children[*child].values[axis].json));
+            axes.push(axis);
+        }
+        // A name that no child has is no stage, and the resolver says so.
+        (!children.is_empty()).then_some(Source { family, fixed: axes, children, span })
+    }
+
+    fn collect(&mut self, bound: &Bound, edits: &mut HashMap<String, Edit>) {
+        for named in &bound.named {
+            let Some(place) = named.collected else { continue };
+            let Reference { stage, output, span } = &named.reference;
+            let with_output =
+                |id: &str| output.as_ref().map_or_else(|| id.to_owned(), |output| format!("{id}.{output}"));
+            let names: Vec<String> = match self.source(stage, *span) {
+                Some(source) => {
+                    let family = &self.families[source.family].children;
+                    source.children.iter().map(|child| with_output(&family[*child].id)).collect()
+                }
+                // A stage without children is the list of itself.
+                None => vec![with_output(stage)],
+            };
+            self.names += names.len();
+            edits.insert(named.path.clone(), Edit::List(names, place));
+        }
+    }
+
+    /// The stages to wait for: of a swept one the children that have the same values on shared axes.
+    fn needs(&mut self, needs: &[Text], settings: &[Setting]) -> Vec<Text> {
+        let mut all = Vec::with_capacity(needs.len());
+        for need in needs {
+            let Some(source) = self.source(&need.text, need.span) else {
+                all.push(need.clone());
+                continue;
+            };
+            let family = &self.families[source.family];
+            let agrees = |child: &&usize| {
+                let values = family.axes.iter().zip(&family.children[**child].values);
+                values.enumerate().filter(|(axis, _)| !source.fixed.contains(axis)).all(|(_, (axis, value))| {
+                    let mine = settings.iter().find(|setting| setting.axis == axis.name);
+                    mine.is_none_or(|mine| mine.value.identity == value.identity)
+                })
+            };
+            let ids = source.children.iter().filter(agrees).map(|child| &family.children[*child].id);
+            all.extend(ids.map(|id| Text { text: id.to_string(), span: need.span }));
+        }
+        self.names += all.len();
+        all
+    }
+
+    /// One child, read again with its values and with the names of the children that it reads.
+    fn child(
+        &self,
+        head: &Head<'_>,
+        unit: &Unit,
+        settings: &[Setting],
+        edits: &HashMap<String, Edit>,
+        needs: Vec<Text>,
+    ) -> Candidate {
+        // A key beside `collect:` that has no place in the items is seen only before they are written out.
+        let beside_collect = unit.bound.problems.iter().filter(|problem| problem.code == "unknown-key");
+        let mut found: Vec<Problem> = beside_collect.cloned().collect();
+        let mut stage = match head.raw {
+            Some(raw) => child::with_values(raw, settings, self.file.of_axes, &mut found),
+            None => Entry {
+                key: head.id.to_owned(),
+                key_span: head.span,
+                value: Node { span: head.span, value: Value::Null },
+            },
+        };
+        let mut unknown = Vec::new();
+        if let Some(raw) = head.raw {
+            child::report_unknown_axes(raw, settings, self.file.of_axes, &mut unknown);
+        }
+        if let Value::Map(keys) = &mut stage.value.value
+            && let Some(with) = keys.iter_mut().find(|entry| entry.key == "with")
+        {
+            child::rename(&mut with.value, "", edits);
+        }
+        let (mut entry, mut bound) = read(stage, self.file, found);
+        // What follows from an axis that is not there needs no saying.
+        bound.problems.retain(|problem| !unknown.iter().any(|unknown| unknown.span == problem.span));
+        bound.problems.extend(unknown);
+        entry.id = Text { text: child::id(head.id, settings), span: head.span };
+        entry.declared = unit.entry.declared.clone();
+        entry.needs = needs;
+        entry.axes = settings.iter().map(|setting| head.axis_of(setting)).collect();
+        (entry, bound)
+    }
+}
+
+/// The children of a stage, all with the same axes.
+struct Children {
+    axes: Vec<FamilyAxis>,
+    /// With the values of those axes.
+    children: Vec<(Vec<Setting>, Candidate)>,
+}
+
+/// The stage of the file whose children are made.
+struct Head<'a> {
+    place: usize,
+    id: &'a str,
+    span: Span,
+    raw: Option<&'a Entry>,
+    own: &'a [OwnAxis],
+}
+
+impl Head<'_> {
+    fn axis_of(&self, setting: &Setting) -> AxisOf {
+        AxisOf {
+            name: setting.axis.clone(),
+            value: setting.value.json.clone(),
+            span: setting.value.node.span,
+            measured: self.own.iter().any(|axis| axis.name == setting.axis && axis.measured),
+        }
+    }
+}
+
+impl OwnAxis {
+    fn of_family(&self, place: usize) -> FamilyAxis {
+        FamilyAxis { name: self.name.clone(), span: self.span, origins: vec![place] }
+    }
+}
+
+/// In the place of a stage whose children cannot be made: it is known, and nothing else is.
+fn unknown(head: &Head<'_>) -> Candidate {
+    let nothing = Node { span: head.span, value: Value::Null };
+    let stage = Entry { key: head.id.to_owned(), key_span: head.span, value: nothing };
+    (read_stage(&stage, &mut Reader::default()), Bound::default())
+}
+
+/// A field that reads a stage with children.
+struct FieldOfSource {
+    path: String,
+    output: Option<String>,
+}
+
+impl FieldOfSource {
+    fn name_of(&self, child: &str) -> String {
+        self.output.as_ref().map_or_else(|| child.to_owned(), |output| format!("{child}.{output}"))
+    }
+}
+
+fn same_axes(a: &[FamilyAxis], b: &[FamilyAxis]) -> bool {
+    let names = |axes: &[FamilyAxis]| axes.iter().map(|axis| axis.name.clone()).collect::<Vec<_>>();
+    names(a) == names(b)
+}
+
+fn uneven(head: &Head<'_>, some: &[FamilyAxis], others: &[FamilyAxis]) -> Problem {
+    let names = |axes: &[FamilyAxis]| {
+        let names: Vec<String> = axes.iter().map(|axis| format!("`{}`", axis.name)).collect();
+        names.join(", ")
+    };
+    let message = format!(
+        "the children of stage `{}` do not have the same axes: some have {}, others {}",
+        head.id,
+        names(some),
+        names(others)
+    );
+    Problem::error("axis-mismatch", head.span, message, "it reads a stage with children in some of its combinations")
+        .with_help(
+            "let all the stages that it can read be swept over the same axes, or name one child: `stage[axis=value]`",
+        )
+}

@@ -1,0 +1,59 @@
+//! Variables and the environment.
+
+use super::*;
+
+#[test]
+fn variables_keep_their_type_and_say_where_they_were_given() {
+    let text = |vars: &str, value: &str| {
+        format!("version: 1\nvars: {vars}\nstages:\n  rows: {{ uses: dataset, with: {{ source: {value} }} }}\n")
+    };
+    let source = |vars: &str, value: &str| plan(&text(vars, value)).stages[0].parameters["source"].to_string();
+    assert_eq!(
+        source("{ a: x, b: '${vars.a}y', c: 3, d: 0.0001 }", "'${vars.b}-${vars.c}-${vars.d}'"),
+        r#""xy-3-0.0001""#
+    );
+    assert_eq!(source("{ a: { b: deep } }", "'${ vars.a.b }'"), r#""deep""#);
+    assert_eq!(
+        wrong(&text("{ a: 3 }", "'${vars.a}'")),
+        ["wrong-type 4:42 & 2:12 `source`: expected a string, found a whole number (put it in quotes)"]
+    );
+    assert_eq!(
+        wrong(&text("{ a: '${vars.b}', b: [1] }", "'${vars.a}${vars.b}'")),
+        [
+            "unknown-variable 2:13 no variable `b` (declare it under `vars:`, above where it is used)",
+            "wrong-type 4:52 `vars.b` is a list and cannot stand inside a text",
+        ]
+    );
+    assert_eq!(
+        wrong(&text("{}", "'é ${env.HF_TOKEN} ${env.NOPE} ${foo} ${open'")),
+        [
+            "secret-in-file 4:45 `HF_TOKEN` is a secret, and a secret never enters a pipeline (leave it out: what needs a token (the Hub: HF_TOKEN) reads it from the environment itself)",
+            "unknown-variable 4:61 environment variable `NOPE` is not set",
+            "bad-reference 4:73 `${foo}` is no reference (write `$${` for a text that holds `${`)",
+            "bad-reference 4:80 `${` is not closed",
+        ]
+    );
+}
+
+#[test]
+fn variables_that_double_each_other_end_early() {
+    for doubled in ["'${vars.V}${vars.V}'", "['${vars.V}', '${vars.V}']"] {
+        let vars: String =
+            (1..60).map(|level| format!(", v{level}: {}", doubled.replace('V', &format!("v{}", level - 1)))).collect();
+        let uses = "${vars.v59}";
+        let text = format!(
+            "version: 1\nvars: {{ v0: xxxxxxxxxx{vars} }}\nstages:\n  rows: {{ uses: dataset, with: {{ source: '{uses}' }} }}\n"
+        );
+        let found = wrong(&text);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].starts_with("too-large 2:") && found[0].contains("more than 16 MiB"), "{found:?}");
+    }
+}
+
+#[test]
+fn a_variable_that_nothing_uses_is_a_warning() {
+    let plan =
+        plan("version: 1\nvars: { a: 1, b: x }\nstages:\n  r: { uses: dataset, with: { source: '${vars.b}' } }\n");
+    assert_eq!((plan.warnings.len(), plan.warnings[0].code), (1, "unused-variable"));
+    assert_eq!(plan.sources.line_column(plan.warnings[0].span), (2, 9));
+}
