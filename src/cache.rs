@@ -1,22 +1,23 @@
-//! `pipeline cache`: what the store holds, and whether it is intact.
+//! `pipeline cache`: what the store holds, whether it is intact, and how to make room. One file per command, in `cache/`.
 
-use std::io::{self, Write};
-use std::sync::Mutex;
+mod du;
+mod gc;
+mod ls;
+mod rm;
+mod verify;
 
-use cache::Store;
-use cache::listing::{ListedOutput, ListedResult, Listing};
-use cache::verify::{Fault, VerifyProgress, VerifyReport};
+use std::time::SystemTime;
+
+use cache::{Digest, Store};
 use clap::{Args, Subcommand};
-use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::json;
+use engine::history::{History, References};
+use engine::home::Home;
+use engine::run::clock::Moment;
 
-use crate::progress::Verbosity;
-use crate::render::{Exit, Failure};
-use crate::table::Table;
-use crate::terminal::Look;
+use crate::render::Failure;
 use crate::{Format, Global, words};
 
-/// Look at the store of results.
+/// Look at the store of results, check it, and make room.
 #[derive(Args)]
 pub struct CacheArgs {
     #[command(subcommand)]
@@ -30,142 +31,60 @@ pub struct CacheArgs {
 enum CacheCommand {
     /// List the results and the room they take.
     Ls,
-    /// Read everything, compare it with its digest and remove what is damaged; ends with 1 where something was.
-    Verify,
+    Du(du::DuArgs),
+    Verify(verify::VerifyArgs),
+    Gc(gc::GcArgs),
+    Rm(rm::RmArgs),
 }
 
-/// Lists or checks the store.
+/// A store, and what past runs say about what is in it.
+struct Opened {
+    store: Store,
+    references: References,
+}
+
+/// Does what was asked.
 pub fn run(args: &CacheArgs, global: &Global) -> Result<(), Failure> {
-    let Some(home) = global.home_here() else {
-        return match args.command {
-            CacheCommand::Ls => list(&Listing::default(), args.format),
-            CacheCommand::Verify => tell(&VerifyReport::default(), args.format),
-        };
+    let opened = match global.home_here() {
+        Some(home) => Opened::look(&home)?,
+        None => None,
     };
-    let store = Store::open(home.store()).map_err(Failure::machine)?;
-    match args.command {
-        CacheCommand::Ls => list(&store.list().map_err(Failure::machine)?, args.format),
-        CacheCommand::Verify => verify(&store, args.format, global.verbosity()),
+    match &args.command {
+        CacheCommand::Ls => ls::run(opened.as_ref(), args.format),
+        CacheCommand::Du(du) => du::run(du, opened.as_ref(), args.format),
+        CacheCommand::Verify(verify) => verify::run(verify, opened.as_ref(), args.format, global.verbosity()),
+        CacheCommand::Gc(gc) => gc::run(gc, opened.as_ref(), args.format),
+        CacheCommand::Rm(rm) => rm::run(rm, opened.as_ref(), args.format),
     }
 }
 
-fn list(listing: &Listing, format: Format) -> Result<(), Failure> {
-    if format == Format::Json {
-        return crate::print_json(&json!({
-            "results": listing.results.iter().map(result_json).collect::<Vec<_>>(),
-            "objects": listing.objects,
-            "object_bytes": listing.object_bytes,
-            "partials": listing.partials,
-            "partial_bytes": listing.partial_bytes,
-        }));
+impl Opened {
+    /// Opens a home's store without writing to it, so that a read-only or full one can be looked at; `None` where there is none.
+    fn look(home: &Home) -> Result<Option<Self>, Failure> {
+        let Some(store) = Store::look(home.store()).map_err(Failure::machine)? else { return Ok(None) };
+        let history = History::open(home).map_err(Failure::machine)?;
+        let references = References::read(&history).map_err(Failure::machine)?;
+        Ok(Some(Self { store, references }))
     }
-    let mut table = Table::new(["key", "stage kind", "outputs", "files", "size", "state"]);
-    for result in &listing.results {
-        let outputs: Vec<String> = result.outputs.iter().map(output_name).collect();
-        let files: usize = result.outputs.iter().map(|output| output.files).sum();
-        let complete = result.outputs.iter().all(|output| output.complete);
-        table.row([
-            result.key.short(),
-            result.kind.clone(),
-            outputs.join(", "),
-            files.to_string(),
-            words::bytes(result.bytes),
-            if complete { "complete" } else { "incomplete" }.to_owned(),
-        ]);
+
+    /// `pipeline/stage`, for each stage that has this result; empty where no run is recorded that knew it.
+    fn stages(&self, key: &Digest) -> String {
+        let stages = self.references.stages_of(key).map(|stage| format!("{}/{}", stage.pipeline, stage.stage));
+        stages.collect::<Vec<_>>().join(", ")
     }
-    let mut out = io::stdout().lock();
-    if !table.is_empty() {
-        write!(out, "{table}")?;
-    }
-    let results = words::plural(listing.results.len(), "result");
-    let objects = words::plural(listing.objects as usize, "object");
-    writeln!(out, "{results}, {objects}, {}", words::bytes(listing.object_bytes))?;
-    if listing.partials > 0 {
-        let bytes = words::bytes(listing.partial_bytes);
-        writeln!(out, "{} of working state, {bytes}", words::plural(listing.partials as usize, "folder"))?;
-    }
-    Ok(())
-}
 
-fn output_name(output: &ListedOutput) -> String {
-    if output.name == output.kind { output.name.clone() } else { format!("{} ({})", output.name, output.kind) }
-}
-
-fn result_json(result: &ListedResult) -> serde_json::Value {
-    let outputs: Vec<_> = result
-        .outputs
-        .iter()
-        .map(|output| {
-            json!({
-                "name": output.name, "kind": output.kind, "tree": output.tree,
-                "files": output.files, "bytes": output.bytes, "complete": output.complete,
-            })
-        })
-        .collect();
-    json!({ "key": result.key, "kind": result.kind, "bytes": result.bytes, "outputs": outputs })
-}
-
-fn verify(store: &Store, format: Format, verbosity: Verbosity) -> Result<(), Failure> {
-    let bar = bar(verbosity);
-    // The store calls from several threads, and their counts may arrive out of order.
-    let most = Mutex::new(0);
-    let show = |progress: VerifyProgress| {
-        let mut most = most.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        *most = progress.bytes.max(*most);
-        bar.set_length(progress.total_bytes);
-        bar.set_position(*most);
-    };
-    let report = store.verify(&show).map_err(Failure::machine)?;
-    bar.finish_and_clear();
-    // That a result is there is decided by lengths alone: only once a damaged object is gone does a run make it again.
-    let removed = report.faults.iter().try_for_each(|fault| match fault {
-        Fault::CorruptObject { digest, .. } => store.evict(digest),
-        _ => Ok(()),
-    });
-    let told = tell(&report, format);
-    removed.map_err(Failure::machine)?;
-    told
-}
-
-fn tell(report: &VerifyReport, format: Format) -> Result<(), Failure> {
-    let printed = match format {
-        Format::Json => crate::print_json(&report_json(report)),
-        Format::Text => print_report(report).map_err(Failure::from),
-    };
-    Failure::after(if report.faults.is_empty() { Exit::Done } else { Exit::StageFailed }, printed)
-}
-
-fn print_report(report: &VerifyReport) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    for fault in &report.faults {
-        writeln!(out, "{fault}")?;
-    }
-    let VerifyReport { objects, trees, results, .. } = *report;
-    let bytes = words::bytes(report.bytes);
-    writeln!(out, "{objects} objects ({bytes}), {trees} trees and {results} results read")?;
-    match report.faults.len() {
-        0 => writeln!(out, "everything is intact"),
-        faults => writeln!(out, "faults: {faults}; the next run makes again what it needs of them"),
+    fn stages_json(&self, key: &Digest) -> Vec<serde_json::Value> {
+        let stages = self.references.stages_of(key);
+        stages.map(|stage| serde_json::json!({ "pipeline": stage.pipeline, "stage": stage.stage })).collect()
     }
 }
 
-fn report_json(report: &VerifyReport) -> serde_json::Value {
-    json!({
-        "objects": report.objects,
-        "bytes": report.bytes,
-        "trees": report.trees,
-        "results": report.results,
-        "faults": report.faults.iter().map(ToString::to_string).collect::<Vec<_>>(),
-    })
+/// How long ago a file's time is.
+fn ago(time: SystemTime) -> String {
+    words::ago(time.elapsed().unwrap_or_default())
 }
 
-fn bar(verbosity: Verbosity) -> ProgressBar {
-    let look = Look::stderr();
-    if !look.live || verbosity == Verbosity::Quiet {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:24} {bytes} of {total_bytes}, {eta} left")
-        .expect("the template is well formed")
-        .progress_chars(look.either("━╸╌", "=>."));
-    ProgressBar::new(0).with_style(style)
+/// A file's time, for a program.
+fn timestamp(time: SystemTime) -> String {
+    Moment::at(time).rfc3339()
 }

@@ -133,8 +133,16 @@ fn what_is_found_damaged_is_made_again_by_the_next_run_even_where_nothing_reads_
     let project = Project::with_pipeline("data.yaml");
     ran(&project, &[]);
     damage_parquet(&project);
-    project.run(&["cache", "verify"]).ends_with(1).says("is damaged");
-    ran(&project, &[]);
+    let verify = project.run(&["cache", "verify"]).ends_with(1).says("is damaged").says("--repair");
+    assert!(
+        verify.stdout.contains(" of output `packs` of pack ") && verify.stdout.contains("data/text_packs"),
+        "{verify}"
+    );
+    assert_eq!(ran(&project, &[]), [""; 0], "to look changes nothing");
+    let repair = project.run(&["cache", "verify", "--repair", "--format", "json"]).ends_with(0).json();
+    assert_eq!(repair["repaired"], true);
+    project.run(&["cache", "verify"]).ends_with(0).says("everything is intact");
+    assert!(ran(&project, &[]).contains(&"text_packs".to_owned()));
     project.run(&["cache", "verify"]).ends_with(0).says("everything is intact");
 
     damage_parquet(&project);
@@ -146,6 +154,50 @@ fn what_is_found_damaged_is_made_again_by_the_next_run_even_where_nothing_reads_
     project.run(&export).ends_with(1).warns("makes it again");
     assert!(ran(&project, &[]).contains(&"question_packs".to_owned()));
     project.run(&export).ends_with(0);
+}
+
+#[test]
+fn room_is_made_and_what_is_needed_again_is_made_again() {
+    let project = Project::with_pipeline("data.yaml");
+    ran(&project, &[]);
+    ran(&project, &["text_packs.max_seq_len=32"]);
+    let used = project.run(&["cache", "du", "--format", "json"]).ends_with(0).json();
+    let of_packs = used["groups"].as_array().unwrap().iter().find(|group| group["group"] == "data/text_packs").unwrap();
+    assert_eq!(of_packs["results"], 2, "{used:#}");
+    assert!(of_packs["own_bytes"].as_u64().unwrap() <= of_packs["bytes"].as_u64().unwrap());
+    project.run(&["cache", "du", "--by", "kind"]).ends_with(0).says("tokenize").says(" in all");
+    project.run(&["cache", "gc"]).ends_with(0).says("removed 0 results");
+
+    // The last run took everything but the packs of before.
+    let gc = ["cache", "gc", "--keep-runs", "1"];
+    let dry = project.run(&[&gc[..], &["--dry-run", "--format", "json"]].concat()).ends_with(0).json();
+    let real = project.run(&[&gc[..], &["--format", "json"]].concat()).ends_with(0).json();
+    assert_eq!((dry["results"].as_array().unwrap().len(), &dry["freed_bytes"]), (1, &real["freed_bytes"]), "{dry:#}");
+    assert_eq!(real["results"][0]["stages"][0]["stage"], "text_packs");
+    assert_eq!(ran(&project, &["text_packs.max_seq_len=32"]), [""; 0]);
+    assert_eq!(ran(&project, &[]), ["text_packs"]);
+
+    // Age removes it all, but not what the newest run took.
+    project.run(&["cache", "gc", "--older-than", "0s", "--keep-runs", "1"]).ends_with(0).says("removed 1 result,");
+    let room = project.run(&["cache", "gc", "--max-size", "0B", "--format", "json"]).ends_with(0).json();
+    assert_eq!((room["results"].as_array().unwrap().len(), &room["left_bytes"]), (7, &0.into()), "{room:#}");
+    assert_eq!(ran(&project, &[]), ALL);
+    project.run(&["cache", "gc", "--max-size", "much"]).ends_with(2).warns("such as `40GiB`");
+}
+
+#[test]
+fn results_are_removed_by_stage_and_by_key() {
+    let project = Project::with_pipeline("data.yaml");
+    ran(&project, &[]);
+    project.run(&["cache", "rm", "text_pack"]).ends_with(2).warns("did you mean `text_packs`?");
+    project.run(&["cache", "rm", "data/text_packs", "--dry-run"]).ends_with(0).says("would remove 1 result,");
+    project.run(&["cache", "rm", "data/text_packs"]).ends_with(0).says("removed 1 result,");
+    assert_eq!(ran(&project, &[]), ["text_packs"]);
+    let listing = project.run(&["cache", "ls", "--format", "json"]).ends_with(0).json();
+    let result = listing["results"].as_array().unwrap().iter().find(|result| result["kind"] == "pack").unwrap();
+    let key = &result["key"].as_str().unwrap()[..12];
+    project.run(&["cache", "rm", key]).ends_with(0).says("removed 1 result,");
+    assert_eq!(ran(&project, &[]).len(), 1);
 }
 
 #[test]

@@ -34,6 +34,8 @@ pub struct ListedResult {
     pub outputs: Vec<ListedOutput>,
     /// The length of all outputs together; files shared with other results count in each.
     pub bytes: u64,
+    /// When it was last taken or recorded.
+    pub last_use: SystemTime,
 }
 
 /// One output of a result.
@@ -77,7 +79,9 @@ impl Store {
     fn list_result(&self, key: Digest, record: ResultRecord) -> ListedResult {
         let list = |(name, output)| self.list_output(name, output);
         let outputs: Vec<_> = record.outputs.into_iter().map(list).collect();
-        ListedResult { key, kind: record.kind, bytes: outputs.iter().map(|output| output.bytes).sum(), outputs }
+        let bytes = outputs.iter().map(|output| output.bytes).sum();
+        let last_use = self.last_use(&key).unwrap_or(SystemTime::UNIX_EPOCH);
+        ListedResult { key, kind: record.kind, outputs, bytes, last_use }
     }
 
     fn list_output(&self, name: String, output: OutputRecord) -> ListedOutput {

@@ -160,6 +160,20 @@ impl Store {
         Ok(true)
     }
 
+    /// Whether a tree is there with all its objects; from then on these are in use, whatever becomes of the result that they belong to.
+    ///
+    /// # Errors
+    /// Fails where the disk refuses.
+    pub fn hold_tree(&self, tree: &Digest) -> Result<bool, StoreError> {
+        let Ok(tree) = self.tree(tree) else { return Ok(false) };
+        for file in tree.files() {
+            if !self.hold_object(file)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Stores the list of a tree whose objects are all there, and in use since: stored by this process, or held by it.
     ///
     /// # Errors

@@ -1,5 +1,7 @@
-//! Checks everything in a store against its digest.
+//! Checks everything in a store against its digest, and removes what does not stand the check.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -9,7 +11,8 @@ use rayon::prelude::*;
 
 use crate::listing::DigestFile;
 use crate::record::Stored;
-use crate::{Digest, Store, StoreError, Tree};
+use crate::store::remove_file;
+use crate::{Digest, Store, StoreError, TreeFile};
 
 /// What a full check found.
 #[derive(Debug, Clone, Default)]
@@ -30,15 +33,17 @@ pub struct VerifyReport {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// An object cannot be read, or its content does not have the digest in its name.
-    #[error("object {digest} is damaged")]
+    #[error("object {digest} is damaged; {}", Users(.used_by))]
     CorruptObject {
         /// The digest it should have: [`Store::evict`] takes it.
         digest: Digest,
         /// Where it lies.
         path: PathBuf,
+        /// The files of results that it is the content of.
+        used_by: Vec<UsedBy>,
     },
     /// A tree's list is unreadable or does not have the digest in its name.
-    #[error("tree {digest} is damaged: {reason}")]
+    #[error("tree {digest} is damaged: {reason}; {}", Users(.used_by))]
     CorruptTree {
         /// The digest it should have.
         digest: Digest,
@@ -46,9 +51,11 @@ pub enum Fault {
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
+        /// The outputs of results that it is.
+        used_by: Vec<UsedBy>,
     },
     /// A tree names an object that is not there, or is not of the right length.
-    #[error("`{file}` of tree {tree} is missing or cut short: object {digest}")]
+    #[error("`{file}` of tree {tree} is missing or cut short: object {digest}; {}", Users(.used_by))]
     MissingObject {
         /// The tree.
         tree: Digest,
@@ -56,10 +63,14 @@ pub enum Fault {
         file: String,
         /// The object.
         digest: Digest,
+        /// The files of results that it should be the content of.
+        used_by: Vec<UsedBy>,
     },
-    /// A record cannot be read, or does not have the key in its name.
+    /// A record cannot be read, or is not what was written, or does not have the key in its name.
     #[error("record `{}` is damaged", .path.display())]
     CorruptResult {
+        /// The key in its name.
+        key: Digest,
         /// Where it lies.
         path: PathBuf,
     },
@@ -81,6 +92,55 @@ pub enum Fault {
     },
 }
 
+/// What a stored file or folder is in a result.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UsedBy {
+    /// The result's key.
+    pub key: Digest,
+    /// The kind of stage that made it.
+    pub kind: String,
+    /// The output's name.
+    pub output: String,
+    /// The file's path in the output; `None` where it is the whole of it.
+    pub file: Option<String>,
+}
+
+/// Who uses something, in words.
+struct Users<'a>(&'a [UsedBy]);
+
+impl fmt::Display for Users<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some((first, others)) = self.0.split_first() else { return f.write_str("no result uses it") };
+        let UsedBy { key, kind, output, file } = first;
+        match file {
+            Some(file) => write!(f, "it is `{file}` of output `{output}` of {kind} {}", key.short())?,
+            None => write!(f, "it is output `{output}` of {kind} {}", key.short())?,
+        }
+        match others.len() {
+            0 => Ok(()),
+            more => write!(f, ", and used {more} times more"),
+        }
+    }
+}
+
+impl Fault {
+    /// Whether a result is the worse for it. What only does not belong into the store is nobody's loss, and not ours to remove.
+    pub fn is_damage(&self) -> bool {
+        !matches!(self, Self::Stranger { .. })
+    }
+
+    /// The results that lack something, or are not what they were.
+    pub fn results(&self) -> BTreeSet<Digest> {
+        match self {
+            Self::CorruptObject { used_by, .. }
+            | Self::CorruptTree { used_by, .. }
+            | Self::MissingObject { used_by, .. } => used_by.iter().map(|used| used.key).collect(),
+            Self::CorruptResult { key, .. } | Self::MissingTree { key, .. } => [*key].into(),
+            Self::Stranger { .. } => BTreeSet::new(),
+        }
+    }
+}
+
 /// How far a full check is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VerifyProgress {
@@ -91,7 +151,7 @@ pub struct VerifyProgress {
 }
 
 impl Store {
-    /// Reads every object, tree and record and compares it with its name; changes nothing.
+    /// Reads every object, tree and record, on all threads, and compares it with its name; changes nothing.
     ///
     /// `progress` is called from several threads, after each object.
     ///
@@ -99,6 +159,42 @@ impl Store {
     /// Fails where a folder of the store cannot be listed; a file that cannot be read is a fault in the report.
     pub fn verify(&self, progress: &(dyn Fn(VerifyProgress) + Sync)) -> Result<VerifyReport, StoreError> {
         let mut report = VerifyReport::default();
+        let damaged = self.verify_objects(&mut report, progress)?;
+        let trees = self.verify_trees(&mut report, &damaged)?;
+        self.verify_results(&mut report, &trees)?;
+        // A tree that no result names is garbage, and so is what is left of its objects.
+        report.faults.retain(|fault| !matches!(fault, Fault::MissingObject { used_by, .. } if used_by.is_empty()));
+        Ok(report)
+    }
+
+    /// Removes what a check found damaged, and the results that lack something of it, so that the next run that needs one makes it
+    /// again. Safe beside runs: one that meets a gap fills it.
+    ///
+    /// # Errors
+    /// Fails where something cannot be removed.
+    pub fn repair(&self, faults: &[Fault]) -> Result<(), StoreError> {
+        // Results first, so that none is left that lacks something.
+        for key in faults.iter().flat_map(Fault::results) {
+            self.forget(&key)?;
+        }
+        for fault in faults {
+            match fault {
+                Fault::CorruptObject { digest, .. } => self.evict(digest)?,
+                Fault::CorruptTree { digest, .. } | Fault::MissingObject { tree: digest, .. } => {
+                    remove_file(&self.tree_path(digest))?;
+                }
+                Fault::CorruptResult { .. } | Fault::MissingTree { .. } | Fault::Stranger { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the objects; gives the damaged ones with the positions of their faults.
+    fn verify_objects(
+        &self,
+        report: &mut VerifyReport,
+        progress: &(dyn Fn(VerifyProgress) + Sync),
+    ) -> Result<BTreeMap<Digest, usize>, StoreError> {
         let objects = self.digest_files("objects")?;
         let total_bytes = objects.iter().map(|object| object.size).sum();
         let read = AtomicU64::new(0);
@@ -111,39 +207,62 @@ impl Store {
         report.objects = objects.len() as u64;
         report.bytes = total_bytes;
         report.faults = objects.par_iter().filter_map(check).collect();
-        let trees = self.verify_trees(&mut report)?;
-        self.verify_results(&trees, &mut report)?;
-        Ok(report)
+        let damaged = report.faults.iter().enumerate().filter_map(|(position, fault)| match fault {
+            Fault::CorruptObject { digest, .. } => Some((*digest, position)),
+            _ => None,
+        });
+        Ok(damaged.collect())
     }
 
-    /// Checks the trees; gives the digests of those whose list is there, sound or not.
-    fn verify_trees(&self, report: &mut VerifyReport) -> Result<Vec<Digest>, StoreError> {
-        let mut found = Vec::new();
-        for DigestFile { path, digest, .. } in self.digest_files("trees")? {
-            let Some(digest) = digest else {
+    /// Checks the trees; gives, for each whose list is there, the faults of its own and the paths of its damaged files.
+    fn verify_trees(
+        &self,
+        report: &mut VerifyReport,
+        damaged: &BTreeMap<Digest, usize>,
+    ) -> Result<BTreeMap<Digest, Vec<InTree>>, StoreError> {
+        let files = self.digest_files("trees")?;
+        let read: Vec<_> = files.par_iter().map(|file| Some(self.tree(file.digest.as_ref()?))).collect();
+        let mut trees = BTreeMap::new();
+        for (DigestFile { path, digest, .. }, read) in files.into_iter().zip(read) {
+            let (Some(digest), Some(read)) = (digest, read) else {
                 report.faults.push(Fault::Stranger { path });
                 continue;
             };
             report.trees += 1;
-            found.push(digest);
-            match self.tree(&digest) {
-                Ok(tree) => report.faults.extend(self.missing_objects(digest, &tree)),
-                Err(StoreError::CorruptTree { reason, .. }) => {
-                    report.faults.push(Fault::CorruptTree { digest, path, reason });
+            let mut inside = Vec::new();
+            match read {
+                Ok(tree) => {
+                    for file in tree.files() {
+                        if let Some(fault) = damaged.get(&file.digest) {
+                            inside.push(InTree { fault: *fault, file: Some(file.path.clone()) });
+                        }
+                        if !self.has(file) {
+                            inside.push(InTree { fault: report.faults.len(), file: Some(file.path.clone()) });
+                            report.faults.push(missing_object(digest, file));
+                        }
+                    }
                 }
-                Err(StoreError::MissingTree { .. }) => {}
-                Err(error) => report.faults.push(Fault::CorruptTree { digest, path, reason: error.to_string() }),
+                // Removed by another process meanwhile: whoever needs it is reported with the results.
+                Err(StoreError::MissingTree { .. }) => continue,
+                Err(error) => {
+                    let reason = match error {
+                        StoreError::CorruptTree { reason, .. } => reason,
+                        error => error.to_string(),
+                    };
+                    inside.push(InTree { fault: report.faults.len(), file: None });
+                    report.faults.push(Fault::CorruptTree { digest, path, reason, used_by: Vec::new() });
+                }
             }
+            trees.insert(digest, inside);
         }
-        Ok(found)
+        Ok(trees)
     }
 
-    fn missing_objects(&self, tree: Digest, list: &Tree) -> impl Iterator<Item = Fault> {
-        let missing = list.files().iter().filter(|file| !self.has(file));
-        missing.map(move |file| Fault::MissingObject { tree, file: file.path.clone(), digest: file.digest })
-    }
-
-    fn verify_results(&self, trees: &[Digest], report: &mut VerifyReport) -> Result<(), StoreError> {
+    fn verify_results(
+        &self,
+        report: &mut VerifyReport,
+        trees: &BTreeMap<Digest, Vec<InTree>>,
+    ) -> Result<(), StoreError> {
         for (path, key) in self.record_files()? {
             let Some(key) = key else {
                 report.faults.push(Fault::Stranger { path });
@@ -153,18 +272,49 @@ impl Store {
             let record = match fs::read(&path).map(|bytes| Stored::read(&bytes, &key)) {
                 Ok(Stored::Sound(record)) => record,
                 Ok(Stored::Foreign) => continue,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Ok(Stored::Damaged) | Err(_) => {
-                    report.faults.push(Fault::CorruptResult { path });
+                    report.faults.push(Fault::CorruptResult { key, path });
                     continue;
                 }
             };
-            let missing = record.outputs.into_iter().filter(|(_, output)| trees.binary_search(&output.tree).is_err());
-            let fault =
-                |(output, record): (String, crate::OutputRecord)| Fault::MissingTree { key, output, tree: record.tree };
-            report.faults.extend(missing.map(fault));
+            for (output, stored) in record.outputs {
+                let Some(inside) = trees.get(&stored.tree) else {
+                    report.faults.push(Fault::MissingTree { key, output, tree: stored.tree });
+                    continue;
+                };
+                for InTree { fault, file } in inside {
+                    let used = UsedBy { key, kind: record.kind.clone(), output: output.clone(), file: file.clone() };
+                    report.faults[*fault].add_user(used);
+                }
+            }
         }
         Ok(())
     }
+}
+
+/// A fault that concerns a tree: its own, or that of one of its files.
+struct InTree {
+    /// Its position in the report.
+    fault: usize,
+    file: Option<String>,
+}
+
+impl Fault {
+    fn add_user(&mut self, used: UsedBy) {
+        match self {
+            Self::CorruptObject { used_by, .. }
+            | Self::CorruptTree { used_by, .. }
+            | Self::MissingObject { used_by, .. } => {
+                used_by.push(used);
+            }
+            Self::CorruptResult { .. } | Self::MissingTree { .. } | Self::Stranger { .. } => {}
+        }
+    }
+}
+
+fn missing_object(tree: Digest, file: &TreeFile) -> Fault {
+    Fault::MissingObject { tree, file: file.path.clone(), digest: file.digest, used_by: Vec::new() }
 }
 
 fn check_object(object: &DigestFile) -> Option<Fault> {
@@ -174,7 +324,7 @@ fn check_object(object: &DigestFile) -> Option<Fault> {
         Ok((found, _)) if found == digest => None,
         // Evicted by another process meanwhile: whoever needs it is reported with the trees.
         Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
-        Ok(_) | Err(_) => Some(Fault::CorruptObject { digest, path }),
+        Ok(_) | Err(_) => Some(Fault::CorruptObject { digest, path, used_by: Vec::new() }),
     }
 }
 
@@ -185,7 +335,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::testing::{add, damage, store};
+    use crate::testing::{add, damage, put, store};
     use crate::{KeyDocument, OutputRecord, ResultRecord};
 
     #[test]
@@ -203,7 +353,9 @@ mod tests {
     #[test]
     fn every_kind_of_fault_is_named() {
         let (_home, store) = store();
-        let tree = add(&store, &[("a", "first"), ("b", "second"), ("c", "third")]);
+        let user = put(&store, "user", 1.0, &[("a", "first"), ("b", "second"), ("c", "third")]);
+        let tree = store.result(&user).unwrap().unwrap().outputs["out"].tree;
+        add(&store, &[("c", "third"), ("of", "a tree that no result names")]);
         let broken = add(&store, &[("d", "fourth")]);
         let absent = Digest::of(b"absent");
         let facts = serde_json::Map::new();
@@ -228,18 +380,51 @@ mod tests {
 
         let faults = store.verify(&|_| {}).unwrap().faults;
         let object = |content: &[u8]| (Digest::of(content), store.object_path(&Digest::of(content)));
-        for content in [&b"first"[..], b"second"] {
+        let used_by = |file: &str| {
+            let (kind, output, file) = ("user".to_owned(), "out".to_owned(), Some(file.to_owned()));
+            vec![UsedBy { key: user, kind, output, file }]
+        };
+        for (file, content) in [("a", &b"first"[..]), ("b", b"second")] {
             let (digest, path) = object(content);
-            assert!(faults.contains(&Fault::CorruptObject { digest, path }));
+            assert!(faults.contains(&Fault::CorruptObject { digest, path, used_by: used_by(file) }));
         }
         for (file, content) in [("b", &b"second"[..]), ("c", b"third")] {
-            let digest = Digest::of(content);
-            assert!(faults.contains(&Fault::MissingObject { tree, file: file.to_owned(), digest }));
+            let (digest, used_by) = (Digest::of(content), used_by(file));
+            let file = file.to_owned();
+            assert!(faults.contains(&Fault::MissingObject { tree, file, digest, used_by }));
         }
         assert!(faults.iter().any(|fault| matches!(fault, Fault::CorruptTree { digest, .. } if *digest == broken)));
         assert!(faults.contains(&Fault::MissingTree { key, output: "out".to_owned(), tree: absent }));
-        assert!(faults.contains(&Fault::CorruptResult { path: damaged }));
+        assert!(faults.contains(&Fault::CorruptResult { key: absent, path: damaged }));
         assert!(faults.contains(&Fault::Stranger { path: stranger }));
         assert_eq!(faults.len(), 8);
+    }
+    #[test]
+    fn who_uses_what_is_damaged_is_named_and_repair_leaves_a_sound_store() {
+        let (_home, store) = store();
+        let rows = put(&store, "rows", 1.0, &[("a", "first"), ("b", "second")]);
+        let tokens = put(&store, "tokens", 1.0, &[("c", "first"), ("d", "third")]);
+        let sound = put(&store, "sound", 1.0, &[("e", "fifth")]);
+        damage(&store, b"first", b"fjrst");
+        let tree = store.result(&tokens).unwrap().unwrap().outputs["out"].tree;
+        let faults = store.verify(&|_| {}).unwrap().faults;
+        let Fault::CorruptObject { used_by, .. } = &faults[0] else { panic!("{faults:?}") };
+        let used = |key, kind: &str, file: &str| {
+            let (kind, output, file) = (kind.to_owned(), "out".to_owned(), Some(file.to_owned()));
+            UsedBy { key, kind, output, file }
+        };
+        let mut expected = [used(rows, "rows", "a"), used(tokens, "tokens", "c")];
+        expected.sort();
+        assert_eq!((faults.len(), used_by.as_slice()), (1, &expected[..]));
+        assert!(faults[0].to_string().contains(" of output `out` of "), "{}", faults[0]);
+
+        store.evict(&Digest::of(b"third")).unwrap();
+        fs::write(store.record_path(&rows), "{").unwrap();
+        let faults = store.verify(&|_| {}).unwrap().faults;
+        assert_eq!(faults.iter().flat_map(Fault::results).collect::<BTreeSet<_>>(), [rows, tokens].into());
+        store.repair(&faults).unwrap();
+        assert_eq!(store.verify(&|_| {}).unwrap().faults, []);
+        assert!(!store.complete(&tree) && store.take(&sound).unwrap().is_some());
+        assert_eq!((store.result(&rows).unwrap(), store.result(&tokens).unwrap()), (None, None));
     }
 }

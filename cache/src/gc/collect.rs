@@ -161,6 +161,7 @@ impl<'a> Collecting<'a> {
         let (trees, kept) = self.unnamed_trees(&left)?;
         self.done.trees = self.remove_files(&trees)?;
         self.done.objects = self.remove_files(&self.unheld_objects(&left, &kept))?;
+        self.store.forget_unusable()?;
         self.remove_locks();
         Ok(())
     }

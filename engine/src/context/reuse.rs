@@ -50,6 +50,11 @@ impl StageContext {
     /// ends. `None` where it cannot be used, and the work is to be done anew.
     pub fn open_reusable(&self, reusable: &Reusable) -> Option<PathBuf> {
         let folder = self.scratch.join("earlier").join(reusable.tree.to_string());
+        // The run does not refer to that result, so nothing but this keeps it from being collected.
+        match self.store.hold_tree(&reusable.tree) {
+            Ok(true) => {}
+            Ok(false) | Err(_) => return None,
+        }
         match self.store.link_folder(&reusable.tree, &folder, Verify::Contents) {
             Ok(_) => Some(folder),
             Err(error) => {

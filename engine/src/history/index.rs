@@ -212,6 +212,30 @@ impl History {
         })
     }
 
+    /// Gives each result that a run made or took, with its pipeline and stage and, where the run made it, the seconds that took; the
+    /// newest run first.
+    ///
+    /// # Errors
+    /// Fails where the index does.
+    pub(super) fn each_result(
+        &self,
+        mut each: impl FnMut(&str, &str, &str, Digest, Option<f64>),
+    ) -> Result<(), HistoryError> {
+        self.query(|connection| {
+            let sql = "SELECT run, pipeline, stage, key, status, seconds FROM stages WHERE key IS NOT NULL
+                ORDER BY run DESC, position";
+            let mut statement = connection.prepare(sql)?;
+            let mut rows = statement.query([])?;
+            while let Some(row) = rows.next()? {
+                let text = |column| row.get_ref(column)?.as_str().map_err(rusqlite::Error::from);
+                let Ok(key) = text(3)?.parse() else { continue };
+                let seconds = if text(4)? == "done" { row.get(5)? } else { None };
+                each(text(0)?, text(1)?, text(2)?, key, seconds);
+            }
+            Ok(())
+        })
+    }
+
     /// What a stage of a pipeline cost when its process last came to its end.
     ///
     /// # Errors

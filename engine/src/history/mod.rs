@@ -5,6 +5,7 @@ mod folder;
 mod host;
 mod index;
 mod recorded;
+mod references;
 mod results;
 mod tables;
 
@@ -15,4 +16,5 @@ pub use index::{Found, History, HistoryError, Selection};
 pub use recorded::{
     Attempt, LastRun, Recorded, RecordedCopy, RecordedFailure, RecordedStage, RunState, RunSummary, StageSummary,
 };
+pub use references::{References, StageOf};
 pub use results::{LastResult, Made};

@@ -1,5 +1,6 @@
 //! Values with a unit: lengths of time and numbers of bytes.
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde_json::json;
@@ -22,9 +23,12 @@ const SIZES: [(&str, u64); 10] = [
     ("TiB", 1 << 40),
 ];
 
+const A_PERIOD: &str = "a length of time such as `90s`, `5m` or `12h`";
+const A_SIZE: &str = "a size such as `40GiB` or `500MB`";
+
 impl Parameter for Period {
     fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
-        let milliseconds = read_quantity(node, reader, "a length of time such as `90s`, `5m` or `12h`", &PERIODS)?;
+        let milliseconds = read_quantity(node, reader, A_PERIOD, &PERIODS)?;
         Some(Self(Duration::from_millis(milliseconds)))
     }
 
@@ -39,7 +43,7 @@ impl Parameter for Period {
 
 impl Parameter for ByteSize {
     fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
-        read_quantity(node, reader, "a size such as `40GiB` or `500MB`", &SIZES).map(Self)
+        read_quantity(node, reader, A_SIZE, &SIZES).map(Self)
     }
 
     fn write_key(&self, key: &mut KeyWriter<'_>) {
@@ -48,6 +52,23 @@ impl Parameter for ByteSize {
 
     fn schema() -> Json {
         json!({ "type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(B|[kKMGT]B|[KMGT]iB)$" })
+    }
+}
+
+impl FromStr for Period {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let milliseconds = quantity(text, &PERIODS).ok_or_else(|| format!("expected {A_PERIOD}"))?;
+        Ok(Self(Duration::from_millis(milliseconds)))
+    }
+}
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        quantity(text, &SIZES).map(Self).ok_or_else(|| format!("expected {A_SIZE}"))
     }
 }
 

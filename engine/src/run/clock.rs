@@ -12,7 +12,12 @@ pub struct Moment {
 impl Moment {
     /// Now.
     pub fn now() -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self::at(SystemTime::now())
+    }
+
+    /// The moment of a file's time.
+    pub fn at(time: SystemTime) -> Self {
+        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { milliseconds: u64::try_from(since.as_millis()).unwrap_or(u64::MAX) }
     }
 

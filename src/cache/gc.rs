@@ -1,0 +1,147 @@
+//! `pipeline cache gc`: makes room.
+
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+
+use cache::gc::{Because, Collected, Policy, Removal, RemovedPartial, RemovedResult, Unpinned};
+use clap::Args;
+use engine::parameter::{ByteSize, Period};
+use serde_json::{Value, json};
+
+use super::{Opened, ago, timestamp};
+use crate::render::Failure;
+use crate::table::Table;
+use crate::{Format, words};
+
+/// Make room: remove what no result needs and, where a limit is given, results.
+///
+/// Results in use by a run that goes on stay, and so do those that the newest runs of each pipeline refer to where `--keep-runs` is
+/// given. Without any limit no result is removed. With `--keep-runs` alone every other result is. For `--max-size` those go first that
+/// are large, quick to make again and long unused.
+#[derive(Args)]
+pub struct GcArgs {
+    /// Remove results until the store takes no more than this, such as `20GiB`.
+    #[arg(long, value_name = "SIZE")]
+    max_size: Option<ByteSize>,
+    /// Remove results that no run has used for so long, such as `30d`.
+    #[arg(long, value_name = "PERIOD")]
+    older_than: Option<Period>,
+    /// Keep what the newest runs of each pipeline made or took.
+    #[arg(long, value_name = "COUNT")]
+    keep_runs: Option<usize>,
+    /// Only say what would be removed.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Makes room.
+pub fn run(args: &GcArgs, opened: Option<&Opened>, format: Format) -> Result<(), Failure> {
+    let removal = if args.dry_run { Removal::DryRun } else { Removal::Real };
+    let collected = match opened {
+        Some(opened) => opened.store.collect_garbage(&args.policy(opened), removal).map_err(Failure::machine)?,
+        None => Collected::default(),
+    };
+    tell(&collected, opened, removal, format)
+}
+
+impl GcArgs {
+    fn policy(&self, opened: &Opened) -> Policy {
+        let limited = self.max_size.is_some() || self.older_than.is_some();
+        Policy {
+            pinned: self.keep_runs.map_or_else(BTreeSet::new, |count| opened.references.of_newest_runs(count)),
+            unpinned: if self.keep_runs.is_some() && !limited { Unpinned::Remove } else { Unpinned::Keep },
+            older_than: self.older_than.map(|period| period.0),
+            max_bytes: self.max_size.map(|size| size.0),
+            seconds: opened.references.seconds.clone(),
+            ..Policy::default()
+        }
+    }
+}
+
+/// Says what was removed, or would be.
+pub(super) fn tell(
+    collected: &Collected,
+    opened: Option<&Opened>,
+    removal: Removal,
+    format: Format,
+) -> Result<(), Failure> {
+    match format {
+        Format::Json => crate::print_json(&as_json(collected, opened, removal)),
+        Format::Text => Ok(print(collected, opened, removal)?),
+    }
+}
+
+fn print(collected: &Collected, opened: Option<&Opened>, removal: Removal) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    let mut table = Table::new(["key", "stage", "stage kind", "size", "took", "last used", "why"]);
+    for result in &collected.results {
+        table.row([
+            result.key.short(),
+            opened.map(|opened| opened.stages(&result.key)).unwrap_or_default(),
+            result.kind.clone(),
+            words::bytes(result.bytes),
+            result.seconds.map(words::seconds).unwrap_or_default(),
+            ago(result.last_use),
+            why(result.because).to_owned(),
+        ]);
+    }
+    for RemovedPartial { key, bytes, written } in &collected.partials {
+        let (key, bytes, written) = (key.short(), words::bytes(*bytes), ago(*written));
+        table.row([&key, "", "working state", &bytes, "", &written, ""]);
+    }
+    if !table.is_empty() {
+        writeln!(out, "{table}")?;
+    }
+    let verb = match removal {
+        Removal::Real => "removed",
+        Removal::DryRun => "would remove",
+    };
+    let Collected { objects, freed_bytes, left_bytes, pinned, in_use, .. } = *collected;
+    let removed = [
+        words::plural(collected.results.len(), "result"),
+        words::plural(collected.partials.len(), "folder") + " of working state",
+        words::plural(objects, "file"),
+    ];
+    let (freed, left) = (words::bytes(freed_bytes), words::bytes(left_bytes));
+    writeln!(out, "{verb} {}: {freed} freed, {left} left", removed.join(", "))?;
+    if in_use > 0 {
+        writeln!(out, "{} would have gone too, but a run uses them", words::plural(in_use, "result"))?;
+    }
+    if pinned > 0 {
+        writeln!(out, "{} kept for the newest runs", words::plural(pinned, "result"))?;
+    }
+    Ok(())
+}
+
+fn why(because: Because) -> &'static str {
+    match because {
+        Because::Unpinned => "not of the newest runs",
+        Because::Old => "unused for long",
+        Because::Room => "to make room",
+        Because::Asked => "asked for",
+    }
+}
+
+fn as_json(collected: &Collected, opened: Option<&Opened>, removal: Removal) -> Value {
+    let results = collected.results.iter().map(|result| {
+        let RemovedResult { key, kind, bytes, seconds, last_use, because } = result;
+        json!({
+            "key": key, "kind": kind, "bytes": bytes, "seconds": seconds, "last_used": timestamp(*last_use),
+            "why": why(*because), "stages": opened.map(|opened| opened.stages_json(key)),
+        })
+    });
+    let partials = collected.partials.iter().map(
+        |RemovedPartial { key, bytes, written }| json!({ "key": key, "bytes": bytes, "written": timestamp(*written) }),
+    );
+    json!({
+        "dry_run": removal == Removal::DryRun,
+        "results": results.collect::<Vec<_>>(),
+        "partials": partials.collect::<Vec<_>>(),
+        "trees": collected.trees,
+        "objects": collected.objects,
+        "freed_bytes": collected.freed_bytes,
+        "left_bytes": collected.left_bytes,
+        "kept_in_use": collected.in_use,
+        "kept_pinned": collected.pinned,
+    })
+}

@@ -1,0 +1,122 @@
+//! `pipeline cache verify`: reads everything and compares it with its digest.
+
+use std::io::{self, Write};
+use std::sync::Mutex;
+
+use cache::verify::{Fault, VerifyProgress, VerifyReport};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+
+use super::Opened;
+use crate::progress::Verbosity;
+use crate::render::{Exit, Failure};
+use crate::terminal::Look;
+use crate::{Format, words};
+
+/// Read everything, compare it with its digest, and name what is damaged and who uses it.
+///
+/// Ends with 1 where something is damaged and stays so.
+#[derive(Args)]
+pub struct VerifyArgs {
+    /// Remove what is damaged and the results that need it, so that the next run makes them again.
+    #[arg(long)]
+    repair: bool,
+}
+
+/// Checks the store.
+pub fn run(args: &VerifyArgs, opened: Option<&Opened>, format: Format, verbosity: Verbosity) -> Result<(), Failure> {
+    let report = match opened {
+        Some(opened) => check(opened, verbosity)?,
+        None => VerifyReport::default(),
+    };
+    let damaged = report.faults.iter().any(Fault::is_damage);
+    let repaired = damaged && args.repair;
+    let repair = match opened {
+        Some(opened) if repaired => opened.store.repair(&report.faults),
+        _ => Ok(()),
+    };
+    let printed = match format {
+        Format::Json => crate::print_json(&report_json(&report, opened, repaired && repair.is_ok())),
+        Format::Text => print(&report, opened, repaired && repair.is_ok()).map_err(Failure::from),
+    };
+    repair.map_err(Failure::machine)?;
+    Failure::after(if damaged && !repaired { Exit::StageFailed } else { Exit::Done }, printed)
+}
+
+fn check(opened: &Opened, verbosity: Verbosity) -> Result<VerifyReport, Failure> {
+    let bar = bar(verbosity);
+    // The store calls from several threads, and their counts may arrive out of order.
+    let most = Mutex::new(0);
+    let show = |progress: VerifyProgress| {
+        let mut most = most.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        *most = progress.bytes.max(*most);
+        bar.set_length(progress.total_bytes);
+        bar.set_position(*most);
+    };
+    let report = opened.store.verify(&show).map_err(Failure::machine);
+    bar.finish_and_clear();
+    report
+}
+
+/// `pipeline/stage` of each result that suffers from a fault.
+fn sufferers(fault: &Fault, opened: Option<&Opened>) -> String {
+    let Some(opened) = opened else { return String::new() };
+    let mut stages: Vec<String> = fault.results().iter().map(|key| opened.stages(key)).collect();
+    stages.retain(|stages| !stages.is_empty());
+    stages.join(", ")
+}
+
+fn print(report: &VerifyReport, opened: Option<&Opened>, repaired: bool) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    for fault in &report.faults {
+        match sufferers(fault, opened) {
+            stages if stages.is_empty() => writeln!(out, "{fault}")?,
+            stages => writeln!(out, "{fault} ({stages})")?,
+        }
+    }
+    let VerifyReport { objects, trees, results, .. } = *report;
+    let bytes = words::bytes(report.bytes);
+    writeln!(out, "{objects} objects ({bytes}), {trees} trees and {results} results read")?;
+    match report.faults.iter().filter(|fault| fault.is_damage()).count() {
+        0 => writeln!(out, "everything is intact"),
+        faults if repaired => {
+            writeln!(out, "{}, removed; the next run makes again what it needs", words::plural(faults, "fault"))
+        }
+        faults => {
+            let faults = words::plural(faults, "fault");
+            writeln!(
+                out,
+                "{faults}; `pipeline cache verify --repair` removes them, and the next run makes again what it needs"
+            )
+        }
+    }
+}
+
+fn report_json(report: &VerifyReport, opened: Option<&Opened>, repaired: bool) -> Value {
+    let fault_json = |fault: &Fault| {
+        let results = fault.results();
+        let results =
+            results.iter().map(|key| json!({ "key": key, "stages": opened.map(|opened| opened.stages_json(key)) }));
+        json!({ "message": fault.to_string(), "damage": fault.is_damage(), "results": results.collect::<Vec<_>>() })
+    };
+    json!({
+        "objects": report.objects,
+        "bytes": report.bytes,
+        "trees": report.trees,
+        "results": report.results,
+        "faults": report.faults.iter().map(fault_json).collect::<Vec<_>>(),
+        "repaired": repaired,
+    })
+}
+
+fn bar(verbosity: Verbosity) -> ProgressBar {
+    let look = Look::stderr();
+    if !look.live || verbosity == Verbosity::Quiet {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:24} {bytes} of {total_bytes}, {eta} left")
+        .expect("the template is well formed")
+        .progress_chars(look.either("━╸╌", "=>."));
+    ProgressBar::new(0).with_style(style)
+}
