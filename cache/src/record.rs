@@ -1,4 +1,7 @@
 //! Records of results: what a key led to, and how that came about.
+//!
+//! A record is a JSON document whose first line holds the digest of all that follows it: what it says of an output (the tree, the
+//! identity that enters other keys, the facts that other stages are checked by) is in no key, so nothing else would show a flipped bit.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -70,9 +73,34 @@ pub(crate) enum Stored {
     Damaged,
 }
 
+/// How the first line of a record begins, behind the brace, and how it ends.
+const CHECK: (&str, &str) = ("{\n  \"check\": \"", "\",\n");
+
+/// Length of a digest in hexadecimal digits.
+const DIGITS: usize = 64;
+
+/// The form of a record on disk.
+fn to_bytes(record: &ResultRecord) -> Vec<u8> {
+    let json = serde_json::to_string_pretty(record).expect("a record is made of strings and JSON values");
+    let fields = json.strip_prefix("{\n").expect("a record has fields");
+    format!("{}{}{}{fields}\n", CHECK.0, Digest::of(format!("{fields}\n").as_bytes()), CHECK.1).into_bytes()
+}
+
+/// The document without the line of its check. `None` where the two contradict each other. A record of before that line was written
+/// is taken as it is.
+fn checked(bytes: &[u8]) -> Option<Vec<u8>> {
+    let Some(rest) = bytes.strip_prefix(CHECK.0.as_bytes()) else { return Some(bytes.to_vec()) };
+    let (digits, rest) = rest.split_at_checked(DIGITS)?;
+    let fields = rest.strip_prefix(CHECK.1.as_bytes())?;
+    let digest: Digest = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    (digest == Digest::of(fields)).then(|| [b"{", fields].concat())
+}
+
 impl Stored {
-    /// Reads a record and compares it with the key in its name.
+    /// Reads a record and compares it with its check and with the key in its name.
     pub(crate) fn read(bytes: &[u8], key: &Digest) -> Self {
+        let Some(bytes) = checked(bytes) else { return Self::Damaged };
+        let bytes = bytes.as_slice();
         #[derive(Deserialize)]
         struct Version {
             version: u32,
@@ -135,8 +163,7 @@ impl Store {
     /// Panics if `key` is not that of the record's key document: such a record could never be found again.
     pub fn record(&self, key: &Digest, record: &ResultRecord) -> Result<(), StoreError> {
         assert_eq!(*key, record.key.result_key(), "a record is kept under its own key");
-        let json = serde_json::to_vec_pretty(record).expect("a record is made of strings and JSON values");
-        self.publish(&self.record_path(key), &json)
+        self.publish(&self.record_path(key), &to_bytes(record))
     }
 
     /// All results, sorted by key; damaged ones are left out.
@@ -280,6 +307,36 @@ mod tests {
             assert_eq!(store.result(&key).unwrap(), None);
             assert!(!path.exists());
         }
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_record_is_noticed() {
+        let (_home, store) = store();
+        let (key, record) = record("4");
+        store.record(&key, &record).unwrap();
+        let sound = fs::read(store.record_path(&key)).unwrap();
+        assert!(serde_json::from_slice::<serde_json::Value>(&sound).unwrap()["check"].is_string());
+        for position in 0..sound.len() {
+            for bit in 0..8 {
+                let mut bytes = sound.clone();
+                bytes[position] ^= 1 << bit;
+                match Stored::read(&bytes, &key) {
+                    Stored::Damaged => {}
+                    // An upper-case digit of the check, which says the same.
+                    Stored::Sound(read) => assert_eq!(read, record, "byte {position}"),
+                    Stored::Foreign => panic!("byte {position}"),
+                }
+            }
+            assert!(matches!(Stored::read(&sound[..position], &key), Stored::Damaged), "length {position}");
+        }
+    }
+
+    #[test]
+    fn a_record_of_before_there_was_a_check_is_read() {
+        let (_home, store) = store();
+        let (key, record) = record("4");
+        fs::write(store.record_path(&key), serde_json::to_vec_pretty(&record).unwrap()).unwrap();
+        assert_eq!(store.result(&key).unwrap(), Some(record));
     }
 
     #[test]

@@ -1,4 +1,7 @@
 //! Digests of source files, remembered as long as the files' attributes stay what they were.
+//!
+//! The file's first line is the digest of the rest: a flipped bit in a remembered digest would otherwise make a source file that never
+//! changed one that changes in every run.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
@@ -13,7 +16,7 @@ use crate::digest::open_regular;
 use crate::{Digest, StoreError};
 
 /// Version of the cache's form on disk.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// How long a file must have been left alone before its attributes can stand for its content. A second write within one
 /// tick of the file system's clock changes no attribute; the coarsest clock in use (FAT's) ticks every two seconds.
@@ -32,9 +35,8 @@ pub struct StatCache {
 impl StatCache {
     /// Loads what [`StatCache::save`] wrote; a missing or damaged file gives an empty cache.
     pub fn load(path: &Path) -> Self {
-        let stored: Option<Stored> = fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        let files = stored.filter(|stored| stored.version == VERSION).map(|stored| stored.files);
-        Self { files: files.unwrap_or_default(), changed: false }
+        let stored = fs::read(path).ok().and_then(|bytes| read(&bytes));
+        Self { files: stored.map(|stored| stored.files).unwrap_or_default(), changed: false }
     }
 
     /// The digest and the length of a file; it is read only if its attributes are not those remembered.
@@ -55,7 +57,8 @@ impl StatCache {
         }
         self.files.retain(|file, _| Path::new(file).exists());
         let stored = StoredRef { version: VERSION, files: &self.files };
-        write_atomically(path, &serde_json::to_vec(&stored).expect("entries are made of strings and numbers"))?;
+        let json = serde_json::to_vec(&stored).expect("entries are made of strings and numbers");
+        write_atomically(path, &[Digest::of(&json).to_string().as_bytes(), b"\n", &json].concat())?;
         self.changed = false;
         Ok(())
     }
@@ -83,6 +86,15 @@ impl StatCache {
         }
         Ok((digest, size))
     }
+}
+
+/// Reads the file's form; `None` where it is damaged or of another version.
+fn read(bytes: &[u8]) -> Option<Stored> {
+    let (digest, json) = bytes.split_at_checked(bytes.iter().position(|byte| *byte == b'\n')?)?;
+    let json = &json[1..];
+    let digest: Digest = std::str::from_utf8(digest).ok()?.parse().ok()?;
+    let stored: Stored = (digest == Digest::of(json)).then(|| serde_json::from_slice(json).ok())??;
+    (stored.version == VERSION).then_some(stored)
 }
 
 /// What a file's content had as digest while it had these attributes.
@@ -222,6 +234,24 @@ mod tests {
         assert_eq!(cache.files.len(), 1);
         assert_eq!(cache.digest(&kept).unwrap(), (poison, 7));
         assert!(cache.digest(&gone).is_err());
+    }
+
+    #[test]
+    fn every_flipped_bit_empties_the_cache() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, place) = (folder.path().join("file"), folder.path().join("stat"));
+        let mut cache = StatCache::default();
+        fs::write(&file, "content").unwrap();
+        cache.digest_at(&file, later()).unwrap();
+        cache.save(&place).unwrap();
+        let sound = fs::read(&place).unwrap();
+        assert_eq!(StatCache::load(&place).files.len(), 1);
+        for position in 0..sound.len() {
+            let mut bytes = sound.clone();
+            bytes[position] ^= 1;
+            assert!(read(&bytes).is_none(), "byte {position}");
+            assert!(read(&sound[..position]).is_none(), "length {position}");
+        }
     }
 
     #[test]
