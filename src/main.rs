@@ -11,6 +11,7 @@ mod graph;
 mod locate;
 mod logs;
 mod plan;
+mod plot;
 mod progress;
 mod render;
 mod run;
