@@ -9,6 +9,7 @@ mod recorded;
 mod references;
 mod results;
 mod tables;
+mod verify;
 
 pub use events::{EventTail, Events, TimedEvent, Words};
 pub use folder::{JOB_FILE, LOG_FILE, RESULT_FILE, RunFolder, RunInput, RunPlan, RunStage, stage_folder};
@@ -20,3 +21,4 @@ pub use recorded::{
 };
 pub use references::{References, StageOf};
 pub use results::{LastResult, Made};
+pub use verify::{DifferentFile, DifferentOutput, Verdict, Verification, Verified, VerifyError};
