@@ -207,7 +207,7 @@ fn followers<'a>(recorded: &'a Recorded, stage: &RecordedStage) -> BTreeSet<&'a 
     };
     let follows = |other: &&RecordedStage| {
         let before = ancestors(recorded, &other.summary.stage);
-        before.contains(own.as_str()) && !before.iter().any(|id| is_sibling(id))
+        before.contains(own.as_str()) && !before.iter().any(is_sibling)
     };
     recorded.stages.iter().filter(follows).map(|stage| stage.summary.stage.as_str()).collect()
 }
