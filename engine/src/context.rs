@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 use crate::artifact::{ARTIFACT_FILE, Description, Facts};
 use crate::error::{Cause, OrFail, StageError};
 use crate::execute::private_paths::PrivatePaths;
+use crate::history::stage_folder;
 use crate::parameter::{ArtifactKind, Input, Reference};
 use crate::protocol::{FileGrant, Job, StoredOutput, WorkerEvent};
 
@@ -119,7 +120,7 @@ impl StageContext {
             return Ok(artifact.clone());
         }
         let grant = &self.job.inputs[&name];
-        let folder = self.job.inputs_folder.join(folder_name(&name));
+        let folder = self.job.inputs_folder.join(stage_folder(&name));
         self.store.link_folder(&grant.tree, &folder, Verify::Contents).map_err(stored)?;
         let description = read_description(&folder)?;
         let artifact = Artifact { folder, description };
@@ -342,11 +343,6 @@ pub(crate) fn stored(error: StoreError) -> StageError {
 pub(crate) fn damaged_object(error: &StageError) -> Option<Digest> {
     let source = error.source.as_deref()?;
     source.downcast_ref::<StoreError>().and_then(StoreError::object)
-}
-
-/// A folder name for `stage.output`: ids of a matrix hold characters that a path should not.
-fn folder_name(name: &str) -> String {
-    name.chars().map(|c| if c.is_ascii_alphanumeric() || "._-=".contains(c) { c } else { '_' }).collect()
 }
 
 #[cfg(test)]

@@ -54,12 +54,13 @@ pub struct StageKey {
 
 /// The mistakes that only a look at the disk finds: source files that are not there.
 pub fn check_outside(plan: &Plan) -> Vec<Problem> {
-    let base = base_folder(plan);
     let patterns = plan.stages.iter().flat_map(|stage| stage.bound.outside()).filter_map(|outside| match outside {
         Outside::Files { pattern, span, .. } => Some((pattern, span)),
         Outside::Pin(_) => None,
     });
-    patterns.filter_map(|(pattern, span)| find(&base, &pattern, span).err().map(|problem| *problem)).collect()
+    patterns
+        .filter_map(|(pattern, span)| find(&folder_of(plan, span), &pattern, span).err().map(|problem| *problem))
+        .collect()
 }
 
 /// Finds and hashes the source files of each stage, in the order of the plan. Files whose attributes are unchanged are not read.
@@ -67,9 +68,8 @@ pub fn check_outside(plan: &Plan) -> Vec<Problem> {
 /// # Errors
 /// All problems: files that are missing or cannot be read.
 pub fn read_outside(plan: &Plan, files: &mut StatCache, lock: &LockFile) -> Result<Vec<StageOutside>, Vec<Problem>> {
-    let base = base_folder(plan);
     let mut problems = Vec::new();
-    let read = plan.stages.iter().map(|stage| read_stage(stage, &base, files, lock, &mut problems)).collect();
+    let read = plan.stages.iter().map(|stage| read_stage(stage, plan, files, lock, &mut problems)).collect();
     if problems.is_empty() { Ok(read) } else { Err(problems) }
 }
 
@@ -127,7 +127,7 @@ impl StageOutside {
 
 fn read_stage(
     stage: &PlannedStage,
-    base: &Path,
+    plan: &Plan,
     files: &mut StatCache,
     lock: &LockFile,
     problems: &mut Vec<Problem>,
@@ -140,7 +140,7 @@ fn read_stage(
                 None => read.unpinned.push(request),
             },
             Outside::Files { role, pattern, span } => {
-                let found = find(base, &pattern, span).and_then(|found| {
+                let found = find(&folder_of(plan, span), &pattern, span).and_then(|found| {
                     let grants = found.files.into_iter().map(|file| grant(file, files, span)).collect::<Result<_, _>>();
                     Ok((found.named, grants?))
                 });
@@ -269,6 +269,14 @@ fn grant((path, relative): (PathBuf, String), files: &mut StatCache, span: Span)
 
 fn unreadable(span: Span, message: String) -> Box<Problem> {
     Box::new(Problem::error("file-unreadable", span, message, "cannot be read"))
+}
+
+/// The folder that a path is relative to: that of the file it is written in, and of the pipeline file where that is the command line.
+fn folder_of(plan: &Plan, written: Span) -> PathBuf {
+    match plan.sources.get(written.source).and_then(|source| source.folder.as_ref()) {
+        Some(folder) => std::path::absolute(folder).unwrap_or_else(|_| folder.clone()),
+        None => base_folder(plan),
+    }
 }
 
 /// The folder that paths in a pipeline file are relative to, absolute: stage processes have the same working folder, but only by luck.

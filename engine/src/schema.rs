@@ -37,6 +37,25 @@ fn file_key(key: &str) -> Value {
     match key {
         "version" => json!({ "const": FORMAT_VERSION, "description": "The version of the file's form." }),
         "name" => json!({ "type": "string", "description": "The pipeline's name; without one, the file's." }),
+        "include" => json!({
+            "type": "object",
+            "description": "Other pipeline files, by the prefix that their stages get: `data: ./data.yaml` gives `data/articles`.",
+            "propertyNames": { "pattern": "^[A-Za-z0-9_-]+$" },
+            "additionalProperties": {
+                "anyOf": [
+                    { "type": "string" },
+                    {
+                        "type": "object",
+                        "properties": {
+                            "file": { "type": "string", "description": "The file, relative to this one." },
+                            "vars": { "type": "object", "description": "Values for its variables." },
+                        },
+                        "required": ["file"],
+                        "additionalProperties": false,
+                    },
+                ],
+            },
+        }),
         "vars" => json!({ "type": "object", "description": "Values that `${vars.name}` stands for." }),
         "slots" => json!({
             "type": "object",

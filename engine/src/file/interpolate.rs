@@ -40,8 +40,12 @@ impl Interpolated {
 
 /// Replaces every reference in the tree. A variable may use those declared above it. `placeholders` gives, for the name of a stage kind,
 /// the first names of references that it replaces itself (`inputs` of `${inputs.rows}`): in its parameters those stay as they are.
+///
+/// In the stages of an included file its own variables hold, with the values that it was given; those are read as the file that gives
+/// them reads its own.
 pub fn interpolate(
     root: &mut Node,
+    scopes: &mut [Scope],
     sources: &Sources,
     env: &dyn Fn(&str) -> Option<String>,
     placeholders: &dyn Fn(&str) -> &'static [&'static str],
@@ -62,19 +66,28 @@ pub fn interpolate(
     if let Some(vars) = entries.iter_mut().find(|entry| entry.key == "vars")
         && let Value::Map(vars) = &mut vars.value.value
     {
-        for entry in vars {
-            walk.node(&mut entry.value);
-            walk.vars.push(entry.clone());
-        }
+        walk.declare(vars);
     }
-    for entry in entries.iter_mut().filter(|entry| entry.key != "vars") {
+    for entry in entries.iter_mut().filter(|entry| !["vars", "include"].contains(&entry.key.as_str())) {
         match entry.key.as_str() {
-            "stages" => walk.stages(&mut entry.value, placeholders),
+            "stages" => walk.stages(&mut entry.value, "", placeholders),
             "publish" => walk.naming_axes(&mut entry.value),
             _ => walk.node(&mut entry.value),
         }
     }
+    walk.given_by(None, scopes);
     walk.report_unused();
+    // Each file comes before those that it includes.
+    for at in 0..scopes.len() {
+        walk.vars.clear();
+        walk.used.clear();
+        walk.declare_with(&mut scopes[at]);
+        if let Some(stages) = entries.iter_mut().find(|entry| entry.key == "stages") {
+            walk.stages(&mut stages.value, &scopes[at].prefix, placeholders);
+        }
+        walk.given_by(Some(at), scopes);
+        walk.report_unused();
+    }
     walk.done
 }
 
@@ -104,10 +117,56 @@ enum Piece<'t> {
     Open(&'t str),
 }
 
+/// The variables of an included file.
+#[derive(Debug, Clone)]
+pub struct Scope {
+    /// What the ids of its stages begin with: `data/`.
+    pub prefix: String,
+    /// The file that includes it; none is the pipeline file.
+    pub parent: Option<usize>,
+    /// Those that it declares, in its order.
+    pub vars: Vec<Entry>,
+    /// Values in the place of its own.
+    pub given: Vec<Entry>,
+}
+
+impl Scope {
+    /// Whether a stage is one of its own, and not of a file that it includes.
+    fn has(prefix: &str, id: &str) -> bool {
+        id.strip_prefix(prefix).is_some_and(|own| !own.contains('/'))
+    }
+}
+
 impl Walk<'_> {
-    fn stages(&mut self, node: &mut Node, placeholders: &dyn Fn(&str) -> &'static [&'static str]) {
+    fn declare(&mut self, vars: &mut [Entry]) {
+        for entry in vars {
+            self.node(&mut entry.value);
+            self.vars.push(entry.clone());
+        }
+    }
+
+    /// Declares the variables of an included file; a value that was given has been read already.
+    fn declare_with(&mut self, scope: &mut Scope) {
+        for var in &mut scope.vars {
+            match scope.given.iter().find(|given| given.key == var.key) {
+                Some(given) => var.value = given.value.clone(),
+                None => self.node(&mut var.value),
+            }
+            self.vars.push(var.clone());
+        }
+    }
+
+    /// The values that a file gives to those that it includes.
+    fn given_by(&mut self, parent: Option<usize>, scopes: &mut [Scope]) {
+        for scope in scopes.iter_mut().filter(|scope| scope.parent == parent) {
+            scope.given.iter_mut().for_each(|given| self.node(&mut given.value));
+        }
+    }
+
+    /// The stages of one file: those whose ids have its prefix and no other.
+    fn stages(&mut self, node: &mut Node, prefix: &str, placeholders: &dyn Fn(&str) -> &'static [&'static str]) {
         let Value::Map(stages) = &mut node.value else { return self.node(node) };
-        for stage in stages {
+        for stage in stages.iter_mut().filter(|stage| Scope::has(prefix, &stage.key)) {
             if let Some(Value::String(uses)) = stage.value.get("uses").map(|uses| &uses.value) {
                 self.left_alone = placeholders(uses);
             }

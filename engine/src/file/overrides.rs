@@ -20,7 +20,7 @@ pub const STAGE_KEYS: [&str; 8] = ["uses", "with", "needs", "resources", "retrie
 const YAML: [char; 4] = ['[', '{', '"', '\''];
 
 /// Keys of the file that an override can reach beside the stages.
-const FILE_KEYS: [&str; 4] = ["vars", "name", "publish", "slots"];
+const FILE_KEYS: [&str; 5] = ["vars", "name", "publish", "slots", "include"];
 
 /// Whether the parameter at a path of a stage's `with:` or `resources:`, by the stage's kind, takes one value that can hold no comma.
 pub type TakesOneValue<'a> = &'a dyn Fn(&str, &[&str]) -> bool;

@@ -1,5 +1,7 @@
 //! The texts that a plan is read from: the pipeline file and each override given on the command line.
 
+use std::path::PathBuf;
+
 /// Which text a span lies in: an index into [`Sources`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct SourceId(pub u32);
@@ -29,6 +31,8 @@ pub struct Source {
     pub name: String,
     /// The whole text.
     pub text: String,
+    /// The folder that paths in it are relative to, where it is not that of the pipeline file.
+    pub folder: Option<PathBuf>,
 }
 
 /// All texts of a plan.
@@ -38,7 +42,16 @@ pub struct Sources(Vec<Source>);
 impl Sources {
     /// Adds a text.
     pub fn add(&mut self, name: impl Into<String>, text: impl Into<String>) -> SourceId {
-        self.0.push(Source { name: name.into(), text: text.into() });
+        self.push(Source { name: name.into(), text: text.into(), folder: None })
+    }
+
+    /// Adds the text of an included file, with the folder it lies in.
+    pub fn add_file(&mut self, name: impl Into<String>, text: impl Into<String>, folder: PathBuf) -> SourceId {
+        self.push(Source { name: name.into(), text: text.into(), folder: Some(folder) })
+    }
+
+    fn push(&mut self, source: Source) -> SourceId {
+        self.0.push(source);
         SourceId((self.0.len() - 1) as u32)
     }
 

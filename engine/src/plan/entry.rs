@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::include::SEPARATOR;
 use super::{DeviceRequest, Resources, Retries};
 use crate::file::problem::Problem;
 use crate::file::source::Span;
@@ -12,7 +13,7 @@ use crate::parameter::{ByteSize, Fields, Json, KeyWriter, Limits, Mapping, Param
 pub(crate) const FORMAT_VERSION: u32 = 1;
 
 /// The keys of a file.
-pub(crate) const FILE_KEYS: [&str; 6] = ["version", "name", "vars", "slots", "stages", "publish"];
+pub(crate) const FILE_KEYS: [&str; 7] = ["version", "name", "include", "vars", "slots", "stages", "publish"];
 
 /// A pipeline file, before its stages are looked at by their kinds. What could not be read is left out.
 pub(super) struct Document {
@@ -123,7 +124,9 @@ const LONGEST_ID: usize = 100;
 /// Reads the frame of one stage.
 pub(super) fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
     let id = Text { text: entry.key.clone(), span: entry.key_span };
-    if !is_id(&id.text) {
+    // Ids with a prefix are those of included stages: where a file writes one itself has been said.
+    let own = id.text.rsplit(SEPARATOR).next().unwrap_or_default();
+    if !is_id(own) || id.text.len() > LONGEST_ID {
         reader.problems.push(
             Problem::error("bad-stage-id", id.span, format!("`{}` cannot be the id of a stage", id.text), "not an id")
                 .with_help(format!("an id has letters, digits, `_` and `-`, {LONGEST_ID} at most")),
@@ -187,14 +190,14 @@ fn warn_of_resources(stage: &Node, resources: &Resources, reader: &mut Reader) {
     }
 }
 
-fn unknown_version(root: &Node) -> Problem {
+pub(super) fn unknown_version(root: &Node) -> Problem {
     let span = root.get("version").map_or(root.span, |node| node.span);
     let message = format!("this program reads files of version {FORMAT_VERSION}");
     Problem::error("unknown-version", span, message, format!("expected {FORMAT_VERSION}"))
 }
 
 /// A stage's id is part of file names, which have a longest length, and of references, where a dot ends it.
-fn is_id(text: &str) -> bool {
+pub(super) fn is_id(text: &str) -> bool {
     (1..=LONGEST_ID).contains(&text.len())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
 }

@@ -5,11 +5,13 @@ use std::path::Path;
 use super::entry::{self, Document, StageEntry};
 use super::expand::{self, expand};
 use super::field_spans::field_spans;
+use super::include;
 use super::left_out::LeftOuts;
 use super::of_children;
 use super::one_value;
 use super::order;
 use super::publish;
+use super::qualify::qualify;
 use super::read_text::read_text;
 use super::resolve::{Bound, resolve};
 use super::slots;
@@ -72,8 +74,17 @@ pub(super) fn load_with(
         return Err(Rejected { sources, problems: in_order(problems) });
     }
     let takes_one_value = |uses: &str, path: &[&str]| one_value::takes_one_value(registry, uses, path);
-    overrides::apply(&mut root, overrides, &takes_one_value, &mut sources, &mut problems);
-    let interpolated = interpolate(&mut root, &sources, env, &|uses| placeholders(registry, uses), &mut problems);
+    include::lengthen(&mut root);
+    let (of_includes, overrides): (Vec<String>, Vec<String>) =
+        overrides.iter().cloned().partition(|text| text.trim_start().starts_with("include."));
+    overrides::apply(&mut root, &of_includes, &takes_one_value, &mut sources, &mut problems);
+    let mut scopes = include::expand(&mut root, path, &mut sources, &mut problems);
+    overrides::apply(&mut root, &overrides, &takes_one_value, &mut sources, &mut problems);
+    let kinds = |uses: &str| placeholders(registry, uses);
+    let interpolated = interpolate(&mut root, &mut scopes, &sources, env, &kinds, &mut problems);
+    if !scopes.is_empty() {
+        qualify(&mut root, registry);
+    }
 
     if scale == Scale::Smoke {
         smoke::shrink(&mut root, registry);
