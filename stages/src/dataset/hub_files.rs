@@ -13,7 +13,7 @@ use super::DatasetParams;
 use super::form::SourceFile;
 use super::hub_card::{self, Configuration};
 use super::hub_splits::{self, is_data};
-use crate::hub::{Hub, Progress, RemoteFile, Repository, RepositoryKind, Snapshot};
+use crate::hub::{Hub, HubError, Progress, RemoteFile, Repository, Service, Snapshot};
 
 /// Where the Hub keeps its own conversion of a dataset to Parquet.
 const CONVERTED: &str = "refs/convert/parquet";
@@ -21,14 +21,16 @@ const CONVERTED: &str = "refs/convert/parquet";
 /// The commit of a dataset. A dataset that is made by a script has no data files on `main`; the Hub's conversion of it is
 /// taken instead.
 pub(super) fn pin(request: &PinRequest) -> Result<String, StageError> {
-    let repository = Repository::parse(RepositoryKind::Dataset, &request.name)
+    let repository = Repository::of_pin(&request.kind, &request.name)
         .map_err(|error| StageError::new(Cause::BadParameters, error.to_string()))?;
-    let hub = Hub::from_environment()?;
-    let commit = hub.resolve_revision(&repository, &request.revision)?;
-    if request.revision != "main" {
+    let service = repository.service();
+    let failed = |error: HubError| error.of(service);
+    let hub = Hub::from_environment(service, request.token_env.as_deref()).map_err(failed)?;
+    let commit = hub.resolve_revision(&repository, &request.revision).map_err(failed)?;
+    if request.revision != "main" || service != Service::HuggingFace {
         return Ok(commit);
     }
-    let files = hub.list_files(&repository.at(&commit))?;
+    let files = hub.list_files(&repository.at(&commit)).map_err(failed)?;
     let script = script(&repository, &files);
     if script.is_none() && files.iter().any(|file| is_data(&file.path)) {
         return Ok(commit);
@@ -77,8 +79,9 @@ pub(super) fn fetch(
     let commit = context.pin(&pin).map(str::to_owned);
     let commit = commit.ok_or_else(|| StageError::internal(format!("the job does not say which commit `{pin}` is")))?;
     let snapshot = repository.at(&commit);
-    let hub = Hub::from_environment()?;
-    let listed = hub.list_files(&snapshot)?;
+    let failed = |error: HubError| error.of(repository.service());
+    let hub = Hub::from_environment(repository.service(), params.token_env.as_deref()).map_err(failed)?;
+    let listed = hub.list_files(&snapshot).map_err(failed)?;
     if let Some(script) = script(repository, &listed) {
         return Err(made_by(repository, &script));
     }
@@ -144,5 +147,6 @@ fn download(
         context.progress("bytes", progress.done, Some(progress.total), Some(note.clone()));
         if context.cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    Ok(hub.download(snapshot, files, Path::new(&working), &mut observe)?)
+    let service = snapshot.repository.service();
+    hub.download(snapshot, files, Path::new(&working), &mut observe).map_err(|error| error.of(service))
 }

@@ -108,7 +108,8 @@ impl TrainTestSplit {
 /// Rows are taken in this order: source, split, filter, map, columns and template, shuffle, limit, train and test.
 #[derive(Debug, Parameters)]
 pub struct DatasetParams {
-    /// Files (a path, a folder, a glob, or a list of those), or a dataset on the Hub, `owner/name`.
+    /// Files (a path, a folder, a glob, or a list of those), or a dataset on the Hub, `owner/name`, or on ModelScope,
+    /// `modelscope:owner/name`.
     #[semantic]
     pub source: Option<Source>,
     /// Rows of other stages, in the place of `source`: datasets to be made one.
@@ -124,12 +125,15 @@ pub struct DatasetParams {
     #[semantic(default = Split::parse("train").expect("`train` is a split"))]
     pub split: Split,
     /// The branch, tag or commit of a dataset on the Hub; by default `main`, or the Hub's own conversion to Parquet where
-    /// `main` has no data files.
+    /// `main` has no data files; on ModelScope `master`.
     #[semantic]
     pub revision: Option<String>,
     /// The configuration of a dataset on the Hub that has several.
     #[semantic]
     pub config: Option<String>,
+    /// The environment variable that holds the access token; `HF_TOKEN` if left out, for ModelScope `MODELSCOPE_API_TOKEN`.
+    #[cosmetic]
+    pub token_env: Option<String>,
     /// The key under which an object in a `.json` file holds the rows.
     #[semantic]
     pub field: Option<String>,
@@ -196,11 +200,12 @@ impl DatasetParams {
     /// The dataset on the Hub that has to be pinned.
     pub(super) fn pin_request(&self) -> Option<PinRequest> {
         let Some(Source::Hub { repository, span }) = &self.source else { return None };
+        let by_default = || repository.service().default_revision().to_owned();
         Some(PinRequest {
-            kind: repository.kind().pin_kind().to_owned(),
+            kind: repository.pin_kind().to_owned(),
             name: repository.name().to_owned(),
-            revision: self.revision.clone().unwrap_or_else(|| "main".to_owned()),
-            token_env: None,
+            revision: self.revision.clone().unwrap_or_else(by_default),
+            token_env: self.token_env.clone(),
             span: *span,
         })
     }
@@ -271,7 +276,7 @@ impl DatasetParams {
                 error(self.split.span.unwrap_or(span), message, format!("`{what}` is local"))
                     .with_help(format!("say `split: {}`", self.split.text.replace(name, LOCAL_SPLIT)))
             }));
-            let hub_only = [("revision", &self.revision), ("config", &self.config)];
+            let hub_only = [("revision", &self.revision), ("config", &self.config), ("token_env", &self.token_env)];
             problems.extend(hub_only.into_iter().filter(|(_, value)| value.is_some()).map(|(name, _)| {
                 error(
                     span,
@@ -293,6 +298,7 @@ impl DatasetParams {
             ("split", self.split.text != "train"),
             ("revision", self.revision.is_some()),
             ("config", self.config.is_some()),
+            ("token_env", self.token_env.is_some()),
             ("field", self.field.is_some()),
             ("map", !self.map.is_empty()),
             ("column_map", !self.column_map.is_empty()),

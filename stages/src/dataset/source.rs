@@ -59,7 +59,7 @@ impl Source {
         };
         let source = Self::parse(text, node.span);
         if source.is_none() {
-            let expected = "a path such as `./rows.jsonl`, or a Hub dataset `owner/name`";
+            let expected = "a path such as `./rows.jsonl`, or a Hub dataset `owner/name` or `modelscope:owner/name`";
             reader.bad_value(node, format!("`{text}` is neither a path nor a Hub dataset"), expected);
         }
         source
@@ -97,7 +97,7 @@ impl Source {
     pub fn describe(&self) -> String {
         match self {
             Self::Local(sources) => sources.iter().map(|source| source.pattern.as_str()).collect::<Vec<_>>().join(", "),
-            Self::Hub { repository, .. } => repository.name().to_owned(),
+            Self::Hub { repository, .. } => repository.written(),
         }
     }
 
@@ -145,7 +145,7 @@ impl Parameter for Source {
                     }
                 }
             },
-            Self::Hub { repository, .. } => key.value(format!("hub {}", repository.name())),
+            Self::Hub { repository, .. } => key.value(format!("hub {}", repository.written())),
         }
     }
 
@@ -153,7 +153,7 @@ impl Parameter for Source {
         let path = json!({ "type": "string" });
         json!({
             "description": "A file, folder or glob (jsonl, json, csv, tsv, txt, these with .gz or .zst, parquet, arrow), a list of \
-                those, or a Hub dataset `owner/name`.",
+                those, or a Hub dataset `owner/name`, or `modelscope:owner/name`.",
             "anyOf": [path, { "type": "array", "items": path, "minItems": 1 }],
         })
     }
@@ -184,6 +184,8 @@ mod tests {
             assert_eq!(is_local(text), Some(true), "{text}");
         }
         assert_eq!(is_local("EdinburghNLP/xsum"), Some(false));
+        assert_eq!(is_local("modelscope:AI-ModelScope/alpaca-gpt4-data-zh"), Some(false));
+        assert_eq!(is_local("modelscope:name"), None);
         assert_eq!(is_local("a b/c"), None);
         assert_eq!(is_local("rows"), None);
     }

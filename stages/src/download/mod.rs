@@ -22,7 +22,7 @@ use model::peft::AdapterConfig;
 
 use crate::artifact::{Adapter, Files, Model, OutputKind, TOKENIZER_FILES, Tokenizer};
 use crate::checkpoint;
-use crate::hub::{Hub, Progress, RemoteFile, Repository, RepositoryKind};
+use crate::hub::{BadRepositoryName, Hub, HubError, Progress, RemoteFile, Repository, RepositoryKind};
 use crate::tokenizer::Tokenizer as OpenTokenizer;
 use selection::Selection;
 
@@ -47,12 +47,15 @@ pub enum Form {
 /// What a pipeline file may say under `with:` for `uses: download`.
 #[derive(Parameters, Debug)]
 pub struct DownloadParams {
-    /// A model on the Hub, `owner/name`. Either this or `path` is given.
+    /// A model on the Hub, `owner/name`, or on ModelScope, `modelscope:owner/name`. Either this or `path` is given.
     #[semantic]
     pub repo: Option<String>,
-    /// The branch, tag or commit of `repo`; `main` if left out.
+    /// The branch, tag or commit of `repo`; `main` if left out, on ModelScope `master`.
     #[semantic]
     pub revision: Option<String>,
+    /// The environment variable that holds the access token; `HF_TOKEN` if left out, for ModelScope `MODELSCOPE_API_TOKEN`.
+    #[cosmetic]
+    pub token_env: Option<String>,
     /// A folder with a checkpoint on this machine. Either this or `repo` is given.
     #[semantic]
     pub path: Option<LocalPath>,
@@ -72,7 +75,7 @@ pub struct DownloadParams {
 
 /// Where the files come from.
 enum Origin<'a> {
-    Hub { name: &'a str, revision: &'a str },
+    Hub(&'a str),
     Folder(&'a LocalPath),
 }
 
@@ -80,20 +83,23 @@ impl DownloadParams {
     /// The origin; nothing where the parameters name none or two, which the check reports.
     fn origin(&self) -> Option<Origin<'_>> {
         match (&self.repo, &self.path) {
-            (Some(name), None) => Some(Origin::Hub { name, revision: self.revision.as_deref().unwrap_or("main") }),
+            (Some(name), None) => Some(Origin::Hub(name)),
             (None, Some(path)) => Some(Origin::Folder(path)),
             _ => None,
         }
     }
 
-    fn pin_request(name: &str, revision: &str) -> PinRequest {
-        PinRequest {
-            kind: RepositoryKind::Model.pin_kind().to_owned(),
-            name: name.to_owned(),
+    /// The pin of a repository, where its name is one.
+    fn pin_request(&self, name: &str) -> Option<PinRequest> {
+        let repository = Repository::parse(RepositoryKind::Model, name).ok()?;
+        let revision = self.revision.as_deref().unwrap_or(repository.service().default_revision());
+        Some(PinRequest {
+            kind: repository.pin_kind().to_owned(),
+            name: repository.name().to_owned(),
             revision: revision.to_owned(),
-            token_env: None,
+            token_env: self.token_env.clone(),
             span: Span::default(),
-        }
+        })
     }
 }
 
@@ -128,6 +134,9 @@ impl Stage for Download {
             (None, Some(_)) if params.revision.is_some() => {
                 problems.push(problem("`revision` belongs to `repo`".to_owned(), "a folder has no revisions"));
             }
+            (None, Some(_)) if params.token_env.is_some() => {
+                problems.push(problem("`token_env` belongs to `repo`".to_owned(), "a folder needs no token"));
+            }
             _ => {}
         }
         if let Some(Err(error)) = params.repo.as_ref().map(|name| Repository::parse(RepositoryKind::Model, name)) {
@@ -144,7 +153,7 @@ impl Stage for Download {
 
     fn outside(params: &DownloadParams) -> Vec<Outside> {
         match params.origin() {
-            Some(Origin::Hub { name, revision }) => vec![Outside::Pin(DownloadParams::pin_request(name, revision))],
+            Some(Origin::Hub(name)) => params.pin_request(name).map(Outside::Pin).into_iter().collect(),
             Some(Origin::Folder(path)) => {
                 vec![Outside::Files { role: ROLE.to_owned(), pattern: path.text.clone(), span: path.span }]
             }
@@ -153,8 +162,10 @@ impl Stage for Download {
     }
 
     fn pin(request: &PinRequest) -> Result<String, StageError> {
-        let repository = model_repository(&request.name)?;
-        Ok(Hub::from_environment()?.resolve_revision(&repository, &request.revision)?)
+        let repository = Repository::of_pin(&request.kind, &request.name).map_err(bad_name)?;
+        let service = repository.service();
+        let hub = Hub::from_environment(service, request.token_env.as_deref());
+        hub.and_then(|hub| hub.resolve_revision(&repository, &request.revision)).map_err(|error| error.of(service))
     }
 
     /// A checkpoint has no smaller form; and what was fetched for a smoke run need not be fetched again.
@@ -171,7 +182,7 @@ impl Stage for Download {
         };
         let draft = context.create(output)?;
         match params.origin() {
-            Some(Origin::Hub { name, revision }) => fetch((name, revision), params.form, &selection, &draft, context)?,
+            Some(Origin::Hub(name)) => fetch(name, params, &selection, &draft, context)?,
             Some(Origin::Folder(_)) => copy(params.form, &selection, &draft, context)?,
             None => return Err(StageError::internal("a download without an origin passed the check")),
         }
@@ -184,27 +195,30 @@ impl Stage for Download {
     }
 }
 
-fn model_repository(name: &str) -> Result<Repository, StageError> {
-    Repository::parse(RepositoryKind::Model, name)
-        .map_err(|error| StageError::new(Cause::BadParameters, error.to_string()))
+fn bad_name(error: BadRepositoryName) -> StageError {
+    StageError::new(Cause::BadParameters, error.to_string())
 }
 
 /// Fetches the selected files of a repository, and puts them under their own names into the output.
 fn fetch(
-    (name, revision): (&str, &str),
-    form: Form,
+    name: &str,
+    params: &DownloadParams,
     selection: &Selection,
     draft: &Draft,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
-    let pin = format!("{}:{name}@{revision}", RepositoryKind::Model.pin_kind());
+    let repository = Repository::parse(RepositoryKind::Model, name).map_err(bad_name)?;
+    let service = repository.service();
+    let request = params.pin_request(name).expect("the name is a repository's");
+    let pin = format!("{}:{}@{}", request.kind, request.name, request.revision);
     let commit = context
         .pin(&pin)
         .ok_or_else(|| StageError::internal(format!("the job does not say which commit `{pin}` is")))?
         .to_owned();
-    let snapshot = model_repository(name)?.at(&commit);
-    let hub = Hub::from_environment()?;
-    let listed = hub.list_files(&snapshot)?;
+    let snapshot = repository.at(&commit);
+    let failed = |error: HubError| error.of(service);
+    let hub = Hub::from_environment(service, params.token_env.as_deref()).map_err(failed)?;
+    let listed = hub.list_files(&snapshot).map_err(failed)?;
     let names: Vec<&str> = listed.iter().map(|file| file.path.as_str()).collect();
     let chosen = selection.choose(&names, &format!("`{name}`"))?;
     let files: Vec<RemoteFile> = listed.iter().filter(|file| chosen.contains(&file.path.as_str())).cloned().collect();
@@ -215,12 +229,13 @@ fn fetch(
         context.progress("bytes", progress.done, Some(progress.total), Some(note.clone()));
         if context.cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    if form == Form::Model {
+    if params.form == Form::Model {
         // It comes alone and first: the gigabytes of a model that cannot be used are not moved.
         let configuration: Vec<RemoteFile> = files.iter().filter(|file| file.path == CONFIG).cloned().collect();
-        check_configuration(&hub.download(&snapshot, &configuration, &working, &mut observe)?.join(CONFIG))?;
+        let folder = hub.download(&snapshot, &configuration, &working, &mut observe).map_err(failed)?;
+        check_configuration(&folder.join(CONFIG))?;
     }
-    let fetched = hub.download(&snapshot, &files, &working, &mut observe)?;
+    let fetched = hub.download(&snapshot, &files, &working, &mut observe).map_err(failed)?;
     files.iter().try_for_each(|file| put(&fetched.join(&file.path), &draft.folder.join(&file.path)))
 }
 

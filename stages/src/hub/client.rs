@@ -18,11 +18,15 @@ use super::cache;
 use super::connection::{Connection, Retry, Subject, Token};
 use super::error::HubError;
 use super::listing::{RemoteFile, TreeEntry};
-use super::repository::{Repository, Snapshot, is_commit};
+use super::modelscope;
+use super::repository::{Repository, Service, Snapshot, is_commit};
 use super::transfer::{Source, Transfer};
 
 /// The public Hub.
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
+
+/// The public ModelScope.
+const MODELSCOPE_DOMAIN: &str = "www.modelscope.cn";
 
 /// How many files are fetched at a time.
 const PARALLEL_FILES: usize = 4;
@@ -42,6 +46,7 @@ pub struct Progress {
 /// A Hub, or a mirror of it.
 #[derive(Debug, Clone)]
 pub struct Hub {
+    service: Service,
     endpoint: Url,
     token: Option<Token>,
     cache: Option<hf_hub::Cache>,
@@ -54,18 +59,33 @@ struct RevisionInfo {
 }
 
 impl Hub {
-    /// The Hub that the environment names: `HF_ENDPOINT`; the token of `HF_TOKEN`, else the stored one; the cache that
-    /// other tools fill.
+    /// The Hub that the environment names: `HF_ENDPOINT`; the token of `HF_TOKEN`, else the stored one; the cache that other tools
+    /// fill. For ModelScope: `MODELSCOPE_ENDPOINT`, else `MODELSCOPE_DOMAIN`; `MODELSCOPE_API_TOKEN`. `token_env` names another
+    /// variable for the token.
     ///
     /// # Errors
-    /// Fails where `HF_ENDPOINT` is not a web address, or the token cannot be one.
-    pub fn from_environment() -> Result<Self, HubError> {
-        let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.trim().is_empty());
-        let mut hub = Self::new(variable("HF_ENDPOINT").as_deref().unwrap_or(DEFAULT_ENDPOINT))?;
-        if let Some(text) = variable("HF_TOKEN").or_else(cache::stored_token) {
+    /// Fails where the endpoint is not a web address, or the token cannot be one.
+    pub fn from_environment(service: Service, token_env: Option<&str>) -> Result<Self, HubError> {
+        let variable = |name: &str| std::env::var(name).ok().filter(|value: &String| !value.trim().is_empty());
+        let (endpoint, token) = service.variables();
+        let address = variable(endpoint).unwrap_or_else(|| match service {
+            Service::HuggingFace => DEFAULT_ENDPOINT.to_owned(),
+            Service::ModelScope => {
+                format!("https://{}", variable("MODELSCOPE_DOMAIN").as_deref().unwrap_or(MODELSCOPE_DOMAIN))
+            }
+        });
+        let mut hub = Self::new(&address)?.of(service);
+        let stored = || if service == Service::HuggingFace { cache::stored_token() } else { None };
+        let text = match token_env {
+            Some(name) => Some(variable(name).ok_or_else(|| HubError::NoToken(name.to_owned()))?),
+            None => variable(token).or_else(stored),
+        };
+        if let Some(text) = text {
             hub.token = Some(Token::new(&text).ok_or(HubError::BadToken)?);
         }
-        hub.cache = cache::from_environment();
+        if service == Service::HuggingFace {
+            hub.cache = cache::from_environment();
+        }
         Ok(hub)
     }
 
@@ -79,7 +99,20 @@ impl Hub {
         if !matches!(url.scheme(), "http" | "https") {
             return Err(bad());
         }
-        Ok(Self { endpoint: url, token: None, cache: None, retry: Retry::default() })
+        let service = Service::HuggingFace;
+        Ok(Self { service, endpoint: url, token: None, cache: None, retry: Retry::default() })
+    }
+
+    /// Speaks another service's API.
+    #[must_use]
+    pub fn of(mut self, service: Service) -> Self {
+        self.service = service;
+        self
+    }
+
+    /// Whose API it speaks.
+    pub fn service(&self) -> Service {
+        self.service
     }
 
     /// Sends a token.
@@ -117,6 +150,9 @@ impl Hub {
         }
         self.block_on(async {
             let connection = self.connect()?;
+            if self.service == Service::ModelScope {
+                return modelscope::resolve(&connection, repository, revision).await;
+            }
             let url = connection.url(api_path(repository).chain(["revision", revision]));
             let (info, _) = connection.json::<RevisionInfo>(&url, repository, Subject::Revision(revision)).await?;
             if is_commit(&info.sha) {
@@ -135,6 +171,9 @@ impl Hub {
         let repository = &snapshot.repository;
         self.block_on(async {
             let connection = self.connect()?;
+            if self.service == Service::ModelScope {
+                return modelscope::list(&connection, snapshot).await;
+            }
             let mut url = connection.url(api_path(repository).chain(["tree", snapshot.commit.as_str()]));
             url.set_query(Some("recursive=true"));
             let mut files = Vec::new();
@@ -227,7 +266,7 @@ impl Hub {
     }
 
     fn connect(&self) -> Result<Connection, HubError> {
-        Connection::new(&self.endpoint, self.token.as_ref(), self.retry)
+        Connection::new(self.service, &self.endpoint, self.token.as_ref(), self.retry)
     }
 
     fn block_on<T: Send>(&self, work: impl Future<Output = Result<T, HubError>> + Send) -> Result<T, HubError> {

@@ -4,13 +4,13 @@ use std::fmt;
 use std::time::Duration;
 
 use reqwest::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_RANGE, HeaderMap, HeaderValue, LINK, RANGE, RETRY_AFTER,
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_RANGE, COOKIE, HeaderMap, HeaderValue, LINK, RANGE, RETRY_AFTER,
 };
 use reqwest::{Client, Response, StatusCode, Url};
 use serde::de::DeserializeOwned;
 
 use super::error::HubError;
-use super::repository::Repository;
+use super::repository::{Repository, Service};
 
 /// The longest wait that a server may ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -30,6 +30,14 @@ impl Token {
 
     pub(super) fn header(&self) -> HeaderValue {
         self.0.clone()
+    }
+
+    /// The same as the cookie by which ModelScope's own clients are known.
+    fn cookie(&self) -> Option<HeaderValue> {
+        let token = self.0.to_str().ok()?.strip_prefix("Bearer ")?;
+        let mut cookie = HeaderValue::from_str(&format!("m_session_id={token}")).ok()?;
+        cookie.set_sensitive(true);
+        Some(cookie)
     }
 }
 
@@ -61,6 +69,7 @@ pub(super) struct Connection {
     client: Client,
     endpoint: Url,
     authorization: Option<HeaderValue>,
+    cookie: Option<HeaderValue>,
     retry: Retry,
 }
 
@@ -76,7 +85,7 @@ pub(super) enum Subject<'a> {
 }
 
 impl Connection {
-    pub(super) fn new(endpoint: &Url, token: Option<&Token>, retry: Retry) -> Result<Self, HubError> {
+    pub(super) fn new(service: Service, endpoint: &Url, token: Option<&Token>, retry: Retry) -> Result<Self, HubError> {
         let mut builder = Client::builder()
             .user_agent(concat!("pipeline/", env!("CARGO_PKG_VERSION")))
             .referer(false)
@@ -86,8 +95,9 @@ impl Connection {
             // A server on this machine is never behind the proxy that the environment names.
             builder = builder.no_proxy();
         }
-        let client = builder.build().map_err(HubError::Client)?;
-        Ok(Self { client, endpoint: endpoint.clone(), authorization: token.map(Token::header), retry })
+        let client = builder.tls_certs_merge(certificates()?).build().map_err(HubError::Client)?;
+        let cookie = token.filter(|_| service == Service::ModelScope).and_then(Token::cookie);
+        Ok(Self { client, endpoint: endpoint.clone(), authorization: token.map(Token::header), cookie, retry })
     }
 
     /// `endpoint/segments…`, each segment escaped.
@@ -111,10 +121,8 @@ impl Connection {
                 Err(error) => self.pause_or_give_up(error, &mut failures).await?,
             }
         };
-        let problem = |error: serde_json::Error| HubError::BadAnswer {
-            what: repository.name().to_owned(),
-            problem: error.to_string(),
-        };
+        let problem =
+            |error: serde_json::Error| HubError::BadAnswer { what: repository.written(), problem: error.to_string() };
         Ok((serde_json::from_slice(&body).map_err(problem)?, next))
     }
 
@@ -147,6 +155,9 @@ impl Connection {
         }
         if let Some(authorization) = &self.authorization {
             request = request.header(AUTHORIZATION, authorization.clone());
+        }
+        if let Some(cookie) = &self.cookie {
+            request = request.header(COOKIE, cookie.clone());
         }
         let response = request.send().await.map_err(|source| self.unreachable(source))?;
         if response.status().is_success() {
@@ -192,7 +203,7 @@ impl Connection {
         repository: &Repository,
         subject: Subject<'_>,
     ) -> HubError {
-        let name = repository.name().to_owned();
+        let name = repository.written();
         let with_token = self.authorization.is_some();
         let repository_not_found = || HubError::RepositoryNotFound {
             endpoint: self.endpoint_text(),
@@ -233,9 +244,10 @@ impl Connection {
 
     /// The repository's page for people.
     fn page(&self, repository: &Repository) -> String {
-        let prefix = match repository.kind() {
-            super::RepositoryKind::Model => "",
-            super::RepositoryKind::Dataset => "datasets/",
+        let prefix = match (repository.service(), repository.kind()) {
+            (Service::HuggingFace, super::RepositoryKind::Model) => "",
+            (Service::ModelScope, super::RepositoryKind::Model) => "models/",
+            (_, super::RepositoryKind::Dataset) => "datasets/",
         };
         format!("{}/{prefix}{}", self.endpoint_text(), repository.name())
     }
@@ -245,6 +257,18 @@ impl Connection {
 pub(super) fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
     let (range, total) = headers.get(CONTENT_RANGE)?.to_str().ok()?.strip_prefix("bytes ")?.split_once('/')?;
     Some((range.split_once('-')?.0.parse().ok()?, total.parse().ok()))
+}
+
+/// Certificates that are trusted besides the machine's, from the file that `REQUESTS_CA_BUNDLE` names, as Python's tools know it.
+/// (`SSL_CERT_FILE` and `SSL_CERT_DIR` take the place of the machine's; the TLS library reads them itself.)
+fn certificates() -> Result<Vec<reqwest::Certificate>, HubError> {
+    let Some(path) = std::env::var_os("REQUESTS_CA_BUNDLE").filter(|path| !path.is_empty()) else {
+        return Ok(Vec::new());
+    };
+    let bad = |problem: String| HubError::BadCertificates { path: path.to_string_lossy().into_owned(), problem };
+    let text = std::fs::read(&path).map_err(|error| bad(error.to_string()))?;
+    let certificates = reqwest::Certificate::from_pem_bundle(&text).map_err(|error| bad(error.to_string()))?;
+    if certificates.is_empty() { Err(bad("it holds none".to_owned())) } else { Ok(certificates) }
 }
 
 fn is_loopback(url: &Url) -> bool {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use engine::error::{Cause, StageError};
 
-use super::repository::{BadRepositoryName, RepositoryKind};
+use super::repository::{BadRepositoryName, RepositoryKind, Service};
 
 /// A failure to get something from the Hub. No message holds a token or a signed address.
 #[derive(Debug, thiserror::Error)]
@@ -13,12 +13,31 @@ pub enum HubError {
     /// The name cannot be a repository's.
     #[error(transparent)]
     BadName(#[from] BadRepositoryName),
-    /// `HF_ENDPOINT` is not a web address.
+    /// The endpoint is not a web address.
     #[error("the Hub endpoint `{0}` is not an http or https address")]
     BadEndpoint(String),
     /// The token has characters that no token has.
     #[error("the Hub token (HF_TOKEN, or the stored one) holds characters that cannot be sent")]
     BadToken,
+    /// The variable that `token_env` names is not set.
+    #[error("the environment variable `{0}`, which `token_env` names, is not set")]
+    NoToken(String),
+    /// A file with certificates cannot be used.
+    #[error("the certificates in `{path}`, which REQUESTS_CA_BUNDLE names, cannot be read: {problem}")]
+    BadCertificates {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A repository whose commit is not known lists other files than when it was pinned.
+    #[error("`{name}` no longer lists the files that it had at `{revision}` when it was pinned")]
+    Moved {
+        /// The repository.
+        name: String,
+        /// The revision asked for.
+        revision: String,
+    },
     /// No such repository, or a private one.
     #[error("the Hub at {endpoint} has no {kind} `{name}`, or it is private")]
     RepositoryNotFound {
@@ -171,12 +190,19 @@ impl HubError {
             Self::Refused { with_token: true, .. } => {
                 Some("the token sent may have expired, or lack the permission to read this".to_owned())
             }
+            Self::Unreachable { source, .. } if is_untrusted(source) => Some(
+                "the server's certificate is signed by nobody that this machine trusts: name the file with your company's \
+                 certificates in REQUESTS_CA_BUNDLE (added to the machine's) or SSL_CERT_FILE (in their place)"
+                    .to_owned(),
+            ),
             Self::Unreachable { .. } => {
                 Some("check the network and HF_ENDPOINT; what was fetched already is kept for the next run".to_owned())
             }
             Self::Status { .. } | Self::Cut { .. } => {
                 Some("run again later: what was fetched already is kept".to_owned())
             }
+            Self::Moved { .. } => Some("remove its line from pipeline.lock to take what is there now".to_owned()),
+            Self::NoToken(name) => Some(format!("set it where `pipeline run` is started: `export {name}=…`")),
             Self::Corrupt { .. } => {
                 Some("a proxy or mirror on the way alters files: try another HF_ENDPOINT".to_owned())
             }
@@ -190,6 +216,7 @@ impl HubError {
             Self::BadName(_)
             | Self::BadEndpoint(_)
             | Self::BadToken
+            | Self::Moved { .. }
             | Self::RepositoryNotFound { .. }
             | Self::RevisionNotFound { .. }
             | Self::FileNotFound { .. } => Cause::BadParameters,
@@ -201,9 +228,33 @@ impl HubError {
             | Self::BadAnswer { .. }
             | Self::Corrupt { .. }
             | Self::UnsafeName(_) => Cause::Network,
-            Self::Client(_) | Self::Disk { .. } => Cause::Machine,
+            Self::Client(_) | Self::Disk { .. } | Self::NoToken(_) | Self::BadCertificates { .. } => Cause::Machine,
             Self::Stopped => Cause::Cancelled,
         }
+    }
+}
+
+/// Whether a connection failed since the server's certificate is not trusted.
+fn is_untrusted(error: &reqwest::Error) -> bool {
+    let mut next = std::error::Error::source(error);
+    while let Some(error) = next {
+        if error.to_string().contains("invalid peer certificate") {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
+impl HubError {
+    /// The failure of a stage that asked this service: its help names the variables that count there.
+    pub fn of(self, service: Service) -> StageError {
+        let mut failure = StageError::from(self);
+        let of_hub = Service::HuggingFace.variables();
+        let (endpoint, token) = service.variables();
+        let named = |help: String| help.replace(of_hub.0, endpoint).replace(of_hub.1, token);
+        failure.help = failure.help.map(named);
+        failure
     }
 }
 

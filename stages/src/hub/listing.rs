@@ -66,7 +66,7 @@ impl TreeEntry {
 }
 
 /// Whether a listed path stays below the folder that it is joined to.
-fn is_safe(path: &str) -> bool {
+pub(super) fn is_safe(path: &str) -> bool {
     !path.is_empty()
         && !path.contains(['\\', '\0'])
         && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..")

@@ -13,6 +13,7 @@ mod client;
 mod connection;
 mod error;
 mod listing;
+mod modelscope;
 mod repository;
 mod transfer;
 
@@ -21,4 +22,4 @@ pub use client::{Hub, Progress};
 pub use connection::{Retry, Token};
 pub use error::HubError;
 pub use listing::RemoteFile;
-pub use repository::{BadRepositoryName, Repository, RepositoryKind, Snapshot};
+pub use repository::{BadRepositoryName, Repository, RepositoryKind, Service, Snapshot};

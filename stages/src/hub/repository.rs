@@ -2,6 +2,41 @@
 
 use std::fmt;
 
+/// Where a repository lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Service {
+    /// The Hugging Face Hub, or a mirror of it.
+    HuggingFace,
+    /// ModelScope.
+    ModelScope,
+}
+
+impl Service {
+    /// What names of its repositories begin with in a pipeline file.
+    pub fn prefix(self) -> &'static str {
+        match self {
+            Self::HuggingFace => "",
+            Self::ModelScope => "modelscope:",
+        }
+    }
+
+    /// The branch that is meant where none is named.
+    pub fn default_revision(self) -> &'static str {
+        match self {
+            Self::HuggingFace => "main",
+            Self::ModelScope => "master",
+        }
+    }
+
+    /// The environment variables that people set for it: address and token.
+    pub(super) fn variables(self) -> (&'static str, &'static str) {
+        match self {
+            Self::HuggingFace => ("HF_ENDPOINT", "HF_TOKEN"),
+            Self::ModelScope => ("MODELSCOPE_ENDPOINT", "MODELSCOPE_API_TOKEN"),
+        }
+    }
+}
+
 /// What kind of repository it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RepositoryKind {
@@ -17,14 +52,6 @@ impl RepositoryKind {
         match self {
             Self::Model => "models",
             Self::Dataset => "datasets",
-        }
-    }
-
-    /// What the pin of such a repository is called in `pipeline.lock`.
-    pub fn pin_kind(self) -> &'static str {
-        match self {
-            Self::Model => "hub-model",
-            Self::Dataset => "hub-dataset",
         }
     }
 
@@ -48,6 +75,7 @@ impl fmt::Display for RepositoryKind {
 /// A repository on the Hub, such as the model `meta-llama/Llama-3.1-8B-Instruct`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Repository {
+    service: Service,
     kind: RepositoryKind,
     name: String,
 }
@@ -58,7 +86,8 @@ pub struct Repository {
 pub struct BadRepositoryName(String);
 
 impl Repository {
-    /// A repository by its name: `owner/name`, or a bare `name` for the few old ones that have no owner.
+    /// A repository by its name: `owner/name`, or a bare `name` for the few old ones that have no owner; `modelscope:owner/name` on
+    /// ModelScope.
     ///
     /// # Errors
     /// Fails where the Hub could not have given the name to anything; such a text never becomes part of a URL.
@@ -71,10 +100,47 @@ impl Repository {
                 && !part.ends_with(['-', '.'])
                 && !part.contains("..")
         };
-        if name.split('/').count() <= 2 && name.split('/').all(is_part) {
-            Ok(Self { kind, name: name.to_owned() })
+        let (service, own) = match name.strip_prefix(Service::ModelScope.prefix()) {
+            Some(own) => (Service::ModelScope, own),
+            None => (Service::HuggingFace, name),
+        };
+        let parts = own.split('/').count();
+        if (parts == 2 || parts == 1 && service == Service::HuggingFace) && own.split('/').all(is_part) {
+            Ok(Self { service, kind, name: own.to_owned() })
         } else {
             Err(BadRepositoryName(name.to_owned()))
+        }
+    }
+
+    /// Where it lies.
+    pub fn service(&self) -> Service {
+        self.service
+    }
+
+    /// Its name as a pipeline file writes it, service included.
+    pub fn written(&self) -> String {
+        format!("{}{}", self.service.prefix(), self.name)
+    }
+
+    /// What the pin of such a repository is called in `pipeline.lock`.
+    pub fn pin_kind(&self) -> &'static str {
+        match (self.service, self.kind) {
+            (Service::HuggingFace, RepositoryKind::Model) => "hub-model",
+            (Service::HuggingFace, RepositoryKind::Dataset) => "hub-dataset",
+            (Service::ModelScope, RepositoryKind::Model) => "modelscope-model",
+            (Service::ModelScope, RepositoryKind::Dataset) => "modelscope-dataset",
+        }
+    }
+
+    /// The repository of a pin's kind and name.
+    ///
+    /// # Errors
+    /// Fails where the name is none.
+    pub fn of_pin(pin_kind: &str, name: &str) -> Result<Self, BadRepositoryName> {
+        let kind = if pin_kind.ends_with("-dataset") { RepositoryKind::Dataset } else { RepositoryKind::Model };
+        match pin_kind.starts_with("modelscope-") {
+            true => Self::parse(kind, &format!("{}{name}", Service::ModelScope.prefix())),
+            false => Self::parse(kind, name),
         }
     }
 
@@ -99,12 +165,12 @@ impl Repository {
 pub struct Snapshot {
     /// The repository.
     pub repository: Repository,
-    /// The commit, 40 hexadecimal digits.
+    /// The commit, 40 hexadecimal digits; on ModelScope it may be a revision with a digest of what it lists.
     pub commit: String,
 }
 
 impl Snapshot {
-    /// `owner/name/resolve/commit/path/of/file`, in segments; datasets begin with `datasets`.
+    /// On the Hub: `owner/name/resolve/commit/path/of/file`, in segments; datasets begin with `datasets`.
     pub(super) fn file_path<'a>(&'a self, path: &'a str) -> impl Iterator<Item = &'a str> {
         let prefix = match self.repository.kind() {
             RepositoryKind::Model => None,
@@ -132,8 +198,34 @@ mod tests {
         for good in ["meta-llama/Llama-3.1-8B-Instruct", "gpt2", "EdinburghNLP/xsum", "a/b_c.d"] {
             assert!(Repository::parse(RepositoryKind::Model, good).is_ok(), "{good}");
         }
-        for bad in ["", "a/", "/a", "a/b/c", "../etc", "a/..", "a b/c", "a/b?x=1", "https://x/y", "a/b%2f"] {
+        for bad in [
+            "modelscope:",
+            "modelscope:name",
+            "modelscope:a/b/c",
+            "other:a/b",
+            "",
+            "a/",
+            "/a",
+            "a/b/c",
+            "../etc",
+            "a/..",
+            "a b/c",
+            "a/b?x=1",
+            "https://x/y",
+            "a/b%2f",
+        ] {
             assert!(Repository::parse(RepositoryKind::Model, bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_pin_names_its_repository() {
+        for name in ["modelscope:Qwen/Qwen2.5-0.5B", "gpt2", "a/b"] {
+            for kind in [RepositoryKind::Model, RepositoryKind::Dataset] {
+                let repository = Repository::parse(kind, name).expect("a name");
+                assert_eq!(repository.written(), name);
+                assert_eq!(Repository::of_pin(repository.pin_kind(), repository.name()), Ok(repository));
+            }
         }
     }
 

@@ -49,6 +49,8 @@ pub struct Request {
     pub range: Option<String>,
     /// `Authorization`.
     pub authorization: Option<String>,
+    /// `Cookie`.
+    pub cookie: Option<String>,
 }
 
 struct State {
@@ -63,6 +65,8 @@ struct State {
     /// Whether access needs the token `secret`, and with which error code it is refused.
     gate: Option<&'static str>,
     page_size: usize,
+    /// Whether ModelScope's listing says which commit is the newest.
+    names_commit: bool,
 }
 
 /// A running server with the one repository `owner/name`.
@@ -86,6 +90,7 @@ impl FaultyHub {
             listed_besides: Vec::new(),
             gate: None,
             page_size: 1000,
+            names_commit: true,
         }));
         let served = Arc::clone(&state);
         thread::spawn(move || {
@@ -129,6 +134,16 @@ impl FaultyHub {
         self.state.lock().unwrap().listed_besides.push(entry);
     }
 
+    /// ModelScope's listing no longer says which commit is the newest.
+    pub fn hide_commit(&self) {
+        self.state.lock().unwrap().names_commit = false;
+    }
+
+    /// Adds or replaces a file.
+    pub fn put(&self, path: &str, content: &[u8]) {
+        self.state.lock().unwrap().files.insert(path.to_owned(), content.to_vec());
+    }
+
     /// All requests so far.
     pub fn requests(&self) -> Vec<Request> {
         self.state.lock().unwrap().requests.clone()
@@ -156,6 +171,9 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
         && request.authorization.as_deref() != Some("Bearer secret")
     {
         return refuse(&mut stream, 401, Some(code));
+    }
+    if let Some(rest) = path.strip_prefix("/api/v1/") {
+        return answer_modelscope(&mut stream, state, rest, &request);
     }
     let of_model = path.strip_prefix("/api/models/owner/name/");
     match of_model.or_else(|| path.strip_prefix("/api/datasets/owner/name/")) {
@@ -199,12 +217,13 @@ fn read_request(stream: &TcpStream) -> std::io::Result<Request> {
     let mut lines = BufReader::new(stream).lines();
     let first = lines.next().unwrap_or_else(|| Ok(String::new()))?;
     let target = first.split(' ').nth(1).unwrap_or_default().to_owned();
-    let mut request = Request { target, range: None, authorization: None };
+    let mut request = Request { target, range: None, authorization: None, cookie: None };
     for line in lines {
         let line = line?;
         let Some((name, value)) = line.split_once(": ") else { break };
         match name.to_ascii_lowercase().as_str() {
             "range" => request.range = Some(value.to_owned()),
+            "cookie" => request.cookie = Some(value.to_owned()),
             "authorization" => request.authorization = Some(value.to_owned()),
             _ => {}
         }
@@ -244,6 +263,69 @@ fn answer_api(stream: &mut TcpStream, state: &Mutex<State>, path: &str, request:
                 String::new()
             };
             send_json(stream, &link, &serde_json::Value::from(entries[cursor..end].to_vec()))
+        }
+        _ => refuse(stream, 404, None),
+    }
+}
+
+/// The API of ModelScope: models are listed at once, datasets in pages; a revision that is not there is an empty answer.
+fn answer_modelscope(
+    stream: &mut TcpStream,
+    state: &Mutex<State>,
+    path: &str,
+    request: &Request,
+) -> std::io::Result<()> {
+    let query = request.target.split_once('?').map_or("", |(_, query)| query);
+    let asked = |name: &str| {
+        let value = query.split('&').find_map(|pair| pair.split_once('=').filter(|(key, _)| *key == name));
+        percent_decode(&value.map_or("", |(_, value)| value).replace('+', " "))
+    };
+    let revision = asked("Revision");
+    let known = revision == "master" || revision == COMMIT;
+    match path {
+        "models/owner/name/repo/files" | "datasets/owner/name/repo/tree" => {
+            if let Some(Fault::Status(status, code)) = state.lock().unwrap().api_faults.pop_front() {
+                return refuse(stream, status, code);
+            }
+            let state = state.lock().unwrap();
+            if !known {
+                return send_json(
+                    stream,
+                    "",
+                    &serde_json::json!({"Code": 200, "Data": {"Files": null}, "Success": true}),
+                );
+            }
+            let folder = serde_json::json!({"Path": "a-folder", "Name": "a-folder", "Type": "tree", "Size": 0});
+            let mut entries = vec![folder];
+            entries.extend(state.files.iter().enumerate().map(|(number, (path, content))| {
+                // Each file has the commit that changed it last: only one of them is the newest.
+                let commit = if number == 0 { COMMIT.to_owned() } else { "1".repeat(40) };
+                serde_json::json!({
+                    "Path": path, "Name": path.rsplit('/').next(), "Type": "blob", "Size": content.len(),
+                    "Sha256": hex(&sha2::Sha256::digest(content)), "Revision": commit, "IsLFS": false,
+                })
+            }));
+            entries.extend(state.listed_besides.iter().cloned());
+            if path.starts_with("datasets") {
+                let number = |name: &str| asked(name).parse::<usize>().unwrap();
+                let (page, size) = (number("PageNumber"), number("PageSize"));
+                entries = entries.into_iter().skip((page - 1) * size).take(size).collect();
+            }
+            let latest = match state.names_commit {
+                true => serde_json::json!({"Id": "", "ShortId": &COMMIT[..8]}),
+                false => serde_json::Value::Null,
+            };
+            let data = serde_json::json!({"Files": entries, "LatestCommitter": latest});
+            send_json(stream, "", &serde_json::json!({"Code": 200, "Data": data, "Success": true}))
+        }
+        "models/owner/name/repo" | "datasets/owner/name/repo" if known => {
+            let file = asked("FilePath");
+            let (content, fault) = {
+                let mut state = state.lock().unwrap();
+                let fault = state.faults.get_mut(&file).and_then(VecDeque::pop_front);
+                (state.files.get(&file).cloned(), fault)
+            };
+            answer_file(stream, content, fault, request)
         }
         _ => refuse(stream, 404, None),
     }

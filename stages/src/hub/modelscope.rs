@@ -1,0 +1,178 @@
+//! ModelScope: the same questions as to the Hub, asked in its own API's words.
+//!
+//! Known from its Python SDK and from what other clients read: a listing names for each file the SHA-256 of its content, its length and
+//! the commit that changed it last, and for the whole the first digits of the newest commit. A revision that does not exist is an empty
+//! listing and no error.
+
+use reqwest::Url;
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+use super::checksum::{Checksum, hex};
+use super::connection::{Connection, Subject};
+use super::error::HubError;
+use super::listing::{RemoteFile, is_safe};
+use super::repository::{Repository, RepositoryKind, Snapshot, is_commit};
+
+/// Entries of a dataset's listing that come at once.
+const PAGE_SIZE: usize = 200;
+
+/// Pages of a listing; what has more files is no data set to fetch file by file.
+const MOST_PAGES: usize = 500;
+
+/// Stands between a revision and the digest of its listing, in the pin of a repository whose commit the API does not name.
+const LISTING: &str = "@sha256:";
+
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(rename = "Data")]
+    data: Option<Listing>,
+}
+
+#[derive(Deserialize)]
+struct Listing {
+    #[serde(rename = "Files")]
+    files: Option<Vec<Entry>>,
+    #[serde(rename = "LatestCommitter")]
+    latest: Option<Latest>,
+}
+
+#[derive(Deserialize)]
+struct Latest {
+    #[serde(rename = "Id", default)]
+    id: String,
+    #[serde(rename = "ShortId", default)]
+    short_id: String,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    #[serde(rename = "Path")]
+    path: String,
+    #[serde(rename = "Type", default)]
+    kind: String,
+    #[serde(rename = "Size", default)]
+    size: u64,
+    #[serde(rename = "Sha256", default)]
+    sha256: Option<String>,
+    #[serde(rename = "Revision", default)]
+    revision: Option<String>,
+}
+
+/// The address of a file: `api/v1/models/owner/name/repo?Revision=…&FilePath=…`.
+pub(super) fn file_url(connection: &Connection, snapshot: &Snapshot, path: &str) -> Url {
+    let mut url = api(connection, &snapshot.repository, &["repo"]);
+    url.query_pairs_mut().append_pair("Revision", revision(&snapshot.commit)).append_pair("FilePath", path);
+    url
+}
+
+/// What a revision is at present: its commit, or, where the API does not name that, the revision and a digest of what it lists.
+pub(super) async fn resolve(connection: &Connection, repository: &Repository, asked: &str) -> Result<String, HubError> {
+    let (entries, latest) = entries(connection, repository, asked, Subject::Revision(asked)).await?;
+    let commits = || entries.iter().filter_map(|entry| entry.revision.as_deref()).filter(|commit| is_commit(commit));
+    let commit = latest.and_then(|latest| match is_commit(&latest.id) {
+        true => Some(latest.id),
+        // The newest commit is that of a file, unless it only removed some.
+        false if latest.short_id.len() >= 7 => {
+            commits().find(|commit| commit.starts_with(&latest.short_id)).map(str::to_owned)
+        }
+        false => None,
+    });
+    match commit {
+        Some(commit) => Ok(commit),
+        None => Ok(format!("{asked}{LISTING}{}", digest(&files(entries)?))),
+    }
+}
+
+/// The files of a snapshot, which must be those that were pinned.
+pub(super) async fn list(connection: &Connection, snapshot: &Snapshot) -> Result<Vec<RemoteFile>, HubError> {
+    let asked = revision(&snapshot.commit);
+    let (entries, _) = entries(connection, &snapshot.repository, asked, Subject::Listing(asked)).await?;
+    let files = files(entries)?;
+    if let Some((_, pinned)) = snapshot.commit.split_once(LISTING)
+        && pinned != digest(&files)
+    {
+        return Err(HubError::Moved { name: snapshot.repository.written(), revision: asked.to_owned() });
+    }
+    Ok(files)
+}
+
+async fn entries(
+    connection: &Connection,
+    repository: &Repository,
+    asked: &str,
+    subject: Subject<'_>,
+) -> Result<(Vec<Entry>, Option<Latest>), HubError> {
+    let unknown = || HubError::RevisionNotFound { name: repository.written(), revision: asked.to_owned() };
+    let mut url = match repository.kind() {
+        RepositoryKind::Model => api(connection, repository, &["repo", "files"]),
+        RepositoryKind::Dataset => api(connection, repository, &["repo", "tree"]),
+    };
+    url.query_pairs_mut().append_pair("Revision", asked).append_pair("Recursive", "true");
+    if repository.kind() == RepositoryKind::Model {
+        let (answer, _) = connection.json::<Answer>(&url, repository, subject).await?;
+        let listing = answer.data.ok_or_else(unknown)?;
+        return Ok((listing.files.ok_or_else(unknown)?, listing.latest));
+    }
+    let mut all: Vec<Entry> = Vec::new();
+    let mut latest = None;
+    for page in 1..=MOST_PAGES {
+        let mut url = url.clone();
+        url.query_pairs_mut()
+            .append_pair("PageNumber", &page.to_string())
+            .append_pair("PageSize", &PAGE_SIZE.to_string());
+        let (answer, _) = connection.json::<Answer>(&url, repository, subject).await?;
+        let listing = answer.data.ok_or_else(unknown)?;
+        latest = latest.or(listing.latest);
+        let files = match listing.files {
+            Some(files) => files,
+            None if page > 1 => Vec::new(),
+            None => return Err(unknown()),
+        };
+        let count = files.len();
+        // A server that does not know pages gives the first one again.
+        let again = files.first().is_some_and(|first| all.iter().any(|known| known.path == first.path));
+        if !again {
+            all.extend(files);
+        }
+        if again || count < PAGE_SIZE {
+            return Ok((all, latest));
+        }
+    }
+    let problem = format!("it lists more than {} files", MOST_PAGES * PAGE_SIZE);
+    Err(HubError::BadAnswer { what: repository.written(), problem })
+}
+
+/// The files among the entries, each with what its content must turn out to be.
+fn files(entries: Vec<Entry>) -> Result<Vec<RemoteFile>, HubError> {
+    let file = |entry: Entry| {
+        if !is_safe(&entry.path) {
+            return Err(HubError::UnsafeName(entry.path));
+        }
+        let sha256 = entry.sha256.unwrap_or_default().to_ascii_lowercase();
+        if sha256.len() != 64 || !sha256.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            let problem = "a file is listed without a checksum".to_owned();
+            return Err(HubError::BadAnswer { what: entry.path, problem });
+        }
+        Ok(RemoteFile { path: entry.path, size: entry.size, checksum: Checksum::Sha256(sha256) })
+    };
+    entries.into_iter().filter(|entry| entry.kind != "tree").map(file).collect()
+}
+
+/// A digest of what is listed, in whatever order.
+fn digest(files: &[RemoteFile]) -> String {
+    let mut lines: Vec<String> =
+        files.iter().map(|file| format!("{} {} {}\n", file.checksum.hex(), file.size, file.path)).collect();
+    lines.sort();
+    hex(&Sha256::digest(lines.concat()))
+}
+
+/// What to ask for, of a pin.
+fn revision(pin: &str) -> &str {
+    pin.split_once(LISTING).map_or(pin, |(revision, _)| revision)
+}
+
+fn api(connection: &Connection, repository: &Repository, rest: &[&str]) -> Url {
+    let path = ["api", "v1", repository.kind().api_segment()].into_iter();
+    connection.url(path.chain(repository.name().split('/')).chain(rest.iter().copied()))
+}
