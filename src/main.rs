@@ -11,7 +11,6 @@ mod graph;
 mod locate;
 mod logs;
 mod plan;
-mod plot;
 mod progress;
 mod render;
 mod run;

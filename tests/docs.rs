@@ -16,8 +16,10 @@ fn paths(schema: &Value, prefix: &str, found: &mut BTreeSet<String>) {
     for alternative in schema["anyOf"].as_array().into_iter().flatten() {
         paths(alternative, prefix, found);
     }
-    if let Some(items) = schema.get("items") {
-        paths(items, prefix, found);
+    for inner in ["items", "additionalProperties"] {
+        if let Some(inner) = schema.get(inner).filter(|inner| inner.is_object()) {
+            paths(inner, prefix, found);
+        }
     }
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
         let path = format!("{prefix}{name}");
