@@ -60,6 +60,8 @@ impl Bars {
         bar.set_style(style(&shape.template(&name), self.look));
         bar.set_prefix(text.to_owned());
         bar.enable_steady_tick(Duration::from_millis(120));
+        // Counting alone draws nothing before the next tick: what was cached would be missing in what is seen first.
+        self.footer.force_draw();
         StageBar { bar, name, shape, look: self.look }
     }
 

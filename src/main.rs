@@ -16,6 +16,7 @@ mod render;
 mod run;
 mod runs;
 mod schema;
+mod selection;
 mod show;
 mod stream;
 mod table;

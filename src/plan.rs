@@ -7,12 +7,15 @@ use clap::Args;
 use engine::explain::{Forecast, Reason, StageForecast, explain};
 use engine::file::problem::{Problem, Severity};
 use engine::home::Home;
-use engine::plan::LeftOut;
+use engine::memory::Memory;
+use engine::plan::{LeftOut, Plan, PlannedStage, Wanted};
 use engine::preflight::Preflight;
+use engine::run::missing_memory;
 use engine::stage::WorkingState;
 use serde_json::{Value, json};
 
-use crate::render::{self, Exit, Failure};
+use crate::render::{self, Exit, Failure, Message};
+use crate::selection::SelectionArgs;
 use crate::table::{Table, width};
 use crate::{Format, Global, words};
 
@@ -26,6 +29,8 @@ pub struct PlanArgs {
     /// Changes to the file, as `stage.path=value` or `vars.name=value`.
     #[arg(value_name = "OVERRIDE")]
     overrides: Vec<String>,
+    #[command(flatten)]
+    selection: SelectionArgs,
     /// What `run --smoke` would do: a few rows and steps, with keys of their own.
     #[arg(long)]
     smoke: bool,
@@ -36,7 +41,9 @@ pub struct PlanArgs {
 
 /// Prints the forecast.
 pub fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
-    let plan = engine::plan::load_at(crate::scale(args.smoke), &args.file, &args.overrides, &stages::registry())?;
+    let overrides = args.selection.overrides(&args.overrides);
+    let plan = engine::plan::load_at(crate::scale(args.smoke), &args.file, &overrides, &stages::registry())?;
+    let plan = args.selection.of(plan)?;
     render::warnings(&plan.sources, &plan.warnings, global.verbosity());
     render::left_out(&plan, global.verbosity());
     let home = global.home_to_look(&args.file);
@@ -56,7 +63,38 @@ pub fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
         Format::Text => text(&forecasts, &home),
     };
     crate::terminal::tell(render::problems(&plan.sources, &errors, crate::terminal::Look::stderr()));
-    Failure::after(if errors.is_empty() { Exit::Done } else { Exit::Wrong }, printed)
+    let lacks = missing(&plan, &forecasts);
+    lacks.iter().for_each(render::message);
+    let too_large = too_large(&plan, &forecasts);
+    too_large.iter().for_each(render::message);
+    let exit = match (errors.is_empty() && lacks.is_empty(), too_large.is_empty()) {
+        (false, _) => Exit::Wrong,
+        (true, false) => Exit::Machine,
+        (true, true) => Exit::Done,
+    };
+    Failure::after(exit, printed)
+}
+
+/// Stages without a result that `--from` or `--only` leaves out.
+fn missing(plan: &Plan, forecasts: &[StageForecast]) -> Vec<Message> {
+    let stages = plan.stages.iter().zip(forecasts);
+    // What is made before it in this run may bring back a result that it has.
+    let lacks = stages.filter(|(stage, forecast)| {
+        stage.wanted == Wanted::Given && forecast.status != Forecast::Cached && forecast.status != Forecast::Unknown
+    });
+    let message = |(stage, _): (&PlannedStage, _)| {
+        let text = format!("stage `{}` has no result, and this run was not to make it", stage.id);
+        let help = format!("`pipeline run {} --until {}` makes it", plan.file.display(), stage.id);
+        Message::chain(&[text], Some(help))
+    };
+    lacks.map(message).collect()
+}
+
+/// Stages without a result for which this machine has too little memory.
+fn too_large(plan: &Plan, forecasts: &[StageForecast]) -> Vec<Message> {
+    let cached = |id: &str| forecasts.iter().any(|of| of.stage == id && of.status == Forecast::Cached);
+    let found = missing_memory(plan, &Memory::default()).into_iter().filter(|missing| !cached(&missing.stage));
+    found.map(|missing| Message::chain(&[missing.to_string()], Some(missing.help()))).collect()
 }
 
 /// What the facts of the inputs show to be wrong, and what a user should hear.

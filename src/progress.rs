@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use engine::explain::Reason;
 use engine::protocol::WorkerEvent;
-use engine::run::event::{RunEvent, WaitsFor};
+use engine::run::event::{Compared, RunEvent, WaitsFor};
 
 use crate::bars::{Bars, StageBar};
 use crate::stream::Stream;
@@ -94,6 +94,9 @@ impl Progress {
     fn run_event(&mut self, event: &RunEvent) {
         match event {
             RunEvent::RunStarted { run, .. } => self.detail("run", run),
+            RunEvent::Pinning { pins } => {
+                self.say(Mark::Note, "pipeline.lock", &format!("still asking for {} as of now", pins.join(", ")));
+            }
             RunEvent::StageCached { stage, .. } => self.ended(Mark::Good, stage, "cached"),
             RunEvent::StageStarted { stage, why, attempt, .. } => {
                 self.started(stage, *attempt, cause(why).filter(|_| *attempt == 1));
@@ -101,9 +104,15 @@ impl Progress {
             }
             RunEvent::StageWaiting { stage, waits_for } => self.waiting(stage, waits_for),
             RunEvent::Worker { .. } => {}
-            RunEvent::StageDone { stage, seconds, peak_memory_bytes, .. } => {
-                let text = format!("done in {}", words::seconds(*seconds));
-                self.ended(Mark::Good, stage, &text);
+            RunEvent::StageDone { stage, seconds, peak_memory_bytes, compared, .. } => {
+                let compared = match compared {
+                    None => String::new(),
+                    Some(Compared::Equal) => ", equal to the result before".to_owned(),
+                    Some(Compared::Differs { outputs }) => {
+                        format!(", differs from the result before: {}", outputs.join(", "))
+                    }
+                };
+                self.ended(Mark::Good, stage, &format!("done in {}{compared}", words::seconds(*seconds)));
                 self.detail(stage, &format!("peak memory of the process {}", words::bytes(*peak_memory_bytes)));
             }
             RunEvent::StageFailed { stage, seconds, retry_in_seconds: None, .. } => {
@@ -124,7 +133,9 @@ impl Progress {
                 let text = format!("met a damaged object in the store, so {} runs again", producers.join(", "));
                 self.say(Mark::Note, stage, &text);
             }
-            RunEvent::StageSkipped { stage, because } => self.ended(Mark::Note, stage, &format!("skipped: {because}")),
+            RunEvent::StageSkipped { stage, because, .. } => {
+                self.ended(Mark::Note, stage, &format!("skipped: {because}"))
+            }
             RunEvent::Published { stage, path, written, .. } => {
                 let text = format!("{} {}", if *written { "published to" } else { "is current in" }, words::path(path));
                 if *written { self.say(Mark::Good, stage, &text) } else { self.detail(stage, &text) }

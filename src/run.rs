@@ -2,12 +2,13 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cache::{Store, Verify};
 use clap::Args;
 use engine::home::Home;
 use engine::lock_file::Pinning;
+use engine::parameter::Period;
 use engine::plan::Plan;
 use engine::protocol::WorkerEvent;
 use engine::publish::OnChanged;
@@ -18,6 +19,7 @@ use stages::generate::{self, Generate};
 
 use crate::progress::{Progress, Screen, Verbosity};
 use crate::render::{self, Exit, Failure, Message};
+use crate::selection::SelectionArgs;
 use crate::stream::Stream;
 use crate::terminal::{self, Look};
 use crate::{Format, Global, locate, words};
@@ -32,15 +34,20 @@ pub struct RunArgs {
     /// Changes to the file, as `stage.path=value` or `vars.name=value`.
     #[arg(value_name = "OVERRIDE")]
     overrides: Vec<String>,
-    /// Run only this stage and what it needs; may be given several times.
-    #[arg(long, value_name = "STAGE")]
-    until: Vec<String>,
+    #[command(flatten)]
+    selection: SelectionArgs,
     /// Ask this in place of the prompts of the file's `generate` stages; may be given several times.
     #[arg(long = "prompt", value_name = "TEXT")]
     prompts: Vec<String>,
     /// Go on with the stages that do not depend on a failed one.
     #[arg(long)]
     keep_going: bool,
+    /// Most stages that run at once [default: as many as there are threads for].
+    #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    jobs: Option<u16>,
+    /// How long a stage that is asked to stop may take to save what it has.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
+    grace: Duration,
     /// Threads for all stages together [default: what the machine has].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
@@ -69,6 +76,7 @@ struct Told {
     reports: Vec<(String, String)>,
     failures: Vec<Failed>,
     published: Vec<PathBuf>,
+    publish_failures: Vec<Value>,
     /// What each process took, by stage.
     costs: Map<String, Value>,
 }
@@ -143,18 +151,18 @@ fn answers_before(
 impl RunArgs {
     /// The plan of the stages asked for, with the prompts of the command line in it.
     fn plan(&self, registry: &Registry) -> Result<Plan, Failure> {
-        let mut plan = engine::plan::load_at(crate::scale(self.smoke), &self.file, &self.overrides, registry)?;
-        let until = locate::stages(&plan, &self.until)?;
+        let overrides = self.selection.overrides(&self.overrides);
+        let mut plan = engine::plan::load_at(crate::scale(self.smoke), &self.file, &overrides, registry)?;
         if !self.prompts.is_empty() {
             let asked = prompt_overrides(&plan, &self.prompts);
             if asked.is_empty() {
                 let failure = Failure::wrong("`--prompt` asks a `generate` stage, and the file has none".to_owned());
                 return Err(failure.with_help("add a stage with `uses: generate` and a `model`"));
             }
-            let overrides: Vec<String> = self.overrides.iter().cloned().chain(asked).collect();
+            let overrides: Vec<String> = overrides.into_iter().chain(asked).collect();
             plan = engine::plan::load_at(crate::scale(self.smoke), &self.file, &overrides, registry)?;
         }
-        Ok(if until.is_empty() { plan } else { plan.until(&until) })
+        self.selection.of(plan)
     }
 
     /// Whether answers are shown as they grow: where a person watches, and the output is not for a program.
@@ -167,6 +175,8 @@ impl RunArgs {
         RunOptions {
             on_failure: if self.keep_going { OnFailure::KeepGoing } else { OnFailure::Stop },
             threads: self.threads.map(usize::from),
+            jobs: self.jobs.map(usize::from),
+            grace: self.grace,
             pinning: match (self.locked, self.offline) {
                 (true, _) => Pinning::Locked,
                 (false, true) => Pinning::Offline,
@@ -176,6 +186,11 @@ impl RunArgs {
             ..RunOptions::default()
         }
     }
+}
+
+/// A length of time on the command line, written as in the file.
+fn duration(text: &str) -> Result<Duration, String> {
+    text.parse::<Period>().map(|period| period.0)
 }
 
 /// What puts prompts into each `generate` stage, in place of its own.
@@ -203,8 +218,8 @@ impl Told {
             RunEvent::Worker { stage, said: WorkerEvent::Report { text } } => {
                 self.reports.push((stage.clone(), text.clone()));
             }
-            RunEvent::StageDone { stage, seconds, peak_memory_bytes, .. } => {
-                let cost = json!({ "seconds": seconds, "peak_memory_bytes": peak_memory_bytes });
+            RunEvent::StageDone { stage, seconds, peak_memory_bytes, compared, .. } => {
+                let cost = json!({ "seconds": seconds, "peak_memory_bytes": peak_memory_bytes, "compared": compared });
                 self.costs.insert(stage.clone(), cost);
             }
             RunEvent::StageFailed { stage, cause, messages, help, log, retry_in_seconds: None, .. } => {
@@ -216,10 +231,14 @@ impl Told {
             }
             RunEvent::Published { path, .. } => self.published.push(path.clone()),
             RunEvent::PublishFailed { stage, output, path, cause, messages, help } => {
+                self.publish_failures.push(json!({
+                    "stage": stage, "output": output, "path": path, "cause": cause, "messages": messages, "help": help,
+                }));
                 let text = format!("`{stage}.{output}` cannot be published to {}", words::path(path));
                 self.fail((*cause).into(), text, messages, help.clone());
             }
             RunEvent::RunStarted { .. }
+            | RunEvent::Pinning { .. }
             | RunEvent::StageCached { .. }
             | RunEvent::StageStarted { .. }
             | RunEvent::StageWaiting { .. }
@@ -293,6 +312,7 @@ fn outcome_json(outcome: &RunOutcome, told: &Told, began: Instant) -> Value {
         "stages": outcome.stages.iter().map(|stage| stage_json(stage, told)).collect::<Vec<_>>(),
         "reports": reports.collect::<Vec<_>>(),
         "published": told.published,
+        "publish_failures": told.publish_failures,
     })
 }
 
@@ -306,6 +326,7 @@ fn stage_json(stage: &StageOutcome, told: &Told) -> Value {
         "stage": stage, "state": state, "key": key, "outputs": outputs, "failure": failure,
         "seconds": cost.map(|cost| &cost["seconds"]),
         "peak_memory_bytes": cost.map(|cost| &cost["peak_memory_bytes"]),
+        "compared": cost.map(|cost| &cost["compared"]),
     })
 }
 

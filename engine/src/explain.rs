@@ -12,7 +12,7 @@ use crate::history::{History, HistoryError, LastRun};
 use crate::home::Home;
 use crate::keys::{read_outside, stage_key};
 use crate::lock_file::{self, LockError, LockFile};
-use crate::plan::{Plan, PlannedStage, ResolvedInput};
+use crate::plan::{Plan, PlannedStage, ResolvedInput, Wanted};
 use crate::preflight::{self, Preflight};
 use crate::stage::InputFacts;
 
@@ -140,12 +140,19 @@ fn forecast(past: &Past<'_>, now: &Present<'_>, unknown: usize) -> Result<StageF
         let digest = now.document.result_key();
         forecast.key = Some(digest);
         if let Some(outputs) = past.store.map(|store| complete_result(store, &digest)).transpose()?.flatten() {
+            if now.stage.wanted == Wanted::Again {
+                forecast.reasons = vec![Reason::Forced];
+                return Ok(forecast);
+            }
             return Ok(StageForecast { status: Forecast::Cached, outputs, ..forecast });
         }
     }
     forecast.reasons = past.reasons(now)?;
     if unknown > 0 && forecast.reasons.is_empty() {
-        forecast.status = Forecast::Unknown;
+        match now.stage.wanted {
+            Wanted::Again => forecast.reasons.push(Reason::Forced),
+            Wanted::Result | Wanted::Given => forecast.status = Forecast::Unknown,
+        }
     }
     Ok(forecast)
 }

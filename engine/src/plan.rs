@@ -31,15 +31,16 @@ mod qualify;
 mod read_text;
 mod resolve;
 mod retries;
+mod selection;
 mod slots;
 mod smoke;
 #[cfg(test)]
 mod tests;
-mod until;
 
 pub use graph_text::{GraphFormat, graph_text};
 pub use load::{load, load_at, load_text};
 pub use retries::Retries;
+pub use selection::{Force, Selection, SelectionError, Wanted};
 pub use smoke::Scale;
 
 /// A pipeline file that has passed every check.
@@ -105,6 +106,8 @@ pub struct PlannedStage {
     pub timeout: Option<Duration>,
     /// Whether it does less than the file says, so that its result must not serve a real run.
     pub smoke: bool,
+    /// What a run is to do about it.
+    pub wanted: Wanted,
     /// Where its `with:` (or itself, without one) stands.
     pub span: Span,
     /// Where a field of `with:` stands, by dotted path, for explanations.

@@ -264,7 +264,7 @@ fn stage_of(event: &RunEvent) -> Option<&str> {
         | RunEvent::StageSkipped { stage, .. }
         | RunEvent::Published { stage, .. }
         | RunEvent::PublishFailed { stage, .. } => Some(stage),
-        RunEvent::RunStarted { .. } | RunEvent::RunFinished { .. } => None,
+        RunEvent::RunStarted { .. } | RunEvent::Pinning { .. } | RunEvent::RunFinished { .. } => None,
     }
 }
 
@@ -341,6 +341,7 @@ impl RecordedStage {
             | RunEvent::Published { .. }
             | RunEvent::PublishFailed { .. }
             | RunEvent::RunStarted { .. }
+            | RunEvent::Pinning { .. }
             | RunEvent::RunFinished { .. } => {}
         }
     }

@@ -16,7 +16,7 @@ use super::read_text::read_text;
 use super::resolve::{Bound, resolve};
 use super::slots;
 use super::smoke::{self, Scale};
-use super::{Plan, PlannedStage, Rejected};
+use super::{Plan, PlannedStage, Rejected, Wanted};
 use crate::file::interpolate::interpolate;
 use crate::file::overrides;
 use crate::file::parse::parse;
@@ -204,6 +204,7 @@ fn planned(stage: StageEntry, bound: Bound) -> PlannedStage {
         retries: stage.retries,
         timeout: stage.timeout,
         smoke: false,
+        wanted: Wanted::default(),
         span: stage.with.span,
         field_spans: field_spans(&stage.with),
     }

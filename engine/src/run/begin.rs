@@ -15,10 +15,11 @@ use super::state::State;
 use crate::context::stored;
 use crate::error::{Cause, OrFail, StageError};
 use crate::execute::Launch;
-use crate::explain::{Past, Present};
+use crate::explain::{Past, Present, Reason};
 use crate::file::problem::{Problem, Severity};
 use crate::history::History;
 use crate::keys::stage_key;
+use crate::plan::Wanted;
 use crate::protocol::WorkerEvent;
 use crate::stage::InputFacts;
 
@@ -40,11 +41,25 @@ impl Scheduler<'_> {
         }
         let found = self.keyed(stage).and_then(|key| self.store.take(&key).map_err(stored));
         match found {
+            Ok(Some(record)) if self.stages[stage].again => {
+                self.stages[stage].before = Some(record.outputs);
+                self.stages[stage].looked_up = true;
+            }
             Ok(Some(record)) => self.settle_cached(stage, record.outputs),
+            Ok(None) if self.plan.stages[stage].wanted == Wanted::Given => {
+                let error = self.not_to_be_made(stage);
+                self.fail(stage, error.into(), Duration::ZERO);
+            }
             Ok(None) => self.stages[stage].looked_up = true,
             Err(error) => self.fail(stage, error.into(), Duration::ZERO),
         }
         true
+    }
+
+    fn not_to_be_made(&self, stage: usize) -> StageError {
+        let (id, file) = (&self.stages[stage].id, self.plan.file.display());
+        StageError::new(Cause::MissingResult, format!("stage `{id}` has no result, and this run was not to make it"))
+            .with_help(format!("`pipeline run {file} --until {id}` makes it; or leave out `--from` and `--only`"))
     }
 
     /// Starts a stage that has no result if it can be; whether its state changed.
@@ -83,7 +98,9 @@ impl Scheduler<'_> {
             return Ok(Begun::NotYet);
         };
         // Whoever held the lock a moment ago may have made the result.
-        if let Some(record) = self.store.take(&key).map_err(stored)? {
+        if !self.stages[stage].again
+            && let Some(record) = self.store.take(&key).map_err(stored)?
+        {
             return Ok(Begun::Cached(record.outputs));
         }
         self.check_with_facts(stage)?;
@@ -166,6 +183,11 @@ impl Scheduler<'_> {
         let id = self.stages[stage].id.clone();
         let folder = self.stage_folder(&id)?;
         let job = self.job(stage, threads, &staging, folder.clone())?;
+        if self.stages[stage].again && self.stages[stage].attempts == 0 {
+            // A result that goes on from the saved end of the one before would only be that one.
+            let emptied = fs::remove_dir_all(&job.working).and_then(|()| fs::create_dir(&job.working));
+            emptied.or_fail(Cause::Machine, || format!("cannot empty `{}`", job.working.display()))?;
+        }
         let key = job.key;
         let job_file = folder.join("job.json");
         let text = serde_json::to_vec_pretty(&job).expect("a job is plain data");
@@ -211,6 +233,9 @@ impl Scheduler<'_> {
         let run = &self.stages[stage];
         if let (true, Some(change)) = (run.tries == 0, run.less_memory.last()) {
             return vec![format!("again with less memory: {change}")];
+        }
+        if run.tries == 0 && run.before.is_some() {
+            return vec![Reason::Forced.to_string()];
         }
         if run.tries > 0 {
             return vec![format!("attempt {} of {}", run.tries + 1, self.plan.stages[stage].retries.max + 1)];

@@ -1,12 +1,13 @@
 //! Ending a stage: its result is recorded, or its failure is sorted into another try, a repair, or the end.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use cache::{OutputRecord, ResultRecord};
 use serde_json::{Map, Value};
 
 use super::crash::{Evidence, crash};
-use super::event::RunEvent;
+use super::event::{Compared, RunEvent};
 use super::outcome::Failure;
 use super::scheduler::Scheduler;
 use super::stage_run::Running;
@@ -66,7 +67,7 @@ impl Scheduler<'_> {
     fn record(
         &mut self,
         stage: usize,
-        outputs: std::collections::BTreeMap<String, OutputRecord>,
+        outputs: BTreeMap<String, OutputRecord>,
         mut how: Map<String, Value>,
         exit: &Exit,
     ) -> Result<(), Failure> {
@@ -87,7 +88,9 @@ impl Scheduler<'_> {
 
     fn settle_done(&mut self, stage: usize, exit: &Exit) {
         self.transition(stage, State::Done);
-        let run = &self.stages[stage];
+        let run = &mut self.stages[stage];
+        run.again = false;
+        let compared = run.before.take().map(|before| compare(&before, &run.outputs));
         let keyed = run.key.as_ref().expect("a stage that ran has a key");
         self.store.remove_partial_if_empty(&keyed.document.working_key());
         let outputs = run.outputs.iter().map(|(name, output)| (name.clone(), stored_output(output))).collect();
@@ -97,6 +100,7 @@ impl Scheduler<'_> {
             seconds: exit.ran.as_secs_f64(),
             peak_memory_bytes: exit.peak_memory_bytes,
             outputs,
+            compared,
         };
         self.tell(event);
         self.publish(stage);
@@ -109,7 +113,7 @@ impl Scheduler<'_> {
             (Ending::Code(_), _) => "interrupted; what it had saved is kept",
         };
         let stage = self.stages[stage].id.clone();
-        self.tell(RunEvent::StageSkipped { stage, because: because.to_owned() });
+        self.tell(RunEvent::StageSkipped { stage, because: because.to_owned(), cause: Some(Cause::Cancelled) });
     }
 
     fn try_again(&mut self, stage: usize, failure: Failure, ran: Duration) {
@@ -172,6 +176,14 @@ impl Scheduler<'_> {
         let evidence = Evidence { memory: &self.options.memory, kills, log: &log, log_from };
         failed.unwrap_or_else(|| crash(exit, &evidence))
     }
+}
+
+fn compare(before: &BTreeMap<String, OutputRecord>, now: &BTreeMap<String, OutputRecord>) -> Compared {
+    let identity =
+        |outputs: &BTreeMap<String, OutputRecord>, name: &str| outputs.get(name).map(|output| output.identity);
+    let differs = now.keys().filter(|name| identity(before, name) != identity(now, name));
+    let outputs: Vec<String> = differs.cloned().collect();
+    if outputs.is_empty() { Compared::Equal } else { Compared::Differs { outputs } }
 }
 
 fn stored_record(output: StoredOutput) -> OutputRecord {

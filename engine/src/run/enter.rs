@@ -8,6 +8,7 @@ use cache::{StatCache, Store, StoreError};
 use super::clock::Moment;
 use super::event::RunEvent;
 use super::outcome::{RunOptions, RunOutcome};
+use super::pinning::pin;
 use super::require::{MemoryMissing, require_machine};
 use super::scheduler::Scheduler;
 use super::signals::{ExitOnInterrupt, Signals};
@@ -74,7 +75,7 @@ pub fn run(
     require_machine(plan, home, &options.memory)?;
     let store = Store::open(home.store())?;
     let mut lock = LockFile::read(&home.lock_file())?;
-    lock.resolve(plan, registry, options.pinning)?;
+    pin(&mut lock, plan, registry, options.pinning, &mut observer)?;
     let mut files = StatCache::load(&home.stat_cache());
     let outside = read_outside(plan, &mut files, &lock).map_err(RunError::Sources)?;
     files.save(&home.stat_cache())?;

@@ -22,6 +22,11 @@ pub enum RunEvent {
         /// The stages, in the order of the plan.
         stages: Vec<String>,
     },
+    /// Finding out what moving things are at present takes a while. Told before the run begins, so that no record has it.
+    Pinning {
+        /// The names of the pins.
+        pins: Vec<String>,
+    },
     /// The result was there already.
     StageCached {
         /// The stage.
@@ -72,6 +77,9 @@ pub enum RunEvent {
         peak_memory_bytes: u64,
         /// What it made.
         outputs: BTreeMap<String, StoredOutput>,
+        /// How that compares with the result before, where it was made again although there was one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        compared: Option<Compared>,
     },
     /// The stage failed.
     StageFailed {
@@ -108,6 +116,9 @@ pub enum RunEvent {
         stage: String,
         /// Why, as a lower-case fragment.
         because: String,
+        /// Set where the run was stopped, and not where another stage failed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cause: Option<Cause>,
     },
     /// An output was copied out of the store, or was already in place.
     Published {
@@ -143,6 +154,19 @@ pub enum RunEvent {
         counts: Counts,
         /// How long it took.
         seconds: f64,
+    },
+}
+
+/// How a result that was made again compares with the one before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "result", rename_all = "snake_case")]
+pub enum Compared {
+    /// Each output has the identity that it had.
+    Equal,
+    /// Some have not.
+    Differs {
+        /// Their names.
+        outputs: Vec<String>,
     },
 }
 

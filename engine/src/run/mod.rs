@@ -12,6 +12,7 @@ pub mod event;
 mod heal;
 mod job;
 mod outcome;
+mod pinning;
 mod priority;
 mod publishing;
 mod require;
@@ -23,7 +24,7 @@ mod state;
 mod stopping;
 
 pub use enter::{RunError, run};
-pub use event::{Conclusion, Counts, RunEvent, WaitsFor};
+pub use event::{Compared, Conclusion, Counts, RunEvent, WaitsFor};
 pub use outcome::{Failure, OnFailure, RunOptions, RunOutcome, StageOutcome};
 pub use require::{MemoryMissing, missing_memory};
 pub use state::State;

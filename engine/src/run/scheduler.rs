@@ -16,11 +16,12 @@ use super::signals::Signals;
 use super::stage_run::{StageRun, stage_runs};
 use super::state::State;
 use super::stopping::Stopping;
+use crate::error::Cause;
 use crate::execute::{Executor, Exit, Message};
 use crate::history::{History, RunFolder};
 use crate::home::Home;
 use crate::keys::StageOutside;
-use crate::plan::Plan;
+use crate::plan::{Plan, Wanted};
 use crate::protocol::WorkerEvent;
 
 /// How often a result that another run is making is looked for.
@@ -180,7 +181,8 @@ impl<'a> Scheduler<'a> {
         if let Some(because) = self.reason_to_skip(stage) {
             self.transition(stage, State::Skipped);
             let stage = self.stages[stage].id.clone();
-            self.tell(RunEvent::StageSkipped { stage, because });
+            let cause = (self.stopping != Stopping::No).then_some(Cause::Cancelled);
+            self.tell(RunEvent::StageSkipped { stage, because, cause });
             return true;
         }
         let inputs_are_there = self.stages[stage].upstream.iter().all(|before| self.stages[*before].state.has_result());
@@ -207,7 +209,8 @@ impl<'a> Scheduler<'a> {
         if let Some(before) = self.stages[stage].upstream.iter().find(lost) {
             return Some(format!("stage `{}` before it has no result", self.stages[*before].id));
         }
-        if self.options.on_failure == OnFailure::Stop {
+        // A stage that is not to be made costs nothing, and all that are missing are to be named.
+        if self.options.on_failure == OnFailure::Stop && self.plan.stages[stage].wanted != Wanted::Given {
             let failed = self.failed?;
             return Some(format!("stage `{}` failed", self.stages[failed].id));
         }

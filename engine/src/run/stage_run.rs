@@ -12,7 +12,7 @@ use super::outcome::Failure;
 use super::state::State;
 use crate::execute::Process;
 use crate::memory::Kills;
-use crate::plan::Plan;
+use crate::plan::{Plan, Wanted};
 use crate::protocol::StoredOutput;
 
 /// A stage within the run.
@@ -32,6 +32,10 @@ pub(super) struct StageRun {
     pub less_memory: Vec<String>,
     /// Its parameters since then.
     pub parameters: Option<Value>,
+    /// It is to be made although it may have a result.
+    pub again: bool,
+    /// The result that it had then.
+    pub before: Option<BTreeMap<String, OutputRecord>>,
     /// Its result was looked for under its key, and is not there.
     pub looked_up: bool,
     pub heals: u32,
@@ -86,6 +90,8 @@ pub(super) fn stage_runs(plan: &Plan) -> Vec<StageRun> {
             tries: 0,
             less_memory: Vec::new(),
             parameters: None,
+            again: stage.wanted == Wanted::Again,
+            before: None,
             looked_up: false,
             heals: 0,
             not_before: None,

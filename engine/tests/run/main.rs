@@ -14,6 +14,7 @@ mod kinds;
 mod project;
 mod publishing;
 mod room;
+mod selecting;
 mod stopping;
 
 use std::panic::catch_unwind;
@@ -48,6 +49,7 @@ fn run_tests(arguments: &[String]) -> ExitCode {
         healing::TESTS,
         publishing::TESTS,
         room::TESTS,
+        selecting::TESTS,
         stopping::TESTS,
     ];
     let filter = arguments.iter().find(|argument| !argument.starts_with('-')).map_or("", String::as_str);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use engine::explain::{StageForecast, explain};
 use engine::home::Home;
-use engine::plan::{Plan, load};
+use engine::plan::{Plan, Selection, load};
 use engine::protocol::WorkerEvent;
 use engine::run::{Conclusion, RunError, RunEvent, RunOptions, RunOutcome, State, run};
 use tempfile::TempDir;
@@ -23,6 +23,7 @@ pub const GRACE: Duration = Duration::from_secs(1);
 pub struct Project {
     pub folder: TempDir,
     pub options: RunOptions,
+    pub selection: Selection,
 }
 
 /// What a run said and how it ended.
@@ -34,7 +35,7 @@ pub struct Ran {
 impl Project {
     pub fn new(stages: &str) -> Self {
         let options = RunOptions { grace: GRACE, ..RunOptions::default() };
-        let project = Self { folder: tempfile::tempdir().unwrap(), options };
+        let project = Self { folder: tempfile::tempdir().unwrap(), options, selection: Selection::default() };
         project.write(stages);
         project
     }
@@ -61,7 +62,9 @@ impl Project {
     }
 
     pub fn plan(&self) -> Plan {
-        load(&self.file(), &[], &registry()).unwrap_or_else(|rejected| panic!("{:#?}", rejected.problems))
+        let plan = load(&self.file(), &[], &registry());
+        let plan = plan.unwrap_or_else(|rejected| panic!("{:#?}", rejected.problems));
+        plan.select(&self.selection).unwrap()
     }
 
     pub fn try_run(&self) -> Result<Ran, RunError> {

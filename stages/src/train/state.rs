@@ -156,9 +156,7 @@ pub enum StateError {
 /// Fails if the disk or the device refuses; no half-written state is left to be taken for a whole one.
 pub fn save<T: ToSave>(working: &Path, state: &State<T>, keep: usize) -> Result<(), StateError> {
     let unfinished = working.join("unfinished");
-    if unfinished.exists() {
-        fs::remove_dir_all(&unfinished).map_err(at(&unfinished))?;
-    }
+    remove(&unfinished)?;
     fs::create_dir_all(&unfinished).map_err(at(&unfinished))?;
     let mut files = BTreeMap::new();
     for (name, part) in TENSOR_FILES {
@@ -171,15 +169,13 @@ pub fn save<T: ToSave>(working: &Path, state: &State<T>, keep: usize) -> Result<
     flush_folder(&unfinished)?;
 
     let whole = working.join(format!("step-{}", state.progress.step));
-    if whole.exists() {
-        fs::remove_dir_all(&whole).map_err(at(&whole))?;
-    }
+    remove(&whole)?;
     fs::rename(&unfinished, &whole).map_err(at(&whole))?;
     flush_folder(working)?;
     let (until_now, later): (Vec<_>, Vec<_>) =
         saved_steps(working)?.into_iter().rev().partition(|(step, _)| *step <= state.progress.step);
     for (_, folder) in until_now.into_iter().skip(keep).chain(later) {
-        fs::remove_dir_all(&folder).map_err(at(&folder))?;
+        remove(&folder)?;
     }
     remove_unnamed_best(working)
 }
@@ -190,8 +186,16 @@ pub fn save<T: ToSave>(working: &Path, state: &State<T>, keep: usize) -> Result<
 /// Fails if the disk or the device refuses; the file is there whole or not at all.
 pub fn save_best<T: ToSave>(working: &Path, step: u64, tensors: &[T]) -> Result<BestWeights, StateError> {
     let folder = working.join(BEST_FOLDER);
+    if folder.is_file() {
+        remove(&folder)?;
+    }
     fs::create_dir_all(&folder).map_err(at(&folder))?;
     let (unfinished, whole) = (folder.join("unfinished"), best_file(working, step));
+    remove(&unfinished)?;
+    // A file is replaced in one step.
+    if whole.is_dir() {
+        remove(&whole)?;
+    }
     let digest = write_tensors(&unfinished, tensors, TrainedPart::Value)?;
     fs::rename(&unfinished, &whole).map_err(at(&whole))?;
     flush_folder(&folder)?;
@@ -247,7 +251,7 @@ pub fn newest_progress(working: &Path) -> Result<Option<Progress>, StateError> {
 /// Fails if the disk refuses.
 pub fn clear(working: &Path) -> Result<(), StateError> {
     for (_, folder) in saved_steps(working)? {
-        fs::remove_dir_all(&folder).map_err(at(&folder))?;
+        remove(&folder)?;
     }
     remove_unnamed_best(working)
 }
@@ -276,8 +280,8 @@ fn best_file(working: &Path, step: u64) -> PathBuf {
 /// Removes the best weights that no saved step names. A step that cannot be read names none: it will be passed over.
 fn remove_unnamed_best(working: &Path) -> Result<(), StateError> {
     let folder = working.join(BEST_FOLDER);
-    if !folder.exists() {
-        return Ok(());
+    if !folder.is_dir() {
+        return remove(&folder);
     }
     let saved = saved_steps(working)?;
     let named = saved.iter().filter_map(|(_, step)| read_state_file(step).ok()?.progress.best_weights);
@@ -285,10 +289,21 @@ fn remove_unnamed_best(working: &Path) -> Result<(), StateError> {
     for entry in fs::read_dir(&folder).map_err(at(&folder))? {
         let path = entry.map_err(at(&folder))?.path();
         if !named.contains(&path) {
-            fs::remove_file(&path).map_err(at(&path))?;
+            remove(&path)?;
         }
     }
     Ok(())
+}
+
+/// Removes what lies at a path, if anything does: a folder as well as a file that nobody expects there.
+fn remove(path: &Path) -> Result<(), StateError> {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    };
+    removed.map_err(at(path))
 }
 
 fn read_state_file(folder: &Path) -> Result<StateFile, StateError> {

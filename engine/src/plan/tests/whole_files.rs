@@ -49,7 +49,7 @@ fn a_plan_knows_where_each_field_stands() {
 fn a_part_of_a_plan_is_what_its_stages_need() {
     let part = |ids: &[&str]| {
         let ids: Vec<String> = ids.iter().map(|&id| id.to_owned()).collect();
-        let part = plan(REFERENCE).until(&ids);
+        let part = plan(REFERENCE).select(&Selection { until: ids, ..Selection::default() }).unwrap();
         for node in part.graph.node_indices() {
             let stage = &part.stages[part.graph[node]];
             let before = part.graph.neighbors_directed(node, petgraph::Direction::Incoming);
@@ -69,6 +69,38 @@ fn a_part_of_a_plan_is_what_its_stages_need() {
     let everything = part(&["samples"]);
     assert_eq!((everything.0.len(), everything.1), (all.stages.len(), all.publish.len()));
     assert_eq!(part(&["articles"]).1, 0, "nothing of it is published");
+}
+
+#[test]
+fn a_selection_says_what_is_made_and_what_is_only_taken() {
+    let ids = |ids: &[&str]| ids.iter().map(|&id| id.to_owned()).collect::<Vec<_>>();
+    let select = |selection: Selection| {
+        let part = plan(REFERENCE).select(&selection)?;
+        let word = |wanted| match wanted {
+            Wanted::Result => "",
+            Wanted::Again => "!",
+            Wanted::Given => "?",
+        };
+        let stages: Vec<String> =
+            part.stages.iter().map(|stage| format!("{}{}", stage.id, word(stage.wanted))).collect();
+        Ok((stages.join(" "), part.publish.len()))
+    };
+    let chosen = |until: &[&str], from: &[&str], only: &[&str], force| {
+        select(Selection { until: ids(until), from: ids(from), only: ids(only), force })
+    };
+    let ok = |stages: &str, published| Ok((stages.to_owned(), published));
+    let none = Force::Nothing;
+    assert_eq!(chosen(&[], &[], &[], none.clone()), ok("base articles tokens adapter merged samples", 2));
+    assert_eq!(chosen(&[], &["adapter"], &[], none.clone()), ok("base? articles? tokens? adapter merged samples", 2));
+    assert_eq!(chosen(&["adapter"], &["tokens"], &[], none.clone()), ok("base? articles? tokens adapter", 1));
+    assert_eq!(chosen(&[], &[], &["merged", "tokens"], none.clone()), ok("base? articles? tokens adapter? merged", 1));
+    assert_eq!(chosen(&["tokens"], &[], &[], Force::Everything), ok("base! articles! tokens!", 0));
+    let force = |name: &str| Force::Stages(ids(&[name]));
+    assert_eq!(chosen(&["tokens"], &[], &[], force("tokens")), ok("base articles tokens!", 0));
+    let left_out = SelectionError::ForcedLeftOut("merged".to_owned());
+    assert_eq!(chosen(&["tokens"], &[], &[], force("merged")), Err(left_out));
+    assert_eq!(chosen(&[], &["token"], &[], none.clone()), Err(SelectionError::Unknown("token".to_owned())));
+    assert_eq!(chosen(&["base"], &["adapter"], &[], none), Err(SelectionError::Nothing));
 }
 
 #[test]

@@ -68,6 +68,28 @@ fn a_flipped_digit_of_the_progress_is_noticed() {
 }
 
 #[test]
+fn junk_in_the_folder_is_passed_over_and_goes() {
+    let folder = tempfile::tempdir().unwrap();
+    let junk = |name: &str| fs::write(folder.path().join(name), "junk").unwrap();
+    save(folder.path(), &state(1), 2).unwrap();
+    ["step-0", "step-2", "step-3", "unfinished", BEST_FOLDER].into_iter().for_each(junk);
+    let (found, damaged) = newest(folder.path()).unwrap();
+    assert_eq!((found, damaged.len()), (Some(state(1)), 2));
+    let best = save_best(folder.path(), 2, &state(2).tensors).unwrap();
+    assert_eq!(best.step, 2);
+    save(folder.path(), &state(2), 1).unwrap();
+    assert_eq!(newest(folder.path()).unwrap().0, Some(state(2)));
+    assert_eq!(saved_steps(folder.path()).unwrap().len(), 1);
+    // And folders where files should be.
+    fs::create_dir_all(folder.path().join("best/unfinished/deep")).unwrap();
+    fs::create_dir_all(folder.path().join("best/step-4.safetensors/deep")).unwrap();
+    save_best(folder.path(), 4, &state(4).tensors).unwrap();
+    junk("step-7");
+    clear(folder.path()).unwrap();
+    assert_eq!(newest(folder.path()).unwrap().0, None);
+}
+
+#[test]
 fn a_half_written_state_does_not_count() {
     let folder = tempfile::tempdir().unwrap();
     save(folder.path(), &state(1), 2).unwrap();

@@ -1,0 +1,92 @@
+//! Parts of a pipeline: from a stage on, some stages alone, and stages that are made again.
+
+use engine::error::Cause;
+use engine::explain::Forecast;
+use engine::plan::{Force, Selection};
+use engine::run::{Compared, RunEvent};
+
+use crate::project::{Project, Ran};
+
+pub const TESTS: &[(&str, fn())] = &[
+    ("what_a_part_reads_must_have_been_made", what_a_part_reads_must_have_been_made),
+    ("a_part_is_made_and_nothing_else", a_part_is_made_and_nothing_else),
+    ("a_forced_stage_is_made_from_its_begin_and_compared", a_forced_stage_is_made_from_its_begin_and_compared),
+];
+
+const CHAIN: &str = "
+stages:
+  a: { uses: constant, with: { value: 4 } }
+  b: { uses: half, with: { of: a } }
+  c: { uses: sum, with: { of: [b], plus: 1 } }
+  d: { uses: constant, with: { value: 9 } }
+";
+
+fn only(stages: &[&str]) -> Selection {
+    Selection { only: stages.iter().map(|&stage| stage.to_owned()).collect(), ..Selection::default() }
+}
+
+fn from(stage: &str) -> Selection {
+    Selection { from: vec![stage.to_owned()], ..Selection::default() }
+}
+
+fn force(stage: &str) -> Selection {
+    Selection { force: Force::Stages(vec![stage.to_owned()]), ..Selection::default() }
+}
+
+fn compared(ran: &Ran, stage: &str) -> Option<Compared> {
+    ran.events.iter().find_map(|event| match event {
+        RunEvent::StageDone { stage: done, compared, .. } if done == stage => compared.clone(),
+        _ => None,
+    })
+}
+
+fn what_a_part_reads_must_have_been_made() {
+    let mut project = Project::new(CHAIN);
+    project.selection = only(&["c", "d"]);
+    let ran = project.run();
+    // All that is missing is named, and nothing is made.
+    assert_eq!(ran.states(), "a failed, b skipped, c skipped, d skipped");
+    let failure = ran.failure("a");
+    assert_eq!(failure.cause, Cause::MissingResult);
+    assert!(failure.help.as_deref().unwrap().contains("--until a` makes it"), "{failure:?}");
+    project.selection = from("b");
+    assert_eq!(project.run().failure("a").cause, Cause::MissingResult);
+}
+
+fn a_part_is_made_and_nothing_else() {
+    let mut project = Project::new(CHAIN);
+    project.selection = Selection { until: vec!["b".to_owned()], ..Selection::default() };
+    assert_eq!(project.run().succeeded().states(), "a done, b done");
+    project.selection = from("b");
+    assert_eq!(project.run().succeeded().states(), "a cached, b cached, c done");
+    project.selection = only(&["d"]);
+    assert_eq!(project.run().succeeded().states(), "d done");
+}
+
+fn a_forced_stage_is_made_from_its_begin_and_compared() {
+    let mut project = Project::new(CHAIN);
+    project.run().succeeded();
+    project.selection = force("b");
+    let forecasts: Vec<_> = project.explain().into_iter().map(|forecast| forecast.status).collect();
+    assert_eq!(forecasts, [Forecast::Cached, Forecast::WillRun, Forecast::Unknown, Forecast::Cached]);
+    assert_eq!(project.reasons("b"), ["has a result, and is forced to run"]);
+    let ran = project.run().succeeded();
+    assert_eq!(ran.states(), "a cached, b done, c cached, d cached");
+    assert_eq!((compared(&ran, "b"), ran.why("b")), (Some(Compared::Equal), project.reasons("b")));
+    project.selection = Selection { force: Force::Everything, ..Selection::default() };
+    assert_eq!(project.run().succeeded().states(), "a done, b done, c done, d done");
+
+    // A stage whose result depends on what it finds: the second process of a run that was cut off passes on a 2.
+    let slow = "\nstages:\n  a: { uses: slow, with: { steps: 3, milliseconds: 1 } }\n";
+    project.selection = Selection::default();
+    project.write(slow);
+    project.run().succeeded();
+    project.write(&slow.replace("steps: 3", "steps: 5"));
+    assert_eq!(project.run().succeeded().number("a"), 2);
+    project.selection = force("a");
+    let ran = project.run().succeeded();
+    assert_eq!((ran.checkpoints(), ran.number("a")), (5, 1), "it did not go on from what was saved");
+    assert_eq!(compared(&ran, "a"), Some(Compared::Differs { outputs: vec!["number".to_owned()] }));
+    project.selection = Selection::default();
+    assert_eq!(project.run().succeeded().number("a"), 1, "the new result is the one that holds");
+}

@@ -1,0 +1,51 @@
+//! Which stages a command means: the same flags for `run` and `plan`.
+
+use clap::Args;
+use engine::plan::{Force, Plan, Selection};
+
+use crate::locate;
+use crate::render::Failure;
+
+/// What selects stages, and what there is for them.
+#[derive(Args)]
+pub struct SelectionArgs {
+    /// Only this stage and what it needs; may be given several times.
+    #[arg(long, value_name = "STAGE")]
+    until: Vec<String>,
+    /// Only this stage and what depends on it; what they read from others must have been made. May be given several times.
+    #[arg(long, value_name = "STAGE")]
+    from: Vec<String>,
+    /// This stage alone; what it reads must have been made. May be given several times.
+    #[arg(long, value_name = "STAGE", conflicts_with_all = ["until", "from"])]
+    only: Vec<String>,
+    /// Run this stage although it has a result, from its begin, and compare the two; without a STAGE, all that are selected.
+    #[arg(long, value_name = "STAGE", num_args = 0..=1, default_missing_value = "")]
+    force: Vec<String>,
+    /// How many there are of a slot that stages take, in place of what the file says.
+    #[arg(long, value_name = "NAME=COUNT")]
+    slots: Vec<String>,
+}
+
+impl SelectionArgs {
+    /// The overrides of the command line with the slots among them.
+    pub fn overrides(&self, overrides: &[String]) -> Vec<String> {
+        let slots = self.slots.iter().map(|slot| format!("slots.{slot}"));
+        overrides.iter().cloned().chain(slots).collect()
+    }
+
+    /// The part of a plan that is meant.
+    pub fn of(&self, plan: Plan) -> Result<Plan, Failure> {
+        let force = match self.force.as_slice() {
+            [] => Force::Nothing,
+            names if names.iter().any(String::is_empty) => Force::Everything,
+            names => Force::Stages(locate::stages(&plan, names)?),
+        };
+        let selection = Selection {
+            until: locate::stages(&plan, &self.until)?,
+            from: locate::stages(&plan, &self.from)?,
+            only: locate::stages(&plan, &self.only)?,
+            force,
+        };
+        plan.select(&selection).map_err(|error| Failure::wrong(error.to_string()))
+    }
+}
