@@ -4,6 +4,7 @@ mod du;
 mod gc;
 mod ls;
 mod rm;
+mod share;
 mod verify;
 
 use std::time::SystemTime;
@@ -35,6 +36,8 @@ enum CacheCommand {
     Verify(verify::VerifyArgs),
     Gc(gc::GcArgs),
     Rm(rm::RmArgs),
+    Push(share::PushArgs),
+    Pull(share::PullArgs),
 }
 
 /// A store, and what past runs say about what is in it.
@@ -45,11 +48,14 @@ struct Opened {
 
 /// Does what was asked.
 pub fn run(args: &CacheArgs, global: &Global) -> Result<(), Failure> {
-    let opened = match global.home_here() {
-        Some(home) => Opened::look(&home)?,
-        None => None,
+    let opened = match (&args.command, global.home_here()) {
+        // They open the home of their pipeline file themselves, to write to it.
+        (CacheCommand::Push(_) | CacheCommand::Pull(_), _) | (_, None) => None,
+        (_, Some(home)) => Opened::look(&home)?,
     };
     match &args.command {
+        CacheCommand::Push(push) => share::push(push, global, args.format),
+        CacheCommand::Pull(pull) => share::pull(pull, global, args.format),
         CacheCommand::Ls => ls::run(opened.as_ref(), args.format),
         CacheCommand::Du(du) => du::run(du, opened.as_ref(), args.format),
         CacheCommand::Verify(verify) => verify::run(verify, opened.as_ref(), args.format, global.verbosity()),

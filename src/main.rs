@@ -9,9 +9,11 @@ mod export;
 mod figures;
 mod graph;
 mod locate;
+mod lock;
 mod logs;
 mod plan;
 mod progress;
+mod remote;
 mod render;
 mod run;
 mod runs;
@@ -68,6 +70,7 @@ enum Command {
     Cache(cache::CacheArgs),
     Runs(runs::RunsArgs),
     Logs(logs::LogsArgs),
+    Lock(lock::LockArgs),
     Schema(schema::SchemaArgs),
     /// Runs one stage; the engine starts it.
     #[command(name = "__stage", hide = true)]
@@ -99,6 +102,7 @@ fn main() -> ExitCode {
         Command::Cache(args) => cache::run(&args, &global),
         Command::Runs(args) => runs::run(&args, &global),
         Command::Logs(args) => logs::run(&args, &global),
+        Command::Lock(args) => lock::run(&args, &global),
         Command::Schema(args) => schema::run(&args),
         Command::Stage { job } => return engine::execute::stage_process::main(&stages::registry(), &job),
     };

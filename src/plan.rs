@@ -3,21 +3,24 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use cache::Store;
 use clap::Args;
-use engine::explain::{Forecast, Reason, StageForecast, explain};
+use engine::explain::{ExplainError, Forecast, Reason, StageForecast, explain, explain_with};
 use engine::file::problem::{Problem, Severity};
 use engine::home::Home;
 use engine::memory::Memory;
 use engine::plan::{LeftOut, Plan, PlannedStage, Wanted};
 use engine::preflight::Preflight;
+use engine::remote::Asking;
 use engine::run::missing_memory;
 use engine::stage::WorkingState;
 use serde_json::{Value, json};
 
+use crate::remote::RemoteArgs;
 use crate::render::{self, Exit, Failure, Message};
 use crate::selection::SelectionArgs;
 use crate::table::{Table, width};
-use crate::{Format, Global, words};
+use crate::{Format, Global, terminal, words};
 
 /// Print what a run would do: which stages are cached, which would run, which field is the reason, and what it would take.
 ///
@@ -34,6 +37,9 @@ pub struct PlanArgs {
     /// What `run --smoke` would do: a few rows and steps, with keys of their own.
     #[arg(long)]
     smoke: bool,
+    /// Ask the shared cache for what is not here: the one named, else the one that a run would use.
+    #[arg(long, value_name = "URL", num_args = 0..=1, require_equals = true)]
+    remote: Option<Option<String>>,
     /// How to print the result.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -47,7 +53,7 @@ pub fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
     render::warnings(&plan.sources, &plan.warnings, global.verbosity());
     render::left_out(&plan, global.verbosity());
     let home = global.home_to_look(&args.file);
-    let forecasts = match explain(&plan, &home) {
+    let forecasts = match args.forecasts(&plan, &home)? {
         Ok(forecasts) => forecasts,
         Err(error) => return Err(Failure::explain(error, plan.sources)),
     };
@@ -79,9 +85,8 @@ pub fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
 fn missing(plan: &Plan, forecasts: &[StageForecast]) -> Vec<Message> {
     let stages = plan.stages.iter().zip(forecasts);
     // What is made before it in this run may bring back a result that it has.
-    let lacks = stages.filter(|(stage, forecast)| {
-        stage.wanted == Wanted::Given && forecast.status != Forecast::Cached && forecast.status != Forecast::Unknown
-    });
+    let lacks =
+        stages.filter(|(stage, forecast)| stage.wanted == Wanted::Given && forecast.status == Forecast::WillRun);
     let message = |(stage, _): (&PlannedStage, _)| {
         let text = format!("stage `{}` has no result, and this run was not to make it", stage.id);
         let help = format!("`pipeline run {} --until {}` makes it", plan.file.display(), stage.id);
@@ -92,9 +97,29 @@ fn missing(plan: &Plan, forecasts: &[StageForecast]) -> Vec<Message> {
 
 /// Stages without a result for which this machine has too little memory.
 fn too_large(plan: &Plan, forecasts: &[StageForecast]) -> Vec<Message> {
-    let cached = |id: &str| forecasts.iter().any(|of| of.stage == id && of.status == Forecast::Cached);
+    let cached = |id: &str| {
+        forecasts.iter().any(|of| of.stage == id && matches!(of.status, Forecast::Cached | Forecast::Remote))
+    };
     let found = missing_memory(plan, &Memory::default()).into_iter().filter(|missing| !cached(&missing.stage));
     found.map(|missing| Message::chain(&[missing.to_string()], Some(missing.help()))).collect()
+}
+
+impl PlanArgs {
+    /// The forecasts; with `--remote` the shared cache is asked for what is not here.
+    fn forecasts(&self, plan: &Plan, home: &Home) -> Result<Result<Vec<StageForecast>, ExplainError>, Failure> {
+        let Some(named) = &self.remote else { return Ok(explain(plan, home)) };
+        let settings = RemoteArgs::named(named.as_deref()).required(Some(plan))?;
+        let store = Store::open(home.store()).map_err(Failure::machine)?;
+        let mut asking = Asking::new(&settings.place, &store);
+        let forecasts = explain_with(plan, home, &mut |key| asking.result(key));
+        match asking.failures() {
+            (Some(failed), _) => Err(failed.into()),
+            (None, refused) => {
+                refused.iter().for_each(|error| terminal::tell_line(format_args!("warning: {error}")));
+                Ok(forecasts)
+            }
+        }
+    }
 }
 
 /// What the facts of the inputs show to be wrong, and what a user should hear.
@@ -179,6 +204,7 @@ fn word(forecast: &StageForecast) -> String {
     });
     let word = match forecast.status {
         Forecast::Cached => "cached",
+        Forecast::Remote => "in the remote",
         Forecast::WillRun => return goes_on.unwrap_or_else(|| "will run".to_owned()),
         Forecast::Unknown => "depends",
     };
@@ -189,7 +215,8 @@ fn conclusion(forecasts: &[StageForecast]) -> String {
     let of = |status| forecasts.iter().filter(|forecast| forecast.status == status).count();
     let all = forecasts.len();
     match (of(Forecast::WillRun), of(Forecast::Unknown)) {
-        (0, 0) => words::all_cached(all),
+        (0, 0) if of(Forecast::Remote) == 0 => words::all_cached(all),
+        (0, 0) => format!("nothing will run: {} in the remote", words::plural(of(Forecast::Remote), "result")),
         (run, 0) => format!("{run} of {} will run", words::plural(all, "stage")),
         (run, depend) => {
             format!("{run} of {all} stages will run, and {depend} more if what they read comes out different")

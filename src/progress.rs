@@ -97,9 +97,38 @@ impl Progress {
             RunEvent::Pinning { pins } => {
                 self.say(Mark::Note, "pipeline.lock", &format!("still asking for {} as of now", pins.join(", ")));
             }
-            RunEvent::StageCached { stage, .. } => self.ended(Mark::Good, stage, "cached"),
+            RunEvent::StageCached { stage, remote: None, .. } => self.ended(Mark::Good, stage, "cached"),
+            RunEvent::StageCached { stage, remote: Some(remote), .. } => {
+                self.ended(Mark::Good, stage, &format!("in {remote}, and nothing here has to read it"));
+            }
+            RunEvent::ResultFetching { stage, remote } => self.started(stage, &format!("fetching from {remote}"), None),
+            RunEvent::ResultFetched { stage, remote, bytes, .. } => {
+                self.leave(stage);
+                self.say(Mark::Good, stage, &format!("fetched {} from {remote}", words::bytes(*bytes)));
+            }
+            RunEvent::ResultRefused { stage, messages, .. } => {
+                self.leave(stage);
+                self.say(Mark::Bad, stage, &format!("{}; the stage runs instead", messages.join(": ")));
+            }
+            RunEvent::ResultSent { stage, key, remote, files, bytes, .. } => {
+                let name = stage.clone().unwrap_or_else(|| key.short());
+                if *files > 0 {
+                    self.say(Mark::Good, &name, &format!("sent {} to {remote}", words::bytes(*bytes)));
+                } else {
+                    self.detail(&name, &format!("in {remote} already"));
+                }
+            }
+            RunEvent::ResultNotSent { stage, key, messages } => {
+                let name = stage.clone().unwrap_or_else(|| key.short());
+                self.say(Mark::Bad, &name, &format!("not sent: {}", messages.join(": ")));
+            }
+            RunEvent::RemoteFailed { messages, help, .. } => {
+                let help = help.as_ref().map(|help| format!(" ({help})")).unwrap_or_default();
+                self.say(Mark::Bad, "warning", &format!("{}; the run goes on without it{help}", messages.join(": ")));
+            }
             RunEvent::StageStarted { stage, why, attempt, .. } => {
-                self.started(stage, *attempt, cause(why).filter(|_| *attempt == 1));
+                let text = if *attempt > 1 { format!("running, try {attempt}") } else { "running".to_owned() };
+                self.started(stage, &text, cause(why).filter(|_| *attempt == 1));
                 why.iter().for_each(|reason| self.detail(stage, &format!("because {reason}")));
             }
             RunEvent::StageWaiting { stage, waits_for } => self.waiting(stage, waits_for),
@@ -175,13 +204,12 @@ impl Progress {
         }
     }
 
-    fn started(&mut self, stage: &str, attempt: u32, cause: Option<&str>) {
+    fn started(&mut self, stage: &str, text: &str, cause: Option<&str>) {
         let now = Instant::now();
-        let text = if attempt > 1 { format!("running, try {attempt}") } else { "running".to_owned() };
-        let bar = self.bars.as_ref().map(|bars| bars.stage(stage, &text));
+        let bar = self.bars.as_ref().map(|bars| bars.stage(stage, text));
         match (&bar, cause) {
             (None, Some(cause)) => self.say(Mark::Begin, stage, &format!("{text}: {cause}")),
-            (None, None) => self.say(Mark::Begin, stage, &text),
+            (None, None) => self.say(Mark::Begin, stage, text),
             (Some(_), Some(cause)) => self.say(Mark::Note, stage, cause),
             (Some(_), None) => {}
         }

@@ -171,14 +171,14 @@ impl Failure {
 impl From<LockError> for Failure {
     fn from(error: LockError) -> Self {
         let exit = match &error {
-            LockError::Form { .. } | LockError::Version { .. } | LockError::NotPinned { .. } => Exit::Wrong,
+            LockError::Form { .. }
+            | LockError::Conflict { .. }
+            | LockError::Version { .. }
+            | LockError::NotPinned { .. } => Exit::Wrong,
             LockError::Read { .. } | LockError::Write { .. } => Exit::Machine,
             LockError::Resolve { source, .. } => source.cause.into(),
         };
-        let help = match &error {
-            LockError::Resolve { source, .. } => source.help.clone(),
-            _ => None,
-        };
+        let help = error.help();
         Self::Told { exit, message: Message::of(&error) }.with_help_if(help)
     }
 }

@@ -10,14 +10,16 @@ use engine::home::Home;
 use engine::lock_file::Pinning;
 use engine::parameter::Period;
 use engine::plan::Plan;
-use engine::protocol::WorkerEvent;
+use engine::protocol::{Network, WorkerEvent};
 use engine::publish::OnChanged;
+use engine::remote::RemoteSettings;
 use engine::run::{Conclusion, Counts, OnFailure, RunEvent, RunOptions, RunOutcome, StageOutcome, State};
 use engine::stage::{Registry, Stage as _};
 use serde_json::{Map, Value, json};
 use stages::generate::{self, Generate};
 
 use crate::progress::{Progress, Screen, Verbosity};
+use crate::remote::RemoteArgs;
 use crate::render::{self, Exit, Failure, Message};
 use crate::selection::SelectionArgs;
 use crate::stream::Stream;
@@ -59,11 +61,16 @@ pub struct RunArgs {
     #[arg(long)]
     overwrite: bool,
     /// Refuse to change `pipeline.lock`.
-    #[arg(long, conflicts_with = "offline")]
+    #[arg(long)]
     locked: bool,
-    /// Refuse to ask a server what a revision is at present.
+    /// Go out to no hub: what is not on this machine, or in the shared cache, is an error that names it.
     #[arg(long)]
     offline: bool,
+    #[command(flatten)]
+    remote: RemoteArgs,
+    /// Send what this run makes to the shared cache, whatever the file says.
+    #[arg(long, conflicts_with_all = ["no_remote", "smoke"])]
+    push: bool,
     /// How to print the result.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -100,7 +107,7 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
         progress = progress.with_stream(Stream::new(Box::new(std::io::stdout()), Look::stdout()));
     }
     let mut told = Told::default();
-    let ended = engine::run::run(&plan, &home, &registry, &args.options(), |event| {
+    let ended = engine::run::run(&plan, &home, &registry, &args.options(&plan)?, |event| {
         let screen = progress.event(event);
         told.event(event, screen, &plan);
     });
@@ -171,20 +178,29 @@ impl RunArgs {
         watched && self.format == Format::Text && verbosity > Verbosity::Quiet
     }
 
-    fn options(&self) -> RunOptions {
-        RunOptions {
+    /// The shared cache. What a smoke run makes is of no use to others.
+    fn shared_cache(&self, plan: &Plan) -> Result<Option<RemoteSettings>, Failure> {
+        let settings =
+            if self.push { Some(self.remote.required(Some(plan))?) } else { self.remote.settings(Some(plan))? };
+        Ok(settings.map(|settings| RemoteSettings { push: (settings.push || self.push) && !self.smoke, ..settings }))
+    }
+
+    fn options(&self, plan: &Plan) -> Result<RunOptions, Failure> {
+        Ok(RunOptions {
             on_failure: if self.keep_going { OnFailure::KeepGoing } else { OnFailure::Stop },
             threads: self.threads.map(usize::from),
             jobs: self.jobs.map(usize::from),
             grace: self.grace,
+            network: if self.offline { Network::Offline } else { Network::Online },
             pinning: match (self.locked, self.offline) {
                 (true, _) => Pinning::Locked,
                 (false, true) => Pinning::Offline,
                 (false, false) => Pinning::Resolve,
             },
             on_changed_target: if self.overwrite { OnChanged::Overwrite } else { OnChanged::Refuse },
+            remote: self.shared_cache(plan)?,
             ..RunOptions::default()
-        }
+        })
     }
 }
 
@@ -245,6 +261,12 @@ impl Told {
             | RunEvent::Worker { .. }
             | RunEvent::StageFailed { .. }
             | RunEvent::StageHealing { .. }
+            | RunEvent::ResultFetching { .. }
+            | RunEvent::ResultFetched { .. }
+            | RunEvent::ResultRefused { .. }
+            | RunEvent::ResultSent { .. }
+            | RunEvent::ResultNotSent { .. }
+            | RunEvent::RemoteFailed { .. }
             | RunEvent::StageSkipped { .. }
             | RunEvent::RunFinished { .. } => {}
         }

@@ -14,8 +14,9 @@ use crate::artifact::{ARTIFACT_FILE, Description, Facts};
 use crate::error::{Cause, OrFail, StageError};
 use crate::execute::private_paths::PrivatePaths;
 use crate::history::stage_folder;
+use crate::lock_file::Pinned;
 use crate::parameter::{ArtifactKind, Input, Reference};
-use crate::protocol::{FileGrant, Job, StoredOutput, WorkerEvent};
+use crate::protocol::{FileGrant, Job, Network, StoredOutput, WorkerEvent};
 
 mod reuse;
 
@@ -196,9 +197,14 @@ impl StageContext {
         if digest == file.digest && size == file.size { Ok(()) } else { Err(changed()) }
     }
 
-    /// The version that a moving thing was pinned to, by `kind:name@revision`.
-    pub fn pin(&self, name: &str) -> Option<&str> {
-        self.job.pins.get(name).map(String::as_str)
+    /// What a moving thing was pinned to, by `kind:name@revision`.
+    pub fn pin(&self, name: &str) -> Option<&Pinned> {
+        self.job.pins.get(name)
+    }
+
+    /// Whether the stage may go out for what it reads.
+    pub fn network(&self) -> Network {
+        self.job.network
     }
 
     /// A folder for resumable working state: what an interrupted process left there is still there.

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use cache::{Digest, OutputRecord, StatCache, Store, StoreError};
+use cache::{Digest, OutputRecord, ResultRecord, StatCache, Store, StoreError};
 use serde::Serialize;
 
 use crate::file::problem::Problem;
@@ -54,6 +54,8 @@ pub struct StageForecast {
 pub enum Forecast {
     /// Its result is there.
     Cached,
+    /// Its result is in a shared cache: known from an earlier look, or asked for.
+    Remote,
     /// It would run.
     WillRun,
     /// It runs only if an input, once it is made again, differs from what it was.
@@ -83,6 +85,18 @@ pub enum ExplainError {
 /// # Errors
 /// Fails where source files are missing, or the home cannot be read.
 pub fn explain(plan: &Plan, home: &Home) -> Result<Vec<StageForecast>, ExplainError> {
+    explain_with(plan, home, &mut |_| None)
+}
+
+/// [`explain`], where `elsewhere` is asked for each result that is not here.
+///
+/// # Errors
+/// As there.
+pub fn explain_with(
+    plan: &Plan,
+    home: &Home,
+    elsewhere: &mut dyn FnMut(&Digest) -> Option<ResultRecord>,
+) -> Result<Vec<StageForecast>, ExplainError> {
     let store = Store::look(home.store())?;
     let lock = LockFile::read(&home.lock_file())?;
     let mut files = StatCache::load(&home.stat_cache());
@@ -113,7 +127,15 @@ pub fn explain(plan: &Plan, home: &Home) -> Result<Vec<StageForecast>, ExplainEr
         }
         let unpinned = outside.unpinned.iter().map(|request| Reason::NotPinned { pin: lock_file::name(request) });
         forecast.reasons.extend(unpinned);
-        if forecast.status == Forecast::Cached {
+        let missing = forecast.key.filter(|_| forecast.status != Forecast::Cached);
+        let remote =
+            missing.and_then(|key| store.as_ref().and_then(|store| store.remembered(&key)).or_else(|| elsewhere(&key)));
+        if let Some(record) = remote {
+            forecast.status = Forecast::Remote;
+            forecast.reasons.clear();
+            facts.extend(named_facts(&stage.id, &record.outputs));
+            outputs.insert(stage.id.clone(), record.outputs);
+        } else if forecast.status == Forecast::Cached {
             outputs.insert(stage.id.clone(), forecast.outputs.clone());
         } else {
             look_ahead(&past, &present, &mut forecast)?;
@@ -172,6 +194,11 @@ fn look_ahead(past: &Past<'_>, now: &Present<'_>, forecast: &mut StageForecast) 
 fn facts_of_inputs(stage: &PlannedStage, facts: &InputFacts) -> InputFacts {
     let read = stage.inputs.iter().map(|input| format!("{}.{}", input.stage, input.output));
     read.filter_map(|name| Some((name.clone(), facts.get(&name)?.clone()))).collect()
+}
+
+/// The facts of outputs, by `stage.output`.
+fn named_facts(stage: &str, outputs: &BTreeMap<String, OutputRecord>) -> InputFacts {
+    outputs.iter().map(|(output, record)| (format!("{stage}.{output}"), record.facts.clone())).collect()
 }
 
 /// The facts of a stage's outputs, found in its result or expected.

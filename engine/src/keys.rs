@@ -12,7 +12,7 @@ use cache::{Class, Digest, KeyDocument, StatCache};
 use crate::context::pick;
 use crate::file::problem::Problem;
 use crate::file::source::Span;
-use crate::lock_file::{self, LockFile};
+use crate::lock_file::{self, LockFile, Pinned};
 use crate::parameter::{KeyWriter, Reference};
 use crate::plan::{Plan, PlannedStage, ResolvedInput};
 use crate::protocol::FileGrant;
@@ -26,8 +26,8 @@ const DEEPEST_FOLDER: usize = 64;
 pub struct StageOutside {
     /// Source files by role, in order.
     pub files: BTreeMap<String, Vec<FileGrant>>,
-    /// Versions by `kind:name@revision`.
-    pub pins: BTreeMap<String, String>,
+    /// What moving things are, by `kind:name@revision`.
+    pub pins: BTreeMap<String, Pinned>,
     /// What is not pinned yet.
     pub unpinned: Vec<PinRequest>,
     /// How each role's files were asked for: decides how much of a file's name is in the key.
@@ -97,8 +97,9 @@ pub fn stage_key(
             document.push(format!("@files.{role}[{order}]"), value, Class::Semantic);
         }
     }
-    for (name, version) in &outside.pins {
-        document.push(format!("@pins.{name}"), version, Class::Semantic);
+    // The commit says what the files are.
+    for (name, pinned) in &outside.pins {
+        document.push(format!("@pins.{name}"), pinned.commit.as_str(), Class::Semantic);
     }
     for (axis, value) in stage.axes.iter().filter(|(axis, _)| stage.measured.contains(axis)) {
         document.push(format!("@measured.{axis}"), value.to_string(), Class::Semantic);
@@ -136,7 +137,7 @@ fn read_stage(
     for outside in stage.bound.outside() {
         match outside {
             Outside::Pin(request) => match lock.get(&request) {
-                Some(version) => drop(read.pins.insert(lock_file::name(&request), version.to_owned())),
+                Some(pinned) => drop(read.pins.insert(lock_file::name(&request), pinned.clone())),
                 None => read.unpinned.push(request),
             },
             Outside::Files { role, pattern, span } => {

@@ -23,6 +23,7 @@ pub mod plan;
 pub mod preflight;
 pub mod protocol;
 pub mod publish;
+pub mod remote;
 pub mod run;
 pub mod schema;
 pub mod stage;

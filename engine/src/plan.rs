@@ -11,6 +11,7 @@ use crate::artifact::Output;
 use crate::file::problem::Problem;
 use crate::file::source::{Sources, Span};
 use crate::parameter::Parameters;
+use crate::remote::RemoteSettings;
 use crate::stage::BoundStage;
 
 mod child;
@@ -61,6 +62,8 @@ pub struct Plan {
     pub slots: BTreeMap<String, u32>,
     /// Stages of the file that are not in the plan, since a `when:` is false.
     pub left_out: Vec<LeftOut>,
+    /// Where results are shared.
+    pub remote: Option<RemoteSettings>,
     /// Problems that do not stop a run.
     pub warnings: Vec<Problem>,
 }

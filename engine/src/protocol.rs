@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::artifact::{Facts, Output};
 use crate::error::Cause;
+use crate::lock_file::Pinned;
 
 /// Version of this protocol.
 pub const PROTOCOL: u32 = 1;
@@ -30,8 +31,11 @@ pub struct Job {
     pub inputs: BTreeMap<String, InputGrant>,
     /// Source files by role.
     pub files: BTreeMap<String, Vec<FileGrant>>,
-    /// Pinned versions by `kind:name@revision`.
-    pub pins: BTreeMap<String, String>,
+    /// What moving things are pinned to, by `kind:name@revision`.
+    pub pins: BTreeMap<String, Pinned>,
+    /// Whether the stage may go out for what it reads.
+    #[serde(default)]
+    pub network: Network,
     /// The outputs to make.
     pub outputs: Vec<Output>,
     /// The store's folder.
@@ -48,6 +52,17 @@ pub struct Job {
     pub key: Digest,
     /// How many threads to use.
     pub threads: usize,
+}
+
+/// Whether stages may go out for what they read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Network {
+    /// They may.
+    #[default]
+    Online,
+    /// `--offline`: what is not on this machine is an error.
+    Offline,
 }
 
 /// An input of a job.

@@ -9,6 +9,7 @@ use crate::file::overrides::STAGE_KEYS;
 use crate::parameter::{CLASS, Parameter, Period};
 use crate::plan::Retries;
 use crate::plan::entry::{FILE_KEYS, FORMAT_VERSION, ResourceKeys};
+use crate::remote::RemoteKey;
 use crate::stage::{Registry, StageKind};
 
 /// The JSON Schema (draft 2020-12) of a whole pipeline file, for the kinds of a registry.
@@ -74,6 +75,11 @@ fn file_key(key: &str) -> Value {
             "description": "Outputs copied out of the store when their stage is done: `stage` or `stage.output`, and a folder.",
             "additionalProperties": { "type": "string" },
         }),
+        "remote" => {
+            let mut schema = RemoteKey::schema();
+            schema["description"] = "Where results are shared: a place, or a place and its settings.".into();
+            or_reference(schema)
+        }
         other => unreachable!("every key of a file has a schema, and `{other}` has none"),
     }
 }

@@ -16,6 +16,7 @@ use crate::error::StageError;
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::Node;
+use crate::lock_file::Pinned;
 use crate::parameter::{DeclaredField, KeyWriter, Parameter, Reader, Reference, declared_fields};
 use crate::preflight::Preflight;
 
@@ -145,11 +146,11 @@ pub trait Stage: 'static {
         Vec::new()
     }
 
-    /// Goes out and finds what a moving thing is at present (a branch's commit).
+    /// Goes out and finds what a moving thing is at present: a branch's commit, and the files there.
     ///
     /// # Errors
     /// Fails where the thing does not exist or cannot be reached.
-    fn pin(request: &PinRequest) -> Result<String, StageError> {
+    fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
         Err(StageError::internal(format!("stage kind `{}` pins nothing, asked for `{}`", Self::NAME, request.name)))
     }
 
@@ -221,7 +222,7 @@ pub trait StageKind: Send + Sync {
     ///
     /// # Errors
     /// As there.
-    fn pin(&self, request: &PinRequest) -> Result<String, StageError>;
+    fn pin(&self, request: &PinRequest) -> Result<Pinned, StageError>;
 }
 
 /// A stage kind with its parameters read.
@@ -284,7 +285,7 @@ impl<S: Stage> StageKind for Kind<S> {
         let params = S::Params::read(node, reader)?;
         Some(Box::new(Bound::<S>(params)))
     }
-    fn pin(&self, request: &PinRequest) -> Result<String, StageError> {
+    fn pin(&self, request: &PinRequest) -> Result<Pinned, StageError> {
         S::pin(request)
     }
 }

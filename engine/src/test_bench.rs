@@ -13,8 +13,9 @@ use crate::artifact::{ARTIFACT_FILE, Description, Facts};
 use crate::context::{ARTIFACT_FORMAT, Artifact, Outcome, StageContext, Voice, read_description, stored};
 use crate::error::{Cause, OrFail, StageError};
 use crate::file::tree::Node;
+use crate::lock_file::Pinned;
 use crate::parameter::Reader;
-use crate::protocol::{FileGrant, InputGrant, Job, PROTOCOL};
+use crate::protocol::{FileGrant, InputGrant, Job, Network, PROTOCOL};
 use crate::stage::{Registry, Stage};
 
 /// What a stage recorded about how its result came about.
@@ -36,7 +37,7 @@ pub struct TestBench {
     root: PathBuf,
     inputs: BTreeMap<String, InputGrant>,
     files: BTreeMap<String, Vec<FileGrant>>,
-    pins: BTreeMap<String, String>,
+    pins: BTreeMap<String, Pinned>,
     threads: usize,
 }
 
@@ -84,7 +85,14 @@ impl TestBench {
     /// Pins `kind:name@revision` to a version.
     #[must_use]
     pub fn pin(mut self, name: &str, version: &str) -> Self {
-        self.pins.insert(name.to_owned(), version.to_owned());
+        self.pins.insert(name.to_owned(), Pinned::commit(version));
+        self
+    }
+
+    /// Pins `kind:name@revision` to a commit and the files there.
+    #[must_use]
+    pub fn pinned(mut self, name: &str, pinned: Pinned) -> Self {
+        self.pins.insert(name.to_owned(), pinned);
         self
     }
 
@@ -139,6 +147,7 @@ impl TestBench {
             inputs: self.inputs.clone(),
             files: self.files.clone(),
             pins: self.pins.clone(),
+            network: Network::Online,
             outputs: bound.outputs(),
             store: store.root().to_owned(),
             inputs_folder: staging.path().join("inputs"),

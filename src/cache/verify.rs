@@ -110,7 +110,7 @@ fn report_json(report: &VerifyReport, opened: Option<&Opened>, repaired: bool) -
     })
 }
 
-fn bar(verbosity: Verbosity) -> ProgressBar {
+pub(super) fn bar(verbosity: Verbosity) -> ProgressBar {
     let look = Look::stderr();
     if !look.live || verbosity == Verbosity::Quiet {
         return ProgressBar::hidden();

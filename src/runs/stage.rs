@@ -150,8 +150,8 @@ impl<'a> StageStory<'a> {
         for grant in job.iter().flat_map(|job| job.files.values().flatten()) {
             table.row([words::path(&grant.path), grant.digest.short(), words::bytes(grant.size)]);
         }
-        for (name, version) in job.iter().flat_map(|job| &job.pins) {
-            table.row([name.clone(), version.clone(), "pinned".to_owned()]);
+        for (name, pinned) in job.iter().flat_map(|job| &job.pins) {
+            table.row([name.clone(), pinned.commit.clone(), "pinned".to_owned()]);
         }
         if table.is_empty() { Ok(()) } else { write!(out, "\n{table}") }
     }

@@ -74,12 +74,12 @@ fn pin_and_read(root: &Path, mut with: Value) -> Result<(String, Vec<String>), e
     with["template"] = "summarize".into();
     with["column_map"] = json!({"dialogue": "document", "output": "summary"});
     let (kind, name, revision) = ("hub-dataset".to_owned(), "owner/name".to_owned(), "main".to_owned());
-    let commit = Dataset::pin(&PinRequest { kind, name, revision, token_env: None, span: Span::default() })?;
-    let bench = TestBench::new(root).pin("hub-dataset:owner/name@main", &commit);
+    let pinned = Dataset::pin(&PinRequest { kind, name, revision, token_env: None, span: Span::default() })?;
+    let bench = TestBench::new(root).pinned("hub-dataset:owner/name@main", pinned.clone());
     let outputs = bench.run::<Dataset>(with)?;
     assert!(!bench.working::<Dataset>().join("finished").exists(), "fetched files stay behind");
     let rows = RowsReader::open(&outputs["rows"]).unwrap().iter().map(|row| summary(row.unwrap())).collect();
-    Ok((commit, rows))
+    Ok((pinned.commit, rows))
 }
 
 fn summary(row: Row) -> String {

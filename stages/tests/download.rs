@@ -252,10 +252,10 @@ fn a_repository_becomes_a_model_and_a_tokenizer() {
 fn downloads_in_a_process_of_its_own() {
     use engine::stage::{PinRequest, Stage as _};
     let (kind, name, revision) = ("hub-model".to_owned(), "owner/name".to_owned(), "main".to_owned());
-    let commit = Download::pin(&PinRequest { kind, name, revision, token_env: None, span: Span::default() }).unwrap();
-    assert_eq!(commit, COMMIT);
+    let pinned = Download::pin(&PinRequest { kind, name, revision, token_env: None, span: Span::default() }).unwrap();
+    assert_eq!(pinned.commit, COMMIT);
     let root = PathBuf::from(std::env::var("TEST_FOLDER").unwrap());
-    let bench = TestBench::new(&root).pin("hub-model:owner/name@main", &commit);
+    let bench = TestBench::new(&root).pinned("hub-model:owner/name@main", pinned);
     let outputs = bench.run::<Download>(json!({"repo": "owner/name"})).unwrap();
     let model = &outputs["model"];
     assert_eq!(names(&model.folder), ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]);

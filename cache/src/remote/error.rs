@@ -4,6 +4,9 @@ use std::error::Error;
 
 use crate::StoreError;
 
+/// Where machines of a cloud learn their own role.
+const METADATA_SERVICE: &str = "://169.254.169.254";
+
 /// A failure of a shared store.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
@@ -116,6 +119,10 @@ impl RemoteError {
     pub(super) fn of(remote: &str, error: &object_store::Error) -> Self {
         let (remote, reason) = (remote.to_owned(), innermost(error));
         match error {
+            // Without credentials the machine's own role is asked for, at an address that only machines of a cloud have.
+            _ if error.to_string().contains(METADATA_SERVICE) => {
+                Self::Denied { remote, reason: "the environment has no credentials".to_owned() }
+            }
             object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
                 Self::Denied { remote, reason }
             }

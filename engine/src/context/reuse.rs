@@ -34,8 +34,8 @@ impl StageContext {
                 document.push(format!("@files.{role}[{order}]"), file.digest.to_string(), Class::Semantic);
             }
         }
-        for (name, version) in &self.job.pins {
-            document.push(format!("@pins.{name}"), version, Class::Semantic);
+        for (name, pinned) in &self.job.pins {
+            document.push(format!("@pins.{name}"), pinned.commit.as_str(), Class::Semantic);
         }
         if granted { Ok(document.result_key()) } else { Err(StageError::internal("an input is not granted")) }
     }

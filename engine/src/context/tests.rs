@@ -15,6 +15,7 @@ fn job(folder: &Path) -> Job {
         parameters: Value::Null,
         inputs: BTreeMap::new(),
         files: BTreeMap::new(),
+        network: crate::protocol::Network::Online,
         pins: BTreeMap::new(),
         outputs: vec![Output::new("rows", "rows")],
         store: folder.join("store"),

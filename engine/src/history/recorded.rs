@@ -261,10 +261,18 @@ fn stage_of(event: &RunEvent) -> Option<&str> {
         | RunEvent::StageDone { stage, .. }
         | RunEvent::StageFailed { stage, .. }
         | RunEvent::StageHealing { stage, .. }
+        | RunEvent::ResultFetching { stage, .. }
+        | RunEvent::ResultFetched { stage, .. }
+        | RunEvent::ResultRefused { stage, .. }
         | RunEvent::StageSkipped { stage, .. }
         | RunEvent::Published { stage, .. }
         | RunEvent::PublishFailed { stage, .. } => Some(stage),
-        RunEvent::RunStarted { .. } | RunEvent::Pinning { .. } | RunEvent::RunFinished { .. } => None,
+        RunEvent::RunStarted { .. }
+        | RunEvent::Pinning { .. }
+        | RunEvent::ResultSent { .. }
+        | RunEvent::ResultNotSent { .. }
+        | RunEvent::RemoteFailed { .. }
+        | RunEvent::RunFinished { .. } => None,
     }
 }
 
@@ -335,9 +343,15 @@ impl RecordedStage {
                 self.why = vec![because];
             }
             RunEvent::Worker { said: WorkerEvent::Warning { message }, .. } => self.warnings.push(message),
+            RunEvent::ResultRefused { messages, .. } => self.warnings.push(messages.join(": ")),
             RunEvent::Worker { .. }
             | RunEvent::StageWaiting { .. }
             | RunEvent::StageHealing { .. }
+            | RunEvent::ResultFetching { .. }
+            | RunEvent::ResultFetched { .. }
+            | RunEvent::ResultSent { .. }
+            | RunEvent::ResultNotSent { .. }
+            | RunEvent::RemoteFailed { .. }
             | RunEvent::Published { .. }
             | RunEvent::PublishFailed { .. }
             | RunEvent::RunStarted { .. }

@@ -8,12 +8,13 @@ use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::{Entry, Node, Value};
 use crate::parameter::{ByteSize, Fields, Json, KeyWriter, Limits, Mapping, Parameter, Parameters, Period, Reader};
+use crate::remote::RemoteKey;
 
 /// The version of the file's form that this program reads.
 pub(crate) const FORMAT_VERSION: u32 = 1;
 
 /// The keys of a file.
-pub(crate) const FILE_KEYS: [&str; 7] = ["version", "name", "include", "vars", "slots", "stages", "publish"];
+pub(crate) const FILE_KEYS: [&str; 8] = ["version", "name", "include", "vars", "slots", "stages", "publish", "remote"];
 
 /// A pipeline file, before its stages are looked at by their kinds. What could not be read is left out.
 pub(super) struct Document {
@@ -22,6 +23,7 @@ pub(super) struct Document {
     pub slots: Mapping<u32>,
     pub stages: Vec<StageEntry>,
     pub publish: Vec<(Text, Text)>,
+    pub remote: Option<RemoteKey>,
 }
 
 /// A stage as the file declares it.
@@ -85,7 +87,8 @@ pub(crate) struct ResourceKeys {
 
 /// Reads the frame and reports all that is wrong with it.
 pub(super) fn read(root: &Node, reader: &mut Reader) -> Document {
-    let mut document = Document { name: None, slots: Mapping::new(), stages: Vec::new(), publish: Vec::new() };
+    let mut document =
+        Document { name: None, slots: Mapping::new(), stages: Vec::new(), publish: Vec::new(), remote: None };
     let Some(mut fields) = Fields::of(root, reader, &FILE_KEYS) else { return document };
     let version = fields.required::<u32>("version", &Limits::NONE);
     document.name = fields.required::<Option<Text>>("name", &Limits::NONE).flatten();
@@ -93,7 +96,9 @@ pub(super) fn read(root: &Node, reader: &mut Reader) -> Document {
     document.slots = fields.or_default("slots", &Limits::NONE, Mapping::new).unwrap_or_default();
     let stages = fields.required::<Entries>("stages", &Limits::NONE);
     let publish = fields.or_default::<Entries>("publish", &Limits::NONE, Entries::default);
+    document.remote = fields.or_default::<Option<RemoteKey>>("remote", &Limits::NONE, || None).flatten();
 
+    reader.problems.extend(document.remote.as_ref().and_then(RemoteKey::problem));
     if version.is_some_and(|version| version != FORMAT_VERSION) {
         reader.problems.push(unknown_version(root));
     }

@@ -182,7 +182,9 @@ impl Checked {
         let stages = stages.collect();
         let slots = self.document.slots;
         let publish = self.publish;
-        Plan { name, file: path.to_owned(), sources, stages, graph, publish, slots, left_out, warnings }
+        let folder = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let remote = self.document.remote.and_then(|remote| remote.settings(folder.parent()?).ok());
+        Plan { name, file: path.to_owned(), sources, stages, graph, publish, slots, left_out, remote, warnings }
     }
 }
 

@@ -5,6 +5,7 @@
 use serde_json::{Map, Value, json};
 
 use super::*;
+use crate::lock_file::Pinned;
 
 const SCHEMA: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/protocol.schema.json"));
 
@@ -203,7 +204,8 @@ fn a_job_fits_the_schema() {
         parameters: json!({ "max_seq_len": 64 }),
         inputs: [("articles.rows".to_owned(), grant)].into(),
         files: [("source".to_owned(), vec![file])].into(),
-        pins: [("hub-model:a/b@main".to_owned(), "1".to_owned())].into(),
+        pins: [("hub-model:a/b@main".to_owned(), Pinned::commit("1"))].into(),
+        network: Network::Offline,
         outputs: vec![Output::new("tokens", "tokens")],
         store: "/home/store".into(),
         inputs_folder: "/home/store/staging/1/inputs".into(),

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use cache::{Digest, Lock, OutputRecord};
 
 use super::event::{RunEvent, WaitsFor};
+use super::fetch::Look;
 use super::scheduler::{LOCK_POLL, Scheduler};
 use super::stage_run::{Keyed, Running};
 use super::state::State;
@@ -39,18 +40,26 @@ impl Scheduler<'_> {
         if self.stages[stage].looked_up {
             return false;
         }
-        let found = self.keyed(stage).and_then(|key| self.store.take(&key).map_err(stored));
+        if self.elsewhere.is_awaited(stage) {
+            return false;
+        }
+        let found = self.keyed(stage).and_then(|key| Ok((key, self.store.take(&key).map_err(stored)?)));
         match found {
-            Ok(Some(record)) if self.stages[stage].again => {
+            Ok((_, Some(record))) if self.stages[stage].again => {
                 self.stages[stage].before = Some(record.outputs);
                 self.stages[stage].looked_up = true;
             }
-            Ok(Some(record)) => self.settle_cached(stage, record.outputs),
-            Ok(None) if self.plan.stages[stage].wanted == Wanted::Given => {
-                let error = self.not_to_be_made(stage);
-                self.fail(stage, error.into(), Duration::ZERO);
-            }
-            Ok(None) => self.stages[stage].looked_up = true,
+            Ok((_, Some(record))) => self.settle_cached(stage, record.outputs),
+            Ok((_, None)) if self.stages[stage].again => self.stages[stage].looked_up = true,
+            Ok((key, None)) => match self.look_elsewhere(stage, key) {
+                Look::Wait => return false,
+                Look::Known(record) => self.settle_cached(stage, record.outputs),
+                Look::Nothing if self.plan.stages[stage].wanted == Wanted::Given => {
+                    let error = self.not_to_be_made(stage);
+                    self.fail(stage, error.into(), Duration::ZERO);
+                }
+                Look::Nothing => self.stages[stage].looked_up = true,
+            },
             Err(error) => self.fail(stage, error.into(), Duration::ZERO),
         }
         true
@@ -88,6 +97,9 @@ impl Scheduler<'_> {
         }
         self.stages[stage].not_before = None;
         let key = self.keyed(stage)?;
+        if !self.inputs_are_here(stage) {
+            return Ok(Begun::NotYet);
+        }
         let threads = self.threads_wanted(stage);
         if let Some(waits_for) = self.lacks_room(stage, threads) {
             self.wait_for_room(stage, waits_for);
@@ -113,7 +125,7 @@ impl Scheduler<'_> {
         let key = run.key.as_ref().expect("a result was looked up by the key").key;
         let id = run.id.clone();
         self.transition(stage, State::Cached);
-        self.tell(RunEvent::StageCached { stage: id, key });
+        self.tell(RunEvent::StageCached { stage: id, key, remote: self.elsewhere.holds(stage) });
         self.publish(stage);
     }
 

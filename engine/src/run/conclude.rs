@@ -103,6 +103,7 @@ impl Scheduler<'_> {
             compared,
         };
         self.tell(event);
+        self.send(stage);
         self.publish(stage);
     }
 

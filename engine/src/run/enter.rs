@@ -72,8 +72,8 @@ pub fn run(
 ) -> Result<RunOutcome, RunError> {
     // Nothing has begun that would have to be stopped in order, and hashing or a server may take long.
     let preparing = ExitOnInterrupt::new();
-    require_machine(plan, home, &options.memory)?;
     let store = Store::open(home.store())?;
+    require_machine(plan, home, &store, options)?;
     let mut lock = LockFile::read(&home.lock_file())?;
     pin(&mut lock, plan, registry, options.pinning, &mut observer)?;
     let mut files = StatCache::load(&home.stat_cache());

@@ -33,6 +33,75 @@ pub enum RunEvent {
         stage: String,
         /// The key of its result.
         key: Digest,
+        /// Set where its files lie in a shared cache alone, and nothing in this run reads them.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        remote: Option<String>,
+    },
+    /// The files of a result are being fetched from the shared cache.
+    ResultFetching {
+        /// The stage.
+        stage: String,
+        /// The shared cache.
+        remote: String,
+    },
+    /// The files of a result were fetched from the shared cache, each compared with its digest.
+    ResultFetched {
+        /// The stage.
+        stage: String,
+        /// The key of its result.
+        key: Digest,
+        /// The shared cache.
+        remote: String,
+        /// Files that were not here.
+        files: u64,
+        /// Their length together.
+        bytes: u64,
+        /// How long it took.
+        seconds: f64,
+    },
+    /// What the shared cache has for a stage is not what it should be, so the stage is run.
+    ResultRefused {
+        /// The stage.
+        stage: String,
+        /// The shared cache.
+        remote: String,
+        /// The message and its sources, outermost first.
+        messages: Vec<String>,
+        /// What to do about it.
+        help: Option<String>,
+    },
+    /// A result was sent to the shared cache, or was there already.
+    ResultSent {
+        /// The stage, where it is one of this run.
+        stage: Option<String>,
+        /// The key of its result.
+        key: Digest,
+        /// The shared cache.
+        remote: String,
+        /// Files that were not there.
+        files: u64,
+        /// Their length together.
+        bytes: u64,
+        /// How long it took.
+        seconds: f64,
+    },
+    /// A result could not be sent to the shared cache: it is not whole here.
+    ResultNotSent {
+        /// The stage, where it is one of this run.
+        stage: Option<String>,
+        /// The key of its result.
+        key: Digest,
+        /// The message and its sources, outermost first.
+        messages: Vec<String>,
+    },
+    /// The shared cache cannot be used; the run goes on without it.
+    RemoteFailed {
+        /// The shared cache.
+        remote: String,
+        /// The message and its sources, outermost first.
+        messages: Vec<String>,
+        /// What to do about it.
+        help: Option<String>,
     },
     /// The stage's process was started.
     StageStarted {

@@ -71,6 +71,7 @@ impl Scheduler<'_> {
             self.store.forget(&keyed.key)?;
         }
         self.transition(producer, State::Waiting);
+        self.elsewhere.ask_again(producer);
         let run = &mut self.stages[producer];
         run.outputs.clear();
         run.looked_up = false;

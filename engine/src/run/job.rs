@@ -40,6 +40,7 @@ impl Scheduler<'_> {
             inputs,
             files: self.outside[stage].files.clone(),
             pins: self.outside[stage].pins.clone(),
+            network: self.options.network,
             outputs: planned.outputs.clone(),
             store: self.store.root().to_owned(),
             inputs_folder: staging.path().join("inputs"),

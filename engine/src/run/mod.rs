@@ -6,9 +6,11 @@
 mod begin;
 pub mod clock;
 mod conclude;
+mod courier;
 mod crash;
 mod enter;
 pub mod event;
+mod fetch;
 mod heal;
 mod job;
 mod outcome;

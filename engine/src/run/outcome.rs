@@ -12,7 +12,9 @@ use crate::error::{Cause, StageError};
 use crate::execute::stage_process::chain;
 use crate::lock_file::Pinning;
 use crate::memory::Memory;
+use crate::protocol::Network;
 use crate::publish::OnChanged;
+use crate::remote::RemoteSettings;
 
 /// How a plan is to be run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,8 +29,12 @@ pub struct RunOptions {
     pub memory: Memory,
     /// What may be done about things that are not pinned yet.
     pub pinning: Pinning,
+    /// Whether stages may go out for what they read.
+    pub network: Network,
     /// What to do with a published folder that somebody has changed.
     pub on_changed_target: OnChanged,
+    /// Where results are shared.
+    pub remote: Option<RemoteSettings>,
     /// How long a stage that was asked to stop has to save its working state.
     pub grace: Duration,
 }
@@ -41,7 +47,9 @@ impl Default for RunOptions {
             jobs: None,
             memory: Memory::default(),
             pinning: Pinning::default(),
+            network: Network::default(),
             on_changed_target: OnChanged::default(),
+            remote: None,
             grace: Duration::from_secs(10),
         }
     }

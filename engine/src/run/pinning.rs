@@ -28,7 +28,7 @@ pub(super) fn pin(
         let (answered, answer) = channel();
         scope.spawn(move || {
             // The receiver waits until this is said.
-            let _ = answered.send(lock.resolve(plan, registry, pinning));
+            let _ = answered.send(lock.resolve(plan, registry, pinning).map(drop));
         });
         let in_time = answer.recv_timeout(PATIENCE);
         if in_time.as_ref().is_err_and(|error| *error == RecvTimeoutError::Timeout) {

@@ -1,11 +1,15 @@
 //! What a stage asks of the machine that the machine does not have: known before anything runs.
 
+use cache::Store;
+
 use super::enter::RunError;
+use super::outcome::RunOptions;
 use crate::device::missing_devices;
-use crate::explain::{ExplainError, Forecast, explain};
+use crate::explain::{ExplainError, Forecast, explain_with};
 use crate::home::Home;
 use crate::memory::Memory;
 use crate::plan::Plan;
+use crate::remote::Asking;
 
 /// A stage that asks for more memory than there is, so that it could never start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -35,17 +39,19 @@ pub fn missing_memory(plan: &Plan, memory: &Memory) -> Vec<MemoryMissing> {
 }
 
 /// Refuses stages that this machine cannot run, unless their results are there: a finished pipeline is finished on every machine.
-pub(super) fn require_machine(plan: &Plan, home: &Home, memory: &Memory) -> Result<(), RunError> {
-    let (mut devices, mut too_large) = (missing_devices(plan), missing_memory(plan, memory));
+pub(super) fn require_machine(plan: &Plan, home: &Home, store: &Store, options: &RunOptions) -> Result<(), RunError> {
+    let (mut devices, mut too_large) = (missing_devices(plan), missing_memory(plan, &options.memory));
     if devices.is_empty() && too_large.is_empty() {
         return Ok(());
     }
-    let forecasts = explain(plan, home).map_err(|error| match error {
+    let mut asking = options.remote.as_ref().map(|settings| Asking::new(&settings.place, store));
+    let forecasts = explain_with(plan, home, &mut |key| asking.as_mut()?.result(key)).map_err(|error| match error {
         ExplainError::Sources(problems) => RunError::Sources(problems),
         other => RunError::Explain(Box::new(other)),
     })?;
+    let is_there = |status| matches!(status, Forecast::Cached | Forecast::Remote);
     let has_result =
-        |stage: &str| forecasts.iter().any(|forecast| forecast.stage == stage && forecast.status == Forecast::Cached);
+        |stage: &str| forecasts.iter().any(|forecast| forecast.stage == stage && is_there(forecast.status));
     devices.retain(|missing| !has_result(&missing.stage));
     too_large.retain(|missing| !has_result(&missing.stage));
     match (devices.is_empty(), too_large.is_empty()) {

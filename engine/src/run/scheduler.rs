@@ -9,6 +9,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::sleep_until;
 
 use super::event::{Conclusion, Counts, RunEvent};
+use super::fetch::Elsewhere;
 use super::outcome::{Failure, OnFailure, RunOptions, RunOutcome, StageOutcome};
 use super::priority::by_longest_chain;
 use super::publishing::PublishEnd;
@@ -54,6 +55,8 @@ pub(super) struct Scheduler<'a> {
     /// Copies that are being made.
     pub publishing: usize,
     pub publish_failed: bool,
+    /// The shared cache.
+    pub elsewhere: Elsewhere,
 }
 
 impl<'a> Scheduler<'a> {
@@ -92,6 +95,7 @@ impl<'a> Scheduler<'a> {
             published,
             publishing: 0,
             publish_failed: false,
+            elsewhere: Elsewhere::new(options.remote.clone(), plan),
         }
     }
 
@@ -100,10 +104,11 @@ impl<'a> Scheduler<'a> {
         let started = Instant::now();
         let stages = self.stages.iter().map(|stage| stage.id.clone()).collect();
         self.tell(RunEvent::RunStarted { run: run.clone(), pipeline: self.plan.name.clone(), stages });
+        self.send_what_is_left();
         loop {
             self.advance();
             // A second Ctrl-C does not wait for copies either: a half-made one has a name of its own and is removed by the next.
-            let may_leave = self.publishing == 0 || self.stopping == Stopping::Killed;
+            let may_leave = self.publishing == 0 && !self.elsewhere.is_sending() || self.stopping == Stopping::Killed;
             if may_leave && self.stages.iter().all(|stage| stage.state.is_settled()) {
                 break;
             }
@@ -111,6 +116,7 @@ impl<'a> Scheduler<'a> {
             tokio::select! {
                 Some(message) = self.heard.recv() => self.hear(message),
                 Some(end) = self.published.recv() => self.end_publish(end),
+                delivery = self.elsewhere.hear() => self.hear_delivery(delivery),
                 () = signals.next() => self.interrupt(),
                 () = sleep_until(alarm.unwrap_or_else(Instant::now).into()), if alarm.is_some() => self.heed_alarms(),
             }

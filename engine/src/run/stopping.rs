@@ -22,6 +22,7 @@ impl Scheduler<'_> {
             Stopping::Asked | Stopping::Killed => (Stopping::Killed, Stop::Kill),
         };
         self.stopping = next;
+        self.elsewhere.stop();
         let kill_at = Instant::now() + self.options.grace;
         for running in self.stages.iter_mut().filter_map(|stage| stage.running.as_mut()) {
             running.process.stop(how);

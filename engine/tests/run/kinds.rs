@@ -11,6 +11,7 @@ use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::lock_file::Pinned;
 use engine::parameter::{ArtifactKind, Class, Input, KeyWriter, LocalPath, Parameters};
 use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
@@ -94,7 +95,7 @@ impl Stage for Constant {
         preflight
     }
 
-    fn pin(request: &PinRequest) -> Result<String, StageError> {
+    fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
         match request.name.as_str() {
             "nobody" => Err(StageError::new(Cause::Network, "nobody answers")),
             "slow" => {
@@ -105,15 +106,15 @@ impl Stage for Constant {
             lock_file if lock_file.ends_with("pipeline.lock") => {
                 let pins = r#"{ "version": 1, "pins": { "number:other@now": "9" } }"#;
                 fs::write(lock_file, pins).or_fail(Cause::Machine, || "cannot write".into())?;
-                Ok("1".to_owned())
+                Ok(Pinned::commit("1"))
             }
-            name => Ok(name.len().to_string()),
+            name => Ok(Pinned::commit(name.len().to_string())),
         }
     }
 
     fn run(params: &ConstantParams, context: &mut StageContext) -> Result<(), StageError> {
         let pinned = params.request().map(|request| format!("number:{}@now", request.name));
-        let pinned = pinned.and_then(|name| context.pin(&name)?.parse::<i64>().ok());
+        let pinned = pinned.and_then(|name| context.pin(&name)?.commit.parse::<i64>().ok());
         context.progress("numbers", 1, Some(1), Some(params.note.clone()));
         put(context, params.value + pinned.unwrap_or(0))
     }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
+use engine::lock_file::Pinned;
 use engine::stage::PinRequest;
 
 use super::DatasetParams;
@@ -20,7 +21,7 @@ const CONVERTED: &str = "refs/convert/parquet";
 
 /// The commit of a dataset. A dataset that is made by a script has no data files on `main`; the Hub's conversion of it is
 /// taken instead.
-pub(super) fn pin(request: &PinRequest) -> Result<String, StageError> {
+pub(super) fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
     let repository = Repository::of_pin(&request.kind, &request.name)
         .map_err(|error| StageError::new(Cause::BadParameters, error.to_string()))?;
     let service = repository.service();
@@ -28,18 +29,18 @@ pub(super) fn pin(request: &PinRequest) -> Result<String, StageError> {
     let hub = Hub::from_environment(service, request.token_env.as_deref()).map_err(failed)?;
     let commit = hub.resolve_revision(&repository, &request.revision).map_err(failed)?;
     if request.revision != "main" || service != Service::HuggingFace {
-        return Ok(commit);
+        return hub.pin_commit(&repository, commit).map_err(failed);
     }
     let files = hub.list_files(&repository.at(&commit)).map_err(failed)?;
     let script = script(&repository, &files);
     if script.is_none() && files.iter().any(|file| is_data(&file.path)) {
-        return Ok(commit);
+        return hub.pin_commit(&repository, commit).map_err(failed);
     }
     match (hub.resolve_revision(&repository, CONVERTED), script) {
-        (Ok(converted), _) => Ok(converted),
+        (Ok(converted), _) => hub.pin_commit(&repository, converted).map_err(failed),
         (Err(_), Some(script)) => Err(made_by(&repository, &script)),
         // The run says that there are no files.
-        (Err(_), None) => Ok(commit),
+        (Err(_), None) => Ok(Pinned::commit(commit)),
     }
 }
 
@@ -76,12 +77,13 @@ pub(super) fn fetch(
 ) -> Result<Fetched, StageError> {
     let request = params.pin_request().expect("a Hub dataset has a pin");
     let pin = format!("{}:{}@{}", request.kind, request.name, request.revision);
-    let commit = context.pin(&pin).map(str::to_owned);
-    let commit = commit.ok_or_else(|| StageError::internal(format!("the job does not say which commit `{pin}` is")))?;
-    let snapshot = repository.at(&commit);
+    let pinned = context.pin(&pin).cloned();
+    let pinned = pinned.ok_or_else(|| StageError::internal(format!("the job does not say which commit `{pin}` is")))?;
+    let snapshot = repository.at(&pinned.commit);
     let failed = |error: HubError| error.of(repository.service());
     let hub = Hub::from_environment(repository.service(), params.token_env.as_deref()).map_err(failed)?;
-    let listed = hub.list_files(&snapshot).map_err(failed)?;
+    let hub = hub.with_network(context.network());
+    let listed = hub.pinned_files(repository, &pinned).map_err(failed)?;
     if let Some(script) = script(repository, &listed) {
         return Err(made_by(repository, &script));
     }

@@ -38,6 +38,7 @@ use engine::context::StageContext;
 use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::lock_file::Pinned;
 use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, Outside, PinRequest, Smoke, Stage};
@@ -96,7 +97,7 @@ impl Stage for Dataset {
         files.into_iter().chain(params.pin_request().map(Outside::Pin)).collect()
     }
 
-    fn pin(request: &PinRequest) -> Result<String, StageError> {
+    fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
         hub_files::pin(request)
     }
 

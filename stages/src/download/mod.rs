@@ -14,6 +14,7 @@ use engine::context::{Draft, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::lock_file::Pinned;
 use engine::parameter::{LocalPath, Parameters};
 use engine::protocol::FileGrant;
 use engine::stage::{InputFacts, Outside, PinRequest, Smoke, Stage};
@@ -161,11 +162,11 @@ impl Stage for Download {
         }
     }
 
-    fn pin(request: &PinRequest) -> Result<String, StageError> {
+    fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
         let repository = Repository::of_pin(&request.kind, &request.name).map_err(bad_name)?;
         let service = repository.service();
         let hub = Hub::from_environment(service, request.token_env.as_deref());
-        hub.and_then(|hub| hub.resolve_revision(&repository, &request.revision)).map_err(|error| error.of(service))
+        hub.and_then(|hub| hub.pin(&repository, &request.revision)).map_err(|error| error.of(service))
     }
 
     /// A checkpoint has no smaller form; and what was fetched for a smoke run need not be fetched again.
@@ -211,14 +212,15 @@ fn fetch(
     let service = repository.service();
     let request = params.pin_request(name).expect("the name is a repository's");
     let pin = format!("{}:{}@{}", request.kind, request.name, request.revision);
-    let commit = context
+    let pinned = context
         .pin(&pin)
         .ok_or_else(|| StageError::internal(format!("the job does not say which commit `{pin}` is")))?
-        .to_owned();
-    let snapshot = repository.at(&commit);
+        .clone();
+    let snapshot = repository.at(&pinned.commit);
     let failed = |error: HubError| error.of(service);
     let hub = Hub::from_environment(service, params.token_env.as_deref()).map_err(failed)?;
-    let listed = hub.list_files(&snapshot).map_err(failed)?;
+    let hub = hub.with_network(context.network());
+    let listed = hub.pinned_files(&repository, &pinned).map_err(failed)?;
     let names: Vec<&str> = listed.iter().map(|file| file.path.as_str()).collect();
     let chosen = selection.choose(&names, &format!("`{name}`"))?;
     let files: Vec<RemoteFile> = listed.iter().filter(|file| chosen.contains(&file.path.as_str())).cloned().collect();

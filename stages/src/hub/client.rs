@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
+use engine::lock_file::Pinned;
+use engine::protocol::Network;
 use reqwest::Url;
 use serde::Deserialize;
 use tokio::runtime::{Builder, Runtime};
@@ -18,6 +20,7 @@ use super::cache;
 use super::connection::{Connection, Retry, Subject, Token};
 use super::error::HubError;
 use super::listing::{RemoteFile, TreeEntry};
+use super::locked;
 use super::modelscope;
 use super::repository::{Repository, Service, Snapshot, is_commit};
 use super::transfer::{Source, Transfer};
@@ -51,6 +54,7 @@ pub struct Hub {
     token: Option<Token>,
     cache: Option<hf_hub::Cache>,
     retry: Retry,
+    network: Network,
 }
 
 #[derive(Deserialize)]
@@ -85,6 +89,10 @@ impl Hub {
         }
         if service == Service::HuggingFace {
             hub.cache = cache::from_environment();
+            let says = variable("HF_HUB_OFFLINE").unwrap_or_default().to_ascii_lowercase();
+            if matches!(says.as_str(), "1" | "true" | "yes" | "on") {
+                hub.network = Network::Offline;
+            }
         }
         Ok(hub)
     }
@@ -99,8 +107,8 @@ impl Hub {
         if !matches!(url.scheme(), "http" | "https") {
             return Err(bad());
         }
-        let service = Service::HuggingFace;
-        Ok(Self { service, endpoint: url, token: None, cache: None, retry: Retry::default() })
+        let (service, network) = (Service::HuggingFace, Network::Online);
+        Ok(Self { service, endpoint: url, token: None, cache: None, retry: Retry::default(), network })
     }
 
     /// Speaks another service's API.
@@ -127,6 +135,46 @@ impl Hub {
     pub fn with_cache(mut self, folder: PathBuf) -> Self {
         self.cache = Some(hf_hub::Cache::new(folder));
         self
+    }
+
+    /// Asks nobody where `network` says so: what the cache has not is an error that names it.
+    #[must_use]
+    pub fn with_network(mut self, network: Network) -> Self {
+        if network == Network::Offline {
+            self.network = network;
+        }
+        self
+    }
+
+    /// What a repository's revision is at present, and the files there.
+    ///
+    /// # Errors
+    /// As [`Hub::resolve_revision`] and [`Hub::list_files`].
+    pub fn pin(&self, repository: &Repository, revision: &str) -> Result<Pinned, HubError> {
+        let commit = self.resolve_revision(repository, revision)?;
+        self.pin_commit(repository, commit)
+    }
+
+    /// A commit, and the files there.
+    ///
+    /// # Errors
+    /// As [`Hub::list_files`].
+    pub fn pin_commit(&self, repository: &Repository, commit: String) -> Result<Pinned, HubError> {
+        let files = locked::lines(&self.list_files(&repository.at(&commit))?);
+        Ok(Pinned { commit, files })
+    }
+
+    /// The files of a pinned commit: those written down, else those that the Hub lists. A service whose commits are not addresses is
+    /// asked where it may be, since only its listing shows that a branch has moved.
+    ///
+    /// # Errors
+    /// As [`Hub::list_files`]; also where what is written down makes no sense.
+    pub fn pinned_files(&self, repository: &Repository, pinned: &Pinned) -> Result<Vec<RemoteFile>, HubError> {
+        let trusted = self.service == Service::HuggingFace || self.network == Network::Offline;
+        match trusted && !pinned.files.is_empty() {
+            true => locked::files(&pinned.files),
+            false => self.list_files(&repository.at(&pinned.commit)),
+        }
     }
 
     /// Sets the patience.
@@ -266,7 +314,7 @@ impl Hub {
     }
 
     fn connect(&self) -> Result<Connection, HubError> {
-        Connection::new(self.service, &self.endpoint, self.token.as_ref(), self.retry)
+        Connection::new(self.service, &self.endpoint, self.token.as_ref(), self.retry, self.network)
     }
 
     fn block_on<T: Send>(&self, work: impl Future<Output = Result<T, HubError>> + Send) -> Result<T, HubError> {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use engine::protocol::Network;
 use reqwest::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONTENT_RANGE, COOKIE, HeaderMap, HeaderValue, LINK, RANGE, RETRY_AFTER,
 };
@@ -71,6 +72,7 @@ pub(super) struct Connection {
     authorization: Option<HeaderValue>,
     cookie: Option<HeaderValue>,
     retry: Retry,
+    network: Network,
 }
 
 /// What a request is for: decides what a refusal means.
@@ -85,7 +87,13 @@ pub(super) enum Subject<'a> {
 }
 
 impl Connection {
-    pub(super) fn new(service: Service, endpoint: &Url, token: Option<&Token>, retry: Retry) -> Result<Self, HubError> {
+    pub(super) fn new(
+        service: Service,
+        endpoint: &Url,
+        token: Option<&Token>,
+        retry: Retry,
+        network: Network,
+    ) -> Result<Self, HubError> {
         let mut builder = Client::builder()
             .user_agent(concat!("pipeline/", env!("CARGO_PKG_VERSION")))
             .referer(false)
@@ -97,7 +105,7 @@ impl Connection {
         }
         let client = builder.tls_certs_merge(certificates()?).build().map_err(HubError::Client)?;
         let cookie = token.filter(|_| service == Service::ModelScope).and_then(Token::cookie);
-        Ok(Self { client, endpoint: endpoint.clone(), authorization: token.map(Token::header), cookie, retry })
+        Ok(Self { client, endpoint: endpoint.clone(), authorization: token.map(Token::header), cookie, retry, network })
     }
 
     /// `endpoint/segments…`, each segment escaped.
@@ -148,6 +156,14 @@ impl Connection {
         repository: &Repository,
         subject: Subject<'_>,
     ) -> Result<Response, HubError> {
+        if self.network == Network::Offline {
+            let what = match subject {
+                Subject::Revision(revision) => format!("what revision `{revision}` of `{}` is", repository.name()),
+                Subject::Listing(_) => format!("which files `{}` has", repository.name()),
+                Subject::File { path, .. } => format!("`{path}` of `{}`", repository.name()),
+            };
+            return Err(HubError::Offline { what });
+        }
         // Ranges and lengths are those of the file only as long as nobody compresses it on the way.
         let mut request = self.client.get(url).header(ACCEPT_ENCODING, "identity");
         if let Some(from) = from {

@@ -153,6 +153,20 @@ pub enum HubError {
         #[source]
         source: io::Error,
     },
+    /// `--offline`, or `HF_HUB_OFFLINE`.
+    #[error("nothing may be fetched (`--offline` or HF_HUB_OFFLINE), and this machine lacks {what}")]
+    Offline {
+        /// What would have been asked for.
+        what: String,
+    },
+    /// What `pipeline.lock` says of a file makes no sense.
+    #[error("`pipeline.lock` says of `{path}`: `{line}`, which is no checksum and length")]
+    BadLock {
+        /// The file.
+        path: String,
+        /// What is written there.
+        line: String,
+    },
     /// The caller asked to stop.
     #[error("the download was stopped")]
     Stopped,
@@ -204,8 +218,16 @@ impl HubError {
             Self::Moved { .. } => Some("remove its line from pipeline.lock to take what is there now".to_owned()),
             Self::NoToken(name) => Some(format!("set it where `pipeline run` is started: `export {name}=…`")),
             Self::Corrupt { .. } => {
-                Some("a proxy or mirror on the way alters files: try another HF_ENDPOINT".to_owned())
+                Some(
+                    "a proxy or mirror on the way alters files: try another HF_ENDPOINT; if `pipeline.lock` was edited, take it from git again"
+                        .to_owned(),
+                )
             }
+            Self::Offline { .. } => Some(
+                "run once without `--offline`, or take the result from a machine that has it: `pipeline cache pull`"
+                    .to_owned(),
+            ),
+            Self::BadLock { .. } => Some("take `pipeline.lock` from git again, or remove the entry".to_owned()),
             _ => None,
         }
     }
@@ -219,7 +241,8 @@ impl HubError {
             | Self::Moved { .. }
             | Self::RepositoryNotFound { .. }
             | Self::RevisionNotFound { .. }
-            | Self::FileNotFound { .. } => Cause::BadParameters,
+            | Self::FileNotFound { .. }
+            | Self::BadLock { .. } => Cause::BadParameters,
             Self::Gated { .. }
             | Self::Refused { .. }
             | Self::Unreachable { .. }
@@ -228,7 +251,11 @@ impl HubError {
             | Self::BadAnswer { .. }
             | Self::Corrupt { .. }
             | Self::UnsafeName(_) => Cause::Network,
-            Self::Client(_) | Self::Disk { .. } | Self::NoToken(_) | Self::BadCertificates { .. } => Cause::Machine,
+            Self::Client(_)
+            | Self::Disk { .. }
+            | Self::NoToken(_)
+            | Self::BadCertificates { .. }
+            | Self::Offline { .. } => Cause::Machine,
             Self::Stopped => Cause::Cancelled,
         }
     }

@@ -13,6 +13,7 @@ mod client;
 mod connection;
 mod error;
 mod listing;
+mod locked;
 mod modelscope;
 mod repository;
 mod transfer;

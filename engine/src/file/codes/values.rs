@@ -44,6 +44,28 @@ stages:
         },
     },
     ProblemCode {
+        code: "bad-remote",
+        severity: Severity::Error,
+        title: "not the address of a shared cache",
+        meaning: "`remote:` takes `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, `file:///folder` or a folder, and \
+            settings that this kind of place has. Keys and signatures are refused: a pipeline file is for everybody to read.",
+        advice: "Write the place alone. Credentials are taken from the environment (`AWS_…`, `GOOGLE_…`, `AZURE_…`).",
+        example: Example::File {
+            wrong: "\
+version: 1
+remote: https://bucket.s3.amazonaws.com/team
+stages:
+  rows: { uses: dataset, with: { source: ./rows.jsonl } }
+",
+            right: "\
+version: 1
+remote: s3://bucket/team
+stages:
+  rows: { uses: dataset, with: { source: ./rows.jsonl } }
+",
+        },
+    },
+    ProblemCode {
         code: "unknown-value",
         severity: Severity::Error,
         title: "not one of the values to choose from",

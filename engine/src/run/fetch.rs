@@ -1,0 +1,346 @@
+//! Results that lie in a shared cache: found by their keys, fetched when somebody has to read them, sent when they are made.
+//!
+//! A record comes first, and is small. It says what a result is, which is all that the keys of the stages behind it need. The files
+//! come only when a stage that has to run reads them, when they are published, or when nothing in the plan reads them, since then they
+//! are what the run is for. So a machine that finds a trained adapter does not fetch the model it was trained from.
+
+use std::time::Duration;
+
+use cache::remote::{Pulled, Pushed, RemoteError, TransferProgress};
+use cache::{Digest, ResultRecord, Store};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::courier::{Courier, Delivery};
+use super::event::RunEvent;
+use super::scheduler::Scheduler;
+use super::state::State;
+use super::stopping::Stopping;
+use crate::plan::Plan;
+use crate::protocol::WorkerEvent;
+use crate::remote::RemoteSettings;
+
+/// The shared cache of a run.
+pub(super) struct Elsewhere {
+    settings: Option<RemoteSettings>,
+    /// There once it is first needed: a run that finds everything here needs none.
+    courier: Option<Courier>,
+    deliverer: UnboundedSender<Delivery>,
+    deliveries: UnboundedReceiver<Delivery>,
+    results: Vec<Abroad>,
+    /// It failed, and is asked no more.
+    given_up: bool,
+    /// Results that are on their way out.
+    sending: usize,
+}
+
+/// What is known of a stage's result in the shared cache.
+enum Abroad {
+    NotAsked,
+    Asked,
+    /// It has none, or one that cannot be used.
+    Nothing,
+    /// It has one, whose files are not here.
+    Has(Box<ResultRecord>),
+    /// Its files are on their way.
+    Coming,
+    /// Its files are here.
+    Here,
+}
+
+/// What a stage without a result of its own here does next.
+pub(super) enum Look {
+    /// It runs.
+    Nothing,
+    /// It waits for an answer, or for files.
+    Wait,
+    /// It has a result, whose files nobody has to read.
+    Known(ResultRecord),
+}
+
+impl Elsewhere {
+    pub fn new(settings: Option<RemoteSettings>, plan: &Plan) -> Self {
+        let (deliverer, deliveries) = unbounded_channel();
+        let results = plan.stages.iter().map(|_| Abroad::NotAsked).collect();
+        Self { settings, courier: None, deliverer, deliveries, results, given_up: false, sending: 0 }
+    }
+
+    /// The next that is heard of it.
+    pub async fn hear(&mut self) -> Delivery {
+        self.deliveries.recv().await.expect("this holds a sender itself")
+    }
+
+    /// Whether results are still on their way out.
+    pub fn is_sending(&self) -> bool {
+        self.sending > 0
+    }
+
+    /// Ends all errands: what was to be sent is noted, and sent by the next run.
+    pub fn stop(&self) {
+        self.courier.iter().for_each(Courier::stop);
+    }
+
+    /// Makes a stage's result count as unknown: what was here turned out to be damaged.
+    pub fn ask_again(&mut self, stage: usize) {
+        self.results[stage] = Abroad::NotAsked;
+    }
+
+    fn name(&self) -> String {
+        self.settings.as_ref().map(|settings| settings.place.to_string()).unwrap_or_default()
+    }
+
+    /// The shared cache, where a stage's result lies there and not here.
+    pub fn holds(&self, stage: usize) -> Option<String> {
+        matches!(self.results[stage], Abroad::Has(_)).then(|| self.name())
+    }
+
+    /// Whether an answer, or files, are on their way for a stage.
+    pub fn is_awaited(&self, stage: usize) -> bool {
+        matches!(self.results[stage], Abroad::Asked | Abroad::Coming)
+    }
+
+    /// Whoever runs errands, unless there is no shared cache or it failed.
+    fn courier(&mut self, store: &Store) -> Option<&Courier> {
+        let settings = self.settings.as_ref().filter(|_| !self.given_up)?;
+        Some(
+            self.courier
+                .get_or_insert_with(|| Courier::new(settings.place.clone(), store.clone(), self.deliverer.clone())),
+        )
+    }
+}
+
+impl Scheduler<'_> {
+    /// Looks for the result of a stage that has none here.
+    pub(super) fn look_elsewhere(&mut self, stage: usize, key: Digest) -> Look {
+        match &self.elsewhere.results[stage] {
+            Abroad::Nothing | Abroad::Here => Look::Nothing,
+            Abroad::Asked | Abroad::Coming => Look::Wait,
+            Abroad::Has(record) if !self.is_wanted(stage) => Look::Known((**record).clone()),
+            Abroad::Has(_) => {
+                if self.fetch(stage) {
+                    Look::Wait
+                } else {
+                    Look::Nothing
+                }
+            }
+            Abroad::NotAsked => {
+                if let Some(record) = self.store.remembered(&key) {
+                    self.elsewhere.results[stage] = Abroad::Has(Box::new(record));
+                    return self.look_elsewhere(stage, key);
+                }
+                let Some(courier) = self.elsewhere.courier(self.store) else { return Look::Nothing };
+                courier.ask(stage, key);
+                self.elsewhere.results[stage] = Abroad::Asked;
+                Look::Wait
+            }
+        }
+    }
+
+    /// Whether the files of everything that a stage reads are here. Those that are not are sent for.
+    pub(super) fn inputs_are_here(&mut self, stage: usize) -> bool {
+        let read: Vec<usize> = self.plan.stages[stage]
+            .inputs
+            .iter()
+            .filter_map(|input| self.stages.iter().position(|run| run.id == input.stage))
+            .collect();
+        let mut all = true;
+        for before in read {
+            match &self.elsewhere.results[before] {
+                Abroad::Coming => all = false,
+                Abroad::Has(_) => {
+                    all = false;
+                    if !self.fetch(before) {
+                        self.make_here(before);
+                    }
+                }
+                Abroad::NotAsked | Abroad::Asked | Abroad::Nothing | Abroad::Here => {}
+            }
+        }
+        all
+    }
+
+    /// Sends what a stage has made, if the pipeline's results are to be shared.
+    pub(super) fn send(&mut self, stage: usize) {
+        let Some(settings) = self.elsewhere.settings.as_ref().filter(|settings| settings.push) else { return };
+        let key = self.stages[stage].key.as_ref().expect("a stage that ran has a key").key;
+        // Without the note a push that is cut off is not taken up; the push itself needs none.
+        let _ = self.store.to_send(&key, &settings.place.to_string());
+        self.send_key(key);
+    }
+
+    /// Sends what earlier runs could not.
+    pub(super) fn send_what_is_left(&mut self) {
+        let Some(settings) = self.elsewhere.settings.as_ref().filter(|settings| settings.push) else { return };
+        for key in self.store.outbox(&settings.place.to_string()).unwrap_or_default() {
+            self.send_key(key);
+        }
+    }
+
+    /// Hears how an errand went.
+    pub(super) fn hear_delivery(&mut self, delivery: Delivery) {
+        match delivery {
+            Delivery::Answer { stage, key, found } => self.hear_answer(stage, key, found),
+            Delivery::Underway { stage, progress } => self.hear_progress(stage, progress),
+            Delivery::Fetched { stage, key, fetched, took } => self.hear_fetched(stage, key, fetched, took),
+            Delivery::Sent { key, sent, took } => self.hear_sent(key, sent, took),
+        }
+    }
+
+    /// Whether the run has to have the files of a stage's result: they are published, or nothing in the plan reads them.
+    fn is_wanted(&self, stage: usize) -> bool {
+        let id = &self.stages[stage].id;
+        let is_read = self.plan.stages.iter().flat_map(|other| &other.inputs).any(|input| input.stage == *id);
+        !is_read || self.plan.publish.iter().any(|publish| publish.stage == *id)
+    }
+
+    /// Sends for the files of a result; false where that is not possible.
+    fn fetch(&mut self, stage: usize) -> bool {
+        let before = std::mem::replace(&mut self.elsewhere.results[stage], Abroad::Nothing);
+        let Abroad::Has(record) = before else { return false };
+        let Some(courier) = self.elsewhere.courier(self.store) else { return false };
+        courier.fetch(stage, *record);
+        self.elsewhere.results[stage] = Abroad::Coming;
+        let (stage, remote) = (self.stages[stage].id.clone(), self.elsewhere.name());
+        self.tell(RunEvent::ResultFetching { stage, remote });
+        true
+    }
+
+    /// Lets a stage run whose result was counted on and cannot be had.
+    fn make_here(&mut self, stage: usize) {
+        if self.stages[stage].state != State::Cached {
+            return;
+        }
+        self.transition(stage, State::Waiting);
+        self.stages[stage].outputs.clear();
+        // It may come out as another one, and then what reads it has another key.
+        for reader in 0..self.stages.len() {
+            let run = &mut self.stages[reader];
+            if run.upstream.contains(&stage) && matches!(run.state, State::Waiting | State::Ready) {
+                run.key = None;
+                run.looked_up = false;
+                self.elsewhere.ask_again(reader);
+            }
+        }
+    }
+
+    fn send_key(&mut self, key: Digest) {
+        if let Some(courier) = self.elsewhere.courier(self.store) {
+            courier.send(key);
+            self.elsewhere.sending += 1;
+        }
+    }
+
+    fn hear_answer(&mut self, stage: usize, key: Digest, found: Result<Option<ResultRecord>, RemoteError>) {
+        // What was asked for a key that is another one by now is of no use.
+        let is_asked = self.stages[stage].key.as_ref().is_some_and(|keyed| keyed.key == key);
+        if !is_asked || !matches!(self.elsewhere.results[stage], Abroad::Asked) {
+            return;
+        }
+        self.elsewhere.results[stage] = match found {
+            Ok(Some(record)) if self.fits(stage, &record) => {
+                // A convenience for the next run; this one goes on without it.
+                let _ = self.store.remember(&record);
+                Abroad::Has(Box::new(record))
+            }
+            Ok(Some(_)) => {
+                let messages = vec![format!("the outputs in record {} are not those of this stage", key.short())];
+                self.tell_refused(stage, messages, None);
+                Abroad::Nothing
+            }
+            Ok(None) => Abroad::Nothing,
+            Err(error) => {
+                self.tell_failure(Some(stage), &error);
+                Abroad::Nothing
+            }
+        };
+    }
+
+    /// Whether a record has the outputs that the stage would make. One with others was written by who knows whom.
+    fn fits(&self, stage: usize, record: &ResultRecord) -> bool {
+        let planned = &self.plan.stages[stage];
+        let kind_of = |name: &str| record.outputs.get(name).map(|output| output.kind.as_str());
+        record.outputs.len() == planned.outputs.len()
+            && planned.outputs.iter().all(|output| kind_of(&output.name) == Some(output.kind.as_str()))
+    }
+
+    fn hear_progress(&mut self, stage: usize, progress: TransferProgress) {
+        let TransferProgress { done, total } = progress;
+        let said = WorkerEvent::Progress { unit: "bytes".to_owned(), done, total: Some(total), note: None };
+        self.tell(RunEvent::Worker { stage: self.stages[stage].id.clone(), said });
+    }
+
+    fn hear_fetched(&mut self, stage: usize, key: Digest, fetched: Result<Pulled, RemoteError>, took: Duration) {
+        match fetched {
+            Ok(Pulled { files, bytes }) => {
+                self.elsewhere.results[stage] = Abroad::Here;
+                let (id, remote) = (self.stages[stage].id.clone(), self.elsewhere.name());
+                self.tell(RunEvent::ResultFetched {
+                    stage: id,
+                    key,
+                    remote,
+                    files,
+                    bytes,
+                    seconds: took.as_secs_f64(),
+                });
+            }
+            Err(error) => {
+                self.elsewhere.results[stage] = Abroad::Nothing;
+                if error.is_of_one_result() {
+                    // What cannot be had is not to be counted on by the next run.
+                    let _ = self.store.unremember(&key);
+                }
+                self.tell_failure(Some(stage), &error);
+                self.make_here(stage);
+            }
+        }
+    }
+
+    fn hear_sent(&mut self, key: Digest, sent: Result<Pushed, RemoteError>, took: Duration) {
+        self.elsewhere.sending -= 1;
+        match sent {
+            Ok(Pushed { files, bytes, .. }) => {
+                let _ = self.store.sent(&key);
+                let stage = self.stage_of(&key);
+                let remote = self.elsewhere.name();
+                self.tell(RunEvent::ResultSent { stage, key, remote, files, bytes, seconds: took.as_secs_f64() });
+            }
+            Err(error) => {
+                if !error.is_of_one_result() {
+                    return self.tell_failure(None, &error);
+                }
+                // It is gone, or damaged: whoever makes it again sends it.
+                let _ = self.store.sent(&key);
+                let (stage, messages) = (self.stage_of(&key), crate::execute::stage_process::chain(&error));
+                self.tell(RunEvent::ResultNotSent { stage, key, messages });
+            }
+        }
+    }
+
+    fn stage_of(&self, key: &Digest) -> Option<String> {
+        let of_key = |run: &&super::stage_run::StageRun| run.key.as_ref().is_some_and(|keyed| keyed.key == *key);
+        self.stages.iter().find(of_key).map(|run| run.id.clone())
+    }
+
+    /// Says what failed: of one result, or of the shared cache, which is then asked no more.
+    fn tell_failure(&mut self, stage: Option<usize>, error: &RemoteError) {
+        let messages = crate::execute::stage_process::chain(error);
+        let help = error.help().map(str::to_owned);
+        match (error, stage) {
+            (RemoteError::Stopped, _) => {}
+            (error, Some(stage)) if error.is_of_one_result() => self.tell_refused(stage, messages, help),
+            _ if self.elsewhere.given_up => {}
+            _ => {
+                self.elsewhere.given_up = true;
+                self.elsewhere.stop();
+                let remote = self.elsewhere.name();
+                self.tell(RunEvent::RemoteFailed { remote, messages, help });
+            }
+        }
+    }
+
+    fn tell_refused(&mut self, stage: usize, messages: Vec<String>, help: Option<String>) {
+        if self.stopping == Stopping::No {
+            let (stage, remote) = (self.stages[stage].id.clone(), self.elsewhere.name());
+            self.tell(RunEvent::ResultRefused { stage, remote, messages, help });
+        }
+    }
+}

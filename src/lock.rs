@@ -1,0 +1,107 @@
+//! `pipeline lock`: what the branches and tags that a pipeline names are, written down or looked up anew.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use engine::lock_file::{self, Change, LockFile, Pinned, Pinning};
+use engine::plan::Plan;
+use serde_json::json;
+
+use crate::render::{self, Exit, Failure};
+use crate::{Format, Global, terminal, words};
+
+/// Pin what pipelines read from hubs, in `pipeline.lock`: the commit of each branch or tag, and the files there.
+///
+/// Without an option what is not pinned yet is looked up and added. Nothing is fetched but listings.
+#[derive(Args)]
+pub struct LockArgs {
+    /// The pipeline files.
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// Look up anew what is pinned already: all of it, or the names given (`owner/name`, `owner/name@revision`).
+    #[arg(long, value_name = "NAME", num_args = 0.., value_delimiter = ',')]
+    upgrade: Option<Vec<String>>,
+    /// Change nothing, and end with 1 where something would be changed. Without `--upgrade` nobody is asked.
+    #[arg(long)]
+    check: bool,
+    /// How to print the result.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// Pins what is to be pinned.
+pub fn run(args: &LockArgs, global: &Global) -> Result<(), Failure> {
+    let registry = stages::registry();
+    let mut all = Vec::new();
+    let mut missing = Vec::new();
+    let mut known = false;
+    for file in &args.files {
+        let plan = engine::plan::load(file, &[], &registry)?;
+        render::warnings(&plan.sources, &plan.warnings, global.verbosity());
+        let home = global.home(file)?;
+        let mut lock = LockFile::read(&home.lock_file())?;
+        known |= names_are_known(&plan, args.upgrade.as_deref());
+        let changes = match (&args.upgrade, args.check) {
+            (None, true) => {
+                missing.extend(lock.missing(&plan).into_iter().map(|(_, request)| lock_file::name(&request)));
+                Vec::new()
+            }
+            (None, false) => lock.resolve(&plan, &registry, Pinning::Resolve)?,
+            (Some(names), check) => {
+                let changes = lock.outdated(&plan, &registry, names)?;
+                if !check && !changes.is_empty() {
+                    lock.accept(&changes)?;
+                }
+                changes
+            }
+        };
+        all.extend(changes);
+    }
+    if let (false, Some(names)) = (known, &args.upgrade) {
+        let failure = Failure::wrong(format!("nothing that is read from a hub is called {}", names.join(" or ")));
+        return Err(failure.with_help("a name is `owner/name` or `owner/name@revision`, as in `pipeline.lock`"));
+    }
+    let found = args.check && !(all.is_empty() && missing.is_empty());
+    let printed = match args.format {
+        Format::Json => crate::print_json(&json!({ "check": args.check, "changes": all, "missing": missing })),
+        Format::Text => print(&all, &missing, args.check),
+    };
+    Failure::after(if found { Exit::StageFailed } else { Exit::Done }, printed)
+}
+
+/// Whether the names given, if any are, mean something that the plan reads.
+fn names_are_known(plan: &Plan, names: Option<&[String]>) -> bool {
+    let wanted = lock_file::wanted(plan);
+    let is_known = |name: &String| wanted.iter().any(|(_, request)| lock_file::is_meant(name, request));
+    names.is_none_or(|names| names.is_empty() || names.iter().any(is_known))
+}
+
+fn print(changes: &[Change], missing: &[String], check: bool) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    for Change { pin, old, new } in changes {
+        let old = old.as_ref().map_or_else(|| "(not pinned)".to_owned(), short);
+        writeln!(out, "{pin}: {old} → {}", short(new))?;
+    }
+    for pin in missing {
+        writeln!(out, "{pin}: not pinned")?;
+    }
+    let would = if check { "would change" } else { "changed" };
+    match (changes.len(), missing.len()) {
+        (0, 0) => terminal::tell_line("pipeline.lock is up to date"),
+        (changed, missing) => {
+            let entries = words::plural(changed + missing, "entry").replace("entrys", "entries");
+            terminal::tell_line(format_args!("pipeline.lock: {entries} {would}"));
+        }
+    }
+    Ok(())
+}
+
+/// `0e9e39f249a1 (12 files)`.
+fn short(pinned: &Pinned) -> String {
+    let commit: String = pinned.commit.chars().take(12).collect();
+    match pinned.files.len() {
+        0 => commit,
+        files => format!("{commit} ({})", words::plural(files, "file")),
+    }
+}

@@ -1,0 +1,76 @@
+//! Which shared cache a command uses: the command line, the environment, the pipeline file, in this order.
+
+use std::path::Path;
+
+use cache::remote::{BadPlace, RemoteError, RemotePlace};
+use clap::Args;
+use engine::plan::Plan;
+use engine::remote::RemoteSettings;
+
+use crate::render::{Exit, Failure, Message};
+
+/// The variable that names the shared cache.
+const VARIABLE: &str = "PIPELINE_REMOTE";
+
+/// The choice of a shared cache.
+#[derive(Args)]
+pub struct RemoteArgs {
+    /// Shared cache: `s3://bucket/prefix`, `gs://…`, `az://…`, `file:///…` or a folder [default: `$PIPELINE_REMOTE`, else the file's `remote:`].
+    #[arg(long, value_name = "URL", conflicts_with = "no_remote")]
+    remote: Option<String>,
+    /// Leave the shared cache out.
+    #[arg(long)]
+    no_remote: bool,
+}
+
+impl RemoteArgs {
+    /// As `--remote URL` on the command line, or nothing there.
+    pub fn named(url: Option<&str>) -> Self {
+        Self { remote: url.map(str::to_owned), no_remote: false }
+    }
+
+    /// The shared cache of a plan, if there is one.
+    pub fn settings(&self, plan: Option<&Plan>) -> Result<Option<RemoteSettings>, Failure> {
+        if self.no_remote {
+            return Ok(None);
+        }
+        let of_file = plan.and_then(|plan| plan.remote.clone());
+        let variable = || std::env::var(VARIABLE).ok().filter(|value| !value.trim().is_empty());
+        let Some(named) = self.remote.clone().or_else(variable) else { return Ok(of_file) };
+        let push = of_file.is_some_and(|settings| settings.push);
+        let place = RemotePlace::parse(&named, Path::new(".")).map_err(Failure::from)?;
+        Ok(Some(RemoteSettings { place, push }))
+    }
+
+    /// As [`RemoteArgs::settings`], where there is nothing to do without one.
+    pub fn required(&self, plan: Option<&Plan>) -> Result<RemoteSettings, Failure> {
+        self.settings(plan)?.ok_or_else(|| {
+            let help = format!("give `--remote URL`, set {VARIABLE}, or write `remote:` into the pipeline file");
+            Failure::wrong("no shared cache is named".to_owned()).with_help(help)
+        })
+    }
+}
+
+impl From<BadPlace> for Failure {
+    fn from(error: BadPlace) -> Self {
+        Failure::wrong(error.to_string()).with_help(error.help())
+    }
+}
+
+impl From<RemoteError> for Failure {
+    fn from(error: RemoteError) -> Self {
+        let exit = match &error {
+            RemoteError::Refused { .. } | RemoteError::Missing { .. } => Exit::StageFailed,
+            RemoteError::Stopped => Exit::Interrupted,
+            RemoteError::Unreachable { .. }
+            | RemoteError::Denied { .. }
+            | RemoteError::NoBucket { .. }
+            | RemoteError::Settings { .. }
+            | RemoteError::Version { .. }
+            | RemoteError::Machine { .. }
+            | RemoteError::Store(_) => Exit::Machine,
+        };
+        let help = error.help().map(str::to_owned);
+        Failure::Told { exit, message: Message::of(&error) }.with_help_if(help)
+    }
+}
