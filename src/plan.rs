@@ -125,7 +125,14 @@ impl PlanArgs {
 /// What the facts of the inputs show to be wrong, and what a user should hear.
 fn problems(forecasts: &[StageForecast]) -> (Vec<Problem>, Vec<Problem>) {
     let found = forecasts.iter().flat_map(|forecast| forecast.problems.iter().chain(&forecast.preflight.warnings));
-    found.cloned().partition(|problem| problem.severity == Severity::Error)
+    let mut each_once: Vec<Problem> = Vec::new();
+    for problem in found {
+        // The children of a sweep have much in common.
+        if !each_once.iter().any(|known| known.says_the_same(problem)) {
+            each_once.push(problem.clone());
+        }
+    }
+    each_once.into_iter().partition(|problem| problem.severity == Severity::Error)
 }
 
 fn left_out_json(left_out: &LeftOut, sources: &engine::file::source::Sources) -> Value {

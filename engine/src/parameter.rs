@@ -26,7 +26,7 @@ mod unit;
 
 pub use cache::Class;
 pub(crate) use collection::COLLECT;
-pub use collection::only_reference;
+pub use collection::{OneOrMore, only_reference};
 pub use declared::{DeclaredField, declared_fields};
 pub(crate) use fields::unknown_key;
 pub use fields::{Fields, read_choice};

@@ -15,6 +15,7 @@ use crate::remote::RemoteSettings;
 use crate::stage::BoundStage;
 
 mod child;
+mod declared;
 pub(crate) mod entry;
 mod expand;
 mod field_spans;

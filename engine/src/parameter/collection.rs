@@ -89,6 +89,33 @@ impl<T: Parameter> Parameter for Vec<T> {
     }
 }
 
+/// One value, or a list of them; `{ collect: stage }` is a list.
+#[derive(Debug, Clone)]
+pub struct OneOrMore<T>(pub Vec<T>);
+
+impl<T: Parameter> Parameter for OneOrMore<T> {
+    fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
+        let is_list = matches!(node.value, Value::List(_)) || node.get(COLLECT).is_some();
+        if is_list { Vec::read(node, reader).map(Self) } else { T::read(node, reader).map(|one| Self(vec![one])) }
+    }
+
+    /// A list of one is that one.
+    fn write_key(&self, key: &mut KeyWriter<'_>) {
+        match self.0.as_slice() {
+            [one] => one.write_key(key),
+            _ => self.0.write_key(key),
+        }
+    }
+
+    fn schema() -> Json {
+        json!({ "anyOf": [T::schema(), Vec::<T>::schema()] })
+    }
+
+    fn visit_inputs(&self, visit: &mut dyn FnMut(&Reference, &'static [&'static str])) {
+        self.0.visit_inputs(visit);
+    }
+}
+
 /// Where the name of a stage goes in a mapping with these fields: into the only one that is such a name.
 pub fn only_reference(fields: &[(&'static str, Option<Collected>)]) -> Option<Collected> {
     let mut names = fields.iter().filter(|(_, collected)| *collected == Some(Collected::Itself));
@@ -121,21 +148,19 @@ fn collect_stage(node: &Node, place: Collected, reader: &mut Reader) {
     }
 }
 
-/// The schema of `{ collect: stage }`.
+/// The schema of `{ collect: stage }`. It stands under `allOf`, since its fields are those of the items, declared there.
 fn all_children(place: Collected, mut item: Json) -> Json {
     let stage = json!({ "type": "string", "description": "Every child of this stage, which has a `matrix:`." });
-    let Collected::Field(field) = place else {
-        let properties = json!({ COLLECT: stage });
-        return json!({
-            "type": "object", "properties": properties, "required": [COLLECT], "additionalProperties": false,
-        });
-    };
-    if let Some(properties) = item["properties"].as_object_mut() {
+    let mut properties = serde_json::Map::new();
+    if let Collected::Field(field) = place {
+        properties = item["properties"].as_object_mut().map(std::mem::take).unwrap_or_default();
         properties.remove(field);
-        properties.insert(COLLECT.to_owned(), stage);
     }
-    item["required"] = json!([COLLECT]);
-    item
+    properties.insert(COLLECT.to_owned(), stage);
+    let all = json!({
+        "type": "object", "properties": properties, "required": [COLLECT], "additionalProperties": false,
+    });
+    json!({ "allOf": [all] })
 }
 
 impl<T: Parameter> Parameter for Mapping<T> {

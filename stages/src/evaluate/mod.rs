@@ -16,7 +16,7 @@ use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
-use engine::parameter::{Input, Parameters};
+use engine::parameter::{Input, OneOrMore, Parameters};
 use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads};
@@ -98,9 +98,9 @@ pub struct EvaluateParams {
     /// What `exact_match` does to answer and reference before it compares them.
     #[semantic(default = Normalization::Strip)]
     pub normalization: Normalization,
-    /// The metrics of another evaluation, to be shown beside these.
+    /// The metrics of other evaluations, to be shown beside these.
     #[semantic]
-    pub compare_with: Option<Input<Metrics>>,
+    pub compare_with: Option<OneOrMore<Input<Metrics>>>,
 }
 
 impl EvaluateParams {
@@ -167,8 +167,11 @@ impl Stage for Evaluate {
     }
 
     fn run(params: &EvaluateParams, context: &mut StageContext) -> Result<(), StageError> {
-        let before = params.compare_with.as_ref().map(|input| context.open(input)).transpose()?;
-        let before = before.map(|artifact| figures::read(&artifact.folder)).transpose()?;
+        let mut others: Vec<(&str, Figures)> = Vec::new();
+        for input in params.compare_with.iter().flat_map(|others| &others.0) {
+            let figures = figures::read(&context.open(input)?.folder)?;
+            others.push((&input.reference.stage, figures));
+        }
         let mut subject = Subject::open(params, context)?;
         let draft = context.create("metrics")?;
         let mut writer = ExamplesWriter::create(&draft.folder);
@@ -187,9 +190,7 @@ impl Stage for Evaluate {
         let found = figures(params, &subject, &likelihood, &answers, context)?;
 
         figures::write(&found, &draft.folder)?;
-        let beside = before.as_ref().zip(params.compare_with.as_ref());
-        let beside = beside.map(|(figures, input)| (input.reference.stage.as_str(), figures));
-        let text = report::text(context.stage(), &found, beside);
+        let text = report::text(context.stage(), &found, &others);
         context.emit(WorkerEvent::Report { text });
         context.seal(draft, found.facts(), None)
     }

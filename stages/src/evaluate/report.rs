@@ -2,26 +2,46 @@
 
 use super::figures::{AnswerCounts, Figures};
 
-/// The headline figures, beside those of another evaluation where there is one, and what they mean.
-pub(super) fn text(stage: &str, figures: &Figures, beside: Option<(&str, &Figures)>) -> String {
-    let other: Vec<(&str, f64)> = beside.map_or_else(Vec::new, |(_, figures)| figures.headlines());
-    let mut rows = vec![[String::new(), beside.map_or("", |(stage, _)| stage).to_owned(), stage.to_owned()]];
-    for (name, value) in figures.headlines() {
-        let other = other.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
-        rows.push([name.to_owned(), other.map_or_else(String::new, number), number(value)]);
-    }
-    let widths: [usize; 3] =
-        std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
-    let mut lines: Vec<String> = rows
-        .iter()
-        .map(|[name, other, value]| {
-            let name = format!("{name:<width$}", width = widths[0]);
-            let other = if beside.is_some() { format!("  {other:>width$}", width = widths[1]) } else { String::new() };
-            format!("{name}{other}  {value:>width$}", width = widths[2])
-        })
-        .collect();
+/// The headline figures, beside those of other evaluations where there are any, and what they mean.
+pub(super) fn text(stage: &str, figures: &Figures, others: &[(&str, Figures)]) -> String {
+    let all: Vec<(&str, &Figures)> =
+        others.iter().map(|(stage, figures)| (*stage, figures)).chain([(stage, figures)]).collect();
+    // Two stand side by side; of more, each has a line.
+    let rows = if all.len() <= 2 { transposed(&by_stage(&all, figures)) } else { by_stage(&all, figures) };
+    let mut lines = aligned(&rows);
     lines.extend(conventions(figures));
     lines.join("\n")
+}
+
+/// A heading, then a row for each evaluation with the figures that `of` has.
+fn by_stage(all: &[(&str, &Figures)], of: &Figures) -> Vec<Vec<String>> {
+    let names: Vec<&str> = of.headlines().into_iter().map(|(name, _)| name).collect();
+    let heading = std::iter::once("").chain(names.iter().copied()).map(str::to_owned).collect();
+    let row = |(stage, figures): &(&str, &Figures)| {
+        let known = figures.headlines();
+        let value = |name: &&str| {
+            let value = known.iter().find(|(known, _)| known == name);
+            value.map_or_else(String::new, |(_, value)| number(*value))
+        };
+        std::iter::once((*stage).to_owned()).chain(names.iter().map(value)).collect()
+    };
+    std::iter::once(heading).chain(all.iter().map(row)).collect()
+}
+
+fn transposed(rows: &[Vec<String>]) -> Vec<Vec<String>> {
+    (0..rows[0].len()).map(|column| rows.iter().map(|row| row[column].clone()).collect()).collect()
+}
+
+/// Lines with the first column to the left and the others to the right.
+fn aligned(rows: &[Vec<String>]) -> Vec<String> {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let first = format!("{:<width$}", row[0], width = widths[0]);
+        let others = row.iter().zip(&widths).skip(1).map(|(cell, width)| format!("  {cell:>width$}"));
+        first + &others.collect::<String>()
+    };
+    rows.iter().map(line).collect()
 }
 
 /// What each figure means.
@@ -90,7 +110,7 @@ mod tests {
 
     #[test]
     fn two_evaluations_stand_side_by_side() {
-        let text = text("after", &figures(3.25, 0.875), Some(("before", &figures(1234.56, 0.0))));
+        let text = text("after", &figures(3.25, 0.875), &[("before", figures(1234.56, 0.0))]);
         let expected = "            before   after\n\
                         perplexity  1234.6  3.2500\n\
                         rouge1      0.0000  0.8750\n\
@@ -102,8 +122,19 @@ mod tests {
     }
 
     #[test]
+    fn of_several_evaluations_each_has_a_line() {
+        let only = |perplexity| Figures { rouge: None, ..figures(perplexity, 0.0) };
+        let text = text("last", &only(3.0), &[("scores[rank=4]", only(10.5)), ("scores[rank=16]", only(2.25))]);
+        let expected = "                 perplexity\n\
+                        scores[rank=4]      10.5000\n\
+                        scores[rank=16]      2.2500\n\
+                        last                 3.0000\n";
+        assert!(text.starts_with(expected), "{text}");
+    }
+
+    #[test]
     fn one_evaluation_stands_alone() {
         let only = Figures { rouge: None, ..figures(3.25, 0.0) };
-        assert!(text("scores", &only, None).starts_with("            scores\nperplexity  3.2500\n"));
+        assert!(text("scores", &only, &[]).starts_with("            scores\nperplexity  3.2500\n"));
     }
 }
