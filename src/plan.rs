@@ -5,7 +5,11 @@ use std::path::PathBuf;
 
 use cache::Store;
 use clap::Args;
+<<<<<<< HEAD
 use engine::explain::{ExplainError, Forecast, Reason, StageForecast, explain, explain_with};
+=======
+use engine::explain::{Forecast, Reason, StageForecast, Total, explain, total};
+>>>>>>> 9cec93e (plan: say how long a run would take, and on what that stands)
 use engine::file::problem::{Problem, Severity};
 use engine::home::Home;
 use engine::memory::Memory;
@@ -64,9 +68,11 @@ pub fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
             let stages: Vec<Value> = forecasts.iter().map(|forecast| stage_json(&plan.sources, forecast)).collect();
             let left_out: Vec<Value> =
                 plan.left_out.iter().map(|left_out| left_out_json(left_out, &plan.sources)).collect();
-            crate::print_json(&json!({ "pipeline": plan.name, "stages": stages, "left_out": left_out }))
+            let estimate = total(&plan, &forecasts);
+            let result = json!({ "pipeline": plan.name, "stages": stages, "left_out": left_out, "estimate": estimate });
+            crate::print_json(&result)
         }
-        Format::Text => text(&forecasts, &home),
+        Format::Text => text(&plan, &forecasts, &home),
     };
     crate::terminal::tell(render::problems(&plan.sources, &errors, crate::terminal::Look::stderr()));
     let lacks = missing(&plan, &forecasts);
@@ -147,7 +153,7 @@ fn stage_json(sources: &engine::file::source::Sources, forecast: &StageForecast)
     stage
 }
 
-fn text(forecasts: &[StageForecast], home: &Home) -> Result<(), Failure> {
+fn text(plan: &Plan, forecasts: &[StageForecast], home: &Home) -> Result<(), Failure> {
     let mut table = Table::new(["stage", "kind", "forecast", "why"]);
     for forecast in forecasts {
         // Where a stage goes on from stands under what becomes of it.
@@ -165,6 +171,9 @@ fn text(forecasts: &[StageForecast], home: &Home) -> Result<(), Failure> {
         write!(out, "{}", expectations(forecast))?;
     }
     writeln!(out, "{}", conclusion(forecasts))?;
+    if let Some(total) = total(plan, forecasts) {
+        writeln!(out, "{}", time(&total))?;
+    }
     if let Some(room) = room(forecasts, home) {
         writeln!(out, "{room}")?;
     }
@@ -179,6 +188,11 @@ fn expectations(forecast: &StageForecast) -> String {
     let estimate = |bytes: &u64| format!("about {}", words::bytes(*bytes));
     lines.extend(peak_memory_bytes.as_ref().map(|bytes| ("peak memory".to_owned(), estimate(bytes))));
     lines.extend(disk_bytes.as_ref().map(|bytes| ("disk".to_owned(), estimate(bytes))));
+    lines.extend(
+        forecast.estimate.as_ref().map(|estimate| {
+            ("time".to_owned(), format!("about {}, {}", words::about(estimate.seconds), estimate.basis))
+        }),
+    );
     lines.extend(forecast.last_run.map(|last| {
         let memory = last.peak_memory_bytes.map(|peak| format!(", peak memory {}", words::bytes(peak)));
         ("last time".to_owned(), format!("{}{}", words::seconds(last.seconds), memory.unwrap_or_default()))
@@ -189,6 +203,24 @@ fn expectations(forecast: &StageForecast) -> String {
     let widest = lines.iter().map(|(name, _)| width(name)).max().unwrap_or(0);
     let lines = lines.iter().map(|(name, text)| format!("  {name:widest$}  {text}\n"));
     format!("{}\n{}\n", forecast.stage, lines.collect::<String>())
+}
+
+/// How long all stages together would take.
+fn time(total: &Total) -> String {
+    let Total { critical_path_seconds, all_stages_seconds, cpu_seconds, without } = total;
+    let mut text = format!("about {}", words::about(*critical_path_seconds));
+    // Where stages do not wait for each other the two differ.
+    if words::about(*all_stages_seconds) != words::about(*critical_path_seconds) {
+        text += &format!(" to {}", words::about(*all_stages_seconds));
+    }
+    if let Some(cpu) = cpu_seconds {
+        text += &format!(", {} of processor time", words::about(*cpu));
+    }
+    match without.as_slice() {
+        [] => text,
+        [one] => format!("{text}, without `{one}`, which never ran"),
+        several => format!("{text}, without {} stages that never ran", several.len()),
+    }
 }
 
 /// What all stages together would write, and what there is room for.

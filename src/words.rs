@@ -54,6 +54,21 @@ pub fn ago(time: Duration) -> String {
     }
 }
 
+/// As [`seconds`], as exact as an estimate is: `40 ms`, `3 s`, `4 min`, `1 h 10 min`.
+pub fn about(seconds: f64) -> String {
+    let tens = |value: f64| if value >= 20.0 { (value / 10.0).round() * 10.0 } else { value.round() };
+    match seconds {
+        seconds if seconds < 0.995 => format!("{:.0} ms", tens(seconds * 1000.0)),
+        seconds if seconds < 9.5 => format!("{seconds:.1} s"),
+        seconds if seconds < 59.5 => format!("{seconds:.0} s"),
+        seconds if seconds < 3570.0 => format!("{:.0} min", (seconds / 60.0).max(1.0)),
+        seconds => {
+            let minutes = (seconds / 600.0).round() as u64 * 10;
+            format!("{} h {:02} min", minutes / 60, minutes % 60)
+        }
+    }
+}
+
 /// `512 B`, `3.0 MiB`.
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -160,6 +175,22 @@ mod tests {
         let cases = [(59, "just now"), (60, "1 min ago"), (3 * 3600, "3 h ago"), (50 * 3600, "2 days ago")];
         for (seconds, text) in cases {
             assert_eq!(ago(Duration::from_secs(seconds)), text);
+        }
+    }
+
+    #[test]
+    fn estimates_are_no_more_exact_than_they_can_be() {
+        let cases = [
+            (0.0034, "3 ms"),
+            (0.0437, "40 ms"),
+            (1.52, "1.5 s"),
+            (42.3, "42 s"),
+            (95.0, "2 min"),
+            (200.0, "3 min"),
+            (4330.0, "1 h 10 min"),
+        ];
+        for (value, text) in cases {
+            assert_eq!(about(value), text);
         }
     }
 

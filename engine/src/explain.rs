@@ -18,9 +18,12 @@ use crate::stage::InputFacts;
 
 mod causes;
 mod edits;
+mod estimate;
 mod past;
 mod reason;
 
+pub use estimate::{Basis, Estimate, Total, total};
+pub(crate) use estimate::{CPU_SECONDS, WORK, work_left};
 pub(crate) use past::{Past, Present};
 pub use reason::Reason;
 
@@ -43,6 +46,8 @@ pub struct StageForecast {
     pub preflight: Preflight,
     /// What it cost when it last ran, with whatever parameters.
     pub last_run: Option<LastRun>,
+    /// How long it would take, where something is known of it.
+    pub estimate: Option<Estimate>,
     /// What the facts of its inputs show to be wrong.
     #[serde(skip)]
     pub problems: Vec<Problem>,
@@ -156,6 +161,7 @@ fn forecast(past: &Past<'_>, now: &Present<'_>, unknown: usize) -> Result<StageF
         outputs: BTreeMap::new(),
         preflight: Preflight::default(),
         last_run: None,
+        estimate: None,
         problems: Vec::new(),
     };
     if unknown == 0 {
@@ -187,6 +193,12 @@ fn look_ahead(past: &Past<'_>, now: &Present<'_>, forecast: &mut StageForecast) 
     let said = |problem: &Problem| past.plan.warnings.iter().any(|said| said.says_the_same(problem));
     forecast.problems = found.into_iter().filter(|problem| !said(problem)).collect();
     forecast.last_run = past.history.last_run(&past.plan.name, &stage.id)?;
+    let state = forecast.reasons.iter().find_map(|reason| match reason {
+        Reason::WorkingState(state) => Some(state),
+        _ => None,
+    });
+    let work = work_left(forecast.preflight.work.clone(), now.outside, state);
+    forecast.estimate = estimate::estimate(past.history, &past.plan.name, stage, work.as_ref())?;
     Ok(())
 }
 

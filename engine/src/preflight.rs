@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
 use crate::artifact::{Facts, InputFacts};
@@ -22,12 +22,30 @@ pub struct Preflight {
     pub peak_memory_bytes: Option<u64>,
     /// What it would write to disk, results and working state together, in bytes.
     pub disk_bytes: Option<u64>,
+    /// How much there is to do, to compare it with earlier runs; `None` where that is not known.
+    pub work: Option<Work>,
     /// What a user should hear before it runs.
     #[serde(serialize_with = "messages")]
     pub warnings: Vec<Problem>,
     /// Facts that its outputs will have, by output, as far as they are known; marked by [`EXPECTED`] when they reach a reader.
     #[serde(skip)]
     pub outputs: BTreeMap<String, Facts>,
+}
+
+/// An amount of work that a stage's time grows with.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Work {
+    /// What is counted: `rows`, `tokens`, `bytes`.
+    pub unit: String,
+    /// How much.
+    pub amount: f64,
+}
+
+impl Work {
+    /// So much of something.
+    pub fn new(unit: &str, amount: f64) -> Self {
+        Self { unit: unit.to_owned(), amount }
+    }
 }
 
 /// One figure.

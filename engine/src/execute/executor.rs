@@ -53,6 +53,8 @@ pub struct Exit {
     pub ran: Duration,
     /// The most memory that it held at once, by the operating system's count.
     pub peak_memory_bytes: u64,
+    /// The time of processors that it took, on all of them together.
+    pub cpu: Duration,
 }
 
 /// A process's last status.

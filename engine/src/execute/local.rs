@@ -83,11 +83,11 @@ impl Executor for Local {
         });
         let waited = Arc::clone(&group);
         thread::spawn(move || {
-            let (ending, peak_memory_bytes) = waited.reap(child);
+            let (ending, peak_memory_bytes, cpu) = waited.reap(child);
             // The sender is dropped, never used: this returns when the listener is through, or after the timeout.
             let _ = silence.recv_timeout(LAST_WORDS);
             let _ = messages
-                .send(Message::Exited { stage, exit: Exit { ending, ran: started.elapsed(), peak_memory_bytes } });
+                .send(Message::Exited { stage, exit: Exit { ending, ran: started.elapsed(), peak_memory_bytes, cpu } });
         });
         Ok(Box::new(Handle(group)))
     }
@@ -109,7 +109,7 @@ impl Group {
     }
 
     /// Waits for the leader's end, ends what is left of its group, and only then gives the leader's id free.
-    fn reap(&self, child: Child) -> (Ending, u64) {
+    fn reap(&self, child: Child) -> (Ending, u64, Duration) {
         while waitid(Id::Pid(self.leader), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(nix::Error::EINTR) {}
         let mut reaped = self.reaped.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = killpg(self.leader, Signal::SIGKILL);
@@ -148,7 +148,7 @@ fn listen(stage: usize, stdout: ChildStdout, mut log: File, messages: &Unbounded
     }
 }
 
-fn wait4(pid: Pid) -> (Ending, u64) {
+fn wait4(pid: Pid) -> (Ending, u64, Duration) {
     let mut status = 0;
     // SAFETY: `rusage` is plain data, for which zeros are valid.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -164,8 +164,11 @@ fn wait4(pid: Pid) -> (Ending, u64) {
     } else {
         Ending::Code(libc::WEXITSTATUS(status))
     };
+    let time = |time: libc::timeval| {
+        Duration::new(time.tv_sec.unsigned_abs(), 0) + Duration::from_micros(time.tv_usec.unsigned_abs())
+    };
     // Linux counts in KiB.
-    (ending, usage.ru_maxrss.unsigned_abs() * 1024)
+    (ending, usage.ru_maxrss.unsigned_abs() * 1024, time(usage.ru_utime) + time(usage.ru_stime))
 }
 
 fn keep_on_exec(descriptor: RawFd) -> io::Result<()> {

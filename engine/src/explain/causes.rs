@@ -165,6 +165,13 @@ impl Found<'_> {
     fn value(&mut self, path: &str, edit: &(Option<String>, Option<String>)) {
         let reason = self.changed(path, edit);
         let Some(edits) = &self.edits else { return self.add(reason) };
+        if let Some((before, now)) = edits.at(path) {
+            // As the file says it; where it says nothing, the key has the default.
+            let (old, new) = edit;
+            let said = (before.clone().or_else(|| old.clone()), now.clone().or_else(|| new.clone()));
+            let reason = self.changed(path, &said);
+            return self.add(reason);
+        }
         if edits.touch(path) {
             return self.add(reason);
         }

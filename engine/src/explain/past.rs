@@ -103,7 +103,8 @@ impl<'a> Past<'a> {
         }
     }
 
-    fn working_state(&self, now: &Present<'_>) -> Option<WorkingState> {
+    /// How far an earlier attempt came, where it left anything.
+    pub fn working_state(&self, now: &Present<'_>) -> Option<WorkingState> {
         let folder = self.store?.root().join("partial").join(now.document.working_key().to_string());
         folder.read_dir().ok()?.next()?.ok()?;
         Some(now.stage.bound.working_state(&folder, now.facts).unwrap_or(WorkingState::Unmeasured))

@@ -13,6 +13,7 @@ use super::events::TimedEvent;
 use super::host::Host;
 use crate::artifact::Output;
 use crate::execute::Exit;
+use crate::explain::CPU_SECONDS;
 use crate::plan::{Plan, ResolvedInput};
 use crate::protocol::WorkerEvent;
 use crate::run::clock::Moment;
@@ -175,6 +176,7 @@ impl RunFolder {
             "finished": Moment::now().rfc3339(),
             "seconds": exit.ran.as_secs_f64(),
             "peak_memory_bytes": exit.peak_memory_bytes,
+            CPU_SECONDS: exit.cpu.as_secs_f64(),
         });
         let Value::Object(known) = known else { unreachable!("an object was written above") };
         known

@@ -16,11 +16,12 @@ use super::state::State;
 use crate::context::stored;
 use crate::error::{Cause, OrFail, StageError};
 use crate::execute::Launch;
-use crate::explain::{Past, Present, Reason};
+use crate::explain::{Past, Present, Reason, work_left};
 use crate::file::problem::{Problem, Severity};
 use crate::history::History;
 use crate::keys::stage_key;
 use crate::plan::Wanted;
+use crate::preflight::Work;
 use crate::protocol::WorkerEvent;
 use crate::stage::InputFacts;
 
@@ -204,7 +205,7 @@ impl Scheduler<'_> {
         let job_file = folder.join("job.json");
         let text = serde_json::to_vec_pretty(&job).expect("a job is plain data");
         fs::write(&job_file, text).or_fail(Cause::Machine, || format!("cannot write `{}`", job_file.display()))?;
-        let why = self.why(stage);
+        let (why, work) = self.why(stage);
         let run = &mut self.stages[stage];
         run.attempts += 1;
         run.tries += 1;
@@ -232,6 +233,7 @@ impl Scheduler<'_> {
             timed_out: false,
             finished: None,
             failed: None,
+            work,
             _locks: locks,
             _staging: staging,
         })
@@ -241,21 +243,13 @@ impl Scheduler<'_> {
         self.recorder.stage(id).or_fail(Cause::Machine, || "cannot create the stage's folder".to_owned())
     }
 
-    fn why(&self, stage: usize) -> Vec<String> {
+    /// Why a stage is started, and what there is to do.
+    fn why(&self, stage: usize) -> (Vec<String>, Option<Work>) {
         let run = &self.stages[stage];
-        if let (true, Some(change)) = (run.tries == 0, run.less_memory.last()) {
-            return vec![format!("again with less memory: {change}")];
-        }
-        if run.tries == 0 && run.before.is_some() {
-            return vec![Reason::Forced.to_string()];
-        }
-        if run.tries > 0 {
-            return vec![format!("attempt {} of {}", run.tries + 1, self.plan.stages[stage].retries.max + 1)];
-        }
         let keyed = run.key.as_ref().expect("the key was made before");
         // An explanation that cannot be had is no reason not to run.
         let history = self.history.get_or_init(|| History::open(self.home).ok());
-        let Some(history) = history else { return Vec::new() };
+        let Some(history) = history else { return (Vec::new(), None) };
         let planned = &self.plan.stages[stage];
         let past = Past::new(self.plan, Some(self.store), history);
         let present = Present {
@@ -265,7 +259,18 @@ impl Scheduler<'_> {
             output: &|input| self.output(&input.stage, &input.output).cloned(),
             facts: &self.facts_of_inputs(stage),
         };
+        let declared = planned.bound.preflight(present.facts, planned.span).work;
+        let work = work_left(declared, present.outside, past.working_state(&present).as_ref());
+        if let (true, Some(change)) = (run.tries == 0, run.less_memory.last()) {
+            return (vec![format!("again with less memory: {change}")], work);
+        }
+        if run.tries == 0 && run.before.is_some() {
+            return (vec![Reason::Forced.to_string()], work);
+        }
+        if run.tries > 0 {
+            return (vec![format!("attempt {} of {}", run.tries + 1, planned.retries.max + 1)], work);
+        }
         let reasons = past.reasons(&present).unwrap_or_default();
-        reasons.iter().map(ToString::to_string).collect()
+        (reasons.iter().map(ToString::to_string).collect(), work)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use cache::{OutputRecord, ResultRecord};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::crash::{Evidence, crash};
 use super::event::{Compared, RunEvent};
@@ -15,6 +15,7 @@ use super::state::State;
 use super::stopping::Stopping;
 use crate::error::{Cause, OrFail};
 use crate::execute::{Ending, Exit};
+use crate::explain::WORK;
 use crate::history::stage_folder;
 use crate::protocol::StoredOutput;
 use crate::stage::LessMemory;
@@ -23,7 +24,8 @@ impl Scheduler<'_> {
     /// Decides what the end of a stage's process means. `running` still holds the locks until this returns, so that nobody else
     /// starts the stage before its result is recorded.
     pub(super) fn conclude(&mut self, stage: usize, mut running: Running, exit: Exit) {
-        if let (Some((outputs, how)), Ending::Code(0)) = (running.finished.take(), &exit.ending) {
+        if let (Some((outputs, mut how)), Ending::Code(0)) = (running.finished.take(), &exit.ending) {
+            how.extend(running.work.take().map(|work| (WORK.to_owned(), json!(work))));
             let outputs = outputs.into_iter().map(|(name, output)| (name, stored_record(output))).collect();
             return match self.record(stage, outputs, how, &exit) {
                 Ok(()) => self.settle_done(stage, &exit),

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     fn exit(signal: &str, peak_memory_bytes: u64) -> Exit {
-        Exit { ending: Ending::Signal(signal.to_owned()), ran: Duration::ZERO, peak_memory_bytes }
+        Exit { ending: Ending::Signal(signal.to_owned()), ran: Duration::ZERO, peak_memory_bytes, cpu: Duration::ZERO }
     }
 
     #[test]

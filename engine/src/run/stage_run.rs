@@ -13,6 +13,7 @@ use super::state::State;
 use crate::execute::Process;
 use crate::memory::Kills;
 use crate::plan::{Plan, Wanted};
+use crate::preflight::Work;
 use crate::protocol::StoredOutput;
 
 /// A stage within the run.
@@ -69,6 +70,8 @@ pub(super) struct Running {
     pub timed_out: bool,
     pub finished: Option<(BTreeMap<String, StoredOutput>, Map<String, Value>)>,
     pub failed: Option<Failure>,
+    /// What there was to do when it was started.
+    pub work: Option<Work>,
     pub _locks: [Lock; 2],
     pub _staging: Staging,
 }

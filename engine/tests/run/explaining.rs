@@ -121,7 +121,7 @@ fn what_a_stage_no_longer_reads_is_no_reason() {
     let project = Project::new(stages);
     project.run().succeeded();
     project.write(&stages.replace(", pinned: four", ""));
-    assert_eq!(project.reasons("a"), [format!("pinned \"four\" → none ({}:5:30)", project.file().display())]);
+    assert_eq!(project.reasons("a"), [format!("pinned four → none ({}:5:30)", project.file().display())]);
 }
 
 fn a_plan_makes_nothing() {

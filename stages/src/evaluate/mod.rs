@@ -16,8 +16,13 @@ use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+<<<<<<< HEAD
 use engine::parameter::{Input, OneOrMore, Parameters};
 use engine::preflight::Preflight;
+=======
+use engine::parameter::{Input, Parameters};
+use engine::preflight::{Preflight, Work};
+>>>>>>> 9cec93e (plan: say how long a run would take, and on what that stands)
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads};
 use model::sampling::Sampling;
@@ -155,7 +160,10 @@ impl Stage for Evaluate {
     }
 
     fn preflight(params: &EvaluateParams, inputs: &InputFacts, _: Span) -> Preflight {
-        params.inference.preflight(inputs)
+        let rows = facts_of(&params.data.reference, inputs).and_then(|facts| facts.get("rows")?.as_u64());
+        let rows = rows.map(|rows| params.limit.map_or(rows, |limit| rows.min(limit)));
+        let work = rows.map(|rows| Work::new("rows", rows as f64));
+        Preflight { work, ..params.inference.preflight(inputs) }
     }
 
     fn threads(_: &EvaluateParams) -> Threads {

@@ -14,7 +14,7 @@ use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, OneOf, Parameters};
-use engine::preflight::Preflight;
+use engine::preflight::{Preflight, Work};
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads};
 use model::generation::Request;
@@ -25,6 +25,7 @@ use crate::inference::{self, Aloud, InferenceParams, Respondent, Standing, speed
 use crate::peak_memory::peak_resident_bytes;
 use crate::prompt::PromptParams;
 use crate::smoke;
+use crate::tokenize::facts_of;
 use prompts::{Asked, Prompts};
 use report::Shown;
 pub use report::answers;
@@ -134,7 +135,14 @@ impl Stage for Generate {
     }
 
     fn preflight(params: &GenerateParams, inputs: &InputFacts, _: Span) -> Preflight {
-        params.inference.preflight(inputs)
+        let prompts = match &params.prompts {
+            OneOf::Literal(texts) => Some(texts.len() as u64),
+            OneOf::Stage(rows) => facts_of(&rows.reference, inputs).and_then(|facts| facts.get("rows")?.as_u64()),
+        };
+        let prompts = prompts.map(|prompts| params.limit.map_or(prompts, |limit| prompts.min(limit)));
+        let most = |prompts: u64| prompts as f64 * params.inference.max_new_tokens as f64;
+        let work = prompts.map(|prompts| Work::new("new tokens", most(prompts)));
+        Preflight { work, ..params.inference.preflight(inputs) }
     }
 
     fn threads(_: &GenerateParams) -> Threads {

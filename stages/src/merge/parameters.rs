@@ -3,7 +3,7 @@
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{ByteSize, Input, Parameters};
-use engine::preflight::Preflight;
+use engine::preflight::{Preflight, Work};
 use engine::stage::InputFacts;
 use model::checkpoint::DEFAULT_MAX_SHARD_BYTES;
 
@@ -118,6 +118,7 @@ pub(super) fn preflight(params: &MergeParams, inputs: &InputFacts) -> Preflight 
     let mut ahead = Preflight::default();
     let model = &params.model.reference;
     crate::preflight::expect_same_model(&mut ahead, "model", model, inputs);
+    ahead.work = crate::preflight::checkpoint_bytes(model, inputs).map(|bytes| Work::new("bytes", bytes as f64));
     let Some(config) = crate::preflight::model_config(model, inputs) else { return ahead };
     let layer: u64 = config.layer_modules().iter().map(|module| 4 * module.weights()).sum();
     ahead.peak_memory_bytes = Some(PROCESS_BYTES + layer + rows::proof_bytes(params.proof_rows, &config));

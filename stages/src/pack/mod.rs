@@ -10,7 +10,7 @@ use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Parameters};
-use engine::preflight::Preflight;
+use engine::preflight::{Preflight, Work};
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, Stage};
 
@@ -77,8 +77,10 @@ impl Stage for Pack {
         too_long.map(problem).into_iter().collect()
     }
 
-    fn preflight(params: &PackParams, _: &InputFacts, _: Span) -> Preflight {
+    fn preflight(params: &PackParams, inputs: &InputFacts, _: Span) -> Preflight {
         let mut ahead = Preflight::default();
+        let tokens = facts_of(&params.tokens.reference, inputs).and_then(|facts| facts.get("tokens")?.as_f64());
+        ahead.work = tokens.map(|tokens| Work::new("tokens", tokens));
         ahead.expect("packs", "longest_row", params.max_seq_len);
         ahead
     }

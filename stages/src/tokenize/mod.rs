@@ -19,7 +19,7 @@ use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Parameters, Reference};
-use engine::preflight::Preflight;
+use engine::preflight::{Preflight, Work};
 use engine::stage::{InputFacts, Stage, Threads};
 
 use crate::artifact::{OutputKind, Rows, RowsFacts, RowsReader, Shape, TokensFacts, TokensWriter};
@@ -140,6 +140,7 @@ impl Stage for Tokenize {
         let mut ahead = Preflight::default();
         let facts = facts_of(&params.dataset.reference, inputs);
         let rows = facts.and_then(|facts| facts.get("rows")?.as_u64());
+        ahead.work = rows.map(|rows| Work::new("rows", rows as f64));
         // Without splitting, each row of text becomes one of tokens, unless it is left out.
         if let Some(rows) = rows.filter(|_| !params.may_split(facts)) {
             ahead.expect("tokens", "rows", rows);

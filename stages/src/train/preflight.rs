@@ -2,7 +2,7 @@
 
 use engine::file::problem::Problem;
 use engine::file::source::Span;
-use engine::preflight::{Preflight, is_known};
+use engine::preflight::{Preflight, Work, is_known};
 use engine::stage::InputFacts;
 use model::config::Config;
 use model::memory::{Lengths, TrainingLoad, TrainingMemory};
@@ -24,6 +24,7 @@ pub(super) fn preflight(params: &TrainParams, inputs: &InputFacts, span: Span) -
     if let Some(config) = &config {
         memory(params, inputs, config, &mut ahead);
     }
+    ahead.work = work(params, inputs, config.as_ref());
     if params.method == Method::Full {
         expect_same_model(&mut ahead, "model", &params.model.reference, inputs);
     }
@@ -59,6 +60,22 @@ fn steps(params: &TrainParams, inputs: &InputFacts, span: Span, ahead: &mut Pref
         let (of_epoch, text) = tokens_of_epoch(&division, tokens, targets, padding);
         ahead.figure("tokens_per_epoch", of_epoch, text);
     }
+}
+
+/// What there is to compute: tokens times the weights that each goes through, as far as both are known.
+fn work(params: &TrainParams, inputs: &InputFacts, config: Option<&Config>) -> Option<Work> {
+    let data = facts_of(&params.data.reference, inputs)?;
+    let count = |name: &str| data.get(name).and_then(Value::as_u64);
+    let rows = usize::try_from(count("rows")?).ok().filter(|rows| *rows > 0)?;
+    let taken = (params.total_steps(rows) * params.rows_per_step() as u64).min(params.epochs * rows as u64) as f64;
+    Some(match (count("tokens"), config) {
+        (Some(tokens), Some(config)) => {
+            let tokens = taken * tokens as f64 / rows as f64;
+            Work::new("tokens × weights", tokens * config.matrix_weights() as f64)
+        }
+        (Some(tokens), None) => Work::new("tokens", taken * tokens as f64 / rows as f64),
+        (None, _) => Work::new("rows", taken),
+    })
 }
 
 /// The tokens of an epoch, from those of all rows: where some rows are left out, which ones differs from epoch to epoch.
