@@ -8,7 +8,7 @@ use crate::progress::Verbosity;
 use crate::render::Failure;
 use crate::{Global, locate, terminal, words};
 
-/// Copy a stage's output out of the store into a new folder.
+/// Copy a stage's output out of the store into a new or empty folder.
 ///
 /// The copy is checked, writable and independent of the store. `publish:` in the file does the same after every run.
 #[derive(Args)]
@@ -18,7 +18,7 @@ pub struct ExportArgs {
     /// The stage, with its output where it has several.
     #[arg(value_name = "STAGE[.OUTPUT]")]
     output: String,
-    /// The folder to make.
+    /// The folder to make, or an empty one.
     folder: PathBuf,
     /// Changes to the file, as `stage.path=value` or `vars.name=value`.
     #[arg(value_name = "OVERRIDE")]
@@ -28,11 +28,12 @@ pub struct ExportArgs {
 /// Copies the output.
 pub fn run(args: &ExportArgs, global: &Global) -> Result<(), Failure> {
     let folder = &args.folder;
-    if folder.exists() {
-        return Err(Failure::wrong(format!("`{}` exists already", folder.display()))
-            .with_help("name a new folder, or remove this one first"));
-    }
     let located = locate::output(&args.file, &args.overrides, &args.output, global)?;
+    // An empty folder is nobody's: only such a one can be removed so.
+    if folder.exists() && (folder.is_symlink() || std::fs::remove_dir(folder).is_err()) {
+        return Err(Failure::wrong(format!("`{}` exists already and is not an empty folder", folder.display()))
+            .with_help("name a new or empty folder, or remove this one first"));
+    }
     if let Some(parent) = folder.parent() {
         std::fs::create_dir_all(parent)?;
     }
