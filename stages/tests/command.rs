@@ -44,7 +44,7 @@ fn a_script_makes_rows_of_its_arguments_and_environment() {
         }))
         .unwrap();
     let rows: Vec<Row> = RowsReader::open(&outputs["asked"]).unwrap().iter().map(Result::unwrap).collect();
-    let columns = [("answer", "I am Ada, $HOME"), ("question", "Who?")].map(|(name, text)| (name.into(), text.into()));
+    let columns = [("output", "I am Ada, $HOME"), ("question", "Who?")].map(|(name, text)| (name.into(), text.into()));
     assert_eq!(rows, [Row::Columns(columns.into_iter().collect())]);
 }
 
