@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
-use engine::history::{Attempt, EventTail, Recorded, RunState, Words};
+use engine::history::{Attempt, EventTail, LOG_FILE, Recorded, RunState, Words};
 use engine::run::RunEvent;
 use serde_json::json;
 
@@ -44,7 +44,7 @@ pub fn run(args: &LogsArgs, global: &Global) -> Result<(), Failure> {
     let past = Past::open(global)?;
     let recorded = args.recorded(&past)?;
     let stage = stage_of(&recorded, &args.stage)?;
-    let log = recorded.stage_folder(&args.stage).join("log");
+    let log = recorded.stage_folder(&args.stage).join(LOG_FILE);
     if args.follow && recorded.summary.state == RunState::Running && !is_over(&stage.summary.status) {
         return follow(args, &recorded, &log);
     }
@@ -77,7 +77,7 @@ impl LogsArgs {
             }
         }
         let folder = engine::history::stage_folder(&self.stage);
-        let has_log = |run: &str| past.home.run(run).join(&folder).join("log").is_file();
+        let has_log = |run: &str| past.home.run(run).join(&folder).join(LOG_FILE).is_file();
         match runs.iter().find(|run| has_log(&run.run)) {
             Some(run) => past.recorded(&run.run, Words::Skip),
             None => {

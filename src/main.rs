@@ -12,6 +12,7 @@ mod locate;
 mod lock;
 mod logs;
 mod plan;
+mod plot;
 mod progress;
 mod remote;
 mod render;

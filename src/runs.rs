@@ -1,17 +1,20 @@
 //! `pipeline runs`: past runs and those that go on. One file per subcommand; this one finds the runs that they name.
 
+mod compare;
+mod diff;
 mod ls;
 mod show;
 mod stage;
 
 pub use show::stage_of;
 
+use cache::{Digest, Store};
 use clap::{Args, Subcommand};
-use engine::history::{Found, History, Recorded, RunState, RunSummary, Words};
+use engine::history::{Found, History, Origin, Recorded, RunState, RunSummary, Words};
 use engine::home::Home;
 
+use crate::Global;
 use crate::render::Failure;
-use crate::{Format, Global};
 
 /// Look at past runs and those that go on.
 ///
@@ -20,22 +23,23 @@ use crate::{Format, Global};
 pub struct RunsArgs {
     #[command(subcommand)]
     command: RunsCommand,
-    /// How to print the result.
-    #[arg(long, value_enum, default_value_t, global = true)]
-    format: Format,
 }
 
 #[derive(Subcommand)]
 enum RunsCommand {
     Ls(ls::LsArgs),
     Show(show::ShowArgs),
+    Compare(compare::CompareArgs),
+    Diff(diff::DiffArgs),
 }
 
 /// Does what the subcommand says.
 pub fn run(args: &RunsArgs, global: &Global) -> Result<(), Failure> {
     match &args.command {
-        RunsCommand::Ls(ls) => ls::run(ls, args.format, global),
-        RunsCommand::Show(show) => show::run(show, args.format, global),
+        RunsCommand::Ls(args) => ls::run(args, global),
+        RunsCommand::Show(args) => show::run(args, global),
+        RunsCommand::Compare(args) => compare::run(args, global),
+        RunsCommand::Diff(args) => diff::run(args, global),
     }
 }
 
@@ -45,6 +49,8 @@ pub struct Past {
     pub home: Home,
     /// Its runs.
     pub history: History,
+    /// Its store.
+    pub store: Store,
 }
 
 impl Past {
@@ -55,7 +61,16 @@ impl Past {
     pub fn open(global: &Global) -> Result<Self, Failure> {
         let home = global.home_here().ok_or_else(nothing_yet)?;
         let history = History::open(&home).map_err(Failure::machine)?;
-        Ok(Self { home, history })
+        let store = Store::open(home.store()).map_err(Failure::machine)?;
+        Ok(Self { home, history, store })
+    }
+
+    /// The result of a key and how it was made; `None` where all trace of it is gone.
+    ///
+    /// # Errors
+    /// Fails where the index or the store does.
+    pub fn made(&self, key: &Digest) -> Result<Option<Origin>, Failure> {
+        Origin::find(&self.home, &self.history, &self.store, key).map_err(Failure::machine)
     }
 
     /// The run that a name stands for.

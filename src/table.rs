@@ -29,7 +29,7 @@ impl Table {
     fn is_numeric(&self, column: usize) -> bool {
         let mut cells = self.rows.iter().filter_map(|row| row.get(column)).filter(|cell| !cell.is_empty()).peekable();
         cells.peek().is_some()
-            && cells.all(|cell| cell.trim_end_matches('%').replace([',', '_'], "").parse::<f64>().is_ok())
+            && cells.all(|cell| cell.trim_end_matches(['%', '*', ' ']).replace([',', '_'], "").parse::<f64>().is_ok())
     }
 }
 

@@ -25,6 +25,9 @@ pub struct LsArgs {
     /// Only so many of them.
     #[arg(long, value_name = "COUNT")]
     limit: Option<usize>,
+    /// How to print the result.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
 }
 
 /// A state, as the command line names it.
@@ -55,7 +58,7 @@ impl From<Status> for RunState {
 }
 
 /// Lists the runs.
-pub fn run(args: &LsArgs, format: Format, global: &Global) -> Result<(), Failure> {
+pub fn run(args: &LsArgs, global: &Global) -> Result<(), Failure> {
     let (runs, ids) = match global.home_here() {
         Some(home) => {
             let history = History::open(&home).map_err(Failure::machine)?;
@@ -65,7 +68,7 @@ pub fn run(args: &LsArgs, format: Format, global: &Global) -> Result<(), Failure
         }
         None => (Vec::new(), Vec::new()),
     };
-    match format {
+    match args.format {
         Format::Json => crate::print_json(&json!(runs)),
         Format::Text if runs.is_empty() => {
             Ok(writeln!(std::io::stdout(), "{}", if ids.is_empty() { "no runs yet" } else { "no such runs" })?)

@@ -22,10 +22,13 @@ pub struct ShowArgs {
     run: String,
     /// A stage of it.
     stage: Option<String>,
+    /// How to print the result.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
 }
 
 /// Shows the run or the stage.
-pub fn run(args: &ShowArgs, format: Format, global: &Global) -> Result<(), Failure> {
+pub fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
     let past = Past::open(global)?;
     let summary = past.find(&args.run)?;
     let recorded = past.recorded(&summary.run, Words::Read)?;
@@ -34,12 +37,12 @@ pub fn run(args: &ShowArgs, format: Format, global: &Global) -> Result<(), Failu
         Some(id) => {
             let stage = stage_of(&recorded, id)?;
             let story = StageStory::of(&past, &recorded, stage)?;
-            match format {
+            match args.format {
                 Format::Json => crate::print_json(&story.json()),
                 Format::Text => Ok(story.print(out)?),
             }
         }
-        None if format == Format::Json => crate::print_json(&json(&recorded)),
+        None if args.format == Format::Json => crate::print_json(&json(&recorded)),
         None => Ok(print(out, &recorded)?),
     }
 }

@@ -2,9 +2,7 @@
 
 use std::io::{self, Write};
 
-use cache::{ResultRecord, Store};
-use engine::history::{Recorded, RecordedStage, stage_folder};
-use engine::protocol::Job;
+use engine::history::{LOG_FILE, Origin, Recorded, RecordedStage};
 use serde_json::{Map, Value, json};
 
 use super::Past;
@@ -19,47 +17,7 @@ pub struct StageStory<'a> {
     recorded: &'a Recorded,
     stage: &'a RecordedStage,
     /// Where and how the result was made, here or in an earlier run; `None` where there is no result, or all trace of it is gone.
-    made: Option<Made>,
-}
-
-/// A result and how it was made.
-pub struct Made {
-    /// The run that made it, where its record is still there.
-    pub run: Option<String>,
-    /// The result's record.
-    pub record: ResultRecord,
-    /// What its process was told, where that is still there.
-    pub job: Option<Job>,
-}
-
-impl Made {
-    /// The result of a stage of a run: from the store, else from the records of the run that made it.
-    ///
-    /// # Errors
-    /// Fails where the store or the history does.
-    pub fn find(past: &Past, recorded: &Recorded, stage: &RecordedStage) -> Result<Option<Self>, Failure> {
-        let Some(key) = stage.summary.key else { return Ok(None) };
-        let id = &stage.summary.stage;
-        let maker = match recorded.result(id) {
-            Some(_) => Some((recorded.summary.run.clone(), id.clone())),
-            None => past.history.maker(&key).map_err(Failure::machine)?,
-        };
-        let copy = maker.as_ref().and_then(|(run, stage)| {
-            engine::history::Recorded::read(&past.home.run(run), engine::history::Words::Skip)?.result(stage)
-        });
-        let record = match copy {
-            Some(record) => Some(record),
-            None => {
-                let store = Store::open(past.home.store()).map_err(Failure::machine)?;
-                store.result(&key).map_err(Failure::machine)?
-            }
-        };
-        let job = maker.as_ref().and_then(|(run, stage)| {
-            let file = past.home.run(run).join(stage_folder(stage)).join("job.json");
-            serde_json::from_slice(&std::fs::read(file).ok()?).ok()
-        });
-        Ok(record.map(|record| Self { run: maker.map(|(run, _)| run), record, job }))
-    }
+    made: Option<Origin>,
 }
 
 impl<'a> StageStory<'a> {
@@ -68,7 +26,11 @@ impl<'a> StageStory<'a> {
     /// # Errors
     /// Fails where the store or the history does.
     pub fn of(past: &Past, recorded: &'a Recorded, stage: &'a RecordedStage) -> Result<Self, Failure> {
-        Ok(Self { recorded, stage, made: Made::find(past, recorded, stage)? })
+        let made = match &stage.summary.key {
+            Some(key) => past.made(key)?,
+            None => None,
+        };
+        Ok(Self { recorded, stage, made })
     }
 
     /// As a program reads it.
@@ -82,14 +44,14 @@ impl<'a> StageStory<'a> {
         value["attempts"] = json!(stage.attempts);
         value["warnings"] = json!(stage.warnings);
         value["inputs"] = json!(plan.inputs);
-        value["made_by"] = json!(self.made.as_ref().map(|made| &made.run));
+        value["made_by"] = json!(self.made.as_ref().and_then(|made| made.by.as_ref()).map(|(run, _)| run));
         value["key_document"] = json!(self.made.as_ref().map(|made| &made.record.key));
         value["outputs"] = json!(self.made.as_ref().map(|made| &made.record.outputs));
         value["how"] = json!(self.made.as_ref().map(|made| &made.record.how));
         let job = self.made.as_ref().and_then(|made| made.job.as_ref());
         value["files"] = json!(job.map(|job| &job.files));
         value["pins"] = json!(job.map(|job| &job.pins));
-        value["log"] = json!(self.recorded.stage_folder(&stage.summary.stage).join("log"));
+        value["log"] = json!(self.recorded.stage_folder(&stage.summary.stage).join(LOG_FILE));
         value
     }
 
@@ -141,7 +103,7 @@ impl<'a> StageStory<'a> {
         given
     }
 
-    fn print_inputs(&self, out: &mut dyn Write, made: &Made) -> io::Result<()> {
+    fn print_inputs(&self, out: &mut dyn Write, made: &Origin) -> io::Result<()> {
         let mut table = Table::new(["reads", "digest", ""]);
         let job = made.job.as_ref();
         for (name, grant) in job.iter().flat_map(|job| &job.inputs) {

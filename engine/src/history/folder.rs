@@ -31,6 +31,12 @@ pub(super) const EVENTS_FILE: &str = "events.jsonl";
 /// The copy of a result's record in the folder of the stage that made it.
 pub const RESULT_FILE: &str = "result.json";
 
+/// What a stage's process was told, in the folder of the stage.
+pub const JOB_FILE: &str = "job.json";
+
+/// What a stage's processes printed, in the folder of the stage.
+pub const LOG_FILE: &str = "log";
+
 /// The content of `run.json`: the resolved plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunPlan {

@@ -4,17 +4,21 @@ mod events;
 mod folder;
 mod host;
 mod index;
+mod origin;
 mod recorded;
 mod references;
 mod results;
 mod tables;
+mod verify;
 
 pub use events::{EventTail, Events, TimedEvent, Words};
-pub use folder::{RESULT_FILE, RunFolder, RunInput, RunPlan, RunStage, stage_folder};
+pub use folder::{JOB_FILE, LOG_FILE, RESULT_FILE, RunFolder, RunInput, RunPlan, RunStage, stage_folder};
 pub use host::Host;
 pub use index::{Found, History, HistoryError, Selection};
+pub use origin::{LookUpError, Origin};
 pub use recorded::{
     Attempt, LastRun, Recorded, RecordedCopy, RecordedFailure, RecordedStage, RunState, RunSummary, StageSummary,
 };
 pub use references::{References, StageOf};
 pub use results::{LastResult, Made};
+pub use verify::{DifferentFile, DifferentOutput, Verdict, Verification, Verified, VerifyError};

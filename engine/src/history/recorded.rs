@@ -10,9 +10,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::events::{Events, TimedEvent, Words};
-use super::folder::{RESULT_FILE, RunPlan, RunStage, is_alive, stage_folder};
+use super::folder::{JOB_FILE, RESULT_FILE, RunPlan, RunStage, is_alive, stage_folder};
 use crate::error::Cause;
-use crate::protocol::{StoredOutput, WorkerEvent};
+use crate::protocol::{Job, StoredOutput, WorkerEvent};
 use crate::run::event::{Conclusion, Counts, RunEvent};
 
 /// A run, in a line.
@@ -191,6 +191,11 @@ impl Recorded {
         let text = fs::read(self.stage_folder(stage).join(RESULT_FILE)).ok()?;
         let record: ResultRecord = serde_json::from_slice(&text).ok()?;
         (record.key.result_key() == key).then_some(record)
+    }
+
+    /// What the process of a stage was told, where one was started.
+    pub fn job(&self, stage: &str) -> Option<Job> {
+        serde_json::from_slice(&fs::read(self.stage_folder(stage).join(JOB_FILE)).ok()?).ok()
     }
 
     fn begin(plan: RunPlan, state: RunState, folder: &Path) -> Self {

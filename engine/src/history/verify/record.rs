@@ -1,0 +1,188 @@
+//! What is recorded of a result, in several places, held against each other: all hang on the key, whose digest nobody can make up.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use cache::{Digest, KeyDocument, ResultRecord, Store};
+
+use crate::context::pick;
+use crate::file::tree::Node;
+use crate::history::folder::RESULT_FILE;
+use crate::history::recorded::Recorded;
+use crate::home::Home;
+use crate::parameter::{KeyWriter, Reader, Reference};
+use crate::protocol::{Job, StoredOutput};
+use crate::stage::Registry;
+
+/// The records of one result.
+pub struct Records {
+    stage: String,
+    key: Digest,
+    /// What its process was told.
+    pub job: Option<Job>,
+    /// What came out, by the events of the run.
+    pub outputs: BTreeMap<String, StoredOutput>,
+    /// The run's copy, and the store's record, each with its name.
+    copies: Vec<(String, Result<ResultRecord, String>)>,
+    program: String,
+    /// Files that are no record at all.
+    unreadable: Vec<String>,
+}
+
+impl Records {
+    /// Reads what there is, and changes nothing: who asks the store for a result that is damaged makes it forget it.
+    pub fn read(home: &Home, store: &Store, run: &Recorded, stage: &str, key: &Digest) -> Self {
+        let kept = run.stage_folder(stage).join(RESULT_FILE);
+        let stored = store.root().join("results").join(format!("{key}.json"));
+        let copies = [kept, stored].into_iter().filter_map(|path| {
+            let text = fs::read(&path).ok()?;
+            let record = serde_json::from_slice(&text).map_err(|error| error.to_string());
+            Some((below(home, &path), record))
+        });
+        let job_file = run.stage_folder(stage).join(super::super::folder::JOB_FILE);
+        let job = fs::read(&job_file).ok().map(|text| serde_json::from_slice::<Job>(&text));
+        let unreadable = match &job {
+            Some(Err(error)) => vec![format!("`{}` cannot be read: {error}", below(home, &job_file))],
+            Some(Ok(_)) | None => Vec::new(),
+        };
+        Self {
+            stage: stage.to_owned(),
+            key: *key,
+            job: job.and_then(Result::ok),
+            outputs: run.stage(stage).map(|stage| stage.outputs.clone()).unwrap_or_default(),
+            copies: copies.collect(),
+            program: run.plan.program.clone(),
+            unreadable,
+        }
+    }
+
+    /// Where the records contradict each other.
+    pub fn contradictions(&self, registry: &Registry) -> Vec<String> {
+        let mut found = self.unreadable.clone();
+        for (name, copy) in &self.copies {
+            match copy {
+                Err(error) => found.push(format!("`{name}` cannot be read: {error}")),
+                Ok(record) if record.key.result_key() != self.key => {
+                    found.push(format!("`{name}` does not belong to its key {}", self.key.short()));
+                }
+                Ok(record) => found.extend(self.other_outputs(name, record)),
+            }
+        }
+        if let (Some(job), Some(document)) = (&self.job, self.document()) {
+            found.extend(self.job_against_key(job, document, registry));
+        }
+        found
+    }
+
+    /// What explains a difference that nobody is to blame for.
+    pub fn notes(&self, registry: &Registry) -> Vec<String> {
+        let mut notes = Vec::new();
+        let program = env!("CARGO_PKG_VERSION");
+        if self.program != program {
+            notes.push(format!("it was made by version {} of this program, which is {program}", self.program));
+        }
+        let recorded = self.document().and_then(|document| document.get("@version"));
+        let kind = self.job.as_ref().and_then(|job| registry.get(&job.kind));
+        if let (Some(recorded), Some(kind)) = (recorded, kind)
+            && recorded != kind.version().to_string()
+        {
+            let now = kind.version();
+            notes.push(format!("it was made by version {recorded} of its kind, which is {now} now"));
+        }
+        notes
+    }
+
+    /// Stored files of the outputs that are not what they were.
+    pub fn damaged_outputs(&self, store: &Store) -> Vec<String> {
+        let mut found = Vec::new();
+        for (name, output) in &self.outputs {
+            let tree = match store.tree(&output.tree) {
+                Ok(tree) => tree,
+                // What was collected is no damage.
+                Err(cache::StoreError::MissingTree { .. }) => continue,
+                Err(error) => {
+                    found.push(format!("output `{name}`: {error}"));
+                    continue;
+                }
+            };
+            for file in tree.files() {
+                let path = store.object_path(&file.digest);
+                if path.exists() && !Digest::of_file(&path).is_ok_and(|(digest, _)| digest == file.digest) {
+                    let (path, short) = (&file.path, file.digest.short());
+                    found.push(format!("output `{name}`: `{path}` (object {short}) is damaged in the store"));
+                }
+            }
+        }
+        found
+    }
+
+    /// The key document, from a record whose digest shows that it is the right one.
+    fn document(&self) -> Option<&KeyDocument> {
+        let records = self.copies.iter().filter_map(|(_, copy)| copy.as_ref().ok());
+        records.map(|record| &record.key).find(|document| document.result_key() == self.key)
+    }
+
+    fn other_outputs(&self, name: &str, record: &ResultRecord) -> Vec<String> {
+        let differs = |(output, recorded): (&String, &StoredOutput)| {
+            let other = record.outputs.get(output);
+            let same = other.is_some_and(|other| {
+                (other.tree, other.identity, &other.kind) == (recorded.tree, recorded.identity, &recorded.kind)
+            });
+            (!same).then(|| format!("`{name}` and the events of the run disagree on output `{output}`"))
+        };
+        self.outputs.iter().filter_map(differs).collect()
+    }
+
+    /// Where the job would have had another key. A field that this version of the kind has and that one had not is no difference.
+    fn job_against_key(&self, job: &Job, document: &KeyDocument, registry: &Registry) -> Vec<String> {
+        let stage = &self.stage;
+        let mut found = Vec::new();
+        let mut differs = |path: &str, now: &str| {
+            if let Some(recorded) = document.get(path).filter(|recorded| *recorded != now) {
+                found.push(format!("what `{stage}` was told has `{path}` {now}, and its key has {recorded}"));
+            }
+        };
+        for (role, grants) in &job.files {
+            for (order, grant) in grants.iter().enumerate() {
+                let path = format!("@files.{role}[{order}]");
+                let name = document.get(&path).and_then(|value| value.split_once(' ')).map_or("", |(name, _)| name);
+                differs(&path, &format!("{name} {}", grant.digest));
+            }
+        }
+        for (name, version) in &job.pins {
+            differs(&format!("@pins.{name}"), version);
+        }
+        let of_this_version =
+            |kind: &dyn crate::stage::StageKind| document.get("@version") == Some(kind.version().to_string().as_str());
+        if let Some(kind) = registry.get(&job.kind).filter(|kind| of_this_version(*kind)) {
+            match told(job, kind) {
+                Some(now) => now.entries.iter().for_each(|entry| differs(&entry.path, &entry.value)),
+                None => found.push(format!("what `{stage}` was told is nothing that its kind takes")),
+            }
+        }
+        found
+    }
+}
+
+/// The part of a key that follows from the parameters and inputs of a job.
+fn told(job: &Job, kind: &dyn crate::stage::StageKind) -> Option<KeyDocument> {
+    let mut reader = Reader::default();
+    let bound = kind.read(&Node::from_json(&job.parameters), &mut reader);
+    let bound = bound.filter(|_| reader.problems.is_empty())?;
+    let identity = |reference: &Reference, kinds: &'static [&'static str]| {
+        let granted = job.inputs.iter().filter_map(|(name, grant)| {
+            let output = name.strip_prefix(&reference.stage)?.strip_prefix('.')?;
+            Some((grant.identity, output, grant.kind.as_str()))
+        });
+        pick(reference, kinds, granted)
+    };
+    let mut document = KeyDocument::default();
+    bound.write_key(&mut KeyWriter::new(&mut document, &identity));
+    Some(document)
+}
+
+/// A path as it is named to people: below the home.
+fn below(home: &Home, path: &Path) -> String {
+    path.strip_prefix(home.root()).unwrap_or(path).display().to_string()
+}

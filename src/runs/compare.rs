@@ -1,0 +1,200 @@
+//! `pipeline runs compare`: runs, or the children of a sweep, side by side: what differs in them, and what came out.
+
+mod candidate;
+mod comparison;
+mod curves;
+
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use engine::history::{Found, Recorded, Words};
+use engine::suggest;
+use serde_json::json;
+
+use self::candidate::{Candidate, Gatherer};
+use self::comparison::Comparison;
+use super::Past;
+use super::ls::shortest;
+use crate::plot;
+use crate::progress::Verbosity;
+use crate::render::Failure;
+use crate::terminal::{self, Look};
+use crate::{Global, words};
+
+/// Compare runs, or the children of a sweep: the parameters that differ, the metrics, the best of each marked.
+///
+/// Two runs or more are compared as a whole. A stage stands for the children of its sweep in the newest run that has them, or else for
+/// every different result of it in all runs.
+#[derive(Args)]
+pub struct CompareArgs {
+    /// Runs, or one stage.
+    #[arg(required = true, value_name = "RUN… | STAGE")]
+    targets: Vec<String>,
+    /// Compare the children that the stage has in this run.
+    #[arg(long, value_name = "RUN")]
+    run: Option<String>,
+    /// Compare the stage's results in all runs of the pipeline of this name.
+    #[arg(long, value_name = "NAME", conflicts_with = "run")]
+    pipeline: Option<String>,
+    /// Order by this metric, the best first, or by this parameter.
+    #[arg(long, value_name = "COLUMN")]
+    sort: Option<String>,
+    /// Draw the losses over the steps into this file, as SVG, or as HTML with the table below.
+    #[arg(long, value_name = "FILE.svg|FILE.html")]
+    plot: Option<PathBuf>,
+    /// How to print the result.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+enum Format {
+    /// For a person.
+    #[default]
+    Text,
+    /// For a program.
+    Json,
+    /// For a spreadsheet.
+    Csv,
+    /// For a README or a pull request.
+    Markdown,
+}
+
+/// Compares.
+pub fn run(args: &CompareArgs, global: &Global) -> Result<(), Failure> {
+    let drawing = args.plot.as_deref().map(drawing).transpose()?;
+    let past = Past::open(global)?;
+    let candidates = args.candidates(&past)?;
+    let mut comparison = Comparison::of(candidates);
+    if let Some(column) = &args.sort {
+        let names = comparison.names();
+        if !comparison.sort(column) {
+            let failure = Failure::wrong(format!("there is no column `{column}` to sort by"));
+            return Err(failure.with_help_if(suggest::help(column, "the columns", &names)));
+        }
+    }
+    if let (Some(path), Some(drawing)) = (&args.plot, drawing) {
+        draw(&comparison, path, drawing, global.verbosity())?;
+    }
+    let out = &mut io::stdout().lock();
+    match args.format {
+        Format::Text => Ok(write!(out, "{}", comparison.text(Look::stdout()))?),
+        Format::Json => crate::print_json(&comparison.json()),
+        Format::Csv => Ok(write!(out, "{}", comparison.csv())?),
+        Format::Markdown => Ok(write!(out, "{}", comparison.markdown())?),
+    }
+}
+
+impl CompareArgs {
+    fn candidates(&self, past: &Past) -> Result<Vec<Candidate>, Failure> {
+        let mut gatherer = Gatherer::new(past, self.plot.is_some());
+        match self.targets.as_slice() {
+            [stage] if !self.is_run(stage, past)? => self.of_stage(stage, past, &mut gatherer),
+            [run] => {
+                let recorded = past.recorded(&past.find(run)?.run, Words::Skip)?;
+                Err(Failure::wrong(format!("`{run}` is one run, and there is nothing to compare it with"))
+                    .with_help(alone(&recorded)))
+            }
+            runs => runs.iter().map(|run| gatherer.run(&past.find(run)?.run)).collect(),
+        }
+    }
+
+    fn is_run(&self, name: &str, past: &Past) -> Result<bool, Failure> {
+        let asks_for_stage = self.run.is_some() || self.pipeline.is_some();
+        Ok(!asks_for_stage && past.history.find(name).map_err(Failure::machine)? != Found::Nothing)
+    }
+
+    fn of_stage(&self, stage: &str, past: &Past, gatherer: &mut Gatherer<'_>) -> Result<Vec<Candidate>, Failure> {
+        let results = past.history.results_of(stage, self.pipeline.as_deref()).map_err(Failure::machine)?;
+        let newest = match &self.run {
+            Some(run) => Some(past.find(run)?.run),
+            None => results.first().map(|(run, _)| run.clone()).filter(|_| self.pipeline.is_none()),
+        };
+        if let Some(run) = &newest {
+            let recorded = past.recorded(run, Words::Skip)?;
+            let children = recorded.stages.iter().filter(|child| child.summary.declared == stage);
+            let children: Vec<String> = children.map(|child| child.summary.stage.clone()).collect();
+            if children.len() > 1 {
+                return children.iter().map(|child| gatherer.child(run, child, None)).collect();
+            }
+            if self.run.is_some() && children.is_empty() {
+                return Err(crate::locate::unknown_stage(stage, &declared(&recorded)));
+            }
+        }
+        if results.is_empty() {
+            let newest = past.recorded(&past.find(super::LATEST)?.run, Words::Skip)?;
+            return Err(crate::locate::unknown_stage(stage, &declared(&newest)));
+        }
+        // The same result, taken from the store again and again, is one result.
+        let ids = past.history.ids().map_err(Failure::machine)?;
+        let mut seen = BTreeSet::new();
+        let different = results.iter().filter(|(_, summary)| seen.insert(summary.key));
+        different.map(|(run, summary)| gatherer.child(run, &summary.stage, Some(shortest(run, &ids)))).collect()
+    }
+}
+
+fn declared(recorded: &Recorded) -> Vec<&str> {
+    let names: BTreeSet<&str> = recorded.stages.iter().map(|stage| stage.summary.declared.as_str()).collect();
+    names.into_iter().collect()
+}
+
+/// What can be done with one run.
+fn alone(recorded: &Recorded) -> String {
+    let sweeps: BTreeSet<&str> = recorded
+        .stages
+        .iter()
+        .filter(|stage| !stage.summary.axes.is_empty())
+        .map(|stage| stage.summary.declared.as_str())
+        .collect();
+    match sweeps.first() {
+        Some(sweep) => format!("`pipeline runs compare {sweep}` compares the children of that sweep"),
+        None => "name a second run, such as `latest~1`, or a stage to compare its results in all runs".to_owned(),
+    }
+}
+
+/// What a plot file holds.
+#[derive(Debug, Clone, Copy)]
+enum Drawing {
+    Svg,
+    Html,
+}
+
+fn drawing(path: &Path) -> Result<Drawing, Failure> {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("svg") => Ok(Drawing::Svg),
+        Some("html" | "htm") => Ok(Drawing::Html),
+        _ => Err(Failure::wrong(format!("`{}` is neither an `.svg` nor an `.html` file", path.display()))
+            .with_help("the name's ending says what is drawn")),
+    }
+}
+
+fn draw(comparison: &Comparison, path: &Path, drawing: Drawing, verbosity: Verbosity) -> Result<(), Failure> {
+    let panels = comparison.panels();
+    if panels.is_empty() {
+        return Err(Failure::wrong("there is no loss to draw: none of these results is of a training")
+            .with_help("name the training's stage, as in `pipeline runs compare adapter`"));
+    }
+    let svg = plot::svg(&panels);
+    let text = match drawing {
+        Drawing::Svg => svg,
+        Drawing::Html => plot::html("pipeline runs compare", &svg, &comparison.html_table()),
+    };
+    std::fs::write(path, text)
+        .map_err(|error| Failure::machine(error).with_help(format!("`{}` could not be written", path.display())))?;
+    if verbosity > Verbosity::Quiet {
+        terminal::tell_line(format_args!("drawn in {}", words::path(path)));
+    }
+    Ok(())
+}
+
+/// A candidate as a program reads it.
+fn candidate_json(candidate: &Candidate) -> serde_json::Value {
+    json!({
+        "name": candidate.name,
+        "run": candidate.run,
+        "stage": candidate.stage,
+        "status": candidate.status,
+    })
+}

@@ -1,0 +1,213 @@
+//! Gathers what is to be compared: of a run or a child of a sweep, its parameters, its figures, its curves.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cache::Digest;
+use engine::history::{Origin, Recorded, RecordedStage, Words};
+use stages::artifact::{Metrics, OutputKind};
+
+use super::curves::{Curve, curves, tokens_per_second};
+use crate::render::Failure;
+use crate::runs::Past;
+use crate::runs::stage::flattened;
+use crate::words;
+
+/// One of the things that are compared.
+pub struct Candidate {
+    /// What tells it from the others.
+    pub name: String,
+    /// Its run.
+    pub run: String,
+    /// Its stage, where stages are compared.
+    pub stage: Option<String>,
+    /// How it stands.
+    pub status: String,
+    /// Parameters by dotted name, those of other stages behind their stage's id.
+    pub parameters: BTreeMap<String, String>,
+    /// Figures by name, in the order in which they are found.
+    pub figures: Vec<(String, f64)>,
+    /// Losses over steps.
+    pub curves: Vec<Curve>,
+}
+
+/// Gathers candidates; what several of them share is looked up once.
+pub struct Gatherer<'a> {
+    past: &'a Past,
+    /// Whether curves are wanted.
+    curves: bool,
+    recorded: BTreeMap<String, Recorded>,
+    made: BTreeMap<Digest, Option<Origin>>,
+}
+
+impl<'a> Gatherer<'a> {
+    /// One that has gathered nothing yet.
+    pub fn new(past: &'a Past, curves: bool) -> Self {
+        Self { past, curves, recorded: BTreeMap::new(), made: BTreeMap::new() }
+    }
+
+    /// A whole run.
+    ///
+    /// # Errors
+    /// Fails where its record or the store cannot be read.
+    pub fn run(&mut self, run: &str) -> Result<Candidate, Failure> {
+        let recorded = self.recorded(run)?;
+        let ids = self.past.history.ids().map_err(Failure::machine)?;
+        let mut candidate = Candidate {
+            name: crate::runs::ls::shortest(run, &ids).to_owned(),
+            run: run.to_owned(),
+            stage: None,
+            status: crate::runs::state(recorded.summary.state).to_owned(),
+            parameters: BTreeMap::new(),
+            figures: Vec::new(),
+            curves: Vec::new(),
+        };
+        for stage in &recorded.stages {
+            let prefix = format!("{}.", stage.summary.stage);
+            self.add_parameters(&mut candidate, stage, &prefix)?;
+            self.add_figures(&mut candidate, stage, &prefix, false)?;
+        }
+        Ok(candidate)
+    }
+
+    /// One stage of a run with all that led to it, and what was found out about its results alone. It is named by its axes, and by
+    /// `label` where runs are to be told apart.
+    ///
+    /// # Errors
+    /// As [`Gatherer::run`].
+    pub fn child(&mut self, run: &str, id: &str, label: Option<&str>) -> Result<Candidate, Failure> {
+        let recorded = self.recorded(run)?;
+        let stage = crate::runs::stage_of(&recorded, id)?;
+        let axes: Vec<String> =
+            stage.summary.axes.iter().map(|(axis, value)| format!("{axis}={}", words::figure(value))).collect();
+        let names: Vec<String> = label.map(str::to_owned).into_iter().chain(axes).collect();
+        let mut candidate = Candidate {
+            name: if names.is_empty() { id.to_owned() } else { names.join(" ") },
+            run: run.to_owned(),
+            stage: Some(id.to_owned()),
+            status: stage.summary.status.clone(),
+            parameters: BTreeMap::new(),
+            figures: Vec::new(),
+            curves: Vec::new(),
+        };
+        // An axis that is in no key (threads, the split of a batch) is in no parameter of the key either.
+        let axes = stage.summary.axes.iter().map(|(axis, value)| (axis.clone(), words::figure(value)));
+        candidate.parameters.extend(axes);
+        let (before, after) = (ancestors(&recorded, id), followers(&recorded, stage));
+        self.add_parameters(&mut candidate, stage, "")?;
+        self.add_figures(&mut candidate, stage, "", true)?;
+        for other in &recorded.stages {
+            let prefix = format!("{}.", other.summary.declared);
+            if before.contains(other.summary.stage.as_str()) {
+                self.add_parameters(&mut candidate, other, &prefix)?;
+            }
+            if after.contains(other.summary.stage.as_str()) {
+                self.add_parameters(&mut candidate, other, &prefix)?;
+                self.add_figures(&mut candidate, other, &prefix, false)?;
+            }
+        }
+        Ok(candidate)
+    }
+
+    fn recorded(&mut self, run: &str) -> Result<Recorded, Failure> {
+        if let Some(known) = self.recorded.get(run) {
+            return Ok(known.clone());
+        }
+        let recorded = self.past.recorded(run, Words::Skip)?;
+        self.recorded.insert(run.to_owned(), recorded.clone());
+        Ok(recorded)
+    }
+
+    fn made(&mut self, stage: &RecordedStage) -> Result<Option<&Origin>, Failure> {
+        let Some(key) = stage.summary.key else { return Ok(None) };
+        if !self.made.contains_key(&key) {
+            self.made.insert(key, self.past.made(&key)?);
+        }
+        Ok(self.made.get(&key).and_then(Option::as_ref))
+    }
+
+    /// The parameters of a stage, defaults filled in where its key is known.
+    fn add_parameters(&mut self, to: &mut Candidate, stage: &RecordedStage, prefix: &str) -> Result<(), Failure> {
+        let given = flattened(&stage.plan.parameters);
+        let keyed = self.made(stage)?.map(|made| {
+            let entries = made.record.key.entries.iter().filter_map(|entry| keyed(&entry.path, &entry.value));
+            entries.collect::<Vec<_>>()
+        });
+        for (name, value) in keyed.unwrap_or(given) {
+            to.parameters.entry(format!("{prefix}{name}")).or_insert(value);
+        }
+        Ok(())
+    }
+
+    fn add_figures(
+        &mut self,
+        to: &mut Candidate,
+        stage: &RecordedStage,
+        prefix: &str,
+        in_focus: bool,
+    ) -> Result<(), Failure> {
+        let (past, with_curves) = (self.past, self.curves);
+        let Some(made) = self.made(stage)? else { return Ok(()) };
+        let metrics = made.record.outputs.values().filter(|output| output.kind == Metrics::NAME);
+        let metrics: Vec<_> = metrics.collect();
+        for output in &metrics {
+            let numbers = output.facts.iter().filter_map(|(name, value)| Some((name, value.as_f64()?)));
+            to.figures.extend(numbers.map(|(name, value)| (format!("{prefix}{name}"), value)));
+        }
+        let trained = made.record.key.get("@kind") == Some("train");
+        if trained && with_curves {
+            let label = prefix.trim_end_matches('.');
+            to.curves.extend(curves(past, made, label));
+        }
+        if trained && let Some(speed) = tokens_per_second(past, made) {
+            to.figures.push((format!("{prefix}tokens_per_second"), speed));
+        }
+        if trained || in_focus {
+            let cost = ["seconds", "peak_memory_bytes"].into_iter();
+            let cost = cost.filter_map(|name| Some((name, made.record.how.get(name)?.as_f64()?)));
+            to.figures.extend(cost.map(|(name, value)| (format!("{prefix}{name}"), value)));
+        }
+        Ok(())
+    }
+}
+
+/// An entry of a key as something to compare: identities of inputs are consequences of what the stages before were told.
+fn keyed(path: &str, value: &str) -> Option<(String, String)> {
+    if let Some(file) = path.strip_prefix("@files.") {
+        let digest = value.split_once(' ').map_or(value, |(_, digest)| digest);
+        return Some((file.to_owned(), digest.get(..12).unwrap_or(digest).to_owned()));
+    }
+    if let Some(pin) = path.strip_prefix("@pins.") {
+        return Some((pin.to_owned(), value.to_owned()));
+    }
+    if path == "@version" {
+        return Some(("(version of the kind)".to_owned(), value.to_owned()));
+    }
+    let is_identity = value.parse::<Digest>().is_ok();
+    (!is_identity && !path.starts_with('@')).then(|| (path.to_owned(), value.to_owned()))
+}
+
+/// All stages that a stage depends on.
+fn ancestors<'a>(recorded: &'a Recorded, id: &str) -> BTreeSet<&'a str> {
+    let mut found = BTreeSet::new();
+    let mut open: Vec<&str> = vec![id];
+    while let Some(next) = open.pop() {
+        let Some(stage) = recorded.stage(next) else { continue };
+        let before = stage.plan.inputs.iter().map(|input| input.stage.as_str());
+        open.extend(before.filter(|before| found.insert(*before)).collect::<Vec<_>>());
+    }
+    let own = |stage: &&str| recorded.stages.iter().any(|known| known.summary.stage == **stage);
+    found.into_iter().filter(own).filter_map(|id| Some(recorded.stage(id)?.summary.stage.as_str())).collect()
+}
+
+/// The stages that depend on this one and on no other child of the same sweep.
+fn followers<'a>(recorded: &'a Recorded, stage: &RecordedStage) -> BTreeSet<&'a str> {
+    let (own, declared) = (&stage.summary.stage, &stage.summary.declared);
+    let is_sibling = |id: &&str| {
+        recorded.stage(id).is_some_and(|other| other.summary.declared == *declared && other.summary.stage != *own)
+    };
+    let follows = |other: &&RecordedStage| {
+        let before = ancestors(recorded, &other.summary.stage);
+        before.contains(own.as_str()) && !before.iter().any(is_sibling)
+    };
+    recorded.stages.iter().filter(follows).map(|stage| stage.summary.stage.as_str()).collect()
+}

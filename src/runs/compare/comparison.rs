@@ -1,0 +1,337 @@
+//! Candidates side by side: which parameters differ, which figures say what is better, who is best.
+
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value, json};
+
+use super::candidate::Candidate;
+use super::candidate_json;
+use super::curves::Kind;
+use crate::plot::{Panel, Series};
+use crate::table::{Table, width};
+use crate::terminal::Look;
+use crate::words;
+
+/// Candidates and what they are compared in.
+pub struct Comparison {
+    candidates: Vec<Candidate>,
+    /// The parameters that are not the same in all.
+    parameters: Vec<String>,
+    /// The figures of which more or less is better, in the order in which they are found.
+    figures: Vec<String>,
+}
+
+/// Which way a figure is better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Better {
+    Lower,
+    Higher,
+}
+
+impl Better {
+    /// By the name, whose last part says what is measured; `None` for counts, which are neither.
+    fn of(name: &str) -> Option<Self> {
+        let last = name.rsplit('.').next().unwrap_or(name);
+        let has = |words: &[&str]| words.iter().any(|word| last.contains(word));
+        if has(&["per_second", "accuracy", "rouge", "bleu", "exact_match", "f1"]) {
+            return Some(Self::Higher);
+        }
+        has(&["loss", "perplexity", "nll", "seconds", "memory"]).then_some(Self::Lower)
+    }
+
+    fn order(self, one: f64, other: f64) -> Ordering {
+        match self {
+            Self::Lower => one.total_cmp(&other),
+            Self::Higher => other.total_cmp(&one),
+        }
+    }
+}
+
+/// A column of the table.
+#[derive(Clone, Copy)]
+enum Column<'a> {
+    Status,
+    Parameter(&'a str),
+    Figure(&'a str),
+}
+
+impl Comparison {
+    /// Compares.
+    pub fn of(candidates: Vec<Candidate>) -> Self {
+        let names: BTreeSet<&String> = candidates.iter().flat_map(|candidate| candidate.parameters.keys()).collect();
+        let differs = |name: &&&String| {
+            let values: BTreeSet<_> = candidates.iter().map(|candidate| candidate.parameters.get(**name)).collect();
+            values.len() > 1
+        };
+        let parameters = names.iter().filter(differs).map(|name| (*name).clone()).collect();
+        let mut figures: Vec<String> = Vec::new();
+        for (name, _) in candidates.iter().flat_map(|candidate| &candidate.figures) {
+            if Better::of(name).is_some() && !figures.contains(name) {
+                figures.push(name.clone());
+            }
+        }
+        Self { candidates, parameters, figures }
+    }
+
+    /// The names of its columns.
+    pub fn names(&self) -> Vec<String> {
+        self.parameters.iter().chain(&self.figures).cloned().collect()
+    }
+
+    /// Orders by a column, named in full or by its last parts; false where there is no such column.
+    pub fn sort(&mut self, column: &str) -> bool {
+        let named = |name: &&String| **name == column || name.ends_with(&format!(".{column}"));
+        if let Some(figure) = self.figures.iter().find(named) {
+            let better = Better::of(figure).unwrap_or(Better::Lower);
+            let value = |candidate: &Candidate| candidate.figure(figure);
+            self.candidates.sort_by(|one, other| match (value(one), value(other)) {
+                (Some(one), Some(other)) => better.order(one, other),
+                (one, other) => other.is_some().cmp(&one.is_some()),
+            });
+            return true;
+        }
+        let Some(parameter) = self.parameters.iter().find(named) else { return false };
+        let number = |text: &String| text.parse::<f64>().ok();
+        self.candidates.sort_by(|one, other| {
+            let (one, other) = (one.parameters.get(parameter), other.parameters.get(parameter));
+            match (one.and_then(number), other.and_then(number)) {
+                (Some(one), Some(other)) => one.total_cmp(&other),
+                _ => one.cmp(&other),
+            }
+        });
+        true
+    }
+
+    /// For a person: as many columns beside each other as the terminal has room for, the others below.
+    pub fn text(&self, look: Look) -> String {
+        let (columns, titles) = (self.columns(), self.titles());
+        let cells: Vec<Vec<String>> = columns.iter().map(|column| self.cells(*column)).collect();
+        let widest = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or(0);
+        let name = widest(&mut self.candidates.iter().map(|candidate| width(&candidate.name)));
+        let wide = |at: usize| 2 + width(&titles[at]).max(widest(&mut cells[at].iter().map(|cell| width(cell))));
+        let mut text = String::new();
+        let mut from = 0;
+        while from < columns.len() {
+            let mut to = from + 1;
+            let mut used = name + wide(from);
+            while to < columns.len() && used + wide(to) <= look.width {
+                used += wide(to);
+                to += 1;
+            }
+            let first = if self.candidates.iter().all(|candidate| candidate.stage.is_some()) { "" } else { "run" };
+            let mut table = Table::new([first].into_iter().chain(titles[from..to].iter().map(String::as_str)));
+            for (row, candidate) in self.candidates.iter().enumerate() {
+                let values = cells[from..to].iter().map(|column| column[row].as_str());
+                table.row([candidate.name.as_str()].into_iter().chain(values));
+            }
+            let _ = write!(text, "{}{table}", if from == 0 { "" } else { "\n" });
+            from = to;
+        }
+        if self.parameters.is_empty() {
+            text += "\nno parameter differs\n";
+        }
+        if cells.iter().flatten().any(|cell| cell.ends_with('*')) {
+            text += "\n* the best of its column\n";
+        }
+        text
+    }
+
+    /// For a program.
+    pub fn json(&self) -> Value {
+        let rows = self.candidates.iter().map(|candidate| {
+            let parameters = self.parameters.iter().map(|name| (name.clone(), json!(candidate.parameters.get(name))));
+            let figures = candidate.figures.iter().map(|(name, value)| (name.clone(), json!(value)));
+            let best = self.figures.iter().filter(|name| self.is_best(candidate, name));
+            let mut value = candidate_json(candidate);
+            value["parameters"] = Value::Object(parameters.collect::<Map<_, _>>());
+            value["metrics"] = Value::Object(figures.collect::<Map<_, _>>());
+            value["best"] = json!(best.collect::<Vec<_>>());
+            value
+        });
+        json!({ "parameters": self.parameters, "metrics": self.figures, "candidates": rows.collect::<Vec<_>>() })
+    }
+
+    /// For a spreadsheet: full names and full precision.
+    pub fn csv(&self) -> String {
+        let quoted = |text: &str| match text.contains([',', '"', '\n', '\r']) {
+            true => format!("\"{}\"", text.replace('"', "\"\"")),
+            false => text.to_owned(),
+        };
+        let header = ["name", "run", "status"].map(str::to_owned).into_iter().chain(self.names());
+        let mut text = header.map(|name| quoted(&name)).collect::<Vec<_>>().join(",") + "\n";
+        for candidate in &self.candidates {
+            let parameters =
+                self.parameters.iter().map(|name| candidate.parameters.get(name).cloned().unwrap_or_default());
+            let figures = self
+                .figures
+                .iter()
+                .map(|name| candidate.figure(name).map(|value| value.to_string()).unwrap_or_default());
+            let first = [candidate.name.clone(), candidate.run.clone(), candidate.status.clone()];
+            let cells: Vec<String> =
+                first.into_iter().chain(parameters).chain(figures).map(|cell| quoted(&cell)).collect();
+            text += &(cells.join(",") + "\n");
+        }
+        text
+    }
+
+    /// For a README: the best in bold.
+    pub fn markdown(&self) -> String {
+        let escaped = |text: &str| text.replace('|', "\\|").replace('\n', " ");
+        let columns = self.columns();
+        let titles: Vec<String> = self.titles().iter().map(|title| escaped(title)).collect();
+        let mut text = format!("| | {} |\n|---|{}\n", titles.join(" | "), "---|".repeat(titles.len()));
+        for (row, candidate) in self.candidates.iter().enumerate() {
+            let cells = columns.iter().map(|column| escaped(&self.cell(row, *column, Mark::Bold)));
+            let _ = writeln!(text, "| {} | {} |", escaped(&candidate.name), cells.collect::<Vec<_>>().join(" | "));
+        }
+        text
+    }
+
+    /// The table below a drawing.
+    pub fn html_table(&self) -> String {
+        let escaped = crate::plot::escaped;
+        let head: String = self.titles().iter().map(|title| format!("<th>{}</th>", escaped(title))).collect();
+        let mut text = format!("<table>\n<tr><th></th>{head}</tr>\n");
+        for (row, candidate) in self.candidates.iter().enumerate() {
+            let cell = |column: &Column<'_>| match self.best_at(row, *column) {
+                true => format!("<td><b>{}</b></td>", escaped(&self.cell(row, *column, Mark::None))),
+                false => format!("<td>{}</td>", escaped(&self.cell(row, *column, Mark::None))),
+            };
+            let cells: String = self.columns().iter().map(cell).collect();
+            let _ = writeln!(text, "<tr><th>{}</th>{cells}</tr>", escaped(&candidate.name));
+        }
+        text + "</table>\n"
+    }
+
+    /// What there is to draw: the losses of training, and of validation where there are any.
+    pub fn panels(&self) -> Vec<Panel> {
+        let panel = |kind: Kind, title: &str| {
+            let of_kind = self.candidates.iter().flat_map(|candidate| {
+                let curves = candidate.curves.iter().filter(move |curve| curve.kind == kind);
+                curves.map(|curve| {
+                    let space = if curve.stage.is_empty() { "" } else { " " };
+                    let name = format!("{}{space}{}", candidate.name, curve.stage);
+                    Series { name, points: curve.points.clone() }
+                })
+            });
+            Panel { title: title.to_owned(), x: "step".to_owned(), series: of_kind.collect() }
+        };
+        let panels = [panel(Kind::Train, "loss"), panel(Kind::Validation, "validation loss")];
+        panels.into_iter().filter(|panel| !panel.series.is_empty()).collect()
+    }
+
+    /// The state comes first where it is not the same good one for all.
+    fn columns(&self) -> Vec<Column<'_>> {
+        let good = |candidate: &Candidate| matches!(candidate.status.as_str(), "done" | "cached" | "succeeded");
+        let status = (!self.candidates.iter().all(good)).then_some(Column::Status);
+        let parameters = self.parameters.iter().map(|name| Column::Parameter(name));
+        let figures = self.figures.iter().map(|name| Column::Figure(name));
+        status.into_iter().chain(parameters).chain(figures).collect()
+    }
+
+    /// The columns' names, as short as they can be without two being the same.
+    fn titles(&self) -> Vec<String> {
+        let names: Vec<&str> = self.columns().into_iter().map(Column::name).collect();
+        names.iter().map(|name| in_short(&shortened(name, &names))).collect()
+    }
+
+    fn cells(&self, column: Column<'_>) -> Vec<String> {
+        (0..self.candidates.len()).map(|row| self.cell(row, column, Mark::Star)).collect()
+    }
+
+    fn cell(&self, row: usize, column: Column<'_>, mark: Mark) -> String {
+        let candidate = &self.candidates[row];
+        match column {
+            Column::Status => candidate.status.clone(),
+            Column::Parameter(name) => words::visible(candidate.parameters.get(name).map_or("", String::as_str)),
+            Column::Figure(name) => {
+                let Some(value) = candidate.figure(name) else { return String::new() };
+                mark.on(&in_words(name, value), self.best_at(row, column))
+            }
+        }
+    }
+
+    fn best_at(&self, row: usize, column: Column<'_>) -> bool {
+        matches!(column, Column::Figure(name) if self.is_best(&self.candidates[row], name))
+    }
+
+    /// Whether no other has a better value, and some have a worse one.
+    fn is_best(&self, candidate: &Candidate, name: &str) -> bool {
+        let (Some(better), Some(own)) = (Better::of(name), candidate.figure(name)) else { return false };
+        let others = || self.candidates.iter().filter_map(|other| other.figure(name));
+        let none_better = others().all(|other| better.order(own, other) != Ordering::Greater);
+        none_better && others().any(|other| better.order(own, other) == Ordering::Less)
+    }
+}
+
+/// How the best of a column is marked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    Star,
+    Bold,
+    None,
+}
+
+impl Mark {
+    fn on(self, text: &str, best: bool) -> String {
+        match (self, best) {
+            (Self::Star, true) => format!("{text}*"),
+            // The figures stay above each other.
+            (Self::Star, false) => format!("{text} "),
+            (Self::Bold, true) => format!("**{text}**"),
+            (Self::Bold, false) | (Self::None, _) => text.to_owned(),
+        }
+    }
+}
+
+impl<'a> Column<'a> {
+    fn name(self) -> &'a str {
+        match self {
+            Column::Status => "status",
+            Column::Parameter(name) | Column::Figure(name) => name,
+        }
+    }
+}
+
+impl Candidate {
+    fn figure(&self, name: &str) -> Option<f64> {
+        self.figures.iter().find(|(known, _)| known == name).map(|(_, value)| *value)
+    }
+}
+
+/// A column's name for a person: figures that are printed with their unit need not name it.
+fn in_short(name: &str) -> String {
+    let (before, last) = name.rsplit_once('.').map_or(("", name), |(before, last)| (before, last));
+    let last = match last {
+        "seconds" => "took",
+        "peak_memory_bytes" => "memory",
+        "tokens_per_second" => "tokens/s",
+        other => other,
+    };
+    if before.is_empty() { last.to_owned() } else { format!("{before}.{last}") }
+}
+
+/// A figure with its unit.
+fn in_words(name: &str, value: f64) -> String {
+    match name.rsplit('.').next() {
+        Some("seconds") => words::seconds(value),
+        Some("peak_memory_bytes") => words::bytes(value as u64),
+        Some("tokens_per_second") => format!("{value:.0}"),
+        _ => words::figure(&json!(value)),
+    }
+}
+
+/// The fewest last parts of a dotted name that no other name ends in.
+fn shortened(name: &str, names: &[&str]) -> String {
+    let starts = name.rmatch_indices('.').map(|(at, _)| at + 1).chain([0]);
+    for start in starts {
+        let end = &name[start..];
+        let same = |other: &&&str| **other == end || other.ends_with(&format!(".{end}"));
+        if names.iter().filter(same).count() == 1 {
+            return end.to_owned();
+        }
+    }
+    name.to_owned()
+}
