@@ -2,9 +2,13 @@
 
 mod compare;
 mod diff;
+mod export;
 mod ls;
+mod provenance;
+mod rm;
 mod show;
 mod stage;
+mod verify;
 
 pub use show::stage_of;
 
@@ -31,6 +35,10 @@ enum RunsCommand {
     Show(show::ShowArgs),
     Compare(compare::CompareArgs),
     Diff(diff::DiffArgs),
+    Rm(rm::RmArgs),
+    Export(export::ExportArgs),
+    Verify(verify::VerifyArgs),
+    Provenance(provenance::ProvenanceArgs),
 }
 
 /// Does what the subcommand says.
@@ -40,6 +48,10 @@ pub fn run(args: &RunsArgs, global: &Global) -> Result<(), Failure> {
         RunsCommand::Show(args) => show::run(args, global),
         RunsCommand::Compare(args) => compare::run(args, global),
         RunsCommand::Diff(args) => diff::run(args, global),
+        RunsCommand::Rm(args) => rm::run(args, global),
+        RunsCommand::Export(args) => export::run(args, global),
+        RunsCommand::Verify(args) => verify::run(args, global),
+        RunsCommand::Provenance(args) => provenance::run(args, global),
     }
 }
 
@@ -61,7 +73,11 @@ impl Past {
     pub fn open(global: &Global) -> Result<Self, Failure> {
         let home = global.home_here().ok_or_else(nothing_yet)?;
         let history = History::open(&home).map_err(Failure::machine)?;
-        let store = Store::open(home.store()).map_err(Failure::machine)?;
+        // Looking works on a home that cannot be written to as well.
+        let store = match Store::look(home.store()).map_err(Failure::machine)? {
+            Some(store) => store,
+            None => Store::open(home.store()).map_err(Failure::machine)?,
+        };
         Ok(Self { home, history, store })
     }
 

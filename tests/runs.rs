@@ -56,3 +56,162 @@ fn diff_names_the_field_and_ends_with_1_where_anything_differs() {
     assert_eq!((&json["equal"], json["stages"].as_array().unwrap().len()), (&true.into(), 0));
     project.run(&["runs", "diff", "latest", "latest~7"]).ends_with(2).warns("no run `latest~7`");
 }
+
+#[test]
+fn verify_does_stages_again_and_names_what_was_changed() {
+    let project = Project::with_pipeline("train.yaml");
+    project.run(&["run", "train.yaml", "adapter.epochs=2"]).ends_with(0);
+    let before = project.run(&["cache", "ls"]).ends_with(0).stdout;
+    let sound = project.run(&["runs", "verify"]).ends_with(0).says("8 stages came out the same, to the bit");
+    assert_eq!(sound.stdout.matches("equal, 0 bytes differ").count(), 8, "{sound}");
+    // The store is as it was: nothing was added, taken or left behind.
+    assert_eq!(project.run(&["cache", "ls"]).ends_with(0).stdout, before);
+    let staging = project.path(".pipeline/store/staging");
+    assert_eq!(std::fs::read_dir(staging).unwrap().count(), 0);
+    // A stage that the run took from the store is checked against the run that made it.
+    project.run(&["run", "train.yaml", "adapter.epochs=2"]).ends_with(0);
+    project.run(&["runs", "verify", "latest"]).ends_with(2).warns("executed no stage");
+    project.run(&["runs", "verify", "latest", "adapter"]).ends_with(0).says("made by run");
+
+    let run = project.run(&["runs", "show", "latest~1", "--format", "json"]).json();
+    let folder = std::path::PathBuf::from(run["folder"].as_str().unwrap());
+    let replace = |file: &str, from: &str, to: &str| {
+        let path = folder.join(file);
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{text}");
+        std::fs::write(&path, text.replacen(from, to, 1)).unwrap();
+        text
+    };
+    let told = replace("adapter/job.json", "0.003", "0.004");
+    project
+        .run(&["runs", "verify", "latest~1", "adapter"])
+        .ends_with(1)
+        .says("`optimizer.learning_rate` 0.004, and its key has 0.003");
+    std::fs::write(folder.join("adapter/job.json"), told).unwrap();
+
+    // An object of an input and of an output: named, and neither removed nor believed.
+    let object = object_of(&project, "tokens", "part-00000.parquet");
+    let sound = std::fs::read(&object).unwrap();
+    let mut broken = sound.clone();
+    broken[sound.len() / 2] ^= 1;
+    overwrite(&object, &broken);
+    project.run(&["runs", "verify", "latest~1", "adapter", "tokens"]).ends_with(1).says("is damaged in the store");
+    assert_eq!(std::fs::read(&object).unwrap(), broken);
+    overwrite(&object, &sound);
+
+    // A source file that has changed since says nothing about the record.
+    project.edit("questions.jsonl", "fox sees the hen", "fox sees the den");
+    project.run(&["runs", "verify", "latest~1", "questions"]).ends_with(0).says("is no longer what it was");
+}
+
+/// The stored file of an output of the newest run that made it.
+fn object_of(project: &Project, stage: &str, file: &str) -> std::path::PathBuf {
+    let shown = project.run(&["runs", "show", "latest~1", stage, "--format", "json"]).ends_with(0).json();
+    let tree = shown["outputs"][stage]["tree"].as_str().unwrap().to_owned();
+    let store = project.path(".pipeline/store");
+    let list = std::fs::read_to_string(store.join("trees").join(&tree[..2]).join(&tree[2..])).unwrap();
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+    let found = list["files"].as_array().unwrap().iter().find(|entry| entry["path"] == file);
+    let digest = found.unwrap()["digest"].as_str().unwrap().to_owned();
+    store.join("objects").join(&digest[..2]).join(&digest[2..])
+}
+
+fn overwrite(path: &std::path::Path, bytes: &[u8]) {
+    std::fs::remove_file(path).unwrap();
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn provenance_leads_from_a_stage_a_published_file_and_a_digest_to_the_sources() {
+    let project = Project::with_pipeline("train.yaml");
+    project.run(&["run", "train.yaml", "adapter.epochs=2", "--until", "merged"]).ends_with(0);
+    let told = project.run(&["runs", "provenance", "merged"]).ends_with(0);
+    for part in ["questions.jsonl, ", "text.jsonl, ", "optimizer.learning_rate 0.003", "kernel_set", "as above"] {
+        assert!(told.stdout.contains(part), "{part}: {told}");
+    }
+    let json = |target: &str| project.run(&["runs", "provenance", target, "--format", "json"]).ends_with(0).json();
+    let by_stage = json("merged.model");
+    assert!(reads(&by_stage, &project.path("questions.jsonl")), "{by_stage:#}");
+    let key = by_stage["key"].as_str().unwrap();
+    for target in ["out/model", "out/model/config.json", key, &key[..12]] {
+        assert_eq!(json(target)["key"], key, "{target}");
+    }
+    // Without any record of a run, the store alone still knows the way.
+    project.run(&["runs", "rm", "latest"]).ends_with(0);
+    let alone = project.run(&["runs", "provenance", "out/model", "--format", "json"]).ends_with(0).json();
+    assert_eq!(alone["results"].as_array().unwrap().len(), by_stage["results"].as_array().unwrap().len());
+
+    project.edit("out/model/config.json", "\"vocab_size\"", "\"vocab_sise\"");
+    project.run(&["runs", "provenance", "out/model"]).ends_with(0).says("`config.json` has another content");
+    project.run(&["runs", "provenance", "train.yaml"]).ends_with(2).warns("no result in this home");
+}
+
+/// Whether a provenance ends at a file, with its digest.
+fn reads(provenance: &serde_json::Value, path: &std::path::Path) -> bool {
+    let path = path.canonicalize().unwrap();
+    let is_it = |file: &serde_json::Value| {
+        let known = file["path"].as_str().and_then(|known| std::path::Path::new(known).canonicalize().ok());
+        known.as_ref() == Some(&path) && file["digest"].as_str().is_some_and(|digest| digest.len() == 64)
+    };
+    provenance["files"].as_array().unwrap().iter().any(is_it)
+}
+
+#[test]
+fn runs_are_removed_but_for_the_newest_and_what_they_made_stays() {
+    let project = Project::with_pipeline("data.yaml");
+    project.run(&["run", "data.yaml"]).ends_with(0);
+    for _ in 0..3 {
+        project.run(&["run", "data.yaml"]).ends_with(0);
+    }
+    project.run(&["runs", "rm"]).ends_with(2).warns("--older-than");
+    project.run(&["runs", "rm", "--older-than", "1d"]).ends_with(0).warns("0 runs removed");
+    project.run(&["runs", "rm", "--keep", "2", "--dry-run"]).ends_with(0).warns("2 runs would be removed");
+    project.run(&["runs", "rm", "--keep", "2"]).ends_with(0).warns("2 runs removed");
+    let left = project.run(&["runs", "ls", "--format", "json"]).ends_with(0).json();
+    assert_eq!(left.as_array().unwrap().len(), 2);
+    assert_eq!(std::fs::read_dir(project.path(".pipeline/runs")).unwrap().count(), 2);
+    project.run(&["runs", "rm", "latest~1", "latest"]).ends_with(0);
+    project.run(&["runs", "ls"]).ends_with(0).says("no runs yet");
+    project.run(&["run", "data.yaml"]).ends_with(0).warns("nothing to do");
+}
+
+#[test]
+fn an_archive_has_the_whole_record_under_its_digests() {
+    let project = two_trainings();
+    project.run(&["runs", "export", "latest", "run.zip"]).ends_with(2).warns(".tar.gz");
+    // The second run took four stages from the store: their records are in its archive all the same.
+    project.run(&["runs", "export", "latest", "run.tar.gz"]).ends_with(0);
+    let unpacked =
+        std::process::Command::new("tar").args(["-xzf", "run.tar.gz"]).current_dir(project.path(".")).status();
+    assert!(unpacked.unwrap().success());
+    let run = project.run(&["runs", "show", "latest", "--format", "json"]).json();
+    let top = project.path(&format!("run-{}", run["run"]["run"].as_str().unwrap()));
+    let list: serde_json::Value = serde_json::from_slice(&std::fs::read(top.join("archive.json")).unwrap()).unwrap();
+    let files = list["files"].as_object().unwrap();
+    for (path, entry) in files {
+        let size = std::fs::metadata(top.join(path)).unwrap().len();
+        assert_eq!(entry["size"].as_u64(), Some(size), "{path}");
+    }
+    for path in ["run.json", "events.jsonl", "tokens/result.json", "adapter/log", "adapter/metrics/metrics.jsonl"] {
+        assert!(files.contains_key(path), "{path}: {list:#}");
+    }
+}
+
+#[test]
+fn a_log_is_followed_until_its_stage_ends() {
+    let project = Project::with_pipeline("train.yaml");
+    let mut run = project.start(&["run", "train.yaml"]);
+    let live = || project.run(&["runs", "ls", "--status", "running"]).stdout.contains("running");
+    let started = std::time::Instant::now();
+    while !live() {
+        assert!(started.elapsed().as_secs() < 60, "no run began");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    // It waits for the stage's turn, and a run that goes on is never removed.
+    project.run(&["runs", "rm", "latest"]).ends_with(2).warns("goes on and is left alone");
+    let followed = project.run(&["logs", "-f", "adapter"]).ends_with(0).says("|Loss: ");
+    assert!(run.wait().unwrap().success());
+    assert_eq!(project.run(&["logs", "adapter"]).ends_with(0).stdout, followed.stdout);
+    let last = project.run(&["logs", "adapter", "--tail", "1"]).ends_with(0);
+    assert!(followed.stdout.ends_with(&last.stdout) && last.stdout.lines().count() == 1, "{last}");
+}

@@ -26,7 +26,7 @@ pub use digest::{Digest, Hasher};
 pub use error::StoreError;
 pub use key::{Class, KeyDifference, KeyDocument, KeyEntry, differences};
 pub use lock::{Lock, Staging};
-pub use record::{OutputRecord, ResultRecord};
+pub use record::{Examined, OutputRecord, ResultRecord};
 pub use reuse::Reusable;
 pub use stat_cache::StatCache;
 pub use store::{Store, Verify};

@@ -63,6 +63,17 @@ impl ResultRecord {
     }
 }
 
+/// What a look at the record of a key finds.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Examined {
+    /// There is none that this version of the program could read.
+    None,
+    /// It is as it was written.
+    Sound(Box<ResultRecord>),
+    /// It is not: it contradicts its check or its key.
+    Damaged,
+}
+
 /// What a record's file turns out to hold.
 pub(crate) enum Stored {
     /// The record of the key in the file's name.
@@ -117,6 +128,23 @@ impl Stored {
 }
 
 impl Store {
+    /// Looks at the record of a key, and leaves it as it is.
+    ///
+    /// # Errors
+    /// Fails where the record exists and cannot be read.
+    pub fn examine(&self, key: &Digest) -> Result<Examined, StoreError> {
+        let path = self.record_path(key);
+        let bytes = match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Examined::None),
+            read => read.map_err(StoreError::on("read", &path))?,
+        };
+        Ok(match Stored::read(&bytes, key) {
+            Stored::Sound(record) => Examined::Sound(Box::new(record)),
+            Stored::Foreign => Examined::None,
+            Stored::Damaged => Examined::Damaged,
+        })
+    }
+
     /// The result of a key. A damaged record is removed and counts as none.
     ///
     /// # Errors

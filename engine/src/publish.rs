@@ -120,6 +120,36 @@ struct RecordedFile {
     modified: i128,
 }
 
+/// What a folder was published as.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishedAs {
+    /// The stored folder.
+    pub tree: Digest,
+    /// Its identity.
+    pub identity: Digest,
+    /// How it was changed since, where it was.
+    pub changed: Option<String>,
+}
+
+/// What a folder was published as; `None` where it was not published by this program.
+///
+/// # Errors
+/// Fails where the folder cannot be read.
+pub fn published_as(target: &Path) -> Result<Option<PublishedAs>, PublishError> {
+    let text = match fs::read(target.join(RECORD)) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed("read", &target.join(RECORD))(error)),
+    };
+    let Ok(Record { version: VERSION, tree, identity, .. }) = serde_json::from_slice(&text) else { return Ok(None) };
+    let changed = match inspect(target) {
+        Ok(_) => None,
+        Err(PublishError::Changed { file, how, .. }) => Some(format!("`{file}` {how}")),
+        Err(error) => return Err(error),
+    };
+    Ok(Some(PublishedAs { tree, identity, changed }))
+}
+
 /// Makes `target` a copy of a stored folder, unless it is one.
 ///
 /// # Errors

@@ -10,6 +10,7 @@ pub mod bleu;
 pub mod checkpoint;
 pub mod command;
 pub mod dataset;
+pub mod difference;
 pub mod download;
 pub mod evaluate;
 pub mod generate;

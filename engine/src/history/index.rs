@@ -57,6 +57,14 @@ pub enum HistoryError {
         /// The cause.
         source: rusqlite::Error,
     },
+    /// The record of a run could not be removed.
+    #[error("cannot remove `{path}`")]
+    Remove {
+        /// The folder.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
     /// The folder of runs could not be read.
     #[error("cannot read `{path}`")]
     Read {

@@ -1,21 +1,26 @@
 //! The history of runs: a folder per run, which is the truth, and an index over them, which can be made again from the folders.
 
+mod archive;
 mod events;
 mod folder;
 mod host;
 mod index;
 mod origin;
+mod provenance;
 mod recorded;
 mod references;
+mod remove;
 mod results;
 mod tables;
 mod verify;
 
+pub use archive::{ArchiveError, ArchiveList, ArchivedFile, write_archive};
 pub use events::{EventTail, Events, TimedEvent, Words};
 pub use folder::{JOB_FILE, LOG_FILE, RESULT_FILE, RunFolder, RunInput, RunPlan, RunStage, stage_folder};
 pub use host::Host;
 pub use index::{Found, History, HistoryError, Selection};
 pub use origin::{LookUpError, Origin};
+pub use provenance::{Ancestor, InputOrigin, Provenance, SourceFile, Tracer};
 pub use recorded::{
     Attempt, LastRun, Recorded, RecordedCopy, RecordedFailure, RecordedStage, RunState, RunSummary, StageSummary,
 };

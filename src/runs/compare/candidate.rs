@@ -173,7 +173,7 @@ impl<'a> Gatherer<'a> {
 /// An entry of a key as something to compare: identities of inputs are consequences of what the stages before were told.
 fn keyed(path: &str, value: &str) -> Option<(String, String)> {
     if let Some(file) = path.strip_prefix("@files.") {
-        let digest = value.split_once(' ').map_or(value, |(_, digest)| digest);
+        let digest = value.rsplit_once(' ').map_or(value, |(_, digest)| digest);
         return Some((file.to_owned(), digest.get(..12).unwrap_or(digest).to_owned()));
     }
     if let Some(pin) = path.strip_prefix("@pins.") {

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use cache::{Digest, KeyDocument, ResultRecord, Store};
+use cache::{Digest, Examined, KeyDocument, ResultRecord, Store};
 
 use crate::context::pick;
 use crate::file::tree::Node;
-use crate::history::folder::RESULT_FILE;
+use crate::history::folder::{JOB_FILE, RESULT_FILE};
 use crate::history::recorded::Recorded;
 use crate::home::Home;
 use crate::parameter::{KeyWriter, Reader, Reference};
@@ -34,13 +34,19 @@ impl Records {
     /// Reads what there is, and changes nothing: who asks the store for a result that is damaged makes it forget it.
     pub fn read(home: &Home, store: &Store, run: &Recorded, stage: &str, key: &Digest) -> Self {
         let kept = run.stage_folder(stage).join(RESULT_FILE);
-        let stored = store.root().join("results").join(format!("{key}.json"));
-        let copies = [kept, stored].into_iter().filter_map(|path| {
-            let text = fs::read(&path).ok()?;
-            let record = serde_json::from_slice(&text).map_err(|error| error.to_string());
-            Some((below(home, &path), record))
+        let copy = fs::read(&kept).ok().map(|text| {
+            let record = serde_json::from_slice(&text).map_err(|error| format!("cannot be read: {error}"));
+            (below(home, &kept), record)
         });
-        let job_file = run.stage_folder(stage).join(super::super::folder::JOB_FILE);
+        let stored = match store.examine(key) {
+            Ok(Examined::None) => None,
+            Ok(Examined::Sound(record)) => Some(Ok(*record)),
+            Ok(Examined::Damaged) => Some(Err("is not what was written".to_owned())),
+            Err(error) => Some(Err(format!("cannot be read: {error}"))),
+        };
+        let stored = stored.map(|record| (format!("store/results/{key}.json"), record));
+        let copies = copy.into_iter().chain(stored);
+        let job_file = run.stage_folder(stage).join(JOB_FILE);
         let job = fs::read(&job_file).ok().map(|text| serde_json::from_slice::<Job>(&text));
         let unreadable = match &job {
             Some(Err(error)) => vec![format!("`{}` cannot be read: {error}", below(home, &job_file))],
@@ -62,7 +68,7 @@ impl Records {
         let mut found = self.unreadable.clone();
         for (name, copy) in &self.copies {
             match copy {
-                Err(error) => found.push(format!("`{name}` cannot be read: {error}")),
+                Err(how) => found.push(format!("`{name}` {how}")),
                 Ok(record) if record.key.result_key() != self.key => {
                     found.push(format!("`{name}` does not belong to its key {}", self.key.short()));
                 }
@@ -146,7 +152,7 @@ impl Records {
         for (role, grants) in &job.files {
             for (order, grant) in grants.iter().enumerate() {
                 let path = format!("@files.{role}[{order}]");
-                let name = document.get(&path).and_then(|value| value.split_once(' ')).map_or("", |(name, _)| name);
+                let name = document.get(&path).and_then(|value| value.rsplit_once(' ')).map_or("", |(name, _)| name);
                 differs(&path, &format!("{name} {}", grant.digest));
             }
         }
