@@ -87,6 +87,17 @@ impl Store {
         Ok(Some(Self::opened(root, user)))
     }
 
+    /// As [`Store::look`]; a store that is not there yet is made.
+    ///
+    /// # Errors
+    /// As [`Store::look`] and [`Store::open`].
+    pub fn look_or_open(root: impl AsRef<Path>) -> Result<Self, StoreError> {
+        match Self::look(&root)? {
+            Some(store) => Ok(store),
+            None => Self::open(root.as_ref()),
+        }
+    }
+
     fn opened(root: PathBuf, user: Option<User>) -> Self {
         let gate = Gate::new(root.join("locks").join("gate"));
         Self { opened: Arc::new(Opened { root, gate, user }) }
@@ -103,6 +114,15 @@ impl Store {
     /// Fails where the disk refuses.
     pub fn staging(&self) -> Result<Staging, StoreError> {
         Staging::create(&self.folder("staging"))
+    }
+
+    /// A new private folder for links to what is looked at: in the store, or among the temporary files where the store cannot be
+    /// written to.
+    ///
+    /// # Errors
+    /// Fails where neither can be.
+    pub fn staging_to_look(&self) -> Result<Staging, StoreError> {
+        self.staging().or_else(|_| Staging::create(&std::env::temp_dir()))
     }
 
     /// Moves every file of a folder into the store and gives the digest of the tree; the files are gone from `folder`.
@@ -144,30 +164,37 @@ impl Store {
         flush_folder(parent(&place))
     }
 
-    /// Whether an object is there, with its length; from then on it is in use (see [`crate::in_use`]), so that who finds it need not
-    /// bring it once more.
+    /// Whether an object is there, read and compared with its digest; from then on it is in use (see [`crate::in_use`]), so that who
+    /// finds it need not bring it once more.
     ///
     /// # Errors
     /// Fails where the disk refuses.
     pub fn hold_object(&self, file: &TreeFile) -> Result<bool, StoreError> {
+        let place = self.object_path(&file.digest);
+        let sound = self.has(file) && Digest::of_file(&place).is_ok_and(|found| found == (file.digest, file.size));
+        if sound { self.touch_object(file) } else { Ok(false) }
+    }
+
+    /// Sets the change time of an object, which is what says that it is in use; whether it is there.
+    fn touch_object(&self, file: &TreeFile) -> Result<bool, StoreError> {
         let _passage = self.pass()?;
         if !self.has(file) {
             return Ok(false);
         }
         let place = self.object_path(&file.digest);
-        // Sets its change time, which is what says that it is in use.
         fs::set_permissions(&place, Permissions::from_mode(0o444)).map_err(StoreError::on("protect", &place))?;
         Ok(true)
     }
 
-    /// Whether a tree is there with all its objects; from then on these are in use, whatever becomes of the result that they belong to.
+    /// Whether a tree is there with all its objects, by their lengths; from then on these are in use, whatever becomes of the result
+    /// that they belong to.
     ///
     /// # Errors
     /// Fails where the disk refuses.
     pub fn hold_tree(&self, tree: &Digest) -> Result<bool, StoreError> {
         let Ok(tree) = self.tree(tree) else { return Ok(false) };
         for file in tree.files() {
-            if !self.hold_object(file)? {
+            if !self.touch_object(file)? {
                 return Ok(false);
             }
         }

@@ -49,8 +49,11 @@ impl Records {
         let job_file = run.stage_folder(stage).join(JOB_FILE);
         let job = fs::read(&job_file).ok().map(|text| serde_json::from_slice::<Job>(&text));
         let unreadable = match &job {
-            Some(Err(error)) => vec![format!("`{}` cannot be read: {error}", below(home, &job_file))],
-            Some(Ok(_)) | None => Vec::new(),
+            // What is JSON and no job is of another version of this program, and no damage.
+            Some(Err(error)) if !error.is_data() => {
+                vec![format!("`{}` cannot be read: {error}", below(home, &job_file))]
+            }
+            Some(_) | None => Vec::new(),
         };
         Self {
             stage: stage.to_owned(),
@@ -156,8 +159,8 @@ impl Records {
                 differs(&path, &format!("{name} {}", grant.digest));
             }
         }
-        for (name, version) in &job.pins {
-            differs(&format!("@pins.{name}"), version);
+        for (name, pinned) in &job.pins {
+            differs(&format!("@pins.{name}"), &pinned.commit);
         }
         let of_this_version =
             |kind: &dyn crate::stage::StageKind| document.get("@version") == Some(kind.version().to_string().as_str());
