@@ -5,11 +5,7 @@ use std::path::PathBuf;
 
 use cache::Store;
 use clap::Args;
-<<<<<<< HEAD
-use engine::explain::{ExplainError, Forecast, Reason, StageForecast, explain, explain_with};
-=======
-use engine::explain::{Forecast, Reason, StageForecast, Total, explain, total};
->>>>>>> 9cec93e (plan: say how long a run would take, and on what that stands)
+use engine::explain::{ExplainError, Forecast, Reason, StageForecast, Total, explain, explain_with, total};
 use engine::file::problem::{Problem, Severity};
 use engine::home::Home;
 use engine::memory::Memory;

@@ -16,13 +16,8 @@ use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
-<<<<<<< HEAD
 use engine::parameter::{Input, OneOrMore, Parameters};
-use engine::preflight::Preflight;
-=======
-use engine::parameter::{Input, Parameters};
 use engine::preflight::{Preflight, Work};
->>>>>>> 9cec93e (plan: say how long a run would take, and on what that stands)
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads};
 use model::sampling::Sampling;
