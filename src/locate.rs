@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use cache::{OutputRecord, Store, StoreError};
-use engine::explain::explain;
+use engine::explain::{Forecast, explain};
 use engine::plan::{Plan, PlannedStage, ResolvedInput};
 use engine::suggest;
 use stages::artifact::{OutputKind, Tokenizer};
@@ -49,7 +49,12 @@ pub fn output(file: &Path, overrides: &[String], name: &str, global: &Global) ->
     let stored = |stage: &str, output: &str| {
         forecasts.iter().find(|forecast| forecast.stage == stage)?.outputs.get(output).cloned()
     };
+    let elsewhere = forecasts.iter().any(|forecast| forecast.stage == id && forecast.status == Forecast::Remote);
     let record = stored(&id, &output).ok_or_else(|| {
+        if elsewhere {
+            return Failure::wrong(format!("`{id}.{output}` lies in the shared cache, and not here"))
+                .with_help(format!("`pipeline cache pull {} {id}` fetches it", file.display()));
+        }
         Failure::wrong(format!("`{id}.{output}` has not been made yet, as the pipeline stands now"))
             .with_help(format!("`pipeline run {}` makes it", file.display()))
     })?;

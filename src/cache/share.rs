@@ -138,6 +138,10 @@ pub fn pull(args: &PullArgs, global: &Global, format: Format) -> Result<(), Fail
             false => remote.pull(&store, &record, show(&bar)),
         };
         bar.finish_and_clear();
+        if pulled.as_ref().is_err_and(RemoteError::is_of_one_result) {
+            // What cannot be had is not to be counted on by the next run.
+            store.unremember(&key).map_err(Failure::machine)?;
+        }
         let what = if args.dry_run { "would be fetched" } else { "fetched" };
         lines.push(line(name, key, pulled.map(|Pulled { files, bytes }| (what, files, bytes)))?);
     }

@@ -179,9 +179,9 @@ fn bucket(service: Service, rest: &str, text: &str) -> Result<Location, BadPlace
 }
 
 fn absolute(path: &Path) -> PathBuf {
-    // The parts alone: `./` in the middle would make two names of one place.
+    // One place must not have two names: what is to be sent there is noted by its name.
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    path.components().collect()
+    path.canonicalize().unwrap_or_else(|_| path.components().collect())
 }
 
 #[cfg(test)]

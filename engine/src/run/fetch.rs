@@ -85,7 +85,9 @@ impl Elsewhere {
     }
 
     fn name(&self) -> String {
-        self.settings.as_ref().map(|settings| settings.place.to_string()).unwrap_or_default()
+        let named = self.settings.as_ref().map(|settings| settings.place.to_string());
+        // Noted by a run that had one.
+        named.unwrap_or_else(|| "a shared cache".to_owned())
     }
 
     /// The shared cache, where a stage's result lies there and not here.
