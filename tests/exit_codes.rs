@@ -50,6 +50,80 @@ fn a_machine_that_lacks_something_is_3_before_anything_runs() {
 }
 
 #[test]
+fn a_mistake_that_only_a_made_model_shows_is_2_too() {
+    let project = Project::with_pipeline("train.yaml");
+    project.run(&["run", "train.yaml", "--until", "tokens"]).ends_with(0);
+    let wrong = "adapter.lora.target_modules=[no_such_proj]";
+    project.run(&["plan", "train.yaml", wrong]).ends_with(2).warns("no_such_proj");
+    project.run(&["run", "train.yaml", wrong]).ends_with(2).warns("no_such_proj").warns("stage `adapter` failed");
+}
+
+#[test]
+fn a_part_of_a_pipeline_needs_what_it_reads() {
+    let project = Project::with_pipeline("data.yaml");
+    for command in ["run", "plan"] {
+        let ran = project.run(&[command, "data.yaml", "--only", "text_packs"]).ends_with(2);
+        ran.warns("stage `text` has no result").warns("--until text` makes it");
+    }
+    project.run(&["run", "data.yaml", "--from", "text_pakcs"]).ends_with(2).warns("did you mean `text_packs`?");
+    project.run(&["run", "data.yaml", "--until", "text", "--from", "text_packs"]).ends_with(2).warns("leave no stage");
+    project.run(&["run", "data.yaml", "--only", "text", "--until", "text"]).ends_with(2).warns("cannot be used with");
+    project.run(&["run", "data.yaml", "--until", "text_tokens"]).ends_with(0);
+    project.run(&["run", "data.yaml", "--only", "text_packs"]).ends_with(0).warns("1 ran, 3 cached");
+    let forced = ["plan", "data.yaml", "--until", "text_packs", "--force", "text_packs"];
+    project.run(&forced).ends_with(0).says("has a result, and is forced to run").says("1 of 4 stages will run");
+    let ran = project.run(&["run", "data.yaml", "--until", "text_packs", "--force", "--format", "json"]).ends_with(0);
+    let stages = ran.warns("equal to the result before").json()["stages"].clone();
+    assert!(stages.as_array().unwrap().iter().all(|stage| stage["compared"]["result"] == "equal"), "{stages}");
+}
+
+#[test]
+fn what_the_machine_can_never_give_is_3_and_slots_that_are_not_there_2() {
+    let project = Project::with_pipeline("data.yaml");
+    for command in ["run", "plan"] {
+        let ran = project.run(&[command, "data.yaml", "text_packs.resources.memory=900TiB"]).ends_with(3);
+        ran.warns("stage `text_packs` asks for 921600.0 GiB of memory").warns("text_packs.resources.memory=1GiB");
+    }
+    let takes = "text_packs.resources.slots={license: 2}";
+    project.run(&["run", "data.yaml", takes]).ends_with(2).warns("`slots: { license: 2 }`");
+    project.run(&["run", "data.yaml", takes, "--slots", "license=1"]).ends_with(2).warns("it could never run");
+    project.run(&["run", "data.yaml", takes, "--slots", "license"]).ends_with(2).warns("expected `stage.path=value`");
+    project.run(&["plan", "data.yaml", takes, "--slots", "license=2"]).ends_with(0);
+    project.run(&["run", "data.yaml", "--grace", "5"]).ends_with(2).warns("a length of time such as");
+    project.run(&["run", "data.yaml", "--jobs", "1", "--grace", "5s", takes, "--slots", "license=2"]).ends_with(0);
+}
+
+#[test]
+fn a_copy_that_fails_is_1_and_stands_in_the_json() {
+    let project = Project::with_pipeline("data.yaml");
+    project.edit("data.yaml", "stages:\n  text:", "publish: { text: ./out }\nstages:\n  text:");
+    std::fs::create_dir(project.path("out")).unwrap();
+    project.write("out/mine.txt", "mine");
+    let ran = project.run(&["run", "data.yaml", "--until", "text", "--format", "json"]).ends_with(1);
+    let failures = ran.json()["publish_failures"].clone();
+    assert_eq!((&failures[0]["stage"], &failures[0]["cause"]), (&"text".into(), &"bad_data".into()), "{failures}");
+    assert!(failures[0]["help"].as_str().unwrap().contains("--overwrite"));
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_spoken_of() {
+    use std::io::{BufRead, BufReader};
+    let project = Project::new();
+    project
+        .write("p.yaml", "version: 1\nname: p\nstages:\n  base: { uses: download, with: { repo: nobody/nothing } }\n");
+    // It takes connections and never says a word.
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", server.local_addr().unwrap());
+    let mut command = project.command(&["run", "p.yaml"]);
+    command.env("HF_ENDPOINT", address).env("HF_HOME", project.path("hf")).stderr(std::process::Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let said = BufReader::new(child.stderr.take().unwrap()).lines().next().unwrap().unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(said.contains("still asking for") && said.contains("nobody/nothing"), "{said}");
+}
+
+#[test]
 fn what_is_not_pinned_is_not_looked_up_offline() {
     let project = Project::new();
     project

@@ -200,6 +200,9 @@ impl<'a> Scheduler<'a> {
             }
             (State::Ready, false) => {
                 self.transition(stage, State::Waiting);
+                // The input that is made again may come out as another one.
+                self.stages[stage].key = None;
+                self.stages[stage].looked_up = false;
                 true
             }
             (State::Ready, true) => self.look_up(stage),
