@@ -68,7 +68,7 @@ impl Opened {
     /// Opens a home's store without writing to it, so that a read-only or full one can be looked at; `None` where there is none.
     fn look(home: &Home) -> Result<Option<Self>, Failure> {
         let Some(store) = Store::look(home.store()).map_err(Failure::machine)? else { return Ok(None) };
-        let history = History::open(home).map_err(Failure::machine)?;
+        let history = History::look(home).map_err(Failure::machine)?;
         let references = References::read(&history).map_err(Failure::machine)?;
         Ok(Some(Self { store, references }))
     }

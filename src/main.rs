@@ -7,6 +7,7 @@ mod cache;
 mod explain;
 mod export;
 mod figures;
+mod full_disk;
 mod graph;
 mod locate;
 mod lock;

@@ -17,6 +17,7 @@ use miette::{
     SourceSpan, SpanContents, ThemeCharacters, ThemeStyles,
 };
 
+use crate::full_disk;
 use crate::progress::Verbosity;
 use crate::terminal::{self, Look};
 use crate::words::{self, plural};
@@ -103,8 +104,8 @@ impl Failure {
     }
 
     /// The machine refused something.
-    pub fn machine(error: impl Error) -> Self {
-        Self::Told { exit: Exit::Machine, message: Message::of(&error) }
+    pub fn machine(error: impl Error + 'static) -> Self {
+        Self::Told { exit: Exit::Machine, message: Message::of(&error) }.with_help_if(full_disk::help(&error))
     }
 
     /// How a command ends that has printed what came out: a reader that went away does not make a failure a success.
@@ -157,11 +158,11 @@ impl Failure {
             RunError::Explain(error) => Self::explain(*error, sources),
             RunError::Devices(ref missing) => {
                 let help: Vec<String> = missing.iter().map(DeviceMissing::help).collect();
-                Self::machine(&error).with_help(help.join("\n"))
+                Self::machine(error).with_help(help.join("\n"))
             }
             RunError::Memory(ref missing) => {
                 let help: Vec<String> = missing.iter().map(MemoryMissing::help).collect();
-                Self::machine(&error).with_help(help.join("\n"))
+                Self::machine(error).with_help(help.join("\n"))
             }
             RunError::Store(_) | RunError::Machine { .. } => Self::machine(error),
         }

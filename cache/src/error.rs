@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::Digest;
+use crate::disk::Disk;
 
 /// A failure of the store.
 #[derive(Debug, thiserror::Error)]
@@ -20,12 +21,14 @@ pub enum StoreError {
         source: io::Error,
     },
     /// The file system, or the user's quota on it, is full.
-    #[error("no space left to {action} `{}`", .path.display())]
+    #[error("no space left to {action} `{}`{disk}", .path.display())]
     DiskFull {
         /// What was tried.
         action: &'static str,
         /// What it was tried on.
         path: PathBuf,
+        /// Which disk that is.
+        disk: Disk,
         /// What the operating system said.
         #[source]
         source: io::Error,
@@ -104,7 +107,10 @@ impl StoreError {
     pub(crate) fn io(action: &'static str, path: impl AsRef<Path>, source: io::Error) -> Self {
         let path = path.as_ref().to_owned();
         match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull { action, path, source },
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                let disk = Disk::of(&path);
+                Self::DiskFull { action, path, disk, source }
+            }
             _ => Self::Io { action, path, source },
         }
     }

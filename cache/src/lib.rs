@@ -5,6 +5,7 @@
 pub mod atomic;
 pub mod census;
 pub mod digest;
+pub mod disk;
 mod error;
 mod folder;
 pub mod gc;

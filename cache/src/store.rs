@@ -83,6 +83,10 @@ impl Store {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             found => found.map_err(StoreError::on("open", root.as_ref()))?,
         };
+        // Made last: a store without it is one that a full disk kept from being made.
+        if !root.join("locks").is_dir() {
+            return Ok(None);
+        }
         let user = User::register(&root.join("users")).ok();
         Ok(Some(Self::opened(root, user)))
     }

@@ -6,6 +6,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use cache::disk::Disk;
+
 /// The folder's name beside a project.
 pub const FOLDER: &str = ".pipeline";
 
@@ -64,6 +66,11 @@ impl Home {
         &self.root
     }
 
+    /// What to do when a disk is full: how much room the home's has, and how to make some.
+    pub fn advice_when_full(&self) -> String {
+        advice_when_full(&self.root)
+    }
+
     /// Bytes that its file system has left for this user; `None` where the system does not say.
     pub fn free_bytes(&self) -> Option<u64> {
         // One that is not there yet will lie on the file system of what is above it.
@@ -120,6 +127,14 @@ impl Home {
         // The tag goes last: where it is, the rest is.
         fs::write(&tag, CACHEDIR_TAG).map_err(at(&tag))
     }
+}
+
+/// What to do when the disk that a path lies on is full.
+pub fn advice_when_full(path: &Path) -> String {
+    format!(
+        "`pipeline cache du` shows what the store takes, and `pipeline cache gc` makes room{}; then run again, what was saved is kept",
+        Disk::of(path)
+    )
 }
 
 /// The folder in which `.pipeline/` belongs.

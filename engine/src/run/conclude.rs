@@ -59,7 +59,10 @@ impl Scheduler<'_> {
     }
 
     /// Ends a stage for good.
-    pub(super) fn fail(&mut self, stage: usize, failure: Failure, ran: Duration) {
+    pub(super) fn fail(&mut self, stage: usize, mut failure: Failure, ran: Duration) {
+        if failure.cause == Cause::DiskFull {
+            failure.help = Some(self.home.advice_when_full());
+        }
         self.transition(stage, State::Failed);
         self.failed.get_or_insert(stage);
         self.tell_failed(stage, &failure, ran, None, None);

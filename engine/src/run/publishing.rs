@@ -6,7 +6,9 @@ use std::thread;
 
 use super::event::RunEvent;
 use super::scheduler::Scheduler;
+use crate::error::Cause;
 use crate::execute::stage_process::chain;
+use crate::home::advice_when_full;
 use crate::publish::{PublishError, Published, publish};
 
 /// The end of a copy out of the store.
@@ -50,7 +52,11 @@ impl Scheduler<'_> {
                     return;
                 }
                 self.publish_failed = true;
-                let (cause, help) = (error.cause(), error.help().map(str::to_owned));
+                let cause = error.cause();
+                let help = match cause {
+                    Cause::DiskFull => Some(advice_when_full(&path)),
+                    _ => error.help().map(str::to_owned),
+                };
                 RunEvent::PublishFailed { stage, output, path, cause, messages: chain(&error), help }
             }
         };
