@@ -42,13 +42,19 @@ pub fn output(file: &Path, overrides: &[String], name: &str, global: &Global) ->
         return Err(failure.with_help_if(suggest::help(&name, "its outputs", &known)));
     }
     let home = global.home(file)?;
-    let store = Store::open(home.store()).map_err(Failure::machine)?;
+    let store = Store::look_or_open(home.store()).map_err(Failure::machine)?;
     let id = stage.id.clone();
     let tokenizer_input = tokenizer_behind(&plan.stages, stage).cloned();
     let forecasts = explain(&plan, &home).map_err(|error| Failure::explain(error, plan.sources))?;
     let stored = |stage: &str, output: &str| {
         forecasts.iter().find(|forecast| forecast.stage == stage)?.outputs.get(output).cloned()
     };
+    // Taken, so that nobody collects what is read.
+    let behind = tokenizer_input.as_ref().map(|input| input.stage.as_str());
+    for forecast in forecasts.iter().filter(|forecast| forecast.stage == id || Some(forecast.stage.as_str()) == behind)
+    {
+        forecast.key.map_or(Ok(None), |key| store.take(&key)).map_err(Failure::machine)?;
+    }
     let elsewhere = forecasts.iter().any(|forecast| forecast.stage == id && forecast.status == Forecast::Remote);
     let record = stored(&id, &output).ok_or_else(|| {
         if elsewhere {
@@ -65,12 +71,14 @@ pub fn output(file: &Path, overrides: &[String], name: &str, global: &Global) ->
 /// The failure of reading what was located. A damaged file is removed from the store, since only what is missing is made again.
 pub fn unreadable(error: StoreError, store: &Store, file: &Path) -> Failure {
     let damaged = matches!(error, StoreError::CorruptTree { .. } | StoreError::MissingTree { .. });
-    match error.object().map(|object| store.evict(&object)) {
-        None if !damaged => Failure::machine(error),
-        Some(Err(refused)) => Failure::machine(refused),
-        _ => Failure::Told { exit: Exit::StageFailed, message: Message::of(&error) }
-            .with_help(format!("`pipeline run {}` makes it again", file.display())),
+    match error.object() {
+        None if !damaged => return Failure::machine(error),
+        // Where the store cannot be written to, the next run that can removes it.
+        Some(object) => drop(store.evict(&object)),
+        None => {}
     }
+    Failure::Told { exit: Exit::StageFailed, message: Message::of(&error) }
+        .with_help(format!("`pipeline run {}` makes it again", file.display()))
 }
 
 /// The tokenizer that a stage reads, or that the nearest stage before it reads.

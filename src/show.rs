@@ -69,7 +69,7 @@ enum Body {
 /// Shows the artefact.
 pub fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
     let located = locate::output(&args.file, &args.overrides, &args.output, global)?;
-    let staging = located.store.staging().map_err(Failure::machine)?;
+    let staging = located.store.staging_to_look().map_err(Failure::machine)?;
     let folder = staging.path().join("shown");
     let unreadable = |error| locate::unreadable(error, &located.store, &args.file);
     let tree = located.store.link_folder(&located.record.tree, &folder, Verify::Contents).map_err(unreadable)?;

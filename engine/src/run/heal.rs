@@ -1,4 +1,6 @@
 //! Healing: a stored file that is not what it was is removed, and the stage that made it runs again.
+//!
+//! The loop reads no file to find out what else is damaged: the stage that runs again replaces every file of its result.
 
 use cache::{Digest, StoreError};
 
@@ -52,21 +54,12 @@ impl Scheduler<'_> {
             producers: producers.iter().map(|producer| self.stages[*producer].id.clone()).collect(),
         };
         self.tell(event);
-        producers.iter().all(|producer| self.discard(*producer).is_ok())
+        let evicted = object.is_none_or(|object| self.store.evict(&object).is_ok());
+        evicted && producers.iter().all(|producer| self.discard(*producer).is_ok())
     }
 
-    /// Removes every damaged file of a stage's result, and the result.
+    /// Removes a stage's result, which it then makes again.
     fn discard(&mut self, producer: usize) -> Result<(), StoreError> {
-        for output in self.stages[producer].outputs.values() {
-            // A tree that cannot be read has nothing to tell; the stage that runs again writes it anew.
-            let Ok(tree) = self.store.tree(&output.tree) else { continue };
-            for file in tree.files() {
-                let path = self.store.object_path(&file.digest);
-                if !Digest::of_file(&path).is_ok_and(|(digest, _)| digest == file.digest) {
-                    self.store.evict(&file.digest)?;
-                }
-            }
-        }
         if let Some(keyed) = &self.stages[producer].key {
             self.store.forget(&keyed.key)?;
         }
