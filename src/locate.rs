@@ -99,8 +99,14 @@ pub fn stages(plan: &Plan, names: &[String]) -> Result<Vec<String>, Failure> {
     for name in names {
         let found = plan.ids_of(name);
         if let Some(left_out) = plan.left_out.iter().find(|left_out| found.is_empty() && left_out.stage == *name) {
+            // The stage whose own condition it is.
+            let mut first = left_out;
+            while let Some(before) = &first.follows {
+                let Some(stage) = plan.left_out.iter().find(|stage| stage.stage == *before) else { break };
+                first = stage;
+            }
             return Err(Failure::wrong(crate::words::left_out(left_out, &plan.sources))
-                .with_help(format!("to run it all the same add `{name}.when=true`")));
+                .with_help(format!("to run it all the same add `{}.when=true`", first.stage)));
         }
         if found.is_empty() {
             return Err(unknown_stage(name, &plan.names()));

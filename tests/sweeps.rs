@@ -81,7 +81,7 @@ fn all_children_are_merged_into_one_and_published_apart() {
 #[test]
 fn measurements_are_run_each_and_then_cached() {
     let project = project();
-    let arguments = ["adapter.resources.threads=1,2", "--until", "adapter"];
+    let arguments = ["adapter.resources.threads=1,2", "merged.when=false"];
     assert_eq!(in_state(&run(&project, &arguments), "done").len(), 6);
     assert_eq!(in_state(&run(&project, &arguments), "cached").len(), 6);
     let read = project.run(&["validate", "lora.yaml"]).ends_with(0);
@@ -98,7 +98,7 @@ fn a_stage_that_is_left_out_is_said() {
     let ran = run(&project, &[]);
     assert_eq!(in_state(&ran, "done").len(), 4);
     for line in
-        ["left out: `adapter`: its `when:` is false (lora.yaml:35:11)", "left out: `merged`: it needs `adapter`"]
+        ["left out: `adapter`: its `when:` is false (lora.yaml:41:11)", "left out: `merged`: it needs `adapter`"]
     {
         assert!(ran.stderr.contains(line), "{}", ran.stderr);
     }
@@ -106,5 +106,6 @@ fn a_stage_that_is_left_out_is_said() {
     assert_eq!(plan["left_out"][1]["follows"], "adapter");
     let asked = project.run(&["run", "lora.yaml", "--until", "merged"]).ends_with(2);
     assert!(asked.stderr.contains("left out: `merged`"), "{}", asked.stderr);
+    assert!(asked.stderr.contains("add `adapter.when=true`"), "{}", asked.stderr);
     assert_eq!(in_state(&run(&project, &["vars.train=true"]), "done").len(), 2);
 }

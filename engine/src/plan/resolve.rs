@@ -149,7 +149,8 @@ impl<'a> Resolver<'a> {
     fn require_result(&mut self, place: usize, output: &Output, reference: &Reference) {
         let stage = &self.stages[place];
         let Some(axis) = stage.axes.iter().find(|axis| axis.measured) else { return };
-        if output.kind == METRICS {
+        // What is left out reads nothing.
+        if output.kind == METRICS || self.reader.left_out.is_some() {
             return;
         }
         let (own, declared) = (&self.reader.declared, &stage.declared);
@@ -159,7 +160,7 @@ impl<'a> Resolver<'a> {
         );
         let problem = Problem::error("measurement", reference.span, message, "the same in all children");
         self.problems.push(problem.with_help(format!(
-            "read its metrics, or declare a stage like `{declared}` without this axis to go on from"
+            "read its metrics, or declare a stage like `{declared}` without this axis to go on from; `{own}.when=false` leaves this one out"
         )));
     }
 

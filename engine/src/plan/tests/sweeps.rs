@@ -302,10 +302,12 @@ fn an_axis_that_changes_no_result_makes_measurements() {
         assert_eq!(
             wrong(&text),
             [format!(
-                "measurement 10:56 `merged` reads adapter `adapter` of `adapter`, whose children only measure: `{name}` changes no result (read its metrics, or declare a stage like `adapter` without this axis to go on from)"
+                "measurement 10:56 `merged` reads adapter `adapter` of `adapter`, whose children only measure: `{name}` changes no result (read its metrics, or declare a stage like `adapter` without this axis to go on from; `merged.when=false` leaves this one out)"
             )]
         );
     }
+    let left_out = plan_over(&swept("    matrix: { resources.threads: [1, 2] }"), &["merged.when=false"]);
+    assert_eq!((left_out.stages.len(), left_out.left_out.len()), (5, 2));
     let threads = plan(swept("    matrix: { resources.threads: [1, 2] }").split("  merged").next().unwrap());
     assert_eq!(threads.stages[4].resources.threads, Some(2));
 }
