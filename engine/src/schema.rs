@@ -273,14 +273,16 @@ mod tests {
         assert_eq!(
             parameters["properties"],
             json!({
-                "data": { "type": "string", "description": "The rows.\n\nA stage that makes rows: `stage` or `stage.output`." },
+                "data": { "x-class": "semantic", "type": "string", "description": "The rows.\n\nA stage that makes rows: `stage` or `stage.output`." },
                 "method": {
+                    "x-class": "semantic",
                     "description": "How.\n\n`lora`: Low rank.",
                     "default": "lora",
                     "anyOf": [{ "enum": ["lora", "full"] }, reference],
                 },
-                "count": { "description": "How many.", "default": 3, "anyOf": [{ "type": "integer", "minimum": 1 }, reference] },
+                "count": { "x-class": "semantic", "description": "How many.", "default": 3, "anyOf": [{ "type": "integer", "minimum": 1 }, reference] },
                 "names": {
+                    "x-class": "semantic",
                     "anyOf": [
                         { "anyOf": [{ "type": "array", "items": { "anyOf": [{ "type": "number" }, reference] } }, reference] },
                         { "type": "string", "description": "A stage that makes rows: `stage` or `stage.output`." },
