@@ -9,6 +9,7 @@ mod export;
 mod figures;
 mod full_disk;
 mod graph;
+mod junit;
 mod locate;
 mod lock;
 mod logs;
@@ -19,6 +20,7 @@ mod remote;
 mod render;
 mod run;
 mod runs;
+mod sarif;
 mod schema;
 mod selection;
 mod show;
@@ -95,7 +97,7 @@ fn main() -> ExitCode {
     let Cli { global, command } = Cli::parse();
     let ended = match command {
         Command::Run(args) => run::run(&args, &global),
-        Command::Validate(args) => validate::run(&args),
+        Command::Validate(args) => validate::run(&args, &global),
         Command::Explain(args) => explain::run(&args),
         Command::Plan(args) => plan::run(&args, &global),
         Command::Show(args) => show::run(&args, &global),

@@ -337,10 +337,13 @@ pub fn problem_github(sources: &Sources, problem: &Problem) -> String {
     let escape = |text: &str| text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
     let property = |text: &str| escape(text).replace(':', "%3A").replace(',', "%2C");
     let (line, column) = sources.line_column(problem.span);
+    let (end_line, end_column) = sources.line_column(Span { offset: problem.span.end(), ..problem.span });
     let file = sources.get(problem.span.source).map_or("", |source| &source.name);
     let help = problem.help.as_ref().map(|help| format!(" ({help})")).unwrap_or_default();
+    // Columns of places that span lines are not taken.
+    let end = if end_line == line { format!(",endColumn={end_column}") } else { String::new() };
     format!(
-        "::{} file={},line={line},col={column},title={}::{}",
+        "::{} file={},line={line},endLine={end_line},col={column}{end},title={}::{}",
         severity(problem),
         property(file),
         property(problem.code),
@@ -391,7 +394,7 @@ impl fmt::Debug for Shown<'_> {
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.problem.message)?;
+        write!(f, "{} [{}]", self.problem.message, self.problem.code)?;
         match self.sources.get(self.problem.span.source) {
             Some(source) if self.is_on_a_long_line() => {
                 let (line, column) = self.sources.line_column(self.problem.span);
@@ -548,7 +551,7 @@ mod tests {
             "not declared by any stage",
         )
         .with_help("did you mean `tokens`?");
-        let expected = "  × stage `packs` reads `tokenise`, which no stage produces
+        let expected = "  × stage `packs` reads `tokenise`, which no stage produces [unknown-stage]
    ╭─[xsum_lora.yaml:3:15]
  3 │       tokens: tokenise
    ·               ────┬───

@@ -1,14 +1,20 @@
 //! `pipeline validate`: checks pipeline files without running anything or going out.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
-use engine::file::problem::Problem;
+use engine::file::problem::{Problem, Severity};
 use engine::file::source::Sources;
+use engine::home::Home;
+use engine::stage::Registry;
+use engine::survey::survey;
 use serde_json::json;
 
+use crate::Global;
+use crate::junit::{self, Suite};
 use crate::render::{self, Exit, Failure};
+use crate::sarif;
 use crate::terminal::{self, Look};
 use crate::words;
 
@@ -34,6 +40,10 @@ enum Format {
     Json,
     /// Annotations for GitHub Actions.
     Github,
+    /// SARIF 2.1.0, for code scanning.
+    Sarif,
+    /// JUnit XML, for servers that show tests.
+    Junit,
 }
 
 /// What is known about one file.
@@ -46,25 +56,31 @@ struct Checked {
 }
 
 /// Checks each file.
-pub fn run(args: &ValidateArgs) -> Result<(), Failure> {
+pub fn run(args: &ValidateArgs, global: &Global) -> Result<(), Failure> {
     let registry = stages::registry();
-    let checked: Vec<Checked> = args.files.iter().map(|file| check(file, &registry)).collect();
+    let home = global.named_home();
+    let checked: Vec<Checked> = args.files.iter().map(|file| check(file, home.as_deref(), &registry)).collect();
     let printed = match args.format {
         Format::Text => text(&checked),
         Format::Json => crate::print_json(&json!(checked.iter().map(file_json).collect::<Vec<_>>())),
         Format::Github => github(&checked),
+        Format::Sarif => sarif(&checked),
+        Format::Junit => junit(&checked),
     };
     let all_fine = checked.iter().all(|checked| checked.stages.is_some());
     Failure::after(if all_fine { Exit::Done } else { Exit::Wrong }, printed)
 }
 
-fn check(file: &std::path::Path, registry: &engine::stage::Registry) -> Checked {
+fn check(file: &Path, home: Option<&Path>, registry: &Registry) -> Checked {
     let name = file.display().to_string();
     match engine::plan::load(file, &[], registry) {
         Ok(plan) => {
-            let missing = engine::keys::check_outside(&plan);
-            let stages = missing.is_empty().then_some(plan.stages.len());
-            let problems = plan.warnings.into_iter().chain(missing).collect();
+            // A home that is there is looked into, and none is made.
+            let found = survey(&plan, Home::existing(file, home).as_ref());
+            let valid = found.iter().all(|problem| problem.severity == Severity::Warning);
+            let mut problems: Vec<Problem> = plan.warnings.into_iter().chain(found).collect();
+            problems.sort_by_key(|problem| (problem.span.source.0, problem.span.offset, problem.span.len));
+            let stages = valid.then_some(plan.stages.len());
             Checked { file: name, stages, sources: plan.sources, problems }
         }
         Err(rejected) => Checked { file: name, stages: None, sources: rejected.sources, problems: rejected.problems },
@@ -99,5 +115,24 @@ fn github(checked: &[Checked]) -> Result<(), Failure> {
             writeln!(out, "{}", render::problem_github(sources, problem))?;
         }
     }
+    Ok(())
+}
+
+fn sarif(checked: &[Checked]) -> Result<(), Failure> {
+    let files = checked.iter().map(|checked| (&checked.sources, checked.problems.as_slice()));
+    crate::print_json(&sarif::log(files))
+}
+
+fn junit(checked: &[Checked]) -> Result<(), Failure> {
+    fn suite(checked: &Checked) -> Suite<'_> {
+        Suite {
+            file: &checked.file,
+            valid: checked.stages.is_some(),
+            sources: &checked.sources,
+            problems: &checked.problems,
+        }
+    }
+    let suites: Vec<Suite<'_>> = checked.iter().map(suite).collect();
+    std::io::stdout().lock().write_all(junit::report(&suites).as_bytes())?;
     Ok(())
 }

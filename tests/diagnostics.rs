@@ -61,6 +61,38 @@ rejected! {
     all_mistakes_of_a_file_are_reported_at_once: "many",
 }
 
+/// The files of `broken/`, each with what is said about it and the exit code beside it.
+#[test]
+fn each_broken_file_is_answered_as_its_golden_text_says() {
+    let folder = folder().join("broken");
+    let mut files: Vec<String> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.ends_with(".yaml"))
+        .collect();
+    files.sort();
+    assert!(files.len() >= 60, "{}", files.len());
+    let home = tempfile::tempdir().unwrap();
+    let mut failed = Vec::new();
+    for file in files {
+        let mut command = program(&folder);
+        command.args(["validate", &file]).env("PIPELINE_HOME", home.path().join("none"));
+        let ran = Ran::of(command, &["validate", &file]);
+        let said = format!("{}{}exit code {}\n", ran.stdout, ran.stderr, ran.code.unwrap())
+            .replace(&*folder.to_string_lossy(), "[FOLDER]");
+        let expected = folder.join(&file).with_extension("txt");
+        if std::env::var_os("PIPELINE_BLESS").is_some() {
+            fs::write(&expected, &said).unwrap();
+        }
+        let expected = fs::read_to_string(&expected).unwrap_or_default();
+        if said != expected {
+            failed.push(format!("--- {file}, said\n{said}--- expected\n{expected}"));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    assert!(!home.path().join("none").exists(), "a check makes no home");
+}
+
 #[test]
 fn every_broken_file_has_a_test() {
     let mut names: Vec<String> = fs::read_dir(folder())

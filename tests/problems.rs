@@ -13,11 +13,8 @@ use std::path::{Path, PathBuf};
 
 use engine::file::codes::{self, BESIDE, Example, OVERRIDDEN, ProblemCode};
 use engine::file::problem::{Problem, Severity};
+use engine::survey::survey;
 use support::Project;
-
-/// Codes that only the facts of results show; the tests of their stage kinds have them.
-const OF_RESULTS: [&str; 6] =
-    ["no-steps", "prompt-differs", "schedule-too-long", "warmup-too-long", "wrong-input", "wrong-rows"];
 
 /// A project with the files that examples name.
 fn project() -> Project {
@@ -40,7 +37,7 @@ fn problems(project: &Project, text: &[u8], overrides: &[&str]) -> Vec<Problem> 
     fs::write(&file, text).unwrap();
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
     match engine::plan::load(&file, &overrides, &stages::registry()) {
-        Ok(plan) => plan.warnings.iter().cloned().chain(engine::keys::check_outside(&plan)).collect(),
+        Ok(plan) => plan.warnings.iter().cloned().chain(survey(&plan, None)).collect(),
         Err(rejected) => rejected.problems,
     }
 }
@@ -69,7 +66,7 @@ fn each_example_has_its_problem_and_no_other_and_its_remedy_has_none() {
     for ProblemCode { code, severity, example, .. } in codes::all() {
         let [wrong, right] = both(&project, *example);
         let found: Vec<(&str, Severity)> = wrong.iter().map(|problem| (problem.code, problem.severity)).collect();
-        if found != [(*code, *severity)] && !OF_RESULTS.contains(code) {
+        if found != [(*code, *severity)] {
             writeln!(failed, "{code}: the wrong example gives {}", told(&wrong)).unwrap();
         }
         if !right.is_empty() {
@@ -120,7 +117,7 @@ fn every_code_that_is_used_is_in_the_table() {
     for file in files {
         let text = fs::read_to_string(&file).unwrap();
         let text = text.split("#[cfg(test)]").next().unwrap();
-        for call in ["Problem::error(", "Problem::warning(", "self.report(", "report("] {
+        for call in ["Problem::error(", "Problem::warning(", "self.report(", "report(", " code: "] {
             let first = |rest: &str| rest.trim_start().strip_prefix('"')?.split('"').next().map(str::to_owned);
             used.extend(text.split(call).skip(1).filter_map(first));
         }

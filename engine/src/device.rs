@@ -30,12 +30,17 @@ pub fn missing_devices(plan: &Plan) -> Vec<DeviceMissing> {
 }
 
 fn missing_device(stage: &PlannedStage) -> Option<DeviceMissing> {
-    let device = match stage.resources.device {
+    let device = not_served(stage.resources.device)?;
+    Some(DeviceMissing { stage: stage.id.clone(), declared: stage.declared.clone(), device })
+}
+
+/// A device that this build cannot compute on, in words.
+pub(crate) fn not_served(device: DeviceRequest) -> Option<&'static str> {
+    Some(match device {
         DeviceRequest::Auto | DeviceRequest::Cpu => return None,
         DeviceRequest::Cuda => "a CUDA device (NVIDIA)",
         DeviceRequest::Npu => "an NPU (Ascend)",
         DeviceRequest::Rocm => "a ROCm device (AMD)",
         DeviceRequest::Metal => "a Metal device (Apple)",
-    };
-    Some(DeviceMissing { stage: stage.id.clone(), declared: stage.declared.clone(), device })
+    })
 }

@@ -188,10 +188,13 @@ fn forecast(past: &Past<'_>, now: &Present<'_>, unknown: usize) -> Result<StageF
 /// What a stage without a result would do, and what its inputs show to be wrong with it.
 fn look_ahead(past: &Past<'_>, now: &Present<'_>, forecast: &mut StageForecast) -> Result<(), ExplainError> {
     let Present { stage, facts, .. } = now;
-    forecast.preflight = stage.bound.preflight(facts, stage.span);
-    let found = stage.bound.check(&preflight::known(facts), stage.span);
+    let placed = |problem: Problem| problem.placed(&stage.field_spans);
+    let preflight = stage.bound.preflight(facts, stage.span);
+    let warnings = preflight.warnings.into_iter().map(placed).collect();
+    forecast.preflight = Preflight { warnings, ..preflight };
+    let found = stage.bound.check(&preflight::known(facts), stage.span).into_iter().map(placed);
     let said = |problem: &Problem| past.plan.warnings.iter().any(|said| said.says_the_same(problem));
-    forecast.problems = found.into_iter().filter(|problem| !said(problem)).collect();
+    forecast.problems = found.filter(|problem| !said(problem)).collect();
     forecast.last_run = past.history.last_run(&past.plan.name, &stage.id)?;
     let state = forecast.reasons.iter().find_map(|reason| match reason {
         Reason::WorkingState(state) => Some(state),

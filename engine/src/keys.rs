@@ -52,15 +52,12 @@ pub struct StageKey {
     pub unknown: usize,
 }
 
-/// The mistakes that only a look at the disk finds: source files that are not there.
-pub fn check_outside(plan: &Plan) -> Vec<Problem> {
-    let patterns = plan.stages.iter().flat_map(|stage| stage.bound.outside()).filter_map(|outside| match outside {
-        Outside::Files { pattern, span, .. } => Some((pattern, span)),
-        Outside::Pin(_) => None,
-    });
-    patterns
-        .filter_map(|(pattern, span)| find(&folder_of(plan, span), &pattern, span).err().map(|problem| *problem))
-        .collect()
+/// The files of a pattern, each with its path below what was asked for.
+///
+/// # Errors
+/// The problem of files that are missing or cannot be looked for.
+pub(crate) fn find_files(base: &Path, pattern: &str, span: Span) -> Result<Vec<(PathBuf, String)>, Box<Problem>> {
+    find(base, pattern, span).map(|found| found.files)
 }
 
 /// Finds and hashes the source files of each stage, in the order of the plan. Files whose attributes are unchanged are not read.
@@ -273,7 +270,7 @@ fn unreadable(span: Span, message: String) -> Box<Problem> {
 }
 
 /// The folder that a path is relative to: that of the file it is written in, and of the pipeline file where that is the command line.
-fn folder_of(plan: &Plan, written: Span) -> PathBuf {
+pub(crate) fn folder_of(plan: &Plan, written: Span) -> PathBuf {
     match plan.sources.get(written.source).and_then(|source| source.folder.as_ref()) {
         Some(folder) => std::path::absolute(folder).unwrap_or_else(|_| folder.clone()),
         None => base_folder(plan),

@@ -28,4 +28,5 @@ pub mod run;
 pub mod schema;
 pub mod stage;
 pub mod suggest;
+pub mod survey;
 pub mod test_bench;

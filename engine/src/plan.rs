@@ -16,6 +16,7 @@ use crate::stage::BoundStage;
 
 mod child;
 mod declared;
+mod elsewhere;
 pub(crate) mod entry;
 mod expand;
 mod field_spans;
@@ -38,6 +39,7 @@ mod slots;
 mod smoke;
 #[cfg(test)]
 mod tests;
+mod unused;
 
 pub use graph_text::{GraphFormat, graph_text};
 pub use load::{load, load_at, load_text};

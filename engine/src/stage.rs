@@ -19,6 +19,7 @@ use crate::file::tree::Node;
 use crate::lock_file::Pinned;
 use crate::parameter::{DeclaredField, KeyWriter, Parameter, Reader, Reference, declared_fields};
 use crate::preflight::Preflight;
+use crate::survey::{LocalFiles, Survey};
 
 /// Something outside the pipeline that a stage reads. Its content or commit is part of the key.
 #[derive(Debug, Clone, PartialEq)]
@@ -132,6 +133,8 @@ pub trait Stage: 'static {
     /// The first names of references in texts that the kind replaces itself: with `inputs` among them, `${inputs.rows}` reaches it as
     /// it stands, where every other kind's file would be refused.
     const PLACEHOLDERS: &'static [&'static str] = &[];
+    /// Whether pipelines are run for what it makes, so that nothing else need read it.
+    const GOAL: bool = false;
 
     /// The outputs, by the parameters (train: an adapter or a model, by its method).
     fn outputs(params: &Self::Params) -> Vec<Output>;
@@ -139,6 +142,13 @@ pub trait Stage: 'static {
     /// Everything that can be known to be wrong without running; `span` is that of the stage's `with:`.
     fn check(_params: &Self::Params, _inputs: &InputFacts, _span: Span) -> Vec<Problem> {
         Vec::new()
+    }
+
+    /// What is certain of its outputs before it runs, and what its local files show to be wrong. `inputs` are facts that are
+    /// certain; there may be others. Of a file no more than [`crate::survey::MOST_READ`] bytes are read: a header, the first rows,
+    /// a configuration.
+    fn survey(_params: &Self::Params, _inputs: &InputFacts, _files: &LocalFiles, _span: Span) -> Survey {
+        Survey::default()
     }
 
     /// What the stage reads from outside the pipeline.
@@ -210,6 +220,8 @@ pub trait StageKind: Send + Sync {
     fn version(&self) -> u32;
     /// One line about it.
     fn about(&self) -> &'static str;
+    /// See [`Stage::GOAL`].
+    fn is_goal(&self) -> bool;
     /// The JSON Schema of its parameters.
     fn schema(&self) -> serde_json::Value;
     /// See [`Stage::PLACEHOLDERS`].
@@ -233,6 +245,8 @@ pub trait BoundStage: Send + Sync {
     fn inputs(&self) -> Vec<(Reference, &'static [&'static str])>;
     /// See [`Stage::check`].
     fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem>;
+    /// See [`Stage::survey`].
+    fn survey(&self, inputs: &InputFacts, files: &LocalFiles, span: Span) -> Survey;
     /// See [`Stage::preflight`].
     fn preflight(&self, inputs: &InputFacts, span: Span) -> Preflight;
     /// See [`Stage::derived_from`].
@@ -272,6 +286,9 @@ impl<S: Stage> StageKind for Kind<S> {
     fn about(&self) -> &'static str {
         S::ABOUT
     }
+    fn is_goal(&self) -> bool {
+        S::GOAL
+    }
     fn schema(&self) -> serde_json::Value {
         S::Params::schema()
     }
@@ -301,6 +318,9 @@ impl<S: Stage> BoundStage for Bound<S> {
     }
     fn check(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
         S::check(&self.0, inputs, span)
+    }
+    fn survey(&self, inputs: &InputFacts, files: &LocalFiles, span: Span) -> Survey {
+        S::survey(&self.0, inputs, files, span)
     }
     fn preflight(&self, inputs: &InputFacts, span: Span) -> Preflight {
         S::preflight(&self.0, inputs, span)

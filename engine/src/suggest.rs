@@ -66,8 +66,16 @@ fn distance(wanted: &str, candidate: &str) -> Option<Distance> {
     let similarity = strsim::jaro_winkler(wanted, candidate);
     let shorter = wanted.len().min(candidate.len());
     let contained = shorter >= 4 && (wanted.contains(candidate) || candidate.contains(wanted));
-    let related = contained || words_within(wanted, candidate) || (similarity >= 0.9 && begins_the_same);
+    let related = contained
+        || initials(wanted, candidate)
+        || words_within(wanted, candidate)
+        || (similarity >= 0.9 && begins_the_same);
     related.then_some(Distance::Related(1.0 - similarity))
+}
+
+/// Whether a name is the initials of another's words (`lr` for `learning_rate`).
+fn initials(wanted: &str, candidate: &str) -> bool {
+    candidate.contains('_') && candidate.split('_').filter_map(|word| word.chars().next()).eq(wanted.chars())
 }
 
 /// Whether every word of a name of several words is one of the candidate's (`max_len` for `max_seq_len`).
@@ -93,6 +101,8 @@ mod tests {
         assert_eq!(nearest("lr_scheduler", &names), Some("scheduler"));
         assert_eq!(nearest("Dataset", &names), Some("dataset"));
         assert_eq!(nearest("max_len", &names), Some("max_seq_len"));
+        assert_eq!(nearest("otl", &names), Some("on_too_long"));
+        assert_eq!(nearest("lr", &["rank", "learning_rate", "lora"]), Some("learning_rate"));
     }
 
     #[test]

@@ -51,7 +51,13 @@ pub const WEIGHTS: &str = "weights";
 /// # Errors
 /// As [`config`], and if a weights file cannot be read.
 pub fn facts(folder: &Path) -> Result<Facts, StageError> {
-    let config = config(folder)?;
+    let mut facts = facts_of_config(config(folder)?);
+    facts.insert(WEIGHTS.to_owned(), weights(folder)?.to_string().into());
+    Ok(facts)
+}
+
+/// The facts that follow from a `config.json` alone.
+pub fn facts_of_config(config: serde_json::Map<String, Value>) -> Facts {
     let mut facts = Facts::new();
     if let Some(architecture) = config.get("architectures").and_then(|names| names.get(0)) {
         facts.insert("architecture".to_owned(), architecture.clone());
@@ -65,8 +71,12 @@ pub fn facts(folder: &Path) -> Result<Facts, StageError> {
         facts.insert("dtype".to_owned(), dtype.clone());
     }
     facts.insert(CONFIG.to_owned(), Value::Object(config));
-    facts.insert(WEIGHTS.to_owned(), weights(folder)?.to_string().into());
-    Ok(facts)
+    facts
+}
+
+/// The names of [`facts_of_config`], which a model keeps that is made from another.
+pub fn config_facts() -> impl Iterator<Item = &'static str> {
+    FACTS.iter().copied().chain(["architecture", "dtype", CONFIG])
 }
 
 /// A digest of the names and contents of a model's safetensors files: equal for a copy without its tokenizer.

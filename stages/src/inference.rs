@@ -113,7 +113,7 @@ impl InferenceParams {
         if self.stop_strings.iter().any(String::is_empty) {
             let message = "`stop_strings` has an empty text, which every answer holds at once";
             let problem = Problem::error("bad-value", span, message, "in this stage");
-            problems.push(problem.with_help("take it out of the list"));
+            problems.push(problem.with_help("take it out of the list").at("stop_strings"));
         }
         if self.min_new_tokens > self.max_new_tokens {
             let message = format!(
@@ -121,7 +121,7 @@ impl InferenceParams {
                 self.min_new_tokens, self.max_new_tokens
             );
             let problem = Problem::error("bad-value", span, message, "in this stage");
-            problems.push(problem.with_help("raise `max_new_tokens`, or lower `min_new_tokens`"));
+            problems.push(problem.with_help("raise `max_new_tokens`, or lower `min_new_tokens`").at("min_new_tokens"));
         }
         problems
     }

@@ -375,7 +375,8 @@ impl Walk<'_> {
         let value = (self.env)(name);
         if value.is_none() {
             let message = format!("environment variable `{name}` is not set");
-            self.report("unknown-variable", whole, span, &message, "not set");
+            let problem = self.report("unknown-variable", whole, span, &message, "not set");
+            problem.help = Some(format!("set it where the program is started: `{name}=… pipeline …`"));
         }
         let value = Value::String(value?);
         let left = left_after(self.bytes_left?, &value);

@@ -28,6 +28,9 @@ pub struct Problem {
     pub help: Option<String>,
     /// Other places that belong to it, each with what stands under its underline.
     pub related: Vec<(Span, String)>,
+    /// The parameter that it is about, as a dotted path below `with:`, where its span is that of the whole mapping: the engine
+    /// knows where each parameter stands, and a stage kind does not.
+    pub field: Option<String>,
 }
 
 impl Problem {
@@ -41,6 +44,7 @@ impl Problem {
             label: label.into(),
             help: None,
             related: Vec::new(),
+            field: None,
         }
     }
 
@@ -61,6 +65,28 @@ impl Problem {
     pub fn with_help_if(mut self, help: Option<String>) -> Self {
         self.help = help.or(self.help);
         self
+    }
+
+    /// Says which parameter it is about, such as `lora.rank`.
+    #[must_use]
+    pub fn at(mut self, field: impl Into<String>) -> Self {
+        self.field = Some(field.into());
+        self
+    }
+
+    /// Moves it to the place of the parameter that it is about: itself, or the innermost that is written around it.
+    #[must_use]
+    pub(crate) fn placed(mut self, field_spans: &[(String, Span)]) -> Self {
+        let Some(field) = self.field.take() else { return self };
+        let mut path = field.as_str();
+        loop {
+            if let Some((_, span)) = field_spans.iter().find(|(known, _)| known == path) {
+                self.span = *span;
+                return self;
+            }
+            let Some(end) = path.rfind(['.', '[']) else { return self };
+            path = &path[..end];
+        }
     }
 
     /// Whether both say the same of the same place, whatever else they add.

@@ -1,6 +1,7 @@
 //! The texts that a plan is read from: the pipeline file and each override given on the command line.
 
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 /// Which text a span lies in: an index into [`Sources`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -33,6 +34,27 @@ pub struct Source {
     pub text: String,
     /// The folder that paths in it are relative to, where it is not that of the pipeline file.
     pub folder: Option<PathBuf>,
+    /// Where its lines begin, once somebody asks.
+    lines: OnceLock<Vec<usize>>,
+}
+
+/// What columns are counted in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Columns {
+    /// Characters, as a person counts.
+    Characters,
+    /// Code units of UTF-16, as editors and SARIF count.
+    Utf16,
+}
+
+impl Source {
+    /// Where the lines begin.
+    fn lines(&self) -> &[usize] {
+        self.lines.get_or_init(|| {
+            let behind = self.text.match_indices('\n').map(|(at, _)| at + 1);
+            std::iter::once(0).chain(behind).collect()
+        })
+    }
 }
 
 /// All texts of a plan.
@@ -42,12 +64,12 @@ pub struct Sources(Vec<Source>);
 impl Sources {
     /// Adds a text.
     pub fn add(&mut self, name: impl Into<String>, text: impl Into<String>) -> SourceId {
-        self.push(Source { name: name.into(), text: text.into(), folder: None })
+        self.push(Source { name: name.into(), text: text.into(), folder: None, lines: OnceLock::new() })
     }
 
     /// Adds the text of an included file, with the folder it lies in.
     pub fn add_file(&mut self, name: impl Into<String>, text: impl Into<String>, folder: PathBuf) -> SourceId {
-        self.push(Source { name: name.into(), text: text.into(), folder: Some(folder) })
+        self.push(Source { name: name.into(), text: text.into(), folder: Some(folder), lines: OnceLock::new() })
     }
 
     fn push(&mut self, source: Source) -> SourceId {
@@ -62,9 +84,39 @@ impl Sources {
 
     /// Line and column of a span's first byte, from 1; the column counts characters.
     pub fn line_column(&self, span: Span) -> (usize, usize) {
-        let text = self.get(span.source).map_or("", |source| source.text.as_str());
-        let before = text.get(..span.offset).unwrap_or(text);
-        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-        (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
+        self.place(span, Columns::Characters)
+    }
+
+    /// Line and column of a span's first byte, from 1.
+    pub fn place(&self, span: Span, columns: Columns) -> (usize, usize) {
+        let Some(source) = self.get(span.source) else { return (1, 1) };
+        let offset = span.offset.min(source.text.len());
+        let line = source.lines().partition_point(|begin| *begin <= offset);
+        let before = source.text.get(source.lines()[line - 1]..offset).unwrap_or_default();
+        let column = match columns {
+            Columns::Characters => before.chars().count(),
+            Columns::Utf16 => before.encode_utf16().count(),
+        };
+        (line, column + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_count_from_one_in_the_unit_asked_for() {
+        let mut sources = Sources::default();
+        let source = sources.add("a", "ab\nä😀c\n");
+        let place = |offset, columns| sources.place(Span { source, offset, len: 0 }, columns);
+        assert_eq!(place(0, Columns::Characters), (1, 1));
+        assert_eq!(place(2, Columns::Characters), (1, 3));
+        assert_eq!(place(3, Columns::Characters), (2, 1));
+        assert_eq!(place(9, Columns::Characters), (2, 3));
+        assert_eq!(place(9, Columns::Utf16), (2, 4));
+        assert_eq!(place(11, Columns::Utf16), (3, 1));
+        assert_eq!(place(99, Columns::Utf16), (3, 1));
+        assert_eq!(Sources::default().line_column(Span::default()), (1, 1));
     }
 }

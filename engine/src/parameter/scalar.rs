@@ -12,7 +12,10 @@ impl Parameter for bool {
             Value::String(word) => {
                 reader.wrong_type(node, "true or false");
                 if let (Some(meant), Some(problem)) = (truth(word), reader.problems.last_mut()) {
-                    problem.help = Some(format!("write {meant}: in YAML 1.2 `{word}` is a string"));
+                    problem.help = Some(match word.as_str() {
+                        "true" | "false" => "write it without quotes".to_owned(),
+                        _ => format!("write {meant}: in YAML 1.2 `{word}` is a string"),
+                    });
                 }
                 None
             }

@@ -188,6 +188,14 @@ fn slot_spans(stage: &Node) -> Vec<(String, Span)> {
 
 /// Says what is read and not acted upon yet, so that nobody counts on it.
 fn warn_of_resources(stage: &Node, resources: &Resources, reader: &mut Reader) {
+    let device = stage.get("resources").and_then(|keys| keys.get("device"));
+    if let (Some(node), Some(device)) = (device, crate::device::not_served(resources.device)) {
+        let message = format!("{device} is asked for, and this build computes on the CPU");
+        let help = "with `device: auto`, or `STAGE.resources.device=cpu` on the command line, it runs on the CPU";
+        reader
+            .problems
+            .push(Problem::warning("no-device", node.span, message, "not served by this build").with_help(help));
+    }
     let several = resources.count.is_some_and(|count| count > 1);
     if let Some(node) = stage.get("resources").and_then(|keys| keys.get("count")).filter(|_| several) {
         let message = "`resources.count` has no effect yet: a stage gets one device";

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::elsewhere;
 use super::entry::{self, Document, StageEntry};
 use super::expand::{self, expand};
 use super::field_spans::field_spans;
@@ -16,6 +17,7 @@ use super::read_text::read_text;
 use super::resolve::{Bound, resolve};
 use super::slots;
 use super::smoke::{self, Scale};
+use super::unused;
 use super::{Plan, PlannedStage, Rejected, Wanted};
 use crate::file::interpolate::interpolate;
 use crate::file::overrides;
@@ -135,14 +137,21 @@ fn check(file: &expand::File<'_>, problems: &mut Vec<Problem>) -> Option<Checked
     slots::check(&document, problems);
     for (stage, bound) in document.stages.iter().zip(&mut bound) {
         if let Some(stage_kind) = &bound.kind {
-            bound.problems.extend(stage_kind.check(&InputFacts::new(), stage.with.span));
+            let found = stage_kind.check(&InputFacts::new(), stage.with.span);
+            bound.problems.extend(found.into_iter().map(|problem| place(problem, &stage.with)));
         }
     }
     problems.extend(of_children::problems(&document.stages, &mut bound));
     let publish = publish::resolve(&document, &bound, file.of_axes, problems);
     let order = order::order(&document.stages, &bound, problems)?;
     let left_out = LeftOuts::find(&document.stages, &bound, &order);
+    unused::warn(&document.stages, &bound, &publish, &left_out, file.registry, problems);
     Some(Checked { document, bound, publish, order, left_out })
+}
+
+/// Moves a problem to the parameter that it is about.
+fn place(problem: Problem, with: &Node) -> Problem {
+    if problem.field.is_some() { problem.placed(&field_spans(with)) } else { problem }
 }
 
 /// Finds a stage's kind and lets it read its parameters.
@@ -161,6 +170,9 @@ pub(super) fn bind(stage: &StageEntry, registry: &Registry) -> Bound {
     };
     let mut reader = Reader::default();
     let read = kind.read(&stage.with, &mut reader);
+    if reader.problems.iter().any(|problem| problem.code == "unknown-key") {
+        elsewhere::point_to(kind, &stage.with, registry, &mut reader.problems);
+    }
     let references = read.as_ref().map_or(reader.references, |read| read.inputs());
     let outputs = read.as_ref().map(|read| read.outputs());
     let (named, problems) = (reader.named, reader.problems);

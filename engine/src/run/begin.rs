@@ -170,9 +170,9 @@ impl Scheduler<'_> {
     fn check_with_facts(&mut self, stage: usize) -> Result<(), StageError> {
         let planned = &self.plan.stages[stage];
         let facts = self.facts_of_inputs(stage);
-        let found = planned.bound.check(&facts, planned.span);
-        let (errors, warnings): (Vec<_>, Vec<_>) =
-            found.into_iter().partition(|problem| problem.severity == Severity::Error);
+        let found =
+            planned.bound.check(&facts, planned.span).into_iter().map(|problem| problem.placed(&planned.field_spans));
+        let (errors, warnings): (Vec<_>, Vec<_>) = found.partition(|problem| problem.severity == Severity::Error);
         // Said once: with the plan, or with the first attempt.
         let first = self.stages[stage].attempts == 0;
         let known = |warning: &Problem| self.plan.warnings.iter().any(|known| known.says_the_same(warning));

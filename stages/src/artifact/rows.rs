@@ -92,7 +92,8 @@ impl Row {
 /// What is known about all rows together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RowsFacts {
-    /// How many there are.
+    /// How many there are; not known, and 0, in what a survey says.
+    #[serde(default)]
     pub rows: u64,
     /// What a row is.
     pub shape: Shape,
@@ -103,6 +104,7 @@ pub struct RowsFacts {
     /// The column with the response, for [`Shape::Prompt`].
     pub response: Option<String>,
     /// Source rows that were left out because they are unusable.
+    #[serde(default)]
     pub dropped: u64,
     /// The same by what was wrong with them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -76,6 +76,7 @@ impl Stage for Command {
         "Runs any program: declared inputs, files, outputs and environment, all of them in the key.";
     const PLACEHOLDERS: &'static [&'static str] = &[placeholders::INPUTS, placeholders::FILES, placeholders::OUTPUTS];
     type Params = CommandParams;
+    const GOAL: bool = true;
 
     fn outputs(params: &CommandParams) -> Vec<Output> {
         let output = |(name, output): (&String, &OutputParams)| match output.kind {

@@ -202,10 +202,11 @@ impl Compiled<'_> {
         let nearest = suggest::nearest(name, fields.keys());
         let mean = nearest.map_or_else(String::new, |name| format!(" (did you mean `{name}`?)"));
         Flaw::new(Reason::Missing, format!("`{}` asks for column `{name}`, which is missing{mean}", self.field))
+            .of_field(&self.field)
     }
 
     fn flaw(&self, problem: &str) -> Flaw {
-        Flaw::new(Reason::Expression, format!("`{}`: {problem}", self.field))
+        Flaw::new(Reason::Expression, format!("`{}`: {problem}", self.field)).of_field(&self.field)
     }
 }
 

@@ -54,12 +54,21 @@ pub struct Flaw {
     pub reason: Reason,
     /// What it is, as the end of a sentence about the row.
     pub problem: String,
+    /// The parameter that it comes from, where that is one of `filter` and `map`.
+    pub field: Option<String>,
 }
 
 impl Flaw {
     /// A flaw.
     pub fn new(reason: Reason, problem: impl Into<String>) -> Self {
-        Self { reason, problem: problem.into() }
+        Self { reason, problem: problem.into(), field: None }
+    }
+
+    /// Says which parameter it comes from.
+    #[must_use]
+    pub fn of_field(mut self, field: &str) -> Self {
+        self.field = Some(field.to_owned());
+        self
     }
 }
 

@@ -100,12 +100,21 @@ pub struct SourceFile {
     pub name: String,
     /// Its form.
     pub form: Form,
+    /// The most that is read of a text form, in bytes; what lies behind is an error of the reader. All of it if left out.
+    pub at_most: Option<u64>,
 }
 
 impl SourceFile {
     /// A file, where it has a form that can be read.
     pub fn new(path: PathBuf, name: String) -> Option<Self> {
-        Form::of(&path).map(|form| Self { path, name, form })
+        Form::of(&path).map(|form| Self { path, name, form, at_most: None })
+    }
+
+    /// Whether an error of reading may come from the bytes that are left out.
+    pub fn is_cut(&self) -> bool {
+        let longer = |most| std::fs::metadata(&self.path).is_ok_and(|found| found.len() > most);
+        let whole = !self.form.format.can_be_compressed();
+        self.at_most.is_some_and(|most| !whole && (self.form.compression != Compression::None || longer(most)))
     }
 }
 

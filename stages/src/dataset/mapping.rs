@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use engine::error::{Cause, StageError};
+use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::suggest;
@@ -76,7 +76,9 @@ pub(super) fn check_names(params: &DatasetParams, span: Span) -> Vec<Problem> {
                 .contains(column)
                 .then(|| format!("it maps the template's name to the data's column: `{column}: {key}`"));
             let help = turned.or_else(|| suggest::help(key, "name", &known));
-            Problem::error("unknown-key", span, message, "of this stage").with_help_if(help)
+            Problem::error("unknown-key", span, message, format!("for `{key}`, which is no name of the template"))
+                .with_help_if(help)
+                .at(format!("column_map.{key}"))
         })
         .collect()
 }
@@ -95,9 +97,46 @@ pub(super) fn shape_asked_for(params: &DatasetParams) -> Option<Shape> {
     }
 }
 
+/// What rows will be, where the parameters alone decide it.
+pub(super) fn facts_asked_for(params: &DatasetParams) -> Option<RowsFacts> {
+    Some(match shape_asked_for(params)? {
+        Shape::Prompt => {
+            let none = || Template::named("none").expect("`none` is a template");
+            RowMapping::prompt(params, template(params).cloned().unwrap_or_else(none), &[]).facts
+        }
+        Shape::Messages => RowsFacts::messages(),
+        Shape::Text => RowsFacts::text(),
+    })
+}
+
+/// Why no rows can be made of data with these columns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ColumnMisfit {
+    /// The code of the problem.
+    code: &'static str,
+    /// The parameter that asks for the column, or should say what a row is.
+    field: String,
+    message: String,
+    help: String,
+}
+
+impl ColumnMisfit {
+    /// As a problem of the stage whose `with:` stands at `span`.
+    pub(super) fn problem(self, span: Span) -> Problem {
+        let label = if self.code == "unknown-column" { "no column of the data" } else { "which column is what?" };
+        Problem::error(self.code, span, self.message, label).with_help(self.help).at(self.field)
+    }
+}
+
+impl From<ColumnMisfit> for StageError {
+    fn from(misfit: ColumnMisfit) -> Self {
+        StageError::bad_data(misfit.message).with_help(misfit.help)
+    }
+}
+
 impl RowMapping {
     /// Finds out what rows of these columns are.
-    pub(super) fn plan(params: &DatasetParams, columns: &[String], file: &str) -> Result<Self, StageError> {
+    pub(super) fn plan(params: &DatasetParams, columns: &[String], file: &str) -> Result<Self, ColumnMisfit> {
         let has = |column: &str| columns.iter().any(|known| known == column);
         let mapped = |name: &str| params.column_map.get(name).cloned();
         let names_key = |name: &str| params.column_map.contains_key(name);
@@ -117,7 +156,7 @@ impl RowMapping {
         } else {
             return Err(unclear(columns, file));
         };
-        mapping.check_columns(columns, file)?;
+        mapping.check_columns(params, columns, file)?;
         Ok(mapping)
     }
 
@@ -157,7 +196,7 @@ impl RowMapping {
         self.columns.iter().map(|column| column.source.clone()).collect()
     }
 
-    fn check_columns(&self, columns: &[String], file: &str) -> Result<(), StageError> {
+    fn check_columns(&self, params: &DatasetParams, columns: &[String], file: &str) -> Result<(), ColumnMisfit> {
         let missing = |column: &&Column| column.need == Need::Required && !columns.contains(&column.source);
         let Some(column) = self.columns.iter().find(missing) else { return Ok(()) };
         let nearest = suggest::nearest(&column.source, columns);
@@ -165,7 +204,13 @@ impl RowMapping {
         let message =
             format!("`{file}` has no column `{}`, which `{}` is to come from{mean}", column.source, column.name);
         let help = format!("its columns are {}; name them in `column_map: {{{}: ...}}`", list(columns), column.name);
-        Err(StageError::new(Cause::BadData, message).with_help(help))
+        let mapped = params.column_map.iter().find(|(_, source)| **source == column.source);
+        let field = match (mapped, &params.template) {
+            (Some((name, _)), _) => format!("column_map.{name}"),
+            (None, Some(_)) => "template".to_owned(),
+            (None, None) => "source".to_owned(),
+        };
+        Err(ColumnMisfit { code: "unknown-column", field, message, help })
     }
 
     /// A row, or what is wrong with the record.
@@ -212,13 +257,13 @@ fn missing(source: &str) -> Flaw {
 /// How many columns a message names.
 const NAMED: usize = 24;
 
-fn list(columns: &[String]) -> String {
+pub(super) fn list(columns: &[String]) -> String {
     let more = columns.len().saturating_sub(NAMED);
     let named = columns.iter().take(NAMED).map(|column| format!("`{column}`")).collect::<Vec<_>>().join(", ");
     if more > 0 { format!("{named} and {more} more") } else { named }
 }
 
-fn unclear(columns: &[String], file: &str) -> StageError {
+fn unclear(columns: &[String], file: &str) -> ColumnMisfit {
     let help = if columns.iter().any(|column| column == "instruction") {
         "set `template: alpaca` for instruction, input and output".to_owned()
     } else if let [only] = columns
@@ -232,8 +277,8 @@ fn unclear(columns: &[String], file: &str) -> StageError {
     } else {
         "set `template:` and `column_map:`, or have `messages`, `text`, or `input` and `output`".to_owned()
     };
-    StageError::bad_data(format!("what a row of `{file}` is cannot be told from its columns {}", list(columns)))
-        .with_help(help)
+    let message = format!("what a row of `{file}` is cannot be told from its columns {}", list(columns));
+    ColumnMisfit { code: "unclear-rows", field: "source".to_owned(), message, help }
 }
 
 fn text_of(column: &Column, fields: &Map<String, Value>) -> Result<String, Flaw> {

@@ -26,6 +26,7 @@ mod recipe;
 mod source;
 pub mod split;
 mod spool;
+mod survey;
 mod take;
 mod template_choice;
 
@@ -43,6 +44,7 @@ use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, Outside, PinRequest, Smoke, Stage};
 use engine::suggest;
+use engine::survey::{LocalFiles, Survey};
 
 use crate::artifact::{OutputKind, Rows, RowsFacts, Shape};
 use crate::download::forget_working_files;
@@ -90,6 +92,10 @@ impl Stage for Dataset {
         }
         problems.extend(mix::problems(datasets, inputs));
         problems
+    }
+
+    fn survey(params: &DatasetParams, inputs: &InputFacts, files: &LocalFiles, span: Span) -> Survey {
+        survey::survey(params, inputs, files, span)
     }
 
     fn outside(params: &DatasetParams) -> Vec<Outside> {

@@ -235,7 +235,8 @@ impl DatasetParams {
             (Some(_), Some(_)) => {
                 let message = "`source` and `datasets` exclude each other";
                 let help = "`datasets` mixes the rows of other stages; give the source a stage of its own";
-                problems.push(Problem::error("bad-value", span, message, "both are set").with_help(help));
+                let problem = Problem::error("bad-value", span, message, "both are set").with_help(help);
+                problems.push(problem.at("datasets"));
             }
             (None, None) => {
                 let message = "`source` is missing";
@@ -251,6 +252,7 @@ impl DatasetParams {
         (size >= 1.0 && size.fract() != 0.0).then(|| {
             Problem::error("bad-value", span, message, format!("{size} is given"))
                 .with_help("say 0.1 or 500, for example")
+                .at("train_test_split.test_size")
         })
     }
 
@@ -265,8 +267,9 @@ impl DatasetParams {
             error(
                 source.span(),
                 format!("`{name}` is for `datasets`, and this stage reads a source"),
-                "a source".to_owned(),
+                "not for a source".to_owned(),
             )
+            .at(name)
         }));
         if let Source::Local(_) = source {
             let (span, what) = (source.span(), source.describe());
@@ -283,6 +286,7 @@ impl DatasetParams {
                     format!("`{name}` is for datasets on the Hub, and `{what}` is local"),
                     "local files".to_owned(),
                 )
+                .at(name)
             }));
         }
         problems
@@ -292,7 +296,7 @@ impl DatasetParams {
         let error = |message: String, label: &str| Problem::error("bad-value", span, message, label);
         let mut problems = Vec::new();
         if datasets.is_empty() {
-            problems.push(error("`datasets` is empty".to_owned(), "there would be no rows"));
+            problems.push(error("`datasets` is empty".to_owned(), "there would be no rows").at("datasets"));
         }
         let of_sources = [
             ("split", self.split.text != "train"),
@@ -314,22 +318,26 @@ impl DatasetParams {
                 "`datasets` is set",
             )
             .with_help(format!("set `{name}` in the stages that make the rows"))
+            .at(name)
         }));
         if datasets.iter().filter_map(|dataset| dataset.weight).any(f64::is_infinite) {
-            problems.push(error("a `weight` is infinite".to_owned(), "the others would never be drawn"));
+            problems.push(error("a `weight` is infinite".to_owned(), "the others would never be drawn").at("datasets"));
         }
         let sum: f64 = datasets.iter().filter_map(|dataset| dataset.weight).sum();
         let never = |weight: &f64| weight / sum < RAREST;
         if let Some(weight) = datasets.iter().filter_map(|dataset| dataset.weight).find(never) {
             let message = format!("the `weight` {weight:e} is less than a millionth of their sum");
-            problems.push(error(message, "its rows would hardly be drawn").with_help("leave that dataset out"));
+            problems.push(
+                error(message, "its rows would hardly be drawn").with_help("leave that dataset out").at("datasets"),
+            );
         }
         let weights = datasets.iter().filter(|dataset| dataset.weight.is_some()).count();
         if weights > 0 && self.mix == Mix::Concat {
             let problem = error("a `weight` is for `mix: interleave`".to_owned(), "the datasets follow each other");
-            problems.push(problem.with_help("say `mix: interleave`"));
+            problems.push(problem.with_help("say `mix: interleave`").at("datasets"));
         } else if weights > 0 && weights < datasets.len() {
-            problems.push(error("some of the datasets have a `weight`, and some have none".to_owned(), "all or none"));
+            let message = "some of the datasets have a `weight`, and some have none".to_owned();
+            problems.push(error(message, "all or none").at("datasets"));
         }
         problems
     }

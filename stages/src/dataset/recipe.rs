@@ -9,7 +9,7 @@ use super::DatasetParams;
 use super::expression::Expressions;
 use super::flaw::{Flaw, Reason};
 use super::form::SourceFile;
-use super::mapping::RowMapping;
+use super::mapping::{ColumnMisfit, RowMapping};
 use super::parameters::OnEmpty;
 use super::read::{Record, Wanted};
 use crate::artifact::{Row, RowsFacts};
@@ -31,6 +31,36 @@ pub(super) struct Made {
     pub empty: bool,
 }
 
+/// Why there is no recipe.
+#[derive(Debug)]
+pub(super) enum Misfit {
+    /// The data has not the columns that are asked for.
+    Columns(ColumnMisfit),
+    /// Something else.
+    Stage(StageError),
+}
+
+impl From<ColumnMisfit> for Misfit {
+    fn from(misfit: ColumnMisfit) -> Self {
+        Self::Columns(misfit)
+    }
+}
+
+impl From<StageError> for Misfit {
+    fn from(error: StageError) -> Self {
+        Self::Stage(error)
+    }
+}
+
+impl From<Misfit> for StageError {
+    fn from(misfit: Misfit) -> Self {
+        match misfit {
+            Misfit::Columns(misfit) => misfit.into(),
+            Misfit::Stage(error) => error,
+        }
+    }
+}
+
 impl<'a> Recipe<'a> {
     /// Plans for data that begins with this file.
     ///
@@ -41,7 +71,7 @@ impl<'a> Recipe<'a> {
         environment: &'a Environment<'a>,
         columns: &[String],
         first: &SourceFile,
-    ) -> Result<Self, StageError> {
+    ) -> Result<Self, Misfit> {
         let expressions = Expressions::compile(params, environment)?;
         let mut known = columns.to_vec();
         known.extend(expressions.new_columns().map(str::to_owned));

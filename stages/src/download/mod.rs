@@ -4,6 +4,7 @@
 //! is pinned anew. Every file is checked against what the Hub lists, or against the digest it was planned with.
 
 mod selection;
+mod survey;
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -18,6 +19,7 @@ use engine::lock_file::Pinned;
 use engine::parameter::{LocalPath, Parameters};
 use engine::protocol::FileGrant;
 use engine::stage::{InputFacts, Outside, PinRequest, Smoke, Stage};
+use engine::survey::{LocalFiles, Survey};
 use model::config::Config;
 use model::peft::AdapterConfig;
 
@@ -126,14 +128,16 @@ impl Stage for Download {
         let mut problems = Vec::new();
         match (&params.repo, &params.path) {
             (Some(_), Some(_)) => {
-                problems.push(problem("`repo` and `path` are both given".to_owned(), "one of them is enough"));
+                problems
+                    .push(problem("`repo` and `path` are both given".to_owned(), "one of them is enough").at("path"));
             }
             (None, None) => {
                 let missing = problem("neither `repo` nor `path` is given".to_owned(), "where does it come from?");
                 problems.push(missing.with_help("say `repo: owner/name` for the Hub, or `path: ./folder`"));
             }
             (None, Some(_)) if params.revision.is_some() => {
-                problems.push(problem("`revision` belongs to `repo`".to_owned(), "a folder has no revisions"));
+                let problem = problem("`revision` belongs to `repo`".to_owned(), "a folder has no revisions");
+                problems.push(problem.at("revision"));
             }
             (None, Some(_)) if params.token_env.is_some() => {
                 problems.push(problem("`token_env` belongs to `repo`".to_owned(), "a folder needs no token"));
@@ -142,13 +146,16 @@ impl Stage for Download {
         }
         if let Some(Err(error)) = params.repo.as_ref().map(|name| Repository::parse(RepositoryKind::Model, name)) {
             let help = "a repository is named `owner/name`; a folder on this machine is given as `path:`";
-            problems.push(problem(error.to_string(), "not a name on the Hub").with_help(help));
+            problems.push(problem(error.to_string(), "not a name on the Hub").with_help(help).at("repo"));
         }
-        let patterns = params.include.iter().chain(&params.exclude).flatten();
-        problems.extend(patterns.filter_map(|pattern| {
-            let error = selection::check(pattern).err()?;
-            Some(problem(format!("`{pattern}` is not a pattern: {error}"), "cannot be matched"))
-        }));
+        for (name, patterns) in [("include", &params.include), ("exclude", &params.exclude)] {
+            let patterns = patterns.iter().flatten().enumerate();
+            problems.extend(patterns.filter_map(|(index, pattern)| {
+                let error = selection::check(pattern).err()?;
+                let problem = problem(format!("`{pattern}` is not a pattern: {error}"), "cannot be matched");
+                Some(problem.at(format!("{name}[{index}]")))
+            }));
+        }
         problems
     }
 
@@ -160,6 +167,10 @@ impl Stage for Download {
             }
             None => Vec::new(),
         }
+    }
+
+    fn survey(params: &DownloadParams, _: &InputFacts, files: &LocalFiles, _: Span) -> Survey {
+        survey::survey(params, files)
     }
 
     fn pin(request: &PinRequest) -> Result<Pinned, StageError> {

@@ -125,6 +125,7 @@ impl Stage for Evaluate {
     const VERSION: u32 = 3; // 3: earlier turns of a conversation are encoded apart, as in `tokenize`.
     const ABOUT: &'static str = "Measures a model on rows: perplexity and token accuracy of the responses; ROUGE, BLEU and exact match of its own.";
     type Params = EvaluateParams;
+    const GOAL: bool = true;
 
     fn outputs(_: &EvaluateParams) -> Vec<Output> {
         vec![Metrics::output("metrics")]
@@ -133,7 +134,9 @@ impl Stage for Evaluate {
     fn check(params: &EvaluateParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
         let mut problems = params.inference.problems(span);
         if params.metrics.is_empty() {
-            problems.push(Problem::error("bad-value", span, "`metrics` is empty", "nothing would be measured"));
+            problems.push(
+                Problem::error("bad-value", span, "`metrics` is empty", "nothing would be measured").at("metrics"),
+            );
         }
         let (model, adapter) = params.inference.facts(inputs);
         problems.extend(params.prompt.taught_otherwise(model, adapter, span));
@@ -145,7 +148,8 @@ impl Stage for Evaluate {
         if let Some(metric) = of_answers.filter(|_| rows.is_some_and(|rows| rows.shape == Shape::Text)) {
             let name = metric.name();
             let message = format!("`{name}` compares answers, and the rows are plain text without any");
-            problems.push(Problem::error("bad-value", span, message, format!("`{name}` is asked for here")));
+            problems
+                .push(Problem::error("bad-value", span, message, format!("`{name}` is asked for here")).at("metrics"));
         }
         problems
     }

@@ -107,6 +107,7 @@ impl Stage for Generate {
     const VERSION: u32 = 3; // 3: earlier turns of a conversation are encoded apart, as in `tokenize`.
     const ABOUT: &'static str = "Lets a model answer prompts.";
     type Params = GenerateParams;
+    const GOAL: bool = true;
 
     fn outputs(_: &GenerateParams) -> Vec<Output> {
         vec![Samples::output("samples")]

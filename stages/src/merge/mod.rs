@@ -16,6 +16,7 @@ use engine::file::source::Span;
 use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, Stage, Threads};
+use engine::survey::{LocalFiles, Survey};
 use model::batch::Batch;
 use model::merge::WeightedAdapter;
 use model::merge::{Merge as ModelMerge, MergeError, MergeOptions, MergeReport, Progress, Proof, ProofError};
@@ -25,6 +26,7 @@ use serde_json::Value;
 
 use crate::artifact::{Model, OutputKind};
 use crate::prompt::PROMPT;
+use crate::tokenize::facts_of;
 use crate::{adapter, checkpoint, kernels};
 pub use parameters::{Dtype, MergeParams, Weighted};
 
@@ -39,6 +41,7 @@ impl Stage for Merge {
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "Merges adapters into their base model and proves the result.";
     type Params = MergeParams;
+    const GOAL: bool = true;
 
     fn outputs(_: &MergeParams) -> Vec<Output> {
         vec![Model::output("model")]
@@ -46,6 +49,17 @@ impl Stage for Merge {
 
     fn check(params: &MergeParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
         parameters::check(params, inputs, span)
+    }
+
+    fn survey(params: &MergeParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+        let mut survey = Survey::default();
+        let base = facts_of(&params.model.reference, inputs);
+        let names: Vec<&str> = checkpoint::config_facts().chain([PROMPT]).collect();
+        survey.pass("model", base, &names);
+        if let Some((adapter, _)) = params.weighted().first() {
+            survey.pass("model", facts_of(&adapter.reference, inputs), &[PROMPT]);
+        }
+        survey
     }
 
     fn preflight(params: &MergeParams, inputs: &InputFacts, _: Span) -> Preflight {

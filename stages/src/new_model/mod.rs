@@ -10,6 +10,7 @@ use engine::file::source::Span;
 use engine::parameter::{Input, Parameters};
 use engine::preflight::Preflight;
 use engine::stage::{InputFacts, Stage};
+use engine::survey::{LocalFiles, Survey};
 use model::config::Config;
 use model::init::NewModel as Shape;
 
@@ -107,6 +108,15 @@ impl Stage for NewModel {
             Ok(()) => Vec::new(),
             Err(error) => vec![Problem::error("bad-shape", span, error.to_string(), "this shape cannot be built")],
         }
+    }
+
+    fn survey(params: &NewModelParams, _: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+        let mut survey = Survey::default();
+        if let Ok(config) = params.shape(params.vocab_size).config(safetensors::Dtype::F32) {
+            survey.outputs.insert("model".to_owned(), checkpoint::facts_of_config(config));
+            survey.fact("tokenizer", "vocab_size", params.vocab_size);
+        }
+        survey
     }
 
     fn preflight(params: &NewModelParams, _: &InputFacts, _: Span) -> Preflight {

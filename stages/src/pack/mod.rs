@@ -3,7 +3,7 @@
 mod best_fit;
 mod next_fit;
 
-use engine::artifact::Output;
+use engine::artifact::{Facts, Output};
 use engine::change::{StoredArtifact, TableChange};
 use engine::context::StageContext;
 use engine::error::StageError;
@@ -13,9 +13,11 @@ use engine::parameter::{Input, Parameters};
 use engine::preflight::{Preflight, Work};
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, Stage};
+use engine::survey::{LocalFiles, Survey};
 
 use crate::artifact::{OutputKind, Packs, Shape, TokenRow, Tokens, TokensFacts, TokensReader, TokensWriter};
-use crate::tokenize::{facts_of, stop_if_cancelled};
+use crate::prompt::PROMPT;
+use crate::tokenize::{LONGEST_POSSIBLE, facts_of, stop_if_cancelled};
 pub use best_fit::BestFit;
 pub use next_fit::{NextFit, TooLong};
 
@@ -66,15 +68,29 @@ impl Stage for Pack {
     }
 
     fn check(params: &PackParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
-        let tokens = facts_of(&params.tokens.reference, inputs).and_then(TokensFacts::from_facts);
+        let facts = facts_of(&params.tokens.reference, inputs);
+        if let Some(problem) = may_be_too_long(params, facts, span) {
+            return vec![problem];
+        }
+        let tokens = facts.and_then(TokensFacts::from_facts);
         let too_long =
             tokens.filter(|tokens| tokens.longest_row > params.max_seq_len as u64 && !params.splits(tokens.shape));
         let problem = |tokens: TokensFacts| {
             let longest = tokens.longest_row;
             let message = format!("the longest row has {longest} tokens, and `max_seq_len` is {}", params.max_seq_len);
-            Problem::error("out-of-range", span, message, "too short for the tokens").with_help(FITS)
+            Problem::error("out-of-range", span, message, "too short for the tokens").with_help(FITS).at("max_seq_len")
         };
         too_long.map(problem).into_iter().collect()
+    }
+
+    fn survey(params: &PackParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+        let mut survey = Survey::default();
+        let tokens = facts_of(&params.tokens.reference, inputs);
+        survey.pass("packs", tokens, &["shape", "vocab_size", PROMPT]);
+        let longest = tokens.and_then(|facts| facts.get(LONGEST_POSSIBLE)?.as_u64());
+        let own = params.max_seq_len as u64;
+        survey.fact("packs", LONGEST_POSSIBLE, longest.map_or(own, |longest| longest.min(own)));
+        survey
     }
 
     fn preflight(params: &PackParams, inputs: &InputFacts, _: Span) -> Preflight {
@@ -170,6 +186,22 @@ fn summary(rows: u64, packed: &TokensFacts) -> String {
     format!(
         "{rows} rows in {} packs of {}: {} tokens, {} of them trained, {share:.1}% padding",
         packed.rows, packed.longest_row, packed.tokens, packed.target_tokens
+    )
+}
+
+/// Rows that are not cut have to fit, and may be longer.
+fn may_be_too_long(params: &PackParams, tokens: Option<&Facts>, span: Span) -> Option<Problem> {
+    let longest = tokens?.get(LONGEST_POSSIBLE)?.as_u64()?;
+    let shape = serde_json::from_value(tokens?.get("shape")?.clone()).ok()?;
+    if longest <= params.max_seq_len as u64 || params.splits(shape) {
+        return None;
+    }
+    let message = format!("a row may have {longest} tokens, and `max_seq_len` is {} here", params.max_seq_len);
+    let problem = Problem::warning("out-of-range", span, message, "too short for the longest rows");
+    Some(
+        problem
+            .with_help("packing fails at the first row that is longer: give `tokenize` this `max_seq_len` too")
+            .at("max_seq_len"),
     )
 }
 

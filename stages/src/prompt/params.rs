@@ -64,7 +64,7 @@ impl PromptParams {
         let idle = given.into_iter().filter(|(_, given)| *given && !conversations);
         idle.map(|(key, _)| {
             let message = format!("`{key}` is for conversations, and there are none here");
-            Problem::warning("no-effect", span, message, "nothing here is a conversation")
+            Problem::warning("no-effect", span, message, "nothing here is a conversation").at(key)
         })
         .collect()
     }
@@ -148,7 +148,7 @@ impl Parameter for ChatTemplateChoice {
         }
         let names: Vec<&str> = names.collect();
         let help = suggest::help(text, "chat template", names.iter())
-            .map(|help| format!("{help}, or the text of a Jinja template under `chat_template: |`"));
+            .map(|help| format!("{help}\nthe text of a Jinja template stands under `chat_template: |`"));
         let message = format!("there is no chat template `{text}`");
         reader.problems.push(
             Problem::error("bad-value", node.span, message, "neither a known name nor a Jinja template")

@@ -21,9 +21,10 @@ use engine::file::source::Span;
 use engine::parameter::{Input, Parameters, Reference};
 use engine::preflight::{Preflight, Work};
 use engine::stage::{InputFacts, Stage, Threads};
+use engine::survey::{LocalFiles, Survey};
 
 use crate::artifact::{OutputKind, Rows, RowsFacts, RowsReader, Shape, TokensFacts, TokensWriter};
-use crate::prompt::{PromptParams, PromptRenderer, TrainOn};
+use crate::prompt::{PROMPT, PromptParams, PromptRenderer, TrainOn};
 use crate::tokenizer::Tokenizer;
 use batch::{Batch, Done};
 use counts::Counts;
@@ -127,13 +128,25 @@ impl Stage for Tokenize {
         let problem = || {
             Problem::error("bad-value", span, SPLIT_IS_FOR_TEXT, "`on_too_long: split` stands here")
                 .with_help("use truncate, drop or error")
+                .at("on_too_long")
         };
         let contradiction = || {
             let help = "`train_on_input: true` is `train_on: all`: leave one of them out";
-            Problem::error("bad-value", span, TWO_ANSWERS, "both stand here").with_help(help)
+            Problem::error("bad-value", span, TWO_ANSWERS, "says otherwise").with_help(help).at("train_on_input")
         };
         let problems = [splits_prompts.then(problem), params.train_on().is_none().then(contradiction)];
         problems.into_iter().flatten().chain(idle).collect()
+    }
+
+    fn survey(params: &TokenizeParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+        let mut survey = Survey::default();
+        survey.pass("tokens", facts_of(&params.dataset.reference, inputs), &["shape"]);
+        survey.pass("tokens", facts_of(&params.tokenizer.reference, inputs), &["vocab_size"]);
+        survey.fact("tokens", PROMPT, serde_json::to_value(&params.prompt).expect("options are JSON"));
+        if let Some(longest) = params.max_seq_len {
+            survey.fact("tokens", LONGEST_POSSIBLE, longest);
+        }
+        survey
     }
 
     fn preflight(params: &TokenizeParams, inputs: &InputFacts, _: Span) -> Preflight {
@@ -206,6 +219,9 @@ impl Stage for Tokenize {
         context.offer(&family, "tokens", serde_json::to_value(pieces).expect("pieces are plain data"))
     }
 }
+
+/// The fact of tokens that are still to be made that says how many a document may have at most.
+pub(crate) const LONGEST_POSSIBLE: &str = "longest_possible_document";
 
 const SPLIT_IS_FOR_TEXT: &str =
     "only plain text can be split: of a prompt or a conversation the rest would lack its beginning";

@@ -1,5 +1,6 @@
 //! Whether a model can be trained on rows of tokens and with an adapter at all: known from their facts, before the first step.
 
+use engine::artifact::Facts;
 use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
@@ -11,7 +12,7 @@ use super::parameters::{Method, TrainParams};
 use crate::artifact::TokensFacts;
 use crate::checkpoint::WEIGHTS;
 use crate::preflight::model_config;
-use crate::tokenize::facts_of;
+use crate::tokenize::{LONGEST_POSSIBLE, facts_of};
 
 /// What does not fit together, as far as results say that are there.
 pub(super) fn problems(params: &TrainParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
@@ -22,8 +23,11 @@ pub(super) fn problems(params: &TrainParams, inputs: &InputFacts, span: Span) ->
     };
     let model = facts_of(&params.model.reference, inputs);
     for data in [Some(&params.data), params.validation.as_ref()].into_iter().flatten() {
-        let tokens = facts_of(&data.reference, inputs).and_then(TokensFacts::from_facts);
-        let (Some(tokens), Some(model)) = (tokens, model) else { continue };
+        let (Some(facts), Some(model)) = (facts_of(&data.reference, inputs), model) else { continue };
+        let Some(tokens) = TokensFacts::from_facts(facts) else {
+            problems.extend(ahead(facts, model, data.reference.span));
+            continue;
+        };
         let size = |name: &str| model.get(name).and_then(Value::as_u64).unwrap_or(u64::MAX);
         let misfit = check(&tokens, size("vocab_size"), size("max_position_embeddings"));
         problems.extend(misfit.err().map(|misfit| wrong_input(misfit.to_string(), misfit.help())));
@@ -34,7 +38,7 @@ pub(super) fn problems(params: &TrainParams, inputs: &InputFacts, span: Span) ->
     if let Some(config) = model_config(&params.model.reference, inputs) {
         problems.extend(params.lora.problem_on(&config, span));
     }
-    let weights = |facts: Option<&engine::artifact::Facts>| facts.and_then(|facts| facts.get(WEIGHTS)).cloned();
+    let weights = |facts: Option<&Facts>| facts.and_then(|facts| facts.get(WEIGHTS)).cloned();
     let adapter = params.adapter.as_ref().and_then(|adapter| weights(facts_of(&adapter.reference, inputs)));
     if let (Some(adapter), Some(model)) = (adapter, weights(model))
         && adapter != model
@@ -43,6 +47,26 @@ pub(super) fn problems(params: &TrainParams, inputs: &InputFacts, span: Span) ->
         problems.push(wrong_input(message, "give this stage the `model` that the adapter's `train` stage has"));
     }
     problems
+}
+
+/// What may not fit, as far as it is known before there are tokens.
+fn ahead(tokens: &Facts, model: &Facts, span: Span) -> Vec<Problem> {
+    let fact = |facts: &Facts, name: &str| facts.get(name).and_then(Value::as_u64);
+    let both = |of_tokens: &str, of_model: &str| {
+        let (needed, there) = (fact(tokens, of_tokens)?, fact(model, of_model)?);
+        (needed > there).then_some((needed, there))
+    };
+    let vocabulary = both("vocab_size", "vocab_size").map(|(ids, there)| {
+        let message = format!("the tokens' tokenizer has {ids} ids, and the model has {there}");
+        Problem::warning("wrong-input", span, message, "made with another tokenizer?")
+            .with_help("tokenize with the tokenizer of the model that is trained")
+    });
+    let length = both(LONGEST_POSSIBLE, "max_position_embeddings").map(|(longest, positions)| {
+        let message = format!("a document may have {longest} tokens, and the model has {positions} positions");
+        Problem::warning("too-long-for-model", span, message, "longer than the model reads")
+            .with_help("lower `max_seq_len` of `tokenize` (or of `pack`): training fails at the first longer document")
+    });
+    vocabulary.into_iter().chain(length).collect()
 }
 
 /// Why a model cannot be trained on these rows.

@@ -31,6 +31,7 @@ use engine::file::source::Span;
 use engine::parameter::KeyWriter;
 use engine::preflight::Preflight;
 use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, WorkingState};
+use engine::survey::{LocalFiles, Survey};
 
 pub use parameters::{
     EarlyStopping, Given, Leftover, LoraParams, LossScale, Method, MinLr, OptimizerName, OptimizerParams,
@@ -38,8 +39,11 @@ pub use parameters::{
 };
 
 use crate::artifact::{Adapter, Metrics, Model, OutputKind};
+use crate::checkpoint;
 use crate::kernels::{self, Kernels};
+use crate::prompt::PROMPT;
 use crate::smoke::{self, Lowered};
+use crate::tokenize::facts_of;
 
 /// The stage kind.
 pub struct Train;
@@ -49,6 +53,7 @@ impl Stage for Train {
     const VERSION: u32 = 2;
     const ABOUT: &'static str = "Trains an adapter (LoRA) or every weight of a model.";
     type Params = TrainParams;
+    const GOAL: bool = true;
 
     fn outputs(params: &TrainParams) -> Vec<Output> {
         let trained = match params.method {
@@ -73,6 +78,20 @@ impl Stage for Train {
             .cut("scheduler.warmup_steps", 1)
             .cut("eval_steps", 1)
             .done()
+    }
+
+    fn survey(params: &TrainParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+        let mut survey = Survey::default();
+        let trained = match params.method {
+            Method::Lora => "adapter",
+            Method::Full => {
+                let names: Vec<&str> = checkpoint::config_facts().collect();
+                survey.pass("model", facts_of(&params.model.reference, inputs), &names);
+                "model"
+            }
+        };
+        survey.pass(trained, facts_of(&params.data.reference, inputs), &[PROMPT]);
+        survey
     }
 
     fn preflight(params: &TrainParams, inputs: &InputFacts, span: Span) -> Preflight {

@@ -123,7 +123,8 @@ fn learning_rate(params: &TrainParams, total: u64, span: Span, ahead: &mut Prefl
         let message = format!("`{}` makes no optimizer step", params.data.reference.stage);
         ahead.warnings.push(
             Problem::warning("no-steps", span, message, "fewer rows than a step takes")
-                .with_help("lower gradient_accumulation_steps, or keep the last rows with `leftover: step`"),
+                .with_help("lower gradient_accumulation_steps, or keep the last rows with `leftover: step`")
+                .at("gradient_accumulation_steps"),
         );
         return;
     };
@@ -139,13 +140,12 @@ fn learning_rate(params: &TrainParams, total: u64, span: Span, ahead: &mut Prefl
     };
     ahead.figure("last_learning_rate", last, text);
     if let Some(message) = params.low_peak(total) {
-        let (code, help) = match warmup >= total {
-            true => ("warmup-too-long", "lower `scheduler.warmup_steps`, or train longer"),
-            false => ("schedule-too-long", "lower what `scheduler` says of its steps, or train longer"),
+        let (code, field, help) = match warmup >= total {
+            true => ("warmup-too-long", "scheduler.warmup_steps", "lower `scheduler.warmup_steps`, or train longer"),
+            false => ("schedule-too-long", "scheduler", "lower what `scheduler` says of its steps, or train longer"),
         };
-        ahead
-            .warnings
-            .push(Problem::warning(code, span, message, "trains at a lower rate than it says").with_help(help));
+        let problem = Problem::warning(code, span, message, "trains at a lower rate than it says");
+        ahead.warnings.push(problem.with_help(help).at(field));
     }
 }
 

@@ -83,6 +83,111 @@ stages:
         },
     },
     ProblemCode {
+        code: "unreadable-rows",
+        severity: Severity::Error,
+        title: "a file that cannot be read as rows",
+        meaning: "The file has an extension that no reader knows, or is not what its extension says: a Parquet file without its end, \
+            text that is no JSON, UTF-16.",
+        advice: "Mend the file or make it anew; `docs/stages/dataset.md` lists the forms. `download` with `as: files` takes anything.",
+        example: Example::File {
+            wrong: "\
+version: 1
+stages:
+  rows: { uses: dataset, with: { source: ./notes.md } }
+",
+            right: "\
+version: 1
+stages:
+  rows: { uses: dataset, with: { source: ./rows.jsonl } }
+",
+        },
+    },
+    ProblemCode {
+        code: "unclear-rows",
+        severity: Severity::Error,
+        title: "what a row is cannot be told",
+        meaning: "The data has neither `messages`, nor `text`, nor `input` and `output`, and nothing says which of its columns is what.",
+        advice: "Name the columns: `template:` for what the prompt looks like, and `column_map:` for where its parts come from.",
+        example: Example::File {
+            wrong: "\
+version: 1
+stages:
+  rows: { uses: dataset, with: { source: ./questions.jsonl } }
+",
+            right: "\
+version: 1
+stages:
+  rows:
+    uses: dataset
+    with: { source: ./questions.jsonl, template: question_answer, column_map: { output: answer } }
+",
+        },
+    },
+    ProblemCode {
+        code: "unknown-column",
+        severity: Severity::Error,
+        title: "a column that the data does not have",
+        meaning: "The template, `column_map` or an expression asks for a column, and the first rows of the file, or its header, have none of \
+            that name.",
+        advice: "Take one of the columns that are named; `column_map: { name of the template: column of the data }` says which is which.",
+        example: Example::File {
+            wrong: "\
+version: 1
+stages:
+  rows:
+    uses: dataset
+    with: { source: ./questions.jsonl, template: question_answer, column_map: { output: anwser } }
+",
+            right: "\
+version: 1
+stages:
+  rows:
+    uses: dataset
+    with: { source: ./questions.jsonl, template: question_answer, column_map: { output: answer } }
+",
+        },
+    },
+    ProblemCode {
+        code: "bad-row",
+        severity: Severity::Error,
+        title: "a row that cannot be used",
+        meaning: "One of the first rows is none: no object, a column that is missing or holds no text, turns in no order that a conversation \
+            has, or `filter` and `map` cannot be worked out on it. With `on_bad_row: error`, which is the default, the stage would fail there.",
+        advice: "Mend the data, make text of the column with `map`, or leave such rows out with `on_bad_row: drop`.",
+        example: Example::File {
+            wrong: "\
+version: 1
+stages:
+  rows: { uses: dataset, with: { source: ./counts.jsonl } }
+",
+            right: "\
+version: 1
+stages:
+  rows: { uses: dataset, with: { source: ./counts.jsonl, map: { output: \"{{ output }}\" } } }
+",
+        },
+    },
+    ProblemCode {
+        code: "bad-checkpoint",
+        severity: Severity::Error,
+        title: "a folder that is no checkpoint",
+        meaning: "The folder of `download` lacks what a model or an adapter needs (`config.json`, safetensors weights, `tokenizer.json`), or its \
+            configuration describes a model that is not computed here.",
+        advice: "Name the folder that holds `config.json`; convert pickled weights to safetensors; docs/models.md lists the families.",
+        example: Example::File {
+            wrong: "\
+version: 1
+stages:
+  base: { uses: download, with: { path: ./data } }
+",
+            right: "\
+version: 1
+stages:
+  base: { uses: download, with: { path: ./data, as: files } }
+",
+        },
+    },
+    ProblemCode {
         code: "wrong-rows",
         severity: Severity::Error,
         title: "datasets that cannot be mixed",

@@ -67,7 +67,7 @@ stages:
 ";
 
 /// What examples call the files beside them, and what is in those.
-pub const BESIDE: [(&str, &str); 4] = [
+pub const BESIDE: [(&str, &str); 6] = [
     ("rows.jsonl", "{\"input\": \"What is water?\", \"output\": \"Two parts hydrogen, one part oxygen.\"}\n"),
     (
         "chats.jsonl",
@@ -75,6 +75,8 @@ pub const BESIDE: [(&str, &str); 4] = [
     ),
     ("data/rows.jsonl", "{\"input\": \"a\", \"output\": \"b\"}\n"),
     ("counts.jsonl", "{\"input\": \"a\", \"output\": 7}\n"),
+    ("questions.jsonl", "{\"question\": \"What is water?\", \"answer\": \"Two parts hydrogen, one part oxygen.\"}\n"),
+    ("notes.md", "Notes\n"),
 ];
 
 /// All codes, by name.

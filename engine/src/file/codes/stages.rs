@@ -133,4 +133,72 @@ pub(super) const CODES: &[ProblemCode] = &[
             ),
         },
     },
+    ProblemCode {
+        code: "too-long-for-model",
+        severity: Severity::Warning,
+        title: "documents may be longer than the model reads",
+        meaning: "`max_seq_len` allows more tokens than the model has positions (`max_position_embeddings`); training fails at the first \
+            document that is longer.",
+        advice: "Lower `max_seq_len` of `tokenize`, or of `pack`.",
+        example: Example::File {
+            wrong: with_model!(
+                "  tokens: { uses: tokenize, with: { dataset: rows, tokenizer: base, max_seq_len: 256 } }
+  adapter: { uses: train, with: { model: base, data: tokens } }
+"
+            ),
+            right: with_model!(
+                "  tokens: { uses: tokenize, with: { dataset: rows, tokenizer: base, max_seq_len: 128 } }
+  adapter: { uses: train, with: { model: base, data: tokens } }
+"
+            ),
+        },
+    },
+    ProblemCode {
+        code: "unused-stage",
+        severity: Severity::Warning,
+        title: "a stage whose result nobody uses",
+        meaning: "No stage reads it or waits for it, it is not published, and it is no end in itself as training, merging, evaluating and \
+            generating are. It would run all the same.",
+        advice: "Let a stage read it (perhaps one names another by mistake), publish it, or remove it.",
+        example: Example::File {
+            wrong: with_model!(
+                "  tokens: { uses: tokenize, with: { dataset: rows, tokenizer: base } }
+  packs: { uses: pack, with: { tokens: tokens, max_seq_len: 128 } }
+  adapter: { uses: train, with: { model: base, data: tokens } }
+"
+            ),
+            right: with_model!(
+                "  tokens: { uses: tokenize, with: { dataset: rows, tokenizer: base } }
+  packs: { uses: pack, with: { tokens: tokens, max_seq_len: 128 } }
+  adapter: { uses: train, with: { model: base, data: packs } }
+"
+            ),
+        },
+    },
+    ProblemCode {
+        code: "no-device",
+        severity: Severity::Warning,
+        title: "a device that this build does not serve",
+        meaning: "`resources.device` asks for a device that this build cannot compute on. Where the stage has no result yet, `run` refuses to \
+            begin, with exit code 3.",
+        advice: "Say `device: auto`, which takes the fastest that there is, or run with `STAGE.resources.device=cpu`.",
+        example: Example::File {
+            wrong: "\
+version: 1
+stages:
+  rows:
+    uses: dataset
+    with: { source: ./rows.jsonl }
+    resources: { device: cuda }
+",
+            right: "\
+version: 1
+stages:
+  rows:
+    uses: dataset
+    with: { source: ./rows.jsonl }
+    resources: { device: auto }
+",
+        },
+    },
 ];

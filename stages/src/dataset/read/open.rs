@@ -23,6 +23,9 @@ pub(super) fn open(file: &SourceFile) -> Result<Box<dyn BufRead>, ReadError> {
         Compression::Gzip => decompressed("gzip", MultiGzDecoder::new(stored)),
         Compression::Zstd => decompressed("zstd", zstd::stream::read::Decoder::with_buffer(stored)?),
     };
+    if let Some(most) = file.at_most {
+        reader = Box::new(BufReader::with_capacity(BUFFER, Cut { inner: reader, left: most }));
+    }
     let start = reader.fill_buf()?;
     if start.starts_with(b"\xEF\xBB\xBF") {
         reader.consume(3);
@@ -34,6 +37,29 @@ pub(super) fn open(file: &SourceFile) -> Result<Box<dyn BufRead>, ReadError> {
 
 fn decompressed(kind: &'static str, inner: impl Read + 'static) -> Box<dyn BufRead> {
     Box::new(BufReader::with_capacity(BUFFER, Decompressed { inner, kind }))
+}
+
+/// Ends in an error after so many bytes: an end of the file would make a row of half a one.
+struct Cut<R> {
+    inner: R,
+    left: u64,
+}
+
+impl<R: Read> Read for Cut<R> {
+    fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(target.len());
+        if most == 0 && !target.is_empty() {
+            // The file may end just here.
+            let mut next = [0];
+            return match self.inner.read(&mut next)? {
+                0 => Ok(0),
+                _ => Err(io::Error::other("no more of the file is read ahead")),
+            };
+        }
+        let read = self.inner.read(&mut target[..most])?;
+        self.left -= read as u64;
+        Ok(read)
+    }
 }
 
 /// Says of damaged data that it is the compression that is damaged.

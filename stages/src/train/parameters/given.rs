@@ -62,7 +62,10 @@ pub(super) fn only_options_of(what: &str, name: &str, options: &[&str], node: &N
         [] => format!("`{name}` has no options"),
         some => format!("`{name}` takes {}", some.iter().map(quoted).collect::<Vec<_>>().join(", ")),
     };
-    for (key, span) in foreign {
+    // What is no option of any choice has been reported as an unknown key.
+    let unknown: Vec<Span> =
+        reader.problems.iter().filter(|problem| problem.code == "unknown-key").map(|problem| problem.span).collect();
+    for (key, span) in foreign.filter(|(_, span)| !unknown.contains(span)) {
         let message = format!("the {what} `{name}` has no `{key}`");
         let label = format!("not an option of `{name}`");
         reader.problems.push(Problem::error("wrong-option", span, message, label).with_help(known.clone()));
