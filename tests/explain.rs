@@ -180,7 +180,7 @@ fn content_reruns_what_it_decides_and_nothing_else() {
     let rows = fs::read_to_string(project.path("questions.jsonl")).unwrap();
     project.write("other.jsonl", &rows.replacen("Where", "Say where", 1));
     project.edit(FILE, "./questions.jsonl", "./other.jsonl");
-    project.run(&["plan", FILE]).ends_with(0).says("source ./questions.jsonl → ./other.jsonl (explain.yaml:10:15)");
+    project.run(&["plan", FILE]).ends_with(0).says("source ./questions.jsonl → ./other.jsonl (explain.yaml:11:15)");
     let rerun = project.run(&["run", FILE]).ends_with(0);
     rerun
         .warns("tokens: running: input questions changed (1 of 20 rows)")

@@ -131,9 +131,13 @@ fn readable(value: &str) -> String {
     {
         return format!("{number:e}");
     }
+    // A template has line breaks, and a reason is one line.
+    let visible =
+        |letter: char| if letter.is_control() { letter.escape_default().to_string() } else { letter.to_string() };
+    let value: String = value.chars().map(visible).collect();
     match value.char_indices().nth(LONGEST) {
         Some((end, _)) => format!("{}…", &value[..end]),
-        None => value.to_owned(),
+        None => value,
     }
 }
 
@@ -162,5 +166,6 @@ mod tests {
     fn values_are_as_a_person_writes_them() {
         assert_eq!(["0.0001", "0.003", "0", "64", "\"a\""].map(readable), ["1e-4", "0.003", "0", "64", "\"a\""]);
         assert_eq!(readable(&"x".repeat(100)).chars().count(), 61);
+        assert_eq!(readable("Q: {question}\nA: "), "Q: {question}\\nA: ");
     }
 }
