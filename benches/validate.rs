@@ -38,7 +38,7 @@ fn main() {
     });
     let loading = median(UsageWho::RUSAGE_SELF, || drop(engine::plan::load(&file, &[], &registry).unwrap()));
     let plan = engine::plan::load(&file, &[], &registry).unwrap();
-    let surveying = median(UsageWho::RUSAGE_SELF, || assert!(engine::survey::survey(&plan, None).is_empty()));
+    let surveying = median(UsageWho::RUSAGE_SELF, || assert!(engine::surveyor::survey(&plan, None).is_empty()));
 
     let peak = getrusage(UsageWho::RUSAGE_CHILDREN).unwrap().max_rss();
     println!("pipeline validate     {:6.1} ms, peak {:.1} MiB", ms(program), peak as f64 / 1024.0);

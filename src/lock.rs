@@ -4,7 +4,8 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
-use engine::lock_file::{self, Change, LockFile, Pinned, Pinning};
+use engine::lock_file::{self, Change, LockFile, Pinning};
+use engine::pin::Pinned;
 use engine::plan::Plan;
 use serde_json::json;
 

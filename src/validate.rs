@@ -8,7 +8,7 @@ use engine::file::problem::{Problem, Severity};
 use engine::file::source::Sources;
 use engine::home::Home;
 use engine::stage::Registry;
-use engine::survey::survey;
+use engine::surveyor::survey;
 use serde_json::json;
 
 use crate::Global;

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use engine::file::codes::{self, BESIDE, Example, OVERRIDDEN, ProblemCode};
 use engine::file::problem::{Problem, Severity};
-use engine::survey::survey;
+use engine::surveyor::survey;
 use support::Project;
 
 /// A project with the files that examples name.

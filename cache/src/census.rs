@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::SystemTime;
 
-use crate::listing::DigestFile;
+use crate::listing::{DigestFile, entries};
 use crate::record::Stored;
 use crate::{Digest, Store, StoreError};
 
@@ -330,17 +330,6 @@ impl Below {
         }
         below
     }
-}
-
-/// What is in a folder; what vanishes meanwhile is left out.
-pub(crate) fn entries(folder: &Path) -> Result<Vec<(PathBuf, fs::Metadata)>, StoreError> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).map_err(StoreError::on("list", folder))? {
-        let path = entry.map_err(StoreError::on("list", folder))?.path();
-        let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
-        found.push((path, metadata));
-    }
-    Ok(found)
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! What is in a store, and how much room it takes.
 
+use std::fs;
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use crate::census::entries;
 use crate::{Digest, OutputRecord, ResultRecord, Store, StoreError};
 
 /// What is in a store.
@@ -141,6 +141,17 @@ pub(crate) fn changed(metadata: &Metadata) -> SystemTime {
     let seconds = Duration::from_secs(u64::try_from(metadata.ctime()).unwrap_or(0));
     let rest = Duration::from_nanos(u64::try_from(metadata.ctime_nsec()).unwrap_or(0));
     SystemTime::UNIX_EPOCH + seconds + rest
+}
+
+/// What is in a folder; what vanishes meanwhile is left out.
+pub(crate) fn entries(folder: &Path) -> Result<Vec<(PathBuf, fs::Metadata)>, StoreError> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).map_err(StoreError::on("list", folder))? {
+        let path = entry.map_err(StoreError::on("list", folder))?.path();
+        let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
+        found.push((path, metadata));
+    }
+    Ok(found)
 }
 
 #[cfg(test)]

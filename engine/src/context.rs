@@ -14,8 +14,8 @@ use crate::artifact::{ARTIFACT_FILE, Description, Facts};
 use crate::error::{Cause, OrFail, StageError};
 use crate::execute::private_paths::PrivatePaths;
 use crate::history::stage_folder;
-use crate::lock_file::Pinned;
 use crate::parameter::{ArtifactKind, Input, Reference};
+use crate::pin::Pinned;
 use crate::protocol::{FileGrant, Job, Network, StoredOutput, WorkerEvent};
 
 mod reuse;

@@ -80,3 +80,14 @@ impl<T, E: Into<Box<dyn Error + Send + Sync>>> OrFail<T> for Result<T, E> {
         self.map_err(|source| StageError::new(cause, message()).with_source(source))
     }
 }
+
+/// An error's message and those of its sources, outermost first.
+pub(crate) fn chain(error: &dyn Error) -> Vec<String> {
+    let mut messages = vec![error.to_string()];
+    let mut next = error.source();
+    while let Some(source) = next {
+        messages.push(source.to_string());
+        next = source.source();
+    }
+    messages
+}

@@ -12,8 +12,9 @@ use cache::{Class, Digest, KeyDocument, StatCache};
 use crate::context::pick;
 use crate::file::problem::Problem;
 use crate::file::source::Span;
-use crate::lock_file::{self, LockFile, Pinned};
+use crate::lock_file::{self, LockFile};
 use crate::parameter::{KeyWriter, Reference};
+use crate::pin::Pinned;
 use crate::plan::{Plan, PlannedStage, ResolvedInput};
 use crate::protocol::FileGrant;
 use crate::stage::{Outside, PinRequest};
@@ -258,7 +259,7 @@ fn walk(folder: &Path, prefix: String, depth: usize, files: &mut Vec<(PathBuf, S
 
 fn grant((path, relative): (PathBuf, String), files: &mut StatCache, span: Span) -> Result<FileGrant, Box<Problem>> {
     let unreadable = |error: cache::StoreError| {
-        let causes = crate::execute::stage_process::chain(&error).join(": ");
+        let causes = crate::error::chain(&error).join(": ");
         unreadable(span, causes)
     };
     let (digest, size) = files.digest(&path).map_err(unreadable)?;

@@ -14,6 +14,7 @@ use cache::atomic::write_atomically;
 use serde::{Deserialize, Serialize};
 
 use crate::error::StageError;
+use crate::pin::Pinned;
 use crate::plan::Plan;
 use crate::stage::{Outside, PinRequest, Registry};
 
@@ -25,25 +26,6 @@ const COMMITS_ALONE: u32 = 1;
 
 /// What the file begins with.
 const HEADER: &str = "# What the branches and tags that pipelines name were when they were first used. Written by `pipeline`; belongs in git.\n";
-
-/// What something was pinned to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Pinned {
-    /// The commit.
-    pub commit: String,
-    /// The files at that commit, each with its checksum and length in the words of the stage kind that pinned it. Empty where
-    /// the commit alone is written down.
-    #[serde(default)]
-    pub files: BTreeMap<String, String>,
-}
-
-impl Pinned {
-    /// A commit, without its files.
-    pub fn commit(commit: impl Into<String>) -> Self {
-        Self { commit: commit.into(), files: BTreeMap::new() }
-    }
-}
 
 /// The pins, by `kind:name@revision`.
 #[derive(Debug, Clone, PartialEq, Eq)]

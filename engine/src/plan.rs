@@ -14,6 +14,7 @@ use crate::parameter::Parameters;
 use crate::remote::RemoteSettings;
 use crate::stage::BoundStage;
 
+mod bind;
 mod child;
 mod declared;
 mod elsewhere;

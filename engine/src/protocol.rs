@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::artifact::{Facts, Output};
 use crate::error::Cause;
-use crate::lock_file::Pinned;
+use crate::pin::Pinned;
 
 /// Version of this protocol.
 pub const PROTOCOL: u32 = 1;

@@ -16,8 +16,8 @@ use crate::error::StageError;
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::Node;
-use crate::lock_file::Pinned;
 use crate::parameter::{DeclaredField, KeyWriter, Parameter, Reader, Reference, declared_fields};
+use crate::pin::Pinned;
 use crate::preflight::Preflight;
 use crate::survey::{LocalFiles, Survey};
 

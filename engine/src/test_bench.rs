@@ -13,8 +13,8 @@ use crate::artifact::{ARTIFACT_FILE, Description, Facts};
 use crate::context::{ARTIFACT_FORMAT, Artifact, Outcome, StageContext, Voice, read_description, stored};
 use crate::error::{Cause, OrFail, StageError};
 use crate::file::tree::Node;
-use crate::lock_file::Pinned;
 use crate::parameter::Reader;
+use crate::pin::Pinned;
 use crate::protocol::{FileGrant, InputGrant, Job, Network, PROTOCOL};
 use crate::stage::{Registry, Stage};
 

@@ -3,7 +3,6 @@
 //! It reads a job file, runs one stage kind, and speaks the worker protocol on standard output. It knows no plan and no other stage.
 
 use std::any::Any;
-use std::error::Error;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -16,7 +15,7 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction
 use super::death_pipe;
 use super::private_paths::PrivatePaths;
 use crate::context::{CANCELLED, Outcome, StageContext, Voice, damaged_object, say};
-use crate::error::{Cause, OrFail, StageError};
+use crate::error::{Cause, OrFail, StageError, chain};
 use crate::file::tree::Node;
 use crate::parameter::Reader;
 use crate::protocol::{Job, PROTOCOL, WorkerEvent};
@@ -88,17 +87,6 @@ fn failure(error: &StageError) -> WorkerEvent {
         help: error.help.clone().or_else(|| cause.advice().map(str::to_owned)),
         object: damaged_object(error),
     }
-}
-
-/// An error's message and those of its sources, outermost first.
-pub(crate) fn chain(error: &dyn Error) -> Vec<String> {
-    let mut messages = vec![error.to_string()];
-    let mut next = error.source();
-    while let Some(source) = next {
-        messages.push(source.to_string());
-        next = source.source();
-    }
-    messages
 }
 
 fn panicked(panic: &(dyn Any + Send)) -> StageError {

@@ -4,28 +4,41 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cache::{Digest, KeyDifference, KeyDocument, differences};
-use serde_json::Value;
 
-use super::Reason;
 use super::edits::{Edits, top};
-use super::past::{Past, Present};
+use super::past::{Before, Last, Past, Present};
+use super::{ExplainError, Reason};
 use crate::change::{Change, FileChange, file_changes};
 use crate::file::source::Span;
 use crate::keys::base_folder;
 use crate::parameter::NOT_KNOWN;
 use crate::plan::ResolvedInput;
-use crate::stage::Outside;
+use crate::stage::{Outside, WorkingState};
 
-/// What the last result was made of.
-pub(super) struct Before {
-    /// Its key document.
-    pub document: KeyDocument,
-    /// The parameters of that run, where its folder is still there.
-    pub parameters: Option<Value>,
+impl Past<'_> {
+    /// Why a stage whose result is not there runs, as far as its key document is known: causes first, what follows from them behind.
+    ///
+    /// # Errors
+    /// Fails where the history or the store does.
+    pub fn reasons(&self, now: &Present<'_>) -> Result<Vec<Reason>, ExplainError> {
+        let mut reasons = match self.last(now.stage)? {
+            Last::Never => vec![Reason::NeverRan],
+            Last::Gone => vec![Reason::ResultMissing],
+            Last::Known(before) => causes(self, &before, now),
+        };
+        if let Some(state) = self.working_state(now) {
+            // An attempt that was cut off says more than that none came to its end.
+            if reasons == [Reason::NeverRan] && state != WorkingState::Unmeasured {
+                reasons.clear();
+            }
+            reasons.push(Reason::WorkingState(state));
+        }
+        Ok(reasons)
+    }
 }
 
 /// Why a stage does not have the key that it had; causes first.
-pub(super) fn causes(past: &Past<'_>, before: &Before, now: &Present<'_>) -> Vec<Reason> {
+fn causes(past: &Past<'_>, before: &Before, now: &Present<'_>) -> Vec<Reason> {
     let different = differences(&before.document, now.document);
     if different.is_empty() {
         return vec![Reason::ResultMissing];

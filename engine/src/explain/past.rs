@@ -8,8 +8,7 @@ use std::rc::Rc;
 use cache::{Digest, KeyDocument, OutputRecord, Store};
 use serde_json::Value;
 
-use super::causes::{self, Before};
-use super::{ExplainError, Reason};
+use super::ExplainError;
 use crate::artifact::{ARTIFACT_FILE, InputFacts};
 use crate::change::{ArtifactChange, StoredArtifact, file_changes};
 use crate::history::{History, RunPlan};
@@ -43,8 +42,16 @@ pub(crate) struct Present<'a> {
     pub facts: &'a InputFacts,
 }
 
+/// What the last result was made of.
+pub(super) struct Before {
+    /// Its key document.
+    pub document: KeyDocument,
+    /// The parameters of that run, where its folder is still there.
+    pub parameters: Option<Value>,
+}
+
 /// The last result of a stage.
-enum Last {
+pub(super) enum Last {
     Never,
     Gone,
     Known(Before),
@@ -54,26 +61,6 @@ impl<'a> Past<'a> {
     /// The past of a plan in a home's store and history.
     pub fn new(plan: &'a Plan, store: Option<&'a Store>, history: &'a History) -> Self {
         Self { plan, store, history, plans: RefCell::default(), artifacts: OnceCell::new() }
-    }
-
-    /// Why a stage whose result is not there runs, as far as its key document is known: causes first, what follows from them behind.
-    ///
-    /// # Errors
-    /// Fails where the history or the store does.
-    pub fn reasons(&self, now: &Present<'_>) -> Result<Vec<Reason>, ExplainError> {
-        let mut reasons = match self.last(now.stage)? {
-            Last::Never => vec![Reason::NeverRan],
-            Last::Gone => vec![Reason::ResultMissing],
-            Last::Known(before) => causes::causes(self, &before, now),
-        };
-        if let Some(state) = self.working_state(now) {
-            // An attempt that was cut off says more than that none came to its end.
-            if reasons == [Reason::NeverRan] && state != WorkingState::Unmeasured {
-                reasons.clear();
-            }
-            reasons.push(Reason::WorkingState(state));
-        }
-        Ok(reasons)
     }
 
     /// How an input differs from the artefact that had an identity, where both are in the store.
@@ -110,7 +97,8 @@ impl<'a> Past<'a> {
         Some(now.stage.bound.working_state(&folder, now.facts).unwrap_or(WorkingState::Unmeasured))
     }
 
-    fn last(&self, stage: &PlannedStage) -> Result<Last, ExplainError> {
+    /// The last result of a stage, as far as it is known.
+    pub(super) fn last(&self, stage: &PlannedStage) -> Result<Last, ExplainError> {
         let Some(last) = self.history.last_result(&self.plan.name, &stage.id)? else { return Ok(Last::Never) };
         let stored = self.store.map(|store| store.result(&last.key)).transpose()?.flatten();
         let record = match stored {

@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::run::event::RunEvent;
 
+/// What happened in a run.
+pub(super) const EVENTS_FILE: &str = "events.jsonl";
+
 /// A line of `events.jsonl`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TimedEvent {
@@ -46,7 +49,7 @@ impl Events {
     /// # Errors
     /// Fails where the file cannot be opened.
     pub fn open(folder: &Path, words: Words) -> io::Result<Self> {
-        let lines = BufReader::with_capacity(64 << 10, File::open(folder.join(super::folder::EVENTS_FILE))?);
+        let lines = BufReader::with_capacity(64 << 10, File::open(folder.join(EVENTS_FILE))?);
         Ok(Self { lines, line: Vec::new(), words, damaged: 0 })
     }
 
@@ -113,7 +116,7 @@ impl EventTail {
     /// # Errors
     /// Fails where the file cannot be opened.
     pub fn open(folder: &Path, words: Words) -> io::Result<Self> {
-        let file = File::open(folder.join(super::folder::EVENTS_FILE))?;
+        let file = File::open(folder.join(EVENTS_FILE))?;
         Ok(Self { file, rest: Vec::new(), words })
     }
 

@@ -9,7 +9,7 @@ use cache::{Digest, ResultRecord};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::events::TimedEvent;
+use super::events::{EVENTS_FILE, TimedEvent};
 use super::host::Host;
 use crate::artifact::Output;
 use crate::execute::Exit;
@@ -24,9 +24,6 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The plan of a run.
 pub(super) const PLAN_FILE: &str = "run.json";
-
-/// What happened in a run.
-pub(super) const EVENTS_FILE: &str = "events.jsonl";
 
 /// The copy of a result's record in the folder of the stage that made it.
 pub const RESULT_FILE: &str = "result.json";

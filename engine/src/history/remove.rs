@@ -4,7 +4,7 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::folder::EVENTS_FILE;
+use super::events::EVENTS_FILE;
 use super::index::{History, HistoryError};
 use crate::home::Home;
 

@@ -4,18 +4,30 @@
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
+use super::bind::bind;
 use super::child::{self, Setting};
 use super::entry::{StageEntry, read_stage};
-use super::expand::{Candidate, File};
 use super::join::FamilyAxis;
-use super::load::bind;
 use super::matrix::{self, AxisValue, Matrix};
 use super::resolve::Bound;
 use super::smoke::{Scale, shrink_stage};
 use crate::file::problem::Problem;
 use crate::file::source::Span;
-use crate::file::tree::{Entry, Value};
+use crate::file::tree::{Entry, Node, Value};
 use crate::parameter::{Reader, Reference};
+use crate::stage::Registry;
+
+/// A stage, and its kind with its parameters.
+pub(super) type Candidate = (StageEntry, Bound);
+
+/// What expansion needs to know of the file.
+pub(super) struct File<'a> {
+    pub root: &'a Node,
+    pub registry: &'a Registry,
+    pub scale: Scale,
+    /// The texts that hold `${matrix.x}`.
+    pub of_axes: &'a HashSet<Span>,
+}
 
 /// A stage of the file with what its own matrix makes of it.
 pub(super) struct Declared<'a> {

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::include::SEPARATOR;
 use super::{DeviceRequest, Resources, Retries};
 use crate::file::problem::Problem;
 use crate::file::source::Span;
@@ -12,6 +11,9 @@ use crate::remote::RemoteKey;
 
 /// The version of the file's form that this program reads.
 pub(crate) const FORMAT_VERSION: u32 = 1;
+
+/// Stands between the prefix of an included file and the id of a stage in it.
+pub(super) const SEPARATOR: char = '/';
 
 /// The keys of a file.
 pub(crate) const FILE_KEYS: [&str; 8] = ["version", "name", "include", "vars", "slots", "stages", "publish", "remote"];

@@ -8,32 +8,18 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::rc::Rc;
 
 use super::child::{self, Edit, Setting};
-use super::declared::{Declared, OwnAxis, Unit, declare, read};
-use super::entry::{AxisOf, StageEntry, Text, read_stage};
+use super::declared::{Candidate, Declared, File, OwnAxis, Unit, declare, read};
+use super::entry::{AxisOf, Text, read_stage};
 use super::join::{Family, FamilyAxis, Kin, Misfit, Source, join};
 use super::matrix::{self, AxisValue, MOST_CHILDREN};
 use super::resolve::Bound;
-use super::smoke::Scale;
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::{Entry, Node, Value};
 use crate::parameter::{Reader, Reference};
-use crate::stage::Registry;
 
 /// How many names of children `needs:` and `collect:` may stand for, over all stages.
 const MOST_NAMES: usize = 200_000;
-
-/// A stage, and its kind with its parameters.
-pub(super) type Candidate = (StageEntry, Bound);
-
-/// What expansion needs to know of the file.
-pub(super) struct File<'a> {
-    pub root: &'a Node,
-    pub registry: &'a Registry,
-    pub scale: Scale,
-    /// The texts that hold `${matrix.x}`.
-    pub of_axes: &'a HashSet<Span>,
-}
 
 /// The stages with their children in the place of those that are swept, or follow one that is.
 pub(super) fn expand(stages: Vec<Candidate>, file: &File<'_>, problems: &mut Vec<Problem>) -> Vec<Candidate> {

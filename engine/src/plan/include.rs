@@ -6,7 +6,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::entry::{self, FILE_KEYS};
+use super::entry::{self, FILE_KEYS, SEPARATOR};
 use super::read_text::read_text;
 use crate::file::interpolate::Scope;
 use crate::file::parse::parse;
@@ -15,9 +15,6 @@ use crate::file::source::{Sources, Span};
 use crate::file::tree::{Entry, Node, Value};
 use crate::parameter::{Fields, Reader};
 use crate::suggest;
-
-/// Stands between the prefix and a stage's own id.
-pub(super) const SEPARATOR: char = '/';
 
 /// How deep files may include each other.
 const DEEPEST: usize = 8;

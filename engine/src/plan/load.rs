@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use super::elsewhere;
+use super::bind::bind;
+use super::declared::File;
 use super::entry::{self, Document, StageEntry};
-use super::expand::{self, expand};
+use super::expand::expand;
 use super::field_spans::field_spans;
 use super::include;
 use super::left_out::LeftOuts;
@@ -27,7 +28,6 @@ use crate::file::source::{Sources, Span};
 use crate::file::tree::{Node, Value};
 use crate::parameter::Reader;
 use crate::stage::{InputFacts, Registry};
-use crate::suggest;
 
 /// Reads a pipeline file, puts the overrides into it and checks everything that can be checked without running.
 ///
@@ -93,7 +93,7 @@ pub(super) fn load_with(
     }
 
     let mut found = Vec::new();
-    let file = expand::File { root: &root, registry, scale, of_axes: &interpolated.of_axes };
+    let file = File { root: &root, registry, scale, of_axes: &interpolated.of_axes };
     let checked = check(&file, &mut found);
     interpolated.refine(&mut found);
     problems.extend(found);
@@ -122,7 +122,7 @@ struct Checked {
 }
 
 /// Checks the tree; `None` where nothing was left to make a plan of.
-fn check(file: &expand::File<'_>, problems: &mut Vec<Problem>) -> Option<Checked> {
+fn check(file: &File<'_>, problems: &mut Vec<Problem>) -> Option<Checked> {
     let mut reader = Reader::default();
     let mut document = entry::read(file.root, &mut reader);
     problems.append(&mut reader.problems);
@@ -152,32 +152,6 @@ fn check(file: &expand::File<'_>, problems: &mut Vec<Problem>) -> Option<Checked
 /// Moves a problem to the parameter that it is about.
 fn place(problem: Problem, with: &Node) -> Problem {
     if problem.field.is_some() { problem.placed(&field_spans(with)) } else { problem }
-}
-
-/// Finds a stage's kind and lets it read its parameters.
-pub(super) fn bind(stage: &StageEntry, registry: &Registry) -> Bound {
-    let Some(uses) = &stage.uses else { return Bound::default() };
-    let Some(kind) = registry.get(&uses.text) else {
-        let names: Vec<&str> = registry.kinds().map(|kind| kind.name()).collect();
-        let problem = Problem::error(
-            "unknown-kind",
-            uses.span,
-            format!("unknown stage kind `{}`", uses.text),
-            "no kind of this name",
-        );
-        let problem = problem.with_help_if(suggest::help(&uses.text, "known kinds", names.iter().copied()));
-        return Bound { problems: vec![problem], ..Bound::default() };
-    };
-    let mut reader = Reader::default();
-    let read = kind.read(&stage.with, &mut reader);
-    if reader.problems.iter().any(|problem| problem.code == "unknown-key") {
-        elsewhere::point_to(kind, &stage.with, registry, &mut reader.problems);
-    }
-    let references = read.as_ref().map_or(reader.references, |read| read.inputs());
-    let outputs = read.as_ref().map(|read| read.outputs());
-    let (named, problems) = (reader.named, reader.problems);
-    let (name, version) = (kind.name(), kind.version());
-    Bound { name, version, kind: read, outputs, references, named, problems, ..Bound::default() }
 }
 
 impl Checked {

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use super::include::SEPARATOR;
+use super::entry::SEPARATOR;
 use crate::file::tree::{Node, Value};
 use crate::parameter::{COLLECT, Reader, Reference, dotted};
 use crate::stage::Registry;

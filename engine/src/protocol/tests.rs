@@ -5,7 +5,7 @@
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::lock_file::Pinned;
+use crate::pin::Pinned;
 
 const SCHEMA: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/protocol.schema.json"));
 

@@ -311,7 +311,7 @@ impl Scheduler<'_> {
                 }
                 // It is gone, or damaged: whoever makes it again sends it.
                 let _ = self.store.sent(&key);
-                let (stage, messages) = (self.stage_of(&key), crate::execute::stage_process::chain(&error));
+                let (stage, messages) = (self.stage_of(&key), crate::error::chain(&error));
                 self.tell(RunEvent::ResultNotSent { stage, key, messages });
             }
         }
@@ -324,7 +324,7 @@ impl Scheduler<'_> {
 
     /// Says what failed: of one result, or of the shared cache, which is then asked no more.
     fn tell_failure(&mut self, stage: Option<usize>, error: &RemoteError) {
-        let messages = crate::execute::stage_process::chain(error);
+        let messages = crate::error::chain(error);
         let help = error.help().map(str::to_owned);
         match (error, stage) {
             (RemoteError::Stopped, _) => {}

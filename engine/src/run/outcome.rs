@@ -8,8 +8,8 @@ use cache::{Digest, OutputRecord};
 
 use super::event::{Conclusion, Counts};
 use super::state::State;
+use crate::error::chain;
 use crate::error::{Cause, StageError};
-use crate::execute::stage_process::chain;
 use crate::lock_file::Pinning;
 use crate::memory::Memory;
 use crate::protocol::Network;

@@ -7,7 +7,7 @@ use std::thread;
 use super::event::RunEvent;
 use super::scheduler::Scheduler;
 use crate::error::Cause;
-use crate::execute::stage_process::chain;
+use crate::error::chain;
 use crate::home::advice_when_full;
 use crate::publish::{PublishError, Published, publish};
 

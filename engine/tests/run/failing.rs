@@ -145,7 +145,7 @@ stages:
     let messages: Vec<_> = problems.iter().map(|problem| (problem.code, problem.message.as_str())).collect();
     let expected = [("file-missing", "there is no file `none.txt`"), ("file-missing", "no file matches `none/*.txt`")];
     assert_eq!(messages, expected);
-    assert_eq!(engine::survey::survey(&project.plan(), None), problems);
+    assert_eq!(engine::surveyor::survey(&project.plan(), None), problems);
     assert_eq!(fs::read_dir(project.home().runs()).unwrap().count(), 0);
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
-use engine::lock_file::Pinned;
+use engine::pin::Pinned;
 use engine::stage::PinRequest;
 
 use super::DatasetParams;

@@ -39,7 +39,7 @@ use engine::context::StageContext;
 use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
-use engine::lock_file::Pinned;
+use engine::pin::Pinned;
 use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, Outside, PinRequest, Smoke, Stage};

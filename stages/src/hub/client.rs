@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use engine::lock_file::Pinned;
+use engine::pin::Pinned;
 use engine::protocol::Network;
 use reqwest::Url;
 use serde::Deserialize;
