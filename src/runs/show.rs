@@ -3,11 +3,11 @@
 use std::io::{self, Write};
 
 use clap::Args;
-use engine::history::{Attempt, Recorded, RecordedStage, Words};
+use engine::history::{Recorded, RecordedStage, Words};
 use engine::run::clock::Moment;
 use serde_json::{Value, json};
 
-use super::stage::{StageStory, flattened};
+use super::stage::{StageStory, print_attempts};
 use super::{LATEST, Past, state};
 use crate::render::Failure;
 use crate::table::{Table, width};
@@ -155,34 +155,6 @@ fn reasons(out: &mut dyn Write, recorded: &Recorded) -> io::Result<()> {
             writeln!(out, "  {name}{}  {reason}", " ".repeat(widest - width(name)))?;
             name = "";
         }
-    }
-    Ok(())
-}
-
-/// What went wrong with a stage, attempt by attempt.
-pub fn print_attempts(out: &mut dyn Write, stage: &RecordedStage) -> io::Result<()> {
-    let several = stage.attempts.len() > 1;
-    for Attempt { number, seconds, failure, .. } in &stage.attempts {
-        let Some(failure) = failure else { continue };
-        let after = seconds.map(|seconds| format!(" after {}", words::seconds(seconds))).unwrap_or_default();
-        let attempt = if several { format!(" at attempt {number}") } else { String::new() };
-        writeln!(out, "\n{} failed{attempt}{after}: {}", stage.summary.stage, failure.messages.join(": "))?;
-        if let Some(help) = &failure.help {
-            writeln!(out, "  help: {help}")?;
-        }
-    }
-    Ok(())
-}
-
-/// A value of the parameters, as the file would have it.
-pub fn print_values(out: &mut dyn Write, title: &str, value: &Value) -> io::Result<()> {
-    let values = flattened(value);
-    let widest = values.iter().map(|(name, _)| width(name)).max().unwrap_or(0);
-    if widest > 0 {
-        writeln!(out, "\n{title}")?;
-    }
-    for (name, value) in values {
-        writeln!(out, "  {name}{}  {}", " ".repeat(widest - width(&name)), words::visible(&value))?;
     }
     Ok(())
 }

@@ -2,13 +2,12 @@
 
 use std::io::{self, Write};
 
-use engine::history::{LOG_FILE, Origin, Recorded, RecordedStage};
+use engine::history::{Attempt, LOG_FILE, Origin, Recorded, RecordedStage};
 use serde_json::{Map, Value, json};
 
 use super::Past;
-use super::show::{print_attempts, print_values};
 use crate::render::Failure;
-use crate::table::Table;
+use crate::table::{Table, width};
 use crate::terminal::Look;
 use crate::{figures, words};
 
@@ -146,6 +145,34 @@ pub fn flattened(value: &Value) -> Vec<(String, String)> {
     let mut values = Vec::new();
     figures::flatten(value, String::new(), &mut |name, value| values.push((name, words::figure(value))));
     values
+}
+
+/// What went wrong with a stage, attempt by attempt.
+pub fn print_attempts(out: &mut dyn Write, stage: &RecordedStage) -> io::Result<()> {
+    let several = stage.attempts.len() > 1;
+    for Attempt { number, seconds, failure, .. } in &stage.attempts {
+        let Some(failure) = failure else { continue };
+        let after = seconds.map(|seconds| format!(" after {}", words::seconds(seconds))).unwrap_or_default();
+        let attempt = if several { format!(" at attempt {number}") } else { String::new() };
+        writeln!(out, "\n{} failed{attempt}{after}: {}", stage.summary.stage, failure.messages.join(": "))?;
+        if let Some(help) = &failure.help {
+            writeln!(out, "  help: {help}")?;
+        }
+    }
+    Ok(())
+}
+
+/// A value of the parameters, as the file would have it.
+pub fn print_values(out: &mut dyn Write, title: &str, value: &Value) -> io::Result<()> {
+    let values = flattened(value);
+    let widest = values.iter().map(|(name, _)| width(name)).max().unwrap_or(0);
+    if widest > 0 {
+        writeln!(out, "\n{title}")?;
+    }
+    for (name, value) in values {
+        writeln!(out, "  {name}{}  {}", " ".repeat(widest - width(&name)), words::visible(&value))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::artifact::{
     IGNORE_INDEX, OutputKind, Packs, Row, Rows, RowsReader, Samples, TokenRow, Tokens, TokensReader,
 };
-use crate::generate;
+use crate::generate::samples;
 use crate::results::TextReader;
 use crate::tokenizer::Tokenizer;
 
@@ -97,7 +97,7 @@ pub fn describe_rows(
 /// The first prompts of a generation, each with its answer or why there is none.
 fn samples(folder: &Path, rows: u64) -> Result<Vec<RowView>, StageError> {
     const NAMES: [&str; 4] = ["prompt", "completion", "problem", "reference"];
-    let mut reader = TextReader::open(&folder.join(generate::TABLE), &NAMES)?;
+    let mut reader = TextReader::open(&folder.join(samples::TABLE), &NAMES)?;
     let mut views = Vec::new();
     while (views.len() as u64) < rows
         && let Some(columns) = reader.next_rows()?
@@ -200,7 +200,7 @@ mod tests {
     fn as_many_samples_are_told_as_are_asked_for() {
         let folder = tempfile::tempdir().unwrap();
         let texts = |texts: &[Option<&str>]| -> ArrayRef { Arc::new(texts.iter().copied().collect::<StringArray>()) };
-        let mut writer = TableWriter::new(folder.path().join(generate::TABLE));
+        let mut writer = TableWriter::new(folder.path().join(samples::TABLE));
         let columns = [
             ("prompt", texts(&[Some("Who?"), Some(""), Some("Why?")])),
             ("completion", texts(&[Some(""), None, Some("So.")])),

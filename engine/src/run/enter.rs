@@ -1,60 +1,24 @@
 //! The way into a run: everything that can stop it before a stage is looked at.
 
 use std::io;
-use std::path::PathBuf;
 
-use cache::{StatCache, Store, StoreError};
+use cache::{StatCache, Store};
 
 use super::clock::Moment;
+use super::error::RunError;
 use super::event::RunEvent;
 use super::outcome::{RunOptions, RunOutcome};
 use super::pinning::pin;
-use super::require::{MemoryMissing, require_machine};
+use super::require::require_machine;
 use super::scheduler::Scheduler;
 use super::signals::{ExitOnInterrupt, Signals};
-use crate::device::DeviceMissing;
 use crate::execute::Local;
-use crate::explain::ExplainError;
-use crate::file::problem::Problem;
 use crate::history::{History, RunFolder, RunPlan};
 use crate::home::Home;
 use crate::keys::read_outside;
-use crate::lock_file::{LockError, LockFile};
+use crate::lock_file::LockFile;
 use crate::plan::Plan;
 use crate::stage::Registry;
-
-/// Why a run did not begin.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// Source files that are missing or cannot be read: mistakes of the pipeline file, with their places.
-    #[error("{} source files are missing or cannot be read", .0.len())]
-    Sources(Vec<Problem>),
-    /// Stages that ask for devices that are not there, and that have no result yet.
-    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
-    Devices(Vec<DeviceMissing>),
-    /// Stages that ask for more memory than there is, and that have no result yet.
-    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
-    Memory(Vec<MemoryMissing>),
-    /// Something is not pinned, or the lock file failed.
-    #[error(transparent)]
-    Lock(#[from] LockError),
-    /// The store failed.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// Earlier results could not be looked up.
-    #[error("cannot look up earlier results")]
-    Explain(#[source] Box<ExplainError>),
-    /// The machine refused a file, a pipe or a signal handler.
-    #[error("cannot {action} `{}`", .path.display())]
-    Machine {
-        /// What was tried.
-        action: &'static str,
-        /// What it was tried on.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-}
 
 /// Runs a plan: takes what is in the store, makes what is not. Ctrl-C once asks the stages to save and stop, twice kills them;
 /// before the first stage is looked at it ends the program, with the code of an interrupted run.

@@ -7,45 +7,14 @@
 use std::time::Duration;
 
 use cache::remote::{Pulled, Pushed, RemoteError, TransferProgress};
-use cache::{Digest, ResultRecord, Store};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use cache::{Digest, ResultRecord};
 
-use super::courier::{Courier, Delivery};
+use super::courier::Delivery;
+use super::elsewhere::Abroad;
 use super::event::RunEvent;
 use super::scheduler::Scheduler;
-use super::state::State;
-use super::stopping::Stopping;
-use crate::plan::Plan;
+use super::state::{State, Stopping};
 use crate::protocol::WorkerEvent;
-use crate::remote::RemoteSettings;
-
-/// The shared cache of a run.
-pub(super) struct Elsewhere {
-    settings: Option<RemoteSettings>,
-    /// There once it is first needed: a run that finds everything here needs none.
-    courier: Option<Courier>,
-    deliverer: UnboundedSender<Delivery>,
-    deliveries: UnboundedReceiver<Delivery>,
-    results: Vec<Abroad>,
-    /// It failed, and is asked no more.
-    given_up: bool,
-    /// Results that are on their way out.
-    sending: usize,
-}
-
-/// What is known of a stage's result in the shared cache.
-enum Abroad {
-    NotAsked,
-    Asked,
-    /// It has none, or one that cannot be used.
-    Nothing,
-    /// It has one, whose files are not here.
-    Has(Box<ResultRecord>),
-    /// Its files are on their way.
-    Coming,
-    /// Its files are here.
-    Here,
-}
 
 /// What a stage without a result of its own here does next.
 pub(super) enum Look {
@@ -55,59 +24,6 @@ pub(super) enum Look {
     Wait,
     /// It has a result, whose files nobody has to read.
     Known(ResultRecord),
-}
-
-impl Elsewhere {
-    pub fn new(settings: Option<RemoteSettings>, plan: &Plan) -> Self {
-        let (deliverer, deliveries) = unbounded_channel();
-        let results = plan.stages.iter().map(|_| Abroad::NotAsked).collect();
-        Self { settings, courier: None, deliverer, deliveries, results, given_up: false, sending: 0 }
-    }
-
-    /// The next that is heard of it.
-    pub async fn hear(&mut self) -> Delivery {
-        self.deliveries.recv().await.expect("this holds a sender itself")
-    }
-
-    /// Whether results are still on their way out.
-    pub fn is_sending(&self) -> bool {
-        self.sending > 0
-    }
-
-    /// Ends all errands: what was to be sent is noted, and sent by the next run.
-    pub fn stop(&self) {
-        self.courier.iter().for_each(Courier::stop);
-    }
-
-    /// Makes a stage's result count as unknown: what was here turned out to be damaged.
-    pub fn ask_again(&mut self, stage: usize) {
-        self.results[stage] = Abroad::NotAsked;
-    }
-
-    fn name(&self) -> String {
-        let named = self.settings.as_ref().map(|settings| settings.place.to_string());
-        // Noted by a run that had one.
-        named.unwrap_or_else(|| "a shared cache".to_owned())
-    }
-
-    /// The shared cache, where a stage's result lies there and not here.
-    pub fn holds(&self, stage: usize) -> Option<String> {
-        matches!(self.results[stage], Abroad::Has(_)).then(|| self.name())
-    }
-
-    /// Whether an answer, or files, are on their way for a stage.
-    pub fn is_awaited(&self, stage: usize) -> bool {
-        matches!(self.results[stage], Abroad::Asked | Abroad::Coming)
-    }
-
-    /// Whoever runs errands, unless there is no shared cache or it failed.
-    fn courier(&mut self, store: &Store) -> Option<&Courier> {
-        let settings = self.settings.as_ref().filter(|_| !self.given_up)?;
-        Some(
-            self.courier
-                .get_or_insert_with(|| Courier::new(settings.place.clone(), store.clone(), self.deliverer.clone())),
-        )
-    }
 }
 
 impl Scheduler<'_> {

@@ -1,22 +1,15 @@
 //! Copies out of the store while a run goes on: each on a thread of its own, whose end the loop hears.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::thread;
 
 use super::event::RunEvent;
 use super::scheduler::Scheduler;
+use super::stage_run::PublishEnd;
 use crate::error::Cause;
 use crate::error::chain;
 use crate::home::advice_when_full;
 use crate::publish::{PublishError, Published, publish};
-
-/// The end of a copy out of the store.
-pub(super) struct PublishEnd {
-    entry: usize,
-    target: PathBuf,
-    result: Result<Published, PublishError>,
-}
 
 impl Scheduler<'_> {
     /// Copies what a stage's result publishes, each on a thread of its own.

@@ -2,7 +2,7 @@
 
 use cache::Store;
 
-use super::enter::RunError;
+use super::error::{MemoryMissing, RunError};
 use super::outcome::RunOptions;
 use crate::device::missing_devices;
 use crate::explain::{ExplainError, Forecast, explain_with};
@@ -10,25 +10,6 @@ use crate::home::Home;
 use crate::memory::Memory;
 use crate::plan::Plan;
 use crate::remote::Asking;
-
-/// A stage that asks for more memory than there is, so that it could never start.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("stage `{stage}` asks for {} of memory, and this machine has {}", gib(*.wanted_bytes), gib(*.total_bytes))]
-pub struct MemoryMissing {
-    /// The stage.
-    pub stage: String,
-    /// What it asks for.
-    pub wanted_bytes: u64,
-    /// What processes here can have at most.
-    pub total_bytes: u64,
-}
-
-impl MemoryMissing {
-    /// What the user can do about it.
-    pub fn help(&self) -> String {
-        format!("to run it all the same say that it needs less, such as `{}.resources.memory=1GiB`", self.stage)
-    }
-}
 
 /// The stages that ask for more memory than this machine has.
 pub fn missing_memory(plan: &Plan, memory: &Memory) -> Vec<MemoryMissing> {
@@ -59,8 +40,4 @@ pub(super) fn require_machine(plan: &Plan, home: &Home, store: &Store, options: 
         (true, false) => Err(RunError::Memory(too_large)),
         (true, true) => Ok(()),
     }
-}
-
-fn gib(bytes: u64) -> String {
-    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }

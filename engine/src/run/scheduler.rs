@@ -8,15 +8,13 @@ use cache::Store;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::sleep_until;
 
+use super::elsewhere::Elsewhere;
 use super::event::{Conclusion, Counts, RunEvent};
-use super::fetch::Elsewhere;
 use super::outcome::{Failure, OnFailure, RunOptions, RunOutcome, StageOutcome};
 use super::priority::by_longest_chain;
-use super::publishing::PublishEnd;
 use super::signals::Signals;
-use super::stage_run::{StageRun, stage_runs};
-use super::state::State;
-use super::stopping::Stopping;
+use super::stage_run::{PublishEnd, StageRun, stage_runs};
+use super::state::{State, Stopping};
 use crate::error::Cause;
 use crate::execute::{Executor, Exit, Message};
 use crate::history::{History, RunFolder};

@@ -15,6 +15,14 @@ use crate::memory::Kills;
 use crate::plan::{Plan, Wanted};
 use crate::preflight::Work;
 use crate::protocol::StoredOutput;
+use crate::publish::{PublishError, Published};
+
+/// The end of a copy out of the store.
+pub(super) struct PublishEnd {
+    pub entry: usize,
+    pub target: PathBuf,
+    pub result: Result<Published, PublishError>,
+}
 
 /// A stage within the run.
 pub(super) struct StageRun {

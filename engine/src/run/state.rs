@@ -47,3 +47,11 @@ impl State {
         }
     }
 }
+
+/// Whether the user has asked to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stopping {
+    No,
+    Asked,
+    Killed,
+}

@@ -4,15 +4,8 @@ use std::time::Instant;
 
 use super::scheduler::Scheduler;
 use super::state::State;
+use super::state::Stopping;
 use crate::execute::Stop;
-
-/// Whether the user has asked to stop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stopping {
-    No,
-    Asked,
-    Killed,
-}
 
 impl Scheduler<'_> {
     /// Heeds Ctrl-C: the first asks the stages to stop, the second kills them.

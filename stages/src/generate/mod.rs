@@ -6,7 +6,7 @@
 
 mod prompts;
 mod report;
-mod samples;
+pub(crate) mod samples;
 
 use engine::artifact::{Facts, Output};
 use engine::context::StageContext;

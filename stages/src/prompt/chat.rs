@@ -7,8 +7,8 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 
-use super::params::TrainOn;
 use super::python;
+use super::train_on::TrainOn;
 use crate::artifact::Message;
 
 /// Noncharacters, which no text holds, around what `{% generation %}` marks.

@@ -9,12 +9,14 @@ mod params;
 mod python;
 mod render;
 mod template;
+mod train_on;
 
 pub use chat::{ChatError, ChatTemplate, Turn};
 pub use control::{ControlTexts, PLAIN_BEGIN, PLAIN_END, is_marked, without_marks};
-pub use params::{ChatTemplateChoice, NAMED_CHAT_TEMPLATES, PROMPT, PromptParams, TrainOn};
+pub use params::{ChatTemplateChoice, NAMED_CHAT_TEMPLATES, PROMPT, PromptParams};
 pub use render::{Encoded, Piece, Prompt, PromptError, PromptRenderer, Prompter, Question, Segment};
 pub use template::{NAMED, Template, TemplateError};
+pub use train_on::TrainOn;
 
 #[cfg(test)]
 mod golden;

@@ -82,20 +82,6 @@ impl PromptParams {
     }
 }
 
-/// What the loss is taken over.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, Parameters)]
-#[serde(rename_all = "snake_case")]
-pub enum TrainOn {
-    /// What the model is to say: a response, or every assistant's turn of a conversation. An assistant's message with
-    /// `weight: 0` is left out, as in OpenAI's format.
-    #[default]
-    Assistant,
-    /// Every token, those of the prompt among them.
-    All,
-    /// The last assistant's turn of a conversation alone; a response.
-    Last,
-}
-
 /// The chat templates that a name stands for.
 pub const NAMED_CHAT_TEMPLATES: &[(&str, &str)] = &[("chatml", CHATML)];
 

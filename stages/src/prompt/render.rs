@@ -7,8 +7,9 @@ use engine::error::{Cause, StageError};
 
 use super::chat::{ChatError, ChatTemplate};
 use super::control::{ControlTexts, is_marked, without_marks};
-use super::params::{PromptParams, TrainOn};
+use super::params::PromptParams;
 use super::template::Template;
+use super::train_on::TrainOn;
 use crate::artifact::{IGNORE_INDEX, Message, Row, RowsFacts, Shape};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 

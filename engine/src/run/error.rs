@@ -1,0 +1,67 @@
+//! Why a run does not begin.
+
+use std::io;
+use std::path::PathBuf;
+
+use cache::StoreError;
+
+use crate::device::DeviceMissing;
+use crate::explain::ExplainError;
+use crate::file::problem::Problem;
+use crate::lock_file::LockError;
+
+/// Why a run did not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Source files that are missing or cannot be read: mistakes of the pipeline file, with their places.
+    #[error("{} source files are missing or cannot be read", .0.len())]
+    Sources(Vec<Problem>),
+    /// Stages that ask for devices that are not there, and that have no result yet.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Devices(Vec<DeviceMissing>),
+    /// Stages that ask for more memory than there is, and that have no result yet.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Memory(Vec<MemoryMissing>),
+    /// Something is not pinned, or the lock file failed.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Earlier results could not be looked up.
+    #[error("cannot look up earlier results")]
+    Explain(#[source] Box<ExplainError>),
+    /// The machine refused a file, a pipe or a signal handler.
+    #[error("cannot {action} `{}`", .path.display())]
+    Machine {
+        /// What was tried.
+        action: &'static str,
+        /// What it was tried on.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// A stage that asks for more memory than there is, so that it could never start.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("stage `{stage}` asks for {} of memory, and this machine has {}", gib(*.wanted_bytes), gib(*.total_bytes))]
+pub struct MemoryMissing {
+    /// The stage.
+    pub stage: String,
+    /// What it asks for.
+    pub wanted_bytes: u64,
+    /// What processes here can have at most.
+    pub total_bytes: u64,
+}
+
+impl MemoryMissing {
+    /// What the user can do about it.
+    pub fn help(&self) -> String {
+        format!("to run it all the same say that it needs less, such as `{}.resources.memory=1GiB`", self.stage)
+    }
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
+}
