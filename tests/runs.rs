@@ -100,7 +100,7 @@ fn verify_does_stages_again_and_names_what_was_changed() {
     overwrite(&object, &sound);
 
     // A source file that has changed since says nothing about the record.
-    project.edit("questions.jsonl", "fox sees the hen", "fox sees the den");
+    project.edit("questions.jsonl", "owl follows the cow", "owl follows the hen");
     project.run(&["runs", "verify", "latest~1", "questions"]).ends_with(0).says("is no longer what it was");
 }
 

@@ -244,6 +244,14 @@ impl StageContext {
         self.emit(WorkerEvent::Progress { unit: unit.to_owned(), done, total, note });
     }
 
+    /// Writes a line into the stage's log, for who reads `pipeline logs`.
+    pub fn log(&self, line: &str) {
+        if self.voice == Voice::Protocol {
+            // Standard error is the log. One that cannot be written is no reason to fail.
+            let _ = writeln!(std::io::stderr(), "{line}");
+        }
+    }
+
     /// Warns the user.
     pub fn warn(&mut self, message: impl Into<String>) {
         self.emit(WorkerEvent::Warning { message: message.into() });

@@ -171,7 +171,7 @@ fn all_problems_of_all_depths_are_reported_at_once() {
             "out-of-range: `max_seq_len` must be at least 1 (-)",
             "unknown-value: `on_too_long`: unknown value `trunkate` (did you mean `truncate`?)",
             "out-of-range: `epochs` must be at least 1 and at most 100 (-)",
-            "unknown-key: unknown key `lr` (known keys: `learning_rate`, `betas`, `fused`)",
+            "unknown-key: unknown key `lr` (did you mean `learning_rate`?)",
             "out-of-range: `optimizer.learning_rate` must be above 0 (-)",
             "out-of-range: `optimizer.betas[1]` must be at least 0 and below 1 (-)",
             "wrong-type: `optimizer.fused`: expected true or false, found a string (write true: in YAML 1.2 `yes` is a string)",

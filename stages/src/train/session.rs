@@ -207,6 +207,7 @@ impl<B: Blocks> Session<'_, B> {
             skipped: report.skipped,
         };
         let line = self.teller.step(&record, tokens, context);
+        context.log(&line);
         context.progress("steps", self.progress.step, Some(self.progress.total_steps), Some(line));
     }
 

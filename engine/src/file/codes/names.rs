@@ -72,7 +72,7 @@ stages:
     ProblemCode {
         code: "unknown-version",
         severity: Severity::Error,
-        title: "a version of the file's form that this program does not read",
+        title: "a version of the form that this program cannot read",
         meaning: "`version:` says which form the file has, and this program reads version 1.",
         advice: "Write `version: 1`; a file of a later version needs a later program.",
         example: Example::File {

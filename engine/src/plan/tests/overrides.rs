@@ -55,6 +55,7 @@ fn a_wrong_override_is_shown_in_its_own_text() {
         ),
         [
             "wrong-type 14:21 & command line:11 `lora.rank`: expected a whole number, found a string",
+            "no-device 16:26 an NPU (Ascend) is asked for, and this build computes on the CPU (with `device: auto`, or `STAGE.resources.device=cpu` on the command line, it runs on the CPU)",
             "no-effect 16:38 `resources.count` has no effect yet: a stage gets one device",
             "unknown-key command line:9 unknown key `learning_rat` (did you mean `learning_rate`?)",
             "unknown-stage command line:1 the override sets `adaptr`, which is no stage (did you mean `adapter`?)",
@@ -122,6 +123,7 @@ fn a_wrong_axis_is_shown_in_the_override() {
     assert_eq!(
         of(&["adapter.lora.rank=4,many,0"]),
         [
+            "no-device 16:26 an NPU (Ascend) is asked for, and this build computes on the CPU (with `device: auto`, or `STAGE.resources.device=cpu` on the command line, it runs on the CPU)",
             "wrong-type command line:21 `lora.rank`: expected a whole number, found a string",
             "out-of-range command line:26 `lora.rank` must be at least 1",
         ]

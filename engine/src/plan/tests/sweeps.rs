@@ -267,19 +267,16 @@ fn collect_is_the_list_of_all_children() {
     let plan = plan(&text("all: { collect: x }"));
     assert_eq!(inputs(&plan, "mix"), ["x[source=p].rows", "x[source=q].rows"]);
     assert_eq!(
-        wrong(&text("all: { collect: z, weight: 3 }, datasets: { collect: x, rows: rows, wieght: 1 }, names: { collect: x }")),
+        wrong(&text(
+            "all: { collect: z, weight: 3 }, datasets: { collect: x, rows: rows, wieght: 1 }, names: { collect: x }"
+        )),
         [
             "unknown-stage 7:45 stage `mix` reads `z`, which no stage produces (declared stages: `base`, `rows`, `x`, `y`)",
-            "unknown-key 7:48 unknown key `weight` (did you mean `collect`?)",
+            "unknown-key 7:48 unknown key `weight` (known keys: `collect`)",
+            "unknown-key 7:85 unknown key `rows` (`mix` has no such key; `split` has one)",
+            "unknown-key 7:97 unknown key `wieght` (did you mean `weight`?)",
+            "wrong-type 7:117 `names`: expected a list, found a mapping",
         ]
-        .map(|line| line.replace("(did you mean `collect`?)", "(known keys: `collect`)"))
-        .into_iter()
-        .chain([
-            "unknown-key 7:85 unknown key `rows` (known keys: `collect`)".to_owned(),
-            "unknown-key 7:97 unknown key `wieght` (did you mean `weight`?)".to_owned(),
-            "wrong-type 7:117 `names`: expected a list, found a mapping".to_owned(),
-        ])
-        .collect::<Vec<_>>()
     );
 }
 
@@ -340,12 +337,9 @@ fn what_is_wrong_with_a_value_is_said_there_and_what_is_wrong_with_all_once() {
     assert_eq!(
         wrong(&swept("    matrix: { lora.rank.x: [4], max_seq_len: [1] }")),
         [
-            "wrong-type 9:15 & 8:49 `rank` cannot be set: what holds it is a whole number",
+            "wrong-type 9:15 & 8:49 `x` cannot be set: what holds it is a whole number",
+            "unknown-key 9:33 unknown key `max_seq_len` (`train` has no such key; `tokenize` has one)",
         ]
-        .map(|line| line.replace("`rank`", "`x`"))
-        .into_iter()
-        .chain(["unknown-key 9:33 unknown key `max_seq_len` (known keys: `model`, `data`, `method`, `lora`, `learning_rate`, `epochs`, `log_every`)".to_owned()])
-        .collect::<Vec<_>>()
     );
 }
 

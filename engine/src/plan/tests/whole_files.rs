@@ -17,7 +17,7 @@ fn a_file_becomes_a_plan() {
     assert_eq!(adapter.resources, resources);
     // What is read and not acted upon is said.
     let warnings: Vec<&str> = plan.warnings.iter().map(|warning| warning.code).collect();
-    assert_eq!(warnings, ["no-effect"]);
+    assert_eq!(warnings, ["no-device", "no-effect", "unused-stage"]);
     let inputs: Vec<_> = adapter.inputs.iter().map(|i| format!("{}.{}: {}", i.stage, i.output, i.kind)).collect();
     assert_eq!(inputs, ["base.model: model", "tokens.tokens: tokens"]);
     assert_eq!(
