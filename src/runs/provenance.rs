@@ -307,7 +307,8 @@ fn made_by(ancestor: &Ancestor) -> String {
 
 /// What is known of how it came about, beside who and where.
 fn made_with(ancestor: &Ancestor) -> String {
-    const TOLD: [&str; 6] = ["program", "run", "host", "finished", "seconds", "peak_memory_bytes"];
+    const TOLD: [&str; 8] =
+        ["program", "run", "host", "finished", "seconds", "peak_memory_bytes", "cpu_seconds", "work"];
     let how = ancestor.how.iter().filter(|(name, _)| !TOLD.contains(&name.as_str()));
     how.map(|(name, value)| format!("{name} {}", words::figure(value))).collect::<Vec<_>>().join(", ")
 }
