@@ -11,7 +11,7 @@
 //!   Storing content that is there already replaces the file, and so its time.
 //!
 //! **The gate** makes looking and removing exclude each other. Taking a result, and giving a file its final name, happen between
-//! [`Gate::pass`] and its end (shared); garbage is removed in short batches behind [`Gate::close`] (exclusive). Each batch first asks
+//! `Gate::pass` and its end (shared); garbage is removed in short batches behind `Gate::close` (exclusive). Each batch first asks
 //! again since when the store is in use, and each file again for its time. So one of two things holds for a user that takes a result: it passed
 //! before the batch, and the batch sees the new time and leaves the result alone; or it passes after it, finds no result, and makes it.
 //!

@@ -33,7 +33,7 @@ const METRICS: &str = "metrics";
 /// The content of `archive.json`.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ArchiveList {
-    /// Always [`VERSION`] of the program that wrote it.
+    /// Always `VERSION` of the program that wrote it.
     pub version: u32,
     /// The run.
     pub run: String,
