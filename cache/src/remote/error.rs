@@ -106,7 +106,7 @@ impl RemoteError {
             Self::Denied { .. } => Some(
                 "credentials are taken from the environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_SERVICE_ACCOUNT, or AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY; reading needs leave to list as well",
             ),
-            Self::NoBucket { .. } => Some("make the bucket first; this program makes none"),
+            Self::NoBucket { .. } => Some("make the bucket or folder first; this program makes none"),
             Self::Version { .. } => Some("use another prefix, or the version of this program that wrote it"),
             Self::Refused { .. } | Self::Missing { .. } => {
                 Some("a machine that has the result puts it right with `pipeline cache push`")
