@@ -10,6 +10,7 @@ mod heads;
 mod instructions;
 mod loss;
 mod norm;
+mod operand;
 mod operations;
 mod optimizer;
 mod pointwise;
@@ -28,7 +29,7 @@ pub use tensor::Tensor;
 pub use weight::Weight;
 
 use crate::ops::Compute;
-use product::{Element, Into, Partition, Target, View};
+use product::Target;
 use tensor::BufferPool;
 
 /// The kernel set.
@@ -117,16 +118,6 @@ impl Cpu {
             let count = block.min(rows - first);
             // SAFETY: pieces do not overlap.
             run(first, unsafe { target.offset(first, 0).row(0, 0..count * columns) });
-        });
-    }
-
-    fn product<T: Element>(&self, scale: f32, a: View<'_>, b: View<'_, T>, write: Into, c: &mut [f32]) {
-        let (rows, inner, columns) = (a.rows(), a.columns(), b.columns());
-        let partition = Partition::new(rows, columns, self.threads);
-        let target = Target::new(c, columns);
-        self.each(partition.parts(), rows * columns * inner.max(1), |part| {
-            // SAFETY: parts do not overlap.
-            unsafe { partition.product(part, self.set, scale, a, b, write, target) };
         });
     }
 }

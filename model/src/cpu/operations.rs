@@ -1,6 +1,7 @@
 //! The operations of the `cpu` set, on its tensors.
 
-use super::product::{Into, Target, View};
+use super::operand::OperandBuffer;
+use super::product::{Into, Target, View, ViewMut};
 use super::weight::Sense;
 use super::{Cache, Cpu, Tensor, Weight, loss, norm, pointwise};
 use crate::batch::Documents;
@@ -40,6 +41,12 @@ impl Tensor {
     /// All of it.
     pub(super) fn view(&self) -> View<'_> {
         View::new(self.values(), self.rows(), self.columns(), self.columns())
+    }
+
+    /// All of it, to be written.
+    pub(super) fn view_mut(&mut self) -> ViewMut<'_> {
+        let (rows, columns) = (self.rows(), self.columns());
+        ViewMut::new(self.values_mut(), rows, columns, columns)
     }
 
     /// All of it, to be written by several threads.
@@ -252,18 +259,28 @@ impl Ops for Cpu {
 
     fn linear(&self, x: &Tensor, weight: &Weight, bias: Option<&Tensor>, write: Write, y: &mut Tensor) -> Result {
         let write = self.output(write, y, x.rows(), weight.out_features);
-        self.weight_product(x, weight, Sense::Forward, write, y.values_mut());
-        if let Some(bias) = bias {
-            self.each_rows(y.values_mut(), weight.out_features, |_, rows| {
-                rows.chunks_exact_mut(weight.out_features).for_each(|row| pointwise::add(self.set, bias.values(), row));
-            });
-        }
+        let bias = bias.map(Tensor::values);
+        self.weight_product(
+            self.operand(x.view(), &mut OperandBuffer::default()),
+            weight,
+            Sense::Forward,
+            bias,
+            write,
+            y.view_mut(),
+        );
         Ok(())
     }
 
     fn linear_backward(&self, dy: &Tensor, weight: &Weight, write: Write, dx: &mut Tensor) -> Result {
         let write = self.output(write, dx, dy.rows(), weight.in_features);
-        self.weight_product(dy, weight, Sense::Backward, write, dx.values_mut());
+        self.weight_product(
+            self.operand(dy.view(), &mut OperandBuffer::default()),
+            weight,
+            Sense::Backward,
+            None,
+            write,
+            dx.view_mut(),
+        );
         Ok(())
     }
 
@@ -274,7 +291,7 @@ impl Ops for Cpu {
             Form::Tn => (a.view().transposed(), b.view()),
         };
         let write = self.output(write, c, a.rows(), b.columns());
-        self.product(scale, a, b, write, c.values_mut());
+        self.product(scale, a, b, write, c.view_mut());
         Ok(())
     }
 

@@ -12,15 +12,18 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::Cpu;
 use super::instructions::{InstructionSet, multiversion};
 use super::vector::sum;
 #[cfg(target_arch = "x86_64")]
-pub(super) use pairs::{Pairs, product as product_of_pairs};
+pub(super) use pairs::Pairs;
+#[cfg(target_arch = "x86_64")]
+use pairs::product as product_of_pairs;
 use panels::blocks;
 use panels::store;
 
 /// Up to so many rows a product reads its right operand in place: packing it would cost more than it saves.
-const FEW_ROWS: usize = 3;
+pub(super) const FEW_ROWS: usize = 3;
 
 /// A number type of a right operand.
 pub(super) trait Element: Copy + Send + Sync {
@@ -98,6 +101,12 @@ impl<'a, T: Copy> View<'a, T> {
         }
     }
 
+    /// One row, which lies contiguously.
+    pub(super) fn row(self, row: usize) -> &'a [T] {
+        assert_eq!(self.column_stride, 1, "rows that lie contiguously");
+        &self.values[row * self.row_stride..][..self.columns]
+    }
+
     /// Some of its rows.
     pub(super) fn row_range(self, rows: Range<usize>) -> Self {
         let values = self.values.get(rows.start * self.row_stride..).unwrap_or_default();
@@ -152,6 +161,41 @@ impl<'a> Target<'a> {
     }
 }
 
+/// A matrix to write, of which this is the only view.
+pub(super) struct ViewMut<'a> {
+    target: Target<'a>,
+    rows: usize,
+    columns: usize,
+}
+
+impl<'a> ViewMut<'a> {
+    /// A view of rows that start `row_stride` apart.
+    pub(super) fn new(values: &'a mut [f32], rows: usize, columns: usize, row_stride: usize) -> Self {
+        // As for a view to read.
+        View::new(values, rows, columns, row_stride);
+        Self { target: Target::new(values, row_stride), rows, columns }
+    }
+
+    /// Some of its columns.
+    #[allow(dead_code, reason = "for fused blocks")]
+    pub(super) fn column_range(self, columns: Range<usize>) -> Self {
+        assert!(columns.start <= columns.end && columns.end <= self.columns, "columns beyond the matrix");
+        let target = if self.rows == 0 { self.target } else { self.target.offset(0, columns.start) };
+        Self { target, columns: columns.len(), ..self }
+    }
+
+    /// The same view for a while.
+    pub(super) fn reborrow(&mut self) -> ViewMut<'_> {
+        ViewMut { ..*self }
+    }
+
+    /// Its rows.
+    pub(super) fn rows_mut(&mut self) -> impl Iterator<Item = &mut [f32]> {
+        // SAFETY: nobody else has a view of these elements, and the rows do not overlap.
+        (0..self.rows).map(|row| unsafe { self.target.row(row, 0..self.columns) })
+    }
+}
+
 /// What a product does with what it finds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Into {
@@ -179,7 +223,7 @@ pub(super) unsafe fn product<T: Element>(
 
 /// How a product is computed. It is chosen for the whole product, so that no partition changes the result.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Path {
+enum Path {
     /// Row by row, the right operand read in place.
     DotProducts,
     /// In tiles, the right operand packed.
@@ -188,7 +232,7 @@ pub(super) enum Path {
 
 impl Path {
     /// The one for these operands.
-    pub(super) fn of<T: Copy>(a: View<'_>, b: View<'_, T>) -> Self {
+    fn of<T: Copy>(a: View<'_>, b: View<'_, T>) -> Self {
         let in_place = a.rows <= FEW_ROWS && b.row_stride == 1 && a.column_stride == 1;
         if in_place { Self::DotProducts } else { Self::Panels }
     }
@@ -266,7 +310,7 @@ fn dot_products<T: Element>(scale: f32, a: View<'_>, b: View<'_, T>, write: Into
 }
 
 /// Rows and columns of the parts into which a product is cut for threads.
-pub(super) struct Partition {
+struct Partition {
     rows: usize,
     columns: usize,
     row_block: usize,
@@ -277,7 +321,7 @@ pub(super) struct Partition {
 
 impl Partition {
     /// Cuts columns first, for then each part of `b` is packed once, and rows where that gives too few parts.
-    pub(super) fn new(rows: usize, columns: usize, threads: usize) -> Self {
+    fn new(rows: usize, columns: usize, threads: usize) -> Self {
         let column_block = 96;
         let column_blocks = columns.div_ceil(column_block).max(1);
         let wanted = (4 * threads).div_ceil(column_blocks);
@@ -286,7 +330,7 @@ impl Partition {
     }
 
     /// Number of parts.
-    pub(super) fn parts(&self) -> usize {
+    fn parts(&self) -> usize {
         self.row_blocks * self.column_blocks
     }
 
@@ -295,7 +339,7 @@ impl Partition {
     /// # Safety
     /// Nobody else may read or write this part of `c` meanwhile.
     #[expect(clippy::too_many_arguments, reason = "those of `product`, and which part")]
-    pub(super) unsafe fn product<T: Element>(
+    unsafe fn product<T: Element>(
         &self,
         part: usize,
         set: InstructionSet,
@@ -313,9 +357,34 @@ impl Partition {
     }
 
     /// Rows and columns of one part.
-    pub(super) fn ranges(&self, part: usize) -> (Range<usize>, Range<usize>) {
+    fn ranges(&self, part: usize) -> (Range<usize>, Range<usize>) {
         let (row, column) = (part % self.row_blocks * self.row_block, part / self.row_blocks * self.column_block);
         (row..self.rows.min(row + self.row_block), column..self.columns.min(column + self.column_block))
+    }
+}
+
+impl Cpu {
+    /// `c (+)= scale · a · b`, over the threads.
+    pub(super) fn product<T: Element>(&self, scale: f32, a: View<'_>, b: View<'_, T>, write: Into, c: ViewMut<'_>) {
+        assert_eq!((c.rows, c.columns), (a.rows, b.columns), "shape of a product");
+        let partition = Partition::new(a.rows, b.columns, self.threads);
+        self.each(partition.parts(), a.rows * b.columns * a.columns.max(1), |part| {
+            // SAFETY: parts do not overlap.
+            unsafe { partition.product(part, self.set, scale, a, b, write, c.target) };
+        });
+    }
+
+    /// `c (+)= a · b` by instructions for pairs of bf16.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn product_of_pairs(&self, a: Pairs<'_>, b: View<'_, bf16>, write: Into, c: ViewMut<'_>) {
+        assert_eq!((c.rows, c.columns), (a.rows(), b.columns), "shape of a product");
+        let partition = Partition::new(a.rows(), b.columns, self.threads);
+        self.each(partition.parts(), a.rows() * b.columns * b.rows.max(1), |part| {
+            let (rows, columns) = partition.ranges(part);
+            let c = c.target.offset(rows.start, columns.start);
+            // SAFETY: only a set that the machine has makes pairs, and parts do not overlap.
+            unsafe { product_of_pairs(a.row_range(rows), b.column_range(columns), write, c) };
+        });
     }
 }
 

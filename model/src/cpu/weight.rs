@@ -4,8 +4,9 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::instructions::multiversion;
-use super::product::{Element, Into, Path, View};
-use super::{Cpu, Tensor};
+use super::operand::Operand;
+use super::product::{Element, Into, View, ViewMut};
+use super::{Cpu, pointwise};
 use crate::fingerprint;
 use crate::ops::Compute;
 
@@ -94,56 +95,33 @@ impl Cpu {
         fingerprint::of_parts(&parts)
     }
 
-    /// The product of a tensor with a weight.
-    pub(super) fn weight_product(&self, a: &Tensor, weight: &Weight, sense: Sense, write: Into, c: &mut [f32]) {
-        match &weight.values {
-            Values::F32(values) => self.product(1.0, a.view(), weight.view(values, sense), write, c),
-            Values::Bf16(values) => self.product_bf16(a, weight.view(values, sense), write, c),
-        }
-    }
-
-    /// `c (+)= a · b` with `a` rounded to bf16.
-    fn product_bf16(&self, a: &Tensor, b: View<'_, bf16>, write: Into, c: &mut [f32]) {
-        #[cfg(target_arch = "x86_64")]
-        if self.set == super::InstructionSet::Avx512Bf16 && Path::of(a.view(), b) == Path::Panels {
-            return self.product_of_pairs(a, b, write, c);
-        }
-        let mut rounded = self.shaped(a.rows(), a.columns());
-        self.each_rows(rounded.values_mut(), 1, |first, rounded| {
-            round_within_f32(self.set, &a.values()[first..][..rounded.len()], rounded);
-        });
-        self.product(1.0, rounded.view(), b, write, c);
-    }
-
-    /// [`Cpu::product_bf16`] by instructions for pairs.
-    #[cfg(target_arch = "x86_64")]
-    fn product_of_pairs(&self, a: &Tensor, b: View<'_, bf16>, write: Into, c: &mut [f32]) {
-        use super::product::{Pairs, Partition, Target, product_of_pairs};
-
-        let (rows, columns, inner) = (a.rows(), b.columns(), a.columns());
-        let width = inner.div_ceil(2);
-        let mut words = self.shaped(rows, width);
-        self.each_rows(words.values_mut(), width, |first, words| {
-            // SAFETY: a word holds two bf16, and every bit pattern is a value of each type.
-            let (_, rounded, _) = unsafe { words.align_to_mut::<bf16>() };
-            let a = a.values()[first * inner..].chunks_exact(inner);
-            for (rounded, a) in rounded.chunks_exact_mut(2 * width).zip(a) {
-                let (rounded, padding) = rounded.split_at_mut(inner);
-                round(self.set, a, rounded);
-                padding.fill(bf16::ZERO);
+    /// `c (+)= a · weight` in one of the senses `(+ bias)`.
+    pub(super) fn weight_product(
+        &self,
+        a: Operand<'_>,
+        weight: &Weight,
+        sense: Sense,
+        bias: Option<&[f32]>,
+        write: Into,
+        mut c: ViewMut<'_>,
+    ) {
+        match (&weight.values, a) {
+            (Values::F32(values), Operand::F32(a)) => {
+                self.product(1.0, a, weight.view(values, sense), write, c.reborrow());
             }
-        });
-        // SAFETY: every bit pattern is a value of both types, which are of one size.
-        let (_, words, _) = unsafe { words.values().align_to::<u32>() };
-        let a = Pairs::new(words, rows, width);
-        let partition = Partition::new(rows, columns, self.threads);
-        let target = Target::new(c, columns);
-        self.each(partition.parts(), rows * columns * inner.max(1), |part| {
-            let (rows, columns) = partition.ranges(part);
-            let c = target.offset(rows.start, columns.start);
-            // SAFETY: the set is one that the machine has, and parts do not overlap.
-            unsafe { product_of_pairs(a.row_range(rows), b.column_range(columns), write, c) };
-        });
+            (Values::Bf16(values), Operand::F32(a)) => {
+                self.product(1.0, a, weight.view(values, sense), write, c.reborrow());
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Values::Bf16(values), Operand::Pairs(a)) => {
+                self.product_of_pairs(a, weight.view(values, sense), write, c.reborrow());
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Values::F32(_), Operand::Pairs(_)) => unreachable!("an operand of another kernel set"),
+        }
+        if let Some(bias) = bias {
+            c.rows_mut().for_each(|row| pointwise::add(self.set, bias, row));
+        }
     }
 }
 
@@ -158,14 +136,14 @@ fn nearest(x: f32) -> bf16 {
 
 multiversion! {
     /// Rounds to bf16.
-    fn round(x: &[f32], rounded: &mut [bf16]) {
+    pub(super) fn round(x: &[f32], rounded: &mut [bf16]) {
         rounded.iter_mut().zip(x).for_each(|(rounded, x)| *rounded = nearest(*x));
     }
 }
 
 multiversion! {
     /// Rounds to values that bf16 has.
-    fn round_within_f32(x: &[f32], rounded: &mut [f32]) {
+    pub(super) fn round_within_f32(x: &[f32], rounded: &mut [f32]) {
         rounded.iter_mut().zip(x).for_each(|(rounded, x)| *rounded = nearest(*x).widen());
     }
 }
@@ -174,6 +152,7 @@ multiversion! {
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::super::InstructionSet;
+    use super::super::operand::OperandBuffer;
     use super::*;
 
     #[test]
@@ -214,10 +193,12 @@ mod tests {
                 };
                 for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
                     let cpu = Cpu::with_instructions(2, Compute::Bf16, set).unwrap();
-                    let a = crate::ops::Ops::tensor(&cpu, rows, inner, &a).unwrap();
                     let weight = cpu.make_weight(out_features, in_features, weight.clone());
                     let mut c = vec![1.0; rows * columns];
-                    cpu.weight_product(&a, &weight, sense, Into::Add, &mut c);
+                    let mut buffer = OperandBuffer::default();
+                    let a = cpu.operand(View::new(&a, rows, inner, inner), &mut buffer);
+                    let target = ViewMut::new(&mut c, rows, columns, columns);
+                    cpu.weight_product(a, &weight, sense, None, Into::Add, target);
                     for (index, found) in c.into_iter().enumerate() {
                         let expected = element(index / columns, index % columns);
                         assert_eq!(found, expected, "{rows}x{out_features}x{in_features} {} {index}", set.name());

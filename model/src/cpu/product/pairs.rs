@@ -38,6 +38,11 @@ impl<'a> Pairs<'a> {
         Self { words, rows, width }
     }
 
+    /// Number of rows.
+    pub(in crate::cpu) fn rows(self) -> usize {
+        self.rows
+    }
+
     /// Some of its rows.
     pub(in crate::cpu) fn row_range(self, rows: Range<usize>) -> Self {
         Self::new(&self.words[rows.start * self.width..], rows.len(), self.width)

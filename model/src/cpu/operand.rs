@@ -1,0 +1,227 @@
+//! Left operands of products with weights: prepared once, in the form that is computed in, and used by several products.
+//!
+//! In f32 an operand is what it is a view of. In bf16 it is rounded into a buffer, whole ([`Cpu::operand`]) or by the kernel that
+//! computes it, row by row while a row is in cache ([`Cpu::operand_of`]) or from pieces of rows ([`OperandTarget`]).
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use half::bf16;
+
+#[cfg(target_arch = "x86_64")]
+use super::product::Pairs;
+use super::product::{FEW_ROWS, Target, View};
+use super::weight::{round, round_within_f32};
+use super::{Cpu, InstructionSet, Tensor};
+use crate::ops::Compute;
+
+/// A left operand.
+#[derive(Clone, Copy)]
+pub(super) enum Operand<'a> {
+    /// In f32, rounded to values of bf16 where that is computed in.
+    F32(View<'a>),
+    /// In pairs of bf16.
+    #[cfg(target_arch = "x86_64")]
+    Pairs(Pairs<'a>),
+}
+
+/// How operands lie in an [`OperandBuffer`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Form {
+    /// As they come.
+    #[default]
+    F32,
+    /// Rounded to values that bf16 has.
+    Rounded,
+    /// In bf16, each row padded with zero to whole pairs.
+    Pairs,
+}
+
+/// Memory of an operand. The default is empty; it is given a shape by whoever fills it.
+#[derive(Default)]
+pub(super) struct OperandBuffer {
+    form: Form,
+    columns: usize,
+    /// A row of the operand in each row, two values of bf16 in an element where they are pairs.
+    words: Tensor,
+}
+
+impl OperandBuffer {
+    /// The operand. Its rows must have been written.
+    pub(super) fn operand(&self) -> Operand<'_> {
+        match self.form {
+            Form::F32 | Form::Rounded => Operand::F32(self.words.view()),
+            #[cfg(target_arch = "x86_64")]
+            Form::Pairs => {
+                // SAFETY: every bit pattern is a value of both types, which are of one size.
+                let (_, words, _) = unsafe { self.words.values().align_to::<u32>() };
+                Operand::Pairs(Pairs::new(words, self.words.rows(), self.words.columns()))
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            Form::Pairs => unreachable!("a form of another architecture"),
+        }
+    }
+}
+
+/// Where several threads write an operand.
+#[derive(Clone, Copy)]
+pub(super) struct OperandTarget<'a> {
+    set: InstructionSet,
+    form: Form,
+    columns: usize,
+    words: Target<'a>,
+    owner: PhantomData<&'a mut [f32]>,
+}
+
+impl OperandTarget<'_> {
+    /// Writes columns of one row, from `first_column` on.
+    ///
+    /// # Safety
+    /// Nobody else may read or write these elements meanwhile, nor those of the same word, of which two columns from an even
+    /// one on are made.
+    pub(super) unsafe fn write(self, row: usize, first_column: usize, values: &[f32]) {
+        let columns = first_column..first_column + values.len();
+        assert!(columns.end <= self.columns, "columns {columns:?} of an operand of {}", self.columns);
+        match self.form {
+            // SAFETY: the caller vouches for these elements.
+            Form::F32 => unsafe { self.words.row(row, columns) }.copy_from_slice(values),
+            // SAFETY: as above.
+            Form::Rounded => round_within_f32(self.set, values, unsafe { self.words.row(row, columns) }),
+            // SAFETY: as above.
+            Form::Pairs => unsafe { self.write_pairs(row, columns, values) },
+        }
+    }
+
+    /// # Safety
+    /// As for [`OperandTarget::write`].
+    unsafe fn write_pairs(self, row: usize, columns: Range<usize>, values: &[f32]) {
+        let words = columns.start / 2..columns.end.div_ceil(2);
+        // SAFETY: the caller vouches for these words.
+        let words = unsafe { self.words.row(row, words) };
+        // SAFETY: a word holds two bf16, and every bit pattern is a value of each type.
+        let (_, halves, _) = unsafe { words.align_to_mut::<bf16>() };
+        let (rounded, padding) = halves[columns.start % 2..].split_at_mut(values.len());
+        round(self.set, values, rounded);
+        if columns.end == self.columns {
+            padding.fill(bf16::ZERO);
+        }
+    }
+}
+
+impl Cpu {
+    /// An operand for products with weights.
+    pub(super) fn operand<'a>(&self, x: View<'a>, buffer: &'a mut OperandBuffer) -> Operand<'a> {
+        match self.form(x.rows()) {
+            Form::F32 => Operand::F32(x),
+            Form::Rounded | Form::Pairs => {
+                let target = self.operand_target(x.rows(), x.columns(), buffer);
+                let block = (4096 / x.columns().max(1)).max(1);
+                self.each(x.rows().div_ceil(block), x.rows() * x.columns(), |part| {
+                    for row in part * block..x.rows().min((part + 1) * block) {
+                        // SAFETY: each row is written once.
+                        unsafe { target.write(row, 0, x.row(row)) };
+                    }
+                });
+                buffer.operand()
+            }
+        }
+    }
+
+    /// An operand of which `produce` writes each row in f32, over the threads.
+    #[allow(dead_code, reason = "for fused blocks")]
+    pub(super) fn operand_of<'a>(
+        &self,
+        rows: usize,
+        columns: usize,
+        buffer: &'a mut OperandBuffer,
+        produce: impl Fn(usize, &mut [f32]) + Sync + Send,
+    ) -> Operand<'a> {
+        let target = self.operand_target(rows, columns, buffer);
+        let block = (4096 / columns.max(1)).max(1);
+        self.each(rows.div_ceil(block), rows * columns, |part| {
+            let mut scratch = vec![0.0; if target.form == Form::F32 { 0 } else { columns }];
+            for row in part * block..rows.min((part + 1) * block) {
+                if target.form == Form::F32 {
+                    // SAFETY: each row is written once.
+                    produce(row, unsafe { target.words.row(row, 0..columns) });
+                } else {
+                    produce(row, &mut scratch);
+                    // SAFETY: as above.
+                    unsafe { target.write(row, 0, &scratch) };
+                }
+            }
+        });
+        buffer.operand()
+    }
+
+    /// Gives an operand a shape, and its kernel a place to write to.
+    pub(super) fn operand_target<'a>(
+        &self,
+        rows: usize,
+        columns: usize,
+        buffer: &'a mut OperandBuffer,
+    ) -> OperandTarget<'a> {
+        let form = self.form(rows);
+        let width = if form == Form::Pairs { columns.div_ceil(2) } else { columns };
+        buffer.words.reshape(&self.buffers, rows, width);
+        (buffer.form, buffer.columns) = (form, columns);
+        OperandTarget { set: self.set, form, columns, words: buffer.words.target(), owner: PhantomData }
+    }
+
+    fn form(&self, rows: usize) -> Form {
+        match self.compute {
+            Compute::F32 => Form::F32,
+            Compute::Bf16 if self.set == InstructionSet::Avx512Bf16 && rows > FEW_ROWS => Form::Pairs,
+            Compute::Bf16 => Form::Rounded,
+        }
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    /// The bits of an operand, whatever its form.
+    fn bits(operand: &OperandBuffer) -> Vec<u32> {
+        operand.words.values().iter().map(|value| value.to_bits()).collect()
+    }
+
+    #[test]
+    fn an_operand_is_the_same_whole_by_rows_and_in_pieces() {
+        for (rows, columns) in [(1, 6), (4, 1), (5, 7), (17, 130), (70, 99)] {
+            let x: Vec<f32> = (0..rows * columns).map(|index| (index as f32).sin()).collect();
+            let view = View::new(&x, rows, columns, columns);
+            for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
+                let cpu = Cpu::with_instructions(3, Compute::Bf16, set).unwrap();
+                let [mut whole, mut by_rows, mut in_pieces] = <[OperandBuffer; 3]>::default();
+                cpu.operand(view, &mut whole);
+                cpu.operand_of(rows, columns, &mut by_rows, |row, target| target.copy_from_slice(view.row(row)));
+                let target = cpu.operand_target(rows, columns, &mut in_pieces);
+                for row in 0..rows {
+                    let middle = columns / 4 * 2;
+                    // SAFETY: one thread, and the pieces meet at an even column.
+                    unsafe {
+                        target.write(row, middle, &view.row(row)[middle..]);
+                        target.write(row, 0, &view.row(row)[..middle]);
+                    }
+                }
+                assert_eq!(bits(&whole), bits(&by_rows), "{rows}x{columns} {}", set.name());
+                assert_eq!(bits(&whole), bits(&in_pieces), "{rows}x{columns} {}", set.name());
+                if whole.form == Form::Pairs {
+                    let last = bits(&whole)[columns.div_ceil(2) - 1];
+                    assert!(columns % 2 == 0 || last >> 16 == 0, "padding of an odd row");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn in_f32_an_operand_is_the_tensor_itself() {
+        let x = vec![1.5; 40];
+        let cpu = Cpu::new(1, Compute::F32).unwrap();
+        let mut buffer = OperandBuffer::default();
+        let Operand::F32(view) = cpu.operand(View::new(&x, 5, 8, 8), &mut buffer) else { panic!("pairs in f32") };
+        assert_eq!(view.row(0).as_ptr(), x.as_ptr());
+    }
+}
