@@ -18,9 +18,10 @@ mod product;
 mod tensor;
 mod vector;
 mod weight;
-mod workers;
 
 use std::sync::Arc;
+
+use rayon::prelude::*;
 
 pub use cache::Cache;
 pub use instructions::InstructionSet;
@@ -30,11 +31,11 @@ pub use weight::Weight;
 use crate::ops::Compute;
 use product::Target;
 use tensor::BufferPool;
-use workers::Workers;
 
 /// The kernel set.
 pub struct Cpu {
-    workers: Workers,
+    pool: rayon::ThreadPool,
+    threads: usize,
     set: InstructionSet,
     compute: Compute,
     buffers: Arc<BufferPool>,
@@ -53,7 +54,7 @@ pub enum CpuError {
         threads: usize,
         /// Why.
         #[source]
-        source: std::io::Error,
+        source: rayon::ThreadPoolBuildError,
     },
 }
 
@@ -78,18 +79,19 @@ impl Cpu {
             return Err(CpuError::Instructions(set));
         }
         let threads = threads.max(1);
-        let workers = Workers::new(threads).map_err(|source| CpuError::Threads { threads, source })?;
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|index| format!("cpu-{index}"));
+        let pool = pool.build().map_err(|source| CpuError::Threads { threads, source })?;
         // In f32 the widest sets do the same.
         let set = match (compute, set) {
             (Compute::F32, InstructionSet::Avx512Bf16) => InstructionSet::Avx512,
             _ => set,
         };
-        Ok(Self { workers, set, compute, buffers: Arc::default() })
+        Ok(Self { pool, threads, set, compute, buffers: Arc::default() })
     }
 
     /// The number of threads.
     pub fn threads(&self) -> usize {
-        self.workers.threads()
+        self.threads
     }
 
     /// The instructions in use.
@@ -99,10 +101,10 @@ impl Cpu {
 
     /// Runs a function for each of `parts` parts, over the threads where `elements` is worth it.
     fn each(&self, parts: usize, elements: usize, run: impl Fn(usize) + Sync + Send) {
-        if elements < WORTH_CUTTING {
+        if self.threads == 1 || parts == 1 || elements < WORTH_CUTTING {
             (0..parts).for_each(run);
         } else {
-            self.workers.each(parts, run);
+            self.pool.install(|| (0..parts).into_par_iter().for_each(run));
         }
     }
 

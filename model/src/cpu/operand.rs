@@ -10,7 +10,7 @@ use half::bf16;
 
 #[cfg(target_arch = "x86_64")]
 use super::product::Pairs;
-use super::product::{FEW_ROWS, Target, View};
+use super::product::{Target, View};
 use super::weight::{round, round_within_f32};
 use super::{Cpu, InstructionSet, Tensor};
 use crate::ops::Compute;
@@ -111,7 +111,7 @@ impl OperandTarget<'_> {
 impl Cpu {
     /// An operand for products with weights.
     pub(super) fn operand<'a>(&self, x: View<'a>, buffer: &'a mut OperandBuffer) -> Operand<'a> {
-        match self.form(x.rows()) {
+        match self.form() {
             Form::F32 => Operand::F32(x),
             Form::Rounded | Form::Pairs => {
                 let target = self.operand_target(x.rows(), x.columns(), buffer);
@@ -161,17 +161,17 @@ impl Cpu {
         columns: usize,
         buffer: &'a mut OperandBuffer,
     ) -> OperandTarget<'a> {
-        let form = self.form(rows);
+        let form = self.form();
         let width = if form == Form::Pairs { columns.div_ceil(2) } else { columns };
         buffer.words.reshape(&self.buffers, rows, width);
         (buffer.form, buffer.columns) = (form, columns);
         OperandTarget { set: self.set, form, columns, words: buffer.words.target(), owner: PhantomData }
     }
 
-    fn form(&self, rows: usize) -> Form {
+    fn form(&self) -> Form {
         match self.compute {
             Compute::F32 => Form::F32,
-            Compute::Bf16 if self.set == InstructionSet::Avx512Bf16 && rows > FEW_ROWS => Form::Pairs,
+            Compute::Bf16 if self.set == InstructionSet::Avx512Bf16 => Form::Pairs,
             Compute::Bf16 => Form::Rounded,
         }
     }

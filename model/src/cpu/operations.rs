@@ -66,7 +66,7 @@ impl Ops for Cpu {
     }
 
     fn describe(&self) -> String {
-        format!("cpu ({}), {}, threads: {}", self.set.name(), self.compute.name(), self.threads())
+        format!("cpu ({}), {}, threads: {}", self.set.name(), self.compute.name(), self.threads)
     }
 
     fn tensor(&self, rows: usize, columns: usize, values: &[f32]) -> Result<Tensor> {
@@ -116,6 +116,10 @@ impl Ops for Cpu {
 
     fn fingerprint(&self, weight: &Weight) -> Result<u64> {
         Ok(self.weight_fingerprint(weight))
+    }
+
+    fn weight_bytes(&self, weight: &Weight) -> u64 {
+        weight.bytes()
     }
 
     fn embed(&self, table: &Weight, ids: &[u32], scale: f32, y: &mut Tensor) -> Result {

@@ -3,6 +3,7 @@
 //! Each element is summed over the inner dimension in one order whatever the partition over threads, so that the result does
 //! not depend on their number. The right operand may lie in a narrower type; it is widened on the way.
 
+mod few_rows;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
 mod panels;
@@ -13,8 +14,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::Cpu;
-use super::instructions::{InstructionSet, multiversion};
-use super::vector::sum;
+use super::instructions::InstructionSet;
 #[cfg(target_arch = "x86_64")]
 pub(super) use pairs::Pairs;
 #[cfg(target_arch = "x86_64")]
@@ -23,15 +23,18 @@ use panels::blocks;
 use panels::store;
 
 /// Up to so many rows a product reads its right operand in place: packing it would cost more than it saves.
-pub(super) const FEW_ROWS: usize = 3;
+const FEW_ROWS: usize = crate::ops::FEW_ROWS;
 
 /// A number type of a right operand.
 pub(super) trait Element: Copy + Send + Sync {
     /// The same number in f32.
     fn widen(self) -> f32;
 
-    /// `c (+)= scale · a · b` by dot products, the columns of `b` lying contiguously.
-    fn few_rows(set: InstructionSet, scale: f32, a: View<'_>, b: View<'_, Self>, write: Into, c: Target<'_>);
+    /// `c (+)= scale · a · b` by dot products, the rows of `a` and the columns of `b` lying contiguously.
+    ///
+    /// # Safety
+    /// As for [`product`].
+    unsafe fn few_rows(set: InstructionSet, scale: f32, a: View<'_>, b: View<'_, Self>, write: Into, c: Target<'_>);
 }
 
 impl Element for f32 {
@@ -40,8 +43,9 @@ impl Element for f32 {
         self
     }
 
-    fn few_rows(set: InstructionSet, scale: f32, a: View<'_>, b: View<'_>, write: Into, c: Target<'_>) {
-        few_rows_f32(set, scale, a, b, write, c);
+    unsafe fn few_rows(set: InstructionSet, scale: f32, a: View<'_>, b: View<'_>, write: Into, c: Target<'_>) {
+        // SAFETY: the caller vouches for `c`.
+        unsafe { few_rows::of_f32(set, scale, a, b, write, c) }
     }
 }
 
@@ -51,8 +55,9 @@ impl Element for bf16 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 
-    fn few_rows(set: InstructionSet, scale: f32, a: View<'_>, b: View<'_, Self>, write: Into, c: Target<'_>) {
-        few_rows_bf16(set, scale, a, b, write, c);
+    unsafe fn few_rows(set: InstructionSet, scale: f32, a: View<'_>, b: View<'_, Self>, write: Into, c: Target<'_>) {
+        // SAFETY: the caller vouches for `c`.
+        unsafe { few_rows::of_bf16(set, scale, a, b, write, c) }
     }
 }
 
@@ -232,7 +237,7 @@ enum Path {
 
 impl Path {
     /// The one for these operands.
-    fn of<T: Copy>(a: View<'_>, b: View<'_, T>) -> Self {
+    fn of<A: Copy, B: Copy>(a: View<'_, A>, b: View<'_, B>) -> Self {
         let in_place = a.rows <= FEW_ROWS && b.row_stride == 1 && a.column_stride == 1;
         if in_place { Self::DotProducts } else { Self::Panels }
     }
@@ -251,7 +256,8 @@ unsafe fn product_along<T: Element>(
 ) {
     assert_eq!(a.columns, b.rows, "inner dimensions");
     if path == Path::DotProducts {
-        return T::few_rows(set, scale, a, b, write, c);
+        // SAFETY: the caller vouches for all of `c`.
+        return unsafe { T::few_rows(set, scale, a, b, write, c) };
     }
     match set {
         InstructionSet::Portable => blocks::<4, 8, false, T>(scale, a, b, write, c),
@@ -278,35 +284,6 @@ fn blocks_avx2<T: Element>(scale: f32, a: View<'_>, b: View<'_, T>, write: Into,
 #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
 fn blocks_avx512<T: Element>(scale: f32, a: View<'_>, b: View<'_, T>, write: Into, c: Target<'_>) {
     blocks::<8, 32, true, T>(scale, a, b, write, c);
-}
-
-multiversion! {
-    /// [`Element::few_rows`] of f32.
-    fn few_rows_f32(scale: f32, a: View<'_>, b: View<'_>, write: Into, c: Target<'_>) {
-        dot_products(scale, a, b, write, c);
-    }
-}
-
-multiversion! {
-    /// [`Element::few_rows`] of bf16.
-    fn few_rows_bf16(scale: f32, a: View<'_>, b: View<'_, bf16>, write: Into, c: Target<'_>) {
-        dot_products(scale, a, b, write, c);
-    }
-}
-
-/// Dot products of rows with columns that lie contiguously.
-#[inline(always)]
-fn dot_products<T: Element>(scale: f32, a: View<'_>, b: View<'_, T>, write: Into, c: Target<'_>) {
-    for column in 0..b.columns {
-        let weights = &b.values[column * b.column_stride..][..b.rows];
-        for row in 0..a.rows {
-            let x = &a.values[row * a.row_stride..][..a.columns];
-            let sum = scale * sum(x.len(), |index| x[index] * weights[index].widen());
-            // SAFETY: the caller of `product` vouches for these elements.
-            let element = unsafe { &mut c.row(row, column..column + 1)[0] };
-            *element = if write == Into::Add { *element + sum } else { sum };
-        }
-    }
 }
 
 /// Rows and columns of the parts into which a product is cut for threads.
@@ -367,7 +344,7 @@ impl Cpu {
     /// `c (+)= scale · a · b`, over the threads.
     pub(super) fn product<T: Element>(&self, scale: f32, a: View<'_>, b: View<'_, T>, write: Into, c: ViewMut<'_>) {
         assert_eq!((c.rows, c.columns), (a.rows, b.columns), "shape of a product");
-        let partition = Partition::new(a.rows, b.columns, self.threads());
+        let partition = Partition::new(a.rows, b.columns, self.threads);
         self.each(partition.parts(), a.rows * b.columns * a.columns.max(1), |part| {
             // SAFETY: parts do not overlap.
             unsafe { partition.product(part, self.set, scale, a, b, write, c.target) };
@@ -378,12 +355,19 @@ impl Cpu {
     #[cfg(target_arch = "x86_64")]
     pub(super) fn product_of_pairs(&self, a: Pairs<'_>, b: View<'_, bf16>, write: Into, c: ViewMut<'_>) {
         assert_eq!((c.rows, c.columns), (a.rows(), b.columns), "shape of a product");
-        let partition = Partition::new(a.rows(), b.columns, self.threads());
+        let path = Path::of(a.view(b.rows), b);
+        let partition = Partition::new(a.rows(), b.columns, self.threads);
         self.each(partition.parts(), a.rows() * b.columns * b.rows.max(1), |part| {
             let (rows, columns) = partition.ranges(part);
             let c = c.target.offset(rows.start, columns.start);
+            let (rows, columns) = (a.row_range(rows), b.column_range(columns));
             // SAFETY: only a set that the machine has makes pairs, and parts do not overlap.
-            unsafe { product_of_pairs(a.row_range(rows), b.column_range(columns), write, c) };
+            unsafe {
+                match path {
+                    Path::DotProducts => few_rows::of_pairs(rows.view(b.rows), columns, write, c),
+                    Path::Panels => product_of_pairs(rows, columns, write, c),
+                }
+            }
         });
     }
 }

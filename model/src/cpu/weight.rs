@@ -1,8 +1,7 @@
 //! Weights as products read them: row-major, in f32 or, where that is computed in, bf16.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use half::bf16;
+use rayon::prelude::*;
 
 use super::instructions::multiversion;
 use super::operand::Operand;
@@ -42,6 +41,14 @@ impl Weight {
             Values::F32(values) => scaled(&values[range], factor, target),
             Values::Bf16(values) => scaled(&values[range], factor, target),
         }
+    }
+
+    /// Its size.
+    pub(super) fn bytes(&self) -> u64 {
+        (match &self.values {
+            Values::F32(values) => size_of_val(values.as_slice()),
+            Values::Bf16(values) => size_of_val(values.as_slice()),
+        }) as u64
     }
 
     fn view<'a, T: Copy>(&self, values: &'a [T], sense: Sense) -> View<'a, T> {
@@ -89,17 +96,11 @@ impl Cpu {
     pub(super) fn weight_fingerprint(&self, weight: &Weight) -> u64 {
         /// Values in a part, which one thread reads.
         const PART: usize = 1 << 18;
-        let length = weight.out_features * weight.in_features;
-        let parts: Vec<_> = (0..length.div_ceil(PART)).map(|_| AtomicU64::new(0)).collect();
-        self.each(parts.len(), length, |part| {
-            let range = part * PART..length.min((part + 1) * PART);
-            let of_part = match &weight.values {
-                Values::F32(values) => fingerprint::of_f32(&values[range]),
-                Values::Bf16(values) => fingerprint::of_bf16(&values[range]),
-            };
-            parts[part].store(of_part, Ordering::Relaxed);
+        let parts: Vec<u64> = self.pool.install(|| match &weight.values {
+            Values::F32(values) => values.par_chunks(PART).map(fingerprint::of_f32).collect(),
+            Values::Bf16(values) => values.par_chunks(PART).map(fingerprint::of_bf16).collect(),
         });
-        fingerprint::of_parts(&parts.into_iter().map(AtomicU64::into_inner).collect::<Vec<_>>())
+        fingerprint::of_parts(&parts)
     }
 
     /// `c (+)= a · weight` in one of the senses `(+ bias)`.

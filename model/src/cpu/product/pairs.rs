@@ -43,6 +43,14 @@ impl<'a> Pairs<'a> {
         self.rows
     }
 
+    /// Its first columns, without the padding.
+    pub(in crate::cpu) fn view(self, columns: usize) -> View<'a, bf16> {
+        assert_eq!(self.width, columns.div_ceil(2), "columns of a matrix of pairs");
+        // SAFETY: a word holds two bf16, and every bit pattern is a value of each type.
+        let (_, values, _) = unsafe { self.words.align_to::<bf16>() };
+        View::new(values, self.rows, columns, 2 * self.width)
+    }
+
     /// Some of its rows.
     pub(in crate::cpu) fn row_range(self, rows: Range<usize>) -> Self {
         Self::new(&self.words[rows.start * self.width..], rows.len(), self.width)
