@@ -18,10 +18,9 @@ mod product;
 mod tensor;
 mod vector;
 mod weight;
+mod workers;
 
 use std::sync::Arc;
-
-use rayon::prelude::*;
 
 pub use cache::Cache;
 pub use instructions::InstructionSet;
@@ -31,11 +30,11 @@ pub use weight::Weight;
 use crate::ops::Compute;
 use product::Target;
 use tensor::BufferPool;
+use workers::Workers;
 
 /// The kernel set.
 pub struct Cpu {
-    pool: rayon::ThreadPool,
-    threads: usize,
+    workers: Workers,
     set: InstructionSet,
     compute: Compute,
     buffers: Arc<BufferPool>,
@@ -54,7 +53,7 @@ pub enum CpuError {
         threads: usize,
         /// Why.
         #[source]
-        source: rayon::ThreadPoolBuildError,
+        source: std::io::Error,
     },
 }
 
@@ -79,19 +78,18 @@ impl Cpu {
             return Err(CpuError::Instructions(set));
         }
         let threads = threads.max(1);
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|index| format!("cpu-{index}"));
-        let pool = pool.build().map_err(|source| CpuError::Threads { threads, source })?;
+        let workers = Workers::new(threads).map_err(|source| CpuError::Threads { threads, source })?;
         // In f32 the widest sets do the same.
         let set = match (compute, set) {
             (Compute::F32, InstructionSet::Avx512Bf16) => InstructionSet::Avx512,
             _ => set,
         };
-        Ok(Self { pool, threads, set, compute, buffers: Arc::default() })
+        Ok(Self { workers, set, compute, buffers: Arc::default() })
     }
 
     /// The number of threads.
     pub fn threads(&self) -> usize {
-        self.threads
+        self.workers.threads()
     }
 
     /// The instructions in use.
@@ -101,10 +99,10 @@ impl Cpu {
 
     /// Runs a function for each of `parts` parts, over the threads where `elements` is worth it.
     fn each(&self, parts: usize, elements: usize, run: impl Fn(usize) + Sync + Send) {
-        if self.threads == 1 || parts == 1 || elements < WORTH_CUTTING {
+        if elements < WORTH_CUTTING {
             (0..parts).for_each(run);
         } else {
-            self.pool.install(|| (0..parts).into_par_iter().for_each(run));
+            self.workers.each(parts, run);
         }
     }
 

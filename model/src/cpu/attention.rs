@@ -26,16 +26,21 @@ pub(super) struct Head<'a> {
     pub queries: usize,
 }
 
-/// A matrix of heads side by side: where one head of one document begins, and how far its rows are apart.
+/// Some columns of a row-major matrix.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<'a> {
-    /// Values from the head's first element on.
+pub(super) struct Columns<'a> {
+    /// Values from the first row's first column on.
     pub values: &'a [f32],
     /// Distance of two rows.
     pub stride: usize,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> Columns<'a> {
+    /// The same matrix with another origin.
+    pub(super) fn from(self, row: usize, column: usize) -> Self {
+        Self { values: self.values.get(row * self.stride + column..).unwrap_or_default(), ..self }
+    }
+
     fn view(self, rows: Range<usize>, columns: usize) -> View<'a> {
         let values = self.values.get(rows.start * self.stride..).unwrap_or_default();
         View::new(values, rows.len(), columns, self.stride)
@@ -53,9 +58,9 @@ impl Head<'_> {
     /// Nobody else may touch this head's rows of `y` and its column of `logsumexp` meanwhile.
     pub(super) unsafe fn forward(
         &self,
-        q: Rows<'_>,
-        k: Rows<'_>,
-        v: Rows<'_>,
+        q: Columns<'_>,
+        k: Columns<'_>,
+        v: Columns<'_>,
         y: Target<'_>,
         logsumexp: Option<Target<'_>>,
     ) {
@@ -81,7 +86,7 @@ impl Head<'_> {
     ///
     /// # Safety
     /// Nobody else may touch this head's rows of the three meanwhile.
-    pub(super) unsafe fn backward(&self, [q, k, v, y, logsumexp, dy]: [Rows<'_>; 6], [dq, dk, dv]: [Target<'_>; 3]) {
+    pub(super) unsafe fn backward(&self, [q, k, v, y, logsumexp, dy]: [Columns<'_>; 6], [dq, dk, dv]: [Target<'_>; 3]) {
         let head_dim = self.shape.head_dim;
         let (mut weights, mut slopes) = (Vec::new(), Vec::new());
         for (queries, keys) in self.blocks() {
@@ -132,7 +137,7 @@ impl Head<'_> {
     }
 
     /// `scale · q · kᵀ` of a block.
-    fn scores(&self, q: Rows<'_>, k: Rows<'_>, queries: Range<usize>, keys: Range<usize>, scores: &mut Vec<f32>) {
+    fn scores(&self, q: Columns<'_>, k: Columns<'_>, queries: Range<usize>, keys: Range<usize>, scores: &mut Vec<f32>) {
         let head_dim = self.shape.head_dim;
         scores.resize(queries.len() * keys.len(), 0.0);
         let target = Target::new(scores, keys.len());

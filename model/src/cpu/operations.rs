@@ -66,7 +66,7 @@ impl Ops for Cpu {
     }
 
     fn describe(&self) -> String {
-        format!("cpu ({}), {}, threads: {}", self.set.name(), self.compute.name(), self.threads)
+        format!("cpu ({}), {}, threads: {}", self.set.name(), self.compute.name(), self.threads())
     }
 
     fn tensor(&self, rows: usize, columns: usize, values: &[f32]) -> Result<Tensor> {

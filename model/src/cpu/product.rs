@@ -344,7 +344,7 @@ impl Cpu {
     /// `c (+)= scale · a · b`, over the threads.
     pub(super) fn product<T: Element>(&self, scale: f32, a: View<'_>, b: View<'_, T>, write: Into, c: ViewMut<'_>) {
         assert_eq!((c.rows, c.columns), (a.rows, b.columns), "shape of a product");
-        let partition = Partition::new(a.rows, b.columns, self.threads);
+        let partition = Partition::new(a.rows, b.columns, self.threads());
         self.each(partition.parts(), a.rows * b.columns * a.columns.max(1), |part| {
             // SAFETY: parts do not overlap.
             unsafe { partition.product(part, self.set, scale, a, b, write, c.target) };
@@ -356,7 +356,7 @@ impl Cpu {
     pub(super) fn product_of_pairs(&self, a: Pairs<'_>, b: View<'_, bf16>, write: Into, c: ViewMut<'_>) {
         assert_eq!((c.rows, c.columns), (a.rows(), b.columns), "shape of a product");
         let path = Path::of(a.view(b.rows), b);
-        let partition = Partition::new(a.rows(), b.columns, self.threads);
+        let partition = Partition::new(a.rows(), b.columns, self.threads());
         self.each(partition.parts(), a.rows() * b.columns * b.rows.max(1), |part| {
             let (rows, columns) = partition.ranges(part);
             let c = c.target.offset(rows.start, columns.start);

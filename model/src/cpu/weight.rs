@@ -1,7 +1,8 @@
 //! Weights as products read them: row-major, in f32 or, where that is computed in, bf16.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use half::bf16;
-use rayon::prelude::*;
 
 use super::instructions::multiversion;
 use super::operand::Operand;
@@ -96,11 +97,17 @@ impl Cpu {
     pub(super) fn weight_fingerprint(&self, weight: &Weight) -> u64 {
         /// Values in a part, which one thread reads.
         const PART: usize = 1 << 18;
-        let parts: Vec<u64> = self.pool.install(|| match &weight.values {
-            Values::F32(values) => values.par_chunks(PART).map(fingerprint::of_f32).collect(),
-            Values::Bf16(values) => values.par_chunks(PART).map(fingerprint::of_bf16).collect(),
+        let length = weight.out_features * weight.in_features;
+        let parts: Vec<_> = (0..length.div_ceil(PART)).map(|_| AtomicU64::new(0)).collect();
+        self.each(parts.len(), length, |part| {
+            let range = part * PART..length.min((part + 1) * PART);
+            let of_part = match &weight.values {
+                Values::F32(values) => fingerprint::of_f32(&values[range]),
+                Values::Bf16(values) => fingerprint::of_bf16(&values[range]),
+            };
+            parts[part].store(of_part, Ordering::Relaxed);
         });
-        fingerprint::of_parts(&parts)
+        fingerprint::of_parts(&parts.into_iter().map(AtomicU64::into_inner).collect::<Vec<_>>())
     }
 
     /// `c (+)= a · weight` in one of the senses `(+ bias)`.
