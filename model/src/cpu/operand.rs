@@ -8,8 +8,6 @@ use std::ops::Range;
 
 use half::bf16;
 
-#[cfg(target_arch = "x86_64")]
-use super::product::Pairs;
 use super::product::{Target, View};
 use super::weight::{round, round_within_f32};
 use super::{Cpu, InstructionSet, Tensor};
@@ -20,9 +18,9 @@ use crate::ops::Compute;
 pub(super) enum Operand<'a> {
     /// In f32, rounded to values of bf16 where that is computed in.
     F32(View<'a>),
-    /// In pairs of bf16.
+    /// In pairs of bf16: element `2p` of a row in the lower half of its word `p`, an odd row padded with zero.
     #[cfg(target_arch = "x86_64")]
-    Pairs(Pairs<'a>),
+    Pairs(View<'a, u32>),
 }
 
 /// How operands lie in an [`OperandBuffer`].
@@ -55,7 +53,8 @@ impl OperandBuffer {
             Form::Pairs => {
                 // SAFETY: every bit pattern is a value of both types, which are of one size.
                 let (_, words, _) = unsafe { self.words.values().align_to::<u32>() };
-                Operand::Pairs(Pairs::new(words, self.words.rows(), self.words.columns()))
+                let (rows, width) = (self.words.rows(), self.words.columns());
+                Operand::Pairs(View::new(words, rows, width, width))
             }
             #[cfg(not(target_arch = "x86_64"))]
             Form::Pairs => unreachable!("a form of another architecture"),

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::bf16;
 
+use super::Cpu;
 use super::instructions::multiversion;
 use super::operand::Operand;
-use super::product::{Element, Into, View, ViewMut};
-use super::{Cpu, pointwise};
+use super::product::{Element, Finish, Into, View, ViewMut};
 use crate::fingerprint;
 use crate::ops::Compute;
 
@@ -118,24 +118,22 @@ impl Cpu {
         sense: Sense,
         bias: Option<&[f32]>,
         write: Into,
-        mut c: ViewMut<'_>,
+        c: ViewMut<'_>,
     ) {
+        let finish = Finish { scale: 1.0, bias, write };
         match (&weight.values, a) {
             (Values::F32(values), Operand::F32(a)) => {
-                self.product(1.0, a, weight.view(values, sense), write, c.reborrow());
+                self.finished_product(a, weight.view(values, sense), finish, c);
             }
             (Values::Bf16(values), Operand::F32(a)) => {
-                self.product(1.0, a, weight.view(values, sense), write, c.reborrow());
+                self.finished_product(a, weight.view(values, sense), finish, c);
             }
             #[cfg(target_arch = "x86_64")]
             (Values::Bf16(values), Operand::Pairs(a)) => {
-                self.product_of_pairs(a, weight.view(values, sense), write, c.reborrow());
+                self.product_of_pairs(a, weight.view(values, sense), finish, c);
             }
             #[cfg(target_arch = "x86_64")]
             (Values::F32(_), Operand::Pairs(_)) => unreachable!("an operand of another kernel set"),
-        }
-        if let Some(bias) = bias {
-            c.rows_mut().for_each(|row| pointwise::add(self.set, bias, row));
         }
     }
 }

@@ -10,7 +10,7 @@ mod plain;
 
 use half::bf16;
 
-use super::{Element, InstructionSet, Into, Target, View, store};
+use super::{Element, Finish, InstructionSet, Target, View};
 use plain::Plain;
 
 /// Rows and columns of a tile, of which each pair has a sum of its own.
@@ -67,44 +67,43 @@ trait Lanes: Copy {
     unsafe fn total(self) -> f32;
 }
 
-/// `c (+)= scale · a · b` in every instruction set, the rows of `a` and the columns of `b` lying contiguously.
+/// `c (+)= scale · a · b (+ bias)` in every instruction set, the rows of `a` and the columns of `b` lying contiguously.
 macro_rules! in_place {
     ($name:ident, $kind:ty) => {
-        /// `c (+)= scale · a · b`, the rows of `a` and the columns of `b` lying contiguously.
+        /// `c (+)= scale · a · b (+ bias)`, the rows of `a` and the columns of `b` lying contiguously.
         ///
         /// # Safety
         /// Nobody else may touch these elements of `c` meanwhile.
         pub(super) unsafe fn $name(
             set: InstructionSet,
-            scale: f32,
             a: View<'_>,
             b: View<'_, $kind>,
-            write: Into,
+            finish: Finish<'_>,
             c: Target<'_>,
         ) {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
-            unsafe fn avx2(scale: f32, a: View<'_>, b: View<'_, $kind>, write: Into, c: Target<'_>) {
+            unsafe fn avx2(a: View<'_>, b: View<'_, $kind>, finish: Finish<'_>, c: Target<'_>) {
                 // SAFETY: the caller vouches for `c`, and the features are enabled.
-                unsafe { rows::<Plain<$kind, true>>(scale, a, b, write, c) }
+                unsafe { rows::<Plain<$kind, true>>(a, b, finish, c) }
             }
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
-            unsafe fn avx512(scale: f32, a: View<'_>, b: View<'_, $kind>, write: Into, c: Target<'_>) {
+            unsafe fn avx512(a: View<'_>, b: View<'_, $kind>, finish: Finish<'_>, c: Target<'_>) {
                 // SAFETY: as above.
-                unsafe { rows::<avx512::Sixteen<$kind>>(scale, a, b, write, c) }
+                unsafe { rows::<avx512::Sixteen<$kind>>(a, b, finish, c) }
             }
 
             match set {
                 // SAFETY: the caller vouches for `c`.
-                InstructionSet::Portable => unsafe { rows::<Plain<$kind, false>>(scale, a, b, write, c) },
+                InstructionSet::Portable => unsafe { rows::<Plain<$kind, false>>(a, b, finish, c) },
                 // SAFETY: as above, and a set other than the portable one is only ever chosen where the machine has it.
                 #[cfg(target_arch = "x86_64")]
-                InstructionSet::Avx2 => unsafe { avx2(scale, a, b, write, c) },
+                InstructionSet::Avx2 => unsafe { avx2(a, b, finish, c) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
-                InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => unsafe { avx512(scale, a, b, write, c) },
+                InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => unsafe { avx512(a, b, finish, c) },
                 #[cfg(not(target_arch = "x86_64"))]
                 InstructionSet::Avx2 | InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
                     unreachable!("an instruction set of another architecture")
@@ -117,15 +116,15 @@ macro_rules! in_place {
 in_place!(of_f32, f32);
 in_place!(of_bf16, bf16);
 
-/// `c (+)= a · b` with a left operand of bf16, too, by the instruction for pairs.
+/// `c (+)= scale · a · b (+ bias)` with a left operand of bf16, too, by the instruction for pairs.
 ///
 /// # Safety
 /// The machine must have [`InstructionSet::Avx512Bf16`], and nobody else may touch these elements of `c` meanwhile.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16,avx2,fma")]
-pub(super) unsafe fn of_pairs(a: View<'_, bf16>, b: View<'_, bf16>, write: Into, c: Target<'_>) {
+pub(super) unsafe fn of_pairs(a: View<'_, bf16>, b: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
     // SAFETY: the caller vouches for `c` and the machine.
-    unsafe { rows::<avx512::PairSums>(1.0, a, b, write, c) }
+    unsafe { rows::<avx512::PairSums>(a, b, finish, c) }
 }
 
 /// The columns of `b` a tile at a time, and for each the rows of `a`.
@@ -133,13 +132,13 @@ pub(super) unsafe fn of_pairs(a: View<'_, bf16>, b: View<'_, bf16>, write: Into,
 /// # Safety
 /// The machine must have the instructions of `L`, and nobody else may touch these elements of `c` meanwhile.
 #[inline(always)]
-unsafe fn rows<L: Lanes>(scale: f32, a: View<'_, L::Left>, b: View<'_, L::Right>, write: Into, c: Target<'_>) {
-    assert!(a.columns == b.rows && a.column_stride == 1 && b.row_stride == 1, "operands that lie contiguously");
-    let whole = b.columns / TILE * TILE;
+unsafe fn rows<L: Lanes>(a: View<'_, L::Left>, b: View<'_, L::Right>, finish: Finish<'_>, c: Target<'_>) {
+    assert!(a.columns() == b.rows() && a.column_stride() == 1 && b.row_stride() == 1, "operands that lie contiguously");
+    let whole = b.columns() / TILE * TILE;
     // SAFETY: the caller vouches for `c` and the machine.
     unsafe {
-        (0..whole).step_by(TILE).for_each(|column| columns::<L, TILE>(scale, a, b, column, write, c));
-        (whole..b.columns).for_each(|column| columns::<L, 1>(scale, a, b, column, write, c));
+        (0..whole).step_by(TILE).for_each(|column| columns::<L, TILE>(a, b, column, finish, c));
+        (whole..b.columns()).for_each(|column| columns::<L, 1>(a, b, column, finish, c));
     }
 }
 
@@ -149,21 +148,20 @@ unsafe fn rows<L: Lanes>(scale: f32, a: View<'_, L::Left>, b: View<'_, L::Right>
 /// As for [`rows`].
 #[inline(always)]
 unsafe fn columns<L: Lanes, const N: usize>(
-    scale: f32,
     a: View<'_, L::Left>,
     b: View<'_, L::Right>,
     column: usize,
-    write: Into,
+    finish: Finish<'_>,
     c: Target<'_>,
 ) {
-    for row in (0..a.rows).step_by(TILE) {
+    for row in (0..a.rows()).step_by(TILE) {
         // SAFETY: the caller vouches for `c` and the machine.
         unsafe {
-            match a.rows - row {
-                1 => tile::<L, 1, N>(scale, a, b, [row, column], write, c),
-                2 => tile::<L, 2, N>(scale, a, b, [row, column], write, c),
-                3 => tile::<L, 3, N>(scale, a, b, [row, column], write, c),
-                _ => tile::<L, TILE, N>(scale, a, b, [row, column], write, c),
+            match a.rows() - row {
+                1 => tile::<L, 1, N>(a, b, [row, column], finish, c),
+                2 => tile::<L, 2, N>(a, b, [row, column], finish, c),
+                3 => tile::<L, 3, N>(a, b, [row, column], finish, c),
+                _ => tile::<L, TILE, N>(a, b, [row, column], finish, c),
             }
         }
     }
@@ -175,25 +173,24 @@ unsafe fn columns<L: Lanes, const N: usize>(
 /// As for [`rows`].
 #[inline(always)]
 unsafe fn tile<L: Lanes, const M: usize, const N: usize>(
-    scale: f32,
     a: View<'_, L::Left>,
     b: View<'_, L::Right>,
     [row, column]: [usize; 2],
-    write: Into,
+    finish: Finish<'_>,
     c: Target<'_>,
 ) {
-    let lefts: [_; M] = std::array::from_fn(|m| a.values[(row + m) * a.row_stride..][..a.columns].as_ptr());
-    let rights: [_; N] = std::array::from_fn(|n| b.values[(column + n) * b.column_stride..][..b.rows].as_ptr());
+    let lefts: [_; M] = std::array::from_fn(|m| a.row(row + m).as_ptr());
+    let rights: [_; N] = std::array::from_fn(|n| b.transposed().row(column + n).as_ptr());
     let mut sums = [[L::zero(); N]; M];
-    let whole = a.columns / L::WIDTH * L::WIDTH;
-    // SAFETY: each slice was seen to hold `a.columns` values; the caller vouches for the machine.
+    let whole = a.columns() / L::WIDTH * L::WIDTH;
+    // SAFETY: each slice was seen to hold `a.columns()` values; the caller vouches for the machine.
     unsafe {
         for index in (0..whole).step_by(L::WIDTH) {
             let left = lefts.map(|left| L::left(left.add(index)));
             let right = rights.map(|right| L::right(right.add(index)));
             add(&mut sums, left, right);
         }
-        let count = a.columns - whole;
+        let count = a.columns() - whole;
         if count > 0 {
             let left = lefts.map(|left| L::left_part(left.add(whole), count));
             let right = rights.map(|right| L::right_part(right.add(whole), count));
@@ -204,7 +201,8 @@ unsafe fn tile<L: Lanes, const M: usize, const N: usize>(
         // SAFETY: the caller vouches for the machine.
         let totals = sums.map(|sum| unsafe { sum.total() });
         // SAFETY: the caller vouches for these elements.
-        store(unsafe { c.row(row, column..column + N) }, &totals, scale, write);
+        let target = unsafe { c.row(row, column..column + N) };
+        finish.of_columns(column..column + N).row(&totals, target);
     }
 }
 

@@ -2,7 +2,8 @@
 
 use half::bf16;
 
-use super::super::{Element, FEW_ROWS, InstructionSet, Into, Target, View};
+use super::super::{Element, Finish, InstructionSet, Into, Target, View};
+use crate::ops::FEW_ROWS;
 
 const SHAPES: [[usize; 2]; 9] = [[1, 1], [3, 7], [4, 8], [5, 31], [7, 16], [9, 65], [33, 100], [2, 0], [6, 1000]];
 /// Values of a border, which nobody may read or write.
@@ -20,7 +21,7 @@ fn check<A: Element, B: Element>(
     of_left: fn(f32) -> A,
     of_right: fn(f32) -> B,
     scale: f32,
-    kernel: impl Fn(View<'_, A>, View<'_, B>, Into, Target<'_>),
+    kernel: impl Fn(View<'_, A>, View<'_, B>, Finish<'_>, Target<'_>),
 ) {
     for [columns, inner] in SHAPES {
         let right = poisoned(columns * inner, 2, of_right);
@@ -33,7 +34,7 @@ fn check<A: Element, B: Element>(
             let stride = columns + 1;
             let mut c = vec![0.5; rows * stride];
             let a = View::new(left, rows, inner, inner);
-            kernel(a, b, Into::Add, Target::new(&mut c, stride));
+            kernel(a, b, Finish { scale, bias: None, write: Into::Add }, Target::new(&mut c, stride));
             for (row, found) in c.chunks(stride).enumerate() {
                 for (column, found) in found[..columns].iter().enumerate() {
                     let term = |index: usize| left[row * inner + index].widen() * right[column * inner + index].widen();
@@ -50,13 +51,13 @@ fn check<A: Element, B: Element>(
 fn every_set_computes_the_definition_within_its_borders() {
     for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
         // SAFETY: one thread.
-        check(|x| x, |x| x, 0.5, |a, b, write, c| unsafe { super::of_f32(set, 0.5, a, b, write, c) });
+        check(|x| x, |x| x, 0.5, |a, b, finish, c| unsafe { super::of_f32(set, a, b, finish, c) });
         // SAFETY: one thread.
-        check(|x| x, bf16::from_f32, 2.0, |a, b, write, c| unsafe { super::of_bf16(set, 2.0, a, b, write, c) });
+        check(|x| x, bf16::from_f32, 2.0, |a, b, finish, c| unsafe { super::of_bf16(set, a, b, finish, c) });
         #[cfg(target_arch = "x86_64")]
         if set == InstructionSet::Avx512Bf16 {
             // SAFETY: one thread, and the machine has the set.
-            check(bf16::from_f32, bf16::from_f32, 1.0, |a, b, write, c| unsafe { super::of_pairs(a, b, write, c) });
+            check(bf16::from_f32, bf16::from_f32, 1.0, |a, b, finish, c| unsafe { super::of_pairs(a, b, finish, c) });
         }
     }
 }
@@ -73,7 +74,15 @@ fn a_row_does_not_depend_on_its_company() {
         let a = View::new(&left[rows.start * INNER..], rows.len(), INNER, INNER);
         let b = View::new(&right, COLUMNS, INNER, INNER).transposed();
         // SAFETY: one thread.
-        unsafe { super::of_f32(set, 1.0, a, b, Into::Replace, Target::new(&mut c, COLUMNS)) };
+        unsafe {
+            super::of_f32(
+                set,
+                a,
+                b,
+                Finish { scale: 1.0, bias: None, write: Into::Replace },
+                Target::new(&mut c, COLUMNS),
+            )
+        };
         c
     };
     for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
