@@ -15,6 +15,7 @@ mod lock;
 mod logs;
 mod plan;
 mod plot;
+mod profiles;
 mod progress;
 mod remote;
 mod render;

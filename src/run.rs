@@ -13,11 +13,12 @@ use engine::plan::Plan;
 use engine::protocol::{Network, WorkerEvent};
 use engine::publish::OnChanged;
 use engine::remote::RemoteSettings;
-use engine::run::{Conclusion, Counts, OnFailure, RunEvent, RunOptions, RunOutcome, StageOutcome, State};
+use engine::run::{Conclusion, Counts, OnFailure, Profiling, RunEvent, RunOptions, RunOutcome, StageOutcome, State};
 use engine::stage::{Registry, Stage as _};
 use serde_json::{Map, Value, json};
 use stages::generate::{self, Generate};
 
+use crate::profiles::Profiles;
 use crate::progress::{Progress, Screen, Verbosity};
 use crate::remote::RemoteArgs;
 use crate::render::{self, Exit, Failure, Message};
@@ -66,6 +67,9 @@ pub struct RunArgs {
     /// Go out to no hub: what is not on this machine, or in the shared cache, is an error that names it.
     #[arg(long)]
     offline: bool,
+    /// Record where the time of each stage that runs goes: a table per kernel, and a trace.
+    #[arg(long)]
+    profile: bool,
     #[command(flatten)]
     remote: RemoteArgs,
     /// Send what this run makes to the shared cache, whatever the file says.
@@ -116,17 +120,23 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
         told.reports.extend(answers_before(outcome, &plan, &home, &args.file)?);
     }
     told.reports.sort_by_key(|(stage, _)| plan.stages.iter().position(|planned| planned.id == *stage));
+    let profiles = ended.as_ref().ok().map(|outcome| Profiles::of(outcome, &plan, args.profiling()));
     let outcome = ended.map_err(|error| Failure::run(error, plan.sources))?;
     for failure in &told.failures {
         render::message(&failure.message);
     }
     let exit = exit(&outcome, &told.failures);
     if global.verbosity() > Verbosity::Quiet {
+        profiles.iter().for_each(Profiles::tell);
         terminal::tell_line(summary(&outcome, exit, began));
     }
     let printed = match args.format {
-        Format::Json => crate::print_json(&outcome_json(&outcome, &told, began)),
-        Format::Text => reports(&told.reports),
+        Format::Json => {
+            let mut value = outcome_json(&outcome, &told, began);
+            value["profiles"] = json!(profiles.as_ref().map(Profiles::json));
+            crate::print_json(&value)
+        }
+        Format::Text => reports(&told.reports).and_then(|()| Ok(profiles.as_ref().map_or(Ok(()), Profiles::print)?)),
     };
     Failure::after(exit, printed)
 }
@@ -185,6 +195,11 @@ impl RunArgs {
         Ok(settings.map(|settings| RemoteSettings { push: (settings.push || self.push) && !self.smoke, ..settings }))
     }
 
+    /// Of which stages it is recorded where their time goes.
+    fn profiling(&self) -> Profiling {
+        if self.profile { Profiling::All } else { Profiling::AsFiled }
+    }
+
     fn options(&self, plan: &Plan) -> Result<RunOptions, Failure> {
         Ok(RunOptions {
             on_failure: if self.keep_going { OnFailure::KeepGoing } else { OnFailure::Stop },
@@ -199,6 +214,7 @@ impl RunArgs {
             },
             on_changed_target: if self.overwrite { OnChanged::Overwrite } else { OnChanged::Refuse },
             remote: self.shared_cache(plan)?,
+            profile: self.profiling(),
             ..RunOptions::default()
         })
     }

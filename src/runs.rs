@@ -4,6 +4,7 @@ mod compare;
 mod diff;
 mod export;
 mod ls;
+mod profile;
 mod provenance;
 mod rm;
 mod show;
@@ -33,6 +34,7 @@ pub struct RunsArgs {
 enum RunsCommand {
     Ls(ls::LsArgs),
     Show(show::ShowArgs),
+    Profile(profile::ProfileArgs),
     Compare(compare::CompareArgs),
     Diff(diff::DiffArgs),
     Rm(rm::RmArgs),
@@ -46,6 +48,7 @@ pub fn run(args: &RunsArgs, global: &Global) -> Result<(), Failure> {
     match &args.command {
         RunsCommand::Ls(args) => ls::run(args, global),
         RunsCommand::Show(args) => show::run(args, global),
+        RunsCommand::Profile(args) => profile::run(args, global),
         RunsCommand::Compare(args) => compare::run(args, global),
         RunsCommand::Diff(args) => diff::run(args, global),
         RunsCommand::Rm(args) => rm::run(args, global),

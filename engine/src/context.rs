@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cache::{Digest, Store, StoreError, Tree, Verify};
+use profile::Profile;
 use serde_json::{Map, Value};
 
 use crate::artifact::{ARTIFACT_FILE, Description, Facts};
@@ -16,7 +17,7 @@ use crate::execute::private_paths::PrivatePaths;
 use crate::history::stage_folder;
 use crate::parameter::{ArtifactKind, Input, Reference};
 use crate::pin::Pinned;
-use crate::protocol::{FileGrant, Job, Network, StoredOutput, WorkerEvent};
+use crate::protocol::{FileGrant, Job, Network, ProfileRequest, StoredOutput, WorkerEvent};
 
 mod reuse;
 
@@ -76,6 +77,7 @@ pub struct StageContext {
     outputs: BTreeMap<String, StoredOutput>,
     how: Map<String, Value>,
     last_progress: Option<Instant>,
+    profile: Profile,
 }
 
 impl StageContext {
@@ -91,6 +93,7 @@ impl StageContext {
                 .or_fail(Cause::Machine, || format!("cannot create folder `{}`", folder.display()))?;
         }
         let private = PrivatePaths::of(&job);
+        let profile = job.profile.map_or(Profile::OFF, |_| Profile::recording());
         Ok(Self {
             job,
             store,
@@ -101,6 +104,7 @@ impl StageContext {
             outputs: BTreeMap::new(),
             how: Map::new(),
             last_progress: None,
+            profile,
         })
     }
 
@@ -122,6 +126,7 @@ impl StageContext {
         }
         let grant = &self.job.inputs[&name];
         let folder = self.job.inputs_folder.join(stage_folder(&name));
+        let _phase = self.profile.phase("open input");
         self.store.link_folder(&grant.tree, &folder, Verify::Contents).map_err(stored)?;
         let description = read_description(&folder)?;
         let artifact = Artifact { folder, description };
@@ -157,6 +162,7 @@ impl StageContext {
     /// Fails where the disk refuses.
     pub fn seal(&mut self, draft: Draft, facts: Facts, identity: Option<Digest>) -> Result<(), StageError> {
         let Draft { output, folder } = draft;
+        let _phase = self.profile.phase("seal output");
         let kind = self.declared_kind(&output)?;
         // A file of an earlier attempt or of a copied artefact must not take part in the identity.
         let description_file = folder.join(ARTIFACT_FILE);
@@ -164,7 +170,9 @@ impl StageContext {
             fs::remove_file(&description_file)
                 .or_fail(Cause::Machine, || format!("cannot remove `{}`", description_file.display()))?;
         }
+        let hashing = self.profile.phase("hash output");
         let mut tree = Tree::of_folder(&folder).map_err(stored)?;
+        drop(hashing);
         let identity = identity.unwrap_or_else(|| tree.identity());
         let description = Description { format: ARTIFACT_FORMAT, kind: kind.clone(), identity, facts: facts.clone() };
         let mut text = serde_json::to_string_pretty(&description).expect("a description is plain data");
@@ -172,7 +180,9 @@ impl StageContext {
         fs::write(&description_file, text)
             .or_fail(Cause::Machine, || format!("cannot write `{}`", description_file.display()))?;
         tree.add_file(&folder, ARTIFACT_FILE).map_err(stored)?;
+        let storing = self.profile.phase("flush output and move it into the store");
         let tree = self.store.add_tree(&folder, &tree).map_err(stored)?;
+        drop(storing);
         self.outputs.insert(output, StoredOutput { kind, tree, identity, facts });
         Ok(())
     }
@@ -225,6 +235,15 @@ impl StageContext {
     /// How many threads to use.
     pub fn threads(&self) -> usize {
         self.job.threads
+    }
+
+    /// Records where the time goes, where that was asked for.
+    pub fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    pub(crate) fn profile_request(&self) -> Option<ProfileRequest> {
+        self.job.profile
     }
 
     /// The stage's id, for messages.

@@ -111,6 +111,8 @@ pub struct PlannedStage {
     pub retries: Retries,
     /// How long it may take.
     pub timeout: Option<Duration>,
+    /// Whether the file asks where its time goes.
+    pub profile: bool,
     /// Whether it does less than the file says, so that its result must not serve a real run.
     pub smoke: bool,
     /// What a run is to do about it.

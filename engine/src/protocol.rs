@@ -52,6 +52,19 @@ pub struct Job {
     pub key: Digest,
     /// How many threads to use.
     pub threads: usize,
+    /// Where the time goes is to be recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<ProfileRequest>,
+}
+
+/// What a stage's trace needs to be part of the run's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProfileRequest {
+    /// The moment that times count from, in microseconds since 1970.
+    pub origin_unix_micros: u64,
+    /// The number of the stage's process in the trace.
+    pub process: u32,
 }
 
 /// Whether stages may go out for what they read.

@@ -117,6 +117,11 @@ fn stage_key(key: &str) -> Value {
             "description": "How often it is tried again after a failure that may pass, or when and how often.",
         }),
         "timeout" => json!({ "$ref": "#/$defs/timeout", "description": "How long it may take, such as `12h`." }),
+        "profile" => or_reference(json!({
+            "type": "boolean",
+            "default": false,
+            "description": "Record where its time goes: a table per kernel, and a trace.",
+        })),
         "matrix" => json!({
             "type": "object",
             "description": "One child of this stage for each combination of these values, by the path of a parameter: `lora.rank: [4, 8]`.",

@@ -154,6 +154,7 @@ impl TestBench {
             staging: staging.path().to_owned(),
             working: self.working::<S>(),
             run_folder: self.run_folder::<S>(),
+            profile: None,
             key: Digest::of(b"test bench"),
             threads: self.threads,
         };

@@ -12,6 +12,8 @@
 //! - Shapes that do not fit are a bug of the caller: a set may panic. Only the device's own failures are errors.
 //! - Sums run in a fixed order: equal inputs give equal bits on the same machine.
 
+use profile::Profile;
+
 use crate::batch::Documents;
 use crate::random::DropoutMask;
 
@@ -27,10 +29,6 @@ pub struct KernelError {
     #[source]
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
-
-/// Products of up to so many rows may be summed in another order than those of more. Within each of the two kinds a row's bits do not
-/// depend on how many there are.
-pub const FEW_ROWS: usize = 16;
 
 /// The result of an operation.
 pub type Result<T = ()> = std::result::Result<T, KernelError>;
@@ -225,6 +223,12 @@ pub trait Ops: Send + Sync + 'static {
     /// The set, its instruction set or device, compute type and threads, in words for a log.
     fn describe(&self) -> String;
 
+    /// Where it is recorded what takes how long.
+    fn profile(&self) -> &Profile {
+        static OFF: Profile = Profile::OFF;
+        &OFF
+    }
+
     // Memory.
 
     /// A tensor of these values, `rows × columns` of them.
@@ -251,8 +255,6 @@ pub trait Ops: Send + Sync + 'static {
     fn refresh(&self, weight: &mut Self::Weight, values: &Self::Tensor) -> Result;
     /// A number that changes with every change of a single value of the weight, and by all odds with any other.
     fn fingerprint(&self, weight: &Self::Weight) -> Result<u64>;
-    /// The bytes of a prepared weight that a product reads.
-    fn weight_bytes(&self, weight: &Self::Weight) -> u64;
 
     // Rows and columns.
 

@@ -81,6 +81,8 @@ fn json(recorded: &Recorded) -> Value {
         "stages": stages.collect::<Vec<_>>(),
         "failures": recorded.stages.iter().filter_map(failed).collect::<Vec<_>>(),
         "published": recorded.published,
+        "traces": recorded.traces(),
+        "profiled": profiled(recorded),
     })
 }
 
@@ -112,7 +114,21 @@ fn print(out: &mut dyn Write, recorded: &Recorded) -> io::Result<()> {
             }
         }
     }
+    let profiled = profiled(recorded);
+    if !profiled.is_empty() {
+        let run = &recorded.summary.run;
+        writeln!(out, "\nwhere the time of {} went: `pipeline runs profile {run}`", profiled.join(", "))?;
+    }
+    for trace in recorded.traces() {
+        writeln!(out, "trace: {}", words::path(&trace))?;
+    }
     Ok(())
+}
+
+/// The stages of which it was recorded where their time went.
+fn profiled(recorded: &Recorded) -> Vec<&str> {
+    let ids = recorded.stages.iter().map(|stage| stage.summary.stage.as_str());
+    ids.filter(|id| recorded.profile(id).is_some()).collect()
 }
 
 /// Which run it is, how it stands, and where it ran.

@@ -23,6 +23,7 @@ fn job(folder: &Path) -> Job {
         staging: folder.join("store/staging/mine"),
         working: folder.join("working"),
         run_folder: folder.join("run"),
+        profile: None,
         key: Digest::of(b"key"),
         threads: 1,
     }

@@ -7,6 +7,7 @@ pub mod death_pipe;
 pub mod executor;
 pub mod local;
 pub(crate) mod private_paths;
+mod recording;
 pub mod stage_process;
 
 pub use executor::{Ending, Executor, Exit, Launch, Message, Process, StartError, Stop};

@@ -14,6 +14,7 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction
 
 use super::death_pipe;
 use super::private_paths::PrivatePaths;
+use super::recording::Recorder;
 use crate::context::{CANCELLED, Outcome, StageContext, Voice, damaged_object, say};
 use crate::error::{Cause, OrFail, StageError, chain};
 use crate::file::tree::Node;
@@ -52,8 +53,13 @@ fn run(registry: &Registry, path: &Path, private: &mut PrivatePaths) -> Result<O
     *private = PrivatePaths::of(&job);
     let bound = bind(registry, &job)?;
     let mut context = StageContext::new(job, Voice::Protocol)?;
-    bound.run(&mut context)?;
-    context.finish()
+    let recording = Recorder::of(&context);
+    let ended = bound.run(&mut context).and_then(|()| context.finish());
+    // Also that of a stage that failed; and a profile that cannot be written is no reason to fail.
+    if let Some(Err(error)) = recording.map(Recorder::write) {
+        say(&WorkerEvent::Warning { message: format!("cannot write the profile: {error}") });
+    }
+    ended
 }
 
 fn bind(registry: &Registry, job: &Job) -> Result<Box<dyn BoundStage>, StageError> {

@@ -14,7 +14,8 @@ use crate::suggest;
 pub const COMMAND_LINE: &str = "command line";
 
 /// Keys of a stage itself; every other path of an override goes below its `with:`.
-pub const STAGE_KEYS: [&str; 8] = ["uses", "with", "needs", "resources", "retries", "timeout", "matrix", "when"];
+pub const STAGE_KEYS: [&str; 9] =
+    ["uses", "with", "needs", "resources", "retries", "timeout", "profile", "matrix", "when"];
 
 /// What a value begins with that is read as YAML.
 const YAML: [char; 4] = ['[', '{', '"', '\''];

@@ -34,6 +34,12 @@ pub const JOB_FILE: &str = "job.json";
 /// What a stage's processes printed, in the folder of the stage.
 pub const LOG_FILE: &str = "log";
 
+/// The totals of where the time of a stage's process went, in the folder of the stage.
+pub const PROFILE_FILE: &str = "profile.json";
+
+/// A trace: of the run in its folder, of a stage in the stage's while the run goes on.
+pub const TRACE_FILE: &str = "trace.json";
+
 /// The content of `run.json`: the resolved plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunPlan {

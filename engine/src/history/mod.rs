@@ -16,7 +16,9 @@ mod verify;
 
 pub use archive::{ArchiveError, ArchiveList, ArchivedFile, write_archive};
 pub use events::{EventTail, Events, TimedEvent, Words};
-pub use folder::{JOB_FILE, LOG_FILE, RESULT_FILE, RunFolder, RunInput, RunPlan, RunStage, stage_folder};
+pub use folder::{
+    JOB_FILE, LOG_FILE, PROFILE_FILE, RESULT_FILE, RunFolder, RunInput, RunPlan, RunStage, TRACE_FILE, stage_folder,
+};
 pub use host::Host;
 pub use index::{Found, History, HistoryError, Selection};
 pub use origin::{LookUpError, Origin};

@@ -6,11 +6,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use cache::{Digest, ResultRecord};
+use profile::Summary;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::events::{Events, TimedEvent, Words};
-use super::folder::{JOB_FILE, RESULT_FILE, RunPlan, RunStage, is_alive, stage_folder};
+use super::folder::{JOB_FILE, PROFILE_FILE, RESULT_FILE, RunPlan, RunStage, TRACE_FILE, is_alive, stage_folder};
 use crate::error::Cause;
 use crate::protocol::{Job, StoredOutput, WorkerEvent};
 use crate::run::event::{Conclusion, Counts, RunEvent};
@@ -191,6 +192,18 @@ impl Recorded {
         let text = fs::read(self.stage_folder(stage).join(RESULT_FILE)).ok()?;
         let record: ResultRecord = serde_json::from_slice(&text).ok()?;
         (record.key.result_key() == key).then_some(record)
+    }
+
+    /// Where the time of a stage's process went, where it was recorded.
+    pub fn profile(&self, stage: &str) -> Option<Summary> {
+        serde_json::from_slice(&fs::read(self.stage_folder(stage).join(PROFILE_FILE)).ok()?).ok()
+    }
+
+    /// The trace of the run, or of a stage of a run that goes on or was cut off, where there is one.
+    pub fn traces(&self) -> Vec<PathBuf> {
+        let of_stages = self.stages.iter().map(|stage| self.stage_folder(&stage.summary.stage));
+        let folders = std::iter::once(self.folder.clone()).chain(of_stages);
+        folders.map(|folder| folder.join(TRACE_FILE)).filter(|trace| trace.is_file()).collect()
     }
 
     /// What the process of a stage was told, where one was started.

@@ -43,6 +43,8 @@ pub(super) struct StageEntry {
     pub slot_spans: Vec<(String, Span)>,
     pub retries: Retries,
     pub timeout: Option<Duration>,
+    /// Whether its time is recorded.
+    pub profile: bool,
     /// What it is swept over, in the file.
     pub matrix: Option<Node>,
     /// Where the file says that it is left out.
@@ -151,6 +153,7 @@ pub(super) fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
         slot_spans: Vec::new(),
         retries: Retries::default(),
         timeout: None,
+        profile: false,
         matrix: None,
         left_out: None,
     };
@@ -168,6 +171,7 @@ pub(super) fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
     stage.retries = fields.or_default("retries", &Limits::NONE, Retries::default).unwrap_or_default();
     let timeout = fields.required::<Option<Period>>("timeout", &Limits::NONE).flatten();
     stage.timeout = timeout.map(|period| period.0);
+    stage.profile = fields.or_default("profile", &Limits::NONE, || false).unwrap_or_default();
     if let Some(Some(Anything(matrix))) = fields.required::<Option<Anything>>("matrix", &Limits::NONE) {
         // One whose last axis was taken away on the command line is none.
         let taken_away = matches!(&matrix.value, Value::Map(axes) if !axes.is_empty() && axes.iter().all(|axis| axis.value.value == Value::Null));

@@ -191,6 +191,7 @@ fn planned(stage: StageEntry, bound: Bound) -> PlannedStage {
         resources: stage.resources,
         retries: stage.retries,
         timeout: stage.timeout,
+        profile: stage.profile,
         smoke: false,
         wanted: Wanted::default(),
         span: stage.with.span,

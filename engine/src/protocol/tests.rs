@@ -212,6 +212,7 @@ fn a_job_fits_the_schema() {
         staging: "/home/store/staging/1".into(),
         working: "/home/store/partial/1".into(),
         run_folder: "/home/runs/1/tokens".into(),
+        profile: Some(ProfileRequest { origin_unix_micros: 1_700_000_000_000_000, process: 2 }),
         key: digest(),
         threads: 2,
     };

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use cache::Staging;
 
+use super::outcome::Profiling;
 use super::scheduler::Scheduler;
 use crate::context::stored;
 use crate::error::StageError;
-use crate::protocol::{InputGrant, Job, PROTOCOL};
+use crate::protocol::{InputGrant, Job, PROTOCOL, ProfileRequest};
 
 impl Scheduler<'_> {
     /// The job of a stage whose key is known.
@@ -49,6 +50,14 @@ impl Scheduler<'_> {
             run_folder,
             key: keyed.key,
             threads,
+            profile: self.profile_request(stage),
         })
+    }
+
+    /// What is to be recorded of a stage's time.
+    fn profile_request(&self, stage: usize) -> Option<ProfileRequest> {
+        let planned = &self.plan.stages[stage];
+        let asked = planned.profile || self.options.profile == Profiling::All;
+        self.timeline.as_ref().filter(|_| asked).map(|timeline| timeline.request(&planned.id))
     }
 }

@@ -26,10 +26,11 @@ mod signals;
 mod stage_run;
 mod state;
 mod stopping;
+mod timeline;
 
 pub use enter::run;
 pub use error::{MemoryMissing, RunError};
 pub use event::{Compared, Conclusion, Counts, RunEvent, WaitsFor};
-pub use outcome::{Failure, OnFailure, RunOptions, RunOutcome, StageOutcome};
+pub use outcome::{Failure, OnFailure, Profiling, RunOptions, RunOutcome, StageOutcome};
 pub use require::missing_memory;
 pub use state::State;

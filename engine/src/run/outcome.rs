@@ -35,6 +35,8 @@ pub struct RunOptions {
     pub on_changed_target: OnChanged,
     /// Where results are shared.
     pub remote: Option<RemoteSettings>,
+    /// Of which stages it is recorded where their time goes.
+    pub profile: Profiling,
     /// How long a stage that was asked to stop has to save its working state.
     pub grace: Duration,
 }
@@ -50,6 +52,7 @@ impl Default for RunOptions {
             network: Network::default(),
             on_changed_target: OnChanged::default(),
             remote: None,
+            profile: Profiling::default(),
             grace: Duration::from_secs(10),
         }
     }
@@ -63,6 +66,16 @@ pub enum OnFailure {
     Stop,
     /// Everything that does not depend on the failed stage goes on.
     KeepGoing,
+}
+
+/// Of which stages it is recorded where their time goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Profiling {
+    /// Of those whose entry in the file says `profile: true`.
+    #[default]
+    AsFiled,
+    /// Of all that run.
+    All,
 }
 
 /// What came out of a run.

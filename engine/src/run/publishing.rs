@@ -23,6 +23,7 @@ impl Scheduler<'_> {
             let (store, publisher, on_changed) =
                 (self.store.clone(), self.publisher.clone(), self.options.on_changed_target);
             self.publishing += 1;
+            self.timeline.iter_mut().for_each(|timeline| timeline.begin(&wanted.stage, "publish"));
             thread::spawn(move || {
                 let copy = AssertUnwindSafe(|| publish(&store, &tree, &identity, &target, on_changed));
                 // The loop waits for this message; without it a defect would be a run that never ends.

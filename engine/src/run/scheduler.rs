@@ -10,11 +10,12 @@ use tokio::time::sleep_until;
 
 use super::elsewhere::Elsewhere;
 use super::event::{Conclusion, Counts, RunEvent};
-use super::outcome::{Failure, OnFailure, RunOptions, RunOutcome, StageOutcome};
+use super::outcome::{Failure, OnFailure, Profiling, RunOptions, RunOutcome, StageOutcome};
 use super::priority::by_longest_chain;
 use super::signals::Signals;
 use super::stage_run::{PublishEnd, StageRun, stage_runs};
 use super::state::{State, Stopping};
+use super::timeline::Timeline;
 use crate::error::Cause;
 use crate::execute::{Executor, Exit, Message};
 use crate::history::{History, RunFolder};
@@ -55,6 +56,8 @@ pub(super) struct Scheduler<'a> {
     pub publish_failed: bool,
     /// The shared cache.
     pub elsewhere: Elsewhere,
+    /// Where the time goes, where that is recorded of some stage.
+    pub timeline: Option<Timeline>,
 }
 
 impl<'a> Scheduler<'a> {
@@ -71,6 +74,7 @@ impl<'a> Scheduler<'a> {
     ) -> Self {
         let (messages, heard) = unbounded_channel();
         let (publisher, published) = unbounded_channel();
+        let is_profiled = options.profile == Profiling::All || plan.stages.iter().any(|stage| stage.profile);
         let cores = options.threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, Into::into)).max(1);
         Self {
             plan,
@@ -94,6 +98,7 @@ impl<'a> Scheduler<'a> {
             publishing: 0,
             publish_failed: false,
             elsewhere: Elsewhere::new(options.remote.clone(), plan),
+            timeline: is_profiled.then(|| Timeline::new(plan)),
         }
     }
 
@@ -133,6 +138,9 @@ impl<'a> Scheduler<'a> {
     pub fn tell(&mut self, event: RunEvent) {
         // A full disk fails the stages themselves; it must not keep the loop from stopping them in order.
         let _ = self.recorder.append(&event);
+        if let Some(timeline) = &mut self.timeline {
+            timeline.hear(&event);
+        }
         (self.observer)(&event);
     }
 
@@ -275,6 +283,10 @@ impl<'a> Scheduler<'a> {
         };
         self.tell(RunEvent::RunFinished { conclusion, counts, seconds: took.as_secs_f64() });
         let folder = self.recorder.path().to_owned();
+        if let Some(timeline) = &self.timeline {
+            // What the stages recorded is beside it, and a trace that cannot be written changes no result.
+            let _ = timeline.write(&self.plan.name, &folder);
+        }
         let stages = self.stages.into_iter().map(|stage| StageOutcome {
             stage: stage.id,
             state: stage.state,

@@ -8,7 +8,9 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::product::{Target, View};
+#[cfg(target_arch = "x86_64")]
+use super::product::Pairs;
+use super::product::{FEW_ROWS, Target, View};
 use super::weight::{round, round_within_f32};
 use super::{Cpu, InstructionSet, Tensor};
 use crate::ops::Compute;
@@ -18,9 +20,9 @@ use crate::ops::Compute;
 pub(super) enum Operand<'a> {
     /// In f32, rounded to values of bf16 where that is computed in.
     F32(View<'a>),
-    /// In pairs of bf16: element `2p` of a row in the lower half of its word `p`, an odd row padded with zero.
+    /// In pairs of bf16.
     #[cfg(target_arch = "x86_64")]
-    Pairs(View<'a, u32>),
+    Pairs(Pairs<'a>),
 }
 
 /// How operands lie in an [`OperandBuffer`].
@@ -53,8 +55,7 @@ impl OperandBuffer {
             Form::Pairs => {
                 // SAFETY: every bit pattern is a value of both types, which are of one size.
                 let (_, words, _) = unsafe { self.words.values().align_to::<u32>() };
-                let (rows, width) = (self.words.rows(), self.words.columns());
-                Operand::Pairs(View::new(words, rows, width, width))
+                Operand::Pairs(Pairs::new(words, self.words.rows(), self.words.columns()))
             }
             #[cfg(not(target_arch = "x86_64"))]
             Form::Pairs => unreachable!("a form of another architecture"),
@@ -110,7 +111,7 @@ impl OperandTarget<'_> {
 impl Cpu {
     /// An operand for products with weights.
     pub(super) fn operand<'a>(&self, x: View<'a>, buffer: &'a mut OperandBuffer) -> Operand<'a> {
-        match self.form() {
+        match self.form(x.rows()) {
             Form::F32 => Operand::F32(x),
             Form::Rounded | Form::Pairs => {
                 let target = self.operand_target(x.rows(), x.columns(), buffer);
@@ -160,17 +161,17 @@ impl Cpu {
         columns: usize,
         buffer: &'a mut OperandBuffer,
     ) -> OperandTarget<'a> {
-        let form = self.form();
+        let form = self.form(rows);
         let width = if form == Form::Pairs { columns.div_ceil(2) } else { columns };
         buffer.words.reshape(&self.buffers, rows, width);
         (buffer.form, buffer.columns) = (form, columns);
         OperandTarget { set: self.set, form, columns, words: buffer.words.target(), owner: PhantomData }
     }
 
-    fn form(&self) -> Form {
+    fn form(&self, rows: usize) -> Form {
         match self.compute {
             Compute::F32 => Form::F32,
-            Compute::Bf16 if self.set == InstructionSet::Avx512Bf16 => Form::Pairs,
+            Compute::Bf16 if self.set == InstructionSet::Avx512Bf16 && rows > FEW_ROWS => Form::Pairs,
             Compute::Bf16 => Form::Rounded,
         }
     }

@@ -101,6 +101,7 @@ impl Scratch {
             staging: staging.path().to_owned(),
             working: own.join("working"),
             run_folder: own.join("run"),
+            profile: None,
             threads: threads.unwrap_or(job.threads),
             ..job.clone()
         };

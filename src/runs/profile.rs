@@ -1,0 +1,58 @@
+//! `pipeline runs profile`: where the time of a past run's stages went.
+
+use std::io;
+
+use clap::Args;
+use engine::history::Words;
+use serde_json::json;
+
+use super::{LATEST, Past, stage_of};
+use crate::render::Failure;
+use crate::{Format, Global, profiles, words};
+
+/// Show where the time of a run's stages went, of those that were run with `--profile` or `profile: true`.
+#[derive(Args)]
+pub struct ProfileArgs {
+    /// The run.
+    #[arg(default_value = LATEST)]
+    run: String,
+    /// A stage of it.
+    stage: Option<String>,
+    /// How to print the result.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// Prints the tables.
+pub fn run(args: &ProfileArgs, global: &Global) -> Result<(), Failure> {
+    let past = Past::open(global)?;
+    let summary = past.find(&args.run)?;
+    let recorded = past.recorded(&summary.run, Words::Skip)?;
+    let stages = match &args.stage {
+        Some(id) => vec![stage_of(&recorded, id)?],
+        None => recorded.stages.iter().collect(),
+    };
+    let ids = stages.iter().map(|stage| stage.summary.stage.as_str());
+    let profiles: Vec<_> = ids.filter_map(|id| Some((id, recorded.profile(id)?))).collect();
+    if profiles.is_empty() {
+        let message = match &args.stage {
+            Some(stage) => format!("stage `{stage}` was not profiled in run {}", summary.run),
+            None => format!("no stage was profiled in run {}", summary.run),
+        };
+        let again = words::path(&summary.file);
+        return Err(Failure::wrong(message).with_help(format!(
+            "`pipeline run {again} --profile --force` runs it again and records where its time goes"
+        )));
+    }
+    if args.format == Format::Json {
+        let stages = profiles.iter().map(|(stage, profile)| json!({ "stage": stage, "profile": profile }));
+        let value = json!({ "run": summary.run, "traces": recorded.traces(), "stages": stages.collect::<Vec<_>>() });
+        return crate::print_json(&value);
+    }
+    let out = &mut io::stdout().lock();
+    profiles.iter().try_for_each(|(stage, profile)| profiles::print(out, stage, profile))?;
+    for trace in recorded.traces() {
+        crate::terminal::tell_line(format_args!("trace: {}", words::path(&trace)));
+    }
+    Ok(())
+}
