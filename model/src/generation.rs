@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::adapter::Projection;
 use crate::blocks::Blocks;
 use crate::decoder::Decoder;
 use crate::ops::KernelError;
@@ -402,17 +403,15 @@ impl<'a> Growing<'a> {
 }
 
 impl<B: Blocks> Decoder<B> {
-    /// Weights that a step of generation reads, whatever the number of sequences: every projection, with its adapter, and the
-    /// output matrix. Of the embedding a step reads a few rows, and norms are small; neither counts.
-    pub fn weights_per_step(&self) -> u64 {
-        let matrices = self.projections().into_iter().filter(|projection| projection.path() != "lm_head");
-        let of_layers: usize = matrices
-            .map(|projection| {
-                let (out_features, in_features) = (projection.matrix.out_features, projection.matrix.in_features);
-                let rank = projection.lora.as_ref().map_or(0, |lora| lora.a.shape[0]);
-                out_features * in_features + rank * (out_features + in_features)
-            })
-            .sum();
-        (of_layers + self.config().vocab_size * self.config().hidden_size) as u64
+    /// Bytes of weights that a step of generation reads, whatever the number of sequences: every projection, with its adapter, and
+    /// the output matrix. Of the embedding a step reads a few rows, and norms are small; neither counts.
+    pub fn weight_bytes_per_step(&self) -> u64 {
+        let of_projection = |projection: &Projection<B>| {
+            let (out_features, in_features) = (projection.matrix.out_features, projection.matrix.in_features);
+            let rank = projection.lora.as_ref().map_or(0, |lora| lora.a.shape[0]);
+            self.ops().weight_bytes(&projection.matrix.weight)
+                + (rank * (out_features + in_features) * size_of::<f32>()) as u64
+        };
+        self.projections().into_iter().map(of_projection).sum()
     }
 }

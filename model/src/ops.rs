@@ -30,6 +30,10 @@ pub struct KernelError {
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
+/// Products of up to so many rows may be summed in another order than those of more. Within each of the two kinds a row's bits do not
+/// depend on how many there are.
+pub const FEW_ROWS: usize = 16;
+
 /// The result of an operation.
 pub type Result<T = ()> = std::result::Result<T, KernelError>;
 
@@ -255,6 +259,8 @@ pub trait Ops: Send + Sync + 'static {
     fn refresh(&self, weight: &mut Self::Weight, values: &Self::Tensor) -> Result;
     /// A number that changes with every change of a single value of the weight, and by all odds with any other.
     fn fingerprint(&self, weight: &Self::Weight) -> Result<u64>;
+    /// The bytes of a prepared weight that a product reads.
+    fn weight_bytes(&self, weight: &Self::Weight) -> u64;
 
     // Rows and columns.
 

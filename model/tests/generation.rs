@@ -191,6 +191,6 @@ fn prompts_that_do_not_fit_are_refused_and_effort_is_counted() {
 fn a_step_reads_every_matrix_once() {
     let layer = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 64 * 144;
     for family in ["llama31", "qwen2"] {
-        assert_eq!(load(&golden().join(family)).weights_per_step(), 2 * layer + 320 * 64, "{family}");
+        assert_eq!(load(&golden().join(family)).weight_bytes_per_step(), 4 * (2 * layer + 320 * 64), "{family}");
     }
 }

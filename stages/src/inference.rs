@@ -135,8 +135,8 @@ pub trait Inference {
     /// Size of its vocabulary.
     fn vocab_size(&self) -> usize;
 
-    /// Weights that a step of generation reads, whatever the number of answers that grow together.
-    fn weights_per_step(&self) -> u64;
+    /// Bytes of weights that a step of generation reads, whatever the number of answers that grow together.
+    fn weight_bytes_per_step(&self) -> u64;
 
     /// Scores each target of a batch.
     ///
@@ -160,7 +160,6 @@ pub trait Inference {
 /// A model with what it takes to ask it.
 pub struct Respondent {
     model: Box<dyn Inference>,
-    compute: Compute,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
     options: Options,
@@ -190,7 +189,7 @@ impl Respondent {
         let compute = params.dtype.compute();
         let model = open(&model, adapter.as_ref(), params.kernels, compute, context)?;
         let stop_strings = StopStrings::new(&params.stop_strings);
-        Ok(Self { model, compute, tokenizer, options, stop_strings, effort: Effort::default() })
+        Ok(Self { model, tokenizer, options, stop_strings, effort: Effort::default() })
     }
 
     /// Positions the model has.
@@ -239,11 +238,7 @@ impl Respondent {
 
     /// Bytes of weights that a step of generation reads.
     pub fn weight_bytes_per_step(&self) -> u64 {
-        let bytes_per_weight = match self.compute {
-            Compute::F32 => 4,
-            Compute::Bf16 => 2,
-        };
-        self.model.weights_per_step() * bytes_per_weight
+        self.model.weight_bytes_per_step()
     }
 }
 
@@ -293,8 +288,8 @@ impl<B: Blocks> Inference for Decoder<B> {
         self.config().vocab_size
     }
 
-    fn weights_per_step(&self) -> u64 {
-        Self::weights_per_step(self)
+    fn weight_bytes_per_step(&self) -> u64 {
+        Self::weight_bytes_per_step(self)
     }
 
     fn score(&mut self, batch: &Batch) -> Result<Vec<TargetScore>, StageError> {

@@ -74,6 +74,10 @@ impl Ops for Candle {
         })
     }
 
+    fn weight_bytes(&self, weight: &CandleWeight) -> u64 {
+        (weight.0.elem_count() * weight.0.dtype().size_in_bytes()) as u64
+    }
+
     fn fingerprint(&self, weight: &CandleWeight) -> Result<u64> {
         named("fingerprint", || {
             let values = weight.0.flatten_all()?;

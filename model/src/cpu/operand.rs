@@ -8,9 +8,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-#[cfg(target_arch = "x86_64")]
-use super::product::Pairs;
-use super::product::{FEW_ROWS, Target, View};
+use super::product::{Target, View};
 use super::weight::{round, round_within_f32};
 use super::{Cpu, InstructionSet, Tensor};
 use crate::ops::Compute;
@@ -20,9 +18,9 @@ use crate::ops::Compute;
 pub(super) enum Operand<'a> {
     /// In f32, rounded to values of bf16 where that is computed in.
     F32(View<'a>),
-    /// In pairs of bf16.
+    /// In pairs of bf16: element `2p` of a row in the lower half of its word `p`, an odd row padded with zero.
     #[cfg(target_arch = "x86_64")]
-    Pairs(Pairs<'a>),
+    Pairs(View<'a, u32>),
 }
 
 /// How operands lie in an [`OperandBuffer`].
@@ -55,7 +53,8 @@ impl OperandBuffer {
             Form::Pairs => {
                 // SAFETY: every bit pattern is a value of both types, which are of one size.
                 let (_, words, _) = unsafe { self.words.values().align_to::<u32>() };
-                Operand::Pairs(Pairs::new(words, self.words.rows(), self.words.columns()))
+                let (rows, width) = (self.words.rows(), self.words.columns());
+                Operand::Pairs(View::new(words, rows, width, width))
             }
             #[cfg(not(target_arch = "x86_64"))]
             Form::Pairs => unreachable!("a form of another architecture"),
@@ -111,7 +110,7 @@ impl OperandTarget<'_> {
 impl Cpu {
     /// An operand for products with weights.
     pub(super) fn operand<'a>(&self, x: View<'a>, buffer: &'a mut OperandBuffer) -> Operand<'a> {
-        match self.form(x.rows()) {
+        match self.form() {
             Form::F32 => Operand::F32(x),
             Form::Rounded | Form::Pairs => {
                 let target = self.operand_target(x.rows(), x.columns(), buffer);
@@ -161,17 +160,17 @@ impl Cpu {
         columns: usize,
         buffer: &'a mut OperandBuffer,
     ) -> OperandTarget<'a> {
-        let form = self.form(rows);
+        let form = self.form();
         let width = if form == Form::Pairs { columns.div_ceil(2) } else { columns };
         buffer.words.reshape(&self.buffers, rows, width);
         (buffer.form, buffer.columns) = (form, columns);
         OperandTarget { set: self.set, form, columns, words: buffer.words.target(), owner: PhantomData }
     }
 
-    fn form(&self, rows: usize) -> Form {
+    fn form(&self) -> Form {
         match self.compute {
             Compute::F32 => Form::F32,
-            Compute::Bf16 if self.set == InstructionSet::Avx512Bf16 && rows > FEW_ROWS => Form::Pairs,
+            Compute::Bf16 if self.set == InstructionSet::Avx512Bf16 => Form::Pairs,
             Compute::Bf16 => Form::Rounded,
         }
     }

@@ -118,6 +118,10 @@ impl Ops for Cpu {
         Ok(self.weight_fingerprint(weight))
     }
 
+    fn weight_bytes(&self, weight: &Weight) -> u64 {
+        weight.bytes()
+    }
+
     fn embed(&self, table: &Weight, ids: &[u32], scale: f32, y: &mut Tensor) -> Result {
         let width = table.in_features;
         y.reshape(&self.buffers, ids.len(), width);

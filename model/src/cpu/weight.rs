@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::bf16;
 
+use super::Cpu;
 use super::instructions::multiversion;
 use super::operand::Operand;
-use super::product::{Element, Into, View, ViewMut};
-use super::{Cpu, pointwise};
+use super::product::{Element, Finish, Into, View, ViewMut};
 use crate::fingerprint;
 use crate::ops::Compute;
 
@@ -42,6 +42,14 @@ impl Weight {
             Values::F32(values) => scaled(&values[range], factor, target),
             Values::Bf16(values) => scaled(&values[range], factor, target),
         }
+    }
+
+    /// Its size.
+    pub(super) fn bytes(&self) -> u64 {
+        (match &self.values {
+            Values::F32(values) => size_of_val(values.as_slice()),
+            Values::Bf16(values) => size_of_val(values.as_slice()),
+        }) as u64
     }
 
     fn view<'a, T: Copy>(&self, values: &'a [T], sense: Sense) -> View<'a, T> {
@@ -110,24 +118,22 @@ impl Cpu {
         sense: Sense,
         bias: Option<&[f32]>,
         write: Into,
-        mut c: ViewMut<'_>,
+        c: ViewMut<'_>,
     ) {
+        let finish = Finish { scale: 1.0, bias, write };
         match (&weight.values, a) {
             (Values::F32(values), Operand::F32(a)) => {
-                self.product(1.0, a, weight.view(values, sense), write, c.reborrow());
+                self.finished_product(a, weight.view(values, sense), finish, c);
             }
             (Values::Bf16(values), Operand::F32(a)) => {
-                self.product(1.0, a, weight.view(values, sense), write, c.reborrow());
+                self.finished_product(a, weight.view(values, sense), finish, c);
             }
             #[cfg(target_arch = "x86_64")]
             (Values::Bf16(values), Operand::Pairs(a)) => {
-                self.product_of_pairs(a, weight.view(values, sense), write, c.reborrow());
+                self.product_of_pairs(a, weight.view(values, sense), finish, c);
             }
             #[cfg(target_arch = "x86_64")]
             (Values::F32(_), Operand::Pairs(_)) => unreachable!("an operand of another kernel set"),
-        }
-        if let Some(bias) = bias {
-            c.rows_mut().for_each(|row| pointwise::add(self.set, bias, row));
         }
     }
 }

@@ -89,6 +89,10 @@ impl Ops for Faulty {
         weight.with(|weight| self.cpu.refresh(weight, values))
     }
 
+    fn weight_bytes(&self, weight: &SharedWeight) -> u64 {
+        weight.with(|weight| self.cpu.weight_bytes(weight))
+    }
+
     fn fingerprint(&self, weight: &SharedWeight) -> Result<u64> {
         weight.with(|weight| self.cpu.fingerprint(weight))
     }

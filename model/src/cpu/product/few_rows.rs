@@ -1,0 +1,228 @@
+//! Products of few rows with a weight that is read once, where it lies: what decoding does.
+//!
+//! Reading the weight is nearly all of the work, so it is streamed: [`TILE`] of its rows side by side, each load of them serving up
+//! to [`TILE`] rows of the left operand, with memory asked for well before it is needed. A dot product runs in the lanes of a
+//! register, in an order that depends on its length alone: a row's result does not depend on how many rows it is computed with.
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod plain;
+
+use half::bf16;
+
+use super::{Element, Finish, InstructionSet, Target, View};
+use plain::Plain;
+
+/// Rows and columns of a tile, of which each pair has a sum of its own.
+const TILE: usize = 4;
+
+/// Sums in the lanes of a register.
+trait Lanes: Copy {
+    /// A number of the left operand.
+    type Left: Copy;
+    /// A number of the weight.
+    type Right: Copy;
+    /// Several numbers of either, loaded.
+    type Loaded: Copy;
+    /// How many.
+    const WIDTH: usize;
+
+    /// No sum yet.
+    fn zero() -> Self;
+
+    /// Loads [`Lanes::WIDTH`] numbers of the left operand.
+    ///
+    /// # Safety
+    /// So many must lie there, and the machine must have the instructions.
+    unsafe fn left(from: *const Self::Left) -> Self::Loaded;
+
+    /// Loads fewer, with zeros after them.
+    ///
+    /// # Safety
+    /// As for [`Lanes::left`], of `count` numbers.
+    unsafe fn left_part(from: *const Self::Left, count: usize) -> Self::Loaded;
+
+    /// As [`Lanes::left`] of the weight, and asks for the memory that comes later.
+    ///
+    /// # Safety
+    /// As for [`Lanes::left`].
+    unsafe fn right(from: *const Self::Right) -> Self::Loaded;
+
+    /// As [`Lanes::left_part`] of the weight.
+    ///
+    /// # Safety
+    /// As for [`Lanes::left_part`].
+    unsafe fn right_part(from: *const Self::Right, count: usize) -> Self::Loaded;
+
+    /// Adds the products, lane by lane.
+    ///
+    /// # Safety
+    /// The machine must have the instructions.
+    unsafe fn add_products(self, left: Self::Loaded, right: Self::Loaded) -> Self;
+
+    /// The sum of all lanes.
+    ///
+    /// # Safety
+    /// The machine must have the instructions.
+    unsafe fn total(self) -> f32;
+}
+
+/// `c (+)= scale · a · b (+ bias)` in every instruction set, the rows of `a` and the columns of `b` lying contiguously.
+macro_rules! in_place {
+    ($name:ident, $kind:ty) => {
+        /// `c (+)= scale · a · b (+ bias)`, the rows of `a` and the columns of `b` lying contiguously.
+        ///
+        /// # Safety
+        /// Nobody else may touch these elements of `c` meanwhile.
+        pub(super) unsafe fn $name(
+            set: InstructionSet,
+            a: View<'_>,
+            b: View<'_, $kind>,
+            finish: Finish<'_>,
+            c: Target<'_>,
+        ) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            unsafe fn avx2(a: View<'_>, b: View<'_, $kind>, finish: Finish<'_>, c: Target<'_>) {
+                // SAFETY: the caller vouches for `c`, and the features are enabled.
+                unsafe { rows::<Plain<$kind, true>>(a, b, finish, c) }
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
+            unsafe fn avx512(a: View<'_>, b: View<'_, $kind>, finish: Finish<'_>, c: Target<'_>) {
+                // SAFETY: as above.
+                unsafe { rows::<avx512::Sixteen<$kind>>(a, b, finish, c) }
+            }
+
+            match set {
+                // SAFETY: the caller vouches for `c`.
+                InstructionSet::Portable => unsafe { rows::<Plain<$kind, false>>(a, b, finish, c) },
+                // SAFETY: as above, and a set other than the portable one is only ever chosen where the machine has it.
+                #[cfg(target_arch = "x86_64")]
+                InstructionSet::Avx2 => unsafe { avx2(a, b, finish, c) },
+                // SAFETY: as above.
+                #[cfg(target_arch = "x86_64")]
+                InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => unsafe { avx512(a, b, finish, c) },
+                #[cfg(not(target_arch = "x86_64"))]
+                InstructionSet::Avx2 | InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
+                    unreachable!("an instruction set of another architecture")
+                }
+            }
+        }
+    };
+}
+
+in_place!(of_f32, f32);
+in_place!(of_bf16, bf16);
+
+/// `c (+)= scale · a · b (+ bias)` with a left operand of bf16, too, by the instruction for pairs.
+///
+/// # Safety
+/// The machine must have [`InstructionSet::Avx512Bf16`], and nobody else may touch these elements of `c` meanwhile.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16,avx2,fma")]
+pub(super) unsafe fn of_pairs(a: View<'_, bf16>, b: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
+    // SAFETY: the caller vouches for `c` and the machine.
+    unsafe { rows::<avx512::PairSums>(a, b, finish, c) }
+}
+
+/// The columns of `b` a tile at a time, and for each the rows of `a`.
+///
+/// # Safety
+/// The machine must have the instructions of `L`, and nobody else may touch these elements of `c` meanwhile.
+#[inline(always)]
+unsafe fn rows<L: Lanes>(a: View<'_, L::Left>, b: View<'_, L::Right>, finish: Finish<'_>, c: Target<'_>) {
+    assert!(a.columns() == b.rows() && a.column_stride() == 1 && b.row_stride() == 1, "operands that lie contiguously");
+    let whole = b.columns() / TILE * TILE;
+    // SAFETY: the caller vouches for `c` and the machine.
+    unsafe {
+        (0..whole).step_by(TILE).for_each(|column| columns::<L, TILE>(a, b, column, finish, c));
+        (whole..b.columns()).for_each(|column| columns::<L, 1>(a, b, column, finish, c));
+    }
+}
+
+/// `N` columns of the result from `column` on.
+///
+/// # Safety
+/// As for [`rows`].
+#[inline(always)]
+unsafe fn columns<L: Lanes, const N: usize>(
+    a: View<'_, L::Left>,
+    b: View<'_, L::Right>,
+    column: usize,
+    finish: Finish<'_>,
+    c: Target<'_>,
+) {
+    for row in (0..a.rows()).step_by(TILE) {
+        // SAFETY: the caller vouches for `c` and the machine.
+        unsafe {
+            match a.rows() - row {
+                1 => tile::<L, 1, N>(a, b, [row, column], finish, c),
+                2 => tile::<L, 2, N>(a, b, [row, column], finish, c),
+                3 => tile::<L, 3, N>(a, b, [row, column], finish, c),
+                _ => tile::<L, TILE, N>(a, b, [row, column], finish, c),
+            }
+        }
+    }
+}
+
+/// `M` rows and `N` columns of the result.
+///
+/// # Safety
+/// As for [`rows`].
+#[inline(always)]
+unsafe fn tile<L: Lanes, const M: usize, const N: usize>(
+    a: View<'_, L::Left>,
+    b: View<'_, L::Right>,
+    [row, column]: [usize; 2],
+    finish: Finish<'_>,
+    c: Target<'_>,
+) {
+    let lefts: [_; M] = std::array::from_fn(|m| a.row(row + m).as_ptr());
+    let rights: [_; N] = std::array::from_fn(|n| b.transposed().row(column + n).as_ptr());
+    let mut sums = [[L::zero(); N]; M];
+    let whole = a.columns() / L::WIDTH * L::WIDTH;
+    // SAFETY: each slice was seen to hold `a.columns()` values; the caller vouches for the machine.
+    unsafe {
+        for index in (0..whole).step_by(L::WIDTH) {
+            let left = lefts.map(|left| L::left(left.add(index)));
+            let right = rights.map(|right| L::right(right.add(index)));
+            add(&mut sums, left, right);
+        }
+        let count = a.columns() - whole;
+        if count > 0 {
+            let left = lefts.map(|left| L::left_part(left.add(whole), count));
+            let right = rights.map(|right| L::right_part(right.add(whole), count));
+            add(&mut sums, left, right);
+        }
+    }
+    for (row, sums) in (row..).zip(sums) {
+        // SAFETY: the caller vouches for the machine.
+        let totals = sums.map(|sum| unsafe { sum.total() });
+        // SAFETY: the caller vouches for these elements.
+        let target = unsafe { c.row(row, column..column + N) };
+        finish.of_columns(column..column + N).row(&totals, target);
+    }
+}
+
+/// Adds the products of each row with each column.
+///
+/// # Safety
+/// The machine must have the instructions of `L`.
+#[inline(always)]
+unsafe fn add<L: Lanes, const M: usize, const N: usize>(
+    sums: &mut [[L; N]; M],
+    left: [L::Loaded; M],
+    right: [L::Loaded; N],
+) {
+    for (sums, left) in sums.iter_mut().zip(left) {
+        for (sum, right) in sums.iter_mut().zip(right) {
+            // SAFETY: the caller vouches for the machine.
+            *sum = unsafe { sum.add_products(left, right) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

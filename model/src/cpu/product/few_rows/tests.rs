@@ -1,0 +1,94 @@
+//! Tests of products of few rows.
+
+use half::bf16;
+
+use super::super::{Element, Finish, InstructionSet, Into, Target, View};
+use crate::ops::FEW_ROWS;
+
+const SHAPES: [[usize; 2]; 9] = [[1, 1], [3, 7], [4, 8], [5, 31], [7, 16], [9, 65], [33, 100], [2, 0], [6, 1000]];
+/// Values of a border, which nobody may read or write.
+const BORDER: usize = 40;
+
+/// Values of few bits, whose products sum exactly in f32, between borders of NaN.
+fn poisoned<T: Element>(count: usize, seed: usize, of: fn(f32) -> T) -> Vec<T> {
+    let value = |index: usize| of(((index * 37 + seed * 11) % 23) as f32 - 11.0);
+    let border = || (0..BORDER).map(|_| of(f32::NAN));
+    border().chain((0..count).map(value)).chain(border()).collect()
+}
+
+/// Runs a kernel for every shape and number of rows, and compares each element with the definition.
+fn check<A: Element, B: Element>(
+    of_left: fn(f32) -> A,
+    of_right: fn(f32) -> B,
+    scale: f32,
+    kernel: impl Fn(View<'_, A>, View<'_, B>, Finish<'_>, Target<'_>),
+) {
+    for [columns, inner] in SHAPES {
+        let right = poisoned(columns * inner, 2, of_right);
+        let right = &right[BORDER..][..columns * inner];
+        let b = View::new(right, columns, inner, inner).transposed();
+        for rows in 1..=FEW_ROWS {
+            let left = poisoned(rows * inner, 1, of_left);
+            let left = &left[BORDER..][..rows * inner];
+            // A column more than is written.
+            let stride = columns + 1;
+            let mut c = vec![0.5; rows * stride];
+            let a = View::new(left, rows, inner, inner);
+            kernel(a, b, Finish { scale, bias: None, write: Into::Add }, Target::new(&mut c, stride));
+            for (row, found) in c.chunks(stride).enumerate() {
+                for (column, found) in found[..columns].iter().enumerate() {
+                    let term = |index: usize| left[row * inner + index].widen() * right[column * inner + index].widen();
+                    let expected = 0.5 + scale * (0..inner).map(term).sum::<f32>();
+                    assert_eq!(*found, expected, "{rows}x{columns}x{inner} at {row}, {column}");
+                }
+                assert_eq!(found[columns], 0.5, "beyond the columns");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_set_computes_the_definition_within_its_borders() {
+    for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
+        // SAFETY: one thread.
+        check(|x| x, |x| x, 0.5, |a, b, finish, c| unsafe { super::of_f32(set, a, b, finish, c) });
+        // SAFETY: one thread.
+        check(|x| x, bf16::from_f32, 2.0, |a, b, finish, c| unsafe { super::of_bf16(set, a, b, finish, c) });
+        #[cfg(target_arch = "x86_64")]
+        if set == InstructionSet::Avx512Bf16 {
+            // SAFETY: one thread, and the machine has the set.
+            check(bf16::from_f32, bf16::from_f32, 1.0, |a, b, finish, c| unsafe { super::of_pairs(a, b, finish, c) });
+        }
+    }
+}
+
+#[test]
+fn a_row_does_not_depend_on_its_company() {
+    const COLUMNS: usize = 21;
+    const INNER: usize = 333;
+    let value = |index: usize| ((index * 7919) % 1009) as f32 / 1009.0 - 0.5;
+    let left: Vec<f32> = (0..FEW_ROWS * INNER).map(value).collect();
+    let right: Vec<f32> = (0..COLUMNS * INNER).map(|index| value(index + 5)).collect();
+    let product = |set, rows: std::ops::Range<usize>| {
+        let mut c = vec![f32::NAN; rows.len() * COLUMNS];
+        let a = View::new(&left[rows.start * INNER..], rows.len(), INNER, INNER);
+        let b = View::new(&right, COLUMNS, INNER, INNER).transposed();
+        // SAFETY: one thread.
+        unsafe {
+            super::of_f32(
+                set,
+                a,
+                b,
+                Finish { scale: 1.0, bias: None, write: Into::Replace },
+                Target::new(&mut c, COLUMNS),
+            )
+        };
+        c
+    };
+    for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
+        let together = product(set, 0..FEW_ROWS);
+        for row in 0..FEW_ROWS {
+            assert_eq!(product(set, row..row + 1), together[row * COLUMNS..][..COLUMNS], "{} row {row}", set.name());
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Panels: columns of a right operand, laid out as [`Kernel`]s read them.
+//!
+//! An operand is a weight or a tensor as it lies in memory, seen in either direction: its rows lie contiguously, which are then
+//! copied, or its columns do, which are then transposed a square of vectors at a time. Packing reads nothing outside of the operand.
+
+use std::arch::x86_64::{
+    __m512i, _mm256_maskz_loadu_epi16, _mm512_cvtepu16_epi32, _mm512_maskz_loadu_epi16, _mm512_maskz_loadu_epi32,
+    _mm512_or_si512, _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_slli_epi32, _mm512_storeu_si512,
+    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+};
+use std::ops::Range;
+
+use half::bf16;
+
+use super::kernel::{Avx2, Avx512, Avx512Bf16, Kernel};
+use super::{Element, View};
+
+/// Lanes of a vector of 512 bits.
+const LANES: usize = 16;
+
+/// A kernel that can pack operands of a type.
+pub(super) trait Pack<T>: Kernel {
+    /// Copies words `inner` of some columns to `[inner][vectors · LANES]`, in as many vectors as they need; columns beyond the last
+    /// are zero.
+    ///
+    /// # Safety
+    /// The machine has the instructions, and the panel may be written.
+    unsafe fn pack(b: View<'_, T>, inner: Range<usize>, columns: Range<usize>, panel: *mut Self::Word);
+}
+
+impl Pack<f32> for Avx512 {
+    unsafe fn pack(b: View<'_, f32>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
+        // SAFETY: the caller vouches for it.
+        unsafe { pack_512::<Floats>(b, inner, columns, panel.cast()) }
+    }
+}
+
+impl Pack<bf16> for Avx512 {
+    unsafe fn pack(b: View<'_, bf16>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
+        // SAFETY: the caller vouches for it.
+        unsafe { pack_512::<Widened>(b, inner, columns, panel.cast()) }
+    }
+}
+
+impl Pack<bf16> for Avx512Bf16 {
+    unsafe fn pack(b: View<'_, bf16>, inner: Range<usize>, columns: Range<usize>, panel: *mut u32) {
+        // SAFETY: the caller vouches for it.
+        unsafe { pack_512::<Paired>(b, inner, columns, panel) }
+    }
+}
+
+impl<T: Element> Pack<T> for Avx2 {
+    unsafe fn pack(b: View<'_, T>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
+        let width = columns.len().next_multiple_of(Self::LANES);
+        // SAFETY: the caller vouches for the panel.
+        let panel = unsafe { std::slice::from_raw_parts_mut(panel, inner.len() * width) };
+        pack_plainly(b, inner, columns, width, panel);
+    }
+}
+
+/// [`Pack::pack`] of words that are elements, by plain loops.
+pub(super) fn pack_plainly<T: Element>(
+    b: View<'_, T>,
+    inner: Range<usize>,
+    columns: Range<usize>,
+    width: usize,
+    panel: &mut [f32],
+) {
+    /// Steps after which a loop over columns returns to the first: what it has written is in cache until then.
+    const STEPS: usize = 16;
+    if b.column_stride() == 1 {
+        for (row, target) in inner.zip(panel.chunks_exact_mut(width)) {
+            let (target, padding) = target.split_at_mut(columns.len());
+            let source = &b.row(row)[columns.clone()];
+            target.iter_mut().zip(source).for_each(|(element, value)| *element = value.widen());
+            padding.fill(0.0);
+        }
+        return;
+    }
+    let b = b.transposed();
+    let mut first = inner.start;
+    for panel in panel.chunks_mut(STEPS * width) {
+        let steps = first..inner.end.min(first + STEPS);
+        first = steps.end;
+        for (lane, column) in columns.clone().enumerate() {
+            let source = &b.row(column)[steps.clone()];
+            for (target, value) in panel.chunks_exact_mut(width).zip(source) {
+                target[lane] = value.widen();
+            }
+        }
+        panel.chunks_exact_mut(width).for_each(|target| target[columns.len()..].fill(0.0));
+    }
+}
+
+/// How words are made of elements of a type.
+trait Words {
+    type Element: Copy;
+    /// Elements of a word.
+    const ELEMENTS: usize;
+
+    /// Words of elements that lie contiguously, of which there are `count`; zero beyond them.
+    ///
+    /// # Safety
+    /// The machine has the instructions, and so many elements lie there.
+    unsafe fn contiguous(elements: *const Self::Element, count: usize) -> __m512i;
+
+    /// A word of each of `count` columns, from `row` and `column` on, of rows that lie contiguously.
+    ///
+    /// # Safety
+    /// The machine has the instructions.
+    unsafe fn across(b: View<'_, Self::Element>, row: usize, column: usize, count: usize) -> __m512i;
+}
+
+/// Words that are f32.
+struct Floats;
+
+impl Words for Floats {
+    type Element = f32;
+    const ELEMENTS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn contiguous(elements: *const f32, count: usize) -> __m512i {
+        // SAFETY: masked lanes are not read.
+        unsafe { _mm512_maskz_loadu_epi32(first_lanes(count) as u16, elements.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn across(b: View<'_, f32>, row: usize, column: usize, count: usize) -> __m512i {
+        // SAFETY: the caller vouches for the instructions, and the elements are those of one row.
+        unsafe { Self::contiguous(b.pointer(row, column), count) }
+    }
+}
+
+/// Words that are bf16 widened to f32.
+struct Widened;
+
+impl Words for Widened {
+    type Element = bf16;
+    const ELEMENTS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn contiguous(elements: *const bf16, count: usize) -> __m512i {
+        // SAFETY: masked lanes are not read.
+        unsafe { _mm512_slli_epi32::<16>(halves(elements, count)) }
+    }
+
+    #[inline(always)]
+    unsafe fn across(b: View<'_, bf16>, row: usize, column: usize, count: usize) -> __m512i {
+        // SAFETY: the caller vouches for the instructions, and the elements are those of one row.
+        unsafe { Self::contiguous(b.pointer(row, column), count) }
+    }
+}
+
+/// Words that are pairs of bf16, the second of the last one zero where their number is odd.
+struct Paired;
+
+impl Words for Paired {
+    type Element = bf16;
+    const ELEMENTS: usize = 2;
+
+    #[inline(always)]
+    unsafe fn contiguous(elements: *const bf16, count: usize) -> __m512i {
+        // SAFETY: masked lanes are not read.
+        unsafe { _mm512_maskz_loadu_epi16(first_lanes(count), elements.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn across(b: View<'_, bf16>, row: usize, column: usize, count: usize) -> __m512i {
+        // SAFETY: the caller vouches for the instructions, and the elements are those of two rows.
+        unsafe {
+            let first = halves(b.pointer(2 * row, column), count);
+            if 2 * row + 1 == b.rows() {
+                return first;
+            }
+            _mm512_or_si512(first, _mm512_slli_epi32::<16>(halves(b.pointer(2 * row + 1, column), count)))
+        }
+    }
+}
+
+/// Sixteen bf16, each in the lower half of a word.
+///
+/// # Safety
+/// The machine has the instructions, and `count` elements lie there.
+#[inline(always)]
+unsafe fn halves(elements: *const bf16, count: usize) -> __m512i {
+    // SAFETY: masked lanes are not read.
+    unsafe { _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(count) as u16, elements.cast())) }
+}
+
+/// A mask of the first `count` lanes; all of them where there are fewer.
+#[inline(always)]
+fn first_lanes(count: usize) -> u32 {
+    if count >= 32 { u32::MAX } else { (1 << count) - 1 }
+}
+
+/// [`Pack::pack`] in vectors of 512 bits.
+///
+/// # Safety
+/// As there.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn pack_512<W: Words>(b: View<'_, W::Element>, inner: Range<usize>, columns: Range<usize>, panel: *mut u32) {
+    let vectors = columns.len().div_ceil(LANES);
+    for vector in 0..vectors {
+        let first = columns.start + vector * LANES;
+        let count = LANES.min(columns.end - first);
+        // SAFETY: the caller vouches for the panel, which is so many vectors wide.
+        let panel = unsafe { panel.add(vector * LANES) };
+        // SAFETY: as above.
+        unsafe {
+            if b.column_stride() == 1 {
+                pack_rows::<W>(b, inner.clone(), first, count, panel, vectors * LANES);
+            } else {
+                pack_columns::<W>(b.transposed(), inner.clone(), first, count, panel, vectors * LANES);
+            }
+        }
+    }
+}
+
+/// One vector of each step, rows lying contiguously.
+///
+/// # Safety
+/// As for [`Pack::pack`].
+#[inline(always)]
+unsafe fn pack_rows<W: Words>(
+    b: View<'_, W::Element>,
+    inner: Range<usize>,
+    column: usize,
+    count: usize,
+    panel: *mut u32,
+    width: usize,
+) {
+    for (step, row) in inner.enumerate() {
+        // SAFETY: the caller vouches for the panel.
+        unsafe { _mm512_storeu_si512(panel.add(step * width).cast(), W::across(b, row, column, count)) };
+    }
+}
+
+/// One vector of each step, columns lying contiguously: `b` has them as rows.
+///
+/// # Safety
+/// As for [`Pack::pack`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn pack_columns<W: Words>(
+    b: View<'_, W::Element>,
+    inner: Range<usize>,
+    column: usize,
+    count: usize,
+    panel: *mut u32,
+    width: usize,
+) {
+    for first in inner.clone().step_by(LANES) {
+        let steps = LANES.min(inner.end - first);
+        let element = first * W::ELEMENTS;
+        let elements = (b.columns() - element).min(steps * W::ELEMENTS);
+        let mut words = [_mm512_setzero_si512(); LANES];
+        for (lane, words) in words.iter_mut().enumerate().take(count) {
+            // SAFETY: so many elements of this column are left.
+            *words = unsafe { W::contiguous(b.pointer(column + lane, element), elements) };
+        }
+        let words = transpose(words);
+        for (step, words) in words.into_iter().enumerate().take(steps) {
+            // SAFETY: the caller vouches for the panel.
+            unsafe { _mm512_storeu_si512(panel.add((first - inner.start + step) * width).cast(), words) };
+        }
+    }
+}
+
+/// Exchanges rows and columns of 16 × 16 words.
+#[target_feature(enable = "avx512f")]
+fn transpose(rows: [__m512i; LANES]) -> [__m512i; LANES] {
+    let mut twos = rows;
+    for i in (0..LANES).step_by(2) {
+        twos[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+        twos[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+    // Now each quarter of `fours[4·g + k]` is column `4·quarter + k` of the rows `4·g .. 4·g + 4`.
+    let mut fours = twos;
+    for i in (0..LANES).step_by(4) {
+        for high in 0..2 {
+            fours[i + 2 * high] = _mm512_unpacklo_epi64(twos[i + high], twos[i + high + 2]);
+            fours[i + 2 * high + 1] = _mm512_unpackhi_epi64(twos[i + high], twos[i + high + 2]);
+        }
+    }
+    let mut columns = fours;
+    for k in 0..4 {
+        let even = [0, 8].map(|g| _mm512_shuffle_i32x4::<0x88>(fours[g + k], fours[g + 4 + k]));
+        let odd = [0, 8].map(|g| _mm512_shuffle_i32x4::<0xdd>(fours[g + k], fours[g + 4 + k]));
+        columns[k] = _mm512_shuffle_i32x4::<0x88>(even[0], even[1]);
+        columns[4 + k] = _mm512_shuffle_i32x4::<0x88>(odd[0], odd[1]);
+        columns[8 + k] = _mm512_shuffle_i32x4::<0xdd>(even[0], even[1]);
+        columns[12 + k] = _mm512_shuffle_i32x4::<0xdd>(odd[0], odd[1]);
+    }
+    columns
+}

@@ -1,0 +1,178 @@
+//! Every path against sums in f64, over odd shapes, with what must not be read or written around each matrix poisoned.
+
+use half::bf16;
+
+use super::super::Cpu;
+use super::*;
+use crate::ops::Compute;
+
+/// Shapes `(m, n, k)`: one, primes, one off the sizes of tiles, panels and blocks.
+const SHAPES: [(usize, usize, usize); 14] = [
+    (1, 1, 1),
+    (3, 5, 7),
+    (2, 33, 300),
+    (8, 48, 16),
+    (7, 47, 15),
+    (9, 49, 17),
+    (13, 37, 31),
+    (6, 16, 768),
+    (9, 65, 769),
+    (50, 100, 3),
+    (25, 145, 33),
+    (1, 150, 2),
+    (49, 8, 1600),
+    (4, 4, 0),
+];
+
+/// Elements beside the rows of a matrix, that no product may touch.
+const BORDER: usize = 3;
+
+/// A matrix among poison.
+struct Poisoned<T> {
+    values: Vec<T>,
+    rows: usize,
+    columns: usize,
+}
+
+impl<T: Copy> Poisoned<T> {
+    fn new(rows: usize, columns: usize, poison: T, value: impl Fn(usize, usize) -> T) -> Self {
+        let stride = columns + BORDER;
+        let mut values = vec![poison; BORDER + rows * stride];
+        for row in 0..rows {
+            for column in 0..columns {
+                values[BORDER + row * stride + column] = value(row, column);
+            }
+        }
+        Self { values, rows, columns }
+    }
+
+    fn stride(&self) -> usize {
+        self.columns + BORDER
+    }
+
+    fn view(&self) -> View<'_, T> {
+        View::new(&self.values[BORDER..], self.rows, self.columns, self.stride())
+    }
+}
+
+fn value(row: usize, column: usize, seed: usize) -> f32 {
+    ((row * 37 + column * 11 + seed * 7) % 23) as f32 / 23.0 - 0.5
+}
+
+/// Kernel sets of some compute type: each set of instructions of this machine that `wanted` names, with several numbers of threads.
+fn machines(compute: Compute, wanted: impl Fn(InstructionSet) -> bool) -> Vec<Vec<Cpu>> {
+    let sets = InstructionSet::ALL.into_iter().filter(|set| set.is_available() && wanted(*set));
+    let with = |set, threads| Cpu::with_instructions(threads, compute, set).expect("threads");
+    sets.map(|set| [1, 2, 3, 5].map(|threads| with(set, threads)).into()).collect()
+}
+
+/// Runs a product in each way to finish, on each machine: each element must be near its definition, no bit may depend on the number
+/// of threads, and nothing beside the result may change.
+fn check(
+    machines: &[Vec<Cpu>],
+    (rows, columns): (usize, usize),
+    sum: impl Fn(usize, usize) -> f64,
+    run: impl Fn(&Cpu, Finish<'_>, ViewMut<'_>),
+) {
+    let bias: Vec<f32> = (0..columns).map(|column| value(1, column, 9)).collect();
+    let bias = Some(&bias[..]);
+    let sums: Vec<f64> = (0..rows * columns).map(|index| sum(index / columns, index % columns)).collect();
+    for (scale, bias, write) in
+        [(1.0, None, Into::Replace), (0.5, None, Into::Add), (1.0, bias, Into::Add), (2.0, bias, Into::Replace)]
+    {
+        let finish = Finish { scale, bias, write };
+        let expected = |before: f32, row: usize, column: usize| {
+            let kept = if write == Into::Add { f64::from(before) } else { 0.0 };
+            kept + f64::from(scale) * sums[row * columns + column] + bias.map_or(0.0, |bias| f64::from(bias[column]))
+        };
+        for machines in machines {
+            let results: Vec<Vec<u32>> =
+                machines.iter().map(|cpu| result(cpu, (rows, columns), expected, |c| run(cpu, finish, c))).collect();
+            assert!(results.iter().all(|result| *result == results[0]), "the number of threads changes a bit");
+        }
+    }
+}
+
+/// The bits of a result and its borders.
+fn result(
+    cpu: &Cpu,
+    (rows, columns): (usize, usize),
+    expected: impl Fn(f32, usize, usize) -> f64,
+    run: impl Fn(ViewMut<'_>),
+) -> Vec<u32> {
+    let mut c = Poisoned::new(rows, columns, -7.0, |row, column| value(row, column, 5));
+    let (before, stride) = (c.values.clone(), c.stride());
+    run(ViewMut::new(&mut c.values[BORDER..], rows, columns, stride));
+    for (index, (&found, &before)) in c.values.iter().zip(&before).enumerate() {
+        let place = index.wrapping_sub(BORDER);
+        let (row, column) = (place / stride, place % stride);
+        if index < BORDER || column >= columns {
+            assert_eq!(found, before, "the border of {rows}x{columns}");
+        } else {
+            let expected = expected(before, row, column);
+            let set = cpu.instructions();
+            assert!((f64::from(found) - expected).abs() < 2e-4, "{set:?} {rows}x{columns}: {found}, not {expected}");
+        }
+    }
+    c.values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn every_orientation_and_odd_shape_equals_the_definition() {
+    let machines = machines(Compute::F32, |_| true);
+    for (m, n, k) in SHAPES {
+        let a = Poisoned::new(m, k, f32::NAN, |row, column| value(row, column, 1));
+        let a_transposed = Poisoned::new(k, m, f32::NAN, |row, column| value(column, row, 1));
+        let b = Poisoned::new(k, n, f32::NAN, |row, column| value(row, column, 2));
+        let b_transposed = Poisoned::new(n, k, f32::NAN, |row, column| value(column, row, 2));
+        let term = |row, column, p| f64::from(value(row, p, 1)) * f64::from(value(p, column, 2));
+        let sum = |row, column| (0..k).map(|p| term(row, column, p)).sum();
+        for a in [a.view(), a_transposed.view().transposed()] {
+            for b in [b.view(), b_transposed.view().transposed()] {
+                check(&machines, (m, n), sum, |cpu, finish, c| cpu.finished_product(a, b, finish, c));
+            }
+        }
+    }
+}
+
+#[test]
+fn weights_in_bf16_are_widened_or_multiplied_in_pairs() {
+    let rounded = |row, column, seed| bf16::from_f32(value(row, column, seed));
+    let (all, of_pairs) =
+        (machines(Compute::Bf16, |_| true), machines(Compute::Bf16, |set| set == InstructionSet::Avx512Bf16));
+    for (m, n, k) in SHAPES {
+        let a = Poisoned::new(m, k, f32::NAN, |row, column| rounded(row, column, 1).to_f32());
+        let pairs = Poisoned::new(m, k.div_ceil(2), u32::MAX, |row, pair| {
+            let [low, high] = [2 * pair, 2 * pair + 1].map(|column| u32::from(rounded(row, column, 1).to_bits()));
+            if 2 * pair + 1 < k { low | high << 16 } else { low }
+        });
+        let b = Poisoned::new(k, n, bf16::NAN, |row, column| rounded(row, column, 2));
+        let b_transposed = Poisoned::new(n, k, bf16::NAN, |row, column| rounded(column, row, 2));
+        let term = |row, column, p| f64::from(rounded(row, p, 1)) * f64::from(rounded(p, column, 2));
+        let sum = |row, column| (0..k).map(|p| term(row, column, p)).sum();
+        for b in [b.view(), b_transposed.view().transposed()] {
+            check(&all, (m, n), sum, |cpu, finish, c| cpu.finished_product(a.view(), b, finish, c));
+            #[cfg(target_arch = "x86_64")]
+            check(&of_pairs, (m, n), sum, |cpu, finish, c| cpu.product_of_pairs(pairs.view(), b, finish, c));
+        }
+    }
+}
+
+#[test]
+fn every_element_is_in_one_part() {
+    for (rows, columns) in
+        [(1, 1), (512, 576), (1024, 192), (512, 49152), (64, 49152), (1536, 8), (8, 1536), (1000, 47)]
+    {
+        for threads in [1, 2, 3, 4, 6, 8, 16] {
+            let partition = threads::Partition::new(rows, columns, threads);
+            let mut covered = vec![0u8; rows * columns];
+            for part in 0..partition.parts() {
+                let (rows, part_columns) = partition.ranges(part);
+                rows.for_each(|row| {
+                    covered[row * columns..][part_columns.clone()].iter_mut().for_each(|count| *count += 1)
+                });
+            }
+            assert!(covered.iter().all(|count| *count == 1), "{rows}x{columns} over {threads} threads");
+        }
+    }
+}
