@@ -5,6 +5,7 @@
 //! computed in: with bf16 they take half the memory, and what they are multiplied with is rounded to bf16 on the way.
 
 mod attention;
+mod blocks;
 mod cache;
 mod heads;
 mod instructions;
@@ -22,6 +23,7 @@ mod workers;
 
 use std::sync::Arc;
 
+pub use blocks::{AttentionSaved, MlpSaved};
 pub use cache::Cache;
 pub use instructions::InstructionSet;
 pub use tensor::Tensor;

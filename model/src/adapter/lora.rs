@@ -51,7 +51,7 @@ impl<B: Ops> Lora<B> {
     }
 
     /// The mask on the input, in a pass that has draws.
-    pub(super) fn mask<'a>(&self, draws: Option<Draws<'a>>) -> Option<DropoutMask<'a>> {
+    pub(crate) fn mask<'a>(&self, draws: Option<Draws<'a>>) -> Option<DropoutMask<'a>> {
         let Dropout { module, probability } = self.dropout?;
         draws.map(|draws| DropoutMask { draws, module, probability })
     }

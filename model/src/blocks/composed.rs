@@ -12,11 +12,11 @@ use crate::blocks::Norm;
 use crate::ops::{Ops, Result, Write};
 
 impl<B: Ops> Norm<B> {
-    fn forward(&self, ops: &B, x: &B::Tensor, y: &mut B::Tensor, inverse_rms: &mut B::Tensor) -> Result {
+    pub(crate) fn forward(&self, ops: &B, x: &B::Tensor, y: &mut B::Tensor, inverse_rms: &mut B::Tensor) -> Result {
         ops.norm(x, &self.weight.value, self.rms, y, inverse_rms)
     }
 
-    fn backward(
+    pub(crate) fn backward(
         &mut self,
         ops: &B,
         x: &B::Tensor,
@@ -32,13 +32,13 @@ impl<B: Ops> Norm<B> {
 
 /// What the norm at the end of a branch keeps: its input and its inverse RMS.
 #[derive(Default)]
-struct PostNormSaved<T> {
+pub(crate) struct PostNormSaved<T> {
     branch: T,
     inverse_rms: T,
 }
 
 /// Adds a branch to the residual stream, through its norm where it has one.
-fn add_branch<B: Ops>(
+pub(crate) fn add_branch<B: Ops>(
     ops: &B,
     post_norm: Option<&Norm<B>>,
     branch: B::Tensor,
@@ -53,7 +53,7 @@ fn add_branch<B: Ops>(
 }
 
 /// The gradient of the branch that [`add_branch`] added, where that is not the residual stream's own.
-fn branch_gradient<B: Ops>(
+pub(crate) fn branch_gradient<B: Ops>(
     ops: &B,
     post_norm: Option<&mut Norm<B>>,
     saved: &PostNormSaved<B::Tensor>,

@@ -1,7 +1,7 @@
 //! Left operands of products with weights: prepared once, in the form that is computed in, and used by several products.
 //!
 //! In f32 an operand is what it is a view of. In bf16 it is rounded into a buffer, whole ([`Cpu::operand`]) or by the kernel that
-//! computes it, row by row while a row is in cache ([`Cpu::operand_of`]) or from pieces of rows ([`OperandTarget`]).
+//! computes it, a row or a piece of one at a time while that is in cache ([`OperandTarget`]).
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -21,6 +21,26 @@ pub(super) enum Operand<'a> {
     /// In pairs of bf16: element `2p` of a row in the lower half of its word `p`, an odd row padded with zero.
     #[cfg(target_arch = "x86_64")]
     Pairs(View<'a, u32>),
+}
+
+impl Operand<'_> {
+    /// Number of rows.
+    pub(super) fn rows(self) -> usize {
+        match self {
+            Self::F32(view) => view.rows(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Pairs(pairs) => pairs.rows(),
+        }
+    }
+
+    /// Some of its rows.
+    pub(super) fn row_range(self, rows: Range<usize>) -> Self {
+        match self {
+            Self::F32(view) => Self::F32(view.row_range(rows)),
+            #[cfg(target_arch = "x86_64")]
+            Self::Pairs(pairs) => Self::Pairs(pairs.row_range(rows)),
+        }
+    }
 }
 
 /// How operands lie in an [`OperandBuffer`].
@@ -126,33 +146,6 @@ impl Cpu {
         }
     }
 
-    /// An operand of which `produce` writes each row in f32, over the threads.
-    #[allow(dead_code, reason = "for fused blocks")]
-    pub(super) fn operand_of<'a>(
-        &self,
-        rows: usize,
-        columns: usize,
-        buffer: &'a mut OperandBuffer,
-        produce: impl Fn(usize, &mut [f32]) + Sync + Send,
-    ) -> Operand<'a> {
-        let target = self.operand_target(rows, columns, buffer);
-        let block = (4096 / columns.max(1)).max(1);
-        self.each(rows.div_ceil(block), rows * columns, |part| {
-            let mut scratch = vec![0.0; if target.form == Form::F32 { 0 } else { columns }];
-            for row in part * block..rows.min((part + 1) * block) {
-                if target.form == Form::F32 {
-                    // SAFETY: each row is written once.
-                    produce(row, unsafe { target.words.row(row, 0..columns) });
-                } else {
-                    produce(row, &mut scratch);
-                    // SAFETY: as above.
-                    unsafe { target.write(row, 0, &scratch) };
-                }
-            }
-        });
-        buffer.operand()
-    }
-
     /// Gives an operand a shape, and its kernel a place to write to.
     pub(super) fn operand_target<'a>(
         &self,
@@ -187,15 +180,14 @@ mod tests {
     }
 
     #[test]
-    fn an_operand_is_the_same_whole_by_rows_and_in_pieces() {
+    fn an_operand_is_the_same_whole_and_in_pieces() {
         for (rows, columns) in [(1, 6), (4, 1), (5, 7), (17, 130), (70, 99)] {
             let x: Vec<f32> = (0..rows * columns).map(|index| (index as f32).sin()).collect();
             let view = View::new(&x, rows, columns, columns);
             for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
                 let cpu = Cpu::with_instructions(3, Compute::Bf16, set).unwrap();
-                let [mut whole, mut by_rows, mut in_pieces] = <[OperandBuffer; 3]>::default();
+                let [mut whole, mut in_pieces] = <[OperandBuffer; 2]>::default();
                 cpu.operand(view, &mut whole);
-                cpu.operand_of(rows, columns, &mut by_rows, |row, target| target.copy_from_slice(view.row(row)));
                 let target = cpu.operand_target(rows, columns, &mut in_pieces);
                 for row in 0..rows {
                     let middle = columns / 4 * 2;
@@ -205,7 +197,6 @@ mod tests {
                         target.write(row, 0, &view.row(row)[..middle]);
                     }
                 }
-                assert_eq!(bits(&whole), bits(&by_rows), "{rows}x{columns} {}", set.name());
                 assert_eq!(bits(&whole), bits(&in_pieces), "{rows}x{columns} {}", set.name());
                 if whole.form == Form::Pairs {
                     let last = bits(&whole)[columns.div_ceil(2) - 1];

@@ -1,6 +1,6 @@
 //! The operations of the `cpu` set, on its tensors.
 
-use super::operand::OperandBuffer;
+use super::operand::{OperandBuffer, OperandTarget};
 use super::product::{Into, Target, View, ViewMut};
 use super::weight::Sense;
 use super::{Cache, Cpu, Tensor, Weight, loss, norm, pointwise};
@@ -34,6 +34,57 @@ impl Cpu {
                 Into::Add
             }
         }
+    }
+}
+
+impl Cpu {
+    /// `sums += Σ rows of x`; see [`Ops::add_column_sums`].
+    pub(super) fn add_sums_of_columns(&self, x: View<'_>, sums: &mut Tensor) {
+        self.each_rows(sums.values_mut(), 1, |first, sums| {
+            for row in 0..x.rows() {
+                pointwise::add(self.set, &x.row(row)[first..][..sums.len()], sums);
+            }
+        });
+    }
+
+    /// `y (+)= scale · mask ∘ x`, of one shape; see [`Ops::dropout`].
+    pub(super) fn drop_elements(&self, x: View<'_>, mask: &DropoutMask<'_>, scale: f32, write: Into, y: &mut Tensor) {
+        let columns = x.columns();
+        self.each_rows(y.values_mut(), columns, |first, y| {
+            if write == Into::Replace {
+                y.fill(0.0);
+            }
+            let mut factors = vec![0.0; columns];
+            for (row, y) in (first..).zip(y.chunks_exact_mut(columns)) {
+                pointwise::add_dropped(self.set, mask, row, scale, &mut factors, x.row(row), y);
+            }
+        });
+    }
+
+    /// Scores rows of logits; see [`Ops::cross_entropy`]. The gradient of each row goes to `rounded`, too, if that is given.
+    pub(super) fn score_rows(
+        &self,
+        logits: &mut Tensor,
+        targets: &[u32],
+        soft_cap: Option<f32>,
+        gradient: LogitGradient,
+        scores: &mut Vec<TokenScore>,
+        rounded: Option<OperandTarget<'_>>,
+    ) {
+        let vocabulary = logits.columns();
+        let first_score = scores.len();
+        scores.resize(first_score + targets.len(), TokenScore { nll: 0.0, correct: false });
+        let places: Vec<_> = scores[first_score..].iter_mut().map(std::sync::Mutex::new).collect();
+        self.each_rows(logits.values_mut(), vocabulary, |first, rows| {
+            for (row, logits) in (first..).zip(rows.chunks_exact_mut(vocabulary)) {
+                let score = loss::cross_entropy(self.set, logits, targets[row] as usize, soft_cap, gradient);
+                **places[row].lock().expect("each place is taken once") = score;
+                if let Some(rounded) = rounded {
+                    // SAFETY: each row is written once.
+                    unsafe { rounded.write(row, 0, logits) };
+                }
+            }
+        });
     }
 }
 
@@ -201,12 +252,7 @@ impl Ops for Cpu {
     }
 
     fn add_column_sums(&self, x: &Tensor, sums: &mut Tensor) -> Result {
-        let columns = x.columns();
-        self.each_rows(sums.values_mut(), 1, |first, sums| {
-            for row in x.values().chunks_exact(columns) {
-                pointwise::add(self.set, &row[first..][..sums.len()], sums);
-            }
-        });
+        self.add_sums_of_columns(x.view(), sums);
         Ok(())
     }
 
@@ -246,18 +292,8 @@ impl Ops for Cpu {
     }
 
     fn dropout(&self, x: &Tensor, mask: &DropoutMask<'_>, scale: f32, write: Write, y: &mut Tensor) -> Result {
-        let columns = x.columns();
-        let write = self.output(write, y, x.rows(), columns);
-        self.each_rows(y.values_mut(), columns, |first, y| {
-            if write == Into::Replace {
-                y.fill(0.0);
-            }
-            let mut factors = vec![0.0; columns];
-            let x = &x.values()[first * columns..][..y.len()];
-            for (row, (x, y)) in (first..).zip(x.chunks_exact(columns).zip(y.chunks_exact_mut(columns))) {
-                pointwise::add_dropped(self.set, mask, row, scale, &mut factors, x, y);
-            }
-        });
+        let write = self.output(write, y, x.rows(), x.columns());
+        self.drop_elements(x.view(), mask, scale, write, y);
         Ok(())
     }
 
@@ -446,17 +482,7 @@ impl Ops for Cpu {
         gradient: LogitGradient,
         scores: &mut Vec<TokenScore>,
     ) -> Result {
-        let vocabulary = logits.columns();
-        let first_score = scores.len();
-        scores.resize(first_score + targets.len(), TokenScore { nll: 0.0, correct: false });
-        let places: Vec<_> = scores[first_score..].iter_mut().map(std::sync::Mutex::new).collect();
-        self.each_rows(logits.values_mut(), vocabulary, |first, rows| {
-            for (offset, row) in rows.chunks_exact_mut(vocabulary).enumerate() {
-                let target = targets[first + offset] as usize;
-                let score = loss::cross_entropy(self.set, row, target, soft_cap, gradient);
-                **places[first + offset].lock().expect("each place is taken once") = score;
-            }
-        });
+        self.score_rows(logits, targets, soft_cap, gradient, scores, None);
         Ok(())
     }
 
@@ -481,5 +507,3 @@ impl Ops for Cpu {
         Ok(())
     }
 }
-
-crate::composed_blocks!(Cpu);

@@ -2,6 +2,7 @@
 
 use super::instructions::multiversion;
 use super::vector::{sigmoid, tanh};
+use super::weight::nearest;
 use crate::ops::{Activation, AdamWStep, SgdStep, Turn};
 use crate::random::DropoutMask;
 
@@ -45,6 +46,24 @@ multiversion! {
         match activation {
             Activation::Silu => elements.for_each(|((y, gate), up)| *y = gate * sigmoid(*gate) * up),
             Activation::GeluTanh => elements.for_each(|((y, gate), up)| *y = gelu(*gate) * up),
+        }
+    }
+}
+
+multiversion! {
+    /// Rounds to bf16, elements of `low` into the lower halves of words and those of `high` into the upper ones.
+    pub(super) fn round_pairs(low: &[f32], high: &[f32], words: &mut [f32]) {
+        for ((word, low), high) in words.iter_mut().zip(low).zip(high) {
+            *word = f32::from_bits(u32::from(nearest(*low).to_bits()) | u32::from(nearest(*high).to_bits()) << 16);
+        }
+    }
+}
+
+multiversion! {
+    /// What [`round_pairs`] has rounded.
+    pub(super) fn widen_pairs(words: &[f32], low: &mut [f32], high: &mut [f32]) {
+        for ((word, low), high) in words.iter().zip(low).zip(high) {
+            (*low, *high) = (f32::from_bits(word.to_bits() << 16), f32::from_bits(word.to_bits() & 0xffff_0000));
         }
     }
 }

@@ -140,7 +140,7 @@ impl Cpu {
 
 /// The nearest bf16, of two equally near ones the even; what is not a number stays so.
 #[inline(always)]
-fn nearest(x: f32) -> bf16 {
+pub(super) fn nearest(x: f32) -> bf16 {
     let bits = x.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
     let quiet = bits >> 16 | 0x40;

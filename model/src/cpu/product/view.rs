@@ -180,11 +180,15 @@ impl<'a> ViewMut<'a> {
     }
 
     /// Some of its columns.
-    #[allow(dead_code, reason = "for fused blocks")]
     pub(in crate::cpu) fn column_range(self, columns: Range<usize>) -> Self {
         assert!(columns.start <= columns.end && columns.end <= self.columns, "columns beyond the matrix");
         let target = if self.rows == 0 { self.target } else { self.target.offset(0, columns.start) };
         Self { target, columns: columns.len(), ..self }
+    }
+
+    /// The same view for a while.
+    pub(in crate::cpu) fn reborrow(&mut self) -> ViewMut<'_> {
+        ViewMut { ..*self }
     }
 
     /// Number of rows and columns.

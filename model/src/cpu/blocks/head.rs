@@ -1,0 +1,77 @@
+//! The fused head: the gradient of each row of logits is rounded for the product that reads it while the row is in cache.
+
+use std::ops::Range;
+
+use super::super::operand::{Operand, OperandBuffer};
+use super::super::product::Into;
+use super::super::{Cpu, Tensor};
+use super::prepared::{Input, Wanted};
+use super::projection::reads_values;
+use crate::adapter::Projection;
+use crate::blocks::HeadBlock;
+use crate::ops::{Compute, LogitGradient, Result, TokenScore, Write};
+use crate::random::Draws;
+
+impl Cpu {
+    /// Scores and backward at once; see [`crate::blocks::Blocks::head_loss`].
+    #[expect(clippy::too_many_arguments, reason = "a forward and its backward at once")]
+    pub(super) fn fused_head_loss(
+        &self,
+        head: &mut HeadBlock<Self>,
+        output: &mut Projection<Self>,
+        draws: Option<Draws<'_>>,
+        x: &Tensor,
+        targets: &[u32],
+        loss_scale: f32,
+        scores: &mut Vec<TokenScore>,
+        gradient: &mut Tensor,
+    ) -> Result {
+        let mut inverse_rms = Tensor::default();
+        let wanted = Wanted::with_values(reads_values(output) || output.is_trained());
+        let normed = self.normed(&head.norm, x, wanted, None, &mut inverse_rms);
+        let mut dnormed = self.shaped(x.rows(), x.columns());
+        let [mut logits, mut low_rank, mut dx] = <[Tensor; 3]>::default();
+        for rows in chunks(targets.len(), head.chunk_rows) {
+            let draws = draws.as_ref().map(|draws| draws.of_rows(rows.clone()));
+            let normed = normed.input().row_range(rows.clone());
+            logits.reshape(&self.buffers, rows.len(), output.matrix.out_features);
+            self.project(output, normed, draws, Into::Replace, logits.view_mut(), &mut low_rank)?;
+            let in_place = LogitGradient::InPlace { scale: loss_scale };
+            let mut rounded = (self.compute == Compute::Bf16).then(OperandBuffer::default);
+            let target = rounded.as_mut().map(|rounded| self.operand_target(rows.len(), logits.columns(), rounded));
+            self.score_rows(&mut logits, &targets[rows.clone()], head.soft_cap, in_place, scores, target);
+            let operand = rounded.as_ref().map_or(Operand::F32(logits.view()), OperandBuffer::operand);
+            let dy = Input { operand, values: Some(logits.view()) };
+            dx.reshape(&self.buffers, rows.len(), x.columns());
+            self.project_backward(output, &low_rank, normed.values, draws, dy, Some((Into::Replace, &mut dx)))?;
+            let (first, width) = (rows.start * dnormed.columns(), dx.values().len());
+            dnormed.values_mut()[first..first + width].copy_from_slice(dx.values());
+        }
+        head.norm.backward(self, x, &inverse_rms, &dnormed, Write::Replace, gradient)
+    }
+
+    /// Scores alone, the same to the bit; see [`crate::blocks::Blocks::head_scores`].
+    pub(super) fn fused_head_scores(
+        &self,
+        head: &HeadBlock<Self>,
+        output: &Projection<Self>,
+        x: &Tensor,
+        targets: &[u32],
+        scores: &mut Vec<TokenScore>,
+    ) -> Result {
+        let [mut inverse_rms, mut logits, mut low_rank] = <[Tensor; 3]>::default();
+        let normed = self.normed(&head.norm, x, Wanted::with_values(reads_values(output)), None, &mut inverse_rms);
+        for rows in chunks(targets.len(), head.chunk_rows) {
+            let normed = normed.input().row_range(rows.clone());
+            logits.reshape(&self.buffers, rows.len(), output.matrix.out_features);
+            self.project(output, normed, None, Into::Replace, logits.view_mut(), &mut low_rank)?;
+            self.score_rows(&mut logits, &targets[rows], head.soft_cap, LogitGradient::Skip, scores, None);
+        }
+        Ok(())
+    }
+}
+
+/// `0 .. rows` in pieces of `size`, the last of what remains.
+fn chunks(rows: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..rows).step_by(size).map(move |first| first..rows.min(first + size))
+}
