@@ -16,6 +16,7 @@ mod operations;
 mod optimizer;
 mod pointwise;
 mod product;
+mod simd;
 mod tensor;
 mod vector;
 mod weight;

@@ -1,30 +1,35 @@
-//! Attention of one head over one document, a block of queries at a time.
+//! Attention of one key head over one document, a block of rows at a time.
 //!
-//! For each block the scores with every key it may see are computed as one product, so memory grows with the block and the
-//! document, not with the document's square. Keys before a window and after the block are never touched.
+//! A block of rows (queries; see [`sight`]) goes over the keys it sees in blocks, keeping the largest score and the sum of the
+//! exponentials of each row; so memory grows with the block alone. Blocks that no row sees are never touched, and within a block
+//! on the border only the tiles that are seen are computed. Scores lie with the rows in the lanes of vectors: a row's softmax
+//! needs no sum across lanes, and keys, values and weights are read where they lie.
+//!
+//! Source: Dao et al., arXiv:2205.14135 and arXiv:2307.08691.
+
+mod backward;
+mod forward;
+mod scratch;
+mod sight;
+mod softmax;
+#[cfg(test)]
+mod tests;
+mod tile;
 
 use std::ops::Range;
 
-use super::instructions::{InstructionSet, multiversion};
-use super::product::{Into, Target, View, product};
-use super::vector::{dot, exp, max, sum, tanh};
+use super::product::Target;
+use super::simd::Vector;
 use crate::ops::AttentionShape;
+pub(super) use backward::{Backward, Turns, backward};
+pub(super) use forward::{Forward, forward};
+pub(super) use sight::Sight;
+use tile::{Left, Right};
 
-/// Queries per block.
-const QUERY_BLOCK: usize = 64;
-
-/// One head's queries of one document among its keys.
-#[derive(Clone, Copy)]
-pub(super) struct Head<'a> {
-    /// Instruction set of the kernels.
-    pub set: InstructionSet,
-    /// Rules.
-    pub shape: &'a AttentionShape,
-    /// Position of the first query; the keys begin at position 0.
-    pub start: usize,
-    /// Number of queries.
-    pub queries: usize,
-}
+/// Rows per block.
+pub(super) const ROWS: usize = 64;
+/// Keys per block.
+pub(super) const KEYS: usize = 64;
 
 /// Some columns of a row-major matrix.
 #[derive(Clone, Copy)]
@@ -41,155 +46,76 @@ impl<'a> Columns<'a> {
         Self { values: self.values.get(row * self.stride + column..).unwrap_or_default(), ..self }
     }
 
-    fn view(self, rows: Range<usize>, columns: usize) -> View<'a> {
-        let values = self.values.get(rows.start * self.stride..).unwrap_or_default();
-        View::new(values, rows.len(), columns, self.stride)
+    /// Panics unless it has so many rows and columns.
+    fn check(self, rows: usize, columns: usize) {
+        let needed = if rows == 0 { 0 } else { (rows - 1) * self.stride + columns };
+        assert!(needed <= self.values.len() && columns <= self.stride, "columns beyond their matrix");
     }
 
-    fn row(self, row: usize, columns: usize) -> &'a [f32] {
-        &self.values[row * self.stride..][..columns]
-    }
-}
-
-impl Head<'_> {
-    /// The output and, where wanted, each query's log of the summed exponentials.
-    ///
-    /// # Safety
-    /// Nobody else may touch this head's rows of `y` and its column of `logsumexp` meanwhile.
-    pub(super) unsafe fn forward(
-        &self,
-        q: Columns<'_>,
-        k: Columns<'_>,
-        v: Columns<'_>,
-        y: Target<'_>,
-        logsumexp: Option<Target<'_>>,
-    ) {
-        let head_dim = self.shape.head_dim;
-        let mut scores = Vec::new();
-        for (queries, keys) in self.blocks() {
-            self.scores(q, k, queries.clone(), keys.clone(), &mut scores);
-            for (row, query) in scores.chunks_exact_mut(keys.len()).zip(queries.clone()) {
-                let log = softmax(self.set, row, self.visible(query, &keys), self.shape.soft_cap);
-                if let Some(logsumexp) = logsumexp {
-                    // SAFETY: the caller vouches for this head's column.
-                    unsafe { logsumexp.row(query, 0..1)[0] = log };
-                }
-            }
-            let weights = View::new(&scores, queries.len(), keys.len(), keys.len());
-            let values = v.view(keys, head_dim);
-            // SAFETY: the caller vouches for this head's rows.
-            unsafe { product(self.set, 1.0, weights, values, Into::Replace, y.offset(queries.start, 0)) };
-        }
+    /// The columns of one query head in one row of a document.
+    fn of_row(self, sight: &Sight, row: usize, head_dim: usize) -> &'a [f32] {
+        &self.values[row / sight.group * self.stride + row % sight.group * head_dim..][..head_dim]
     }
 
-    /// The gradients, `dq` replaced, `dk` and `dv` added to.
-    ///
-    /// # Safety
-    /// Nobody else may touch this head's rows of the three meanwhile.
-    pub(super) unsafe fn backward(&self, [q, k, v, y, logsumexp, dy]: [Columns<'_>; 6], [dq, dk, dv]: [Target<'_>; 3]) {
-        let head_dim = self.shape.head_dim;
-        let (mut weights, mut slopes) = (Vec::new(), Vec::new());
-        for (queries, keys) in self.blocks() {
-            let width = keys.len();
-            self.scores(q, k, queries.clone(), keys.clone(), &mut weights);
-            let dy_block = dy.view(queries.clone(), head_dim);
-            slopes.resize(weights.len(), 0.0);
-            let target = Target::new(&mut slopes, width);
-            // SAFETY: the buffer is this thread's own.
-            unsafe {
-                product(self.set, 1.0, dy_block, v.view(keys.clone(), head_dim).transposed(), Into::Replace, target)
-            };
-            let rows = weights.chunks_exact_mut(width).zip(slopes.chunks_exact_mut(width));
-            for ((weights, slopes), query) in rows.zip(queries.clone()) {
-                let visible = self.visible(query, &keys);
-                let log = logsumexp.row(query, 1)[0];
-                let along = dot(dy.row(query, head_dim), y.row(query, head_dim));
-                softmax_backward(self.set, weights, slopes, visible, log, along, self.shape.soft_cap);
-            }
-            let weights = View::new(&weights, queries.len(), width, width);
-            let slopes = View::new(&slopes, queries.len(), width, width);
-            let (q, k) = (q.view(queries.clone(), head_dim), k.view(keys.clone(), head_dim));
-            let (dq, dk, dv) = (dq.offset(queries.start, 0), dk.offset(keys.start, 0), dv.offset(keys.start, 0));
-            // SAFETY: the caller vouches for this head's rows.
-            unsafe {
-                product(self.set, 1.0, weights.transposed(), dy_block, Into::Add, dv);
-                product(self.set, self.shape.scale, slopes, k, Into::Replace, dq);
-                product(self.set, self.shape.scale, slopes.transposed(), q, Into::Add, dk);
-            }
-        }
+    /// Its rows from one on, as a left operand.
+    fn left(self, first: usize) -> Left {
+        Left { values: self.values[first * self.stride..].as_ptr(), row_stride: self.stride, inner_stride: 1 }
     }
 
-    /// Blocks of queries, each with the keys that some query of it sees.
-    fn blocks(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
-        let (start, queries, window) = (self.start, self.queries, self.shape.window);
-        (0..queries).step_by(QUERY_BLOCK).map(move |first| {
-            let last = queries.min(first + QUERY_BLOCK);
-            let first_key = window.map_or(0, |window| (start + first + 1).saturating_sub(window));
-            (first..last, first_key..start + last)
-        })
-    }
-
-    /// Of a block's keys those that one query sees.
-    fn visible(&self, query: usize, keys: &Range<usize>) -> Range<usize> {
-        let position = self.start + query;
-        let first = self.shape.window.map_or(0, |window| (position + 1).saturating_sub(window));
-        first.max(keys.start) - keys.start..position + 1 - keys.start
-    }
-
-    /// `scale · q · kᵀ` of a block.
-    fn scores(&self, q: Columns<'_>, k: Columns<'_>, queries: Range<usize>, keys: Range<usize>, scores: &mut Vec<f32>) {
-        let head_dim = self.shape.head_dim;
-        scores.resize(queries.len() * keys.len(), 0.0);
-        let target = Target::new(scores, keys.len());
-        let (q, k) = (q.view(queries, head_dim), k.view(keys, head_dim).transposed());
-        // SAFETY: the buffer is this thread's own.
-        unsafe { product(self.set, self.shape.scale, q, k, Into::Replace, target) };
+    /// Its rows from one on, as a right operand.
+    fn right(self, first: usize) -> Right {
+        Right { values: self.values[first * self.stride..].as_ptr(), stride: self.stride }
     }
 }
 
-multiversion! {
-    /// Turns one query's scores into weights, zero where it does not see, and returns the log of the summed exponentials.
-    fn softmax(scores: &mut [f32], visible: Range<usize>, soft_cap: Option<f32>) -> f32 {
-        scores[..visible.start].fill(0.0);
-        scores[visible.end..].fill(0.0);
-        let scores = &mut scores[visible];
-        if let Some(cap) = soft_cap {
-            scores.iter_mut().for_each(|score| *score = cap * tanh(*score / cap));
+/// The columns of one query head in one row of a document.
+///
+/// # Safety
+/// Nobody else may touch them while the slice lives.
+unsafe fn target_row<'a>(target: Target<'a>, sight: &Sight, row: usize, width: usize) -> &'a mut [f32] {
+    let first = row % sight.group * width;
+    // SAFETY: the caller vouches for them.
+    unsafe { target.row(row / sight.group, first..first + width) }
+}
+
+/// Factors that take a product of a query with a key to what the exponential of base 2 is taken of.
+#[derive(Clone, Copy)]
+struct Scale {
+    /// On the queries, before the product.
+    query: f32,
+    /// On the tangent of that, with a soft-cap.
+    cap: Option<f32>,
+}
+
+impl Scale {
+    fn of(shape: &AttentionShape) -> Self {
+        match shape.soft_cap {
+            None => Self { query: shape.scale * std::f32::consts::LOG2_E, cap: None },
+            Some(cap) => Self { query: shape.scale / cap, cap: Some(cap * std::f32::consts::LOG2_E) },
         }
-        let largest = max(scores);
-        scores.iter_mut().for_each(|score| *score = exp(*score - largest));
-        let total = sum(scores.len(), |index| scores[index]);
-        let inverse = 1.0 / total;
-        scores.iter_mut().for_each(|score| *score *= inverse);
-        largest + total.ln()
     }
 }
 
-multiversion! {
-    /// From one query's scores to its weights, and from the gradients of those to the gradients of the scores.
-    fn softmax_backward(
-        scores: &mut [f32],
-        slopes: &mut [f32],
-        visible: Range<usize>,
-        logsumexp: f32,
-        along: f32,
-        soft_cap: Option<f32>,
-    ) {
-        for hidden in [0..visible.start, visible.end..scores.len()] {
-            scores[hidden.clone()].fill(0.0);
-            slopes[hidden].fill(0.0);
+/// Rows of a block as columns, times a factor; lanes without a row are zero.
+///
+/// # Safety
+/// The machine has the instructions; `to` has room for `head_dim` rows of [`ROWS`].
+#[inline(always)]
+unsafe fn pack_columns<V: Vector>(
+    from: Columns<'_>,
+    sight: &Sight,
+    rows: &Range<usize>,
+    head_dim: usize,
+    factor: f32,
+    to: *mut f32,
+) {
+    for first in rows.clone().step_by(V::LANES) {
+        let lanes = first..rows.end.min(first + V::LANES);
+        let mut lines = [std::ptr::null(); ROWS];
+        for (line, row) in lines.iter_mut().zip(lanes.clone()) {
+            *line = from.of_row(sight, row, head_dim).as_ptr();
         }
-        let elements = scores[visible.clone()].iter_mut().zip(&mut slopes[visible]);
-        match soft_cap {
-            None => elements.for_each(|(score, slope)| {
-                let weight = exp(*score - logsumexp);
-                (*score, *slope) = (weight, weight * (*slope - along));
-            }),
-            Some(cap) => elements.for_each(|(score, slope)| {
-                let t = tanh(*score / cap);
-                let weight = exp(cap * t - logsumexp);
-                (*score, *slope) = (weight, weight * (*slope - along) * (1.0 - t * t));
-            }),
-        }
+        // SAFETY: the lines are slices of so many values, and the caller vouches for the rest.
+        unsafe { V::transpose(&lines[..lanes.len()], head_dim, factor, to.add(first - rows.start), ROWS) };
     }
 }

@@ -1,6 +1,10 @@
-//! Attention over documents, a head of a document at a time on each thread.
+//! Attention over documents: blocks of rows of each document and key head, cut over threads.
 
-use super::attention::{Columns, Head};
+use std::cmp::Reverse;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use super::attention::{Backward, Columns, Forward, KEYS, ROWS, Sight, Turns, backward, forward};
 use super::product::Target;
 use super::{Cache, Cpu, Tensor};
 use crate::batch::{Documents, Span};
@@ -38,15 +42,20 @@ impl Cpu {
         y: Target<'_>,
         logsumexp: Target<'_>,
     ) {
-        self.each_head(documents, shape.num_attention_heads, shape.head_dim, |span, head| {
-            let first = span.rows.start;
-            let (column, key_column) = (head * shape.head_dim, key_head(shape, head) * shape.head_dim);
-            let (q, k, v) = (q.from(first, column), k.from(first, key_column), v.from(first, key_column));
-            let (y, logsumexp) = (y.offset(first, column), logsumexp.offset(first, head));
-            // SAFETY: each document and head has its own rows and columns.
-            unsafe {
-                Head { set: self.set, shape, start: 0, queries: span.rows.len() }.forward(q, k, v, y, Some(logsumexp))
+        let parts = Parts::new(documents, shape);
+        self.each_block_of_rows(&parts, |part| {
+            let first = part.span.rows.start;
+            let head = Forward {
+                shape,
+                sight: part.sight,
+                q: q.from(first, part.column),
+                k: k.from(first, part.key_column),
+                v: v.from(first, part.key_column),
+                y: y.offset(first, part.column),
+                logsumexp: Some(logsumexp.offset(first, part.head)),
             };
+            // SAFETY: each document, head and block has its own rows and columns.
+            unsafe { forward(self.set, &head, part.rows) };
         });
     }
 
@@ -77,35 +86,34 @@ impl Cpu {
     /// Nobody else may touch the gradients' columns meanwhile.
     pub(super) unsafe fn attend_columns_backward(
         &self,
-        operands: [Columns<'_>; 6],
+        [q, k, v, y, logsumexp, dy]: [Columns<'_>; 6],
         documents: &Documents,
         shape: &AttentionShape,
         [dq, dk, dv]: [Target<'_>; 3],
     ) {
-        let [q, k, v, y, logsumexp, dy] = operands;
-        let group = shape.num_attention_heads / shape.num_key_value_heads;
-        // The query heads of one key head add to the same gradients: one after the other.
-        self.each_head(documents, shape.num_key_value_heads, group * shape.head_dim, |span, key_head| {
-            let first = span.rows.start;
-            let key_column = key_head * shape.head_dim;
-            let (k, v) = (k.from(first, key_column), v.from(first, key_column));
-            let (dk, dv) = (dk.offset(first, key_column), dv.offset(first, key_column));
-            for row in 0..span.rows.len() {
-                for gradient in [dk, dv] {
-                    // SAFETY: each document and key head has its own rows and columns.
-                    unsafe { gradient.row(row, 0..shape.head_dim) }.fill(0.0);
-                }
-            }
-            for head in key_head * group..(key_head + 1) * group {
-                let column = head * shape.head_dim;
-                let [q, y, dy] = [q, y, dy].map(|operand| operand.from(first, column));
-                let operands = [q, k, v, y, logsumexp.from(first, head), dy];
-                // SAFETY: each document and key head has its own rows and columns.
-                unsafe {
-                    Head { set: self.set, shape, start: 0, queries: span.rows.len() }
-                        .backward(operands, [dq.offset(first, column), dk, dv]);
-                }
-            }
+        let parts = Parts::new(documents, shape);
+        // Per document and key head, the turns at its blocks of keys.
+        let taken: Vec<_> = (0..parts.key_blocks * shape.num_key_value_heads).map(|_| AtomicUsize::new(0)).collect();
+        let broken = AtomicBool::new(false);
+        self.each_block_of_rows(&parts, |part| {
+            let _breaks = BreaksOnPanic(&broken);
+            let first = part.span.rows.start;
+            let head = Backward {
+                shape,
+                sight: part.sight,
+                q: q.from(first, part.column),
+                k: k.from(first, part.key_column),
+                v: v.from(first, part.key_column),
+                y: y.from(first, part.column),
+                logsumexp: logsumexp.from(first, part.head),
+                dy: dy.from(first, part.column),
+                dq: dq.offset(first, part.column),
+                dk: dk.offset(first, part.key_column),
+                dv: dv.offset(first, part.key_column),
+                turns: Turns { taken: &taken[part.key_blocks], broken: &broken },
+            };
+            // SAFETY: each document and head has its own rows and columns, whose blocks begin in the order of descending rows.
+            unsafe { backward(self.set, &head, part.rows) };
         });
     }
 
@@ -119,32 +127,123 @@ impl Cpu {
         y: &mut Tensor,
     ) {
         y.reshape(&self.buffers, q.rows(), q.columns());
-        let y = y.target();
-        let width = shape.num_key_value_heads * shape.head_dim;
-        self.each_head(documents, shape.num_attention_heads, shape.head_dim, |span, head| {
-            let (keys, values) = cache.slot(span.slot);
-            let (column, key_column) = (head * shape.head_dim, key_head(shape, head) * shape.head_dim);
-            let rows = |values| Columns { values, stride: width };
-            let (k, v) = (rows(&keys[key_column..]), rows(&values[key_column..]));
-            let head = Head { set: self.set, shape, start: span.start, queries: span.rows.len() };
-            // SAFETY: each document and head has its own rows and columns.
-            unsafe {
-                head.forward(
-                    q.columns_from(0).from(span.rows.start, column),
-                    k,
-                    v,
-                    y.offset(span.rows.start, column),
-                    None,
-                )
+        let (q, y) = (q.columns_from(0), y.target());
+        let stride = shape.num_key_value_heads * shape.head_dim;
+        self.each_block_of_rows(&Parts::new(documents, shape), |part| {
+            let (keys, values) = cache.slot(part.span.slot);
+            let head = Forward {
+                shape,
+                sight: part.sight,
+                q: q.from(part.span.rows.start, part.column),
+                k: Columns { values: keys, stride }.from(0, part.key_column),
+                v: Columns { values, stride }.from(0, part.key_column),
+                y: y.offset(part.span.rows.start, part.column),
+                logsumexp: None,
             };
+            // SAFETY: each document, head and block has its own rows and columns.
+            unsafe { forward(self.set, &head, part.rows) };
         });
     }
 
-    /// Runs a function for each document and each of `heads` heads.
-    fn each_head(&self, documents: &Documents, heads: usize, width: usize, run: impl Fn(&Span, usize) + Sync + Send) {
+    /// Runs a function for each part, over the threads. Parts begin in their order.
+    fn each_block_of_rows(&self, parts: &Parts<'_>, run: impl Fn(Part<'_>) + Sync + Send) {
+        self.each(parts.count(), parts.work(), |index| run(parts.part(index)));
+    }
+}
+
+/// The parts of an attention: a block of rows of a key head of a document each, large ones first, and blocks of one document by
+/// descending rows.
+struct Parts<'a> {
+    shape: &'a AttentionShape,
+    spans: &'a [Span],
+    /// The blocks of rows of all documents; the key heads of a block follow each other.
+    blocks: Vec<RowBlock>,
+    /// Number of blocks of keys in all documents.
+    key_blocks: usize,
+}
+
+/// A block of rows, of any key head.
+struct RowBlock {
+    span: usize,
+    first_row: usize,
+    /// Blocks of keys of the documents before.
+    key_blocks_before: usize,
+}
+
+/// A block of rows of a key head.
+struct Part<'a> {
+    span: &'a Span,
+    sight: Sight,
+    rows: Range<usize>,
+    /// The first query head of the group.
+    head: usize,
+    /// Where that begins in the queries.
+    column: usize,
+    /// Where the key head begins in the keys.
+    key_column: usize,
+    /// The blocks of keys of this document and key head, among those of all.
+    key_blocks: Range<usize>,
+}
+
+impl<'a> Parts<'a> {
+    fn new(documents: &'a Documents, shape: &'a AttentionShape) -> Self {
         let spans = documents.spans();
-        let scores: usize = spans.iter().map(|span| span.rows.len() * (span.start + span.rows.len())).sum();
-        self.each(spans.len() * heads, scores * width, |part| run(&spans[part / heads], part % heads));
+        let group = shape.num_attention_heads / shape.num_key_value_heads;
+        let (mut blocks, mut key_blocks) = (Vec::new(), 0);
+        for (index, span) in spans.iter().enumerate() {
+            let first_rows = (0..span.rows.len() * group).step_by(ROWS);
+            blocks.extend(first_rows.map(|first_row| RowBlock {
+                span: index,
+                first_row,
+                key_blocks_before: key_blocks,
+            }));
+            key_blocks += (span.start + span.rows.len()).div_ceil(KEYS);
+        }
+        blocks.sort_unstable_by_key(|block| {
+            let last_key = spans[block.span].start * group + block.first_row;
+            (Reverse(last_key), block.span)
+        });
+        Self { shape, spans, blocks, key_blocks }
+    }
+
+    fn count(&self) -> usize {
+        self.blocks.len() * self.shape.num_key_value_heads
+    }
+
+    /// Products of single elements, about.
+    fn work(&self) -> usize {
+        let scores: usize = self.spans.iter().map(|span| span.rows.len() * (span.start + span.rows.len())).sum();
+        scores * self.shape.num_attention_heads * self.shape.head_dim
+    }
+
+    fn part(&self, index: usize) -> Part<'a> {
+        let AttentionShape { num_attention_heads, num_key_value_heads, head_dim, window, .. } = *self.shape;
+        let (block, key_head) = (&self.blocks[index / num_key_value_heads], index % num_key_value_heads);
+        let span = &self.spans[block.span];
+        let group = num_attention_heads / num_key_value_heads;
+        let sight = Sight { start: span.start, queries: span.rows.len(), group, window };
+        let keys = (span.start + span.rows.len()).div_ceil(KEYS);
+        let first_key_block = block.key_blocks_before * num_key_value_heads + key_head * keys;
+        Part {
+            span,
+            sight,
+            rows: block.first_row..sight.rows().min(block.first_row + ROWS),
+            head: key_head * group,
+            column: key_head * group * head_dim,
+            key_column: key_head * head_dim,
+            key_blocks: first_key_block..first_key_block + keys,
+        }
+    }
+}
+
+/// Tells the blocks that wait for this one that it will not come.
+struct BreaksOnPanic<'a>(&'a AtomicBool);
+
+impl Drop for BreaksOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(true, Ordering::Relaxed);
+        }
     }
 }
 
@@ -153,9 +252,4 @@ impl Tensor {
     pub(super) fn columns_from(&self, column: usize) -> Columns<'_> {
         Columns { values: self.values(), stride: self.columns() }.from(0, column)
     }
-}
-
-/// The key head that a query head reads.
-fn key_head(shape: &AttentionShape, head: usize) -> usize {
-    head / (shape.num_attention_heads / shape.num_key_value_heads)
 }

@@ -31,13 +31,13 @@ pub(super) trait Element: Copy + Send + Sync {
     /// A product of few rows with contiguous columns of this type.
     ///
     /// # Safety
-    /// As for [`product`].
+    /// As for [`product_along`].
     unsafe fn few_rows(set: InstructionSet, a: View<'_>, b: View<'_, Self>, finish: Finish<'_>, c: Target<'_>);
 
     /// A product of f32 with a right operand of this type, by [`blocks`].
     ///
     /// # Safety
-    /// As for [`product`], and the machine has the instructions.
+    /// As for [`product_along`], and the machine has the instructions.
     #[cfg(target_arch = "x86_64")]
     unsafe fn blocks(set: InstructionSet, a: View<'_>, b: View<'_, Self>, finish: Finish<'_>, c: Target<'_>);
 }
@@ -93,25 +93,10 @@ impl Path {
     }
 }
 
-/// `c (+)= scale · a · b` by the calling thread.
+/// `c (+)= scale · a · b (+ bias)` by the calling thread.
 ///
 /// # Safety
 /// Nobody else may read or write the `a.rows × b.columns` elements of `c` meanwhile.
-pub(super) unsafe fn product<T: Element>(
-    set: InstructionSet,
-    scale: f32,
-    a: View<'_>,
-    b: View<'_, T>,
-    write: Into,
-    c: Target<'_>,
-) {
-    let finish = Finish { scale, bias: None, write };
-    // SAFETY: the caller vouches for all of `c`.
-    unsafe { product_along(Path::of(a, b), set, a, b, finish, c) }
-}
-
-/// # Safety
-/// As for [`product`].
 unsafe fn product_along<T: Element>(
     path: Path,
     set: InstructionSet,

@@ -149,7 +149,7 @@ impl<'a> Target<'a> {
 
     /// Where a block of so many rows and columns begins that lies within the matrix.
     #[inline(always)]
-    pub(super) fn block(self, row: usize, column: usize, rows: usize, columns: usize) -> *mut f32 {
+    pub(in crate::cpu) fn block(self, row: usize, column: usize, rows: usize, columns: usize) -> *mut f32 {
         let first = row * self.row_stride + column;
         let end = if rows == 0 { first } else { first + (rows - 1) * self.row_stride + columns };
         assert!(end <= self.length, "a block beyond the matrix");
@@ -158,7 +158,7 @@ impl<'a> Target<'a> {
     }
 
     /// How far apart rows start.
-    pub(super) fn row_stride(self) -> usize {
+    pub(in crate::cpu) fn row_stride(self) -> usize {
         self.row_stride
     }
 }

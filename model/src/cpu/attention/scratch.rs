@@ -1,0 +1,32 @@
+//! Buffers of a thread, made once and used by every call.
+
+use std::cell::RefCell;
+
+/// As long and as aligned as a cache line.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([f32; 16]);
+
+thread_local! {
+    static LINES: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs a function with buffers of so many values each, which hold whatever they hold.
+pub(super) fn with_buffers<const COUNT: usize, R>(
+    lengths: [usize; COUNT],
+    run: impl FnOnce([*mut f32; COUNT]) -> R,
+) -> R {
+    LINES.with_borrow_mut(|lines| {
+        let counts = lengths.map(|length| length.div_ceil(16));
+        let total = counts.iter().sum();
+        if lines.len() < total {
+            lines.resize(total, Line([0.0; 16]));
+        }
+        let mut rest = &mut lines[..];
+        run(counts.map(|count| {
+            let (buffer, others) = std::mem::take(&mut rest).split_at_mut(count);
+            rest = others;
+            buffer.as_mut_ptr().cast()
+        }))
+    })
+}

@@ -1,0 +1,215 @@
+//! From scores to weights and from the weights' gradients to those of the scores, for a block that lies with its rows in lanes.
+
+use std::ops::Range;
+
+use super::sight::within;
+use super::{KEYS, ROWS, Sight};
+use crate::cpu::simd::Vector;
+
+/// Below every score, and far enough from minus infinity to be subtracted from itself.
+pub(super) const LOWEST: f32 = -1e30;
+
+/// A block of rows and a block of keys.
+pub(super) struct Block<'a> {
+    pub sight: &'a Sight,
+    pub rows: Range<usize>,
+    pub keys: Range<usize>,
+    /// Factor on the tangent of a score, with a soft-cap.
+    pub cap: Option<f32>,
+}
+
+impl Block<'_> {
+    /// Whether nothing of it is hidden.
+    fn is_full(&self) -> bool {
+        self.sight.all_seen(&self.rows, &self.keys)
+    }
+
+    /// Columns of the block whose rows see some of the block's keys, widened to whole vectors.
+    pub fn columns<V: Vector>(&self, keys: Range<usize>) -> Range<usize> {
+        let keys = self.keys.start + keys.start..self.keys.start + keys.end;
+        let seeing = within(self.sight.rows_seeing(&keys), &self.rows);
+        if seeing.is_empty() {
+            return 0..0;
+        }
+        seeing.start / V::LANES * V::LANES..seeing.end.next_multiple_of(V::LANES)
+    }
+
+    /// Rows of the block that see some of the block's keys.
+    pub fn seeing(&self, keys: Range<usize>) -> Range<usize> {
+        let keys = self.keys.start + keys.start..self.keys.start + keys.end;
+        within(self.sight.rows_seeing(&keys), &self.rows)
+    }
+
+    /// Keys of the block that some of the block's rows see.
+    pub fn seen(&self, rows: Range<usize>) -> Range<usize> {
+        within(self.sight.keys(&(self.rows.start + rows.start..self.rows.start + rows.end)), &self.keys)
+    }
+
+    /// The vectors of the block: first column, and keys that one of its rows sees.
+    fn vectors<V: Vector>(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let count = self.rows.len();
+        (0..count).step_by(V::LANES).map(move |first| (first, self.seen(first..count.min(first + V::LANES))))
+    }
+
+    /// Lanes of a vector that see a key.
+    fn lanes<V: Vector>(&self, first: usize, key: usize) -> Range<usize> {
+        let (row, key) = (self.rows.start + first, self.keys.start + key);
+        within(self.sight.rows_seeing(&(key..key + 1)), &(row..row + V::LANES))
+    }
+}
+
+/// What a row keeps from block to block.
+#[derive(Clone, Copy)]
+pub(super) struct Running {
+    /// The largest score so far, per row.
+    pub largest: *mut f32,
+    /// The sum of the exponentials so far, relative to it.
+    pub total: *mut f32,
+    /// Factor that takes what was summed before this block to the largest score with it.
+    pub correction: *mut f32,
+}
+
+/// Turns the scores of a block into exponentials relative to the largest score so far; zero where a row does not see. Whether
+/// that changed for some row.
+///
+/// # Safety
+/// The machine has the instructions, and the pointers are those of buffers for a block.
+#[inline(always)]
+pub(super) unsafe fn exponentials<V: Vector>(block: &Block<'_>, scores: *mut f32, running: Running) -> bool {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        if block.is_full() {
+            exponentials_of::<V, true>(block, scores, running)
+        } else {
+            exponentials_of::<V, false>(block, scores, running)
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn exponentials_of<V: Vector, const FULL: bool>(block: &Block<'_>, scores: *mut f32, running: Running) -> bool {
+    let mut changed = false;
+    // SAFETY: the caller vouches for buffers and instructions; columns and keys are those of a block.
+    unsafe {
+        let (zero, lowest) = (V::splat(0.0), V::splat(LOWEST));
+        for (first, keys) in block.vectors::<V>() {
+            let place = |key: usize| scores.add(key * ROWS + first);
+            let seen = |key: usize, value: V, other: V| {
+                if FULL { value } else { value.keep(block.lanes::<V>(first, key), other) }
+            };
+            if let Some(cap) = block.cap {
+                let cap = V::splat(cap);
+                for key in keys.clone() {
+                    tangent(V::load(place(key))).mul(cap).store(place(key));
+                }
+            }
+            let before = V::load(running.largest.add(first));
+            // Four at a time, not to wait for one another.
+            let mut largest = [before; 4];
+            for key in keys.clone() {
+                let slot = &mut largest[key % 4];
+                *slot = seen(key, V::load(place(key)), lowest).max(*slot);
+            }
+            let largest = largest[0].max(largest[1]).max(largest[2].max(largest[3]));
+            let mut totals = [zero; 4];
+            for key in keys.clone() {
+                let weight = seen(key, V::load(place(key)).sub(largest).exp2(), zero);
+                weight.store(place(key));
+                totals[key % 4] = totals[key % 4].add(weight);
+            }
+            for key in (0..keys.start).chain(keys.end..block.keys.len()) {
+                zero.store(place(key));
+            }
+            let total = totals[0].add(totals[1]).add(totals[2].add(totals[3]));
+            let correction = before.sub(largest).exp2();
+            V::load(running.total.add(first)).mul_add(correction, total).store(running.total.add(first));
+            correction.store(running.correction.add(first));
+            largest.store(running.largest.add(first));
+            changed |= largest.differs(before);
+        }
+    }
+    changed
+}
+
+/// What the backward knows of each row.
+#[derive(Clone, Copy)]
+pub(super) struct Known {
+    /// The log of base 2 of the summed exponentials.
+    pub logarithm: *const f32,
+    /// The product of the output with its gradient.
+    pub along: *const f32,
+}
+
+/// Turns the scores of a block into weights, and the gradients of those into gradients of the scores before scale and cap.
+///
+/// # Safety
+/// The machine has the instructions, and the pointers are those of buffers for a block.
+#[inline(always)]
+pub(super) unsafe fn weights_and_slopes<V: Vector>(
+    block: &Block<'_>,
+    scores: *mut f32,
+    slopes: *mut f32,
+    known: Known,
+) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        match (block.is_full(), block.cap) {
+            (true, None) => weights_and_slopes_of::<V, true, false>(block, scores, slopes, known, 0.0),
+            (false, None) => weights_and_slopes_of::<V, false, false>(block, scores, slopes, known, 0.0),
+            (true, Some(cap)) => weights_and_slopes_of::<V, true, true>(block, scores, slopes, known, cap),
+            (false, Some(cap)) => weights_and_slopes_of::<V, false, true>(block, scores, slopes, known, cap),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn weights_and_slopes_of<V: Vector, const FULL: bool, const CAP: bool>(
+    block: &Block<'_>,
+    scores: *mut f32,
+    slopes: *mut f32,
+    known: Known,
+    cap: f32,
+) {
+    // SAFETY: the caller vouches for buffers and instructions; columns and keys are those of a block.
+    unsafe {
+        let (zero, one, cap) = (V::splat(0.0), V::splat(1.0), V::splat(cap));
+        for (first, keys) in block.vectors::<V>() {
+            let (logarithm, along) = (V::load(known.logarithm.add(first)), V::load(known.along.add(first)));
+            for key in keys.clone() {
+                let (score, slope) = (scores.add(key * ROWS + first), slopes.add(key * ROWS + first));
+                let seen = |value: V| if FULL { value } else { value.keep(block.lanes::<V>(first, key), zero) };
+                let from_mean = V::load(slope).sub(along);
+                let (weight, gradient) = if CAP {
+                    let t = tangent(V::load(score));
+                    let weight = t.mul(cap).sub(logarithm).exp2();
+                    (weight, weight.mul(from_mean).mul(one.sub(t.mul(t))))
+                } else {
+                    let weight = V::load(score).sub(logarithm).exp2();
+                    (weight, weight.mul(from_mean))
+                };
+                seen(weight).store(score);
+                seen(gradient).store(slope);
+            }
+            for key in (0..keys.start).chain(keys.end..block.keys.len()) {
+                zero.store(scores.add(key * ROWS + first));
+                zero.store(slopes.add(key * ROWS + first));
+            }
+        }
+    }
+}
+
+/// The hyperbolic tangent.
+///
+/// # Safety
+/// The machine has the instructions.
+#[inline(always)]
+unsafe fn tangent<V: Vector>(x: V) -> V {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let one = V::splat(1.0);
+        let power = x.mul(V::splat(2.0 * std::f32::consts::LOG2_E)).exp2();
+        one.sub(V::splat(2.0).div(power.add(one)))
+    }
+}
+
+const _: () = assert!(ROWS.is_multiple_of(16) && KEYS > 0, "a block is whole vectors of any set");

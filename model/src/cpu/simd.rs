@@ -1,0 +1,146 @@
+//! Vectors of f32 behind one trait, for kernels that are written once and compiled for each instruction set.
+//!
+//! Making a vector is unsafe: only where the machine has its instructions may one be made. With one at hand the rest of
+//! arithmetic is safe. A generic kernel is `#[inline(always)]` and called from a function with the `#[target_feature]`s of its
+//! vectors, so that each operation becomes its one instruction.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+use std::ops::Range;
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) use avx512::Avx512;
+pub(super) use portable::Portable;
+
+/// Some f32 side by side.
+pub(super) trait Vector: Copy {
+    /// How many.
+    const LANES: usize;
+
+    /// The same value in each lane.
+    ///
+    /// # Safety
+    /// The machine has the instructions of this type.
+    unsafe fn splat(value: f32) -> Self;
+
+    /// Values that lie side by side.
+    ///
+    /// # Safety
+    /// As [`Vector::splat`], and all of them can be read.
+    unsafe fn load(from: *const f32) -> Self;
+
+    /// The first `count` of them, zero in the other lanes.
+    ///
+    /// # Safety
+    /// As [`Vector::splat`], and so many can be read.
+    unsafe fn load_first(from: *const f32, count: usize) -> Self;
+
+    /// Writes all lanes.
+    ///
+    /// # Safety
+    /// All of them can be written.
+    unsafe fn store(self, to: *mut f32);
+
+    /// Writes the first `count` lanes.
+    ///
+    /// # Safety
+    /// So many can be written.
+    unsafe fn store_first(self, to: *mut f32, count: usize);
+
+    /// `self + other`
+    fn add(self, other: Self) -> Self;
+    /// `self - other`
+    fn sub(self, other: Self) -> Self;
+    /// `self · other`
+    fn mul(self, other: Self) -> Self;
+    /// `self / other`
+    fn div(self, other: Self) -> Self;
+    /// `self · factor + addend`, rounded once where the machine can.
+    fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// The larger of the two in each lane; `other` where one is not a number.
+    fn max(self, other: Self) -> Self;
+    /// `self` in some lanes, `other` in the rest.
+    fn keep(self, lanes: Range<usize>, other: Self) -> Self;
+    /// Whether some lane is not the same number as in `other`.
+    fn differs(self, other: Self) -> bool;
+    /// `2` to the power of each lane, to about one unit in the last place; zero where the result would be below 2⁻¹²⁶.
+    fn exp2(self) -> Self;
+
+    /// Turns up to [`Vector::LANES`] rows into columns: element `j` of row `i`, times `factor`, goes to `to[j · stride + i]`.
+    /// Lanes without a row become zero.
+    ///
+    /// # Safety
+    /// As [`Vector::splat`]; each row has `columns` values, and `to` room for as many rows of `LANES`.
+    #[inline(always)]
+    unsafe fn transpose(rows: &[*const f32], columns: usize, factor: f32, to: *mut f32, stride: usize) {
+        for column in 0..columns {
+            for lane in 0..Self::LANES {
+                // SAFETY: the caller vouches for both.
+                unsafe {
+                    let value = rows.get(lane).map_or(0.0, |row| factor * *row.add(column));
+                    *to.add(column * stride + lane) = value;
+                }
+            }
+        }
+    }
+}
+
+/// Coefficients of `(2ʳ - 1) / r` for `|r| ≤ ½`, from that of `r⁴` down: minimax, with a relative error of 2ʳ below 10⁻⁷.
+#[expect(clippy::approx_constant, reason = "the last one is near ln 2, not equal to it")]
+const EXP2: [f32; 5] = [1.326_472_7e-3, 9.671_513e-3, 5.550_733_6e-2, 2.402_224_2e-1, 6.931_47e-1];
+
+/// `2ʳ` for `|r| ≤ ½`, given the coefficients in all lanes.
+#[inline(always)]
+fn exp2_of_fraction<V: Vector>(r: V, one: V, [c5, c4, c3, c2, c1]: [V; 5]) -> V {
+    let p = c5.mul_add(r, c4).mul_add(r, c3).mul_add(r, c2).mul_add(r, c1);
+    p.mul_add(r, one)
+}
+
+/// Defines a function that runs a generic kernel with the vectors of the instruction set that its first argument names.
+///
+/// The argument must be a set that the machine has; [`super::Cpu`] makes sure of it.
+macro_rules! vectorised {
+    ($(#[$meta:meta])* $visibility:vis unsafe fn $name:ident($($argument:ident: $kind:ty),* $(,)?) = $kernel:ident) => {
+        $(#[$meta])*
+        $visibility unsafe fn $name(set: $crate::cpu::instructions::InstructionSet, $($argument: $kind),*) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            unsafe fn avx2($($argument: $kind),*) {
+                // SAFETY: the caller vouches for the arguments, the choice below for the instructions.
+                unsafe { $kernel::<$crate::cpu::simd::Avx2>($($argument),*) }
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
+            unsafe fn avx512($($argument: $kind),*) {
+                // SAFETY: as above.
+                unsafe { $kernel::<$crate::cpu::simd::Avx512>($($argument),*) }
+            }
+
+            use $crate::cpu::instructions::InstructionSet;
+            // SAFETY: the caller vouches for the arguments; a set other than the portable one is only ever chosen where the machine
+            // has it.
+            unsafe {
+                match set {
+                    #[cfg(target_arch = "x86_64")]
+                    InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => avx512($($argument),*),
+                    #[cfg(target_arch = "x86_64")]
+                    InstructionSet::Avx2 => avx2($($argument),*),
+                    #[cfg(not(target_arch = "x86_64"))]
+                    InstructionSet::Avx2 | InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
+                        unreachable!("an instruction set of another architecture")
+                    }
+                    InstructionSet::Portable => $kernel::<$crate::cpu::simd::Portable>($($argument),*),
+                }
+            }
+        }
+    };
+}
+
+pub(super) use vectorised;

@@ -1,0 +1,122 @@
+//! Eight lanes of AVX2 with fused multiply-add.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::{EXP2, Vector, exp2_of_fraction};
+
+/// Eight lanes. One exists only where the machine has AVX2 and FMA.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Avx2(__m256);
+
+/// All bits of the lanes of a range.
+///
+/// # Safety
+/// The machine has AVX2.
+#[inline(always)]
+unsafe fn lanes(range: Range<usize>) -> __m256i {
+    // SAFETY: the caller vouches for the instructions.
+    unsafe {
+        let number = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        let from = _mm256_cmpgt_epi32(_mm256_set1_epi32(range.start as i32), number);
+        _mm256_andnot_si256(from, _mm256_cmpgt_epi32(_mm256_set1_epi32(range.end as i32), number))
+    }
+}
+
+// SAFETY (of each block that has no other): a vector is at hand, or the caller vouches that one may be made; so the machine has the
+// instruction.
+impl Vector for Avx2 {
+    const LANES: usize = 8;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm256_set1_ps(value) })
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller vouches for the values.
+        Self(unsafe { _mm256_loadu_ps(from) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_first(from: *const f32, count: usize) -> Self {
+        // SAFETY: the caller vouches for the values; those of other lanes are not touched.
+        Self(unsafe { _mm256_maskload_ps(from, lanes(0..count)) })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the caller vouches for the place.
+        unsafe { _mm256_storeu_ps(to, self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut f32, count: usize) {
+        // SAFETY: the caller vouches for the place; other lanes are not touched.
+        unsafe { _mm256_maskstore_ps(to, lanes(0..count), self.0) }
+    }
+
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm256_add_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm256_sub_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm256_mul_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm256_div_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    fn mul_add(self, factor: Self, addend: Self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm256_fmadd_ps(self.0, factor.0, addend.0) })
+    }
+
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm256_max_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    fn keep(self, range: Range<usize>, other: Self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm256_blendv_ps(other.0, self.0, _mm256_castsi256_ps(lanes(range))) })
+    }
+
+    #[inline(always)]
+    fn differs(self, other: Self) -> bool {
+        // SAFETY: see above.
+        unsafe { _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_NEQ_UQ>(self.0, other.0)) != 0 }
+    }
+
+    #[inline(always)]
+    fn exp2(self) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            // At both bounds the power has the bits of zero and of infinity.
+            let x = _mm256_min_ps(_mm256_set1_ps(128.0), _mm256_max_ps(_mm256_set1_ps(-127.0), self.0));
+            let whole = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
+            let fraction = Self(_mm256_sub_ps(x, whole));
+            let power = exp2_of_fraction(fraction, Self::splat(1.0), EXP2.map(|c| Self::splat(c)));
+            let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127));
+            power.mul(Self(_mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))))
+        }
+    }
+}
