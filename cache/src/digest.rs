@@ -150,8 +150,16 @@ impl<'de> Deserialize<'de> for Digest {
 }
 
 /// Builds a digest from a sequence of values; each is length-prefixed, so that no two sequences collide.
-#[derive(Default)]
-pub struct Hasher(blake3::Hasher);
+#[derive(Clone, Default)]
+pub struct Hasher {
+    inner: blake3::Hasher,
+    /// Bytes not handed on yet: BLAKE3 takes many chunks at once where it is given many, and several times as long where
+    /// each comes by itself.
+    waiting: Vec<u8>,
+}
+
+/// How many bytes wait at most.
+const WAITING: usize = 64 << 10;
 
 impl Hasher {
     /// An empty hasher.
@@ -161,14 +169,49 @@ impl Hasher {
 
     /// Adds one value.
     pub fn value(&mut self, bytes: &[u8]) -> &mut Self {
-        self.0.update(&(bytes.len() as u64).to_le_bytes());
-        self.0.update(bytes);
+        self.add(&(bytes.len() as u64).to_le_bytes());
+        self.add(bytes);
         self
+    }
+
+    /// Adds one value: the bytes of words that follow each other.
+    pub fn words<T: Copy>(&mut self, words: &[T], bytes: impl Fn(T) -> [u8; 4]) -> &mut Self {
+        self.add(&(4 * words.len() as u64).to_le_bytes());
+        for block in words.chunks(WAITING / 4) {
+            let start = self.waiting.len();
+            self.waiting.resize(start + 4 * block.len(), 0);
+            let (slots, _) = self.waiting[start..].as_chunks_mut();
+            slots.iter_mut().zip(block).for_each(|(slot, word)| *slot = bytes(*word));
+            self.hand_on_if_many();
+        }
+        self
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        if bytes.len() >= WAITING {
+            self.hand_on();
+            self.inner.update(bytes);
+        } else {
+            self.waiting.extend_from_slice(bytes);
+            self.hand_on_if_many();
+        }
+    }
+
+    fn hand_on_if_many(&mut self) {
+        if self.waiting.len() >= WAITING {
+            self.hand_on();
+        }
+    }
+
+    fn hand_on(&mut self) {
+        self.inner.update(&self.waiting);
+        self.waiting.clear();
     }
 
     /// The digest of what was added.
     pub fn finish(&self) -> Digest {
-        Digest(*self.0.finalize().as_bytes())
+        let mut inner = self.inner.clone();
+        Digest(*inner.update(&self.waiting).finalize().as_bytes())
     }
 }
 
@@ -227,5 +270,22 @@ mod tests {
         assert_ne!(digest(&["ab", "c"]), digest(&["a", "bc"]));
         assert_ne!(digest(&["a", ""]), digest(&["a"]));
         assert_ne!(digest(&["", "a"]), digest(&["a", ""]));
+    }
+
+    #[test]
+    fn values_have_the_digest_of_their_bytes_in_whatever_pieces_they_come() {
+        let long = vec![7; 2 * WAITING + 3];
+        let words: Vec<u32> = (0..long.len() as u32).collect();
+        let mut hasher = Hasher::new();
+        let mut plain = blake3::Hasher::new();
+        for bytes in [&b"short"[..], &long, b"", &long[..WAITING], b"end"] {
+            hasher.value(bytes).words(&words[..bytes.len()], u32::to_le_bytes);
+            plain.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
+            plain.update(&(4 * bytes.len() as u64).to_le_bytes());
+            words[..bytes.len()].iter().for_each(|word| {
+                plain.update(&word.to_le_bytes());
+            });
+            assert_eq!(hasher.finish(), Digest::from(plain.finalize()), "after {} bytes", bytes.len());
+        }
     }
 }

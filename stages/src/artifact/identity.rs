@@ -7,6 +7,7 @@ use serde_json::Value;
 ///
 /// Covered are the kind, the schema, the declared attributes and every value. Codecs, row groups and part borders are
 /// not, so that rewriting a table's files retrains nothing.
+#[derive(Clone)]
 pub struct IdentityHasher(Hasher);
 
 impl IdentityHasher {
@@ -28,24 +29,18 @@ impl IdentityHasher {
 
     /// Takes in a list of ids.
     pub fn ids(&mut self, ids: &[u32]) {
-        self.0.value(&little_endian(ids.iter().map(|id| id.to_le_bytes()), ids.len()));
+        self.0.words(ids, u32::to_le_bytes);
     }
 
     /// Takes in a list of labels.
     pub fn labels(&mut self, labels: &[i32]) {
-        self.0.value(&little_endian(labels.iter().map(|label| label.to_le_bytes()), labels.len()));
+        self.0.words(labels, i32::to_le_bytes);
     }
 
     /// The identity of what was taken in.
     pub fn finish(&self) -> Digest {
         self.0.finish()
     }
-}
-
-fn little_endian(values: impl Iterator<Item = [u8; 4]>, count: usize) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(4 * count);
-    values.for_each(|value| bytes.extend_from_slice(&value));
-    bytes
 }
 
 /// JSON with the keys of every object in order, so that equal values have equal texts.

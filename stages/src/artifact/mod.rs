@@ -17,5 +17,5 @@ pub use kind::{
     Adapter, Files, Metrics, Model, OutputKind, Packs, Rows, Samples, TOKENIZER_FILES, Tokenizer, Tokens, TokensOrPacks,
 };
 pub use parts::{ROWS_PER_PART, TableError};
-pub use rows::{Message, Row, RowCounts, RowsFacts, RowsReader, RowsWriter, Shape};
+pub use rows::{Message, Row, RowCounts, RowIdentities, RowsFacts, RowsReader, RowsWriter, Shape};
 pub use tokens::{IGNORE_INDEX, TokenRow, TokensFacts, TokensReader, TokensWriter};

@@ -11,19 +11,25 @@ use engine::artifact::{ARTIFACT_FILE, Description};
 use engine::error::{Cause, StageError};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
-use parquet::basic::{Compression, ZstdLevel};
+use parquet::arrow::arrow_writer::{ArrowColumnChunk, ArrowColumnWriter, ArrowRowGroupWriterFactory, compute_leaves};
+use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
+use parquet::file::writer::SerializedFileWriter;
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 /// Rows in each part but the last.
 pub const ROWS_PER_PART: u64 = 8192;
 
 /// Rows that are decoded together: small, so that reading one row in the middle of a part stays cheap.
-pub const ROWS_PER_GROUP: usize = 64;
+pub(super) const ROWS_PER_GROUP: usize = 1024;
 
-/// A group of long rows holds fewer of them.
-const BYTES_PER_GROUP: usize = 32 << 20;
+/// A group ends with the row that takes its values to so many bytes.
+pub(super) const BYTES_PER_GROUP: usize = 256 << 10;
+
+/// So many groups are encoded together, on all threads of the pool that the writer is called in.
+pub(super) const GROUPS_PER_WRITE: usize = 16;
 
 pub(super) const PARTS_FILE: &str = "parts.json";
 const FORMAT: u32 = 1;
@@ -163,50 +169,57 @@ pub(super) fn listed_parts(path: &Path) -> Result<Vec<Listed>, TableError> {
 pub(super) struct PartsWriter {
     folder: PathBuf,
     schema: SchemaRef,
-    open: Option<(ArrowWriter<File>, PathBuf, u64)>,
+    properties: WriterProperties,
+    open: Option<OpenPart>,
     list: PartList,
 }
 
+/// A part in the making.
+struct OpenPart {
+    path: PathBuf,
+    writer: SerializedFileWriter<File>,
+    encoder: GroupEncoder,
+    rows: u64,
+}
+
 impl PartsWriter {
-    pub(super) fn new(folder: &Path, schema: SchemaRef) -> Self {
+    /// A writer of tables of this schema, whose values take this form before they are compressed.
+    pub(super) fn new(folder: &Path, schema: SchemaRef, encoding: Encoding) -> Self {
         let list = PartList { format: FORMAT, rows: 0, parts: Vec::new() };
-        Self { folder: folder.to_owned(), schema, open: None, list }
+        let properties = WriterProperties::builder()
+            .set_created_by("pipeline".to_owned())
+            .set_compression(Compression::ZSTD(ZstdLevel::default()))
+            // Texts hardly repeat, and ids take less time and space as they are.
+            .set_dictionary_enabled(false)
+            .set_encoding(encoding)
+            .set_statistics_enabled(EnabledStatistics::None)
+            .build();
+        Self { folder: folder.to_owned(), schema, properties, open: None, list }
     }
 
     /// Rows that still fit into the present part.
     pub(super) fn room(&self) -> u64 {
-        ROWS_PER_PART - self.open.as_ref().map_or(0, |(_, _, rows)| *rows)
+        ROWS_PER_PART - self.open.as_ref().map_or(0, |part| part.rows)
     }
 
-    /// Writes rows, which must fit into the present part.
-    pub(super) fn write(&mut self, batch: &RecordBatch) -> Result<(), TableError> {
-        if self.open.is_none() {
-            self.open = Some(self.begin_part()?);
+    /// Writes groups of rows, which together must fit into the present part.
+    pub(super) fn write(&mut self, groups: &[RecordBatch]) -> Result<(), TableError> {
+        let part = match &mut self.open {
+            Some(part) => part,
+            None => self.open.insert(begin_part(&self.folder, self.list.parts.len(), &self.schema, &self.properties)?),
+        };
+        for (group, encoded) in groups.iter().zip(part.encoder.encode_all(groups)) {
+            encoded
+                .and_then(|encoded| append(&mut part.writer, encoded))
+                .map_err(|error| TableError::parquet(&part.path, error))?;
+            part.rows += group.num_rows() as u64;
         }
-        let (writer, path, rows) = self.open.as_mut().expect("a part was just begun");
-        writer.write(batch).map_err(|error| TableError::parquet(path, error))?;
-        *rows += batch.num_rows() as u64;
         Ok(())
-    }
-
-    fn begin_part(&self) -> Result<(ArrowWriter<File>, PathBuf, u64), TableError> {
-        let path = self.folder.join(format!("part-{:05}.parquet", self.list.parts.len()));
-        let file = File::create(&path).map_err(TableError::io(&path))?;
-        let properties = WriterProperties::builder()
-            .set_created_by("pipeline".to_owned())
-            .set_compression(Compression::ZSTD(ZstdLevel::default()))
-            .set_max_row_group_row_count(Some(ROWS_PER_GROUP))
-            .set_max_row_group_bytes(Some(BYTES_PER_GROUP))
-            .set_statistics_enabled(EnabledStatistics::None)
-            .build();
-        let writer = ArrowWriter::try_new(file, self.schema.clone(), Some(properties))
-            .map_err(|error| TableError::parquet(&path, error))?;
-        Ok((writer, path, 0))
     }
 
     /// Ends the present part, if one is open; `identity` is that of its values.
     pub(super) fn end_part(&mut self, identity: Digest) -> Result<(), TableError> {
-        let Some((writer, path, rows)) = self.open.take() else { return Ok(()) };
+        let Some(OpenPart { path, writer, rows, .. }) = self.open.take() else { return Ok(()) };
         writer.close().map_err(|error| TableError::parquet(&path, error))?;
         let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         self.list.parts.push(Part { file, rows, identity });
@@ -221,6 +234,55 @@ impl PartsWriter {
         std::fs::write(&path, text).map_err(TableError::io(&path))?;
         Ok(self.list.rows)
     }
+}
+
+fn begin_part(
+    folder: &Path,
+    number: usize,
+    schema: &SchemaRef,
+    properties: &WriterProperties,
+) -> Result<OpenPart, TableError> {
+    let path = folder.join(format!("part-{number:05}.parquet"));
+    let file = File::create(&path).map_err(TableError::io(&path))?;
+    let opened = ArrowWriter::try_new(file, schema.clone(), Some(properties.clone()))
+        .and_then(ArrowWriter::into_serialized_writer)
+        .map_err(|error| TableError::parquet(&path, error))?;
+    let (writer, columns) = opened;
+    Ok(OpenPart { path, writer, encoder: GroupEncoder { schema: schema.clone(), columns }, rows: 0 })
+}
+
+/// Turns rows into the bytes of a row group.
+struct GroupEncoder {
+    schema: SchemaRef,
+    columns: ArrowRowGroupWriterFactory,
+}
+
+impl GroupEncoder {
+    /// Encodes groups, on all threads where the caller runs in a pool of them. Their order stays.
+    fn encode_all(&self, groups: &[RecordBatch]) -> Vec<Result<Vec<ArrowColumnChunk>, ParquetError>> {
+        match rayon::current_thread_index() {
+            Some(_) => groups.par_iter().map(|group| self.encode(group)).collect(),
+            None => groups.iter().map(|group| self.encode(group)).collect(),
+        }
+    }
+
+    fn encode(&self, group: &RecordBatch) -> Result<Vec<ArrowColumnChunk>, ParquetError> {
+        // The number of the group matters to encrypted files alone.
+        let mut writers = self.columns.create_column_writers(0)?;
+        let mut leaf_writers = writers.iter_mut();
+        for (field, column) in self.schema.fields().iter().zip(group.columns()) {
+            for leaf in compute_leaves(field, column)? {
+                leaf_writers.next().expect("each leaf has a writer").write(&leaf)?;
+            }
+        }
+        writers.into_iter().map(ArrowColumnWriter::close).collect()
+    }
+}
+
+fn append(writer: &mut SerializedFileWriter<File>, columns: Vec<ArrowColumnChunk>) -> Result<(), ParquetError> {
+    let mut group = writer.next_row_group()?;
+    columns.into_iter().try_for_each(|column| column.append_to_row_group(&mut group))?;
+    group.close().map(drop)
 }
 
 /// Reads a table: any row group by the index of a row in it.

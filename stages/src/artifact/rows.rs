@@ -9,18 +9,14 @@ use arrow::datatypes::{DataType, Field, Schema};
 use cache::Digest;
 use engine::artifact::Facts;
 use engine::context::Artifact;
+use parquet::basic::Encoding;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::identity::IdentityHasher;
 use super::kind::{OutputKind, Rows};
-use super::parts::{PartsReader, PartsWriter, TableError, description};
+use super::parts::{BYTES_PER_GROUP, PartsReader, PartsWriter, ROWS_PER_GROUP, TableError, description};
 use crate::prompt::Template;
-
-const ROWS_PER_WRITE: usize = 512;
-
-/// Rows of long texts are written sooner, so that memory holds few of them.
-const BYTES_PER_WRITE: usize = 32 << 20;
 
 /// What a row is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -202,14 +198,23 @@ impl RowsFacts {
         json!({"shape": self.shape, "template": self.template, "response": self.response})
     }
 
-    /// The identity of some rows of a table with these facts: equal wherever the same rows stand.
+    /// Gives rows of a table with these facts their identities.
+    pub fn identities(&self) -> RowIdentities<'_> {
+        RowIdentities { facts: self, none: self.hasher() }
+    }
+
+    /// Calls `each` with the values of a row, in order of the columns.
     ///
     /// # Panics
-    /// If a row lacks a column.
-    pub fn identity_of(&self, rows: &[Row]) -> Digest {
-        let mut hasher = self.hasher();
-        rows.iter().flat_map(|row| self.values(row.clone())).for_each(|value| hasher.text(&value));
-        hasher.finish()
+    /// If the row lacks a column.
+    fn each_value(&self, row: &Row, mut each: impl FnMut(&str)) {
+        match row {
+            Row::Columns(columns) => {
+                self.columns.iter().for_each(|name| each(columns.get(name).expect("a row has every declared column")));
+            }
+            Row::Messages(messages) => each(&canonical_messages(messages)),
+            Row::Text(text) => each(text),
+        }
     }
 
     fn hasher(&self) -> IdentityHasher {
@@ -219,11 +224,32 @@ impl RowsFacts {
     }
 }
 
+/// The identities of rows by themselves: equal wherever the same rows stand.
+pub struct RowIdentities<'a> {
+    facts: &'a RowsFacts,
+    /// That of no rows, which every other begins with.
+    none: IdentityHasher,
+}
+
+impl RowIdentities<'_> {
+    /// The identity of some rows.
+    ///
+    /// # Panics
+    /// If a row lacks a column.
+    pub fn of(&self, rows: &[Row]) -> Digest {
+        let mut hasher = self.none.clone();
+        rows.iter().for_each(|row| self.facts.each_value(row, |value| hasher.text(value)));
+        hasher.finish()
+    }
+}
+
 /// Writes a Rows artefact.
 pub struct RowsWriter {
     facts: RowsFacts,
     parts: PartsWriter,
     schema: Arc<Schema>,
+    /// The identities of no rows, of all rows, and of those of the present part.
+    none: IdentityHasher,
     whole: IdentityHasher,
     part: IdentityHasher,
     waiting: Vec<Vec<String>>,
@@ -235,10 +261,11 @@ impl RowsWriter {
     pub fn create(folder: &Path, facts: RowsFacts) -> Self {
         let fields: Vec<Field> = facts.columns.iter().map(|name| Field::new(name, DataType::Utf8, false)).collect();
         let schema = Arc::new(Schema::new(fields));
-        let parts = PartsWriter::new(folder, schema.clone());
-        let (whole, part) = (facts.hasher(), facts.hasher());
+        let parts = PartsWriter::new(folder, schema.clone(), Encoding::PLAIN);
+        let none = facts.hasher();
+        let (whole, part) = (none.clone(), none.clone());
         let waiting = facts.columns.iter().map(|_| Vec::new()).collect();
-        Self { facts, parts, schema, whole, part, waiting, waiting_bytes: 0 }
+        Self { facts, parts, schema, none, whole, part, waiting, waiting_bytes: 0 }
     }
 
     /// Adds a row, whose shape must be that of the facts.
@@ -270,7 +297,7 @@ impl RowsWriter {
         }
         self.facts.rows += 1;
         let waiting = self.waiting[0].len();
-        let enough = waiting == ROWS_PER_WRITE || self.waiting_bytes >= BYTES_PER_WRITE;
+        let enough = waiting == ROWS_PER_GROUP || self.waiting_bytes >= BYTES_PER_GROUP;
         if enough || waiting as u64 == self.parts.room() {
             self.flush()?;
         }
@@ -286,7 +313,7 @@ impl RowsWriter {
             .collect();
         let batch = RecordBatch::try_new(self.schema.clone(), columns).expect("columns are equally long");
         if batch.num_rows() > 0 {
-            self.parts.write(&batch)?;
+            self.parts.write(&[batch])?;
         }
         if self.parts.room() == 0 {
             self.end_part()?;
@@ -295,9 +322,8 @@ impl RowsWriter {
     }
 
     fn end_part(&mut self) -> Result<(), TableError> {
-        let identity = self.part.finish();
-        self.part = self.facts.hasher();
-        self.parts.end_part(identity)
+        let part = std::mem::replace(&mut self.part, self.none.clone());
+        self.parts.end_part(part.finish())
     }
 
     /// Ends the table: its facts and its identity, for [`engine::context::StageContext::seal`].
@@ -359,7 +385,7 @@ impl RowsReader {
         Self::open_with(folder, &description.kind, &description.facts)
     }
 
-    fn open_with(folder: &Path, kind: &str, facts: &Facts) -> Result<Self, TableError> {
+    pub(crate) fn open_with(folder: &Path, kind: &str, facts: &Facts) -> Result<Self, TableError> {
         if kind != Rows::NAME {
             return Err(TableError::form(folder, format!("rows are expected, and it holds {kind}")));
         }

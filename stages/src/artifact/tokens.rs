@@ -9,22 +9,23 @@ use arrow::datatypes::{DataType, Field, Schema};
 use cache::Digest;
 use engine::artifact::Facts;
 use engine::context::Artifact;
+use parquet::basic::Encoding;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::identity::IdentityHasher;
 use super::kind::{OutputKind, Packs, Tokens};
-use super::parts::{PartsReader, PartsWriter, TableError, description};
+use super::parts::{
+    BYTES_PER_GROUP, GROUPS_PER_WRITE, PartsReader, PartsWriter, ROWS_PER_GROUP, TableError, description,
+};
 use super::rows::Shape;
 use crate::prompt::{PromptParams, TrainOn};
 
 /// The label of a token without loss.
 pub const IGNORE_INDEX: i32 = -100;
 
-const ROWS_PER_WRITE: usize = 256;
-
-/// Long rows are written sooner, so that memory holds few of them.
-const TOKENS_PER_WRITE: usize = 4 << 20;
+/// An id and a label.
+const BYTES_PER_TOKEN: usize = 8;
 
 /// One row of tokens: a document, or several of them and padding.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -170,10 +171,53 @@ pub struct TokensWriter {
     facts: TokensFacts,
     schema: Arc<Schema>,
     parts: PartsWriter,
+    /// The identities of no rows, of all rows, and of those of the present part.
+    none: IdentityHasher,
     whole: IdentityHasher,
     part: IdentityHasher,
-    waiting: Vec<TokenRow>,
-    waiting_tokens: usize,
+    /// Full groups, the one that is being filled, and how many rows they have.
+    groups: Vec<RecordBatch>,
+    filling: Columns,
+    waiting_rows: u64,
+}
+
+/// Rows that become a row group.
+#[derive(Default)]
+struct Columns {
+    input_ids: Vec<u32>,
+    labels: Vec<i32>,
+    document_lengths: Vec<u32>,
+    row_lengths: Vec<usize>,
+    rows_documents: Vec<usize>,
+}
+
+impl Columns {
+    fn push(&mut self, row: &TokenRow) {
+        self.input_ids.extend_from_slice(&row.input_ids);
+        self.labels.extend_from_slice(&row.labels);
+        self.document_lengths.extend_from_slice(&row.document_lengths);
+        self.row_lengths.push(row.input_ids.len());
+        self.rows_documents.push(row.document_lengths.len());
+    }
+
+    fn is_full(&self) -> bool {
+        self.row_lengths.len() == ROWS_PER_GROUP || self.input_ids.len() * BYTES_PER_TOKEN >= BYTES_PER_GROUP
+    }
+
+    /// As a batch of this schema, which has the document lengths or has not.
+    fn into_batch(self, schema: &Arc<Schema>) -> RecordBatch {
+        let rows = OffsetBuffer::from_lengths(self.row_lengths);
+        let documents = OffsetBuffer::from_lengths(self.rows_documents);
+        let ids = |values: Vec<u32>| Arc::new(UInt32Array::new(ScalarBuffer::from(values), None));
+        let labels = Arc::new(Int32Array::new(ScalarBuffer::from(self.labels), None));
+        let columns = [
+            list(DataType::UInt32, rows.clone(), ids(self.input_ids)),
+            list(DataType::Int32, rows, labels),
+            list(DataType::UInt32, documents, ids(self.document_lengths)),
+        ];
+        let columns = columns.into_iter().take(schema.fields().len()).collect();
+        RecordBatch::try_new(schema.clone(), columns).expect("columns are equally long")
+    }
 }
 
 impl TokensWriter {
@@ -196,9 +240,9 @@ impl TokensWriter {
             fields.push(list("document_lengths", DataType::UInt32));
         }
         let schema = Arc::new(Schema::new(fields));
-        let parts = PartsWriter::new(folder, schema.clone());
-        let hasher = || hasher(kind, &facts);
-        let (whole, part) = (hasher(), hasher());
+        // The upper bytes of ids are mostly alike: apart from the lower ones they take next to no room.
+        let parts = PartsWriter::new(folder, schema.clone(), Encoding::BYTE_STREAM_SPLIT);
+        let none = hasher(kind, &facts);
         let facts = TokensFacts {
             rows: 0,
             documents: 0,
@@ -210,7 +254,9 @@ impl TokensWriter {
             padding: 0,
             ..facts
         };
-        Self { kind, facts, schema, parts, whole, part, waiting: Vec::new(), waiting_tokens: 0 }
+        let (whole, part) = (none.clone(), none.clone());
+        let (groups, filling) = (Vec::new(), Columns::default());
+        Self { kind, facts, schema, parts, none, whole, part, groups, filling, waiting_rows: 0 }
     }
 
     /// What was written so far.
@@ -245,26 +291,25 @@ impl TokensWriter {
         let longest = row.document_lengths.iter().copied().max().unwrap_or(0);
         self.facts.longest_document = self.facts.longest_document.max(u64::from(longest));
         self.facts.largest_id = self.facts.largest_id.max(row.input_ids[..real as usize].iter().copied().max());
-        self.waiting_tokens += row.input_ids.len();
-        self.waiting.push(row);
-        let enough = self.waiting.len() == ROWS_PER_WRITE || self.waiting_tokens >= TOKENS_PER_WRITE;
-        if enough || self.waiting.len() as u64 == self.parts.room() {
+        self.filling.push(&row);
+        self.waiting_rows += 1;
+        let ends_part = self.waiting_rows == self.parts.room();
+        if ends_part || self.filling.is_full() {
+            self.end_group();
+        }
+        if ends_part || self.groups.len() == GROUPS_PER_WRITE {
             self.flush()?;
         }
         Ok(())
     }
 
+    fn end_group(&mut self) {
+        self.groups.push(std::mem::take(&mut self.filling).into_batch(&self.schema));
+    }
+
     fn flush(&mut self) -> Result<(), TableError> {
-        let rows = std::mem::take(&mut self.waiting);
-        self.waiting_tokens = 0;
-        if !rows.is_empty() {
-            let mut columns = vec![ids(rows.iter().map(|row| &row.input_ids)), labels(&rows)];
-            if self.kind == Packs::NAME {
-                columns.push(ids(rows.iter().map(|row| &row.document_lengths)));
-            }
-            let batch = RecordBatch::try_new(self.schema.clone(), columns).expect("columns are equally long");
-            self.parts.write(&batch)?;
-        }
+        self.parts.write(&std::mem::take(&mut self.groups))?;
+        self.waiting_rows = self.filling.row_lengths.len() as u64;
         if self.parts.room() == 0 {
             self.end_part()?;
         }
@@ -272,9 +317,8 @@ impl TokensWriter {
     }
 
     fn end_part(&mut self) -> Result<(), TableError> {
-        let identity = self.part.finish();
-        self.part = hasher(self.kind, &self.facts);
-        self.parts.end_part(identity)
+        let part = std::mem::replace(&mut self.part, self.none.clone());
+        self.parts.end_part(part.finish())
     }
 
     /// Ends the table: its facts, counts of left-out rows among them, and its identity.
@@ -282,7 +326,12 @@ impl TokensWriter {
     /// # Errors
     /// Fails where the disk refuses.
     pub fn finish(mut self, complete: impl FnOnce(&mut TokensFacts)) -> Result<(TokensFacts, Digest), TableError> {
-        self.flush()?;
+        if !self.filling.row_lengths.is_empty() {
+            self.end_group();
+        }
+        if !self.groups.is_empty() {
+            self.flush()?;
+        }
         self.end_part()?;
         complete(&mut self.facts);
         self.parts.finish()?;
@@ -294,18 +343,6 @@ fn hasher(kind: &str, facts: &TokensFacts) -> IdentityHasher {
     let schema = ["input_ids: list<u32>", "labels: list<i32>", "document_lengths: list<u32>"];
     let columns = if kind == Packs::NAME { 3 } else { 2 };
     IdentityHasher::new(kind, &schema[..columns], &facts.attributes())
-}
-
-fn ids<'a>(lists: impl Iterator<Item = &'a Vec<u32>> + Clone) -> ArrayRef {
-    let offsets = OffsetBuffer::from_lengths(lists.clone().map(Vec::len));
-    let values: Vec<u32> = lists.flatten().copied().collect();
-    list(DataType::UInt32, offsets, Arc::new(UInt32Array::new(ScalarBuffer::from(values), None)))
-}
-
-fn labels(rows: &[TokenRow]) -> ArrayRef {
-    let offsets = OffsetBuffer::from_lengths(rows.iter().map(|row| row.labels.len()));
-    let values: Vec<i32> = rows.iter().flat_map(|row| &row.labels).copied().collect();
-    list(DataType::Int32, offsets, Arc::new(Int32Array::new(ScalarBuffer::from(values), None)))
 }
 
 fn list(item: DataType, offsets: OffsetBuffer<i32>, values: ArrayRef) -> ArrayRef {

@@ -12,12 +12,12 @@ use engine::file::source::Span;
 use engine::parameter::{Input, Parameters};
 use engine::preflight::{Preflight, Work};
 use engine::protocol::WorkerEvent;
-use engine::stage::{InputFacts, Stage};
+use engine::stage::{InputFacts, Stage, Threads};
 use engine::survey::{LocalFiles, Survey};
 
 use crate::artifact::{OutputKind, Packs, Shape, TokenRow, Tokens, TokensFacts, TokensReader, TokensWriter};
 use crate::prompt::PROMPT;
-use crate::tokenize::{LONGEST_POSSIBLE, facts_of, stop_if_cancelled};
+use crate::tokenize::{LONGEST_POSSIBLE, facts_of, stop_if_cancelled, thread_pool};
 pub use best_fit::BestFit;
 pub use next_fit::{NextFit, TooLong};
 
@@ -101,6 +101,10 @@ impl Stage for Pack {
         ahead
     }
 
+    fn threads(_: &PackParams) -> Threads {
+        Threads::Many
+    }
+
     fn compare(kind: &str, old: &StoredArtifact, new: &StoredArtifact) -> Option<TableChange> {
         crate::artifact::compare(kind, old, new)
     }
@@ -113,20 +117,21 @@ impl Stage for Pack {
         let max_seq_len = Some(params.max_seq_len as u64);
         let mut writer = TokensWriter::packs(&draft.folder, TokensFacts { max_seq_len, ..facts.clone() });
         let total = tokens.len();
-        for index in 0..total {
-            let document = tokens.row(index)?;
-            packer.push(&document).map_err(|error| too_long(error, index))?;
-            while let Some(pack) = packer.next_full() {
-                writer.write(pack)?;
+        // Within the pool, so that the writer encodes on its threads.
+        thread_pool(context)?.install(|| {
+            for index in 0..total {
+                let document = tokens.row(index)?;
+                packer.push(&document).map_err(|error| too_long(error, index))?;
+                while let Some(pack) = packer.next_full() {
+                    writer.write(pack)?;
+                }
+                if index % 256 == 255 {
+                    stop_if_cancelled(context)?;
+                    context.progress("rows", index + 1, Some(total), None);
+                }
             }
-            if index % 256 == 255 {
-                stop_if_cancelled(context)?;
-                context.progress("rows", index + 1, Some(total), None);
-            }
-        }
-        for pack in packer.finish() {
-            writer.write(pack)?;
-        }
+            packer.finish().try_for_each(|pack| writer.write(pack)).map_err(StageError::from)
+        })?;
         context.progress("rows", total, Some(total), None);
         let (packed, identity) = writer.finish(|_| ())?;
         context.emit(WorkerEvent::Report { text: summary(total, &packed) });

@@ -3,18 +3,17 @@
 use cache::Digest;
 use engine::context::StageContext;
 use engine::error::StageError;
-use rayon::ThreadPool;
 use rayon::prelude::*;
 
-use super::chunk::{self, Chunk};
+use super::chunk::{Chunk, Chunks};
 use super::counts::Counts;
 use super::earlier::{Earlier, Taken};
 use super::row::{Outcome, RowEncoder, RowError};
-use crate::artifact::{RowsReader, TableError, TokenRow};
+use crate::artifact::{TableError, TokenRow};
 
-/// Rows that are encoded together: memory holds this many and a chunk at a time, and fewer of long ones.
-const ROWS: usize = 1024;
-const BYTES: usize = 8 << 20;
+/// How much text is encoded together, and short rows of how many: memory holds two batches at a time, and a chunk of each more.
+const BYTES: usize = 4 << 20;
+const ROWS: usize = 1 << 14;
 
 /// Chunks that follow each other, with what earlier results have of them.
 pub(super) struct Batch {
@@ -33,20 +32,19 @@ pub(super) struct Done {
 }
 
 impl Batch {
-    /// Reads the chunks from a row on.
+    /// Reads the chunks that come next.
     ///
     /// # Errors
     /// Fails where the table of rows is damaged.
     pub(super) fn read(
-        rows: &mut RowsReader,
-        from: u64,
+        chunks: &mut Chunks<'_>,
         earlier: &mut Earlier,
         context: &StageContext,
     ) -> Result<Self, TableError> {
-        let mut batch = Self { from, chunks: Vec::new() };
+        let mut batch = Self { from: chunks.next_row(), chunks: Vec::new() };
         let (mut read, mut bytes) = (0, 0);
         while read < ROWS && bytes < BYTES {
-            let Some(chunk) = chunk::read(rows, from + read as u64)? else { break };
+            let Some(chunk) = chunks.read()? else { break };
             read += chunk.rows.len();
             bytes += chunk.text_bytes;
             let taken = earlier.take(context, &chunk.identity);
@@ -55,17 +53,22 @@ impl Batch {
         Ok(batch)
     }
 
-    /// Encodes what no earlier result has.
+    /// Whether there were no more rows.
+    pub(super) fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+    }
+
+    /// Encodes what no earlier result has, on all threads of the pool that this runs in.
     ///
     /// # Errors
     /// Fails at the first row that cannot be encoded, with its number.
-    pub(super) fn encode(self, encoder: &RowEncoder<'_>, threads: &ThreadPool) -> Result<Vec<Done>, StageError> {
+    pub(super) fn encode(self, encoder: &RowEncoder<'_>) -> Result<Vec<Done>, StageError> {
         let of_chunk = |(chunk, taken): (Chunk, Option<Taken>)| {
             let encode = || chunk.rows.par_iter().map(|row| encoder.encode(row)).collect::<Vec<_>>();
             let made = taken.map_or_else(|| Err(encode()), Ok);
             (chunk.identity, made)
         };
-        let made: Vec<_> = threads.install(|| self.chunks.into_par_iter().map(of_chunk).collect());
+        let made: Vec<_> = self.chunks.into_par_iter().map(of_chunk).collect();
         let mut row = self.from;
         let mut done = Vec::with_capacity(made.len());
         for (identity, made) in made {

@@ -2,7 +2,7 @@
 
 use cache::Digest;
 
-use crate::artifact::{Row, RowsFacts, RowsReader, TableError};
+use crate::artifact::{Row, RowIdentities, RowsFacts, RowsReader, TableError};
 
 /// Fewest rows of a chunk, but for the last: after these, a border comes with the first row whose digest asks for one,
 /// and one row in [`MEAN`] does.
@@ -21,26 +21,47 @@ pub(super) struct Chunk {
     pub identity: Digest,
 }
 
-/// Reads the chunk that begins at a row; `None` beyond the last.
-///
-/// # Errors
-/// Fails where the table is damaged.
-pub(super) fn read(rows: &mut RowsReader, from: u64) -> Result<Option<Chunk>, TableError> {
-    let mut chunk = Vec::new();
-    let mut text_bytes = 0;
-    for index in from..rows.len() {
-        let row = rows.row(index)?;
-        text_bytes += row.text_bytes();
-        let asks = asks_for_a_border(rows.facts(), &row);
-        chunk.push(row);
-        if (asks && chunk.len() >= FEWEST) || chunk.len() == MOST || text_bytes >= MOST_BYTES {
-            break;
-        }
-    }
-    let identity = rows.facts().identity_of(&chunk);
-    Ok((!chunk.is_empty()).then_some(Chunk { rows: chunk, text_bytes, identity }))
+/// Reads chunks one after the other.
+pub(super) struct Chunks<'a> {
+    rows: &'a mut RowsReader,
+    identities: RowIdentities<'a>,
+    /// The row that the next chunk begins with.
+    next: u64,
 }
 
-fn asks_for_a_border(facts: &RowsFacts, row: &Row) -> bool {
-    facts.identity_of(std::slice::from_ref(row)).as_bytes()[0].is_multiple_of(MEAN)
+impl<'a> Chunks<'a> {
+    /// The chunks of all rows, of which these are the facts.
+    pub(super) fn new(rows: &'a mut RowsReader, facts: &'a RowsFacts) -> Self {
+        Self { rows, identities: facts.identities(), next: 0 }
+    }
+
+    /// The row that the next chunk begins with.
+    pub(super) fn next_row(&self) -> u64 {
+        self.next
+    }
+
+    /// The next chunk; `None` beyond the last row.
+    ///
+    /// # Errors
+    /// Fails where the table is damaged.
+    pub(super) fn read(&mut self) -> Result<Option<Chunk>, TableError> {
+        let mut chunk = Vec::new();
+        let mut text_bytes = 0;
+        while self.next < self.rows.len() {
+            let row = self.rows.row(self.next)?;
+            self.next += 1;
+            text_bytes += row.text_bytes();
+            let asks = self.asks_for_a_border(&row);
+            chunk.push(row);
+            if (asks && chunk.len() >= FEWEST) || chunk.len() == MOST || text_bytes >= MOST_BYTES {
+                break;
+            }
+        }
+        let identity = self.identities.of(&chunk);
+        Ok((!chunk.is_empty()).then_some(Chunk { rows: chunk, text_bytes, identity }))
+    }
+
+    fn asks_for_a_border(&self, row: &Row) -> bool {
+        self.identities.of(std::slice::from_ref(row)).as_bytes()[0].is_multiple_of(MEAN)
+    }
 }

@@ -27,6 +27,7 @@ use crate::artifact::{OutputKind, Rows, RowsFacts, RowsReader, Shape, TokensFact
 use crate::prompt::{PROMPT, PromptParams, PromptRenderer, TrainOn};
 use crate::tokenizer::Tokenizer;
 use batch::{Batch, Done};
+use chunk::Chunks;
 use counts::Counts;
 use earlier::{Earlier, Piece};
 use row::RowEncoder;
@@ -189,28 +190,32 @@ impl Stage for Tokenize {
             on_too_long: params.on_too_long(shape),
             on_no_target: params.on_no_target,
         };
-        let threads = rayon::ThreadPoolBuilder::new()
-            .num_threads(context.threads())
-            .build()
-            .or_fail(Cause::Machine, || "cannot start threads".to_owned())?;
-
         let family = context.family::<Self>(params, &params.dataset.reference)?;
         let mut earlier = Earlier::new(context, &family);
         let draft = context.create("tokens")?;
         let mut writer = TokensWriter::tokens(&draft.folder, no_tokens_yet(&tokenizer, shape, params));
         let (mut counts, mut pieces, mut taken_over) = (Counts::default(), Vec::new(), 0);
-        while counts.read < rows.len() {
-            stop_if_cancelled(context)?;
-            let batch = Batch::read(&mut rows, counts.read, &mut earlier, context)?;
-            for Done { identity, rows, counts: of_chunk, taken_over: is_taken } in batch.encode(&encoder, &threads)? {
-                counts.add(&of_chunk);
-                taken_over += if is_taken { of_chunk.read } else { 0 };
-                let first = writer.facts().rows;
-                pieces.push(Piece { identity, first, rows: rows.len() as u64, counts: of_chunk });
-                rows.into_iter().try_for_each(|row| writer.write(row))?;
+        let (rows_facts, total) = (rows.facts().clone(), rows.len());
+        let mut chunks = Chunks::new(&mut rows, &rows_facts);
+        // Within the pool, so that the writer encodes on its threads too.
+        thread_pool(context)?.install(|| {
+            let mut batch = Batch::read(&mut chunks, &mut earlier, context)?;
+            while !batch.is_empty() {
+                stop_if_cancelled(context)?;
+                let (done, next) =
+                    rayon::join(|| batch.encode(&encoder), || Batch::read(&mut chunks, &mut earlier, context));
+                for Done { identity, rows, counts: of_chunk, taken_over: is_taken } in done? {
+                    counts.add(&of_chunk);
+                    taken_over += if is_taken { of_chunk.read } else { 0 };
+                    let first = writer.facts().rows;
+                    pieces.push(Piece { identity, first, rows: rows.len() as u64, counts: of_chunk });
+                    rows.into_iter().try_for_each(|row| writer.write(row))?;
+                }
+                context.progress("rows", counts.read, Some(total), None);
+                batch = next?;
             }
-            context.progress("rows", counts.read, Some(rows.len()), None);
-        }
+            Ok::<_, StageError>(())
+        })?;
         let (facts, identity) = writer.finish(|facts| counts.write_to(facts))?;
         counts.report(&facts, taken_over, context);
         counts.check(&facts)?;
@@ -240,6 +245,12 @@ pub(crate) fn facts_of<'a>(reference: &Reference, inputs: &'a InputFacts) -> Opt
 /// Ends the stage where the user asked for it.
 pub(crate) fn stop_if_cancelled(context: &StageContext) -> Result<(), StageError> {
     if context.cancelled() { Err(StageError::new(Cause::Cancelled, "ended by the user")) } else { Ok(()) }
+}
+
+/// As many threads as the stage may use.
+pub(crate) fn thread_pool(context: &StageContext) -> Result<rayon::ThreadPool, StageError> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(context.threads()).build();
+    pool.or_fail(Cause::Machine, || "cannot start threads".to_owned())
 }
 
 /// What is asked of the ends of rows must be possible.
