@@ -11,6 +11,7 @@ mod chunk;
 mod counts;
 mod earlier;
 mod row;
+mod speed;
 
 use engine::artifact::{Facts, Output};
 use engine::change::{StoredArtifact, TableChange};
@@ -174,7 +175,7 @@ impl Stage for Tokenize {
     }
 
     fn run(params: &TokenizeParams, context: &mut StageContext) -> Result<(), StageError> {
-        let tokenizer = Tokenizer::open(&context.open(&params.tokenizer)?)?;
+        let mut tokenizer = Tokenizer::open(&context.open(&params.tokenizer)?)?;
         let mut rows = RowsReader::open(&context.open(&params.dataset)?)?;
         let shape = rows.facts().shape;
         if shape != Shape::Text && params.on_too_long == Some(OnTooLong::Split) {
@@ -183,6 +184,7 @@ impl Stage for Tokenize {
         check_ends(params, &tokenizer, shape, context)?;
         let train_on = params.train_on().ok_or_else(|| StageError::new(Cause::BadParameters, TWO_ANSWERS))?;
         let renderer = PromptRenderer::new(&params.prompt, rows.facts(), &tokenizer)?.train_on(train_on);
+        speed::speed_up(&mut tokenizer, &renderer, &mut rows, context)?;
         let encoder = RowEncoder {
             tokenizer: &tokenizer,
             renderer: &renderer,

@@ -353,3 +353,73 @@ fn rows_of_tokens_are_foretold_only_where_none_is_split() {
     let whole = json!({"max_seq_len": 16, "on_too_long": "truncate"});
     assert_eq!(foretold(json!({"rows": 7, "shape": "text"}), whole), Some(7));
 }
+
+/// Tokenizes texts with a tokenizer, and gives the rows and what encoded them.
+fn tokenized_texts(tokenizer: &Path, texts: &[String]) -> (Vec<TokenRow>, Value) {
+    let folder = tempfile::tempdir().unwrap();
+    let rows: Vec<Row> = texts.iter().map(|text| Row::Text(text.clone())).collect();
+    let (source, facts) = written(folder.path(), RowsFacts::text(), &rows);
+    let bench = TestBench::new(folder.path())
+        .input("articles.rows", "rows", &source, facts)
+        .unwrap()
+        .input("base.tokenizer", "tokenizer", tokenizer, Default::default())
+        .unwrap()
+        .threads(2);
+    let with = json!({"dataset": "articles", "tokenizer": "base"});
+    let (outputs, how) = bench.run_recorded::<Tokenize>(with).unwrap();
+    let mut reader = TokensReader::open(&outputs["tokens"]).unwrap();
+    (reader.iter().collect::<Result<_, _>>().unwrap(), how["encoder"].clone())
+}
+
+#[test]
+fn rows_of_any_length_keep_their_order_where_much_is_encoded() {
+    let tokenizer = Tokenizer::from_folder(&golden("tokenizers/bytelevel")).unwrap();
+    let ids = |text: &str| tokenizer.encode(text).unwrap();
+    // Twenty megabytes in one row, among empty and short ones.
+    let repeats = 2 << 20;
+    let mut texts: Vec<String> = (0..3000).map(|number| format!("{number} {}", "rain ".repeat(number % 7))).collect();
+    texts[1500] = format!("rain{}", " fell rain".repeat(repeats));
+    texts[1501] = String::new();
+    let (rows, encoder) = tokenized_texts(&golden("tokenizers/bytelevel"), &texts);
+    assert_eq!(encoder, "tokenizers 1.0");
+    let framed = |ids: Vec<u32>| {
+        let ends = [tokenizer.bos_token_id(), tokenizer.eos_token_id()].map(Option::unwrap);
+        [&ends[..1], &ids, &ends[1..]].concat()
+    };
+    assert_eq!(rows.len(), texts.len());
+    for (number, (row, text)) in rows.iter().zip(&texts).enumerate() {
+        let expected = match number {
+            1500 => [ids("rain"), [ids(" fell"), ids(" rain")].concat().repeat(repeats)].concat(),
+            _ => ids(text),
+        };
+        assert!(row.input_ids == framed(expected), "row {number}");
+    }
+}
+
+#[test]
+fn what_the_fast_encoder_cannot_do_the_other_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = json!({
+        "version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": {"?": 0, "rain": 1, "fell": 2}, "unk_token": "?"},
+    });
+    std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
+    let texts: Vec<String> = (1..6).map(|number| "rain fell down ".repeat(60_000 + number)).collect();
+    let (rows, encoder) = tokenized_texts(folder.path(), &texts);
+    assert_eq!(encoder, "tokenizers 0.23");
+    let expected = (1..6).map(|number| [1, 2, 0].repeat(60_000 + number));
+    assert!(rows.iter().map(|row| row.input_ids.clone()).eq(expected));
+}
+
+#[test]
+fn chunks_of_long_rows_have_few_of_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = |number: usize| Row::Text(format!("{number} {}", "x".repeat(3 << 20)));
+    let (source, facts) = written(folder.path(), RowsFacts::text(), &(0..5).map(long).collect::<Vec<_>>());
+    let mut reader = RowsReader::open_with(&source, "rows", &facts).unwrap();
+    let facts = reader.facts().clone();
+    let mut chunks = Chunks::new(&mut reader, &facts);
+    let lengths: Vec<usize> = std::iter::from_fn(|| chunks.read().unwrap().map(|chunk| chunk.rows.len())).collect();
+    assert_eq!(lengths, [2, 2, 1]);
+}
