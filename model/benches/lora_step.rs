@@ -1,12 +1,16 @@
-//! Times LoRA steps (forward, backward, clipping, AdamW) on a llama with random weights in memory and tied embeddings.
+//! Times training steps (forward, backward, clipping, AdamW) on a llama with random weights in memory and tied embeddings.
 //!
 //! ```text
 //! cargo bench -p model --bench lora_step -- --hidden 576 --layers 30 --heads 9 --kv-heads 3 --intermediate 1536 \
-//!     --vocab 49152 --seq 512 --batch 1 --rank 8 --dtype f32 --threads 2 --recompute none
+//!     --vocab 49152 --seq 512 --batch 1 --rank 8 --targets q_proj,v_proj --trained adapter --dtype f32 --threads 2 \
+//!     --recompute none
 //! ```
 //!
-//! Prints one line of JSON: medians over the steps after the warm-up, and the loss of every step. All steps see the same
-//! batch, in which every token but the first of a row is a target, so the losses fall.
+//! `--targets all-linear` puts the adapter onto every projection but the head, `--trained weights` trains all weights and no adapter.
+//!
+//! Prints one line of JSON: medians over the steps after the warm-up, the loss of every step, the peak of anonymous memory from the
+//! first step on, sampled, and the arithmetic of a step. All steps see the same batch, in which every token but the first of a row
+//! is a target, so the losses fall.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -21,11 +25,18 @@ use model::config::Config;
 use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::init::{Fill, NewModel, fresh_tensor};
+use model::memory::Module;
 use model::ops::Compute;
 use model::parameter::Keep;
 use model::peft::AdapterConfig;
+use model::peft::targets::{ALL_LINEAR, all_linear};
 use model::random::{Address, Purpose, Stream};
 use model::trainer::{AdamW, Optimizer, Recompute, TrainOptions, Trained, Trainer};
+
+#[path = "support/machine.rs"]
+mod machine;
+
+use machine::{MemorySampler, cpu_time};
 
 const SEED: u64 = 0;
 const MAX_GRAD_NORM: f64 = 1.0;
@@ -37,6 +48,9 @@ struct Arguments {
     seq: usize,
     batch: usize,
     rank: usize,
+    /// Modules of the adapter, by name, or `all-linear`.
+    targets: String,
+    trained: Trained,
     compute: Compute,
     recompute: Recompute,
     threads: usize,
@@ -57,6 +71,9 @@ struct Measured {
     cpu: Vec<Duration>,
     losses: Vec<f64>,
     kernel_set: String,
+    /// Multiplications and additions of a step.
+    flop: f64,
+    peak_anonymous_mib: f64,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -90,6 +107,8 @@ impl Arguments {
             seq: 512,
             batch: 1,
             rank: 8,
+            targets: "q_proj,v_proj".to_owned(),
+            trained: Trained::Adapter,
             compute: Compute::F32,
             recompute: Recompute::None,
             threads: 1,
@@ -125,6 +144,14 @@ impl Arguments {
             "--threads" => self.threads = number()?.max(1),
             "--steps" => self.steps = number()?.max(1),
             "--warmup" => self.warmup = number()?,
+            "--targets" => self.targets = value.to_owned(),
+            "--trained" => {
+                self.trained = match value {
+                    "adapter" => Trained::Adapter,
+                    "weights" => Trained::Weights,
+                    _ => return Err("what is trained is adapter or weights".into()),
+                }
+            }
             "--dtype" => {
                 self.compute = match value {
                     "f32" => Compute::F32,
@@ -151,6 +178,20 @@ impl Arguments {
         Ok(())
     }
 
+    /// Multiplications and additions that a step cannot do without: the products with weights and those of attention, forward and
+    /// backward. An adapter's own are a hundredth of them and left out, as is what is computed a second time.
+    fn flop(&self, config: &Config) -> f64 {
+        let tokens = (self.seq * self.batch) as f64;
+        // `x · W`, `dy · W`, and `dyᵀ · x` where W is trained.
+        let products = if self.trained == Trained::Weights { 3.0 } else { 2.0 };
+        let weights = config.num_hidden_layers as f64
+            * config.layer_modules().iter().map(Module::weights).sum::<u64>() as f64
+            + (config.vocab_size * config.hidden_size) as f64;
+        // Scores and their sum over values, of half of all pairs of tokens; backward two products for each of them.
+        let queries = (config.num_attention_heads * config.head_dim * config.num_hidden_layers) as f64;
+        2.0 * products * weights * tokens + 3.0 * 2.0 * queries * tokens * self.seq as f64
+    }
+
     /// Rows of random tokens; every token but the first of a row is a target.
     fn batch(&self) -> Batch {
         let mut stream = Stream::new(SEED, Address::new(Purpose::RowOrder).step(u64::MAX));
@@ -165,23 +206,32 @@ fn run<B: Blocks>(ops: B, arguments: &Arguments) -> Result<Measured, Box<dyn Err
     let kernel_set = ops.describe();
     let config = Config::from_json(&serde_json::Value::Object(arguments.model.config(Dtype::F32)?).to_string())?;
     let deviation = arguments.model.initializer_range;
-    let mut decoder = Decoder::build(Arc::new(ops), config, Keep::Frozen, |name, shape| {
+    let flop = arguments.flop(&config);
+    let keep = if arguments.trained == Trained::Weights { Keep::Trainable } else { Keep::Frozen };
+    let targets = match arguments.targets.as_str() {
+        ALL_LINEAR => all_linear(&config),
+        names => names.split(',').map(str::to_owned).collect(),
+    };
+    let mut decoder = Decoder::build(Arc::new(ops), config, keep, |name, shape| {
         let fill = if shape.len() == 1 { Fill::One } else { Fill::Normal(deviation) };
         Ok(fresh_tensor(SEED, name, shape.iter().product(), fill))
     })?;
-    let targets = ["q_proj", "v_proj"].map(str::to_owned).to_vec();
-    let adapter = decoder.fresh_adapter(&AdapterConfig::new(arguments.rank, 16.0, targets), SEED)?;
-    decoder.attach(&adapter)?;
+    if arguments.trained == Trained::Adapter {
+        let adapter = decoder.fresh_adapter(&AdapterConfig::new(arguments.rank, 16.0, targets), SEED)?;
+        decoder.attach(&adapter)?;
+    }
     let adamw = Optimizer::AdamW(AdamW::default());
     let options = TrainOptions {
         max_grad_norm: Some(MAX_GRAD_NORM),
         recompute: arguments.recompute,
-        ..TrainOptions::new(Trained::Adapter, adamw)
+        ..TrainOptions::new(arguments.trained, adamw)
     };
     let mut trainer = Trainer::new(decoder, options)?;
 
     let batch = arguments.batch();
-    let mut measured = Measured { wall: Vec::new(), cpu: Vec::new(), losses: Vec::new(), kernel_set };
+    let memory = MemorySampler::start();
+    let mut measured =
+        Measured { wall: Vec::new(), cpu: Vec::new(), losses: Vec::new(), kernel_set, flop, peak_anonymous_mib: 0.0 };
     for number in 0..arguments.warmup + arguments.steps {
         let (wall, cpu) = (Instant::now(), cpu_time());
         trainer.accumulate(&batch)?;
@@ -192,6 +242,7 @@ fn run<B: Blocks>(ops: B, arguments: &Arguments) -> Result<Measured, Box<dyn Err
         }
         measured.losses.push(loss);
     }
+    measured.peak_anonymous_mib = memory.peak_mib();
     Ok(measured)
 }
 
@@ -214,10 +265,14 @@ fn print(arguments: &Arguments, mut measured: Measured) {
         "recompute": arguments.recompute == Recompute::Layers,
         "threads": arguments.threads,
         "steps": arguments.steps,
+        "targets": arguments.targets,
+        "trained": if arguments.trained == Trained::Adapter { "adapter" } else { "weights" },
         "tokens_per_s": (arguments.seq * arguments.batch) as f64 / wall,
         "seconds_per_step": wall,
         "cpu_seconds_per_step": cpu,
-        "peak_rss_mib": peak_rss_mib(),
+        "gflop_per_step": measured.flop / 1e9,
+        "gflop_per_cpu_second": measured.flop / 1e9 / cpu,
+        "peak_anonymous_mib": measured.peak_anonymous_mib,
         "losses": measured.losses,
     });
     println!("{line}");
@@ -227,19 +282,4 @@ fn print(arguments: &Arguments, mut measured: Measured) {
 fn median(durations: &mut [Duration]) -> f64 {
     durations.sort_unstable();
     durations[durations.len() / 2].as_secs_f64()
-}
-
-/// Processor time of all threads so far. The system counts it in hundredths of a second.
-fn cpu_time() -> Duration {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The second field, the program's name in brackets, may hold spaces; user and system time are the 14th and 15th.
-    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
-    let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
-    Duration::from_millis(ticks * 10)
-}
-
-fn peak_rss_mib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    peak.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) / 1024
 }

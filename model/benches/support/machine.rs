@@ -1,6 +1,11 @@
 //! What the machine gives and what this process took of it.
 
+#![allow(dead_code, reason = "each bench uses a part of it")]
+
 use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 /// Processor time of all threads that are alive, which the system counts in nanoseconds.
@@ -44,4 +49,36 @@ fn sum(values: &[u64]) -> u64 {
         lanes.iter_mut().zip(chunk).for_each(|(lane, value)| *lane = lane.wrapping_add(*value));
     }
     lanes.into_iter().fold(0, u64::wrapping_add)
+}
+
+/// The most anonymous memory that this process has held since the sampler was started; the pages of files are not in it.
+pub struct MemorySampler {
+    peak: Arc<AtomicU64>,
+    _ends_with_it: Sender<()>,
+}
+
+impl MemorySampler {
+    /// Looks a hundred times a second.
+    pub fn start() -> Self {
+        let peak = Arc::new(AtomicU64::new(0));
+        let (_ends_with_it, end) = std::sync::mpsc::channel::<()>();
+        let found = Arc::clone(&peak);
+        std::thread::spawn(move || {
+            while end.recv_timeout(Duration::from_millis(10)) == Err(RecvTimeoutError::Timeout) {
+                found.fetch_max(anonymous_kib(), Ordering::Relaxed);
+            }
+        });
+        Self { peak, _ends_with_it }
+    }
+
+    /// The peak so far.
+    pub fn peak_mib(&self) -> f64 {
+        self.peak.load(Ordering::Relaxed).max(anonymous_kib()) as f64 / 1024.0
+    }
+}
+
+fn anonymous_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    anonymous.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
