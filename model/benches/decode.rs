@@ -119,7 +119,7 @@ impl Arguments {
             "--threads" => self.threads = number()?.max(1),
             "--repetitions" => self.repetitions = number()?.max(1),
             "--weights" => {
-                let known = [Compute::F32, Compute::Bf16];
+                let known = [Compute::F32, Compute::Bf16, Compute::Int8, Compute::Int4];
                 let found = known.into_iter().find(|compute| compute.name() == value);
                 self.weights = found.ok_or_else(|| format!("weights are {}", known.map(Compute::name).join(", ")))?;
             }

@@ -16,6 +16,7 @@ mod operations;
 mod optimizer;
 mod pointwise;
 mod product;
+mod quantized;
 mod simd;
 mod tensor;
 mod vector;

@@ -17,6 +17,11 @@ pub(crate) fn of_bf16(values: &[bf16]) -> u64 {
     of(values, |value| value.to_bits().into())
 }
 
+/// The fingerprint of bytes. No change of a single one leaves it the same.
+pub(crate) fn of_bytes(values: &[u8]) -> u64 {
+    of(values, u64::from)
+}
+
 /// The fingerprint of fingerprints.
 pub(crate) fn of_parts(parts: &[u64]) -> u64 {
     of(parts, |part| part)

@@ -156,11 +156,20 @@ pub fn cache_bytes(config: &Config, tokens: u64) -> u64 {
 
 /// Bytes of the prepared weights.
 pub fn weight_bytes(config: &Config, compute: Compute) -> u64 {
-    let per_weight = match compute {
-        Compute::F32 => F32_BYTES,
-        Compute::Bf16 => 2,
-    };
-    config.matrix_weights() * per_weight
+    // Of a block of 32, the numbers and a scale of two bytes.
+    let bytes = |weights: u64, of_block: u64| weights.div_ceil(32) * of_block;
+    let weights = config.matrix_weights();
+    match compute {
+        Compute::F32 => weights * F32_BYTES,
+        Compute::Bf16 => weights * 2,
+        Compute::Int8 => bytes(weights, 34),
+        // Embedding and head stay in 8 bits.
+        Compute::Int4 => {
+            let layers =
+                config.layer_modules().iter().map(Module::weights).sum::<u64>() * config.num_hidden_layers as u64;
+            bytes(layers, 18) + bytes(weights - layers, 34)
+        }
+    }
 }
 
 /// Values that a layer keeps of each token: the residual stream at both blocks, queries, keys, values and the output of attention,

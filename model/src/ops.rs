@@ -39,8 +39,8 @@ pub type Result<T = ()> = std::result::Result<T, KernelError>;
 
 /// The number type of the large products. A setting of a kernel set, fixed when the set is made.
 ///
-/// The large products are those with a prepared weight ([`Ops::linear`], [`Ops::linear_backward`]): with bf16 a weight is kept in it
-/// alone, at half the memory, and what it is multiplied with is rounded to it. The residual stream, norms, attention, adapters,
+/// The large products are those with a prepared weight ([`Ops::linear`], [`Ops::linear_backward`]): a weight is kept in this type
+/// alone, with bf16 at half the memory, and what it is multiplied with is rounded to it. The residual stream, norms, attention, adapters,
 /// gradients, moments and the loss are f32 under each of them, as are the values of a weight in training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compute {
@@ -48,6 +48,10 @@ pub enum Compute {
     F32,
     /// Operands of the large products rounded to bfloat16, accumulated in f32.
     Bf16,
+    /// Operands of the large products in blocks of 32 numbers of 8 bits with one scale. For models that are only asked.
+    Int8,
+    /// As [`Compute::Int8`], with weights of 4 bits but for embedding and head.
+    Int4,
 }
 
 impl Compute {
@@ -56,6 +60,16 @@ impl Compute {
         match self {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        }
+    }
+
+    /// Whether a model can only be asked: its weights are too coarse for a step of training to change them, and have no backward.
+    pub fn only_infers(self) -> bool {
+        match self {
+            Self::F32 | Self::Bf16 => false,
+            Self::Int8 | Self::Int4 => true,
         }
     }
 }
@@ -226,6 +240,8 @@ pub trait Ops: Send + Sync + 'static {
     fn name(&self) -> &'static str;
     /// The set, its instruction set or device, compute type and threads, in words for a log.
     fn describe(&self) -> String;
+    /// The number type of the large products.
+    fn compute(&self) -> Compute;
 
     /// Where it is recorded what takes how long.
     fn profile(&self) -> &Profile {
@@ -255,6 +271,10 @@ pub trait Ops: Send + Sync + 'static {
     fn copy(&self, from: &Self::Tensor, to: &mut Self::Tensor) -> Result;
     /// A prepared weight of these values, `[out, in]` row by row.
     fn weight(&self, out_features: usize, in_features: usize, values: Vec<f32>) -> Result<Self::Weight>;
+    /// As [`Ops::weight`], of the embedding or the head, which tell tokens apart: a set may keep them in a finer type.
+    fn table(&self, vocab_size: usize, hidden_size: usize, values: Vec<f32>) -> Result<Self::Weight> {
+        self.weight(vocab_size, hidden_size, values)
+    }
     /// Prepares a weight again after its trained values changed.
     fn refresh(&self, weight: &mut Self::Weight, values: &Self::Tensor) -> Result;
     /// A number that changes with every change of a single value of the weight, and by all odds with any other.

@@ -148,19 +148,40 @@ pub enum Keep {
     Trainable,
 }
 
+/// [`Ops::weight`] or [`Ops::table`].
+type Prepare<B> = fn(&B, usize, usize, Vec<f32>) -> Result<<B as Ops>::Weight>;
+
 impl<B: Ops> Matrix<B> {
     /// A matrix of these values, `[out, in]` row by row.
     ///
     /// # Errors
     /// Fails if the device does.
     pub fn new(ops: &B, name: impl Into<String>, shape: [usize; 2], values: Vec<f32>, keep: Keep) -> Result<Self> {
-        let name = name.into();
+        Self::prepared_by(B::weight, ops, name.into(), shape, values, keep)
+    }
+
+    /// As [`Matrix::new`], for an embedding or a head.
+    ///
+    /// # Errors
+    /// Fails if the device does.
+    pub fn table(ops: &B, name: impl Into<String>, shape: [usize; 2], values: Vec<f32>, keep: Keep) -> Result<Self> {
+        Self::prepared_by(B::table, ops, name.into(), shape, values, keep)
+    }
+
+    fn prepared_by(
+        prepare: Prepare<B>,
+        ops: &B,
+        name: String,
+        shape: [usize; 2],
+        values: Vec<f32>,
+        keep: Keep,
+    ) -> Result<Self> {
         let [out_features, in_features] = shape;
         let trained = match keep {
             Keep::Frozen => None,
             Keep::Trainable => Some(Parameter::new(ops, name.clone(), &shape, &values)?),
         };
-        let weight = ops.weight(out_features, in_features, values)?;
+        let weight = prepare(ops, out_features, in_features, values)?;
         Ok(Self { name, out_features, in_features, weight, trained, replaced: None })
     }
 

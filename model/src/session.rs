@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::batch::Documents;
 use crate::blocks::{Blocks, Pass};
 use crate::decoder::Decoder;
-use crate::ops::{KernelError, Result as KernelResult, RopeTables};
+use crate::ops::{FEW_ROWS, KernelError, Result as KernelResult, RopeTables};
 
 /// Sequences in progress on a decoder.
 pub struct Session<'a, B: Blocks> {
@@ -94,16 +94,31 @@ impl<'a, B: Blocks> Session<'a, B> {
     /// unless the device failed.
     pub fn append(&mut self, new: &[Append<'_>]) -> Result<Vec<Vec<f32>>, SessionError> {
         self.check(new)?;
-        if new.is_empty() {
-            return Ok(Vec::new());
+        let rows: Vec<usize> =
+            new.iter().map(|new| self.tokens[new.sequence].len() - self.start(new) + new.tokens.len()).collect();
+        let mut logits = vec![Vec::new(); new.len()];
+        for pass in passes(&rows) {
+            let of_pass: Vec<Append<'_>> = pass.iter().map(|&index| new[index]).collect();
+            let found = self.run(&of_pass)?;
+            pass.into_iter().zip(found).for_each(|(index, found)| logits[index] = found);
         }
+        Ok(logits)
+    }
+
+    /// The first position of a sequence that is computed to append to it.
+    fn start(&self, new: &Append<'_>) -> usize {
+        let held = self.tokens[new.sequence].len();
+        let anew = self.decoder.config().rope.turns_anew(held, held + new.tokens.len());
+        if anew { 0 } else { held }
+    }
+
+    /// Appends tokens in one pass.
+    fn run(&mut self, new: &[Append<'_>]) -> KernelResult<Vec<Vec<f32>>> {
         let ops = Arc::clone(self.decoder.ops());
-        let rope = &self.decoder.config().rope;
         let (mut pieces, mut ids) = (Vec::with_capacity(new.len()), Vec::new());
         for new in new {
             let held = &self.tokens[new.sequence];
-            let anew = rope.turns_anew(held.len(), held.len() + new.tokens.len());
-            let start = if anew { 0 } else { held.len() };
+            let start = self.start(new);
             pieces.push((new.sequence, start, held.len() - start + new.tokens.len()));
             ids.extend_from_slice(&held[start..]);
             ids.extend_from_slice(new.tokens);
@@ -116,6 +131,9 @@ impl<'a, B: Blocks> Session<'a, B> {
             self.tokens[new.sequence].extend_from_slice(new.tokens);
         }
         let values = ops.read(&logits)?;
+        if new.len() == 1 {
+            return Ok(vec![values]);
+        }
         Ok(values.chunks(self.decoder.config().vocab_size).map(<[f32]>::to_vec).collect())
     }
 
@@ -139,5 +157,41 @@ impl<'a, B: Blocks> Session<'a, B> {
             }
         }
         Ok(())
+    }
+}
+
+/// Which pieces, of so many rows each, run together: those of few rows apart from those of many, so that the products of a sequence
+/// are summed in the same order in whatever company. Of each piece one row goes through the head, hence the same bound there.
+fn passes(rows: &[usize]) -> Vec<Vec<usize>> {
+    let (few, many): (Vec<usize>, Vec<usize>) = (0..rows.len()).partition(|&index| rows[index] <= FEW_ROWS);
+    let mut passes: Vec<Vec<usize>> = Vec::new();
+    let mut left = 0;
+    for index in few {
+        match passes.last_mut().filter(|_| rows[index] <= left) {
+            Some(pass) => pass.push(index),
+            None => {
+                passes.push(vec![index]);
+                left = FEW_ROWS;
+            }
+        }
+        left -= rows[index];
+    }
+    passes.extend(many.chunks(FEW_ROWS).map(<[usize]>::to_vec));
+    passes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_pass_mixes_few_rows_with_many() {
+        let rows = [1, 40, 16, 1, 15, 17, 1, 1];
+        let passes = passes(&rows);
+        assert_eq!(passes, [vec![0], vec![2], vec![3, 4], vec![6, 7], vec![1, 5]]);
+        let of_decoding = super::passes(&[1; 20]);
+        assert_eq!(of_decoding.iter().map(Vec::len).collect::<Vec<_>>(), [16, 4]);
+        assert_eq!(super::passes(&[100; 20]).iter().map(Vec::len).collect::<Vec<_>>(), [16, 4]);
+        assert!(super::passes(&[]).is_empty());
     }
 }

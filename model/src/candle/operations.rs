@@ -6,8 +6,8 @@ use super::{Candle, CandleCache, CandleTensor, CandleWeight, attention, loss, op
 use crate::batch::Documents;
 use crate::fingerprint;
 use crate::ops::{
-    Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Form, KernelError, LogitGradient,
-    Ops, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, Write,
+    Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, KernelError,
+    LogitGradient, Ops, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, Write,
 };
 use crate::random::DropoutMask;
 
@@ -27,6 +27,10 @@ impl Ops for Candle {
             candle_core::DeviceLocation::Metal { gpu_id } => format!("Metal device {gpu_id}"),
         };
         format!("candle on {device}, {}", self.compute.name())
+    }
+
+    fn compute(&self) -> Compute {
+        self.compute
     }
 
     fn tensor(&self, rows: usize, columns: usize, values: &[f32]) -> Result<CandleTensor> {

@@ -9,7 +9,7 @@ pub enum InstructionSet {
     Avx2,
     /// 512-bit vectors.
     Avx512,
-    /// 512-bit vectors, with products of bf16 pairs that are summed in f32.
+    /// 512-bit vectors, with products of bf16 pairs that are summed in f32, and of bytes that are summed in 32 bits.
     Avx512Bf16,
 }
 
@@ -23,6 +23,7 @@ impl InstructionSet {
         {
             if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
                 let bf16 = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512bw");
+                let bf16 = bf16 && is_x86_feature_detected!("avx512vnni");
                 return if bf16 { Self::Avx512Bf16 } else { Self::Avx512 };
             }
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {

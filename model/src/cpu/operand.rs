@@ -162,7 +162,8 @@ impl Cpu {
 
     fn form(&self) -> Form {
         match self.compute {
-            Compute::F32 => Form::F32,
+            // Quantised by the product, whole blocks at a time.
+            Compute::F32 | Compute::Int8 | Compute::Int4 => Form::F32,
             Compute::Bf16 if self.set == InstructionSet::Avx512Bf16 => Form::Pairs,
             Compute::Bf16 => Form::Rounded,
         }

@@ -6,8 +6,8 @@ use super::weight::Sense;
 use super::{Cache, Cpu, Tensor, Weight, loss, norm, pointwise};
 use crate::batch::Documents;
 use crate::ops::{
-    Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Form, LogitGradient, Ops, Result,
-    RmsNorm, RopeTables, SgdStep, TokenScore, Turn, Write,
+    Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, LogitGradient, Ops,
+    Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, Write,
 };
 use crate::random::DropoutMask;
 
@@ -120,6 +120,10 @@ impl Ops for Cpu {
         format!("cpu ({}), {}, threads: {}", self.set.name(), self.compute.name(), self.threads())
     }
 
+    fn compute(&self) -> Compute {
+        self.compute
+    }
+
     fn tensor(&self, rows: usize, columns: usize, values: &[f32]) -> Result<Tensor> {
         let mut tensor = self.shaped(rows, columns);
         tensor.values_mut().copy_from_slice(values);
@@ -158,6 +162,10 @@ impl Ops for Cpu {
 
     fn weight(&self, out_features: usize, in_features: usize, values: Vec<f32>) -> Result<Weight> {
         Ok(self.make_weight(out_features, in_features, values))
+    }
+
+    fn table(&self, vocab_size: usize, hidden_size: usize, values: Vec<f32>) -> Result<Weight> {
+        Ok(self.make_table(vocab_size, hidden_size, values))
     }
 
     fn refresh(&self, weight: &mut Weight, values: &Tensor) -> Result {

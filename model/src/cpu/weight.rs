@@ -8,6 +8,7 @@ use super::Cpu;
 use super::instructions::multiversion;
 use super::operand::Operand;
 use super::product::{Element, Finish, Into, View, ViewMut};
+use super::quantized::{Bits, Quantized};
 use crate::fingerprint;
 use crate::ops::Compute;
 
@@ -23,6 +24,7 @@ pub struct Weight {
 enum Values {
     F32(Vec<f32>),
     Bf16(Vec<bf16>),
+    Quantized(Quantized),
 }
 
 /// Which side of a product a weight's columns are on.
@@ -41,6 +43,7 @@ impl Weight {
         match &self.values {
             Values::F32(values) => scaled(&values[range], factor, target),
             Values::Bf16(values) => scaled(&values[range], factor, target),
+            Values::Quantized(values) => values.copy_row(row, factor, target),
         }
     }
 
@@ -49,6 +52,7 @@ impl Weight {
         (match &self.values {
             Values::F32(values) => size_of_val(values.as_slice()),
             Values::Bf16(values) => size_of_val(values.as_slice()),
+            Values::Quantized(values) => values.bytes(),
         }) as u64
     }
 
@@ -68,8 +72,20 @@ fn scaled<T: Element>(values: &[T], factor: f32, target: &mut [f32]) {
 impl Cpu {
     /// A weight of these values, in the type that is computed in.
     pub(super) fn make_weight(&self, out_features: usize, in_features: usize, values: Vec<f32>) -> Weight {
+        self.make_weight_in(self.compute, out_features, in_features, values)
+    }
+
+    /// The weight of an embedding or a head: 4 bits would be too few to tell tokens apart.
+    pub(super) fn make_table(&self, vocab_size: usize, hidden_size: usize, values: Vec<f32>) -> Weight {
+        let compute = if self.compute == Compute::Int4 { Compute::Int8 } else { self.compute };
+        self.make_weight_in(compute, vocab_size, hidden_size, values)
+    }
+
+    fn make_weight_in(&self, compute: Compute, out_features: usize, in_features: usize, values: Vec<f32>) -> Weight {
         assert_eq!(values.len(), out_features * in_features, "values of a weight");
-        let values = match self.compute {
+        let values = match compute {
+            Compute::Int8 => Values::Quantized(Quantized::new(self, out_features, in_features, &values, Bits::Eight)),
+            Compute::Int4 => Values::Quantized(Quantized::new(self, out_features, in_features, &values, Bits::Four)),
             Compute::F32 => Values::F32(values),
             Compute::Bf16 => {
                 let mut rounded = vec![bf16::ZERO; values.len()];
@@ -85,6 +101,10 @@ impl Cpu {
         match &mut weight.values {
             Values::F32(weight) => weight.copy_from_slice(values),
             Values::Bf16(weight) => self.round(values, weight),
+            Values::Quantized(quantized) => {
+                let (out_features, in_features) = (weight.out_features, weight.in_features);
+                *quantized = Quantized::new(self, out_features, in_features, values, quantized.bits());
+            }
         }
     }
 
@@ -97,6 +117,9 @@ impl Cpu {
     pub(super) fn weight_fingerprint(&self, weight: &Weight) -> u64 {
         /// Values in a part, which one thread reads.
         const PART: usize = 1 << 18;
+        if let Values::Quantized(values) = &weight.values {
+            return values.fingerprint();
+        }
         let length = weight.out_features * weight.in_features;
         let parts: Vec<_> = (0..length.div_ceil(PART)).map(|_| AtomicU64::new(0)).collect();
         self.each(parts.len(), length, |part| {
@@ -104,6 +127,7 @@ impl Cpu {
             let of_part = match &weight.values {
                 Values::F32(values) => fingerprint::of_f32(&values[range]),
                 Values::Bf16(values) => fingerprint::of_bf16(&values[range]),
+                Values::Quantized(_) => unreachable!("returned above"),
             };
             parts[part].store(of_part, Ordering::Relaxed);
         });
@@ -132,8 +156,14 @@ impl Cpu {
             (Values::Bf16(values), Operand::Pairs(a)) => {
                 self.product_of_pairs(a, weight.view(values, sense), finish, c);
             }
+            (Values::Quantized(values), Operand::F32(a)) => {
+                assert!(sense == Sense::Forward, "a backward through a quantised weight");
+                self.quantized_product(a, values, finish, c);
+            }
             #[cfg(target_arch = "x86_64")]
-            (Values::F32(_), Operand::Pairs(_)) => unreachable!("an operand of another kernel set"),
+            (Values::F32(_) | Values::Quantized(_), Operand::Pairs(_)) => {
+                unreachable!("an operand of another kernel set")
+            }
         }
     }
 }

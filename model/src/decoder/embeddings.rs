@@ -141,7 +141,7 @@ impl<B: Ops> Embeddings<B> {
 /// An adapter's copy of a matrix of the base, trainable under PEFT's name for it.
 pub(super) fn copy_of_matrix<B: Ops>(ops: &B, base: &Matrix<B>, name: &str, copy: &SavedTensor) -> Result<Matrix<B>> {
     let shape = [base.out_features, base.in_features];
-    let mut matrix = Matrix::new(ops, name, shape, copy.values.clone(), Keep::Trainable)?;
+    let mut matrix = Matrix::table(ops, name, shape, copy.values.clone(), Keep::Trainable)?;
     if let Some(trained) = &mut matrix.trained {
         trained.name = saved_tensor_name(name);
     }

@@ -85,6 +85,13 @@ impl<B: Blocks, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>> B
         Ok(Matrix::new(self.ops, name, shape, values, self.keep)?)
     }
 
+    fn table(&mut self, name: &str) -> Result<Matrix<B>, LoadError> {
+        let shape = [self.config.vocab_size, self.config.hidden_size];
+        let name = format!("{name}.weight");
+        let values = (self.values)(&name, &shape)?;
+        Ok(Matrix::table(self.ops, name, shape, values, self.keep)?)
+    }
+
     fn norm(&mut self, name: &str, size: usize) -> Result<Norm<B>, LoadError> {
         let rms = RmsNorm { eps: self.config.rms_norm_eps, weight: self.config.norm_weight };
         Ok(Norm { rms, weight: self.parameter(format!("{name}.weight"), size)? })
@@ -100,12 +107,12 @@ impl<B: Blocks, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>> B
     }
 
     fn embeddings(&mut self) -> Result<Embeddings<B>, LoadError> {
-        let shape = [self.config.vocab_size, self.config.hidden_size];
-        let embed_tokens = self.matrix("model.embed_tokens.weight".to_owned(), shape)?;
+        let embed_tokens = self.table("model.embed_tokens")?;
         match self.config.head {
             HeadWeight::Tied => Ok(Embeddings::tied(embed_tokens)),
             HeadWeight::Own => {
-                Ok(Embeddings::Untied { embed_tokens, lm_head: self.projection("lm_head", shape, Bias::None)? })
+                let lm_head = Projection { matrix: self.table("lm_head")?, bias: None, lora: None };
+                Ok(Embeddings::Untied { embed_tokens, lm_head })
             }
         }
     }

@@ -76,6 +76,10 @@ impl Ops for Faulty {
         "faulty"
     }
 
+    fn compute(&self) -> Compute {
+        self.cpu.compute()
+    }
+
     fn describe(&self) -> String {
         format!("{}, {:?}", self.cpu.describe(), self.fault)
     }

@@ -62,7 +62,7 @@ fn remedy(error: &TrainError) -> Option<&'static str> {
 
 fn failure(error: TrainError) -> StageError {
     let cause = match &error {
-        TrainError::NothingToTrain(_) => Cause::BadParameters,
+        TrainError::NothingToTrain(_) | TrainError::OnlyInfers(_) => Cause::BadParameters,
         TrainError::NoTargets { .. } => Cause::BadData,
         TrainError::LossNotFinite { .. }
         | TrainError::GradientNotFinite { .. }

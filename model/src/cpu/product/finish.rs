@@ -26,7 +26,7 @@ pub(in crate::cpu) struct Finish<'a> {
 
 impl Finish<'_> {
     /// That of some columns.
-    pub(super) fn of_columns(self, columns: Range<usize>) -> Self {
+    pub(in crate::cpu) fn of_columns(self, columns: Range<usize>) -> Self {
         Self { bias: self.bias.map(|bias| &bias[columns]), ..self }
     }
 
@@ -37,7 +37,7 @@ impl Finish<'_> {
 
     /// Finishes the sums of some columns of one row.
     #[inline(always)]
-    pub(super) fn row(self, sums: &[f32], target: &mut [f32]) {
+    pub(in crate::cpu) fn row(self, sums: &[f32], target: &mut [f32]) {
         match self.write {
             Into::Replace => target.iter_mut().zip(sums).for_each(|(element, sum)| *element = self.scale * sum),
             Into::Add => target.iter_mut().zip(sums).for_each(|(element, sum)| *element += self.scale * sum),

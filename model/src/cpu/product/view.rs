@@ -192,12 +192,12 @@ impl<'a> ViewMut<'a> {
     }
 
     /// Number of rows and columns.
-    pub(super) fn shape(&self) -> (usize, usize) {
+    pub(in crate::cpu) fn shape(&self) -> (usize, usize) {
         (self.rows, self.columns)
     }
 
     /// For several threads.
-    pub(super) fn into_target(self) -> Target<'a> {
+    pub(in crate::cpu) fn into_target(self) -> Target<'a> {
         self.target
     }
 }

@@ -1,0 +1,218 @@
+//! Weights in blocks of 8- or 4-bit numbers, for models that are only asked.
+//!
+//! A block is 32 numbers along the input with one scale, as in GGUF's `q8_0` and `q4_0`. What is multiplied with them is rounded to
+//! blocks of 8-bit numbers, too, so that a block's product is a sum of integers, which is exact; the products of blocks are then
+//! added in f32 in the order of the input. So every instruction set gives the same bits, and so does every number of rows.
+//!
+//! Sixteen rows of a weight lie interleaved, a *group*: a register holds four numbers of each of them, and the lanes of a sum are
+//! the sixteen outputs.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod blocks;
+mod portable;
+mod rows;
+#[cfg(test)]
+mod tests;
+
+use half::bf16;
+
+use super::product::{Element, Finish, Target, View, ViewMut};
+use super::{Cpu, InstructionSet};
+use crate::fingerprint;
+use rows::QuantizedRows;
+
+/// Numbers of a block.
+const BLOCK: usize = 32;
+/// Rows of a weight that lie interleaved.
+const GROUP: usize = 16;
+/// Rows of the left operand that a kernel takes at a time.
+const TILE: usize = 8;
+
+/// Bits of a quantised number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bits {
+    /// −127 to 127.
+    Eight,
+    /// −8 to 7.
+    Four,
+}
+
+impl Bits {
+    /// Lines of a block of a group.
+    const fn lines(self) -> usize {
+        match self {
+            Self::Eight => 8,
+            Self::Four => 4,
+        }
+    }
+
+    /// What is added to a number, so that what is stored is not negative.
+    const fn offset(self) -> i32 {
+        match self {
+            Self::Eight => 128,
+            Self::Four => 8,
+        }
+    }
+}
+
+/// 64 bytes of a group: four numbers of each row in 8 bits, or eight in 4 bits, the first four in the lower halves.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// A weight `[out, in]` in blocks.
+pub(super) struct Quantized {
+    bits: Bits,
+    out_features: usize,
+    in_features: usize,
+    /// By group, block of the input, and line.
+    lines: Vec<Line>,
+    /// By group, block, and row of the group.
+    scales: Vec<[bf16; GROUP]>,
+}
+
+/// A block of a group.
+#[derive(Clone, Copy)]
+struct GroupBlock<'a> {
+    lines: &'a [Line],
+    scales: &'a [bf16; GROUP],
+}
+
+/// The sums of a kernel: for each of up to [`TILE`] rows those of a group.
+type Sums = [[f32; GROUP]; TILE];
+
+impl Quantized {
+    /// Blocks along the input; the last may be filled up with zeros.
+    fn blocks(&self) -> usize {
+        self.in_features.div_ceil(BLOCK)
+    }
+
+    fn groups(&self) -> usize {
+        self.out_features.div_ceil(GROUP)
+    }
+
+    /// The blocks of a group.
+    fn group(&self, group: usize) -> impl Iterator<Item = GroupBlock<'_>> {
+        let blocks = group * self.blocks()..(group + 1) * self.blocks();
+        let lines = self.bits.lines();
+        let lines = self.lines[blocks.start * lines..blocks.end * lines].chunks_exact(lines);
+        lines.zip(&self.scales[blocks]).map(|(lines, scales)| GroupBlock { lines, scales })
+    }
+
+    /// Bits of its numbers.
+    pub(super) fn bits(&self) -> Bits {
+        self.bits
+    }
+
+    /// Its size.
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(self.lines.as_slice()) + size_of_val(self.scales.as_slice())
+    }
+
+    /// Row `row`, times a factor.
+    pub(super) fn copy_row(&self, row: usize, factor: f32, target: &mut [f32]) {
+        let lane = row % GROUP;
+        for (block, target) in self.group(row / GROUP).zip(target.chunks_mut(BLOCK)) {
+            let scale = factor * block.scales[lane].widen();
+            for (index, target) in target.iter_mut().enumerate() {
+                *target = scale * block.number(self.bits, lane, index) as f32;
+            }
+        }
+    }
+
+    /// The fingerprint of its bits.
+    pub(super) fn fingerprint(&self) -> u64 {
+        let of_lines = self.lines.iter().map(|line| fingerprint::of_bytes(&line.0));
+        let parts: Vec<u64> = of_lines.chain(self.scales.iter().map(|scales| fingerprint::of_bf16(scales))).collect();
+        fingerprint::of_parts(&parts)
+    }
+}
+
+impl GroupBlock<'_> {
+    /// Number `index` of the block in one row of the group, without its scale.
+    fn number(&self, bits: Bits, lane: usize, index: usize) -> i32 {
+        let (line, shift) = match bits {
+            Bits::Eight => (index / 4, 0),
+            Bits::Four => (index / 8, 4 * (index / 4 % 2)),
+        };
+        let byte = self.lines[line].0[4 * lane + index % 4];
+        let stored = match bits {
+            Bits::Eight => byte,
+            Bits::Four => byte >> shift & 15,
+        };
+        i32::from(stored) - bits.offset()
+    }
+}
+
+impl Cpu {
+    /// `c (+)= x · weightᵀ (+ bias)`, over the threads.
+    pub(super) fn quantized_product(&self, x: View<'_>, weight: &Quantized, finish: Finish<'_>, c: ViewMut<'_>) {
+        assert_eq!(
+            (x.columns(), c.shape()),
+            (weight.in_features, (x.rows(), weight.out_features)),
+            "shape of a product"
+        );
+        let x = QuantizedRows::new(self, x, weight.bits);
+        let c = c.into_target();
+        // Each part reads some hundreds of kilobytes of the weight, or works on it for as long.
+        let groups_per_part = ((1 << 18) / (x.rows() * weight.in_features * GROUP).max(1)).max(1);
+        let parts = weight.groups().div_ceil(groups_per_part);
+        self.each(parts, x.rows() * weight.in_features * weight.out_features, |part| {
+            let groups = part * groups_per_part..weight.groups().min((part + 1) * groups_per_part);
+            for group in groups {
+                // SAFETY: each group has its own columns.
+                unsafe { group_product(self.set, &x, weight, group, finish, c) };
+            }
+        });
+    }
+}
+
+/// The columns of a product that belong to a group.
+///
+/// # Safety
+/// Nobody else may touch these columns of `c` meanwhile.
+unsafe fn group_product(
+    set: InstructionSet,
+    x: &QuantizedRows,
+    weight: &Quantized,
+    group: usize,
+    finish: Finish<'_>,
+    c: Target<'_>,
+) {
+    let first = group * GROUP;
+    let columns = first..weight.out_features.min(first + GROUP);
+    for first_row in (0..x.rows()).step_by(TILE) {
+        let rows = first_row..x.rows().min(first_row + TILE);
+        let sums = tile(set, x, rows.clone(), weight, group);
+        for (row, sums) in rows.zip(&sums) {
+            // SAFETY: the caller vouches for these elements.
+            finish.of_columns(columns.clone()).row(sums, unsafe { c.row(row, columns.clone()) });
+        }
+    }
+}
+
+/// The products of up to [`TILE`] rows with a group.
+fn tile(
+    set: InstructionSet,
+    x: &QuantizedRows,
+    rows: std::ops::Range<usize>,
+    weight: &Quantized,
+    group: usize,
+) -> Sums {
+    match set {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a set other than the portable one is only ever chosen where the machine has it.
+        InstructionSet::Avx512Bf16 => unsafe { avx512::tile(x, rows, weight, group) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        InstructionSet::Avx2 | InstructionSet::Avx512 => unsafe { avx2::tile(x, rows, weight, group) },
+        #[cfg(not(target_arch = "x86_64"))]
+        InstructionSet::Avx2 | InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
+            unreachable!("an instruction set of another architecture")
+        }
+        InstructionSet::Portable => portable::tile(x, rows, weight, group),
+    }
+}

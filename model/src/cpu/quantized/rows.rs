@@ -1,0 +1,95 @@
+//! The left operand of a quantised product: rows in blocks of 8-bit numbers.
+
+use std::sync::Mutex;
+
+use super::super::instructions::multiversion;
+use super::super::product::View;
+use super::{BLOCK, Bits, Cpu};
+
+/// Rows in blocks; the last block of a row may be filled up with zeros.
+pub(super) struct QuantizedRows {
+    rows: usize,
+    blocks: usize,
+    /// By row and block.
+    values: Vec<[i8; BLOCK]>,
+    /// Of each block.
+    scales: Vec<f32>,
+    /// Of each block, its numbers' sum times what the weight's numbers have too much: where a sum of products begins.
+    starts: Vec<i32>,
+}
+
+/// Blocks of one row.
+#[derive(Clone, Copy)]
+pub(super) struct RowBlocks<'a> {
+    /// Numbers.
+    pub(super) values: &'a [[i8; BLOCK]],
+    /// Scales.
+    pub(super) scales: &'a [f32],
+    /// Where the sums begin.
+    pub(super) starts: &'a [i32],
+}
+
+impl QuantizedRows {
+    /// Quantises rows for weights of so many bits.
+    pub(super) fn new(cpu: &Cpu, x: View<'_>, bits: Bits) -> Self {
+        /// Rows of a part, which one thread quantises.
+        const PART: usize = 16;
+        let (rows, blocks) = (x.rows(), x.columns().div_ceil(BLOCK));
+        let mut values = vec![[0; BLOCK]; rows * blocks];
+        let (mut scales, mut starts) = (vec![0.0; rows * blocks], vec![0; rows * blocks]);
+        let size = (PART * blocks).max(1);
+        let parts = values.chunks_mut(size).zip(scales.chunks_mut(size)).zip(starts.chunks_mut(size));
+        let parts: Vec<_> = parts.map(Mutex::new).collect();
+        cpu.each(parts.len(), rows * x.columns(), |part| {
+            let mut place = parts[part].lock().expect("each part is taken once");
+            let ((values, scales), starts) = &mut *place;
+            let of_rows = values.chunks_mut(blocks).zip(scales.chunks_mut(blocks)).zip(starts.chunks_mut(blocks));
+            for (row, ((values, scales), starts)) in (part * PART..).zip(of_rows) {
+                quantize(cpu.set, x.row(row), bits.offset(), values, scales, starts);
+            }
+        });
+        Self { rows, blocks, values, scales, starts }
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(super) fn row(&self, row: usize) -> RowBlocks<'_> {
+        let range = row * self.blocks..(row + 1) * self.blocks;
+        RowBlocks {
+            values: &self.values[range.clone()],
+            scales: &self.scales[range.clone()],
+            starts: &self.starts[range],
+        }
+    }
+}
+
+multiversion! {
+    /// Quantises one row.
+    fn quantize(x: &[f32], offset: i32, values: &mut [[i8; BLOCK]], scales: &mut [f32], starts: &mut [i32]) {
+        let blocks = values.iter_mut().zip(scales).zip(starts).zip(x.chunks(BLOCK));
+        for (((values, scale), start), x) in blocks {
+            let mut block = [0.0; BLOCK];
+            block[..x.len()].copy_from_slice(x);
+            *scale = quantize_block(&block, values);
+            *start = -offset * values.iter().map(|value| i32::from(*value)).sum::<i32>();
+        }
+    }
+}
+
+/// The nearest of −127 to 127 times the scale, which is returned. A block that is not finite has a scale that is not.
+#[inline(always)]
+fn quantize_block(x: &[f32; BLOCK], values: &mut [i8; BLOCK]) -> f32 {
+    /// Adding it rounds to an integer, which is then found in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let largest = x.iter().fold(0.0f32, |largest, x| if x.abs() > largest { x.abs() } else { largest });
+    // Not a number if one of them is not finite, else zero.
+    let flaw = x.iter().fold(0.0f32, |sum, x| sum + 0.0 * x);
+    // Of smaller ones the inverse is not finite, and nothing is lost.
+    let inverse = if largest > 1e-30 { 127.0 / largest } else { 0.0 };
+    for (value, x) in values.iter_mut().zip(x) {
+        *value = (x * inverse + ROUND).to_bits() as i8;
+    }
+    largest / 127.0 + flaw
+}

@@ -1,0 +1,180 @@
+//! Tests of quantised weights.
+
+use half::bf16;
+
+use super::super::product::{Element, Finish, Into, View, ViewMut};
+use super::rows::QuantizedRows;
+use super::{BLOCK, Bits, Cpu, GROUP, InstructionSet, Quantized};
+use crate::ops::Compute;
+
+const BITS: [Bits; 2] = [Bits::Eight, Bits::Four];
+/// Rows, outputs, inputs.
+const SHAPES: [[usize; 3]; 8] =
+    [[1, 1, 1], [1, 16, 32], [2, 17, 31], [3, 5, 33], [7, 33, 100], [8, 31, 64], [9, 48, 257], [20, 40, 65]];
+/// Values of a border, which nobody may read or write.
+const BORDER: usize = 40;
+
+/// About normally distributed values.
+fn normal(count: usize, seed: usize) -> Vec<f32> {
+    let mut state = seed as u32 * 2 + 1;
+    let mut uniform = move || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 24) as f32 - 0.5
+    };
+    (0..count).map(|_| 0.05 * (0..12).map(|_| uniform()).sum::<f32>()).collect()
+}
+
+fn cpu(threads: usize, set: InstructionSet) -> Cpu {
+    Cpu::with_instructions(threads, Compute::Int8, set).expect("a set that is available")
+}
+
+fn sets() -> impl Iterator<Item = InstructionSet> {
+    InstructionSet::ALL.into_iter().filter(|set| set.is_available())
+}
+
+fn values(weight: &Quantized) -> Vec<f32> {
+    let mut values = vec![f32::NAN; weight.out_features * weight.in_features];
+    let rows = values.chunks_mut(weight.in_features).enumerate();
+    rows.for_each(|(row, target)| weight.copy_row(row, 1.0, target));
+    values
+}
+
+fn product(cpu: &Cpu, x: &[f32], weight: &Quantized, write: Into, rows: usize) -> Vec<f32> {
+    let (columns, inner) = (weight.out_features, weight.in_features);
+    let mut poisoned = vec![f32::NAN; BORDER];
+    poisoned.extend(x);
+    poisoned.resize(x.len() + 2 * BORDER, f32::NAN);
+    // A column more than is written.
+    let mut c = vec![0.5; rows * (columns + 1)];
+    let view = View::new(&poisoned[BORDER..][..x.len()], rows, inner, inner);
+    let target = ViewMut::new(&mut c, rows, columns + 1, columns + 1).column_range(0..columns);
+    cpu.quantized_product(view, weight, Finish { scale: 1.0, bias: None, write }, target);
+    assert!(c.chunks(columns + 1).all(|row| row[columns] == 0.5), "beyond the columns");
+    c.chunks(columns + 1).flat_map(|row| row[..columns].to_vec()).collect()
+}
+
+#[test]
+fn numbers_are_the_nearest_of_their_block() {
+    for bits in BITS {
+        for [_, out_features, in_features] in SHAPES {
+            let exact = normal(out_features * in_features, 3);
+            let weight = Quantized::new(&cpu(2, InstructionSet::detect()), out_features, in_features, &exact, bits);
+            for (exact, found) in exact.chunks(in_features).zip(values(&weight).chunks(in_features)) {
+                for (exact, found) in exact.chunks(BLOCK).zip(found.chunks(BLOCK)) {
+                    let largest = exact.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+                    // Half a step, which rounding the scale makes a little longer; a number beyond the range of 4 bits is further off.
+                    let most = match bits {
+                        Bits::Eight => largest / 127.0 * 0.51,
+                        Bits::Four => largest / 6.5 * 0.51 + largest * 0.13,
+                    };
+                    let furthest = exact.iter().zip(found).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                    assert!(furthest <= most, "{bits:?}: {furthest} of {largest}");
+                }
+            }
+        }
+    }
+}
+
+/// The root of the mean squared error, as a share of the values', on normally distributed ones.
+fn relative_error(exact: &[f32], found: &[f32]) -> f64 {
+    let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x) * f64::from(x)).sum::<f64>();
+    let errors = squares(&mut exact.iter().zip(found).map(|(a, b)| a - b));
+    (errors / squares(&mut exact.iter().copied())).sqrt()
+}
+
+#[test]
+fn the_error_stays_within_its_bounds() {
+    let exact = normal(64 * 1024, 7);
+    let error = |bits| {
+        let weight = Quantized::new(&cpu(1, InstructionSet::detect()), 64, 1024, &exact, bits);
+        relative_error(&exact, &values(&weight))
+    };
+    // GGUF's `q4_0`: the number with the largest magnitude becomes -8.
+    let plain: Vec<f32> = exact
+        .chunks(BLOCK)
+        .flat_map(|block| {
+            let largest = block.iter().fold(0.0f32, |largest, &x| if x.abs() > largest.abs() { x } else { largest });
+            let scale = largest / -8.0;
+            block.iter().map(move |x| (x / scale).round_ties_even().clamp(-8.0, 7.0) * scale).collect::<Vec<_>>()
+        })
+        .collect();
+    let (eight, four, plain) = (error(Bits::Eight), error(Bits::Four), relative_error(&exact, &plain));
+    println!("8 bits {eight:.4}, 4 bits {four:.4}, q4_0 {plain:.4}");
+    assert!(eight < 0.006 && four < 0.085 && four < 0.95 * plain, "{eight} {four} {plain}");
+}
+
+#[test]
+fn every_set_gives_the_bits_of_the_portable_one_on_any_number_of_threads() {
+    for bits in BITS {
+        for [rows, out_features, in_features] in SHAPES {
+            let portable = cpu(1, InstructionSet::Portable);
+            let weight = normal(out_features * in_features, 5);
+            let x = normal(rows * in_features, 6);
+            let expected_weight = Quantized::new(&portable, out_features, in_features, &weight, bits);
+            let expected = product(&portable, &x, &expected_weight, Into::Add, rows);
+            for set in sets() {
+                for threads in 1..=3 {
+                    let cpu = cpu(threads, set);
+                    let weight = Quantized::new(&cpu, out_features, in_features, &weight, bits);
+                    assert_eq!(weight.fingerprint(), expected_weight.fingerprint(), "{}", set.name());
+                    let found = product(&cpu, &x, &weight, Into::Add, rows);
+                    assert_eq!(found, expected, "{bits:?} {rows}x{out_features}x{in_features} {}", set.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_product_is_that_of_the_numbers() {
+    for bits in BITS {
+        for [rows, out_features, in_features] in SHAPES {
+            let cpu = cpu(2, InstructionSet::detect());
+            let weight = normal(out_features * in_features, 8);
+            let weight = Quantized::new(&cpu, out_features, in_features, &weight, bits);
+            let x = normal(rows * in_features, 9);
+            let found = product(&cpu, &x, &weight, Into::Replace, rows);
+            let quantized = QuantizedRows::new(&cpu, View::new(&x, rows, in_features, in_features), bits);
+            let weights = values(&weight);
+            for (index, found) in found.into_iter().enumerate() {
+                let (row, column) = (index / out_features, index % out_features);
+                let numbers = quantized.row(row);
+                let x = |at: usize| {
+                    f64::from(numbers.values[at / BLOCK][at % BLOCK]) * f64::from(numbers.scales[at / BLOCK])
+                };
+                let expected: f64 =
+                    (0..in_features).map(|at| x(at) * f64::from(weights[column * in_features + at])).sum();
+                assert!((f64::from(found) - expected).abs() < 1e-5, "{found} {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_does_not_depend_on_its_company() {
+    let cpu = cpu(2, InstructionSet::detect());
+    let weight = Quantized::new(&cpu, 3 * GROUP, 100, &normal(3 * GROUP * 100, 1), Bits::Four);
+    let x = normal(30 * 100, 2);
+    let together = product(&cpu, &x, &weight, Into::Replace, 30);
+    for (x, expected) in x.chunks(100).zip(together.chunks(3 * GROUP)) {
+        assert_eq!(product(&cpu, x, &weight, Into::Replace, 1), expected);
+    }
+}
+
+#[test]
+fn what_is_not_finite_stays_so_and_nothing_stays_zero() {
+    let cpu = cpu(1, InstructionSet::detect());
+    for bits in BITS {
+        let mut weight = vec![0.0; 2 * BLOCK];
+        weight[3] = f32::INFINITY;
+        let weight = Quantized::new(&cpu, 2, BLOCK, &weight, bits);
+        let found = product(&cpu, &[1.0; BLOCK], &weight, Into::Replace, 1);
+        assert!(found[0].is_nan() && found[1] == 0.0, "{found:?}");
+        let of_ones = Quantized::new(&cpu, 1, BLOCK, &[bf16::ONE.widen(); BLOCK], bits);
+        let mut x = [1.0; BLOCK];
+        x[5] = f32::NAN;
+        assert!(product(&cpu, &x, &of_ones, Into::Replace, 1)[0].is_nan());
+        let tiny = product(&cpu, &[1e-38; BLOCK], &of_ones, Into::Replace, 1)[0];
+        assert!(tiny.abs() < 1e-30, "{tiny}");
+    }
+}
