@@ -7,6 +7,7 @@
 //! ```
 //!
 //! `--targets all-linear` puts the adapter onto every projection but the head, `--trained weights` trains all weights and no adapter.
+//! `--profile yes` has the kernels recorded, and a table of them on standard error and in the JSON.
 //!
 //! Prints one line of JSON: medians over the steps after the warm-up, the loss of every step, the peak of anonymous memory from the
 //! first step on, sampled, and the arithmetic of a step. All steps see the same batch, in which every token but the first of a row
@@ -32,6 +33,7 @@ use model::peft::AdapterConfig;
 use model::peft::targets::{ALL_LINEAR, all_linear};
 use model::random::{Address, Purpose, Stream};
 use model::trainer::{AdamW, Optimizer, Recompute, TrainOptions, Trained, Trainer};
+use profile::{Profile, Summary};
 
 #[path = "support/machine.rs"]
 mod machine;
@@ -57,6 +59,7 @@ struct Arguments {
     steps: usize,
     warmup: usize,
     kernels: Kernels,
+    profile: Profile,
 }
 
 #[derive(Clone, Copy)]
@@ -79,11 +82,14 @@ struct Measured {
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::parse(std::env::args().skip(1))?;
     let measured = match arguments.kernels {
-        Kernels::Cpu => run(Cpu::new(arguments.threads, arguments.compute)?, &arguments)?,
+        Kernels::Cpu => {
+            let kernels = Cpu::new(arguments.threads, arguments.compute)?.recorded_by(arguments.profile.clone());
+            run(kernels, &arguments)?
+        }
         Kernels::Candle => {
             // SAFETY: no other thread has been started that could read the environment.
             unsafe { std::env::set_var("RAYON_NUM_THREADS", arguments.threads.to_string()) };
-            run(Candle::new(Device::Cpu, arguments.compute), &arguments)?
+            run(Candle::new(Device::Cpu, arguments.compute).recorded_by(arguments.profile.clone()), &arguments)?
         }
     };
     print(&arguments, measured);
@@ -115,6 +121,7 @@ impl Arguments {
             steps: 5,
             warmup: 2,
             kernels: Kernels::Cpu,
+            profile: Profile::OFF,
         };
         while let Some(word) = words.next() {
             // cargo adds this one.
@@ -164,6 +171,13 @@ impl Arguments {
                     "none" => Recompute::None,
                     "layers" => Recompute::Layers,
                     _ => return Err("what is computed again is none or layers".into()),
+                }
+            }
+            "--profile" => {
+                self.profile = match value {
+                    "yes" => Profile::recording(),
+                    "no" => Profile::OFF,
+                    _ => return Err("it is yes or no".into()),
                 }
             }
             "--kernels" => {
@@ -248,6 +262,8 @@ fn run<B: Blocks>(ops: B, arguments: &Arguments) -> Result<Measured, Box<dyn Err
 
 fn print(arguments: &Arguments, mut measured: Measured) {
     let (wall, cpu) = (median(&mut measured.wall), median(&mut measured.cpu));
+    let summary = arguments.profile.finish().map(|recording| recording.summary());
+    summary.iter().for_each(print_kernels);
     let NewModel { hidden_size, num_hidden_layers, intermediate_size, vocab_size, .. } = arguments.model;
     let line = serde_json::json!({
         "kernel_set": measured.kernel_set,
@@ -274,8 +290,27 @@ fn print(arguments: &Arguments, mut measured: Measured) {
         "gflop_per_cpu_second": measured.flop / 1e9 / cpu,
         "peak_anonymous_mib": measured.peak_anonymous_mib,
         "losses": measured.losses,
+        "profile": summary,
     });
     println!("{line}");
+}
+
+/// The kernels, the longest first.
+fn print_kernels(summary: &Summary) {
+    let giga = |rate: Option<f64>| rate.unwrap_or_default() / 1e9;
+    for kernel in &summary.kernels {
+        eprintln!(
+            "{:34} {:7} calls {:8.3} s {:5.1} % {:7.1} GFLOP/s {:6.1} GB/s {:5.1} % of the limit",
+            kernel.name,
+            kernel.calls,
+            kernel.seconds,
+            100.0 * kernel.share,
+            giga(kernel.flops_per_second()),
+            giga(kernel.bytes_per_second()),
+            100.0 * kernel.share_of_limit.unwrap_or_default(),
+        );
+    }
+    eprintln!("outside kernels {:.3} s of {:.3}; {:?}", summary.outside_kernels(), summary.seconds, summary.limits);
 }
 
 /// The middle value, in seconds.

@@ -12,14 +12,16 @@ mod optimizer;
 mod rows;
 
 use candle_core::{DType, Device, Tensor};
+use profile::Profile;
 
 use crate::ops::{Compute, Write};
 
 /// The kernel set on candle's tensors.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Candle {
     device: Device,
     compute: Compute,
+    profile: Profile,
 }
 
 /// A matrix of f32 on the set's device; empty by default.
@@ -67,7 +69,13 @@ impl Candle {
 
     /// A set on this device.
     pub fn new(device: Device, compute: Compute) -> Self {
-        Self { device, compute }
+        Self { device, compute, profile: Profile::OFF }
+    }
+
+    /// Has it recorded what takes how long.
+    #[must_use]
+    pub fn recorded_by(self, profile: Profile) -> Self {
+        Self { profile, ..self }
     }
 
     /// Rounds an operand of a large product to the compute type.

@@ -9,6 +9,7 @@ mod blocks;
 mod cache;
 mod heads;
 mod instructions;
+mod limits;
 mod loss;
 mod norm;
 mod operand;
@@ -21,9 +22,12 @@ mod simd;
 mod tensor;
 mod vector;
 mod weight;
+mod work;
 mod workers;
 
 use std::sync::Arc;
+
+use profile::Profile;
 
 pub use blocks::{AttentionSaved, MlpSaved};
 pub use cache::Cache;
@@ -42,6 +46,7 @@ pub struct Cpu {
     set: InstructionSet,
     compute: Compute,
     buffers: Arc<BufferPool>,
+    profile: Profile,
 }
 
 /// Why the kernel set cannot be made.
@@ -88,7 +93,14 @@ impl Cpu {
             (Compute::F32, InstructionSet::Avx512Bf16) => InstructionSet::Avx512,
             _ => set,
         };
-        Ok(Self { workers, set, compute, buffers: Arc::default() })
+        Ok(Self { workers, set, compute, buffers: Arc::default(), profile: Profile::OFF })
+    }
+
+    /// Has it recorded what takes how long, beside what the machine can do.
+    #[must_use]
+    pub fn recorded_by(self, profile: Profile) -> Self {
+        profile.set_limits(|| self.limits());
+        Self { profile, ..self }
     }
 
     /// The number of threads.

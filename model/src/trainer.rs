@@ -118,6 +118,8 @@ impl<B: Blocks> Trainer<B> {
             recompute: self.options.recompute,
             step: StepSeed { seed: self.options.seed, step: self.step + 1 },
         };
+        let ops = Arc::clone(self.decoder.ops());
+        let _phase = ops.profile().phase("micro-batch");
         let scores = self.decoder.loss_and_gradients(batch, options, &mut self.activations)?;
         let loss_sum = scores.iter().map(|score| f64::from(score.nll)).sum::<f64>();
         if !loss_sum.is_finite() {
@@ -134,6 +136,8 @@ impl<B: Blocks> Trainer<B> {
     /// # Errors
     /// Fails if there was no target, a gradient is not finite, a tensor does not move, or the device fails.
     pub fn step(&mut self, learning_rate: f64) -> Result<StepReport, TrainError> {
+        let ops = Arc::clone(self.decoder.ops());
+        let _phase = ops.profile().phase("update");
         let MicroReport { loss_sum, target_tokens } = std::mem::replace(&mut self.pending, NOTHING_YET);
         let step = self.step + 1;
         if target_tokens == 0 {
@@ -164,7 +168,9 @@ impl<B: Blocks> Trainer<B> {
         if let Some(scaler) = &mut self.scaler {
             scaler.after_step();
         }
+        let audit = ops.profile().phase("audit");
         self.audit.after_step(&self.decoder, step, learning_rate)?;
+        drop(audit);
         report.skipped = false;
         Ok(report)
     }

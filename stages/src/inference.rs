@@ -254,12 +254,12 @@ fn open(
     context.record("threads", context.threads());
     match kernel_set {
         Kernels::Cpu => {
-            let ops = kernels::cpu_computing(compute, context.threads())?;
+            let ops = kernels::cpu_computing(compute, context)?;
             context.record("kernel_set", ops.describe());
             load(ops, &model.folder, adapter.as_ref())
         }
         Kernels::Candle => {
-            let ops = kernels::candle_computing(compute);
+            let ops = kernels::candle_computing(compute, context);
             context.record("kernel_set", ops.describe());
             load(ops, &model.folder, adapter.as_ref())
         }

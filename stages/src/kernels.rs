@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::parameter::Parameters;
 use model::candle::Candle;
@@ -36,28 +37,26 @@ impl Dtype {
     }
 }
 
-/// Our own kernels in f32, on so many threads.
+/// Our own kernels in f32, on the threads that a stage has.
 ///
 /// # Errors
 /// Fails if the machine gives no threads.
-pub fn cpu(threads: usize) -> Result<Arc<Cpu>, StageError> {
-    cpu_computing(Compute::F32, threads)
+pub fn cpu(context: &StageContext) -> Result<Arc<Cpu>, StageError> {
+    cpu_computing(Compute::F32, context)
 }
 
-/// Our own kernels, on so many threads.
+/// Our own kernels, on the threads that a stage has.
 ///
 /// # Errors
 /// Fails if the machine gives no threads, or the kernels do not compute in this type.
-pub fn cpu_computing(compute: Compute, threads: usize) -> Result<Arc<Cpu>, StageError> {
-    Cpu::new(threads, compute).map(Arc::new).or_fail(Cause::Machine, || "cannot start the cpu kernels".to_owned())
-}
-
-/// Candle's tensors on the processor, in f32.
-pub fn candle() -> Arc<Candle> {
-    candle_computing(Compute::F32)
+pub fn cpu_computing(compute: Compute, context: &StageContext) -> Result<Arc<Cpu>, StageError> {
+    let kernels = Cpu::new(context.threads(), compute);
+    let kernels = kernels.or_fail(Cause::Machine, || "cannot start the cpu kernels".to_owned())?;
+    let _phase = context.profile().phase("measure the machine");
+    Ok(Arc::new(kernels.recorded_by(context.profile().clone())))
 }
 
 /// Candle's tensors on the processor.
-pub fn candle_computing(compute: Compute) -> Arc<Candle> {
-    Arc::new(Candle::on_processor_in(compute))
+pub fn candle_computing(compute: Compute, context: &StageContext) -> Arc<Candle> {
+    Arc::new(Candle::on_processor_in(compute).recorded_by(context.profile().clone()))
 }

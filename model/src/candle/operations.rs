@@ -1,6 +1,7 @@
 //! The operations of the `candle` set, on its tensors.
 
 use candle_core::{DType, Tensor};
+use profile::{Profile, Work};
 
 use super::{Candle, CandleCache, CandleTensor, CandleWeight, attention, loss, optimizer, rows};
 use crate::batch::Documents;
@@ -20,6 +21,10 @@ impl Ops for Candle {
         "candle"
     }
 
+    fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
     fn describe(&self) -> String {
         let device = match self.device.location() {
             candle_core::DeviceLocation::Cpu => "the processor".to_owned(),
@@ -34,11 +39,11 @@ impl Ops for Candle {
     }
 
     fn tensor(&self, rows: usize, columns: usize, values: &[f32]) -> Result<CandleTensor> {
-        named("tensor", || Ok(CandleTensor(Some(Tensor::from_slice(values, (rows, columns), &self.device)?))))
+        self.named("tensor", || Ok(CandleTensor(Some(Tensor::from_slice(values, (rows, columns), &self.device)?))))
     }
 
     fn zeros(&self, rows: usize, columns: usize) -> Result<CandleTensor> {
-        named("zeros", || Ok(CandleTensor(Some(Tensor::zeros((rows, columns), DType::F32, &self.device)?))))
+        self.named("zeros", || Ok(CandleTensor(Some(Tensor::zeros((rows, columns), DType::F32, &self.device)?))))
     }
 
     fn shape(&self, tensor: &CandleTensor) -> (usize, usize) {
@@ -47,12 +52,12 @@ impl Ops for Candle {
 
     fn read(&self, tensor: &CandleTensor) -> Result<Vec<f32>> {
         let Some(tensor) = &tensor.0 else { return Ok(Vec::new()) };
-        named("read", || tensor.flatten_all()?.to_vec1())
+        self.named("read", || tensor.flatten_all()?.to_vec1())
     }
 
     fn write(&self, tensor: &mut CandleTensor, values: &[f32]) -> Result {
         let shape = self.shape(tensor);
-        named("write", || {
+        self.named("write", || {
             tensor.0 = Some(Tensor::from_slice(values, shape, &self.device)?);
             Ok(())
         })
@@ -65,14 +70,14 @@ impl Ops for Candle {
     }
 
     fn weight(&self, out_features: usize, in_features: usize, values: Vec<f32>) -> Result<CandleWeight> {
-        named("weight", || {
+        self.named("weight", || {
             let values = Tensor::from_vec(values, (out_features, in_features), &self.device)?;
             Ok(CandleWeight(self.operand(&values)?))
         })
     }
 
     fn refresh(&self, weight: &mut CandleWeight, values: &CandleTensor) -> Result {
-        named("refresh", || {
+        self.named("refresh", || {
             weight.0 = self.operand(values.get())?;
             Ok(())
         })
@@ -83,7 +88,7 @@ impl Ops for Candle {
     }
 
     fn fingerprint(&self, weight: &CandleWeight) -> Result<u64> {
-        named("fingerprint", || {
+        self.named("fingerprint", || {
             let values = weight.0.flatten_all()?;
             Ok(match weight.0.dtype() {
                 DType::BF16 => fingerprint::of_bf16(&values.to_vec1()?),
@@ -93,14 +98,14 @@ impl Ops for Candle {
     }
 
     fn embed(&self, table: &CandleWeight, ids: &[u32], scale: f32, y: &mut CandleTensor) -> Result {
-        named("embed", || {
+        self.named("embed", || {
             let rows = table.0.index_select(&self.indices(ids)?, 0)?.to_dtype(DType::F32)?;
             y.put(Write::Replace, (rows * f64::from(scale))?)
         })
     }
 
     fn embed_gradient(&self, ids: &[u32], dy: &CandleTensor, scale: f32, table_gradient: &mut CandleTensor) -> Result {
-        named("embed_gradient", || {
+        self.named("embed_gradient", || {
             let rows = (dy.get() * f64::from(scale))?;
             let sum = table_gradient.get().index_add(&self.indices(ids)?, &rows, 0)?;
             table_gradient.put(Write::Replace, sum)
@@ -108,40 +113,40 @@ impl Ops for Candle {
     }
 
     fn gather_rows(&self, x: &CandleTensor, rows: &[u32], y: &mut CandleTensor) -> Result {
-        named("gather_rows", || y.put(Write::Replace, x.get().index_select(&self.indices(rows)?, 0)?))
+        self.named("gather_rows", || y.put(Write::Replace, x.get().index_select(&self.indices(rows)?, 0)?))
     }
 
     fn scatter_rows(&self, x: &CandleTensor, rows: &[u32], total: usize, y: &mut CandleTensor) -> Result {
-        named("scatter_rows", || {
+        self.named("scatter_rows", || {
             let zeros = Tensor::zeros((total, x.get().dim(1)?), DType::F32, &self.device)?;
             y.put(Write::Replace, zeros.index_add(&self.indices(rows)?, x.get(), 0)?)
         })
     }
 
     fn take_columns(&self, x: &CandleTensor, from: usize, columns: usize, y: &mut CandleTensor) -> Result {
-        named("take_columns", || y.put(Write::Replace, x.get().narrow(1, from, columns)?.contiguous()?))
+        self.named("take_columns", || y.put(Write::Replace, x.get().narrow(1, from, columns)?.contiguous()?))
     }
 
     fn join_rows(&self, parts: &[&CandleTensor], y: &mut CandleTensor) -> Result {
         let parts: Vec<&Tensor> = parts.iter().map(|part| part.get()).collect();
-        named("join_rows", || y.put(Write::Replace, Tensor::cat(&parts, 0)?))
+        self.named("join_rows", || y.put(Write::Replace, Tensor::cat(&parts, 0)?))
     }
 
     fn join_columns(&self, parts: &[&CandleTensor], y: &mut CandleTensor) -> Result {
         let parts: Vec<&Tensor> = parts.iter().map(|part| part.get()).collect();
-        named("join_columns", || y.put(Write::Replace, Tensor::cat(&parts, 1)?.contiguous()?))
+        self.named("join_columns", || y.put(Write::Replace, Tensor::cat(&parts, 1)?.contiguous()?))
     }
 
     fn add(&self, x: &CandleTensor, y: &mut CandleTensor) -> Result {
-        named("add", || y.put(Write::Add, x.get().clone()))
+        self.named("add", || y.put(Write::Add, x.get().clone()))
     }
 
     fn add_column_sums(&self, x: &CandleTensor, sums: &mut CandleTensor) -> Result {
-        named("add_column_sums", || sums.put(Write::Add, x.get().sum_keepdim(0)?))
+        self.named("add_column_sums", || sums.put(Write::Add, x.get().sum_keepdim(0)?))
     }
 
     fn add_column_dots(&self, x: &CandleTensor, y: &CandleTensor, sums: &mut CandleTensor) -> Result {
-        named("add_column_dots", || sums.put(Write::Add, (x.get() * y.get())?.sum_keepdim(0)?))
+        self.named("add_column_dots", || sums.put(Write::Add, (x.get() * y.get())?.sum_keepdim(0)?))
     }
 
     fn scale_columns(
@@ -152,7 +157,7 @@ impl Ops for Candle {
         write: Write,
         y: &mut CandleTensor,
     ) -> Result {
-        named("scale_columns", || {
+        self.named("scale_columns", || {
             let scaled = x.get().broadcast_mul(factors.get())?;
             let scaled = match bias {
                 Some(bias) => scaled.broadcast_add(bias.get())?,
@@ -175,7 +180,7 @@ impl Ops for Candle {
         for (row, factors) in factors.chunks_mut(shape.1.max(1)).enumerate() {
             mask.factors(row, factors);
         }
-        named("dropout", || {
+        self.named("dropout", || {
             let factors = Tensor::from_vec(factors, shape, &self.device)?;
             y.put(write, ((x.get() * factors)? * f64::from(scale))?)
         })
@@ -189,7 +194,7 @@ impl Ops for Candle {
         write: Write,
         y: &mut CandleTensor,
     ) -> Result {
-        named("linear", || {
+        self.named("linear", || {
             let result = product(&self.operand(x.get())?, &weight.0.t()?)?;
             let result = match bias {
                 Some(bias) => result.broadcast_add(bias.get())?,
@@ -200,7 +205,7 @@ impl Ops for Candle {
     }
 
     fn linear_backward(&self, dy: &CandleTensor, weight: &CandleWeight, write: Write, dx: &mut CandleTensor) -> Result {
-        named("linear_backward", || dx.put(write, product(&self.operand(dy.get())?, &weight.0)?))
+        self.named("linear_backward", || dx.put(write, product(&self.operand(dy.get())?, &weight.0)?))
     }
 
     fn matmul(
@@ -212,7 +217,7 @@ impl Ops for Candle {
         write: Write,
         c: &mut CandleTensor,
     ) -> Result {
-        named("matmul", || {
+        self.named("matmul", || {
             let (a, b) = (a.get(), b.get());
             let result = match form {
                 Form::Nn => product(a, b)?,
@@ -231,7 +236,7 @@ impl Ops for Candle {
         y: &mut CandleTensor,
         inverse_rms: &mut CandleTensor,
     ) -> Result {
-        named("norm", || {
+        self.named("norm", || {
             let (normed, inverse) = rows::norm(x.get(), weight.get(), norm)?;
             y.put(Write::Replace, normed)?;
             inverse_rms.put(Write::Replace, inverse)
@@ -249,7 +254,7 @@ impl Ops for Candle {
         dx: &mut CandleTensor,
         weight_gradient: Option<&mut CandleTensor>,
     ) -> Result {
-        named("norm_backward", || {
+        self.named("norm_backward", || {
             let gradients = rows::norm_backward(x.get(), weight.get(), norm, inverse_rms.get(), dy.get())?;
             dx.put(write, gradients.x()?)?;
             match weight_gradient {
@@ -260,7 +265,7 @@ impl Ops for Candle {
     }
 
     fn rope(&self, x: &mut CandleTensor, tables: &RopeTables<CandleTensor>, positions: &[u32], turn: Turn) -> Result {
-        named("rope", || {
+        self.named("rope", || {
             let positions = self.indices(positions)?;
             let (cos, sin) = (tables.cos.get(), tables.sin.get());
             let (cos, sin) = (cos.index_select(&positions, 0)?, sin.index_select(&positions, 0)?);
@@ -270,7 +275,7 @@ impl Ops for Candle {
     }
 
     fn gated(&self, activation: Activation, gate: &CandleTensor, up: &CandleTensor, y: &mut CandleTensor) -> Result {
-        named("gated", || y.put(Write::Replace, (rows::activate(activation, gate.get())? * up.get())?))
+        self.named("gated", || y.put(Write::Replace, (rows::activate(activation, gate.get())? * up.get())?))
     }
 
     fn gated_backward(
@@ -282,7 +287,7 @@ impl Ops for Candle {
         dgate: &mut CandleTensor,
         dup: &mut CandleTensor,
     ) -> Result {
-        named("gated_backward", || {
+        self.named("gated_backward", || {
             let (gate, up, dy) = (gate.get(), up.get(), dy.get());
             let of_gate = ((dy * up)? * rows::activation_slope(activation, gate)?)?;
             dup.put(Write::Replace, (dy * rows::activate(activation, gate)?)?)?;
@@ -300,7 +305,7 @@ impl Ops for Candle {
         y: &mut CandleTensor,
         logsumexp: &mut CandleTensor,
     ) -> Result {
-        named("attention", || {
+        self.named("attention", || {
             let (output, lse) = attention::forward(q.get(), k.get(), v.get(), documents, shape)?;
             y.put(Write::Replace, output)?;
             logsumexp.put(Write::Replace, lse)
@@ -315,7 +320,7 @@ impl Ops for Candle {
         shape: &AttentionShape,
         gradients: AttentionGradients<'_, CandleTensor>,
     ) -> Result {
-        named("attention_backward", || {
+        self.named("attention_backward", || {
             let saved = AttentionOperands {
                 q: saved.q.get(),
                 k: saved.k.get(),
@@ -333,7 +338,7 @@ impl Ops for Candle {
     fn cache(&self, sequences: usize, capacity: usize, shape: &AttentionShape) -> Result<CandleCache> {
         let columns = shape.num_key_value_heads * shape.head_dim;
         let zeros = || (0..sequences).map(|_| Tensor::zeros((capacity, columns), DType::F32, &self.device)).collect();
-        named("cache", || {
+        self.named("cache", || {
             let keys: candle_core::Result<Vec<_>> = zeros();
             Ok(CandleCache { keys: keys?, values: zeros()? })
         })
@@ -346,7 +351,7 @@ impl Ops for Candle {
         v: &CandleTensor,
         documents: &Documents,
     ) -> Result {
-        named("cache_append", || {
+        self.named("cache_append", || {
             for span in documents.spans() {
                 let rows = |x: &CandleTensor| x.get().narrow(0, span.rows.start, span.rows.len())?.contiguous();
                 cache.keys[span.slot].slice_set(&rows(k)?, 0, span.start)?;
@@ -364,13 +369,13 @@ impl Ops for Candle {
         shape: &AttentionShape,
         y: &mut CandleTensor,
     ) -> Result {
-        named("attention_cached", || {
+        self.named("attention_cached", || {
             y.put(Write::Replace, attention::cached(q.get(), &cache.keys, &cache.values, documents, shape)?)
         })
     }
 
     fn soft_cap(&self, x: &mut CandleTensor, cap: f32) -> Result {
-        named("soft_cap", || x.put(Write::Replace, loss::soft_cap(x.get(), cap)?))
+        self.named("soft_cap", || x.put(Write::Replace, loss::soft_cap(x.get(), cap)?))
     }
 
     fn cross_entropy(
@@ -384,7 +389,7 @@ impl Ops for Candle {
         if targets.is_empty() {
             return Ok(());
         }
-        named("cross_entropy", || {
+        self.named("cross_entropy", || {
             let targets = self.indices(targets)?.unsqueeze(1)?;
             let scored = loss::score(logits.get(), &targets, soft_cap)?;
             scores.extend(scored.token_scores()?);
@@ -399,7 +404,7 @@ impl Ops for Candle {
 
     fn sum_of_squares(&self, x: &CandleTensor) -> Result<f64> {
         let Some(x) = &x.0 else { return Ok(0.0) };
-        named("sum_of_squares", || {
+        self.named("sum_of_squares", || {
             if self.device.is_metal() {
                 // Metal has no f64, in which alone the squares of all f32 are finite.
                 let values: Vec<f32> = x.flatten_all()?.to_vec1()?;
@@ -417,7 +422,7 @@ impl Ops for Candle {
         exp_avg: &mut CandleTensor,
         exp_avg_sq: &mut CandleTensor,
     ) -> Result {
-        named("adamw", || optimizer::adamw(step, value, gradient, exp_avg, exp_avg_sq))
+        self.named("adamw", || optimizer::adamw(step, value, gradient, exp_avg, exp_avg_sq))
     }
 
     fn sgd(
@@ -427,15 +432,18 @@ impl Ops for Candle {
         gradient: &CandleTensor,
         momentum_buffer: &mut CandleTensor,
     ) -> Result {
-        named("sgd", || optimizer::sgd(step, value, gradient, momentum_buffer))
+        self.named("sgd", || optimizer::sgd(step, value, gradient, momentum_buffer))
     }
 }
 
 crate::composed_blocks!(Candle);
 
-/// Runs the body of an operation and names it in the error.
-fn named<T>(operation: &'static str, body: impl FnOnce() -> candle_core::Result<T>) -> Result<T> {
-    body().map_err(|source| KernelError { kernel_set: "candle", operation, source: Box::new(source) })
+impl Candle {
+    /// Runs the body of an operation, has it recorded, and names it in the error.
+    fn named<T>(&self, operation: &'static str, body: impl FnOnce() -> candle_core::Result<T>) -> Result<T> {
+        let _kernel = self.profile.kernel(operation, Work::default);
+        body().map_err(|source| KernelError { kernel_set: "candle", operation, source: Box::new(source) })
+    }
 }
 
 /// `a · b` of f32 or bf16 matrices, as f32. An empty inner dimension gives zeros, which candle's products refuse.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::attention::{Backward, Columns, Forward, KEYS, ROWS, Sight, Turns, backward, forward};
 use super::product::Target;
-use super::{Cache, Cpu, Tensor};
+use super::{Cache, Cpu, Tensor, work};
 use crate::batch::{Documents, Span};
 use crate::ops::{AttentionGradients, AttentionOperands, AttentionShape};
 
@@ -42,6 +42,7 @@ impl Cpu {
         y: Target<'_>,
         logsumexp: Target<'_>,
     ) {
+        let _kernel = self.profile.kernel("attention", || work::of_attention(work::FORWARD, documents, shape));
         let parts = Parts::new(documents, shape);
         self.each_block_of_rows(&parts, |part| {
             let first = part.span.rows.start;
@@ -91,6 +92,8 @@ impl Cpu {
         shape: &AttentionShape,
         [dq, dk, dv]: [Target<'_>; 3],
     ) {
+        let _kernel =
+            self.profile.kernel("attention backward", || work::of_attention(work::BACKWARD, documents, shape));
         let parts = Parts::new(documents, shape);
         // Per document and key head, the turns at its blocks of keys.
         let taken: Vec<_> = (0..parts.key_blocks * shape.num_key_value_heads).map(|_| AtomicUsize::new(0)).collect();
@@ -126,6 +129,7 @@ impl Cpu {
         shape: &AttentionShape,
         y: &mut Tensor,
     ) {
+        let _kernel = self.profile.kernel("attention cached", || work::of_attention(work::FORWARD, documents, shape));
         y.reshape(&self.buffers, q.rows(), q.columns());
         let (q, y) = (q.columns_from(0), y.target());
         let stride = shape.num_key_value_heads * shape.head_dim;

@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use half::bf16;
+use profile::Work;
 
 use super::product::{Target, View};
 use super::weight::{round, round_within_f32};
@@ -133,6 +134,7 @@ impl Cpu {
         match self.form() {
             Form::F32 => Operand::F32(x),
             Form::Rounded | Form::Pairs => {
+                let _kernel = self.profile.kernel("round", || Work::values(2 * x.rows() * x.columns()));
                 let target = self.operand_target(x.rows(), x.columns(), buffer);
                 let block = (4096 / x.columns().max(1)).max(1);
                 self.each(x.rows().div_ceil(block), x.rows() * x.columns(), |part| {

@@ -1,5 +1,7 @@
 //! The operations of the `cpu` set, on its tensors.
 
+use profile::{Profile, Work};
+
 use super::operand::{OperandBuffer, OperandTarget};
 use super::product::{Into, Target, View, ViewMut};
 use super::weight::Sense;
@@ -40,6 +42,7 @@ impl Cpu {
 impl Cpu {
     /// `sums += Σ rows of x`; see [`Ops::add_column_sums`].
     pub(super) fn add_sums_of_columns(&self, x: View<'_>, sums: &mut Tensor) {
+        let _kernel = self.profile.kernel("column sums", || Work::values(x.rows() * x.columns()));
         self.each_rows(sums.values_mut(), 1, |first, sums| {
             for row in 0..x.rows() {
                 pointwise::add(self.set, &x.row(row)[first..][..sums.len()], sums);
@@ -49,6 +52,7 @@ impl Cpu {
 
     /// `y (+)= scale · mask ∘ x`, of one shape; see [`Ops::dropout`].
     pub(super) fn drop_elements(&self, x: View<'_>, mask: &DropoutMask<'_>, scale: f32, write: Into, y: &mut Tensor) {
+        let _kernel = self.profile.kernel("dropout", || Work::values(2 * x.rows() * x.columns()));
         let columns = x.columns();
         self.each_rows(y.values_mut(), columns, |first, y| {
             if write == Into::Replace {
@@ -71,6 +75,7 @@ impl Cpu {
         scores: &mut Vec<TokenScore>,
         rounded: Option<OperandTarget<'_>>,
     ) {
+        let _kernel = self.profile.kernel("cross entropy", || Work::values(2 * logits.rows() * logits.columns()));
         let vocabulary = logits.columns();
         let first_score = scores.len();
         scores.resize(first_score + targets.len(), TokenScore { nll: 0.0, correct: false });
@@ -114,6 +119,10 @@ impl Ops for Cpu {
 
     fn name(&self) -> &'static str {
         "cpu"
+    }
+
+    fn profile(&self) -> &Profile {
+        &self.profile
     }
 
     fn describe(&self) -> String {
@@ -161,6 +170,7 @@ impl Ops for Cpu {
     }
 
     fn weight(&self, out_features: usize, in_features: usize, values: Vec<f32>) -> Result<Weight> {
+        let _kernel = self.profile.kernel("prepare weight", || Work::values(values.len()));
         Ok(self.make_weight(out_features, in_features, values))
     }
 
@@ -169,11 +179,15 @@ impl Ops for Cpu {
     }
 
     fn refresh(&self, weight: &mut Weight, values: &Tensor) -> Result {
+        let _kernel = self
+            .profile
+            .kernel("refresh weight", || Work::bytes(4 * values.rows() * values.columns() + weight.bytes() as usize));
         self.change_weight(weight, values.values());
         Ok(())
     }
 
     fn fingerprint(&self, weight: &Weight) -> Result<u64> {
+        let _kernel = self.profile.kernel("fingerprint", || Work::bytes(weight.bytes() as usize));
         Ok(self.weight_fingerprint(weight))
     }
 
@@ -182,6 +196,7 @@ impl Ops for Cpu {
     }
 
     fn embed(&self, table: &Weight, ids: &[u32], scale: f32, y: &mut Tensor) -> Result {
+        let _kernel = self.profile.kernel("embed", || Work::bytes(8 * ids.len() * table.in_features));
         let width = table.in_features;
         y.reshape(&self.buffers, ids.len(), width);
         for (row, &id) in y.values_mut().chunks_exact_mut(width).zip(ids) {
@@ -191,6 +206,7 @@ impl Ops for Cpu {
     }
 
     fn embed_gradient(&self, ids: &[u32], dy: &Tensor, scale: f32, table_gradient: &mut Tensor) -> Result {
+        let _kernel = self.profile.kernel("embed gradient", || Work::values(3 * dy.rows() * dy.columns()));
         let width = dy.columns();
         let gradients = table_gradient.values_mut();
         for (row, &id) in dy.values().chunks_exact(width).zip(ids) {
@@ -201,6 +217,7 @@ impl Ops for Cpu {
     }
 
     fn gather_rows(&self, x: &Tensor, rows: &[u32], y: &mut Tensor) -> Result {
+        let _kernel = self.profile.kernel("gather rows", || Work::values(2 * rows.len() * x.columns()));
         let width = x.columns();
         y.reshape(&self.buffers, rows.len(), width);
         for (target, &row) in y.values_mut().chunks_exact_mut(width).zip(rows) {
@@ -210,6 +227,7 @@ impl Ops for Cpu {
     }
 
     fn scatter_rows(&self, x: &Tensor, rows: &[u32], total: usize, y: &mut Tensor) -> Result {
+        let _kernel = self.profile.kernel("scatter rows", || Work::values((total + rows.len()) * x.columns()));
         let width = x.columns();
         y.reshape(&self.buffers, total, width);
         y.values_mut().fill(0.0);
@@ -253,6 +271,7 @@ impl Ops for Cpu {
     }
 
     fn add(&self, x: &Tensor, y: &mut Tensor) -> Result {
+        let _kernel = self.profile.kernel("add", || Work::values(3 * x.rows() * x.columns()));
         let x = x.values();
         assert_eq!(x.len(), y.values().len(), "shapes of a sum");
         self.each_rows(y.values_mut(), 1, |first, y| pointwise::add(self.set, &x[first..][..y.len()], y));
@@ -282,6 +301,7 @@ impl Ops for Cpu {
         write: Write,
         y: &mut Tensor,
     ) -> Result {
+        let _kernel = self.profile.kernel("scale columns", || Work::values(2 * x.rows() * x.columns()));
         let columns = x.columns();
         let write = self.output(write, y, x.rows(), columns);
         self.each_rows(y.values_mut(), columns, |first, y| {
@@ -344,6 +364,7 @@ impl Ops for Cpu {
     }
 
     fn norm(&self, x: &Tensor, weight: &Tensor, norm: RmsNorm, y: &mut Tensor, inverse_rms: &mut Tensor) -> Result {
+        let _kernel = self.profile.kernel("norm", || Work::values(2 * x.rows() * x.columns()));
         let (columns, runs) = (x.columns(), x.columns() / weight.columns());
         y.reshape(&self.buffers, x.rows(), columns);
         inverse_rms.reshape(&self.buffers, x.rows(), runs);
@@ -369,6 +390,7 @@ impl Ops for Cpu {
         dx: &mut Tensor,
         weight_gradient: Option<&mut Tensor>,
     ) -> Result {
+        let _kernel = self.profile.kernel("norm backward", || Work::values(3 * x.rows() * x.columns()));
         let (columns, width, runs) = (x.columns(), weight.columns(), inverse_rms.columns());
         let write = self.output(write, dx, x.rows(), columns);
         self.each_rows(dx.values_mut(), columns, |first, dx| {
@@ -387,6 +409,7 @@ impl Ops for Cpu {
     }
 
     fn rope(&self, x: &mut Tensor, tables: &RopeTables<Tensor>, positions: &[u32], turn: Turn) -> Result {
+        let _kernel = self.profile.kernel("rope", || Work::values(2 * x.rows() * x.columns()));
         let (columns, half) = (x.columns(), tables.rotary_dims / 2);
         self.each_rows(x.values_mut(), columns, |first, rows| {
             for (row, &position) in rows.chunks_exact_mut(columns).zip(&positions[first..]) {
@@ -399,6 +422,7 @@ impl Ops for Cpu {
     }
 
     fn gated(&self, activation: Activation, gate: &Tensor, up: &Tensor, y: &mut Tensor) -> Result {
+        let _kernel = self.profile.kernel("gated", || Work::values(3 * gate.rows() * gate.columns()));
         y.reshape(&self.buffers, gate.rows(), gate.columns());
         let (gate, up) = (gate.values(), up.values());
         self.each_rows(y.values_mut(), 1, |first, y| {
@@ -416,6 +440,7 @@ impl Ops for Cpu {
         dgate: &mut Tensor,
         dup: &mut Tensor,
     ) -> Result {
+        let _kernel = self.profile.kernel("gated backward", || Work::values(5 * gate.rows() * gate.columns()));
         dgate.reshape(&self.buffers, gate.rows(), gate.columns());
         dup.reshape(&self.buffers, gate.rows(), gate.columns());
         let dup = Target::new(dup.values_mut(), 1);
@@ -495,6 +520,7 @@ impl Ops for Cpu {
     }
 
     fn sum_of_squares(&self, x: &Tensor) -> Result<f64> {
+        let _kernel = self.profile.kernel("sum of squares", || Work::values(x.rows() * x.columns()));
         Ok(x.values().chunks(PIECE).map(|piece| pointwise::sum_of_squares(self.set, piece)).sum())
     }
 
@@ -506,11 +532,13 @@ impl Ops for Cpu {
         exp_avg: &mut Tensor,
         exp_avg_sq: &mut Tensor,
     ) -> Result {
+        let _kernel = self.profile.kernel("adamw", || Work::values(7 * value.rows() * value.columns()));
         self.adamw_update(step, value, gradient, exp_avg, exp_avg_sq);
         Ok(())
     }
 
     fn sgd(&self, step: &SgdStep, value: &mut Tensor, gradient: &Tensor, momentum_buffer: &mut Tensor) -> Result {
+        let _kernel = self.profile.kernel("sgd", || Work::values(5 * value.rows() * value.columns()));
         self.sgd_update(step, value, gradient, momentum_buffer);
         Ok(())
     }

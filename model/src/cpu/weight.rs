@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::bf16;
 
-use super::Cpu;
 use super::instructions::multiversion;
 use super::operand::Operand;
 use super::product::{Element, Finish, Into, View, ViewMut};
 use super::quantized::{Bits, Quantized};
+use super::{Cpu, work};
 use crate::fingerprint;
 use crate::ops::Compute;
 
@@ -144,6 +144,11 @@ impl Cpu {
         write: Into,
         c: ViewMut<'_>,
     ) {
+        let name = match sense {
+            Sense::Forward => "linear",
+            Sense::Backward => "linear backward",
+        };
+        let _kernel = self.profile.kernel(name, || work::of_weight_product(c.shape().0, &a, weight, sense));
         let finish = Finish { scale: 1.0, bias, write };
         match (&weight.values, a) {
             (Values::F32(values), Operand::F32(a)) => {

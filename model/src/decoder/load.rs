@@ -35,10 +35,13 @@ impl<B: Blocks> Decoder<B> {
     /// # Errors
     /// Fails if a file cannot be read, the weights are not those of the configuration, or the device fails.
     pub fn load(ops: Arc<B>, folder: &Path, keep: Keep) -> Result<Self, LoadError> {
+        let profile = ops.profile().clone();
+        let _phase = profile.phase("load the model");
         let config = Config::read(folder)?;
         let checkpoint = Checkpoint::open(folder)?;
         config.check_weights(&checkpoint)?;
         Self::build(ops, config, keep, |name, shape| {
+            let _phase = profile.phase("read and widen");
             let values = checkpoint.tensor_f32_of_shape(name, shape)?;
             // The stored values are not read again: their pages need not stay in memory.
             checkpoint.release(name);

@@ -128,15 +128,20 @@ impl<B: Blocks> Decoder<B> {
         let ops = Arc::clone(&self.ops);
         let places = self.has_dropout().then(|| Places::new(batch, &targets));
         let draws = places.as_ref().map_or(PassDraws::default(), |places| places.draws(options.step));
+        let forward = ops.profile().phase("forward");
         let x = self.forward(batch, &documents, Rows::Those(&targets.rows), draws, activations)?;
+        drop(forward);
+        let head = ops.profile().phase("head and loss");
         let mut gradient = B::Tensor::default();
         let output = self.embeddings.output_mut();
         let (targets_at, scale) = (&targets.ids, options.loss_scale);
         ops.head_loss(&mut self.head, output, draws.needed, &x, targets_at, scale, &mut scores, &mut gradient)?;
         drop(x);
+        drop(head);
         if scores.iter().any(|score| !score.nll.is_finite()) {
             return Ok(scores);
         }
+        let _backward = ops.profile().phase("backward");
         self.backward(batch, &documents, &targets, draws, activations, gradient)?;
         Ok(scores)
     }

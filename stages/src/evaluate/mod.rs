@@ -180,14 +180,17 @@ impl Stage for Evaluate {
             others.push((&input.reference.stage, figures));
         }
         let mut subject = Subject::open(params, context)?;
+        let profile = context.profile().clone();
         let draft = context.create("metrics")?;
         let mut writer = ExamplesWriter::create(&draft.folder);
         let (mut likelihood, mut answers) = (Likelihood::default(), Answers::default());
         while let Some(mut group) = subject.next_group()? {
             if params.measures_likelihood() {
+                let _phase = profile.phase("likelihood");
                 likelihood.measure(params, &mut subject, &mut group, context)?;
             }
             if params.measures_answers() {
+                let _phase = profile.phase("answers");
                 answers.measure(params, &mut subject, &mut group, context)?;
             }
             let examples: Vec<Example> = group.into_iter().map(|(_, example)| example).collect();

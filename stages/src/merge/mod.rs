@@ -89,11 +89,16 @@ impl Stage for Merge {
         let merge = ModelMerge::new(&base.folder, &weighted, options).map_err(|error| failure(error, whole))?;
 
         let draft = context.create("model")?;
+        let profile = context.profile().clone();
+        let writing = profile.phase("merge and write");
         let written = write(&merge, &draft, context)?;
+        drop(writing);
         checkpoint::carry_along(&base.folder, &draft.folder)?;
         report::warn_of_rounding(&written, context);
         let batches = rows::batches(params, &base.folder, context)?;
+        let proving = profile.phase("prove");
         let proof = prove(&merge, &draft, &batches, context)?;
+        drop(proving);
         let taught = taught(&base, &adapters);
         seal(params, draft, &written, &proof, taught, context)
     }
@@ -141,7 +146,7 @@ fn prove(
     batches: &[Batch],
     context: &mut StageContext,
 ) -> Result<Proof, StageError> {
-    let ops = kernels::cpu(context.threads())?;
+    let ops = kernels::cpu(context)?;
     let mut observe = |Progress { done, total }| {
         context.progress("layers", done, Some(total), Some("proving".to_owned()));
         if context.cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -167,7 +172,9 @@ fn seal(
     taught: Option<Value>,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
+    let hashing = context.profile().phase("hash weights");
     let mut facts = checkpoint::facts(&draft.folder)?;
+    drop(hashing);
     facts.extend(taught.map(|prompt| (PROMPT.to_owned(), prompt)));
     // The figures of the proof are about the model and no part of it: other rows to compare on give the same model.
     let weights = facts.get(checkpoint::WEIGHTS).and_then(|weights| weights.as_str()).unwrap_or_default();

@@ -124,10 +124,10 @@ impl Stage for Train {
 
     fn run(params: &TrainParams, context: &mut StageContext) -> Result<(), StageError> {
         match params.kernels {
-            Kernels::Cpu => {
-                session::run(params, kernels::cpu_computing(params.dtype.compute(), context.threads())?, context)
+            Kernels::Cpu => session::run(params, kernels::cpu_computing(params.dtype.compute(), context)?, context),
+            Kernels::Candle => {
+                session::run(params, kernels::candle_computing(params.dtype.compute(), context), context)
             }
-            Kernels::Candle => session::run(params, kernels::candle_computing(params.dtype.compute()), context),
         }
     }
 }

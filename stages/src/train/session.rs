@@ -138,6 +138,8 @@ impl<B: Blocks> Session<'_, B> {
 
     /// One optimizer step; broken off where the user wants to stop.
     fn step(&mut self, context: &mut StageContext) -> Result<ControlFlow<()>, StageError> {
+        let profile = context.profile().clone();
+        let _phase = profile.phase("step");
         let place = self.division.place(self.progress.step);
         let rows: Vec<u64> = self.order.rows(&place).iter().map(|row| *row as u64).collect();
         let ControlFlow::Continue(mut tokens) = self.accumulate(&rows, context)? else {
@@ -169,12 +171,14 @@ impl<B: Blocks> Session<'_, B> {
             if context.cancelled() {
                 return Ok(ControlFlow::Break(()));
             }
+            let reading = context.profile().phase("read rows");
             let (mut batch, mut longest) = (Batch::default(), 0);
             for &number in micro_batch {
                 let row = self.rows.row(number)?;
                 longest = longest.max(row.input_ids.len());
                 push(&mut batch, number, &row);
             }
+            drop(reading);
             // A row may be empty, where rows without targets are kept.
             if batch.tokens() == 0 {
                 continue;
@@ -220,6 +224,8 @@ impl<B: Blocks> Session<'_, B> {
     /// Validates after the last whole step and says whether it is the best one; broken off where the user wants to stop.
     fn validate(&mut self, context: &mut StageContext) -> Result<ControlFlow<(), bool>, StageError> {
         let Some(validator) = &mut self.validator else { return Ok(ControlFlow::Continue(false)) };
+        let profile = context.profile().clone();
+        let _phase = profile.phase("validate");
         let began = Instant::now();
         let ControlFlow::Continue(validated) =
             validator.validate(self.trainer.decoder_mut(), self.progress.step, context)?
@@ -244,6 +250,8 @@ impl<B: Blocks> Session<'_, B> {
     }
 
     fn save(&mut self, context: &mut StageContext) -> Result<(), StageError> {
+        let profile = context.profile().clone();
+        let _phase = profile.phase("save the working state");
         let metrics = self.teller.history().lines();
         checkpoints::save(&mut self.progress, metrics, self.params.keep_last, &self.trainer, context)?;
         self.unsaved = false;
@@ -270,7 +278,10 @@ impl<B: Blocks> Session<'_, B> {
                 .with_help("look at the rows with `pipeline show`: are the labels all masked?"));
         }
         // An adapter is of use only with the base model that it was trained on, to the bit.
+        let profile = context.profile().clone();
+        let checking = profile.phase("check what is frozen");
         self.trainer.check_frozen().map_err(|error| failure::of_rows(error, &[]))?;
+        drop(checking);
         if self.validator.is_some()
             && self.progress.validation.last != Some(self.progress.step)
             && self.validate(context)?.is_break()

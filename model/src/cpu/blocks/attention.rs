@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use profile::Work;
+
 use super::super::operand::{Operand, OperandBuffer};
 use super::super::product::{Into, View};
 use super::super::{Cpu, Tensor, norm, pointwise};
@@ -149,6 +151,7 @@ impl Cpu {
         qkv: &mut Tensor,
         saved: &mut HeadNormsSaved,
     ) {
+        let _kernel = self.profile.kernel("norm and turn heads", || Work::values(2 * qkv.rows() * qkv.columns()));
         let (rows, columns, shape) = (qkv.rows(), Columns::new(&block.shape), &block.shape);
         let (turned, heads) = (columns.q + columns.kv, shape.num_attention_heads + shape.num_key_value_heads);
         let kept = block.qk_norms.as_ref().map(|norms| {
@@ -259,6 +262,8 @@ impl Cpu {
         dqkv: &mut Tensor,
         saved: &HeadNormsSaved,
     ) -> [Option<OperandBuffer>; 3] {
+        let _kernel =
+            self.profile.kernel("norm and turn heads backward", || Work::values(3 * dqkv.rows() * dqkv.columns()));
         let (rows, shape, columns) = (dqkv.rows(), block.shape, Columns::new(&block.shape));
         let turned = columns.q + columns.kv;
         let positions = pass.rope.rows(pass.documents);

@@ -1,5 +1,7 @@
 //! The fused MLP block: gate and up side by side, the gated activation and its gradients written as the products read them.
 
+use profile::Work;
+
 use super::super::operand::OperandBuffer;
 use super::super::product::Into;
 use super::super::{Cpu, Tensor, pointwise};
@@ -102,6 +104,7 @@ impl Cpu {
 
     /// The gated activation, as the projection down reads it. Gate and up go to where they are kept.
     fn gated_and_kept(&self, block: &MlpBlock<Self>, mut products: Tensor, kept: &mut Tensor) -> Prepared {
+        let _kernel = self.profile.kernel("gated", || Work::values(5 * products.rows() * products.columns() / 2));
         let (rows, width) = (products.rows(), block.gate_up.width());
         let wanted = Wanted::with_values(reads_values(&block.down_proj));
         if self.compute == Compute::F32 {
@@ -192,6 +195,7 @@ impl Cpu {
 
     /// The gated activation in f32, from what was kept.
     fn gated_again(&self, block: &MlpBlock<Self>, kept: &Tensor) -> Tensor {
+        let _kernel = self.profile.kernel("gated again", || Work::values(3 * kept.rows() * block.gate_up.width()));
         let width = block.gate_up.width();
         let mut hidden = self.shaped(kept.rows(), width);
         let target = hidden.target();
@@ -208,6 +212,7 @@ impl Cpu {
 
     /// The gradients of gate and up, as their projections read them; of one projection to both, side by side in the first.
     fn gated_gradients(&self, block: &MlpBlock<Self>, kept: &Tensor, dhidden: &Tensor) -> [Prepared; 2] {
+        let _kernel = self.profile.kernel("gated backward", || Work::values(5 * dhidden.rows() * dhidden.columns()));
         let (rows, width) = (dhidden.rows(), dhidden.columns());
         let [mut first, mut second] = <[Prepared; 2]>::default();
         let wanted = |projection: &Projection<Self>| Wanted::with_values(projection.is_trained());

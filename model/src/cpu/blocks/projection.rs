@@ -1,5 +1,7 @@
 //! Projections of what was prepared once for several of them: the product with the weight, and an adapter in f32 beside it.
 
+use profile::Work;
+
 use super::super::operand::OperandBuffer;
 use super::super::product::{Into, View, ViewMut};
 use super::super::weight::Sense;
@@ -33,6 +35,7 @@ impl Cpu {
         input: Option<&mut Tensor>,
         inverse_rms: &mut Tensor,
     ) -> Prepared {
+        let _kernel = self.profile.kernel("norm", || Work::values(2 * x.rows() * x.columns()));
         let (rows, columns) = (x.rows(), x.columns());
         let input = input.map(|input| {
             input.reshape(&self.buffers, rows, columns);

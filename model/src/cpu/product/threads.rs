@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use profile::Work;
+
 use half::bf16;
 
 use super::super::Cpu;
@@ -81,6 +83,7 @@ impl Cpu {
         write: Into,
         c: ViewMut<'_>,
     ) {
+        let _kernel = self.profile.kernel("product", || Work::product(a.rows(), a.columns(), b.columns()));
         self.finished_product(a, b, Finish { scale, bias: None, write }, c);
     }
 
