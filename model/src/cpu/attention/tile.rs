@@ -85,7 +85,7 @@ kernel!(Portable, 4 x 2,);
 #[cfg(target_arch = "x86_64")]
 kernel!(Avx2, 6 x 2, #[target_feature(enable = "avx2,fma")]);
 #[cfg(target_arch = "x86_64")]
-kernel!(Avx512, 6 x 4, #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]);
+kernel!(Avx512, 8 x 2, #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]);
 
 /// Goes over the result in tiles of up to `MR` rows and `NV` vectors.
 #[inline(always)]
