@@ -4,15 +4,19 @@
 
 mod support;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use model::batch::Batch;
 use model::config::Config;
 use model::cpu::{Cpu, InstructionSet};
 use model::decoder::Decoder;
-use model::ops::Compute;
+use model::generation::{Generator, Options, Request};
+use model::ops::{Compute, Ops};
 use model::parameter::Keep;
 use model::peft::AdapterConfig;
+use model::sampling::Sampling;
 use model::session::{Append, Session};
 use model::trainer::{AdamW, Optimizer, TrainError, TrainOptions, Trained, Trainer};
 
@@ -104,6 +108,42 @@ fn every_set_answers_alike_in_blocks() {
                 assert!((found - expected).abs() < 0.05, "{} {}: {found} {expected}", compute.name(), set.name());
             }
         }
+    }
+}
+
+#[test]
+fn a_text_learned_by_heart_is_answered_alike_in_every_type() {
+    let ops = Arc::new(Cpu::new(2, Compute::F32).unwrap());
+    let options = TrainOptions {
+        max_grad_norm: Some(1.0),
+        ..TrainOptions::new(Trained::Weights, Optimizer::AdamW(AdamW::default()))
+    };
+    let mut trainer = Trainer::new(support::decoder(&ops, "llama", Keep::Trainable), options).unwrap();
+    let text = Batch::text(support::documents(5, &[16]).input_ids);
+    for _ in 0..100 {
+        trainer.accumulate(&text).unwrap();
+        trainer.step(1e-2).unwrap();
+    }
+    let values: HashMap<String, Vec<f32>> = trainer
+        .decoder()
+        .parameters()
+        .into_iter()
+        .map(|parameter| (parameter.name.clone(), ops.read(&parameter.value).unwrap()))
+        .collect();
+    let config = trainer.decoder().config();
+    for compute in TYPES {
+        let ops = Arc::new(Cpu::new(2, compute).unwrap());
+        let decoder = Decoder::build(ops, config.clone(), Keep::Frozen, |name, _| Ok(values[name].clone())).unwrap();
+        let options = Options {
+            max_new_tokens: 13,
+            min_new_tokens: 0,
+            stop_token_ids: Vec::new(),
+            sampling: Sampling::GREEDY,
+            batch_size: 1,
+        };
+        let requests = [Request { prompt: &text.input_ids[..3], row: 0 }];
+        let answer = Generator::new(&decoder, options).unwrap().complete(&requests, &mut ()).unwrap().remove(0);
+        assert_eq!(answer.ids, text.input_ids[3..], "{}", compute.name());
     }
 }
 

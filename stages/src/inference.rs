@@ -41,7 +41,7 @@ pub use stop::{StopStrings, StopToken};
 
 use crate::adapter;
 use crate::artifact::{Adapter, Model, Tokenizer as TokenizerArtifact};
-use crate::kernels::{self, Dtype, Kernels};
+use crate::kernels::{self, InferenceDtype, Kernels};
 use crate::preflight::{inference_bytes, model_config};
 use crate::smoke::{self, Lowered};
 use crate::tokenize::facts_of;
@@ -74,9 +74,9 @@ pub struct InferenceParams {
     /// Answers that grow together: decides speed and memory, not what is answered.
     #[cosmetic(default = BATCH_SIZE, range = 1..)]
     pub batch_size: usize,
-    /// Number type of the computation.
-    #[semantic(default = Dtype::F32)]
-    pub dtype: Dtype,
+    /// Number type of the computation: of the weights, and of what is multiplied with them.
+    #[semantic(default = InferenceDtype::F32)]
+    pub dtype: InferenceDtype,
     /// The kernels that compute.
     #[cosmetic(default = Kernels::Cpu)]
     pub kernels: Kernels,
@@ -114,6 +114,12 @@ impl InferenceParams {
             let message = "`stop_strings` has an empty text, which every answer holds at once";
             let problem = Problem::error("bad-value", span, message, "in this stage");
             problems.push(problem.with_help("take it out of the list").at("stop_strings"));
+        }
+        let compute = self.dtype.compute();
+        if self.kernels == Kernels::Candle && compute.only_infers() {
+            let message = format!("`kernels: candle` cannot compute in `{}`", compute.name());
+            let problem = Problem::error("bad-value", span, message, "in this stage");
+            problems.push(problem.with_help("leave `kernels` out, or choose `f32` or `bf16`").at("dtype"));
         }
         if self.min_new_tokens > self.max_new_tokens {
             let message = format!(

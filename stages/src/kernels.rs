@@ -37,6 +37,31 @@ impl Dtype {
     }
 }
 
+/// The number type of a model that is only asked: as [`Dtype`], or its weights in blocks.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InferenceDtype {
+    /// 32-bit floats.
+    F32,
+    /// Products of 16-bit brain floats, summed in f32.
+    Bf16,
+    /// Products of 8-bit numbers, in blocks of 32 with one scale.
+    Int8,
+    /// As `int8`, with weights of 4 bits but for embedding and head.
+    Int4,
+}
+
+impl InferenceDtype {
+    /// The number type as kernels know it.
+    pub fn compute(self) -> Compute {
+        match self {
+            Self::F32 => Compute::F32,
+            Self::Bf16 => Compute::Bf16,
+            Self::Int8 => Compute::Int8,
+            Self::Int4 => Compute::Int4,
+        }
+    }
+}
+
 /// Our own kernels in f32, on the threads that a stage has.
 ///
 /// # Errors

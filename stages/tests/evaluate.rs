@@ -281,14 +281,17 @@ fn the_same_evaluation_is_the_same_artefact_on_any_number_of_threads() {
 }
 
 #[test]
-fn bf16_is_near_f32_and_says_so() {
+fn narrower_types_are_near_f32() {
     let tiny = Tiny::new();
     let run = |dtype: &str| {
         let parameters = json!({"model": "base", "data": "rows", "metrics": ["perplexity", "rouge"], "dtype": dtype, "max_new_tokens": 4});
         metrics(&tiny.bench().run::<Evaluate>(parameters).unwrap()["metrics"])["perplexity"]["nll"].as_f64().unwrap()
     };
-    let (single, half) = (run("f32"), run("bf16"));
-    assert!(single != half && (single - half).abs() < 0.02 * single, "{single} {half}");
+    let exact = run("f32");
+    for (dtype, share) in [("bf16", 0.02), ("int8", 0.02), ("int4", 0.1)] {
+        let found = run(dtype);
+        assert!(exact != found && (exact - found).abs() < share * exact, "{dtype}: {found}, f32: {exact}");
+    }
 }
 
 #[test]
@@ -361,6 +364,8 @@ fn mistakes_are_found_without_running() {
     assert_eq!(problems(parameters.clone(), RowsFacts::messages()), none);
     let limits =
         json!({"model": "base", "data": "rows", "stop_strings": [""], "min_new_tokens": 9, "max_new_tokens": 8});
+    let of_candle = json!({"model": "base", "data": "rows", "kernels": "candle", "dtype": "int4"});
+    assert_eq!(problems(of_candle, RowsFacts::messages()), ["`kernels: candle` cannot compute in `int4`"]);
     let expected = [
         "`stop_strings` has an empty text, which every answer holds at once",
         "`min_new_tokens` is 9, more than `max_new_tokens`, which is 8",
