@@ -10,8 +10,11 @@ use std::fs;
 use serde_json::Value;
 use support::Project;
 
+/// Begin, end and name of spans, by process and thread.
+type Spans = BTreeMap<(u64, u64), Vec<(f64, f64, String)>>;
+
 /// Spans by process and thread, in the order in which they begin.
-fn spans(trace: &str) -> BTreeMap<(u64, u64), Vec<(f64, f64, String)>> {
+fn spans(trace: &str) -> Spans {
     let events: Vec<Value> = serde_json::from_str(trace).unwrap();
     let mut threads: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for event in events.iter().filter(|event| event["ph"] == "X") {
