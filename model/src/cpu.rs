@@ -11,6 +11,7 @@ mod heads;
 mod instructions;
 mod limits;
 mod loss;
+mod memory;
 mod norm;
 mod operand;
 mod operations;

@@ -197,7 +197,7 @@ fn buffer_bytes(config: &Config, compute: Compute, tokens: u64) -> u64 {
     let residual = if queries == hidden { 6 * hidden } else { 5 * hidden + 2 * queries };
     // The gradients of keys and values; gate, up and their product with the gradients.
     let mut per_token = residual + 2 * keys + 4 * inner;
-    let mut logits = config.vocab_size as u64 * tokens.min(logit_rows(config.vocab_size) as u64);
+    let mut logits = config.vocab_size as u64 * chunk_rows(tokens as usize, logit_rows(config.vocab_size)) as u64;
     if compute == Compute::Bf16 {
         // One operand of each width, rounded.
         per_token += (hidden + keys + inner) / 2;
@@ -226,10 +226,16 @@ impl Widths {
     }
 }
 
-/// Rows of logits that exist at a time: 16 MiB of them, but not so few that the product over them is slow.
+/// The most rows of logits that exist at a time: 64 MiB of them, but not so few that the product over them is slow. The whole table
+/// is read for each chunk, forward and backward.
 pub(crate) fn logit_rows(vocab_size: usize) -> usize {
-    const LOGIT_BYTES: usize = 16 << 20;
+    const LOGIT_BYTES: usize = 64 << 20;
     (LOGIT_BYTES / 4 / vocab_size).max(16)
+}
+
+/// Rows of each of the fewest chunks of at most `most` rows, all of about one size.
+pub(crate) fn chunk_rows(rows: usize, most: usize) -> usize {
+    rows.div_ceil(rows.div_ceil(most).max(1)).max(1)
 }
 
 #[cfg(test)]

@@ -120,16 +120,18 @@ fn a_resumed_run_is_the_uninterrupted_one_to_the_bit() {
 #[test]
 fn the_number_of_threads_changes_no_bit() {
     for set in InstructionSet::ALL {
-        let states: Vec<_> = [1, 2, 5]
-            .into_iter()
-            .filter_map(|threads| Cpu::with_instructions(threads, Compute::Bf16, set).ok())
-            .map(|ops| {
-                let mut trainer = trainer(&Arc::new(ops));
-                train(&mut trainer, 0..3);
-                bits(&trainer.state().unwrap())
-            })
-            .collect();
-        assert!(states.windows(2).all(|pair| pair[0] == pair[1]), "{}", set.name());
+        for compute in [Compute::F32, Compute::Bf16] {
+            let states: Vec<_> = [1, 2, 3, 5]
+                .into_iter()
+                .filter_map(|threads| Cpu::with_instructions(threads, compute, set).ok())
+                .map(|ops| {
+                    let mut trainer = trainer(&Arc::new(ops));
+                    train(&mut trainer, 0..3);
+                    bits(&trainer.state().unwrap())
+                })
+                .collect();
+            assert!(states.windows(2).all(|pair| pair[0] == pair[1]), "{} {compute:?}", set.name());
+        }
     }
 }
 

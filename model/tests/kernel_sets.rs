@@ -7,6 +7,8 @@
 mod autograd;
 #[path = "kernel_sets/case.rs"]
 mod case;
+#[path = "kernel_sets/fused.rs"]
+mod fused;
 #[path = "kernel_sets/operations.rs"]
 mod operations;
 

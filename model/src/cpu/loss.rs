@@ -18,14 +18,21 @@ multiversion! {
         let largest = max(logits);
         let at_target = logits[target];
         let correct = at_target == largest && logits[..target].iter().all(|&logit| logit < largest);
-        let total = sum(logits.len(), |index| exp(logits[index] - largest));
+        // The slope of the cap needs the logits once more; else their exponentials take their place.
+        let total = match soft_cap {
+            None => {
+                logits.iter_mut().for_each(|logit| *logit = exp(*logit - largest));
+                sum(logits.len(), |index| logits[index])
+            }
+            Some(_) => sum(logits.len(), |index| exp(logits[index] - largest)),
+        };
         // In this order: `largest + ln(total)` would round away the last digits of a small loss.
         let score = TokenScore { nll: (largest - at_target) + total.ln(), correct };
         let LogitGradient::InPlace { scale } = gradient else { return score };
         let inverse = scale / total;
         match soft_cap {
             None => {
-                logits.iter_mut().for_each(|logit| *logit = exp(*logit - largest) * inverse);
+                logits.iter_mut().for_each(|exponential| *exponential *= inverse);
                 logits[target] -= scale;
             }
             Some(cap) => {

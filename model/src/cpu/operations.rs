@@ -1,5 +1,7 @@
 //! The operations of the `cpu` set, on its tensors.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use profile::{Profile, Work};
 
 use super::operand::{OperandBuffer, OperandTarget};
@@ -141,7 +143,7 @@ impl Ops for Cpu {
 
     fn zeros(&self, rows: usize, columns: usize) -> Result<Tensor> {
         let mut tensor = self.shaped(rows, columns);
-        tensor.values_mut().fill(0.0);
+        self.clear(&mut tensor)?;
         Ok(tensor)
     }
 
@@ -159,13 +161,14 @@ impl Ops for Cpu {
     }
 
     fn clear(&self, tensor: &mut Tensor) -> Result {
-        tensor.values_mut().fill(0.0);
+        self.each_rows(tensor.values_mut(), 1, |_, values| values.fill(0.0));
         Ok(())
     }
 
     fn copy(&self, from: &Tensor, to: &mut Tensor) -> Result {
         to.reshape(&self.buffers, from.rows(), from.columns());
-        to.values_mut().copy_from_slice(from.values());
+        let from = from.values();
+        self.each_rows(to.values_mut(), 1, |first, to| to.copy_from_slice(&from[first..][..to.len()]));
         Ok(())
     }
 
@@ -199,9 +202,11 @@ impl Ops for Cpu {
         let _kernel = self.profile.kernel("embed", || Work::bytes(8 * ids.len() * table.in_features));
         let width = table.in_features;
         y.reshape(&self.buffers, ids.len(), width);
-        for (row, &id) in y.values_mut().chunks_exact_mut(width).zip(ids) {
-            table.copy_row(id as usize, scale, row);
-        }
+        self.each_rows(y.values_mut(), width, |first, rows| {
+            for (row, &id) in rows.chunks_exact_mut(width).zip(&ids[first..]) {
+                table.copy_row(id as usize, scale, row);
+            }
+        });
         Ok(())
     }
 
@@ -220,9 +225,11 @@ impl Ops for Cpu {
         let _kernel = self.profile.kernel("gather rows", || Work::values(2 * rows.len() * x.columns()));
         let width = x.columns();
         y.reshape(&self.buffers, rows.len(), width);
-        for (target, &row) in y.values_mut().chunks_exact_mut(width).zip(rows) {
-            target.copy_from_slice(&x.values()[row as usize * width..][..width]);
-        }
+        self.each_rows(y.values_mut(), width, |first, targets| {
+            for (target, &row) in targets.chunks_exact_mut(width).zip(&rows[first..]) {
+                target.copy_from_slice(&x.values()[row as usize * width..][..width]);
+            }
+        });
         Ok(())
     }
 
@@ -230,7 +237,7 @@ impl Ops for Cpu {
         let _kernel = self.profile.kernel("scatter rows", || Work::values((total + rows.len()) * x.columns()));
         let width = x.columns();
         y.reshape(&self.buffers, total, width);
-        y.values_mut().fill(0.0);
+        self.clear(y)?;
         for (source, &row) in x.values().chunks_exact(width).zip(rows) {
             y.values_mut()[row as usize * width..][..width].copy_from_slice(source);
         }
@@ -521,7 +528,12 @@ impl Ops for Cpu {
 
     fn sum_of_squares(&self, x: &Tensor) -> Result<f64> {
         let _kernel = self.profile.kernel("sum of squares", || Work::values(x.rows() * x.columns()));
-        Ok(x.values().chunks(PIECE).map(|piece| pointwise::sum_of_squares(self.set, piece)).sum())
+        let pieces: Vec<_> = x.values().chunks(PIECE).map(|piece| (piece, AtomicU64::new(0))).collect();
+        self.each(pieces.len(), x.values().len(), |piece| {
+            let (values, sum) = &pieces[piece];
+            sum.store(pointwise::sum_of_squares(self.set, values).to_bits(), Ordering::Relaxed);
+        });
+        Ok(pieces.into_iter().map(|(_, sum)| f64::from_bits(sum.into_inner())).sum())
     }
 
     fn adamw(

@@ -6,13 +6,15 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::memory::Memory;
+
 /// A row-major matrix of f32. The default is empty and belongs to no pool yet.
 #[derive(Default)]
 pub struct Tensor {
     rows: usize,
     columns: usize,
     /// As long as its size class; the values are its first `rows · columns`.
-    buffer: Box<[f32]>,
+    buffer: Memory<f32>,
     pool: Option<Arc<BufferPool>>,
 }
 
@@ -83,21 +85,21 @@ struct Shelves {
 }
 
 struct FreeBuffer {
-    values: Box<[f32]>,
+    values: Memory<f32>,
     /// Number of its return.
     since: u64,
 }
 
 impl Shelves {
     /// The free buffer of a class that was in use last.
-    fn take(&mut self, class: usize) -> Option<Box<[f32]>> {
+    fn take(&mut self, class: usize) -> Option<Memory<f32>> {
         let buffer = self.free.get_mut(&class)?.pop_back()?;
         self.free_values -= class;
         Some(buffer.values)
     }
 
     /// Takes out the free buffers that keep what is held above its bound.
-    fn surplus(&mut self) -> Vec<Box<[f32]>> {
+    fn surplus(&mut self) -> Vec<Memory<f32>> {
         let most = self.most_used_values + self.most_used_values / 4;
         let mut surplus = Vec::new();
         while self.used_values + self.free_values > most {
@@ -111,7 +113,7 @@ impl Shelves {
 }
 
 impl BufferPool {
-    fn take(&self, class: usize) -> Box<[f32]> {
+    fn take(&self, class: usize) -> Memory<f32> {
         let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
         shelves.used_values += class;
         shelves.most_used_values = shelves.most_used_values.max(shelves.used_values);
@@ -122,10 +124,10 @@ impl BufferPool {
         drop(shelves);
         // Before the new one is made, which may then lie in their place.
         drop(surplus);
-        vec![0.0; class].into_boxed_slice()
+        Memory::zeros(class)
     }
 
-    fn give(&self, buffer: Box<[f32]>) {
+    fn give(&self, buffer: Memory<f32>) {
         let class = buffer.len();
         if class == 0 {
             return;

@@ -1,10 +1,12 @@
 //! Weights as products read them: row-major, in f32 or, where that is computed in, bf16.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::bf16;
 
 use super::instructions::multiversion;
+use super::memory::Memory;
 use super::operand::Operand;
 use super::product::{Element, Finish, Into, View, ViewMut};
 use super::quantized::{Bits, Quantized};
@@ -23,7 +25,7 @@ pub struct Weight {
 
 enum Values {
     F32(Vec<f32>),
-    Bf16(Vec<bf16>),
+    Bf16(Memory<bf16>),
     Quantized(Quantized),
 }
 
@@ -51,7 +53,7 @@ impl Weight {
     pub(super) fn bytes(&self) -> u64 {
         (match &self.values {
             Values::F32(values) => size_of_val(values.as_slice()),
-            Values::Bf16(values) => size_of_val(values.as_slice()),
+            Values::Bf16(values) => size_of_val(&**values),
             Values::Quantized(values) => values.bytes(),
         }) as u64
     }
@@ -88,7 +90,7 @@ impl Cpu {
             Compute::Int4 => Values::Quantized(Quantized::new(self, out_features, in_features, &values, Bits::Four)),
             Compute::F32 => Values::F32(values),
             Compute::Bf16 => {
-                let mut rounded = vec![bf16::ZERO; values.len()];
+                let mut rounded = Memory::zeros(values.len());
                 self.round(&values, &mut rounded);
                 Values::Bf16(rounded)
             }
@@ -110,7 +112,13 @@ impl Cpu {
 
     fn round(&self, values: &[f32], rounded: &mut [bf16]) {
         assert_eq!(values.len(), rounded.len(), "values of a weight");
-        round(self.set, values, rounded);
+        /// Values that a thread rounds at a time.
+        const PIECE: usize = 1 << 16;
+        let pieces: Vec<_> = rounded.chunks_mut(PIECE).map(Mutex::new).collect();
+        self.each(pieces.len(), values.len(), |piece| {
+            let rounded = &mut **pieces[piece].lock().expect("each piece is taken once");
+            round(self.set, &values[piece * PIECE..][..rounded.len()], rounded);
+        });
     }
 
     /// The fingerprint of a weight's bits.

@@ -156,11 +156,11 @@ impl Case {
         parameter
     }
 
-    fn norm<B: Ops>(&self, ops: &B, name: &str, columns: usize) -> Norm<B> {
+    pub fn norm<B: Ops>(&self, ops: &B, name: &str, columns: usize) -> Norm<B> {
         Norm { rms: self.norm, weight: self.parameter(ops, name, &[columns]) }
     }
 
-    fn projection<B: Ops>(&self, ops: &B, name: &str, out_features: usize, in_features: usize) -> Projection<B> {
+    pub fn projection<B: Ops>(&self, ops: &B, name: &str, out_features: usize, in_features: usize) -> Projection<B> {
         let shape = [out_features, in_features];
         let weights = values(name, out_features * in_features);
         let mut matrix = Matrix::new(ops, name, shape, weights, Keep::Trainable).expect("a weight");
@@ -176,7 +176,7 @@ impl Case {
         Projection { matrix, bias, lora: Some(lora) }
     }
 
-    fn attention_block<B: Ops>(&self, ops: &B) -> AttentionBlock<B> {
+    pub fn attention_block<B: Ops>(&self, ops: &B) -> AttentionBlock<B> {
         let (hidden, q, kv) = (self.hidden_size, self.q_width(), self.kv_width());
         let extras = self.extras == Extras::All;
         let head_norm = |name| self.norm(ops, name, self.shape.head_dim);
@@ -198,7 +198,7 @@ impl Case {
         }
     }
 
-    fn mlp_block<B: Ops>(&self, ops: &B) -> MlpBlock<B> {
+    pub fn mlp_block<B: Ops>(&self, ops: &B) -> MlpBlock<B> {
         let (hidden, inner) = (self.hidden_size, self.inner);
         let extras = self.extras == Extras::All;
         MlpBlock {

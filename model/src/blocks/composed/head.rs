@@ -85,8 +85,9 @@ pub fn head_logits<B: Ops>(
     }
 }
 
-/// `0 .. rows` in pieces of `size`, the last of what remains.
-fn chunks(rows: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+/// `0 .. rows` in as few pieces of at most `most` rows as will do, all of about one size.
+pub(crate) fn chunks(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let size = crate::memory::chunk_rows(rows, most);
     (0..rows).step_by(size).map(move |first| first..rows.min(first + size))
 }
 

@@ -1,7 +1,5 @@
 //! The fused head: the gradient of each row of logits is rounded for the product that reads it while the row is in cache.
 
-use std::ops::Range;
-
 use super::super::operand::{Operand, OperandBuffer};
 use super::super::product::Into;
 use super::super::{Cpu, Tensor};
@@ -9,6 +7,7 @@ use super::prepared::{Input, Wanted};
 use super::projection::reads_values;
 use crate::adapter::Projection;
 use crate::blocks::HeadBlock;
+use crate::blocks::composed::chunks;
 use crate::ops::{Compute, LogitGradient, Result, TokenScore, Write};
 use crate::random::Draws;
 
@@ -69,9 +68,4 @@ impl Cpu {
         }
         Ok(())
     }
-}
-
-/// `0 .. rows` in pieces of `size`, the last of what remains.
-fn chunks(rows: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..rows).step_by(size).map(move |first| first..rows.min(first + size))
 }

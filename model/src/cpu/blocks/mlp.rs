@@ -107,7 +107,7 @@ impl Cpu {
         let _kernel = self.profile.kernel("gated", || Work::values(5 * products.rows() * products.columns() / 2));
         let (rows, width) = (products.rows(), block.gate_up.width());
         let wanted = Wanted::with_values(reads_values(&block.down_proj));
-        if self.compute == Compute::F32 {
+        if self.compute != Compute::Bf16 {
             std::mem::swap(kept, &mut products);
             return self.prepare(rows, width, wanted, |row, hidden| {
                 let (gate, up) = kept.view().row(row).split_at(width);
@@ -127,7 +127,7 @@ impl Cpu {
     /// Gate and up of a row, from what was kept; what is rounded is widened into `scratch`, of two widths.
     fn kept_gate_up<'a>(&self, kept: &'a Tensor, row: usize, scratch: &'a mut [f32]) -> (&'a [f32], &'a [f32]) {
         let row = kept.view().row(row);
-        if self.compute == Compute::F32 {
+        if self.compute != Compute::Bf16 {
             return row.split_at(row.len() / 2);
         }
         let (gate, up) = scratch.split_at_mut(row.len());
