@@ -4,10 +4,11 @@
 //! as the tile is wide. A word is an f32 or a pair of bf16. The left operand is read where it lies, a word of each row at each step.
 
 use std::arch::x86_64::{
-    __m256, __m256i, __m512, __m512bh, __m512i, _mm256_add_ps, _mm256_cmpgt_epi32, _mm256_fmadd_ps, _mm256_loadu_ps,
-    _mm256_maskload_ps, _mm256_maskstore_ps, _mm256_mul_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32,
-    _mm256_setzero_ps, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512,
-    _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
+    __m256, __m256i, __m512, __m512bh, __m512i, _MM_HINT_ET0, _mm_prefetch, _mm256_add_ps, _mm256_cmpgt_epi32,
+    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_maskload_ps, _mm256_maskstore_ps, _mm256_mul_ps, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_setr_epi32, _mm256_setzero_ps, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps,
+    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_mul_ps,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
 };
 
 use super::{Finish, Into};
@@ -49,6 +50,12 @@ pub(super) trait Kernel: Sized {
     /// Vectors in a row of a tile, at most.
     const VECTORS: usize;
 
+    /// Asks for the elements at a place, which need not be ones.
+    #[inline(always)]
+    fn prefetch(c: *const f32) {
+        // SAFETY: a prefetch of any address does no harm, and every machine of the architecture has it.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(c.cast()) }
+    }
     /// Sums of nothing.
     unsafe fn zero() -> Self::Sums;
     /// The words at a place.
@@ -72,6 +79,11 @@ unsafe fn fixed<K: Kernel, const R: usize, const V: usize>(tile: &Tile<'_, K::Wo
     // SAFETY: the caller vouches for the instructions and the operands.
     unsafe {
         let mut sums = [[K::zero(); V]; R];
+        for row in 0..R {
+            for vector in 0..V {
+                K::prefetch(tile.c.wrapping_add(row * tile.c_stride + vector * K::LANES));
+            }
+        }
         let (mut a, mut panel) = (tile.a, tile.panel);
         for _ in 0..tile.inner {
             let mut words = [K::load(panel); V];

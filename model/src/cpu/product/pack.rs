@@ -4,9 +4,9 @@
 //! copied, or its columns do, which are then transposed a square of vectors at a time. Packing reads nothing outside of the operand.
 
 use std::arch::x86_64::{
-    __m512i, _mm256_maskz_loadu_epi16, _mm512_cvtepu16_epi32, _mm512_maskz_loadu_epi16, _mm512_maskz_loadu_epi32,
-    _mm512_or_si512, _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_slli_epi32, _mm512_storeu_si512,
-    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    __m512i, _MM_HINT_T0, _mm_prefetch, _mm256_maskz_loadu_epi16, _mm512_cvtepu16_epi32, _mm512_maskz_loadu_epi16,
+    _mm512_maskz_loadu_epi32, _mm512_or_si512, _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_slli_epi32,
+    _mm512_storeu_si512, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
 use std::ops::Range;
 
@@ -199,40 +199,50 @@ fn first_lanes(count: usize) -> u32 {
 /// As there.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn pack_512<W: Words>(b: View<'_, W::Element>, inner: Range<usize>, columns: Range<usize>, panel: *mut u32) {
+    if b.column_stride() == 1 {
+        // SAFETY: the caller vouches for the panel.
+        return unsafe { pack_rows::<W>(b, inner, columns, panel) };
+    }
     let vectors = columns.len().div_ceil(LANES);
     for vector in 0..vectors {
         let first = columns.start + vector * LANES;
         let count = LANES.min(columns.end - first);
         // SAFETY: the caller vouches for the panel, which is so many vectors wide.
-        let panel = unsafe { panel.add(vector * LANES) };
-        // SAFETY: as above.
         unsafe {
-            if b.column_stride() == 1 {
-                pack_rows::<W>(b, inner.clone(), first, count, panel, vectors * LANES);
-            } else {
-                pack_columns::<W>(b.transposed(), inner.clone(), first, count, panel, vectors * LANES);
-            }
+            let panel = panel.add(vector * LANES);
+            pack_columns::<W>(b.transposed(), inner.clone(), first, count, panel, vectors * LANES);
         }
     }
 }
 
-/// One vector of each step, rows lying contiguously.
+/// Rows lie contiguously: each is a step, or two of them are.
 ///
 /// # Safety
 /// As for [`Pack::pack`].
 #[inline(always)]
-unsafe fn pack_rows<W: Words>(
-    b: View<'_, W::Element>,
-    inner: Range<usize>,
-    column: usize,
-    count: usize,
-    panel: *mut u32,
-    width: usize,
-) {
-    for (step, row) in inner.enumerate() {
-        // SAFETY: the caller vouches for the panel.
-        unsafe { _mm512_storeu_si512(panel.add(step * width).cast(), W::across(b, row, column, count)) };
+unsafe fn pack_rows<W: Words>(b: View<'_, W::Element>, inner: Range<usize>, columns: Range<usize>, panel: *mut u32) {
+    /// Steps ahead that memory is asked for.
+    const AHEAD: usize = 8;
+    let mut target = panel;
+    for row in inner {
+        let ahead = W::ELEMENTS * AHEAD * b.row_stride();
+        for column in columns.clone().step_by(LANES) {
+            let count = LANES.min(columns.end - column);
+            for element in 0..W::ELEMENTS {
+                prefetch(b.pointer(W::ELEMENTS * row, column).wrapping_add(ahead + element * b.row_stride()));
+            }
+            // SAFETY: the caller vouches for the panel.
+            unsafe { _mm512_storeu_si512(target.cast(), W::across(b, row, column, count)) };
+            target = target.wrapping_add(LANES);
+        }
     }
+}
+
+/// Asks for memory, which need not be ours.
+#[inline(always)]
+pub(super) fn prefetch<T>(place: *const T) {
+    // SAFETY: a prefetch of any address does no harm, and every machine of the architecture has it.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) }
 }
 
 /// One vector of each step, columns lying contiguously: `b` has them as rows.
@@ -248,6 +258,8 @@ unsafe fn pack_columns<W: Words>(
     panel: *mut u32,
     width: usize,
 ) {
+    /// Bytes ahead that memory is asked for.
+    const AHEAD: usize = 320;
     for first in inner.clone().step_by(LANES) {
         let steps = LANES.min(inner.end - first);
         let element = first * W::ELEMENTS;
@@ -255,7 +267,11 @@ unsafe fn pack_columns<W: Words>(
         let mut words = [_mm512_setzero_si512(); LANES];
         for (lane, words) in words.iter_mut().enumerate().take(count) {
             // SAFETY: so many elements of this column are left.
-            *words = unsafe { W::contiguous(b.pointer(column + lane, element), elements) };
+            *words = unsafe {
+                let place = b.pointer(column + lane, element);
+                prefetch(place.wrapping_byte_add(AHEAD));
+                W::contiguous(place, elements)
+            };
         }
         let words = transpose(words);
         for (step, words) in words.into_iter().enumerate().take(steps) {

@@ -33,7 +33,7 @@ impl Partition {
     ///
     /// Columns that are in several parts are packed for each; and few large parts may leave threads idle.
     pub(super) fn new(rows: usize, columns: usize, threads: usize) -> Self {
-        let grids = [1, 2, 3, 6, 12].into_iter().flat_map(|column_panels| {
+        let grids = [1, 2, 4, 8, 16].into_iter().flat_map(|column_panels| {
             (0..7).map(move |cut| {
                 let column_block = column_panels * PANEL;
                 let row_block = rows.div_ceil(1 << cut).next_multiple_of(24);
@@ -56,7 +56,7 @@ impl Partition {
         let block = |extent: usize, block: usize| block.min(extent.next_multiple_of(8));
         let (rows, columns) = (block(self.rows, self.row_block), block(self.columns, self.column_block));
         // Rows are read once for each part of their columns.
-        let groups = columns.div_ceil(3 * PANEL);
+        let groups = columns.div_ceil(4 * PANEL);
         let part = columns * (rows + COST_OF_COLUMN) + 4 * groups * rows + COST_OF_PART;
         self.parts().div_ceil(threads) * part
     }
