@@ -1,6 +1,9 @@
 //! Every path against sums in f64, over odd shapes, with what must not be read or written around each matrix poisoned.
 
+use std::marker::PhantomData;
+
 use half::bf16;
+use memmap2::{MmapMut, MmapOptions};
 
 use super::super::Cpu;
 use super::*;
@@ -52,6 +55,39 @@ impl<T: Copy> Poisoned<T> {
 
     fn view(&self) -> View<'_, T> {
         View::new(&self.values[BORDER..], self.rows, self.columns, self.stride())
+    }
+}
+
+/// Values that end where memory does: what is read or written behind them ends the process.
+///
+/// A map of a file may be longer than the file, but the pages behind its end cannot be touched.
+struct Guarded<T> {
+    map: MmapMut,
+    first: usize,
+    kind: PhantomData<T>,
+}
+
+impl<T: Copy> Guarded<T> {
+    fn new(values: &[T]) -> Self {
+        /// Longer than a page of any machine we run on, and a multiple of each.
+        const PAGES: usize = 1 << 16;
+        let bytes = size_of_val(values);
+        let length = bytes.next_multiple_of(PAGES);
+        let file = tempfile::tempfile().expect("a temporary file");
+        file.set_len(length as u64).expect("room for the values");
+        // SAFETY: nobody else knows of the file.
+        let map = unsafe { MmapOptions::new().len(length + PAGES).map_mut(&file) }.expect("a map");
+        let mut guarded = Self { map, first: length - bytes, kind: PhantomData };
+        guarded.values_mut().copy_from_slice(values);
+        guarded
+    }
+
+    fn values_mut(&mut self) -> &mut [T] {
+        // SAFETY: the pages begin at multiples of every type's alignment, and so do values that fill them to the end.
+        unsafe {
+            let first = self.map.as_mut_ptr().add(self.first);
+            std::slice::from_raw_parts_mut(first.cast(), (self.map.len() - (1 << 16) - self.first) / size_of::<T>())
+        }
     }
 }
 
@@ -154,6 +190,50 @@ fn weights_in_bf16_are_widened_or_multiplied_in_pairs() {
             check(&all, (m, n), sum, |cpu, finish, c| cpu.finished_product(a.view(), b, finish, c));
             #[cfg(target_arch = "x86_64")]
             check(&of_pairs, (m, n), sum, |cpu, finish, c| cpu.product_of_pairs(pairs.view(), b, finish, c));
+        }
+    }
+}
+
+#[test]
+fn no_product_goes_beyond_the_end_of_an_operand() {
+    let finish = Finish { scale: 1.0, bias: None, write: Into::Add };
+    let machines: Vec<Cpu> = [Compute::F32, Compute::Bf16]
+        .into_iter()
+        .flat_map(|compute| machines(compute, |_| true))
+        .map(|mut of_set| of_set.remove(0))
+        .collect();
+    for (m, n, k) in SHAPES {
+        let (mut a, mut b) = (Guarded::new(&vec![1.0f32; m * k]), Guarded::new(&vec![1.0f32; k * n]));
+        let mut halves = Guarded::new(&vec![bf16::ONE; k * n]);
+        let width = k.div_ceil(2);
+        let ones = 0x3f80_3f80;
+        let mut pairs = Guarded::new(&vec![ones; m * width]);
+        let (a, b, halves, pairs) = (a.values_mut(), b.values_mut(), halves.values_mut(), pairs.values_mut());
+        for cpu in &machines {
+            let mut c = Guarded::new(&vec![1.0f32; m * n]);
+            let mut run = |product: &dyn Fn(ViewMut<'_>)| {
+                c.values_mut().fill(1.0);
+                product(ViewMut::new(c.values_mut(), m, n, n));
+                assert!(
+                    c.values_mut().iter().all(|value| *value == 1.0 + k as f32),
+                    "{m}x{n}x{k} {:?}",
+                    cpu.instructions()
+                );
+            };
+            for a in [View::new(a, m, k, k), View::new(a, k, m, m).transposed()] {
+                for b in [View::new(b, k, n, n), View::new(b, n, k, k).transposed()] {
+                    run(&|c| cpu.finished_product(a, b, finish, c));
+                }
+                for b in [View::new(halves, k, n, n), View::new(halves, n, k, k).transposed()] {
+                    run(&|c| cpu.finished_product(a, b, finish, c));
+                }
+            }
+            #[cfg(target_arch = "x86_64")]
+            if cpu.instructions() == InstructionSet::Avx512Bf16 && k % 2 == 0 {
+                for b in [View::new(halves, k, n, n), View::new(halves, n, k, k).transposed()] {
+                    run(&|c| cpu.product_of_pairs(View::new(pairs, m, width, width), b, finish, c));
+                }
+            }
         }
     }
 }
