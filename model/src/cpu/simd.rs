@@ -144,3 +144,101 @@ macro_rules! vectorised {
 }
 
 pub(super) use vectorised;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::InstructionSet;
+
+    /// Runs a generic test with each kind of vector that the machine has.
+    macro_rules! with_each_vector {
+        ($test:ident) => {
+            // SAFETY: any machine has arrays.
+            unsafe { $test::<Portable>() };
+            #[cfg(target_arch = "x86_64")]
+            if InstructionSet::Avx2.is_available() {
+                // SAFETY: the machine has the instructions.
+                unsafe { $test::<Avx2>() };
+            }
+            #[cfg(target_arch = "x86_64")]
+            if InstructionSet::Avx512.is_available() {
+                // SAFETY: as above.
+                unsafe { $test::<Avx512>() };
+            }
+        };
+    }
+
+    unsafe fn lanes_of<V: Vector>(vector: V) -> Vec<f32> {
+        let mut lanes = vec![0.0; V::LANES];
+        // SAFETY: there is room for all lanes.
+        unsafe { vector.store(lanes.as_mut_ptr()) };
+        lanes
+    }
+
+    unsafe fn powers<V: Vector>() {
+        // SAFETY: the caller vouches for the instructions.
+        let power = |x: f32| unsafe { lanes_of(V::splat(x).exp2())[0] };
+        for step in -12_599..12_749 {
+            let x = step as f32 * 0.01;
+            let (found, exact) = (f64::from(power(x)), f64::from(x).exp2());
+            assert!((found - exact).abs() <= 2e-7 * exact, "2^{x} = {found}, not {exact}");
+        }
+        assert_eq!((power(-1e30), power(-200.0), power(0.0)), (0.0, 0.0, 1.0));
+        assert!(power(f32::NAN).is_nan() && power(200.0).is_infinite());
+    }
+
+    #[test]
+    fn powers_are_right_to_about_a_unit_in_the_last_place() {
+        with_each_vector!(powers);
+    }
+
+    unsafe fn transposes<V: Vector>() {
+        for (rows, columns) in [(1, 1), (V::LANES, V::LANES), (V::LANES - 1, 2 * V::LANES + 3), (3, 17)] {
+            let values: Vec<f32> = (0..rows * columns).map(|index| index as f32).collect();
+            let lines: Vec<_> = values.chunks_exact(columns).map(<[f32]>::as_ptr).collect();
+            let stride = V::LANES + 2;
+            let mut found = vec![-1.0; columns * stride];
+            // SAFETY: the caller vouches for the instructions, and there is room.
+            unsafe { V::transpose(&lines, columns, 2.0, found.as_mut_ptr(), stride) };
+            for (column, line) in found.chunks_exact(stride).enumerate() {
+                for (lane, &value) in line.iter().enumerate() {
+                    let expected = match lane {
+                        _ if lane < rows => 2.0 * values[lane * columns + column],
+                        _ if lane < V::LANES => 0.0,
+                        _ => -1.0,
+                    };
+                    assert_eq!(value, expected, "{rows}x{columns}: row {lane}, column {column}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_become_columns() {
+        with_each_vector!(transposes);
+    }
+
+    unsafe fn parts<V: Vector>() {
+        let values: Vec<f32> = (1..=V::LANES).map(|value| value as f32).collect();
+        for count in 0..=V::LANES {
+            // SAFETY: the caller vouches for the instructions; exactly so many values are there to read and to write.
+            unsafe {
+                let some = V::load_first(values[V::LANES - count..].as_ptr(), count);
+                let mut expected = values[V::LANES - count..].to_vec();
+                expected.resize(V::LANES, 0.0);
+                assert_eq!(lanes_of(some), expected);
+                let mut written = vec![-1.0; V::LANES];
+                V::load(values.as_ptr()).store_first(written.as_mut_ptr(), count);
+                assert!(written[..count] == values[..count] && written[count..].iter().all(|&value| value == -1.0));
+                let kept = lanes_of(V::load(values.as_ptr()).keep(count / 2..count, V::splat(-2.0)));
+                let inside = |lane: usize| (count / 2..count).contains(&lane);
+                assert!(kept.iter().enumerate().all(|(lane, &x)| x == if inside(lane) { values[lane] } else { -2.0 }));
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_a_vector_are_those_asked_for() {
+        with_each_vector!(parts);
+    }
+}

@@ -25,13 +25,6 @@ pub(super) fn sum(length: usize, term: impl Fn(usize) -> f32) -> f32 {
     sums[0]
 }
 
-/// `Σ a[i] · b[i]`.
-#[inline(always)]
-pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let b = &b[..a.len()];
-    sum(a.len(), |index| a[index] * b[index])
-}
-
 /// The largest value; minus infinity of none.
 #[inline(always)]
 pub(super) fn max(x: &[f32]) -> f32 {

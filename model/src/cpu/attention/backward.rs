@@ -14,8 +14,7 @@ use super::tile::{Extent, Kernel, Left, Output, Product, Right};
 use super::{Columns, KEYS, ROWS, Scale, Sight, pack_columns, target_row};
 use crate::cpu::instructions::InstructionSet;
 use crate::cpu::product::Target;
-use crate::cpu::simd::vectorised;
-use crate::cpu::vector::dot;
+use crate::cpu::simd::{Vector, vectorised};
 use crate::ops::AttentionShape;
 
 /// One key head of one document: where its columns begin in each matrix.
@@ -163,10 +162,27 @@ unsafe fn pack<V: Kernel>(head: &Backward<'_>, rows: &Range<usize>, buffers: Buf
             for (to, q) in to_q.iter_mut().zip(q) {
                 *to = shape.scale * q;
             }
-            *buffers.along.add(index) = dot(y, dy);
+            *buffers.along.add(index) = dot::<V>(y, dy);
             *buffers.logarithm.add(index) = head.logsumexp.of_row(sight, row, 1)[0] * std::f32::consts::LOG2_E;
         }
     }
+}
+
+/// The product of two rows of equal length.
+#[inline(always)]
+unsafe fn dot<V: Vector>(a: &[f32], b: &[f32]) -> f32 {
+    let whole = a.len() / V::LANES * V::LANES;
+    let mut lanes = [0.0; 16];
+    // SAFETY: the caller vouches for the instructions; both rows have the elements, and no vector more than 16 lanes.
+    unsafe {
+        let (a, b, rest) = (a.as_ptr(), b.as_ptr(), a.len() - whole);
+        let mut sum = V::load_first(a.add(whole), rest).mul(V::load_first(b.add(whole), rest));
+        for first in (0..whole).step_by(V::LANES) {
+            sum = V::load(a.add(first)).mul_add(V::load(b.add(first)), sum);
+        }
+        sum.store(lanes.as_mut_ptr());
+    }
+    lanes.iter().sum()
 }
 
 /// Adds what one block of keys contributes.

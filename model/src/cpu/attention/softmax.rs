@@ -105,17 +105,30 @@ unsafe fn exponentials_of<V: Vector, const FULL: bool>(block: &Block<'_>, scores
             }
             let before = V::load(running.largest.add(first));
             // Four at a time, not to wait for one another.
+            let fours = keys.start..keys.start + keys.len() / 4 * 4;
             let mut largest = [before; 4];
-            for key in keys.clone() {
-                let slot = &mut largest[key % 4];
-                *slot = seen(key, V::load(place(key)), lowest).max(*slot);
+            for key in fours.clone().step_by(4) {
+                for (offset, largest) in largest.iter_mut().enumerate() {
+                    *largest = seen(key + offset, V::load(place(key + offset)), lowest).max(*largest);
+                }
+            }
+            for key in fours.end..keys.end {
+                largest[0] = seen(key, V::load(place(key)), lowest).max(largest[0]);
             }
             let largest = largest[0].max(largest[1]).max(largest[2].max(largest[3]));
             let mut totals = [zero; 4];
-            for key in keys.clone() {
+            for key in fours.clone().step_by(4) {
+                for (offset, total) in totals.iter_mut().enumerate() {
+                    let place = place(key + offset);
+                    let weight = seen(key + offset, V::load(place).sub(largest).exp2(), zero);
+                    weight.store(place);
+                    *total = total.add(weight);
+                }
+            }
+            for key in fours.end..keys.end {
                 let weight = seen(key, V::load(place(key)).sub(largest).exp2(), zero);
                 weight.store(place(key));
-                totals[key % 4] = totals[key % 4].add(weight);
+                totals[0] = totals[0].add(weight);
             }
             for key in (0..keys.start).chain(keys.end..block.keys.len()) {
                 zero.store(place(key));
