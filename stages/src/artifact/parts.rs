@@ -26,10 +26,10 @@ pub const ROWS_PER_PART: u64 = 8192;
 pub(super) const ROWS_PER_GROUP: usize = 1024;
 
 /// A group ends with the row that takes its values to so many bytes.
-pub(super) const BYTES_PER_GROUP: usize = 256 << 10;
+pub(super) const BYTES_PER_GROUP: usize = 512 << 10;
 
 /// So many groups are encoded together, on all threads of the pool that the writer is called in.
-pub(super) const GROUPS_PER_WRITE: usize = 16;
+pub(super) const GROUPS_PER_WRITE: usize = 8;
 
 pub(super) const PARTS_FILE: &str = "parts.json";
 const FORMAT: u32 = 1;

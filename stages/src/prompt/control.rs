@@ -18,8 +18,8 @@ const OUR_OWN: std::ops::RangeInclusive<char> = '\u{FDD0}'..=PLAIN_END;
 pub struct ControlTexts {
     /// Longest first.
     texts: Vec<String>,
-    /// The bytes that they, and our own noncharacters, begin with.
-    first: Vec<u8>,
+    /// By byte: whether one of them, or a noncharacter of our own, begins with it.
+    begins: Vec<bool>,
 }
 
 /// What stands at a place of a text.
@@ -36,10 +36,9 @@ impl ControlTexts {
         texts.dedup();
         // Every character of `OUR_OWN` has the same first byte.
         let own = PLAIN_BEGIN.to_string();
-        let mut first: Vec<u8> = texts.iter().chain([&own]).map(|text| text.as_bytes()[0]).collect();
-        first.sort_unstable();
-        first.dedup();
-        Self { texts, first }
+        let mut begins = vec![false; 256];
+        texts.iter().chain([&own]).for_each(|text| begins[usize::from(text.as_bytes()[0])] = true);
+        Self { texts, begins }
     }
 
     /// The text with each control token in it between marks; `None` if it holds none.
@@ -70,7 +69,8 @@ impl ControlTexts {
 
     /// The first control token or noncharacter of a text, and where it begins.
     fn find(&self, text: &str) -> Option<(usize, Found<'_>)> {
-        let begins = text.bytes().enumerate().filter(|(_, byte)| self.first.contains(byte));
+        let is_begin = |byte: u8| self.begins.get(usize::from(byte)).is_some_and(|begins| *begins);
+        let begins = text.bytes().enumerate().filter(|(_, byte)| is_begin(*byte));
         begins.filter_map(|(at, _)| Some((at, self.found_at(text.get(at..)?)?))).next()
     }
 

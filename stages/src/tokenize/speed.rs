@@ -7,7 +7,7 @@ use crate::prompt::{Piece, PromptRenderer};
 use crate::tokenizer::Tokenizer;
 
 /// From so much text on, what the fast encoder saves is more than what it takes to compare it with the other.
-const MUCH_TEXT: u64 = 4 << 20;
+const MUCH_TEXT: u64 = 1 << 20;
 
 /// How much of the first rows the two are compared over, and of one text in letters.
 const SAMPLED_BYTES: usize = 128 << 10;
