@@ -19,6 +19,7 @@ mod tests;
 
 use half::bf16;
 
+use super::memory::{Memory, Plain};
 use super::product::{Element, Finish, Target, View, ViewMut};
 use super::{Cpu, InstructionSet};
 use crate::fingerprint;
@@ -63,15 +64,24 @@ impl Bits {
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
+impl Default for Line {
+    fn default() -> Self {
+        Self([0; 64])
+    }
+}
+
+impl Plain for Line {}
+impl Plain for [bf16; GROUP] {}
+
 /// A weight `[out, in]` in blocks.
 pub(super) struct Quantized {
     bits: Bits,
     out_features: usize,
     in_features: usize,
     /// By group, block of the input, and line.
-    lines: Vec<Line>,
+    lines: Memory<Line>,
     /// By group, block, and row of the group.
-    scales: Vec<[bf16; GROUP]>,
+    scales: Memory<[bf16; GROUP]>,
 }
 
 /// A block of a group.
@@ -109,7 +119,7 @@ impl Quantized {
 
     /// Its size.
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(self.lines.as_slice()) + size_of_val(self.scales.as_slice())
+        size_of_val(&*self.lines) + size_of_val(&*self.scales)
     }
 
     /// Row `row`, times a factor.

@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use half::bf16;
 
 use super::super::instructions::multiversion;
+use super::super::memory::Memory;
 use super::super::product::Element;
 use super::super::vector::sum;
 use super::{BLOCK, Bits, Cpu, GROUP, Line, Quantized};
@@ -19,10 +20,11 @@ const LARGEST_OF_FOUR: [f32; 8] = [-8.0, -9.0, -8.5, -7.5, -7.0, 8.0, 7.5, 7.0];
 impl Quantized {
     /// Quantises a weight, `[out, in]` row by row.
     pub(in crate::cpu) fn new(cpu: &Cpu, out_features: usize, in_features: usize, values: &[f32], bits: Bits) -> Self {
-        let mut quantized = Self { bits, out_features, in_features, lines: Vec::new(), scales: Vec::new() };
+        let mut quantized =
+            Self { bits, out_features, in_features, lines: Memory::default(), scales: Memory::default() };
         let (blocks, groups) = (quantized.blocks(), quantized.groups());
-        quantized.lines = vec![Line([0; 64]); groups * blocks * bits.lines()];
-        quantized.scales = vec![[bf16::ZERO; GROUP]; groups * blocks];
+        quantized.lines = Memory::zeros(groups * blocks * bits.lines());
+        quantized.scales = Memory::zeros(groups * blocks);
         let lines = quantized.lines.chunks_mut((blocks * bits.lines()).max(1));
         let places: Vec<_> = lines.zip(quantized.scales.chunks_mut(blocks.max(1))).map(Mutex::new).collect();
         cpu.each(places.len(), values.len(), |group| {
