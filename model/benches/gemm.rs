@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A shape is `tokens x in x out`. Of each: the product with a weight `[out, in]` in either direction, and in f32 the gradient of the
-//! weight, added. Prints one line of JSON for each shape and type: billions of operations in a second of processor time, the best of
-//! several calls, and their share of the peak. Those in bf16 include
+//! weight, added. Prints one line of JSON for each shape and type: billions of operations in a second of processor time, the mean of
+//! the calls of a while, and their share of the peak. Those in bf16 include
 //! the rounding of what the weight is multiplied with.
 
 #[path = "support/machine.rs"]
@@ -128,31 +128,26 @@ fn time(cpu: &Cpu, compute: Compute, peaks: Peaks, shape: Shape, arguments: &Arg
         "peak_gflops": rounded(peaks.flops / 1e9),
         "peak_read_gb": rounded(peaks.read_bytes / 1e9),
     });
-    let best = |run: &mut dyn FnMut() -> model::ops::Result| best(arguments.calls, run);
-    line["forward"] = figures(best(&mut || cpu.linear(&x, &weight, None, Write::Replace, &mut y))?);
-    line["backward"] = figures(best(&mut || cpu.linear_backward(&dy, &weight, Write::Replace, &mut dx))?);
+    let mean = |run: &mut dyn FnMut() -> model::ops::Result| mean(arguments.calls, run);
+    line["forward"] = figures(mean(&mut || cpu.linear(&x, &weight, None, Write::Replace, &mut y))?);
+    line["backward"] = figures(mean(&mut || cpu.linear_backward(&dy, &weight, Write::Replace, &mut dx))?);
     if compute == Compute::F32 {
-        line["weight_gradient"] = figures(best(&mut || cpu.matmul(Form::Tn, 1.0, &dy, &x, Write::Add, &mut gradient))?);
+        line["weight_gradient"] = figures(mean(&mut || cpu.matmul(Form::Tn, 1.0, &dy, &x, Write::Add, &mut gradient))?);
     }
     println!("{line}");
     Ok(())
 }
 
-/// The least processor time of a call, in seconds. Short ones are timed several at once.
-fn best(duration: Duration, run: &mut dyn FnMut() -> model::ops::Result) -> Result<f64, Box<dyn Error>> {
+/// The processor time of a call, in seconds: the mean of many, for the system may count it no finer than in ticks of some milliseconds.
+fn mean(duration: Duration, run: &mut dyn FnMut() -> model::ops::Result) -> Result<f64, Box<dyn Error>> {
     run()?;
-    let began = Instant::now();
-    run()?;
-    let calls = (Duration::from_millis(2).as_secs_f64() / began.elapsed().as_secs_f64()).ceil() as usize;
-    let (began, mut best) = (Instant::now(), f64::INFINITY);
+    let (began, before) = (Instant::now(), cpu_time());
+    let mut calls = 0;
     while began.elapsed() < duration {
-        let before = cpu_time();
-        for _ in 0..calls {
-            run()?;
-        }
-        best = best.min(cpu_time().saturating_sub(before).as_secs_f64() / calls as f64);
+        run()?;
+        calls += 1;
     }
-    Ok(best)
+    Ok(cpu_time().saturating_sub(before).as_secs_f64() / f64::from(calls))
 }
 
 /// Three digits are enough.
