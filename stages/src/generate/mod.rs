@@ -104,7 +104,7 @@ pub struct Generate;
 
 impl Stage for Generate {
     const NAME: &'static str = "generate";
-    const VERSION: u32 = 3; // 3: earlier turns of a conversation are encoded apart, as in `tokenize`.
+    const VERSION: u32 = 4; // 4: the kernels sum in another order.
     const ABOUT: &'static str = "Lets a model answer prompts.";
     type Params = GenerateParams;
     const GOAL: bool = true;

@@ -208,6 +208,12 @@ unsafe fn add_block<V: Kernel>(head: &Backward<'_>, block: &Block<'_>, buffers: 
         V::product(&scores_of(v.left(block.keys.start), buffers.dy_columns, slopes));
         let known = Known { logarithm: buffers.logarithm, along: buffers.along };
         weights_and_slopes::<V>(block, scores, slopes, known);
+        // The weight of a row's only key is 1 whatever its score: no gradient, not even one of rounding.
+        for (lane, row) in block.rows.clone().enumerate() {
+            if let Some(key) = sight.only_key(row).filter(|key| block.keys.contains(key)) {
+                *slopes.add((key - block.keys.start) * ROWS + lane) = 0.0;
+            }
+        }
         V::product(&Product {
             left: Left { values: slopes, row_stride: 1, inner_stride: ROWS },
             right: k.right(block.keys.start),

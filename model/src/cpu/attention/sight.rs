@@ -46,6 +46,12 @@ impl Sight {
         last.start <= keys.start && keys.end <= first.end
     }
 
+    /// The key that a row sees, if it sees no other.
+    pub fn only_key(&self, row: usize) -> Option<usize> {
+        let keys = self.keys_of(row);
+        (keys.len() == 1).then_some(keys.start)
+    }
+
     fn keys_of(&self, row: usize) -> Range<usize> {
         let position = self.start + row / self.group;
         let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
