@@ -19,6 +19,7 @@ mod optimizer;
 mod pointwise;
 mod product;
 mod quantized;
+mod rounding;
 mod simd;
 mod tensor;
 mod vector;

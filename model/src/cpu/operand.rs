@@ -10,7 +10,7 @@ use half::bf16;
 use profile::Work;
 
 use super::product::{Target, View};
-use super::weight::{round, round_within_f32};
+use super::rounding::{round, round_within_f32};
 use super::{Cpu, InstructionSet, Tensor};
 use crate::ops::Compute;
 

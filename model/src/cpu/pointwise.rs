@@ -1,8 +1,8 @@
 //! What is done element by element or row by row: rotary embedding, gated activation, soft-cap, sums, AdamW, SGD.
 
 use super::instructions::multiversion;
+use super::rounding::nearest;
 use super::vector::{sigmoid, tanh};
-use super::weight::nearest;
 use crate::ops::{Activation, AdamWStep, SgdStep, Turn};
 use crate::random::DropoutMask;
 

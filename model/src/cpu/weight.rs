@@ -4,13 +4,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::bf16;
+use profile::{Rate, Work};
 
-use super::instructions::multiversion;
+use super::Cpu;
 use super::memory::Memory;
 use super::operand::Operand;
 use super::product::{Element, Finish, Into, View, ViewMut};
 use super::quantized::{Bits, Quantized};
-use super::{Cpu, work};
+use super::rounding::round;
 use crate::fingerprint;
 use crate::ops::Compute;
 
@@ -56,6 +57,20 @@ impl Weight {
             Values::Bf16(values) => size_of_val(&**values),
             Values::Quantized(values) => values.bytes(),
         }) as u64
+    }
+
+    /// What a product of so many rows with it computes and moves.
+    fn work(&self, rows: usize, a: &Operand<'_>, sense: Sense) -> Work {
+        let (inner, outer) = match sense {
+            Sense::Forward => (self.in_features, self.out_features),
+            Sense::Backward => (self.out_features, self.in_features),
+        };
+        let rate = match a {
+            Operand::F32(_) => Rate::F32,
+            #[cfg(target_arch = "x86_64")]
+            Operand::Pairs(_) => Rate::Bf16,
+        };
+        Work::of_weight(rows, inner, outer, self.bytes() as usize, rate)
     }
 
     fn view<'a, T: Copy>(&self, values: &'a [T], sense: Sense) -> View<'a, T> {
@@ -156,7 +171,7 @@ impl Cpu {
             Sense::Forward => "linear",
             Sense::Backward => "linear backward",
         };
-        let _kernel = self.profile.kernel(name, || work::of_weight_product(c.shape().0, &a, weight, sense));
+        let _kernel = self.profile.kernel(name, || weight.work(c.shape().0, &a, sense));
         let finish = Finish { scale: 1.0, bias, write };
         match (&weight.values, a) {
             (Values::F32(values), Operand::F32(a)) => {
@@ -181,51 +196,13 @@ impl Cpu {
     }
 }
 
-/// The nearest bf16, of two equally near ones the even; what is not a number stays so.
-#[inline(always)]
-pub(super) fn nearest(x: f32) -> bf16 {
-    let bits = x.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    let quiet = bits >> 16 | 0x40;
-    bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16)
-}
-
-multiversion! {
-    /// Rounds to bf16.
-    pub(super) fn round(x: &[f32], rounded: &mut [bf16]) {
-        rounded.iter_mut().zip(x).for_each(|(rounded, x)| *rounded = nearest(*x));
-    }
-}
-
-multiversion! {
-    /// Rounds to values that bf16 has.
-    pub(super) fn round_within_f32(x: &[f32], rounded: &mut [f32]) {
-        rounded.iter_mut().zip(x).for_each(|(rounded, x)| *rounded = nearest(*x).widen());
-    }
-}
-
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::super::InstructionSet;
     use super::super::operand::OperandBuffer;
+    use super::super::rounding::nearest;
     use super::*;
-
-    #[test]
-    fn rounding_is_to_the_nearest_and_even() {
-        let mut seed = 1u32;
-        let special =
-            [0.0, -0.0, 1.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE, 1e-45, 1.003_906_3];
-        let random = (0..100_000).map(|_| {
-            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            f32::from_bits(seed)
-        });
-        for x in special.into_iter().chain(random) {
-            let expected = bf16::from_f32(x);
-            assert!(nearest(x) == expected || x.is_nan() && nearest(x).is_nan() && expected.is_nan(), "{x:e}");
-        }
-        assert!(nearest(f32::from_bits(0x7f80_0001)).is_nan(), "a payload that is rounded away");
-    }
 
     /// Sums of products of few bits are exact in f32, so that every path must give them to the bit.
     #[test]

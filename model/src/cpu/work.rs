@@ -1,25 +1,9 @@
-//! What the kernels compute and move, for who records where the time goes.
+//! What attention computes and moves, for who records where the time goes.
 
-use profile::{Rate, Work};
+use profile::Work;
 
-use super::operand::Operand;
-use super::weight::{Sense, Weight};
 use crate::batch::Documents;
 use crate::ops::AttentionShape;
-
-/// A product of so many rows with a weight.
-pub(super) fn of_weight_product(rows: usize, a: &Operand<'_>, weight: &Weight, sense: Sense) -> Work {
-    let (inner, outer) = match sense {
-        Sense::Forward => (weight.in_features, weight.out_features),
-        Sense::Backward => (weight.out_features, weight.in_features),
-    };
-    let rate = match a {
-        Operand::F32(_) => Rate::F32,
-        #[cfg(target_arch = "x86_64")]
-        Operand::Pairs(_) => Rate::Bf16,
-    };
-    Work::of_weight(rows, inner, outer, weight.bytes() as usize, rate)
-}
 
 /// Products per pair of a query and a key that it sees, forward: `q · k` and `p · v`.
 pub(super) const FORWARD: usize = 2;
