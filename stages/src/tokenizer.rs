@@ -1,6 +1,6 @@
 //! A model's own tokenizer: text to ids and back, its special tokens, its chat template.
 //!
-//! The one place that knows the `tokenizers` crate. Where much is to be encoded, a faster one stands before it ([`bulk`]).
+//! The one place that knows the `tokenizers` crate. Where much is to be encoded, a faster one stands before it (`bulk`).
 
 mod bulk;
 mod hard_texts;
