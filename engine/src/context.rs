@@ -12,6 +12,7 @@ use profile::Profile;
 use serde_json::{Map, Value};
 
 use crate::artifact::{ARTIFACT_FILE, Description, Facts};
+use crate::device::DeviceGrant;
 use crate::error::{Cause, OrFail, StageError};
 use crate::execute::private_paths::PrivatePaths;
 use crate::history::stage_folder;
@@ -232,7 +233,12 @@ impl StageContext {
         &self.scratch
     }
 
-    /// How many threads to use.
+    /// What to compute on.
+    pub fn devices(&self) -> &DeviceGrant {
+        &self.job.devices
+    }
+
+    /// How many threads to use, by all workers together.
     pub fn threads(&self) -> usize {
         self.job.threads
     }

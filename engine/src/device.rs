@@ -3,7 +3,47 @@
 //! This build computes on the processor. A stage that asks for something else is refused before anything runs, in words that name the
 //! way around it.
 
+use devices::DeviceKind;
+use serde::{Deserialize, Serialize};
+
 use crate::plan::{DeviceRequest, Plan, PlannedStage};
+
+/// What a stage process has to compute on: part of its job, and of no key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceGrant {
+    /// The kind of device.
+    pub kind: DeviceKind,
+    /// How many there are on each node. On the processor: how many workers share its cores.
+    pub count: usize,
+    /// Which of the machine's devices of this kind they are, ascending. A process sees no others and counts these from 0. Empty on
+    /// the processor, and where the device variable was set by somebody else (a cluster).
+    #[serde(default)]
+    pub indices: Vec<u32>,
+    /// Machines that take part, with `count` devices each.
+    #[serde(default = "one")]
+    pub nodes: usize,
+}
+
+impl DeviceGrant {
+    /// The processor of one machine, for one worker.
+    pub const PROCESSOR: Self = Self { kind: DeviceKind::Cpu, count: 1, indices: Vec::new(), nodes: 1 };
+
+    /// All workers, on all nodes.
+    pub fn workers(&self) -> usize {
+        self.count * self.nodes
+    }
+}
+
+impl Default for DeviceGrant {
+    fn default() -> Self {
+        Self::PROCESSOR
+    }
+}
+
+fn one() -> usize {
+    1
+}
 
 /// A stage that asks for a device that this program cannot use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

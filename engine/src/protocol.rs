@@ -9,6 +9,7 @@ use cache::Digest;
 use serde::{Deserialize, Serialize};
 
 use crate::artifact::{Facts, Output};
+use crate::device::DeviceGrant;
 use crate::error::Cause;
 use crate::pin::Pinned;
 
@@ -52,6 +53,9 @@ pub struct Job {
     pub key: Digest,
     /// How many threads to use.
     pub threads: usize,
+    /// What it has to compute on.
+    #[serde(default)]
+    pub devices: DeviceGrant,
     /// Where the time goes is to be recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<ProfileRequest>,

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
+use devices::DeviceKind;
 use serde::Serialize;
 
 pub use crate::artifact::InputFacts;
@@ -200,6 +201,11 @@ pub trait Stage: 'static {
         Threads::One
     }
 
+    /// The kinds of device that it can compute on, the one that `device: auto` prefers first.
+    fn devices(_params: &Self::Params) -> Vec<DeviceKind> {
+        vec![DeviceKind::Cpu]
+    }
+
     /// What to do where the memory of the machine or of a device did not suffice for these parameters, as the file gives them.
     fn with_less_memory(_parameters: &serde_json::Value) -> LessMemory {
         LessMemory::Nothing
@@ -261,6 +267,8 @@ pub trait BoundStage: Send + Sync {
     fn outside(&self) -> Vec<Outside>;
     /// See [`Stage::threads`].
     fn threads(&self) -> Threads;
+    /// See [`Stage::devices`].
+    fn devices(&self) -> Vec<DeviceKind>;
     /// See [`Stage::with_less_memory`].
     fn with_less_memory(&self, parameters: &serde_json::Value) -> LessMemory;
     /// Writes the parameters, defaults filled in, into a key.
@@ -342,6 +350,9 @@ impl<S: Stage> BoundStage for Bound<S> {
     }
     fn threads(&self) -> Threads {
         S::threads(&self.0)
+    }
+    fn devices(&self) -> Vec<DeviceKind> {
+        S::devices(&self.0)
     }
     fn with_less_memory(&self, parameters: &serde_json::Value) -> LessMemory {
         S::with_less_memory(parameters)

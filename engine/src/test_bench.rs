@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::artifact::{ARTIFACT_FILE, Description, Facts};
 use crate::context::{ARTIFACT_FORMAT, Artifact, Outcome, StageContext, Voice, read_description, stored};
+use crate::device::DeviceGrant;
 use crate::error::{Cause, OrFail, StageError};
 use crate::file::tree::Node;
 use crate::parameter::Reader;
@@ -157,6 +158,7 @@ impl TestBench {
             profile: None,
             key: Digest::of(b"test bench"),
             threads: self.threads,
+            devices: DeviceGrant::PROCESSOR,
         };
         let mut context = StageContext::new(job, Voice::Silent)?;
         bound.run(&mut context)?;

@@ -26,6 +26,7 @@ fn job(folder: &Path) -> Job {
         profile: None,
         key: Digest::of(b"key"),
         threads: 1,
+        devices: DeviceGrant::PROCESSOR,
     }
 }
 

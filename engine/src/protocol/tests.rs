@@ -215,6 +215,7 @@ fn a_job_fits_the_schema() {
         profile: Some(ProfileRequest { origin_unix_micros: 1_700_000_000_000_000, process: 2 }),
         key: digest(),
         threads: 2,
+        devices: DeviceGrant::PROCESSOR,
     };
     let mut job = serde_json::to_value(job).unwrap();
     assert_eq!(schema.fault(schema.definition("job"), &job), None);

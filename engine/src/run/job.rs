@@ -8,6 +8,7 @@ use cache::Staging;
 use super::outcome::Profiling;
 use super::scheduler::Scheduler;
 use crate::context::stored;
+use crate::device::DeviceGrant;
 use crate::error::StageError;
 use crate::protocol::{InputGrant, Job, PROTOCOL, ProfileRequest};
 
@@ -50,6 +51,7 @@ impl Scheduler<'_> {
             run_folder,
             key: keyed.key,
             threads,
+            devices: DeviceGrant::PROCESSOR,
             profile: self.profile_request(stage),
         })
     }
