@@ -1,7 +1,18 @@
 //! What a machine has to compute on: the kinds of device, which there are, and who uses them.
 //!
-//! It knows machines and processes, and nothing of stages, plans or tensors.
+//! It knows machines and processes, and nothing of stages, plans or tensors. All that it tells of a device comes from the driver's own
+//! library or tool, run with a time limit: a hung driver hangs nobody else.
 
+mod cpu;
+mod cpu_list;
+mod inventory;
 mod kind;
+mod link;
+mod machine;
 
+pub use cpu::numa_nodes;
+pub use cpu_list::{CpuList, NoCpuList};
+pub use inventory::{Asked, Device, Health, Inventory, Process};
 pub use kind::DeviceKind;
+pub use link::{Link, LinkKind};
+pub use machine::Machine;
