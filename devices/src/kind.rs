@@ -49,6 +49,20 @@ impl DeviceKind {
         }
     }
 
+    /// All that is set for a process that is to compute on these devices of a machine and on no others, whatever order they come in.
+    ///
+    /// CUDA counts the fastest device first unless it is told to count as its driver's tools do, and the indices of an
+    /// [`Inventory`](crate::Inventory) are theirs. Ascend's runtime takes ids only in ascending order.
+    pub fn environment(self, indices: &[u32]) -> Vec<(&'static str, String)> {
+        let Some(variable) = self.visible_variable() else { return Vec::new() };
+        let mut indices = indices.to_vec();
+        indices.sort_unstable();
+        indices.dedup();
+        let list = indices.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        let order = (self == Self::Cuda).then(|| ("CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned()));
+        order.into_iter().chain([(variable, list)]).collect()
+    }
+
     /// Some of them, in words: `an NPU (Ascend)`.
     pub fn in_words(self) -> &'static str {
         match self {
@@ -64,5 +78,20 @@ impl DeviceKind {
 impl fmt::Display for DeviceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_named_in_ascending_order() {
+        assert_eq!(DeviceKind::Npu.environment(&[3, 1, 3]), [("ASCEND_RT_VISIBLE_DEVICES", "1,3".to_owned())]);
+        assert_eq!(
+            DeviceKind::Cuda.environment(&[0]),
+            [("CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned()), ("CUDA_VISIBLE_DEVICES", "0".to_owned())]
+        );
+        assert!(DeviceKind::Cpu.environment(&[0]).is_empty());
     }
 }

@@ -3,12 +3,20 @@
 //! It knows machines and processes, and nothing of stages, plans or tensors. All that it tells of a device comes from the driver's own
 //! library or tool, run with a time limit: a hung driver hangs nobody else.
 
+mod ascend;
 mod cpu;
 mod cpu_list;
 mod inventory;
 mod kind;
 mod link;
 mod machine;
+mod matrix;
+mod metal;
+mod nvidia;
+mod rocm;
+#[cfg(test)]
+mod test_machine;
+mod tool;
 
 pub use cpu::numa_nodes;
 pub use cpu_list::{CpuList, NoCpuList};
@@ -16,3 +24,4 @@ pub use inventory::{Asked, Device, Health, Inventory, Process};
 pub use kind::DeviceKind;
 pub use link::{Link, LinkKind};
 pub use machine::Machine;
+pub use tool::ToolError;

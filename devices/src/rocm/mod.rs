@@ -1,0 +1,162 @@
+//! AMD GPUs, by `amd-smi`, else by `rocm-smi`.
+
+mod amd_smi;
+mod rocm_smi;
+
+use std::path::{Path, PathBuf};
+
+use crate::inventory::{Asked, Inventory};
+use crate::{DeviceKind, Machine};
+
+/// The GPUs of a machine.
+pub(crate) fn ask(machine: &Machine) -> Inventory {
+    let newer = find(machine, "amd-smi").map(|tool| ask_amd_smi(machine, &tool));
+    match (newer, find(machine, "rocm-smi")) {
+        (Some(Ok(inventory)), _) => inventory,
+        (failed, Some(tool)) => ask_rocm_smi(machine, &tool).unwrap_or_else(|asked| {
+            let asked = [failed.and_then(Result::err), Some(asked)];
+            Inventory { asked: asked.into_iter().flatten().collect(), ..Inventory::default() }
+        }),
+        (Some(Err(asked)), None) => asked.alone_with(Vec::new()),
+        (None, None) if machine.path("/dev/kfd").exists() => {
+            let asked = Asked::new(DeviceKind::Rocm, "amd-smi");
+            asked
+                .failed("neither it nor rocm-smi is installed, though there is /dev/kfd".to_owned())
+                .alone_with(Vec::new())
+        }
+        (None, None) => Inventory::default(),
+    }
+}
+
+/// A tool on the path, or where ROCm is installed.
+fn find(machine: &Machine, name: &str) -> Option<PathBuf> {
+    machine.tool(name).or_else(|| machine.installed(&format!("/opt/rocm/bin/{name}")))
+}
+
+fn ask_amd_smi(machine: &Machine, tool: &Path) -> Result<Inventory, Asked> {
+    let asked = |command: &str| Asked::new(DeviceKind::Rocm, format!("amd-smi {command}"));
+    let answer = |arguments: &[&str]| {
+        let asked = || asked(arguments[0]);
+        let text = machine.run(tool, arguments).map_err(|error| asked().failed(error.to_string()))?;
+        let said = || asked().failed(format!("its answer is no list of GPUs: {}", crate::tool::said("", &text)));
+        amd_smi::read(&text).ok_or_else(said)
+    };
+    let fixed = answer(&amd_smi::STATIC)?;
+    let metric = answer(&amd_smi::METRIC)?;
+    // Names alone are no reason to fail.
+    let list = amd_smi::LIST.into_iter().find_map(|arguments| answer(arguments).ok()).unwrap_or_default();
+    let devices = amd_smi::devices(&list, &fixed, &metric);
+    let mut first = asked("static");
+    first.version = amd_smi::version(&fixed);
+    let mut inventory = Inventory { devices, links: Vec::new(), asked: vec![first] };
+    if inventory.devices.len() > 1 {
+        match answer(&amd_smi::TOPOLOGY) {
+            Ok(topology) => inventory.links = amd_smi::links_of(&inventory.devices, &amd_smi::links(&topology)),
+            Err(asked) => inventory.asked.push(asked),
+        }
+    }
+    Ok(inventory)
+}
+
+fn ask_rocm_smi(machine: &Machine, tool: &Path) -> Result<Inventory, Asked> {
+    let asked = || Asked::new(DeviceKind::Rocm, "rocm-smi");
+    let answer = |arguments: &[&str]| {
+        let text = machine.run(tool, arguments).map_err(|error| asked().failed(error.to_string()))?;
+        let said = || asked().failed(format!("its answer holds no JSON: {}", crate::tool::said("", &text)));
+        rocm_smi::Answer::read(&text).ok_or_else(said)
+    };
+    let gpus = answer(&rocm_smi::GPUS)?;
+    let mut first = asked();
+    first.version = gpus.version();
+    let mut inventory = Inventory { devices: gpus.devices(), links: Vec::new(), asked: vec![first] };
+    if !inventory.devices.is_empty() {
+        match answer(&rocm_smi::LINKS) {
+            Ok(topology) => inventory.put_topology(&topology),
+            Err(asked) => inventory.asked.push(Asked { tool: "rocm-smi --showtopo".to_owned(), ..asked }),
+        }
+    }
+    Ok(inventory)
+}
+
+impl Inventory {
+    fn put_topology(&mut self, topology: &rocm_smi::Answer) {
+        for device in &mut self.devices {
+            device.numa_node = device.physical_index.and_then(|number| topology.numa_node(number));
+        }
+        let index = |number: u32| {
+            self.devices.iter().find(|device| device.physical_index == Some(number)).map(|device| device.index)
+        };
+        let links = topology.links().into_iter().filter_map(|mut link| {
+            let (a, b) = (index(link.between[0])?, index(link.between[1])?);
+            link.between = [a.min(b), a.max(b)];
+            Some(link)
+        });
+        self.links = links.collect();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may unwrap")]
+mod tests {
+    use super::*;
+    use crate::link::LinkKind;
+    use crate::test_machine::TestMachine;
+
+    fn rocm_smi(machine: &TestMachine) {
+        let (gpus, topo) = (
+            include_str!("../../tests/rocm-smi/mi300x-x2.json"),
+            include_str!("../../tests/rocm-smi/mi300x-x2.topo.json"),
+        );
+        machine.tool(
+            "rocm-smi",
+            &format!("if [ \"$1\" = --showtopo ]; then cat <<'END'\n{topo}END\nelse cat <<'END'\n{gpus}END\nfi"),
+        );
+    }
+
+    #[test]
+    fn the_older_tool() {
+        let machine = TestMachine::new();
+        rocm_smi(&machine);
+        let inventory = ask(&machine.machine());
+        assert_eq!(inventory.devices.len(), 2);
+        assert_eq!(inventory.devices[1].numa_node, Some(1));
+        assert_eq!(inventory.link(DeviceKind::Rocm, 0, 1), LinkKind::Xgmi);
+        assert_eq!(inventory.asked.len(), 1);
+    }
+
+    #[test]
+    fn the_newer_tool_is_asked_first() {
+        let machine = TestMachine::new();
+        rocm_smi(&machine);
+        let answers = [
+            ("static", include_str!("../../tests/rocm-smi/amd-smi-static.json")),
+            ("metric", include_str!("../../tests/rocm-smi/amd-smi-metric.json")),
+            ("list", include_str!("../../tests/rocm-smi/amd-smi-list.json")),
+            ("topology", r#"[{"gpu": 0, "links": [{"gpu": 1, "link_type": "XGMI"}]}]"#),
+        ];
+        let cases = answers.map(|(command, answer)| format!("{command}) cat <<'END'\n{answer}\nEND\n;;\n")).concat();
+        machine.tool("amd-smi", &format!("case \"$1\" in\n{cases}esac"));
+        let inventory = ask(&machine.machine());
+        assert_eq!(inventory.asked[0].tool, "amd-smi static");
+        assert_eq!(inventory.devices[0].uuid.as_deref(), Some("acff74a1-0000-1000-809c-cd4bbc0d9c02"));
+        assert_eq!(inventory.link(DeviceKind::Rocm, 0, 1), LinkKind::Xgmi);
+    }
+
+    #[test]
+    fn where_the_newer_fails_the_older_is_asked() {
+        let machine = TestMachine::new();
+        rocm_smi(&machine);
+        machine.tool("amd-smi", "echo 'ModuleNotFoundError: No module named amdsmi' >&2; exit 1");
+        assert_eq!(ask(&machine.machine()).devices.len(), 2);
+    }
+
+    #[test]
+    fn where_both_fail_both_are_told() {
+        let machine = TestMachine::new();
+        machine.tool("amd-smi", "exit 1");
+        machine.tool("rocm-smi", "echo 'Driver not initialized (amdgpu not found in modules)'");
+        let inventory = ask(&machine.machine());
+        assert_eq!(inventory.asked.len(), 2);
+        assert!(inventory.asked[1].problem.as_ref().unwrap().contains("amdgpu not found"));
+    }
+}
