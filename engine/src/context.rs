@@ -385,4 +385,4 @@ pub(crate) fn damaged_object(error: &StageError) -> Option<Digest> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

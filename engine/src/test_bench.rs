@@ -40,6 +40,7 @@ pub struct TestBench {
     files: BTreeMap<String, Vec<FileGrant>>,
     pins: BTreeMap<String, Pinned>,
     threads: usize,
+    devices: DeviceGrant,
 }
 
 impl TestBench {
@@ -51,6 +52,7 @@ impl TestBench {
             files: BTreeMap::new(),
             pins: BTreeMap::new(),
             threads: 1,
+            devices: DeviceGrant::PROCESSOR,
         }
     }
 
@@ -101,6 +103,13 @@ impl TestBench {
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
+        self
+    }
+
+    /// What the stage has to compute on; the processor of one worker by default.
+    #[must_use]
+    pub fn devices(mut self, devices: DeviceGrant) -> Self {
+        self.devices = devices;
         self
     }
 
@@ -158,7 +167,7 @@ impl TestBench {
             profile: None,
             key: Digest::of(b"test bench"),
             threads: self.threads,
-            devices: DeviceGrant::PROCESSOR,
+            devices: self.devices.clone(),
         };
         let mut context = StageContext::new(job, Voice::Silent)?;
         bound.run(&mut context)?;

@@ -7,7 +7,7 @@ use crate::artifact::Output;
 use crate::file::source::Span;
 use crate::protocol::{InputGrant, PROTOCOL};
 
-fn job(folder: &Path) -> Job {
+pub(crate) fn job(folder: &Path) -> Job {
     Job {
         protocol: PROTOCOL,
         stage: "s".into(),

@@ -171,7 +171,8 @@ fn wait4(pid: Pid) -> (Ending, u64, Duration) {
     (ending, usage.ru_maxrss.unsigned_abs() * 1024, time(usage.ru_utime) + time(usage.ru_stime))
 }
 
-fn keep_on_exec(descriptor: RawFd) -> io::Result<()> {
+/// Between fork and exec: lets a descriptor stay open in the new program.
+pub(super) fn keep_on_exec(descriptor: RawFd) -> io::Result<()> {
     // SAFETY: the caller keeps the descriptor open.
     let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
     fcntl(descriptor, FcntlArg::F_SETFD(FdFlag::empty()))?;

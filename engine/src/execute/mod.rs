@@ -7,8 +7,10 @@ pub mod death_pipe;
 pub mod executor;
 pub mod local;
 pub(crate) mod private_paths;
+pub mod ranks;
 mod recording;
 pub mod stage_process;
 
 pub use executor::{Ending, Executor, Exit, Launch, Message, Process, StartError, Stop};
 pub use local::Local;
+pub use ranks::{Heard, Ranks, RunningRanks};

@@ -1,0 +1,293 @@
+//! Ranks: the processes that compute one stage together, started, heard and stopped as one.
+//!
+//! They are children of the stage's process and stay in its process group, which the engine ends whole; the read end of the death
+//! pipe is theirs too. Each finds the variables that `torchrun` would set. Standard output is the worker protocol, a line that is
+//! none of it goes to the stage's log with the rank's name, and so does standard error.
+//!
+//! It leaves to others: what is to be started, and what the words of the protocol mean for the stage.
+
+mod judge;
+mod process;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::RawFd;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use crate::context::StageContext;
+use crate::error::{Cause, OrFail, StageError};
+use crate::memory::{Kills, Memory};
+use crate::protocol::WorkerEvent;
+use judge::Verdict;
+use process::{Rank, Spoken};
+
+/// How often it is looked whether a process has ended.
+const TICK: Duration = Duration::from_millis(20);
+
+/// After the first bad news: how long the others may take to end by themselves, so that the one that began it is told from those that
+/// lost their partner.
+const SETTLING: Duration = Duration::from_secs(1);
+
+/// How long a rank that was asked to stop may take.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Processes to start, as many on each node.
+#[derive(Debug, Clone, Default)]
+pub struct Ranks {
+    /// Machines that take part.
+    pub nodes: usize,
+    /// Processes on each: a rank for each device, or 1 for a launcher that starts them.
+    pub per_node: usize,
+    /// The program and its arguments, the same for all.
+    pub command: Vec<OsString>,
+    /// Variables beside those of the stage's process, the same for all.
+    pub env: BTreeMap<String, OsString>,
+    /// Descriptors that stay open in each of them.
+    pub inherit: Vec<RawFd>,
+    /// They are stopped where none has said anything for so long, on whatever stream.
+    pub silence: Option<Duration>,
+}
+
+/// Something heard of the ranks.
+#[derive(Debug)]
+pub enum Heard {
+    /// A rank said something.
+    Said {
+        /// Its number.
+        rank: usize,
+        /// What it said.
+        event: WorkerEvent,
+    },
+    /// A rank is gone, and nothing more will be heard of it.
+    Ended {
+        /// Its number.
+        rank: usize,
+        /// Whether it ended as a process does that has done its work.
+        well: bool,
+    },
+}
+
+/// Ranks that were started. Dropping it kills those that are left.
+#[derive(Debug)]
+pub struct RunningRanks {
+    ranks: Vec<Rank>,
+    spoken: Receiver<(usize, Spoken)>,
+    silence: Option<Duration>,
+    last_word: Instant,
+    /// When they were asked to stop.
+    asked: Option<Instant>,
+    killed: bool,
+    kills: Kills,
+}
+
+impl StageContext {
+    /// Starts the processes of a stage.
+    ///
+    /// # Errors
+    /// Fails where one cannot be started; those that were are ended.
+    pub fn launch(&self, ranks: &Ranks) -> Result<RunningRanks, StageError> {
+        if ranks.nodes > 1 {
+            let message = format!("this stage is to run on {} machines, and knows of this one alone", ranks.nodes);
+            return Err(StageError::new(Cause::Machine, message)
+                .with_help("several machines are given by a cluster: `pipeline run --executor slurm`"));
+        }
+        let (sender, spoken) = channel();
+        let mut running = RunningRanks {
+            ranks: Vec::new(),
+            spoken,
+            silence: ranks.silence,
+            last_word: Instant::now(),
+            asked: None,
+            killed: false,
+            kills: Memory::default().kills(),
+        };
+        let rendezvous = Rendezvous::here()?;
+        for local in 0..ranks.per_node {
+            let env = rendezvous.variables(ranks, 0, local);
+            running.ranks.push(start(ranks, local, env, &sender)?);
+        }
+        Ok(running)
+    }
+}
+
+fn start(
+    ranks: &Ranks,
+    rank: usize,
+    env: BTreeMap<String, OsString>,
+    sender: &Sender<(usize, Spoken)>,
+) -> Result<Rank, StageError> {
+    let (started, streams) = Rank::spawn(ranks, env).map_err(|error| {
+        let program = ranks.command.first().map(|program| program.display().to_string()).unwrap_or_default();
+        StageError::new(Cause::Machine, format!("cannot start `{program}`")).with_source(error)
+    })?;
+    for stream in streams {
+        let sender = sender.clone();
+        thread::spawn(move || stream.listen(&mut |spoken| sender.send((rank, spoken)).is_ok()));
+    }
+    Ok(started)
+}
+
+/// Where the ranks meet.
+struct Rendezvous {
+    address: String,
+    port: u16,
+}
+
+impl Rendezvous {
+    /// On this machine, at a port that is free now. Somebody else may take it before rank 0 does: the ranks say so then.
+    fn here() -> Result<Self, StageError> {
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| Ok(listener.local_addr()?.port()));
+        let port = port.or_fail(Cause::Machine, || "no free port for the ranks to meet at".to_owned())?;
+        Ok(Self { address: Ipv4Addr::LOCALHOST.to_string(), port })
+    }
+
+    /// The variables of a process, as `torchrun` names them.
+    fn variables(&self, ranks: &Ranks, node: usize, local: usize) -> BTreeMap<String, OsString> {
+        let numbers = [
+            ("RANK", node * ranks.per_node + local),
+            ("LOCAL_RANK", local),
+            ("GROUP_RANK", node),
+            ("WORLD_SIZE", ranks.nodes * ranks.per_node),
+            ("LOCAL_WORLD_SIZE", ranks.per_node),
+            ("GROUP_WORLD_SIZE", ranks.nodes),
+            ("MASTER_PORT", usize::from(self.port)),
+        ];
+        let numbers = numbers.into_iter().map(|(name, number)| (name.to_owned(), number.to_string().into()));
+        numbers.chain([("MASTER_ADDR".to_owned(), self.address.clone().into())]).collect()
+    }
+}
+
+impl RunningRanks {
+    /// Waits until something is heard of a rank, and not longer than `at_most`. What is no word of the protocol is written to the log.
+    pub fn hear(&mut self, at_most: Duration, context: &StageContext) -> Option<Heard> {
+        let until = Instant::now() + at_most;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.spoken.recv_timeout(left.min(TICK)) {
+                Ok((rank, spoken)) => {
+                    if let Some(event) = self.take(rank, spoken, context) {
+                        return Some(Heard::Said { rank, event });
+                    }
+                }
+                // No stream is open any more: nothing waits for the ends that are still to come.
+                Err(RecvTimeoutError::Disconnected) => thread::sleep(left.min(TICK)),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if let Some((rank, well)) = self.ended() {
+                return Some(Heard::Ended { rank, well });
+            }
+            if left.is_zero() {
+                return None;
+            }
+        }
+    }
+
+    /// Whether all of them are gone.
+    pub fn are_gone(&self) -> bool {
+        self.ranks.iter().all(|rank| rank.ending.is_some())
+    }
+
+    /// Asks them to stop; [`RunningRanks::attend`] kills what has not ended some seconds later.
+    pub fn stop(&mut self) {
+        if self.asked.is_none() {
+            self.asked = Some(Instant::now());
+            self.signal(Signal::SIGTERM);
+        }
+    }
+
+    /// Follows them to their end. `heard` gets what they say of their work; where one fails or dies, or the user wants to stop, all are
+    /// stopped.
+    ///
+    /// # Errors
+    /// Says which rank ended how, in its own words where it had some, or fails as `heard` did.
+    pub fn attend(
+        mut self,
+        context: &mut StageContext,
+        heard: &mut dyn FnMut(usize, WorkerEvent, &mut StageContext) -> Result<(), StageError>,
+    ) -> Result<(), StageError> {
+        let (mut verdict, mut trouble) = (Verdict::default(), None);
+        while !self.are_gone() {
+            let was_asked = self.asked.is_some();
+            match self.hear(TICK, context) {
+                Some(Heard::Said { rank, event: WorkerEvent::Failed { cause, messages, help, .. } }) => {
+                    verdict.failed(rank, cause, &messages, help);
+                    trouble.get_or_insert_with(Instant::now);
+                }
+                Some(Heard::Said { rank, event }) => {
+                    if let Err(error) = heard(rank, event, context) {
+                        verdict.refused(error);
+                        self.stop();
+                    }
+                }
+                Some(Heard::Ended { well: true, .. }) => {}
+                Some(Heard::Ended { rank, well: false }) => {
+                    verdict.ended(rank, self.ranks.len(), &self.ranks[rank], was_asked);
+                    trouble.get_or_insert_with(Instant::now);
+                }
+                None => {}
+            }
+            self.keep_order(&mut verdict, trouble, context);
+        }
+        let ran_out = self.kills.rose_until(Memory::default().kills());
+        verdict.conclude(ran_out, context)
+    }
+
+    /// Stops them where that is due.
+    fn keep_order(&mut self, verdict: &mut Verdict, trouble: Option<Instant>, context: &StageContext) {
+        let over = |since: Option<Instant>, limit: Duration| since.is_some_and(|since| since.elapsed() >= limit);
+        if self.asked.is_none() && over(Some(self.last_word), self.silence.unwrap_or(Duration::MAX)) {
+            verdict.silent(self.ranks.len(), self.last_word.elapsed());
+            self.stop();
+        }
+        if over(trouble, SETTLING) || context.cancelled() {
+            self.stop();
+        }
+        // Where the user wants to stop, the engine decides how long that may take, and ends this process with the ranks.
+        if !self.killed && !context.cancelled() && over(self.asked, GRACE) {
+            self.killed = true;
+            self.signal(Signal::SIGKILL);
+        }
+    }
+
+    fn take(&mut self, rank: usize, spoken: Spoken, context: &StageContext) -> Option<WorkerEvent> {
+        self.last_word = Instant::now();
+        match spoken {
+            Spoken::Event(event) => return Some(event),
+            Spoken::Line(line) => {
+                match self.ranks.len() {
+                    1 => context.log(&line),
+                    _ => context.log(&format!("rank {rank}: {line}")),
+                }
+                self.ranks[rank].remember(line);
+            }
+            Spoken::End => self.ranks[rank].open_streams -= 1,
+        }
+        None
+    }
+
+    /// A rank that was not known to be gone, and whether it ended well.
+    fn ended(&mut self) -> Option<(usize, bool)> {
+        let ended = self.ranks.iter_mut().enumerate().filter(|(_, rank)| rank.ending.is_none());
+        let mut ended = ended.filter_map(|(number, rank)| Some((number, rank.look()?)));
+        ended.next().map(|(number, ending)| (number, ending.is_well()))
+    }
+
+    fn signal(&self, signal: Signal) {
+        self.ranks.iter().for_each(|rank| rank.signal(signal));
+    }
+}
+
+impl Drop for RunningRanks {
+    fn drop(&mut self) {
+        self.signal(Signal::SIGKILL);
+        self.ranks.iter_mut().for_each(Rank::reap);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,119 @@
+//! Ranks are started with the right variables, heard, and stopped whatever becomes of one of them.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::path::Path;
+
+use super::*;
+use crate::context::Voice;
+use crate::context::tests::job;
+
+fn shell(per_node: usize, script: &str) -> Ranks {
+    Ranks {
+        nodes: 1,
+        per_node,
+        command: ["sh", "-c", script].map(Into::into).to_vec(),
+        env: [("GREETING".to_owned(), "hello".into())].into(),
+        ..Ranks::default()
+    }
+}
+
+/// Runs ranks to their end, with the notes of their progress.
+fn attended(folder: &Path, ranks: &Ranks) -> (Result<(), StageError>, Vec<(usize, String)>) {
+    let mut context = StageContext::new(job(folder), Voice::Silent).unwrap();
+    let mut notes = Vec::new();
+    let running = context.launch(ranks).unwrap();
+    let ended = running.attend(&mut context, &mut |rank, event, _| {
+        if let WorkerEvent::Warning { message } = event {
+            notes.push((rank, message));
+        }
+        Ok(())
+    });
+    notes.sort();
+    (ended, notes)
+}
+
+#[test]
+fn each_rank_knows_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = r#"echo 'no word of the protocol'; echo "to the log" >&2
+        printf '{"event":"warning","message":"%s"}\n' \
+            "$GREETING $RANK $LOCAL_RANK $GROUP_RANK of $WORLD_SIZE $LOCAL_WORLD_SIZE at $MASTER_ADDR ${MASTER_PORT:+port}""#;
+    let (ended, notes) = attended(folder.path(), &shell(2, script));
+    ended.unwrap();
+    let place = |rank: usize| (rank, format!("hello {rank} {rank} 0 of 2 2 at 127.0.0.1 port"));
+    assert_eq!(notes, [place(0), place(1)]);
+}
+
+#[test]
+fn the_rank_that_was_killed_is_named_and_the_others_are_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    // Rank 0 notices the loss of its partner, says so, and would go on for ever.
+    let script = r#"if [ $RANK = 1 ]; then echo "last words" >&2; kill -9 $$; fi
+        echo '{"event":"failed","cause":"crashed","messages":["connection reset by peer"],"help":null,"object":null}'
+        exec sleep 1000"#;
+    let (ended, _) = attended(folder.path(), &shell(3, script));
+    let error = ended.unwrap_err();
+    assert!(error.message.starts_with("rank 1 of 3 (process "), "{error:?}");
+    assert!(error.message.ends_with(") was killed (SIGKILL)"), "{error:?}");
+    assert_eq!(error.cause, Cause::Crashed);
+    assert_eq!(error.source.unwrap().to_string(), "it said last:\nlast words");
+}
+
+#[test]
+fn a_rank_fails_in_its_own_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = r#"echo '{"event":"failed","cause":"numeric","messages":["training stopped","the loss is NaN"],"help":"lower it","object":null}'
+        exit 1"#;
+    let error = attended(folder.path(), &shell(1, script)).0.unwrap_err();
+    assert_eq!((error.cause, error.message.as_str()), (Cause::Numeric, "training stopped"));
+    assert_eq!(
+        (error.source.unwrap().to_string().as_str(), error.help.as_deref()),
+        ("the loss is NaN", Some("lower it"))
+    );
+}
+
+#[test]
+fn an_end_without_a_word_is_explained_by_the_last_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "echo 'torch.OutOfMemoryError: CUDA out of memory.' >&2; exit 3";
+    let error = attended(folder.path(), &shell(1, script)).0.unwrap_err();
+    assert_eq!((error.cause, error.message.as_str()), (Cause::DeviceOutOfMemory, "the worker ended with exit code 3"));
+}
+
+#[test]
+fn silence_ends_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let ranks = Ranks { silence: Some(Duration::from_millis(200)), ..shell(2, "exec sleep 1000") };
+    let error = attended(folder.path(), &ranks).0.unwrap_err();
+    assert_eq!(error.message, "none of 2 ranks has said anything for 0 s: they were stopped");
+}
+
+#[test]
+fn where_the_stage_will_not_go_on_they_are_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut context = StageContext::new(job(folder.path()), Voice::Silent).unwrap();
+    let script = r#"echo '{"event":"warning","message":"x"}'; exec sleep 1000"#;
+    let running = context.launch(&shell(1, script)).unwrap();
+    let ended = running.attend(&mut context, &mut |_, _, _| Err(StageError::bad_data("enough")));
+    assert_eq!(ended.unwrap_err().message, "enough");
+}
+
+#[test]
+fn dropped_ranks_are_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let context = StageContext::new(job(folder.path()), Voice::Silent).unwrap();
+    let running = context.launch(&shell(1, "exec sleep 1000")).unwrap();
+    let process = format!("/proc/{}", running.ranks[0].id());
+    assert!(Path::new(&process).exists());
+    drop(running);
+    assert!(!Path::new(&process).exists());
+}
+
+#[test]
+fn several_machines_need_a_cluster() {
+    let folder = tempfile::tempdir().unwrap();
+    let context = StageContext::new(job(folder.path()), Voice::Silent).unwrap();
+    let error = context.launch(&Ranks { nodes: 2, ..shell(1, "true") }).unwrap_err();
+    assert!(error.help.unwrap().contains("slurm"));
+}
