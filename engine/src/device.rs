@@ -1,12 +1,13 @@
 //! Devices: what a stage may compute on.
 //!
-//! This build computes on the processor. A stage that asks for something else is refused before anything runs, in words that name the
-//! way around it.
+//! A stage that asks for what its kind cannot use, or this machine does not have, is refused before anything runs, in words that name
+//! the way around it.
 
 use devices::DeviceKind;
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{DeviceRequest, Plan, PlannedStage};
+use crate::plan::{DeviceCount, Plan, PlannedStage};
+use crate::stage::Workers;
 
 /// What a stage process has to compute on: part of its job, and of no key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,42 +46,90 @@ fn one() -> usize {
     1
 }
 
-/// A stage that asks for a device that this program cannot use.
+/// A stage that asks for what it cannot have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("stage `{stage}` asks for {device}, and this build computes on the CPU")]
+#[error("stage `{stage}` asks for {lack}")]
 pub struct DeviceMissing {
     /// The stage.
     pub stage: String,
     /// Its id in the file.
     pub declared: String,
-    /// The device, in words.
-    pub device: &'static str,
+    /// What is missing.
+    pub lack: Lack,
+}
+
+/// What keeps a stage from having the devices that it asks for, now and ever.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Lack {
+    /// Its kind computes on others.
+    #[error("{}, and `{stage_kind}` computes on {}", .device.in_words(), names(.served))]
+    NotServed {
+        /// What it asks for.
+        device: DeviceKind,
+        /// Its kind.
+        stage_kind: &'static str,
+        /// What that computes on.
+        served: Vec<DeviceKind>,
+    },
+    /// The machine has none.
+    #[error("{}, and this machine has none", .0.in_words())]
+    NotHere(DeviceKind),
+    /// The executor has one machine.
+    #[error("{0} nodes, and this machine is one")]
+    Nodes(u32),
 }
 
 impl DeviceMissing {
     /// What the user can do about it.
     pub fn help(&self) -> String {
-        format!("to run it on the CPU add `{}.resources.device=cpu` to the command", self.declared)
+        let declared = &self.declared;
+        match &self.lack {
+            Lack::NotServed { .. } | Lack::NotHere(_) => {
+                format!("to run it on the CPU add `{declared}.resources.device=cpu` to the command")
+            }
+            Lack::Nodes(_) => format!("to run it on this machine add `{declared}.resources.nodes=1` to the command"),
+        }
     }
 }
 
-/// The stages that ask for a device that is not there.
+/// The stages that ask for what they cannot have.
 pub fn missing_devices(plan: &Plan) -> Vec<DeviceMissing> {
-    plan.stages.iter().filter_map(missing_device).collect()
+    let missing = |stage: &PlannedStage| {
+        let lack = lack(stage)?;
+        Some(DeviceMissing { stage: stage.id.clone(), declared: stage.declared.clone(), lack })
+    };
+    plan.stages.iter().filter_map(missing).collect()
 }
 
-fn missing_device(stage: &PlannedStage) -> Option<DeviceMissing> {
-    let device = not_served(stage.resources.device)?;
-    Some(DeviceMissing { stage: stage.id.clone(), declared: stage.declared.clone(), device })
+fn lack(stage: &PlannedStage) -> Option<Lack> {
+    if stage.resources.nodes > 1 {
+        return Some(Lack::Nodes(stage.resources.nodes));
+    }
+    let device = stage.resources.device.kind().filter(|device| *device != DeviceKind::Cpu)?;
+    let served = stage.bound.devices();
+    if served.contains(&device) {
+        return Some(Lack::NotHere(device));
+    }
+    Some(Lack::NotServed { device, stage_kind: stage.kind, served })
 }
 
-/// A device that this build cannot compute on, in words.
-pub(crate) fn not_served(device: DeviceRequest) -> Option<&'static str> {
-    Some(match device {
-        DeviceRequest::Auto | DeviceRequest::Cpu => return None,
-        DeviceRequest::Cuda => "a CUDA device (NVIDIA)",
-        DeviceRequest::Npu => "an NPU (Ascend)",
-        DeviceRequest::Rocm => "a ROCm device (AMD)",
-        DeviceRequest::Metal => "a Metal device (Apple)",
-    })
+/// The processor, for as many workers as a stage asks for and can use. `all` is one: the processor is one device.
+pub(crate) fn processor(stage: &PlannedStage) -> DeviceGrant {
+    let count = match (stage.resources.count, stage.bound.workers()) {
+        (DeviceCount::Exactly(count), Workers::Many) => count as usize,
+        (DeviceCount::All, _) | (_, Workers::One) => 1,
+    };
+    DeviceGrant { count, ..DeviceGrant::PROCESSOR }
+}
+
+/// Kinds of device in words: `cpu, cuda or npu`.
+pub(crate) fn names(kinds: &[DeviceKind]) -> String {
+    match kinds {
+        [] => "nothing".to_owned(),
+        [only] => only.in_words().to_owned(),
+        [others @ .., last] => {
+            let others: Vec<&str> = others.iter().map(|kind| kind.name()).collect();
+            format!("{} or {last}", others.join(", "))
+        }
+    }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use devices::DeviceKind;
 use petgraph::graph::DiGraph;
 
 use crate::artifact::Output;
@@ -34,6 +35,7 @@ mod publish;
 mod qualify;
 mod read_text;
 mod resolve;
+pub(crate) mod resources;
 mod retries;
 mod selection;
 mod slots;
@@ -137,13 +139,15 @@ pub struct ResolvedInput {
 }
 
 /// What a stage asks of the machine.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resources {
     /// The kind of device.
     pub device: DeviceRequest,
-    /// How many devices; `None` is one.
-    pub count: Option<u32>,
-    /// Bytes of memory it needs.
+    /// How many devices on each node; on the processor, workers that share its cores.
+    pub count: DeviceCount,
+    /// Machines that take part.
+    pub nodes: u32,
+    /// Bytes of memory it needs: the machine's, or those of each device.
     pub memory: Option<u64>,
     /// Threads it may use; `None` leaves it to the machine.
     pub threads: Option<usize>,
@@ -151,10 +155,38 @@ pub struct Resources {
     pub slots: BTreeMap<String, u32>,
 }
 
+impl Default for Resources {
+    fn default() -> Self {
+        Self {
+            device: DeviceRequest::Auto,
+            count: DeviceCount::default(),
+            nodes: 1,
+            memory: None,
+            threads: None,
+            slots: BTreeMap::new(),
+        }
+    }
+}
+
+/// How many devices are asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceCount {
+    /// So many.
+    Exactly(u32),
+    /// All of the kind that the machine has. The processor is one.
+    All,
+}
+
+impl Default for DeviceCount {
+    fn default() -> Self {
+        Self::Exactly(1)
+    }
+}
+
 /// A device asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Parameters)]
 pub enum DeviceRequest {
-    /// The fastest that this program can use here.
+    /// The first of those that the stage prefers and the machine has.
     #[default]
     Auto,
     /// The processor.
@@ -167,6 +199,20 @@ pub enum DeviceRequest {
     Rocm,
     /// Apple GPUs.
     Metal,
+}
+
+impl DeviceRequest {
+    /// The kind asked for; `None` where it is left to the machine.
+    pub fn kind(self) -> Option<DeviceKind> {
+        match self {
+            Self::Auto => None,
+            Self::Cpu => Some(DeviceKind::Cpu),
+            Self::Cuda => Some(DeviceKind::Cuda),
+            Self::Npu => Some(DeviceKind::Npu),
+            Self::Rocm => Some(DeviceKind::Rocm),
+            Self::Metal => Some(DeviceKind::Metal),
+        }
+    }
 }
 
 /// A copy of an artefact outside the store.

@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 use crate::file::overrides::STAGE_KEYS;
 use crate::parameter::{CLASS, Parameter, Period};
 use crate::plan::Retries;
-use crate::plan::entry::{FILE_KEYS, FORMAT_VERSION, ResourceKeys};
+use crate::plan::entry::{FILE_KEYS, FORMAT_VERSION};
+use crate::plan::resources::ResourceKeys;
 use crate::remote::RemoteKey;
 use crate::stage::{Registry, StageKind};
 

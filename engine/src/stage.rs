@@ -72,6 +72,15 @@ pub enum Threads {
     Many,
 }
 
+/// Over how many devices a stage can spread its work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Workers {
+    /// It computes on one device.
+    One,
+    /// One worker for each device that it is given; on the processor, workers that share its cores.
+    Many,
+}
+
 /// What a stage can do where its memory did not suffice.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LessMemory {
@@ -206,6 +215,11 @@ pub trait Stage: 'static {
         vec![DeviceKind::Cpu]
     }
 
+    /// Over how many devices it can spread its work.
+    fn workers(_params: &Self::Params) -> Workers {
+        Workers::One
+    }
+
     /// What to do where the memory of the machine or of a device did not suffice for these parameters, as the file gives them.
     fn with_less_memory(_parameters: &serde_json::Value) -> LessMemory {
         LessMemory::Nothing
@@ -269,6 +283,8 @@ pub trait BoundStage: Send + Sync {
     fn threads(&self) -> Threads;
     /// See [`Stage::devices`].
     fn devices(&self) -> Vec<DeviceKind>;
+    /// See [`Stage::workers`].
+    fn workers(&self) -> Workers;
     /// See [`Stage::with_less_memory`].
     fn with_less_memory(&self, parameters: &serde_json::Value) -> LessMemory;
     /// Writes the parameters, defaults filled in, into a key.
@@ -353,6 +369,9 @@ impl<S: Stage> BoundStage for Bound<S> {
     }
     fn devices(&self) -> Vec<DeviceKind> {
         S::devices(&self.0)
+    }
+    fn workers(&self) -> Workers {
+        S::workers(&self.0)
     }
     fn with_less_memory(&self, parameters: &serde_json::Value) -> LessMemory {
         S::with_less_memory(parameters)

@@ -3,6 +3,7 @@
 use super::elsewhere;
 use super::entry::StageEntry;
 use super::resolve::Bound;
+use super::resources;
 use crate::file::problem::Problem;
 use crate::parameter::Reader;
 use crate::stage::Registry;
@@ -31,5 +32,7 @@ pub(super) fn bind(stage: &StageEntry, registry: &Registry) -> Bound {
     let outputs = read.as_ref().map(|read| read.outputs());
     let (named, problems) = (reader.named, reader.problems);
     let (name, version) = (kind.name(), kind.version());
-    Bound { name, version, kind: read, outputs, references, named, problems, ..Bound::default() }
+    let mut bound = Bound { name, version, kind: read, outputs, references, named, problems, ..Bound::default() };
+    bound.problems.extend(resources::warnings(stage, &bound));
+    bound
 }

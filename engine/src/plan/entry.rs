@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use super::{DeviceRequest, Resources, Retries};
+use super::resources::{ResourceKeys, ResourceSpans};
+use super::{Resources, Retries};
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::{Entry, Node, Value};
-use crate::parameter::{ByteSize, Fields, Json, KeyWriter, Limits, Mapping, Parameter, Parameters, Period, Reader};
+use crate::parameter::{Fields, Json, KeyWriter, Limits, Mapping, Parameter, Period, Reader};
 use crate::remote::RemoteKey;
 
 /// The version of the file's form that this program reads.
@@ -39,6 +40,7 @@ pub(super) struct StageEntry {
     pub with: Node,
     pub needs: Vec<Text>,
     pub resources: Resources,
+    pub resource_spans: ResourceSpans,
     /// Where each slot that it takes is named.
     pub slot_spans: Vec<(String, Span)>,
     pub retries: Retries,
@@ -67,26 +69,6 @@ pub(super) struct AxisOf {
 pub(super) struct Text {
     pub text: String,
     pub span: Span,
-}
-
-/// What a stage may ask of the machine.
-#[derive(Parameters)]
-pub(crate) struct ResourceKeys {
-    /// The kind of device; `auto` takes the fastest that this program can use.
-    #[cosmetic(default)]
-    device: DeviceRequest,
-    /// How many devices.
-    #[cosmetic(range = 1..)]
-    count: Option<u32>,
-    /// Memory it needs, such as `40GiB`.
-    #[cosmetic]
-    memory: Option<ByteSize>,
-    /// Threads it may use.
-    #[cosmetic(range = 1..)]
-    threads: Option<usize>,
-    /// Slots it takes while it runs, of those that the file declares.
-    #[cosmetic(default, range = 1..)]
-    slots: Mapping<u32>,
 }
 
 /// Reads the frame and reports all that is wrong with it.
@@ -150,6 +132,7 @@ pub(super) fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
         with: absent.clone(),
         needs: Vec::new(),
         resources: Resources::default(),
+        resource_spans: ResourceSpans::default(),
         slot_spans: Vec::new(),
         retries: Retries::default(),
         timeout: None,
@@ -167,6 +150,7 @@ pub(super) fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
     stage.needs = fields.or_default::<Vec<Text>>("needs", &Limits::NONE, Vec::new).unwrap_or_default();
     let resources = fields.required::<Option<ResourceKeys>>("resources", &Limits::NONE).flatten();
     stage.resources = resources.map(Resources::from).unwrap_or_default();
+    stage.resource_spans = ResourceSpans::of(node);
     stage.slot_spans = slot_spans(node);
     stage.retries = fields.or_default("retries", &Limits::NONE, Retries::default).unwrap_or_default();
     let timeout = fields.required::<Option<Period>>("timeout", &Limits::NONE).flatten();
@@ -180,7 +164,6 @@ pub(super) fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
     if fields.or_default("when", &Limits::NONE, || true) == Some(false) {
         stage.left_out = node.get("when").map(|when| when.span);
     }
-    warn_of_resources(&entry.value, &stage.resources, reader);
     stage
 }
 
@@ -189,23 +172,6 @@ fn slot_spans(stage: &Node) -> Vec<(String, Span)> {
     match slots.map(|slots| &slots.value) {
         Some(Value::Map(entries)) => entries.iter().map(|entry| (entry.key.clone(), entry.key_span)).collect(),
         _ => Vec::new(),
-    }
-}
-
-/// Says what is read and not acted upon yet, so that nobody counts on it.
-fn warn_of_resources(stage: &Node, resources: &Resources, reader: &mut Reader) {
-    let device = stage.get("resources").and_then(|keys| keys.get("device"));
-    if let (Some(node), Some(device)) = (device, crate::device::not_served(resources.device)) {
-        let message = format!("{device} is asked for, and this build computes on the CPU");
-        let help = "with `device: auto`, or `STAGE.resources.device=cpu` on the command line, it runs on the CPU";
-        reader
-            .problems
-            .push(Problem::warning("no-device", node.span, message, "not served by this build").with_help(help));
-    }
-    let several = resources.count.is_some_and(|count| count > 1);
-    if let Some(node) = stage.get("resources").and_then(|keys| keys.get("count")).filter(|_| several) {
-        let message = "`resources.count` has no effect yet: a stage gets one device";
-        reader.problems.push(Problem::warning("no-effect", node.span, message, "read, and not acted upon"));
     }
 }
 
@@ -226,13 +192,6 @@ impl StageEntry {
     pub fn slot_span(&self, name: &str) -> Span {
         let found = self.slot_spans.iter().find(|(slot, _)| slot == name);
         found.map_or(self.id.span, |(_, span)| *span)
-    }
-}
-
-impl From<ResourceKeys> for Resources {
-    fn from(keys: ResourceKeys) -> Self {
-        let ResourceKeys { device, count, memory, threads, slots } = keys;
-        Self { device, count, memory: memory.map(|size| size.0), threads, slots }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use super::entry::ResourceKeys;
+use super::resources::ResourceKeys;
 use crate::parameter::Parameter;
 use crate::stage::Registry;
 

@@ -8,7 +8,7 @@ use cache::Staging;
 use super::outcome::Profiling;
 use super::scheduler::Scheduler;
 use crate::context::stored;
-use crate::device::DeviceGrant;
+use crate::device::processor;
 use crate::error::StageError;
 use crate::protocol::{InputGrant, Job, PROTOCOL, ProfileRequest};
 
@@ -51,7 +51,7 @@ impl Scheduler<'_> {
             run_folder,
             key: keyed.key,
             threads,
-            devices: DeviceGrant::PROCESSOR,
+            devices: processor(planned),
             profile: self.profile_request(stage),
         })
     }

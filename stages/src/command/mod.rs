@@ -17,6 +17,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 
+use devices::DeviceKind;
 use engine::artifact::Output;
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
@@ -24,7 +25,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::LocalPath;
 use engine::protocol::FileGrant;
-use engine::stage::{InputFacts, Outside, Smoke, Stage};
+use engine::stage::{InputFacts, Outside, Smoke, Stage, Workers};
 use serde_json::Value;
 
 use crate::artifact::{Adapter, Files, Metrics, Model, OutputKind, Rows, Tokenizer};
@@ -106,6 +107,15 @@ impl Stage for Command {
     /// Only the program knows what it can leave out: it is told.
     fn smoke(parameters: &Value) -> Smoke {
         Lowered::from(parameters).set(&format!("env.{SMOKE}"), "1").done()
+    }
+
+    /// Whatever the program can, which nobody else knows. One that does not say what it wants gets the processor.
+    fn devices(_: &CommandParams) -> Vec<DeviceKind> {
+        DeviceKind::ALL.to_vec()
+    }
+
+    fn workers(_: &CommandParams) -> Workers {
+        Workers::Many
     }
 
     fn run(params: &CommandParams, context: &mut StageContext) -> Result<(), StageError> {
@@ -236,6 +246,10 @@ fn environment(
     environment.insert("TMPDIR".to_owned(), text(&temporary));
     environment.insert("PIPELINE_WORKING".to_owned(), text(context.working()));
     environment.insert("PIPELINE_THREADS".to_owned(), context.threads().to_string());
+    let devices = context.devices();
+    environment.insert("PIPELINE_DEVICE".to_owned(), devices.kind.to_string());
+    environment.insert("PIPELINE_DEVICE_COUNT".to_owned(), devices.count.to_string());
+    environment.insert("PIPELINE_NODES".to_owned(), devices.nodes.to_string());
     environment.extend(paths.iter().map(|(name, path)| (name.clone(), text(path))));
     environment.extend(params.env.iter().map(|(name, value)| (name.clone(), filled(value, paths))));
     environment.extend(passed);

@@ -30,7 +30,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::KeyWriter;
 use engine::preflight::Preflight;
-use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, WorkingState};
+use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers, WorkingState};
 use engine::survey::{LocalFiles, Survey};
 
 pub use parameters::{
@@ -120,6 +120,10 @@ impl Stage for Train {
 
     fn threads(_: &TrainParams) -> Threads {
         Threads::Many
+    }
+
+    fn workers(_: &TrainParams) -> Workers {
+        Workers::Many
     }
 
     fn run(params: &TrainParams, context: &mut StageContext) -> Result<(), StageError> {

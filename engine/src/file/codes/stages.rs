@@ -178,10 +178,10 @@ pub(super) const CODES: &[ProblemCode] = &[
     ProblemCode {
         code: "no-device",
         severity: Severity::Warning,
-        title: "a device that this build does not serve",
-        meaning: "`resources.device` asks for a device that this build cannot compute on. Where the stage has no result yet, `run` refuses to \
-            begin, with exit code 3.",
-        advice: "Say `device: auto`, which takes the fastest that there is, or run with `STAGE.resources.device=cpu`.",
+        title: "a device that a kind of stage does not serve",
+        meaning: "`resources.device` asks for a device that this kind of stage cannot compute on. Where the stage has no result yet, `run` \
+            refuses to begin, with exit code 3.",
+        advice: "Say `device: auto`, which takes the first of those that the stage prefers and the machine has, or run with `STAGE.resources.device=cpu`.",
         example: Example::File {
             wrong: "\
 version: 1

@@ -245,7 +245,7 @@ stages:
         code: "no-effect",
         severity: Severity::Warning,
         title: "a value that changes nothing here",
-        meaning: "What is said is read and has no effect: `resources.count` above 1, which is not acted upon yet; \
+        meaning: "What is said is read and has no effect: `resources.count` above 1 for a kind of stage that computes on one device; \
             `system_prompt` or `chat_template` where nothing is a conversation.",
         advice: "Leave it out, so that nobody counts on it.",
         example: Example::File {

@@ -12,8 +12,12 @@ fn a_file_becomes_a_plan() {
         (adapter.kind, adapter.retries.max, adapter.timeout),
         ("train", 1, Some(Duration::from_secs(12 * 3600)))
     );
-    let resources =
-        Resources { device: DeviceRequest::Npu, count: Some(8), memory: Some(40 << 30), ..Resources::default() };
+    let resources = Resources {
+        device: DeviceRequest::Npu,
+        count: DeviceCount::Exactly(8),
+        memory: Some(40 << 30),
+        ..Resources::default()
+    };
     assert_eq!(adapter.resources, resources);
     // What is read and not acted upon is said.
     let warnings: Vec<&str> = plan.warnings.iter().map(|warning| warning.code).collect();
