@@ -1,0 +1,78 @@
+"""The adapter: PEFT's modules in the base model, their tensors by the names of its files, and the folder that is left."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from .draws import AddressedDropout, Draws
+from .failure import JobFailure
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+
+
+def attach(model: PreTrainedModel, folder: Path, trained: bool) -> PeftModel:
+    """Puts the adapter of a PEFT folder into the model; its values are f32 where they are trained."""
+    try:
+        adapted = PeftModel.from_pretrained(model, str(folder), is_trainable=trained)
+    except Exception as error:
+        raise JobFailure("bad_parameters", f"PEFT cannot put the adapter in `{folder}` on the model") from error
+    adapted.eval()
+    if trained:
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+        _check(adapted, folder)
+    return adapted
+
+
+def file_name(parameter: str) -> str:
+    """The name in `adapter_model.safetensors` of a parameter of a `PeftModel`."""
+    name = parameter.replace(".modules_to_save.default.", ".").replace(".default.", ".")
+    # The magnitudes of DoRA are a module in memory and a tensor in the file.
+    return name.removesuffix(".weight") if name.endswith("lora_magnitude_vector.weight") else name
+
+
+def set_dropout(adapted: PeftModel, probability: float, draws: Draws) -> None:
+    """Replaces PEFT's dropout, which draws from a generator with a state, by one that is addressed."""
+    for name, module in adapted.named_modules():
+        if not isinstance(module, LoraLayer):
+            continue
+        path = name.removeprefix(PREFIX)
+        dropout = AddressedDropout(draws, path, probability) if probability else torch.nn.Identity()
+        module.lora_dropout["default"] = dropout
+    adapted.eval()
+
+
+def set_training(adapted: PeftModel, training: bool) -> None:
+    """Turns dropout on the adapter's input on or off. No other module of the model knows that it is trained."""
+    for module in adapted.modules():
+        if isinstance(module, LoraLayer):
+            # Also for its own sake: DoRA reads it.
+            module.train(training)  # type: ignore[attr-defined]
+
+
+def write(values: dict[str, torch.Tensor], settings: Path, folder: Path) -> None:
+    """Leaves a PEFT folder: the values in f32 by their names, and the settings of the folder that training began with."""
+    folder.mkdir()
+    ordered = {name: values[name].contiguous() for name in sorted(values)}
+    save_file(ordered, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    shutil.copyfile(settings / CONFIG_FILE, folder / CONFIG_FILE)
+
+
+def _check(adapted: PeftModel, folder: Path) -> None:
+    """Fails where the file and the model have different tensors: PEFT passes over those that it does not know."""
+    trained = {file_name(name) for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    # PEFT puts the base's own weight beside an adapter on a head.
+    there = {name for name in load_file(folder / WEIGHTS_FILE) if ".base_layer." not in name}
+    if trained != there:
+        odd = ", ".join(f"`{name}`" for name in sorted(trained ^ there)[:4])
+        message = f"the adapter in `{folder}` and the model have different tensors: {odd}"
+        raise JobFailure("bad_parameters", message, "was it made for another model?")

@@ -1,0 +1,61 @@
+"""The audit of a training run: gradients must have reached and moved all that is trained.
+
+A tensor that stays where it was is the mark of a graph cut somewhere, which no loss curve shows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from .failure import JobFailure
+from .optimizer import Parameters
+from .parallel import Ranks
+
+# Steps with a learning rate that counts after which every tensor must have moved.
+STEPS = 3
+# A lower learning rate, as at the start of a long warm-up, may round away in each step, and rightly moves nothing.
+LEAST_RATE = 1e-6
+
+
+class Audit:
+    """Where everything was at first, and what gradients did since."""
+
+    def __init__(self, parameters: Parameters, rate_moves: bool, ranks: Ranks) -> None:
+        self._parameters = parameters
+        self._ranks = ranks
+        # AdamW's update is about as large as the learning rate, however small the gradient; that of SGD may well round away.
+        self._rate_moves = rate_moves
+        self._before: list[float] | None = self._sums()
+        self._reached: set[str] = set()
+        self._steps = 0
+
+    def reached(self, name: str) -> None:
+        """Notes that the gradient of a tensor is not zero: weight decay moves a tensor without any."""
+        self._reached.add(name)
+
+    def after_step(self, learning_rate: float) -> None:
+        """Looks at what is trained once enough steps are done; fails with the first tensor that stayed."""
+        if learning_rate >= LEAST_RATE:
+            self._steps += 1
+        if self._before is None or self._steps < STEPS:
+            return
+        moved = [now != before for now, before in zip(self._sums(), self._before, strict=True)]
+        self._before = None
+        all_must = self._rate_moves or not any(moved)
+        for name, has_moved in zip(self._parameters, moved, strict=True):
+            if name not in self._reached or (all_must and not has_moved):
+                message = (
+                    f"no gradient has moved `{name}` in {self._steps} steps with a learning rate: none reaches it, "
+                    "or too small a one"
+                )
+                raise JobFailure("numeric", message)
+
+    def _sums(self) -> list[float]:
+        """A checksum of each tensor's bits, over all ranks."""
+        local = [p.to_local() if isinstance(p, DTensor) else p for p in self._parameters.values()]
+        # Cut to what a float tells apart, also summed over ranks.
+        bits = [tensor.detach().cpu().reshape(-1).view(torch.int32) for tensor in local]
+        sums = [float(int(tensor.sum(dtype=torch.int64)) % (1 << 40)) for tensor in bits]
+        is_sharded = any(isinstance(p, DTensor) for p in self._parameters.values())
+        return self._ranks.sum(sums, "sum up checksums") if is_sharded else sums

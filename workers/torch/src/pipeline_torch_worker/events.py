@@ -1,0 +1,67 @@
+"""What the worker says: one JSON object per line on the standard output of rank 0.
+
+Its form is `event` in the engine's `protocol.schema.json`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Any, TextIO
+
+from .failure import JobFailure
+from .json_text import json_text
+
+
+class Voice:
+    """Says events, or keeps silent where it has nothing to write to (any rank but 0)."""
+
+    def __init__(self, to: TextIO | None) -> None:
+        self._to = to
+        # The watch speaks from a thread of its own.
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of_process(cls, rank: int) -> Voice:
+        """Takes standard output for itself: what libraries print goes to standard error from here on."""
+        sys.stdout.flush()
+        own = os.dup(1)
+        os.dup2(2, 1)
+        return cls(os.fdopen(own, "w", encoding="utf-8") if rank == 0 else None)
+
+    def say(self, event: str, **fields: Any) -> None:
+        """Says one event."""
+        if self._to is None:
+            return
+        with self._lock:
+            self._to.write(json_text({"event": event, **fields}) + "\n")
+            self._to.flush()
+
+    def started(self) -> None:
+        """The worker is up."""
+        self.say("started", protocol=1)
+
+    def progress(self, unit: str, done: int, total: int | None, note: str | None = None) -> None:
+        """How far it is."""
+        self.say("progress", unit=unit, done=done, total=total, note=note)
+
+    def metrics(self, values: dict[str, Any]) -> None:
+        """Figures at a point of the work."""
+        self.say("metrics", values=values)
+
+    def checkpoint(self, step: int) -> None:
+        """A state was saved."""
+        self.say("checkpoint", step=step)
+
+    def warning(self, message: str) -> None:
+        """Something the user should know."""
+        self.say("warning", message=message)
+
+    def finished(self, how: dict[str, Any]) -> None:
+        """All is written. The engine's stage process makes outputs of it."""
+        self.say("finished", outputs={}, how=how)
+
+    def failed(self, failure: JobFailure) -> None:
+        """Nothing more will come."""
+        self.say("failed", **failure.to_json())

@@ -1,0 +1,245 @@
+"""The job file, read into typed fields. Its form is `job.schema.json`; a test holds the two together."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from .failure import JobFailure
+
+DeviceKind = Literal["cpu", "cuda", "rocm", "npu"]
+DType = Literal["f32", "bf16", "f16"]
+AttentionKind = Literal["auto", "sdpa", "flex", "flash"]
+ParallelKind = Literal["ddp", "fsdp2"]
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """The least value of a number."""
+
+    least: float
+
+
+Count = Annotated[int, AtLeast(1)]
+NotNegative = Annotated[float, AtLeast(0)]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A Tokens or Packs artefact."""
+
+    parts: list[Path]
+    packed: bool
+    rows: Count
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW or SGD without its learning rate, as `torch.optim` names the settings."""
+
+    name: Literal["adamw", "sgd"]
+    weight_decay: float
+    betas: list[float] = dataclasses.field(default_factory=lambda: [0.9, 0.999])
+    eps: float = 1e-8
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+
+
+@dataclass(frozen=True)
+class LossScaleSettings:
+    """As of `torch.amp.GradScaler`."""
+
+    init_scale: float
+    growth_factor: float
+    backoff_factor: float
+    growth_interval: Count
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """Training ends after `patience` validations without an improvement of more than `min_delta`."""
+
+    patience: int
+    min_delta: float
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """Train an adapter or all weights."""
+
+    protocol: Literal[1]
+    task: Literal["train"]
+    device: DeviceKind
+    dtype: DType
+    threads: Count
+    model: Path
+    method: Literal["lora", "full"]
+    adapter: Path | None
+    dropout: NotNegative
+    parallel: ParallelKind
+    attention: AttentionKind
+    data: Rows
+    validation: Rows | None
+    steps: Path
+    total_steps: Count
+    micro_batch_size: Count
+    optimizer: OptimizerSettings
+    clip_grad_norm: float | None
+    loss_scale: LossScaleSettings | None
+    activation_checkpointing: bool
+    seed: Annotated[int, AtLeast(0)]
+    save_every: Count
+    keep_last: Count
+    eval_steps: int | None
+    keep_best: bool
+    early_stopping: EarlyStopping | None
+    working: Path
+    resume: Path | None
+    computed_by: str
+    output: Path
+    run_folder: Path
+    profile: bool
+    watchdog_seconds: float
+
+
+@dataclass(frozen=True)
+class ScoreJob:
+    """The loss of rows."""
+
+    protocol: Literal[1]
+    task: Literal["score"]
+    device: DeviceKind
+    dtype: DType
+    threads: Count
+    model: Path
+    adapter: Path | None
+    rows: Path
+    batch_size: Count
+    output: Path
+
+
+@dataclass(frozen=True)
+class GenerateJob:
+    """Answers to prompts."""
+
+    protocol: Literal[1]
+    task: Literal["generate"]
+    device: DeviceKind
+    dtype: DType
+    threads: Count
+    model: Path
+    adapter: Path | None
+    prompts: Path
+    max_new_tokens: Count
+    stop_ids: list[int]
+    temperature: NotNegative
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    batch_size: Count
+    output: Path
+    min_new_tokens: Annotated[int, AtLeast(0)] = 0
+
+
+Job = TrainJob | ScoreJob | GenerateJob
+TASKS: dict[str, type[TrainJob] | type[ScoreJob] | type[GenerateJob]] = {
+    "train": TrainJob,
+    "score": ScoreJob,
+    "generate": GenerateJob,
+}
+
+
+def read_job(path: Path) -> Job:
+    """Reads a job file; what is wrong with it is said all at once."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise JobFailure("internal", f"cannot read the job file `{path}`") from error
+    if not isinstance(value, dict) or value.get("task") not in TASKS:
+        known = ", ".join(f"`{task}`" for task in TASKS)
+        raise JobFailure("internal", f"`{path}` is no job: `task` has to be one of {known}")
+    problems: list[str] = []
+    job = _read(TASKS[value["task"]], value, "", problems)
+    if not problems and isinstance(job, TrainJob):
+        problems.extend(_contradictions(job))
+    if problems or not isinstance(job, TrainJob | ScoreJob | GenerateJob):
+        help_ = "the program that wrote it and this worker are of different versions, or it was written by hand"
+        raise JobFailure("bad_parameters", f"the job file `{path}` is wrong: {'; '.join(problems)}", help_)
+    return job
+
+
+def _contradictions(job: TrainJob) -> list[str]:
+    problems = []
+    if job.method == "lora" and job.adapter is None:
+        problems.append("`method` is `lora`, and `adapter` is null")
+    if job.dropout >= 1:
+        problems.append(f"`dropout` is {job.dropout}, which is not below 1")
+    if job.dtype == "f16" and job.loss_scale is None:
+        problems.append("`dtype` is `f16`, and `loss_scale` is null: small gradients would round to zero")
+    if job.eval_steps is not None and job.eval_steps < 1:
+        problems.append(f"`eval_steps` is {job.eval_steps}, which is below 1")
+    if len(job.optimizer.betas) != 2:
+        problems.append(f"`optimizer.betas` has {len(job.optimizer.betas)} numbers, not 2")
+    return problems
+
+
+def _read(kind: Any, value: Any, name: str, problems: list[str]) -> Any:
+    """`value` as one of `kind`; `None` and a problem where it is none."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        inner, limit = get_args(kind)
+        read = _read(inner, value, name, problems)
+        if read is not None and read < limit.least:
+            problems.append(f"`{name}` is {value}, which is below {limit.least}")
+        return read
+    if origin in (Union, types.UnionType):
+        (inner,) = [option for option in get_args(kind) if option is not type(None)]
+        return None if value is None else _read(inner, value, name, problems)
+    if origin is Literal:
+        if value in get_args(kind) and not isinstance(value, bool):
+            return value
+        known = ", ".join(f"`{option}`" for option in get_args(kind))
+        problems.append(f"`{name}` is {json.dumps(value)}, not one of {known}")
+        return None
+    if origin is list:
+        if not isinstance(value, list):
+            problems.append(f"`{name}` is {json.dumps(value)}, not a list")
+            return None
+        (inner,) = get_args(kind)
+        return [_read(inner, item, f"{name}[{index}]", problems) for index, item in enumerate(value)]
+    if dataclasses.is_dataclass(kind):
+        return _read_fields(kind, value, name, problems)
+    return _read_plain(kind, value, name, problems)
+
+
+def _read_fields(kind: Any, value: Any, name: str, problems: list[str]) -> Any:
+    if not isinstance(value, dict):
+        problems.append(f"`{name}` is {json.dumps(value)}, not an object")
+        return None
+    hints = get_type_hints(kind, include_extras=True)
+    prefix = f"{name}." if name else ""
+    problems.extend(f"`{prefix}{key}` is not known" for key in value if key not in hints)
+    known = len(problems)
+    fields = {}
+    for field in dataclasses.fields(kind):
+        if field.name in value:
+            fields[field.name] = _read(hints[field.name], value[field.name], prefix + field.name, problems)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            problems.append(f"`{prefix}{field.name}` is missing")
+    return kind(**fields) if len(problems) == known else None
+
+
+def _read_plain(kind: Any, value: Any, name: str, problems: list[str]) -> Any:
+    accepted = {bool: bool, int: int, float: (int, float), str: str, Path: str}[kind]
+    is_truth = isinstance(value, bool)
+    if isinstance(value, accepted) and is_truth == (kind is bool):
+        return kind(value)
+    expected = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}[kind]
+    problems.append(f"`{name}` is {json.dumps(value)}, not {expected}")
+    return None

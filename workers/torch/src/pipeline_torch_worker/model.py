@@ -1,0 +1,123 @@
+"""The base model, from a Hub folder, and its loss over a batch of documents."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from .attention import Documents, Kernel
+from .data import IGNORE_INDEX, Batch
+from .draws import Draws
+from .failure import JobFailure
+
+# Targets whose logits exist at a time.
+HEAD_CHUNK = 1024
+# Settings that change logits or training in ways that are not computed here.
+_REFUSED = (
+    *("quantization_config", "attention_dropout", "resid_pdrop", "embd_pdrop"),
+    *("logit_scale", "logits_scaling", "lm_head_multiplier"),
+)
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """The model's settings; fails at those that would be left out of the computation."""
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        raise JobFailure("bad_parameters", f"transformers cannot read the model in `{folder}`") from error
+    for name in _REFUSED:
+        value = getattr(config, name, None)
+        if value:
+            raise JobFailure("bad_parameters", f"`{name}` = {value} in the model's config.json is not supported")
+    return config
+
+
+def load_base(folder: Path, config: PretrainedConfig, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
+    """Loads the model on the processor, every weight frozen; `attention` by the name that transformers knows it by."""
+    given = {} if attention is None else {"attn_implementation": attention}
+    model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, local_files_only=True, **given)
+    assert isinstance(model, PreTrainedModel)
+    return model.requires_grad_(False).eval()
+
+
+def turns_by_length(config: PretrainedConfig) -> bool:
+    """Whether rotary positions turn a long document in another way than a short one, so that each has to be computed alone."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    return isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) == "longrope"
+
+
+class DocumentLoss(torch.nn.Module):
+    """The negative log-likelihood of each target of a batch.
+
+    The head runs for positions that carry a target only, and logits exist only for a chunk of them: the backward computes a chunk's
+    again.
+    """
+
+    def __init__(self, model: PreTrainedModel, kernel: Kernel, draws: Draws) -> None:
+        super().__init__()
+        self.model = model
+        self._kernel: Kernel = kernel
+        self._draws = draws
+        self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """`[target_tokens]` in f32, in nats; a batch without targets gives one zero that a backward can start at."""
+        device = batch.input_ids.device
+        documents = Documents(batch.document_lengths, self._kernel, device)
+        with self._draws.at(batch.rows, batch.tokens_in_row):
+            hidden = self.model.get_decoder()(
+                input_ids=batch.input_ids[None],
+                position_ids=batch.positions[None],
+                use_cache=False,
+                documents=documents,
+            ).last_hidden_state[0]
+        where = (batch.targets != IGNORE_INDEX).nonzero()[:, 0]
+        if len(where) == 0:
+            return hidden.float().sum()[None] * 0
+        found = []
+        for place in where.split(HEAD_CHUNK):
+            places = place.to(batch.rows.device)
+            chunk = self._head, hidden[place], batch.targets[place], batch.rows[places], batch.tokens_in_row[places]
+            found.append(checkpoint(*chunk, use_reentrant=False, preserve_rng_state=False))
+        return torch.cat(found)
+
+    def _head(
+        self, hidden: torch.Tensor, targets: torch.Tensor, rows: torch.Tensor, tokens_in_row: torch.Tensor
+    ) -> torch.Tensor:
+        with self._draws.at(rows, tokens_in_row):
+            logits = self.model.get_output_embeddings()(hidden[None])[0].float()
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return F.cross_entropy(logits, targets, reduction="none")
+
+
+def recompute_layers(model: PreTrainedModel, draws: Draws) -> None:
+    """Keeps of each layer its input alone; the backward computes the rest again (activation checkpointing).
+
+    transformers' own switch acts in training mode only, in which dropouts draw from a generator with a state.
+    """
+
+    def recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:
+        rows, tokens = draws.rows, draws.tokens
+
+        def again(*args: Any, **kwargs: Any) -> Any:
+            with draws.at(rows, tokens):
+                return forward(*args, **kwargs)
+
+        return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    for layer in layers_of(model):
+        layer.forward = functools.partial(recomputed, layer.forward)
+
+
+def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The decoder's layers, in order."""
+    layers = model.get_decoder().layers
+    assert isinstance(layers, torch.nn.ModuleList)
+    return list(layers)

@@ -1,0 +1,74 @@
+"""What training leaves for the stage process: the adapter or the model, the figures, and a summary."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from transformers import PretrainedConfig
+
+from . import __version__
+from .checkpoint import Progress, Tensors
+
+INDEX_FILE = "model.safetensors.index.json"
+
+
+def write_model(values: Tensors, base: Path, config: PretrainedConfig, folder: Path) -> None:
+    """Writes the trained weights as the base's files have them: in their types, in the same shards, with what lies beside them."""
+    folder.mkdir()
+    for path in sorted(base.iterdir()):
+        if (
+            path.is_file()
+            and not path.name.endswith((".safetensors", ".bin", ".pth", ".pt"))
+            and path.name != INDEX_FILE
+        ):
+            shutil.copyfile(path, folder / path.name)
+    # A file may hold the head of a tied model once more: a copy that the training left behind would contradict it.
+    left_out = "lm_head.weight" if config.tie_word_embeddings else None
+    where: dict[str, str] = {}
+    total = 0
+    for path in sorted(base.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as original:
+            names = [name for name in original.keys() if name != left_out]  # noqa: SIM118 - not a dict
+            stored = {name: original.get_tensor(name) for name in names}
+        tensors = {name: values[name].to(kept.dtype) if name in values else kept for name, kept in stored.items()}
+        save_file(tensors, folder / path.name, metadata={"format": "pt"})
+        where.update(dict.fromkeys(tensors, path.name))
+        total += sum(tensor.nbytes for tensor in tensors.values())
+    if (base / INDEX_FILE).exists():
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def missing_from(base: Path, values: Tensors) -> list[str]:
+    """Trained tensors that no file of the base has under their name."""
+    there: set[str] = set()
+    for path in base.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as original:
+            there.update(original.keys())
+    return sorted(values.keys() - there)
+
+
+def write_summary(progress: Progress, peak_memory: list[float], how: dict[str, Any], folder: Path) -> None:
+    """Where the run ended, what memory it took, and what computed it."""
+    value = {"progress": progress.to_json(), "peak_memory_bytes": [int(peak) for peak in peak_memory], **how}
+    # The scale of losses is an f32 of numpy's in it.
+    (folder / "summary.json").write_text(json.dumps(value, indent=2, default=float) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Of what computes."""
+    found = {"pipeline_torch_worker": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    for package in ("transformers", "peft", "torch_npu"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
