@@ -214,3 +214,26 @@ def worst(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> 
         for name, tensor in expected.items()
     ]
     return max(shares)
+
+
+def run_several(jobs: dict[Path, dict[str, Any]], ranks: int, **variables: str) -> list[Ran]:
+    """Runs jobs one after the other in the same ranks; each by the folder that it has."""
+    paths = [str(write_job(root, job)) for root, job in jobs.items()]
+    program = [str(PACKAGE / "tests" / "several.py"), *paths]
+    if ranks > 1:
+        program = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *program]
+    ended = subprocess.run(
+        [sys.executable, *program],
+        capture_output=True,
+        text=True,
+        env=environment(**variables),
+        timeout=150,
+        check=False,
+    )
+    found = []
+    for root, job in jobs.items():
+        events = root / "events.jsonl"
+        lines = events.read_text() if events.exists() else ""
+        code = 0 if '"finished"' in lines else 1
+        found.append(Ran(code, lines, job, ended.stderr[-4000:]))
+    return found

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .events import Voice
-from .failure import JobFailure, failure_of
-from .job import Job, TrainJob, read_job
+from .failure import failure_of
+from .job import Job, ScoreJob, TrainJob, read_job
 
 if TYPE_CHECKING:
     from .parallel import Ranks
@@ -77,7 +77,13 @@ def _run(job: Job, ranks: Ranks, voice: Voice, stop: StopRequest) -> dict[str, o
         from . import train
 
         return train.run(job, ranks.device, ranks, voice, stop)
-    raise JobFailure("bad_parameters", f"this version of the worker has no task `{job.task}`")
+    if isinstance(job, ScoreJob):
+        from . import score
+
+        return score.run(job, ranks.device, ranks, voice, stop)
+    from . import generate
+
+    return generate.run(job, ranks.device, ranks, voice, stop)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def set_training(adapted: PeftModel, training: bool) -> None:
     for module in adapted.modules():
         if isinstance(module, LoraLayer):
             # Also for its own sake: DoRA reads it.
-            module.train(training)  # type: ignore[attr-defined]
+            module.train(training)
 
 
 def write(values: dict[str, torch.Tensor], settings: Path, folder: Path) -> None:

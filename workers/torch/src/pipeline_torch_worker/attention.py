@@ -1,7 +1,7 @@
 """Attention within documents: a token sees those before it in its own document, and none of another.
 
-transformers calls one function for every family, with the window and the soft-cap of the layer; the documents of the sequence reach it
-as a keyword argument of the model's forward. Which kernel computes it depends on the device; `sdpa` is there everywhere.
+transformers calls one function for every family, with the window and the soft-cap of the layer; the documents of the sequence come
+to it as a keyword argument of the model's forward. Which kernel computes it depends on the device; `sdpa` is there everywhere.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def choose(asked: AttentionKind, device: Device, dtype: DType, config: Pretraine
 
 
 def attend(
-    module: torch.nn.Module,
+    _module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -117,7 +117,7 @@ def _sdpa(
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     outputs = []
-    for q, k, v in zip(*(x.split(documents.lengths, dim=2) for x in (query, key, value)), strict=True):
+    for q, k, v in zip(*(torch.split(x, documents.lengths, dim=2) for x in (query, key, value)), strict=True):
         length = q.shape[2]
         if softcap is not None:
             outputs.append(_capped(q, k, v, scaling, window, softcap))
@@ -141,7 +141,7 @@ def _capped(
 
 
 def _window_mask(length: int, window: int, device: torch.device) -> torch.Tensor:
-    """True where token `i` sees `j`: `0 ≤ i − j < window`."""
+    """True where token `i` sees `j`: `0 <= i - j < window`."""
     place = torch.arange(length)
     distance = place[:, None] - place
     return ((distance >= 0) & (distance < window)).to(device)
@@ -270,8 +270,8 @@ def _npu(
 ) -> torch.Tensor:
     """Ascend's fused attention, in its layout of tokens first (`TND`).
 
-    Its compressed mask is an upper triangle of 2048 × 2048 whatever the lengths; `sparse_mode` 3 is causal and 4 a band that ends at
-    the diagonal. Source: `torch_npu.npu_fusion_attention` in the Ascend Extension for PyTorch.
+    Its compressed mask is an upper triangle of 2048 × 2048 whatever the lengths; `sparse_mode` 3 is causal, and 4 a band that ends
+    at the diagonal. Source: `torch_npu.npu_fusion_attention` in the Ascend Extension for PyTorch.
     """
     from .device import npu_module
 

@@ -7,16 +7,16 @@ Source: O'Connor et al., "BLAKE3: one function, fast everywhere", section 2.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-try:
-    from blake3 import blake3 as _native
-except ImportError:
-    _native = None
+_native: Any = importlib.import_module("blake3").blake3 if importlib.util.find_spec("blake3") else None
 
 Words = NDArray[np.uint32]
 
@@ -63,11 +63,16 @@ def portable_digest(pieces: Iterator[bytes]) -> str:
     if whole:
         values.append(_chunks(held[: whole * _CHUNK], count))
     values.append(_last_chunk(held[whole * _CHUNK :], count + whole, 0))
-    return _hex(_tree(np.concatenate(values, axis=1)))
+    return _hex(_tree(_beside(values)))
 
 
 def _hex(value: Words) -> str:
     return value[:, 0].astype("<u4").tobytes().hex()
+
+
+def _beside(values: list[Words]) -> Words:
+    together: Words = np.concatenate(values, axis=1)
+    return together
 
 
 def _chunks(data: bytes, first: int) -> Words:
@@ -76,17 +81,17 @@ def _chunks(data: bytes, first: int) -> Words:
     for start in range(0, len(data), _AT_ONCE * _CHUNK):
         words = np.frombuffer(data[start : start + _AT_ONCE * _CHUNK], dtype="<u4").reshape(-1, 16, 16)
         numbers = np.arange(len(words), dtype=np.uint64) + np.uint64(first + start // _CHUNK)
-        value = np.repeat(_IV[:, None], len(words), axis=1)
+        value: Words = np.repeat(_IV[:, None], len(words), axis=1)
         for block in range(16):
             flags = (_CHUNK_START if block == 0 else 0) | (_CHUNK_END if block == 15 else 0)
             value = _compress(value, words[:, block].T.astype(np.uint32), numbers, _BLOCK, flags)
         found.append(value)
-    return np.concatenate(found, axis=1)
+    return _beside(found)
 
 
 def _last_chunk(data: bytes, number: int, flags: int) -> Words:
     """The value of a chunk of any length."""
-    value = _IV[:, None].copy()
+    value: Words = _IV[:, None].copy()
     blocks = max(1, -(-len(data) // _BLOCK))
     for block in range(blocks):
         piece = data[block * _BLOCK : (block + 1) * _BLOCK]
@@ -127,7 +132,8 @@ def _compress(value: Words, block: Words, counter: NDArray[np.uint64], length: i
             _mix(state, a, b, c, d, message[2 * index], message[2 * index + 1])
         if round_ < 6:
             message = [message[place] for place in _PERMUTATION]
-    return np.stack([state[index] ^ state[index + 8] for index in range(8)])
+    half: Words = np.stack([state[index] ^ state[index + 8] for index in range(8)])
+    return half
 
 
 def _mix(state: list[Words], a: int, b: int, c: int, d: int, first: Words, second: Words) -> None:
@@ -139,4 +145,5 @@ def _mix(state: list[Words], a: int, b: int, c: int, d: int, first: Words, secon
 
 
 def _turn(words: Words, by: int) -> Words:
-    return (words >> np.uint32(by)) | (words << np.uint32(32 - by))
+    turned: Words = (words >> np.uint32(by)) | (words << np.uint32(32 - by))
+    return turned

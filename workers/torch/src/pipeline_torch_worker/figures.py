@@ -1,7 +1,7 @@
 """The figures of training: lines of `metrics.jsonl`, events, and the line that a person reads.
 
-What depends on nothing but the run's inputs is in the records, which become part of a result. Speed and memory are told and not kept
-there.
+What depends on nothing but the run's inputs is in the records, which become part of a result. Speed and memory are told and not
+kept there.
 """
 
 from __future__ import annotations

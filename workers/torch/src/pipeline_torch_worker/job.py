@@ -236,7 +236,7 @@ def _read_fields(kind: Any, value: Any, name: str, problems: list[str]) -> Any:
 
 
 def _read_plain(kind: Any, value: Any, name: str, problems: list[str]) -> Any:
-    accepted = {bool: bool, int: int, float: (int, float), str: str, Path: str}[kind]
+    accepted: tuple[type, ...] = {float: (int, float), Path: (str,)}.get(kind, (kind,))
     is_truth = isinstance(value, bool)
     if isinstance(value, accepted) and is_truth == (kind is bool):
         return kind(value)

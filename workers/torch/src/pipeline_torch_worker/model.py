@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -28,7 +30,7 @@ _REFUSED = (
 def read_config(folder: Path) -> PretrainedConfig:
     """The model's settings; fails at those that would be left out of the computation."""
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:
         raise JobFailure("bad_parameters", f"transformers cannot read the model in `{folder}`") from error
     for name in _REFUSED:
@@ -43,13 +45,25 @@ def load_base(folder: Path, config: PretrainedConfig, dtype: torch.dtype, attent
     given = {} if attention is None else {"attn_implementation": attention}
     model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, local_files_only=True, **given)
     assert isinstance(model, PreTrainedModel)
-    return model.requires_grad_(False).eval()
+    model.requires_grad_(False)
+    model.train(False)
+    return model
 
 
 def turns_by_length(config: PretrainedConfig) -> bool:
     """Whether rotary positions turn a long document in another way than a short one, so that each has to be computed alone."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     return isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) == "longrope"
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Positions with a target, for the head."""
+
+    hidden: torch.Tensor
+    targets: torch.Tensor
+    rows: torch.Tensor
+    tokens_in_row: torch.Tensor
 
 
 class DocumentLoss(torch.nn.Module):
@@ -68,33 +82,50 @@ class DocumentLoss(torch.nn.Module):
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """`[target_tokens]` in f32, in nats; a batch without targets gives one zero that a backward can start at."""
-        device = batch.input_ids.device
-        documents = Documents(batch.document_lengths, self._kernel, device)
+        hidden = self._hidden(batch)
+        chunks = list(self._chunks(hidden, batch))
+        if not chunks:
+            return hidden.float().sum()[None] * 0
+        nll = [checkpoint(self._nll, chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
+        return torch.cat(nll)
+
+    def scores(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The negative log-likelihood of each target, and whether it is the likeliest token; without gradients."""
+        nll, correct = [torch.empty(0)], [torch.empty(0, dtype=torch.bool)]
+        for chunk in self._chunks(self._hidden(batch), batch):
+            logits = self._logits(chunk)
+            nll.append(F.cross_entropy(logits, chunk.targets, reduction="none").cpu())
+            correct.append((logits.argmax(dim=-1) == chunk.targets).cpu())
+        return torch.cat(nll), torch.cat(correct)
+
+    def _hidden(self, batch: Batch) -> torch.Tensor:
+        """What the decoder makes of each token, `[tokens, hidden_size]`."""
+        documents = Documents(batch.document_lengths, self._kernel, batch.input_ids.device)
         with self._draws.at(batch.rows, batch.tokens_in_row):
-            hidden = self.model.get_decoder()(
+            decoded = decoder_of(self.model)(
                 input_ids=batch.input_ids[None],
                 position_ids=batch.positions[None],
                 use_cache=False,
                 documents=documents,
-            ).last_hidden_state[0]
-        where = (batch.targets != IGNORE_INDEX).nonzero()[:, 0]
-        if len(where) == 0:
-            return hidden.float().sum()[None] * 0
-        found = []
-        for place in where.split(HEAD_CHUNK):
-            places = place.to(batch.rows.device)
-            chunk = self._head, hidden[place], batch.targets[place], batch.rows[places], batch.tokens_in_row[places]
-            found.append(checkpoint(*chunk, use_reentrant=False, preserve_rng_state=False))
-        return torch.cat(found)
+            )
+        return cast(torch.Tensor, decoded.last_hidden_state)[0]
 
-    def _head(
-        self, hidden: torch.Tensor, targets: torch.Tensor, rows: torch.Tensor, tokens_in_row: torch.Tensor
-    ) -> torch.Tensor:
-        with self._draws.at(rows, tokens_in_row):
-            logits = self.model.get_output_embeddings()(hidden[None])[0].float()
-        if self._softcap is not None:
-            logits = torch.tanh(logits / self._softcap) * self._softcap
-        return F.cross_entropy(logits, targets, reduction="none")
+    def _chunks(self, hidden: torch.Tensor, batch: Batch) -> Iterator[_Chunk]:
+        """The positions that carry a target, some at a time."""
+        where = (batch.targets != IGNORE_INDEX).nonzero()[:, 0]
+        for start in range(0, len(where), HEAD_CHUNK):
+            place = where[start : start + HEAD_CHUNK]
+            of_draws = place.to(batch.rows.device)
+            yield _Chunk(hidden[place], batch.targets[place], batch.rows[of_draws], batch.tokens_in_row[of_draws])
+
+    def _nll(self, chunk: _Chunk) -> torch.Tensor:
+        return F.cross_entropy(self._logits(chunk), chunk.targets, reduction="none")
+
+    def _logits(self, chunk: _Chunk) -> torch.Tensor:
+        head = cast(torch.nn.Module, self.model.get_output_embeddings())  # type: ignore[no-untyped-call]
+        with self._draws.at(chunk.rows, chunk.tokens_in_row):
+            logits: torch.Tensor = head(chunk.hidden[None])[0].float()
+        return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
 
 def recompute_layers(model: PreTrainedModel, draws: Draws) -> None:
@@ -118,6 +149,9 @@ def recompute_layers(model: PreTrainedModel, draws: Draws) -> None:
 
 def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
     """The decoder's layers, in order."""
-    layers = model.get_decoder().layers
-    assert isinstance(layers, torch.nn.ModuleList)
-    return list(layers)
+    return list(cast(torch.nn.ModuleList, decoder_of(model).layers))
+
+
+def decoder_of(model: PreTrainedModel) -> torch.nn.Module:
+    """The model without its head."""
+    return cast(torch.nn.Module, model.get_decoder())  # type: ignore[no-untyped-call]

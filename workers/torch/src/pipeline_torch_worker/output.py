@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from transformers import PretrainedConfig
 
 from . import __version__
 from .checkpoint import Progress, Tensors
+from .device import Device
+from .json_text import json_text
+from .parallel import Ranks
 
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -56,11 +60,30 @@ def missing_from(base: Path, values: Tensors) -> list[str]:
     return sorted(values.keys() - there)
 
 
-def write_summary(progress: Progress, peak_memory: list[float], how: dict[str, Any], folder: Path) -> None:
-    """Where the run ended, what memory it took, and what computed it."""
-    value = {"progress": progress.to_json(), "peak_memory_bytes": [int(peak) for peak in peak_memory], **how}
+def write_summary(folder: Path, how: dict[str, Any], progress: Progress | None = None) -> None:
+    """What computed it and the memory that it took; of a training run, where it ended."""
+    value = how if progress is None else {"progress": progress.to_json(), **how}
     # The scale of losses is an f32 of numpy's in it.
     (folder / "summary.json").write_text(json.dumps(value, indent=2, default=float) + "\n")
+
+
+def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Writes JSON Lines."""
+    path.write_text("".join(f"{json_text(line)}\n" for line in lines), encoding="utf-8")
+
+
+def how_computed(device: Device, ranks: Ranks, attention: str) -> dict[str, Any]:
+    """What computed a result, and the most memory that each rank had. Every rank has to take part."""
+    peak_memory = ranks.gather(device.peak_memory_bytes(), "gather the memory used")
+    return {
+        "backend": "torch",
+        "device": device.kind,
+        "device_name": device.name,
+        "ranks": ranks.world,
+        "attention": attention,
+        "peak_memory_bytes": [int(peak) for peak in peak_memory],
+        "versions": versions(),
+    }
 
 
 def versions() -> dict[str, str]:

@@ -140,7 +140,7 @@ class Ranks:
         with self._collective(what):
             dist.all_reduce(flat)
             self.device.synchronize()
-        for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        for tensor, total in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(total.view_as(tensor))
 
     @contextmanager

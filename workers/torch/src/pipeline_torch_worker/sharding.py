@@ -1,4 +1,4 @@
-"""FSDP2: each layer's weights, gradients and moments lie in shards over the ranks, and come together when they are computed with."""
+"""FSDP2: each layer's weights, gradients and moments lie in shards over the ranks, and come together to be computed with."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .precision import COMPUTE_TYPES
 def shard(loss: DocumentLoss, job: TrainJob, device: Device, world: int) -> None:
     """Shards the layers one by one, and what is left with the loss itself, so that no device ever holds the whole model."""
     mesh = init_device_mesh(device.torch.type, (world,))
-    # All weights are trained: they lie in f32 and come together in the type that is computed in. Of an adapter only the adapter is in
-    # f32, and small.
+    # Where all weights are trained they lie in f32 and come together in the type that is computed in. With an adapter only that
+    # is in f32, and small.
     full = job.method == "full" and job.dtype != "f32"
     policy = MixedPrecisionPolicy(
         param_dtype=COMPUTE_TYPES[job.dtype] if full else None,

@@ -210,17 +210,8 @@ class Session:
     def leave_result(self) -> dict[str, object]:
         """Writes what the stage process makes outputs of; how it was computed."""
         job, folder = self._job, self._job.output
-        peak_memory = self._ranks.gather(self._device.peak_memory_bytes(), "gather the memory used")
         values = self._trainer.trained().values
-        how: dict[str, object] = {
-            "backend": "torch",
-            "device": self._device.kind,
-            "device_name": self._device.name,
-            "ranks": self._ranks.world,
-            "parallel": job.parallel,
-            "attention": self._trainer.kernel,
-            "versions": output.versions(),
-        }
+        how = {**output.how_computed(self._device, self._ranks, self._trainer.kernel), "parallel": job.parallel}
         if self._ranks.rank == 0:
             if job.method == "lora":
                 assert job.adapter is not None
@@ -228,9 +219,9 @@ class Session:
             else:
                 output.write_model(values, job.model, read_config(job.model), folder / "model")
             (folder / "metrics.jsonl").write_text(self._teller.lines, encoding="utf-8")
-            output.write_summary(self._progress, peak_memory, how, folder)
+            output.write_summary(folder, how, self._progress)
         self._ranks.sum([0.0], "wait for the result")
-        return {**how, "peak_memory_bytes": [int(peak) for peak in peak_memory]}
+        return how
 
 
 def _validation_not_finite(loss: float, step: int, rows: Sequence[int]) -> JobFailure:
