@@ -83,20 +83,34 @@ fn block_gradients_are_those_of_autograd() {
     }
 }
 
+/// Attention in bf16 differs by at most this share of the greatest value: its weights are rounded between its products, where a last
+/// digit of f32 may decide; and candle's attention stays in f32.
+const OF_ATTENTION: f32 = 0.03;
+
 /// In bf16 an operation rounds what it is given, and from then on sums in f32: all sets and instructions agree as closely as in f32.
-/// (Blocks do not: a last digit of f32 may decide how an operand in their middle is rounded.)
+/// (Blocks do not, nor does attention: a last digit of f32 may decide how an operand in their middle is rounded.)
 #[test]
 fn every_operation_in_bf16_is_that_of_portable() {
     let portable = Cpu::with_instructions(1, Compute::Bf16, InstructionSet::Portable).expect("a thread");
     for case in Case::all() {
-        let expected = operations::run(&portable, &case);
-        let of_candle = operations::run(&Candle::new(Device::Cpu, Compute::Bf16), &case);
-        assert_close(&format!("candle {case:?}"), &of_candle, &expected, TOLERANCE);
+        let (expected, expected_of_attention) = attention_apart(operations::run(&portable, &case));
+        let check = |what: String, found: Results| {
+            let (found, of_attention) = attention_apart(found);
+            assert_close(&format!("{what} {case:?}"), &found, &expected, TOLERANCE);
+            assert_close(&format!("{what} {case:?}"), &of_attention, &expected_of_attention, OF_ATTENTION);
+        };
+        check("candle".to_owned(), operations::run(&Candle::new(Device::Cpu, Compute::Bf16), &case));
         for set in InstructionSet::ALL {
             let Ok(ops) = Cpu::with_instructions(2, Compute::Bf16, set) else { continue };
-            assert_close(&format!("{} {case:?}", set.name()), &operations::run(&ops, &case), &expected, TOLERANCE);
+            check(set.name().to_owned(), operations::run(&ops, &case));
         }
     }
+}
+
+/// All results but those of attention, and those.
+fn attention_apart(results: Results) -> (Results, Results) {
+    let of_attention = ["attention", "logsumexp", "dq", "dk", "dv"];
+    results.into_iter().partition(|(name, _)| !of_attention.contains(&name.split(' ').next().unwrap_or_default()))
 }
 
 /// bf16 operands, f32 sums: within what rounding the operands to 8 bits allows.

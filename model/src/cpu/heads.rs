@@ -4,11 +4,12 @@ use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::attention::{Backward, Columns, Forward, KEYS, ROWS, Sight, Turns, backward, forward};
+use super::attention::{Backward, Columns, Forward, KEYS, Operands, Qkv, ROWS, Sight, Turns, backward, forward};
+use super::operand::OperandBuffer;
 use super::product::Target;
 use super::{Cache, Cpu, Tensor, work};
 use crate::batch::{Documents, Span};
-use crate::ops::{AttentionGradients, AttentionOperands, AttentionShape};
+use crate::ops::{AttentionGradients, AttentionOperands, AttentionShape, Compute};
 
 impl Cpu {
     /// Attention of each row within its document; see [`crate::ops::Ops::attention`].
@@ -25,9 +26,31 @@ impl Cpu {
     ) {
         y.reshape(&self.buffers, q.rows(), q.columns());
         logsumexp.reshape(&self.buffers, q.rows(), shape.num_attention_heads);
-        let operands = [q, k, v].map(|tensor| tensor.columns_from(0));
+        let mut buffer = OperandBuffer::default();
+        let qkv = self.qkv([q, k, v], shape.head_dim, &mut buffer);
         // SAFETY: both are borrowed for this call alone.
-        unsafe { self.attend_columns(operands, documents, shape, y.target(), logsumexp.target()) };
+        unsafe { self.attend_columns(qkv, documents, shape, y.target(), logsumexp.target()) };
+    }
+
+    /// Queries, keys and values as attention reads them; rounded, they come to lie side by side in `buffer`.
+    fn qkv<'a>(&self, qkv: [&'a Tensor; 3], head_dim: usize, buffer: &'a mut OperandBuffer) -> Qkv<'a> {
+        if self.compute != Compute::Bf16 {
+            let [q, k, v] = qkv.map(|tensor| tensor.columns_from(0));
+            return Qkv::F32(Operands { q, k, v });
+        }
+        let [q, k, v] = qkv.map(Tensor::columns);
+        let (rows, columns) = (qkv[0].rows(), q + k + v);
+        let firsts = [0, q, q + k];
+        let target = self.heads_target(rows, columns, head_dim, buffer);
+        self.each_block(rows, columns, |rows| {
+            for row in rows {
+                for (tensor, first) in qkv.into_iter().zip(firsts) {
+                    // SAFETY: each row is written once, and heads are whole pairs or no pairs at all.
+                    unsafe { target.write(row, first, tensor.view().row(row)) };
+                }
+            }
+        });
+        buffer.qkv(firsts)
     }
 
     /// As [`Cpu::attend`], of q, k and v that may be columns of wider matrices.
@@ -36,7 +59,7 @@ impl Cpu {
     /// Nobody else may touch the columns of `y` and `logsumexp` meanwhile.
     pub(super) unsafe fn attend_columns(
         &self,
-        [q, k, v]: [Columns<'_>; 3],
+        qkv: Qkv<'_>,
         documents: &Documents,
         shape: &AttentionShape,
         y: Target<'_>,
@@ -49,9 +72,7 @@ impl Cpu {
             let head = Forward {
                 shape,
                 sight: part.sight,
-                q: q.from(first, part.column),
-                k: k.from(first, part.key_column),
-                v: v.from(first, part.key_column),
+                qkv: qkv.from([first, part.column], [first, part.key_column]),
                 y: y.offset(first, part.column),
                 logsumexp: Some(logsumexp.offset(first, part.head)),
             };
@@ -74,20 +95,24 @@ impl Cpu {
         dq.reshape(&self.buffers, q.rows(), q.columns());
         dk.reshape(&self.buffers, k.rows(), k.columns());
         dv.reshape(&self.buffers, k.rows(), k.columns());
-        let operands = [q, k, v, y, logsumexp, dy].map(|tensor| tensor.columns_from(0));
+        let mut buffer = OperandBuffer::default();
+        let qkv = self.qkv([q, k, v], shape.head_dim, &mut buffer);
+        let operands = [y, logsumexp, dy].map(|tensor| tensor.columns_from(0));
+        let gradients = [dq.target(), dk.target(), dv.target()];
         // SAFETY: the three are borrowed for this call alone.
-        unsafe { self.attend_columns_backward(operands, documents, shape, [dq.target(), dk.target(), dv.target()]) };
+        unsafe { self.attend_columns_backward(qkv, operands, documents, shape, gradients) };
     }
 
     /// The gradients of [`Cpu::attend_columns`] with respect to q, k and v, replaced; each may be columns of a wider matrix.
     ///
-    /// The operands are q, k, v, y, logsumexp and the gradient of y.
+    /// The other operands are y, logsumexp and the gradient of y.
     ///
     /// # Safety
     /// Nobody else may touch the gradients' columns meanwhile.
     pub(super) unsafe fn attend_columns_backward(
         &self,
-        [q, k, v, y, logsumexp, dy]: [Columns<'_>; 6],
+        qkv: Qkv<'_>,
+        [y, logsumexp, dy]: [Columns<'_>; 3],
         documents: &Documents,
         shape: &AttentionShape,
         [dq, dk, dv]: [Target<'_>; 3],
@@ -104,9 +129,7 @@ impl Cpu {
             let head = Backward {
                 shape,
                 sight: part.sight,
-                q: q.from(first, part.column),
-                k: k.from(first, part.key_column),
-                v: v.from(first, part.key_column),
+                qkv: qkv.from([first, part.column], [first, part.key_column]),
                 y: y.from(first, part.column),
                 logsumexp: logsumexp.from(first, part.head),
                 dy: dy.from(first, part.column),
@@ -120,7 +143,7 @@ impl Cpu {
         });
     }
 
-    /// Attention over cached keys and values; see [`crate::ops::Ops::attention_cached`].
+    /// Attention over cached keys and values, in f32 whatever is computed in; see [`crate::ops::Ops::attention_cached`].
     pub(super) fn attend_cached(
         &self,
         q: &Tensor,
@@ -135,12 +158,12 @@ impl Cpu {
         let stride = shape.num_key_value_heads * shape.head_dim;
         self.each_block_of_rows(&Parts::new(documents, shape), |part| {
             let (keys, values) = cache.slot(part.span.slot);
+            let [k, v] = [keys, values].map(|words| Columns { words, stride });
+            let qkv = Qkv::F32(Operands { q, k, v });
             let head = Forward {
                 shape,
                 sight: part.sight,
-                q: q.from(part.span.rows.start, part.column),
-                k: Columns { values: keys, stride }.from(0, part.key_column),
-                v: Columns { values, stride }.from(0, part.key_column),
+                qkv: qkv.from([part.span.rows.start, part.column], [0, part.key_column]),
                 y: y.offset(part.span.rows.start, part.column),
                 logsumexp: None,
             };
@@ -254,6 +277,6 @@ impl Drop for BreaksOnPanic<'_> {
 impl Tensor {
     /// Its columns from one on.
     pub(super) fn columns_from(&self, column: usize) -> Columns<'_> {
-        Columns { values: self.values(), stride: self.columns() }.from(0, column)
+        Columns { words: self.values(), stride: self.columns() }.from(0, column)
     }
 }

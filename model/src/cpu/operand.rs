@@ -9,6 +9,7 @@ use std::ops::Range;
 use half::bf16;
 use profile::Work;
 
+use super::attention::{Columns, Operands, Qkv};
 use super::product::{Target, View};
 use super::rounding::{round, round_within_f32};
 use super::{Cpu, InstructionSet, Tensor};
@@ -66,20 +67,47 @@ pub(super) struct OperandBuffer {
 }
 
 impl OperandBuffer {
+    /// Of values as they are.
+    pub(super) fn exact(values: Tensor) -> Self {
+        Self { form: Form::F32, columns: values.columns(), words: values }
+    }
+
     /// The operand. Its rows must have been written.
     pub(super) fn operand(&self) -> Operand<'_> {
         match self.form {
             Form::F32 | Form::Rounded => Operand::F32(self.words.view()),
             #[cfg(target_arch = "x86_64")]
             Form::Pairs => {
-                // SAFETY: every bit pattern is a value of both types, which are of one size.
-                let (_, words, _) = unsafe { self.words.values().align_to::<u32>() };
                 let (rows, width) = (self.words.rows(), self.words.columns());
-                Operand::Pairs(View::new(words, rows, width, width))
+                Operand::Pairs(View::new(self.pairs(), rows, width, width))
             }
             #[cfg(not(target_arch = "x86_64"))]
             Form::Pairs => unreachable!("a form of another architecture"),
         }
+    }
+
+    /// Its columns as queries, keys and values, each from one on.
+    pub(super) fn qkv(&self, firsts: [usize; 3]) -> Qkv<'_> {
+        fn operands<W: Copy>(words: &[W], stride: usize, firsts: [usize; 3]) -> Operands<'_, W> {
+            let [q, k, v] = firsts.map(|first| Columns { words, stride }.from(0, first));
+            Operands { q, k, v }
+        }
+        let stride = self.words.columns();
+        match self.form {
+            Form::F32 => Qkv::F32(operands(self.words.values(), stride, firsts)),
+            Form::Rounded => Qkv::Rounded(operands(self.words.values(), stride, firsts)),
+            #[cfg(target_arch = "x86_64")]
+            Form::Pairs => Qkv::Pairs(operands(self.pairs(), stride, firsts.map(|first| first / 2))),
+            #[cfg(not(target_arch = "x86_64"))]
+            Form::Pairs => unreachable!("a form of another architecture"),
+        }
+    }
+
+    /// Its words where they are pairs.
+    #[cfg(target_arch = "x86_64")]
+    fn pairs(&self) -> &[u32] {
+        // SAFETY: every bit pattern is a value of both types, which are of one size.
+        unsafe { self.words.values().align_to::<u32>() }.1
     }
 }
 
@@ -155,7 +183,31 @@ impl Cpu {
         columns: usize,
         buffer: &'a mut OperandBuffer,
     ) -> OperandTarget<'a> {
-        let form = self.form();
+        self.target_in(self.form(), rows, columns, buffer)
+    }
+
+    /// As [`Cpu::operand_target`], for heads: pairs only where none goes beyond its head.
+    pub(super) fn heads_target<'a>(
+        &self,
+        rows: usize,
+        columns: usize,
+        head_dim: usize,
+        buffer: &'a mut OperandBuffer,
+    ) -> OperandTarget<'a> {
+        let form = match self.form() {
+            Form::Pairs if !head_dim.is_multiple_of(2) => Form::Rounded,
+            form => form,
+        };
+        self.target_in(form, rows, columns, buffer)
+    }
+
+    fn target_in<'a>(
+        &self,
+        form: Form,
+        rows: usize,
+        columns: usize,
+        buffer: &'a mut OperandBuffer,
+    ) -> OperandTarget<'a> {
         let width = if form == Form::Pairs { columns.div_ceil(2) } else { columns };
         buffer.words.reshape(&self.buffers, rows, width);
         (buffer.form, buffer.columns) = (form, columns);

@@ -18,6 +18,18 @@ pub(super) use avx2::Avx2;
 pub(super) use avx512::Avx512;
 pub(super) use portable::Portable;
 
+/// Asks for the cache line at a place, which need not be ours.
+#[inline(always)]
+pub(super) fn prefetch<T>(place: *const T) {
+    // SAFETY: a prefetch of any address does no harm, and every machine of the architecture has it.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(place.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
+}
+
 /// Some f32 side by side.
 pub(super) trait Vector: Copy {
     /// How many.
@@ -72,18 +84,18 @@ pub(super) trait Vector: Copy {
     /// `2` to the power of each lane, to about one unit in the last place; zero where the result would be below 2⁻¹²⁶.
     fn exp2(self) -> Self;
 
-    /// Turns up to [`Vector::LANES`] rows into columns: element `j` of row `i`, times `factor`, goes to `to[j · stride + i]`.
+    /// Turns up to [`Vector::LANES`] rows into columns: element `j` of row `i` goes to `to[j · stride + i]`, bit by bit.
     /// Lanes without a row become zero.
     ///
     /// # Safety
     /// As [`Vector::splat`]; each row has `columns` values, and `to` room for as many rows of `LANES`.
     #[inline(always)]
-    unsafe fn transpose(rows: &[*const f32], columns: usize, factor: f32, to: *mut f32, stride: usize) {
+    unsafe fn transpose(rows: &[*const f32], columns: usize, to: *mut f32, stride: usize) {
         for column in 0..columns {
             for lane in 0..Self::LANES {
                 // SAFETY: the caller vouches for both.
                 unsafe {
-                    let value = rows.get(lane).map_or(0.0, |row| factor * *row.add(column));
+                    let value = rows.get(lane).map_or(0.0, |row| *row.add(column));
                     *to.add(column * stride + lane) = value;
                 }
             }
@@ -199,11 +211,11 @@ mod tests {
             let stride = V::LANES + 2;
             let mut found = vec![-1.0; columns * stride];
             // SAFETY: the caller vouches for the instructions, and there is room.
-            unsafe { V::transpose(&lines, columns, 2.0, found.as_mut_ptr(), stride) };
+            unsafe { V::transpose(&lines, columns, found.as_mut_ptr(), stride) };
             for (column, line) in found.chunks_exact(stride).enumerate() {
                 for (lane, &value) in line.iter().enumerate() {
                     let expected = match lane {
-                        _ if lane < rows => 2.0 * values[lane * columns + column],
+                        _ if lane < rows => values[lane * columns + column],
                         _ if lane < V::LANES => 0.0,
                         _ => -1.0,
                     };

@@ -122,7 +122,7 @@ pub struct Evaluate;
 
 impl Stage for Evaluate {
     const NAME: &'static str = "evaluate";
-    const VERSION: u32 = 4; // 4: the kernels sum in another order.
+    const VERSION: u32 = 5; // 5: in bf16 attention multiplies in it, too.
     const ABOUT: &'static str = "Measures a model on rows: perplexity and token accuracy of the responses; ROUGE, BLEU and exact match of its own.";
     type Params = EvaluateParams;
     const GOAL: bool = true;

@@ -50,7 +50,7 @@ pub struct Train;
 
 impl Stage for Train {
     const NAME: &'static str = "train";
-    const VERSION: u32 = 3; // 3: the kernels sum in another order.
+    const VERSION: u32 = 4; // 4: in bf16 attention multiplies in it, too.
     const ABOUT: &'static str = "Trains an adapter (LoRA) or every weight of a model.";
     type Params = TrainParams;
     const GOAL: bool = true;

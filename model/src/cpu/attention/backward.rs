@@ -8,13 +8,14 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use super::kernel::{Kernel, for_each_form};
 use super::scratch::with_buffers;
 use super::softmax::{Block, Known, weights_and_slopes};
-use super::tile::{Extent, Kernel, Left, Output, Product, Right};
-use super::{Columns, KEYS, ROWS, Scale, Sight, pack_columns, target_row};
+use super::tile::{Extent, Left, Output, Product, Right};
+use super::{Columns, KEYS, Operands, Qkv, ROWS, Scale, Sight, lines, pack_columns, target_row};
 use crate::cpu::instructions::InstructionSet;
 use crate::cpu::product::Target;
-use crate::cpu::simd::{Vector, vectorised};
+use crate::cpu::simd::{Vector, prefetch};
 use crate::ops::AttentionShape;
 
 /// One key head of one document: where its columns begin in each matrix.
@@ -24,19 +25,15 @@ pub(in crate::cpu) struct Backward<'a> {
     pub shape: &'a AttentionShape,
     /// Which keys a row sees.
     pub sight: Sight,
-    /// Queries, from the first head of the group on.
-    pub q: Columns<'a>,
-    /// Keys.
-    pub k: Columns<'a>,
-    /// Values.
-    pub v: Columns<'a>,
-    /// The output, as `q`.
+    /// Queries, from the first head of the group on; keys and values.
+    pub qkv: Qkv<'a>,
+    /// The output, as the queries.
     pub y: Columns<'a>,
     /// The log of the summed exponentials of each row and head.
     pub logsumexp: Columns<'a>,
-    /// The gradient of the output, as `q`.
+    /// The gradient of the output, as the queries.
     pub dy: Columns<'a>,
-    /// The gradient of the queries, as `q`.
+    /// The gradient of the queries, as they are.
     pub dq: Target<'a>,
     /// The gradient of the keys.
     pub dk: Target<'a>,
@@ -78,40 +75,61 @@ impl Turns<'_> {
 /// The machine has the instructions. Nobody but other blocks may touch these columns of the results meanwhile. Each block of rows
 /// of the document is run once, and none before all with higher rows have been begun.
 pub(in crate::cpu) unsafe fn backward(set: InstructionSet, head: &Backward<'_>, rows: Range<usize>) {
-    let Backward { shape, sight, q, k, v, y, dy, logsumexp, .. } = head;
+    let Backward { shape, sight, qkv, y, dy, logsumexp, .. } = head;
     let head_dim = shape.head_dim;
-    [q, y, dy].into_iter().for_each(|operand| operand.check(sight.queries, sight.group * head_dim));
-    [k, v].into_iter().for_each(|operand| operand.check(sight.queries, head_dim));
+    qkv.check([sight.queries, sight.group * head_dim], [sight.queries, head_dim]);
+    [y, dy].into_iter().for_each(|operand| operand.check(sight.queries, sight.group * head_dim));
     logsumexp.check(sight.queries, sight.group);
     let stride = head_dim.next_multiple_of(16);
-    let (across, along) = (head_dim * ROWS, ROWS * stride);
-    let lengths = [across, across, along, along, along, KEYS * ROWS, KEYS * ROWS, ROWS, ROWS];
-    with_buffers(lengths, |[q_columns, dy_columns, q, dy, dq, scores, slopes, logarithm, along]| {
-        let buffers = Buffers { q_columns, dy_columns, q, dy, dq, scores, slopes, logarithm, along, stride };
+    let (across, along, block) = (head_dim * ROWS, ROWS * stride, KEYS * ROWS);
+    let lengths = [across, across, along, along, along, along, KEYS * stride, block, block, block, ROWS, ROWS];
+    with_buffers(lengths, |buffers| {
+        let [q_columns, dy_columns, q, dy, rounded, dq, keys, scores, slopes, words, logarithm, along] = buffers;
+        let buffers = Buffers {
+            q_columns,
+            dy_columns,
+            q,
+            dy,
+            rounded,
+            dq,
+            keys,
+            scores,
+            slopes,
+            words,
+            logarithm,
+            along,
+            stride,
+        };
         // SAFETY: the buffers have these lengths, the matrices were checked, and the caller vouches for the rest.
-        unsafe { backward_with(set, head, rows, buffers) };
+        unsafe { backward_with(set, *qkv, head, rows, buffers) };
     });
 }
 
-vectorised! {
+for_each_form! {
     unsafe fn backward_with(head: &Backward<'_>, rows: Range<usize>, buffers: Buffers) = backward_block
 }
 
 /// Buffers of a block of rows.
 #[derive(Clone, Copy)]
 struct Buffers {
-    /// Queries as columns, scaled for the scores.
+    /// Queries as columns, in words.
     q_columns: *mut f32,
-    /// Gradients of the output as columns.
+    /// Gradients of the output as columns, likewise.
     dy_columns: *mut f32,
-    /// Queries times the scale of the scores' gradient.
+    /// Queries as the right operand of a sum over rows.
     q: *mut f32,
-    /// Gradients of the output.
+    /// Gradients of the output, likewise.
     dy: *mut f32,
+    /// Gradients of the output, row by row as words.
+    rounded: *mut f32,
     /// Gradients of the queries.
     dq: *mut f32,
+    /// Keys as the right operand of a sum over keys, where they do not lie so.
+    keys: *mut f32,
     scores: *mut f32,
     slopes: *mut f32,
+    /// Weights or slopes as words, where they are not values.
+    words: *mut f32,
     logarithm: *mut f32,
     along: *mut f32,
     /// Distance of two rows where they are not columns.
@@ -119,51 +137,82 @@ struct Buffers {
 }
 
 #[inline(always)]
-unsafe fn backward_block<V: Kernel>(head: &Backward<'_>, rows: Range<usize>, buffers: Buffers) {
+unsafe fn backward_block<K: Kernel>(
+    operands: Operands<'_, K::Word>,
+    head: &Backward<'_>,
+    rows: Range<usize>,
+    buffers: Buffers,
+) {
     let Backward { shape, sight, .. } = head;
     // SAFETY: the caller vouches for buffers, operands and results.
     unsafe {
-        pack::<V>(head, &rows, buffers);
+        let right = pack::<K>(operands.q, head, &rows, buffers);
         let seen = sight.keys(&rows);
         let first = seen.start / KEYS;
         for number in first..seen.end.div_ceil(KEYS) {
             let keys = number * KEYS..sight.queries.min((number + 1) * KEYS);
-            let block = Block { sight, rows: rows.clone(), keys, cap: Scale::of(shape).cap };
-            add_block::<V>(head, &block, buffers, number > first);
+            let block = Block { sight, rows: rows.clone(), keys, scale: Scale::of(shape) };
+            add_block::<K>(operands, head, &block, right, buffers, number > first);
         }
         for (index, row) in rows.enumerate() {
             let from = std::slice::from_raw_parts(buffers.dq.add(index * buffers.stride), shape.head_dim);
-            for (to, sum) in target_row(head.dq, sight, row, shape.head_dim).iter_mut().zip(from) {
-                *to = shape.scale * sum;
-            }
+            target_row(head.dq, sight, row, shape.head_dim).copy_from_slice(from);
         }
     }
 }
 
+/// Queries and gradients of the output as right operands of sums over rows.
+#[derive(Clone, Copy)]
+struct Rights<W> {
+    q: Right<W>,
+    dy: Right<W>,
+}
+
 /// Gathers what all blocks of keys need of the rows.
 #[inline(always)]
-unsafe fn pack<V: Kernel>(head: &Backward<'_>, rows: &Range<usize>, buffers: Buffers) {
+unsafe fn pack<K: Kernel>(
+    q: Columns<'_, K::Word>,
+    head: &Backward<'_>,
+    rows: &Range<usize>,
+    buffers: Buffers,
+) -> Rights<K::Word> {
+    /// Rows ahead that memory is asked for.
+    const AHEAD: usize = 4;
+    /// Values of a cache line.
+    const LINE: usize = 16;
     let Backward { shape, sight, .. } = head;
-    let head_dim = shape.head_dim;
+    let (head_dim, stride, count) = (shape.head_dim, buffers.stride, rows.len());
+    let width = head_dim / K::VALUES;
     // SAFETY: the caller passes the buffers of a block.
     unsafe {
-        pack_columns::<V>(head.q, sight, rows, head_dim, Scale::of(shape).query, buffers.q_columns);
-        pack_columns::<V>(head.dy, sight, rows, head_dim, 1.0, buffers.dy_columns);
         for lane in 0..ROWS {
             // No weight for a lane without a row.
             *buffers.logarithm.add(lane) = f32::INFINITY;
             *buffers.along.add(lane) = 0.0;
         }
+        let mut dy_lines = [std::ptr::null(); ROWS];
         for (index, row) in rows.clone().enumerate() {
-            let [q, y, dy] = [head.q, head.y, head.dy].map(|operand| operand.of_row(sight, row, head_dim));
-            let [to_q, to_dy] = [buffers.q, buffers.dy]
-                .map(|buffer| std::slice::from_raw_parts_mut(buffer.add(index * buffers.stride), head_dim));
-            to_dy.copy_from_slice(dy);
-            for (to, q) in to_q.iter_mut().zip(q) {
-                *to = shape.scale * q;
+            let [y, dy] = [head.y, head.dy].map(|operand| operand.of_row(sight, row, head_dim));
+            // A row is too short for the machine to see that the next one will be read.
+            if row + AHEAD < rows.end {
+                for operand in [head.y, head.dy] {
+                    let later = operand.of_row(sight, row + AHEAD, head_dim);
+                    later.chunks(LINE).for_each(|line| prefetch(line.as_ptr()));
+                }
             }
-            *buffers.along.add(index) = dot::<V>(y, dy);
+            *buffers.along.add(index) = dot::<K::Vector>(y, dy);
             *buffers.logarithm.add(index) = head.logsumexp.of_row(sight, row, 1)[0] * std::f32::consts::LOG2_E;
+            let rounded = buffers.rounded.add(index * stride).cast();
+            K::round_row(dy, rounded);
+            dy_lines[index] = rounded.cast_const();
+        }
+        let q_lines = lines(q, sight, rows, width);
+        let (q_lines, dy_lines) = (&q_lines[..count], &dy_lines[..count]);
+        pack_columns::<K>(q_lines, width, buffers.q_columns.cast());
+        pack_columns::<K>(dy_lines, width, buffers.dy_columns.cast());
+        Rights {
+            q: K::lay_rows(q_lines, head_dim, buffers.q.cast(), stride),
+            dy: K::lay_rows(dy_lines, head_dim, buffers.dy.cast(), stride),
         }
     }
 }
@@ -187,48 +236,56 @@ unsafe fn dot<V: Vector>(a: &[f32], b: &[f32]) -> f32 {
 
 /// Adds what one block of keys contributes.
 #[inline(always)]
-unsafe fn add_block<V: Kernel>(head: &Backward<'_>, block: &Block<'_>, buffers: Buffers, add: bool) {
-    let Backward { shape, sight, k, v, dk, dv, turns, .. } = head;
-    let head_dim = shape.head_dim;
+unsafe fn add_block<K: Kernel>(
+    operands: Operands<'_, K::Word>,
+    head: &Backward<'_>,
+    block: &Block<'_>,
+    right: Rights<K::Word>,
+    buffers: Buffers,
+    add: bool,
+) {
+    let Backward { shape, sight, dk, dv, turns, .. } = head;
+    let Operands { k, v, .. } = operands;
+    let (head_dim, keys) = (shape.head_dim, block.keys.len());
     let number = block.keys.start / KEYS;
     // Blocks of rows above this one that see these keys go first.
     let turn = (sight.rows_seeing(&block.keys).end - 1) / ROWS - block.rows.start / ROWS;
-    let (scores, slopes) = (buffers.scores, buffers.slopes);
-    let by_key = |keys| Extent { inner: 0..head_dim, columns: block.columns::<V>(keys) };
-    let scores_of = |left: Left, columns: *const f32, to: *mut f32| Product {
+    let Buffers { scores, slopes, words, stride, .. } = buffers;
+    let by_key = |keys| Extent { inner: 0..head_dim, columns: block.columns::<K::Vector>(keys) };
+    let scores_of = |left: Left<K::Word>, columns: *const f32, to: *mut f32| Product {
         left,
-        right: Right { values: columns, stride: ROWS },
+        right: Right { words: columns.cast(), stride: ROWS },
         output: Output { values: to, stride: ROWS, add: false },
-        rows: block.keys.len(),
+        rows: keys,
         extent: &by_key,
     };
     // SAFETY: the caller passes the buffers of a block and matrices that were checked.
     unsafe {
-        V::product(&scores_of(k.left(block.keys.start), buffers.q_columns, scores));
-        V::product(&scores_of(v.left(block.keys.start), buffers.dy_columns, slopes));
-        let known = Known { logarithm: buffers.logarithm, along: buffers.along };
-        weights_and_slopes::<V>(block, scores, slopes, known);
+        K::product(&scores_of(k.left(block.keys.start), buffers.q_columns, scores));
+        K::product(&scores_of(v.left(block.keys.start), buffers.dy_columns, slopes));
+        let known = Known { logarithm: buffers.logarithm, along: buffers.along, scale: shape.scale };
+        weights_and_slopes::<K::Vector>(block, scores, slopes, known);
         // The weight of a row's only key is 1 whatever its score: no gradient, not even one of rounding.
         for (lane, row) in block.rows.clone().enumerate() {
             if let Some(key) = sight.only_key(row).filter(|key| block.keys.contains(key)) {
                 *slopes.add((key - block.keys.start) * ROWS + lane) = 0.0;
             }
         }
-        V::product(&Product {
-            left: Left { values: slopes, row_stride: 1, inner_stride: ROWS },
-            right: k.right(block.keys.start),
-            output: Output { values: buffers.dq, stride: buffers.stride, add },
+        K::product(&Product {
+            left: K::over_keys(slopes, keys, words.cast()),
+            right: K::right(k, block.keys.clone(), head_dim, buffers.keys.cast(), stride),
+            output: Output { values: buffers.dq, stride, add },
             rows: block.rows.len(),
             extent: &|rows| Extent { inner: block.seen(rows), columns: 0..head_dim },
         });
         turns.wait(number, turn);
-        for (left, right, gradient) in [(scores, buffers.dy, dv), (slopes, buffers.q, dk)] {
-            let values = gradient.block(block.keys.start, 0, block.keys.len(), head_dim);
-            V::product(&Product {
-                left: Left { values: left, row_stride: ROWS, inner_stride: 1 },
-                right: Right { values: right, stride: buffers.stride },
+        for (left, right, gradient) in [(scores, right.dy, dv), (slopes, right.q, dk)] {
+            let values = gradient.block(block.keys.start, 0, keys, head_dim);
+            K::product(&Product {
+                left: K::over_rows(left, keys, words.cast()),
+                right,
                 output: Output { values, stride: gradient.row_stride(), add: turn > 0 },
-                rows: block.keys.len(),
+                rows: keys,
                 extent: &|keys| Extent { inner: block.seeing(keys), columns: 0..head_dim },
             });
         }

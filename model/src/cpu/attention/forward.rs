@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 
+use super::kernel::{Kernel, for_each_form};
 use super::scratch::with_buffers;
 use super::softmax::{Block, LOWEST, Running, exponentials};
-use super::tile::{Extent, Kernel, Left, Output, Product, Right};
-use super::{Columns, KEYS, ROWS, Scale, Sight, pack_columns, target_row};
+use super::tile::{Extent, Output, Product, Right};
+use super::{KEYS, Operands, Qkv, ROWS, Scale, Sight, lines, pack_columns, target_row};
 use crate::cpu::instructions::InstructionSet;
 use crate::cpu::product::Target;
-use crate::cpu::simd::vectorised;
+use crate::cpu::simd::Vector;
 use crate::ops::AttentionShape;
 
 /// One key head of one document: where its columns begin in each matrix.
@@ -18,13 +19,9 @@ pub(in crate::cpu) struct Forward<'a> {
     pub shape: &'a AttentionShape,
     /// Which keys a row sees.
     pub sight: Sight,
-    /// Queries, from the first head of the group and the document's first new row on.
-    pub q: Columns<'a>,
-    /// Keys, from position 0 on.
-    pub k: Columns<'a>,
-    /// Values, from position 0 on.
-    pub v: Columns<'a>,
-    /// The output, as `q`.
+    /// Queries, from the first head of the group and the document's first new row on; keys and values, from position 0 on.
+    pub qkv: Qkv<'a>,
+    /// The output, as the queries.
     pub y: Target<'a>,
     /// The log of the summed exponentials of each row and head, where wanted.
     pub logsumexp: Option<Target<'a>>,
@@ -35,81 +32,95 @@ pub(in crate::cpu) struct Forward<'a> {
 /// # Safety
 /// The machine has the instructions, and nobody else may touch these rows of the results meanwhile.
 pub(in crate::cpu) unsafe fn forward(set: InstructionSet, head: &Forward<'_>, rows: Range<usize>) {
-    let Forward { shape, sight, q, k, v, .. } = head;
-    let (head_dim, keys) = (shape.head_dim, sight.start + sight.queries);
-    q.check(sight.queries, sight.group * head_dim);
-    k.check(keys, head_dim);
-    v.check(keys, head_dim);
+    let Forward { shape, sight, qkv, .. } = head;
+    let head_dim = shape.head_dim;
+    qkv.check([sight.queries, sight.group * head_dim], [sight.start + sight.queries, head_dim]);
     let stride = head_dim.next_multiple_of(16);
-    let lengths = [head_dim * ROWS, KEYS * ROWS, ROWS * stride, ROWS, ROWS, ROWS];
-    with_buffers(lengths, |[columns, scores, sums, largest, total, correction]| {
+    let (block, rows_along) = (KEYS * ROWS, ROWS * stride);
+    let lengths = [head_dim * ROWS, block, rows_along, ROWS, ROWS, ROWS, block, KEYS * stride];
+    with_buffers(lengths, |[columns, scores, sums, largest, total, correction, weights, values]| {
         let running = Running { largest, total, correction };
-        let buffers = Buffers { columns, scores, sums, running, stride };
+        let buffers = Buffers { columns, scores, sums, running, weights, values, stride };
         // SAFETY: the buffers have these lengths, the matrices were checked, and the caller vouches for the rest.
-        unsafe { forward_with(set, head, rows, buffers) };
+        unsafe { forward_with(set, *qkv, head, rows, buffers) };
     });
 }
 
-vectorised! {
+for_each_form! {
     unsafe fn forward_with(head: &Forward<'_>, rows: Range<usize>, buffers: Buffers) = forward_block
 }
 
 /// Buffers of a block of rows.
 #[derive(Clone, Copy)]
 struct Buffers {
-    /// Queries as columns, scaled.
+    /// Queries as columns, in words.
     columns: *mut f32,
     scores: *mut f32,
     /// Sums of the weighted values.
     sums: *mut f32,
     running: Running,
+    /// Weights as words, where they are not values.
+    weights: *mut f32,
+    /// Values likewise.
+    values: *mut f32,
     /// Distance of two rows of sums.
     stride: usize,
 }
 
 #[inline(always)]
-unsafe fn forward_block<V: Kernel>(head: &Forward<'_>, rows: Range<usize>, buffers: Buffers) {
-    let Forward { shape, sight, q, .. } = head;
-    let Scale { query, cap } = Scale::of(shape);
+unsafe fn forward_block<K: Kernel>(
+    operands: Operands<'_, K::Word>,
+    head: &Forward<'_>,
+    rows: Range<usize>,
+    buffers: Buffers,
+) {
+    let Forward { shape, sight, .. } = head;
     // SAFETY: the caller vouches for buffers and operands.
     unsafe {
-        pack_columns::<V>(*q, sight, &rows, shape.head_dim, query, buffers.columns);
-        for row in (0..ROWS).step_by(V::LANES) {
-            V::splat(LOWEST).store(buffers.running.largest.add(row));
-            V::splat(0.0).store(buffers.running.total.add(row));
+        let width = shape.head_dim / K::VALUES;
+        let lines = lines(operands.q, sight, &rows, width);
+        pack_columns::<K>(&lines[..rows.len()], width, buffers.columns.cast());
+        for row in (0..ROWS).step_by(K::Vector::LANES) {
+            K::Vector::splat(LOWEST).store(buffers.running.largest.add(row));
+            K::Vector::splat(0.0).store(buffers.running.total.add(row));
         }
         let seen = sight.keys(&rows);
         let first = seen.start / KEYS * KEYS;
         for key in (first..seen.end).step_by(KEYS) {
             let keys = key..(sight.start + sight.queries).min(key + KEYS);
-            let block = Block { sight, rows: rows.clone(), keys, cap };
-            add_block::<V>(head, &block, buffers, key > first);
+            let block = Block { sight, rows: rows.clone(), keys, scale: Scale::of(shape) };
+            add_block::<K>(operands, shape.head_dim, &block, buffers, key > first);
         }
-        finish::<V>(head, rows, buffers);
+        finish::<K>(head, rows, buffers);
     }
 }
 
 /// Adds what one block of keys contributes.
 #[inline(always)]
-unsafe fn add_block<V: Kernel>(head: &Forward<'_>, block: &Block<'_>, buffers: Buffers, add: bool) {
-    let head_dim = head.shape.head_dim;
-    let Buffers { columns, scores, sums, running, stride } = buffers;
+unsafe fn add_block<K: Kernel>(
+    operands: Operands<'_, K::Word>,
+    head_dim: usize,
+    block: &Block<'_>,
+    buffers: Buffers,
+    add: bool,
+) {
+    let Buffers { columns, scores, sums, running, weights, values, stride } = buffers;
     // SAFETY: the caller vouches for buffers and operands.
     unsafe {
-        V::product(&Product {
-            left: head.k.left(block.keys.start),
-            right: Right { values: columns, stride: ROWS },
+        K::product(&Product {
+            left: operands.k.left(block.keys.start),
+            right: Right { words: columns.cast(), stride: ROWS },
             output: Output { values: scores, stride: ROWS, add: false },
             rows: block.keys.len(),
-            extent: &|keys| Extent { inner: 0..head_dim, columns: block.columns::<V>(keys) },
+            extent: &|keys| Extent { inner: 0..head_dim, columns: block.columns::<K::Vector>(keys) },
         });
-        let changed = exponentials::<V>(block, scores, running);
+        let changed = exponentials::<K::Vector>(block, scores, running);
         if changed && add {
-            correct::<V>(sums, stride, running.correction, block.rows.len());
+            correct::<K>(sums, stride, running.correction, block.rows.len());
         }
-        V::product(&Product {
-            left: Left { values: scores, row_stride: 1, inner_stride: ROWS },
-            right: head.v.right(block.keys.start),
+        K::product(&Product {
+            left: K::over_keys(scores, block.keys.len(), weights.cast()),
+            right: K::right(operands.v, block.keys.clone(), head_dim, values.cast(), stride),
             output: Output { values: sums, stride, add },
             rows: block.rows.len(),
             extent: &|rows| Extent { inner: block.seen(rows), columns: 0..head_dim },
@@ -119,7 +130,7 @@ unsafe fn add_block<V: Kernel>(head: &Forward<'_>, block: &Block<'_>, buffers: B
 
 /// Multiplies each row of the sums by its correction.
 #[inline(always)]
-unsafe fn correct<V: Kernel>(sums: *mut f32, stride: usize, correction: *const f32, rows: usize) {
+unsafe fn correct<K: Kernel>(sums: *mut f32, stride: usize, correction: *const f32, rows: usize) {
     for row in 0..rows {
         // SAFETY: the caller passes the buffers of a block.
         unsafe {
@@ -127,10 +138,10 @@ unsafe fn correct<V: Kernel>(sums: *mut f32, stride: usize, correction: *const f
             if factor == 1.0 {
                 continue;
             }
-            let factor = V::splat(factor);
-            for column in (0..stride).step_by(V::LANES) {
+            let factor = K::Vector::splat(factor);
+            for column in (0..stride).step_by(K::Vector::LANES) {
                 let place = sums.add(row * stride + column);
-                V::load(place).mul(factor).store(place);
+                K::Vector::load(place).mul(factor).store(place);
             }
         }
     }
@@ -138,7 +149,7 @@ unsafe fn correct<V: Kernel>(sums: *mut f32, stride: usize, correction: *const f
 
 /// Writes the results of a block.
 #[inline(always)]
-unsafe fn finish<V: Kernel>(head: &Forward<'_>, rows: Range<usize>, buffers: Buffers) {
+unsafe fn finish<K: Kernel>(head: &Forward<'_>, rows: Range<usize>, buffers: Buffers) {
     let Forward { shape, sight, y, logsumexp, .. } = head;
     let Buffers { sums, running, stride, .. } = buffers;
     for (index, row) in rows.enumerate() {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::sight::within;
-use super::{KEYS, ROWS, Sight};
+use super::{KEYS, ROWS, Scale, Sight};
 use crate::cpu::simd::Vector;
 
 /// Below every score, and far enough from minus infinity to be subtracted from itself.
@@ -14,8 +14,8 @@ pub(super) struct Block<'a> {
     pub sight: &'a Sight,
     pub rows: Range<usize>,
     pub keys: Range<usize>,
-    /// Factor on the tangent of a score, with a soft-cap.
-    pub cap: Option<f32>,
+    /// What becomes of a score.
+    pub scale: Scale,
 }
 
 impl Block<'_> {
@@ -92,15 +92,17 @@ unsafe fn exponentials_of<V: Vector, const FULL: bool>(block: &Block<'_>, scores
     // SAFETY: the caller vouches for buffers and instructions; columns and keys are those of a block.
     unsafe {
         let (zero, lowest) = (V::splat(0.0), V::splat(LOWEST));
+        // With a soft-cap the first loop leaves nothing to be scaled.
+        let factor = V::splat(if block.scale.cap.is_some() { 1.0 } else { block.scale.factor });
         for (first, keys) in block.vectors::<V>() {
             let place = |key: usize| scores.add(key * ROWS + first);
             let seen = |key: usize, value: V, other: V| {
                 if FULL { value } else { value.keep(block.lanes::<V>(first, key), other) }
             };
-            if let Some(cap) = block.cap {
-                let cap = V::splat(cap);
+            if let Scale { factor, cap: Some(cap) } = block.scale {
+                let (factor, cap) = (V::splat(factor), V::splat(cap));
                 for key in keys.clone() {
-                    tangent(V::load(place(key))).mul(cap).store(place(key));
+                    tangent(V::load(place(key)).mul(factor)).mul(cap).store(place(key));
                 }
             }
             let before = V::load(running.largest.add(first));
@@ -109,24 +111,25 @@ unsafe fn exponentials_of<V: Vector, const FULL: bool>(block: &Block<'_>, scores
             let mut largest = [before; 4];
             for key in fours.clone().step_by(4) {
                 for (offset, largest) in largest.iter_mut().enumerate() {
-                    *largest = seen(key + offset, V::load(place(key + offset)), lowest).max(*largest);
+                    *largest = seen(key + offset, V::load(place(key + offset)).mul(factor), lowest).max(*largest);
                 }
             }
             for key in fours.end..keys.end {
-                largest[0] = seen(key, V::load(place(key)), lowest).max(largest[0]);
+                largest[0] = seen(key, V::load(place(key)).mul(factor), lowest).max(largest[0]);
             }
             let largest = largest[0].max(largest[1]).max(largest[2].max(largest[3]));
+            let below = zero.sub(largest);
             let mut totals = [zero; 4];
             for key in fours.clone().step_by(4) {
                 for (offset, total) in totals.iter_mut().enumerate() {
                     let place = place(key + offset);
-                    let weight = seen(key + offset, V::load(place).sub(largest).exp2(), zero);
+                    let weight = seen(key + offset, V::load(place).mul_add(factor, below).exp2(), zero);
                     weight.store(place);
                     *total = total.add(weight);
                 }
             }
             for key in fours.end..keys.end {
-                let weight = seen(key, V::load(place(key)).sub(largest).exp2(), zero);
+                let weight = seen(key, V::load(place(key)).mul_add(factor, below).exp2(), zero);
                 weight.store(place(key));
                 totals[0] = totals[0].add(weight);
             }
@@ -151,9 +154,11 @@ pub(super) struct Known {
     pub logarithm: *const f32,
     /// The product of the output with its gradient.
     pub along: *const f32,
+    /// Factor on the product of a query with a key.
+    pub scale: f32,
 }
 
-/// Turns the scores of a block into weights, and the gradients of those into gradients of the scores before scale and cap.
+/// Turns the scores of a block into weights, and the gradients of those into gradients of the products of queries with keys.
 ///
 /// # Safety
 /// The machine has the instructions, and the pointers are those of buffers for a block.
@@ -166,11 +171,11 @@ pub(super) unsafe fn weights_and_slopes<V: Vector>(
 ) {
     // SAFETY: as the caller vouches.
     unsafe {
-        match (block.is_full(), block.cap) {
-            (true, None) => weights_and_slopes_of::<V, true, false>(block, scores, slopes, known, 0.0),
-            (false, None) => weights_and_slopes_of::<V, false, false>(block, scores, slopes, known, 0.0),
-            (true, Some(cap)) => weights_and_slopes_of::<V, true, true>(block, scores, slopes, known, cap),
-            (false, Some(cap)) => weights_and_slopes_of::<V, false, true>(block, scores, slopes, known, cap),
+        match (block.is_full(), block.scale.cap.is_some()) {
+            (true, false) => weights_and_slopes_of::<V, true, false>(block, scores, slopes, known),
+            (false, false) => weights_and_slopes_of::<V, false, false>(block, scores, slopes, known),
+            (true, true) => weights_and_slopes_of::<V, true, true>(block, scores, slopes, known),
+            (false, true) => weights_and_slopes_of::<V, false, true>(block, scores, slopes, known),
         }
     }
 }
@@ -181,23 +186,24 @@ unsafe fn weights_and_slopes_of<V: Vector, const FULL: bool, const CAP: bool>(
     scores: *mut f32,
     slopes: *mut f32,
     known: Known,
-    cap: f32,
 ) {
     // SAFETY: the caller vouches for buffers and instructions; columns and keys are those of a block.
     unsafe {
-        let (zero, one, cap) = (V::splat(0.0), V::splat(1.0), V::splat(cap));
+        let (zero, one, scale) = (V::splat(0.0), V::splat(1.0), V::splat(known.scale));
+        let (factor, cap) = (V::splat(block.scale.factor), V::splat(block.scale.cap.unwrap_or(0.0)));
         for (first, keys) in block.vectors::<V>() {
-            let (logarithm, along) = (V::load(known.logarithm.add(first)), V::load(known.along.add(first)));
+            let below = zero.sub(V::load(known.logarithm.add(first)));
+            let against = zero.sub(V::load(known.along.add(first)).mul(scale));
             for key in keys.clone() {
                 let (score, slope) = (scores.add(key * ROWS + first), slopes.add(key * ROWS + first));
                 let seen = |value: V| if FULL { value } else { value.keep(block.lanes::<V>(first, key), zero) };
-                let from_mean = V::load(slope).sub(along);
+                let from_mean = V::load(slope).mul_add(scale, against);
                 let (weight, gradient) = if CAP {
-                    let t = tangent(V::load(score));
-                    let weight = t.mul(cap).sub(logarithm).exp2();
+                    let t = tangent(V::load(score).mul(factor));
+                    let weight = t.mul_add(cap, below).exp2();
                     (weight, weight.mul(from_mean).mul(one.sub(t.mul(t))))
                 } else {
-                    let weight = V::load(score).sub(logarithm).exp2();
+                    let weight = V::load(score).mul_add(factor, below).exp2();
                     (weight, weight.mul(from_mean))
                 };
                 seen(weight).store(score);

@@ -20,8 +20,8 @@ pub(super) struct FusedAttentionSaved {
     x: Tensor,
     inverse_rms: Tensor,
     head_norms: HeadNormsSaved,
-    /// Queries, keys and values side by side, after norms and RoPE.
-    qkv: Tensor,
+    /// Queries, keys and values side by side, after norms and RoPE, as attention reads them: rounded where bf16 is computed in.
+    qkv: OperandBuffer,
     /// The output of attention.
     y: Tensor,
     logsumexp: Tensor,
@@ -72,6 +72,11 @@ impl Columns {
     fn all(&self) -> usize {
         self.q + 2 * self.kv
     }
+
+    /// The first column of each.
+    fn firsts(&self) -> [usize; 3] {
+        [self.q(), self.k(), self.v()].map(|columns| columns.start)
+    }
 }
 
 /// Whether this computes the block.
@@ -104,11 +109,11 @@ impl Cpu {
         self.queries_keys_values(block, pass, x, saved)?;
         let FusedAttentionSaved { qkv, y, logsumexp, low_rank, post_norm, .. } = saved;
         let columns = Columns::new(&block.shape);
-        y.reshape(&self.buffers, qkv.rows(), columns.q);
-        logsumexp.reshape(&self.buffers, qkv.rows(), block.shape.num_attention_heads);
-        let operands = [columns.q(), columns.k(), columns.v()].map(|columns| qkv.columns_from(columns.start));
+        y.reshape(&self.buffers, x.rows(), columns.q);
+        logsumexp.reshape(&self.buffers, x.rows(), block.shape.num_attention_heads);
+        let qkv = qkv.qkv(columns.firsts());
         // SAFETY: both are borrowed for this call alone.
-        unsafe { self.attend_columns(operands, pass.documents, &block.shape, y.target(), logsumexp.target()) };
+        unsafe { self.attend_columns(qkv, pass.documents, &block.shape, y.target(), logsumexp.target()) };
         let mut buffer = OperandBuffer::default();
         let (o_proj, o_norm) = (&block.o_proj, block.post_norm.as_ref());
         self.add_projected(o_proj, o_norm, self.input_of(y, &mut buffer), pass.draws, x, &mut low_rank.o, post_norm)
@@ -126,7 +131,9 @@ impl Cpu {
         let columns = Columns::new(&block.shape);
         let wanted = Wanted::with_values(block.qkv.any(reads_values));
         let normed = self.normed(&block.norm, x, wanted, Some(input), inverse_rms);
-        qkv.reshape(&self.buffers, x.rows(), columns.all());
+        // What was kept before goes first: its buffer may serve again.
+        *qkv = OperandBuffer::default();
+        let mut products = self.shaped(x.rows(), columns.all());
         let projections = match &block.qkv {
             QkvProjections::Split { q_proj, k_proj, v_proj } => vec![
                 (q_proj, columns.q(), &mut low_rank.q),
@@ -136,38 +143,43 @@ impl Cpu {
             QkvProjections::Fused { qkv_proj } => vec![(qkv_proj, 0..columns.all(), &mut low_rank.q)],
         };
         for (projection, columns, low_rank) in projections {
-            let y = qkv.view_mut().column_range(columns);
+            let y = products.view_mut().column_range(columns);
             self.project(projection, normed.input(), pass.draws, Into::Replace, y, low_rank)?;
         }
-        self.norm_and_turn_heads(block, pass, qkv, head_norms);
+        self.norm_and_turn_heads(block, pass, products, qkv, head_norms);
         Ok(())
     }
 
-    /// Norms the heads of q and k, where the block does, and turns them, in place.
+    /// Norms the heads of q and k, where the block does, and turns them, in place; rounds them, with v, where attention reads them so.
     fn norm_and_turn_heads(
         &self,
         block: &AttentionBlock<Self>,
         pass: &Pass<'_, Self>,
-        qkv: &mut Tensor,
+        mut products: Tensor,
+        kept: &mut OperandBuffer,
         saved: &mut HeadNormsSaved,
     ) {
-        let _kernel = self.profile.kernel("norm and turn heads", || Work::values(2 * qkv.rows() * qkv.columns()));
-        let (rows, columns, shape) = (qkv.rows(), Columns::new(&block.shape), &block.shape);
-        let (turned, heads) = (columns.q + columns.kv, shape.num_attention_heads + shape.num_key_value_heads);
-        let kept = block.qk_norms.as_ref().map(|norms| {
+        let _kernel =
+            self.profile.kernel("norm and turn heads", || Work::values(2 * products.rows() * products.columns()));
+        let (rows, columns, shape) = (products.rows(), Columns::new(&block.shape), &block.shape);
+        let (turned, count) = (columns.q + columns.kv, shape.num_attention_heads + shape.num_key_value_heads);
+        let normed = block.qk_norms.as_ref().map(|norms| {
             saved.x.reshape(&self.buffers, rows, turned);
-            saved.inverse_rms.reshape(&self.buffers, rows, heads);
+            saved.inverse_rms.reshape(&self.buffers, rows, count);
             (norms, saved.x.target(), saved.inverse_rms.target())
         });
         let positions = pass.rope.rows(pass.documents);
-        let qkv = qkv.target();
+        let rounded =
+            (self.compute == Compute::Bf16).then(|| self.heads_target(rows, columns.all(), shape.head_dim, &mut *kept));
+        let qkv = products.target();
         self.each_block(rows, turned, |rows| {
             for row in rows {
                 // SAFETY: each row is written once.
-                let qk = unsafe { qkv.row(row, 0..turned) };
-                if let Some((norms, x, inverse_rms)) = kept {
+                let heads = unsafe { qkv.row(row, 0..columns.all()) };
+                let qk = &mut heads[..turned];
+                if let Some((norms, x, inverse_rms)) = normed {
                     // SAFETY: as above.
-                    let (x, inverse_rms) = unsafe { (x.row(row, 0..turned), inverse_rms.row(row, 0..heads)) };
+                    let (x, inverse_rms) = unsafe { (x.row(row, 0..turned), inverse_rms.row(row, 0..count)) };
                     x.copy_from_slice(qk);
                     for (norm, columns, heads) in of_heads(norms, &columns, shape) {
                         let (x, y) = (&x[columns.clone()], &mut qk[columns]);
@@ -175,8 +187,15 @@ impl Cpu {
                     }
                 }
                 self.turn(qk, pass.rope, positions[row], Turn::Forward);
+                if let Some(rounded) = rounded {
+                    // SAFETY: as above.
+                    unsafe { rounded.write(row, 0, heads) };
+                }
             }
         });
+        if self.compute != Compute::Bf16 {
+            *kept = OperandBuffer::exact(products);
+        }
     }
 
     /// Turns the heads of a row.
@@ -243,13 +262,12 @@ impl Cpu {
         let into = Some((Into::Replace, &mut dy));
         self.project_backward(&mut block.o_proj, &low_rank.o, Some(y.view()), pass.draws, of_branch, into)?;
         let mut dqkv = self.shaped(y.rows(), columns.all());
-        let parts = [columns.q(), columns.k(), columns.v()];
-        let [q, k, v] = parts.clone().map(|columns| qkv.columns_from(columns.start));
-        let operands = [q, k, v, y.columns_from(0), logsumexp.columns_from(0), dy.columns_from(0)];
+        let qkv = qkv.qkv(columns.firsts());
+        let operands = [y, logsumexp, &dy].map(|operand| operand.columns_from(0));
         let gradients = dqkv.target();
-        let gradients = parts.map(|columns| gradients.offset(0, columns.start));
+        let gradients = columns.firsts().map(|first| gradients.offset(0, first));
         // SAFETY: the matrix of gradients is this function's own.
-        unsafe { self.attend_columns_backward(operands, pass.documents, &block.shape, gradients) };
+        unsafe { self.attend_columns_backward(qkv, operands, pass.documents, &block.shape, gradients) };
         Ok(dqkv)
     }
 

@@ -155,7 +155,7 @@ impl Cpu {
     }
 
     /// Runs a function for blocks of rows of so many columns, over the threads.
-    pub(super) fn each_block(&self, rows: usize, columns: usize, run: impl Fn(Range<usize>) + Sync + Send) {
+    pub(in crate::cpu) fn each_block(&self, rows: usize, columns: usize, run: impl Fn(Range<usize>) + Sync + Send) {
         let block = (BLOCK_VALUES / columns.max(1)).max(1);
         self.each(rows.div_ceil(block), rows * columns, |part| run(part * block..rows.min((part + 1) * block)));
     }

@@ -7,8 +7,9 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::kernel::{Kernel, Tile};
-use super::pack::{Pack, prefetch};
+use super::pack::Pack;
 use super::{Finish, Target, View};
+use crate::cpu::simd::prefetch;
 
 /// Words of the inner dimension in a panel, at most: four panels of 48 columns take 576 KiB, and eight rows 24 KiB.
 const INNER: usize = 768;

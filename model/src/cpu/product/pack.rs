@@ -4,9 +4,9 @@
 //! copied, or its columns do, which are then transposed a square of vectors at a time. Packing reads nothing outside of the operand.
 
 use std::arch::x86_64::{
-    __m512i, _MM_HINT_T0, _mm_prefetch, _mm256_maskz_loadu_epi16, _mm512_cvtepu16_epi32, _mm512_maskz_loadu_epi16,
-    _mm512_maskz_loadu_epi32, _mm512_or_si512, _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_slli_epi32,
-    _mm512_storeu_si512, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    __m512i, _mm256_maskz_loadu_epi16, _mm512_cvtepu16_epi32, _mm512_maskz_loadu_epi16, _mm512_maskz_loadu_epi32,
+    _mm512_or_si512, _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_slli_epi32, _mm512_storeu_si512,
+    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
 use std::ops::Range;
 
@@ -14,6 +14,7 @@ use half::bf16;
 
 use super::kernel::{Avx2, Avx512, Avx512Bf16, Kernel};
 use super::{Element, View};
+use crate::cpu::simd::prefetch;
 
 /// Lanes of a vector of 512 bits.
 const LANES: usize = 16;
@@ -236,13 +237,6 @@ unsafe fn pack_rows<W: Words>(b: View<'_, W::Element>, inner: Range<usize>, colu
             target = target.wrapping_add(LANES);
         }
     }
-}
-
-/// Asks for memory, which need not be ours.
-#[inline(always)]
-pub(super) fn prefetch<T>(place: *const T) {
-    // SAFETY: a prefetch of any address does no harm, and every machine of the architecture has it.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) }
 }
 
 /// One vector of each step, columns lying contiguously: `b` has them as rows.

@@ -9,6 +9,20 @@ use super::{EXP2, Vector, exp2_of_fraction};
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Avx512(__m512);
 
+impl Avx512 {
+    /// Of the lanes of a register, with which the machine has shown its instructions.
+    #[inline(always)]
+    pub(in crate::cpu) fn of(lanes: __m512) -> Self {
+        Self(lanes)
+    }
+
+    /// As a register.
+    #[inline(always)]
+    pub(in crate::cpu) fn lanes(self) -> __m512 {
+        self.0
+    }
+}
+
 /// A mask of the first lanes.
 #[inline(always)]
 fn first(count: usize) -> __mmask16 {
@@ -110,15 +124,14 @@ impl Vector for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn transpose(rows: &[*const f32], columns: usize, factor: f32, to: *mut f32, stride: usize) {
+    unsafe fn transpose(rows: &[*const f32], columns: usize, to: *mut f32, stride: usize) {
         // SAFETY: the caller vouches for rows and place; lanes beyond the columns are neither read nor written.
         unsafe {
-            let factor = Self::splat(factor);
             let mut square = [Self::splat(0.0); 16];
             for column in (0..columns).step_by(16) {
                 let width = (columns - column).min(16);
                 for (line, row) in square.iter_mut().zip(rows) {
-                    *line = Self::load_first(row.add(column), width).mul(factor);
+                    *line = Self::load_first(row.add(column), width);
                 }
                 let turned = transposed(square.map(|line| line.0));
                 for (line, offset) in turned.into_iter().zip(column..column + width) {
