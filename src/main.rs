@@ -82,6 +82,11 @@ enum Command {
     Stage {
         job: PathBuf,
     },
+    /// Keeps one stage in a job of a cluster, which starts it.
+    #[command(name = "__job", hide = true)]
+    Job {
+        folder: PathBuf,
+    },
 }
 
 /// What a result is printed as.
@@ -109,6 +114,7 @@ fn main() -> ExitCode {
         Command::Logs(args) => logs::run(&args, &global),
         Command::Lock(args) => lock::run(&args, &global),
         Command::Schema(args) => schema::run(&args),
+        Command::Job { folder } => return engine::execute::keeper::main(&folder),
         Command::Stage { job } => return engine::execute::stage_process::main(&stages::registry(), &job),
     };
     match ended {

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use engine::executor::ExecutorKind;
 use engine::explain::Reason;
 use engine::protocol::WorkerEvent;
 use engine::run::event::{Compared, RunEvent, WaitsFor};
@@ -126,12 +127,17 @@ impl Progress {
                 let help = help.as_ref().map(|help| format!(" ({help})")).unwrap_or_default();
                 self.say(Mark::Bad, "warning", &format!("{}; the run goes on without it{help}", messages.join(": ")));
             }
-            RunEvent::StageStarted { stage, why, attempt, .. } => {
-                let text = if *attempt > 1 { format!("running, try {attempt}") } else { "running".to_owned() };
+            RunEvent::StageStarted { stage, why, attempt, executor, .. } => {
+                let text = match executor {
+                    ExecutorKind::Local => "running",
+                    ExecutorKind::Slurm => "to be run by Slurm",
+                };
+                let text = if *attempt > 1 { format!("{text}, try {attempt}") } else { text.to_owned() };
                 self.started(stage, &text, cause(why).filter(|_| *attempt == 1));
                 why.iter().for_each(|reason| self.detail(stage, &format!("because {reason}")));
             }
             RunEvent::StageWaiting { stage, waits_for } => self.waiting(stage, waits_for),
+            RunEvent::StageJob { stage, job, news } => self.say(Mark::Note, stage, &words::job(job.as_deref(), news)),
             RunEvent::Worker { .. } => {}
             RunEvent::StageDone { stage, seconds, peak_memory_bytes, compared, .. } => {
                 let compared = match compared {
@@ -183,6 +189,9 @@ impl Progress {
             WaitsFor::Memory { wanted_bytes, free_bytes } => {
                 let (wanted, free) = (words::bytes(*wanted_bytes), words::bytes(*free_bytes));
                 self.say(Mark::Note, stage, &format!("waiting for {wanted} of memory: {free} are free"));
+            }
+            WaitsFor::Queue { job, reason, meaning } => {
+                self.say(Mark::Note, stage, &words::in_queue(job.as_deref(), reason, meaning));
             }
             WaitsFor::Slots { name, wanted, free } => {
                 self.say(Mark::Note, stage, &format!("waiting for {wanted} of `{name}`: {free} are free"));

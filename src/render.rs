@@ -164,6 +164,7 @@ impl Failure {
                 let help: Vec<String> = missing.iter().map(MemoryMissing::help).collect();
                 Self::machine(error).with_help(help.join("\n"))
             }
+            RunError::NoLocks { .. } => Self::machine(error).with_help("runs on several machines need locks (flock) that all of them see: put the home on another file system (`--home`), or have this one mounted with locks (Lustre: `-o flock`; NFS: version 4, without `nolock` and `local_lock`)"),
             RunError::Store(_) | RunError::Machine { .. } => Self::machine(error),
         }
     }

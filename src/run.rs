@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use cache::{Store, Verify};
 use clap::Args;
+use engine::executor::ExecutorKind;
 use engine::home::Home;
 use engine::lock_file::Pinning;
 use engine::parameter::Period;
@@ -54,6 +55,9 @@ pub struct RunArgs {
     /// Threads for all stages together [default: what the machine has].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
+    /// Where stages run, whatever the file says; those that it keeps on this machine stay. The file's settings of the cluster hold.
+    #[arg(long, value_enum)]
+    executor: Option<ExecutorArg>,
     /// Find out in a minute whether the whole file works: 8 rows, 2 optimizer steps, short answers, results with keys of their own,
     /// nothing published.
     #[arg(long)]
@@ -78,6 +82,24 @@ pub struct RunArgs {
     /// How to print the result.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
+}
+
+/// What `--executor` takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum ExecutorArg {
+    /// This machine.
+    Local,
+    /// Jobs of a Slurm cluster.
+    Slurm,
+}
+
+impl From<ExecutorArg> for ExecutorKind {
+    fn from(arg: ExecutorArg) -> Self {
+        match arg {
+            ExecutorArg::Local => Self::Local,
+            ExecutorArg::Slurm => Self::Slurm,
+        }
+    }
 }
 
 /// What a run told about itself, as far as it is said at its end.
@@ -205,6 +227,7 @@ impl RunArgs {
             on_failure: if self.keep_going { OnFailure::KeepGoing } else { OnFailure::Stop },
             threads: self.threads.map(usize::from),
             jobs: self.jobs.map(usize::from),
+            executor: self.executor.map(ExecutorKind::from),
             grace: self.grace,
             network: if self.offline { Network::Offline } else { Network::Online },
             pinning: match (self.locked, self.offline) {
@@ -274,6 +297,7 @@ impl Told {
             | RunEvent::StageCached { .. }
             | RunEvent::StageStarted { .. }
             | RunEvent::StageWaiting { .. }
+            | RunEvent::StageJob { .. }
             | RunEvent::Worker { .. }
             | RunEvent::StageFailed { .. }
             | RunEvent::StageHealing { .. }

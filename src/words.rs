@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use engine::execute::JobNews;
 use engine::file::source::Sources;
 use engine::plan::LeftOut;
 
@@ -36,6 +37,27 @@ pub fn left_out(left_out: &LeftOut, sources: &Sources) -> String {
     let unpublished =
         if publish.is_empty() { String::new() } else { format!("; not published: {}", publish.join(", ")) };
     format!("left out: `{stage}`: {because} ({name}:{line}:{column}){unpublished}")
+}
+
+/// `Slurm job 17 runs on n1`.
+pub fn job(job: Option<&str>, news: &JobNews) -> String {
+    let name = job.map_or_else(|| "a Slurm job".to_owned(), |job| format!("Slurm job {job}"));
+    match news {
+        JobNews::Submitted => format!("{name} submitted"),
+        JobNews::Adopted => format!("{name} of an earlier run goes on"),
+        JobNews::Waiting { reason, meaning } => in_queue(job, reason, meaning),
+        JobNews::Running { nodes } => format!("{name} runs on {nodes}"),
+        JobNews::Requeued { reason } => {
+            format!("{name} was put back into the queue ({reason}) and goes on from what was saved")
+        }
+    }
+}
+
+/// `Slurm job 17 waiting: Resources (for nodes that are in use)`.
+pub fn in_queue(job: Option<&str>, reason: &str, meaning: &str) -> String {
+    let name = job.map(|job| format!("Slurm job {job} ")).unwrap_or_default();
+    let meaning = if meaning.is_empty() { String::new() } else { format!(" ({meaning})") };
+    format!("{name}waiting: {reason}{meaning}")
 }
 
 /// As [`duration`], of a number of seconds.

@@ -94,6 +94,11 @@ impl Home {
         self.runs().join(id)
     }
 
+    /// Which jobs of a cluster make which results.
+    pub fn jobs(&self) -> PathBuf {
+        self.root.join("jobs")
+    }
+
     /// The index over runs.
     pub fn index(&self) -> PathBuf {
         self.root.join("runs.sqlite")

@@ -11,6 +11,7 @@ pub mod context;
 pub mod device;
 pub mod error;
 pub mod execute;
+pub mod executor;
 pub mod explain;
 pub mod file;
 pub mod history;

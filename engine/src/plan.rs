@@ -9,6 +9,7 @@ use devices::DeviceKind;
 use petgraph::graph::DiGraph;
 
 use crate::artifact::Output;
+use crate::executor::{ExecutorKind, ExecutorSettings, SlurmSettings};
 use crate::file::problem::Problem;
 use crate::file::source::{Sources, Span};
 use crate::parameter::Parameters;
@@ -66,6 +67,8 @@ pub struct Plan {
     pub publish: Vec<Publish>,
     /// How many there are of each slot that stages take.
     pub slots: BTreeMap<String, u32>,
+    /// Where stages run that do not say it themselves.
+    pub executor: ExecutorSettings,
     /// Stages of the file that are not in the plan, since a `when:` is false.
     pub left_out: Vec<LeftOut>,
     /// Where results are shared.
@@ -113,6 +116,8 @@ pub struct PlannedStage {
     pub retries: Retries,
     /// How long it may take.
     pub timeout: Option<Duration>,
+    /// What it says itself of where it runs.
+    pub executor: ExecutorSettings,
     /// Whether the file asks where its time goes.
     pub profile: bool,
     /// Whether it does less than the file says, so that its result must not serve a real run.
@@ -254,6 +259,11 @@ impl Plan {
     /// The stage of an id.
     pub fn stage(&self, id: &str) -> Option<&PlannedStage> {
         self.stages.iter().find(|stage| stage.id == id)
+    }
+
+    /// Where a stage runs, and with which settings; `forced` is what the command line says.
+    pub fn executor_of(&self, stage: usize, forced: Option<ExecutorKind>) -> (ExecutorKind, SlurmSettings) {
+        self.stages[stage].executor.resolve(&self.executor, forced)
     }
 
     /// The ids of the stages that a name given by a user means: one stage, all children of a stage that is swept, or those of them

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use cache::Digest;
+use cache::{Digest, OutputRecord};
 use serde::{Deserialize, Serialize};
 
 use crate::artifact::{Facts, Output};
@@ -182,6 +182,18 @@ pub struct StoredOutput {
     pub identity: Digest,
     /// Facts for later checks.
     pub facts: Facts,
+}
+
+impl From<OutputRecord> for StoredOutput {
+    fn from(OutputRecord { kind, tree, identity, facts }: OutputRecord) -> Self {
+        Self { kind, tree, identity, facts }
+    }
+}
+
+impl From<StoredOutput> for OutputRecord {
+    fn from(StoredOutput { kind, tree, identity, facts }: StoredOutput) -> Self {
+        Self { kind, tree, identity, facts }
+    }
 }
 
 #[cfg(test)]

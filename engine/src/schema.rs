@@ -5,6 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::executor::ExecutorSettings;
 use crate::file::overrides::STAGE_KEYS;
 use crate::parameter::{CLASS, Parameter, Period};
 use crate::plan::Retries;
@@ -20,6 +21,7 @@ pub fn json_schema(registry: &Registry) -> Value {
     definitions.insert("reference".to_owned(), reference());
     definitions.insert("resources".to_owned(), or_reference(ResourceKeys::schema()));
     definitions.insert("retries".to_owned(), or_reference(Retries::schema()));
+    definitions.insert("executor".to_owned(), or_reference(ExecutorSettings::schema()));
     definitions.insert("timeout".to_owned(), or_reference(Period::schema()));
     for kind in registry.kinds() {
         definitions.insert(parameters_name(kind), or_reference(kind.schema()));
@@ -63,6 +65,10 @@ fn file_key(key: &str) -> Value {
             "type": "object",
             "description": "How many there are of each thing that stages take with `resources.slots` while they run.",
             "additionalProperties": { "anyOf": [{ "type": "integer", "minimum": 0 }, { "$ref": "#/$defs/reference" }] },
+        }),
+        "executor" => json!({
+            "$ref": "#/$defs/executor",
+            "description": "Where stages run that do not say it themselves: on this machine, or as jobs of a Slurm cluster.",
         }),
         "stages" => json!({
             "type": "object",
@@ -117,6 +123,9 @@ fn stage_key(key: &str) -> Value {
             "$ref": "#/$defs/retries",
             "description": "How often it is tried again after a failure that may pass, or when and how often.",
         }),
+        "executor" => {
+            json!({ "$ref": "#/$defs/executor", "description": "Where it runs; what it does not say is as the file says." })
+        }
         "timeout" => json!({ "$ref": "#/$defs/timeout", "description": "How long it may take, such as `12h`." }),
         "profile" => or_reference(json!({
             "type": "boolean",

@@ -5,8 +5,11 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::submission::ClusterJob;
+use crate::error::Cause;
 use crate::protocol::WorkerEvent;
 
 /// The argument that makes this program a stage process; the job file follows it.
@@ -21,8 +24,12 @@ pub struct Launch {
     pub job: PathBuf,
     /// Where its standard error goes.
     pub log: PathBuf,
+    /// The store that it works with.
+    pub store: PathBuf,
     /// Descriptors (locks) that stay open in the process, so that they are free when it is gone and not before.
     pub inherit: Vec<RawFd>,
+    /// What a cluster has to know; without meaning where the process runs here.
+    pub cluster: Option<Box<ClusterJob>>,
 }
 
 /// What an executor tells the run, from threads of its own.
@@ -34,6 +41,22 @@ pub enum Message {
         stage: usize,
         /// What it said.
         event: WorkerEvent,
+    },
+    /// How the job of a cluster stands that the process is to run in.
+    Queued {
+        /// The stage's number.
+        stage: usize,
+        /// The job's number, once it has one.
+        job: Option<String>,
+        /// What is new.
+        news: JobNews,
+    },
+    /// The job of an earlier run that was to be heard to its end is no more, and gave no result; nothing follows.
+    Gone {
+        /// The stage's number.
+        stage: usize,
+        /// What became of it.
+        because: String,
     },
     /// The process and everything it started in its group is gone; nothing follows.
     Exited {
@@ -55,10 +78,64 @@ pub struct Exit {
     pub peak_memory_bytes: u64,
     /// The time of processors that it took, on all of them together.
     pub cpu: Duration,
+    /// What it died of, where whoever started it knows that better than the process and the engine.
+    pub verdict: Option<Verdict>,
+    /// The machine that it ran on, where that is another.
+    pub host: Option<String>,
+}
+
+/// Why a process failed, in the words of whoever started it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// What kind of failure.
+    pub cause: Cause,
+    /// The message and its sources, outermost first.
+    pub messages: Vec<String>,
+    /// What to do about it.
+    pub help: Option<String>,
+}
+
+impl Verdict {
+    /// Of a process that took longer than its stage may.
+    pub(crate) fn timeout(limit: Duration) -> Self {
+        Self {
+            cause: Cause::Timeout,
+            messages: vec![format!("it took longer than its timeout of {limit:?}")],
+            help: Some("raise `timeout:`; what the stage had saved is kept".to_owned()),
+        }
+    }
+}
+
+/// What is new of a job of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum JobNews {
+    /// The cluster has it.
+    Submitted,
+    /// An earlier run submitted it, and this one waits for its end.
+    Adopted,
+    /// It waits.
+    Waiting {
+        /// For what, in the cluster's words: `Resources`.
+        reason: String,
+        /// What that means, where its name does not say it.
+        meaning: String,
+    },
+    /// It has begun.
+    Running {
+        /// On which nodes, in the cluster's words: `n[1-2]`.
+        nodes: String,
+    },
+    /// The cluster put it back into its queue, and starts it again.
+    Requeued {
+        /// Why, in the cluster's words.
+        reason: String,
+    },
 }
 
 /// A process's last status.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Ending {
     /// It exited with a code.
     Code(i32),

@@ -86,8 +86,8 @@ impl Executor for Local {
             let (ending, peak_memory_bytes, cpu) = waited.reap(child);
             // The sender is dropped, never used: this returns when the listener is through, or after the timeout.
             let _ = silence.recv_timeout(LAST_WORDS);
-            let _ = messages
-                .send(Message::Exited { stage, exit: Exit { ending, ran: started.elapsed(), peak_memory_bytes, cpu } });
+            let exit = Exit { ending, ran: started.elapsed(), peak_memory_bytes, cpu, verdict: None, host: None };
+            let _ = messages.send(Message::Exited { stage, exit });
         });
         Ok(Box::new(Handle(group)))
     }

@@ -3,14 +3,19 @@
 //! They know a job file and a process, and nothing of plans, keys or caches; deciding what runs and what its end means is the
 //! [`crate::run`] loop's.
 
+pub(crate) mod crash;
 pub mod death_pipe;
 pub mod executor;
+pub mod keeper;
 pub mod local;
 pub(crate) mod private_paths;
 pub mod ranks;
 mod recording;
+pub mod slurm;
 pub mod stage_process;
+pub mod submission;
 
-pub use executor::{Ending, Executor, Exit, Launch, Message, Process, StartError, Stop};
+pub use executor::{Ending, Executor, Exit, JobNews, Launch, Message, Process, StartError, Stop, Verdict};
 pub use local::Local;
 pub use ranks::{Heard, Ranks, RunningRanks};
+pub use slurm::Slurm;

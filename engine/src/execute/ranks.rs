@@ -7,6 +7,7 @@
 //! It leaves to others: what is to be started, and what the words of the protocol mean for the stage.
 
 mod judge;
+mod nodes;
 mod process;
 
 use std::collections::BTreeMap;
@@ -24,6 +25,7 @@ use crate::error::{Cause, OrFail, StageError};
 use crate::memory::{Kills, Memory};
 use crate::protocol::WorkerEvent;
 use judge::Verdict;
+use nodes::{Nodes, without_death_pipe};
 use process::{Rank, Spoken};
 
 /// How often it is looked whether a process has ended.
@@ -91,11 +93,7 @@ impl StageContext {
     /// # Errors
     /// Fails where one cannot be started; those that were are ended.
     pub fn launch(&self, ranks: &Ranks) -> Result<RunningRanks, StageError> {
-        if ranks.nodes > 1 {
-            let message = format!("this stage is to run on {} machines, and knows of this one alone", ranks.nodes);
-            return Err(StageError::new(Cause::Machine, message)
-                .with_help("several machines are given by a cluster: `pipeline run --executor slurm`"));
-        }
+        let nodes = if ranks.nodes > 1 { Some(Nodes::of_allocation(ranks.nodes)?) } else { None };
         let (sender, spoken) = channel();
         let mut running = RunningRanks {
             ranks: Vec::new(),
@@ -106,10 +104,16 @@ impl StageContext {
             killed: false,
             kills: Memory::default().kills(),
         };
-        let rendezvous = Rendezvous::here()?;
-        for local in 0..ranks.per_node {
-            let env = rendezvous.variables(ranks, 0, local);
-            running.ranks.push(start(ranks, local, env, &sender)?);
+        let rendezvous = Rendezvous::of(nodes.as_ref())?;
+        for node in 0..ranks.nodes.max(1) {
+            let prefix = nodes.as_ref().map(|nodes| nodes.prefix(node, ranks.per_node)).unwrap_or_default();
+            let command = prefix.into_iter().chain(ranks.command.iter().cloned()).collect();
+            let there = Ranks { command, ..ranks.clone() };
+            for local in 0..ranks.per_node {
+                let mut env = rendezvous.variables(ranks, node, local);
+                env.extend(nodes.as_ref().map(|_| without_death_pipe()));
+                running.ranks.push(start(&there, node * ranks.per_node + local, env, &sender)?);
+            }
         }
         Ok(running)
     }
@@ -139,11 +143,16 @@ struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// On this machine, at a port that is free now. Somebody else may take it before rank 0 does: the ranks say so then.
-    fn here() -> Result<Self, StageError> {
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| Ok(listener.local_addr()?.port()));
+    /// On this machine, the first of those that take part, at a port that is free now. Somebody else may take it before rank 0 does: the
+    /// ranks say so then.
+    fn of(nodes: Option<&Nodes>) -> Result<Self, StageError> {
+        let (address, interface) = match nodes {
+            Some(nodes) => (nodes.address.clone(), Ipv4Addr::UNSPECIFIED),
+            None => (Ipv4Addr::LOCALHOST.to_string(), Ipv4Addr::LOCALHOST),
+        };
+        let port = TcpListener::bind((interface, 0)).and_then(|listener| Ok(listener.local_addr()?.port()));
         let port = port.or_fail(Cause::Machine, || "no free port for the ranks to meet at".to_owned())?;
-        Ok(Self { address: Ipv4Addr::LOCALHOST.to_string(), port })
+        Ok(Self { address, port })
     }
 
     /// The variables of a process, as `torchrun` names them.

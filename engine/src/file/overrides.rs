@@ -14,14 +14,14 @@ use crate::suggest;
 pub const COMMAND_LINE: &str = "command line";
 
 /// Keys of a stage itself; every other path of an override goes below its `with:`.
-pub const STAGE_KEYS: [&str; 9] =
-    ["uses", "with", "needs", "resources", "retries", "timeout", "profile", "matrix", "when"];
+pub const STAGE_KEYS: [&str; 10] =
+    ["uses", "with", "needs", "resources", "retries", "timeout", "executor", "profile", "matrix", "when"];
 
 /// What a value begins with that is read as YAML.
 const YAML: [char; 4] = ['[', '{', '"', '\''];
 
 /// Keys of the file that an override can reach beside the stages.
-const FILE_KEYS: [&str; 5] = ["vars", "name", "publish", "slots", "include"];
+const FILE_KEYS: [&str; 6] = ["vars", "name", "publish", "slots", "executor", "include"];
 
 /// Whether the parameter at a path of a stage's `with:` or `resources:`, by the stage's kind, takes one value that can hold no comma.
 pub type TakesOneValue<'a> = &'a dyn Fn(&str, &[&str]) -> bool;

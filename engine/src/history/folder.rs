@@ -103,6 +103,21 @@ pub struct RunInput {
     pub kind: String,
 }
 
+/// Where, when and at what cost a process of a run came to its end. `host` is this machine, where the process does not say another.
+pub(crate) fn circumstances(run: &str, host: &str, exit: &Exit) -> Map<String, Value> {
+    let known = json!({
+        "program": env!("CARGO_PKG_VERSION"),
+        "run": run,
+        "host": exit.host.as_deref().unwrap_or(host),
+        "finished": Moment::now().rfc3339(),
+        "seconds": exit.ran.as_secs_f64(),
+        "peak_memory_bytes": exit.peak_memory_bytes,
+        CPU_SECONDS: exit.cpu.as_secs_f64(),
+    });
+    let Value::Object(known) = known else { unreachable!("an object was written above") };
+    known
+}
+
 impl RunPlan {
     /// What is to be kept of a plan.
     pub fn new(run: &str, plan: &Plan, started: Moment) -> Self {
@@ -177,18 +192,7 @@ impl RunFolder {
     /// Where, when and at what cost a result of this run was made: goes into its record, so that an artefact can be traced back to the
     /// run.
     pub fn circumstances(&self, exit: &Exit) -> Map<String, Value> {
-        let run = self.path.file_name().unwrap_or_default().to_string_lossy();
-        let known = json!({
-            "program": env!("CARGO_PKG_VERSION"),
-            "run": run,
-            "host": self.host,
-            "finished": Moment::now().rfc3339(),
-            "seconds": exit.ran.as_secs_f64(),
-            "peak_memory_bytes": exit.peak_memory_bytes,
-            CPU_SECONDS: exit.cpu.as_secs_f64(),
-        });
-        let Value::Object(known) = known else { unreachable!("an object was written above") };
-        known
+        circumstances(&self.path.file_name().unwrap_or_default().to_string_lossy(), &self.host, exit)
     }
 
     /// Keeps a copy of a result's record beside the stage's log, so that the run can be told from its folder alone when the store has

@@ -16,6 +16,7 @@ mod verify;
 
 pub use archive::{ArchiveError, ArchiveList, ArchivedFile, write_archive};
 pub use events::{EventTail, Events, TimedEvent, Words};
+pub(crate) use folder::circumstances;
 pub use folder::{
     JOB_FILE, LOG_FILE, PROFILE_FILE, RESULT_FILE, RunFolder, RunInput, RunPlan, RunStage, TRACE_FILE, stage_folder,
 };

@@ -275,6 +275,7 @@ fn stage_of(event: &RunEvent) -> Option<&str> {
         RunEvent::StageCached { stage, .. }
         | RunEvent::StageStarted { stage, .. }
         | RunEvent::StageWaiting { stage, .. }
+        | RunEvent::StageJob { stage, .. }
         | RunEvent::Worker { stage, .. }
         | RunEvent::StageDone { stage, .. }
         | RunEvent::StageFailed { stage, .. }
@@ -364,6 +365,7 @@ impl RecordedStage {
             RunEvent::ResultRefused { messages, .. } => self.warnings.push(messages.join(": ")),
             RunEvent::Worker { .. }
             | RunEvent::StageWaiting { .. }
+            | RunEvent::StageJob { .. }
             | RunEvent::StageHealing { .. }
             | RunEvent::ResultFetching { .. }
             | RunEvent::ResultFetched { .. }

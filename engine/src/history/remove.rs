@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::events::EVENTS_FILE;
 use super::index::{History, HistoryError};
+use crate::execute::slurm::record::Records;
+use crate::execute::submission::EXIT_FILE;
 use crate::home::Home;
 
 /// What is being removed has a name that no run has, so that nobody reads half of it.
@@ -18,6 +20,9 @@ impl History {
     /// Fails where the disk refuses.
     pub fn remove(&self, home: &Home, run: &str) -> Result<bool, HistoryError> {
         let folder = home.run(run);
+        if has_job(home, &folder) {
+            return Ok(false);
+        }
         let events = folder.join(EVENTS_FILE);
         // Held until the folder has its other name: whoever looks meanwhile takes the run for one that goes on, and waits for nothing.
         let _lock = match File::open(&events) {
@@ -38,6 +43,12 @@ impl History {
         sweep(&home.runs()).map_err(failed(&removed))?;
         Ok(true)
     }
+}
+
+/// Whether a job of a cluster, which outlives the run that submitted it, works in a run's folder.
+fn has_job(home: &Home, folder: &Path) -> bool {
+    let records = Records::at(home.jobs()).all().into_iter();
+    records.filter(|record| record.folder.starts_with(folder)).any(|record| !record.folder.join(EXIT_FILE).exists())
 }
 
 /// Removes what has been marked, also by a process that was killed before it was done.

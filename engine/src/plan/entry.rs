@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::resources::{ResourceKeys, ResourceSpans};
 use super::{Resources, Retries};
+use crate::executor::ExecutorSettings;
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::{Entry, Node, Value};
@@ -17,13 +18,15 @@ pub(crate) const FORMAT_VERSION: u32 = 1;
 pub(super) const SEPARATOR: char = '/';
 
 /// The keys of a file.
-pub(crate) const FILE_KEYS: [&str; 8] = ["version", "name", "include", "vars", "slots", "stages", "publish", "remote"];
+pub(crate) const FILE_KEYS: [&str; 9] =
+    ["version", "name", "include", "vars", "slots", "executor", "stages", "publish", "remote"];
 
 /// A pipeline file, before its stages are looked at by their kinds. What could not be read is left out.
 pub(super) struct Document {
     pub name: Option<Text>,
     /// How many there are of each slot.
     pub slots: Mapping<u32>,
+    pub executor: ExecutorSettings,
     pub stages: Vec<StageEntry>,
     pub publish: Vec<(Text, Text)>,
     pub remote: Option<RemoteKey>,
@@ -45,6 +48,7 @@ pub(super) struct StageEntry {
     pub slot_spans: Vec<(String, Span)>,
     pub retries: Retries,
     pub timeout: Option<Duration>,
+    pub executor: ExecutorSettings,
     /// Whether its time is recorded.
     pub profile: bool,
     /// What it is swept over, in the file.
@@ -73,13 +77,20 @@ pub(super) struct Text {
 
 /// Reads the frame and reports all that is wrong with it.
 pub(super) fn read(root: &Node, reader: &mut Reader) -> Document {
-    let mut document =
-        Document { name: None, slots: Mapping::new(), stages: Vec::new(), publish: Vec::new(), remote: None };
+    let mut document = Document {
+        name: None,
+        slots: Mapping::new(),
+        executor: ExecutorSettings::default(),
+        stages: Vec::new(),
+        publish: Vec::new(),
+        remote: None,
+    };
     let Some(mut fields) = Fields::of(root, reader, &FILE_KEYS) else { return document };
     let version = fields.required::<u32>("version", &Limits::NONE);
     document.name = fields.required::<Option<Text>>("name", &Limits::NONE).flatten();
     fields.or_default::<Entries>("vars", &Limits::NONE, Entries::default);
     document.slots = fields.or_default("slots", &Limits::NONE, Mapping::new).unwrap_or_default();
+    document.executor = fields.or_default("executor", &Limits::NONE, ExecutorSettings::default).unwrap_or_default();
     let stages = fields.required::<Entries>("stages", &Limits::NONE);
     let publish = fields.or_default::<Entries>("publish", &Limits::NONE, Entries::default);
     document.remote = fields.or_default::<Option<RemoteKey>>("remote", &Limits::NONE, || None).flatten();
@@ -136,6 +147,7 @@ pub(super) fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
         slot_spans: Vec::new(),
         retries: Retries::default(),
         timeout: None,
+        executor: ExecutorSettings::default(),
         profile: false,
         matrix: None,
         left_out: None,
@@ -155,6 +167,7 @@ pub(super) fn read_stage(entry: &Entry, reader: &mut Reader) -> StageEntry {
     stage.retries = fields.or_default("retries", &Limits::NONE, Retries::default).unwrap_or_default();
     let timeout = fields.required::<Option<Period>>("timeout", &Limits::NONE).flatten();
     stage.timeout = timeout.map(|period| period.0);
+    stage.executor = fields.or_default("executor", &Limits::NONE, ExecutorSettings::default).unwrap_or_default();
     stage.profile = fields.or_default("profile", &Limits::NONE, || false).unwrap_or_default();
     if let Some(Some(Anything(matrix))) = fields.required::<Option<Anything>>("matrix", &Limits::NONE) {
         // One whose last axis was taken away on the command line is none.

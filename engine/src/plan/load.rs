@@ -167,10 +167,23 @@ impl Checked {
             self.order.iter().filter_map(|at| declared[*at].take()).map(|(stage, bound)| planned(stage, bound));
         let stages = stages.collect();
         let slots = self.document.slots;
+        let executor = self.document.executor;
         let publish = self.publish;
         let folder = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let remote = self.document.remote.and_then(|remote| remote.settings(folder.parent()?).ok());
-        Plan { name, file: path.to_owned(), sources, stages, graph, publish, slots, left_out, remote, warnings }
+        Plan {
+            name,
+            file: path.to_owned(),
+            sources,
+            stages,
+            graph,
+            publish,
+            slots,
+            executor,
+            left_out,
+            remote,
+            warnings,
+        }
     }
 }
 
@@ -191,6 +204,7 @@ fn planned(stage: StageEntry, bound: Bound) -> PlannedStage {
         resources: stage.resources,
         retries: stage.retries,
         timeout: stage.timeout,
+        executor: stage.executor,
         profile: stage.profile,
         smoke: false,
         wanted: Wanted::default(),

@@ -11,6 +11,7 @@ use super::*;
 use crate::artifact::Output;
 use crate::context::StageContext;
 use crate::error::StageError;
+use crate::executor::ExecutorKind;
 use crate::parameter::{ArtifactKind, Input, LocalPath, Mapping, OneOf};
 use crate::stage::{InputFacts, Registry, Stage};
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use cache::{Digest, Lock, OutputRecord};
 
+use super::cluster::JobOf;
 use super::event::{RunEvent, WaitsFor};
 use super::fetch::Look;
 use super::scheduler::{LOCK_POLL, Scheduler};
@@ -16,6 +17,8 @@ use super::state::State;
 use crate::context::stored;
 use crate::error::{Cause, OrFail, StageError};
 use crate::execute::Launch;
+use crate::execute::slurm::record::JobRecord;
+use crate::executor::ExecutorKind;
 use crate::explain::{Past, Present, Reason, work_left};
 use crate::file::problem::{Problem, Severity};
 use crate::history::History;
@@ -33,6 +36,13 @@ enum Begun {
     Started(Box<Running>),
     /// It has to wait: for a core, for another try, for another run.
     NotYet,
+}
+
+/// A stage that nobody else makes.
+struct Claim {
+    locks: Vec<Lock>,
+    /// The job that makes it already, submitted by a run that is gone.
+    adopt: Option<JobRecord>,
 }
 
 impl Scheduler<'_> {
@@ -106,7 +116,7 @@ impl Scheduler<'_> {
             self.wait_for_room(stage, waits_for);
             return Ok(Begun::NotYet);
         }
-        let Some(locks) = self.try_locks(stage)? else {
+        let Some(claim) = self.try_claim(stage)? else {
             self.wait(stage, WaitsFor::AnotherRun, Some(LOCK_POLL));
             return Ok(Begun::NotYet);
         };
@@ -117,7 +127,7 @@ impl Scheduler<'_> {
             return Ok(Begun::Cached(record.outputs));
         }
         self.check_with_facts(stage)?;
-        self.start(stage, threads, locks).map(Box::new).map(Begun::Started)
+        self.start(stage, threads, claim).map(Box::new).map(Begun::Started)
     }
 
     fn settle_cached(&mut self, stage: usize, outputs: BTreeMap<String, OutputRecord>) {
@@ -149,13 +159,20 @@ impl Scheduler<'_> {
         self.stages.iter().find(|run| run.id == stage)?.outputs.get(output)
     }
 
-    /// Both locks or none, so that two runs never wait for each other.
-    fn try_locks(&self, stage: usize) -> Result<Option<[Lock; 2]>, StageError> {
+    /// Both locks or none, so that two runs never wait for each other; or the job of a cluster that makes the result already.
+    fn try_claim(&self, stage: usize) -> Result<Option<Claim>, StageError> {
         let keyed = self.stages[stage].key.as_ref().expect("the key was made before");
+        let working = keyed.document.working_key();
         let lock = |name: String| self.store.try_lock(&name).map_err(stored);
         let Some(result) = lock(format!("result-{}", keyed.key))? else { return Ok(None) };
-        let Some(working) = lock(format!("working-{}", keyed.document.working_key()))? else { return Ok(None) };
-        Ok(Some([result, working]))
+        match self.job_of(&keyed.key, &working) {
+            // The job holds the other lock itself.
+            JobOf::Makes(record) => return Ok(Some(Claim { locks: vec![result], adopt: Some(*record) })),
+            JobOf::SharesState => return Ok(None),
+            JobOf::None => {}
+        }
+        let Some(working) = lock(format!("working-{working}"))? else { return Ok(None) };
+        Ok(Some(Claim { locks: vec![result, working], adopt: None }))
     }
 
     fn facts_of_inputs(&self, stage: usize) -> InputFacts {
@@ -191,12 +208,20 @@ impl Scheduler<'_> {
         })
     }
 
-    fn start(&mut self, stage: usize, threads: usize, locks: [Lock; 2]) -> Result<Running, StageError> {
-        let staging = self.store.staging().map_err(stored)?;
+    fn start(&mut self, stage: usize, threads: usize, claim: Claim) -> Result<Running, StageError> {
+        let Claim { mut locks, adopt } = claim;
+        let on_cluster = adopt.is_some() || self.is_on_cluster(stage);
         let id = self.stages[stage].id.clone();
         let folder = self.stage_folder(&id)?;
-        let job = self.job(stage, threads, &staging, folder.clone())?;
-        if self.stages[stage].again && self.stages[stage].attempts == 0 {
+        let staging = if on_cluster { None } else { Some(self.store.staging().map_err(stored)?) };
+        // The keeper of a job makes a private folder on its node, and writes its place into the job.
+        let private = staging.as_ref().map_or_else(|| folder.join("staging"), |staging| staging.path().to_owned());
+        let threads = if on_cluster { self.threads_of_job(stage).unwrap_or(1) } else { threads };
+        let mut job = self.job(stage, threads, &private, folder.clone())?;
+        if on_cluster {
+            job.devices = self.devices_of_job(stage)?;
+        }
+        if self.stages[stage].again && self.stages[stage].attempts == 0 && adopt.is_none() {
             // A result that goes on from the saved end of the one before would only be that one.
             let emptied = fs::remove_dir_all(&job.working).and_then(|()| fs::create_dir(&job.working));
             emptied.or_fail(Cause::Machine, || format!("cannot empty `{}`", job.working.display()))?;
@@ -209,26 +234,35 @@ impl Scheduler<'_> {
         let run = &mut self.stages[stage];
         run.attempts += 1;
         run.tries += 1;
+        run.submissions += u32::from(on_cluster && adopt.is_none());
         run.waits_for = None;
         let attempt = run.attempts;
-        let inherit = vec![locks[0].as_raw_fd(), locks[1].as_raw_fd(), staging.lock().as_raw_fd()];
+        let cluster = if on_cluster { Some(Box::new(self.cluster_job(stage, adopt)?)) } else { None };
+        let inherit = locks.iter().map(AsRawFd::as_raw_fd);
+        let inherit = inherit.chain(staging.iter().map(|staging| staging.lock().as_raw_fd())).collect();
         let log = folder.join("log");
         let log_from = fs::metadata(&log).map_or(0, |log| log.len());
-        let launch = Launch { stage, job: job_file, log: log.clone(), inherit };
+        let store = self.store.root().to_owned();
+        let launch = Launch { stage, job: job_file, log: log.clone(), store, inherit, cluster };
         let kills = self.options.memory.kills();
-        self.tell(RunEvent::StageStarted { stage: id, key, why, attempt, threads, log_from });
+        let executor = if on_cluster { ExecutorKind::Slurm } else { ExecutorKind::Local };
+        self.tell(RunEvent::StageStarted { stage: id, key, why, attempt, threads, log_from, executor });
         let process = self
-            .executor
+            .executors
             .start(&launch, self.messages.clone())
             .or_fail(Cause::Machine, || "cannot start the stage's process".to_owned())?;
+        let planned = &self.plan.stages[stage];
+        // The job holds the lock of its working state itself, once it runs; until then its record keeps others away.
+        locks.truncate(if on_cluster { 1 } else { locks.len() });
         Ok(Running {
             process,
-            threads,
-            memory: self.plan.stages[stage].resources.memory.unwrap_or(0),
+            // What a job of a cluster takes, it takes elsewhere; its time begins, and is measured, there.
+            threads: if on_cluster { 0 } else { threads },
+            memory: planned.resources.memory.filter(|_| !on_cluster).unwrap_or(0),
             kills,
             log,
             log_from,
-            timeout_at: self.plan.stages[stage].timeout.map(|timeout| Instant::now() + timeout),
+            timeout_at: planned.timeout.filter(|_| !on_cluster).map(|timeout| Instant::now() + timeout),
             kill_at: None,
             timed_out: false,
             finished: None,

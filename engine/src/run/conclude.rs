@@ -6,17 +6,16 @@ use std::time::{Duration, Instant};
 use cache::{OutputRecord, ResultRecord};
 use serde_json::{Map, Value, json};
 
-use super::crash::{Evidence, crash};
 use super::event::{Compared, RunEvent};
 use super::outcome::Failure;
 use super::scheduler::Scheduler;
 use super::stage_run::Running;
 use super::state::{State, Stopping};
 use crate::error::{Cause, OrFail};
-use crate::execute::{Ending, Exit};
+use crate::execute::crash::{Evidence, crash};
+use crate::execute::{Ending, Exit, Verdict};
 use crate::explain::WORK;
 use crate::history::stage_folder;
-use crate::protocol::StoredOutput;
 use crate::stage::LessMemory;
 
 impl Scheduler<'_> {
@@ -25,7 +24,7 @@ impl Scheduler<'_> {
     pub(super) fn conclude(&mut self, stage: usize, mut running: Running, exit: Exit) {
         if let (Some((outputs, mut how)), Ending::Code(0)) = (running.finished.take(), &exit.ending) {
             how.extend(running.work.take().map(|work| (WORK.to_owned(), json!(work))));
-            let outputs = outputs.into_iter().map(|(name, output)| (name, stored_record(output))).collect();
+            let outputs = outputs.into_iter().map(|(name, output)| (name, output.into())).collect();
             return match self.record(stage, outputs, how, &exit) {
                 Ok(()) => self.settle_done(stage, &exit),
                 Err(failure) => self.fail(stage, failure, exit.ran),
@@ -97,7 +96,7 @@ impl Scheduler<'_> {
         let compared = run.before.take().map(|before| compare(&before, &run.outputs));
         let keyed = run.key.as_ref().expect("a stage that ran has a key");
         self.store.remove_partial_if_empty(&keyed.document.working_key());
-        let outputs = run.outputs.iter().map(|(name, output)| (name.clone(), stored_output(output))).collect();
+        let outputs = run.outputs.iter().map(|(name, output)| (name.clone(), output.clone().into())).collect();
         let event = RunEvent::StageDone {
             stage: run.id.clone(),
             key: keyed.key,
@@ -168,18 +167,15 @@ impl Scheduler<'_> {
     }
 
     fn failure(&self, stage: usize, running: Running, exit: &Exit) -> Failure {
+        if let Some(verdict) = exit.verdict.clone() {
+            return verdict.into();
+        }
         if running.timed_out {
-            let limit = self.plan.stages[stage].timeout.unwrap_or_default();
-            return Failure {
-                cause: Cause::Timeout,
-                messages: vec![format!("it took longer than its timeout of {limit:?}")],
-                help: Some("raise `timeout:`; what the stage had saved is kept".to_owned()),
-                object: None,
-            };
+            return Verdict::timeout(self.plan.stages[stage].timeout.unwrap_or_default()).into();
         }
         let Running { failed, kills, log, log_from, .. } = running;
         let evidence = Evidence { memory: &self.options.memory, kills, log: &log, log_from };
-        failed.unwrap_or_else(|| crash(exit, &evidence))
+        failed.unwrap_or_else(|| crash(exit, &evidence).into())
     }
 }
 
@@ -189,14 +185,4 @@ fn compare(before: &BTreeMap<String, OutputRecord>, now: &BTreeMap<String, Outpu
     let differs = now.keys().filter(|name| identity(before, name) != identity(now, name));
     let outputs: Vec<String> = differs.cloned().collect();
     if outputs.is_empty() { Compared::Equal } else { Compared::Differs { outputs } }
-}
-
-fn stored_record(output: StoredOutput) -> OutputRecord {
-    let StoredOutput { kind, tree, identity, facts } = output;
-    OutputRecord { kind, tree, identity, facts }
-}
-
-fn stored_output(output: &OutputRecord) -> StoredOutput {
-    let OutputRecord { kind, tree, identity, facts } = output.clone();
-    StoredOutput { kind, tree, identity, facts }
 }

@@ -5,6 +5,7 @@ use std::io;
 use cache::{StatCache, Store};
 
 use super::clock::Moment;
+use super::cluster::Executors;
 use super::error::RunError;
 use super::event::RunEvent;
 use super::outcome::{RunOptions, RunOutcome};
@@ -12,7 +13,6 @@ use super::pinning::pin;
 use super::require::require_machine;
 use super::scheduler::Scheduler;
 use super::signals::{ExitOnInterrupt, Signals};
-use crate::execute::Local;
 use crate::history::{History, RunFolder, RunPlan};
 use crate::home::Home;
 use crate::keys::read_outside;
@@ -44,7 +44,7 @@ pub fn run(
     let outside = read_outside(plan, &mut files, &lock).map_err(RunError::Sources)?;
     files.save(&home.stat_cache())?;
 
-    let executor = Local::new().map_err(machine("open a pipe for", &store))?;
+    let executors = Executors::new(plan, home, &store, options)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -59,7 +59,7 @@ pub fn run(
     let folder = home.run(&id);
     let recorder = RunFolder::create(&folder, &RunPlan::new(&id, plan, started))
         .map_err(|source| RunError::Machine { action: "create the folder of the run", path: folder, source })?;
-    let scheduler = Scheduler::new(plan, home, &store, options, outside, Box::new(executor), recorder, &mut observer);
+    let scheduler = Scheduler::new(plan, home, &store, options, outside, executors, recorder, &mut observer);
     let outcome = runtime.block_on(scheduler.run(id, signals));
     // The index is made from the run folders again whenever it is read; a failure here loses nothing.
     let _ = History::record_run(home, &outcome.run);

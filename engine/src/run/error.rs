@@ -31,6 +31,14 @@ pub enum RunError {
     /// Earlier results could not be looked up.
     #[error("cannot look up earlier results")]
     Explain(#[source] Box<ExplainError>),
+    /// Machines that share this file system could not keep each other from making the same result.
+    #[error("the file system of `{}` lends locks that keep nobody out{}", .path.display(), .words.as_ref().map(|words| format!(": {words}")).unwrap_or_default())]
+    NoLocks {
+        /// The store.
+        path: PathBuf,
+        /// What it says itself.
+        words: Option<String>,
+    },
     /// The machine refused a file, a pipe or a signal handler.
     #[error("cannot {action} `{}`", .path.display())]
     Machine {

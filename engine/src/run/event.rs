@@ -7,6 +7,8 @@ use cache::Digest;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Cause;
+use crate::execute::JobNews;
+use crate::executor::ExecutorKind;
 use crate::protocol::{StoredOutput, WorkerEvent};
 
 /// One thing that happened.
@@ -118,6 +120,18 @@ pub enum RunEvent {
         /// Where in the log what this attempt prints begins, in bytes.
         #[serde(default)]
         log_from: u64,
+        /// Where its process runs.
+        #[serde(default)]
+        executor: ExecutorKind,
+    },
+    /// How the job stands that a stage runs in on a cluster.
+    StageJob {
+        /// The stage.
+        stage: String,
+        /// The job's number, once it has one.
+        job: Option<String>,
+        /// What is new.
+        news: JobNews,
     },
     /// The stage could run, and has to wait. Told again when it waits for something else.
     StageWaiting {
@@ -264,6 +278,15 @@ pub enum WaitsFor {
         wanted_bytes: u64,
         /// What is neither held nor promised to a stage that runs.
         free_bytes: u64,
+    },
+    /// A job of a cluster waits in its queue.
+    Queue {
+        /// Its number, once it has one.
+        job: Option<String>,
+        /// For what, in the cluster's words: `Resources`.
+        reason: String,
+        /// What that means, where its name does not say it.
+        meaning: String,
     },
     /// Others have taken the slots.
     Slots {

@@ -1,9 +1,7 @@
 //! The job file of a stage's process: what it is to do, what it may read, and where it may write.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-
-use cache::Staging;
+use std::path::{Path, PathBuf};
 
 use super::outcome::Profiling;
 use super::scheduler::Scheduler;
@@ -18,7 +16,7 @@ impl Scheduler<'_> {
         &self,
         stage: usize,
         threads: usize,
-        staging: &Staging,
+        staging: &Path,
         run_folder: PathBuf,
     ) -> Result<Job, StageError> {
         let planned = &self.plan.stages[stage];
@@ -45,8 +43,8 @@ impl Scheduler<'_> {
             network: self.options.network,
             outputs: planned.outputs.clone(),
             store: self.store.root().to_owned(),
-            inputs_folder: staging.path().join("inputs"),
-            staging: staging.path().to_owned(),
+            inputs_folder: staging.join("inputs"),
+            staging: staging.to_owned(),
             working,
             run_folder,
             key: keyed.key,

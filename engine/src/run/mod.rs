@@ -5,9 +5,9 @@
 
 mod begin;
 pub mod clock;
+mod cluster;
 mod conclude;
 mod courier;
-mod crash;
 mod elsewhere;
 mod enter;
 mod error;

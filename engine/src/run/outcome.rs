@@ -10,6 +10,8 @@ use super::event::{Conclusion, Counts};
 use super::state::State;
 use crate::error::chain;
 use crate::error::{Cause, StageError};
+use crate::execute::Verdict;
+use crate::executor::ExecutorKind;
 use crate::lock_file::Pinning;
 use crate::memory::Memory;
 use crate::protocol::Network;
@@ -27,6 +29,8 @@ pub struct RunOptions {
     pub jobs: Option<usize>,
     /// Where the machine's memory is read.
     pub memory: Memory,
+    /// Where stages run, whatever the file says; those that are to stay on this machine stay.
+    pub executor: Option<ExecutorKind>,
     /// What may be done about things that are not pinned yet.
     pub pinning: Pinning,
     /// Whether stages may go out for what they read.
@@ -48,6 +52,7 @@ impl Default for RunOptions {
             threads: None,
             jobs: None,
             memory: Memory::default(),
+            executor: None,
             pinning: Pinning::default(),
             network: Network::default(),
             on_changed_target: OnChanged::default(),
@@ -121,6 +126,12 @@ pub struct Failure {
     pub help: Option<String>,
     /// The damaged object, where that was it.
     pub object: Option<Digest>,
+}
+
+impl From<Verdict> for Failure {
+    fn from(Verdict { cause, messages, help }: Verdict) -> Self {
+        Self { cause, messages, help, object: None }
+    }
 }
 
 impl From<StageError> for Failure {

@@ -2,9 +2,10 @@
 
 use cache::Store;
 
+use super::cluster::is_on_cluster;
 use super::error::{MemoryMissing, RunError};
 use super::outcome::RunOptions;
-use crate::device::missing_devices;
+use crate::device::{Lack, missing_devices};
 use crate::explain::{ExplainError, Forecast, explain_with};
 use crate::home::Home;
 use crate::memory::Memory;
@@ -22,6 +23,13 @@ pub fn missing_memory(plan: &Plan, memory: &Memory) -> Vec<MemoryMissing> {
 /// Refuses stages that this machine cannot run, unless their results are there: a finished pipeline is finished on every machine.
 pub(super) fn require_machine(plan: &Plan, home: &Home, store: &Store, options: &RunOptions) -> Result<(), RunError> {
     let (mut devices, mut too_large) = (missing_devices(plan), missing_memory(plan, &options.memory));
+    // What a cluster has is for the cluster to say.
+    let is_here = |id: &str| {
+        let stage = plan.stages.iter().position(|stage| stage.id == id);
+        stage.is_none_or(|stage| !is_on_cluster(plan, options, stage))
+    };
+    devices.retain(|missing| is_here(&missing.stage) || matches!(missing.lack, Lack::NotServed { .. }));
+    too_large.retain(|missing| is_here(&missing.stage));
     if devices.is_empty() && too_large.is_empty() {
         return Ok(());
     }

@@ -18,6 +18,9 @@ impl Scheduler<'_> {
         if let Some(most) = self.options.jobs.filter(|most| running >= *most) {
             return Some(WaitsFor::Jobs { most });
         }
+        if self.is_on_cluster(stage) {
+            return self.lacks_slots(stage);
+        }
         let in_use: usize = self.running().map(|other| other.threads).sum();
         // One that runs alone may always.
         if in_use > 0 && in_use + threads > self.cores {

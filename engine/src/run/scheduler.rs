@@ -8,6 +8,7 @@ use cache::Store;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::sleep_until;
 
+use super::cluster::Executors;
 use super::elsewhere::Elsewhere;
 use super::event::{Conclusion, Counts, RunEvent};
 use super::outcome::{Failure, OnFailure, Profiling, RunOptions, RunOutcome, StageOutcome};
@@ -17,7 +18,7 @@ use super::stage_run::{PublishEnd, StageRun, stage_runs};
 use super::state::{State, Stopping};
 use super::timeline::Timeline;
 use crate::error::Cause;
-use crate::execute::{Executor, Exit, Message};
+use crate::execute::{Exit, Message};
 use crate::history::{History, RunFolder};
 use crate::home::Home;
 use crate::keys::StageOutside;
@@ -35,7 +36,7 @@ pub(super) struct Scheduler<'a> {
     pub store: &'a Store,
     pub options: &'a RunOptions,
     pub outside: Vec<StageOutside>,
-    pub executor: Box<dyn Executor>,
+    pub executors: Executors,
     pub recorder: RunFolder,
     pub stages: Vec<StageRun>,
     pub cores: usize,
@@ -68,7 +69,7 @@ impl<'a> Scheduler<'a> {
         store: &'a Store,
         options: &'a RunOptions,
         outside: Vec<StageOutside>,
-        executor: Box<dyn Executor>,
+        executors: Executors,
         recorder: RunFolder,
         observer: &'a mut dyn FnMut(&RunEvent),
     ) -> Self {
@@ -82,7 +83,7 @@ impl<'a> Scheduler<'a> {
             store,
             options,
             outside,
-            executor,
+            executors,
             recorder,
             stages: stage_runs(plan),
             cores,
@@ -235,6 +236,8 @@ impl<'a> Scheduler<'a> {
     fn hear(&mut self, message: Message) {
         match message {
             Message::Said { stage, event } => self.hear_worker(stage, event),
+            Message::Queued { stage, job, news } => self.hear_job(stage, job, news),
+            Message::Gone { stage, because } => self.hear_gone(stage, because),
             Message::Exited { stage, exit } => self.hear_exit(stage, exit),
         }
     }
@@ -242,6 +245,10 @@ impl<'a> Scheduler<'a> {
     fn hear_worker(&mut self, stage: usize, event: WorkerEvent) {
         let run = &mut self.stages[stage];
         let Some(running) = &mut run.running else { return };
+        if matches!(event, WorkerEvent::Started { .. }) {
+            // A cluster may have stopped it and started it once more: what it said last was not its last word.
+            (running.finished, running.failed) = (None, None);
+        }
         match event {
             WorkerEvent::Finished { outputs, how } => running.finished = Some((outputs, how)),
             WorkerEvent::Failed { cause, messages, help, object } => {

@@ -37,6 +37,8 @@ pub(super) struct StageRun {
     pub attempts: u32,
     /// Those of them that count towards `retries.max`: a try with less memory does not.
     pub tries: u32,
+    /// Jobs of a cluster that were submitted for it in this run.
+    pub submissions: u32,
     /// What was changed, one after the other, since its memory did not suffice.
     pub less_memory: Vec<String>,
     /// Its parameters since then.
@@ -80,8 +82,9 @@ pub(super) struct Running {
     pub failed: Option<Failure>,
     /// What there was to do when it was started.
     pub work: Option<Work>,
-    pub _locks: [Lock; 2],
-    pub _staging: Staging,
+    pub _locks: Vec<Lock>,
+    /// A job of a cluster makes its own, on its node.
+    pub _staging: Option<Staging>,
 }
 
 /// The stages of a plan, before anything has happened.
@@ -99,6 +102,7 @@ pub(super) fn stage_runs(plan: &Plan) -> Vec<StageRun> {
             outputs: BTreeMap::new(),
             attempts: 0,
             tries: 0,
+            submissions: 0,
             less_memory: Vec::new(),
             parameters: None,
             again: stage.wanted == Wanted::Again,

@@ -9,6 +9,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use profile::{Process, TraceEvent, TraceWriter, trace_lines};
 
 use super::event::RunEvent;
+use crate::execute::JobNews;
 use crate::history::{TRACE_FILE, stage_folder};
 use crate::plan::Plan;
 use crate::protocol::ProfileRequest;
@@ -55,14 +56,18 @@ impl Timeline {
             }
             RunEvent::ResultFetching { stage, .. } => self.begin(stage, "fetch"),
             RunEvent::ResultFetched { stage, .. } | RunEvent::ResultRefused { stage, .. } => self.end(stage, "fetch"),
-            RunEvent::StageDone { stage, .. } | RunEvent::StageFailed { stage, .. } => self.end(stage, "process"),
-            RunEvent::StageSkipped { stage, .. } | RunEvent::StageCached { stage, .. } => {
+            RunEvent::StageJob { stage, news: JobNews::Running { .. }, .. } => self.end(stage, "wait"),
+            RunEvent::StageDone { stage, .. }
+            | RunEvent::StageFailed { stage, .. }
+            | RunEvent::StageSkipped { stage, .. }
+            | RunEvent::StageCached { stage, .. } => {
                 self.end(stage, "wait");
                 self.end(stage, "process");
             }
             RunEvent::Published { stage, .. } | RunEvent::PublishFailed { stage, .. } => self.end(stage, "publish"),
             RunEvent::RunStarted { .. }
             | RunEvent::Pinning { .. }
+            | RunEvent::StageJob { .. }
             | RunEvent::Worker { .. }
             | RunEvent::StageHealing { .. }
             | RunEvent::ResultSent { .. }

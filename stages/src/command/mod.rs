@@ -64,6 +64,9 @@ const INHERITED: [&str; 19] = [
     "ROCR_VISIBLE_DEVICES",
 ];
 
+/// What a job of a cluster is told of itself, so that `srun` and `mpirun` find its nodes.
+const OF_A_JOB: &str = "SLURM_";
+
 /// What is the same on every machine, since results tend to depend on it: the order of sorted lines, dates, the order of Python's sets.
 const FIXED: [(&str, &str); 3] = [("LANG", "C.UTF-8"), ("TZ", "UTC"), ("PYTHONHASHSEED", "0")];
 
@@ -241,6 +244,7 @@ fn environment(
     make_folder(&temporary)?;
     let text = |path: &Path| path.to_string_lossy().into_owned();
     let inherited = INHERITED.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
+    let inherited = inherited.chain(std::env::vars().filter(|(name, _)| name.starts_with(OF_A_JOB)));
     let fixed = FIXED.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let mut environment: BTreeMap<String, String> = inherited.chain(fixed).collect();
     environment.insert("TMPDIR".to_owned(), text(&temporary));

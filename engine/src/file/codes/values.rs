@@ -44,6 +44,28 @@ stages:
         },
     },
     ProblemCode {
+        code: "bad-option",
+        severity: Severity::Error,
+        title: "an option that cannot be passed to the cluster",
+        meaning: "`executor.slurm.options` takes further options of `sbatch`, each with its value as one text. Those that the program needs to \
+            find, hear and stop its jobs (`--output`, `--job-name`, `--array`, `--wrap` …) are its own.",
+        advice: "Leave it out, or write it with its dashes.",
+        example: Example::File {
+            wrong: "\
+version: 1
+executor: { slurm: { options: [--array=1-4] } }
+stages:
+  rows: { uses: dataset, with: { source: ./rows.jsonl } }
+",
+            right: "\
+version: 1
+executor: { slurm: { options: [--exclusive] } }
+stages:
+  rows: { uses: dataset, with: { source: ./rows.jsonl } }
+",
+        },
+    },
+    ProblemCode {
         code: "bad-remote",
         severity: Severity::Error,
         title: "not the address of a shared cache",

@@ -109,7 +109,8 @@ impl Scratch {
         let text = serde_json::to_vec(&job).expect("a job is plain data");
         fs::write(&job_file, text).or_fail(Cause::Machine, || format!("cannot write `{}`", job_file.display()))?;
         let inherit = vec![staging.lock().as_raw_fd(), self.folder.lock().as_raw_fd()];
-        let launch = Launch { stage: 0, job: job_file, log, inherit };
+        let store = self.store.root().to_owned();
+        let launch = Launch { stage: 0, job: job_file, log, store, inherit, cluster: None };
         let (messages, mut heard) = unbounded_channel();
         let process = self
             .executor
@@ -120,7 +121,7 @@ impl Scratch {
             match message {
                 Message::Said { event: WorkerEvent::Finished { outputs, .. }, .. } => finished = Some(outputs),
                 Message::Said { event: WorkerEvent::Failed { messages, .. }, .. } => failed = Some(messages),
-                Message::Said { .. } => {}
+                Message::Said { .. } | Message::Queued { .. } | Message::Gone { .. } => {}
                 Message::Exited { exit, .. } => {
                     drop(process);
                     return Ok(match (finished, &exit.ending) {

@@ -31,6 +31,30 @@ fn slots_are_declared_and_enough() {
 }
 
 #[test]
+fn a_stage_runs_where_it_says_and_else_where_the_file_says() {
+    let text = "version: 1
+executor: { slurm: { partition: gpu, time: 12h, gres: 'gpu:h200' } }
+stages:
+  a: { uses: dataset, with: { source: a.jsonl }, executor: local }
+  b: { uses: dataset, with: { source: b.jsonl }, executor: { slurm: { partition: cpu } } }
+  c: { uses: dataset, with: { source: c.jsonl } }
+";
+    let of = |plan: &Plan, id: &str, forced| {
+        let stage = plan.stages.iter().position(|stage| stage.id == id).unwrap();
+        let (kind, settings) = plan.executor_of(stage, forced);
+        (kind, settings.partition.unwrap_or_default())
+    };
+    let (local, slurm) = (ExecutorKind::Local, ExecutorKind::Slurm);
+    let file = plan(text);
+    assert_eq!(of(&file, "a", None), (local, "gpu".into()));
+    assert_eq!((of(&file, "b", None), of(&file, "c", None)), ((slurm, "cpu".into()), (slurm, "gpu".into())));
+    assert_eq!((of(&file, "a", Some(slurm)).0, of(&file, "c", Some(local)).0), (local, local));
+    let over = plan_over(text, &["executor.slurm.partition=debug", "a.executor=slurm"]);
+    assert_eq!((of(&over, "a", None), of(&over, "c", None)), ((slurm, "debug".into()), (slurm, "debug".into())));
+    assert_eq!(wrong(&text.replace("gres:", "gers:"))[0], "unknown-key 2:48 unknown key `gers` (did you mean `gres`?)");
+}
+
+#[test]
 fn retries_are_a_number_or_say_when() {
     let retries = plan(SLOTS).stages[0].retries.clone();
     assert_eq!((retries.max, retries.on.as_slice()), (3, &[crate::error::Cause::Network][..]));

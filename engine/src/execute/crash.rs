@@ -4,9 +4,8 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-use super::outcome::Failure;
+use super::executor::{Ending, Exit, Verdict};
 use crate::error::{Cause, of_words};
-use crate::execute::{Ending, Exit};
 use crate::memory::{Kills, Memory};
 
 /// As much of a log's end is looked at for last words.
@@ -16,7 +15,7 @@ const LAST_WORDS: u64 = 16 << 10;
 const NEARLY_ALL: f64 = 0.9;
 
 /// What is known of a process beside how it ended.
-pub(super) struct Evidence<'a> {
+pub(crate) struct Evidence<'a> {
     /// Where the machine's memory is read.
     pub memory: &'a Memory,
     /// What had been killed for want of memory before it began.
@@ -28,19 +27,19 @@ pub(super) struct Evidence<'a> {
 }
 
 /// A process that died without a word: of which cause, as far as that can be known.
-pub(super) fn crash(exit: &Exit, evidence: &Evidence<'_>) -> Failure {
+pub(crate) fn crash(exit: &Exit, evidence: &Evidence<'_>) -> Verdict {
     let message = match &exit.ending {
         Ending::Signal(signal) if signal == "SIGKILL" => return killed(exit, evidence),
         Ending::Signal(signal) => format!("the stage's process died of {signal}"),
         Ending::Code(code) => format!("the stage's process exited with {code} and gave no result"),
     };
     match last_words(evidence.log, evidence.log_from) {
-        Some((line, cause)) => failure(cause, vec![message, line], cause.advice().map(str::to_owned)),
-        None => failure(Cause::Crashed, vec![message], None),
+        Some((line, cause)) => verdict(cause, vec![message, line], cause.advice().map(str::to_owned)),
+        None => verdict(Cause::Crashed, vec![message], None),
     }
 }
 
-fn killed(exit: &Exit, evidence: &Evidence<'_>) -> Failure {
+fn killed(exit: &Exit, evidence: &Evidence<'_>) -> Verdict {
     let peak = exit.peak_memory_bytes;
     let total = evidence.memory.total();
     let held = format!(
@@ -51,14 +50,14 @@ fn killed(exit: &Exit, evidence: &Evidence<'_>) -> Failure {
     let nearly_all = total.is_some_and(|total| peak as f64 >= total as f64 * NEARLY_ALL);
     if nearly_all || evidence.kills.rose_until(evidence.memory.kills()) {
         let message = format!("the stage's process was killed since memory ran out: {held}");
-        return failure(Cause::OutOfMemory, vec![message], Cause::OutOfMemory.advice().map(str::to_owned));
+        return verdict(Cause::OutOfMemory, vec![message], Cause::OutOfMemory.advice().map(str::to_owned));
     }
     let help = format!("somebody or something killed it: nothing says that memory ran out, {held}");
-    failure(Cause::Crashed, vec!["the stage's process was killed (SIGKILL)".to_owned()], Some(help))
+    verdict(Cause::Crashed, vec!["the stage's process was killed (SIGKILL)".to_owned()], Some(help))
 }
 
-fn failure(cause: Cause, messages: Vec<String>, help: Option<String>) -> Failure {
-    Failure { cause, messages, help, object: None }
+fn verdict(cause: Cause, messages: Vec<String>, help: Option<String>) -> Verdict {
+    Verdict { cause, messages, help }
 }
 
 /// The last line of a log that gives a cause away, and the cause.
@@ -86,7 +85,8 @@ mod tests {
     use super::*;
 
     fn exit(signal: &str, peak_memory_bytes: u64) -> Exit {
-        Exit { ending: Ending::Signal(signal.to_owned()), ran: Duration::ZERO, peak_memory_bytes, cpu: Duration::ZERO }
+        let ending = Ending::Signal(signal.to_owned());
+        Exit { ending, ran: Duration::ZERO, peak_memory_bytes, cpu: Duration::ZERO, verdict: None, host: None }
     }
 
     #[test]

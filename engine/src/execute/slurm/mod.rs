@@ -1,0 +1,87 @@
+//! The Slurm executor: each stage is a job of its own, which outlives the engine that submitted it.
+//!
+//! What the local executor gets from a child process comes about in other ways:
+//!
+//! | of a child | of a job |
+//! |---|---|
+//! | its end and its figures, from `wait4` | the keeper on the node (`crate::execute::keeper`) is the child's parent, and leaves them in a file |
+//! | its words, from a pipe | the keeper writes them into a file, which is read from where it was left |
+//! | locks by inherited descriptors | the keeper takes them on its node, and the stage's process inherits them from it |
+//! | death with the engine | none: a record in the home ([`record`]) says which job makes which result, and the next engine adopts it |
+//! | the end of the whole group | the node's own supervisor ends what is left of a job |
+//!
+//! The keeper's file is the truth of how a job ended. What Slurm says is asked for what the file cannot tell: that a job waits and for
+//! what, and why it ended without a word ([`state`]). A controller that does not answer says nothing about a job.
+
+mod client;
+mod follow;
+mod judge;
+mod queue;
+pub mod record;
+mod request;
+mod state;
+mod tail;
+
+pub(crate) use request::gres_devices;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::executor::{Executor, Launch, Message, Process, StartError, Stop};
+use client::Client;
+use follow::Follower;
+use queue::Queue;
+use record::Records;
+
+/// Runs stages as jobs of a Slurm cluster.
+#[derive(Debug)]
+pub struct Slurm {
+    client: Arc<Client>,
+    queue: Arc<Queue>,
+    records: Records,
+    program: PathBuf,
+}
+
+impl Slurm {
+    /// An executor whose jobs are recorded in a folder, and that makes jobs run this very program, which has to lie where the nodes
+    /// find it under the same name.
+    ///
+    /// # Errors
+    /// Fails where the program's own file cannot be found, such as after another build took its place.
+    pub fn new(records: Records) -> Result<Self, StartError> {
+        let own = std::env::current_exe().and_then(|program| program.canonicalize());
+        let program = own.map_err(|source| StartError {
+            action: "find the file of this very program,",
+            path: std::env::current_exe().unwrap_or_default(),
+            source,
+        })?;
+        let client = Arc::new(Client);
+        Ok(Self { queue: Arc::new(Queue::new(Arc::clone(&client))), client, records, program })
+    }
+}
+
+impl Executor for Slurm {
+    fn start(&self, launch: &Launch, messages: UnboundedSender<Message>) -> Result<Box<dyn Process>, StartError> {
+        let (sender, orders) = mpsc::channel();
+        let follower = Follower::new(self, launch, messages, orders)?;
+        thread::spawn(move || follower.run());
+        Ok(Box::new(Handle(sender)))
+    }
+}
+
+struct Handle(mpsc::Sender<Stop>);
+
+impl Process for Handle {
+    fn stop(&self, how: Stop) {
+        // One whose end was told has nobody who listens.
+        let _ = self.0.send(how);
+    }
+
+    fn id(&self) -> Option<u32> {
+        None
+    }
+}

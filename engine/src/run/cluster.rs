@@ -1,0 +1,226 @@
+//! What the loop knows of clusters: where a stage runs, what its job is to ask for, and what is heard of it.
+
+use std::io;
+use std::path::Path;
+
+use cache::{Digest, Store, StoreError};
+use devices::DeviceKind;
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::error::RunError;
+use super::event::{RunEvent, WaitsFor};
+use super::outcome::RunOptions;
+use super::scheduler::Scheduler;
+use super::state::State;
+use crate::device::{DeviceGrant, processor};
+use crate::error::{Cause, StageError};
+use crate::execute::slurm::gres_devices;
+use crate::execute::slurm::record::{JobRecord, Records};
+use crate::execute::submission::{ClusterJob, ResultOf};
+use crate::execute::{Executor, JobNews, Launch, Local, Message, Process, Slurm, StartError};
+use crate::executor::{ExecutorKind, SlurmSettings};
+use crate::home::Home;
+use crate::plan::{DeviceCount, Plan, PlannedStage};
+use crate::protocol::WorkerEvent;
+use crate::stage::Threads;
+
+/// The ways to run stages that a run has.
+pub(super) struct Executors {
+    local: Local,
+    /// Where some stage runs there, or a job of an earlier run may have to be heard to its end.
+    slurm: Option<Slurm>,
+    pub records: Records,
+}
+
+impl Executors {
+    /// Those that a plan needs.
+    pub fn new(plan: &Plan, home: &Home, store: &Store, options: &RunOptions) -> Result<Self, RunError> {
+        let records = Records::at(home.jobs());
+        let local = Local::new().map_err(|source| machine("open a pipe for", home.root(), source))?;
+        let submits = (0..plan.stages.len()).any(|stage| is_on_cluster(plan, options, stage));
+        if submits {
+            probe_locks(store)?;
+        }
+        let slurm = (submits || !records.all().is_empty()).then(|| Slurm::new(records.clone())).transpose();
+        let slurm = slurm.map_err(|StartError { action, path, source }| machine(action, &path, source))?;
+        Ok(Self { local, slurm, records })
+    }
+
+    /// Starts a process where its launch says.
+    pub fn start(&self, launch: &Launch, messages: UnboundedSender<Message>) -> Result<Box<dyn Process>, StartError> {
+        match (&launch.cluster, &self.slurm) {
+            (Some(_), Some(slurm)) => slurm.start(launch, messages),
+            (Some(_), None) => Slurm::new(self.records.clone())?.start(launch, messages),
+            (None, _) => self.local.start(launch, messages),
+        }
+    }
+}
+
+fn machine(action: &'static str, path: &Path, source: io::Error) -> RunError {
+    RunError::Machine { action, path: path.to_owned(), source }
+}
+
+/// Whether a stage's process is a job of a cluster.
+pub(super) fn is_on_cluster(plan: &Plan, options: &RunOptions, stage: usize) -> bool {
+    plan.executor_of(stage, options.executor).0 == ExecutorKind::Slurm
+}
+
+/// What keeps two machines from making the same result at once is the kernel's lock on a file that both see. A file system that lends
+/// the same lock twice, or none, is found here and not by a damaged result.
+fn probe_locks(store: &Store) -> Result<(), RunError> {
+    let probe = || store.try_lock("probe");
+    let useless = |error: Option<StoreError>| RunError::NoLocks {
+        path: store.root().to_owned(),
+        words: error.map(|error| error.to_string()),
+    };
+    let held = probe().map_err(|error| useless(Some(error)))?;
+    // Where another engine probes at this moment, the lock works.
+    if held.is_some() && probe().map_err(|error| useless(Some(error)))?.is_some() {
+        return Err(useless(None));
+    }
+    Ok(())
+}
+
+impl Scheduler<'_> {
+    /// Whether a stage's process is a job of a cluster.
+    pub(super) fn is_on_cluster(&self, stage: usize) -> bool {
+        is_on_cluster(self.plan, self.options, stage)
+    }
+
+    /// The threads that the job of a stage asks for; `None` leaves it to the cluster.
+    pub(super) fn threads_of_job(&self, stage: usize) -> Option<usize> {
+        let planned = &self.plan.stages[stage];
+        let own = planned.executor.slurm.cpus_per_task.or(planned.resources.threads);
+        let of_kind = matches!(planned.bound.threads(), Threads::One).then_some(1);
+        own.or(self.plan.executor.slurm.cpus_per_task).or(of_kind)
+    }
+
+    /// What a stage's job has to compute on.
+    pub(super) fn devices_of_job(&self, stage: usize) -> Result<DeviceGrant, StageError> {
+        let (_, settings) = self.plan.executor_of(stage, self.options.executor);
+        let planned = &self.plan.stages[stage];
+        let nodes = nodes(planned, &settings) as usize;
+        let asked = devices_asked(planned)?;
+        let granted = asked.or_else(|| gres_devices(settings.gres.as_deref()?, &planned.bound.devices()));
+        Ok(match granted {
+            Some((kind, count)) => DeviceGrant { kind, count: count as usize, indices: Vec::new(), nodes },
+            None => DeviceGrant { nodes, ..processor(planned) },
+        })
+    }
+
+    /// What the cluster is told of a stage whose key is known.
+    pub(super) fn cluster_job(&self, stage: usize, adopt: Option<JobRecord>) -> Result<ClusterJob, StageError> {
+        let planned = &self.plan.stages[stage];
+        let run = &self.stages[stage];
+        let keyed = run.key.as_ref().expect("the key was made before");
+        let (_, settings) = self.plan.executor_of(stage, self.options.executor);
+        let id = self.recorder.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let submission = run.submissions;
+        let working = keyed.document.working_key();
+        let file = &self.plan.executor.slurm;
+        let own = &planned.executor.slurm;
+        let devices = devices_asked(planned)?;
+        // Of a stage that computes on devices `resources.memory` is theirs.
+        let of_resources = planned.resources.memory.filter(|_| devices.is_none());
+        let memory = own.mem.map(|mem| mem.0).or(of_resources).or(file.mem.map(|mem| mem.0));
+        Ok(ClusterJob {
+            submission,
+            run: id.clone(),
+            result: Some(ResultOf { document: keyed.document.clone(), kind: planned.kind.to_owned() }),
+            again: run.again,
+            threads: self.threads_of_job(stage),
+            memory,
+            devices,
+            nodes: nodes(planned, &settings),
+            timeout: planned.timeout,
+            grace: self.options.grace,
+            settings,
+            adopt,
+            ..ClusterJob::new(job_name(&id, &run.id, submission), keyed.key, working)
+        })
+    }
+
+    /// The job that makes a result already, and whether one works on the same state.
+    pub(super) fn job_of(&self, key: &Digest, working: &Digest) -> JobOf {
+        match self.executors.records.find(key) {
+            Some(record) => JobOf::Makes(Box::new(record)),
+            None if self.executors.records.with_working(working, key).is_some() => JobOf::SharesState,
+            None => JobOf::None,
+        }
+    }
+
+    /// How a stage's job stands.
+    pub(super) fn hear_job(&mut self, stage: usize, job: Option<String>, news: JobNews) {
+        let id = self.stages[stage].id.clone();
+        let event = match news {
+            JobNews::Waiting { reason, meaning } => {
+                RunEvent::StageWaiting { stage: id, waits_for: WaitsFor::Queue { job, reason, meaning } }
+            }
+            news => RunEvent::StageJob { stage: id, job, news },
+        };
+        self.tell(event);
+    }
+
+    /// The job of an earlier run gave no result after all: the stage begins as if there had been none.
+    pub(super) fn hear_gone(&mut self, stage: usize, because: String) {
+        let run = &mut self.stages[stage];
+        if run.running.take().is_none() {
+            return;
+        }
+        run.attempts -= 1;
+        run.tries -= 1;
+        let id = run.id.clone();
+        self.transition(stage, State::Ready);
+        self.tell(RunEvent::Worker { stage: id, said: WorkerEvent::Warning { message: because } });
+    }
+}
+
+/// What is known of jobs beside a key.
+pub(super) enum JobOf {
+    None,
+    /// One makes it.
+    Makes(Box<JobRecord>),
+    /// One makes another result of the same working state.
+    SharesState,
+}
+
+fn nodes(planned: &PlannedStage, settings: &SlurmSettings) -> u32 {
+    let of_resources = Some(planned.resources.nodes).filter(|nodes| *nodes > 1);
+    planned.executor.slurm.nodes.or(of_resources).or(settings.nodes).unwrap_or(1)
+}
+
+/// The devices that a stage names; `None` where it leaves them to the machine.
+fn devices_asked(planned: &PlannedStage) -> Result<Option<(DeviceKind, u32)>, StageError> {
+    let kind = planned.resources.device.kind().filter(|kind| *kind != DeviceKind::Cpu);
+    let Some(kind) = kind else { return Ok(None) };
+    match planned.resources.count {
+        DeviceCount::Exactly(count) => Ok(Some((kind, count))),
+        DeviceCount::All => {
+            let message = format!("stage `{}` asks for all devices, and a cluster wants a number", planned.id);
+            Err(StageError::new(Cause::BadParameters, message)
+                .with_help(format!("say how many: `{}.resources.count=8`", planned.declared)))
+        }
+    }
+}
+
+/// The name of a job: letters that no shell and no list of Slurm's splits.
+fn job_name(run: &str, stage: &str, submission: u32) -> String {
+    let plain = |letter: char| if letter.is_ascii_alphanumeric() || "._-=".contains(letter) { letter } else { '.' };
+    let stage: String = stage.chars().map(plain).collect();
+    let again = if submission > 1 { format!("-{submission}") } else { String::new() };
+    format!("pipeline-{run}-{stage}{again}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_jobs_name_is_one_word() {
+        assert_eq!(
+            job_name("20260301-090507-042", "adapter[lora.rank=4,x=a b]", 1),
+            "pipeline-20260301-090507-042-adapter.lora.rank=4.x=a.b."
+        );
+        assert_eq!(job_name("r", "data/rows", 2), "pipeline-r-data.rows-2");
+    }
+}

@@ -1,0 +1,130 @@
+//! A stage kind that does what it is told, good and bad.
+
+use std::hint::black_box;
+use std::io::Write;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use engine::artifact::Output;
+use engine::context::StageContext;
+use engine::error::{Cause, StageError};
+use engine::execute::Ranks;
+use engine::parameter::Parameters;
+use engine::protocol::WorkerEvent;
+use engine::stage::Stage;
+use nix::libc;
+use nix::sys::signal::{Signal, raise};
+use serde_json::json;
+
+/// The kind.
+pub struct Act;
+
+/// What it does, in the order of the fields.
+#[derive(Debug, Parameters)]
+pub struct ActParams {
+    /// Says so many metrics.
+    #[semantic(default)]
+    metrics: u32,
+    /// Prints so many lines that are no words of the protocol.
+    #[semantic(default)]
+    stray: u32,
+    /// Reports a text of so many bytes.
+    #[semantic(default)]
+    report_bytes: usize,
+    /// Holds so much memory for a moment.
+    #[semantic(default)]
+    hold_mib: usize,
+    /// Computes for so long.
+    #[semantic(default)]
+    compute_ms: u64,
+    /// Waits for so long; where it is asked to stop meanwhile it says so and ends.
+    #[semantic(default)]
+    wait_ms: u64,
+    /// Waits in vain to be killed.
+    #[semantic(default)]
+    never_ends: bool,
+    /// Starts a rank on each of so many nodes, which says where it is.
+    #[semantic(default)]
+    nodes: usize,
+    /// Fails with these words.
+    #[semantic]
+    fail: Option<String>,
+    /// Exits with this code.
+    #[semantic]
+    code: Option<i32>,
+    /// Dies of a segmentation fault.
+    #[semantic(default)]
+    crash: bool,
+}
+
+impl Stage for Act {
+    const NAME: &'static str = "act";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "does what it is told";
+    type Params = ActParams;
+
+    fn outputs(_: &ActParams) -> Vec<Output> {
+        Vec::new()
+    }
+
+    fn run(params: &ActParams, context: &mut StageContext) -> Result<(), StageError> {
+        for step in 0..params.metrics {
+            let values = json!({ "step": step });
+            context.emit(WorkerEvent::Metrics { values: values.as_object().unwrap().clone() });
+        }
+        for line in 0..params.stray {
+            let mut out = std::io::stdout().lock();
+            writeln!(out, "stray {line}").unwrap();
+            drop(out);
+            eprintln!("error {line}");
+        }
+        if params.report_bytes > 0 {
+            context.emit(WorkerEvent::Report { text: "x".repeat(params.report_bytes) });
+        }
+        if params.hold_mib > 0 {
+            let held = vec![1_u8; params.hold_mib << 20];
+            black_box(&held);
+        }
+        let until = Instant::now() + Duration::from_millis(params.compute_ms);
+        while Instant::now() < until {
+            black_box(0);
+        }
+        let until = Instant::now() + Duration::from_millis(params.wait_ms);
+        while Instant::now() < until {
+            if context.cancelled() {
+                context.emit(WorkerEvent::Checkpoint { step: 7 });
+                return Err(StageError::new(Cause::Cancelled, "it was asked to stop"));
+            }
+            sleep(Duration::from_millis(10));
+        }
+        if params.never_ends {
+            loop {
+                sleep(Duration::from_millis(100));
+            }
+        }
+        if params.nodes > 0 {
+            let says = r#"printf '{"event":"metrics","values":{"rank":%s,"of":%s,"node":"%s","at":"%s"}}\n' \
+                "$RANK" "$WORLD_SIZE" "${SLURMD_NODENAME:-here}" "$MASTER_ADDR""#;
+            let command = ["sh", "-c", says].map(Into::into).to_vec();
+            let ranks = Ranks { nodes: params.nodes, per_node: 1, command, ..Ranks::default() };
+            let running = context.launch(&ranks)?;
+            running.attend(context, &mut |_, event, context| {
+                context.emit(event);
+                Ok(())
+            })?;
+        }
+        if let Some(words) = &params.fail {
+            return Err(StageError::new(Cause::BadData, words.clone()).with_help("do better"));
+        }
+        if let Some(code) = params.code {
+            std::process::exit(code);
+        }
+        if params.crash {
+            // The runtime's own handler would turn a real fault into an abort of its own.
+            // SAFETY: the default action of a signal has no handler whose safety would have to hold.
+            unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
+            raise(Signal::SIGSEGV).unwrap();
+        }
+        Ok(())
+    }
+}
