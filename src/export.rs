@@ -1,48 +1,50 @@
-//! `pipeline export`: copies an output out of the store.
+//! `pipeline export`: what leaves this program for others: an output as a folder, a whole pipeline as a job of a cluster.
+//!
+//! A file each: [`copy`] for outputs; [`argo`] and [`kubernetes`] for manifests, over what both need: [`cluster`] (the command line and the
+//! plan), [`files`] (what pods read), [`pod`] (what a pod asks for and is given), [`names`] and [`yaml`].
 
-use std::path::PathBuf;
+mod argo;
+mod cluster;
+mod copy;
+mod files;
+mod kubernetes;
+mod names;
+mod pod;
+mod yaml;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
-use crate::progress::Verbosity;
+use crate::Global;
 use crate::render::Failure;
-use crate::{Global, locate, terminal, words};
 
-/// Copy a stage's output out of the store into a new or empty folder.
+/// Copy a stage's output into a folder, or write a pipeline as a job of a cluster.
 ///
-/// The copy is checked, writable and independent of the store. `publish:` in the file does the same after every run.
+/// `pipeline export FILE STAGE FOLDER` copies an output out of the store into a new or empty folder. The copy is checked, writable and
+/// independent of the store; `publish:` in the file does the same after every run.
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct ExportArgs {
-    /// The pipeline file.
-    file: PathBuf,
-    /// The stage, with its output where it has several.
-    #[arg(value_name = "STAGE[.OUTPUT]")]
-    output: String,
-    /// The folder to make, or an empty one.
-    folder: PathBuf,
-    /// Changes to the file, as `stage.path=value` or `vars.name=value`.
-    #[arg(value_name = "OVERRIDE")]
-    overrides: Vec<String>,
+    #[command(subcommand)]
+    target: Option<Target>,
+    #[command(flatten)]
+    copy: Option<copy::CopyArgs>,
 }
 
-/// Copies the output.
+#[derive(Subcommand)]
+enum Target {
+    /// Write an Argo workflow: a task for each stage, in the order of the graph, with the shared cache between them.
+    Argo(cluster::ClusterArgs),
+    /// Write a Kubernetes Job that runs the whole file in one pod.
+    Kubernetes(cluster::ClusterArgs),
+}
+
+/// Copies or writes.
 pub fn run(args: &ExportArgs, global: &Global) -> Result<(), Failure> {
-    let folder = &args.folder;
-    let located = locate::output(&args.file, &args.overrides, &args.output, global)?;
-    // An empty folder is nobody's: only such a one can be removed so.
-    if folder.exists() && (folder.is_symlink() || std::fs::remove_dir(folder).is_err()) {
-        return Err(Failure::wrong(format!("`{}` exists already and is not an empty folder", folder.display()))
-            .with_help("name a new or empty folder, or remove this one first"));
+    match (&args.target, &args.copy) {
+        (Some(Target::Argo(args)), _) => argo::run(args, global),
+        (Some(Target::Kubernetes(args)), _) => kubernetes::run(args, global),
+        (None, Some(args)) => copy::run(args, global),
+        (None, None) => Err(Failure::wrong("nothing is named to export")
+            .with_help("`pipeline export FILE STAGE FOLDER`, or `pipeline export argo FILE`")),
     }
-    if let Some(parent) = folder.parent() {
-        std::fs::create_dir_all(parent)?;
-    }
-    let copied = located.store.copy_tree_out(&located.record.tree, folder);
-    let tree = copied.map_err(|error| locate::unreadable(error, &located.store, &args.file))?;
-    if global.verbosity() > Verbosity::Quiet {
-        let files = words::plural(tree.files().len(), "file");
-        let bytes = words::bytes(tree.bytes());
-        terminal::tell_line(format_args!("`{}` copied to {}: {files}, {bytes}", located.name, folder.display()));
-    }
-    Ok(())
 }

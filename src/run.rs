@@ -14,7 +14,9 @@ use engine::plan::Plan;
 use engine::protocol::{Network, WorkerEvent};
 use engine::publish::OnChanged;
 use engine::remote::RemoteSettings;
-use engine::run::{Conclusion, Counts, OnFailure, Profiling, RunEvent, RunOptions, RunOutcome, StageOutcome, State};
+use engine::run::{
+    Conclusion, Counts, OnFailure, Profiling, RunEvent, RunOptions, RunOutcome, Sharing, StageOutcome, State,
+};
 use engine::stage::{Registry, Stage as _};
 use serde_json::{Map, Value, json};
 use stages::generate::{self, Generate};
@@ -79,6 +81,10 @@ pub struct RunArgs {
     /// Send what this run makes to the shared cache, whatever the file says.
     #[arg(long, conflicts_with_all = ["no_remote", "smoke"])]
     push: bool,
+    /// Be one task of another scheduler's graph: as `--push`, and what was made but did not arrive there fails the run (3); a result that
+    /// lies there stays there, unless a stage that runs here reads it.
+    #[arg(long, conflicts_with_all = ["no_remote", "smoke"])]
+    hand_over: bool,
     /// How to print the result.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -112,6 +118,10 @@ struct Told {
     publish_failures: Vec<Value>,
     /// What each process took, by stage.
     costs: Map<String, Value>,
+    /// Whether the run is for the runs of other machines.
+    hands_over: bool,
+    /// Whether they cannot have what it made.
+    not_handed_over: bool,
 }
 
 struct Failed {
@@ -132,7 +142,7 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     if args.shows_answers(global.verbosity()) {
         progress = progress.with_stream(Stream::new(Box::new(std::io::stdout()), Look::stdout()));
     }
-    let mut told = Told::default();
+    let mut told = Told { hands_over: args.hand_over, ..Told::default() };
     let ended = engine::run::run(&plan, &home, &registry, &args.options(&plan)?, |event| {
         let screen = progress.event(event);
         told.event(event, screen, &plan);
@@ -147,7 +157,7 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     for failure in &told.failures {
         render::message(&failure.message);
     }
-    let exit = exit(&outcome, &told.failures);
+    let exit = exit(&outcome, &told);
     if global.verbosity() > Verbosity::Quiet {
         profiles.iter().for_each(Profiles::tell);
         terminal::tell_line(summary(&outcome, exit, began));
@@ -213,8 +223,13 @@ impl RunArgs {
     /// The shared cache. What a smoke run makes is of no use to others.
     fn shared_cache(&self, plan: &Plan) -> Result<Option<RemoteSettings>, Failure> {
         let settings =
-            if self.push { Some(self.remote.required(Some(plan))?) } else { self.remote.settings(Some(plan))? };
-        Ok(settings.map(|settings| RemoteSettings { push: (settings.push || self.push) && !self.smoke, ..settings }))
+            if self.sends() { Some(self.remote.required(Some(plan))?) } else { self.remote.settings(Some(plan))? };
+        Ok(settings.map(|settings| RemoteSettings { push: (settings.push || self.sends()) && !self.smoke, ..settings }))
+    }
+
+    /// Whether the command line asks for what is made to be sent to the shared cache.
+    fn sends(&self) -> bool {
+        self.push || self.hand_over
     }
 
     /// Of which stages it is recorded where their time goes.
@@ -237,6 +252,7 @@ impl RunArgs {
             },
             on_changed_target: if self.overwrite { OnChanged::Overwrite } else { OnChanged::Refuse },
             remote: self.shared_cache(plan)?,
+            sharing: if self.hand_over { Sharing::HandsOver } else { Sharing::SparesWork },
             profile: self.profiling(),
             ..RunOptions::default()
         })
@@ -284,6 +300,13 @@ impl Told {
                 let text = format!("stage `{stage}` failed{}", place(plan, stage));
                 self.fail((*cause).into(), text, messages, (!help.is_empty()).then(|| help.join("\n")));
             }
+            RunEvent::ResultNotSent { stage, key, messages } if self.hands_over => {
+                let name = stage.clone().unwrap_or_else(|| key.short());
+                self.lost(format!("the result of `{name}` did not arrive in the shared cache"), messages, None);
+            }
+            RunEvent::RemoteFailed { messages, help, .. } if self.hands_over => {
+                self.lost("nothing can be handed over through the shared cache".to_owned(), messages, help.clone());
+            }
             RunEvent::Published { path, .. } => self.published.push(path.clone()),
             RunEvent::PublishFailed { stage, output, path, cause, messages, help } => {
                 self.publish_failures.push(json!({
@@ -312,6 +335,11 @@ impl Told {
         }
     }
 
+    fn lost(&mut self, text: String, messages: &[String], help: Option<String>) {
+        self.not_handed_over = true;
+        self.fail(Exit::Machine, text, messages, help);
+    }
+
     fn fail(&mut self, exit: Exit, text: String, messages: &[String], help: Option<String>) {
         let chain: Vec<String> = std::iter::once(text).chain(messages.iter().cloned()).collect();
         self.failures.push(Failed { exit, message: Message::chain(&chain, help) });
@@ -320,11 +348,14 @@ impl Told {
 
 /// Where several stages failed: a stage's own failure outweighs a mistake of the file, and both what the machine lacks, since that
 /// alone may be mended by trying elsewhere.
-fn exit(outcome: &RunOutcome, failures: &[Failed]) -> Exit {
-    let failed = |exit| failures.iter().any(|failure| failure.exit == exit);
+///
+/// A run that could not hand over what it made has done nothing for those who wait for it, and what it could not find may be there.
+fn exit(outcome: &RunOutcome, told: &Told) -> Exit {
+    let failed = |exit| told.failures.iter().any(|failure| failure.exit == exit);
     match outcome.conclusion {
-        Conclusion::Succeeded => Exit::Done,
         Conclusion::Interrupted => Exit::Interrupted,
+        Conclusion::Succeeded | Conclusion::Failed if told.not_handed_over => Exit::Machine,
+        Conclusion::Succeeded => Exit::Done,
         Conclusion::Failed => {
             let outweighs = [Exit::StageFailed, Exit::Wrong, Exit::Machine, Exit::Interrupted];
             outweighs.into_iter().find(|exit| failed(*exit)).unwrap_or(Exit::StageFailed)
@@ -333,7 +364,7 @@ fn exit(outcome: &RunOutcome, failures: &[Failed]) -> Exit {
 }
 
 /// ` (xsum.yaml:12:5)`: where a stage's parameters stand.
-fn place(plan: &Plan, stage: &str) -> String {
+pub fn place(plan: &Plan, stage: &str) -> String {
     let Some(stage) = plan.stages.iter().find(|planned| planned.id == stage) else { return String::new() };
     let Some(source) = plan.sources.get(stage.span.source) else { return String::new() };
     let (line, column) = plan.sources.line_column(stage.span);

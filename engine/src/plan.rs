@@ -73,6 +73,9 @@ pub struct Plan {
     pub left_out: Vec<LeftOut>,
     /// Where results are shared.
     pub remote: Option<RemoteSettings>,
+    /// The environment variables that the file refers to (`${env.NAME}`), and what they were: on another machine it is this plan only
+    /// where they are the same.
+    pub variables: BTreeMap<String, Option<String>>,
     /// Problems that do not stop a run.
     pub warnings: Vec<Problem>,
 }

@@ -63,6 +63,22 @@ pub enum Smoke {
     With(Vec<(String, serde_json::Value)>),
 }
 
+/// An environment variable with a secret that a stage names and reads by itself. Its value is in no plan.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Secret {
+    /// The variable.
+    pub variable: String,
+    /// Whether the stage fails without it.
+    pub required: bool,
+}
+
+impl Secret {
+    /// A token for a server: of a variable that the file names, which must then be set, else of the one that is used where it is.
+    pub fn token(named: Option<&str>, by_default: &str) -> Self {
+        Self { variable: named.unwrap_or(by_default).to_owned(), required: named.is_some() }
+    }
+}
+
 /// How many threads a stage can use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Threads {
@@ -163,6 +179,11 @@ pub trait Stage: 'static {
 
     /// What the stage reads from outside the pipeline.
     fn outside(_params: &Self::Params) -> Vec<Outside> {
+        Vec::new()
+    }
+
+    /// The secrets that it reads from the environment by itself.
+    fn secrets(_params: &Self::Params) -> Vec<Secret> {
         Vec::new()
     }
 
@@ -279,6 +300,8 @@ pub trait BoundStage: Send + Sync {
     fn declared(&self) -> Vec<DeclaredField>;
     /// See [`Stage::outside`].
     fn outside(&self) -> Vec<Outside>;
+    /// See [`Stage::secrets`].
+    fn secrets(&self) -> Vec<Secret>;
     /// See [`Stage::threads`].
     fn threads(&self) -> Threads;
     /// See [`Stage::devices`].
@@ -363,6 +386,9 @@ impl<S: Stage> BoundStage for Bound<S> {
     }
     fn outside(&self) -> Vec<Outside> {
         S::outside(&self.0)
+    }
+    fn secrets(&self) -> Vec<Secret> {
+        S::secrets(&self.0)
     }
     fn threads(&self) -> Threads {
         S::threads(&self.0)

@@ -143,6 +143,30 @@ impl RemotePlace {
     }
 }
 
+impl RemotePlace {
+    /// The folder, where it is one; absolute.
+    pub fn folder(&self) -> Option<&Path> {
+        match &self.location {
+            Location::Folder(folder) => Some(folder),
+            Location::Bucket { .. } => None,
+        }
+    }
+
+    /// The environment variables that hold keys to it, where no role of the machine opens it.
+    pub fn keys(&self) -> &'static [&'static str] {
+        match &self.location {
+            Location::Folder(_) => &[],
+            Location::Bucket { service: Service::S3, .. } => {
+                &["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]
+            }
+            Location::Bucket { service: Service::Google, .. } => &["GOOGLE_SERVICE_ACCOUNT_KEY"],
+            Location::Bucket { service: Service::Azure, .. } => {
+                &["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY"]
+            }
+        }
+    }
+}
+
 impl Service {
     fn scheme(self) -> &'static str {
         match self {

@@ -77,6 +77,11 @@ impl Sources {
         SourceId((self.0.len() - 1) as u32)
     }
 
+    /// All of them: the pipeline file, then what is included, and the overrides.
+    pub fn all(&self) -> impl Iterator<Item = &Source> {
+        self.0.iter()
+    }
+
     /// The text that a span lies in, if it lies in any.
     pub fn get(&self, id: SourceId) -> Option<&Source> {
         self.0.get(id.0 as usize)

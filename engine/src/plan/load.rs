@@ -1,5 +1,7 @@
 //! File to plan: each step reports all it finds, and the plan exists only where nothing was found.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::bind::bind;
@@ -83,7 +85,13 @@ pub(super) fn load_with(
     let mut scopes = include::expand(&mut root, path, &mut sources, &mut problems);
     overrides::apply(&mut root, &overrides, &takes_one_value, &mut sources, &mut problems);
     let kinds = |uses: &str| placeholders(registry, uses);
-    let interpolated = interpolate(&mut root, &mut scopes, &sources, env, &kinds, &mut problems);
+    let variables = RefCell::new(BTreeMap::new());
+    let env = |name: &str| {
+        let value = env(name);
+        variables.borrow_mut().insert(name.to_owned(), value.clone());
+        value
+    };
+    let interpolated = interpolate(&mut root, &mut scopes, &sources, &env, &kinds, &mut problems);
     if !scopes.is_empty() {
         qualify(&mut root, registry);
     }
@@ -100,7 +108,7 @@ pub(super) fn load_with(
     let problems = in_order(problems);
     match checked {
         Some(checked) if problems.iter().all(|problem| problem.severity == Severity::Warning) => {
-            let plan = checked.into_plan(path, sources, problems);
+            let plan = checked.into_plan(path, sources, variables.into_inner(), problems);
             Ok(if scale == Scale::Smoke { smoke::marked(plan, registry) } else { plan })
         }
         _ => Err(Rejected { sources, problems }),
@@ -155,7 +163,13 @@ fn place(problem: Problem, with: &Node) -> Problem {
 }
 
 impl Checked {
-    fn into_plan(mut self, path: &Path, sources: Sources, warnings: Vec<Problem>) -> Plan {
+    fn into_plan(
+        mut self,
+        path: &Path,
+        sources: Sources,
+        variables: BTreeMap<String, Option<String>>,
+        warnings: Vec<Problem>,
+    ) -> Plan {
         self.order.retain(|place| !self.left_out.has(*place));
         let graph = order::graph(&self.document.stages, &self.bound, &self.order);
         let left_out = self.left_out.into_list(&self.document.stages, &mut self.publish);
@@ -182,6 +196,7 @@ impl Checked {
             executor,
             left_out,
             remote,
+            variables,
             warnings,
         }
     }

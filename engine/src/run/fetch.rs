@@ -12,6 +12,7 @@ use cache::{Digest, ResultRecord};
 use super::courier::Delivery;
 use super::elsewhere::Abroad;
 use super::event::RunEvent;
+use super::outcome::Sharing;
 use super::scheduler::Scheduler;
 use super::state::{State, Stopping};
 use crate::protocol::WorkerEvent;
@@ -103,11 +104,13 @@ impl Scheduler<'_> {
         }
     }
 
-    /// Whether the run has to have the files of a stage's result: they are published, or nothing in the plan reads them.
+    /// Whether the run has to have the files of a stage's result: they are published, or nothing in the plan reads them and it is not
+    /// for the runs of other machines.
     fn is_wanted(&self, stage: usize) -> bool {
         let id = &self.stages[stage].id;
         let is_read = self.plan.stages.iter().flat_map(|other| &other.inputs).any(|input| input.stage == *id);
-        !is_read || self.plan.publish.iter().any(|publish| publish.stage == *id)
+        let is_the_aim = !is_read && self.options.sharing == Sharing::SparesWork;
+        is_the_aim || self.plan.publish.iter().any(|publish| publish.stage == *id)
     }
 
     /// Sends for the files of a result; false where that is not possible.

@@ -31,6 +31,6 @@ mod timeline;
 pub use enter::run;
 pub use error::{MemoryMissing, RunError};
 pub use event::{Compared, Conclusion, Counts, RunEvent, WaitsFor};
-pub use outcome::{Failure, OnFailure, Profiling, RunOptions, RunOutcome, StageOutcome};
+pub use outcome::{Failure, OnFailure, Profiling, RunOptions, RunOutcome, Sharing, StageOutcome};
 pub use require::missing_memory;
 pub use state::State;

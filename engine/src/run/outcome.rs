@@ -39,6 +39,8 @@ pub struct RunOptions {
     pub on_changed_target: OnChanged,
     /// Where results are shared.
     pub remote: Option<RemoteSettings>,
+    /// What the shared cache is to this run.
+    pub sharing: Sharing,
     /// Of which stages it is recorded where their time goes.
     pub profile: Profiling,
     /// How long a stage that was asked to stop has to save its working state.
@@ -57,6 +59,7 @@ impl Default for RunOptions {
             network: Network::default(),
             on_changed_target: OnChanged::default(),
             remote: None,
+            sharing: Sharing::default(),
             profile: Profiling::default(),
             grace: Duration::from_secs(10),
         }
@@ -71,6 +74,16 @@ pub enum OnFailure {
     Stop,
     /// Everything that does not depend on the failed stage goes on.
     KeepGoing,
+}
+
+/// What the shared cache is to a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sharing {
+    /// It spares work: results that nothing here reads are fetched, since they are what the run is for, and without it all is made.
+    #[default]
+    SparesWork,
+    /// It takes what is made to the runs of other machines: what lies there stays there, unless a stage that runs here reads it.
+    HandsOver,
 }
 
 /// Of which stages it is recorded where their time goes.

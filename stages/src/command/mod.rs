@@ -25,7 +25,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::LocalPath;
 use engine::protocol::FileGrant;
-use engine::stage::{InputFacts, Outside, Smoke, Stage, Workers};
+use engine::stage::{InputFacts, Outside, Secret, Smoke, Stage, Workers};
 use serde_json::Value;
 
 use crate::artifact::{Adapter, Files, Metrics, Model, OutputKind, Rows, Tokenizer};
@@ -105,6 +105,11 @@ impl Stage for Command {
             span: path.span,
         };
         params.files.iter().map(files).collect()
+    }
+
+    fn secrets(params: &CommandParams) -> Vec<Secret> {
+        let named = params.pass_env.iter().cloned();
+        named.map(|variable| Secret { variable, required: true }).collect()
     }
 
     /// Only the program knows what it can leave out: it is told.

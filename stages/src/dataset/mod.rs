@@ -42,7 +42,7 @@ use engine::file::source::Span;
 use engine::pin::Pinned;
 use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
-use engine::stage::{InputFacts, Outside, PinRequest, Smoke, Stage};
+use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage};
 use engine::suggest;
 use engine::survey::{LocalFiles, Survey};
 
@@ -101,6 +101,10 @@ impl Stage for Dataset {
     fn outside(params: &DatasetParams) -> Vec<Outside> {
         let files = params.source.as_ref().map_or_else(Vec::new, Source::outside);
         files.into_iter().chain(params.pin_request().map(Outside::Pin)).collect()
+    }
+
+    fn secrets(params: &DatasetParams) -> Vec<Secret> {
+        params.secrets()
     }
 
     fn pin(request: &PinRequest) -> Result<Pinned, StageError> {

@@ -4,7 +4,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::file::tree::Node;
 use engine::parameter::{ByteSize, Input, Mapping, Parameter as _, Parameters, Reader};
-use engine::stage::PinRequest;
+use engine::stage::{PinRequest, Secret};
 
 use super::LOCAL_SPLIT;
 use super::expression::{Condition, NewColumn};
@@ -208,6 +208,12 @@ impl DatasetParams {
             token_env: self.token_env.clone(),
             span: *span,
         })
+    }
+
+    /// The token for the Hub, where rows come from there.
+    pub(super) fn secrets(&self) -> Vec<Secret> {
+        let Some(Source::Hub { repository, .. }) = &self.source else { return Vec::new() };
+        vec![Secret::token(self.token_env.as_deref(), repository.service().token_variable())]
     }
 
     /// How files are read.

@@ -18,7 +18,7 @@ use engine::file::source::Span;
 use engine::parameter::{LocalPath, Parameters};
 use engine::pin::Pinned;
 use engine::protocol::FileGrant;
-use engine::stage::{InputFacts, Outside, PinRequest, Smoke, Stage};
+use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage};
 use engine::survey::{LocalFiles, Survey};
 use model::config::Config;
 use model::peft::AdapterConfig;
@@ -167,6 +167,13 @@ impl Stage for Download {
             }
             None => Vec::new(),
         }
+    }
+
+    fn secrets(params: &DownloadParams) -> Vec<Secret> {
+        let Some(Origin::Hub(name)) = params.origin() else { return Vec::new() };
+        let repository = Repository::parse(RepositoryKind::Model, name).ok();
+        let by_default = repository.map(|repository| repository.service().token_variable());
+        by_default.map(|variable| Secret::token(params.token_env.as_deref(), variable)).into_iter().collect()
     }
 
     fn survey(params: &DownloadParams, _: &InputFacts, files: &LocalFiles, _: Span) -> Survey {

@@ -28,6 +28,11 @@ impl Service {
         }
     }
 
+    /// The environment variable that holds the token, where no other one is named.
+    pub fn token_variable(self) -> &'static str {
+        self.variables().1
+    }
+
     /// The environment variables that people set for it: address and token.
     pub(super) fn variables(self) -> (&'static str, &'static str) {
         match self {

@@ -1,0 +1,433 @@
+//! What both kinds of manifests need: the command line, the plan, the shared cache, and everything that would keep a pod from working.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use cache::Digest;
+use clap::Args;
+use engine::executor::ExecutorKind;
+use engine::file::interpolate::is_secret;
+use engine::plan::{DeviceCount, DeviceRequest, Plan, PlannedStage, Resources};
+use engine::remote::RemoteSettings;
+use serde_json::{Value, json};
+
+use super::files::{self, Files};
+use super::names::{label, marked};
+use super::yaml;
+use crate::progress::Verbosity;
+use crate::remote::RemoteArgs;
+use crate::render::{self, Exit, Failure, Message};
+use crate::{Global, terminal, words};
+
+/// The folder of all that a pod is given.
+pub const POD: &str = "/pipeline";
+
+/// Letters of a digest in a name: enough that two versions of a file do not meet.
+const MARK: usize = 8;
+
+/// The longest name of a workflow or job: its pods' names are made of it.
+const LONGEST_NAME: usize = 52;
+
+/// What is exported, and how the cluster is to run it.
+#[derive(Args)]
+pub struct ClusterArgs {
+    /// The pipeline file.
+    pub file: PathBuf,
+    /// Changes to the file, as `stage.path=value` or `vars.name=value`: the pods run it with them.
+    #[arg(value_name = "OVERRIDE")]
+    pub overrides: Vec<String>,
+    /// Where to write it [default: standard output].
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// The image that the pods run: it has `pipeline` on its PATH, and what `backend: torch` or a `command` stage needs.
+    #[arg(long)]
+    pub image: String,
+    /// The namespace to run in [default: that of whoever applies it].
+    #[arg(long)]
+    pub namespace: Option<String>,
+    /// The service account of the pods.
+    #[arg(long, value_name = "NAME")]
+    pub service_account: Option<String>,
+    /// A label that a node must have, for all pods or for those with a device; may be given several times.
+    #[arg(long = "node-selector", value_name = "[DEVICE:]LABEL=VALUE")]
+    pub node_selectors: Vec<NodeSelector>,
+    /// What the cluster calls a device, such as `npu=huawei.com/Ascend310P`; may be given several times.
+    #[arg(long = "device-resource", value_name = "DEVICE=RESOURCE")]
+    pub device_resources: Vec<DeviceResource>,
+    /// The Secret that holds tokens and keys, each under the name of its environment variable.
+    #[arg(long, value_name = "NAME", default_value = "pipeline")]
+    pub secret: String,
+    /// An environment variable of the pods that is no secret, such as `HF_ENDPOINT=https://…`; may be given several times.
+    #[arg(long = "env", value_name = "NAME=VALUE")]
+    pub variables: Vec<Variable>,
+    /// A persistent volume claim to mount, for a shared cache or sources that lie there; may be given several times.
+    #[arg(long = "volume", value_name = "CLAIM=FOLDER")]
+    pub volumes: Vec<Volume>,
+    /// A persistent volume claim for the pods' homes: a training whose pod is lost goes on from its saved steps.
+    #[arg(long, value_name = "CLAIM")]
+    pub home_claim: Option<String>,
+    /// Where the folder of the pipeline file lies in the image or on a volume. Without it a ConfigMap brings the file and its sources.
+    #[arg(long, value_name = "FOLDER")]
+    folder: Option<PathBuf>,
+    #[command(flatten)]
+    remote: RemoteArgs,
+}
+
+/// `cuda:accelerator=h100`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeSelector {
+    /// The pods that it is for; all, where it names none.
+    pub device: Option<DeviceRequest>,
+    /// The label of a node.
+    pub label: String,
+    /// Its value.
+    pub value: String,
+}
+
+/// `npu=huawei.com/Ascend310P`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceResource {
+    /// The device of a pipeline file.
+    pub device: DeviceRequest,
+    /// The cluster's name for it.
+    pub resource: String,
+}
+
+/// `NAME=VALUE`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Variable {
+    /// The variable.
+    pub name: String,
+    /// Its value.
+    pub value: String,
+}
+
+/// `claim=/mnt/cache`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Volume {
+    /// The persistent volume claim.
+    pub claim: String,
+    /// Where pods see it.
+    pub folder: PathBuf,
+}
+
+/// A pipeline that is ready to be written for a cluster.
+pub struct Job<'a> {
+    /// The command line.
+    pub args: &'a ClusterArgs,
+    /// The pipeline.
+    pub plan: Plan,
+    /// The shared cache.
+    pub remote: Option<RemoteSettings>,
+    /// What the pods read.
+    pub files: Files,
+}
+
+/// How a cluster's pods hand on results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Through {
+    /// Through the shared cache alone.
+    SharedCache,
+    /// There is one pod, whose home may keep them.
+    HomeOrSharedCache,
+}
+
+impl<'a> Job<'a> {
+    /// Reads the pipeline, and finds all that would keep its pods from working.
+    pub fn load(args: &'a ClusterArgs, through: Through, global: &Global) -> Result<Self, Failure> {
+        let plan = engine::plan::load(&args.file, &args.overrides, &stages::registry())?;
+        render::warnings(&plan.sources, &plan.warnings, global.verbosity());
+        render::left_out(&plan, global.verbosity());
+        let remote = args.remote.settings(Some(&plan))?;
+        let mut problems: Vec<Message> = args.without_remote(remote.as_ref(), through).into_iter().collect();
+        problems.extend(args.variables.iter().filter(|variable| is_secret(&variable.name)).map(|variable| {
+            let text = format!("`--env {}=…` would write a secret into the manifest", variable.name);
+            Message::chain(&[text], Some(format!("put it into the Secret `{}`", args.secret)))
+        }));
+        let found = plan.stages.iter().filter_map(|stage| not_on_a_pod(&plan, stage));
+        problems.extend(found);
+        let files = match &args.folder {
+            Some(folder) => Files::of_the_image(folder, &args.file),
+            None => files::collect(&plan, args, &global.home_to_look(&args.file), &mut problems)?,
+        };
+        if global.verbosity() > Verbosity::Quiet && plan.stages.iter().any(|stage| !stage.resources.slots.is_empty()) {
+            terminal::tell_line("warning: `slots` hold within one pod, and not between the pods of a workflow");
+        }
+        problems.iter().for_each(render::message);
+        Failure::after(if problems.is_empty() { Exit::Done } else { Exit::Wrong }, Ok(()))?;
+        Ok(Self { args, plan, remote, files })
+    }
+
+    /// What `pipeline` is given in a pod, without the stage.
+    pub fn arguments(&self) -> Vec<String> {
+        let mut arguments = vec!["run".to_owned(), self.files.pipeline.clone()];
+        arguments.extend(self.args.overrides.iter().cloned());
+        if !self.plan.publish.is_empty() {
+            // A folder of a pod goes with it; whoever runs the file afterwards gets what it publishes.
+            arguments.push("publish=".to_owned());
+        }
+        arguments.extend(["--home".to_owned(), format!("{POD}/home"), "--locked".to_owned()]);
+        let stages = 0..self.plan.stages.len();
+        if stages.into_iter().any(|stage| self.plan.executor_of(stage, None).0 != ExecutorKind::Local) {
+            // The pod is where the stage is to run, whoever runs it elsewhere.
+            arguments.extend(["--executor".to_owned(), "local".to_owned()]);
+        }
+        if let Some(remote) = &self.remote {
+            arguments.push("--hand-over".to_owned());
+            // What the file says of it (an endpoint, a region) it says in the pod, too; but a folder may be relative.
+            if self.plan.remote.as_ref() != Some(remote) || remote.place.folder().is_some() {
+                arguments.extend(["--remote".to_owned(), remote.place.to_string()]);
+            }
+        }
+        arguments.iter().map(|argument| escaped(argument)).collect()
+    }
+
+    /// Environment variables of a pod for stages: those that the file refers to, those given, and secrets by reference.
+    pub fn environment<'p>(&self, stages: impl IntoIterator<Item = &'p PlannedStage>) -> Vec<Value> {
+        let mut variables: BTreeMap<&str, &str> = BTreeMap::new();
+        let mut secrets: BTreeMap<String, bool> = BTreeMap::new();
+        for (name, value) in &self.plan.variables {
+            match value {
+                _ if is_secret(name) => drop(secrets.insert(name.clone(), false)),
+                Some(value) => drop(variables.insert(name, value)),
+                None => {}
+            }
+        }
+        variables.extend(self.args.variables.iter().map(|given| (given.name.as_str(), given.value.as_str())));
+        for secret in stages.into_iter().flat_map(|stage| stage.bound.secrets()) {
+            *secrets.entry(secret.variable).or_default() |= secret.required;
+        }
+        for key in self.remote.iter().flat_map(|remote| remote.place.keys()) {
+            secrets.entry((*key).to_owned()).or_default();
+        }
+        let plain = variables.iter().map(|(name, value)| json!({ "name": name, "value": escaped(value) }));
+        let by_reference = secrets.iter().map(|(name, required)| {
+            let mut reference = json!({ "name": self.args.secret, "key": name });
+            if !required {
+                reference["optional"] = true.into();
+            }
+            json!({ "name": name, "valueFrom": { "secretKeyRef": reference } })
+        });
+        plain.chain(by_reference).collect()
+    }
+
+    /// The name of what is written: another pipeline, or another version of it, has another one.
+    pub fn name(&self, content: &Value) -> String {
+        let of_pipeline = match label(&self.plan.name) {
+            name if name.is_empty() => "pipeline".to_owned(),
+            name => name,
+        };
+        let digest = Digest::of(content.to_string().as_bytes()).to_string();
+        marked(&of_pipeline, &digest[..MARK], LONGEST_NAME)
+    }
+
+    /// The ConfigMap that brings what pods read, and its name. Nobody changes it: other files have another one.
+    pub fn config_map(&self, content: &Value) -> (String, Value) {
+        let name = self.name(content);
+        let mut document =
+            json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": self.metadata(&name), "immutable": true });
+        content.as_object().into_iter().flatten().for_each(|(key, value)| document[key] = value.clone());
+        (name, document)
+    }
+
+    /// What every object that is written says of itself.
+    pub fn metadata(&self, name: &str) -> Value {
+        let mut metadata = json!({ "name": name });
+        if let Some(namespace) = &self.args.namespace {
+            metadata["namespace"] = namespace.clone().into();
+        }
+        let mut instance = label(&self.plan.name);
+        instance.truncate(63);
+        metadata["labels"] = json!({
+            "app.kubernetes.io/name": "pipeline",
+            "app.kubernetes.io/instance": instance.trim_end_matches('-'),
+        });
+        metadata
+    }
+
+    /// Writes the documents where the command line says, after a comment that says how to use them.
+    pub fn write(&self, kind: &str, documents: &[Value], global: &Global) -> Result<(), Failure> {
+        let target = match &self.args.output {
+            Some(path) => path.display().to_string(),
+            None => "-".to_owned(),
+        };
+        let secrets = secrets_in(documents);
+        let mut text = format!("# {} as {kind}, written by `pipeline export`.\n", self.plan.name);
+        text += &format!("# Start it: kubectl apply --server-side -f {target}\n");
+        if !secrets.is_empty() {
+            text += &format!("# The Secret `{}` holds: {}\n", self.args.secret, secrets.join(", "));
+        }
+        text += &yaml::documents(documents);
+        match &self.args.output {
+            None => write!(std::io::stdout().lock(), "{text}")?,
+            Some(path) => {
+                std::fs::write(path, text).map_err(|error| {
+                    Failure::machine(error).with_help(format!("`{}` cannot be written", path.display()))
+                })?;
+                if global.verbosity() > Verbosity::Quiet {
+                    let stages = words::plural(self.plan.stages.len(), "stage");
+                    terminal::tell_line(format_args!("{kind} with {stages} written to {}", path.display()));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ClusterArgs {
+    /// The message where pods could not hand on results.
+    fn without_remote(&self, remote: Option<&RemoteSettings>, through: Through) -> Option<Message> {
+        let file = words::path(&self.file);
+        match (remote, through) {
+            (None, Through::HomeOrSharedCache) if self.home_claim.is_some() => None,
+            (None, _) => {
+                let what = match through {
+                    Through::SharedCache => "through which the tasks of a workflow hand on their results",
+                    Through::HomeOrSharedCache => "and what a pod makes goes with it",
+                };
+                let mut help =
+                    "write `remote: s3://bucket/prefix` at the top of the file, or give `--remote URL`".to_owned();
+                if through == Through::HomeOrSharedCache {
+                    help += ", or keep the pod's home with `--home-claim CLAIM`";
+                }
+                Some(Message::chain(&[format!("{file} names no shared cache, {what} ({file}:1:1)")], Some(help)))
+            }
+            (Some(remote), _) => {
+                let folder = remote.place.folder()?;
+                if self.is_mounted(folder) {
+                    return None;
+                }
+                let text = format!("the shared cache `{}` is a folder of this machine", folder.display());
+                let help = format!(
+                    "use a bucket, or mount the volume that holds it in the same place: `--volume CLAIM={}`",
+                    folder.display()
+                );
+                Some(Message::chain(&[text], Some(help)))
+            }
+        }
+    }
+
+    /// Whether pods see a path of this machine under the same name.
+    pub fn is_mounted(&self, path: &Path) -> bool {
+        self.volumes.iter().any(|volume| path.starts_with(&volume.folder))
+    }
+}
+
+/// What a stage asks for that no pod can be given.
+fn not_on_a_pod(plan: &Plan, stage: &PlannedStage) -> Option<Message> {
+    let Resources { device, count, nodes, .. } = stage.resources;
+    let on_processor = matches!(device, DeviceRequest::Auto | DeviceRequest::Cpu);
+    let (what, help) = if device == DeviceRequest::Metal {
+        ("a Metal device, which no cluster has", "resources.device=cuda")
+    } else if count == DeviceCount::All && !on_processor {
+        ("`count: all`, and a pod has the devices that it asks for by number", "resources.count=8")
+    } else if nodes > 1 {
+        ("several nodes, and its pod is on one: `executor: slurm` has several", "resources.nodes=1")
+    } else {
+        return None;
+    };
+    let text = format!("stage `{}` asks for {what}{}", stage.id, crate::run::place(plan, &stage.id));
+    Some(Message::chain(&[text], Some(format!("add `{}.{help}`, say, to the command", stage.declared))))
+}
+
+/// The keys of the Secret that documents refer to.
+fn secrets_in(documents: &[Value]) -> Vec<String> {
+    fn look(value: &Value, found: &mut Vec<String>) {
+        match value {
+            Value::Object(entries) => {
+                if let Some(key) = entries.get("secretKeyRef").and_then(|reference| reference["key"].as_str()) {
+                    found.push(key.to_owned());
+                }
+                entries.values().for_each(|value| look(value, found));
+            }
+            Value::Array(items) => items.iter().for_each(|item| look(item, found)),
+            _ => {}
+        }
+    }
+    let mut found = Vec::new();
+    documents.iter().for_each(|document| look(document, &mut found));
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// Kubernetes replaces `$(NAME)` in arguments and variables.
+fn escaped(text: &str) -> String {
+    text.replace("$(", "$$(")
+}
+
+/// Splits `NAME=VALUE`.
+fn pair<'t>(text: &'t str, form: &str) -> Result<(&'t str, &'t str), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.trim().is_empty() => Ok((name.trim(), value)),
+        _ => Err(format!("expected {form}")),
+    }
+}
+
+/// Devices that a cluster can have.
+const DEVICES: [(&str, DeviceRequest); 4] = [
+    ("cpu", DeviceRequest::Cpu),
+    ("cuda", DeviceRequest::Cuda),
+    ("npu", DeviceRequest::Npu),
+    ("rocm", DeviceRequest::Rocm),
+];
+
+fn device(name: &str) -> Result<DeviceRequest, String> {
+    let found = DEVICES.iter().find(|(known, _)| *known == name);
+    found.map(|(_, device)| *device).ok_or_else(|| format!("`{name}` is no device: cpu, cuda, npu or rocm"))
+}
+
+impl FromStr for NodeSelector {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, value) = pair(text, "LABEL=VALUE or DEVICE:LABEL=VALUE")?;
+        let (of, label) = match name.split_once(':') {
+            Some((name, label)) => (Some(device(name)?), label),
+            None => (None, name),
+        };
+        Ok(Self { device: of, label: label.to_owned(), value: value.to_owned() })
+    }
+}
+
+impl FromStr for DeviceResource {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, resource) = pair(text, "DEVICE=RESOURCE, such as npu=huawei.com/Ascend310P")?;
+        match device(name)? {
+            DeviceRequest::Cpu => Err("`cpu` is a resource that every cluster has under that name".to_owned()),
+            device => Ok(Self { device, resource: resource.to_owned() }),
+        }
+    }
+}
+
+impl FromStr for Variable {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, value) = pair(text, "NAME=VALUE")?;
+        Ok(Self { name: name.to_owned(), value: value.to_owned() })
+    }
+}
+
+impl FromStr for Volume {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (claim, folder) = pair(text, "CLAIM=FOLDER, such as results=/mnt/results")?;
+        match Path::new(folder) {
+            folder if folder.is_absolute() => Ok(Self { claim: claim.to_owned(), folder: folder.to_owned() }),
+            _ => Err(format!("`{folder}` is not an absolute path")),
+        }
+    }
+}
+
+impl fmt::Display for Volume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.claim, self.folder.display())
+    }
+}
