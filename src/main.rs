@@ -4,6 +4,7 @@
 
 mod bars;
 mod cache;
+mod devices;
 mod explain;
 mod export;
 mod figures;
@@ -77,6 +78,7 @@ enum Command {
     Logs(logs::LogsArgs),
     Lock(lock::LockArgs),
     Schema(schema::SchemaArgs),
+    Devices(devices::DevicesArgs),
     /// Runs one stage; the engine starts it.
     #[command(name = "__stage", hide = true)]
     Stage {
@@ -114,6 +116,7 @@ fn main() -> ExitCode {
         Command::Logs(args) => logs::run(&args, &global),
         Command::Lock(args) => lock::run(&args, &global),
         Command::Schema(args) => schema::run(&args),
+        Command::Devices(args) => devices::run(&args),
         Command::Job { folder } => return engine::execute::keeper::main(&folder),
         Command::Stage { job } => return engine::execute::stage_process::main(&stages::registry(), &job),
     };

@@ -63,6 +63,31 @@ impl DeviceKind {
         order.into_iter().chain([(variable, list)]).collect()
     }
 
+    /// Whether this program ever ran on such a device, and not on what stands in for one.
+    pub fn was_run_on_hardware(self) -> bool {
+        match self {
+            Self::Cpu => true,
+            Self::Cuda | Self::Npu | Self::Rocm | Self::Metal => false,
+        }
+    }
+
+    /// What stood in for a device of this kind so far.
+    pub fn how_it_was_tried(self) -> &'static str {
+        match self {
+            Self::Cpu => "",
+            Self::Cuda => {
+                "What is done with it is compiled, and tested on the CPU and on stand-ins for NVML and nvidia-smi."
+            }
+            Self::Npu => {
+                "What is done with it is built to Ascend's documents, and tested on an emulated device and a stand-in for npu-smi."
+            }
+            Self::Rocm => {
+                "What is done with it is built to AMD's documents, and tested on stand-ins for amd-smi and rocm-smi."
+            }
+            Self::Metal => "It is listed, and nothing computes on it yet.",
+        }
+    }
+
     /// Some of them, in words: `an NPU (Ascend)`.
     pub fn in_words(self) -> &'static str {
         match self {

@@ -6,6 +6,7 @@
 mod ascend;
 mod cpu;
 mod cpu_list;
+pub mod doctor;
 mod inventory;
 mod kind;
 mod link;

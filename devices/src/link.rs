@@ -58,6 +58,25 @@ impl LinkKind {
     }
 }
 
+impl LinkKind {
+    /// What it is, for a legend.
+    pub fn in_words(self) -> &'static str {
+        match self {
+            Self::Unknown => "not told by the tool",
+            Self::Sys => "across processor sockets (QPI, UPI)",
+            Self::Node => "across host bridges of one NUMA node",
+            Self::Phb => "across a host bridge of a processor, or PCIe at large",
+            Self::Pxb => "across several PCIe switches",
+            Self::Pix => "across one PCIe switch",
+            Self::Xgmi => "Infinity Fabric",
+            Self::Hccs => "HCCS, directly or through its switch",
+            Self::NvLink { .. } => "NVLinks, and how many",
+            Self::SameCard => "on one card",
+            Self::Same => "itself",
+        }
+    }
+}
+
 impl fmt::Display for LinkKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self {
@@ -69,11 +88,11 @@ impl fmt::Display for LinkKind {
             Self::Pix => "PIX",
             Self::Xgmi => "XGMI",
             Self::Hccs => "HCCS",
-            Self::NvLink { count } => return f.pad(&format!("NV{count}")),
+            Self::NvLink { count } => return write!(f, "NV{count}"),
             Self::SameCard => "SIO",
             Self::Same => "X",
         };
-        f.pad(name)
+        f.write_str(name)
     }
 }
 

@@ -1,0 +1,219 @@
+//! Variables that nothing reads, since they are misspelt or never existed, and values that a variable cannot have.
+
+use std::sync::LazyLock;
+
+use super::{Finding, Severity, Variable};
+
+/// The prefixes whose variables are all known.
+const PREFIXES: [&str; 6] = ["HCCL_", "ASCEND_", "NCCL_", "CUDA_", "HIP_", "ROCR_"];
+
+/// What a variable may have for a value.
+#[derive(Debug, PartialEq, Eq)]
+enum Values {
+    Any,
+    Choice(Vec<&'static str>),
+    Range(i64, i64),
+}
+
+struct Known {
+    name: &'static str,
+    values: Values,
+}
+
+static KNOWN: LazyLock<Vec<Known>> = LazyLock::new(|| read(include_str!("../../data/variables.txt")));
+
+fn read(table: &'static str) -> Vec<Known> {
+    let lines = table.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let (name, values) = line.split_once(' ').unwrap_or((line, ""));
+            Known { name, values: Values::read(values.trim()) }
+        })
+        .collect()
+}
+
+impl Values {
+    fn read(text: &'static str) -> Self {
+        if let Some((first, last)) = text.split_once("..")
+            && let (Ok(first), Ok(last)) = (first.parse(), last.parse())
+        {
+            return Self::Range(first, last);
+        }
+        if text.is_empty() { Self::Any } else { Self::Choice(text.split('|').collect()) }
+    }
+
+    fn allow(&self, value: &str) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Choice(choices) => choices.iter().any(|choice| choice.eq_ignore_ascii_case(value)),
+            Self::Range(first, last) => value.parse().is_ok_and(|value: i64| (*first..=*last).contains(&value)),
+        }
+    }
+
+    fn in_words(&self) -> String {
+        match self {
+            Self::Any => "any text".to_owned(),
+            Self::Choice(choices) => match choices.split_last() {
+                Some((last, [])) => (*last).to_owned(),
+                Some((last, others)) => format!("{} or {last}", others.join(", ")),
+                None => String::new(),
+            },
+            Self::Range(first, last) => format!("a whole number from {first} to {last}"),
+        }
+    }
+}
+
+/// Looks at every variable under a prefix that is known.
+pub(super) fn check(variables: &[Variable]) -> Vec<Finding> {
+    let ours = variables.iter().filter(|variable| PREFIXES.iter().any(|prefix| variable.name.starts_with(prefix)));
+    ours.filter_map(check_one).collect()
+}
+
+fn check_one(variable: &Variable) -> Option<Finding> {
+    match KNOWN.iter().find(|known| known.is(&variable.name)) {
+        None => Some(unknown(variable)),
+        Some(known) if variable.value.is_empty() || known.values.allow(&variable.value) => None,
+        Some(known) => Some(Finding {
+            severity: Severity::Error,
+            check: "variable-value",
+            message: format!("`{}` cannot be `{}`", known.name, variable.value),
+            seen: variable.seen(),
+            help: format!("it takes {}", known.values.in_words()),
+        }),
+    }
+}
+
+fn unknown(variable: &Variable) -> Finding {
+    let name = &variable.name;
+    let (severity, help) = match nearest(name) {
+        Some((known, edits)) => {
+            let values = match known.values {
+                Values::Any => String::new(),
+                ref values => format!(", which takes {}", values.in_words()),
+            };
+            let severity = if is_surely_a_slip(name, edits) { Severity::Error } else { Severity::Warning };
+            (severity, format!("did you mean `{}`{values}?", known.name))
+        }
+        None => (Severity::Warning, "unset it, or leave it if a tool of yours reads it".to_owned()),
+    };
+    let message = format!("nothing that is known reads `{name}`");
+    Finding { severity, check: "variable-unknown", message, seen: variable.seen(), help }
+}
+
+impl Known {
+    /// A name that ends with `*` stands for all that begin so: those of a plugin.
+    fn is(&self, name: &str) -> bool {
+        match self.name.strip_suffix('*') {
+            Some(start) => name.starts_with(start),
+            None => self.name == name,
+        }
+    }
+}
+
+/// Collectives alone read names of these prefixes. The others are build tools' too, so that a name must be very near to be a slip.
+fn is_surely_a_slip(name: &str, edits: usize) -> bool {
+    let closed = ["HCCL_", "NCCL_"].iter().any(|prefix| name.starts_with(prefix));
+    closed || (edits <= 2 && name.len() >= 12)
+}
+
+/// The known variable that a name is nearest to, with the edits between them, if it is near enough for a slip: half of the letters
+/// after the prefix may differ, and no more than seven.
+fn nearest(name: &str) -> Option<(&'static Known, usize)> {
+    let edits = |known: &'static Known| (known, strsim::damerau_levenshtein(name, known.name));
+    let named = KNOWN.iter().filter(|known| !known.name.ends_with('*'));
+    let (best, edits) = named.map(edits).min_by_key(|(_, edits)| *edits)?;
+    // The prefix is no merit: all have it.
+    let prefix = PREFIXES.iter().find(|prefix| best.name.starts_with(**prefix)).map_or(0, |prefix| prefix.len());
+    let longer = name.len().max(best.name.len()).saturating_sub(prefix);
+    (edits <= (longer / 2).clamp(1, 7)).then_some((best, edits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Place;
+
+    fn found(name: &str, value: &str) -> Option<Finding> {
+        let variable = Variable { name: name.to_owned(), value: value.to_owned(), place: Place::Environment };
+        check(&[variable]).pop()
+    }
+
+    #[test]
+    fn the_table_is_sorted_by_prefix_and_holds_nothing_twice() {
+        let mut names: Vec<_> = KNOWN.iter().map(|known| known.name).collect();
+        assert!(names.len() > 300, "{}", names.len());
+        assert!(names.iter().all(|name| PREFIXES.iter().any(|prefix| name.starts_with(prefix))));
+        names.sort_unstable();
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
+    }
+
+    #[test]
+    fn every_variable_that_we_set_is_known() {
+        for kind in crate::DeviceKind::ALL {
+            for (name, value) in kind.environment(&[0, 1]) {
+                assert_eq!(found(name, &value), None);
+            }
+        }
+    }
+
+    #[test]
+    fn the_migration_guides_variables() {
+        for name in ["HCCL_INTRA_ROCE_SIZE", "HCCL_INTER_ROCE_SIZE"] {
+            let finding = found(name, "8").unwrap_or_else(|| panic!("{name}"));
+            assert_eq!(finding.severity, Severity::Error);
+            assert_eq!(finding.help, "did you mean `HCCL_INTRA_ROCE_ENABLE`, which takes 0 or 1?");
+            assert_eq!(finding.seen, format!("{name}=8 in the environment"));
+        }
+        assert_eq!(found("HCCL_WHITELIST_DISABLE", "1"), None);
+    }
+
+    #[test]
+    fn slips_of_the_keyboard() {
+        let slips = [
+            ("NCCL_SOCKET_IFNAMES", "NCCL_SOCKET_IFNAME"),
+            ("NCCL_IB_DISABLED", "NCCL_IB_DISABLE"),
+            ("CUDA_VISIBLE_DEVICE", "CUDA_VISIBLE_DEVICES"),
+            ("CUDA_VISBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+            ("ASCEND_RT_VISIBLE_DEVICE", "ASCEND_RT_VISIBLE_DEVICES"),
+            ("HIP_VISIBLE_DEVICE", "HIP_VISIBLE_DEVICES"),
+            ("HCCL_CONECT_TIMEOUT", "HCCL_CONNECT_TIMEOUT"),
+            ("HCCL_BUFFERSIZE", "HCCL_BUFFSIZE"),
+        ];
+        for (slip, name) in slips {
+            let finding = found(slip, "0").unwrap_or_else(|| panic!("{slip}"));
+            assert!(finding.help.starts_with(&format!("did you mean `{name}`")), "{slip}: {}", finding.help);
+        }
+    }
+
+    #[test]
+    fn names_of_build_tools_and_plugins_are_no_errors() {
+        for name in ["CUDA_QUARTERLY_REPORT", "CUDA_ARCH", "ASCEND_CANN_PACKAGE_PATH", "HIP_ARCH"] {
+            assert_eq!(found(name, "1").map(|finding| finding.severity), Some(Severity::Warning), "{name}");
+        }
+        assert_eq!(found("NCCL_OFI_NIC_DUP_CONNS", "1"), None);
+        assert_eq!(found("OMP_NUM_THREADS", "x"), None);
+    }
+
+    #[test]
+    fn values_out_of_range() {
+        for (name, value) in [
+            ("HCCL_CONNECT_TIMEOUT", "60"),
+            ("HCCL_CONNECT_TIMEOUT", "2m"),
+            ("HCCL_IF_BASE_PORT", "65535"),
+            ("HCCL_DETERMINISTIC", "1"),
+            ("NCCL_P2P_LEVEL", "NVLINK"),
+            ("CUDA_DEVICE_ORDER", "BUS"),
+            ("CUDA_DEVICE_MAX_CONNECTIONS", "0"),
+        ] {
+            assert_eq!(found(name, value).map(|finding| finding.check), Some("variable-value"), "{name}={value}");
+        }
+        for (name, value) in [
+            ("HCCL_CONNECT_TIMEOUT", "7200"),
+            ("HCCL_DETERMINISTIC", "TRUE"),
+            ("NCCL_DEBUG", "info"),
+            ("NCCL_DEBUG", ""),
+        ] {
+            assert_eq!(found(name, value), None, "{name}={value}");
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! `pipeline devices`: what this machine has to compute on, and (in `devices/`) what is wrong with it.
+
+mod doctor;
+
+use std::io::{self, Write};
+
+use ::devices::{Device, DeviceKind, Inventory, LinkKind, Machine};
+use clap::{Args, Subcommand};
+use engine::parameter::Period;
+use serde_json::{Value, json};
+
+use crate::render::Failure;
+use crate::table::Table;
+use crate::{Format, words};
+
+/// List what this machine has to compute on: processors, GPUs, NPUs, their memory and the links between them.
+///
+/// What a device is and how it fares is told by its driver's own tool: NVML or `nvidia-smi`, `npu-smi`, `amd-smi` or `rocm-smi`,
+/// `system_profiler`. A tool that fails or hangs is named with what it said.
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true, flatten_help = true)]
+pub struct DevicesArgs {
+    #[command(subcommand)]
+    command: Option<DevicesCommand>,
+    #[command(flatten)]
+    list: ListArgs,
+}
+
+#[derive(Subcommand)]
+enum DevicesCommand {
+    Doctor(doctor::DoctorArgs),
+}
+
+/// How a machine is asked, and its answer printed.
+#[derive(Args)]
+struct ListArgs {
+    /// How long a vendor's tool may take.
+    #[arg(long, value_name = "DURATION", default_value = "15s")]
+    tool_timeout: Period,
+    /// How to print the result.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// The form of what `--format json` prints; it rises when a field goes or changes its meaning.
+const JSON_VERSION: u32 = 1;
+
+/// Does what was asked.
+pub fn run(args: &DevicesArgs) -> Result<(), Failure> {
+    match &args.command {
+        Some(DevicesCommand::Doctor(args)) => doctor::run(args),
+        None => list(&args.list),
+    }
+}
+
+impl ListArgs {
+    fn machine(&self) -> Machine {
+        Machine::here().with_limit(self.tool_timeout.0)
+    }
+}
+
+fn list(args: &ListArgs) -> Result<(), Failure> {
+    let machine = args.machine();
+    let inventory = Inventory::of(&machine, &DeviceKind::ALL);
+    match args.format {
+        Format::Json => crate::print_json(&as_json(&inventory, &machine)),
+        Format::Text => Ok(print(&inventory, &machine)?),
+    }
+}
+
+fn as_json(inventory: &Inventory, machine: &Machine) -> Value {
+    let nodes = ::devices::numa_nodes(machine);
+    let nodes: Vec<Value> = nodes.iter().map(|(node, cpus)| json!({ "node": node, "cpus": cpus })).collect();
+    json!({
+        "version": JSON_VERSION,
+        "devices": inventory.devices,
+        "links": inventory.links,
+        "numa_nodes": nodes,
+        "asked": inventory.asked,
+        "not_yet_run_on_hardware": never_run(&DeviceKind::ALL),
+    })
+}
+
+/// Of some kinds those that this program was never run on.
+fn never_run(kinds: &[DeviceKind]) -> Vec<DeviceKind> {
+    kinds.iter().copied().filter(|kind| !kind.was_run_on_hardware()).collect()
+}
+
+fn print(inventory: &Inventory, machine: &Machine) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    write!(out, "{}", device_table(inventory))?;
+    for device in inventory.devices.iter().filter(|device| !device.processes.is_empty()) {
+        writeln!(out, "{} is in use by {}", name(device), processes(device))?;
+    }
+    let nodes = ::devices::numa_nodes(machine);
+    if nodes.len() > 1 {
+        let nodes: Vec<String> = nodes.iter().map(|(node, cpus)| format!("{node} ({cpus})")).collect();
+        writeln!(out, "NUMA nodes: {}", nodes.join(", "))?;
+    }
+    for kind in DeviceKind::ALL {
+        print_links(&mut out, inventory, kind)?;
+    }
+    print_footnotes(&mut out, inventory)
+}
+
+fn device_table(inventory: &Inventory) -> Table {
+    let columns = ["device", "name", "health", "memory", "free", "power", "temperature", "bus", "NUMA", "CPUs"];
+    let rows: Vec<Vec<String>> = inventory.devices.iter().map(row).collect();
+    // A column in which no device has anything says nothing.
+    let kept: Vec<usize> =
+        (0..columns.len()).filter(|&column| rows.iter().any(|row| !row[column].is_empty())).collect();
+    let mut table = Table::new(kept.iter().map(|&column| columns[column]));
+    for row in &rows {
+        table.row(kept.iter().map(|&column| row[column].clone()));
+    }
+    table
+}
+
+fn row(device: &Device) -> Vec<String> {
+    fn shown<T>(value: Option<T>, show: impl Fn(T) -> String) -> String {
+        value.map(show).unwrap_or_default()
+    }
+    vec![
+        name(device),
+        words::visible(&device.name),
+        device.health.name().to_owned(),
+        shown(device.memory_total, words::bytes),
+        shown(device.memory_free, words::bytes),
+        shown(device.power_watts, |watts| format!("{watts:.0} W")),
+        shown(device.temperature_celsius, |celsius| format!("{celsius:.0} °C")),
+        shown(device.bus_id.as_deref(), words::visible),
+        shown(device.numa_node, |node| node.to_string()),
+        shown(device.affinity.as_ref(), ToString::to_string),
+    ]
+}
+
+/// `npu:3`; the processor is one.
+pub(crate) fn name(device: &Device) -> String {
+    match device.kind {
+        DeviceKind::Cpu => device.kind.to_string(),
+        kind => format!("{kind}:{}", device.index),
+    }
+}
+
+fn processes(device: &Device) -> String {
+    let process = |process: &::devices::Process| {
+        let name = process.name.as_deref().map(|name| format!(" {}", words::visible(name))).unwrap_or_default();
+        let memory = process.memory.map(|bytes| format!(" ({})", words::bytes(bytes))).unwrap_or_default();
+        format!("process {}{name}{memory}", process.pid)
+    };
+    device.processes.iter().map(process).collect::<Vec<_>>().join(", ")
+}
+
+/// The matrix of links of a kind of which there are several, and what its words mean.
+fn print_links(out: &mut impl Write, inventory: &Inventory, kind: DeviceKind) -> io::Result<()> {
+    let devices: Vec<&Device> = inventory.of_kind(kind).collect();
+    if devices.len() < 2 {
+        return Ok(());
+    }
+    let mut table = Table::new(["".to_owned()].into_iter().chain(devices.iter().map(|device| name(device))));
+    let mut seen = Vec::new();
+    for from in &devices {
+        let links = devices.iter().map(|to| inventory.link(kind, from.index, to.index));
+        let links: Vec<LinkKind> = links.collect();
+        table.row([name(from)].into_iter().chain(links.iter().map(ToString::to_string)));
+        seen.extend(links);
+    }
+    seen.sort_unstable_by(|a, b| b.cmp(a));
+    seen.dedup_by_key(|link| link.in_words());
+    writeln!(out, "\n{table}")?;
+    for link in seen {
+        writeln!(out, "{:<5} {}", link.to_string(), link.in_words())?;
+    }
+    Ok(())
+}
+
+fn print_footnotes(out: &mut impl Write, inventory: &Inventory) -> io::Result<()> {
+    let mut kinds: Vec<DeviceKind> = inventory.devices.iter().map(|device| device.kind).collect();
+    kinds.dedup();
+    let mut notes = Vec::new();
+    for asked in &inventory.asked {
+        if let Some(problem) = &asked.problem {
+            notes.push(format!("{}: {}", asked.tool, words::visible(problem)));
+        }
+    }
+    if kinds == [DeviceKind::Cpu] && notes.is_empty() {
+        notes.push("no GPU or NPU: neither NVML nor nvidia-smi, npu-smi, amd-smi or rocm-smi is installed".to_owned());
+    }
+    for kind in never_run(&kinds) {
+        notes.push(format!("not yet run on hardware: {kind}. {}", kind.how_it_was_tried()));
+    }
+    if !notes.is_empty() {
+        writeln!(out)?;
+    }
+    notes.iter().try_for_each(|note| writeln!(out, "{note}"))
+}

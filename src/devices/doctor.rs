@@ -1,0 +1,187 @@
+//! `pipeline devices doctor`: what is wrong with this machine, or with what a pipeline file asks of it, and what to do.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use ::devices::doctor::{Finding, Limits, Place, Python, Severity, Subject, Variable, examine};
+use ::devices::{Device, DeviceKind, Inventory};
+use clap::Args;
+use engine::file::source::Sources;
+use engine::plan::{DeviceCount, Plan, PlannedStage};
+use serde_json::{Value, json};
+
+use super::ListArgs;
+use crate::render::{Exit, Failure};
+use crate::terminal::Look;
+use crate::{Format, words};
+
+/// Look for what people get wrong: versions, variables, device nodes, memory, ports, limits; each with what to do.
+///
+/// With a file also the variables that it sets, and whether its stages can ever have what they ask for. Ends with 1 where something is
+/// wrong, and with 0 where there is nothing, or only what is worth a warning.
+#[derive(Args)]
+pub struct DoctorArgs {
+    /// A pipeline file to look at, too.
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    list: ListArgs,
+}
+
+/// The form of what `--format json` prints; it rises when a field goes or changes its meaning.
+const JSON_VERSION: u32 = 1;
+
+/// Importing torch takes several times as long as a vendor's tool.
+const IMPORT_TAKES: u32 = 8;
+
+/// Examines the machine, and the file where there is one.
+pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
+    let plan = args.file.as_deref().map(load).transpose()?;
+    let machine = args.list.machine();
+    let inventory = Inventory::of(&machine, &DeviceKind::ALL);
+    let python = Python::probe(&python(), machine.limit() * IMPORT_TAKES);
+    let mut variables = Variable::of_this_process();
+    variables.extend(plan.iter().flat_map(variables_of));
+    let limits = Limits::of_this_process(&machine);
+    let subject = Subject { machine: &machine, inventory: &inventory, variables: &variables, limits, python: &python };
+    let mut findings = examine(&subject);
+    findings.extend(plan.iter().flat_map(|plan| plan.stages.iter().filter_map(|stage| never_met(stage, &inventory))));
+    findings.sort_by_key(|finding| finding.severity);
+    let printed = match args.list.format {
+        Format::Json => crate::print_json(&as_json(&findings, &python)),
+        Format::Text => print(&findings, &inventory, &python).map_err(Failure::from),
+    };
+    let wrong = findings.iter().any(|finding| finding.severity == Severity::Error);
+    Failure::after(if wrong { Exit::StageFailed } else { Exit::Done }, printed)
+}
+
+fn load(file: &Path) -> Result<Plan, Failure> {
+    Ok(engine::plan::load(file, &[], &stages::registry())?)
+}
+
+/// The Python of the torch worker.
+fn python() -> PathBuf {
+    std::env::var_os("PIPELINE_PYTHON").filter(|set| !set.is_empty()).unwrap_or_else(|| "python3".into()).into()
+}
+
+/// The variables that the stages of a file set.
+fn variables_of(plan: &Plan) -> Vec<Variable> {
+    let of_stage = |stage: &PlannedStage| {
+        let set = stage.parameters.get("env").and_then(Value::as_object);
+        let set = set.into_iter().flatten().filter_map(|(name, value)| {
+            let place = place(&plan.sources, stage, name);
+            Some(Variable { name: name.clone(), value: value.as_str()?.to_owned(), place: Place::File(place) })
+        });
+        set.collect::<Vec<_>>()
+    };
+    plan.stages.iter().flat_map(of_stage).collect()
+}
+
+/// `job.yaml:12:7 (stage adapter)`.
+fn place(sources: &Sources, stage: &PlannedStage, variable: &str) -> String {
+    let path = format!("env.{variable}");
+    let span = stage.field_spans.iter().find(|(field, _)| *field == path).map_or(stage.span, |(_, span)| *span);
+    let (line, column) = sources.line_column(span);
+    let name = sources.get(span.source).map_or("", |source| source.name.as_str());
+    format!("{name}:{line}:{column} (stage {})", stage.id)
+}
+
+/// Why a stage can never have what it asks for on this machine.
+fn never_met(stage: &PlannedStage, inventory: &Inventory) -> Option<Finding> {
+    let asked = &stage.resources;
+    let kind = asked.device.kind().unwrap_or(DeviceKind::Cpu);
+    let devices: Vec<&Device> = inventory.of_kind(kind).collect();
+    let well = devices.iter().filter(|device| device.health.is_usable()).count();
+    let largest = devices.iter().filter_map(|device| device.memory_total).max();
+    let set = |key: &str, value: &str| format!("`{}.resources.{key}={value}`", stage.declared);
+    let served = stage.bound.devices();
+    let (seen, help) = if !served.contains(&kind) {
+        let names: Vec<&str> = served.iter().map(|kind| kind.name()).collect();
+        (
+            format!("it asks for {}, and `{}` computes on {}", kind.in_words(), stage.kind, names.join(", ")),
+            set("device", "cpu"),
+        )
+    } else if devices.is_empty() {
+        (format!("it asks for {}, and this machine has none", kind.in_words()), set("device", "cpu"))
+    } else if let (DeviceCount::Exactly(count), true) = (asked.count, kind != DeviceKind::Cpu)
+        && count as usize > well
+    {
+        (
+            format!("it asks for {count} of {kind}, and {well} of {} are well", devices.len()),
+            set("count", &well.to_string()),
+        )
+    } else if let (Some(wanted), Some(largest)) = (asked.memory, largest)
+        && wanted > largest
+    {
+        let seen = format!(
+            "it asks for {} of memory, and the most that there is of {kind} is {}",
+            words::bytes(wanted),
+            words::bytes(largest)
+        );
+        (seen, set("memory", &format!("{}MiB", largest >> 20)))
+    } else {
+        return None;
+    };
+    Some(Finding {
+        severity: Severity::Error,
+        check: "stage-resources",
+        message: format!("stage `{}` can never have what it asks for", stage.id),
+        seen,
+        help: format!("add {help} to the command, or run it on another machine"),
+    })
+}
+
+fn as_json(findings: &[Finding], python: &Python) -> Value {
+    let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
+    json!({
+        "version": JSON_VERSION,
+        "findings": findings,
+        "errors": count(Severity::Error),
+        "warnings": count(Severity::Warning),
+        "python": python,
+    })
+}
+
+fn print(findings: &[Finding], inventory: &Inventory, python: &Python) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    let look = Look::stdout();
+    for Finding { severity, check, message, seen, help } in findings {
+        let colour = match severity {
+            Severity::Error => "31",
+            Severity::Warning => "33",
+            Severity::Note => "36",
+        };
+        let name = look.paint(colour, severity.name());
+        writeln!(out, "{name}: {} [{check}]", words::visible(message))?;
+        writeln!(out, "  seen: {}", words::visible(seen))?;
+        writeln!(out, "  do:   {help}\n")?;
+    }
+    writeln!(out, "looked at {}", looked_at(inventory, python))?;
+    writeln!(out, "{}", summary(findings))
+}
+
+/// What was there to be wrong: without it, that nothing was found says nothing.
+fn looked_at(inventory: &Inventory, python: &Python) -> String {
+    let kinds = DeviceKind::ALL.into_iter().filter_map(|kind| match inventory.of_kind(kind).count() {
+        0 => None,
+        _ if kind == DeviceKind::Cpu => Some("the processor".to_owned()),
+        count => Some(format!("{count} of {kind}")),
+    });
+    let mut parts: Vec<String> = kinds.collect();
+    parts.push("variables, ports and limits".to_owned());
+    if let Some(installed) = &python.installed {
+        let torch = installed.version("torch").map_or("no torch".to_owned(), |version| format!("torch {version}"));
+        parts.push(format!("Python {} ({torch})", installed.python));
+    }
+    parts.join("; ")
+}
+
+fn summary(findings: &[Finding]) -> String {
+    let count = |severity: Severity| {
+        let count = findings.iter().filter(|finding| finding.severity == severity).count();
+        (count > 0).then(|| words::plural(count, severity.name()))
+    };
+    let counts: Vec<String> =
+        [Severity::Error, Severity::Warning, Severity::Note].into_iter().filter_map(count).collect();
+    if counts.is_empty() { "nothing wrong was found".to_owned() } else { counts.join(", ") }
+}
