@@ -190,7 +190,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
-def start_ranks(root: Path, job: dict[str, Any], ranks: int, **variables: str) -> subprocess.Popen[str]:
+def start_torchrun(root: Path, job: dict[str, Any], ranks: int, **variables: str) -> subprocess.Popen[str]:
     """Starts a job under torchrun."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = [sys.executable, *torchrun, "-m", "pipeline_torch_worker", str(write_job(root, job))]
@@ -199,9 +199,9 @@ def start_ranks(root: Path, job: dict[str, Any], ranks: int, **variables: str) -
     )
 
 
-def run_ranks(root: Path, job: dict[str, Any], ranks: int, **variables: str) -> Ran:
+def run_torchrun(root: Path, job: dict[str, Any], ranks: int, **variables: str) -> Ran:
     """Runs a job under torchrun."""
-    started = start_ranks(root, job, ranks, **variables)
+    started = start_torchrun(root, job, ranks, **variables)
     lines, errors = started.communicate(timeout=120)
     return Ran(started.returncode, lines, job, errors)
 
@@ -214,26 +214,3 @@ def worst(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> 
         for name, tensor in expected.items()
     ]
     return max(shares)
-
-
-def run_several(jobs: dict[Path, dict[str, Any]], ranks: int, **variables: str) -> list[Ran]:
-    """Runs jobs one after the other in the same ranks; each by the folder that it has."""
-    paths = [str(write_job(root, job)) for root, job in jobs.items()]
-    program = [str(PACKAGE / "tests" / "several.py"), *paths]
-    if ranks > 1:
-        program = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *program]
-    ended = subprocess.run(
-        [sys.executable, *program],
-        capture_output=True,
-        text=True,
-        env=environment(**variables),
-        timeout=150,
-        check=False,
-    )
-    found = []
-    for root, job in jobs.items():
-        events = root / "events.jsonl"
-        lines = events.read_text() if events.exists() else ""
-        code = 0 if '"finished"' in lines else 1
-        found.append(Ran(code, lines, job, ended.stderr[-4000:]))
-    return found

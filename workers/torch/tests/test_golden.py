@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from support import GOLDEN, golden_cases, golden_steps, run_here, train_job, worst
+from support import GOLDEN, golden_cases, golden_steps, run_here, train_job, worst, write_steps
 
 
 @pytest.mark.parametrize(("family", "variant"), golden_cases())
@@ -22,3 +22,21 @@ def test_losses_gradient_norms_and_the_adapter_are_those_of_peft(tmp_path: Path,
     # PEFT puts the base's own weight beside an adapter on a head.
     adapter = {name: tensor for name, tensor in file.items() if ".base_layer." not in name}
     assert worst(ran.adapter, adapter) < 1e-4
+
+
+@pytest.mark.parametrize(("family", "variant"), golden_cases())
+def test_gradients_are_those_of_peft(tmp_path: Path, family: str, variant: str) -> None:
+    """Plain gradient descent at a rate of one moves each value by its gradient."""
+    sgd = {"name": "sgd", "weight_decay": 0.0}
+    job = train_job(
+        tmp_path, family, variant, optimizer=sgd, clip_grad_norm=None, total_steps=1, activation_checkpointing=True
+    )
+    write_steps(tmp_path / "steps.jsonl", [{"epoch": 1, "rows": [0, 1], "learning_rate": 1.0}])
+    ran = run_here(tmp_path, job).done()
+    before = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    found = {name: before[name].double() - value.double() for name, value in ran.adapter.items()}
+    expected = load_file(GOLDEN / family / "lora" / variant / "grads_step0.safetensors")
+    # A step's rounding is that of the value, which may be far greater than its gradient.
+    slack = max(float(before[name].abs().max()) for name in expected) * 1e-6
+    for name, gradient in expected.items():
+        assert float((found[name] - gradient).abs().max()) < 1e-4 * float(gradient.abs().max()) + slack, name

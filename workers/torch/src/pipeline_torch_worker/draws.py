@@ -9,30 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 
 DROPOUT, SAMPLING = 4, 5
 _LOW = 0xFFFFFFFF
-
-
-def philox(counter: list[int], key: list[int]) -> list[int]:
-    """128 bits of counter and 64 of key to 128 random bits, in words of 32."""
-    words = [torch.tensor([word]) for word in counter]
-    return [int(word) for word in _philox(words, [torch.tensor([word]) for word in key])]
+_Word = TypeVar("_Word", int, torch.Tensor)
 
 
 def stream_of(seed: int, purpose: int, step: int, row: int, layer: int = 0, module: int = 0) -> list[int]:
     """The four words that the stream of draws at an address begins with: its key and the upper half of its counter."""
-    mixed = philox([step & _LOW, step >> 32, row & _LOW, row >> 32], [seed & _LOW, seed >> 32])
+    mixed = _philox([step & _LOW, step >> 32, row & _LOW, row >> 32], [seed & _LOW, seed >> 32])
     place = [mixed[0] ^ purpose, mixed[1] ^ layer, mixed[2] ^ module, mixed[3]]
-    return philox(place, [seed & _LOW, (seed >> 32) ^ 1])
+    return _philox(place, [seed & _LOW, (seed >> 32) ^ 1])
 
 
 def uniform(seed: int, purpose: int, step: int, row: int) -> float:
     """The first number in `[0, 1)` of a stream, with 53 random bits."""
     key0, key1, tag0, tag1 = stream_of(seed, purpose, step, row)
-    low, high, _, _ = philox([0, 0, tag0, tag1], [key0, key1])
+    low, high, _, _ = _philox([0, 0, tag0, tag1], [key0, key1])
     return float(((high << 32 | low) >> 11) / (1 << 53))
 
 
@@ -99,8 +95,8 @@ def fnv1a(text: str) -> int:
     return value
 
 
-def _philox(counter: list[torch.Tensor], key: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Philox of words of 32 bits that are held in 64."""
+def _philox(counter: list[_Word], key: list[_Word]) -> list[_Word]:
+    """128 bits of counter and 64 of key to 128 random bits, in words of 32 that are held in 64: single ones, or tensors of them."""
     a, b, c, d = counter
     key0, key1 = key
     for _ in range(10):
@@ -111,7 +107,7 @@ def _philox(counter: list[torch.Tensor], key: list[torch.Tensor]) -> list[torch.
     return [a, b, c, d]
 
 
-def _product(word: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _product(word: _Word, factor: int) -> tuple[_Word, _Word]:
     """Upper and lower half of a product of 64 bits, by halves of `word`: torch's whole numbers have a sign."""
     low = (word & 0xFFFF) * factor
     high = (word >> 16) * factor + (low >> 16)

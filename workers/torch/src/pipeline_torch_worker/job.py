@@ -57,7 +57,7 @@ class LossScaleSettings:
     init_scale: float
     growth_factor: float
     backoff_factor: float
-    growth_interval: Count
+    growth_interval: int
 
 
 @dataclass(frozen=True)

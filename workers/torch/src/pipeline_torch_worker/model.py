@@ -85,7 +85,9 @@ class DocumentLoss(torch.nn.Module):
         hidden = self._hidden(batch)
         chunks = list(self._chunks(hidden, batch))
         if not chunks:
-            return hidden.float().sum()[None] * 0
+            # The head takes part all the same: ranks that share its weights add up its gradients together.
+            nothing = torch.zeros_like(batch.targets[:1])
+            return 0 * self._nll(_Chunk(hidden[:1], nothing, batch.rows[:1], batch.tokens_in_row[:1]))
         nll = [checkpoint(self._nll, chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
         return torch.cat(nll)
 
@@ -122,7 +124,7 @@ class DocumentLoss(torch.nn.Module):
         return F.cross_entropy(self._logits(chunk), chunk.targets, reduction="none")
 
     def _logits(self, chunk: _Chunk) -> torch.Tensor:
-        head = cast(torch.nn.Module, self.model.get_output_embeddings())  # type: ignore[no-untyped-call]
+        head = cast(torch.nn.Module, self.model.get_output_embeddings())
         with self._draws.at(chunk.rows, chunk.tokens_in_row):
             logits: torch.Tensor = head(chunk.hidden[None])[0].float()
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
@@ -154,4 +156,4 @@ def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
 
 def decoder_of(model: PreTrainedModel) -> torch.nn.Module:
     """The model without its head."""
-    return cast(torch.nn.Module, model.get_decoder())  # type: ignore[no-untyped-call]
+    return cast(torch.nn.Module, model.get_decoder())

@@ -18,6 +18,7 @@ from transformers import PretrainedConfig
 from . import __version__
 from .checkpoint import Progress, Tensors
 from .device import Device
+from .failure import JobFailure
 from .json_text import json_text
 from .parallel import Ranks
 
@@ -38,7 +39,7 @@ def write_model(values: Tensors, base: Path, config: PretrainedConfig, folder: P
     left_out = "lm_head.weight" if config.tie_word_embeddings else None
     where: dict[str, str] = {}
     total = 0
-    for path in sorted(base.glob("*.safetensors")):
+    for path in _weight_files(base):
         with safe_open(path, framework="pt") as original:
             names = [name for name in original.keys() if name != left_out]  # noqa: SIM118 - not a dict
             stored = {name: original.get_tensor(name) for name in names}
@@ -51,13 +52,25 @@ def write_model(values: Tensors, base: Path, config: PretrainedConfig, folder: P
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def missing_from(base: Path, values: Tensors) -> list[str]:
-    """Trained tensors that no file of the base has under their name."""
+def check_names(base: Path, trained: Iterable[str]) -> None:
+    """Fails where a trained tensor has no place in the files of the base: it would be left out of the result."""
     there: set[str] = set()
-    for path in base.glob("*.safetensors"):
+    for path in _weight_files(base):
         with safe_open(path, framework="pt") as original:
             there.update(original.keys())
-    return sorted(values.keys() - there)
+    missing = sorted(set(trained) - there)
+    if missing:
+        message = f"the model's files have no tensor `{missing[0]}`, which transformers trains"
+        raise JobFailure("bad_parameters", message, "save the model anew with the names that transformers gives")
+
+
+def _weight_files(base: Path) -> list[Path]:
+    """The files of weights: those that the index names, or the only one."""
+    index = base / INDEX_FILE
+    if not index.exists():
+        return [base / "model.safetensors"]
+    names: dict[str, str] = json.loads(index.read_text())["weight_map"]
+    return sorted(base / name for name in set(names.values()))
 
 
 def write_summary(folder: Path, how: dict[str, Any], progress: Progress | None = None) -> None:

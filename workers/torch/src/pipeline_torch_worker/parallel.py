@@ -305,7 +305,9 @@ class Watch(threading.Thread):
         with self._lock:
             value: dict[str, Any] = json.loads(self._store.get(_FAILED))
         words = "; ".join(value["messages"])
-        message = words if words.startswith("rank ") else f"rank {value['rank']}: {words}"
+        # That they were asked to stop is no rank's own.
+        is_common = value["cause"] == "cancelled" or words.startswith("rank ")
+        message = words if is_common else f"rank {value['rank']}: {words}"
         return JobFailure(cause_of(value["cause"]), message, value["help"])
 
     def _behind(self) -> str:

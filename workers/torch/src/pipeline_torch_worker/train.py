@@ -41,6 +41,8 @@ class Session:
         self._rows = RowTable(job.data)
         self._validation = None if job.validation is None else RowTable(job.validation)
         self._trainer = Trainer(job, device, ranks)
+        if job.method == "full":
+            output.check_names(job.model, self._trainer.parameters)
         # Another number of ranks adds in another order.
         parts = [f"torch {output.versions()['torch']}", device.kind, job.dtype, self._trainer.kernel]
         computed_by = ", ".join([job.computed_by, *parts, f"ranks: {ranks.world}"])
@@ -192,6 +194,9 @@ class Session:
 
     def conclude(self) -> None:
         """What follows the last step and is no part of the working state, so that a longer run can go on from there."""
+        if self._progress.skipped_steps == self._progress.step:
+            message = "the gradients of every step overflowed: nothing was trained"
+            raise JobFailure("numeric", message, "compute in bf16 or f32, or begin with a lower loss scale")
         if self._progress.target_tokens == 0:
             help_ = "look at the rows with `pipeline show`: are the labels all masked?"
             raise JobFailure("bad_data", "no row has a target token: nothing was trained", help_)

@@ -1,0 +1,106 @@
+"""Ranks as processes that are forked from one that has imported torch already: starting a rank anew takes seconds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from support import Ran, environment, write_job
+
+_PRELOADED = ["train", "score", "generate", "sharding", "parallel"]
+
+
+def _context() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]
+    os.environ["OMP_NUM_THREADS"] = "1"
+    context.set_forkserver_preload([f"pipeline_torch_worker.{name}" for name in _PRELOADED])
+    return context
+
+
+def _rank(path: str, variables: dict[str, str]) -> None:
+    """What a rank does: the worker's own `main`, with its streams in files."""
+    os.environ.update(variables)
+    folder, rank = Path(path).parent, variables["RANK"]
+    for descriptor, name in ((1, f"events-{rank}.jsonl"), (2, f"errors-{rank}.txt")):
+        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, descriptor)
+    sys.argv[1:] = [path]
+    from pipeline_torch_worker.__main__ import main
+
+    main()
+
+
+@dataclass
+class Running:
+    """Ranks at work."""
+
+    root: Path
+    job: dict[str, Any]
+    ranks: list[BaseProcess]
+
+    def kill(self, rank: int, number: signal.Signals) -> None:
+        pid = self.ranks[rank].pid
+        assert pid is not None
+        os.kill(pid, number)
+
+    def wait_for(self, there: Callable[[], bool], seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not there():
+            assert time.monotonic() < deadline, self._errors()
+            assert any(rank.is_alive() for rank in self.ranks), self._errors()
+            time.sleep(0.01)
+
+    def wait_for_step(self, step: int) -> None:
+        """Until so many steps are saved."""
+        working = Path(self.job["working"])
+        self.wait_for(lambda: any(int(path.name[5:]) >= step for path in working.glob("step-*")))
+
+    def finish(self, seconds: float = 90.0) -> Ran:
+        """What rank 0 said, and its exit code."""
+        self.ranks[0].join(seconds)
+        for rank in self.ranks[1:]:
+            rank.join(20.0)
+            rank.kill()
+        code = self.ranks[0].exitcode
+        assert code is not None, self._errors()
+        return Ran(code, (self.root / "events-0.jsonl").read_text(), self.job, self._errors())
+
+    def _errors(self) -> str:
+        return "\n".join(path.read_text()[-2000:] for path in sorted(self.root.glob("errors-*.txt")))
+
+
+def start(root: Path, job: dict[str, Any], ranks: int, **variables: str) -> Running:
+    """Starts a job in so many ranks, as an executor does that has no torchrun."""
+    path = str(write_job(root, job))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for rank in range(ranks):
+        place = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        process = _context().Process(target=_rank, args=(path, {**place, **variables}))
+        process.start()
+        processes.append(process)
+    return Running(root, job, processes)
+
+
+def run_ranks(root: Path, job: dict[str, Any], ranks: int, **variables: str) -> Ran:
+    """Runs a job in so many ranks."""
+    return start(root, job, ranks, **variables).finish()

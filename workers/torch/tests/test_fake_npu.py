@@ -1,0 +1,53 @@
+"""The worker's path for an NPU, on the emulated one of `fake_npu.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import processes
+from support import Ran, run_here, run_torchrun, train_job, worst
+
+NPU = {"PIPELINE_TORCH_WORKER_NPU_MODULE": "fake_npu"}
+
+
+def on_both(root: Path, ranks: int, variant: str = "attention", **changes: Any) -> tuple[Ran, Ran]:
+    """Five steps on the processor, and the same on so many NPUs."""
+    for name in ("cpu", "npu"):
+        (root / name).mkdir()
+    changes = {"total_steps": 5, **changes}
+    cpu = run_here(root / "cpu", train_job(root / "cpu", "llama31", variant, **changes)).done()
+    job = train_job(root / "npu", "llama31", variant, **changes, device="npu")
+    return cpu, processes.run_ranks(root / "npu", job, ranks, **NPU).done()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_training_on_an_npu_is_that_on_the_processor(tmp_path: Path, ranks: int) -> None:
+    cpu, npu = on_both(tmp_path, ranks, "dora", dropout=0.1, activation_checkpointing=True)
+    assert npu.losses == pytest.approx(cpu.losses, rel=1e-6)
+    assert worst(npu.adapter, cpu.adapter) < 1e-4
+    how = npu.events[-1]["how"]
+    assert (how["device"], how["device_name"], how["ranks"]) == ("npu", "Fake910B", ranks)
+    # By the device's own counter.
+    assert how["peak_memory_bytes"] == [123 << 20] * ranks
+
+
+def test_torchrun_starts_ranks_on_npus(tmp_path: Path) -> None:
+    job = train_job(tmp_path, "llama31", "attention", device="npu", total_steps=2)
+    ran = run_torchrun(tmp_path, job, 2, **NPU).done()
+    assert ran.events[-1]["how"]["ranks"] == 2
+
+
+def test_bf16_goes_through_the_fused_attention(tmp_path: Path) -> None:
+    cpu, npu = on_both(tmp_path, 1, dtype="bf16")
+    assert npu.events[-1]["how"]["attention"] == "npu"
+    assert npu.losses == pytest.approx(cpu.losses, rel=5e-3)
+
+
+def test_a_missing_torch_npu_is_said_with_what_to_do(tmp_path: Path) -> None:
+    failed = run_here(tmp_path, train_job(tmp_path, "llama31", "attention", device="npu")).failed
+    assert failed["cause"] == "machine"
+    assert "torch_npu cannot be imported" in failed["messages"][0]
+    assert "CANN" in failed["help"]
