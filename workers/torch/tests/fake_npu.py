@@ -5,7 +5,8 @@ one: device strings, moving tensors, memory counters, the fused attention's argu
 processor, in HCCL's place, and autocast casts nothing. What it cannot show is what an NPU computes, and how fast.
 
 torch has the place for such a device (PrivateUse1) and a way to fill it from Python, which is experimental. A tensor of the device
-wraps one of the processor; an operation takes the wrapped ones, and wraps what comes out.
+wraps one of the processor; an operation takes the wrapped ones, and wraps what comes out. autograd knows of one such device,
+so that tensors of all of them say that they are of the first.
 """
 
 from __future__ import annotations
@@ -26,33 +27,27 @@ COUNT = int(os.environ.get("FAKE_NPU_COUNT", "2"))
 Device = torch.device | str | int | None
 
 
-def _index(device: Device) -> int:
-    if isinstance(device, int):
-        return device
-    return (torch.device(device).index or 0) if device is not None else 0
-
-
 class Tensor(torch.Tensor):
     """A tensor of the device, around one of the processor."""
 
     wrapped_tensor: torch.Tensor
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor, index: int = 0) -> Tensor:
+    def __new__(cls, inner: torch.Tensor) -> Tensor:
         made = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
             strides=inner.stride(),
             storage_offset=inner.storage_offset(),
             dtype=inner.dtype,
-            device=torch.device("npu", index),
+            device=torch.device("npu", 0),
         )
         made.wrapped_tensor = inner
         found: Tensor = made
         return found
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"{self.wrapped_tensor!r}@npu:{self.device.index}"
+        return f"{self.wrapped_tensor!r}@npu"
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -60,14 +55,14 @@ class Tensor(torch.Tensor):
     ) -> Any:
         kwargs = dict(kwargs or {})
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        index = given[0].device.index if given else None
+        is_npu = bool(given)
         inner_args, inner_kwargs = tree_map(
             lambda leaf: leaf.wrapped_tensor if isinstance(leaf, Tensor) else leaf, (args, kwargs)
         )
         if kwargs.get("device") is not None:
             to = torch.device(kwargs["device"])
             inner_kwargs["device"] = torch.device("cpu")
-            index = _index(to) if to.type == "npu" else None
+            is_npu = to.type == "npu"
         if function is torch.ops.aten.copy_.default and not isinstance(args[0], Tensor):
             return args[0].copy_(inner_args[1])
         _refuse_f64(inner_args, inner_kwargs, function)
@@ -75,11 +70,9 @@ class Tensor(torch.Tensor):
         wrapped = {id(tensor.wrapped_tensor): tensor for tensor in given}
 
         def wrap(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
+            if not is_npu or not isinstance(leaf, torch.Tensor):
                 return leaf
-            if index is None:
-                return leaf
-            return wrapped[id(leaf)] if id(leaf) in wrapped else Tensor(leaf, index)
+            return wrapped[id(leaf)] if id(leaf) in wrapped else Tensor(leaf)
 
         return tree_map(wrap, function(*inner_args, **inner_kwargs))
 
@@ -116,7 +109,7 @@ class _Counters(types.ModuleType):
         return self.current
 
     def set_device(self, device: Device) -> None:
-        self.current = _index(device)
+        self.current = device if isinstance(device, int) else torch.device(device or "npu").index or 0
 
     def synchronize(self, _device: Device = None) -> None:
         pass
@@ -148,15 +141,15 @@ def _install() -> list[torch.library.Library]:
     backend_registration._setup_privateuseone_for_python_backend("npu", backend_module=_Counters("torch.npu"))
     library = torch.library.Library("aten", "IMPL")
 
-    def empty(size: Any, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
-        return Tensor(torch.empty(size, dtype=dtype), _index(device))
+    def empty(size: Any, dtype: Any = None, **_: Any) -> Tensor:
+        return Tensor(torch.empty(size, dtype=dtype))
 
-    def empty_strided(size: Any, stride: Any, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
-        return Tensor(torch.empty_strided(size, stride, dtype=dtype), _index(device))
+    def empty_strided(size: Any, stride: Any, dtype: Any = None, **_: Any) -> Tensor:
+        return Tensor(torch.empty_strided(size, stride, dtype=dtype))
 
     # torch's own would make an empty tensor and have it grow, which a wrapper does not see.
-    def eye(n: int, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
-        return Tensor(torch.eye(n, dtype=dtype), _index(device))
+    def eye(n: int, dtype: Any = None, **_: Any) -> Tensor:
+        return Tensor(torch.eye(n, dtype=dtype))
 
     library.impl("empty.memory_format", empty, "PrivateUse1")
     library.impl("empty_strided", empty_strided, "PrivateUse1")

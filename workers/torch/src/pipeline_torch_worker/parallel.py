@@ -34,6 +34,8 @@ TELL_SECONDS = 10.0
 # torchrun stops the ranks that are left when one has died. Whoever is in a collective then will not come out of it.
 AFTER_STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.2
+# A rank whose watch has not been heard for so long does nothing at all.
+_SILENT_SECONDS = 2.0
 _FAILED, _TOLD = "failed", "told"
 
 
@@ -212,8 +214,7 @@ class Watch(threading.Thread):
     def enter(self, step: int, what: str) -> None:
         """This rank comes to a collective."""
         self._count += 1
-        with self._lock:
-            self._store.set(f"at/{self._place.rank}", str(self._count))
+        self._post(f"at/{self._place.rank}", self._count)
         self._waiting = _Waiting(self._count, step, what, time.monotonic())
 
     def leave(self) -> None:
@@ -249,8 +250,11 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         """Looks at the others, and at the clock."""
+        beat = 0
         while not self._ended.wait(_POLL_SECONDS):
             try:
+                beat += 1
+                self._post(f"beat/{self._place.rank}", beat)
                 failure = self._look()
             except Exception as error:
                 # The store is gone, and with it whoever held it.
@@ -311,22 +315,35 @@ class Watch(threading.Thread):
         return JobFailure(cause_of(value["cause"]), message, value["help"])
 
     def _behind(self) -> str:
-        """Which ranks have not come to the collective that this one is in."""
+        """Which ranks have not come to the collective that this one is in, and which give no sign of life."""
         waiting = self._waiting
         if waiting is None:
             return ""
-        late = []
-        for rank in range(self._place.world):
-            key = f"at/{rank}"
-            with self._lock:
-                count = int(self._store.get(key)) if self._store.check([key]) else 0
-            if count < waiting.number:
-                late.append(str(rank))
-        return f"; ranks that have not come to it: {', '.join(late)}" if late else "; every rank has come to it"
+        others = [rank for rank in range(self._place.world) if rank != self._place.rank]
+        late = [rank for rank in others if self._posted(f"at/{rank}") < waiting.number]
+        before = {rank: self._posted(f"beat/{rank}") for rank in others}
+        time.sleep(_SILENT_SECONDS)
+        silent = [rank for rank in others if self._posted(f"beat/{rank}") == before[rank]]
+        words = [f"ranks that have not come to it: {_listed(late)}" if late else "every rank has come to it"]
+        if silent:
+            words.append(f"ranks that are stopped, gone or out of reach: {_listed(silent)}")
+        return "".join(f"; {word}" for word in words)
+
+    def _post(self, key: str, count: int) -> None:
+        with self._lock:
+            self._store.set(key, str(count))
+
+    def _posted(self, key: str) -> int:
+        with self._lock:
+            return int(self._store.get(key)) if self._store.check([key]) else 0
 
     def _has(self, key: str) -> bool:
         with self._lock:
             return bool(self._store.check([key]))
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 _LOOK = (
