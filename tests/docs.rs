@@ -1,4 +1,5 @@
-//! The pages of the stage kinds say what the program reads: every parameter, and none that is not there.
+//! The pages say what is so: those of the stage kinds have every parameter and none that is not there, pipeline files are valid, and the commands
+//! of guides are taken.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -6,7 +7,7 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use support::Project;
@@ -72,4 +73,107 @@ fn every_parameter_is_documented_and_nothing_else() {
     }
     assert!(seen >= 9, "{seen} kinds");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The fenced blocks of a page in a language.
+fn blocks<'p>(page: &'p str, language: &str) -> Vec<&'p str> {
+    let mut found = Vec::new();
+    let mut rest = page;
+    while let Some(begin) = rest.find(&format!("\n```{language}\n")) {
+        rest = &rest[begin + language.len() + 5..];
+        let end = rest.find("\n```").unwrap_or(rest.len());
+        found.push(&rest[..end]);
+        rest = &rest[end..];
+    }
+    found
+}
+
+/// The pages of a folder and below it.
+fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            pages(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            found.push(path);
+        }
+    }
+}
+
+/// The name that a whole pipeline file of a page goes by: `name: xsum` is `xsum.yaml`.
+fn file_name(text: &str) -> String {
+    let name = text.lines().find_map(|line| line.strip_prefix("name: "));
+    let name = name.map(|name| name.split(" #").next().unwrap_or(name).trim());
+    format!("{}.yaml", name.unwrap_or("pipeline"))
+}
+
+/// What is wrong with a file, but for sources, which a page does not bring.
+fn problems(project: &Project, file: &str) -> Vec<String> {
+    let checked = project.run(&["validate", "--format", "json", file]).json();
+    let problems = checked[0]["problems"].as_array().unwrap().clone();
+    let told = problems.iter().filter(|problem| problem["severity"] == "error" && problem["code"] != "file-missing");
+    told.map(|problem| format!("line {}: {}", problem["line"], problem["message"])).collect()
+}
+
+#[test]
+fn every_pipeline_file_of_a_page_is_valid() {
+    let mut found = Vec::new();
+    pages(&Path::new(env!("CARGO_MANIFEST_DIR")).join("docs"), &mut found);
+    // It shows wrong files, each beside a right one, and has a test of its own.
+    found.retain(|path| !path.ends_with("problems.md"));
+    let mut seen = 0;
+    let mut wrong = Vec::new();
+    for path in found {
+        let page = fs::read_to_string(&path).unwrap();
+        for text in blocks(&page, "yaml").into_iter().filter(|text| text.starts_with("version: 1")) {
+            seen += 1;
+            let project = Project::new();
+            project.write("page.yaml", text);
+            wrong.extend(problems(&project, "page.yaml").iter().map(|told| format!("{}: {told}", path.display())));
+        }
+    }
+    assert!(seen >= 6, "{seen} files");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The words of a command without its comment, quotes taken off.
+fn words(command: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut quote = None;
+    for letter in command.chars() {
+        match (quote, letter) {
+            (None, '#') if words.last().is_some_and(String::is_empty) => break,
+            (None, '\'' | '"') => quote = Some(letter),
+            (Some(open), letter) if open == letter => quote = None,
+            (None, letter) if letter.is_whitespace() => words.push(String::new()),
+            (_, letter) => words.last_mut().unwrap().push(letter),
+        }
+    }
+    words.retain(|word| !word.is_empty());
+    words
+}
+
+/// In the guides for those who come from elsewhere, whose commands are there to be copied.
+#[test]
+fn the_overrides_of_the_guides_are_taken() {
+    for (guide, least) in [("from-torchtune.md", 1), ("from-ms-swift.md", 4)] {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(guide);
+        let page = fs::read_to_string(&page).unwrap();
+        let project = Project::new();
+        for text in blocks(&page, "yaml") {
+            project.write(&file_name(text), text);
+        }
+        let mut seen = 0;
+        for command in blocks(&page, "sh").iter().flat_map(|block| block.split('\n')) {
+            let Some(rest) = command.strip_prefix("pipeline run ") else { continue };
+            seen += 1;
+            // The graph of what `run` would do, by the same overrides.
+            let rest = words(rest);
+            let overrides = rest.iter().filter(|word| !word.starts_with('-') && word.contains('='));
+            let arguments: Vec<&str> =
+                ["graph", rest[0].as_str()].into_iter().chain(overrides.map(String::as_str)).collect();
+            project.run(&arguments).ends_with(0);
+        }
+        assert!(seen >= least, "{guide}: {seen} commands");
+    }
 }
