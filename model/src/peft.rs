@@ -4,10 +4,12 @@
 //! model for good to [`crate::merge`].
 
 mod config;
+mod fresh;
 pub mod targets;
 mod weights;
 
 pub use config::{AdapterConfig, AdapterConfigError, TargetModules};
+pub use fresh::FreshError;
 pub use weights::{
     Adapter, AdapterError, AdapterModule, AdapterPart, SavedTensor, adapter_tensor_name, is_adapter_tensor_name,
     parse_adapter_tensor_name, parse_saved_tensor_name, saved_tensor_name,

@@ -5,25 +5,29 @@
 mod answer;
 mod detokenizer;
 mod less_memory;
+mod score;
 mod speed;
 mod stop;
+mod worker;
 
 use std::path::Path;
 use std::sync::Arc;
 
+use devices::DeviceKind;
 use engine::artifact::Facts;
 use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
-use engine::parameter::{Input, Parameters};
+use engine::parameter::{Input, Mapping, Parameters};
 use engine::preflight::Preflight;
+use engine::protocol::WorkerEvent;
 use engine::stage::InputFacts;
 use model::batch::Batch;
 use model::blocks::Blocks;
 use model::decoder::{Decoder, RunError, TargetScore};
 use model::generation::{
-    CACHE_BYTES, Completion, Effort, GenerateError, Generator, Listener, Options, Request, TOKENS_PER_PASS,
+    CACHE_BYTES, Completion, Effort, Flow, GenerateError, Generator, Listener, Options, Request, TOKENS_PER_PASS,
 };
 use model::memory::cache_bytes;
 use model::ops::{Compute, Ops};
@@ -36,13 +40,18 @@ pub use answer::{ANSWER_INDENT, Aloud, Answer, Ended, Standing, indented, visibl
 pub use detokenizer::Detokenizer;
 use less_memory::BATCH_SIZE;
 pub use less_memory::with_less_memory;
-pub use speed::speed;
+use speed::speed;
 pub use stop::{StopStrings, StopToken};
+pub use worker::RowScore;
+use worker::Worker;
 
 use crate::adapter;
 use crate::artifact::{Adapter, Model, Tokenizer as TokenizerArtifact};
+use crate::backend::{self, Backend, Choice, Serves};
 use crate::kernels::{self, InferenceDtype, Kernels};
+use crate::peak_memory::peak_resident_bytes;
 use crate::preflight::{inference_bytes, model_config};
+use crate::prompt::Encoded;
 use crate::smoke::{self, Lowered};
 use crate::tokenize::facts_of;
 use crate::tokenizer::Tokenizer;
@@ -77,9 +86,15 @@ pub struct InferenceParams {
     /// Number type of the computation: of the weights, and of what is multiplied with them.
     #[semantic(default = InferenceDtype::F32)]
     pub dtype: InferenceDtype,
-    /// The kernels that compute.
+    /// What computes: this program where it serves the device (today the CPU), else PyTorch in processes of its own.
+    #[cosmetic(default = Backend::Auto)]
+    pub backend: Backend,
+    /// The kernels that compute, for the native backend.
     #[cosmetic(default = Kernels::Cpu)]
     pub kernels: Kernels,
+    /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result.
+    #[cosmetic(default)]
+    pub env: Mapping<String>,
 }
 
 /// The shorter answers of a smoke run.
@@ -107,9 +122,30 @@ impl InferenceParams {
         ahead
     }
 
+    /// Which backend can compute what is asked for.
+    pub fn serves(&self) -> Serves {
+        match (self.dtype, self.kernels) {
+            (InferenceDtype::F16, _) => Serves::Torch("`dtype: f16`"),
+            (InferenceDtype::Int8, _) => Serves::Native("`dtype: int8`"),
+            (InferenceDtype::Int4, _) => Serves::Native("`dtype: int4`"),
+            (InferenceDtype::F32 | InferenceDtype::Bf16, Kernels::Candle) => Serves::Native("`kernels: candle`"),
+            (InferenceDtype::F32 | InferenceDtype::Bf16, Kernels::Cpu) => Serves::Both,
+        }
+    }
+
+    /// The kinds of device that it can be computed on.
+    pub fn devices(&self) -> Vec<DeviceKind> {
+        self.backend.devices(self.serves())
+    }
+
     /// What is wrong with the values taken together.
     pub fn problems(&self, span: Span) -> Vec<Problem> {
-        let mut problems = Vec::new();
+        let mut problems: Vec<Problem> = self.backend.problem(self.serves(), span).into_iter().collect();
+        problems.extend(backend::problems_of_env(&self.env, span));
+        if self.dtype == InferenceDtype::F16 && self.kernels == Kernels::Candle {
+            let message = "`kernels: candle` does not compute in f16";
+            problems.push(Problem::error("bad-value", span, message, "in this stage").at("kernels"));
+        }
         if self.stop_strings.iter().any(String::is_empty) {
             let message = "`stop_strings` has an empty text, which every answer holds at once";
             let problem = Problem::error("bad-value", span, message, "in this stage");
@@ -163,9 +199,17 @@ pub trait Inference {
     ) -> Result<(Vec<Completion>, Effort), StageError>;
 }
 
+/// Where a model is asked.
+enum Asked {
+    /// In this process.
+    Here(Box<dyn Inference>),
+    /// In those of the torch worker.
+    Worker(Box<Worker>),
+}
+
 /// A model with what it takes to ask it.
 pub struct Respondent {
-    model: Box<dyn Inference>,
+    model: Asked,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
     options: Options,
@@ -192,23 +236,45 @@ impl Respondent {
             sampling,
             batch_size: params.batch_size,
         };
-        let compute = params.dtype.compute();
-        let model = open(&model, adapter.as_ref(), params.kernels, compute, context)?;
+        let choice = Choice::of(params.backend, params.serves(), context)?;
+        let model = match choice.is_torch {
+            true => {
+                context.emit(WorkerEvent::Report { text: format!("computed by {choice}") });
+                Asked::Worker(Box::new(Worker::open(params, &model, adapter.as_ref())?))
+            }
+            false => Asked::Here(open(&model, adapter.as_ref(), params.kernels, params.dtype.compute(), context)?),
+        };
         let stop_strings = StopStrings::new(&params.stop_strings);
         Ok(Self { model, tokenizer, options, stop_strings, effort: Effort::default() })
     }
 
     /// Positions the model has.
     pub fn max_position_embeddings(&self) -> usize {
-        self.model.max_position_embeddings()
+        match &self.model {
+            Asked::Here(model) => model.max_position_embeddings(),
+            Asked::Worker(worker) => worker.config().max_position_embeddings,
+        }
     }
 
-    /// Scores each target of a batch.
+    /// Whether it is best asked everything at once, since each time it is asked its model is loaded anew.
+    pub fn prefers_all_at_once(&self) -> bool {
+        matches!(self.model, Asked::Worker(_))
+    }
+
+    /// Scores rows: each is a document of its own. `told` hears how many are done.
     ///
     /// # Errors
-    /// As for [`Inference::score`].
-    pub fn score(&mut self, batch: &Batch) -> Result<Vec<TargetScore>, StageError> {
-        self.model.score(batch)
+    /// Fails if a row does not fit the model, the device fails, or the user ends it.
+    pub fn score(
+        &mut self,
+        rows: &[Encoded],
+        told: &mut dyn FnMut(usize, &mut StageContext),
+        context: &mut StageContext,
+    ) -> Result<Vec<RowScore>, StageError> {
+        match &mut self.model {
+            Asked::Here(model) => score::rows(&mut **model, rows, told, context),
+            Asked::Worker(worker) => worker.score(rows, context),
+        }
     }
 
     /// Checks that tokens are in the model's vocabulary; `whose` says where they come from.
@@ -216,7 +282,10 @@ impl Respondent {
     /// # Errors
     /// Fails with the first that is not.
     pub fn check_vocabulary(&self, ids: &[u32], whose: impl FnOnce() -> String) -> Result<(), StageError> {
-        let vocab_size = self.model.vocab_size();
+        let vocab_size = match &self.model {
+            Asked::Here(model) => model.vocab_size(),
+            Asked::Worker(worker) => worker.config().vocab_size,
+        };
         let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) else { return Ok(()) };
         let text = self.tokenizer.decode_with_special(&[*id])?;
         let message =
@@ -237,14 +306,12 @@ impl Respondent {
         }
     }
 
-    /// What it took so far to answer.
-    pub fn effort(&self) -> Effort {
-        self.effort
-    }
-
-    /// Bytes of weights that a step of generation reads.
-    pub fn weight_bytes_per_step(&self) -> u64 {
-        self.model.weight_bytes_per_step()
+    /// Time, bandwidth and memory that answering took so far, in lines for a person.
+    pub fn speed(&self) -> String {
+        match &self.model {
+            Asked::Here(model) => speed(&self.effort, model.weight_bytes_per_step(), peak_resident_bytes()),
+            Asked::Worker(worker) => worker.speed(),
+        }
     }
 }
 

@@ -25,14 +25,16 @@ pub enum Dtype {
     F32,
     /// Products of 16-bit brain floats, summed in f32; what is trained, its moments and the loss stay f32.
     Bf16,
+    /// As `bf16`, in half precision, with a factor on the loss (`loss_scale`): for GPUs and the torch worker.
+    F16,
 }
 
 impl Dtype {
-    /// The number type as kernels know it.
+    /// The number type as kernels know it. Kernels of ours do not compute in f16; what a value takes is what one in bf16 takes.
     pub fn compute(self) -> Compute {
         match self {
             Self::F32 => Compute::F32,
-            Self::Bf16 => Compute::Bf16,
+            Self::Bf16 | Self::F16 => Compute::Bf16,
         }
     }
 }
@@ -44,6 +46,8 @@ pub enum InferenceDtype {
     F32,
     /// Products of 16-bit brain floats, summed in f32.
     Bf16,
+    /// As `bf16`, in half precision: for GPUs and the torch worker.
+    F16,
     /// Products of 8-bit numbers, in blocks of 32 with one scale.
     Int8,
     /// As `int8`, with weights of 4 bits but for embedding and head.
@@ -51,11 +55,11 @@ pub enum InferenceDtype {
 }
 
 impl InferenceDtype {
-    /// The number type as kernels know it.
+    /// The number type as kernels know it; for f16 as [`Dtype::compute`].
     pub fn compute(self) -> Compute {
         match self {
             Self::F32 => Compute::F32,
-            Self::Bf16 => Compute::Bf16,
+            Self::Bf16 | Self::F16 => Compute::Bf16,
             Self::Int8 => Compute::Int8,
             Self::Int4 => Compute::Int4,
         }

@@ -6,6 +6,7 @@ use engine::stage::Registry;
 
 pub mod adapter;
 pub mod artifact;
+pub mod backend;
 pub mod bleu;
 pub mod checkpoint;
 pub mod command;
@@ -29,6 +30,7 @@ pub mod show;
 pub mod smoke;
 pub mod tokenize;
 pub mod tokenizer;
+mod torch;
 pub mod train;
 
 /// All stage kinds of this program.

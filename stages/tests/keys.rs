@@ -12,17 +12,9 @@ use std::path::{Path, PathBuf};
 use cache::{Class, Digest, StatCache};
 use engine::keys::{read_outside, stage_key};
 use engine::lock_file::LockFile;
-use engine::parameter::{Reader, declared_fields};
+use engine::parameter::declared_fields;
 use engine::plan::{Plan, load};
 use stages::registry;
-
-/// Fields that no file can set at present, with what a file says that tries. Their class is looked at apart.
-const REFUSED: [(&str, &str); 4] = [
-    ("train.loss_scale.init_scale", "adapter.loss_scale={init_scale: 512}"),
-    ("train.loss_scale.growth_factor", "adapter.loss_scale={growth_factor: 4}"),
-    ("train.loss_scale.backoff_factor", "adapter.loss_scale={backoff_factor: 0.25}"),
-    ("train.loss_scale.growth_interval", "adapter.loss_scale={growth_interval: 10}"),
-];
 
 /// The keys of a stage: of its result, and of its working state.
 type Keys = (Digest, Digest);
@@ -181,35 +173,8 @@ fn every_field_makes_stale_what_its_class_says() {
             ));
         }
     }
-    for (field, override_) in REFUSED {
-        let refused = project.plan(&[override_.to_owned()]);
-        if refused.is_ok() || declared.remove(field) != Some(Class::Semantic) {
-            wrong.push(format!("{field} can be set now: give it a flip in `keys/flips.txt`"));
-        }
-    }
     wrong.extend(declared.keys().map(|field| format!("{field} has no flip in `keys/flips.txt`")));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-/// What is refused in a whole file still has its place in the key.
-#[test]
-fn a_field_that_is_refused_is_keyed_all_the_same() {
-    let registry = registry();
-    let key = |loss_scale: serde_json::Value| {
-        let with = serde_json::json!({ "model": "base", "data": "packs", "loss_scale": loss_scale });
-        let bound =
-            registry.get("train").unwrap().read(&engine::file::tree::Node::from_json(&with), &mut Reader::default());
-        let mut document = cache::KeyDocument::default();
-        bound.unwrap().write_key(&mut engine::parameter::KeyWriter::new(&mut document, &|_, _| None));
-        document.result_key()
-    };
-    let fields = ["init_scale", "growth_factor", "growth_interval"].map(|field| serde_json::json!({ field: 4 }));
-    let keys: BTreeSet<String> = fields
-        .into_iter()
-        .chain([serde_json::json!({}), serde_json::json!({ "backoff_factor": 0.25 })])
-        .map(|loss_scale| key(loss_scale).to_string())
-        .collect();
-    assert_eq!(keys.len(), 5);
 }
 
 #[test]

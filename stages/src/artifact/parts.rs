@@ -329,6 +329,11 @@ impl PartsReader {
         self.list.rows
     }
 
+    /// The files with the rows, in order.
+    pub(super) fn files(&self) -> Vec<PathBuf> {
+        self.list.parts.iter().map(|part| self.folder.join(&part.file)).collect()
+    }
+
     /// The table's folder.
     pub(super) fn folder(&self) -> &Path {
         &self.folder

@@ -1,6 +1,6 @@
 //! The Tokens and Packs artefacts: token ids and labels.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, Int32Array, ListArray, RecordBatch, UInt32Array};
@@ -352,6 +352,7 @@ fn list(item: DataType, offsets: OffsetBuffer<i32>, values: ArrayRef) -> ArrayRe
 /// Reads a Tokens or a Packs artefact; memory holds some dozens of rows at a time.
 pub struct TokensReader {
     facts: TokensFacts,
+    packed: bool,
     parts: PartsReader,
 }
 
@@ -379,7 +380,7 @@ impl TokensReader {
         }
         let facts = TokensFacts::from_facts(facts)
             .ok_or_else(|| TableError::form(folder, "its facts are not those of tokens"))?;
-        Ok(Self { facts, parts: PartsReader::open(folder)? })
+        Ok(Self { facts, packed: kind == Packs::NAME, parts: PartsReader::open(folder)? })
     }
 
     /// What is known about the rows.
@@ -390,6 +391,16 @@ impl TokensReader {
     /// How many rows there are.
     pub fn len(&self) -> u64 {
         self.parts.rows()
+    }
+
+    /// Whether a row holds several documents, and padding.
+    pub fn is_packed(&self) -> bool {
+        self.packed
+    }
+
+    /// The files with the rows, in order.
+    pub fn part_files(&self) -> Vec<PathBuf> {
+        self.parts.files()
     }
 
     /// Whether there are none.

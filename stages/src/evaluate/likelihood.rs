@@ -2,16 +2,13 @@
 
 use engine::context::StageContext;
 use engine::error::{Cause, StageError};
-use model::batch::Batch;
 
 use super::examples::Example;
 use super::figures::{Perplexity, TokenAccuracy};
 use super::{EvaluateParams, Subject, of_row};
 use crate::artifact::Row;
-use crate::tokenize::stop_if_cancelled;
-
-/// Tokens that are scored together.
-const TOKENS_PER_BATCH: usize = 2048;
+use crate::inference::RowScore;
+use crate::prompt::Encoded;
 
 /// What was found so far, over all response tokens.
 #[derive(Debug, Default)]
@@ -32,31 +29,29 @@ impl Likelihood {
         group: &mut [(Row, Example)],
         context: &mut StageContext,
     ) -> Result<(), StageError> {
-        let max_seq_len = longest(params, subject);
-        let (mut batch, mut lengths, mut first) = (Batch::default(), Vec::new(), 0);
-        for index in 0..group.len() {
-            let (row, example) = &group[index];
-            let tokenizer = &subject.respondent.tokenizer;
-            let lesson = subject.renderer.lesson(row, tokenizer).and_then(|lesson| lesson.encode(tokenizer));
-            let mut lesson = lesson.map_err(of_row(example.row))?;
-            if lesson.input_ids.len() > max_seq_len {
-                self.truncated_rows += 1;
-                lesson.input_ids.truncate(max_seq_len);
-                lesson.labels.truncate(max_seq_len);
-            }
-            subject.respondent.check_vocabulary(&lesson.input_ids, || format!("row {}", example.row))?;
-            lengths.push(lesson.input_ids.len());
-            batch.push_row(example.row, &lesson.input_ids, &lesson.labels, &[lesson.input_ids.len()]);
-            if batch.tokens() >= TOKENS_PER_BATCH || index + 1 == group.len() {
-                stop_if_cancelled(context)?;
-                score(subject, &batch, &lengths, &mut group[first..=index])?;
-                (batch, first) = (Batch::default(), index + 1);
-                lengths.clear();
+        let mut lessons = Vec::with_capacity(group.len());
+        for (row, example) in &*group {
+            lessons.push(self.lesson(params, subject, row, example)?);
+        }
+        let (first, total) = (group.first().map_or(0, |(_, example)| example.row), subject.count);
+        let scores = subject.respondent.score(
+            &lessons,
+            &mut |done, context| {
                 // Where the model also answers, which takes much longer, its answers are counted instead.
                 if !params.measures_answers() {
-                    context.progress("rows", group[index].1.row + 1, Some(subject.count), None);
+                    context.progress("rows", first + done as u64, Some(total), None);
                 }
+            },
+            context,
+        )?;
+        for ((_, example), RowScore { nll, tokens, correct }) in group.iter_mut().zip(scores) {
+            if !nll.is_finite() {
+                let message = format!("the negative log-likelihood of row {} is {nll}", example.row);
+                return Err(StageError::new(Cause::Numeric, message).with_help(
+                    "weights of the model that are not finite or too great do that: did its training diverge?",
+                ));
             }
+            (example.nll, example.tokens, example.correct) = (Some(nll), Some(tokens), Some(correct));
         }
         for (_, example) in group {
             self.nll += example.nll.unwrap_or(0.0);
@@ -65,6 +60,27 @@ impl Likelihood {
             self.rows_without_tokens += u64::from(example.tokens == Some(0));
         }
         Ok(())
+    }
+
+    /// A row as tokens, cut where it is too long.
+    fn lesson(
+        &mut self,
+        params: &EvaluateParams,
+        subject: &Subject,
+        row: &Row,
+        example: &Example,
+    ) -> Result<Encoded, StageError> {
+        let max_seq_len = longest(params, subject);
+        let tokenizer = &subject.respondent.tokenizer;
+        let lesson = subject.renderer.lesson(row, tokenizer).and_then(|lesson| lesson.encode(tokenizer));
+        let mut lesson = lesson.map_err(of_row(example.row))?;
+        if lesson.input_ids.len() > max_seq_len {
+            self.truncated_rows += 1;
+            lesson.input_ids.truncate(max_seq_len);
+            lesson.labels.truncate(max_seq_len);
+        }
+        subject.respondent.check_vocabulary(&lesson.input_ids, || format!("row {}", example.row))?;
+        Ok(lesson)
     }
 
     /// Warns of rows that were cut.
@@ -132,33 +148,4 @@ impl Likelihood {
 fn longest(params: &EvaluateParams, subject: &Subject) -> usize {
     let positions = subject.respondent.max_position_embeddings();
     params.max_seq_len.unwrap_or(positions).min(positions)
-}
-
-/// Scores a batch that holds so many tokens of each of these rows.
-fn score(
-    subject: &mut Subject,
-    batch: &Batch,
-    lengths: &[usize],
-    rows: &mut [(Row, Example)],
-) -> Result<(), StageError> {
-    let scores = if batch.tokens() == 0 { Vec::new() } else { subject.respondent.score(batch)? };
-    let mut scores = scores.into_iter().peekable();
-    let mut end = 0;
-    for ((_, example), length) in rows.iter_mut().zip(lengths) {
-        end += length;
-        let (mut nll, mut tokens, mut correct) = (0.0, 0, 0);
-        while let Some(target) = scores.next_if(|target| target.token < end) {
-            nll += f64::from(target.nll);
-            tokens += 1;
-            correct += u64::from(target.correct);
-        }
-        if !nll.is_finite() {
-            let message = format!("the negative log-likelihood of row {} is {nll}", example.row);
-            return Err(StageError::new(Cause::Numeric, message).with_help(
-                "weights of the model that are not finite or too great do that: did its training diverge?",
-            ));
-        }
-        (example.nll, example.tokens, example.correct) = (Some(nll), Some(tokens), Some(correct));
-    }
-    Ok(())
 }

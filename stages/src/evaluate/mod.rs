@@ -11,6 +11,7 @@ mod figures;
 mod likelihood;
 mod report;
 
+use devices::DeviceKind;
 use engine::artifact::Output;
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
@@ -169,6 +170,10 @@ impl Stage for Evaluate {
         Threads::Many
     }
 
+    fn devices(params: &EvaluateParams) -> Vec<DeviceKind> {
+        params.inference.devices()
+    }
+
     fn with_less_memory(parameters: &serde_json::Value) -> LessMemory {
         inference::with_less_memory(parameters)
     }
@@ -265,7 +270,8 @@ impl Subject {
     /// The next few rows, with nothing known of them; `None` at the end.
     fn next_group(&mut self) -> Result<Option<Vec<(Row, Example)>>, StageError> {
         let (mut group, mut bytes) = (Vec::new(), 0);
-        while self.next < self.count && group.len() < ROWS_PER_GROUP && bytes < BYTES_PER_GROUP {
+        let all = self.respondent.prefers_all_at_once();
+        while self.next < self.count && (all || group.len() < ROWS_PER_GROUP && bytes < BYTES_PER_GROUP) {
             let row = self.rows.row(self.next)?;
             bytes += row.text_bytes();
             group.push((row, Example::new(self.next)));

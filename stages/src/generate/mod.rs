@@ -8,6 +8,7 @@ mod prompts;
 mod report;
 pub(crate) mod samples;
 
+use devices::DeviceKind;
 use engine::artifact::{Facts, Output};
 use engine::context::StageContext;
 use engine::error::StageError;
@@ -21,8 +22,7 @@ use model::generation::Request;
 use model::sampling::Sampling;
 
 use crate::artifact::{OutputKind, Rows, Samples};
-use crate::inference::{self, Aloud, InferenceParams, Respondent, Standing, speed};
-use crate::peak_memory::peak_resident_bytes;
+use crate::inference::{self, Aloud, InferenceParams, Respondent, Standing};
 use crate::prompt::PromptParams;
 use crate::smoke;
 use crate::tokenize::facts_of;
@@ -150,6 +150,10 @@ impl Stage for Generate {
         Threads::Many
     }
 
+    fn devices(params: &GenerateParams) -> Vec<DeviceKind> {
+        params.inference.devices()
+    }
+
     fn with_less_memory(parameters: &serde_json::Value) -> LessMemory {
         inference::with_less_memory(parameters)
     }
@@ -189,8 +193,7 @@ impl Stage for Generate {
         let beside = beside.as_ref().zip(params.compare_with.as_ref());
         let beside = beside.map(|(answers, input)| (input.reference.stage.as_str(), answers));
         context.emit(WorkerEvent::Report { text: shown.report(context.stage(), &tally, beside) });
-        let (effort, bytes) = (respondent.effort(), respondent.weight_bytes_per_step());
-        context.emit(WorkerEvent::Report { text: speed(&effort, bytes, peak_resident_bytes()) });
+        context.emit(WorkerEvent::Report { text: respondent.speed() });
         let mut facts = Facts::new();
         facts.insert("rows".to_owned(), tally.rows.into());
         facts.insert("tokens".to_owned(), tally.tokens.into());

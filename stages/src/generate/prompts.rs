@@ -164,8 +164,9 @@ impl Prompts {
     /// Fails if rows cannot be read.
     pub(super) fn next_group(&mut self, respondent: &Respondent) -> Result<Option<Vec<Asked>>, StageError> {
         let (mut group, mut tokens, mut bytes) = (Vec::new(), 0, 0);
+        let all = respondent.prefers_all_at_once();
         let has_room = |group: &Vec<Asked>, tokens, bytes| {
-            group.len() < PROMPTS_PER_GROUP && tokens < TOKENS_PER_GROUP && bytes < BYTES_PER_GROUP
+            all || group.len() < PROMPTS_PER_GROUP && tokens < TOKENS_PER_GROUP && bytes < BYTES_PER_GROUP
         };
         while self.next < self.len && has_room(&group, tokens, bytes) {
             let asked = self.asked(self.next, respondent)?;

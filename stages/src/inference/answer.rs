@@ -7,7 +7,7 @@ use engine::error::StageError;
 use engine::protocol::WorkerEvent;
 use model::generation::{Completion, Flow, Listener, Request, Stop};
 
-use super::{Detokenizer, Respondent, StopStrings};
+use super::{Asked, Detokenizer, Respondent, StopStrings, worker};
 use crate::tokenizer::Tokenizer;
 
 /// Why an answer ended.
@@ -91,8 +91,18 @@ impl Respondent {
             tokens: 0,
             context,
         };
-        let (completions, effort) = self.model.complete(requests, &self.options, &mut scribe)?;
-        self.effort += effort;
+        let completions = match &mut self.model {
+            Asked::Here(model) => {
+                let (completions, effort) = model.complete(requests, &self.options, &mut scribe)?;
+                self.effort += effort;
+                completions
+            }
+            Asked::Worker(worker) => {
+                let mut completions = worker.complete(requests, &self.options, scribe.context)?;
+                worker::follow(&mut completions, &mut scribe)?;
+                completions
+            }
+        };
         let drafts = std::mem::take(&mut scribe.drafts);
         drafts.into_iter().zip(completions).map(|(draft, completion)| scribe.finish(draft, completion)).collect()
     }

@@ -1,6 +1,6 @@
 //! Saving the working state of a run and taking it up again.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
@@ -23,23 +23,12 @@ pub(super) fn resume<B: Blocks>(
     context: &mut StageContext,
 ) -> Result<Option<(Progress, String)>, StageError> {
     let (saved, damaged) = state::newest(context.working()).map_err(disk)?;
-    for error in damaged {
-        let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
-        context.warn(format!("passing over a saved step: {error}{}", cause.unwrap_or_default()));
-    }
+    passed_over(damaged, context);
     let Some(State { mut progress, tensors, metrics }) = saved else { return Ok(None) };
-    let step = progress.step;
-    if let Some(reason) = starts_over(params, &progress, fresh.total_steps) {
-        context.warn(format!("starting over: {reason}"));
-        state::clear(context.working()).map_err(disk)?;
+    if !goes_on(params, &progress, fresh, context)? {
         return Ok(None);
     }
-    if progress.computed_by != fresh.computed_by {
-        context.warn(format!(
-            "step {step} was computed by {}, and this run is by {}: their last digits may differ",
-            progress.computed_by, fresh.computed_by
-        ));
-    }
+    let step = progress.step;
     trainer
         .restore(progress.optimizer_steps, tensors)
         .or_fail(Cause::Internal, || format!("cannot take up the saved step {step}"))?;
@@ -48,9 +37,58 @@ pub(super) fn resume<B: Blocks>(
     }
     progress.total_steps = fresh.total_steps;
     progress.computed_by.clone_from(&fresh.computed_by);
+    Ok(Some((progress, metrics)))
+}
+
+/// The newest saved step, where there is one that this run continues, by its folder: for a worker that takes it up itself.
+pub(super) fn to_resume(
+    params: &TrainParams,
+    fresh: &Progress,
+    context: &mut StageContext,
+) -> Result<Option<PathBuf>, StageError> {
+    let (saved, damaged) = state::newest_whole(context.working()).map_err(disk)?;
+    passed_over(damaged, context);
+    let Some((progress, folder)) = saved else { return Ok(None) };
+    Ok(goes_on(params, &progress, fresh, context)?.then_some(folder))
+}
+
+/// How many steps are saved.
+pub(super) fn saved_steps(context: &StageContext) -> Option<u64> {
+    state::newest_progress(context.working()).ok().flatten().map(|progress| progress.step)
+}
+
+/// Warns of damaged steps.
+fn passed_over(damaged: Vec<StateError>, context: &mut StageContext) {
+    for error in damaged {
+        let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
+        context.warn(format!("passing over a saved step: {error}{}", cause.unwrap_or_default()));
+    }
+}
+
+/// Whether this run continues a saved one, which is told; what it cannot continue is removed.
+fn goes_on(
+    params: &TrainParams,
+    saved: &Progress,
+    fresh: &Progress,
+    context: &mut StageContext,
+) -> Result<bool, StageError> {
+    let step = saved.step;
+    if let Some(reason) = starts_over(params, saved, fresh.total_steps) {
+        context.warn(format!("starting over: {reason}"));
+        state::clear(context.working()).map_err(disk)?;
+        return Ok(false);
+    }
+    // The torch worker adds its versions, which are not known before it runs.
+    let rest = saved.computed_by.strip_prefix(&fresh.computed_by);
+    if !rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(',')) {
+        context.warn(format!(
+            "step {step} was computed by {}, and this run is by {}: their last digits may differ",
+            saved.computed_by, fresh.computed_by
+        ));
+    }
     context.record("resumed_from_step", step);
     context.warn(format!("resuming from step {step} of {}", fresh.total_steps));
-    Ok(Some((progress, metrics)))
+    Ok(true)
 }
 
 /// How far an interrupted run came, for one who asks before it goes on. Only what a saved step says of itself is read: whether its

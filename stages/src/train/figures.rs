@@ -120,18 +120,42 @@ pub(super) struct Tokens {
 pub(super) struct Teller {
     history: History,
     clock: Clock,
-    curves: Option<EventFile>,
+    curves: Curves,
 }
 
-impl Teller {
-    /// Begins after `done` steps, with the records of these. Curves that cannot be written are warned of, once, and cost no
-    /// training.
-    pub(super) fn new(history: History, done: u64, context: &mut StageContext) -> Self {
+/// TensorBoard's curves in the run's folder. What cannot be written is warned of, once, and costs no training.
+pub(super) struct Curves(Option<EventFile>);
+
+impl Curves {
+    /// Begins after `done` steps.
+    pub(super) fn new(done: u64, context: &mut StageContext) -> Self {
         let folder = context.run_folder().join("tensorboard");
         let curves = EventFile::create(&folder, done);
         let curves = curves
             .inspect_err(|error| context.warn(format!("no TensorBoard curves in `{}`: {error}", folder.display())));
-        Self { history, clock: Clock::start(), curves: curves.ok() }
+        Self(curves.ok())
+    }
+
+    /// Adds every figure that is a number to its curve.
+    pub(super) fn draw(&mut self, values: &Map<String, Value>, context: &mut StageContext) {
+        let Some(curves) = &mut self.0 else { return };
+        let kind = values.get("kind").and_then(Value::as_str).unwrap_or_default();
+        let step = values.get("step").and_then(Value::as_u64).unwrap_or_default();
+        let numbers = values.iter().filter(|(name, _)| *name != "step");
+        let named: Vec<(String, f64)> =
+            numbers.filter_map(|(name, value)| Some((format!("{kind}/{name}"), value.as_f64()?))).collect();
+        let named: Vec<(&str, f64)> = named.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+        if let Err(error) = curves.scalars(step, &named) {
+            context.warn(format!("no more TensorBoard curves: {error}"));
+            self.0 = None;
+        }
+    }
+}
+
+impl Teller {
+    /// Begins after `done` steps, with the records of these.
+    pub(super) fn new(history: History, done: u64, context: &mut StageContext) -> Self {
+        Self { history, clock: Clock::start(), curves: Curves::new(done, context) }
     }
 
     /// The records so far.
@@ -174,24 +198,9 @@ impl Teller {
     fn tell(&mut self, record: &Record, more: &[(&str, Option<f64>)], context: &mut StageContext) {
         self.history.add(record);
         let mut values = record.values();
-        let kind = values.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
         values.extend(more.iter().map(|(name, value)| ((*name).to_owned(), Value::from(*value))));
-        self.draw(&kind, &values, context);
+        self.curves.draw(&values, context);
         context.emit(WorkerEvent::Metrics { values });
-    }
-
-    /// Adds every figure that is a number to its curve.
-    fn draw(&mut self, kind: &str, values: &Map<String, Value>, context: &mut StageContext) {
-        let Some(curves) = &mut self.curves else { return };
-        let step = values.get("step").and_then(Value::as_u64).unwrap_or_default();
-        let numbers = values.iter().filter(|(name, _)| *name != "step");
-        let named: Vec<(String, f64)> =
-            numbers.filter_map(|(name, value)| Some((format!("{kind}/{name}"), value.as_f64()?))).collect();
-        let named: Vec<(&str, f64)> = named.iter().map(|(name, value)| (name.as_str(), *value)).collect();
-        if let Err(error) = curves.scalars(step, &named) {
-            context.warn(format!("no more TensorBoard curves: {error}"));
-            self.curves = None;
-        }
     }
 }
 

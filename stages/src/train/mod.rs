@@ -19,10 +19,12 @@ mod session;
 mod state;
 mod summary;
 mod tensorboard;
+mod torch;
 mod validation;
 
 use std::path::Path;
 
+use devices::DeviceKind;
 use engine::artifact::Output;
 use engine::context::StageContext;
 use engine::error::StageError;
@@ -39,6 +41,7 @@ pub use parameters::{
 };
 
 use crate::artifact::{Adapter, Metrics, Model, OutputKind};
+use crate::backend::Choice;
 use crate::checkpoint;
 use crate::kernels::{self, Kernels};
 use crate::prompt::PROMPT;
@@ -126,7 +129,15 @@ impl Stage for Train {
         Workers::Many
     }
 
+    fn devices(params: &TrainParams) -> Vec<DeviceKind> {
+        params.backend.value.devices(params.serves())
+    }
+
     fn run(params: &TrainParams, context: &mut StageContext) -> Result<(), StageError> {
+        let choice = Choice::of(params.backend.value, params.serves(), context)?;
+        if choice.is_torch {
+            return torch::run(params, &choice, context);
+        }
         match params.kernels {
             Kernels::Cpu => session::run(params, kernels::cpu_computing(params.dtype.compute(), context)?, context),
             Kernels::Candle => {

@@ -5,28 +5,37 @@ use std::fs;
 use std::path::Path;
 
 use engine::artifact::Facts;
-use engine::context::StageContext;
+use engine::context::{Artifact, Draft, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use model::blocks::Blocks;
 use model::checkpoint::{Checkpoint, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, TensorSpec};
 use model::config::HeadWeight;
-use model::peft::AdapterConfig;
+use model::peft::Adapter;
 use model::trainer::{TrainedPart, TrainedView, Trainer};
 
+use crate::artifact::TokensReader;
 use crate::checkpoint;
+use crate::prompt::PROMPT;
 
-/// Writes the adapter in PEFT's form.
-pub(super) fn adapter<B: Blocks>(
-    trainer: &Trainer<B>,
-    config: AdapterConfig,
-    facts: Facts,
+/// Writes the adapter in PEFT's form; it belongs to the very weights it was trained on.
+pub(super) fn adapter(
+    adapter: &Adapter,
+    facts: &Facts,
+    base: &Artifact,
+    rows: &TokensReader,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
-    let adapter =
-        trainer.decoder().adapter(&config).or_fail(Cause::Internal, || "cannot read the adapter".to_owned())?;
     let draft = context.create("adapter")?;
     adapter.save(&draft.folder).or_fail(Cause::Machine, || "cannot write the adapter".to_owned())?;
+    let trained_on = base.description.facts.get(checkpoint::WEIGHTS).cloned();
+    let trained_on = trained_on.map(|weights| (checkpoint::WEIGHTS.to_owned(), weights));
+    let facts = facts.clone().into_iter().chain(trained_on).chain(taught(rows)).collect();
     context.seal(draft, facts, None)
+}
+
+/// How the rows ask, so that what learned from them can be asked in the same way.
+pub(super) fn taught(rows: &TokensReader) -> Facts {
+    rows.facts().to_facts().into_iter().filter(|(name, _)| name == PROMPT).collect()
 }
 
 /// Writes the trained weights in the base's own tensor types, with what goes along with them; `taught` are facts of the data.
@@ -56,6 +65,16 @@ pub(super) fn model<B: Blocks>(
         Ok(())
     })();
     written.or_fail(Cause::Machine, || "cannot write the model".to_owned())?;
+    seal_model(draft, base, taught, context)
+}
+
+/// Ends a model whose weights are written: what goes along with them is the base's.
+pub(super) fn seal_model(
+    draft: Draft,
+    base: &Path,
+    taught: Facts,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
     checkpoint::copy(&base.join("config.json"), &draft.folder.join("config.json"))?;
     checkpoint::carry_along(base, &draft.folder)?;
     let mut facts = checkpoint::facts(&draft.folder)?;

@@ -7,7 +7,7 @@ mod scheduler;
 
 use engine::file::problem::Problem;
 use engine::file::source::Span;
-use engine::parameter::{Input, KeyWriter, Parameter as _, Parameters};
+use engine::parameter::{Input, KeyWriter, Mapping, Parameter as _, Parameters};
 use model::schedule::Schedule;
 use model::trainer::{LossScaling, Recompute, Trained};
 
@@ -19,6 +19,7 @@ pub use scheduler::{MinLr, SchedulerName, SchedulerParams, Shape, Warmup};
 pub use super::order::Leftover;
 use super::order::{Division, Shuffle};
 use crate::artifact::{Adapter, Model, TokensOrPacks};
+use crate::backend::{self, Attention, Backend, Parallel, Serves};
 use crate::kernels::{Dtype, Kernels};
 
 /// What a pipeline file may say under `with:` for `uses: train`.
@@ -86,9 +87,25 @@ pub struct TrainParams {
     /// numbers.
     #[cosmetic(default = false)]
     pub activation_checkpointing: bool,
-    /// The kernels that compute.
+    /// What computes: this program where it serves the device (today the CPU), else PyTorch in processes of its own.
+    #[cosmetic(default = Given::default_of(Backend::Auto))]
+    pub backend: Given<Backend>,
+    /// The kernels that compute, for the native backend.
     #[cosmetic(default = Kernels::Cpu)]
     pub kernels: Kernels,
+    /// How several devices share the work, for the torch backend.
+    #[cosmetic(default = Parallel::Ddp)]
+    pub parallel: Parallel,
+    /// The attention that the torch backend computes with.
+    #[cosmetic(default = Attention::Auto)]
+    pub attention: Attention,
+    /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result.
+    #[cosmetic(default)]
+    pub env: Mapping<String>,
+    /// Seconds that an exchange between several workers may take before the stage is ended, with the worker, the step and the exchange
+    /// named.
+    #[cosmetic(default = 600, range = 1..)]
+    pub watchdog_seconds: u64,
     /// Optimizer steps between two validations; the end of each epoch if left out.
     #[semantic(range = 1..)]
     pub eval_steps: Option<Given<u64>>,
@@ -163,6 +180,12 @@ impl TrainParams {
         if self.shuffle { Shuffle::Seeded(self.seed) } else { Shuffle::No }
     }
 
+    /// The factor on the loss: for f16, whose small gradients would round to zero, there is one whatever the file says.
+    pub(super) fn loss_scale(&self) -> Option<LossScale> {
+        let given = self.loss_scale.as_ref().map(|scale| scale.value);
+        given.or_else(|| (self.dtype == Dtype::F16).then(LossScale::default))
+    }
+
     /// When training ends early, if it may.
     pub(super) fn early_stopping(&self) -> Option<&EarlyStopping> {
         self.early_stopping.as_ref().map(|stopping| &stopping.value)
@@ -175,7 +198,8 @@ impl TrainParams {
             Method::Lora => problems.extend(self.lora.problems(span)),
             Method::Full => problems.extend(self.adapter_of_full(span)),
         }
-        if let Some(loss_scale) = &self.loss_scale {
+        problems.extend(self.problems_of_the_backend(span));
+        if let Some(loss_scale) = self.loss_scale.as_ref().filter(|_| self.dtype != Dtype::F16) {
             let message = "`loss_scale` is for computation in f16, and there is none here";
             problems.push(
                 Problem::error("wrong-option", loss_scale.span, message, "not needed")
@@ -195,6 +219,31 @@ impl TrainParams {
                 "the same stage as `data`",
             ));
         }
+        problems
+    }
+
+    /// Which backend can compute what is asked for.
+    pub(super) fn serves(&self) -> Serves {
+        match (self.dtype, self.kernels) {
+            (Dtype::F16, _) => Serves::Torch("`dtype: f16`"),
+            (Dtype::F32 | Dtype::Bf16, Kernels::Candle) => Serves::Native("`kernels: candle`"),
+            (Dtype::F32 | Dtype::Bf16, Kernels::Cpu) => Serves::Both,
+        }
+    }
+
+    fn problems_of_the_backend(&self, span: Span) -> Vec<Problem> {
+        let mut problems: Vec<Problem> =
+            self.backend.value.problem(self.serves(), self.backend.span).into_iter().collect();
+        if self.dtype == Dtype::F16 && self.kernels == Kernels::Candle {
+            let message = "`kernels: candle` does not compute in f16";
+            problems.push(Problem::error("bad-value", span, message, "in this stage").at("kernels"));
+        }
+        if self.backend.value == Backend::Native && !self.env.is_empty() {
+            let message = "`env` is for the processes of `backend: torch`";
+            problems
+                .push(Problem::error("bad-value", span, message, "the native backend reads no variables").at("env"));
+        }
+        problems.extend(backend::problems_of_env(&self.env, span));
         problems
     }
 
@@ -273,6 +322,12 @@ pub struct LossScale {
     /// Steps without an overflow after which it grows.
     #[semantic(default = 2000, range = 1..)]
     pub growth_interval: u64,
+}
+
+impl Default for LossScale {
+    fn default() -> Self {
+        Self { init_scale: 1024.0, growth_factor: 2.0, backoff_factor: 0.5, growth_interval: 2000 }
+    }
 }
 
 impl LossScale {

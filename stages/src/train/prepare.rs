@@ -1,13 +1,17 @@
 //! The model of a run, loaded and ready to be trained.
 
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use model::blocks::Blocks;
+use model::checkpoint::Checkpoint;
+use model::config::Config;
 use model::decoder::Decoder;
 use model::parameter::Keep;
-use model::peft::AdapterConfig;
+use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{TrainOptions, Trained, Trainer};
 
 use super::failure;
@@ -52,24 +56,70 @@ fn fresh<B: Blocks>(
     decoder: &mut Decoder<B>,
     context: &mut StageContext,
 ) -> Result<AdapterConfig, StageError> {
-    let settings = params.lora.value.settings(decoder.config());
-    let (settings, notes) = settings.or_fail(Cause::BadParameters, || "cannot make the adapter".to_owned())?;
-    notes.into_iter().for_each(|note| context.warn(note));
+    let settings = settings(params, decoder.config(), context)?;
     let fresh = decoder.fresh_adapter(&settings, params.seed);
-    let fresh = fresh.or_fail(Cause::BadParameters, || "cannot make the adapter".to_owned())?;
+    let fresh = fresh.or_fail(Cause::BadParameters, cannot_make)?;
     decoder.attach(&fresh).or_fail(Cause::BadParameters, || "cannot attach the adapter".to_owned())?;
     Ok(settings)
 }
 
-/// Attaches an adapter that was trained before; what the file says of it must hold.
+/// Attaches an adapter that was trained before.
 fn warm<B: Blocks>(
     params: &TrainParams,
     decoder: &mut Decoder<B>,
     base: &Artifact,
     existing: &Artifact,
 ) -> Result<AdapterConfig, StageError> {
+    let existing = trained_before(params, decoder.config(), base, existing)?;
+    decoder.attach(&existing).or_fail(Cause::BadData, || "cannot attach the adapter".to_owned())?;
+    Ok(existing.config)
+}
+
+/// Writes the values that an adapter is trained from into a folder, without loading the model, for a worker that reads them there.
+pub(super) fn first_values(
+    params: &TrainParams,
+    config: &Config,
+    base: &Artifact,
+    folder: &Path,
+    context: &mut StageContext,
+) -> Result<AdapterConfig, StageError> {
+    let (adapter, settings) = match &params.adapter {
+        None => {
+            let settings = settings(params, config, context)?;
+            let files =
+                Checkpoint::open(&base.folder).or_fail(Cause::BadData, || "cannot read the model".to_owned())?;
+            let adapter = Adapter::fresh(config, &files, &settings, params.seed);
+            (adapter.or_fail(Cause::BadParameters, cannot_make)?, settings)
+        }
+        Some(input) => {
+            let adapter = trained_before(params, config, base, &context.open(input)?)?;
+            let settings = adapter.config.clone();
+            (adapter, settings)
+        }
+    };
+    let failed = || "cannot write the adapter's first values".to_owned();
+    fs::create_dir_all(folder).or_fail(Cause::Machine, failed)?;
+    adapter.save(folder).or_fail(Cause::Machine, failed)?;
+    Ok(settings)
+}
+
+/// The settings of a fresh adapter.
+fn settings(params: &TrainParams, config: &Config, context: &mut StageContext) -> Result<AdapterConfig, StageError> {
+    let settings = params.lora.value.settings(config);
+    let (settings, notes) = settings.or_fail(Cause::BadParameters, cannot_make)?;
+    notes.into_iter().for_each(|note| context.warn(note));
+    Ok(settings)
+}
+
+/// An adapter that was trained before; what the file says of it must hold.
+fn trained_before(
+    params: &TrainParams,
+    config: &Config,
+    base: &Artifact,
+    existing: &Artifact,
+) -> Result<Adapter, StageError> {
     let mut existing = adapter::open(existing, base)?;
-    let contradiction = params.lora.contradiction(&existing.config, decoder.config());
+    let contradiction = params.lora.contradiction(&existing.config, config);
     let unusable = || "cannot go on from the adapter".to_owned();
     if let Some((key, file, adapters)) = contradiction.or_fail(Cause::BadParameters, unusable)? {
         let message = format!("`lora.{key}` is {file}, and the adapter to go on from has {adapters}");
@@ -79,6 +129,9 @@ fn warm<B: Blocks>(
     if params.lora.key("dropout").is_some() {
         existing.config.dropout = params.lora.value.dropout;
     }
-    decoder.attach(&existing).or_fail(Cause::BadData, || "cannot attach the adapter".to_owned())?;
-    Ok(existing.config)
+    Ok(existing)
+}
+
+fn cannot_make() -> String {
+    "cannot make the adapter".to_owned()
 }

@@ -4,7 +4,6 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
-use engine::artifact::Facts;
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::protocol::WorkerEvent;
@@ -23,8 +22,6 @@ use super::summary::{self, surprises};
 use super::validation::Validator;
 use super::{checkpoints, failure, fit, output, prepare};
 use crate::artifact::TokensReader;
-use crate::checkpoint;
-use crate::prompt::PROMPT;
 
 /// Runs the stage on a kernel set.
 pub(super) fn run<B: Blocks>(params: &TrainParams, ops: Arc<B>, context: &mut StageContext) -> Result<(), StageError> {
@@ -33,15 +30,7 @@ pub(super) fn run<B: Blocks>(params: &TrainParams, ops: Arc<B>, context: &mut St
     context.record("kernel_set", ops.describe());
     context.record("threads", context.threads());
 
-    let count = usize::try_from(rows.len()).or_fail(Cause::BadData, || "too many rows".to_owned())?;
-    let (division, total_steps) = (params.division(count), params.total_steps(count));
-    if total_steps == 0 {
-        let message = format!("{} rows make no optimizer step of {} rows", division.rows, division.rows_per_step);
-        return Err(StageError::bad_data(message).with_help(
-            "lower micro_batch_size or gradient_accumulation_steps, or keep the last rows with `leftover: step`",
-        ));
-    }
-    surprises(params, &division, total_steps).into_iter().for_each(|surprise| context.warn(surprise));
+    let (division, total_steps) = extent(params, &rows, context)?;
 
     // Another split of a step adds in another order.
     let computed_by = format!("{}, micro-batches of {}", ops.describe(), params.micro_batch_size);
@@ -71,17 +60,42 @@ pub(super) fn run<B: Blocks>(params: &TrainParams, ops: Arc<B>, context: &mut St
     session.train(context)?;
     let facts = session.conclude(context)?;
     let Session { trainer, teller, rows, .. } = session;
-    let taught: Facts = rows.facts().to_facts().into_iter().filter(|(name, _)| name == PROMPT).collect();
     match adapter {
         Some(config) => {
-            let trained_on = model.description.facts.get(checkpoint::WEIGHTS).cloned();
-            let trained_on = trained_on.map(|weights| (checkpoint::WEIGHTS.to_owned(), weights));
-            let facts = facts.clone().into_iter().chain(trained_on).chain(taught).collect();
-            output::adapter(&trainer, config, facts, context)?;
+            let adapter = trainer.decoder().adapter(&config);
+            let adapter = adapter.or_fail(Cause::Internal, || "cannot read the adapter".to_owned())?;
+            output::adapter(&adapter, &facts, &model, &rows, context)?;
         }
-        None => output::model(&trainer, &model.folder, taught, context)?,
+        None => output::model(&trainer, &model.folder, output::taught(&rows), context)?,
     }
     output::metrics(teller.history().lines(), facts, context)
+}
+
+/// How the rows are divided into steps, and how many there are; warns of what a user would otherwise find out from a loss curve.
+pub(super) fn extent(
+    params: &TrainParams,
+    rows: &TokensReader,
+    context: &mut StageContext,
+) -> Result<(Division, u64), StageError> {
+    let count = usize::try_from(rows.len()).or_fail(Cause::BadData, || "too many rows".to_owned())?;
+    let (division, total_steps) = (params.division(count), params.total_steps(count));
+    if total_steps == 0 {
+        let message = format!("{} rows make no optimizer step of {} rows", division.rows, division.rows_per_step);
+        return Err(StageError::bad_data(message).with_help(
+            "lower micro_batch_size or gradient_accumulation_steps, or keep the last rows with `leftover: step`",
+        ));
+    }
+    surprises(params, &division, total_steps).into_iter().for_each(|surprise| context.warn(surprise));
+    Ok((division, total_steps))
+}
+
+/// Fails where nothing was learned.
+pub(super) fn require_targets(progress: &Progress) -> Result<(), StageError> {
+    match progress.target_tokens {
+        0 => Err(StageError::bad_data("no row has a target token: nothing was trained")
+            .with_help("look at the rows with `pipeline show`: are the labels all masked?")),
+        _ => Ok(()),
+    }
 }
 
 fn validator(params: &TrainParams, context: &mut StageContext) -> Result<Option<Validator>, StageError> {
@@ -273,10 +287,7 @@ impl<B: Blocks> Session<'_, B> {
     /// What follows the last step and is no part of the working state, so that a longer run can go on from there: a last
     /// validation where none was due, the choice of the result, and a summary.
     fn conclude(&mut self, context: &mut StageContext) -> Result<Map<String, Value>, StageError> {
-        if self.progress.target_tokens == 0 {
-            return Err(StageError::bad_data("no row has a target token: nothing was trained")
-                .with_help("look at the rows with `pipeline show`: are the labels all masked?"));
-        }
+        require_targets(&self.progress)?;
         // An adapter is of use only with the base model that it was trained on, to the bit.
         let profile = context.profile().clone();
         let checking = profile.phase("check what is frozen");

@@ -236,6 +236,24 @@ pub fn newest(working: &Path) -> Result<(Option<State>, Vec<StateError>), StateE
     Ok((None, damaged))
 }
 
+/// A saved step: where the run stood, and its folder.
+pub type SavedStep = (Progress, PathBuf);
+
+/// As [`newest`], by its folder: its files are checked and not held in memory.
+///
+/// # Errors
+/// Fails if the folder cannot be listed.
+pub fn newest_whole(working: &Path) -> Result<(Option<SavedStep>, Vec<StateError>), StateError> {
+    let mut damaged = Vec::new();
+    for (_, folder) in saved_steps(working)?.into_iter().rev() {
+        match check(&folder) {
+            Ok(progress) => return Ok((Some((progress, folder)), damaged)),
+            Err(error) => damaged.push(error),
+        }
+    }
+    Ok((None, damaged))
+}
+
 /// How far the newest saved state is that can be read; its tensors are not looked at.
 ///
 /// # Errors
@@ -315,6 +333,22 @@ fn read_state_file(folder: &Path) -> Result<StateFile, StateError> {
         VERSION => Ok(file),
         other => Err(StateError::Damaged { path, what: format!("it is of version {other}, not {VERSION}") }),
     }
+}
+
+/// Checks every file of a saved step.
+fn check(folder: &Path) -> Result<Progress, StateError> {
+    let StateFile { progress, files, .. } = read_state_file(folder)?;
+    for name in TENSOR_FILES.iter().map(|(name, _)| *name).chain([METRICS_FILE]) {
+        let path = folder.join(name);
+        match files.get(name) {
+            Some(digest) => check_digest(&path, digest)?,
+            None => return Err(StateError::Damaged { path, what: "it was not saved".to_owned() }),
+        }
+    }
+    if let (Some(best), Some(working)) = (&progress.best_weights, folder.parent()) {
+        check_digest(&best_file(working, best.step), &best.digest)?;
+    }
+    Ok(progress)
 }
 
 fn read(folder: &Path) -> Result<State, StateError> {

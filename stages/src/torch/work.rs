@@ -1,0 +1,161 @@
+//! A piece of work for the torch worker: its job file, its ranks, what they say, and the summary that they leave.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use engine::context::StageContext;
+use engine::error::{Cause, OrFail, StageError};
+use engine::execute::Ranks;
+use engine::protocol::WorkerEvent;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::environment;
+use super::job::{Common, Job};
+use super::python::{PACKAGE, Packages, Python};
+
+/// How many times longer than a collective may take the ranks may be silent: rank 0 speaks after each step.
+const SILENT_COLLECTIVES: u32 = 4;
+
+/// What loading libraries and a model may take, beside that.
+const LOADING: Duration = Duration::from_secs(20 * 60);
+
+/// What the worker leaves about its work.
+const SUMMARY: &str = "summary.json";
+
+/// A piece of work in a folder of its own.
+#[derive(Debug)]
+pub(crate) struct Work {
+    python: Python,
+    packages: Packages,
+    /// Private to this work, for what its job names.
+    pub folder: PathBuf,
+    /// Where the worker leaves what it makes.
+    pub output: PathBuf,
+    /// Variables of the ranks that the stage gives.
+    pub env: BTreeMap<String, String>,
+    /// How long a collective may take.
+    pub watchdog: Duration,
+}
+
+/// What the worker says of its work as a whole.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Summary(pub Map<String, Value>);
+
+impl Summary {
+    /// One of its values.
+    ///
+    /// # Errors
+    /// Fails where it is not there, or not of this form.
+    pub fn get<T: DeserializeOwned>(&self, name: &str) -> Result<T, StageError> {
+        let value = self.0.get(name).cloned().unwrap_or_default();
+        serde_json::from_value(value)
+            .or_fail(Cause::Internal, || format!("the torch worker's `{SUMMARY}` has no `{name}`"))
+    }
+}
+
+impl Work {
+    /// Begins a piece of work: finds the worker, and makes its folders.
+    ///
+    /// # Errors
+    /// Fails where the worker is not installed.
+    pub fn begin(name: &str, context: &StageContext) -> Result<Self, StageError> {
+        let python = Python::find();
+        let packages = python.packages()?;
+        let folder = context.scratch().join(name);
+        let output = folder.join("output");
+        fs::create_dir_all(&output).or_fail(Cause::Machine, || format!("cannot create `{}`", output.display()))?;
+        Ok(Self { python, packages, folder, output, env: BTreeMap::new(), watchdog: Duration::from_secs(600) })
+    }
+
+    /// What every job says.
+    pub fn common(
+        &self,
+        dtype: &'static str,
+        model: PathBuf,
+        adapter: Option<PathBuf>,
+        context: &StageContext,
+    ) -> Common {
+        Common {
+            protocol: Common::PROTOCOL,
+            device: context.devices().kind,
+            dtype,
+            threads: context.threads(),
+            model,
+            adapter,
+            output: self.output.clone(),
+        }
+    }
+
+    /// Does the work. `heard` gets what rank 0 says of it; warnings and reports go on to the user by themselves.
+    ///
+    /// # Errors
+    /// The worker's failure, or that of `heard`.
+    pub fn run(
+        &self,
+        job: &Job,
+        context: &mut StageContext,
+        heard: &mut dyn FnMut(WorkerEvent, &mut StageContext) -> Result<(), StageError>,
+    ) -> Result<Summary, StageError> {
+        let path = self.folder.join("job.json");
+        let text = serde_json::to_vec_pretty(job).expect("a job is plain data");
+        fs::write(&path, text).or_fail(Cause::Machine, || format!("cannot write `{}`", path.display()))?;
+        let devices = context.devices().clone();
+        let is_set = |name: &str| std::env::var_os(name).is_some();
+        let ranks = Ranks {
+            nodes: devices.nodes,
+            per_node: devices.count,
+            command: vec![self.python.program().clone(), "-m".into(), PACKAGE.into(), path.into()],
+            env: environment::variables(&devices, context.threads(), &self.env, &is_set),
+            inherit: Vec::new(),
+            silence: Some(LOADING + self.watchdog * SILENT_COLLECTIVES),
+        };
+        let running = context.launch(&ranks)?;
+        running.attend(context, &mut |rank, event, context| match event {
+            WorkerEvent::Started { .. } | WorkerEvent::Finished { .. } => Ok(()),
+            WorkerEvent::Warning { .. } | WorkerEvent::Report { .. } => {
+                context.emit(event);
+                Ok(())
+            }
+            event if rank == 0 => heard(event, context),
+            _ => Ok(()),
+        })?;
+        let summary = self.summary()?;
+        self.record(&summary, context);
+        Ok(summary)
+    }
+
+    /// The text of a file that the worker left.
+    ///
+    /// # Errors
+    /// Fails where it left none.
+    pub fn left(&self, name: &str) -> Result<String, StageError> {
+        let path = self.output.join(name);
+        fs::read_to_string(&path).or_fail(Cause::Internal, || format!("the torch worker left no `{name}`"))
+    }
+
+    fn summary(&self) -> Result<Summary, StageError> {
+        let text = self.left(SUMMARY)?;
+        serde_json::from_str(&text).or_fail(Cause::Internal, || format!("the torch worker's `{SUMMARY}` is no object"))
+    }
+
+    /// Records what computed, as far as it is known: of no key, but of interest to who compares results.
+    fn record(&self, summary: &Summary, context: &mut StageContext) {
+        let devices = context.devices().clone();
+        context.record("device", devices.kind.name());
+        context.record("ranks", devices.workers());
+        context.record("threads", context.threads());
+        let versions = summary.0.get("versions").cloned();
+        let of_packages =
+            || self.packages.iter().map(|(name, version)| (name.clone(), version.as_str().into())).collect();
+        context.record("versions", versions.unwrap_or_else(|| Value::Object(of_packages())));
+        for (name, value) in &summary.0 {
+            if name.starts_with("peak_memory") {
+                context.record(name, value.clone());
+            }
+        }
+    }
+}
