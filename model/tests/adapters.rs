@@ -4,11 +4,13 @@
 
 mod support;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use model::batch::Batch;
 use model::blocks::Blocks;
 use model::candle::Candle;
+use model::checkpoint::Checkpoint;
 use model::cpu::Cpu;
 use model::decoder::{AttachError, Decoder};
 use model::init::{Fill, fresh_tensor};
@@ -275,4 +277,29 @@ fn what_does_not_fit_is_refused_by_name() {
     let error = decoder.fresh_adapter(&unknown, 1).unwrap_err();
     assert!(matches!(error, AttachError::Targets(_)), "{error}");
     assert_eq!(decoder.ops().name(), "cpu");
+}
+
+#[test]
+fn first_values_are_the_same_without_a_decoder() {
+    let ops = cpu(1);
+    for family in ["llama32", "phi3", "gemma2"] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(family);
+        let (decoder, files) =
+            (Decoder::load(Arc::clone(&ops), &folder, Keep::Frozen).unwrap(), Checkpoint::open(&folder).unwrap());
+        for (kind, settings) in kinds() {
+            let expected = decoder.fresh_adapter(&settings, 7).unwrap();
+            let mut found = Adapter::fresh(decoder.config(), &files, &settings, 7).unwrap();
+            for (name, module) in &mut found.modules {
+                // Norms are summed in another order.
+                let expected = expected.modules[name].magnitude.clone();
+                let pairs = module.magnitude.iter().flatten().zip(expected.iter().flatten());
+                assert!(
+                    pairs.into_iter().all(|(one, two)| (one - two).abs() <= 1e-6 * two),
+                    "{family}, {kind}: {name}"
+                );
+                module.magnitude = expected;
+            }
+            assert!(found == expected, "{family}, {kind}");
+        }
+    }
 }

@@ -7,6 +7,7 @@ use engine::file::interpolate::is_secret;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Mapping, Parameters};
+use engine::stage::Workers;
 use serde::Serialize;
 
 use crate::torch;
@@ -82,6 +83,14 @@ impl Backend {
             (Self::Torch, _) | (Self::Auto, Serves::Torch(_)) => processor_last,
             (Self::Auto, Serves::Both) if torch::is_installed() => processor_last,
             (Self::Auto, Serves::Both) => processor_first,
+        }
+    }
+
+    /// Whether it can spread a stage over several devices of which each answers for itself.
+    pub fn workers(self, serves: Serves) -> Workers {
+        match (self, serves) {
+            (Self::Native, _) | (Self::Auto, Serves::Native(_)) => Workers::One,
+            (Self::Torch | Self::Auto, _) => Workers::Many,
         }
     }
 

@@ -242,7 +242,12 @@ impl Respondent {
                 context.emit(WorkerEvent::Report { text: format!("computed by {choice}") });
                 Asked::Worker(Box::new(Worker::open(params, &model, adapter.as_ref())?))
             }
-            false => Asked::Here(open(&model, adapter.as_ref(), params.kernels, params.dtype.compute(), context)?),
+            false => {
+                if context.devices().workers() > 1 {
+                    context.warn("the native backend asks the model in one process: `resources.count` has no effect");
+                }
+                Asked::Here(open(&model, adapter.as_ref(), params.kernels, params.dtype.compute(), context)?)
+            }
         };
         let stop_strings = StopStrings::new(&params.stop_strings);
         Ok(Self { model, tokenizer, options, stop_strings, effort: Effort::default() })

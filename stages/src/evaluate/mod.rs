@@ -20,7 +20,7 @@ use engine::file::source::Span;
 use engine::parameter::{Input, OneOrMore, Parameters};
 use engine::preflight::{Preflight, Work};
 use engine::protocol::WorkerEvent;
-use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads};
+use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers};
 use model::sampling::Sampling;
 
 use crate::artifact::{Metrics, OutputKind, Row, Rows, RowsFacts, RowsReader, Shape};
@@ -168,6 +168,10 @@ impl Stage for Evaluate {
 
     fn threads(_: &EvaluateParams) -> Threads {
         Threads::Many
+    }
+
+    fn workers(params: &EvaluateParams) -> Workers {
+        params.inference.backend.workers(params.inference.serves())
     }
 
     fn devices(params: &EvaluateParams) -> Vec<DeviceKind> {

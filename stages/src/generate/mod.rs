@@ -17,7 +17,7 @@ use engine::file::source::Span;
 use engine::parameter::{Input, OneOf, Parameters};
 use engine::preflight::{Preflight, Work};
 use engine::protocol::WorkerEvent;
-use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads};
+use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers};
 use model::generation::Request;
 use model::sampling::Sampling;
 
@@ -148,6 +148,10 @@ impl Stage for Generate {
 
     fn threads(_: &GenerateParams) -> Threads {
         Threads::Many
+    }
+
+    fn workers(params: &GenerateParams) -> Workers {
+        params.inference.backend.workers(params.inference.serves())
     }
 
     fn devices(params: &GenerateParams) -> Vec<DeviceKind> {

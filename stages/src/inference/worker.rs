@@ -11,7 +11,6 @@ use engine::error::{Cause, OrFail, StageError};
 use engine::protocol::WorkerEvent;
 use model::config::Config;
 use model::generation::{Completion, Listener, Options, Request, Stop};
-use model::random::{Address, Purpose, Stream};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -121,12 +120,10 @@ impl Worker {
         let work = self.work(context)?;
         let file = work.folder.join("prompts.jsonl");
         let sampling = &options.sampling;
-        let lines = requests.iter().map(|request| {
-            let address = Address::new(Purpose::Sampling).row(request.row);
-            // JSON's numbers are exact up to 2⁵³.
-            let seed = Stream::new(sampling.seed, address).next_u64() >> 11;
-            json!({ "input_ids": request.prompt, "seed": seed })
-        });
+        // Draws are addressed as ours are: by seed, row and position.
+        let line =
+            |request: &Request<'_>| json!({ "input_ids": request.prompt, "seed": sampling.seed, "row": request.row });
+        let lines = requests.iter().map(line);
         write_lines(&file, lines)?;
         let job = Job::Generate(Generate {
             common: work.common(self.dtype, self.model.clone(), self.adapter.clone(), context),

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fs;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
@@ -18,7 +20,7 @@ pub(super) const PACKAGE: &str = "pipeline_torch_worker";
 const LOOK: &str = "
 import importlib.metadata, importlib.util, json, sys
 found = {'python': sys.version.split()[0]}
-for name in ('pipeline_torch_worker', 'torch', 'transformers', 'peft', 'safetensors', 'pyarrow', 'torch_npu'):
+for name in ('pipeline_torch_worker', 'torch', 'transformers', 'peft', 'safetensors', 'pyarrow', 'numpy', 'torch_npu'):
     if importlib.util.find_spec(name) is not None:
         try:
             found[name] = importlib.metadata.version(name.replace('_', '-'))
@@ -28,7 +30,7 @@ print(json.dumps(found))
 ";
 
 /// What every device needs.
-const NEEDED: [&str; 6] = [PACKAGE, "torch", "transformers", "peft", "safetensors", "pyarrow"];
+const NEEDED: [&str; 7] = [PACKAGE, "torch", "transformers", "peft", "safetensors", "pyarrow", "numpy"];
 
 /// A Python.
 #[derive(Debug, Clone)]
@@ -76,7 +78,12 @@ impl Python {
 
     fn look(&self) -> io::Result<Packages> {
         let mut command = Command::new(&self.program);
-        let output = command.args(["-c", LOOK]).stdin(Stdio::null()).stderr(Stdio::piped()).output()?;
+        let output = command
+            .args(["-c", LOOK])
+            .env("PYTHONSAFEPATH", "1")
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .output()?;
         let text = String::from_utf8_lossy(&output.stderr);
         match serde_json::from_slice(&output.stdout) {
             Ok(found) if output.status.success() => Ok(found),
@@ -100,16 +107,40 @@ fn without_it() -> &'static str {
     "without it stages compute on the CPU: `resources: { device: cpu }`"
 }
 
-/// Whether there is a Python with the torch worker. Asked once in the life of a process.
+/// Whether there is a Python with the torch worker, as far as folders tell: a plan asks for it, and starts no program.
 pub(crate) fn is_installed() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
-    *FOUND.get_or_init(|| Python::find().packages().is_ok())
+    *FOUND.get_or_init(|| {
+        let is_named = std::env::var_os(VARIABLE).is_some_and(|program| !program.is_empty());
+        is_named || is_below(prefixes(std::env::var_os("PATH"), std::env::var_os("HOME")))
+    })
+}
+
+/// The folders that packages of a `python3` lie below: that of its environment or of the system, and the user's own.
+fn prefixes(path: Option<OsString>, home: Option<OsString>) -> Vec<PathBuf> {
+    let path = path.unwrap_or_default();
+    let folder = std::env::split_paths(&path).find(|folder| folder.join("python3").exists());
+    let prefix = folder.and_then(|folder| Some(folder.parent()?.to_owned()));
+    let Some(prefix) = prefix else { return Vec::new() };
+    let local = prefix.join("local");
+    [Some(prefix), Some(local), home.map(|home| PathBuf::from(home).join(".local"))].into_iter().flatten().collect()
+}
+
+/// Whether the package, or the record of its installation, lies below one of these.
+fn is_below(prefixes: Vec<PathBuf>) -> bool {
+    let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let named = |path: &Path, start: &str| {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(start))
+    };
+    let of_versions = prefixes.iter().flat_map(|prefix| entries(&prefix.join("lib")));
+    let of_versions = of_versions.filter(|path| named(path, "python3"));
+    let packages = of_versions.flat_map(|lib| ["site-packages", "dist-packages"].map(|name| lib.join(name)));
+    packages.into_iter().any(|folder| entries(&folder).any(|path| named(&path, PACKAGE)))
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
@@ -143,5 +174,19 @@ mod tests {
         assert!(error.source.unwrap().to_string().ends_with("no such thing"));
         let error = Python { program: "/nowhere/python".into(), named: true }.packages().unwrap_err();
         assert!(error.message.contains("`/nowhere/python`"), "{error}");
+    }
+
+    #[test]
+    fn an_environment_with_the_worker_is_known_by_its_folders() {
+        let folder = tempfile::tempdir().unwrap();
+        let bin = folder.path().join("bin");
+        fs::create_dir_all(&bin).unwrap();
+        fs::write(bin.join("python3"), "").unwrap();
+        let found = || is_below(prefixes(Some(bin.clone().into()), None));
+        assert!(!found());
+        fs::create_dir_all(folder.path().join("lib/python3.12/site-packages/pipeline_torch_worker-0.1.0.dist-info"))
+            .unwrap();
+        assert!(found());
+        assert!(!is_below(prefixes(Some("/nowhere".into()), None)));
     }
 }

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 use super::environment;
 use super::job::{Common, Job};
-use super::python::{PACKAGE, Packages, Python};
+use super::python::{PACKAGE, Python};
 
 /// How many times longer than a collective may take the ranks may be silent: rank 0 speaks after each step.
 const SILENT_COLLECTIVES: u32 = 4;
@@ -30,7 +30,6 @@ const SUMMARY: &str = "summary.json";
 #[derive(Debug)]
 pub(crate) struct Work {
     python: Python,
-    packages: Packages,
     /// Private to this work, for what its job names.
     pub folder: PathBuf,
     /// Where the worker leaves what it makes.
@@ -55,6 +54,14 @@ impl Summary {
         serde_json::from_value(value)
             .or_fail(Cause::Internal, || format!("the torch worker's `{SUMMARY}` has no `{name}`"))
     }
+
+    /// Records what computed and the memory that it took: of no key, but of interest to who compares results.
+    fn record(&self, context: &mut StageContext) {
+        context.record("threads", context.threads());
+        for (name, value) in self.0.iter().filter(|(name, _)| !["progress", "backend"].contains(&name.as_str())) {
+            context.record(name, value.clone());
+        }
+    }
 }
 
 impl Work {
@@ -64,11 +71,11 @@ impl Work {
     /// Fails where the worker is not installed.
     pub fn begin(name: &str, context: &StageContext) -> Result<Self, StageError> {
         let python = Python::find();
-        let packages = python.packages()?;
+        python.packages()?;
         let folder = context.scratch().join(name);
         let output = folder.join("output");
         fs::create_dir_all(&output).or_fail(Cause::Machine, || format!("cannot create `{}`", output.display()))?;
-        Ok(Self { python, packages, folder, output, env: BTreeMap::new(), watchdog: Duration::from_secs(600) })
+        Ok(Self { python, folder, output, env: BTreeMap::new(), watchdog: Duration::from_secs(600) })
     }
 
     /// What every job says.
@@ -113,6 +120,8 @@ impl Work {
             inherit: Vec::new(),
             silence: Some(LOADING + self.watchdog * SILENT_COLLECTIVES),
         };
+        let profile = context.profile().clone();
+        let _phase = profile.phase("torch worker");
         let running = context.launch(&ranks)?;
         running.attend(context, &mut |rank, event, context| match event {
             WorkerEvent::Started { .. } | WorkerEvent::Finished { .. } => Ok(()),
@@ -123,8 +132,10 @@ impl Work {
             event if rank == 0 => heard(event, context),
             _ => Ok(()),
         })?;
-        let summary = self.summary()?;
-        self.record(&summary, context);
+        let text = self.left(SUMMARY)?;
+        let summary: Summary = serde_json::from_str(&text)
+            .or_fail(Cause::Internal, || format!("the torch worker's `{SUMMARY}` is no object"))?;
+        summary.record(context);
         Ok(summary)
     }
 
@@ -135,27 +146,5 @@ impl Work {
     pub fn left(&self, name: &str) -> Result<String, StageError> {
         let path = self.output.join(name);
         fs::read_to_string(&path).or_fail(Cause::Internal, || format!("the torch worker left no `{name}`"))
-    }
-
-    fn summary(&self) -> Result<Summary, StageError> {
-        let text = self.left(SUMMARY)?;
-        serde_json::from_str(&text).or_fail(Cause::Internal, || format!("the torch worker's `{SUMMARY}` is no object"))
-    }
-
-    /// Records what computed, as far as it is known: of no key, but of interest to who compares results.
-    fn record(&self, summary: &Summary, context: &mut StageContext) {
-        let devices = context.devices().clone();
-        context.record("device", devices.kind.name());
-        context.record("ranks", devices.workers());
-        context.record("threads", context.threads());
-        let versions = summary.0.get("versions").cloned();
-        let of_packages =
-            || self.packages.iter().map(|(name, version)| (name.clone(), version.as_str().into())).collect();
-        context.record("versions", versions.unwrap_or_else(|| Value::Object(of_packages())));
-        for (name, value) in &summary.0 {
-            if name.starts_with("peak_memory") {
-                context.record(name, value.clone());
-            }
-        }
     }
 }
