@@ -119,16 +119,17 @@ impl Cluster {
         self.controller = Some(self.daemon("slurmctld", &[]));
     }
 
-    /// Ends a node with everything that runs on it, as a power cut does.
+    /// Ends a node with everything that runs on it, as a power cut does. Nothing may run elsewhere: what supervises a job does not say on
+    /// which node it does.
     pub fn lose_node(&mut self, node: usize) {
-        // First the daemon: it would tell the controller what became of the job.
         if let Some(mut daemon) = self.nodes[node].take() {
             let _ = daemon.kill();
             let _ = daemon.wait();
         }
-        for process in self.processes().into_iter().filter(|process| process.node.as_deref() == Some(&name(node))) {
-            kill(process.id);
-        }
+        // Those that supervise go first: they would tell the controller what became of the job.
+        let (supervisors, others): (Vec<_>, Vec<_>) =
+            self.processes().into_iter().partition(|process| process.node.is_none());
+        supervisors.iter().chain(&others).for_each(|process| kill(process.id));
     }
 
     fn start_node(&mut self, node: usize) {

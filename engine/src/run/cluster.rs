@@ -1,7 +1,9 @@
 //! What the loop knows of clusters: where a stage runs, what its job is to ask for, and what is heard of it.
 
+use std::cell::Cell;
 use std::io;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use cache::{Digest, Store, StoreError};
 use devices::DeviceKind;
@@ -30,7 +32,12 @@ pub(super) struct Executors {
     /// Where some stage runs there, or a job of an earlier run may have to be heard to its end.
     slurm: Option<Slurm>,
     pub records: Records,
+    /// When the cluster was last asked about a job that nobody follows.
+    asked_at: Cell<Option<Instant>>,
 }
+
+/// How often the cluster is asked about a job that nobody follows.
+const ASK_EVERY: Duration = Duration::from_secs(5);
 
 impl Executors {
     /// Those that a plan needs.
@@ -43,7 +50,7 @@ impl Executors {
         }
         let slurm = (submits || !records.all().is_empty()).then(|| Slurm::new(records.clone())).transpose();
         let slurm = slurm.map_err(|StartError { action, path, source }| machine(action, &path, source))?;
-        Ok(Self { local, slurm, records })
+        Ok(Self { local, slurm, records, asked_at: Cell::new(None) })
     }
 
     /// Starts a process where its launch says.
@@ -144,9 +151,29 @@ impl Scheduler<'_> {
     pub(super) fn job_of(&self, key: &Digest, working: &Digest) -> JobOf {
         match self.executors.records.find(key) {
             Some(record) => JobOf::Makes(Box::new(record)),
-            None if self.executors.records.with_working(working, key).is_some() => JobOf::SharesState,
-            None => JobOf::None,
+            None => match self.executors.records.with_working(working, key) {
+                Some(other) if !self.is_left_over(&other) => JobOf::SharesState,
+                Some(_) | None => JobOf::None,
+            },
         }
+    }
+
+    /// Whether the record of another result's job speaks of one that ended while nobody looked; it is removed then.
+    fn is_left_over(&self, record: &JobRecord) -> bool {
+        let Some(slurm) = &self.executors.slurm else { return false };
+        // Asking takes a moment, in which the loop hears nobody.
+        let asked = self.executors.asked_at.replace(Some(Instant::now()));
+        if asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY) {
+            self.executors.asked_at.set(asked);
+            return false;
+        }
+        // Whoever holds this lock follows that job, or is about to submit another.
+        let Ok(Some(_lock)) = self.store.try_lock(&format!("result-{}", record.key)) else { return false };
+        let is_over = slurm.is_over(record, self.store);
+        if is_over {
+            self.executors.records.remove(&record.key);
+        }
+        is_over
     }
 
     /// How a stage's job stands.

@@ -1,10 +1,12 @@
 //! Slurm's own commands: what is asked of the controller, and what its refusals mean.
 
 use std::io;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use super::state::{Details, Seen};
+use crate::execute::death_pipe;
 
 /// Calls Slurm's commands.
 #[derive(Debug, Default)]
@@ -59,7 +61,7 @@ impl Client {
     pub fn submit(&self, arguments: &[String], script: &Path) -> Result<String, Refusal> {
         let said = output(command("sbatch").arg("--parsable").args(arguments).arg(script))?;
         // `17;cluster` where there are several.
-        let id = said.trim().split(';').next().unwrap_or_default();
+        let id = said.trim().lines().last().and_then(|line| line.split(';').next()).unwrap_or_default();
         if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(Refusal::Never(format!("`sbatch` said `{}` in place of a job's number", said.trim())));
         }
@@ -144,7 +146,9 @@ fn command(program: &str) -> Command {
             command.env_remove(name);
         }
     }
-    command.env_remove(super::super::death_pipe::VARIABLE).env("LC_ALL", "C").stdin(std::process::Stdio::null());
+    command.env_remove(death_pipe::VARIABLE).env("LC_ALL", "C").stdin(Stdio::null());
+    // A terminal's Ctrl-C is meant for the engine: a command that it cuts short may have submitted a job that nobody knows of.
+    command.process_group(0);
     command
 }
 

@@ -1,4 +1,4 @@
-//! A job from its submission, or its adoption, to its end: one thread that reads straight down.
+//! A job to its end: one thread that reads straight down. How it begins is `begin`'s.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -11,17 +11,14 @@ use cache::Store;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Slurm;
+use super::begin::{Begun, prepare};
 use super::client::{Client, Refusal};
 use super::judge::{forgotten, verdict};
 use super::queue::Queue;
 use super::record::{JobRecord, Records};
-use super::request::{arguments, script};
 use super::state::{Details, Seen, Standing};
 use super::tail::Tail;
-use crate::error::Cause;
-use crate::execute::submission::{
-    ClusterJob, EVENTS_FILE, EXIT_FILE, Left, SUBMISSION_FILE, Stopped, Submission, job_lock, write_whole,
-};
+use crate::execute::submission::{ClusterJob, EVENTS_FILE, EXIT_FILE, Left, Stopped, job_lock};
 use crate::execute::{Ending, Exit, JobNews, Launch, Message, StartError, Stop, Verdict};
 use crate::protocol::WorkerEvent;
 
@@ -40,9 +37,6 @@ const MISSING: u32 = 3;
 /// How long a job is heard before its lock is looked for: network file systems remember for some seconds what was.
 const LOCKS_AFTER: Duration = Duration::from_secs(10);
 
-/// The longest wait between two tries to submit.
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
-
 /// How long a job that is to be ended at once is waited for, where the controller does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -55,11 +49,11 @@ const SILENCE: Duration = Duration::from_secs(20);
 /// Follows one job.
 pub(super) struct Follower {
     stage: usize,
-    client: Arc<Client>,
+    pub(super) client: Arc<Client>,
     queue: Arc<Queue>,
-    records: Records,
-    job: ClusterJob,
-    record: JobRecord,
+    pub(super) records: Records,
+    pub(super) job: ClusterJob,
+    pub(super) record: JobRecord,
     store: PathBuf,
     /// The engine's own log of the stage, where the job writes another one.
     log: Option<(Tail, PathBuf)>,
@@ -68,7 +62,7 @@ pub(super) struct Follower {
     orders: Receiver<Stop>,
     began: Instant,
     /// How it was told to stop.
-    stop: Option<Stop>,
+    pub(super) stop: Option<Stop>,
     /// That the cluster was told so.
     stopped: bool,
     /// Since when it is to be ended at once.
@@ -85,14 +79,8 @@ pub(super) struct Follower {
     requeued_after: Option<u32>,
 }
 
-/// How following begins.
-enum Begun {
-    Follow(String),
-    Ended(End),
-}
-
 /// How following ends.
-enum End {
+pub(super) enum End {
     /// The job is over.
     Over(Exit),
     /// The job of an earlier run was over before.
@@ -169,88 +157,15 @@ impl Follower {
                 self.records.remove(&self.record.key);
                 self.tell(Message::Gone { stage, because });
             }
-            End::LetGo => self.tell(Message::Exited { stage, exit: self.exit(Ending::Code(1), None) }),
+            End::LetGo => {
+                let name = self.record.job.as_deref().unwrap_or(&self.record.name);
+                let message =
+                    format!("Slurm job {name} could not be told to stop and goes on; the next run takes it over");
+                self.tell(Message::Said { stage, event: WorkerEvent::Warning { message } });
+                self.tell(Message::Exited { stage, exit: self.exit(Ending::Code(1), None) });
+            }
             End::Unheard => {}
         }
-    }
-
-    /// Submits the job, as often as it takes.
-    fn submit(&mut self) -> Begun {
-        let folder = self.record.folder.clone();
-        let arguments = arguments(&self.job, &folder);
-        let mut wait = Duration::from_secs(1);
-        loop {
-            match self.client.submit(&arguments, &folder.join("script")) {
-                Ok(id) => return self.submitted(id),
-                Err(Refusal::Never(words)) => return Begun::Ended(End::Over(self.exit_with(self.refused(words)))),
-                Err(Refusal::NoSlurm(words)) => return Begun::Ended(End::Over(self.exit_with(no_slurm(words)))),
-                Err(Refusal::NotNow(words)) => self.waits(None, "not submitted yet", &words),
-            }
-            if !self.pause(wait) {
-                return Begun::Ended(End::Unheard);
-            }
-            if self.stop.is_some() {
-                return Begun::Ended(End::Over(self.exit(Ending::Code(1), None)));
-            }
-            wait = (wait * 2).min(LONGEST_WAIT);
-            // Its answer may have been lost, and not the request.
-            if let Ok(Some(id)) = self.client.named(&self.record.name).map(|mut ids| ids.pop()) {
-                return self.submitted(id);
-            }
-        }
-    }
-
-    fn submitted(&mut self, id: String) -> Begun {
-        self.record.job = Some(id.clone());
-        // Without it the job is found by its name.
-        let _ = self.records.write(&self.record);
-        self.news(&id, JobNews::Submitted);
-        Begun::Follow(id)
-    }
-
-    /// Finds the job of an earlier run.
-    fn adopt(&mut self) -> Begun {
-        loop {
-            let found = match self.record.job.clone() {
-                Some(id) => Ok(Some(id)),
-                None => self.client.named(&self.record.name).map(|mut ids| ids.pop()),
-            };
-            let found = found.and_then(|id| match id {
-                Some(id) => self.client.details(&id).map(|details| Some((id, details))),
-                None => Ok(None),
-            });
-            match found {
-                Ok(Some((id, details))) => return self.adopted(id, details),
-                Ok(None) => {
-                    return Begun::Ended(End::Gone("the job of an earlier run was never submitted".to_owned()));
-                }
-                Err(refusal) => self.waits(self.record.job.clone(), "of an earlier run", &refusal.words()),
-            }
-            if !self.pause(Duration::from_secs(2)) {
-                return Begun::Ended(End::Unheard);
-            }
-            if self.stop.is_some() {
-                return Begun::Ended(End::LetGo);
-            }
-        }
-    }
-
-    fn adopted(&mut self, id: String, details: Option<Details>) -> Begun {
-        let ended = details.as_ref().is_none_or(|details| details.seen().standing() == Standing::Ended);
-        let over = self.left().is_some() || ended;
-        // The lock says that it lives, whatever the cluster has forgotten.
-        if over && !self.lives() {
-            let left = self.left().and_then(|left| left.verdict).map(|verdict| verdict.messages.join(": "));
-            let why = left.or_else(|| {
-                let verdict = verdict(&id, &details?, false, &self.record.folder.join(OUTPUT_FILE));
-                Some(verdict.messages.join(": "))
-            });
-            let why = why.map(|why| format!(": {why}")).unwrap_or_default();
-            let because = format!("Slurm job {id} of run {} ended without a result{why}", self.record.run);
-            return Begun::Ended(End::Gone(because));
-        }
-        self.news(&id, JobNews::Adopted);
-        Begun::Follow(id)
     }
 
     /// Hears a job until it is over.
@@ -408,10 +323,8 @@ impl Follower {
         self.has_run || self.record.folder.join(EVENTS_FILE).exists()
     }
 
-    /// Whether a process holds the lock of the job.
-    fn lives(&self) -> bool {
-        let store = Store::look(&self.store).ok().flatten();
-        store.is_some_and(|store| matches!(store.try_lock(&job_lock(&self.record.key)), Ok(None)))
+    pub(super) fn lives(&self) -> bool {
+        Store::look(&self.store).ok().flatten().is_some_and(|store| lives(&store, &self.record))
     }
 
     /// Passes on what the job said since the last look.
@@ -460,12 +373,12 @@ impl Follower {
         }
     }
 
-    fn left(&self) -> Option<Left> {
+    pub(super) fn left(&self) -> Option<Left> {
         serde_json::from_slice(&fs::read(self.record.folder.join(EXIT_FILE)).ok()?).ok()
     }
 
     /// Waits, and takes orders; false where nobody listens any more.
-    fn pause(&mut self, wait: Duration) -> bool {
+    pub(super) fn pause(&mut self, wait: Duration) -> bool {
         match self.orders.recv_timeout(wait) {
             Ok(order) => {
                 self.stopped &= self.stop == Some(order);
@@ -480,7 +393,7 @@ impl Follower {
         }
     }
 
-    fn waits(&mut self, job: Option<String>, reason: &str, meaning: &str) {
+    pub(super) fn waits(&mut self, job: Option<String>, reason: &str, meaning: &str) {
         let news = JobNews::Waiting { reason: reason.to_owned(), meaning: meaning.to_owned() };
         if self.last_news.as_ref() != Some(&news) {
             self.last_news = Some(news.clone());
@@ -488,7 +401,7 @@ impl Follower {
         }
     }
 
-    fn news(&mut self, id: &str, news: JobNews) {
+    pub(super) fn news(&mut self, id: &str, news: JobNews) {
         if self.last_news.as_ref() != Some(&news) {
             self.last_news = Some(news.clone());
             self.tell(Message::Queued { stage: self.stage, job: Some(id.to_owned()), news });
@@ -500,72 +413,29 @@ impl Follower {
         let _ = self.messages.send(message);
     }
 
-    fn exit_with(&self, verdict: Verdict) -> Exit {
+    pub(super) fn exit_with(&self, verdict: Verdict) -> Exit {
         self.exit(Ending::Signal("SIGKILL".to_owned()), Some(verdict))
     }
 
-    fn exit(&self, ending: Ending, verdict: Option<Verdict>) -> Exit {
+    pub(super) fn exit(&self, ending: Ending, verdict: Option<Verdict>) -> Exit {
         let ran = if self.has_run { self.began.elapsed() } else { Duration::ZERO };
         Exit { ending, ran, peak_memory_bytes: 0, cpu: Duration::ZERO, verdict, host: None }
     }
-
-    /// The cluster takes no such job.
-    fn refused(&self, words: String) -> Verdict {
-        let mut help = "look at `executor.slurm` and the stage's `resources`".to_owned();
-        if words.contains("partition") {
-            let partitions = self.client.partitions();
-            if !partitions.is_empty() {
-                help = format!("set `executor.slurm.partition`: this cluster has {}", partitions.join(", "));
-            }
-        }
-        let messages = vec!["Slurm does not take the job".to_owned(), words];
-        Verdict { cause: Cause::BadParameters, messages, help: Some(help) }
-    }
 }
 
-fn no_slurm(words: String) -> Verdict {
-    let help = "run it where `sbatch` is, or here with `--executor local`".to_owned();
-    Verdict { cause: Cause::Machine, messages: vec![words], help: Some(help) }
+/// Whether a process holds the lock of a job: it lives then, whatever the cluster has forgotten.
+pub(super) fn lives(store: &Store, record: &JobRecord) -> bool {
+    matches!(store.try_lock(&job_lock(&record.key)), Ok(None))
+}
+
+/// Whether a job has come to its end, by its own word or that of the cluster.
+pub(super) fn is_over(record: &JobRecord, details: Option<&Details>) -> bool {
+    let ended = details.is_none_or(|details| details.seen().standing() == Standing::Ended);
+    ended || record.folder.join(EXIT_FILE).exists()
 }
 
 fn exit_of(left: Left) -> Exit {
     let Left { ending, seconds, peak_memory_bytes, cpu_seconds, verdict, host, .. } = left;
     let duration = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default();
     Exit { ending, ran: duration(seconds), peak_memory_bytes, cpu: duration(cpu_seconds), verdict, host: Some(host) }
-}
-
-/// Makes the folder of a submission and the record that leads to it.
-fn prepare(slurm: &Slurm, launch: &Launch, job: &ClusterJob, stage_folder: &Path) -> Result<JobRecord, StartError> {
-    let folder = stage_folder.join(format!("slurm-{}", job.submission));
-    fs::create_dir_all(&folder).map_err(failed("create folder", &folder))?;
-    let submission = Submission {
-        run: job.run.clone(),
-        key: job.key,
-        working: job.working,
-        result: job.result.clone(),
-        again: job.again,
-        threads_of_cluster: job.threads.is_none(),
-        log: launch.log.clone(),
-        timeout_seconds: job.timeout.map(|timeout| timeout.as_secs_f64()),
-        grace_seconds: job.grace.as_secs_f64(),
-    };
-    let path = folder.join(SUBMISSION_FILE);
-    write_whole(&path, &submission).map_err(failed("write", &path))?;
-    let path = folder.join("script");
-    fs::write(&path, script(&slurm.program, &folder, job)).map_err(failed("write", &path))?;
-    let record = JobRecord {
-        key: job.key,
-        working: job.working,
-        name: job.name.clone(),
-        job: None,
-        stage_folder: stage_folder.to_owned(),
-        folder,
-        run: job.run.clone(),
-    };
-    slurm.records.write(&record).map_err(failed("write the record of a job in", &launch.store))?;
-    Ok(record)
-}
-
-fn failed(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> StartError {
-    move |source| StartError { action, path: path.to_owned(), source }
 }

@@ -13,6 +13,7 @@
 //! The keeper's file is the truth of how a job ended. What Slurm says is asked for what the file cannot tell: that a job waits and for
 //! what, and why it ended without a word ([`state`]). A controller that does not answer says nothing about a job.
 
+mod begin;
 mod client;
 mod follow;
 mod judge;
@@ -29,13 +30,14 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 
+use cache::Store;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::executor::{Executor, Launch, Message, Process, StartError, Stop};
 use client::Client;
-use follow::Follower;
+use follow::{Follower, is_over, lives};
 use queue::Queue;
-use record::Records;
+use record::{JobRecord, Records};
 
 /// Runs stages as jobs of a Slurm cluster.
 #[derive(Debug)]
@@ -61,6 +63,20 @@ impl Slurm {
         })?;
         let client = Arc::new(Client);
         Ok(Self { queue: Arc::new(Queue::new(Arc::clone(&client))), client, records, program })
+    }
+}
+
+impl Slurm {
+    /// Whether a job that somebody submitted is over for good. What cannot be found out is not so.
+    pub(crate) fn is_over(&self, record: &JobRecord, store: &Store) -> bool {
+        let details = match &record.job {
+            Some(id) => self.client.details(id),
+            None => self.client.named(&record.name).and_then(|ids| match ids.last() {
+                Some(id) => self.client.details(id),
+                None => Ok(None),
+            }),
+        };
+        details.is_ok_and(|details| is_over(record, details.as_ref())) && !lives(store, record)
     }
 }
 
