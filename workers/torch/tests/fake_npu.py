@@ -153,7 +153,15 @@ def _install() -> list[torch.library.Library]:
 
     library.impl("empty.memory_format", empty, "PrivateUse1")
     library.impl("empty_strided", empty_strided, "PrivateUse1")
+
+    # What makes a tensor of numbers copies them past the wrapper's own dispatch.
+    def copy_from(source: torch.Tensor, target: torch.Tensor, _non_blocking: bool = False) -> torch.Tensor:
+        of_source, of_target = (x.wrapped_tensor if isinstance(x, Tensor) else x for x in (source, target))
+        of_target.copy_(of_source)
+        return target
+
     library.impl("eye", eye, "PrivateUse1")
+    library.impl("_copy_from", copy_from, "PrivateUse1")
     # Autocast is accepted, and casts nothing.
     autocast = torch.library.Library("_", "IMPL")
     autocast.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")

@@ -125,6 +125,19 @@ def train_job(root: Path, family: str, variant: str, **changes: Any) -> dict[str
     return {**job, **changes}
 
 
+def asking_job(root: Path, family: str, task: str, lines: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    """A score or generate job over lines of rows or prompts."""
+    (root / "output").mkdir(parents=True, exist_ok=True)
+    path = root / "lines.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    common = {"protocol": 1, "task": task, "device": "cpu", "dtype": "f32", "threads": 1, "model": str(GOLDEN / family)}
+    common |= {"adapter": None, "batch_size": 2, "output": str(root / "output")}
+    sampling = {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "repetition_penalty": None}
+    if task == "score":
+        return {**common, "rows": str(path), **changes}
+    return {**common, "prompts": str(path), "max_new_tokens": 24, "stop_ids": [], **sampling, **changes}
+
+
 def write_steps(path: Path, plan: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(step) + "\n" for step in plan))
 

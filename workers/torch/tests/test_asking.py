@@ -13,22 +13,9 @@ from safetensors.torch import load_file
 
 import processes
 from pipeline_torch_worker.sampling import Sampling
-from support import GOLDEN, Ran, run_here
+from support import GOLDEN, Ran, asking_job, run_here
 
 FAMILIES = sorted(path.parent.name for path in GOLDEN.glob("*/expected.safetensors"))
-
-
-def asking_job(root: Path, family: str, task: str, lines: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
-    """A score or generate job over lines of rows or prompts."""
-    (root / "output").mkdir(parents=True, exist_ok=True)
-    path = root / "lines.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    common = {"protocol": 1, "task": task, "device": "cpu", "dtype": "f32", "threads": 1, "model": str(GOLDEN / family)}
-    common |= {"adapter": None, "batch_size": 2, "output": str(root / "output")}
-    sampling = {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "repetition_penalty": None}
-    if task == "score":
-        return {**common, "rows": str(path), **changes}
-    return {**common, "prompts": str(path), "max_new_tokens": 24, "stop_ids": [], **sampling, **changes}
 
 
 def lines_of(ran: Ran, name: str) -> list[dict[str, Any]]:

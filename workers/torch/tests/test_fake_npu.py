@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import processes
-from support import Ran, run_here, run_torchrun, train_job, worst
+from support import GOLDEN, Ran, asking_job, run_here, run_torchrun, train_job, worst
 
 NPU = {"PIPELINE_TORCH_WORKER_NPU_MODULE": "fake_npu"}
 
@@ -32,6 +35,21 @@ def test_training_on_an_npu_is_that_on_the_processor(tmp_path: Path, ranks: int)
     assert (how["device"], how["device_name"], how["ranks"]) == ("npu", "Fake910B", ranks)
     # By the device's own counter.
     assert how["peak_memory_bytes"] == [123 << 20] * ranks
+
+
+def test_rows_are_scored_and_prompts_answered_on_an_npu(tmp_path: Path) -> None:
+    expected = load_file(GOLDEN / "gemma2" / "expected.safetensors")
+    prompt, ids = expected["greedy_prompt"][0].tolist(), expected["input_ids"][0].tolist()
+    asked = {"generate": [{"input_ids": prompt, "seed": 0}, {"input_ids": prompt[:5], "seed": 0}]}
+    asked["score"] = [{"input_ids": ids, "labels": ids}]
+    for task, lines in asked.items():
+        root = tmp_path / task
+        processes.run_ranks(root, asking_job(root, "gemma2", task, lines, device="npu"), 2, **NPU).done()
+    answers = (tmp_path / "generate" / "output" / "answers.jsonl").read_text().splitlines()
+    assert json.loads(answers[0])["output_ids"] == expected["greedy_ids"][0].tolist()[len(prompt) :]
+    (score,) = (tmp_path / "score" / "output" / "scores.jsonl").read_text().splitlines()
+    nll = torch.nn.functional.cross_entropy(expected["logits"][0, :-1], expected["input_ids"][0, 1:], reduction="sum")
+    assert json.loads(score)["loss"] == pytest.approx(float(nll), rel=1e-5)
 
 
 def test_torchrun_starts_ranks_on_npus(tmp_path: Path) -> None:

@@ -133,4 +133,4 @@ def test_the_newest_states_and_the_best_that_they_name_are_kept(tmp_path: Path) 
     for step in (3, 4):
         checkpoint.save(tmp_path, state(step, other), keep=2)
     assert [path.name for path in (tmp_path / "best").iterdir()] == ["step-3.safetensors"]
-    assert torch.equal(checkpoint.load_best(tmp_path, other)["a"], torch.zeros(2))
+    assert torch.equal(checkpoint.load_best(tmp_path, other.step, other.digest)["a"], torch.zeros(2))

@@ -7,7 +7,9 @@ to it as a keyword argument of the model's forward. Which kernel computes it dep
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -54,8 +56,8 @@ def choose(asked: AttentionKind, device: Device, dtype: DType, config: Pretraine
     softcap = getattr(config, "attn_logit_softcapping", None) is not None
     half = dtype != "f32"
     on_gpu = device.kind in ("cuda", "rocm")
-    flash = on_gpu and half and not softcap and _flash_varlen() is not None
-    flex = on_gpu and importlib.util.find_spec("triton") is not None
+    flash = on_gpu and half and not softcap and _head_dim(config) % 8 == 0 and _flash_varlen() is not None
+    flex = on_gpu and _has("triton")
     if asked == "auto":
         if device.kind == "npu" and half and not softcap and hasattr(device.npu_module, "npu_fusion_attention"):
             return "npu"
@@ -63,13 +65,19 @@ def choose(asked: AttentionKind, device: Device, dtype: DType, config: Pretraine
     possible = {"sdpa": True, "flex": flex, "flash": flash}
     if not possible[asked]:
         needs = {
-            "flash": "a CUDA or ROCm device, bf16 or f16, no soft-cap on the scores, and torch 2.10 or the package flash_attn",
+            "flash": "a CUDA or ROCm device, bf16 or f16, heads of a multiple of 8, no soft-cap on the "
+            "scores, and a torch whose varlen_attn has windows, or the package flash_attn",
             "flex": "a CUDA or ROCm device and triton",
             "sdpa": "nothing",
         }
         message = f"`attention: {asked}` cannot be used here: it needs {needs[asked]}"
         raise JobFailure("bad_parameters", message, "leave `attention` out, or take `sdpa`")
     return asked
+
+
+def _head_dim(config: PretrainedConfig) -> int:
+    given: int | None = getattr(config, "head_dim", None)
+    return given or config.hidden_size // config.num_attention_heads
 
 
 def attend(
@@ -166,11 +174,9 @@ def _flash(
 @functools.cache
 def _flash_varlen() -> Callable[..., torch.Tensor] | None:
     """Flash attention over documents of any lengths: torch's own, or that of the package `flash_attn`."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        pass
-    else:
+    # torch's first version had no window and no scale.
+    varlen: Any = importlib.import_module("torch.nn.attention.varlen") if _has("torch.nn.attention.varlen") else None
+    if varlen is not None and {"window_size", "scale"} <= inspect.signature(varlen.varlen_attn).parameters.keys():
 
         def of_torch(
             q: torch.Tensor,
@@ -184,15 +190,14 @@ def _flash_varlen() -> Callable[..., torch.Tensor] | None:
             groups = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
             left = -1 if window is None else window - 1
-            found = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=(left, 0))
+            found = varlen.varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=(left, 0))
             assert isinstance(found, torch.Tensor)
             return found
 
         return of_torch
-    try:
-        from flash_attn import flash_attn_varlen_func
-    except ImportError:
+    if not _has("flash_attn"):
         return None
+    package: Any = importlib.import_module("flash_attn")
 
     def of_package(
         q: torch.Tensor,
@@ -204,13 +209,17 @@ def _flash_varlen() -> Callable[..., torch.Tensor] | None:
         window: int | None,
     ) -> torch.Tensor:
         left = -1 if window is None else window - 1
-        found = flash_attn_varlen_func(
+        found = package.flash_attn_varlen_func(
             q, k, v, ends, ends, longest, longest, softmax_scale=scaling, causal=True, window_size=(left, 0)
         )
         assert isinstance(found, torch.Tensor)
         return found
 
     return of_package
+
+
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
 
 def _flex(

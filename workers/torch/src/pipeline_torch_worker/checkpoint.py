@@ -158,17 +158,12 @@ def save_best(working: Path, step: int, values: Tensors) -> BestWeights:
     return BestWeights(step, digest)
 
 
-def read_tensors(path: Path) -> Tensors:
-    """The tensors of a file."""
-    return dict(load_file(path))
-
-
-def load_best(working: Path, best: BestWeights) -> Tensors:
-    """The values of the best step."""
-    path = _best_file(working, best.step)
-    if digest_of_file(path) != best.digest:
+def load_best(working: Path, step: int, digest: str | None) -> Tensors:
+    """The values of the best step; they must be those of a digest where one is given."""
+    path = _best_file(working, step)
+    if digest is not None and digest_of_file(path) != digest:
         raise JobFailure("machine", f"`{path}` is damaged: it is not what was saved")
-    return load_file(path)
+    return dict(load_file(path))
 
 
 def _saved_steps(working: Path) -> list[tuple[int, Path]]:

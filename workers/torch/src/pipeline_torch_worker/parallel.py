@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from .device import Device
+from .device import Device, let_the_watch_come_first
 from .events import Voice
 from .failure import JobFailure, cause_of
 from .stopping import StopRequest
@@ -91,6 +91,7 @@ class Ranks:
         backend = "gloo" if device.kind == "cpu" else f"cpu:gloo,{device.torch.type}:{device.collectives}"
         if device.collectives == "gloo":
             backend = "gloo"
+        let_the_watch_come_first(device, seconds)
         ranks = cls(place, device, watch)
         with ranks._collective("meet the other ranks"):
             dist.init_process_group(
@@ -241,11 +242,14 @@ class Watch(threading.Thread):
             first = self._first_failure(wait=TELL_SECONDS / 2 if failure.cause == "crashed" else 0.0)
             self._ended.set()
             return first or failure
-        with self._lock:
-            self._store.compare_set(_FAILED, "", json.dumps({"rank": self._place.rank, **failure.to_json()}))
-        deadline = time.monotonic() + TELL_SECONDS
-        while time.monotonic() < deadline and not self._has(_TOLD):
-            time.sleep(_POLL_SECONDS)
+        self._ended.set()
+        # Rank 0 may be gone already, and its store with it.
+        with contextlib.suppress(Exception):
+            with self._lock:
+                self._store.compare_set(_FAILED, "", json.dumps({"rank": self._place.rank, **failure.to_json()}))
+            deadline = time.monotonic() + TELL_SECONDS
+            while time.monotonic() < deadline and not self._has(_TOLD):
+                time.sleep(_POLL_SECONDS)
         return failure
 
     def run(self) -> None:

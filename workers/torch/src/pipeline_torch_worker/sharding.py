@@ -28,9 +28,17 @@ def shard(loss: DocumentLoss, job: TrainJob, device: Device, world: int) -> None
     for module in loss.modules():
         if isinstance(module, FSDPModule):
             # Sums, not means: the loss is divided once, by the targets of the whole step.
-            module.set_gradient_divide_factor(1.0)
-            # gloo has sums alone.
-            module.set_force_sum_reduction_for_comms(True)
+            _set_divide_factor(module)
+            if device.collectives == "gloo":
+                # It has sums alone.
+                module.set_force_sum_reduction_for_comms(True)
     # A buffer is small, and every rank has it.
     for buffer in loss.buffers():
         buffer.data = buffer.data.to(device.torch)
+
+
+def _set_divide_factor(module: FSDPModule) -> None:
+    # The name that it has since torch 2.8, and the one that it had before.
+    name = "set_gradient_divide_factor"
+    set_factor = getattr(module, name, None) or module.set_reduce_scatter_divide_factor
+    set_factor(1.0)

@@ -205,12 +205,9 @@ class Session:
         best = self._progress.validation.best
         if not self._job.keep_best or best is None or best.step == self._progress.step:
             return
-        if self._ranks.world > 1:
-            # Rank 0 alone knows the digest; where it is right for one it is right for all.
-            path = self._job.working / checkpoint.BEST_FOLDER / f"step-{best.step}.safetensors"
-            self._trainer.take_values(checkpoint.read_tensors(path))
-        elif self._progress.best_weights is not None:
-            self._trainer.take_values(checkpoint.load_best(self._job.working, self._progress.best_weights))
+        # Rank 0 wrote the file, and knows its digest; where it is right for one rank it is right for all.
+        kept = self._progress.best_weights if self._ranks.rank == 0 else None
+        self._trainer.take_values(checkpoint.load_best(self._job.working, best.step, kept.digest if kept else None))
 
     def leave_result(self) -> dict[str, object]:
         """Writes what the stage process makes outputs of; how it was computed."""
