@@ -152,7 +152,7 @@ fn the_doctor_asks_the_python_of_the_torch_worker() {
     tools.script(
         "python-of-ours",
         "echo '{\"python\": \"3.11.2\", \"executable\": \"python-of-ours\", \"packages\": {\"torch\": \"2.15.0\", \"torch_npu\": \"2.7.1\", \
-         \"transformers\": \"5\", \"peft\": \"0.21\", \"safetensors\": \"0.6\", \"pyarrow\": \"22\"}}'",
+         \"transformers\": \"5\", \"peft\": \"0.21\", \"safetensors\": \"0.6\", \"pyarrow\": \"22\", \"numpy\": \"2\", \"pipeline_torch_worker\": \"\"}}'",
     );
     let answer =
         devices(&tools, &["doctor", "--format", "json"], &[("PIPELINE_PYTHON", "python-of-ours")]).ends_with(1).json();
@@ -187,6 +187,10 @@ fn a_files_variables_and_what_its_stages_ask_for() {
     let ran = ran.says("HCCL_BUFFERSIZE=200 at job.yaml:10:26 (stage made)").says("did you mean `HCCL_BUFFSIZE`");
     ran.says("`ASCEND_VISIBLE_DEVICES` chooses devices for a container")
         .says("stage `big` can never have what it asks for");
+    // What a cluster has is not known here.
+    project.edit("job.yaml", "name: demo\n", "name: demo\nexecutor: slurm\n");
+    let ran = in_project(&project, &tools, &["doctor", "job.yaml"], &[]).ends_with(1);
+    assert!(!ran.stdout.contains("stage-resources"), "{ran}");
 }
 
 #[test]

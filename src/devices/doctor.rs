@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use ::devices::doctor::{Finding, Limits, Place, Python, Severity, Subject, Variable, examine};
 use ::devices::{Device, DeviceKind, Inventory};
 use clap::Args;
+use engine::executor::ExecutorKind;
 use engine::file::source::Sources;
 use engine::plan::{DeviceCount, Plan, PlannedStage};
 use serde_json::{Value, json};
@@ -45,7 +46,7 @@ pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let limits = Limits::of_this_process(&machine);
     let subject = Subject { machine: &machine, inventory: &inventory, variables: &variables, limits, python: &python };
     let mut findings = examine(&subject);
-    findings.extend(plan.iter().flat_map(|plan| plan.stages.iter().filter_map(|stage| never_met(stage, &inventory))));
+    findings.extend(plan.iter().flat_map(|plan| never_met(plan, &inventory)));
     findings.sort_by_key(|finding| finding.severity);
     let printed = match args.list.format {
         Format::Json => crate::print_json(&as_json(&findings, &python)),
@@ -86,49 +87,50 @@ fn place(sources: &Sources, stage: &PlannedStage, variable: &str) -> String {
     format!("{name}:{line}:{column} (stage {})", stage.id)
 }
 
-/// Why a stage can never have what it asks for on this machine.
-fn never_met(stage: &PlannedStage, inventory: &Inventory) -> Option<Finding> {
+/// The stages that can never have what they ask for on this machine. Of those that a cluster runs this machine says nothing.
+fn never_met(plan: &Plan, inventory: &Inventory) -> Vec<Finding> {
+    let here = |index: &usize| plan.executor_of(*index, None).0 == ExecutorKind::Local;
+    let stages = (0..plan.stages.len()).filter(here).map(|index| &plan.stages[index]);
+    let finding = |stage: &PlannedStage| {
+        let (seen, help) = lack(stage, inventory)?;
+        Some(Finding {
+            severity: Severity::Error,
+            check: "stage-resources",
+            message: format!("stage `{}` can never have what it asks for", stage.id),
+            seen: format!("it asks for {seen}"),
+            help: format!("add `{}.resources.{help}` to the command, or run it on another machine", stage.declared),
+        })
+    };
+    stages.filter_map(finding).collect()
+}
+
+/// What a stage asks for in vain, and what it could ask for.
+fn lack(stage: &PlannedStage, inventory: &Inventory) -> Option<(String, String)> {
     let asked = &stage.resources;
-    let kind = asked.device.kind().unwrap_or(DeviceKind::Cpu);
-    let devices: Vec<&Device> = inventory.of_kind(kind).collect();
-    let well = devices.iter().filter(|device| device.health.is_usable()).count();
-    let largest = devices.iter().filter_map(|device| device.memory_total).max();
-    let set = |key: &str, value: &str| format!("`{}.resources.{key}={value}`", stage.declared);
+    if asked.nodes > 1 {
+        return Some((format!("{} nodes, and this machine is one", asked.nodes), "nodes=1".to_owned()));
+    }
+    let kind = asked.device.kind()?;
     let served = stage.bound.devices();
-    let (seen, help) = if !served.contains(&kind) {
+    if !served.contains(&kind) {
         let names: Vec<&str> = served.iter().map(|kind| kind.name()).collect();
-        (
-            format!("it asks for {}, and `{}` computes on {}", kind.in_words(), stage.kind, names.join(", ")),
-            set("device", "cpu"),
-        )
-    } else if devices.is_empty() {
-        (format!("it asks for {}, and this machine has none", kind.in_words()), set("device", "cpu"))
-    } else if let (DeviceCount::Exactly(count), true) = (asked.count, kind != DeviceKind::Cpu)
+        let seen = format!("{}, and `{}` computes on {}", kind.in_words(), stage.kind, names.join(", "));
+        return Some((seen, "device=cpu".to_owned()));
+    }
+    let devices: Vec<&Device> = inventory.of_kind(kind).collect();
+    if devices.is_empty() {
+        return Some((format!("{}, and this machine has none", kind.in_words()), "device=cpu".to_owned()));
+    }
+    let well = devices.iter().filter(|device| device.health.is_usable()).count();
+    if let DeviceCount::Exactly(count) = asked.count
+        && kind != DeviceKind::Cpu
         && count as usize > well
     {
-        (
-            format!("it asks for {count} of {kind}, and {well} of {} are well", devices.len()),
-            set("count", &well.to_string()),
-        )
-    } else if let (Some(wanted), Some(largest)) = (asked.memory, largest)
-        && wanted > largest
-    {
-        let seen = format!(
-            "it asks for {} of memory, and the most that there is of {kind} is {}",
-            words::bytes(wanted),
-            words::bytes(largest)
-        );
-        (seen, set("memory", &format!("{}MiB", largest >> 20)))
-    } else {
-        return None;
-    };
-    Some(Finding {
-        severity: Severity::Error,
-        check: "stage-resources",
-        message: format!("stage `{}` can never have what it asks for", stage.id),
-        seen,
-        help: format!("add {help} to the command, or run it on another machine"),
-    })
+        return Some((format!("{count} of {kind}, and {well} of {} are well", devices.len()), format!("count={well}")));
+    }
+    let (wanted, largest) = (asked.memory?, devices.iter().filter_map(|device| device.memory_total).max()?);
+    let seen = || format!("{} of memory, and {kind} has {}", words::bytes(wanted), words::bytes(largest));
+    (wanted > largest).then(|| (seen(), format!("memory={}MiB", largest >> 20)))
 }
 
 fn as_json(findings: &[Finding], python: &Python) -> Value {

@@ -2,16 +2,17 @@
 
 import json
 import sys
-from importlib import metadata
+from importlib import metadata, util
 
-NAMES = ["torch", "torch_npu", "transformers", "peft", "safetensors", "pyarrow", "pipeline-torch-worker"]
+NAMES = ["torch", "torch_npu", "transformers", "peft", "safetensors", "pyarrow", "numpy", "pipeline_torch_worker"]
 
 
 def version(name):
     try:
-        return metadata.version(name)
+        return metadata.version(name.replace("_", "-"))
     except metadata.PackageNotFoundError:
-        return None
+        # One that is found and was never installed, such as a checkout on PYTHONPATH.
+        return "" if util.find_spec(name) else None
 
 
 def attempt(name):

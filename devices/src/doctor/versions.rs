@@ -62,20 +62,17 @@ fn imports(subject: &Subject, installed: &Installed) -> Option<Finding> {
 }
 
 fn missing_packages(subject: &Subject, installed: &Installed) -> Option<Finding> {
-    let needed = ["torch", "transformers", "peft", "safetensors", "pyarrow"];
+    let needed = ["pipeline_torch_worker", "torch", "transformers", "peft", "safetensors", "pyarrow", "numpy"];
     let missing: Vec<&str> = needed.into_iter().filter(|name| installed.version(name).is_none()).collect();
     if missing.is_empty() || (missing.contains(&"torch") && !needs_torch(subject)) {
         return None; // Who never installed torch does not mean to use it.
     }
-    let severity = if needs_torch(subject) { Severity::Error } else { Severity::Warning };
-    let help = format!("`{} -m pip install {}`", installed.executable, missing.join(" "));
-    Some(finding(
-        severity,
-        "python-packages",
-        "packages that the torch worker needs are missing",
-        format!("{} has no {}", installed.executable, missing.join(", ")),
-        help,
-    ))
+    // Torch may be there for other work.
+    let severity = if needs_torch(subject) { Severity::Error } else { Severity::Note };
+    let program = &installed.executable;
+    let help = format!("in a checkout of this project: `{program} -m pip install ./workers/torch`");
+    let seen = format!("{program} has no {}", missing.join(", "));
+    Some(finding(severity, "python-packages", "packages that the torch worker needs are missing", seen, help))
 }
 
 fn cuda(subject: &Subject, installed: &Installed) -> Option<Finding> {
@@ -246,7 +243,8 @@ mod tests {
     use crate::{Device, Inventory};
 
     fn python(packages: &[(&str, &str)]) -> Python {
-        let all = ["transformers", "peft", "safetensors", "pyarrow"].map(|name| (name, "1.0"));
+        let all = ["pipeline_torch_worker", "transformers", "peft", "safetensors", "pyarrow", "numpy"]
+            .map(|name| (name, "1.0"));
         let packages = packages
             .iter()
             .copied()
@@ -382,6 +380,17 @@ mod tests {
         let bare = with(&python(&[]), |installed| installed.packages.clear());
         assert_eq!(names(&checks(&TestMachine::new(), DeviceKind::Cpu, "", &bare, None)), [] as [&str; 0]);
         assert_eq!(names(&checks(&TestMachine::new(), DeviceKind::Rocm, "", &bare, None)), ["python-packages"]);
+    }
+
+    #[test]
+    fn a_torch_without_the_worker_is_worth_a_note() {
+        let other = with(&python(&[("torch", "2.15.0")]), |installed| {
+            installed.packages.remove("pipeline_torch_worker");
+        });
+        let findings = checks(&TestMachine::new(), DeviceKind::Cpu, "", &other, None);
+        assert_eq!(names(&findings), ["python-packages"]);
+        assert_eq!(findings[0].severity, Severity::Note);
+        assert_eq!(findings[0].seen, "python3 has no pipeline_torch_worker");
     }
 
     #[test]
