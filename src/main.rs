@@ -89,6 +89,12 @@ enum Command {
     Job {
         folder: PathBuf,
     },
+    /// Computes a stage together with its process, which starts it.
+    #[command(name = "__member", hide = true)]
+    Member {
+        job: PathBuf,
+        membership: engine::execute::Membership,
+    },
 }
 
 /// What a result is printed as.
@@ -119,6 +125,9 @@ fn main() -> ExitCode {
         Command::Devices(args) => devices::run(&args),
         Command::Job { folder } => return engine::execute::keeper::main(&folder),
         Command::Stage { job } => return engine::execute::stage_process::main(&stages::registry(), &job),
+        Command::Member { job, membership } => {
+            return engine::execute::member::main(&stages::registry(), &job, membership);
+        }
     };
     match ended {
         Ok(()) => Exit::Done.into(),

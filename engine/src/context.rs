@@ -14,6 +14,7 @@ use serde_json::{Map, Value};
 use crate::artifact::{ARTIFACT_FILE, Description, Facts};
 use crate::device::DeviceGrant;
 use crate::error::{Cause, OrFail, StageError};
+use crate::execute::Membership;
 use crate::execute::private_paths::PrivatePaths;
 use crate::history::stage_folder;
 use crate::parameter::{ArtifactKind, Input, Reference};
@@ -79,6 +80,7 @@ pub struct StageContext {
     how: Map<String, Value>,
     last_progress: Option<Instant>,
     profile: Profile,
+    membership: Option<Membership>,
 }
 
 impl StageContext {
@@ -106,7 +108,24 @@ impl StageContext {
             how: Map::new(),
             last_progress: None,
             profile,
+            membership: None,
         })
+    }
+
+    /// A context for one of the processes that [`StageContext::start_member`] starts: it says nothing, makes nothing, and opens what
+    /// the stage's process has opened.
+    pub(crate) fn of_member(job: Job, membership: Membership) -> Result<Self, StageError> {
+        let job = Job { profile: None, ..job };
+        Ok(Self { membership: Some(membership), ..Self::new(job, Voice::Silent)? })
+    }
+
+    /// Its place among the processes that compute this stage; none in the stage's own process.
+    pub fn membership(&self) -> Option<&Membership> {
+        self.membership.as_ref()
+    }
+
+    pub(crate) fn job(&self) -> &Job {
+        &self.job
     }
 
     /// Opens an input and verifies every file in it.
@@ -128,7 +147,10 @@ impl StageContext {
         let grant = &self.job.inputs[&name];
         let folder = self.job.inputs_folder.join(stage_folder(&name));
         let _phase = self.profile.phase("open input");
-        self.store.link_folder(&grant.tree, &folder, Verify::Contents).map_err(stored)?;
+        // The stage's process has made and verified the folder before it started this one.
+        if self.membership.is_none() {
+            self.store.link_folder(&grant.tree, &folder, Verify::Contents).map_err(stored)?;
+        }
         let description = read_description(&folder)?;
         let artifact = Artifact { folder, description };
         self.opened.insert(name, artifact.clone());

@@ -189,7 +189,7 @@ fn forecast(past: &Past<'_>, now: &Present<'_>, unknown: usize) -> Result<StageF
 fn look_ahead(past: &Past<'_>, now: &Present<'_>, forecast: &mut StageForecast) -> Result<(), ExplainError> {
     let Present { stage, facts, .. } = now;
     let placed = |problem: Problem| problem.placed(&stage.field_spans);
-    let preflight = stage.bound.preflight(facts, stage.span);
+    let preflight = stage.preflight(facts);
     let warnings = preflight.warnings.into_iter().map(placed).collect();
     forecast.preflight = Preflight { warnings, ..preflight };
     let found = stage.bound.check(&preflight::known(facts), stage.span).into_iter().map(placed);

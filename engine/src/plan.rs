@@ -8,11 +8,12 @@ use std::time::Duration;
 use devices::DeviceKind;
 use petgraph::graph::DiGraph;
 
-use crate::artifact::Output;
+use crate::artifact::{InputFacts, Output};
 use crate::executor::{ExecutorKind, ExecutorSettings, SlurmSettings};
 use crate::file::problem::Problem;
 use crate::file::source::{Sources, Span};
 use crate::parameter::Parameters;
+use crate::preflight::Preflight;
 use crate::remote::RemoteSettings;
 use crate::stage::BoundStage;
 
@@ -131,6 +132,18 @@ pub struct PlannedStage {
     pub span: Span,
     /// Where a field of `with:` stands, by dotted path, for explanations.
     pub field_spans: Vec<(String, Span)>,
+}
+
+impl PlannedStage {
+    /// What it would do and cost, with the workers that it asks for.
+    pub fn preflight(&self, inputs: &InputFacts) -> Preflight {
+        let mut ahead = self.bound.preflight(inputs, self.span);
+        let workers = crate::device::processor(self).workers();
+        if workers > 1 {
+            ahead.peak_memory_bytes = self.bound.peak_memory(inputs, workers).or(ahead.peak_memory_bytes);
+        }
+        ahead
+    }
 }
 
 /// An input whose stage and output are known.

@@ -215,6 +215,12 @@ pub trait Stage: 'static {
         Preflight::default()
     }
 
+    /// The most memory that it holds on the processor with several workers, all together; that of one is part of
+    /// [`Stage::preflight`].
+    fn peak_memory(_params: &Self::Params, _inputs: &InputFacts, _workers: usize) -> Option<u64> {
+        None
+    }
+
     /// How far the attempt came that left its working state in `folder`, which is not empty; `None` where the kind cannot tell. It
     /// reads little: a plan asks for it.
     fn working_state(_params: &Self::Params, _folder: &Path, _inputs: &InputFacts) -> Option<WorkingState> {
@@ -290,6 +296,8 @@ pub trait BoundStage: Send + Sync {
     fn survey(&self, inputs: &InputFacts, files: &LocalFiles, span: Span) -> Survey;
     /// See [`Stage::preflight`].
     fn preflight(&self, inputs: &InputFacts, span: Span) -> Preflight;
+    /// See [`Stage::peak_memory`].
+    fn peak_memory(&self, inputs: &InputFacts, workers: usize) -> Option<u64>;
     /// See [`Stage::derived_from`].
     fn derived_from(&self, entry: &str) -> &'static [&'static str];
     /// See [`Stage::working_state`].
@@ -371,6 +379,9 @@ impl<S: Stage> BoundStage for Bound<S> {
     }
     fn preflight(&self, inputs: &InputFacts, span: Span) -> Preflight {
         S::preflight(&self.0, inputs, span)
+    }
+    fn peak_memory(&self, inputs: &InputFacts, workers: usize) -> Option<u64> {
+        S::peak_memory(&self.0, inputs, workers)
     }
     fn derived_from(&self, entry: &str) -> &'static [&'static str] {
         S::derived_from(entry)

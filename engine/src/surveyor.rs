@@ -55,7 +55,7 @@ impl<'a> Surveyor<'a> {
         }
         let inputs = of_inputs(stage, &self.certain);
         let survey = local.map(|local| stage.bound.survey(&inputs, &local, stage.span)).unwrap_or_default();
-        let ahead = stage.bound.preflight(&of_inputs(stage, &self.expected), stage.span);
+        let ahead = stage.preflight(&of_inputs(stage, &self.expected));
         let checked = stage.bound.check(&inputs, stage.span);
         for problem in survey.problems.into_iter().chain(checked).chain(ahead.warnings) {
             self.report(problem.placed(&stage.field_spans));

@@ -20,6 +20,7 @@ mod pointwise;
 mod product;
 mod quantized;
 mod rounding;
+mod shared;
 mod simd;
 mod tensor;
 mod vector;
@@ -34,6 +35,7 @@ use profile::Profile;
 pub use blocks::{AttentionSaved, MlpSaved};
 pub use cache::Cache;
 pub use instructions::InstructionSet;
+pub use shared::{SharedWeights, SharedWeightsError};
 pub use tensor::Tensor;
 pub use weight::Weight;
 
@@ -49,6 +51,8 @@ pub struct Cpu {
     compute: Compute,
     buffers: Arc<BufferPool>,
     profile: Profile,
+    /// Where frozen weights lie that several processes read.
+    shared: Option<SharedWeights>,
 }
 
 /// Why the kernel set cannot be made.
@@ -95,7 +99,7 @@ impl Cpu {
             (Compute::F32, InstructionSet::Avx512Bf16) => InstructionSet::Avx512,
             _ => set,
         };
-        Ok(Self { workers, set, compute, buffers: Arc::default(), profile: Profile::OFF })
+        Ok(Self { workers, set, compute, buffers: Arc::default(), profile: Profile::OFF, shared: None })
     }
 
     /// Has it recorded what takes how long, beside what the machine can do.
@@ -103,6 +107,12 @@ impl Cpu {
     pub fn recorded_by(self, profile: Profile) -> Self {
         profile.set_limits(|| self.limits());
         Self { profile, ..self }
+    }
+
+    /// Has frozen weights lie where other processes see them: this one puts them there, or takes those that are there.
+    #[must_use]
+    pub fn sharing(self, weights: SharedWeights) -> Self {
+        Self { shared: Some(weights), ..self }
     }
 
     /// The number of threads.

@@ -96,6 +96,15 @@ pub enum Lengths {
     Varying,
 }
 
+/// Whether several workers have the prepared weights once between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// They have.
+    Shared,
+    /// Each has its own.
+    Own,
+}
+
 /// An estimate of a training run's memory, in bytes. It counts what the `cpu` kernel set has in memory at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrainingMemory {
@@ -135,6 +144,19 @@ impl TrainingMemory {
             Trained::Weights => 2 * F32_BYTES * config.largest_matrix(),
         };
         Self { weights: weight_bytes(config, load.compute), trained, activations, buffers: buffers + unused, copies }
+    }
+
+    /// Of so many workers like this one; `of_weights` says whether they have the prepared weights once between them.
+    #[must_use]
+    pub fn of_workers(self, workers: u64, of_weights: Weights) -> Self {
+        let weights = match of_weights {
+            Weights::Shared => self.weights,
+            Weights::Own => workers * self.weights,
+        };
+        let [trained, activations, buffers] =
+            [self.trained, self.activations, self.buffers].map(|bytes| workers * bytes);
+        // The first alone saves.
+        Self { weights, trained, activations, buffers, copies: self.copies }
     }
 
     /// All together.
@@ -272,6 +294,14 @@ mod tests {
         // The model card says 8.03 billion, norms included: 65 of 4096.
         assert_eq!(config.matrix_weights(), 8_030_261_248 - 65 * 4096);
         assert_eq!(cache_bytes(&config, 1), 2 * 1024 * 32 * 4);
+    }
+
+    #[test]
+    fn workers_have_frozen_weights_once_and_all_else_each() {
+        let one = TrainingMemory::estimate(&Config::from_json(LLAMA_8B).unwrap(), &load());
+        let (shared, own) = (one.of_workers(4, Weights::Shared), one.of_workers(4, Weights::Own));
+        assert_eq!(shared.total(), 4 * one.total() - 3 * one.weights);
+        assert_eq!(own.total(), 4 * one.total());
     }
 
     #[test]

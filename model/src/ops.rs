@@ -275,6 +275,15 @@ pub trait Ops: Send + Sync + 'static {
     fn table(&self, vocab_size: usize, hidden_size: usize, values: Vec<f32>) -> Result<Self::Weight> {
         self.weight(vocab_size, hidden_size, values)
     }
+    /// Moves a frozen weight to where other processes see it, for a set that has such a place.
+    fn share(&self, weight: Self::Weight) -> Result<Self::Weight> {
+        Ok(weight)
+    }
+    /// The frozen weight that another process has moved there next; none where this process prepares its own. A decoder asks for its
+    /// weights in the same order in every process.
+    fn shared(&self, _out_features: usize, _in_features: usize) -> Result<Option<Self::Weight>> {
+        Ok(None)
+    }
     /// Prepares a weight again after its trained values changed.
     fn refresh(&self, weight: &mut Self::Weight, values: &Self::Tensor) -> Result;
     /// A number that changes with every change of a single value of the weight, and by all odds with any other.

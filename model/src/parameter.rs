@@ -181,8 +181,25 @@ impl<B: Ops> Matrix<B> {
             Keep::Frozen => None,
             Keep::Trainable => Some(Parameter::new(ops, name.clone(), &shape, &values)?),
         };
-        let weight = prepare(ops, out_features, in_features, values)?;
+        let mut weight = prepare(ops, out_features, in_features, values)?;
+        if keep == Keep::Frozen {
+            weight = ops.share(weight)?;
+        }
         Ok(Self { name, out_features, in_features, weight, trained, replaced: None })
+    }
+
+    /// A frozen matrix that another process has prepared; none where this process prepares its own.
+    ///
+    /// # Errors
+    /// Fails if the device does.
+    pub(crate) fn shared(ops: &B, name: &str, shape: [usize; 2], keep: Keep) -> Result<Option<Self>> {
+        let [out_features, in_features] = shape;
+        if keep == Keep::Trainable {
+            return Ok(None);
+        }
+        let of_weight =
+            |weight| Self { name: name.to_owned(), out_features, in_features, weight, trained: None, replaced: None };
+        Ok(ops.shared(out_features, in_features)?.map(of_weight))
     }
 
     /// Prepares the weight again from its trained values; nothing to do for a frozen one.

@@ -3,11 +3,13 @@
 //! The learning rate of each step is the caller's ([`crate::schedule`]), as is the order of the rows.
 
 mod audit;
+mod collective;
 mod error;
 mod options;
 mod scaler;
 mod state;
 
+pub use collective::{Alone, Collective, CollectiveError, Phase};
 pub use error::TrainError;
 pub use options::{AdamW, LossScaling, Optimizer, Recompute, Sgd, TrainOptions, Trained};
 pub use scaler::{LossScaler, LossScalerState};
@@ -22,6 +24,7 @@ use crate::ops::{AdamWStep, SgdStep, TokenScore};
 use crate::parameter::{Moments, Parameter, Training};
 use crate::random::StepSeed;
 use audit::Audit;
+use collective::COMPARED;
 
 /// What one micro-batch gave.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,6 +68,9 @@ pub struct Trainer<B: Blocks> {
     /// The tensor with the largest gradient in the last step.
     largest_gradient: Option<String>,
     audit: Audit,
+    collective: Box<dyn Collective>,
+    /// Updates since the start, or since a saved state was taken up.
+    updates: u64,
 }
 
 const NOTHING_YET: MicroReport = MicroReport { loss_sum: 0.0, target_tokens: 0 };
@@ -90,6 +96,8 @@ impl<B: Blocks> Trainer<B> {
             pending: NOTHING_YET,
             largest_gradient: None,
             audit,
+            collective: Box::new(Alone),
+            updates: 0,
         })
     }
 
@@ -118,6 +126,7 @@ impl<B: Blocks> Trainer<B> {
             recompute: self.options.recompute,
             step: StepSeed { seed: self.options.seed, step: self.step + 1 },
         };
+        self.collective.note(self.step + 1, Phase::Gradients);
         let ops = Arc::clone(self.decoder.ops());
         let _phase = ops.profile().phase("micro-batch");
         let scores = self.decoder.loss_and_gradients(batch, options, &mut self.activations)?;
@@ -130,7 +139,7 @@ impl<B: Blocks> Trainer<B> {
         Ok(MicroReport { loss_sum, target_tokens: scores.len() })
     }
 
-    /// Updates what is trained by the gradients since the last step, and forgets them. With loss scaling, gradients that
+    /// Updates what is trained by the gradients since the last step, those of all workers, and forgets them. With loss scaling, gradients that
     /// overflowed are forgotten without an update, and the report says so.
     ///
     /// # Errors
@@ -140,9 +149,14 @@ impl<B: Blocks> Trainer<B> {
         let _phase = ops.profile().phase("update");
         let MicroReport { loss_sum, target_tokens } = std::mem::replace(&mut self.pending, NOTHING_YET);
         let step = self.step + 1;
+        if self.updates == 0 {
+            self.compare_workers(step)?;
+        }
+        let (loss_sum, target_tokens) = self.sum_losses(step, loss_sum, target_tokens)?;
         if target_tokens == 0 {
             return Err(TrainError::NoTargets { step });
         }
+        self.sum_gradients(step)?;
         let targets = target_tokens as f64;
         let loss_scale = self.scaler.map(|scaler| f64::from(scaler.scale()));
         let mut report = StepReport {
@@ -164,27 +178,32 @@ impl<B: Blocks> Trainer<B> {
             None => 1.0,
         };
         self.update(step, learning_rate, clipping / summed)?;
-        self.step = step;
+        (self.step, self.updates) = (step, self.updates + 1);
         if let Some(scaler) = &mut self.scaler {
             scaler.after_step();
         }
         let audit = ops.profile().phase("audit");
         self.audit.after_step(&self.decoder, step, learning_rate)?;
+        if COMPARED.contains(&self.updates) {
+            self.compare_workers(step)?;
+        }
         drop(audit);
         report.skipped = false;
         Ok(report)
     }
 
     /// Compares the bits of everything frozen with what they were when training began. It is done after the first step by itself;
-    /// at the end of a run it proves that the adapter was trained on the base model as it was loaded. Reads every weight once.
+    /// at the end of a run it proves that the adapter was trained on the base model as it was loaded. Reads every weight once. Several
+    /// workers compare what they hold, too.
     ///
     /// # Errors
     /// Fails with the first tensor that has changed, or if the device fails.
-    pub fn check_frozen(&self) -> Result<(), TrainError> {
-        self.audit.check_frozen(&self.decoder, self.step)
+    pub fn check_frozen(&mut self) -> Result<(), TrainError> {
+        self.audit.check_frozen(&self.decoder, self.step)?;
+        self.compare_workers(self.step)
     }
 
-    /// The gradients of the mean loss since the last step, by tensor name, before clipping.
+    /// The gradients of the mean loss since the last step, by tensor name, before clipping: those of this worker's rows.
     ///
     /// # Errors
     /// Fails if the device does.

@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod in_process;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -96,6 +98,18 @@ fn cpu_agrees_with_the_reference() {
 #[test]
 fn candle_agrees_with_the_reference() {
     check_all(&Arc::new(Candle::on_processor()));
+}
+
+/// Each worker accumulates every second micro-batch.
+#[test]
+fn two_workers_agree_with_the_reference() {
+    let mut findings = Findings::default();
+    for name in ADAPTERS {
+        let (family, variant) = name.split_once('/').unwrap();
+        let family = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(family);
+        check_workers(&family, &family.join("lora").join(variant), &mut findings);
+    }
+    assert!(findings.problems.is_empty(), "{}", findings.problems.join("\n"));
 }
 
 /// Runs every case found and fails with all that disagree.
@@ -205,11 +219,7 @@ fn check_adapter<B: Blocks>(ops: &Arc<B>, family: &Path, variant: &Path, finding
     check_fresh(&decoder, &start, &name("fresh"), findings);
     decoder.attach(&start).unwrap_or_else(|error| panic!("{}: {error}", variant.display()));
     let steps: Steps = serde_json::from_str(&std::fs::read_to_string(variant.join("steps.json")).unwrap()).unwrap();
-    let Optimizer { betas, eps, weight_decay } = steps.optimizer;
-    let optimizer = trainer::Optimizer::AdamW(AdamW { betas, eps, weight_decay });
-    let options =
-        TrainOptions { max_grad_norm: Some(steps.clip_grad_norm), ..TrainOptions::new(Trained::Adapter, optimizer) };
-    let mut trainer = Trainer::new(decoder, options).unwrap();
+    let mut trainer = Trainer::new(decoder, steps.options()).unwrap();
     let batches = Tensors::read(&variant.join("batches.safetensors"));
     let first_gradients = Tensors::read(&variant.join("grads_step0.safetensors"));
     for expected in &steps.steps {
@@ -240,6 +250,41 @@ fn check_adapter<B: Blocks>(ops: &Arc<B>, family: &Path, variant: &Path, finding
         findings.compare(name(&format!("final {tensor}")), values, &expected.floats(&tensor));
     }
     check_merge(ops, decoder, family, variant, findings);
+}
+
+fn check_workers(family: &Path, variant: &Path, findings: &mut Findings) {
+    let name = |what: &str| format!("{} {what}", variant.display());
+    let config = AdapterConfig::read(&variant.join("adapter/adapter_config.json")).unwrap();
+    let start = adapter(&config, &variant.join("adapter_init.safetensors"));
+    let steps: Steps = serde_json::from_str(&std::fs::read_to_string(variant.join("steps.json")).unwrap()).unwrap();
+    let batches = Tensors::read(&variant.join("batches.safetensors"));
+    let mut workers = in_process::workers(2, |rank, collective| {
+        let ops = Arc::new(Cpu::new(1, Compute::F32).unwrap());
+        let mut decoder = Decoder::load(ops, family, Keep::Frozen).unwrap();
+        decoder.attach(&start).unwrap();
+        let mut trainer = Trainer::new(decoder, steps.options()).unwrap().together(collective);
+        let reports = steps.steps.iter().map(|expected| {
+            for micro in (0..steps.gradient_accumulation_steps).skip(rank).step_by(2) {
+                let row = expected.step * steps.gradient_accumulation_steps + micro;
+                trainer.accumulate(&batches.batch(row as u64, &format!("step{}.micro{micro}", expected.step))).unwrap();
+            }
+            trainer.step(expected.lr).unwrap()
+        });
+        let reports: Vec<_> = reports.collect();
+        (reports, trainer.decoder().adapter(&config).unwrap())
+    });
+    let (reports, found) = workers.remove(0);
+    assert_eq!(reports, workers[0].0, "{}", variant.display());
+    for (found, expected) in reports.iter().zip(&steps.steps) {
+        let step = |what: &str| name(&format!("step {} {what}", expected.step));
+        findings.equal(step("target_tokens"), &found.target_tokens, &expected.target_tokens);
+        findings.compare(step("loss"), &[found.loss as f32], &[expected.loss as f32]);
+        findings.compare(step("grad_norm"), &[found.grad_norm as f32], &[expected.grad_norm as f32]);
+    }
+    let expected = Tensors::read(&variant.join("adapter/adapter_model.safetensors"));
+    for (tensor, _, values) in found.tensors() {
+        findings.compare(name(&format!("final {tensor}")), values, &expected.floats(&tensor));
+    }
 }
 
 /// A fresh adapter of these settings has the modules and ranks of PEFT's, and the base's values where it has whole tensors.
@@ -388,6 +433,14 @@ struct Steps {
     clip_grad_norm: f64,
     gradient_accumulation_steps: usize,
     steps: Vec<Step>,
+}
+
+impl Steps {
+    fn options(&self) -> TrainOptions {
+        let Optimizer { betas, eps, weight_decay } = self.optimizer;
+        let optimizer = trainer::Optimizer::AdamW(AdamW { betas, eps, weight_decay });
+        TrainOptions { max_grad_norm: Some(self.clip_grad_norm), ..TrainOptions::new(Trained::Adapter, optimizer) }
+    }
 }
 
 #[derive(Deserialize)]

@@ -79,10 +79,18 @@ pub fn cpu(context: &StageContext) -> Result<Arc<Cpu>, StageError> {
 /// # Errors
 /// Fails if the machine gives no threads, or the kernels do not compute in this type.
 pub fn cpu_computing(compute: Compute, context: &StageContext) -> Result<Arc<Cpu>, StageError> {
-    let kernels = Cpu::new(context.threads(), compute);
+    cpu_on(context.threads(), compute, context).map(Arc::new)
+}
+
+/// Our own kernels, on so many threads of those that a stage has.
+///
+/// # Errors
+/// As [`cpu_computing`].
+pub fn cpu_on(threads: usize, compute: Compute, context: &StageContext) -> Result<Cpu, StageError> {
+    let kernels = Cpu::new(threads, compute);
     let kernels = kernels.or_fail(Cause::Machine, || "cannot start the cpu kernels".to_owned())?;
     let _phase = context.profile().phase("measure the machine");
-    Ok(Arc::new(kernels.recorded_by(context.profile().clone())))
+    Ok(kernels.recorded_by(context.profile().clone()))
 }
 
 /// Candle's tensors on the processor.

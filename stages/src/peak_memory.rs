@@ -3,8 +3,22 @@
 /// The most memory that this process has had resident at once, files mapped into it (the weights) included: Linux's `VmHWM`. None
 /// where the system does not say.
 pub fn peak_resident_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    field(&status()?, "VmHWM:")
+}
+
+/// As [`peak_resident_bytes`], without what it shares with other processes at present: files, and memory that they map too.
+pub fn peak_private_bytes() -> Option<u64> {
+    let status = status()?;
+    let shared = field(&status, "RssFile:")? + field(&status, "RssShmem:")?;
+    Some(field(&status, "VmHWM:")?.saturating_sub(shared))
+}
+
+fn status() -> Option<String> {
+    std::fs::read_to_string("/proc/self/status").ok()
+}
+
+fn field(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 

@@ -180,7 +180,7 @@ pub(super) fn keep_on_exec(descriptor: RawFd) -> io::Result<()> {
 }
 
 /// This very program, also where a newer build has taken its place meanwhile: the stages of a run are of one build.
-fn this_program() -> PathBuf {
+pub(super) fn this_program() -> PathBuf {
     let own = PathBuf::from("/proc/self/exe");
     if own.exists() { own } else { std::env::current_exe().unwrap_or(own) }
 }

@@ -8,6 +8,7 @@ pub mod death_pipe;
 pub mod executor;
 pub mod keeper;
 pub mod local;
+pub mod member;
 pub(crate) mod private_paths;
 pub mod ranks;
 mod recording;
@@ -17,5 +18,6 @@ pub mod submission;
 
 pub use executor::{Ending, Executor, Exit, JobNews, Launch, Message, Process, StartError, Stop, Verdict};
 pub use local::Local;
+pub use member::{Member, MemberEnd, Membership};
 pub use ranks::{Heard, Ranks, RunningRanks};
 pub use slurm::Slurm;

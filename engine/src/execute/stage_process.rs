@@ -43,13 +43,7 @@ pub fn main(registry: &Registry, job: &Path) -> ExitCode {
 }
 
 fn run(registry: &Registry, path: &Path, private: &mut PrivatePaths) -> Result<Outcome, StageError> {
-    let text = fs::read(path).or_fail(Cause::Internal, || format!("cannot read job `{}`", path.display()))?;
-    let job: Job =
-        serde_json::from_slice(&text).or_fail(Cause::Internal, || format!("`{}` is no job", path.display()))?;
-    if job.protocol != PROTOCOL {
-        let message = format!("the job speaks protocol {}, this program {PROTOCOL}", job.protocol);
-        return Err(StageError::internal(message));
-    }
+    let job = read_job(path)?;
     *private = PrivatePaths::of(&job);
     let bound = bind(registry, &job)?;
     let mut context = StageContext::new(job, Voice::Protocol)?;
@@ -62,7 +56,18 @@ fn run(registry: &Registry, path: &Path, private: &mut PrivatePaths) -> Result<O
     ended
 }
 
-fn bind(registry: &Registry, job: &Job) -> Result<Box<dyn BoundStage>, StageError> {
+pub(super) fn read_job(path: &Path) -> Result<Job, StageError> {
+    let text = fs::read(path).or_fail(Cause::Internal, || format!("cannot read job `{}`", path.display()))?;
+    let job: Job =
+        serde_json::from_slice(&text).or_fail(Cause::Internal, || format!("`{}` is no job", path.display()))?;
+    if job.protocol != PROTOCOL {
+        let message = format!("the job speaks protocol {}, this program {PROTOCOL}", job.protocol);
+        return Err(StageError::internal(message));
+    }
+    Ok(job)
+}
+
+pub(super) fn bind(registry: &Registry, job: &Job) -> Result<Box<dyn BoundStage>, StageError> {
     let unknown = || StageError::internal(format!("this program has no stage kind `{}`", job.kind));
     let kind = registry.get(&job.kind).ok_or_else(unknown)?;
     let mut reader = Reader::default();
@@ -85,7 +90,7 @@ fn heed_signals() {
     }
 }
 
-fn failure(error: &StageError) -> WorkerEvent {
+pub(super) fn failure(error: &StageError) -> WorkerEvent {
     let cause = error.known_cause();
     WorkerEvent::Failed {
         cause,
@@ -95,7 +100,7 @@ fn failure(error: &StageError) -> WorkerEvent {
     }
 }
 
-fn panicked(panic: &(dyn Any + Send)) -> StageError {
+pub(super) fn panicked(panic: &(dyn Any + Send)) -> StageError {
     let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
     StageError::internal(format!("the stage panicked: {}", text.unwrap_or("without a message")))
         .with_help("this is a defect of the program; the log has the place")

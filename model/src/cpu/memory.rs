@@ -6,6 +6,8 @@ use std::ops::{Deref, DerefMut};
 use half::bf16;
 use memmap2::MmapMut;
 
+use super::shared::SharedValues;
+
 /// From so many bytes on a piece is a mapping of its own. (The system joins mappings that lie side by side, and only ranges of whole
 /// huge pages become such, so that none is larger for it.)
 const LARGE: usize = 1 << 20;
@@ -22,6 +24,8 @@ pub(super) enum Memory<T> {
     Heap(Vec<T>),
     /// A mapping, of so many values.
     Mapping(MmapMut, usize),
+    /// Frozen ones, which other processes see too.
+    Shared(SharedValues<T>),
 }
 
 impl<T> Default for Memory<T> {
@@ -54,6 +58,7 @@ impl<T: Plain> Deref for Memory<T> {
             Self::Heap(values) => values,
             // SAFETY: any bits are a value of the type; a mapping begins at a page, so that all its values are aligned.
             Self::Mapping(mapping, length) => unsafe { &mapping.align_to().1[..*length] },
+            Self::Shared(values) => values,
         }
     }
 }
@@ -64,6 +69,7 @@ impl<T: Plain> DerefMut for Memory<T> {
             Self::Heap(values) => values,
             // SAFETY: as above.
             Self::Mapping(mapping, length) => unsafe { &mut mapping.align_to_mut().1[..*length] },
+            Self::Shared(_) => unreachable!("only frozen weights are shared, and nothing writes to these"),
         }
     }
 }

@@ -181,6 +181,14 @@ impl Ops for Cpu {
         Ok(self.make_table(vocab_size, hidden_size, values))
     }
 
+    fn share(&self, weight: Weight) -> Result<Weight> {
+        self.move_to_shared(weight).map_err(|error| error.in_operation("share"))
+    }
+
+    fn shared(&self, out_features: usize, in_features: usize) -> Result<Option<Weight>> {
+        self.next_shared(out_features, in_features).map_err(|error| error.in_operation("shared"))
+    }
+
     fn refresh(&self, weight: &mut Weight, values: &Tensor) -> Result {
         let _kernel = self
             .profile

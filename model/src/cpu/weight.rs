@@ -12,6 +12,7 @@ use super::operand::Operand;
 use super::product::{Element, Finish, Into, View, ViewMut};
 use super::quantized::{Bits, Quantized};
 use super::rounding::round;
+use super::shared::SharedWeightsError;
 use crate::fingerprint;
 use crate::ops::Compute;
 
@@ -25,7 +26,7 @@ pub struct Weight {
 }
 
 enum Values {
-    F32(Vec<f32>),
+    F32(Memory<f32>),
     Bf16(Memory<bf16>),
     Quantized(Quantized),
 }
@@ -53,7 +54,7 @@ impl Weight {
     /// Its size.
     pub(super) fn bytes(&self) -> u64 {
         (match &self.values {
-            Values::F32(values) => size_of_val(values.as_slice()),
+            Values::F32(values) => size_of_val(&**values),
             Values::Bf16(values) => size_of_val(&**values),
             Values::Quantized(values) => values.bytes(),
         }) as u64
@@ -103,7 +104,7 @@ impl Cpu {
         let values = match compute {
             Compute::Int8 => Values::Quantized(Quantized::new(self, out_features, in_features, &values, Bits::Eight)),
             Compute::Int4 => Values::Quantized(Quantized::new(self, out_features, in_features, &values, Bits::Four)),
-            Compute::F32 => Values::F32(values),
+            Compute::F32 => Values::F32(Memory::Heap(values)),
             Compute::Bf16 => {
                 let mut rounded = Memory::zeros(values.len());
                 self.round(&values, &mut rounded);
@@ -111,6 +112,34 @@ impl Cpu {
             }
         };
         Weight { out_features, in_features, values }
+    }
+
+    /// Moves a frozen weight to where other processes see it, where there is such a place.
+    pub(super) fn move_to_shared(&self, weight: Weight) -> Result<Weight, SharedWeightsError> {
+        let Some(shared) = &self.shared else { return Ok(weight) };
+        let values = match weight.values {
+            Values::F32(values) => Values::F32(Memory::Shared(shared.put(&values)?)),
+            Values::Bf16(values) => Values::Bf16(Memory::Shared(shared.put(&values)?)),
+            // Only asked for answers, by one process.
+            Values::Quantized(values) => Values::Quantized(values),
+        };
+        Ok(Weight { values, ..weight })
+    }
+
+    /// The next weight that another process has moved there; none where this process prepares its own.
+    pub(super) fn next_shared(
+        &self,
+        out_features: usize,
+        in_features: usize,
+    ) -> Result<Option<Weight>, SharedWeightsError> {
+        let Some(shared) = self.shared.as_ref().filter(|shared| shared.are_made_elsewhere()) else { return Ok(None) };
+        let length = out_features * in_features;
+        let values = match self.compute {
+            Compute::F32 => Values::F32(Memory::Shared(shared.next(length)?)),
+            Compute::Bf16 => Values::Bf16(Memory::Shared(shared.next(length)?)),
+            Compute::Int8 | Compute::Int4 => return Ok(None),
+        };
+        Ok(Some(Weight { out_features, in_features, values }))
     }
 
     /// Gives a weight new values.

@@ -84,6 +84,9 @@ impl<B: Blocks, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>> B
     }
 
     fn matrix(&mut self, name: String, shape: [usize; 2]) -> Result<Matrix<B>, LoadError> {
+        if let Some(matrix) = Matrix::shared(self.ops, &name, shape, self.keep)? {
+            return Ok(matrix);
+        }
         let values = (self.values)(&name, &shape)?;
         Ok(Matrix::new(self.ops, name, shape, values, self.keep)?)
     }
@@ -91,6 +94,9 @@ impl<B: Blocks, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>> B
     fn table(&mut self, name: &str) -> Result<Matrix<B>, LoadError> {
         let shape = [self.config.vocab_size, self.config.hidden_size];
         let name = format!("{name}.weight");
+        if let Some(matrix) = Matrix::shared(self.ops, &name, shape, self.keep)? {
+            return Ok(matrix);
+        }
         let values = (self.values)(&name, &shape)?;
         Ok(Matrix::table(self.ops, name, shape, values, self.keep)?)
     }

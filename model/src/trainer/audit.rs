@@ -95,6 +95,11 @@ impl Audit {
         Ok(())
     }
 
+    /// Fingerprints of what is frozen, as it was at first.
+    pub(super) fn frozen_fingerprints(&self) -> &[u64] {
+        &self.frozen
+    }
+
     /// Compares what is frozen with what it was at first.
     pub(super) fn check_frozen<B: Blocks>(&self, decoder: &Decoder<B>, step: u64) -> Result<(), TrainError> {
         for ((name, now), before) in frozen(decoder).zip(&self.frozen) {
@@ -107,7 +112,7 @@ impl Audit {
 }
 
 /// A fingerprint of each trained tensor.
-fn fingerprints<B: Blocks>(decoder: &Decoder<B>) -> Result<Vec<u64>, KernelError> {
+pub(super) fn fingerprints<B: Blocks>(decoder: &Decoder<B>) -> Result<Vec<u64>, KernelError> {
     let trained = decoder.parameters().into_iter().filter(|parameter| parameter.is_trained());
     trained.map(|parameter| Ok(fingerprint::of_f32(&decoder.ops().read(&parameter.value)?))).collect()
 }

@@ -1,5 +1,6 @@
 //! Why training stopped.
 
+use super::CollectiveError;
 use crate::decoder::RunError;
 use crate::ops::KernelError;
 
@@ -74,6 +75,17 @@ pub enum TrainError {
         /// Steps so far whose learning rate was high enough to move it.
         steps: u64,
     },
+    /// Workers that should hold the same do not.
+    #[error("rank {rank} holds other weights than rank 0 in step {step}: their updates were not the same")]
+    WorkersDiffer {
+        /// The first worker that differs from the one of rank 0.
+        rank: usize,
+        /// Number of the step, from 1.
+        step: u64,
+    },
+    /// The workers could not go on together.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
     /// A batch does not fit, or the device failed.
     #[error(transparent)]
     Run(#[from] RunError),

@@ -3,13 +3,13 @@
 use engine::error::{Cause, StageError};
 use model::batch::Batch;
 use model::decoder::RunError;
-use model::trainer::TrainError;
+use model::trainer::{CollectiveError, TrainError};
 
 use super::rows::listed;
 
 /// A failure, before any row was read or of a whole step; `rows` are numbers of the data.
 pub(super) fn of_rows(error: TrainError, rows: &[u64]) -> StageError {
-    if rows.is_empty() {
+    if rows.is_empty() || matches!(error, TrainError::Collective(_)) {
         return failure(error);
     }
     let rows = format!("its rows of the data: {} (look at them with `pipeline show`)", listed(rows));
@@ -60,7 +60,19 @@ fn remedy(error: &TrainError) -> Option<&'static str> {
     })
 }
 
+/// A failure of workers to go on together, which is one of this stage already where rank 0 has lost another.
+pub(super) fn of_workers(CollectiveError(source): CollectiveError) -> StageError {
+    match source.downcast::<StageError>() {
+        Ok(error) => *error,
+        Err(source) => StageError::internal("the workers could not go on together").with_source(source),
+    }
+}
+
 fn failure(error: TrainError) -> StageError {
+    let error = match error {
+        TrainError::Collective(error) => return of_workers(error),
+        error => error,
+    };
     let cause = match &error {
         TrainError::NothingToTrain(_) | TrainError::OnlyInfers(_) => Cause::BadParameters,
         TrainError::NoTargets { .. } => Cause::BadData,
@@ -68,7 +80,9 @@ fn failure(error: TrainError) -> StageError {
         | TrainError::GradientNotFinite { .. }
         | TrainError::OverflowPersists { .. }
         | TrainError::NotMoved { .. } => Cause::Numeric,
-        TrainError::FrozenMoved { .. } => Cause::Internal,
+        TrainError::FrozenMoved { .. } | TrainError::WorkersDiffer { .. } | TrainError::Collective(_) => {
+            Cause::Internal
+        }
         TrainError::Run(RunError::Batch(_)) => Cause::BadData,
         TrainError::Run(RunError::Kernel(_)) => Cause::Machine,
     };

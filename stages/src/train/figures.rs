@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::tensorboard::EventFile;
+use super::workers::Crew;
 use crate::peak_memory::peak_resident_bytes;
 
 /// One line of `metrics.jsonl`.
@@ -121,12 +122,18 @@ pub(super) struct Teller {
     history: History,
     clock: Clock,
     curves: Curves,
+    crew: Crew,
 }
 
 /// TensorBoard's curves in the run's folder. What cannot be written is warned of, once, and costs no training.
 pub(super) struct Curves(Option<EventFile>);
 
 impl Curves {
+    /// None: those of a worker that does not speak.
+    fn none() -> Self {
+        Self(None)
+    }
+
     /// Begins after `done` steps.
     pub(super) fn new(done: u64, context: &mut StageContext) -> Self {
         let folder = context.run_folder().join("tensorboard");
@@ -153,9 +160,10 @@ impl Curves {
 }
 
 impl Teller {
-    /// Begins after `done` steps, with the records of these.
-    pub(super) fn new(history: History, done: u64, context: &mut StageContext) -> Self {
-        Self { history, clock: Clock::start(), curves: Curves::new(done, context) }
+    /// Begins after `done` steps, with the records of these. Only rank 0 tells.
+    pub(super) fn new(history: History, done: u64, crew: Crew, context: &mut StageContext) -> Self {
+        let curves = if crew.leads() { Curves::new(done, context) } else { Curves::none() };
+        Self { history, clock: Clock::start(), curves, crew }
     }
 
     /// The records so far.
@@ -166,7 +174,7 @@ impl Teller {
     /// Tells of a step and gives the line that a person reads.
     pub(super) fn step(&mut self, record: &Record, tokens: Tokens, context: &mut StageContext) -> String {
         let speed = self.clock.per_second(tokens);
-        let peak_memory = peak_resident_bytes();
+        let peak_memory = peak_resident_bytes().map(|bytes| bytes + self.crew.peak_bytes_of_others());
         let more = [
             ("trained_tokens_per_second", Some(speed.targets)),
             ("tokens_per_second", Some(speed.computed)),

@@ -21,8 +21,10 @@ mod summary;
 mod tensorboard;
 mod torch;
 mod validation;
+mod workers;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use devices::DeviceKind;
 use engine::artifact::Output;
@@ -101,6 +103,10 @@ impl Stage for Train {
         preflight::preflight(params, inputs, span)
     }
 
+    fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: usize) -> Option<u64> {
+        preflight::peak_memory(params, inputs, workers)
+    }
+
     fn write_derived_key(params: &TrainParams, key: &mut KeyWriter<'_>) {
         params.write_derived_key(key);
     }
@@ -138,11 +144,18 @@ impl Stage for Train {
         if choice.is_torch {
             return torch::run(params, &choice, context);
         }
+        let mut workers = workers::Workers::form(params, context)?;
+        let compute = params.dtype.compute();
         match params.kernels {
-            Kernels::Cpu => session::run(params, kernels::cpu_computing(params.dtype.compute(), context)?, context),
-            Kernels::Candle => {
-                session::run(params, kernels::candle_computing(params.dtype.compute(), context), context)
+            Kernels::Cpu => {
+                let kernels = kernels::cpu_on(workers.threads, compute, context)?;
+                let kernels = match workers.weights.take() {
+                    Some(weights) => kernels.sharing(weights),
+                    None => kernels,
+                };
+                session::run(params, Arc::new(kernels), workers, context)
             }
+            Kernels::Candle => session::run(params, kernels::candle_computing(compute, context), workers, context),
         }
     }
 }

@@ -49,8 +49,8 @@ pub struct TrainParams {
     /// The learning rate over the run.
     #[semantic(default = SchedulerParams::default())]
     pub scheduler: SchedulerParams,
-    /// Rows computed at once, over all devices together; with `gradient_accumulation_steps` it decides the rows of an
-    /// optimizer step, and alone it decides memory and speed, never the result.
+    /// Rows computed at once, over all devices together, of which each computes at least one; with `gradient_accumulation_steps` it
+    /// decides the rows of an optimizer step, and alone it decides memory and speed, never the result.
     #[cosmetic(default = 1, range = 1..)]
     pub micro_batch_size: usize,
     /// Micro-batches of an optimizer step, over all devices together.
@@ -102,8 +102,8 @@ pub struct TrainParams {
     /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result.
     #[cosmetic(default)]
     pub env: Mapping<String>,
-    /// Seconds that an exchange between several workers may take before the stage is ended, with the worker, the step and the exchange
-    /// named.
+    /// Seconds that an exchange between several workers may take, or that one of the native backend may do nothing, before the stage is
+    /// ended, with the worker, the step and the exchange named.
     #[cosmetic(default = 600, range = 1..)]
     pub watchdog_seconds: u64,
     /// Optimizer steps between two validations; the end of each epoch if left out.

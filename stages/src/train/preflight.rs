@@ -5,11 +5,14 @@ use engine::file::source::Span;
 use engine::preflight::{Preflight, Work, is_known};
 use engine::stage::InputFacts;
 use model::config::Config;
-use model::memory::{Lengths, TrainingLoad, TrainingMemory};
+use model::memory::{Lengths, TrainingLoad, TrainingMemory, Weights};
+use model::trainer::Trained;
 use serde_json::Value;
 
 use super::order::Division;
 use super::parameters::{Method, TrainParams};
+use super::workers::meeting_bytes;
+use crate::kernels::Kernels;
 use crate::preflight::{PROCESS_BYTES, checkpoint_bytes, expect_same_model, model_config};
 use crate::tokenize::facts_of;
 
@@ -160,24 +163,35 @@ fn memory(params: &TrainParams, inputs: &InputFacts, config: &Config, ahead: &mu
         Method::Full => checkpoint_bytes(&params.model.reference, inputs),
     };
     ahead.disk_bytes = result.map(|result| result + trained * saved_bytes_per_value(params));
+    ahead.peak_memory_bytes = peak_memory(params, inputs, 1);
+}
+
+/// The most memory that so many workers hold together.
+pub(super) fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: usize) -> Option<u64> {
+    let config = &model_config(&params.model.reference, inputs)?;
+    let trained = trained_values(params, config)?;
     let data = facts_of(&params.data.reference, inputs);
     let count = |name: &str| data.and_then(|facts| facts.get(name)).and_then(Value::as_u64);
-    if let Some(longest) = count("longest_row") {
-        let load = TrainingLoad {
-            compute: params.dtype.compute(),
-            what: params.trained(),
-            trained,
-            moments: params.optimizer.optimizer.moments(),
-            adapter_columns: match params.method {
-                Method::Lora => params.lora.value.kept_columns(config).unwrap_or(0),
-                Method::Full => 0,
-            },
-            tokens: params.micro_batch_size as u64 * longest,
-            lengths: lengths(longest, count("tokens"), count("rows")),
-            recompute: params.recompute(),
-        };
-        ahead.peak_memory_bytes = Some(PROCESS_BYTES + TrainingMemory::estimate(config, &load).total());
-    }
+    let longest = count("longest_row")?;
+    let load = TrainingLoad {
+        compute: params.dtype.compute(),
+        what: params.trained(),
+        trained,
+        moments: params.optimizer.optimizer.moments(),
+        adapter_columns: match params.method {
+            Method::Lora => params.lora.value.kept_columns(config).unwrap_or(0),
+            Method::Full => 0,
+        },
+        tokens: params.micro_batch_size.div_ceil(workers) as u64 * longest,
+        lengths: lengths(longest, count("tokens"), count("rows")),
+        recompute: params.recompute(),
+    };
+    let weights = match (params.kernels, params.trained()) {
+        (Kernels::Cpu, Trained::Adapter) => Weights::Shared,
+        (Kernels::Cpu, Trained::Weights) | (Kernels::Candle, _) => Weights::Own,
+    };
+    let memory = TrainingMemory::estimate(config, &load).of_workers(workers as u64, weights);
+    Some(workers as u64 * PROCESS_BYTES + memory.total() + meeting_bytes(workers, trained))
 }
 
 /// Whether rows are about as long as the longest, as packs are; where their number is not known yet, they are taken to be.

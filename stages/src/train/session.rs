@@ -20,11 +20,17 @@ use super::rows::push;
 use super::state::Progress;
 use super::summary::{self, surprises};
 use super::validation::Validator;
+use super::workers::{Crew, Workers, shares};
 use super::{checkpoints, failure, fit, output, prepare};
-use crate::artifact::TokensReader;
+use crate::artifact::{TokenRow, TokensReader};
 
-/// Runs the stage on a kernel set.
-pub(super) fn run<B: Blocks>(params: &TrainParams, ops: Arc<B>, context: &mut StageContext) -> Result<(), StageError> {
+/// Runs the stage on a kernel set, as one of its workers.
+pub(super) fn run<B: Blocks>(
+    params: &TrainParams,
+    ops: Arc<B>,
+    mut workers: Workers,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
     let model = context.open(&params.model)?;
     let rows = TokensReader::open(&context.open(&params.data)?)?;
     context.record("kernel_set", ops.describe());
@@ -32,19 +38,19 @@ pub(super) fn run<B: Blocks>(params: &TrainParams, ops: Arc<B>, context: &mut St
 
     let (division, total_steps) = extent(params, &rows, context)?;
 
-    // Another split of a step adds in another order.
-    let computed_by = format!("{}, micro-batches of {}", ops.describe(), params.micro_batch_size);
-    let (mut trainer, adapter) = prepare::trainer(params, ops, &model, context)?;
-    let validator = validator(params, context)?;
+    let crew = workers.crew();
+    let computed_by = computed_by(params, &*ops, &crew);
+    let (mut trainer, adapter) = workers.load(|| prepare::trainer(params, ops, &model, context))?;
+    let validator = validator(params, &crew, context)?;
     let shape = trainer.decoder().config();
     for tokens in std::iter::once(rows.facts()).chain(validator.as_ref().map(Validator::facts)) {
         fit::check(tokens, shape.vocab_size as u64, shape.max_position_embeddings as u64)?;
     }
     let fresh = Progress::fresh(total_steps, computed_by);
-    let (progress, metrics) = match checkpoints::resume(params, &fresh, &mut trainer, context)? {
-        Some(resumed) => resumed,
-        None => (fresh, String::new()),
-    };
+    // Rank 0 may clear away what cannot be gone on from.
+    let resumed = workers.after_rank_0(|| checkpoints::resume(params, &fresh, &mut trainer, context))?;
+    let (progress, metrics) = resumed.unwrap_or((fresh, String::new()));
+    let trainer = trainer.together(workers.into_collective());
     let mut session = Session {
         params,
         trainer,
@@ -53,12 +59,16 @@ pub(super) fn run<B: Blocks>(params: &TrainParams, ops: Arc<B>, context: &mut St
         division,
         rows,
         validator,
-        teller: Teller::new(History::from_lines(metrics), progress.step, context),
+        teller: Teller::new(History::from_lines(metrics), progress.step, crew.clone(), context),
+        crew,
         progress,
         unsaved: false,
     };
     session.train(context)?;
     let facts = session.conclude(context)?;
+    if !session.crew.leads() {
+        return Ok(());
+    }
     let Session { trainer, teller, rows, .. } = session;
     match adapter {
         Some(config) => {
@@ -98,11 +108,17 @@ pub(super) fn require_targets(progress: &Progress) -> Result<(), StageError> {
     }
 }
 
-fn validator(params: &TrainParams, context: &mut StageContext) -> Result<Option<Validator>, StageError> {
+/// What the last digits depend on: another split of a step adds in another order.
+fn computed_by<B: Blocks>(params: &TrainParams, ops: &B, crew: &Crew) -> String {
+    let by = format!("{}, micro-batches of {}", ops.describe(), crew.rows_at_once(params.micro_batch_size));
+    if crew.size() == 1 { by } else { format!("{by}, {} workers", crew.size()) }
+}
+
+fn validator(params: &TrainParams, crew: &Crew, context: &mut StageContext) -> Result<Option<Validator>, StageError> {
     let Some(validation) = &params.validation else { return Ok(None) };
     let rows = TokensReader::open(&context.open(validation)?)?;
     let every = params.eval_steps.as_ref().map(|every| every.value);
-    Validator::new(rows, params.micro_batch_size, every).map(Some)
+    Validator::new(rows, crew.rows_at_once(params.micro_batch_size), crew.clone(), every).map(Some)
 }
 
 struct Session<'a, B: Blocks> {
@@ -114,6 +130,7 @@ struct Session<'a, B: Blocks> {
     rows: TokensReader,
     validator: Option<Validator>,
     teller: Teller,
+    crew: Crew,
     progress: Progress,
     /// Whether anything happened since the state was saved.
     unsaved: bool,
@@ -127,7 +144,7 @@ impl<B: Blocks> Session<'_, B> {
             if self.validation_is_due() {
                 let ControlFlow::Continue(best) = self.validate(context)? else { return self.stop(context) };
                 self.unsaved = true;
-                if best && self.params.keep_best.value {
+                if best && self.params.keep_best.value && self.crew.leads() {
                     checkpoints::save_best(&mut self.progress, &self.trainer, context)?;
                 }
             }
@@ -177,32 +194,44 @@ impl<B: Blocks> Session<'_, B> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Adds up the gradients of a step's rows, a micro-batch at a time. Looks between them whether the user wants to stop: a
-    /// step can take longer than the time that is left then.
+    /// Adds up the gradients of this worker's share of a step's rows, a micro-batch at a time. Looks between them whether the user wants
+    /// to stop: a step can take longer than the time that is left then.
     fn accumulate(&mut self, rows: &[u64], context: &StageContext) -> Result<ControlFlow<(), Tokens>, StageError> {
-        let mut tokens = Tokens::default();
-        for micro_batch in rows.chunks(self.params.micro_batch_size) {
+        let mut read = self.read(rows, context)?;
+        let lengths: Vec<usize> = read.iter().map(TokenRow::real_tokens).collect();
+        let widths: Vec<usize> = read.iter().map(|row| row.input_ids.len()).collect();
+        let shares = shares(&lengths, self.crew.size());
+        let at_once = self.crew.rows_at_once(self.params.micro_batch_size);
+        for micro_batch in shares[self.crew.rank()].chunks(at_once) {
             if context.cancelled() {
                 return Ok(ControlFlow::Break(()));
             }
-            let reading = context.profile().phase("read rows");
-            let (mut batch, mut longest) = (Batch::default(), 0);
-            for &number in micro_batch {
-                let row = self.rows.row(number)?;
-                longest = longest.max(row.input_ids.len());
-                push(&mut batch, number, &row);
+            let mut batch = Batch::default();
+            for &index in micro_batch {
+                push(&mut batch, rows[index], &std::mem::take(&mut read[index]));
             }
-            drop(reading);
             // A row may be empty, where rows without targets are kept.
             if batch.tokens() == 0 {
                 continue;
             }
-            tokens.computed += batch.tokens();
-            tokens.padded += micro_batch.len() * longest;
+            let numbers: Vec<u64> = micro_batch.iter().map(|index| rows[*index]).collect();
             let added = self.trainer.accumulate(&batch);
-            added.map_err(|error| failure::of_micro_batch(error, micro_batch, &batch))?;
+            added.map_err(|error| failure::of_micro_batch(error, &numbers, &batch))?;
         }
-        Ok(ControlFlow::Continue(tokens))
+        // Those of all workers: each knows what the others compute.
+        let padded = |rows: &[usize]| rows.iter().map(|row| widths[*row]).max().unwrap_or(0) * rows.len();
+        let micro_batches = shares.iter().flat_map(|share| share.chunks(at_once));
+        Ok(ControlFlow::Continue(Tokens {
+            computed: lengths.iter().sum(),
+            padded: micro_batches.map(padded).sum(),
+            ..Tokens::default()
+        }))
+    }
+
+    /// Reads the rows of a step, of which every worker must know the lengths.
+    fn read(&mut self, rows: &[u64], context: &StageContext) -> Result<Vec<TokenRow>, StageError> {
+        let _reading = context.profile().phase("read rows");
+        rows.iter().map(|row| Ok(self.rows.row(*row)?)).collect()
     }
 
     /// Records a step and says how it went.
@@ -241,8 +270,7 @@ impl<B: Blocks> Session<'_, B> {
         let profile = context.profile().clone();
         let _phase = profile.phase("validate");
         let began = Instant::now();
-        let ControlFlow::Continue(validated) =
-            validator.validate(self.trainer.decoder_mut(), self.progress.step, context)?
+        let ControlFlow::Continue(validated) = validator.validate(&mut self.trainer, self.progress.step, context)?
         else {
             return Ok(ControlFlow::Break(()));
         };
@@ -264,12 +292,14 @@ impl<B: Blocks> Session<'_, B> {
     }
 
     fn save(&mut self, context: &mut StageContext) -> Result<(), StageError> {
+        self.unsaved = false;
+        if !self.crew.leads() {
+            return Ok(());
+        }
         let profile = context.profile().clone();
         let _phase = profile.phase("save the working state");
         let metrics = self.teller.history().lines();
-        checkpoints::save(&mut self.progress, metrics, self.params.keep_last, &self.trainer, context)?;
-        self.unsaved = false;
-        Ok(())
+        checkpoints::save(&mut self.progress, metrics, self.params.keep_last, &self.trainer, context)
     }
 
     /// Saves the last whole step and ends the stage, as the user asked.
@@ -299,7 +329,7 @@ impl<B: Blocks> Session<'_, B> {
         {
             self.stop(context)?;
         }
-        if self.params.keep_best.value {
+        if self.params.keep_best.value && self.crew.leads() {
             checkpoints::take_best(&self.progress, &mut self.trainer, context)?;
         }
         let history = self.teller.history();

@@ -6,18 +6,22 @@ use engine::context::StageContext;
 use engine::error::{Cause, StageError};
 use model::batch::Batch;
 use model::blocks::Blocks;
-use model::decoder::Decoder;
+use model::trainer::{Phase, Trainer};
 use serde::{Deserialize, Serialize};
 
+use super::failure;
 use super::order::Division;
 use super::parameters::EarlyStopping;
 use super::rows::{listed, push};
+use super::workers::Crew;
 use crate::artifact::{TokensFacts, TokensReader};
 
 /// The validation rows.
 pub(super) struct Validator {
     rows: TokensReader,
-    micro_batch_size: usize,
+    /// Rows that a worker computes at once.
+    rows_at_once: usize,
+    crew: Crew,
     /// Optimizer steps between two validations; each epoch's end if left out.
     every: Option<u64>,
 }
@@ -38,12 +42,17 @@ impl Validator {
     ///
     /// # Errors
     /// Fails where they have none.
-    pub(super) fn new(rows: TokensReader, micro_batch_size: usize, every: Option<u64>) -> Result<Self, StageError> {
+    pub(super) fn new(
+        rows: TokensReader,
+        rows_at_once: usize,
+        crew: Crew,
+        every: Option<u64>,
+    ) -> Result<Self, StageError> {
         if rows.facts().target_tokens == 0 {
             let message = "no validation row has a target token: there is nothing to measure";
             return Err(StageError::bad_data(message).with_help("look at the rows with `pipeline show`"));
         }
-        Ok(Self { rows, micro_batch_size, every })
+        Ok(Self { rows, rows_at_once, crew, every })
     }
 
     /// What is known about its rows.
@@ -59,19 +68,20 @@ impl Validator {
         }
     }
 
-    /// Scores every row, a micro-batch at a time; breaks off where the user wants to stop.
+    /// Scores every row, a micro-batch at a time, which go around among the workers; breaks off where the user wants to stop.
     ///
     /// # Errors
     /// Fails where a row cannot be read or scored, or its loss is not finite.
     pub(super) fn validate<B: Blocks>(
         &mut self,
-        decoder: &mut Decoder<B>,
+        trainer: &mut Trainer<B>,
         step: u64,
         context: &StageContext,
     ) -> Result<ControlFlow<(), Validated>, StageError> {
-        let (mut nll, mut target_tokens) = (0.0, 0);
+        let (mut nll, mut target_tokens) = (0.0, 0.0);
         let rows: Vec<u64> = (0..self.rows.len()).collect();
-        for micro_batch in rows.chunks(self.micro_batch_size) {
+        for micro_batch in rows.chunks(self.rows_at_once).skip(self.crew.rank()).step_by(self.crew.size()) {
+            trainer.collective().note(step, Phase::Validation);
             if context.cancelled() {
                 return Ok(ControlFlow::Break(()));
             }
@@ -82,7 +92,7 @@ impl Validator {
             if batch.tokens() == 0 {
                 continue;
             }
-            let scores = decoder.score(&batch).map_err(|error| {
+            let scores = trainer.decoder_mut().score(&batch).map_err(|error| {
                 StageError::new(Cause::Machine, "cannot score the validation rows").with_source(error)
             })?;
             let of_batch: f64 = scores.iter().map(|score| f64::from(score.nll)).sum();
@@ -99,10 +109,14 @@ impl Validator {
                 return Err(StageError::new(Cause::Numeric, message).with_help(help));
             }
             nll += of_batch;
-            target_tokens += scores.len() as u64;
+            target_tokens += scores.len() as f64;
         }
-        let loss = nll / target_tokens as f64;
-        Ok(ControlFlow::Continue(Validated { loss, rows: self.rows.len(), target_tokens }))
+        let mut totals = [nll, target_tokens];
+        trainer.collective().note(step, Phase::SumOfValidation);
+        trainer.collective().sum_totals(&mut totals).map_err(failure::of_workers)?;
+        let [nll, target_tokens] = totals;
+        let loss = nll / target_tokens;
+        Ok(ControlFlow::Continue(Validated { loss, rows: self.rows.len(), target_tokens: target_tokens as u64 }))
     }
 }
 
