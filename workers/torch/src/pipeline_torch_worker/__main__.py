@@ -50,8 +50,9 @@ def run(path: Path, voice: Voice) -> int:
         how = _run(job, ranks, voice, stop)
         ranks.leave()
     except BaseException as error:
-        traceback.print_exc()
         failure = failure_of(error)
+        if failure is not error:
+            traceback.print_exc()
         if ranks is not None:
             failure = ranks.fail(failure)
         voice.failed(failure)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+import transformers
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
@@ -17,6 +18,9 @@ from .attention import Documents, Kernel
 from .data import IGNORE_INDEX, Batch
 from .draws import Draws
 from .failure import JobFailure
+
+# Its bars would fill the log.
+transformers.utils.logging.disable_progress_bar()
 
 # Targets whose logits exist at a time.
 HEAD_CHUNK = 1024
