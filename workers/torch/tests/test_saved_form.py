@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 from pipeline_torch_worker import checkpoint
 from pipeline_torch_worker.checkpoint import BestWeights, Progress, State, Trained
 from pipeline_torch_worker.digest import digest_of, portable_digest
+from pipeline_torch_worker.events import Voice
+from pipeline_torch_worker.failure import JobFailure
 from pipeline_torch_worker.json_text import json_text
 from pipeline_torch_worker.precision import ScalerState
 from pipeline_torch_worker.validation import Best, Course
@@ -77,6 +80,16 @@ def test_numbers_are_spelled_as_serde_spells_them(number: Any, text: str) -> Non
 
 def test_texts_are_spelled_as_serde_spells_them() -> None:
     assert json_text({"é": ['"\\\n\x01', True, None, 3]}) == '{"é":["\\"\\\\\\n\\u0001",true,null,3]}'
+
+
+def test_nothing_is_said_after_the_end() -> None:
+    said = io.StringIO()
+    voice = Voice(said)
+    voice.warning("é")
+    voice.finished({})
+    voice.failed(JobFailure("crashed", "too late"))
+    assert [json.loads(line)["event"] for line in said.getvalue().splitlines()] == ["warning", "finished"]
+    assert said.getvalue().splitlines()[0] == '{"event":"warning","message":"é"}'
 
 
 # The first digits of BLAKE3 of so many bytes 0, 1, … 250, 0, …, from its authors' test vectors.

@@ -19,8 +19,9 @@ class Voice:
 
     def __init__(self, to: TextIO | None) -> None:
         self._to = to
-        # The watch speaks from a thread of its own.
+        # The watch speaks from a thread of its own, and perhaps of the end that the main one is about to tell.
         self._lock = threading.Lock()
+        self._is_over = False
 
     @classmethod
     def of_process(cls, rank: int) -> Voice:
@@ -32,9 +33,10 @@ class Voice:
 
     def say(self, event: str, **fields: Any) -> None:
         """Says one event."""
-        if self._to is None:
-            return
         with self._lock:
+            if self._to is None or self._is_over:
+                return
+            self._is_over = event in ("failed", "finished")
             self._to.write(json_text({"event": event, **fields}) + "\n")
             self._to.flush()
 

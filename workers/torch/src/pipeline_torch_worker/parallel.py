@@ -230,7 +230,11 @@ class Watch(threading.Thread):
     def broken(self, error: Exception) -> JobFailure:
         """The failure of a collective that broke off."""
         waiting = self._waiting
-        message = f"rank {self._place.rank}: {waiting} broke off{self._behind()}"
+        late = ""
+        # Where rank 0 is gone, so is its store.
+        with contextlib.suppress(Exception):
+            late = self._behind()
+        message = f"rank {self._place.rank}: {waiting} broke off{late}"
         failure = JobFailure("crashed", message, _LOOK)
         failure.__cause__ = error
         return failure
