@@ -9,11 +9,13 @@ mod cpu_list;
 pub mod doctor;
 mod inventory;
 mod kind;
+pub mod lease;
 mod link;
 mod machine;
 mod matrix;
 mod metal;
 mod nvidia;
+pub mod placement;
 mod rocm;
 #[cfg(test)]
 mod test_machine;

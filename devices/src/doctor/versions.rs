@@ -115,7 +115,8 @@ fn rocm(installed: &Installed) -> Option<Finding> {
     if installed.hip.is_some() || installed.torch_error.is_some() {
         return None;
     }
-    let help = "install torch for ROCm: pytorch.org's installation page gives the line for your version".to_owned();
+    let help = "`pip install torch --index-url https://download.pytorch.org/whl/rocm6.4`, or the version of your ROCm"
+        .to_owned();
     Some(finding(Severity::Error, "torch-rocm", "torch was built without ROCm", format!("torch {torch}"), help))
 }
 

@@ -1,0 +1,331 @@
+//! Leases: which physical device is in use, by locks that the kernel holds.
+//!
+//! There is one file for each device, in a folder of the machine that all its users share: runs with different homes, of different
+//! users, see the same devices. A lease is the lock on that file. It belongs to the open file, which the process that computes inherits;
+//! so the device is free when the last process that has it is gone, however it went, and no file with a process id in it can lie.
+//!
+//! A file stays when its device is free. What stands in it says, for messages alone, who took the device last.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use nix::libc;
+
+/// The variable that names another folder for leases, such as one that a container shares with its host.
+pub const LEASES_VARIABLE: &str = "PIPELINE_LEASES";
+
+/// The places for the folder, the first that can be used is taken. Each is the same for every user of the machine; a folder below
+/// `$XDG_RUNTIME_DIR` or `$TMPDIR` would be another for each of them.
+const PLACES: [&str; 2] = ["/run/lock/pipeline", "/tmp/pipeline-leases"];
+
+/// Writable for all, and only who made a file may remove it: the permissions of `/tmp`.
+const SHARED: u32 = 0o1777;
+
+/// The longest text about a holder that is believed.
+const LONGEST_NOTE: u64 = 200;
+
+/// Where the locks of a machine lie.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseFolder(PathBuf);
+
+/// Some devices, all of them leased, until the last copy of each descriptor is closed.
+#[derive(Debug)]
+pub struct Lease(Vec<File>);
+
+/// Whether a device is leased.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// It is not.
+    Free,
+    /// It is, by whoever says so here.
+    Held(Option<String>),
+}
+
+/// A lock file that the machine refuses.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} `{}`", .path.display())]
+pub struct LeaseError {
+    /// What was tried.
+    pub action: &'static str,
+    /// What it was tried on.
+    pub path: PathBuf,
+    /// The cause.
+    pub source: io::Error,
+}
+
+impl LeaseFolder {
+    /// That of this machine.
+    ///
+    /// # Errors
+    /// Fails where none of the places can be written to.
+    pub fn of_this_machine() -> Result<Self, LeaseError> {
+        if let Some(named) = std::env::var_os(LEASES_VARIABLE).filter(|named| !named.is_empty()) {
+            return Self::at(Path::new(&named));
+        }
+        let [first, second] = PLACES.map(Path::new);
+        Self::at(first).or_else(|_| Self::at(second))
+    }
+
+    /// One at a path, made if need be.
+    ///
+    /// # Errors
+    /// Fails where it cannot be made, or is none that this user can write to.
+    pub fn at(path: &Path) -> Result<Self, LeaseError> {
+        match DirBuilder::new().mode(SHARED).create(path) {
+            // The mask of this process has taken away what other users need.
+            Ok(()) => fs::set_permissions(path, Permissions::from_mode(SHARED)).map_err(on("share", path))?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(on("create", path)(error)),
+        }
+        // A link could lead into somebody's own folder.
+        let found = fs::symlink_metadata(path).map_err(on("look at", path))?;
+        if !found.is_dir() {
+            return Err(on("keep leases in", path)(io::ErrorKind::NotADirectory.into()));
+        }
+        let writable = nix::unistd::access(path, nix::unistd::AccessFlags::W_OK | nix::unistd::AccessFlags::X_OK);
+        writable.map_err(|error| on("keep leases in", path)(error.into()))?;
+        Ok(Self(path.to_owned()))
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// How a device stands at this moment, by [`identity`](crate::Device::identity).
+    ///
+    /// # Errors
+    /// Fails where its file cannot be opened.
+    pub fn standing(&self, identity: &str) -> Result<Standing, LeaseError> {
+        let path = self.file(identity);
+        let file = match open_existing(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Standing::Free),
+            opened => opened.map_err(on("open", &path))?,
+        };
+        // Several may ask at the same time; one that takes it at this very moment tries again later.
+        match file.try_lock_shared() {
+            Ok(()) => Ok(Standing::Free),
+            Err(TryLockError::WouldBlock) => Ok(Standing::Held(note(file))),
+            Err(TryLockError::Error(error)) => Err(on("lock", &path)(error)),
+        }
+    }
+
+    /// Takes all of these devices, or none: `None` where one is taken. `holder` says for whom.
+    ///
+    /// They are tried in ascending order, so that of two who want some of the same devices one gets them.
+    ///
+    /// # Errors
+    /// Fails where a file cannot be made, opened or locked.
+    pub fn try_take(&self, identities: &[String], holder: &str) -> Result<Option<Lease>, LeaseError> {
+        let mut ascending: Vec<&String> = identities.iter().collect();
+        ascending.sort();
+        let mut taken = Vec::with_capacity(ascending.len());
+        for identity in ascending {
+            let path = self.file(identity);
+            let mut file = open(&path)?;
+            match file.try_lock() {
+                Ok(()) => {
+                    // Where the file is somebody else's the note may be refused; the lock is what counts.
+                    let _ = sign(&mut file, holder);
+                    taken.push(file);
+                }
+                Err(TryLockError::WouldBlock) => return Ok(None),
+                Err(TryLockError::Error(error)) => return Err(on("lock", &path)(error)),
+            }
+        }
+        Ok(Some(Lease(taken)))
+    }
+
+    fn file(&self, identity: &str) -> PathBuf {
+        let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+        self.0.join(format!("{}.lock", identity.chars().map(plain).collect::<String>()))
+    }
+}
+
+impl Lease {
+    /// The descriptors that hold it. They are close-on-exec: whoever wants a child to hold it too clears that flag there.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        self.0.iter().map(AsRawFd::as_raw_fd).collect()
+    }
+}
+
+/// Opens the file of a device, and makes it where it is missing.
+fn open(path: &Path) -> Result<File, LeaseError> {
+    const TRIES: u32 = 20;
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let error = match open_existing(path) {
+            Ok(file) => return Ok(file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => match create(path) {
+                Ok(file) => return Ok(file),
+                Err(error) => error,
+            },
+            Err(error) => error,
+        };
+        // Somebody else made it at the same moment, and may not have shared it yet.
+        let may_pass = matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::PermissionDenied);
+        if !may_pass || tries == TRIES {
+            return Err(on("open", path)(error));
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Opens without `O_CREAT`: with it, a kernel that protects files in shared folders refuses those of other users.
+fn open_existing(path: &Path) -> io::Result<File> {
+    let open =
+        |write| OpenOptions::new().read(true).write(write).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path);
+    // To lock it, to read it is enough.
+    let file = open(true).or_else(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => open(false),
+        _ => Err(error),
+    })?;
+    let found = file.metadata()?;
+    // Anybody can put something here, such as another name for a file of ours that would be overwritten.
+    if !found.is_file() || found.nlink() != 1 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no lock file; remove it"));
+    }
+    Ok(file)
+}
+
+fn create(path: &Path) -> io::Result<File> {
+    const FOR_ALL: u32 = 0o666;
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(FOR_ALL).open(path)?;
+    file.set_permissions(Permissions::from_mode(FOR_ALL))?;
+    Ok(file)
+}
+
+fn sign(file: &mut File, holder: &str) -> io::Result<()> {
+    file.set_len(0)?;
+    file.rewind()?;
+    file.write_all(holder.as_bytes())
+}
+
+/// What the holder of a lease wrote, as one printable line: anybody may write anything there.
+fn note(file: File) -> Option<String> {
+    let mut text = Vec::new();
+    file.take(LONGEST_NOTE).read_to_end(&mut text).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    let line: String = text.lines().next()?.chars().filter(|c| !c.is_control()).collect();
+    Some(line.trim().to_owned()).filter(|line| !line.is_empty())
+}
+
+fn on(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LeaseError {
+    move |source| LeaseError { action, path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may unwrap")]
+mod tests {
+    use std::process::{Command, Stdio};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    fn folder() -> (tempfile::TempDir, LeaseFolder) {
+        let root = tempfile::tempdir().unwrap();
+        let leases = LeaseFolder::at(&root.path().join("leases")).unwrap();
+        (root, leases)
+    }
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn devices_are_leased_all_or_none() {
+        let (_root, leases) = folder();
+        let first = leases.try_take(&names(&["cuda-1"]), "stage `a`").unwrap().unwrap();
+        assert!(leases.try_take(&names(&["cuda-2", "cuda-1"]), "stage `b`").unwrap().is_none());
+        assert_eq!(leases.standing("cuda-1").unwrap(), Standing::Held(Some("stage `a`".to_owned())));
+        assert_eq!(leases.standing("cuda-2").unwrap(), Standing::Free);
+        drop(first);
+        assert_eq!(leases.standing("cuda-1").unwrap(), Standing::Free);
+        let both = leases.try_take(&names(&["cuda-2", "cuda-1"]), "stage `b`").unwrap().unwrap();
+        assert_eq!(both.descriptors().len(), 2);
+        assert_eq!(leases.standing("cuda-2").unwrap(), Standing::Held(Some("stage `b`".to_owned())));
+        assert_eq!(leases.standing("cuda-9").unwrap(), Standing::Free);
+    }
+
+    #[test]
+    fn other_users_can_lock_the_same_files() {
+        let (_root, leases) = folder();
+        drop(leases.try_take(&names(&["npu-0000:c1:00.0"]), "x").unwrap());
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(mode(leases.path()), 0o1777);
+        assert_eq!(mode(&leases.path().join("npu-0000_c1_00.0.lock")), 0o666);
+    }
+
+    #[test]
+    fn what_is_no_lock_file_is_left_alone() {
+        let (root, leases) = folder();
+        let precious = root.path().join("precious");
+        fs::write(&precious, "text").unwrap();
+        std::os::unix::fs::symlink(&precious, leases.path().join("cuda-0.lock")).unwrap();
+        fs::hard_link(&precious, leases.path().join("cuda-1.lock")).unwrap();
+        for device in ["cuda-0", "cuda-1"] {
+            assert!(leases.try_take(&names(&[device]), "x").is_err(), "{device}");
+        }
+        assert_eq!(fs::read_to_string(precious).unwrap(), "text");
+        assert!(LeaseFolder::at(&root.path().join("precious")).is_err());
+    }
+
+    #[test]
+    fn a_note_is_one_printable_line() {
+        let (_root, leases) = folder();
+        let _held = leases.try_take(&names(&["cuda-0"]), "\u{1b}[31mme\u{7}\nmore").unwrap().unwrap();
+        assert_eq!(leases.standing("cuda-0").unwrap(), Standing::Held(Some("[31mme".to_owned())));
+    }
+
+    /// A lock belongs to the open file: a child that was started with it holds the device after its parent has let go.
+    #[test]
+    fn a_lease_outlives_whoever_took_it() {
+        let (_root, leases) = folder();
+        let lease = leases.try_take(&names(&["cuda-0"]), "parent").unwrap().unwrap();
+        let held = lease.0[0].try_clone().unwrap();
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::from(held)).spawn().unwrap();
+        drop(lease);
+        assert!(matches!(leases.standing("cuda-0").unwrap(), Standing::Held(_)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(leases.standing("cuda-0").unwrap(), Standing::Free);
+    }
+
+    #[test]
+    fn of_many_who_want_two_of_three_somebody_always_gets_them() {
+        let (_root, leases) = folder();
+        let in_use = [const { AtomicUsize::new(0) }; 3];
+        let served = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for (worker, wanted) in [[0, 1], [1, 2], [2, 0], [1, 0]].into_iter().enumerate() {
+                let (leases, in_use, served) = (&leases, &in_use, &served);
+                scope.spawn(move || {
+                    let devices = wanted.map(|device: usize| format!("cuda-{device}"));
+                    for _ in 0..50 {
+                        let lease = loop {
+                            if let Some(lease) = leases.try_take(&devices, &worker.to_string()).unwrap() {
+                                break lease;
+                            }
+                            thread::yield_now();
+                        };
+                        for device in wanted {
+                            assert_eq!(in_use[device].fetch_add(1, Ordering::SeqCst), 0, "two have device {device}");
+                        }
+                        for device in wanted {
+                            in_use[device].fetch_sub(1, Ordering::SeqCst);
+                        }
+                        drop(lease);
+                        served.fetch_add(1, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        assert_eq!(served.into_inner(), 200);
+    }
+}
