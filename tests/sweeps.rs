@@ -84,6 +84,10 @@ fn measurements_are_run_each_and_then_cached() {
     let arguments = ["adapter.resources.threads=1,2", "merged.when=false"];
     assert_eq!(in_state(&run(&project, &arguments), "done").len(), 6);
     assert_eq!(in_state(&run(&project, &arguments), "cached").len(), 6);
+    let compared = project.run(&["runs", "compare", "adapter"]).ends_with(0).stdout;
+    let [title, one, two] = compared.lines().take(3).collect::<Vec<_>>()[..] else { panic!("{compared}") };
+    assert!(["tokens/s", "speed-up", "efficiency"].iter().all(|column| title.contains(column)), "{compared}");
+    assert!(one.contains("1.00x") && one.contains("100 %") && two.contains('x'), "{compared}");
     let read = project.run(&["validate", "lora.yaml"]).ends_with(0);
     assert!(read.stdout.contains("6 stages"), "{}", read.stdout);
     let refused = project.run(&["plan", "lora.yaml", "adapter.resources.threads=1,2"]).ends_with(2);

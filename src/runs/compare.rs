@@ -3,6 +3,7 @@
 mod candidate;
 mod comparison;
 mod curves;
+mod scaling;
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -41,7 +42,7 @@ pub struct CompareArgs {
     /// Order by this metric, the best first, or by this parameter.
     #[arg(long, value_name = "COLUMN")]
     sort: Option<String>,
-    /// Draw the losses over the steps into this file, as SVG, or as HTML with the table below.
+    /// Draw the losses over the steps, and the speed-up over devices or threads, into this file, as SVG, or as HTML with the table below.
     #[arg(long, value_name = "FILE.svg|FILE.html")]
     plot: Option<PathBuf>,
     /// How to print the result.
@@ -173,8 +174,10 @@ fn drawing(path: &Path) -> Result<Drawing, Failure> {
 fn draw(comparison: &Comparison, path: &Path, drawing: Drawing, verbosity: Verbosity) -> Result<(), Failure> {
     let panels = comparison.panels();
     if panels.is_empty() {
-        return Err(Failure::wrong("there is no loss to draw: none of these results is of a training")
-            .with_help("name the training's stage, as in `pipeline runs compare adapter`"));
+        return Err(Failure::wrong(
+            "there is nothing to draw: none of these results is of a training, or of a sweep over devices or threads",
+        )
+        .with_help("name the training's stage, as in `pipeline runs compare adapter`"));
     }
     let svg = plot::svg(&panels);
     let text = match drawing {

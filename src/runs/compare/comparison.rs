@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use super::candidate::Candidate;
 use super::candidate_json;
 use super::curves::Kind;
+use super::scaling;
 use crate::plot::{Panel, Series};
 use crate::table::{Table, width};
 use crate::terminal::Look;
@@ -35,7 +36,16 @@ impl Better {
     fn of(name: &str) -> Option<Self> {
         let last = name.rsplit('.').next().unwrap_or(name);
         let has = |words: &[&str]| words.iter().any(|word| last.contains(word));
-        if has(&["per_second", "accuracy", "rouge", "bleu", "exact_match", "f1"]) {
+        if has(&[
+            "per_second",
+            "accuracy",
+            "rouge",
+            "bleu",
+            "exact_match",
+            "f1",
+            scaling::SPEED_UP,
+            scaling::EFFICIENCY,
+        ]) {
             return Some(Self::Higher);
         }
         has(&["loss", "perplexity", "nll", "seconds", "memory"]).then_some(Self::Lower)
@@ -59,13 +69,14 @@ enum Column<'a> {
 
 impl Comparison {
     /// Compares.
-    pub fn of(candidates: Vec<Candidate>) -> Self {
+    pub fn of(mut candidates: Vec<Candidate>) -> Self {
         let names: BTreeSet<&String> = candidates.iter().flat_map(|candidate| candidate.parameters.keys()).collect();
         let differs = |name: &&&String| {
             let values: BTreeSet<_> = candidates.iter().map(|candidate| candidate.parameters.get(**name)).collect();
             values.len() > 1
         };
-        let parameters = names.iter().filter(differs).map(|name| (*name).clone()).collect();
+        let parameters: Vec<String> = names.iter().filter(differs).map(|name| (*name).clone()).collect();
+        scaling::add(&mut candidates, &parameters);
         let mut figures: Vec<String> = Vec::new();
         for (name, _) in candidates.iter().flat_map(|candidate| &candidate.figures) {
             if Better::of(name).is_some() && !figures.contains(name) {
@@ -205,7 +216,7 @@ impl Comparison {
         text + "</table>\n"
     }
 
-    /// What there is to draw: the losses of training, and of validation where there are any.
+    /// What there is to draw: the losses of training, those of validation and the speed-up where there are any.
     pub fn panels(&self) -> Vec<Panel> {
         let panel = |kind: Kind, title: &str| {
             let of_kind = self.candidates.iter().flat_map(|candidate| {
@@ -219,7 +230,8 @@ impl Comparison {
             Panel { title: title.to_owned(), x: "step".to_owned(), series: of_kind.collect() }
         };
         let panels = [panel(Kind::Train, "loss"), panel(Kind::Validation, "validation loss")];
-        panels.into_iter().filter(|panel| !panel.series.is_empty()).collect()
+        let losses = panels.into_iter().filter(|panel| !panel.series.is_empty());
+        losses.chain(scaling::panel(&self.candidates, &self.parameters)).collect()
     }
 
     /// The state comes first where it is not the same good one for all.
@@ -296,7 +308,7 @@ impl<'a> Column<'a> {
 }
 
 impl Candidate {
-    fn figure(&self, name: &str) -> Option<f64> {
+    pub fn figure(&self, name: &str) -> Option<f64> {
         self.figures.iter().find(|(known, _)| known == name).map(|(_, value)| *value)
     }
 }
@@ -308,6 +320,7 @@ fn in_short(name: &str) -> String {
         "seconds" => "took",
         "peak_memory_bytes" => "memory",
         "tokens_per_second" => "tokens/s",
+        scaling::SPEED_UP => "speed-up",
         other => other,
     };
     if before.is_empty() { last.to_owned() } else { format!("{before}.{last}") }
@@ -319,6 +332,8 @@ fn in_words(name: &str, value: f64) -> String {
         Some("seconds") => words::seconds(value),
         Some("peak_memory_bytes") => words::bytes(value as u64),
         Some("tokens_per_second") => format!("{value:.0}"),
+        Some(scaling::SPEED_UP) => format!("{value:.2}x"),
+        Some(scaling::EFFICIENCY) => format!("{:.0} %", 100.0 * value),
         _ => words::figure(&json!(value)),
     }
 }
