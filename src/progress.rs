@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use devices::DeviceKind;
 use engine::executor::ExecutorKind;
 use engine::explain::Reason;
 use engine::protocol::WorkerEvent;
@@ -61,6 +62,17 @@ enum Mark {
     Bad,
     Note,
     Begin,
+}
+
+/// What a stage that waits for devices waits for.
+fn devices_awaited(device: DeviceKind, wanted: usize, free: usize, held_by: &[String], memory: Option<u64>) -> String {
+    let wanted = format!("{} ({device})", words::plural(wanted, "device"));
+    match (memory, held_by) {
+        (Some(0), _) => format!("waiting for {wanted}: the memory of others is in use"),
+        (Some(bytes), _) => format!("waiting for {wanted} with {} of free memory: {free} have it", words::bytes(bytes)),
+        (None, []) => format!("waiting for {wanted}: {free} are free"),
+        (None, held_by) => format!("waiting for {wanted}: {free} are free, {} has the others", held_by.join(", ")),
+    }
 }
 
 /// Why a stage runs again; nothing of one that never ran.
@@ -127,12 +139,13 @@ impl Progress {
                 let help = help.as_ref().map(|help| format!(" ({help})")).unwrap_or_default();
                 self.say(Mark::Bad, "warning", &format!("{}; the run goes on without it{help}", messages.join(": ")));
             }
-            RunEvent::StageStarted { stage, why, attempt, executor, .. } => {
+            RunEvent::StageStarted { stage, why, attempt, executor, devices, .. } => {
                 let text = match executor {
                     ExecutorKind::Local => "running",
                     ExecutorKind::Slurm => "to be run by Slurm",
                 };
-                let text = if *attempt > 1 { format!("{text}, try {attempt}") } else { text.to_owned() };
+                let text = format!("{text}{}", devices.as_ref().map(words::on_devices).unwrap_or_default());
+                let text = if *attempt > 1 { format!("{text}, try {attempt}") } else { text };
                 self.started(stage, &text, cause(why).filter(|_| *attempt == 1));
                 why.iter().for_each(|reason| self.detail(stage, &format!("because {reason}")));
             }
@@ -186,15 +199,19 @@ impl Progress {
     fn waiting(&mut self, stage: &str, waits_for: &WaitsFor) {
         match waits_for {
             WaitsFor::AnotherRun => self.say(Mark::Note, stage, "waiting: another run is making this result"),
-            WaitsFor::Memory { wanted_bytes, free_bytes } => {
+            WaitsFor::Memory { wanted_bytes, free_bytes, estimated } => {
                 let (wanted, free) = (words::bytes(*wanted_bytes), words::bytes(*free_bytes));
-                self.say(Mark::Note, stage, &format!("waiting for {wanted} of memory: {free} are free"));
+                let by = if *estimated { " that it is estimated to take" } else { "" };
+                self.say(Mark::Note, stage, &format!("waiting for {wanted} of memory{by}: {free} are free"));
             }
             WaitsFor::Queue { job, reason, meaning } => {
                 self.say(Mark::Note, stage, &words::in_queue(job.as_deref(), reason, meaning));
             }
             WaitsFor::Slots { name, wanted, free } => {
                 self.say(Mark::Note, stage, &format!("waiting for {wanted} of `{name}`: {free} are free"));
+            }
+            WaitsFor::Devices { device, wanted, free, held_by, wanted_bytes } => {
+                self.say(Mark::Note, stage, &devices_awaited(*device, *wanted, *free, held_by, *wanted_bytes));
             }
             WaitsFor::Threads { wanted, free } => {
                 self.detail(stage, &format!("waiting for {}: {free} are free", words::plural(*wanted, "thread")));

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use devices::DeviceKind;
+use engine::device::DeviceGrant;
 use engine::execute::JobNews;
 use engine::file::source::Sources;
 use engine::plan::LeftOut;
@@ -109,6 +111,18 @@ pub fn bytes(count: u64) -> String {
 /// `1 stage`, `2 stages`.
 pub fn plural(count: usize, word: &str) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
+}
+
+/// Where a stage computes, where that is more than one worker on the processor: ` on cuda 0, 1`.
+pub fn on_devices(grant: &DeviceGrant) -> String {
+    let numbers: Vec<String> = grant.indices.iter().map(u32::to_string).collect();
+    let nodes = if grant.nodes > 1 { format!(" of each of {} nodes", grant.nodes) } else { String::new() };
+    match (grant.kind, numbers.as_slice()) {
+        (DeviceKind::Cpu, _) if grant.workers() == 1 => String::new(),
+        (DeviceKind::Cpu, _) => format!(" on {}{nodes}", plural(grant.count, "worker")),
+        (kind, []) => format!(" on {} ({kind}){nodes}", plural(grant.count, "device")),
+        (kind, numbers) => format!(" on {kind} {}", numbers.join(", ")),
+    }
 }
 
 /// What is said where there is nothing to do.

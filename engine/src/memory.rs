@@ -150,6 +150,15 @@ fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
+/// Bytes for a person, in words: `7.5 GiB`, `512 MiB`.
+pub(crate) fn size(bytes: u64) -> String {
+    let bytes = bytes as f64;
+    match bytes < f64::from(1 << 30) {
+        true => format!("{:.0} MiB", bytes / f64::from(1 << 20)),
+        false => format!("{:.1} GiB", bytes / f64::from(1 << 30)),
+    }
+}
+
 /// The number behind a name at the begin of a line.
 fn field(file: &Path, name: &str) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;

@@ -3,12 +3,14 @@
 //! Facts come from results that are in the store; where an input is still to be made, its stage may say what it expects.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
 use crate::artifact::{Facts, InputFacts};
 use crate::file::problem::Problem;
+use crate::memory::size;
 
 /// The fact that marks other facts as expected: what they say is not known until their stage has run.
 pub const EXPECTED: &str = "expected";
@@ -20,6 +22,10 @@ pub struct Preflight {
     pub figures: Vec<Figure>,
     /// Peak of the memory that its process would need, in bytes, files in the page cache apart.
     pub peak_memory_bytes: Option<u64>,
+    /// Within which share of `peak_memory_bytes` processes were measured to stay, where they were; without it the figure is for people,
+    /// and no start is judged by it.
+    #[serde(skip)]
+    pub memory_margin: Option<f64>,
     /// What it would write to disk, results and working state together, in bytes.
     pub disk_bytes: Option<u64>,
     /// How much there is to do, to compare it with earlier runs; `None` where that is not known.
@@ -30,6 +36,28 @@ pub struct Preflight {
     /// Facts that its outputs will have, by output, as far as they are known; marked by [`EXPECTED`] when they reach a reader.
     #[serde(skip)]
     pub outputs: BTreeMap<String, Facts>,
+}
+
+/// Memory that a process is expected to take.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Estimate {
+    /// The expected peak.
+    pub bytes: u64,
+    /// The share of it by which the peak may differ.
+    pub margin: f64,
+}
+
+impl Estimate {
+    /// The least that is to be expected.
+    pub fn least(&self) -> u64 {
+        (self.bytes as f64 * (1.0 - self.margin)) as u64
+    }
+}
+
+impl fmt::Display for Estimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ± {:.0} %", size(self.bytes), 100.0 * self.margin)
+    }
 }
 
 /// An amount of work that a stage's time grows with.
@@ -63,6 +91,11 @@ impl Preflight {
     /// Adds a figure.
     pub fn figure(&mut self, name: &'static str, value: impl Into<Value>, text: impl Into<String>) {
         self.figures.push(Figure { name, value: value.into(), text: text.into() });
+    }
+
+    /// The memory that a start may be judged by.
+    pub fn estimate(&self) -> Option<Estimate> {
+        Some(Estimate { bytes: self.peak_memory_bytes?, margin: self.memory_margin? })
     }
 
     /// Says what one fact of an output will be.

@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use devices::CpuList;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -30,6 +31,10 @@ pub struct Launch {
     pub inherit: Vec<RawFd>,
     /// What a cluster has to know; without meaning where the process runs here.
     pub cluster: Option<Box<ClusterJob>>,
+    /// Variables beside those of this process, such as those that name the devices it is to see.
+    pub env: Vec<(&'static str, String)>,
+    /// Processors that it is to stay on; empty where it may use those of this process.
+    pub cores: CpuList,
 }
 
 /// What an executor tells the run, from threads of its own.

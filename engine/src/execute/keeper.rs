@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use cache::{Lock, ResultRecord, Staging, Store};
+use devices::CpuList;
 use serde_json::{Map, Value};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -180,6 +181,8 @@ impl Keeper {
         let path = self.folder.join(JOB_FILE);
         fs::write(&path, serde_json::to_vec_pretty(&self.job)?)?;
         let launch = Launch {
+            env: Vec::new(),
+            cores: CpuList::default(),
             stage: 0,
             job: path,
             log: self.submission.log.clone(),

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use devices::CpuList;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::libc;
 use nix::sys::signal::{Signal, killpg};
@@ -51,15 +52,21 @@ impl Local {
             .arg(STAGE_ARGUMENT)
             .arg(&launch.job)
             .env(death_pipe::VARIABLE, self.death_pipe.reader().to_string())
+            .envs(launch.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log)
             .process_group(0);
         let mut inherit = launch.inherit.clone();
         inherit.push(self.death_pipe.reader());
-        // SAFETY: between fork and exec only `fcntl` is called, which is async-signal-safe, on descriptors that the parent
-        // keeps open until `spawn` has returned.
-        unsafe { command.pre_exec(move || inherit.iter().try_for_each(|descriptor| keep_on_exec(*descriptor))) };
+        let cores = Cores::of(&launch.cores);
+        let before_exec = move || {
+            cores.stay();
+            inherit.iter().try_for_each(|descriptor| keep_on_exec(*descriptor))
+        };
+        // SAFETY: between fork and exec only `fcntl` and `sched_setaffinity` are called, plain system calls that touch no memory of
+        // the parent, the former on descriptors that the parent keeps open until `spawn` has returned.
+        unsafe { command.pre_exec(before_exec) };
         command
     }
 }
@@ -90,6 +97,29 @@ impl Executor for Local {
             let _ = messages.send(Message::Exited { stage, exit });
         });
         Ok(Box::new(Handle(group)))
+    }
+}
+
+/// Processors that a child is to stay on.
+struct Cores(Option<libc::cpu_set_t>);
+
+impl Cores {
+    fn of(list: &CpuList) -> Self {
+        // SAFETY: a `cpu_set_t` is an array of bits, for which zeros are valid.
+        let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+        let known = list.cpus().iter().map(|cpu| *cpu as usize).filter(|cpu| *cpu < 8 * size_of::<libc::cpu_set_t>());
+        for cpu in known.clone() {
+            // SAFETY: the number lies within the set.
+            unsafe { libc::CPU_SET(cpu, &mut set) };
+        }
+        Self(known.count().gt(&0).then_some(set))
+    }
+
+    /// Called in the child. Where the kernel refuses, the process runs where it may: slower, and as right.
+    fn stay(&self) {
+        let Some(set) = &self.0 else { return };
+        // SAFETY: the pointer is to a live set of the size given.
+        unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), set) };
     }
 }
 

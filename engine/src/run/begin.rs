@@ -7,8 +7,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use cache::{Digest, Lock, OutputRecord};
+use devices::lease::Lease;
 
 use super::cluster::JobOf;
+use super::devices::{Answer, Given};
 use super::event::{RunEvent, WaitsFor};
 use super::fetch::Look;
 use super::scheduler::{LOCK_POLL, Scheduler};
@@ -111,6 +113,7 @@ impl Scheduler<'_> {
         if !self.inputs_are_here(stage) {
             return Ok(Begun::NotYet);
         }
+        self.require_memory(stage)?;
         let threads = self.threads_wanted(stage);
         if let Some(waits_for) = self.lacks_room(stage, threads) {
             self.wait_for_room(stage, waits_for);
@@ -127,7 +130,15 @@ impl Scheduler<'_> {
             return Ok(Begun::Cached(record.outputs));
         }
         self.check_with_facts(stage)?;
-        self.start(stage, threads, claim).map(Box::new).map(Begun::Started)
+        let given = match self.ask_for_devices(stage, claim.adopt.is_some())? {
+            Answer::Given(given) => given,
+            Answer::Wait(waits_for) => {
+                self.wait_for_room(stage, waits_for);
+                return Ok(Begun::NotYet);
+            }
+            Answer::Looking => return Ok(Begun::NotYet),
+        };
+        self.start(stage, threads, claim, given).map(Box::new).map(Begun::Started)
     }
 
     fn settle_cached(&mut self, stage: usize, outputs: BTreeMap<String, OutputRecord>) {
@@ -175,7 +186,7 @@ impl Scheduler<'_> {
         Ok(Some(Claim { locks: vec![result, working], adopt: None }))
     }
 
-    fn facts_of_inputs(&self, stage: usize) -> InputFacts {
+    pub(super) fn facts_of_inputs(&self, stage: usize) -> InputFacts {
         let facts = self.plan.stages[stage].inputs.iter().filter_map(|input| {
             let output = self.output(&input.stage, &input.output)?;
             Some((format!("{}.{}", input.stage, input.output), output.facts.clone()))
@@ -208,8 +219,9 @@ impl Scheduler<'_> {
         })
     }
 
-    fn start(&mut self, stage: usize, threads: usize, claim: Claim) -> Result<Running, StageError> {
+    fn start(&mut self, stage: usize, threads: usize, claim: Claim, given: Given) -> Result<Running, StageError> {
         let Claim { mut locks, adopt } = claim;
+        let Given { grant, env, cores, lease } = given;
         let on_cluster = adopt.is_some() || self.is_on_cluster(stage);
         let id = self.stages[stage].id.clone();
         let folder = self.stage_folder(&id)?;
@@ -217,10 +229,8 @@ impl Scheduler<'_> {
         // The keeper of a job makes a private folder on its node, and writes its place into the job.
         let private = staging.as_ref().map_or_else(|| folder.join("staging"), |staging| staging.path().to_owned());
         let threads = if on_cluster { self.threads_of_job(stage).unwrap_or(1) } else { threads };
-        let mut job = self.job(stage, threads, &private, folder.clone())?;
-        if on_cluster {
-            job.devices = self.devices_of_job(stage)?;
-        }
+        let threads = if cores.is_empty() { threads } else { threads.min(cores.len()) };
+        let job = self.job(stage, threads, grant.clone(), &private, folder.clone())?;
         if self.stages[stage].again && self.stages[stage].attempts == 0 && adopt.is_none() {
             // A result that goes on from the saved end of the one before would only be that one.
             let emptied = fs::remove_dir_all(&job.working).and_then(|()| fs::create_dir(&job.working));
@@ -238,15 +248,18 @@ impl Scheduler<'_> {
         run.waits_for = None;
         let attempt = run.attempts;
         let cluster = if on_cluster { Some(Box::new(self.cluster_job(stage, adopt)?)) } else { None };
-        let inherit = locks.iter().map(AsRawFd::as_raw_fd);
+        let inherit = locks.iter().map(AsRawFd::as_raw_fd).chain(lease.iter().flat_map(Lease::descriptors));
         let inherit = inherit.chain(staging.iter().map(|staging| staging.lock().as_raw_fd())).collect();
         let log = folder.join("log");
         let log_from = fs::metadata(&log).map_or(0, |log| log.len());
         let store = self.store.root().to_owned();
-        let launch = Launch { stage, job: job_file, log: log.clone(), store, inherit, cluster };
+        let launch = Launch { stage, job: job_file, log: log.clone(), store, inherit, cluster, env, cores };
         let kills = self.options.memory.kills();
         let executor = if on_cluster { ExecutorKind::Slurm } else { ExecutorKind::Local };
-        self.tell(RunEvent::StageStarted { stage: id, key, why, attempt, threads, log_from, executor });
+        let devices = Some(grant);
+        self.tell(RunEvent::StageStarted { stage: id, key, why, attempt, threads, log_from, executor, devices });
+        self.warn_of_memory(stage);
+        let promised = self.memory_wanted(stage).map_or(0, |wanted| wanted.bytes);
         let process = self
             .executors
             .start(&launch, self.messages.clone())
@@ -258,7 +271,7 @@ impl Scheduler<'_> {
             process,
             // What a job of a cluster takes, it takes elsewhere; its time begins, and is measured, there.
             threads: if on_cluster { 0 } else { threads },
-            memory: planned.resources.memory.filter(|_| !on_cluster).unwrap_or(0),
+            memory: if on_cluster { 0 } else { promised },
             kills,
             log,
             log_from,
@@ -269,6 +282,7 @@ impl Scheduler<'_> {
             failed: None,
             work,
             _locks: locks,
+            _lease: lease,
             _staging: staging,
         })
     }
@@ -296,7 +310,8 @@ impl Scheduler<'_> {
         let declared = planned.bound.preflight(present.facts, planned.span).work;
         let work = work_left(declared, present.outside, past.working_state(&present).as_ref());
         if let (true, Some(change)) = (run.tries == 0, run.less_memory.last()) {
-            return (vec![format!("again with less memory: {change}")], work);
+            let again = if run.attempts > 0 { "again " } else { "" };
+            return (vec![format!("{again}with less memory: {change}")], work);
         }
         if run.tries == 0 && run.before.is_some() {
             return (vec![Reason::Forced.to_string()], work);

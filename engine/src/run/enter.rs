@@ -37,7 +37,7 @@ pub fn run(
     // Nothing has begun that would have to be stopped in order, and hashing or a server may take long.
     let preparing = ExitOnInterrupt::new();
     let store = Store::open(home.store())?;
-    require_machine(plan, home, &store, options)?;
+    let seen = require_machine(plan, home, &store, options)?;
     let mut lock = LockFile::read(&home.lock_file())?;
     pin(&mut lock, plan, registry, options.pinning, &mut observer)?;
     let mut files = StatCache::load(&home.stat_cache());
@@ -59,7 +59,7 @@ pub fn run(
     let folder = home.run(&id);
     let recorder = RunFolder::create(&folder, &RunPlan::new(&id, plan, started))
         .map_err(|source| RunError::Machine { action: "create the folder of the run", path: folder, source })?;
-    let scheduler = Scheduler::new(plan, home, &store, options, outside, executors, recorder, &mut observer);
+    let scheduler = Scheduler::new(plan, home, &store, options, outside, executors, recorder, seen, &mut observer);
     let outcome = runtime.block_on(scheduler.run(id, signals));
     // The index is made from the run folders again whenever it is read; a failure here loses nothing.
     let _ = History::record_run(home, &outcome.run);

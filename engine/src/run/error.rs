@@ -9,6 +9,7 @@ use crate::device::DeviceMissing;
 use crate::explain::ExplainError;
 use crate::file::problem::Problem;
 use crate::lock_file::LockError;
+use crate::memory::size;
 
 /// Why a run did not begin.
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +54,7 @@ pub enum RunError {
 
 /// A stage that asks for more memory than there is, so that it could never start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("stage `{stage}` asks for {} of memory, and this machine has {}", gib(*.wanted_bytes), gib(*.total_bytes))]
+#[error("stage `{stage}` asks for {} of memory, and this machine has {}", size(*.wanted_bytes), size(*.total_bytes))]
 pub struct MemoryMissing {
     /// The stage.
     pub stage: String,
@@ -68,8 +69,4 @@ impl MemoryMissing {
     pub fn help(&self) -> String {
         format!("to run it all the same say that it needs less, such as `{}.resources.memory=1GiB`", self.stage)
     }
-}
-
-fn gib(bytes: u64) -> String {
-    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use cache::Digest;
+use devices::DeviceKind;
 use serde::{Deserialize, Serialize};
 
+use crate::device::DeviceGrant;
 use crate::error::Cause;
 use crate::execute::JobNews;
 use crate::executor::ExecutorKind;
@@ -117,6 +119,9 @@ pub enum RunEvent {
         attempt: u32,
         /// The threads that it may use.
         threads: usize,
+        /// What it computes on; absent in records of earlier versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        devices: Option<DeviceGrant>,
         /// Where in the log what this attempt prints begins, in bytes.
         #[serde(default)]
         log_from: u64,
@@ -278,6 +283,25 @@ pub enum WaitsFor {
         wanted_bytes: u64,
         /// What is neither held nor promised to a stage that runs.
         free_bytes: u64,
+        /// Whether its kind estimates what it wants, and the file does not say it.
+        #[serde(default)]
+        estimated: bool,
+    },
+    /// Others have the devices, of this run or not.
+    Devices {
+        /// Their kind.
+        device: DeviceKind,
+        /// How many it wants.
+        wanted: usize,
+        /// How many of them are free, and have the memory.
+        free: usize,
+        /// Who has the others, in words, as far as that is known.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        held_by: Vec<String>,
+        /// Set where nobody has leased them and it is their memory that is in use: what each is to have free, 0 where half of it
+        /// would do.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        wanted_bytes: Option<u64>,
     },
     /// A job of a cluster waits in its queue.
     Queue {

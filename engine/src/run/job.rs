@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::outcome::Profiling;
 use super::scheduler::Scheduler;
 use crate::context::stored;
-use crate::device::processor;
+use crate::device::DeviceGrant;
 use crate::error::StageError;
 use crate::protocol::{InputGrant, Job, PROTOCOL, ProfileRequest};
 
@@ -16,6 +16,7 @@ impl Scheduler<'_> {
         &self,
         stage: usize,
         threads: usize,
+        devices: DeviceGrant,
         staging: &Path,
         run_folder: PathBuf,
     ) -> Result<Job, StageError> {
@@ -49,7 +50,7 @@ impl Scheduler<'_> {
             run_folder,
             key: keyed.key,
             threads,
-            devices: processor(planned),
+            devices,
             profile: self.profile_request(stage),
         })
     }

@@ -3,6 +3,7 @@
 use std::mem::discriminant;
 use std::time::{Duration, Instant};
 
+use super::devices::{DEVICE_MEMORY_POLL, LEASE_POLL};
 use super::event::{RunEvent, WaitsFor};
 use super::scheduler::Scheduler;
 use super::stage_run::Running;
@@ -13,7 +14,7 @@ const MEMORY_POLL: Duration = Duration::from_millis(500);
 
 impl Scheduler<'_> {
     /// What keeps a stage from starting beside those that run, if anything.
-    pub(super) fn lacks_room(&self, stage: usize, threads: usize) -> Option<WaitsFor> {
+    pub(super) fn lacks_room(&mut self, stage: usize, threads: usize) -> Option<WaitsFor> {
         let running = self.running().count();
         if let Some(most) = self.options.jobs.filter(|most| running >= *most) {
             return Some(WaitsFor::Jobs { most });
@@ -34,7 +35,7 @@ impl Scheduler<'_> {
         let planned = &self.plan.stages[stage];
         let most = match planned.bound.threads() {
             Threads::One => 1,
-            Threads::Many => self.cores,
+            Threads::Many => self.share_of_cores(stage),
         };
         planned.resources.threads.unwrap_or(most).clamp(1, self.cores)
     }
@@ -53,11 +54,20 @@ impl Scheduler<'_> {
 
     /// Lets a stage wait for room.
     pub(super) fn wait_for_room(&mut self, stage: usize, waits_for: WaitsFor) {
-        let look_again = matches!(waits_for, WaitsFor::Memory { .. }).then_some(MEMORY_POLL);
+        let look_again = match waits_for {
+            WaitsFor::Memory { .. } => Some(MEMORY_POLL),
+            WaitsFor::Devices { wanted_bytes: Some(_), .. } => Some(DEVICE_MEMORY_POLL),
+            WaitsFor::Devices { wanted_bytes: None, .. } => Some(LEASE_POLL),
+            WaitsFor::AnotherRun
+            | WaitsFor::Queue { .. }
+            | WaitsFor::Jobs { .. }
+            | WaitsFor::Threads { .. }
+            | WaitsFor::Slots { .. } => None,
+        };
         self.wait(stage, waits_for, look_again);
     }
 
-    fn running(&self) -> impl Iterator<Item = &Running> {
+    pub(super) fn running(&self) -> impl Iterator<Item = &Running> {
         self.stages.iter().filter_map(|stage| stage.running.as_ref())
     }
 
@@ -70,15 +80,5 @@ impl Scheduler<'_> {
             let free = self.plan.slots.get(name).copied().unwrap_or(0).saturating_sub(taken(name));
             (wanted > free).then(|| WaitsFor::Slots { name: name.clone(), wanted, free })
         })
-    }
-
-    /// Memory that a running stage was promised and does not hold yet is not free, though the kernel says so.
-    fn lacks_memory(&self, stage: usize) -> Option<WaitsFor> {
-        let wanted = self.plan.stages[stage].resources.memory?;
-        let memory = &self.options.memory;
-        let held = |running: &Running| running.process.id().and_then(|id| memory.held_by(id)).unwrap_or(0);
-        let promised: u64 = self.running().map(|running| running.memory.saturating_sub(held(running))).sum();
-        let free = memory.available()?.saturating_sub(promised);
-        (wanted > free).then_some(WaitsFor::Memory { wanted_bytes: wanted, free_bytes: free })
     }
 }

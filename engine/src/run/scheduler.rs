@@ -9,6 +9,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::sleep_until;
 
 use super::cluster::Executors;
+use super::devices::Devices;
 use super::elsewhere::Elsewhere;
 use super::event::{Conclusion, Counts, RunEvent};
 use super::outcome::{Failure, OnFailure, Profiling, RunOptions, RunOutcome, StageOutcome};
@@ -17,6 +18,7 @@ use super::signals::Signals;
 use super::stage_run::{PublishEnd, StageRun, stage_runs};
 use super::state::{State, Stopping};
 use super::timeline::Timeline;
+use crate::device::Seen;
 use crate::error::Cause;
 use crate::execute::{Exit, Message};
 use crate::history::{History, RunFolder};
@@ -28,7 +30,7 @@ use crate::protocol::WorkerEvent;
 /// How often a result that another run is making is looked for.
 pub(super) const LOCK_POLL: Duration = Duration::from_millis(200);
 
-/// A run's state. Its parts: this file holds the loop, `room` says what may start, `begin` starts it, `conclude` ends it, `heal` replaces
+/// A run's state. Its parts: this file holds the loop, `room` says what may start, `devices` what it computes on, `begin` starts it, `conclude` ends it, `heal` replaces
 /// damaged results, `publishing` copies results out, `stopping` ends what must not go on.
 pub(super) struct Scheduler<'a> {
     pub plan: &'a Plan,
@@ -57,6 +59,7 @@ pub(super) struct Scheduler<'a> {
     pub publish_failed: bool,
     /// The shared cache.
     pub elsewhere: Elsewhere,
+    pub devices: Devices,
     /// Where the time goes, where that is recorded of some stage.
     pub timeline: Option<Timeline>,
 }
@@ -71,6 +74,7 @@ impl<'a> Scheduler<'a> {
         outside: Vec<StageOutside>,
         executors: Executors,
         recorder: RunFolder,
+        seen: Option<Seen>,
         observer: &'a mut dyn FnMut(&RunEvent),
     ) -> Self {
         let (messages, heard) = unbounded_channel();
@@ -99,6 +103,7 @@ impl<'a> Scheduler<'a> {
             publishing: 0,
             publish_failed: false,
             elsewhere: Elsewhere::new(options.remote.clone(), plan),
+            devices: Devices::new(plan, seen),
             timeline: is_profiled.then(|| Timeline::new(plan)),
         }
     }
@@ -121,6 +126,7 @@ impl<'a> Scheduler<'a> {
                 Some(message) = self.heard.recv() => self.hear(message),
                 Some(end) = self.published.recv() => self.end_publish(end),
                 delivery = self.elsewhere.hear() => self.hear_delivery(delivery),
+                seen = self.devices.hear() => self.devices.note(seen),
                 () = signals.next() => self.interrupt(),
                 () = sleep_until(alarm.unwrap_or_else(Instant::now).into()), if alarm.is_some() => self.heed_alarms(),
             }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use cache::{Digest, KeyDocument, Lock, OutputRecord, Staging};
+use devices::lease::Lease;
 use serde_json::{Map, Value};
 
 use super::event::WaitsFor;
@@ -13,7 +14,7 @@ use super::state::State;
 use crate::execute::Process;
 use crate::memory::Kills;
 use crate::plan::{Plan, Wanted};
-use crate::preflight::Work;
+use crate::preflight::{Estimate, Work};
 use crate::protocol::StoredOutput;
 use crate::publish::{PublishError, Published};
 
@@ -43,6 +44,8 @@ pub(super) struct StageRun {
     pub less_memory: Vec<String>,
     /// Its parameters since then.
     pub parameters: Option<Value>,
+    /// The memory that it is estimated to take; `None` until that was asked.
+    pub estimate: Option<Option<Estimate>>,
     /// It is to be made although it may have a result.
     pub again: bool,
     /// The result that it had then.
@@ -83,6 +86,8 @@ pub(super) struct Running {
     /// What there was to do when it was started.
     pub work: Option<Work>,
     pub _locks: Vec<Lock>,
+    /// What keeps others from its devices.
+    pub _lease: Option<Lease>,
     /// A job of a cluster makes its own, on its node.
     pub _staging: Option<Staging>,
 }
@@ -105,6 +110,7 @@ pub(super) fn stage_runs(plan: &Plan) -> Vec<StageRun> {
             submissions: 0,
             less_memory: Vec::new(),
             parameters: None,
+            estimate: None,
             again: stage.wanted == Wanted::Again,
             before: None,
             looked_up: false,

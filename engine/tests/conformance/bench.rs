@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use cache::{Digest, Lock, Store};
+use devices::CpuList;
 use engine::device::DeviceGrant;
 use engine::execute::slurm::record::{JobRecord, Records};
 use engine::execute::submission::ClusterJob;
@@ -130,6 +131,8 @@ impl Bench {
         cluster.settings = SlurmSettings { poll: Some(Period(Duration::from_secs(1))), ..SlurmSettings::default() };
         change(&mut cluster);
         let launch = Launch {
+            env: Vec::new(),
+            cores: CpuList::default(),
             stage: 3,
             job: job_file,
             log: folder.join("log"),

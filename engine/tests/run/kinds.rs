@@ -11,7 +11,7 @@ use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
-use engine::parameter::{ArtifactKind, Class, Input, KeyWriter, LocalPath, Parameters};
+use engine::parameter::{ArtifactKind, ByteSize, Class, Input, KeyWriter, LocalPath, Parameters};
 use engine::pin::Pinned;
 use engine::preflight::Preflight;
 use engine::protocol::WorkerEvent;
@@ -248,6 +248,9 @@ pub struct SlowParams {
     child: bool,
     #[semantic(default)]
     label: String,
+    /// The memory that it is estimated to take, within 15 %.
+    #[cosmetic]
+    estimate: Option<ByteSize>,
 }
 
 impl Stage for Slow {
@@ -258,6 +261,11 @@ impl Stage for Slow {
 
     fn outputs(_: &SlowParams) -> Vec<Output> {
         vec![Output::new("number", "number")]
+    }
+
+    fn preflight(params: &SlowParams, _: &InputFacts, _: Span) -> Preflight {
+        let peak_memory_bytes = params.estimate.as_ref().map(|size| size.0);
+        Preflight { peak_memory_bytes, memory_margin: Some(0.15), ..Preflight::default() }
     }
 
     fn threads(_: &SlowParams) -> Threads {

@@ -2,7 +2,9 @@
 
 use std::fs;
 
+use engine::error::Cause;
 use engine::memory::Memory;
+use engine::protocol::WorkerEvent;
 use engine::run::{RunError, RunEvent, WaitsFor};
 
 use crate::project::{Project, Ran};
@@ -12,6 +14,8 @@ pub const TESTS: &[(&str, fn())] = &[
     ("slots_are_taken_while_a_stage_runs", slots_are_taken_while_a_stage_runs),
     ("memory_is_promised_to_one_stage_at_a_time", memory_is_promised_to_one_stage_at_a_time),
     ("what_can_never_fit_is_refused_before_anything_runs", what_can_never_fit_is_refused_before_anything_runs),
+    ("estimated_memory_is_promised_too", estimated_memory_is_promised_too),
+    ("an_estimate_is_believed_as_far_as_it_is_sure", an_estimate_is_believed_as_far_as_it_is_sure),
     ("the_longest_chain_is_started_first", the_longest_chain_is_started_first),
 ];
 
@@ -76,14 +80,55 @@ fn memory_is_promised_to_one_stage_at_a_time() {
     let ran = project(THREE, 100_000).run().succeeded();
     assert_eq!(most_at_once(&ran), 1);
     let free_bytes = 102_400_000 - 60_000_000;
-    assert_eq!(waits(&ran)[0], ("b".to_owned(), WaitsFor::Memory { wanted_bytes: 60_000_000, free_bytes }));
+    assert_eq!(
+        waits(&ran)[0],
+        ("b".to_owned(), WaitsFor::Memory { wanted_bytes: 60_000_000, free_bytes, estimated: false })
+    );
+}
+
+fn estimated_memory_is_promised_too() {
+    let stages = "
+stages:
+  a: { uses: slow, with: { steps: 2, label: a, estimate: 60MB } }
+  b: { uses: slow, with: { steps: 2, label: b, estimate: 60MB } }
+";
+    let ran = project(stages, 100_000).run().succeeded();
+    assert_eq!(most_at_once(&ran), 1);
+    let free_bytes = 102_400_000 - 60_000_000;
+    let waits_for = WaitsFor::Memory { wanted_bytes: 60_000_000, free_bytes, estimated: true };
+    assert_eq!(waits(&ran)[0], ("b".to_owned(), waits_for));
+}
+
+fn an_estimate_is_believed_as_far_as_it_is_sure() {
+    let stages = "
+stages:
+  a: { uses: slow, with: { steps: 1, estimate: 110MB } }
+";
+    // Of 110 MB, which may be 93.5, there are 102.4: it is tried.
+    let ran = project(stages, 100_000).run().succeeded();
+    assert_eq!(waits(&ran), []);
+    let warned = ran.events.iter().find_map(|event| match event {
+        RunEvent::Worker { said: WorkerEvent::Warning { message }, .. } => Some(message.as_str()),
+        _ => None,
+    });
+    let expected = "it is estimated to take 105 MiB ± 15 % of memory, and 98 MiB are free: it may not fit";
+    assert_eq!(warned, Some(expected));
+
+    let larger = project(&stages.replace("110MB", "130MB"), 100_000);
+    let ran = larger.run();
+    let failure = ran.failure("a");
+    assert_eq!(failure.cause, Cause::OutOfMemory);
+    assert_eq!(failure.messages[0], "it is estimated to take 124 MiB ± 15 % of memory, and this machine has 98 MiB");
+    // Who knows better says so.
+    larger.write(&stages.replace("110MB } }", "130MB }, resources: { memory: 20MB } }"));
+    assert_eq!(waits(&larger.run().succeeded()), []);
 }
 
 fn what_can_never_fit_is_refused_before_anything_runs() {
     let too_small = project(THREE, 50_000);
     let Err(RunError::Memory(missing)) = too_small.try_run() else { panic!("it must not run") };
     assert_eq!(missing.len(), 3);
-    let message = "stage `a` asks for 0.1 GiB of memory, and this machine has 0.0 GiB";
+    let message = "stage `a` asks for 57 MiB of memory, and this machine has 49 MiB";
     assert_eq!(missing[0].to_string(), message);
     assert_eq!(fs::read_dir(too_small.home().runs()).unwrap().count(), 0);
     // A result that was made on a larger machine serves here.

@@ -42,7 +42,7 @@ const SMOKE: &str = "PIPELINE_SMOKE";
 
 /// What a program gets of the environment of `pipeline run`: where programs and the user's own files are, how to reach the network, and
 /// which devices the stage was given. Nothing of it is meant to change a result.
-const INHERITED: [&str; 19] = [
+const INHERITED: [&str; 20] = [
     "PATH",
     "HOME",
     "USER",
@@ -59,6 +59,7 @@ const INHERITED: [&str; 19] = [
     "SSL_CERT_DIR",
     "REQUESTS_CA_BUNDLE",
     "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
     "ASCEND_RT_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",

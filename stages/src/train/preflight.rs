@@ -12,12 +12,16 @@ use serde_json::Value;
 use super::order::Division;
 use super::parameters::{Method, TrainParams};
 use super::workers::meeting_bytes;
+use crate::backend::Backend;
 use crate::kernels::Kernels;
 use crate::preflight::{PROCESS_BYTES, checkpoint_bytes, expect_same_model, model_config};
 use crate::tokenize::facts_of;
 
 /// Bytes of a saved number.
 const F32_BYTES: u64 = 4;
+
+/// Within which share of the estimate `benches/memory.py` finds the peak of each of its configurations.
+const MARGIN: f64 = 0.15;
 
 /// Everything that can be foretold.
 pub(super) fn preflight(params: &TrainParams, inputs: &InputFacts, span: Span) -> Preflight {
@@ -164,6 +168,9 @@ fn memory(params: &TrainParams, inputs: &InputFacts, config: &Config, ahead: &mu
     };
     ahead.disk_bytes = result.map(|result| result + trained * saved_bytes_per_value(params));
     ahead.peak_memory_bytes = peak_memory(params, inputs, 1);
+    // It is the memory of the `cpu` kernels that was measured.
+    let is_measured = params.kernels == Kernels::Cpu && params.backend.value != Backend::Torch;
+    ahead.memory_margin = is_measured.then_some(MARGIN);
 }
 
 /// The most memory that so many workers hold together.

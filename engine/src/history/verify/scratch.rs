@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use cache::{Digest, Staging, Store, StoreError, Tree};
+use devices::CpuList;
 use tokio::sync::mpsc::unbounded_channel;
 
 use crate::context::stored;
@@ -109,8 +110,16 @@ impl Scratch {
         let text = serde_json::to_vec(&job).expect("a job is plain data");
         fs::write(&job_file, text).or_fail(Cause::Machine, || format!("cannot write `{}`", job_file.display()))?;
         let inherit = vec![staging.lock().as_raw_fd(), self.folder.lock().as_raw_fd()];
-        let store = self.store.root().to_owned();
-        let launch = Launch { stage: 0, job: job_file, log, store, inherit, cluster: None };
+        let launch = Launch {
+            stage: 0,
+            job: job_file,
+            log,
+            store: self.store.root().to_owned(),
+            inherit,
+            cluster: None,
+            env: Vec::new(),
+            cores: CpuList::default(),
+        };
         let (messages, mut heard) = unbounded_channel();
         let process = self
             .executor

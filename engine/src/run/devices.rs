@@ -1,0 +1,218 @@
+//! Devices within a run: which a stage gets, what it waits for, and what its process is told of them.
+//!
+//! The drivers' tools are asked in a thread of its own, since they may take seconds: the loop goes on meanwhile. They are asked only
+//! where a stage that is to run may use more than the processor.
+
+use std::time::Duration;
+
+use devices::lease::{Lease, LeaseFolder, Standing};
+use devices::placement::{Seat, choose};
+use devices::{CpuList, DeviceKind};
+use nix::unistd::{Uid, User};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::event::WaitsFor;
+use super::scheduler::Scheduler;
+use crate::device::{Demand, DeviceGrant, DeviceMissing, Seen, demand, is_on_processor, processor};
+use crate::error::{Cause, OrFail, StageError};
+use crate::plan::Plan;
+
+/// How long what was seen of the machine is believed: others may have filled a device since.
+const FRESH: Duration = Duration::from_secs(3);
+
+/// How often it is looked whether another run has given a device back.
+pub(super) const LEASE_POLL: Duration = Duration::from_millis(200);
+
+/// How often it is looked whether a device that others have filled is free.
+pub(super) const DEVICE_MEMORY_POLL: Duration = Duration::from_secs(5);
+
+/// The devices of this machine, as far as the run knows them.
+pub(super) struct Devices {
+    kinds: Vec<DeviceKind>,
+    seen: Option<Seen>,
+    leases: Option<LeaseFolder>,
+    /// Whether the tools are being asked.
+    looking: bool,
+    looker: UnboundedSender<Seen>,
+    looked: UnboundedReceiver<Seen>,
+}
+
+/// What a stage's process has to compute on.
+#[derive(Debug)]
+pub(super) struct Given {
+    /// What its job says.
+    pub grant: DeviceGrant,
+    /// The variables by which it sees these devices and no others.
+    pub env: Vec<(&'static str, String)>,
+    /// The processors near to them; empty where nothing is known of that.
+    pub cores: CpuList,
+    /// What keeps others from them.
+    pub lease: Option<Lease>,
+}
+
+impl Given {
+    fn unleased(grant: DeviceGrant) -> Self {
+        Self { grant, env: Vec::new(), cores: CpuList::default(), lease: None }
+    }
+}
+
+/// What came of asking for devices.
+pub(super) enum Answer {
+    /// These.
+    Given(Given),
+    /// None now.
+    Wait(WaitsFor),
+    /// It has to be looked what there is.
+    Looking,
+}
+
+impl Devices {
+    /// For a run of a plan; `seen` is what was looked at before it began.
+    pub fn new(plan: &Plan, seen: Option<Seen>) -> Self {
+        let (looker, looked) = unbounded_channel();
+        Self { kinds: kinds_of(plan), seen, leases: None, looking: false, looker, looked }
+    }
+
+    /// What the tools say, when they have been asked.
+    pub async fn hear(&mut self) -> Seen {
+        self.looked.recv().await.expect("this holds a sender itself")
+    }
+
+    /// Notes it.
+    pub fn note(&mut self, seen: Seen) {
+        self.looking = false;
+        self.seen = Some(seen);
+    }
+
+    fn look_again(&mut self) -> Answer {
+        if !self.looking {
+            self.looking = true;
+            let (kinds, looker) = (self.kinds.clone(), self.looker.clone());
+            std::thread::spawn(move || looker.send(Seen::look(&kinds)));
+        }
+        Answer::Looking
+    }
+
+    fn leases(&mut self) -> Result<LeaseFolder, StageError> {
+        if let Some(leases) = &self.leases {
+            return Ok(leases.clone());
+        }
+        let found = LeaseFolder::of_this_machine()
+            .or_fail(Cause::Machine, || "there is no place for the locks of devices that all users share".to_owned());
+        let found = found.map_err(|error| {
+            error.with_help("make one: `install -d -m 1777 /run/lock/pipeline`, or name one in `PIPELINE_LEASES`")
+        })?;
+        Ok(self.leases.insert(found).clone())
+    }
+}
+
+/// The kinds that stages of a plan may compute on, beside the processor.
+pub(super) fn kinds_of(plan: &Plan) -> Vec<DeviceKind> {
+    let of_stage = |stage: &crate::plan::PlannedStage| match stage.resources.device.kind() {
+        Some(kind) => vec![kind],
+        None if is_on_processor(stage) => Vec::new(),
+        None => stage.bound.devices(),
+    };
+    let mut kinds: Vec<DeviceKind> = plan.stages.iter().flat_map(of_stage).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    kinds.retain(|kind| *kind != DeviceKind::Cpu);
+    kinds
+}
+
+impl Scheduler<'_> {
+    /// The devices of a stage that is to start now.
+    ///
+    /// Those of a cluster's job the cluster chooses; `adopted` is one that an earlier run has submitted.
+    pub(super) fn ask_for_devices(&mut self, stage: usize, adopted: bool) -> Result<Answer, StageError> {
+        if adopted || self.is_on_cluster(stage) {
+            return Ok(Answer::Given(Given::unleased(self.devices_of_job(stage)?)));
+        }
+        let planned = &self.plan.stages[stage];
+        if self.devices.seen.is_none() && !is_on_processor(planned) {
+            return Ok(self.devices.look_again());
+        }
+        let demand = demand(planned, self.devices.seen.as_ref()).map_err(|lack| {
+            let missing = DeviceMissing { stage: planned.id.clone(), declared: planned.declared.clone(), lack };
+            StageError::new(Cause::Machine, missing.to_string()).with_help(missing.help())
+        })?;
+        if demand.kind == DeviceKind::Cpu {
+            return Ok(Answer::Given(Given::unleased(processor(planned))));
+        }
+        self.take_devices(stage, &demand)
+    }
+
+    /// The threads that belong to a stage's devices: a machine's cores are shared by its devices, so that each can be given to another
+    /// stage. All cores for one that computes on the processor.
+    pub(super) fn share_of_cores(&self, stage: usize) -> usize {
+        let seen = self.devices.seen.as_ref();
+        match (demand(&self.plan.stages[stage], seen), seen) {
+            (Ok(demand), Some(seen)) if demand.kind != DeviceKind::Cpu => {
+                self.cores * demand.count / seen.seats(demand.kind).len().max(1)
+            }
+            _ => self.cores,
+        }
+    }
+
+    fn take_devices(&mut self, stage: usize, demand: &Demand) -> Result<Answer, StageError> {
+        let leases = self.devices.leases()?;
+        let estimate = self.memory_wanted(stage).map(|estimate| estimate.least());
+        let Some(seen) = &self.devices.seen else { return Ok(self.devices.look_again()) };
+        let refused = || format!("cannot lease {}", demand.kind.in_words());
+        let (mut free, mut held_by) = (Vec::new(), Vec::new());
+        for seat in seen.working(demand.kind) {
+            match leases.standing(&seat.device.identity()).or_fail(Cause::Machine, refused)? {
+                Standing::Free => free.push(seat),
+                Standing::Held(by) => held_by.extend(by),
+            }
+        }
+        let waits_for = |free: &[Seat<'_>], held_by, wanted_bytes| WaitsFor::Devices {
+            device: demand.kind,
+            wanted: demand.count,
+            free: free.len(),
+            held_by,
+            wanted_bytes,
+        };
+        if free.len() < demand.count {
+            held_by.dedup();
+            return Ok(Answer::Wait(waits_for(&free, held_by, None)));
+        }
+        if seen.age() > FRESH {
+            return Ok(self.devices.look_again());
+        }
+        // An estimate that none of them would meet is one of another kind of device.
+        let could_meet = |least: &u64| free.iter().any(|seat| seat.device.memory_total.is_none_or(|all| all >= *least));
+        let memory = demand.memory.or(estimate.filter(could_meet));
+        free.retain(|seat| Seen::has_room(seat, memory));
+        let Some(ids) = choose(seen.inventory(), &free, demand.count, &seen.cores()) else {
+            return Ok(Answer::Wait(waits_for(&free, Vec::new(), Some(memory.unwrap_or(0)))));
+        };
+        let chosen: Vec<Seat<'_>> = free.iter().filter(|seat| ids.contains(&seat.id)).copied().collect();
+        let identities: Vec<String> = chosen.iter().map(|seat| seat.device.identity()).collect();
+        let Some(lease) = leases.try_take(&identities, &self.holder(stage)).or_fail(Cause::Machine, refused)? else {
+            // Another run was quicker.
+            return Ok(Answer::Wait(waits_for(&[], Vec::new(), None)));
+        };
+        let cores = near(&chosen, &seen.cores());
+        let grant = DeviceGrant { kind: demand.kind, count: demand.count, indices: ids, nodes: 1 };
+        Ok(Answer::Given(Given { env: grant.kind.environment(&grant.indices), grant, cores, lease: Some(lease) }))
+    }
+
+    /// For whom devices are leased, in words for other runs.
+    fn holder(&self, stage: usize) -> String {
+        let run = self.recorder.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let user = User::from_uid(Uid::current()).ok().flatten().map(|user| format!(", {}", user.name));
+        let (id, process) = (&self.stages[stage].id, std::process::id());
+        format!("`{id}` of run {run} (process {process}{})", user.unwrap_or_default())
+    }
+}
+
+/// The processors near to some devices, of those that we may use; empty where that is not known of each.
+fn near(chosen: &[Seat<'_>], cores: &CpuList) -> CpuList {
+    let mut near = Vec::new();
+    for seat in chosen {
+        let Some(affinity) = &seat.device.affinity else { return CpuList::default() };
+        near.extend(affinity.cpus().iter().filter(|cpu| cores.cpus().binary_search(cpu).is_ok()));
+    }
+    CpuList::new(near)
+}
