@@ -6,10 +6,13 @@
 //! primitives are used here, so that tests can compare each backward with what autograd makes of its forward.
 
 mod attention;
+mod device;
 mod loss;
 mod operations;
 mod optimizer;
 mod rows;
+
+pub use device::CudaError;
 
 use candle_core::{DType, Device, Tensor};
 use profile::Profile;

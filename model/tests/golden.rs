@@ -112,6 +112,16 @@ fn two_workers_agree_with_the_reference() {
     assert!(findings.problems.is_empty(), "{}", findings.problems.join("\n"));
 }
 
+/// Built with `--features cuda`, on a machine that has a CUDA device.
+#[cfg(feature = "cuda")]
+#[test]
+fn candle_on_cuda_agrees_with_the_reference() {
+    match Candle::on_cuda(0, Compute::F32) {
+        Ok(kernels) => check_all(&Arc::new(kernels)),
+        Err(error) => println!("skipped: {error}; {}", error.help()),
+    }
+}
+
 /// Runs every case found and fails with all that disagree.
 fn check_all<B: Blocks>(ops: &Arc<B>) {
     let given = std::env::var_os("PIPELINE_GOLDEN_DIR").map(PathBuf::from);

@@ -10,6 +10,7 @@ use engine::parameter::{Mapping, Parameters};
 use engine::stage::Workers;
 use serde::Serialize;
 
+use crate::kernels::native_devices;
 use crate::torch;
 
 /// What computes.
@@ -17,7 +18,7 @@ use crate::torch;
 pub enum Backend {
     /// This program where it serves the device and the parameters, else the torch worker.
     Auto,
-    /// This program, on the processor.
+    /// This program: on the processor, and on a CUDA device where it was built for them.
     Native,
     /// PyTorch, in processes of its own: on the processor, on GPUs and on NPUs.
     Torch,
@@ -76,13 +77,17 @@ impl Backend {
     /// A GPU is not preferred where the torch worker is not installed, so that a pipeline that runs on the processor today does not
     /// need PyTorch because the machine has one.
     pub fn devices(self, serves: Serves) -> Vec<DeviceKind> {
-        let processor_first = [DeviceKind::Cpu].into_iter().chain(ACCELERATORS).collect();
         let processor_last = ACCELERATORS.into_iter().chain([DeviceKind::Cpu]).collect();
         match (self, serves) {
-            (Self::Native, _) | (Self::Auto, Serves::Native(_)) => vec![DeviceKind::Cpu],
+            (Self::Native, Serves::Native(_)) | (Self::Auto, Serves::Native(_)) => vec![DeviceKind::Cpu],
+            (Self::Native, _) => native_devices().to_vec(),
             (Self::Torch, _) | (Self::Auto, Serves::Torch(_)) => processor_last,
             (Self::Auto, Serves::Both) if torch::is_installed() => processor_last,
-            (Self::Auto, Serves::Both) => processor_first,
+            (Self::Auto, Serves::Both) => {
+                let mut preferred = native_devices().to_vec();
+                preferred.extend(ACCELERATORS.iter().filter(|device| !native_devices().contains(device)));
+                preferred
+            }
         }
     }
 
@@ -94,8 +99,8 @@ impl Backend {
         }
     }
 
-    /// Who computes on a device.
-    pub fn choose(self, serves: Serves, device: DeviceKind) -> Choice {
+    /// Who computes on so many devices of a kind.
+    pub fn choose(self, serves: Serves, device: DeviceKind, workers: usize) -> Choice {
         let native = |because: String| Choice { is_torch: false, because };
         let torch = |because: String| Choice { is_torch: true, because };
         match (self, serves, device) {
@@ -104,6 +109,12 @@ impl Backend {
             (Self::Auto, Serves::Native(what), _) => native(format!("{what} is for it alone")),
             (Self::Auto, Serves::Torch(what), _) => torch(format!("{what} is for it alone")),
             (Self::Auto, Serves::Both, DeviceKind::Cpu) => native("it serves the CPU".to_owned()),
+            (Self::Auto, Serves::Both, device) if native_devices().contains(&device) && workers == 1 => {
+                native(format!("it serves {device}"))
+            }
+            (Self::Auto, Serves::Both, device) if native_devices().contains(&device) => {
+                torch(format!("this program computes on one {device} device"))
+            }
             (Self::Auto, Serves::Both, device) => torch(format!("this program does not compute on {device}")),
         }
     }
@@ -160,8 +171,13 @@ impl Choice {
     /// Fails where neither computes on the device that the stage was given.
     pub fn of(asked: Backend, serves: Serves, context: &mut StageContext) -> Result<Self, StageError> {
         let device = context.devices().kind;
-        let choice = asked.choose(serves, device);
-        let served = if choice.is_torch { device != DeviceKind::Metal } else { device == DeviceKind::Cpu };
+        let workers = context.devices().workers();
+        let choice = asked.choose(serves, device, workers);
+        if !choice.is_torch && device == DeviceKind::Cuda && workers > 1 {
+            let message = "this program computes on one CUDA device, and the stage asks for several";
+            return Err(StageError::new(Cause::BadParameters, message).with_help("several are for `backend: torch`"));
+        }
+        let served = if choice.is_torch { device != DeviceKind::Metal } else { native_devices().contains(&device) };
         if !served {
             let message = format!("{} does not compute on {}", choice.name(), device.in_words());
             return Err(StageError::new(Cause::BadParameters, message)
@@ -186,23 +202,28 @@ impl std::fmt::Display for Choice {
 
 #[cfg(test)]
 mod tests {
+    use model::candle::Candle;
+
     use super::*;
 
     #[test]
     fn native_where_it_serves_else_torch() {
-        let is_torch = |asked: Backend, serves, device| asked.choose(serves, device).is_torch;
+        let is_torch = |asked: Backend, serves, device| asked.choose(serves, device, 1).is_torch;
         assert!(!is_torch(Backend::Auto, Serves::Both, DeviceKind::Cpu));
         assert!(is_torch(Backend::Auto, Serves::Both, DeviceKind::Npu));
         assert!(is_torch(Backend::Auto, Serves::Torch("`dtype: f16`"), DeviceKind::Cpu));
         assert!(!is_torch(Backend::Auto, Serves::Native("`dtype: int8`"), DeviceKind::Cpu));
         assert!(is_torch(Backend::Torch, Serves::Both, DeviceKind::Cpu));
-        let choice = Backend::Auto.choose(Serves::Both, DeviceKind::Cuda);
-        assert_eq!(choice.to_string(), "torch, since this program does not compute on cuda");
+        let choice = Backend::Auto.choose(Serves::Both, DeviceKind::Npu, 1);
+        assert_eq!(choice.to_string(), "torch, since this program does not compute on npu");
+        // Built with kernels for CUDA, it computes on one such device itself.
+        assert_eq!(is_torch(Backend::Auto, Serves::Both, DeviceKind::Cuda), !Candle::SERVES_CUDA);
+        assert!(Backend::Auto.choose(Serves::Both, DeviceKind::Cuda, 2).is_torch);
     }
 
     #[test]
     fn devices_follow_the_backend() {
-        assert_eq!(Backend::Native.devices(Serves::Both), [DeviceKind::Cpu]);
+        assert_eq!(Backend::Native.devices(Serves::Both), native_devices());
         assert_eq!(Backend::Auto.devices(Serves::Native("`dtype: int4`")), [DeviceKind::Cpu]);
         let torch = [DeviceKind::Cuda, DeviceKind::Npu, DeviceKind::Rocm, DeviceKind::Cpu];
         assert_eq!(Backend::Torch.devices(Serves::Both), torch);

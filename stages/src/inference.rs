@@ -330,14 +330,14 @@ fn open(
 ) -> Result<Box<dyn Inference>, StageError> {
     let adapter = adapter.map(|artifact| adapter::open(artifact, model)).transpose()?;
     context.record("threads", context.threads());
-    match kernel_set {
+    match kernel_set.on(context.devices().kind) {
         Kernels::Cpu => {
             let ops = kernels::cpu_computing(compute, context)?;
             context.record("kernel_set", ops.describe());
             load(ops, &model.folder, adapter.as_ref())
         }
         Kernels::Candle => {
-            let ops = kernels::candle_computing(compute, context);
+            let ops = kernels::candle_computing(compute, context)?;
             context.record("kernel_set", ops.describe());
             load(ops, &model.folder, adapter.as_ref())
         }

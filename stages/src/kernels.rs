@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use devices::DeviceKind;
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::parameter::Parameters;
@@ -16,6 +17,21 @@ pub enum Kernels {
     Cpu,
     /// Candle's tensors, as a second opinion.
     Candle,
+}
+
+impl Kernels {
+    /// The set that computes on a device: on the processor the one that is asked for, on a GPU candle's.
+    pub fn on(self, device: DeviceKind) -> Self {
+        match device {
+            DeviceKind::Cuda => Self::Candle,
+            DeviceKind::Cpu | DeviceKind::Npu | DeviceKind::Rocm | DeviceKind::Metal => self,
+        }
+    }
+}
+
+/// The kinds of device that this program computes on itself, the fastest first.
+pub fn native_devices() -> &'static [DeviceKind] {
+    if Candle::SERVES_CUDA { &[DeviceKind::Cuda, DeviceKind::Cpu] } else { &[DeviceKind::Cpu] }
 }
 
 /// The number type of the computation.
@@ -93,7 +109,19 @@ pub fn cpu_on(threads: usize, compute: Compute, context: &StageContext) -> Resul
     Ok(kernels.recorded_by(context.profile().clone()))
 }
 
-/// Candle's tensors on the processor.
-pub fn candle_computing(compute: Compute, context: &StageContext) -> Arc<Candle> {
-    Arc::new(Candle::on_processor_in(compute).recorded_by(context.profile().clone()))
+/// Candle's tensors, on the device that a stage has: the first CUDA device that its process sees, else the processor.
+///
+/// # Errors
+/// Fails where there is no such device, or this build has no kernels for it.
+pub fn candle_computing(compute: Compute, context: &StageContext) -> Result<Arc<Candle>, StageError> {
+    let set = match context.devices().kind {
+        DeviceKind::Cuda => Candle::on_cuda(0, compute).map_err(|error| {
+            let help = error.help();
+            StageError::new(Cause::Machine, "the kernels for CUDA devices cannot start")
+                .with_source(error)
+                .with_help(help)
+        })?,
+        DeviceKind::Cpu | DeviceKind::Npu | DeviceKind::Rocm | DeviceKind::Metal => Candle::on_processor_in(compute),
+    };
+    Ok(Arc::new(set.recorded_by(context.profile().clone())))
 }

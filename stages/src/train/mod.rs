@@ -146,7 +146,7 @@ impl Stage for Train {
         }
         let mut workers = workers::Workers::form(params, context)?;
         let compute = params.dtype.compute();
-        match params.kernels {
+        match params.kernels.on(context.devices().kind) {
             Kernels::Cpu => {
                 let kernels = kernels::cpu_on(workers.threads, compute, context)?;
                 let kernels = match workers.weights.take() {
@@ -155,7 +155,7 @@ impl Stage for Train {
                 };
                 session::run(params, Arc::new(kernels), workers, context)
             }
-            Kernels::Candle => session::run(params, kernels::candle_computing(compute, context), workers, context),
+            Kernels::Candle => session::run(params, kernels::candle_computing(compute, context)?, workers, context),
         }
     }
 }
