@@ -202,9 +202,9 @@ mod tests {
     fn read(json: Json) -> Result<ExecutorSettings, Vec<String>> {
         let mut reader = Reader::default();
         let read = ExecutorSettings::read(&Node::from_json(&json), &mut reader);
-        read.ok_or_else(|| {
-            reader.problems.iter().map(|problem| format!("{} {}", problem.code, problem.message)).collect()
-        })
+        let problems = reader.problems.iter().map(|problem| format!("{} {}", problem.code, problem.message));
+        let problems: Vec<String> = problems.collect();
+        if problems.is_empty() { Ok(read.unwrap()) } else { Err(problems) }
     }
 
     #[test]

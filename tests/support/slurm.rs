@@ -128,7 +128,7 @@ impl Cluster {
         }
         // Those that supervise go first: they would tell the controller what became of the job.
         let (supervisors, others): (Vec<_>, Vec<_>) =
-            self.processes().into_iter().partition(|process| process.node.is_none());
+            self.processes().into_iter().partition(|process| process.is_supervisor);
         supervisors.iter().chain(&others).for_each(|process| kill(process.id));
     }
 
@@ -187,9 +187,9 @@ impl Cluster {
             let value = |name: &str| environment.iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
             let command = fs::read_to_string(path.join("cmdline")).unwrap_or_default().replace('\0', " ");
             let is_supervisor = command.starts_with("slurmstepd");
-            // A supervisor has the environment of its daemon, which names no node; its title names the job.
-            let node = value("SLURMD_NODENAME").map(str::to_owned);
-            (is_supervisor || node.is_some()).then_some(Process { id, node })
+            // A supervisor has the environment of its daemon, and an engine that submits is in no job.
+            let is_of_a_job = value("SLURM_JOB_ID").is_some();
+            (is_supervisor || is_of_a_job).then_some(Process { id, is_supervisor })
         });
         processes.collect()
     }
@@ -197,7 +197,7 @@ impl Cluster {
 
 struct Process {
     id: i32,
-    node: Option<String>,
+    is_supervisor: bool,
 }
 
 impl Drop for Cluster {
@@ -280,6 +280,7 @@ SlurmctldPort={}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/none
+AuthInfo=cred_expire=5
 CredType=cred/none
 StateSaveLocation={here}/state
 SlurmdSpoolDir={here}/spool/%n

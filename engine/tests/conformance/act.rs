@@ -76,7 +76,8 @@ impl Stage for Act {
             let mut out = std::io::stdout().lock();
             writeln!(out, "stray {line}").unwrap();
             drop(out);
-            eprintln!("error {line}");
+            // In one piece: others write to the same log.
+            std::io::stderr().write_all(format!("error {line}\n").as_bytes()).unwrap();
         }
         if params.report_bytes > 0 {
             context.emit(WorkerEvent::Report { text: "x".repeat(params.report_bytes) });

@@ -197,7 +197,7 @@ mod tests {
         let said = said(&job);
         assert!(said.contains("--time=2 --signal=B:TERM@9"), "{said}");
         assert!(said.ends_with("--exclusive -w n1"), "{said}");
-        assert!(was_nearly_over(3400, 3600) && !was_nearly_over(3300, 3600));
+        assert!(was_nearly_over(3450, 3600) && !was_nearly_over(3300, 3600));
     }
 
     #[test]

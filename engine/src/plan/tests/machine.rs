@@ -51,7 +51,7 @@ stages:
     assert_eq!((of(&file, "a", Some(slurm)).0, of(&file, "c", Some(local)).0), (local, local));
     let over = plan_over(text, &["executor.slurm.partition=debug", "a.executor=slurm"]);
     assert_eq!((of(&over, "a", None), of(&over, "c", None)), ((slurm, "debug".into()), (slurm, "debug".into())));
-    assert_eq!(wrong(&text.replace("gres:", "gers:"))[0], "unknown-key 2:48 unknown key `gers` (did you mean `gres`?)");
+    assert_eq!(wrong(&text.replace("gres:", "gers:"))[0], "unknown-key 2:49 unknown key `gers` (did you mean `gres`?)");
 }
 
 #[test]
