@@ -25,7 +25,7 @@ impl Scheduler<'_> {
         }
         // With other parameters than those of the file the figures of the file do not hold.
         let as_filed = self.stages[stage].parameters.is_none();
-        let estimate = as_filed.then(|| planned.bound.preflight(&self.facts_of_inputs(stage), planned.span));
+        let estimate = as_filed.then(|| planned.preflight(&self.facts_of_inputs(stage)));
         let estimate = estimate.and_then(|ahead| ahead.estimate());
         self.stages[stage].estimate = Some(estimate);
         estimate
