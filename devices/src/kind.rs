@@ -75,9 +75,7 @@ impl DeviceKind {
     pub fn how_it_was_tried(self) -> &'static str {
         match self {
             Self::Cpu => "",
-            Self::Cuda => {
-                "What is done with it is compiled, and tested on the CPU and on stand-ins for NVML and nvidia-smi."
-            }
+            Self::Cuda => "What is done with it is tested on the CPU and on stand-ins for NVML and nvidia-smi.",
             Self::Npu => {
                 "What is done with it is built to Ascend's documents, and tested on an emulated device and a stand-in for npu-smi."
             }
