@@ -420,7 +420,7 @@ fn what_no_pod_can_do_is_refused_with_what_to_do() {
     refused(
         "argo",
         &with(&["text.source=./large.jsonl"]),
-        &["a ConfigMap holds less than 1 MiB", "large.jsonl (1.1 MiB)", "--folder"],
+        &["a ConfigMap holds less than 1 MiB", "large.jsonl (1.2 MiB)", "--folder"],
     );
     let ran = export(&project, "argo", "data.yaml", &with(&["text.source=./large.jsonl", "--folder", "/work/job"]))
         .ends_with(0);

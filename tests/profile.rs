@@ -86,7 +86,7 @@ fn a_profiled_run_has_tables_that_add_up_and_one_trace() {
 
     // Later: the same tables, and where the trace is.
     let shown = project.run(&["runs", "profile", "latest", "adapter"]).ends_with(0);
-    let shown = shown.says("[adapter] where ").says("(outside kernels)").says("linear").says("limits of ");
+    let shown = shown.says("[adapter] where ").says("(outside kernels)").says("of limit").says("limits of ");
     assert!(!shown.stdout.contains("[tokens]"), "{shown}");
     project.run(&["runs", "show"]).ends_with(0).says("trace: ").says("runs profile");
 
