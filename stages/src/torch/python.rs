@@ -160,7 +160,7 @@ mod tests {
         let error = bare.packages().unwrap_err();
         assert_eq!(error.cause, Cause::Machine);
         assert!(
-            error.message.ends_with("has no pipeline_torch_worker, no transformers, no peft, no pyarrow"),
+            error.message.ends_with("has no pipeline_torch_worker, no transformers, no peft, no pyarrow, no numpy"),
             "{error}"
         );
         assert!(error.help.unwrap().contains("-m pip install ./workers/torch"));
