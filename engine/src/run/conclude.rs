@@ -75,6 +75,7 @@ impl Scheduler<'_> {
         exit: &Exit,
     ) -> Result<(), Failure> {
         how.extend(self.recorder.circumstances(exit));
+        self.note_to_send(stage);
         let run = &mut self.stages[stage];
         let keyed = run.key.as_ref().expect("a stage that ran has a key");
         if !run.less_memory.is_empty() {

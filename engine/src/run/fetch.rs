@@ -77,20 +77,31 @@ impl Scheduler<'_> {
         all
     }
 
-    /// Sends what a stage has made, if the pipeline's results are to be shared.
-    pub(super) fn send(&mut self, stage: usize) {
+    /// Notes that a result is to be sent, if the pipeline's results are to be shared. Before the result is recorded: it is never here,
+    /// found by every later run, and not on its way.
+    pub(super) fn note_to_send(&self, stage: usize) {
         let Some(settings) = self.elsewhere.settings.as_ref().filter(|settings| settings.push) else { return };
         let key = self.stages[stage].key.as_ref().expect("a stage that ran has a key").key;
         // Without the note a push that is cut off is not taken up; the push itself needs none.
         let _ = self.store.to_send(&key, &settings.place.to_string());
-        self.send_key(key);
+    }
+
+    /// Sends what a stage has made, if the pipeline's results are to be shared.
+    pub(super) fn send(&mut self, stage: usize) {
+        if self.elsewhere.settings.as_ref().is_some_and(|settings| settings.push) {
+            let key = self.stages[stage].key.as_ref().expect("a stage that ran has a key").key;
+            self.send_key(key);
+        }
     }
 
     /// Sends what earlier runs could not.
     pub(super) fn send_what_is_left(&mut self) {
         let Some(settings) = self.elsewhere.settings.as_ref().filter(|settings| settings.push) else { return };
         for key in self.store.outbox(&settings.place.to_string()).unwrap_or_default() {
-            self.send_key(key);
+            // A run was killed between its note and its result, or is there just now and will send it.
+            if self.store.last_use(&key).is_some() {
+                self.send_key(key);
+            }
         }
     }
 

@@ -13,6 +13,7 @@ use engine::parameter::Parameters;
 use engine::protocol::WorkerEvent;
 use engine::stage::Stage;
 use nix::libc;
+use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, raise};
 use serde_json::json;
 
@@ -124,6 +125,8 @@ impl Stage for Act {
             // The runtime's own handler would turn a real fault into an abort of its own.
             // SAFETY: the default action of a signal has no handler whose safety would have to hold.
             unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
+            // Its core would lie in the folder of the sources.
+            setrlimit(Resource::RLIMIT_CORE, 0, 0).unwrap();
             raise(Signal::SIGSEGV).unwrap();
         }
         Ok(())
