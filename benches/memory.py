@@ -128,11 +128,11 @@ class Watch(threading.Thread):
 
     def children(self):
         found = []
-        for listed in Path(f"/proc/{self.parent}/task").glob("*/children"):
-            try:
-                found += listed.read_text(encoding="ascii").split()
-            except OSError:
-                continue  # The thread has ended.
+        try:
+            for thread in os.listdir(f"/proc/{self.parent}/task"):
+                found += Path(f"/proc/{self.parent}/task/{thread}/children").read_text(encoding="ascii").split()
+        except OSError:
+            pass  # The thread, or the process, has ended: there is another look soon, or none is needed.
         return found
 
 
