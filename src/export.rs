@@ -4,6 +4,7 @@
 //! plan), [`files`] (what pods read), [`pod`] (what a pod asks for and is given), [`names`] and [`yaml`].
 
 mod argo;
+mod arguments;
 mod cluster;
 mod copy;
 mod files;
@@ -33,9 +34,9 @@ pub struct ExportArgs {
 #[derive(Subcommand)]
 enum Target {
     /// Write an Argo workflow: a task for each stage, in the order of the graph, with the shared cache between them.
-    Argo(cluster::ClusterArgs),
+    Argo(arguments::ClusterArgs),
     /// Write a Kubernetes Job that runs the whole file in one pod.
-    Kubernetes(cluster::ClusterArgs),
+    Kubernetes(arguments::ClusterArgs),
 }
 
 /// Copies or writes.

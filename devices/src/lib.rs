@@ -17,6 +17,7 @@ mod metal;
 mod nvidia;
 pub mod placement;
 mod rocm;
+mod survey;
 #[cfg(test)]
 mod test_machine;
 mod tool;

@@ -30,6 +30,7 @@ mod join;
 mod left_out;
 mod load;
 mod matrix;
+mod not_served;
 mod of_children;
 mod one_value;
 mod order;

@@ -16,6 +16,7 @@ mod norm;
 mod operand;
 mod operations;
 mod optimizer;
+mod plain;
 mod pointwise;
 mod product;
 mod quantized;

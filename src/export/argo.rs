@@ -6,7 +6,8 @@
 use engine::plan::{Plan, PlannedStage};
 use serde_json::{Value, json};
 
-use super::cluster::{ClusterArgs, Job, Through};
+use super::arguments::ClusterArgs;
+use super::cluster::{Job, Through};
 use super::names::Names;
 use super::pod::{self, Asks};
 use crate::Global;

@@ -1,118 +1,28 @@
 //! What both kinds of manifests need: the command line, the plan, the shared cache, and everything that would keep a pod from working.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use cache::Digest;
-use clap::Args;
 use engine::executor::ExecutorKind;
 use engine::file::interpolate::is_secret;
 use engine::plan::{DeviceCount, DeviceRequest, Plan, PlannedStage, Resources};
 use engine::remote::RemoteSettings;
 use serde_json::{Value, json};
 
+use super::arguments::{ClusterArgs, POD};
 use super::files::{self, Files};
 use super::names::{label, marked};
 use super::yaml;
 use crate::progress::Verbosity;
-use crate::remote::RemoteArgs;
 use crate::render::{self, Exit, Failure, Message};
 use crate::{Global, terminal, words};
-
-/// The folder of all that a pod is given.
-pub const POD: &str = "/pipeline";
 
 /// Letters of a digest in a name: enough that two versions of a file do not meet.
 const MARK: usize = 8;
 
 /// The longest name of a workflow or job: its pods' names are made of it.
 const LONGEST_NAME: usize = 52;
-
-/// What is exported, and how the cluster is to run it.
-#[derive(Args)]
-pub struct ClusterArgs {
-    /// The pipeline file.
-    pub file: PathBuf,
-    /// Changes to the file, as `stage.path=value` or `vars.name=value`: the pods run it with them.
-    #[arg(value_name = "OVERRIDE")]
-    pub overrides: Vec<String>,
-    /// Where to write it [default: standard output].
-    #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
-    /// The image that the pods run: it has `pipeline` on its PATH, and what `backend: torch` or a `command` stage needs.
-    #[arg(long)]
-    pub image: String,
-    /// The namespace to run in [default: that of whoever applies it].
-    #[arg(long)]
-    pub namespace: Option<String>,
-    /// The service account of the pods.
-    #[arg(long, value_name = "NAME")]
-    pub service_account: Option<String>,
-    /// A label that a node must have, for all pods or for those with a device; may be given several times.
-    #[arg(long = "node-selector", value_name = "[DEVICE:]LABEL=VALUE")]
-    pub node_selectors: Vec<NodeSelector>,
-    /// What the cluster calls a device, such as `npu=huawei.com/Ascend310P`; may be given several times.
-    #[arg(long = "device-resource", value_name = "DEVICE=RESOURCE")]
-    pub device_resources: Vec<DeviceResource>,
-    /// The Secret that holds tokens and keys, each under the name of its environment variable.
-    #[arg(long, value_name = "NAME", default_value = "pipeline")]
-    pub secret: String,
-    /// An environment variable of the pods that is no secret, such as `HF_ENDPOINT=https://…`; may be given several times.
-    #[arg(long = "env", value_name = "NAME=VALUE")]
-    pub variables: Vec<Variable>,
-    /// A persistent volume claim to mount, for a shared cache or sources that lie there; may be given several times.
-    #[arg(long = "volume", value_name = "CLAIM=FOLDER")]
-    pub volumes: Vec<Volume>,
-    /// A persistent volume claim for the pods' homes: a training whose pod is lost goes on from its saved steps.
-    #[arg(long, value_name = "CLAIM")]
-    pub home_claim: Option<String>,
-    /// Where the folder of the pipeline file lies in the image or on a volume. Without it a ConfigMap brings the file and its sources.
-    #[arg(long, value_name = "FOLDER")]
-    folder: Option<PathBuf>,
-    #[command(flatten)]
-    remote: RemoteArgs,
-}
-
-/// `cuda:accelerator=h100`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeSelector {
-    /// The pods that it is for; all, where it names none.
-    pub device: Option<DeviceRequest>,
-    /// The label of a node.
-    pub label: String,
-    /// Its value.
-    pub value: String,
-}
-
-/// `npu=huawei.com/Ascend310P`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceResource {
-    /// The device of a pipeline file.
-    pub device: DeviceRequest,
-    /// The cluster's name for it.
-    pub resource: String,
-}
-
-/// `NAME=VALUE`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Variable {
-    /// The variable.
-    pub name: String,
-    /// Its value.
-    pub value: String,
-}
-
-/// `claim=/mnt/cache`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Volume {
-    /// The persistent volume claim.
-    pub claim: String,
-    /// Where pods see it.
-    pub folder: PathBuf,
-}
 
 /// A pipeline that is ready to be written for a cluster.
 pub struct Job<'a> {
@@ -309,11 +219,6 @@ impl ClusterArgs {
             }
         }
     }
-
-    /// Whether pods see a path of this machine under the same name.
-    pub fn is_mounted(&self, path: &Path) -> bool {
-        self.volumes.iter().any(|volume| path.starts_with(&volume.folder))
-    }
 }
 
 /// What a stage asks for that no pod can be given.
@@ -357,77 +262,4 @@ fn secrets_in(documents: &[Value]) -> Vec<String> {
 /// Kubernetes replaces `$(NAME)` in arguments and variables.
 fn escaped(text: &str) -> String {
     text.replace("$(", "$$(")
-}
-
-/// Splits `NAME=VALUE`.
-fn pair<'t>(text: &'t str, form: &str) -> Result<(&'t str, &'t str), String> {
-    match text.split_once('=') {
-        Some((name, value)) if !name.trim().is_empty() => Ok((name.trim(), value)),
-        _ => Err(format!("expected {form}")),
-    }
-}
-
-/// Devices that a cluster can have.
-const DEVICES: [(&str, DeviceRequest); 4] = [
-    ("cpu", DeviceRequest::Cpu),
-    ("cuda", DeviceRequest::Cuda),
-    ("npu", DeviceRequest::Npu),
-    ("rocm", DeviceRequest::Rocm),
-];
-
-fn device(name: &str) -> Result<DeviceRequest, String> {
-    let found = DEVICES.iter().find(|(known, _)| *known == name);
-    found.map(|(_, device)| *device).ok_or_else(|| format!("`{name}` is no device: cpu, cuda, npu or rocm"))
-}
-
-impl FromStr for NodeSelector {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, value) = pair(text, "LABEL=VALUE or DEVICE:LABEL=VALUE")?;
-        let (of, label) = match name.split_once(':') {
-            Some((name, label)) => (Some(device(name)?), label),
-            None => (None, name),
-        };
-        Ok(Self { device: of, label: label.to_owned(), value: value.to_owned() })
-    }
-}
-
-impl FromStr for DeviceResource {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, resource) = pair(text, "DEVICE=RESOURCE, such as npu=huawei.com/Ascend310P")?;
-        match device(name)? {
-            DeviceRequest::Cpu => Err("`cpu` is a resource that every cluster has under that name".to_owned()),
-            device => Ok(Self { device, resource: resource.to_owned() }),
-        }
-    }
-}
-
-impl FromStr for Variable {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, value) = pair(text, "NAME=VALUE")?;
-        Ok(Self { name: name.to_owned(), value: value.to_owned() })
-    }
-}
-
-impl FromStr for Volume {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (claim, folder) = pair(text, "CLAIM=FOLDER, such as results=/mnt/results")?;
-        match Path::new(folder) {
-            folder if folder.is_absolute() => Ok(Self { claim: claim.to_owned(), folder: folder.to_owned() }),
-            _ => Err(format!("`{folder}` is not an absolute path")),
-        }
-    }
-}
-
-impl fmt::Display for Volume {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}={}", self.claim, self.folder.display())
-    }
 }

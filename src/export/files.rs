@@ -15,7 +15,7 @@ use engine::plan::{Plan, Rejected};
 use engine::stage::Outside;
 use serde_json::{Map, Value, json};
 
-use super::cluster::{ClusterArgs, POD};
+use super::arguments::{ClusterArgs, POD};
 use super::names::Names;
 use crate::render::{Failure, Message};
 use crate::words;

@@ -6,7 +6,8 @@
 use engine::plan::{DeviceRequest, PlannedStage};
 use serde_json::{Map, Value, json};
 
-use super::cluster::{ClusterArgs, Job, Through};
+use super::arguments::ClusterArgs;
+use super::cluster::{Job, Through};
 use super::names::label;
 use super::pod::{self, Asks};
 use crate::Global;

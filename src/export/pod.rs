@@ -5,7 +5,8 @@ use std::time::Duration;
 use engine::plan::{DeviceCount, DeviceRequest, PlannedStage};
 use serde_json::{Map, Value, json};
 
-use super::cluster::{ClusterArgs, Job, POD};
+use super::arguments::{ClusterArgs, POD};
+use super::cluster::Job;
 
 /// Memory of a pod beside what its stage asks for: the run itself, and what its kernel keeps for it. Were it all promised to the stage, the
 /// stage would wait for it for ever.

@@ -11,8 +11,8 @@ use serde_json::Value;
 use crate::checkpoint::CONFIG;
 use crate::tokenize::facts_of;
 
-/// What a process of ours takes before it loads anything, in bytes.
-pub const PROCESS_BYTES: u64 = 24 << 20;
+/// What a process of ours takes before it loads anything, in bytes; the pages of the program itself are those of a file.
+pub const PROCESS_BYTES: u64 = 8 << 20;
 
 /// The configuration of a model that a stage reads, where its facts have it.
 pub fn model_config(reference: &Reference, inputs: &InputFacts) -> Option<Config> {

@@ -115,8 +115,7 @@ fn rocm(installed: &Installed) -> Option<Finding> {
     if installed.hip.is_some() || installed.torch_error.is_some() {
         return None;
     }
-    let help = "`pip install torch --index-url https://download.pytorch.org/whl/rocm6.4`, or the version of your ROCm"
-        .to_owned();
+    let help = "`uv pip install torch --torch-backend=rocm6.4`, or the version of your ROCm".to_owned();
     Some(finding(Severity::Error, "torch-rocm", "torch was built without ROCm", format!("torch {torch}"), help))
 }
 

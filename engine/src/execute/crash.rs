@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-use super::executor::{Ending, Exit, Verdict};
+use super::ending::{Ending, Verdict};
+use super::executor::Exit;
 use crate::error::{Cause, of_words};
 use crate::memory::{Kills, Memory};
 

@@ -9,8 +9,8 @@ use devices::CpuList;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::ending::{Ending, Verdict};
 use super::submission::ClusterJob;
-use crate::error::Cause;
 use crate::protocol::WorkerEvent;
 
 /// The argument that makes this program a stage process; the job file follows it.
@@ -89,28 +89,6 @@ pub struct Exit {
     pub host: Option<String>,
 }
 
-/// Why a process failed, in the words of whoever started it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verdict {
-    /// What kind of failure.
-    pub cause: Cause,
-    /// The message and its sources, outermost first.
-    pub messages: Vec<String>,
-    /// What to do about it.
-    pub help: Option<String>,
-}
-
-impl Verdict {
-    /// Of a process that took longer than its stage may.
-    pub(crate) fn timeout(limit: Duration) -> Self {
-        Self {
-            cause: Cause::Timeout,
-            messages: vec![format!("it took longer than its timeout of {limit:?}")],
-            help: Some("raise `timeout:`; what the stage had saved is kept".to_owned()),
-        }
-    }
-}
-
 /// What is new of a job of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
@@ -136,16 +114,6 @@ pub enum JobNews {
         /// Why, in the cluster's words.
         reason: String,
     },
-}
-
-/// A process's last status.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Ending {
-    /// It exited with a code.
-    Code(i32),
-    /// A signal ended it, such as `SIGKILL`.
-    Signal(String),
 }
 
 /// How to stop a process.

@@ -21,11 +21,11 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{interval, sleep, sleep_until};
 
 use super::crash::{Evidence, crash};
-use super::executor::{Ending, Executor, Exit, Launch, Message, Process, Stop, Verdict};
+use super::ending::{Ending, Verdict};
+use super::executor::{Executor, Exit, Launch, Message, Process, Stop};
 use super::local::Local;
-use super::submission::{
-    EVENTS_FILE, EXIT_FILE, JOB_FILE, Left, SUBMISSION_FILE, Stopped, Submission, job_lock, write_whole,
-};
+use super::submission::{EVENTS_FILE, EXIT_FILE, JOB_FILE, Left, SUBMISSION_FILE, Stopped, Submission, job_lock};
+use super::whole_file::write_whole;
 use crate::error::Cause;
 use crate::history::circumstances;
 use crate::memory::Memory;

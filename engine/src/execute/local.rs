@@ -20,7 +20,8 @@ use nix::unistd::Pid;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::death_pipe::{self, DeathPipe};
-use super::executor::{Ending, Executor, Exit, Launch, Message, Process, STAGE_ARGUMENT, StartError, Stop};
+use super::ending::Ending;
+use super::executor::{Executor, Exit, Launch, Message, Process, STAGE_ARGUMENT, StartError, Stop};
 
 /// A process that left the group may keep the output open; after this its words are no longer waited for. What was said before
 /// the end is in the pipe and read at once, unless the machine is very busy: then its result would be lost.

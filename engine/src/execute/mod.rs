@@ -5,6 +5,7 @@
 
 pub(crate) mod crash;
 pub mod death_pipe;
+pub mod ending;
 pub mod executor;
 pub mod keeper;
 pub mod local;
@@ -15,8 +16,10 @@ mod recording;
 pub mod slurm;
 pub mod stage_process;
 pub mod submission;
+mod whole_file;
 
-pub use executor::{Ending, Executor, Exit, JobNews, Launch, Message, Process, StartError, Stop, Verdict};
+pub use ending::{Ending, Verdict};
+pub use executor::{Executor, Exit, JobNews, Launch, Message, Process, StartError, Stop};
 pub use local::Local;
 pub use member::{Member, MemberEnd, Membership};
 pub use ranks::{Heard, Ranks, RunningRanks};

@@ -1,15 +1,13 @@
 //! What passes between an engine and the keeper of a job that it submitted to a cluster, by files in a folder that both see.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use cache::{Digest, KeyDocument};
 use devices::DeviceKind;
 use serde::{Deserialize, Serialize};
 
-use super::executor::{Ending, Verdict};
+use super::ending::{Ending, Verdict};
 use super::slurm::record::JobRecord;
 use crate::executor::SlurmSettings;
 
@@ -154,16 +152,4 @@ pub enum Stopped {
 /// The lock that a keeper holds for as long as its job has processes.
 pub fn job_lock(key: &Digest) -> String {
     format!("job-{key}")
-}
-
-/// Writes a value as a file that others find whole, or not at all.
-///
-/// # Errors
-/// Fails where the disk refuses.
-pub(crate) fn write_whole(path: &Path, value: &impl Serialize) -> io::Result<()> {
-    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    let mut file = File::create(&temporary)?;
-    file.write_all(&serde_json::to_vec_pretty(value)?)?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)
 }

@@ -2,8 +2,8 @@
 
 use super::elsewhere;
 use super::entry::StageEntry;
+use super::not_served;
 use super::resolve::Bound;
-use super::resources;
 use crate::file::problem::Problem;
 use crate::parameter::Reader;
 use crate::stage::Registry;
@@ -33,6 +33,6 @@ pub(super) fn bind(stage: &StageEntry, registry: &Registry) -> Bound {
     let (named, problems) = (reader.named, reader.problems);
     let (name, version) = (kind.name(), kind.version());
     let mut bound = Bound { name, version, kind: read, outputs, references, named, problems, ..Bound::default() };
-    bound.problems.extend(resources::warnings(stage, &bound));
+    bound.problems.extend(not_served::warnings(stage, &bound));
     bound
 }

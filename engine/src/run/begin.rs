@@ -10,10 +10,10 @@ use cache::{Digest, Lock, OutputRecord};
 use devices::lease::Lease;
 
 use super::cluster::JobOf;
-use super::devices::{Answer, Given};
 use super::event::{RunEvent, WaitsFor};
 use super::fetch::Look;
 use super::scheduler::{LOCK_POLL, Scheduler};
+use super::seen_devices::{Answer, Given};
 use super::stage_run::{Keyed, Running};
 use super::state::State;
 use crate::context::stored;

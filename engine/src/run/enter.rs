@@ -5,9 +5,9 @@ use std::io;
 use cache::{StatCache, Store};
 
 use super::clock::Moment;
-use super::cluster::Executors;
 use super::error::RunError;
 use super::event::RunEvent;
+use super::executors::Executors;
 use super::outcome::{RunOptions, RunOutcome};
 use super::pinning::pin;
 use super::require::require_machine;

@@ -8,12 +8,12 @@ use cache::Store;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::sleep_until;
 
-use super::cluster::Executors;
-use super::devices::Devices;
 use super::elsewhere::Elsewhere;
 use super::event::{Conclusion, Counts, RunEvent};
+use super::executors::Executors;
 use super::outcome::{Failure, OnFailure, Profiling, RunOptions, RunOutcome, StageOutcome};
 use super::priority::by_longest_chain;
+use super::seen_devices::Devices;
 use super::signals::Signals;
 use super::stage_run::{PublishEnd, StageRun, stage_runs};
 use super::state::{State, Stopping};

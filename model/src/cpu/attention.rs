@@ -11,8 +11,11 @@
 //! Source: Dao et al., arXiv:2205.14135 and arXiv:2307.08691.
 
 mod backward;
+mod floats;
+mod forms;
 mod forward;
 mod kernel;
+mod operands;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
 mod scratch;
@@ -30,8 +33,8 @@ use crate::ops::AttentionShape;
 pub(super) use backward::{Backward, Turns, backward};
 pub(super) use forward::{Forward, forward};
 use kernel::Kernel;
+use operands::{Left, Right};
 pub(super) use sight::Sight;
-use tile::{Left, Right};
 
 /// Rows per block.
 pub(super) const ROWS: usize = 64;

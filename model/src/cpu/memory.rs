@@ -3,20 +3,14 @@
 
 use std::ops::{Deref, DerefMut};
 
-use half::bf16;
 use memmap2::MmapMut;
 
+use super::plain::Plain;
 use super::shared::SharedValues;
 
 /// From so many bytes on a piece is a mapping of its own. (The system joins mappings that lie side by side, and only ranges of whole
 /// huge pages become such, so that none is larger for it.)
 const LARGE: usize = 1 << 20;
-
-/// A number type that any bits are a value of, zero bits that of zero.
-pub(super) trait Plain: Copy + Default {}
-
-impl Plain for f32 {}
-impl Plain for bf16 {}
 
 /// Owned values. The default has none.
 pub(super) enum Memory<T> {

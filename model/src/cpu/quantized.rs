@@ -19,7 +19,8 @@ mod tests;
 
 use half::bf16;
 
-use super::memory::{Memory, Plain};
+use super::memory::Memory;
+use super::plain::Plain;
 use super::product::{Element, Finish, Target, View, ViewMut};
 use super::{Cpu, InstructionSet};
 use crate::fingerprint;

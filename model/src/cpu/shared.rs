@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 
-use super::memory::Plain;
+use super::plain::Plain;
 use crate::ops::KernelError;
 
 /// Weights begin at multiples of this: the widest loads, and the lines of the cache.

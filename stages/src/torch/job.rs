@@ -167,19 +167,6 @@ impl From<Optimizer> for OptimizerOptions {
     }
 }
 
-impl From<crate::train::LossScale> for LossScale {
-    fn from(scale: crate::train::LossScale) -> Self {
-        let crate::train::LossScale { init_scale, growth_factor, backoff_factor, growth_interval } = scale;
-        Self { init_scale, growth_factor, backoff_factor, growth_interval }
-    }
-}
-
-impl From<&crate::train::EarlyStopping> for EarlyStopping {
-    fn from(stopping: &crate::train::EarlyStopping) -> Self {
-        Self { patience: stopping.patience, min_delta: stopping.min_delta }
-    }
-}
-
 impl Dtype {
     /// Its name in a job.
     pub(crate) fn in_job(self) -> &'static str {

@@ -19,7 +19,7 @@ use serde_json::json;
 
 use super::figures::{Curves, History};
 use super::order::{Division, RowOrder};
-use super::parameters::{Method, TrainParams};
+use super::parameters::{EarlyStopping, LossScale, Method, TrainParams};
 use super::state::Progress;
 use super::{checkpoints, fit, output, prepare, session, summary};
 use crate::artifact::TokensReader;
@@ -270,5 +270,18 @@ mod tests {
         let rates: Vec<f64> = steps.iter().map(|step| step["learning_rate"].as_f64().unwrap()).collect();
         assert_eq!((rates[0], rates[1]), (0.0, 3e-4));
         assert!(rates[2] < rates[1]);
+    }
+}
+
+impl From<LossScale> for job::LossScale {
+    fn from(scale: LossScale) -> Self {
+        let LossScale { init_scale, growth_factor, backoff_factor, growth_interval } = scale;
+        Self { init_scale, growth_factor, backoff_factor, growth_interval }
+    }
+}
+
+impl From<&EarlyStopping> for job::EarlyStopping {
+    fn from(stopping: &EarlyStopping) -> Self {
+        Self { patience: stopping.patience, min_delta: stopping.min_delta }
     }
 }

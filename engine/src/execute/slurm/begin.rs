@@ -2,18 +2,24 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::UnboundedSender;
 
 use super::Slurm;
 use super::client::Refusal;
-use super::follow::{End, Follower, OUTPUT_FILE, is_over};
+use super::follower::{End, Follower, is_over};
 use super::judge::verdict;
 use super::record::JobRecord;
-use super::request::{arguments, script};
+use super::request::{OUTPUT_FILE, arguments, script};
 use super::state::Details;
+use super::tail::Tail;
 use crate::error::Cause;
-use crate::execute::submission::{ClusterJob, SUBMISSION_FILE, Submission, write_whole};
-use crate::execute::{Ending, JobNews, Launch, StartError, Verdict};
+use crate::execute::submission::{ClusterJob, EVENTS_FILE, SUBMISSION_FILE, Submission};
+use crate::execute::whole_file::write_whole;
+use crate::execute::{Ending, JobNews, Launch, Message, StartError, Stop, Verdict};
 
 /// The longest wait between two tries to submit.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
@@ -25,6 +31,47 @@ pub(super) enum Begun {
 }
 
 impl Follower {
+    /// Writes down all that a job needs, so that from now on whoever asks finds it.
+    pub fn new(
+        slurm: &Slurm,
+        launch: &Launch,
+        messages: UnboundedSender<Message>,
+        orders: Receiver<Stop>,
+    ) -> Result<Self, StartError> {
+        let job = *launch.cluster.clone().expect("who chooses a cluster says what it is to be told");
+        let stage_folder = launch.job.parent().unwrap_or(Path::new("/")).to_owned();
+        let record = match job.adopt.clone() {
+            Some(record) => record,
+            None => prepare(slurm, launch, &job, &stage_folder)?,
+        };
+        let log = (record.stage_folder != stage_folder)
+            .then(|| (Tail::new(record.stage_folder.join("log")), launch.log.clone()));
+        Ok(Self {
+            stage: launch.stage,
+            client: Arc::clone(&slurm.client),
+            queue: Arc::clone(&slurm.queue),
+            records: slurm.records.clone(),
+            store: launch.store.clone(),
+            events: Tail::new(record.folder.join(EVENTS_FILE)),
+            job,
+            record,
+            log,
+            messages,
+            orders,
+            began: Instant::now(),
+            stop: None,
+            stopped: false,
+            kill_since: None,
+            last_news: None,
+            has_run: false,
+            heard_since: None,
+            locks_were_looked_at: false,
+            over_since: None,
+            ask_again_at: None,
+            requeued_after: None,
+        })
+    }
+
     /// Submits the job, as often as it takes.
     pub(super) fn submit(&mut self) -> Begun {
         let folder = self.record.folder.clone();
@@ -121,12 +168,7 @@ fn no_slurm(words: String) -> Verdict {
 }
 
 /// Makes the folder of a submission and the record that leads to it.
-pub(super) fn prepare(
-    slurm: &Slurm,
-    launch: &Launch,
-    job: &ClusterJob,
-    stage_folder: &Path,
-) -> Result<JobRecord, StartError> {
+fn prepare(slurm: &Slurm, launch: &Launch, job: &ClusterJob, stage_folder: &Path) -> Result<JobRecord, StartError> {
     let folder = stage_folder.join(format!("slurm-{}", job.submission));
     fs::create_dir_all(&folder).map_err(failed("create folder", &folder))?;
     let submission = Submission {

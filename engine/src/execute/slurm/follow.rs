@@ -2,28 +2,17 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use cache::Store;
-use tokio::sync::mpsc::UnboundedSender;
-
-use super::Slurm;
-use super::begin::{Begun, prepare};
-use super::client::{Client, Refusal};
+use super::begin::Begun;
+use super::client::Refusal;
+use super::follower::{End, Follower};
 use super::judge::{forgotten, verdict};
-use super::queue::Queue;
-use super::record::{JobRecord, Records};
+use super::request::OUTPUT_FILE;
 use super::state::{Details, Seen, Standing};
-use super::tail::Tail;
-use crate::execute::submission::{ClusterJob, EVENTS_FILE, EXIT_FILE, Left, Stopped, job_lock};
-use crate::execute::{Ending, Exit, JobNews, Launch, Message, StartError, Stop, Verdict};
+use crate::execute::submission::{EVENTS_FILE, Left, Stopped};
+use crate::execute::{Ending, Exit, JobNews, Message, Stop};
 use crate::protocol::WorkerEvent;
-
-/// What the job itself prints: what its batch script could not do.
-pub(super) const OUTPUT_FILE: &str = "output";
 
 /// How often the files of a job are looked at.
 const LOOK: Duration = Duration::from_millis(200);
@@ -46,93 +35,7 @@ const PASSING: Duration = Duration::from_secs(3);
 /// A controller that is silent for less is not worth a word.
 const SILENCE: Duration = Duration::from_secs(20);
 
-/// Follows one job.
-pub(super) struct Follower {
-    stage: usize,
-    pub(super) client: Arc<Client>,
-    queue: Arc<Queue>,
-    pub(super) records: Records,
-    pub(super) job: ClusterJob,
-    pub(super) record: JobRecord,
-    store: PathBuf,
-    /// The engine's own log of the stage, where the job writes another one.
-    log: Option<(Tail, PathBuf)>,
-    events: Tail,
-    messages: UnboundedSender<Message>,
-    orders: Receiver<Stop>,
-    began: Instant,
-    /// How it was told to stop.
-    pub(super) stop: Option<Stop>,
-    /// That the cluster was told so.
-    stopped: bool,
-    /// Since when it is to be ended at once.
-    kill_since: Option<Instant>,
-    last_news: Option<JobNews>,
-    has_run: bool,
-    /// Since when the stage's process is heard.
-    heard_since: Option<Instant>,
-    locks_were_looked_at: bool,
-    over_since: Option<Instant>,
-    /// Set while the cluster is asked why it told the job to stop.
-    ask_again_at: Option<Instant>,
-    /// The restart whose end is none, since the cluster starts it again.
-    requeued_after: Option<u32>,
-}
-
-/// How following ends.
-pub(super) enum End {
-    /// The job is over.
-    Over(Exit),
-    /// The job of an earlier run was over before.
-    Gone(String),
-    /// The job may live: the cluster could not be told to end it. Its record stays.
-    LetGo,
-    /// Nobody listens any more.
-    Unheard,
-}
-
 impl Follower {
-    /// Writes down all that a job needs, so that from now on whoever asks finds it.
-    pub fn new(
-        slurm: &Slurm,
-        launch: &Launch,
-        messages: UnboundedSender<Message>,
-        orders: Receiver<Stop>,
-    ) -> Result<Self, StartError> {
-        let job = *launch.cluster.clone().expect("who chooses a cluster says what it is to be told");
-        let stage_folder = launch.job.parent().unwrap_or(Path::new("/")).to_owned();
-        let record = match job.adopt.clone() {
-            Some(record) => record,
-            None => prepare(slurm, launch, &job, &stage_folder)?,
-        };
-        let log = (record.stage_folder != stage_folder)
-            .then(|| (Tail::new(record.stage_folder.join("log")), launch.log.clone()));
-        Ok(Self {
-            stage: launch.stage,
-            client: Arc::clone(&slurm.client),
-            queue: Arc::clone(&slurm.queue),
-            records: slurm.records.clone(),
-            store: launch.store.clone(),
-            events: Tail::new(record.folder.join(EVENTS_FILE)),
-            job,
-            record,
-            log,
-            messages,
-            orders,
-            began: Instant::now(),
-            stop: None,
-            stopped: false,
-            kill_since: None,
-            last_news: None,
-            has_run: false,
-            heard_since: None,
-            locks_were_looked_at: false,
-            over_since: None,
-            ask_again_at: None,
-            requeued_after: None,
-        })
-    }
-
     /// Follows the job to its end and tells it.
     pub fn run(mut self) {
         let begun = if self.job.adopt.is_some() { self.adopt() } else { self.submit() };
@@ -323,10 +226,6 @@ impl Follower {
         self.has_run || self.record.folder.join(EVENTS_FILE).exists()
     }
 
-    pub(super) fn lives(&self) -> bool {
-        Store::look(&self.store).ok().flatten().is_some_and(|store| lives(&store, &self.record))
-    }
-
     /// Passes on what the job said since the last look.
     fn relay(&mut self) {
         for line in self.events.lines() {
@@ -372,66 +271,6 @@ impl Follower {
             }
         }
     }
-
-    pub(super) fn left(&self) -> Option<Left> {
-        serde_json::from_slice(&fs::read(self.record.folder.join(EXIT_FILE)).ok()?).ok()
-    }
-
-    /// Waits, and takes orders; false where nobody listens any more.
-    pub(super) fn pause(&mut self, wait: Duration) -> bool {
-        match self.orders.recv_timeout(wait) {
-            Ok(order) => {
-                self.stopped &= self.stop == Some(order);
-                self.stop = Some(order);
-                if order == Stop::Kill {
-                    self.kill_since.get_or_insert_with(Instant::now);
-                }
-                true
-            }
-            Err(RecvTimeoutError::Timeout) => true,
-            Err(RecvTimeoutError::Disconnected) => false,
-        }
-    }
-
-    pub(super) fn waits(&mut self, job: Option<String>, reason: &str, meaning: &str) {
-        let news = JobNews::Waiting { reason: reason.to_owned(), meaning: meaning.to_owned() };
-        if self.last_news.as_ref() != Some(&news) {
-            self.last_news = Some(news.clone());
-            self.tell(Message::Queued { stage: self.stage, job, news });
-        }
-    }
-
-    pub(super) fn news(&mut self, id: &str, news: JobNews) {
-        if self.last_news.as_ref() != Some(&news) {
-            self.last_news = Some(news.clone());
-            self.tell(Message::Queued { stage: self.stage, job: Some(id.to_owned()), news });
-        }
-    }
-
-    fn tell(&self, message: Message) {
-        // An engine that is ending does not listen.
-        let _ = self.messages.send(message);
-    }
-
-    pub(super) fn exit_with(&self, verdict: Verdict) -> Exit {
-        self.exit(Ending::Signal("SIGKILL".to_owned()), Some(verdict))
-    }
-
-    pub(super) fn exit(&self, ending: Ending, verdict: Option<Verdict>) -> Exit {
-        let ran = if self.has_run { self.began.elapsed() } else { Duration::ZERO };
-        Exit { ending, ran, peak_memory_bytes: 0, cpu: Duration::ZERO, verdict, host: None }
-    }
-}
-
-/// Whether a process holds the lock of a job: it lives then, whatever the cluster has forgotten.
-pub(super) fn lives(store: &Store, record: &JobRecord) -> bool {
-    matches!(store.try_lock(&job_lock(&record.key)), Ok(None))
-}
-
-/// Whether a job has come to its end, by its own word or that of the cluster.
-pub(super) fn is_over(record: &JobRecord, details: Option<&Details>) -> bool {
-    let ended = details.is_none_or(|details| details.seen().standing() == Standing::Ended);
-    ended || record.folder.join(EXIT_FILE).exists()
 }
 
 fn exit_of(left: Left) -> Exit {

@@ -16,6 +16,7 @@
 mod begin;
 mod client;
 mod follow;
+mod follower;
 mod judge;
 mod queue;
 pub mod record;
@@ -35,7 +36,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::executor::{Executor, Launch, Message, Process, StartError, Stop};
 use client::Client;
-use follow::{Follower, is_over, lives};
+use follower::{Follower, is_over, lives};
 use queue::Queue;
 use record::{JobRecord, Records};
 

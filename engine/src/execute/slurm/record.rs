@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use cache::Digest;
 use serde::{Deserialize, Serialize};
 
-use crate::execute::submission::write_whole;
+use crate::execute::whole_file::write_whole;
 
 /// A job that makes a result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

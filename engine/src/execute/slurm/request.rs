@@ -8,6 +8,9 @@ use devices::DeviceKind;
 use crate::execute::keeper::KEEPER_ARGUMENT;
 use crate::execute::submission::ClusterJob;
 
+/// What the job itself prints: what its batch script could not do.
+pub(super) const OUTPUT_FILE: &str = "output";
+
 /// How long before its time limit a job is told to save what it has, at most.
 const NOTICE: Duration = Duration::from_secs(120);
 
@@ -19,7 +22,7 @@ pub(super) fn arguments(job: &ClusterJob, folder: &Path) -> Vec<String> {
     let settings = &job.settings;
     let mut arguments = vec![
         format!("--job-name={}", job.name),
-        format!("--output={}", pattern(&folder.join(super::follow::OUTPUT_FILE))),
+        format!("--output={}", pattern(&folder.join(OUTPUT_FILE))),
         "--open-mode=append".to_owned(),
         format!("--chdir={}", job.working_folder.display()),
         // A stage goes on from what it saved, so another node may have it after one was lost.

@@ -9,7 +9,8 @@ use std::arch::x86_64::{
 use std::ops::Range;
 
 use super::kernel::Kernel;
-use super::tile::{Left, Product, Right, tiles};
+use super::operands::{Left, Product, Right};
+use super::tile::tiles;
 use super::{Columns, ROWS};
 use crate::cpu::simd::{Avx512, Vector};
 
