@@ -19,8 +19,8 @@ use super::{Flow, InferenceParams};
 use crate::adapter;
 use crate::checkpoint;
 use crate::prompt::Encoded;
+use crate::torch::Work;
 use crate::torch::job::{Generate, Job, Score};
-use crate::torch::{Summary, Work};
 
 /// A model, an adapter perhaps, and how they are asked.
 pub(super) struct Worker {
@@ -179,15 +179,9 @@ impl Worker {
             Ok(())
         })?;
         self.done.took += began.elapsed();
-        self.done.peak_memory_bytes = self.done.peak_memory_bytes.max(peak(&summary));
+        self.done.peak_memory_bytes = self.done.peak_memory_bytes.max(summary.peak_memory_bytes());
         Ok(())
     }
-}
-
-/// The most memory of any rank.
-fn peak(summary: &Summary) -> Option<u64> {
-    let ranks: Vec<Option<u64>> = summary.get("peak_memory_bytes").ok()?;
-    ranks.into_iter().flatten().max()
 }
 
 impl From<Answered> for Completion {

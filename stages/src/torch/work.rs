@@ -26,6 +26,9 @@ const LOADING: Duration = Duration::from_secs(20 * 60);
 /// What the worker leaves about its work.
 const SUMMARY: &str = "summary.json";
 
+/// The most memory that each rank has had, by its device's counter, in the summary.
+const PEAK_MEMORY: &str = "peak_memory_bytes";
+
 /// A piece of work in a folder of its own.
 #[derive(Debug)]
 pub(crate) struct Work {
@@ -59,8 +62,16 @@ impl Summary {
     fn record(&self, context: &mut StageContext) {
         context.record("threads", context.threads());
         for (name, value) in self.0.iter().filter(|(name, _)| !["progress", "backend"].contains(&name.as_str())) {
+            // The engine's own figure of that name is one of processes on this machine.
+            let name = if name == PEAK_MEMORY { "peak_memory_bytes_of_ranks" } else { name };
             context.record(name, value.clone());
         }
+    }
+
+    /// The most memory of any rank, where they say.
+    pub fn peak_memory_bytes(&self) -> Option<u64> {
+        let ranks: Vec<Option<u64>> = self.get(PEAK_MEMORY).ok()?;
+        ranks.into_iter().flatten().max()
     }
 }
 

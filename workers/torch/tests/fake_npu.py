@@ -12,6 +12,7 @@ so that tensors of all of them say that they are of the first.
 from __future__ import annotations
 
 import os
+import sys
 import types
 from typing import Any
 
@@ -23,7 +24,21 @@ from fused_attention import npu_fusion_attention as npu_fusion_attention
 
 # Read by the worker: what takes HCCL's place.
 COLLECTIVES = "gloo"
-COUNT = int(os.environ.get("FAKE_NPU_COUNT", "2"))
+
+
+def _visible() -> list[int]:
+    """The devices that this process may use, as CANN reads the variable: ascending numbers between commas."""
+    value = os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "0,1")
+    numbers = [int(number) for number in value.split(",")]
+    if numbers != sorted(set(numbers)) or value != ",".join(map(str, numbers)):
+        raise RuntimeError(
+            f"ASCEND_RT_VISIBLE_DEVICES={value}: numbers have to ascend, with commas and no blank between"
+        )
+    print(f"emulated NPU: ASCEND_RT_VISIBLE_DEVICES={value}", file=sys.stderr, flush=True)
+    return numbers
+
+
+COUNT = len(_visible())
 Device = torch.device | str | int | None
 
 
@@ -127,8 +142,8 @@ class _Counters(types.ModuleType):
         pass
 
     def max_memory_allocated(self, _device: Device = None) -> int:
-        # As large as what a test can tell from a process's resident memory.
-        return 123 << 20
+        # What a test can tell from a process's resident memory, and one device from another.
+        return (123 + self.current) << 20
 
     def mem_get_info(self, _device: Device = None) -> tuple[int, int]:
         return (60 << 30, 64 << 30)

@@ -33,8 +33,12 @@ def test_training_on_an_npu_is_that_on_the_processor(tmp_path: Path, ranks: int)
     assert worst(npu.adapter, cpu.adapter) < 1e-4
     how = npu.events[-1]["how"]
     assert (how["device"], how["device_name"], how["ranks"]) == ("npu", "Fake910B", ranks)
-    # By the device's own counter.
-    assert how["peak_memory_bytes"] == [123 << 20] * ranks
+    # By the device's own counter; of each step, that of the rank that took most.
+    assert how["peak_memory_bytes"] == [(123 + rank) << 20 for rank in range(ranks)]
+    told = [event["values"] for event in npu.of("metrics") if event["values"]["kind"] == "train"]
+    assert [values["peak_memory_bytes"] for values in told] == [(122 + ranks) << 20] * 5
+    of_rank = " (rank 1)" if ranks == 2 else ""
+    assert npu.of("progress")[-1]["note"].endswith(f"peak memory 0.12 GiB{of_rank}")
 
 
 def test_rows_are_scored_and_prompts_answered_on_an_npu(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ kept there.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .device import Device
 from .events import Voice
 from .json_text import json_text
 
@@ -34,16 +34,16 @@ class Tokens:
 class Teller:
     """Tells how training goes, and keeps the records."""
 
-    def __init__(self, lines: str, voice: Voice, device: Device) -> None:
+    def __init__(self, lines: str, voice: Voice) -> None:
         self.lines = lines
         self._voice = voice
-        self._device = device
         self._clock = _Clock()
 
-    def step(self, record: Record, tokens: Tokens, total_steps: int) -> None:
-        """Tells of an optimizer step."""
+    def step(self, record: Record, tokens: Tokens, peaks: Sequence[int], total_steps: int) -> None:
+        """Tells of an optimizer step, and of the most memory that each rank has had."""
         speed = self._clock.per_second(tokens)
-        peak = self._device.peak_memory_bytes()
+        peak = max(peaks)
+        of_rank = f" (rank {peaks.index(peak)})" if len(peaks) > 1 else ""
         self._tell(
             record,
             {
@@ -58,7 +58,7 @@ class Teller:
             f"{record['epoch']}|{record['step']}|Loss: {record['loss']:.4f} lr: {record['learning_rate']:.2e} "
             f"grad_norm: {'inf' if grad_norm is None else f'{grad_norm:.3f}'}"
             f"{' (skipped: gradients overflowed)' if record['skipped'] else ''} · {speed.targets:.0f} trained tokens/s · "
-            f"{speed.computed:.0f} tokens/s · {speed.padded:.0f} padded tokens/s · peak memory {peak / 2**30:.2f} GiB"
+            f"{speed.computed:.0f} tokens/s · {speed.padded:.0f} padded tokens/s · peak memory {peak / 2**30:.2f} GiB{of_rank}"
         )
         self._voice.progress("steps", record["step"], total_steps, line)
 

@@ -119,9 +119,13 @@ class Ranks:
 
     def gather(self, value: float, what: str) -> list[float]:
         """A figure of every rank, by rank."""
+        return self.sum(self.placed(value), what)
+
+    def placed(self, value: float) -> list[float]:
+        """A figure of this rank among zeros for the others: the sum over all ranks has that of each, by rank."""
         places = [0.0] * self.world
         places[self.rank] = value
-        return self.sum(places, what)
+        return places
 
     def add_up(self, tensors: list[torch.Tensor], what: str) -> None:
         """Puts the sums over all ranks in the place of the tensors: a few large collectives, not one for each."""

@@ -48,7 +48,7 @@ class Session:
         computed_by = ", ".join([job.computed_by, *parts, f"ranks: {ranks.world}"])
         self._progress = Progress.fresh(job.total_steps, computed_by)
         metrics = "" if job.resume is None else self._resume()
-        self._teller = Teller(metrics, voice, device)
+        self._teller = Teller(metrics, voice)
         self._unsaved = False
 
     def _resume(self) -> str:
@@ -132,7 +132,7 @@ class Session:
             "loss_scale": report.loss_scale,
             "skipped": report.skipped,
         }
-        self._teller.step(record, tokens, self._progress.total_steps)
+        self._teller.step(record, tokens, report.peak_memory_bytes, self._progress.total_steps)
 
     def _validation_is_due(self) -> bool:
         step, every = self._progress.step, self._job.eval_steps or self._steps_per_epoch

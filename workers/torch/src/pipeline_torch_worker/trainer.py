@@ -39,6 +39,8 @@ class StepReport:
     loss_scale: float | None
     skipped: bool
     """Gradients overflowed under the loss scale: nothing moved, moments included."""
+    peak_memory_bytes: list[int]
+    """The most memory that each rank has had so far."""
 
 
 @dataclass(frozen=True)
@@ -140,18 +142,21 @@ class Trainer:
             nll += self._accumulate(micro_batch, scale / targets, number)
         self._reduce()
         squares = self._squares()
-        (nll,) = self._ranks.sum([nll], "add up losses")
+        # Of this step as far as its backward: where its update takes more, the next step tells it.
+        memory = self._ranks.placed(self._device.peak_memory_bytes())
+        nll, *memory = self._ranks.sum([nll, *memory], "add up losses")
+        peaks = [int(peak) for peak in memory]
         loss = nll / targets
         loss_scale = None if self._scaler is None else scale
         broken = next((name for name, square in squares.items() if not math.isfinite(square)), None)
         if broken is not None:
             self._skip(broken, number)
-            return StepReport(loss, targets, None, loss_scale, skipped=True)
+            return StepReport(loss, targets, None, loss_scale, skipped=True, peak_memory_bytes=peaks)
         norm = math.sqrt(sum(squares.values())) / scale
         self._note(squares)
         self._update(norm, scale, learning_rate)
         self._audit.after_step(learning_rate)
-        return StepReport(loss, targets, norm, loss_scale, skipped=False)
+        return StepReport(loss, targets, norm, loss_scale, skipped=False, peak_memory_bytes=peaks)
 
     @torch.no_grad()
     def score(self, micro_batches: Sequence[MicroBatch]) -> float:
