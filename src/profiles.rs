@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use engine::history::{PROFILE_FILE, TRACE_FILE, stage_folder};
+use engine::history::{PROFILE_FILE, TRACE_FILE, own_traces, stage_folder};
 use engine::plan::Plan;
 use engine::run::{Profiling, RunOutcome, State};
 use profile::{KernelRow, Limits, PhaseRow, Summary};
@@ -21,6 +21,8 @@ pub struct Profiles {
     /// By stage, in the order of the plan.
     stages: Vec<(String, Summary)>,
     trace: Option<PathBuf>,
+    /// What programs of these stages recorded themselves.
+    own_traces: Vec<PathBuf>,
     /// Stages of which it was asked and which had their results already.
     cached: Vec<String>,
 }
@@ -39,6 +41,10 @@ impl Profiles {
         Self {
             trace: Some(trace).filter(|trace| !stages.is_empty() && trace.is_file()),
             cached: cached.map(|stage| stage.stage.clone()).collect(),
+            own_traces: stages
+                .iter()
+                .flat_map(|(stage, _)| own_traces(&outcome.folder.join(stage_folder(stage))))
+                .collect(),
             stages,
         }
     }
@@ -46,7 +52,7 @@ impl Profiles {
     /// As a program reads it.
     pub fn json(&self) -> Value {
         let stages = self.stages.iter().map(|(stage, summary)| json!({ "stage": stage, "profile": summary }));
-        json!({ "trace": self.trace, "stages": stages.collect::<Vec<_>>(), "cached": self.cached })
+        json!({ "trace": self.trace, "own_traces": self.own_traces, "stages": stages.collect::<Vec<_>>(), "cached": self.cached })
     }
 
     /// Prints the tables.
@@ -63,7 +69,7 @@ impl Profiles {
 
     /// Says where the trace is, and what has none.
     pub fn tell(&self) {
-        if let Some(trace) = &self.trace {
+        for trace in self.trace.iter().chain(&self.own_traces) {
             terminal::tell_line(format_args!("trace: {} (https://ui.perfetto.dev opens it)", words::path(trace)));
         }
         if let Some(message) = self.nothing_to_profile() {
@@ -186,6 +192,7 @@ mod tests {
         let cached = |names: &[&str]| Profiles {
             stages: Vec::new(),
             trace: None,
+            own_traces: Vec::new(),
             cached: names.iter().map(|name| (*name).to_owned()).collect(),
         };
         assert_eq!(cached(&[]).nothing_to_profile(), None);

@@ -6,6 +6,7 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 
 use serde_json::Value;
 use support::Project;
@@ -111,5 +112,15 @@ fn a_stage_asks_for_its_profile_and_keeps_its_key() {
     assert_eq!(key(&plain), key(&profiled));
     let stages = profiled["profiles"]["stages"].as_array().unwrap();
     assert_eq!(stages.iter().map(|stage| stage["stage"].as_str().unwrap()).collect::<Vec<_>>(), ["tokens"]);
+    assert_eq!(profiled["profiles"]["own_traces"], serde_json::json!([]));
+
+    // What a program of the stage recorded by itself is listed beside the run's own trace.
+    let traces = || project.run(&["runs", "show", "--format", "json"]).ends_with(0).json()["traces"].clone();
+    assert_eq!(traces().as_array().unwrap().len(), 1);
+    let folder = Path::new(profiled["profiles"]["trace"].as_str().unwrap()).parent().unwrap();
+    fs::write(folder.join("tokens/torch-rank-0.trace.json"), "{}").unwrap();
+    let traces = traces();
+    assert_eq!(traces.as_array().unwrap().len(), 2);
+    assert!(traces[1].as_str().unwrap().ends_with("tokens/torch-rank-0.trace.json"), "{traces}");
     project.run(&["runs", "profile", "latest~1"]).ends_with(2).warns("no stage was profiled").warns("--profile");
 }

@@ -40,6 +40,18 @@ pub const PROFILE_FILE: &str = "profile.json";
 /// A trace: of the run in its folder, of a stage in the stage's while the run goes on.
 pub const TRACE_FILE: &str = "trace.json";
 
+/// How the names of traces end that programs of a stage have written, in the folder of the stage.
+const OWN_TRACE: &str = ".trace.json";
+
+/// The traces that programs of a stage have written into its folder, as PyTorch's profiler does.
+pub fn own_traces(stage_folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(stage_folder).into_iter().flatten().flatten();
+    let is_trace = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(OWN_TRACE));
+    let mut traces: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_trace).collect();
+    traces.sort();
+    traces
+}
+
 /// The content of `run.json`: the resolved plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunPlan {

@@ -18,7 +18,8 @@ pub use archive::{ArchiveError, ArchiveList, ArchivedFile, write_archive};
 pub use events::{EventTail, Events, TimedEvent, Words};
 pub(crate) use folder::circumstances;
 pub use folder::{
-    JOB_FILE, LOG_FILE, PROFILE_FILE, RESULT_FILE, RunFolder, RunInput, RunPlan, RunStage, TRACE_FILE, stage_folder,
+    JOB_FILE, LOG_FILE, PROFILE_FILE, RESULT_FILE, RunFolder, RunInput, RunPlan, RunStage, TRACE_FILE, own_traces,
+    stage_folder,
 };
 pub use host::Host;
 pub use index::{Found, History, HistoryError, Selection};

@@ -11,7 +11,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::events::{Events, TimedEvent, Words};
-use super::folder::{JOB_FILE, PROFILE_FILE, RESULT_FILE, RunPlan, RunStage, TRACE_FILE, is_alive, stage_folder};
+use super::folder::{
+    JOB_FILE, PROFILE_FILE, RESULT_FILE, RunPlan, RunStage, TRACE_FILE, is_alive, own_traces, stage_folder,
+};
 use crate::error::Cause;
 use crate::protocol::{Job, StoredOutput, WorkerEvent};
 use crate::run::event::{Conclusion, Counts, RunEvent};
@@ -199,11 +201,13 @@ impl Recorded {
         serde_json::from_slice(&fs::read(self.stage_folder(stage).join(PROFILE_FILE)).ok()?).ok()
     }
 
-    /// The trace of the run, or of a stage of a run that goes on or was cut off, where there is one.
+    /// The trace of the run, or of a stage of a run that goes on or was cut off, where there is one, and those that programs of
+    /// stages have written.
     pub fn traces(&self) -> Vec<PathBuf> {
-        let of_stages = self.stages.iter().map(|stage| self.stage_folder(&stage.summary.stage));
-        let folders = std::iter::once(self.folder.clone()).chain(of_stages);
-        folders.map(|folder| folder.join(TRACE_FILE)).filter(|trace| trace.is_file()).collect()
+        let of_stages: Vec<PathBuf> = self.stages.iter().map(|stage| self.stage_folder(&stage.summary.stage)).collect();
+        let folders = std::iter::once(&self.folder).chain(&of_stages);
+        let ours = folders.map(|folder| folder.join(TRACE_FILE)).filter(|trace| trace.is_file());
+        ours.chain(of_stages.iter().flat_map(|folder| own_traces(folder))).collect()
     }
 
     /// What the process of a stage was told, where one was started.

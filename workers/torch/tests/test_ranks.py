@@ -54,7 +54,7 @@ def test_two_ranks_under_torchrun_make_the_run_of_one(tmp_path: Path) -> None:
     assert summary["progress"]["step"] == 6
     # A trace of each rank.
     for rank in range(2):
-        trace = json.loads((tmp_path / "two" / "run" / f"torch-trace-rank-{rank}.json").read_text())
+        trace = json.loads((tmp_path / "two" / "run" / f"torch-rank-{rank}.trace.json").read_text())
         assert any("backward" in event.get("name", "").lower() for event in trace["traceEvents"])
 
 

@@ -27,7 +27,7 @@ class _NoProfiler:
 
 
 def profiling(wanted: bool, device: Device, rank: int, folder: Path) -> AbstractContextManager[Profiler]:
-    """Records steps 3 to 5 of this process into `folder/torch-trace-rank-<n>.json`; on an NPU into a folder of torch_npu's own.
+    """Records steps 3 to 5 of this process into `folder/torch-rank-<n>.trace.json`; on an NPU into a folder of torch_npu's own.
 
     `msprof --application="python -m pipeline_torch_worker JOB"` records more of an NPU: it needs no help from here.
     """
@@ -40,7 +40,7 @@ def profiling(wanted: bool, device: Device, rank: int, folder: Path) -> Abstract
         activities.append(torch.profiler.ProfilerActivity.CUDA)
 
     def write(profiler: torch.profiler.profile) -> None:
-        profiler.export_chrome_trace(str(folder / f"torch-trace-rank-{rank}.json"))
+        profiler.export_chrome_trace(str(folder / f"torch-rank-{rank}.trace.json"))
 
     schedule = torch.profiler.schedule(wait=SKIPPED, warmup=WARMED_UP, active=RECORDED, repeat=1)
     return torch.profiler.profile(activities=activities, schedule=schedule, on_trace_ready=write, record_shapes=True)
