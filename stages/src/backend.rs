@@ -66,6 +66,8 @@ pub struct Choice {
     pub is_torch: bool,
     /// A lower-case fragment.
     pub because: String,
+    /// On what.
+    pub device: DeviceKind,
 }
 
 /// The devices that PyTorch serves beside the processor, in the order in which a machine is searched for them.
@@ -101,8 +103,8 @@ impl Backend {
 
     /// Who computes on so many devices of a kind.
     pub fn choose(self, serves: Serves, device: DeviceKind, workers: usize) -> Choice {
-        let native = |because: String| Choice { is_torch: false, because };
-        let torch = |because: String| Choice { is_torch: true, because };
+        let native = |because: String| Choice { is_torch: false, because, device };
+        let torch = |because: String| Choice { is_torch: true, because, device };
         match (self, serves, device) {
             (Self::Native, ..) => native("`backend: native` asks for it".to_owned()),
             (Self::Torch, ..) => torch("`backend: torch` asks for it".to_owned()),
@@ -189,6 +191,16 @@ impl Choice {
         Ok(choice)
     }
 
+    /// What the user is told at the end: who computed, and whether that was ever tried on such a device.
+    pub fn report(&self) -> String {
+        match self.device {
+            tried if tried.was_run_on_hardware() => format!("computed by {self}"),
+            untried => {
+                format!("computed by {self}\nnot yet run on hardware: {untried}. {}", untried.how_it_was_tried())
+            }
+        }
+    }
+
     fn name(&self) -> &'static str {
         if self.is_torch { "torch" } else { "native" }
     }
@@ -215,7 +227,10 @@ mod tests {
         assert!(!is_torch(Backend::Auto, Serves::Native("`dtype: int8`"), DeviceKind::Cpu));
         assert!(is_torch(Backend::Torch, Serves::Both, DeviceKind::Cpu));
         let choice = Backend::Auto.choose(Serves::Both, DeviceKind::Npu, 1);
-        assert_eq!(choice.to_string(), "torch, since this program does not compute on npu");
+        let report = choice.report();
+        assert!(report.starts_with("computed by torch, since this program does not compute on npu\nnot yet run on "));
+        let on_processor = Backend::Auto.choose(Serves::Both, DeviceKind::Cpu, 1);
+        assert_eq!(on_processor.report(), "computed by native, since it serves the CPU");
         // Built with kernels for CUDA, it computes on one such device itself.
         assert_eq!(is_torch(Backend::Auto, Serves::Both, DeviceKind::Cuda), !Candle::SERVES_CUDA);
         assert!(Backend::Auto.choose(Serves::Both, DeviceKind::Cuda, 2).is_torch);

@@ -239,7 +239,7 @@ impl Respondent {
         let choice = Choice::of(params.backend, params.serves(), context)?;
         let model = match choice.is_torch {
             true => {
-                context.emit(WorkerEvent::Report { text: format!("computed by {choice}") });
+                context.emit(WorkerEvent::Report { text: choice.report() });
                 Asked::Worker(Box::new(Worker::open(params, &model, adapter.as_ref())?))
             }
             false => {

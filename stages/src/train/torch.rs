@@ -191,7 +191,7 @@ impl Run<'_> {
         session::require_targets(&progress)?;
         let history = History::from_lines(self.work.left("metrics.jsonl")?);
         let mut text = summary::text(self.params, &self.division, &progress, &history);
-        text.push_str(&format!("\ncomputed by {}", self.choice));
+        text.push_str(&format!("\n{}", self.choice.report()));
         context.emit(WorkerEvent::Report { text });
         let facts = summary::facts(self.params, &self.division, &progress, &history);
         match settings {
