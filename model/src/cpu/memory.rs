@@ -70,6 +70,8 @@ impl<T: Plain> DerefMut for Memory<T> {
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
+
     use super::*;
 
     #[test]
