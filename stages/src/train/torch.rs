@@ -235,6 +235,19 @@ impl Run<'_> {
     }
 }
 
+impl From<LossScale> for job::LossScale {
+    fn from(scale: LossScale) -> Self {
+        let LossScale { init_scale, growth_factor, backoff_factor, growth_interval } = scale;
+        Self { init_scale, growth_factor, backoff_factor, growth_interval }
+    }
+}
+
+impl From<&EarlyStopping> for job::EarlyStopping {
+    fn from(stopping: &EarlyStopping) -> Self {
+        Self { patience: stopping.patience, min_delta: stopping.min_delta }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
@@ -270,18 +283,5 @@ mod tests {
         let rates: Vec<f64> = steps.iter().map(|step| step["learning_rate"].as_f64().unwrap()).collect();
         assert_eq!((rates[0], rates[1]), (0.0, 3e-4));
         assert!(rates[2] < rates[1]);
-    }
-}
-
-impl From<LossScale> for job::LossScale {
-    fn from(scale: LossScale) -> Self {
-        let LossScale { init_scale, growth_factor, backoff_factor, growth_interval } = scale;
-        Self { init_scale, growth_factor, backoff_factor, growth_interval }
-    }
-}
-
-impl From<&EarlyStopping> for job::EarlyStopping {
-    fn from(stopping: &EarlyStopping) -> Self {
-        Self { patience: stopping.patience, min_delta: stopping.min_delta }
     }
 }
