@@ -90,6 +90,7 @@ fn one_two_and_four_workers_learn_the_same() {
         ("lora, dropout, clipping", &["adapter.lora.dropout=0.1", "adapter.clip_grad_norm=0.5"][..]),
         ("full", &["adapter.method=full", "adapter.lora=null", "adapter.activation_checkpointing=true"]),
         ("packed", &["adapter.data=packs", "adapter.micro_batch_size=1"]),
+        ("the kernels that GPUs have, whose weights nobody shares", &["adapter.kernels=candle"]),
         (
             "fewer rows than workers",
             &["adapter.micro_batch_size=3", "adapter.gradient_accumulation_steps=1", "adapter.max_steps=8"],

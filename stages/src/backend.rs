@@ -115,7 +115,7 @@ impl Backend {
                 native(format!("it serves {device}"))
             }
             (Self::Auto, Serves::Both, device) if native_devices().contains(&device) => {
-                torch(format!("this program computes on one {device} device"))
+                torch("it adds gradients up on the devices, and this program in the machine's memory".to_owned())
             }
             (Self::Auto, Serves::Both, device) => torch(format!("this program does not compute on {device}")),
         }
@@ -175,10 +175,6 @@ impl Choice {
         let device = context.devices().kind;
         let workers = context.devices().workers();
         let choice = asked.choose(serves, device, workers);
-        if !choice.is_torch && device == DeviceKind::Cuda && workers > 1 {
-            let message = "this program computes on one CUDA device, and the stage asks for several";
-            return Err(StageError::new(Cause::BadParameters, message).with_help("several are for `backend: torch`"));
-        }
         let served = if choice.is_torch { device != DeviceKind::Metal } else { native_devices().contains(&device) };
         if !served {
             let message = format!("{} does not compute on {}", choice.name(), device.in_words());

@@ -109,13 +109,15 @@ pub fn cpu_on(threads: usize, compute: Compute, context: &StageContext) -> Resul
     Ok(kernels.recorded_by(context.profile().clone()))
 }
 
-/// Candle's tensors, on the device that a stage has: the first CUDA device that its process sees, else the processor.
+/// Candle's tensors, on the device that a stage has: of the CUDA devices that its process sees the one with this worker's number, else
+/// the processor.
 ///
 /// # Errors
 /// Fails where there is no such device, or this build has no kernels for it.
 pub fn candle_computing(compute: Compute, context: &StageContext) -> Result<Arc<Candle>, StageError> {
+    let rank = context.membership().map_or(0, |membership| membership.rank);
     let set = match context.devices().kind {
-        DeviceKind::Cuda => Candle::on_cuda(0, compute).map_err(|error| {
+        DeviceKind::Cuda => Candle::on_cuda(rank, compute).map_err(|error| {
             let help = error.help();
             StageError::new(Cause::Machine, "the kernels for CUDA devices cannot start")
                 .with_source(error)

@@ -2,8 +2,8 @@
 //!
 //! The stage's process is rank 0 and starts the others ([`engine::execute::member`]), which run the same stage code on the same job. Each
 //! computes its share of a step's rows ([`share`]); losses and gradients are added up through shared memory ([`group`],
-//! [`shared_memory`]), in the order of ranks, and every worker makes the same update of its own copy of what is trained. Frozen weights lie
-//! once in memory: rank 0 prepares them, the others map them. Rank 0 watches the others ([`watch`]) and alone writes anything.
+//! [`shared_memory`]), in the order of ranks, and every worker makes the same update of its own copy of what is trained. On the processor
+//! frozen weights lie once in memory: rank 0 prepares them, the others map them; of several GPUs each holds its own. Rank 0 watches the others ([`watch`]) and alone writes anything.
 
 mod group;
 mod share;
@@ -116,7 +116,7 @@ impl Workers {
         }
         open_inputs(params, context)?;
         let group = shared_memory::create("pipeline workers", SharedMemory::bytes(size))?;
-        let weights = match (params.kernels, params.trained()) {
+        let weights = match (params.kernels.on(context.devices().kind), params.trained()) {
             (Kernels::Cpu, Trained::Adapter) => Some(memory_of_weights(params, context)?),
             (Kernels::Cpu, Trained::Weights) | (Kernels::Candle, _) => None,
         };
