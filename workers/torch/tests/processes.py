@@ -53,7 +53,7 @@ class Running:
         assert pid is not None
         os.kill(pid, number)
 
-    def wait_for(self, there: Callable[[], bool], seconds: float = 60.0) -> None:
+    def wait_for(self, there: Callable[[], bool], seconds: float = 300.0) -> None:
         deadline = time.monotonic() + seconds
         while not there():
             assert time.monotonic() < deadline, self._errors()
@@ -65,7 +65,7 @@ class Running:
         working = Path(self.job["working"])
         self.wait_for(lambda: any(int(path.name[5:]) >= step for path in working.glob("step-*")))
 
-    def finish(self, seconds: float = 90.0) -> Ran:
+    def finish(self, seconds: float = 300.0) -> Ran:
         """What rank 0 said, and its exit code."""
         self.ranks[0].join(seconds)
         for rank in self.ranks[1:]:

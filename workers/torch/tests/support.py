@@ -215,7 +215,7 @@ def start_torchrun(root: Path, job: dict[str, Any], ranks: int, **variables: str
 def run_torchrun(root: Path, job: dict[str, Any], ranks: int, **variables: str) -> Ran:
     """Runs a job under torchrun."""
     started = start_torchrun(root, job, ranks, **variables)
-    lines, errors = started.communicate(timeout=120)
+    lines, errors = started.communicate(timeout=300)
     return Ran(started.returncode, lines, job, errors)
 
 
