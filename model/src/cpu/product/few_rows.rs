@@ -1,7 +1,8 @@
 //! Products of few rows with a weight that is read once, where it lies: what decoding does.
 //!
 //! Reading the weight is nearly all of the work, so it is streamed: [`TILE`] of its rows side by side, each load of them serving up
-//! to [`TILE`] rows of the left operand, with memory asked for well before it is needed. A dot product runs in the lanes of a
+//! to [`TILE`] rows of the left operand. The processor sees these streams and is ahead of them by itself; asking for memory in each
+//! stream came to lie in what the other streams were about to read, and cost a tenth. A dot product runs in the lanes of a
 //! register, in an order that depends on its length alone: a row's result does not depend on how many rows it is computed with.
 
 #[cfg(target_arch = "x86_64")]
@@ -11,10 +12,13 @@ mod plain;
 use half::bf16;
 
 use super::{Element, Finish, InstructionSet, Target, View};
+use crate::ops::FEW_ROWS;
 use plain::Plain;
 
 /// Rows and columns of a tile, of which each pair has a sum of its own.
 const TILE: usize = 4;
+/// Columns whose sums are finished together.
+const BLOCK: usize = 64;
 
 /// Sums in the lanes of a register.
 trait Lanes: Copy {
@@ -42,7 +46,7 @@ trait Lanes: Copy {
     /// As for [`Lanes::left`], of `count` numbers.
     unsafe fn left_part(from: *const Self::Left, count: usize) -> Self::Loaded;
 
-    /// As [`Lanes::left`] of the weight, and asks for the memory that comes later.
+    /// As [`Lanes::left`] of the weight.
     ///
     /// # Safety
     /// As for [`Lanes::left`].
@@ -127,82 +131,104 @@ pub(super) unsafe fn of_pairs(a: View<'_, bf16>, b: View<'_, bf16>, finish: Fini
     unsafe { rows::<avx512::PairSums>(a, b, finish, c) }
 }
 
-/// The columns of `b` a tile at a time, and for each the rows of `a`.
+/// A block of columns at a time, and of it a tile after the other, each for all rows of `a`.
 ///
 /// # Safety
 /// The machine must have the instructions of `L`, and nobody else may touch these elements of `c` meanwhile.
 #[inline(always)]
 unsafe fn rows<L: Lanes>(a: View<'_, L::Left>, b: View<'_, L::Right>, finish: Finish<'_>, c: Target<'_>) {
     assert!(a.columns() == b.rows() && a.column_stride() == 1 && b.row_stride() == 1, "operands that lie contiguously");
-    let whole = b.columns() / TILE * TILE;
-    // SAFETY: the caller vouches for `c` and the machine.
-    unsafe {
-        (0..whole).step_by(TILE).for_each(|column| columns::<L, TILE>(a, b, column, finish, c));
-        (whole..b.columns()).for_each(|column| columns::<L, 1>(a, b, column, finish, c));
+    assert!(a.rows() <= FEW_ROWS, "{} rows are not few", a.rows());
+    let mut lefts = [std::ptr::null(); FEW_ROWS];
+    lefts.iter_mut().zip(0..a.rows()).for_each(|(left, row)| *left = a.row(row).as_ptr());
+    let (weight, mut sums) = (b.transposed(), [[0.0; BLOCK]; FEW_ROWS]);
+    for first in (0..b.columns()).step_by(BLOCK) {
+        let columns = first..b.columns().min(first + BLOCK);
+        let right = Columns { first: weight.row(first).as_ptr(), stride: b.column_stride(), inner: b.rows() };
+        let whole = columns.len() / TILE * TILE;
+        // SAFETY: each row of `a` was seen to hold `inner` values, as do these columns of the view `b`; the caller vouches for the
+        // machine.
+        unsafe {
+            for column in (0..whole).step_by(TILE) {
+                tiles::<L, TILE>(&lefts[..a.rows()], right, column, &mut sums);
+            }
+            for column in whole..columns.len() {
+                tiles::<L, 1>(&lefts[..a.rows()], right, column, &mut sums);
+            }
+        }
+        let finish = finish.of_columns(columns.clone());
+        for (row, sums) in sums[..a.rows()].iter().enumerate() {
+            // SAFETY: the caller vouches for these elements.
+            finish.row(&sums[..columns.len()], unsafe { c.row(row, columns.clone()) });
+        }
     }
 }
 
-/// `N` columns of the result from `column` on.
+/// Columns of the weight as plain addresses: looking a place up in a view would take longer than a tile waits for its memory.
+#[derive(Clone, Copy)]
+struct Columns<T> {
+    first: *const T,
+    stride: usize,
+    inner: usize,
+}
+
+/// `N` columns of a block from `column` on, for every row.
 ///
 /// # Safety
-/// As for [`rows`].
+/// The machine must have the instructions of `L`, each left operand hold `inner` values, and there be so many columns.
 #[inline(always)]
-unsafe fn columns<L: Lanes, const N: usize>(
-    a: View<'_, L::Left>,
-    b: View<'_, L::Right>,
+unsafe fn tiles<L: Lanes, const N: usize>(
+    lefts: &[*const L::Left],
+    right: Columns<L::Right>,
     column: usize,
-    finish: Finish<'_>,
-    c: Target<'_>,
+    sums: &mut [[f32; BLOCK]; FEW_ROWS],
 ) {
-    for row in (0..a.rows()).step_by(TILE) {
-        // SAFETY: the caller vouches for `c` and the machine.
+    for (lefts, sums) in lefts.chunks(TILE).zip(sums.chunks_exact_mut(TILE)) {
+        // SAFETY: the caller vouches for it.
         unsafe {
-            match a.rows() - row {
-                1 => tile::<L, 1, N>(a, b, [row, column], finish, c),
-                2 => tile::<L, 2, N>(a, b, [row, column], finish, c),
-                3 => tile::<L, 3, N>(a, b, [row, column], finish, c),
-                _ => tile::<L, TILE, N>(a, b, [row, column], finish, c),
+            match *lefts {
+                [a] => tile::<L, 1, N>([a], right, column, sums),
+                [a, b] => tile::<L, 2, N>([a, b], right, column, sums),
+                [a, b, c] => tile::<L, 3, N>([a, b, c], right, column, sums),
+                [a, b, c, d] => tile::<L, TILE, N>([a, b, c, d], right, column, sums),
+                _ => unreachable!("chunks of up to {TILE}"),
             }
         }
     }
 }
 
-/// `M` rows and `N` columns of the result.
+/// `M` rows and `N` columns of a block.
 ///
 /// # Safety
-/// As for [`rows`].
+/// As for [`tiles`].
 #[inline(always)]
 unsafe fn tile<L: Lanes, const M: usize, const N: usize>(
-    a: View<'_, L::Left>,
-    b: View<'_, L::Right>,
-    [row, column]: [usize; 2],
-    finish: Finish<'_>,
-    c: Target<'_>,
+    lefts: [*const L::Left; M],
+    right: Columns<L::Right>,
+    column: usize,
+    found: &mut [[f32; BLOCK]],
 ) {
-    let lefts: [_; M] = std::array::from_fn(|m| a.row(row + m).as_ptr());
-    let rights: [_; N] = std::array::from_fn(|n| b.transposed().row(column + n).as_ptr());
-    let mut sums = [[L::zero(); N]; M];
-    let whole = a.columns() / L::WIDTH * L::WIDTH;
-    // SAFETY: each slice was seen to hold `a.columns()` values; the caller vouches for the machine.
+    // SAFETY: the caller vouches for the columns, the values of each operand, and the machine.
     unsafe {
+        let rights: [_; N] = std::array::from_fn(|n| right.first.add((column + n) * right.stride));
+        let mut sums = [[L::zero(); N]; M];
+        let whole = right.inner / L::WIDTH * L::WIDTH;
         for index in (0..whole).step_by(L::WIDTH) {
             let left = lefts.map(|left| L::left(left.add(index)));
             let right = rights.map(|right| L::right(right.add(index)));
             add(&mut sums, left, right);
         }
-        let count = a.columns() - whole;
+        let count = right.inner - whole;
         if count > 0 {
             let left = lefts.map(|left| L::left_part(left.add(whole), count));
             let right = rights.map(|right| L::right_part(right.add(whole), count));
             add(&mut sums, left, right);
         }
-    }
-    for (row, sums) in (row..).zip(sums) {
-        // SAFETY: the caller vouches for the machine.
-        let totals = sums.map(|sum| unsafe { sum.total() });
-        // SAFETY: the caller vouches for these elements.
-        let target = unsafe { c.row(row, column..column + N) };
-        finish.of_columns(column..column + N).row(&totals, target);
+        for (found, sums) in found.iter_mut().zip(sums) {
+            for (found, sum) in found[column..column + N].iter_mut().zip(sums) {
+                *found = sum.total();
+            }
+        }
     }
 }
 

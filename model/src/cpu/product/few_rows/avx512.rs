@@ -1,25 +1,15 @@
 //! Lanes in registers of 512 bits.
 
 use std::arch::x86_64::{
-    __m512, __m512bh, __m512i, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm512_castsi512_ps,
-    _mm512_cvtepu16_epi32, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512,
-    _mm512_maskz_loadu_epi16, _mm512_maskz_loadu_ps, _mm512_reduce_add_ps, _mm512_setzero_ps, _mm512_slli_epi32,
+    __m512, __m512bh, __m512i, _mm256_loadu_si256, _mm512_castsi512_ps, _mm512_cvtepu16_epi32, _mm512_dpbf16_ps,
+    _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi16, _mm512_maskz_loadu_ps,
+    _mm512_reduce_add_ps, _mm512_setzero_ps, _mm512_slli_epi32,
 };
 use std::marker::PhantomData;
 
 use half::bf16;
 
 use super::Lanes;
-
-/// How far ahead of its use memory is asked for, in bytes: what a thread reads in the time that memory takes to answer, and some.
-const AHEAD: usize = 4096;
-
-/// Asks for the memory that is needed after what lies here.
-#[inline(always)]
-fn prefetch<T>(from: *const T) {
-    // SAFETY: asking for memory that is not there does nothing.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_byte_add(AHEAD).cast()) };
-}
 
 /// Numbers that are widened to sixteen f32.
 pub(super) trait Widen: Copy {
@@ -105,7 +95,6 @@ impl<T: Widen> Lanes for Sixteen<T> {
 
     #[inline(always)]
     unsafe fn right(from: *const T) -> __m512 {
-        prefetch(from);
         // SAFETY: as above.
         unsafe { T::sixteen(from) }
     }
@@ -167,7 +156,6 @@ impl Lanes for PairSums {
 
     #[inline(always)]
     unsafe fn right(from: *const bf16) -> __m512i {
-        prefetch(from);
         // SAFETY: as above.
         unsafe { _mm512_loadu_si512(from.cast()) }
     }
