@@ -41,6 +41,7 @@ pub use tensor::Tensor;
 pub use weight::Weight;
 
 use crate::ops::Compute;
+use memory::WeightMemory;
 use product::Target;
 use tensor::BufferPool;
 use workers::Workers;
@@ -51,6 +52,7 @@ pub struct Cpu {
     set: InstructionSet,
     compute: Compute,
     buffers: Arc<BufferPool>,
+    weights: WeightMemory,
     profile: Profile,
     /// Where frozen weights lie that several processes read.
     shared: Option<SharedWeights>,
@@ -100,7 +102,15 @@ impl Cpu {
             (Compute::F32, InstructionSet::Avx512Bf16) => InstructionSet::Avx512,
             _ => set,
         };
-        Ok(Self { workers, set, compute, buffers: Arc::default(), profile: Profile::OFF, shared: None })
+        Ok(Self {
+            workers,
+            set,
+            compute,
+            buffers: Arc::default(),
+            weights: WeightMemory::default(),
+            profile: Profile::OFF,
+            shared: None,
+        })
     }
 
     /// Has it recorded what takes how long, beside what the machine can do.

@@ -1,9 +1,11 @@
 //! Memory of tensors and weights. Large pieces lie in mappings for which the system is asked to use huge pages: a product strides
 //! over many rows at once, and at 4 KiB a page it would wait for the translation of their addresses.
 
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use memmap2::MmapMut;
+use memmap2::{MmapMut, MmapRaw};
 
 use super::plain::Plain;
 use super::shared::SharedValues;
@@ -18,6 +20,8 @@ pub(super) enum Memory<T> {
     Heap(Vec<T>),
     /// A mapping, of so many values.
     Mapping(MmapMut, usize),
+    /// A part of a mapping that weights lie in side by side.
+    Part(Part<T>),
     /// Frozen ones, which other processes see too.
     Shared(SharedValues<T>),
 }
@@ -52,6 +56,8 @@ impl<T: Plain> Deref for Memory<T> {
             Self::Heap(values) => values,
             // SAFETY: any bits are a value of the type; a mapping begins at a page, so that all its values are aligned.
             Self::Mapping(mapping, length) => unsafe { &mapping.align_to().1[..*length] },
+            // SAFETY: any bits are a value of the type; the part is aligned, lies within its mapping, and was given to nobody else.
+            Self::Part(part) => unsafe { std::slice::from_raw_parts(part.address(), part.length) },
             Self::Shared(values) => values,
         }
     }
@@ -63,8 +69,65 @@ impl<T: Plain> DerefMut for Memory<T> {
             Self::Heap(values) => values,
             // SAFETY: as above.
             Self::Mapping(mapping, length) => unsafe { &mut mapping.align_to_mut().1[..*length] },
+            // SAFETY: as above, and this is the only way to it.
+            Self::Part(part) => unsafe { std::slice::from_raw_parts_mut(part.address(), part.length) },
             Self::Shared(_) => unreachable!("only frozen weights are shared, and nothing writes to these"),
         }
+    }
+}
+
+/// Memory for the weights of a model: those that are no larger than a few huge pages lie side by side in one mapping after the other.
+/// A mapping for each would begin and end within a huge page, and mostly lie in small ones.
+#[derive(Default)]
+pub(super) struct WeightMemory(Mutex<Option<Open>>);
+
+/// The mapping that has room.
+struct Open {
+    mapping: Arc<MmapRaw>,
+    /// Bytes that are taken.
+    taken: usize,
+}
+
+/// Bytes of a mapping of weights. It is held until the last of them is gone, and takes memory only where it was written.
+const MAPPING: usize = 32 << 20;
+/// From so many bytes on a weight has a mapping of its own, of which little lies in small pages.
+const LARGE_WEIGHT: usize = MAPPING / 4;
+/// Weights begin at multiples of this: the widest loads, and the lines of the cache.
+const ALIGNMENT: usize = 64;
+
+impl WeightMemory {
+    /// So many zeros for a weight.
+    pub(super) fn zeros<T: Plain>(&self, length: usize) -> Memory<T> {
+        let bytes = (length * size_of::<T>()).next_multiple_of(ALIGNMENT);
+        if bytes >= LARGE_WEIGHT {
+            return Memory::zeros(length);
+        }
+        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if open.as_ref().is_none_or(|open| open.taken + bytes > MAPPING) {
+            let Ok(mapping) = MmapMut::map_anon(MAPPING) else { return Memory::zeros(length) };
+            #[cfg(target_os = "linux")]
+            mapping.advise(memmap2::Advice::HugePage).ok();
+            *open = Some(Open { mapping: Arc::new(mapping.into()), taken: 0 });
+        }
+        let open = open.as_mut().expect("it was opened");
+        let offset = open.taken;
+        open.taken += bytes;
+        Memory::Part(Part { mapping: Arc::clone(&open.mapping), offset, length, of: PhantomData })
+    }
+}
+
+/// A part of a mapping that is its owner's alone.
+pub(super) struct Part<T> {
+    mapping: Arc<MmapRaw>,
+    /// In bytes.
+    offset: usize,
+    length: usize,
+    of: PhantomData<T>,
+}
+
+impl<T> Part<T> {
+    fn address(&self) -> *mut T {
+        self.mapping.as_mut_ptr().wrapping_add(self.offset).cast()
     }
 }
 
@@ -73,6 +136,25 @@ mod tests {
     use half::bf16;
 
     use super::*;
+
+    #[test]
+    fn weights_lie_side_by_side_aligned_and_apart() {
+        let memory = WeightMemory::default();
+        let lengths = [1, 1000, 0, 17, LARGE_WEIGHT / 4 - 16, LARGE_WEIGHT / 4, 300];
+        let mut weights: Vec<Memory<f32>> =
+            lengths.iter().chain(&lengths).chain(&lengths).map(|length| memory.zeros(*length)).collect();
+        for (weight, number) in weights.iter_mut().zip(1u8..) {
+            assert!(weight.iter().all(|value| *value == 0.0));
+            assert_eq!(weight.as_ptr() as usize % ALIGNMENT, 0);
+            weight.fill(f32::from(number));
+        }
+        drop(memory);
+        weights.remove(4);
+        for (weight, number) in weights.iter().zip((1u8..).filter(|number| *number != 5)) {
+            assert!(weight.iter().all(|value| *value == f32::from(number)), "weight {number}");
+        }
+        assert_eq!(weights.iter().filter(|weight| matches!(weight, Memory::Mapping(..))).count(), 3);
+    }
 
     #[test]
     fn small_and_large_pieces_are_zeros_to_write() {

@@ -104,9 +104,13 @@ impl Cpu {
         let values = match compute {
             Compute::Int8 => Values::Quantized(Quantized::new(self, out_features, in_features, &values, Bits::Eight)),
             Compute::Int4 => Values::Quantized(Quantized::new(self, out_features, in_features, &values, Bits::Four)),
-            Compute::F32 => Values::F32(Memory::Heap(values)),
+            Compute::F32 => {
+                let mut copy = self.weights.zeros(values.len());
+                copy.copy_from_slice(&values);
+                Values::F32(copy)
+            }
             Compute::Bf16 => {
-                let mut rounded = Memory::zeros(values.len());
+                let mut rounded = self.weights.zeros(values.len());
                 self.round(&values, &mut rounded);
                 Values::Bf16(rounded)
             }

@@ -23,8 +23,8 @@ impl Quantized {
         let mut quantized =
             Self { bits, out_features, in_features, lines: Memory::default(), scales: Memory::default() };
         let (blocks, groups) = (quantized.blocks(), quantized.groups());
-        quantized.lines = Memory::zeros(groups * blocks * bits.lines());
-        quantized.scales = Memory::zeros(groups * blocks);
+        quantized.lines = cpu.weights.zeros(groups * blocks * bits.lines());
+        quantized.scales = cpu.weights.zeros(groups * blocks);
         let lines = quantized.lines.chunks_mut((blocks * bits.lines()).max(1));
         let places: Vec<_> = lines.zip(quantized.scales.chunks_mut(blocks.max(1))).map(Mutex::new).collect();
         cpu.each(places.len(), values.len(), |group| {
