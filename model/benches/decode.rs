@@ -8,9 +8,13 @@
 //! Prints one line of JSON. The prompts are read in the prefill, which also gives the first token of each answer; decoding adds
 //! `--new` more to each of `--batch` answers, which grow together. Rates are medians over the repetitions, their spread the lowest
 //! and the highest. The read bandwidth is measured in the same run, by the same number of threads.
+//! `--profile yes` has the kernels recorded, the prefill's and those of an untimed first round too, and a table of them on standard
+//! error.
 
 #[path = "support/machine.rs"]
 mod machine;
+#[path = "support/table.rs"]
+mod table;
 
 use std::error::Error;
 use std::sync::Arc;
@@ -26,8 +30,9 @@ use model::ops::{Compute, Ops};
 use model::parameter::Keep;
 use model::random::{Address, Purpose, Stream};
 use model::sampling::Sampling;
+use profile::Profile;
 
-use machine::{cpu_time, peak_rss_mib, read_bandwidth};
+use machine::{cpu_time, peak_rss_mib};
 
 const SEED: u64 = 0;
 
@@ -40,6 +45,7 @@ struct Arguments {
     weights: Compute,
     threads: usize,
     repetitions: usize,
+    profile: Profile,
 }
 
 /// Wall and processor time of one phase.
@@ -64,9 +70,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut phases = Vec::new();
     let mut bandwidths = Vec::new();
     for _ in 0..arguments.repetitions {
-        bandwidths.push(read_bandwidth(arguments.threads));
+        bandwidths.push(decoder.ops().read_bandwidth() / 1e9);
         phases.push(time(&arguments, &decoder, &prompts)?);
     }
+    arguments.profile.finish().iter().for_each(|recording| table::print(&recording.summary()));
     print(&arguments, &decoder, &phases, &mut bandwidths);
     Ok(())
 }
@@ -91,6 +98,7 @@ impl Arguments {
             weights: Compute::Bf16,
             threads: 1,
             repetitions: 5,
+            profile: Profile::OFF,
         };
         while let Some(word) = words.next() {
             // cargo adds this one.
@@ -118,6 +126,7 @@ impl Arguments {
             "--batch" => self.batch = number()?.max(1),
             "--threads" => self.threads = number()?.max(1),
             "--repetitions" => self.repetitions = number()?.max(1),
+            "--profile" => self.profile = table::profile(value)?,
             "--weights" => {
                 let known = [Compute::F32, Compute::Bf16, Compute::Int8, Compute::Int4];
                 let found = known.into_iter().find(|compute| compute.name() == value);
@@ -151,7 +160,7 @@ impl Listener for Stopwatch {
 fn decoder(arguments: &Arguments) -> Result<Decoder<Cpu>, Box<dyn Error>> {
     let config = Config::from_json(&serde_json::Value::Object(arguments.model.config(Dtype::F32)?).to_string())?;
     let deviation = arguments.model.initializer_range;
-    let ops = Arc::new(Cpu::new(arguments.threads, arguments.weights)?);
+    let ops = Arc::new(Cpu::new(arguments.threads, arguments.weights)?.recorded_by(arguments.profile.clone()));
     Ok(Decoder::build(ops, config, Keep::Frozen, |name, shape| {
         let fill = if shape.len() == 1 { Fill::One } else { Fill::Normal(deviation) };
         Ok(fresh_tensor(SEED, name, shape.iter().product(), fill))

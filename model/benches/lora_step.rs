@@ -33,10 +33,12 @@ use model::peft::AdapterConfig;
 use model::peft::targets::{ALL_LINEAR, all_linear};
 use model::random::{Address, Purpose, Stream};
 use model::trainer::{AdamW, Optimizer, Recompute, TrainOptions, Trained, Trainer};
-use profile::{Profile, Summary};
+use profile::Profile;
 
 #[path = "support/machine.rs"]
 mod machine;
+#[path = "support/table.rs"]
+mod table;
 
 use machine::{MemorySampler, cpu_time};
 
@@ -173,13 +175,7 @@ impl Arguments {
                     _ => return Err("what is computed again is none or layers".into()),
                 }
             }
-            "--profile" => {
-                self.profile = match value {
-                    "yes" => Profile::recording(),
-                    "no" => Profile::OFF,
-                    _ => return Err("it is yes or no".into()),
-                }
-            }
+            "--profile" => self.profile = table::profile(value)?,
             "--kernels" => {
                 self.kernels = match value {
                     "cpu" => Kernels::Cpu,
@@ -263,7 +259,7 @@ fn run<B: Blocks>(ops: B, arguments: &Arguments) -> Result<Measured, Box<dyn Err
 fn print(arguments: &Arguments, mut measured: Measured) {
     let (wall, cpu) = (median(&mut measured.wall), median(&mut measured.cpu));
     let summary = arguments.profile.finish().map(|recording| recording.summary());
-    summary.iter().for_each(print_kernels);
+    summary.iter().for_each(table::print);
     let NewModel { hidden_size, num_hidden_layers, intermediate_size, vocab_size, .. } = arguments.model;
     let line = serde_json::json!({
         "kernel_set": measured.kernel_set,
@@ -293,24 +289,6 @@ fn print(arguments: &Arguments, mut measured: Measured) {
         "profile": summary,
     });
     println!("{line}");
-}
-
-/// The kernels, the longest first.
-fn print_kernels(summary: &Summary) {
-    let giga = |rate: Option<f64>| rate.unwrap_or_default() / 1e9;
-    for kernel in &summary.kernels {
-        eprintln!(
-            "{:34} {:7} calls {:8.3} s {:5.1} % {:7.1} GFLOP/s {:6.1} GB/s {:5.1} % of the limit",
-            kernel.name,
-            kernel.calls,
-            kernel.seconds,
-            100.0 * kernel.share,
-            giga(kernel.flops_per_second()),
-            giga(kernel.bytes_per_second()),
-            100.0 * kernel.share_of_limit.unwrap_or_default(),
-        );
-    }
-    eprintln!("outside kernels {:.3} s of {:.3}; {:?}", summary.outside_kernels(), summary.seconds, summary.limits);
 }
 
 /// The middle value, in seconds.

@@ -231,8 +231,15 @@ fn weight(logit: f32, greatest: f32) -> f64 {
     f64::from(logit - greatest).exp()
 }
 
+/// In lanes, as each comparison of a plain fold would wait for the one before.
 fn greatest(logits: &[f32]) -> f32 {
-    logits.iter().copied().fold(f32::NEG_INFINITY, f32::max)
+    let mut lanes = [f32::NEG_INFINITY; 32];
+    let chunks = logits.chunks_exact(lanes.len());
+    let rest = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, logit)| *lane = if *logit > *lane { *logit } else { *lane });
+    }
+    lanes.into_iter().fold(rest, f32::max)
 }
 
 fn mask(logits: &mut [f32], out: impl Fn(f32) -> bool) {

@@ -2,11 +2,10 @@
 
 #![allow(dead_code, reason = "each bench uses a part of it")]
 
-use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Processor time of all threads that are alive, which the system counts in nanoseconds.
 pub fn cpu_time() -> Duration {
@@ -23,32 +22,6 @@ pub fn peak_rss_mib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     peak.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) / 1024
-}
-
-/// Gigabytes a second that so many threads read together from memory that is far larger than the caches: the best of a few passes.
-pub fn read_bandwidth(threads: usize) -> f64 {
-    const BYTES: usize = 256 << 20;
-    let memory = vec![1u64; BYTES / 8];
-    let part = memory.len().div_ceil(threads);
-    let pass = || {
-        let began = Instant::now();
-        std::thread::scope(|scope| {
-            for part in memory.chunks(part) {
-                scope.spawn(move || black_box(sum(part)));
-            }
-        });
-        BYTES as f64 / began.elapsed().as_secs_f64() / 1e9
-    };
-    (0..5).map(|_| pass()).fold(0.0, f64::max)
-}
-
-/// A sum in as many lanes as keep several loads on their way.
-fn sum(values: &[u64]) -> u64 {
-    let mut lanes = [0u64; 32];
-    for chunk in values.chunks_exact(lanes.len()) {
-        lanes.iter_mut().zip(chunk).for_each(|(lane, value)| *lane = lane.wrapping_add(*value));
-    }
-    lanes.into_iter().fold(0, u64::wrapping_add)
 }
 
 /// The most anonymous memory that this process has held since the sampler was started; the pages of files are not in it.

@@ -11,6 +11,8 @@ use std::time::Instant;
 
 use profile::Limits;
 
+use super::instructions::multiversion;
+use super::memory::Memory;
 use super::{Cpu, InstructionSet};
 
 /// Accumulators that are on their way at a time: more than two units of four cycles need.
@@ -41,7 +43,7 @@ impl Cpu {
             InstructionSet::Avx512Bf16 => side_by_side(threads, || flops(64, || unsafe { avx512_bf16() })),
             _ => f32_flops,
         };
-        Limits { threads, f32_flops, bf16_flops, read_bytes: read(threads) }
+        Limits { threads, f32_flops, bf16_flops, read_bytes: self.read_bandwidth() }
     }
 }
 
@@ -117,29 +119,35 @@ fn portable() -> [[f32; LANES]; CHAINS] {
     rounds!(|sum: Option<[f32; LANES]>| sum.map_or(term, next))
 }
 
-/// Bytes a second that the threads read together.
-fn read(threads: usize) -> f64 {
-    let memory = vec![1u64; BYTES / 8];
-    let part = memory.len().div_ceil(threads);
-    let pass = |_| {
-        let began = Instant::now();
-        std::thread::scope(|scope| {
-            for part in memory.chunks(part) {
-                scope.spawn(move || black_box(sum(part)));
-            }
-        });
-        BYTES as f64 / began.elapsed().as_secs_f64()
-    };
-    (0..5).map(pass).fold(0.0, f64::max)
+impl Cpu {
+    /// Bytes a second that as many threads as these kernels have read together from memory that lies as weights do, far more of it
+    /// than the caches hold: the best of a few passes.
+    pub fn read_bandwidth(&self) -> f64 {
+        let mut memory = Memory::<f32>::zeros(BYTES / size_of::<f32>());
+        memory.fill(1.0);
+        let part = memory.len().div_ceil(self.threads());
+        let pass = |_| {
+            let began = Instant::now();
+            std::thread::scope(|scope| {
+                for part in memory.chunks(part) {
+                    scope.spawn(move || black_box(sum(self.set, part)));
+                }
+            });
+            BYTES as f64 / began.elapsed().as_secs_f64()
+        };
+        (0..5).map(pass).fold(0.0, f64::max)
+    }
 }
 
-/// A sum in as many lanes as keep several loads on their way.
-fn sum(values: &[u64]) -> u64 {
-    let mut lanes = [0u64; 32];
-    for chunk in values.chunks_exact(lanes.len()) {
-        lanes.iter_mut().zip(chunk).for_each(|(lane, value)| *lane = lane.wrapping_add(*value));
+multiversion! {
+    /// A sum in as many lanes as keep several loads on their way.
+    fn sum(values: &[f32]) -> f32 {
+        let mut lanes = [0.0; 64];
+        for chunk in values.chunks_exact(lanes.len()) {
+            lanes.iter_mut().zip(chunk).for_each(|(lane, value)| *lane += *value);
+        }
+        lanes.into_iter().sum()
     }
-    lanes.into_iter().fold(0, u64::wrapping_add)
 }
 
 #[cfg(test)]
