@@ -82,8 +82,11 @@ impl Store {
         let mut copy = options.open(target).map_err(StoreError::on("create", target))?;
         // Between two files this is copy_file_range, which shares blocks on the file systems that can (btrfs, XFS).
         io::copy(&mut source, &mut copy).map_err(StoreError::on("write", target))?;
-        copy.sync_all().map_err(StoreError::on("flush", target))?;
-        if Digest::of_file(target)? != (file.digest, file.size) {
+        let flush = || copy.sync_all().map_err(StoreError::on("flush", target));
+        // The disk writes while the copy is hashed.
+        let (flushed, hashed) = rayon::join(flush, || Digest::of_file(target));
+        flushed?;
+        if hashed? != (file.digest, file.size) {
             return Err(StoreError::CorruptObject { digest: file.digest, path: object });
         }
         Ok(())

@@ -7,6 +7,7 @@ pub mod census;
 pub mod digest;
 pub mod disk;
 mod error;
+mod finished;
 mod folder;
 pub mod gc;
 pub mod in_use;
@@ -25,6 +26,7 @@ pub mod verify;
 
 pub use digest::{Digest, Hasher};
 pub use error::StoreError;
+pub use finished::{FinishedFiles, Flushing};
 pub use key::{Class, KeyDifference, KeyDocument, KeyEntry, differences};
 pub use lock::{Lock, Staging};
 pub use record::{Examined, OutputRecord, ResultRecord};

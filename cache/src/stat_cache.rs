@@ -109,7 +109,7 @@ struct Entry {
 /// time of the last change to the file or its attributes, which no program can set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Attributes {
+pub(crate) struct Attributes {
     device: u64,
     inode: u64,
     size: u64,
@@ -118,7 +118,7 @@ struct Attributes {
 }
 
 impl Attributes {
-    fn of(metadata: &Metadata) -> Self {
+    pub(crate) fn of(metadata: &Metadata) -> Self {
         let nanoseconds = |seconds: i64, rest: i64| seconds.saturating_mul(1_000_000_000).saturating_add(rest);
         Self {
             device: metadata.dev(),

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::describe;
-use crate::{Digest, Hasher, StoreError};
+use crate::{Digest, FinishedFiles, Hasher, StoreError};
 
 /// Version of a tree's form on disk.
 pub const TREE_VERSION: u32 = 1;
@@ -42,10 +42,20 @@ impl Tree {
     /// # Errors
     /// Fails where something in it is no regular file or folder, has a name that is not UTF-8, or cannot be read.
     pub fn of_folder(folder: &Path) -> Result<Self, StoreError> {
+        Self::of_finished(folder, &FinishedFiles::default())
+    }
+
+    /// As [`Tree::of_folder`], where some of the files have been hashed.
+    ///
+    /// # Errors
+    /// As [`Tree::of_folder`].
+    pub fn of_finished(folder: &Path, finished: &FinishedFiles) -> Result<Self, StoreError> {
         let mut found = Vec::new();
         collect(folder, "", &mut found)?;
-        let mut files =
-            found.into_par_iter().map(|(path, place)| hash(path, &place)).collect::<Result<Vec<_>, StoreError>>()?;
+        let mut files = found
+            .into_par_iter()
+            .map(|(path, place)| hash(path, &place, finished))
+            .collect::<Result<Vec<_>, StoreError>>()?;
         files.sort_by(|one, other| one.path.cmp(&other.path));
         Ok(Self { version: TREE_VERSION, files })
     }
@@ -58,7 +68,7 @@ impl Tree {
         check_path(path).map_err(|reason| StoreError::BadName { name: path.to_owned(), reason })?;
         let place = folder.join(path);
         check_regular(&place, &fs::symlink_metadata(&place).map_err(StoreError::on("read", &place))?)?;
-        let file = hash(path.to_owned(), &place)?;
+        let file = hash(path.to_owned(), &place, &FinishedFiles::default())?;
         match self.find(path) {
             Ok(index) => self.files[index] = file,
             Err(index) => self.files.insert(index, file),
@@ -196,9 +206,9 @@ fn check_regular(place: &Path, metadata: &fs::Metadata) -> Result<(), StoreError
     Err(StoreError::NotAFile { path: place.to_owned(), found })
 }
 
-fn hash(path: String, place: &Path) -> Result<TreeFile, StoreError> {
+fn hash(path: String, place: &Path, finished: &FinishedFiles) -> Result<TreeFile, StoreError> {
     let mode = fs::metadata(place).map_err(StoreError::on("read", place))?.permissions().mode();
-    let (digest, size) = Digest::of_file(place)?;
+    let (digest, size) = finished.known_or_read(place)?;
     Ok(TreeFile { path, digest, size, executable: mode & 0o100 != 0 })
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cache::{Digest, Store, StoreError, Tree, Verify};
+use cache::{Digest, FinishedFiles, Flushing, Store, StoreError, Tree, Verify};
 use profile::Profile;
 use serde_json::{Map, Value};
 
@@ -48,6 +48,29 @@ pub struct Draft {
     pub output: String,
     /// An empty folder to write into.
     pub folder: PathBuf,
+    finished: FinishedFiles,
+    flushing: Option<Flushing>,
+}
+
+impl Draft {
+    /// The digest of a file in its folder that nothing is written to any more.
+    ///
+    /// # Errors
+    /// Fails where it cannot be read.
+    pub fn digest(&mut self, path: &Path) -> Result<Digest, StageError> {
+        Ok(self.finished.digest(path).map_err(stored)?.0)
+    }
+
+    /// Begins to flush the files that are there, while the stage does other work; [`StageContext::seal`] waits for it.
+    ///
+    /// # Errors
+    /// Fails where the folder cannot be read.
+    pub fn begin_flush(&mut self) -> Result<(), StageError> {
+        if self.flushing.is_none() {
+            self.flushing = Some(Flushing::begin(&self.folder).map_err(stored)?);
+        }
+        Ok(())
+    }
 }
 
 /// What a stage that ended well has made.
@@ -175,7 +198,7 @@ impl StageContext {
         let folder = self.job.staging.join("outputs").join(output);
         fs::create_dir_all(&folder)
             .or_fail(Cause::Machine, || format!("cannot create folder `{}`", folder.display()))?;
-        Ok(Draft { output: output.to_owned(), folder })
+        Ok(Draft { output: output.to_owned(), folder, finished: FinishedFiles::default(), flushing: None })
     }
 
     /// Ends an output: writes its description, flushes it and moves it into the store. `identity` is the logical
@@ -184,17 +207,20 @@ impl StageContext {
     /// # Errors
     /// Fails where the disk refuses.
     pub fn seal(&mut self, draft: Draft, facts: Facts, identity: Option<Digest>) -> Result<(), StageError> {
-        let Draft { output, folder } = draft;
+        let mut draft = draft;
         let _phase = self.profile.phase("seal output");
-        let kind = self.declared_kind(&output)?;
+        let kind = self.declared_kind(&draft.output)?;
         // A file of an earlier attempt or of a copied artefact must not take part in the identity.
-        let description_file = folder.join(ARTIFACT_FILE);
+        let description_file = draft.folder.join(ARTIFACT_FILE);
         if description_file.exists() {
             fs::remove_file(&description_file)
                 .or_fail(Cause::Machine, || format!("cannot remove `{}`", description_file.display()))?;
         }
+        // The disk writes while the files are hashed.
+        draft.begin_flush()?;
+        let Draft { output, folder, finished, flushing } = draft;
         let hashing = self.profile.phase("hash output");
-        let mut tree = Tree::of_folder(&folder).map_err(stored)?;
+        let mut tree = Tree::of_finished(&folder, &finished).map_err(stored)?;
         drop(hashing);
         let identity = identity.unwrap_or_else(|| tree.identity());
         let description = Description { format: ARTIFACT_FORMAT, kind: kind.clone(), identity, facts: facts.clone() };
@@ -204,6 +230,7 @@ impl StageContext {
             .or_fail(Cause::Machine, || format!("cannot write `{}`", description_file.display()))?;
         tree.add_file(&folder, ARTIFACT_FILE).map_err(stored)?;
         let storing = self.profile.phase("flush output and move it into the store");
+        flushing.map_or(Ok(()), Flushing::end).map_err(stored)?;
         let tree = self.store.add_tree(&folder, &tree).map_err(stored)?;
         drop(storing);
         self.outputs.insert(output, StoredOutput { kind, tree, identity, facts });

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use cache::{Digest, Hasher};
 use engine::artifact::Facts;
+use engine::context::Draft;
 use engine::error::{Cause, OrFail, StageError};
 use serde_json::Value;
 
@@ -46,13 +47,13 @@ pub const REPO: &str = "repo";
 /// The fact of a model, and of an adapter trained on it, that says which weights they are: a digest of the safetensors files.
 pub const WEIGHTS: &str = "weights";
 
-/// What later stages may want to know of a model: its architecture, its sizes, its number type, and which weights it has.
+/// What later stages may want to know of a model in a draft, whose weights are all written: its architecture, its sizes, its number type, and which weights it has.
 ///
 /// # Errors
 /// As [`config`], and if a weights file cannot be read.
-pub fn facts(folder: &Path) -> Result<Facts, StageError> {
-    let mut facts = facts_of_config(config(folder)?);
-    facts.insert(WEIGHTS.to_owned(), weights(folder)?.to_string().into());
+pub fn facts(draft: &mut Draft) -> Result<Facts, StageError> {
+    let mut facts = facts_of_config(config(&draft.folder)?);
+    facts.insert(WEIGHTS.to_owned(), weights(draft)?.to_string().into());
     Ok(facts)
 }
 
@@ -80,10 +81,11 @@ pub fn config_facts() -> impl Iterator<Item = &'static str> {
 }
 
 /// A digest of the names and contents of a model's safetensors files: equal for a copy without its tokenizer.
-fn weights(folder: &Path) -> Result<Digest, StageError> {
+fn weights(draft: &mut Draft) -> Result<Digest, StageError> {
+    let folder = draft.folder.clone();
     let unreadable = || format!("cannot read `{}`", folder.display());
     let mut files = Vec::new();
-    for entry in fs::read_dir(folder).or_fail(Cause::Machine, unreadable)? {
+    for entry in fs::read_dir(&folder).or_fail(Cause::Machine, unreadable)? {
         let path = entry.or_fail(Cause::Machine, unreadable)?.path();
         if path.extension().is_some_and(|extension| extension == "safetensors") {
             files.push(path);
@@ -92,7 +94,7 @@ fn weights(folder: &Path) -> Result<Digest, StageError> {
     files.sort();
     let mut hasher = Hasher::new();
     for path in files {
-        let (digest, _) = Digest::of_file(&path).or_fail(Cause::Machine, unreadable)?;
+        let digest = draft.digest(&path)?;
         hasher.value(path.file_name().unwrap_or_default().as_encoded_bytes()).value(digest.as_bytes());
     }
     Ok(hasher.finish())

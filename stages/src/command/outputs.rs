@@ -45,7 +45,7 @@ impl<'a> Made<'a> {
 
     /// Checks what the program wrote and stores it.
     pub(super) fn seal(self, masker: &Masker, context: &mut StageContext) -> Result<(), StageError> {
-        let Self { name, params, folder, draft } = self;
+        let Self { name, params, folder, mut draft } = self;
         let files = files_below(&folder)?;
         if files.is_empty() {
             let kind = kind_name(params.kind);
@@ -66,9 +66,7 @@ impl<'a> Made<'a> {
         let sealed = match params.kind {
             OutputForm::Files => context.seal(draft, Facts::new(), None),
             OutputForm::Rows => seal_rows(params, &folder, &files, draft, context),
-            OutputForm::Model => {
-                download::model_facts(&draft.folder).and_then(|facts| context.seal(draft, facts, None))
-            }
+            OutputForm::Model => download::model_facts(&mut draft).and_then(|facts| context.seal(draft, facts, None)),
             OutputForm::Tokenizer => tokenizer_facts(&draft.folder).and_then(|facts| context.seal(draft, facts, None)),
             OutputForm::Adapter => {
                 download::adapter_facts(&draft.folder).and_then(|facts| context.seal(draft, facts, None))

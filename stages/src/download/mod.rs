@@ -330,16 +330,16 @@ pub(crate) fn adapter_facts(folder: &Path) -> Result<Facts, StageError> {
 }
 
 /// What is known of a checkpoint in the Hub's form, if it is whole and we compute its model.
-pub(crate) fn model_facts(folder: &Path) -> Result<Facts, StageError> {
-    check_configuration(&folder.join(CONFIG))?;
-    selection::check_shards(folder)?;
-    checkpoint::facts(folder)
+pub(crate) fn model_facts(draft: &mut Draft) -> Result<Facts, StageError> {
+    check_configuration(&draft.folder.join(CONFIG))?;
+    selection::check_shards(&draft.folder)?;
+    checkpoint::facts(draft)
 }
 
 /// Checks that the files are a checkpoint, and makes outputs of it and of its tokenizer. `repo` is what adapters call it.
-fn seal_checkpoint(draft: Draft, repo: Option<&str>, context: &mut StageContext) -> Result<(), StageError> {
+fn seal_checkpoint(mut draft: Draft, repo: Option<&str>, context: &mut StageContext) -> Result<(), StageError> {
     selection::check_shards(&draft.folder)?;
-    let mut facts = checkpoint::facts(&draft.folder)?;
+    let mut facts = checkpoint::facts(&mut draft)?;
     if let Some(repo) = repo {
         facts.insert(checkpoint::REPO.to_owned(), repo.into());
     }

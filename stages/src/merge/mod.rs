@@ -88,11 +88,12 @@ impl Stage for Merge {
         let whole = "cannot merge the adapters into the model";
         let merge = ModelMerge::new(&base.folder, &weighted, options).map_err(|error| failure(error, whole))?;
 
-        let draft = context.create("model")?;
+        let mut draft = context.create("model")?;
         let profile = context.profile().clone();
         let writing = profile.phase("merge and write");
         let written = write(&merge, &draft, context)?;
         drop(writing);
+        draft.begin_flush()?;
         checkpoint::carry_along(&base.folder, &draft.folder)?;
         report::warn_of_rounding(&written, context);
         let batches = rows::batches(params, &base.folder, context)?;
@@ -166,19 +167,19 @@ fn taught(base: &Artifact, adapters: &[Opened]) -> Option<Value> {
 /// Writes the report, fails if the merge is not proved, and hands the model over.
 fn seal(
     params: &MergeParams,
-    draft: Draft,
+    mut draft: Draft,
     written: &MergeReport,
     proof: &Proof,
     taught: Option<Value>,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
     let hashing = context.profile().phase("hash weights");
-    let mut facts = checkpoint::facts(&draft.folder)?;
+    let mut facts = checkpoint::facts(&mut draft)?;
     drop(hashing);
     facts.extend(taught.map(|prompt| (PROMPT.to_owned(), prompt)));
     // The figures of the proof are about the model and no part of it: other rows to compare on give the same model.
     let weights = facts.get(checkpoint::WEIGHTS).and_then(|weights| weights.as_str()).unwrap_or_default();
-    let identity = identity(weights, &draft)?;
+    let identity = identity(weights, &mut draft)?;
     let report = report::of(params, written, proof);
     fs::write(draft.folder.join(REPORT_FILE), format!("{report:#}\n"))
         .or_fail(Cause::Machine, || format!("cannot write `{REPORT_FILE}`"))?;
@@ -188,10 +189,11 @@ fn seal(
 }
 
 /// A digest of the weights and of the contents of all other files that are there.
-fn identity(weights: &str, draft: &Draft) -> Result<Digest, StageError> {
-    let unreadable = || format!("cannot read `{}`", draft.folder.display());
+fn identity(weights: &str, draft: &mut Draft) -> Result<Digest, StageError> {
+    let folder = draft.folder.clone();
+    let unreadable = || format!("cannot read `{}`", folder.display());
     let mut files = Vec::new();
-    for entry in fs::read_dir(&draft.folder).or_fail(Cause::Machine, unreadable)? {
+    for entry in fs::read_dir(&folder).or_fail(Cause::Machine, unreadable)? {
         let path = entry.or_fail(Cause::Machine, unreadable)?.path();
         if path.extension().is_none_or(|extension| extension != "safetensors") {
             files.push(path);
@@ -201,7 +203,7 @@ fn identity(weights: &str, draft: &Draft) -> Result<Digest, StageError> {
     let mut hasher = Hasher::new();
     hasher.value(weights.as_bytes());
     for path in files {
-        let (digest, _) = Digest::of_file(&path).or_fail(Cause::Machine, unreadable)?;
+        let digest = draft.digest(&path)?;
         hasher.value(path.file_name().unwrap_or_default().as_encoded_bytes()).value(digest.as_bytes());
     }
     Ok(hasher.finish())

@@ -151,7 +151,7 @@ impl Stage for NewModel {
             pad_token_id: Some(tokenizer.pad_token_id),
             ..params.shape(tokenizer.vocab_size)
         };
-        let model_draft = context.create("model")?;
+        let mut model_draft = context.create("model")?;
         shape
             .write(&model_draft.folder, params.seed, safetensors::Dtype::F32)
             .or_fail(Cause::Machine, || "cannot write the model".to_owned())?;
@@ -160,7 +160,7 @@ impl Stage for NewModel {
         let mut facts = Facts::new();
         facts.insert("vocab_size".to_owned(), tokenizer.vocab_size.into());
         context.seal(tokenizer_draft, facts, None)?;
-        let facts = checkpoint::facts(&model_draft.folder)?;
+        let facts = checkpoint::facts(&mut model_draft)?;
         context.seal(model_draft, facts, None)
     }
 }

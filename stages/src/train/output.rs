@@ -70,14 +70,14 @@ pub(super) fn model<B: Blocks>(
 
 /// Ends a model whose weights are written: what goes along with them is the base's.
 pub(super) fn seal_model(
-    draft: Draft,
+    mut draft: Draft,
     base: &Path,
     taught: Facts,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
     checkpoint::copy(&base.join("config.json"), &draft.folder.join("config.json"))?;
     checkpoint::carry_along(base, &draft.folder)?;
-    let mut facts = checkpoint::facts(&draft.folder)?;
+    let mut facts = checkpoint::facts(&mut draft)?;
     facts.extend(taught);
     context.seal(draft, facts, None)
 }
