@@ -1,19 +1,20 @@
 //! Checkpoints in the form of the Hugging Face Hub: safetensors files, one or several with an index.
 //!
-//! [`Checkpoint`] reads a folder (or one file) through read-only memory maps, so frozen weights cannot be
-//! written by accident. [`CheckpointWriter`] streams tensors out, one at a time. What the tensors mean is
-//! left to the decoder, the adapters and the merge.
+//! [`Checkpoint`] reads a folder (or one file), [`CheckpointWriter`] streams tensors out, one at a time; both in pieces, on all threads.
+//! What the tensors mean is left to the decoder, the adapters and the merge.
 
 mod error;
 mod reader;
+mod rows;
 mod writer;
 
 pub use error::CheckpointError;
 pub use reader::{Checkpoint, TensorInfo};
+pub use rows::{Bf16Rows, Rows, StoredRows};
 pub use safetensors::Dtype;
 pub(crate) use writer::write_atomically;
 pub use writer::{
-    CheckpointWriteError, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, PIECE_BYTES, TensorSpec, encode_float,
+    CheckpointWriteError, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, Flush, PIECE_BYTES, TensorSpec, encode_float,
 };
 
 /// The single weight file of a checkpoint that is not split.

@@ -8,7 +8,7 @@ mod attention;
 mod blocks;
 mod cache;
 mod heads;
-mod instructions;
+pub(crate) mod instructions;
 mod limits;
 mod loss;
 mod memory;
@@ -20,6 +20,7 @@ mod plain;
 mod pointwise;
 mod product;
 mod quantized;
+mod reading;
 mod rounding;
 mod shared;
 mod simd;
@@ -36,6 +37,8 @@ use profile::Profile;
 pub use blocks::{AttentionSaved, MlpSaved};
 pub use cache::Cache;
 pub use instructions::InstructionSet;
+pub(crate) use instructions::multiversion;
+pub(crate) use rounding::{bf16_bytes, nearest, widen_bf16};
 pub use shared::{SharedWeights, SharedWeightsError};
 pub use tensor::Tensor;
 pub use weight::Weight;
@@ -56,6 +59,8 @@ pub struct Cpu {
     profile: Profile,
     /// Where frozen weights lie that several processes read.
     shared: Option<SharedWeights>,
+    /// Whether weights that are read stay in bf16 where they are stored so.
+    keeps_stored: bool,
 }
 
 /// Why the kernel set cannot be made.
@@ -110,6 +115,7 @@ impl Cpu {
             weights: WeightMemory::default(),
             profile: Profile::OFF,
             shared: None,
+            keeps_stored: false,
         })
     }
 
@@ -124,6 +130,13 @@ impl Cpu {
     #[must_use]
     pub fn sharing(self, weights: SharedWeights) -> Self {
         Self { shared: Some(weights), ..self }
+    }
+
+    /// In f32, has weights that are read from a checkpoint stay in bf16 where they are stored so: products widen them as they go, to the
+    /// same results. For weights that are used once, as in a proof.
+    #[must_use]
+    pub fn keeping_stored(self) -> Self {
+        Self { keeps_stored: true, ..self }
     }
 
     /// The number of threads.

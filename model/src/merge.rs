@@ -15,12 +15,13 @@ mod views;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use half::{bf16, f16};
 use serde_json::{Map, Value};
 
-use crate::checkpoint::{Checkpoint, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, Dtype, encode_float, write_atomically};
+use crate::checkpoint::{
+    Checkpoint, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, Dtype, Flush, encode_float, write_atomically,
+};
 use crate::peft::Adapter;
-use delta::{Change, Share, block_rows, merge_rows};
+use delta::{Change, Share, all_finite, block_rows, merge_rows, overflows};
 pub use error::MergeError;
 use plan::{Plan, Target, TensorChange};
 pub use proof::{Comparison, Distance, GROUP_TOKENS, HEAD_BYTES, Proof, ProofError};
@@ -43,11 +44,13 @@ pub struct MergeOptions<'a> {
     pub dtype: Option<Dtype>,
     /// Name of the base model, to be compared with what the adapters say that they were trained on.
     pub base_model: Option<&'a str>,
+    /// When the weights are flushed.
+    pub flush: Flush,
 }
 
 impl Default for MergeOptions<'_> {
     fn default() -> Self {
-        Self { max_shard_bytes: DEFAULT_MAX_SHARD_BYTES, dtype: None, base_model: None }
+        Self { max_shard_bytes: DEFAULT_MAX_SHARD_BYTES, dtype: None, base_model: None, flush: Flush::Now }
     }
 }
 
@@ -156,14 +159,12 @@ impl<'a> Merge<'a> {
                     report.replaced.push(name.clone());
                 }
             }
-            // The pages of the base need not stay in memory.
-            self.checkpoint.release(&target.source);
             done += spec.size_bytes() as u64;
             if observe(Progress { done, total }).is_break() {
                 return Err(MergeError::Stopped);
             }
         }
-        report.files = writer.finish()?;
+        report.files = writer.finish_with(self.options.flush)?;
         report.files.extend(self.write_configs(output)?);
         Ok(report)
     }
@@ -172,15 +173,19 @@ impl<'a> Merge<'a> {
     fn copy(&self, name: &str, target: &Target<'_>, writer: &mut CheckpointWriter) -> Result<(), MergeError> {
         let (from, to) = (self.checkpoint.dtype(&target.source)?, target.dtype);
         if from == to {
-            writer.write_bytes(name, self.checkpoint.bytes(&target.source)?)?;
+            let take = |(): &mut (), first: usize, piece: &mut [u8]| -> Result<(), MergeError> {
+                Ok(self.checkpoint.read_bytes(&target.source, first, piece)?)
+            };
+            writer.write_pieces(name, 1, take)?;
             return Ok(());
         }
         let width = to.bitsize() / 8;
-        writer.write_pieces(name, width, |first, piece| -> Result<(), MergeError> {
-            let mut values = vec![0.0; piece.len() / width];
-            self.checkpoint.read_f32(&target.source, first / width, &mut values)?;
-            encode(name, to, &values, piece)
-        })?;
+        let convert = |values: &mut Vec<f32>, first: usize, piece: &mut [u8]| -> Result<(), MergeError> {
+            values.resize(piece.len() / width, 0.0);
+            self.checkpoint.read_f32(&target.source, first / width, values)?;
+            encode(name, to, values, piece)
+        };
+        writer.write_pieces(name, width, convert)?;
         Ok(())
     }
 
@@ -195,25 +200,26 @@ impl<'a> Merge<'a> {
         let columns = target.row_elements();
         let row_bytes = columns * target.dtype.bitsize() / 8;
         let block = block_rows(columns);
-        let changes = writer.write_pieces(name, row_bytes, |first, piece| -> Result<Change, MergeError> {
+        let add = |room: &mut Room, first: usize, piece: &mut [u8]| -> Result<Change, MergeError> {
             let first = first / row_bytes;
-            let (mut base, mut merged, mut delta) = (vec![0.0; block * columns], Vec::new(), Vec::new());
+            let Room { base, merged, delta } = room;
             let mut change = Change::default();
             for (index, bytes) in piece.chunks_mut(block * row_bytes).enumerate() {
                 let row = first + index * block;
-                let base = &mut base[..bytes.len() / row_bytes * columns];
+                base.resize(bytes.len() / row_bytes * columns, 0.0);
                 self.checkpoint.read_f32(&target.source, row * columns, base)?;
                 merged.clear();
                 merged.extend_from_slice(base);
-                merge_rows(&mut merged, row, shares, &mut delta);
-                if !merged.iter().fold(true, |finite, value| finite & value.is_finite()) {
+                merge_rows(merged, row, shares, delta);
+                if !all_finite(merged) {
                     return Err(MergeError::NotFinite { module: name.trim_end_matches(".weight").to_owned() });
                 }
-                encode(name, target.dtype, &merged, bytes)?;
-                change = change.and(Change::of(base, &merged, |value| rounded(target.dtype, value)));
+                encode(name, target.dtype, merged, bytes)?;
+                change = change.and(Change::of(base, merged, target.dtype));
             }
             Ok(change)
-        })?;
+        };
+        let changes = writer.write_pieces(name, row_bytes, add)?;
         let change = changes.into_iter().fold(Change::default(), Change::and);
         Ok(MergedTensor {
             name: name.to_owned(),
@@ -251,35 +257,28 @@ fn write_saved(
     writer: &mut CheckpointWriter,
 ) -> Result<(), MergeError> {
     let width = target.dtype.bitsize() / 8;
-    writer.write_pieces(name, width, |first, piece| -> Result<(), MergeError> {
+    let take = |(): &mut (), first: usize, piece: &mut [u8]| -> Result<(), MergeError> {
         encode(name, target.dtype, &values[first / width..][..piece.len() / width], piece)
-    })?;
+    };
+    writer.write_pieces(name, width, take)?;
     Ok(())
+}
+
+/// Room for a block of rows, that a thread uses again.
+#[derive(Default)]
+struct Room {
+    base: Vec<f32>,
+    merged: Vec<f32>,
+    delta: Vec<f32>,
 }
 
 /// Rounds values to a type that holds them. What is not finite stays what it is.
 fn encode(tensor: &str, dtype: Dtype, values: &[f32], bytes: &mut [u8]) -> Result<(), MergeError> {
     let fits = encode_float(dtype, values, bytes);
     assert!(fits, "only floats are encoded");
-    // The least value that is rounded to infinity.
-    let limit = match dtype {
-        Dtype::BF16 => f32::from_bits(0x7f7f_8000),
-        Dtype::F16 => 65_520.0,
-        _ => return Ok(()),
-    };
-    let beyond = |value: f32| value.abs() >= limit && value.is_finite();
-    match values.iter().fold(false, |any, value| any | beyond(*value)) {
+    match overflows(dtype, values) {
         true => Err(MergeError::Overflow { tensor: tensor.to_owned(), dtype }),
         false => Ok(()),
-    }
-}
-
-/// A value as a type holds it.
-fn rounded(dtype: Dtype, value: f32) -> f32 {
-    match dtype {
-        Dtype::BF16 => bf16::from_f32(value).to_f32(),
-        Dtype::F16 => f16::from_f32(value).to_f32(),
-        _ => value,
     }
 }
 

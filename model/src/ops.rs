@@ -15,6 +15,7 @@
 use profile::Profile;
 
 use crate::batch::Documents;
+use crate::checkpoint::{CheckpointError, Rows};
 use crate::random::DropoutMask;
 
 /// A failure of the device or of the library behind a kernel set, not of its caller.
@@ -28,6 +29,26 @@ pub struct KernelError {
     /// What the device or library said.
     #[source]
     pub source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+/// Why a weight cannot be made of rows that are read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadWeightError {
+    /// They cannot be read.
+    #[error(transparent)]
+    Read(#[from] CheckpointError),
+    /// The device failed.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+/// What a weight is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightRole {
+    /// Products with activations.
+    Matrix,
+    /// The embedding or the head, which tell tokens apart: a set may keep them in a finer type.
+    Table,
 }
 
 /// Products of up to so many rows may be summed in another order than those of more. Within each of the two kinds a row's bits do not
@@ -274,6 +295,20 @@ pub trait Ops: Send + Sync + 'static {
     /// As [`Ops::weight`], of the embedding or the head, which tell tokens apart: a set may keep them in a finer type.
     fn table(&self, vocab_size: usize, hidden_size: usize, values: Vec<f32>) -> Result<Self::Weight> {
         self.weight(vocab_size, hidden_size, values)
+    }
+    /// As [`Ops::weight`] or [`Ops::table`], of rows `[out, in]` that are read: a set may have them read straight to where it keeps them.
+    fn read_weight(
+        &self,
+        role: WeightRole,
+        [out_features, in_features]: [usize; 2],
+        rows: &dyn Rows,
+    ) -> std::result::Result<Self::Weight, ReadWeightError> {
+        let mut values = vec![0.0; out_features * in_features];
+        rows.read(0, &mut values)?;
+        Ok(match role {
+            WeightRole::Matrix => self.weight(out_features, in_features, values)?,
+            WeightRole::Table => self.table(out_features, in_features, values)?,
+        })
     }
     /// Moves a frozen weight to where other processes see it, for a set that has such a place.
     fn share(&self, weight: Self::Weight) -> Result<Self::Weight> {

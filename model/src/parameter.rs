@@ -1,6 +1,7 @@
 //! The values of a model: frozen, or trained with a gradient and moments beside them.
 
-use crate::ops::{Ops, Result};
+use crate::checkpoint::Rows;
+use crate::ops::{Ops, ReadWeightError, Result, WeightRole};
 
 /// A tensor that a checkpoint or an adapter names: a norm weight, a bias, an adapter matrix, or a trained weight.
 pub struct Parameter<B: Ops> {
@@ -186,6 +187,22 @@ impl<B: Ops> Matrix<B> {
             weight = ops.share(weight)?;
         }
         Ok(Self { name, out_features, in_features, weight, trained, replaced: None })
+    }
+
+    /// A frozen matrix of rows that are read.
+    ///
+    /// # Errors
+    /// Fails if they cannot be read, or the device fails.
+    pub(crate) fn read(
+        ops: &B,
+        name: String,
+        shape: [usize; 2],
+        role: WeightRole,
+        rows: &dyn Rows,
+    ) -> std::result::Result<Self, ReadWeightError> {
+        let [out_features, in_features] = shape;
+        let weight = ops.share(ops.read_weight(role, shape, rows)?)?;
+        Ok(Self { name, out_features, in_features, weight, trained: None, replaced: None })
     }
 
     /// A frozen matrix that another process has prepared; none where this process prepares its own.

@@ -82,14 +82,6 @@ impl InferenceDtype {
     }
 }
 
-/// Our own kernels in f32, on the threads that a stage has.
-///
-/// # Errors
-/// Fails if the machine gives no threads.
-pub fn cpu(context: &StageContext) -> Result<Arc<Cpu>, StageError> {
-    cpu_computing(Compute::F32, context)
-}
-
 /// Our own kernels, on the threads that a stage has.
 ///
 /// # Errors

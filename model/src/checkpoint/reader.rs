@@ -1,18 +1,25 @@
-//! Reads safetensors checkpoints through memory maps and widens their floats to f32.
+//! Reads safetensors checkpoints and widens their floats to f32.
 //!
-//! Knows files, names, shapes and dtypes; what a tensor is for is left to the caller.
+//! Knows files, names, shapes and dtypes; what a tensor is for is left to the caller. Values are read from the files piece by piece, on
+//! all threads, into memory that is warm: to map them would cost a page fault for every few pages, which takes longer than the copy.
+//! The headers, and tensors that are asked for as they lie, come through a map.
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use half::{bf16, f16};
+use half::f16;
 use memmap2::{Mmap, UncheckedAdvice};
 use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::Deserialize;
 
 use super::{CheckpointError, INDEX_FILE, SINGLE_FILE};
+use crate::cpu::{InstructionSet, widen_bf16};
+
+/// Values that a thread reads at a time: as many bytes as stay in its cache until they are widened.
+const PIECE_VALUES: usize = 1 << 16;
 
 /// Where one tensor lies and what it is made of.
 #[derive(Debug, Clone)]
@@ -38,15 +45,16 @@ impl TensorInfo {
     }
 }
 
-struct MappedFile {
+struct OpenFile {
     path: PathBuf,
+    file: File,
     map: Mmap,
 }
 
-/// A checkpoint opened for reading: every tensor of one or several memory-mapped safetensors files.
+/// A checkpoint opened for reading: every tensor of one or several safetensors files.
 pub struct Checkpoint {
     path: PathBuf,
-    files: Vec<MappedFile>,
+    files: Vec<OpenFile>,
     tensors: BTreeMap<String, TensorInfo>,
 }
 
@@ -137,16 +145,22 @@ impl Checkpoint {
             Err(source) => return Err(header_error(path, &map, source)),
         };
         let data = 8 + header_bytes;
-        let file = self.files.len();
+        let index = self.files.len();
         let tensors = metadata.tensors().into_iter().map(|(name, info)| {
             let (begin, end) = info.data_offsets;
             (
                 name,
-                TensorInfo { dtype: info.dtype, shape: info.shape.clone(), file, begin: data + begin, end: data + end },
+                TensorInfo {
+                    dtype: info.dtype,
+                    shape: info.shape.clone(),
+                    file: index,
+                    begin: data + begin,
+                    end: data + end,
+                },
             )
         });
         let tensors = tensors.collect();
-        self.files.push(MappedFile { path: path.to_path_buf(), map });
+        self.files.push(OpenFile { path: path.to_path_buf(), file, map });
         Ok(tensors)
     }
 
@@ -255,23 +269,43 @@ impl Checkpoint {
         }
     }
 
+    /// Reads a tensor's stored bytes from `first` on, little-endian.
+    ///
+    /// # Errors
+    /// Fails if there is no such tensor or the file cannot be read.
+    ///
+    /// # Panics
+    /// Panics if the range lies outside of the tensor.
+    pub fn read_bytes(&self, name: &str, first: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
+        let info = self.info(name)?;
+        assert!(first + bytes.len() <= info.size_bytes(), "a range within `{name}`");
+        let OpenFile { path, file, .. } = &self.files[info.file];
+        let offset = (info.begin + first) as u64;
+        file.read_exact_at(bytes, offset).map_err(|source| CheckpointError::Io { path: path.clone(), source })
+    }
+
     /// Widens the elements from `first` on into `values`, so that a large tensor can be read in pieces.
     ///
     /// # Errors
-    /// Fails if there is no such tensor or it holds no floats of the types we read.
+    /// Fails if there is no such tensor, it holds no floats of the types we read, or the file cannot be read.
     ///
     /// # Panics
     /// Panics if the range lies outside of the tensor.
     pub fn read_f32(&self, name: &str, first: usize, values: &mut [f32]) -> Result<(), CheckpointError> {
         let dtype = self.dtype(name)?;
-        let bytes = self.bytes(name)?;
         let width = match dtype {
             Dtype::F32 => 4,
             Dtype::BF16 | Dtype::F16 => 2,
             _ => return Err(self.wrong_dtype(name, dtype, "f32 (F32, BF16 and F16 can)")),
         };
-        widen(dtype, &bytes[first * width..(first + values.len()) * width], values);
-        Ok(())
+        let set = InstructionSet::detect();
+        let pieces = values.par_chunks_mut(PIECE_VALUES).enumerate();
+        pieces.try_for_each_init(Vec::new, |bytes, (piece, values)| {
+            bytes.resize(values.len() * width, 0);
+            self.read_bytes(name, (first + piece * PIECE_VALUES) * width, bytes)?;
+            widen(set, dtype, bytes, values);
+            Ok(())
+        })
     }
 
     /// Gives the pages of a tensor back to the system. It can still be read: it then comes from the file again.
@@ -327,29 +361,22 @@ fn declared_length(file: &[u8]) -> Option<u64> {
     data.checked_add(end)
 }
 
-/// Converts stored floats, in parallel where it pays.
-fn widen(dtype: Dtype, bytes: &[u8], values: &mut [f32]) {
-    const PIECE: usize = 1 << 16;
-    let width = bytes.len() / values.len().max(1);
-    let pieces = values.par_chunks_mut(PIECE).zip(bytes.par_chunks((PIECE * width).max(1)));
-    pieces.for_each(|(values, bytes)| match dtype {
+/// Converts stored floats.
+fn widen(set: InstructionSet, dtype: Dtype, bytes: &[u8], values: &mut [f32]) {
+    match dtype {
         Dtype::F32 => {
             for (value, bytes) in values.iter_mut().zip(bytes.as_chunks::<4>().0) {
                 *value = f32::from_le_bytes(*bytes);
             }
         }
-        Dtype::BF16 => {
-            for (value, bytes) in values.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *value = bf16::from_le_bytes(*bytes).to_f32();
-            }
-        }
+        Dtype::BF16 => widen_bf16(set, bytes, values),
         Dtype::F16 => {
             for (value, bytes) in values.iter_mut().zip(bytes.as_chunks::<2>().0) {
                 *value = f16::from_le_bytes(*bytes).to_f32();
             }
         }
         _ => unreachable!("the caller admits floats only"),
-    });
+    }
 }
 
 #[cfg(test)]
@@ -376,7 +403,12 @@ mod tests {
         assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["a", "b", "c"]);
         assert_eq!(checkpoint.tensor_f32_of_shape("a", &[2, 3]).unwrap(), [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]);
         assert_eq!(checkpoint.tensor_f32("b").unwrap(), [0.0, 0.5, 1.0, 1.5, 2.0]);
+        let stored = checkpoint.bytes("b").unwrap().to_vec();
         checkpoint.release("b");
+        let mut bytes = [0; 4];
+        checkpoint.read_bytes("b", 6, &mut bytes).unwrap();
+        assert_eq!(bytes, stored[6..]);
+        assert_eq!(checkpoint.bytes("b").unwrap(), stored, "released pages come back");
         let mut piece = [0.0; 2];
         checkpoint.read_f32("b", 3, &mut piece).unwrap();
         assert_eq!(piece, [1.5, 2.0]);

@@ -8,18 +8,19 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use half::{bf16, f16};
+use half::f16;
 use rayon::prelude::*;
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
 use super::{INDEX_FILE, SINGLE_FILE};
+use crate::cpu::{InstructionSet, bf16_bytes};
 
 /// The shard size of transformers' `save_pretrained`: 5 GB, not GiB.
 pub const DEFAULT_MAX_SHARD_BYTES: u64 = 5_000_000_000;
 
 /// Size of the pieces in which [`CheckpointWriter::write_pieces`] writes a tensor.
-pub const PIECE_BYTES: usize = 4 << 20;
+pub const PIECE_BYTES: usize = 1 << 20;
 
 /// Why a checkpoint could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +71,16 @@ pub enum CheckpointWriteError {
         /// The first by name.
         first: String,
     },
+}
+
+/// When the files of a checkpoint are flushed to the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Flush {
+    /// Before they get their names: who sees a name sees a whole file, whatever happens to the machine.
+    #[default]
+    Now,
+    /// By the caller, before anybody may take them for whole. Until then a loss of power leaves zeros under their names.
+    Later,
 }
 
 /// A tensor to be written: its name, type and shape.
@@ -222,17 +233,18 @@ impl CheckpointWriter {
         Ok(())
     }
 
-    /// Writes a tensor in pieces that are made on several threads: `fill` gets the number of a piece's first byte in the tensor,
-    /// and a buffer to fill with its bytes. A piece is a whole number of `unit_bytes` (a row), as many as fit into
-    /// [`PIECE_BYTES`] and at least one; memory holds one piece per thread. Returns what `fill` did, in the order of the pieces.
+    /// Writes a tensor in pieces that are made on several threads: `fill` gets room to work in that a thread keeps for a while, the
+    /// number of a piece's first byte in the tensor, and a buffer to fill with its bytes. A piece is a whole number of `unit_bytes`
+    /// (a row), as many as fit into [`PIECE_BYTES`] and at least one; memory holds one piece per thread. Returns what `fill` did, in
+    /// the order of the pieces.
     ///
     /// # Errors
     /// Fails if `fill` does, if the tensor is not declared, not made of such units or already written, or the disk refuses.
-    pub fn write_pieces<T: Send, E: From<CheckpointWriteError> + Send>(
+    pub fn write_pieces<R: Default, T: Send, E: From<CheckpointWriteError> + Send>(
         &mut self,
         name: &str,
         unit_bytes: usize,
-        fill: impl Fn(usize, &mut [u8]) -> Result<T, E> + Sync,
+        fill: impl Fn(&mut R, usize, &mut [u8]) -> Result<T, E> + Sync,
     ) -> Result<Vec<T>, E> {
         let slot = self.slot(name)?;
         let size = slot.spec.size_bytes();
@@ -245,16 +257,16 @@ impl CheckpointWriter {
         }
         let piece_bytes = (PIECE_BYTES / unit_bytes).max(1) * unit_bytes;
         let shard = &self.shards[slot.shard];
-        let write = |buffer: &mut Vec<u8>, piece: usize| -> Result<T, E> {
+        let write = |(room, buffer): &mut (R, Vec<u8>), piece: usize| -> Result<T, E> {
             let first = piece * piece_bytes;
             buffer.resize(piece_bytes.min(size - first), 0);
-            let filled = fill(first, buffer)?;
+            let filled = fill(room, first, buffer)?;
             let io = |source| CheckpointWriteError::Io { path: shard.temporary.clone(), source };
             shard.file.write_all_at(buffer, slot.offset + first as u64).map_err(io)?;
             Ok(filled)
         };
         let pieces = (0..size.div_ceil(piece_bytes)).into_par_iter();
-        let filled = pieces.map_init(Vec::new, write).collect::<Result<Vec<T>, E>>()?;
+        let filled = pieces.map_init(Default::default, write).collect::<Result<Vec<T>, E>>()?;
         self.slots.get_mut(name).expect("looked up above").written = true;
         Ok(filled)
     }
@@ -267,18 +279,25 @@ impl CheckpointWriter {
     ///
     /// # Errors
     /// Fails if a declared tensor was never written, or the disk refuses.
-    pub fn finish(mut self) -> Result<Vec<PathBuf>, CheckpointWriteError> {
+    pub fn finish(self) -> Result<Vec<PathBuf>, CheckpointWriteError> {
+        self.finish_with(Flush::Now)
+    }
+
+    /// As [`CheckpointWriter::finish`], with a choice of when the weights are flushed.
+    ///
+    /// # Errors
+    /// As [`CheckpointWriter::finish`].
+    pub fn finish_with(mut self, flush: Flush) -> Result<Vec<PathBuf>, CheckpointWriteError> {
         let mut unwritten = self.slots.iter().filter(|(_, slot)| !slot.written).map(|(name, _)| name);
         if let Some(first) = unwritten.next() {
             let (first, count) = (first.clone(), 1 + unwritten.count());
             return Err(CheckpointWriteError::Unwritten { count, first });
         }
         let mut written = Vec::new();
-        for shard in &self.shards {
-            shard
-                .file
-                .sync_all()
-                .map_err(|source| CheckpointWriteError::Io { path: shard.temporary.clone(), source })?;
+        if flush == Flush::Now {
+            for Shard { file, temporary, .. } in &self.shards {
+                file.sync_all().map_err(|source| CheckpointWriteError::Io { path: temporary.clone(), source })?;
+            }
         }
         for shard in &self.shards {
             let path = self.folder.join(&shard.name);
@@ -385,17 +404,14 @@ pub fn encode_float(dtype: Dtype, values: &[f32], bytes: &mut [u8]) -> bool {
         _ => return false,
     };
     assert_eq!(bytes.len(), values.len() * width, "the buffer has the size of the encoded values");
+    let set = InstructionSet::detect();
     bytes.par_chunks_mut(PIECE * width).zip(values.par_chunks(PIECE)).for_each(|(bytes, values)| match dtype {
         Dtype::F32 => {
             for (bytes, value) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(values) {
                 *bytes = value.to_le_bytes();
             }
         }
-        Dtype::BF16 => {
-            for (bytes, value) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(values) {
-                *bytes = bf16::from_f32(*value).to_le_bytes();
-            }
-        }
+        Dtype::BF16 => bf16_bytes(set, values, bytes),
         _ => {
             for (bytes, value) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(values) {
                 *bytes = f16::from_f32(*value).to_le_bytes();
@@ -409,6 +425,7 @@ pub fn encode_float(dtype: Dtype, values: &[f32], bytes: &mut [u8]) -> bool {
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
+    use half::bf16;
     use safetensors::SafeTensors;
 
     fn spec(name: &str, values: usize) -> TensorSpec {

@@ -9,9 +9,10 @@ use super::product::{Into, Target, View, ViewMut};
 use super::weight::Sense;
 use super::{Cache, Cpu, Tensor, Weight, loss, norm, pointwise};
 use crate::batch::Documents;
+use crate::checkpoint::Rows;
 use crate::ops::{
     Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, LogitGradient, Ops,
-    Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, Write,
+    ReadWeightError, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, WeightRole, Write,
 };
 use crate::random::DropoutMask;
 
@@ -179,6 +180,21 @@ impl Ops for Cpu {
 
     fn table(&self, vocab_size: usize, hidden_size: usize, values: Vec<f32>) -> Result<Weight> {
         Ok(self.make_table(vocab_size, hidden_size, values))
+    }
+
+    fn read_weight(
+        &self,
+        role: WeightRole,
+        shape: [usize; 2],
+        rows: &dyn Rows,
+    ) -> std::result::Result<Weight, ReadWeightError> {
+        let _kernel = self.profile.kernel("read weight", || Work::values(shape[0] * shape[1]));
+        let compute = match (role, self.compute) {
+            // 4 bits would be too few to tell tokens apart.
+            (WeightRole::Table, Compute::Int4) => Compute::Int8,
+            (WeightRole::Matrix | WeightRole::Table, compute) => compute,
+        };
+        Ok(self.weight_of_rows(compute, shape, rows)?)
     }
 
     fn share(&self, weight: Weight) -> Result<Weight> {

@@ -22,10 +22,10 @@ pub struct Weight {
     pub(super) out_features: usize,
     /// Columns.
     pub(super) in_features: usize,
-    values: Values,
+    pub(super) values: Values,
 }
 
-enum Values {
+pub(super) enum Values {
     F32(Memory<f32>),
     Bf16(Memory<bf16>),
     Quantized(Quantized),

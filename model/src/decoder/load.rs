@@ -7,9 +7,9 @@ use super::embeddings::Embeddings;
 use super::{Decoder, Layer};
 use crate::adapter::Projection;
 use crate::blocks::{AttentionBlock, Blocks, GateUpProjections, HeadBlock, MlpBlock, Norm, QkNorms, QkvProjections};
-use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::checkpoint::{Checkpoint, CheckpointError, Rows};
 use crate::config::{AttentionBias, Config, ConfigError, HeadWeight, LayerNorms, MlpBias, Projections, QkNorm};
-use crate::ops::{AttentionShape, KernelError, RmsNorm};
+use crate::ops::{AttentionShape, KernelError, ReadWeightError, RmsNorm, WeightRole};
 use crate::parameter::{Keep, Matrix, Parameter};
 
 /// Positions for which tables are made at first.
@@ -29,6 +29,15 @@ pub enum LoadError {
     Kernel(#[from] KernelError),
 }
 
+impl From<ReadWeightError> for LoadError {
+    fn from(error: ReadWeightError) -> Self {
+        match error {
+            ReadWeightError::Read(error) => Self::Weights(error),
+            ReadWeightError::Kernel(error) => Self::Kernel(error),
+        }
+    }
+}
+
 impl<B: Blocks> Decoder<B> {
     /// Loads the checkpoint in a folder: `config.json` and its safetensors.
     ///
@@ -40,13 +49,9 @@ impl<B: Blocks> Decoder<B> {
         let config = Config::read(folder)?;
         let checkpoint = Checkpoint::open(folder)?;
         config.check_weights(&checkpoint)?;
-        Self::build(ops, config, keep, |name, shape| {
-            let _phase = profile.phase("read and widen");
-            let values = checkpoint.tensor_f32_of_shape(name, shape)?;
-            // The stored values are not read again: their pages need not stay in memory.
-            checkpoint.release(name);
-            Ok(values)
-        })
+        let rows: RowsOf<'_> = Box::new(|name, shape| Ok(Some(Box::new(checkpoint.stored_rows(name, &shape, 0)?))));
+        let values = |name: &str, shape: &[usize]| checkpoint.tensor_f32_of_shape(name, shape);
+        Self::assemble(ops, config, keep, values, rows)
     }
 
     /// Builds a decoder of the values that `values` gives for a tensor's name and shape.
@@ -59,7 +64,17 @@ impl<B: Blocks> Decoder<B> {
         keep: Keep,
         values: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>,
     ) -> Result<Self, LoadError> {
-        let mut builder = Builder { ops: &*ops, config: &config, keep, values };
+        Self::assemble(ops, config, keep, values, Box::new(|_, _| Ok(None)))
+    }
+
+    fn assemble(
+        ops: Arc<B>,
+        config: Config,
+        keep: Keep,
+        values: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>,
+        rows: RowsOf<'_>,
+    ) -> Result<Self, LoadError> {
+        let mut builder = Builder { ops: &*ops, config: &config, keep, values, rows };
         let embeddings = builder.embeddings()?;
         let layers = (0..config.num_hidden_layers).map(|layer| builder.layer(layer)).collect::<Result<_, _>>()?;
         let head = builder.head()?;
@@ -69,15 +84,20 @@ impl<B: Blocks> Decoder<B> {
     }
 }
 
-/// Builds the parts of a decoder, of the values that `values` gives for a tensor's name and shape.
-pub(super) struct Builder<'a, B, F> {
+/// Gives the rows of a matrix by its name and shape, where it can be read.
+pub(super) type RowsOf<'a> = Box<dyn Fn(&str, [usize; 2]) -> Result<Option<Box<dyn Rows + 'a>>, CheckpointError> + 'a>;
+
+/// Builds the parts of a decoder, of the values that `values` gives for a tensor's name and shape, and of what `rows` has to read
+/// for a frozen matrix.
+pub(super) struct Builder<'a, 'r, B, F> {
     pub(super) ops: &'a B,
     pub(super) config: &'a Config,
     pub(super) keep: Keep,
     pub(super) values: F,
+    pub(super) rows: RowsOf<'r>,
 }
 
-impl<B: Blocks, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>> Builder<'_, B, F> {
+impl<B: Blocks, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>> Builder<'_, '_, B, F> {
     fn parameter(&mut self, name: String, size: usize) -> Result<Parameter<B>, LoadError> {
         let values = (self.values)(&name, &[size])?;
         Ok(Parameter::new(self.ops, name, &[size], &values)?)
@@ -87,14 +107,29 @@ impl<B: Blocks, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>> B
         if let Some(matrix) = Matrix::shared(self.ops, &name, shape, self.keep)? {
             return Ok(matrix);
         }
+        if let Some(matrix) = self.read(&name, shape, WeightRole::Matrix)? {
+            return Ok(matrix);
+        }
         let values = (self.values)(&name, &shape)?;
         Ok(Matrix::new(self.ops, name, shape, values, self.keep)?)
+    }
+
+    /// A frozen matrix that can be read.
+    fn read(&self, name: &str, shape: [usize; 2], role: WeightRole) -> Result<Option<Matrix<B>>, LoadError> {
+        if self.keep == Keep::Trainable {
+            return Ok(None);
+        }
+        let Some(rows) = (self.rows)(name, shape)? else { return Ok(None) };
+        Ok(Some(Matrix::read(self.ops, name.to_owned(), shape, role, &*rows)?))
     }
 
     fn table(&mut self, name: &str) -> Result<Matrix<B>, LoadError> {
         let shape = [self.config.vocab_size, self.config.hidden_size];
         let name = format!("{name}.weight");
         if let Some(matrix) = Matrix::shared(self.ops, &name, shape, self.keep)? {
+            return Ok(matrix);
+        }
+        if let Some(matrix) = self.read(&name, shape, WeightRole::Table)? {
             return Ok(matrix);
         }
         let values = (self.values)(&name, &shape)?;

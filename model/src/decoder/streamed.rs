@@ -8,14 +8,14 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::load::Builder;
+use super::load::{Builder, RowsOf};
 use super::{AttachError, Layer, LoadError, RunError};
 use crate::adapter::{Lora, Projection};
 use crate::batch::{Batch, Documents};
 use crate::blocks::{Blocks, HeadBlock, Pass};
-use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::checkpoint::{Checkpoint, CheckpointError, Rows};
 use crate::config::{Config, HeadWeight};
-use crate::ops::{KernelError, RopeTables};
+use crate::ops::{KernelError, RopeTables, WeightRole};
 use crate::parameter::{Keep, Matrix};
 use crate::peft::{Adapter, AdapterModule};
 
@@ -24,22 +24,16 @@ const HEAD: &str = "lm_head.weight";
 
 /// Where the weights of a [`StreamedDecoder`] come from.
 pub trait Weights {
-    /// The steps `rows` of a tensor's first dimension, in f32. The tensor must have this shape.
+    /// The steps of a tensor's first dimension from `first` on. The tensor must have this shape.
     ///
     /// # Errors
     /// Fails if there is no such tensor, or it is of another shape, or cannot be read as f32.
-    fn rows(&self, name: &str, shape: &[usize], rows: Range<usize>) -> Result<Vec<f32>, CheckpointError>;
+    fn rows<'a>(&'a self, name: &str, shape: &[usize], first: usize) -> Result<Box<dyn Rows + 'a>, CheckpointError>;
 }
 
 impl Weights for Checkpoint {
-    fn rows(&self, name: &str, shape: &[usize], rows: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
-        self.expect_shape(name, shape)?;
-        let columns: usize = shape.iter().skip(1).product();
-        let mut values = vec![0.0; rows.len() * columns];
-        self.read_f32(name, rows.start * columns, &mut values)?;
-        // The stored values are not read again soon: their pages need not stay in memory.
-        self.release(name);
-        Ok(values)
+    fn rows<'a>(&'a self, name: &str, shape: &[usize], first: usize) -> Result<Box<dyn Rows + 'a>, CheckpointError> {
+        Ok(Box::new(self.stored_rows(name, shape, first)?))
     }
 }
 
@@ -149,8 +143,9 @@ impl<'a, B: Blocks> StreamedDecoder<'a, B> {
             HeadWeight::Tied => EMBEDDING,
             HeadWeight::Own => HEAD,
         };
-        let values = self.weights.rows(stored_as, &shape, ids.clone())?;
-        let matrix = Matrix::new(&*self.ops, HEAD, [ids.len(), shape[1]], values, Keep::Frozen)?;
+        let rows = self.weights.rows(stored_as, &shape, ids.start)?;
+        let matrix = Matrix::read(&*self.ops, HEAD.to_owned(), [ids.len(), shape[1]], WeightRole::Matrix, &*rows)
+            .map_err(LoadError::from)?;
         let mut output = Projection { matrix, bias: None, lora: None };
         self.attach(&mut output, Some(ids))?;
         let logits_of = |stream: &Stream<B>| {
@@ -161,9 +156,14 @@ impl<'a, B: Blocks> StreamedDecoder<'a, B> {
         self.batches.iter().map(logits_of).collect()
     }
 
-    fn builder(&self) -> Builder<'_, B, Values<'_>> {
-        let values = |name: &str, shape: &[usize]| self.weights.rows(name, shape, 0..shape[0]);
-        Builder { ops: &*self.ops, config: self.config, keep: Keep::Frozen, values: Box::new(values) }
+    fn builder(&self) -> Builder<'_, '_, B, Values<'_>> {
+        let values = |name: &str, shape: &[usize]| {
+            let mut values = vec![0.0; shape.iter().product()];
+            self.weights.rows(name, shape, 0)?.read(0, &mut values)?;
+            Ok(values)
+        };
+        let rows: RowsOf<'_> = Box::new(|name, shape| self.weights.rows(name, &shape, 0).map(Some));
+        Builder { ops: &*self.ops, config: self.config, keep: Keep::Frozen, values: Box::new(values), rows }
     }
 
     /// Puts the adapter's part for a projection onto it: all of it, or that for some of its outputs.
@@ -181,10 +181,10 @@ impl<'a, B: Blocks> StreamedDecoder<'a, B> {
         let mut places: BTreeMap<u32, u32> =
             batches.iter().flat_map(|batch| &batch.input_ids).map(|&id| (id, 0)).collect();
         let shape = [self.config.vocab_size, self.config.hidden_size];
-        let mut values = Vec::with_capacity(places.len() * shape[1]);
-        for (place, (&id, of_id)) in places.iter_mut().enumerate() {
-            let id = id as usize;
-            values.extend(self.weights.rows(EMBEDDING, &shape, id..id + 1)?);
+        let rows = self.weights.rows(EMBEDDING, &shape, 0)?;
+        let mut values = vec![0.0; places.len() * shape[1]];
+        for ((place, (&id, of_id)), values) in places.iter_mut().enumerate().zip(values.chunks_exact_mut(shape[1])) {
+            rows.read(id as usize, values)?;
             *of_id = place as u32;
         }
         let table = self.ops.weight(places.len(), shape[1], values)?;

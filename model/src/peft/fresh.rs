@@ -76,7 +76,6 @@ impl Base<'_> {
     fn read(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>), CheckpointError> {
         let name = self.place(name);
         let values = self.files.tensor_f32(name)?;
-        self.files.release(name);
         Ok((self.files.shape(name)?.to_vec(), values))
     }
 

@@ -6,6 +6,7 @@ mod rows;
 
 use std::fs;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use cache::{Digest, Hasher};
 use engine::artifact::Output;
@@ -18,8 +19,10 @@ use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, Stage, Threads};
 use engine::survey::{LocalFiles, Survey};
 use model::batch::Batch;
+use model::checkpoint::Flush;
 use model::merge::WeightedAdapter;
 use model::merge::{Merge as ModelMerge, MergeError, MergeOptions, MergeReport, Progress, Proof, ProofError};
+use model::ops::Compute;
 use model::peft::Adapter as PeftAdapter;
 
 use serde_json::Value;
@@ -80,6 +83,8 @@ impl Stage for Merge {
             max_shard_bytes: params.max_shard_size.0,
             dtype: params.dtype.map(Dtype::stored),
             base_model: params.base_name.as_deref().or(repo),
+            // The store flushes what it takes in; meanwhile the merge is proved.
+            flush: Flush::Later,
         };
         for (opened, weighted) in adapters.iter().zip(&weighted) {
             let misfit = |error| failure(error, &format!("adapter `{}` does not fit the model", opened.stage));
@@ -147,7 +152,8 @@ fn prove(
     batches: &[Batch],
     context: &mut StageContext,
 ) -> Result<Proof, StageError> {
-    let ops = kernels::cpu(context)?;
+    // The stored weights are used once each: they stay in their type.
+    let ops = Arc::new(kernels::cpu_on(context.threads(), Compute::F32, context)?.keeping_stored());
     let mut observe = |Progress { done, total }| {
         context.progress("layers", done, Some(total), Some("proving".to_owned()));
         if context.cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

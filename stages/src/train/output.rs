@@ -8,7 +8,7 @@ use engine::artifact::Facts;
 use engine::context::{Artifact, Draft, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use model::blocks::Blocks;
-use model::checkpoint::{Checkpoint, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, TensorSpec};
+use model::checkpoint::{Checkpoint, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, Flush, TensorSpec};
 use model::config::HeadWeight;
 use model::peft::Adapter;
 use model::trainer::{TrainedPart, TrainedView, Trainer};
@@ -38,6 +38,9 @@ pub(super) fn taught(rows: &TokensReader) -> Facts {
     rows.facts().to_facts().into_iter().filter(|(name, _)| name == PROMPT).collect()
 }
 
+/// Whatever went wrong while weights were read or written.
+type Failed = Box<dyn std::error::Error + Send + Sync>;
+
 /// Writes the trained weights in the base's own tensor types, with what goes along with them; `taught` are facts of the data.
 pub(super) fn model<B: Blocks>(
     trainer: &Trainer<B>,
@@ -48,7 +51,7 @@ pub(super) fn model<B: Blocks>(
     let trained = trainer.trained_tensors();
     let trained: BTreeMap<&str, &TrainedView<'_, B>> = trained.iter().map(|tensor| (tensor.name(), tensor)).collect();
     let draft = context.create("model")?;
-    let written = (|| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let written = (|| -> Result<(), Failed> {
         let original = Checkpoint::open(base)?;
         // A file may hold the head of a tied model once more: a copy that the training left behind would contradict it.
         let tied = trainer.decoder().config().head == HeadWeight::Tied;
@@ -58,10 +61,16 @@ pub(super) fn model<B: Blocks>(
         for (name, _) in kept() {
             match trained.get(name) {
                 Some(tensor) => writer.write_f32(name, &tensor.read(TrainedPart::Value)?)?,
-                None => writer.write_bytes(name, original.bytes(name)?)?,
+                None => {
+                    let take = |(): &mut (), first: usize, piece: &mut [u8]| -> Result<(), Failed> {
+                        Ok(original.read_bytes(name, first, piece)?)
+                    };
+                    writer.write_pieces(name, 1, take)?;
+                }
             }
         }
-        writer.finish()?;
+        // The store flushes what it takes in.
+        writer.finish_with(Flush::Later)?;
         Ok(())
     })();
     written.or_fail(Cause::Machine, || "cannot write the model".to_owned())?;

@@ -1,0 +1,101 @@
+//! The rows of a weight as something to read from, so that who keeps them can have them read straight to their place.
+
+use super::{Checkpoint, CheckpointError, Dtype};
+
+/// Rows of a weight, which are read when they are needed: some at a time, and on any thread.
+pub trait Rows: Sync {
+    /// Reads the rows from `first` on, as many as `values` holds.
+    ///
+    /// # Errors
+    /// Fails if they cannot be read.
+    fn read(&self, first: usize, values: &mut [f32]) -> Result<(), CheckpointError>;
+
+    /// The same rows as they are stored, where that is as bf16.
+    fn as_bf16(&self) -> Option<&dyn Bf16Rows> {
+        None
+    }
+}
+
+/// Rows of a weight that are stored as bf16.
+pub trait Bf16Rows: Sync {
+    /// Reads the rows from `first` on, as many as `bytes` holds: little-endian bf16.
+    ///
+    /// # Errors
+    /// Fails if they cannot be read.
+    fn read_bytes(&self, first: usize, bytes: &mut [u8]) -> Result<(), CheckpointError>;
+}
+
+/// Rows of a tensor in a checkpoint.
+pub struct StoredRows<'a> {
+    checkpoint: &'a Checkpoint,
+    name: String,
+    /// The row of the tensor that is the first here.
+    first: usize,
+    /// Values in a row.
+    columns: usize,
+    dtype: Dtype,
+}
+
+impl Checkpoint {
+    /// The steps of a tensor's first dimension, from `first` on. The tensor must have this shape and hold floats.
+    ///
+    /// # Errors
+    /// Fails if there is no such tensor, or it is of another shape, or of no type that is read as f32.
+    pub fn stored_rows(&self, name: &str, shape: &[usize], first: usize) -> Result<StoredRows<'_>, CheckpointError> {
+        self.expect_shape(name, shape)?;
+        self.expect_float(name)?;
+        let (columns, dtype) = (shape.iter().skip(1).product(), self.dtype(name)?);
+        Ok(StoredRows { checkpoint: self, name: name.to_owned(), first, columns, dtype })
+    }
+}
+
+impl Rows for StoredRows<'_> {
+    fn read(&self, first: usize, values: &mut [f32]) -> Result<(), CheckpointError> {
+        self.checkpoint.read_f32(&self.name, (self.first + first) * self.columns, values)
+    }
+
+    fn as_bf16(&self) -> Option<&dyn Bf16Rows> {
+        (self.dtype == Dtype::BF16).then_some(self)
+    }
+}
+
+impl Bf16Rows for StoredRows<'_> {
+    fn read_bytes(&self, first: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
+        self.checkpoint.read_bytes(&self.name, 2 * (self.first + first) * self.columns, bytes)
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use crate::checkpoint::{CheckpointWriter, TensorSpec};
+
+    #[test]
+    fn rows_are_those_of_the_tensor_from_any_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let types = [("half", Dtype::BF16), ("full", Dtype::F32), ("count", Dtype::I64)];
+        let specs = types.iter().map(|(name, dtype)| TensorSpec::new(*name, *dtype, &[4, 3])).collect();
+        let mut writer = CheckpointWriter::create(folder.path(), specs, 1 << 20).unwrap();
+        let values: Vec<f32> = (0..12u8).map(f32::from).collect();
+        writer.write_f32("half", &values).unwrap();
+        writer.write_f32("full", &values).unwrap();
+        writer.write_bytes("count", &[0; 96]).unwrap();
+        writer.finish().unwrap();
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        for (name, is_bf16) in [("half", true), ("full", false)] {
+            let rows = checkpoint.stored_rows(name, &[4, 3], 1).unwrap();
+            let mut found = [0.0; 6];
+            rows.read(1, &mut found).unwrap();
+            assert_eq!(found, values[6..], "{name}");
+            assert_eq!(rows.as_bf16().is_some(), is_bf16);
+            if let Some(rows) = rows.as_bf16() {
+                let mut bytes = [0; 6];
+                rows.read_bytes(2, &mut bytes).unwrap();
+                assert_eq!(bytes, checkpoint.bytes(name).unwrap()[18..]);
+            }
+        }
+        assert!(matches!(checkpoint.stored_rows("half", &[3, 4], 0), Err(CheckpointError::WrongShape { .. })));
+        assert!(matches!(checkpoint.stored_rows("count", &[4, 3], 0), Err(CheckpointError::WrongDtype { .. })));
+    }
+}

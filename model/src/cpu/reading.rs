@@ -1,0 +1,170 @@
+//! Weights that are read straight to where they are kept: on all threads, each of which reads some rows and converts them while they are
+//! in its cache. A tensor read whole first would go through memory three times more, and take its place twice.
+
+use std::sync::{Mutex, PoisonError};
+
+use half::bf16;
+
+use super::Cpu;
+use super::memory::Memory;
+use super::plain::Plain;
+use super::quantized::{Bits, Quantized};
+use super::rounding::round;
+use super::weight::{Values, Weight};
+use crate::checkpoint::{CheckpointError, Rows};
+use crate::ops::Compute;
+
+/// Values that a thread reads at a time.
+const PIECE: usize = 1 << 15;
+
+impl Cpu {
+    /// A weight of these rows, in the type that is computed in.
+    pub(super) fn weight_of_rows(
+        &self,
+        compute: Compute,
+        [out_features, in_features]: [usize; 2],
+        rows: &dyn Rows,
+    ) -> Result<Weight, CheckpointError> {
+        let (length, columns) = (out_features * in_features, in_features);
+        let quantized = |bits| -> Result<Values, CheckpointError> {
+            let room = Memory::zeros(length);
+            let values = self.read_rows(room, columns, |first, values| rows.read(first, values))?;
+            Ok(Values::Quantized(Quantized::new(self, out_features, in_features, &values, bits)))
+        };
+        let keeps_bf16 = compute == Compute::Bf16 || compute == Compute::F32 && self.keeps_stored;
+        let values = match (compute, rows.as_bf16().filter(|_| keeps_bf16)) {
+            (_, Some(stored)) => {
+                Values::Bf16(self.read_rows(self.weights.zeros(length), columns, |first, values| {
+                    stored.read_bytes(first, bytes_of(values))?;
+                    values.iter_mut().for_each(|value| *value = bf16::from_bits(u16::from_le(value.to_bits())));
+                    Ok(())
+                })?)
+            }
+            (Compute::Bf16, None) => {
+                Values::Bf16(self.read_rows(self.weights.zeros(length), columns, |first, rounded| {
+                    let mut values = vec![0.0; rounded.len()];
+                    rows.read(first, &mut values)?;
+                    round(self.set, &values, rounded);
+                    Ok(())
+                })?)
+            }
+            (Compute::F32, None) => {
+                let room = self.weights.zeros(length);
+                Values::F32(self.read_rows(room, columns, |first, values| rows.read(first, values))?)
+            }
+            (Compute::Int8, None) => quantized(Bits::Eight)?,
+            (Compute::Int4, None) => quantized(Bits::Four)?,
+        };
+        Ok(Weight { out_features, in_features, values })
+    }
+
+    /// Has `read` fill memory, some rows at a time.
+    fn read_rows<T: Plain + Send>(
+        &self,
+        mut values: Memory<T>,
+        columns: usize,
+        read: impl Fn(usize, &mut [T]) -> Result<(), CheckpointError> + Sync,
+    ) -> Result<Memory<T>, CheckpointError> {
+        let length = values.len();
+        let rows = (PIECE / columns.max(1)).max(1);
+        let pieces: Vec<_> = values.chunks_mut((rows * columns).max(1)).map(Mutex::new).collect();
+        let failed = Mutex::new(None);
+        self.each(pieces.len(), length, |piece| {
+            let mut values = pieces[piece].lock().unwrap_or_else(PoisonError::into_inner);
+            if let Err(error) = read(piece * rows, &mut values) {
+                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            }
+        });
+        drop(pieces);
+        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error),
+            None => Ok(values),
+        }
+    }
+}
+
+/// The memory of some values.
+fn bytes_of(values: &mut [bf16]) -> &mut [u8] {
+    // SAFETY: the same memory, of as many bytes; a byte needs no alignment, and any bits are a bf16.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use crate::checkpoint::{Checkpoint, CheckpointWriter, Dtype, TensorSpec};
+    use crate::ops::Ops;
+
+    /// Rows and columns of which the pieces are uneven.
+    const SHAPE: [usize; 2] = [67, 1024];
+
+    fn checkpoint(folder: &std::path::Path, dtype: Dtype) -> Checkpoint {
+        let specs = vec![TensorSpec::new("weight", dtype, &SHAPE)];
+        let mut writer = CheckpointWriter::create(folder, specs, 1 << 30).unwrap();
+        let values: Vec<f32> = (0..SHAPE[0] * SHAPE[1]).map(|at| (at as f32).sin()).collect();
+        writer.write_f32("weight", &values).unwrap();
+        writer.finish().unwrap();
+        Checkpoint::open(folder).unwrap()
+    }
+
+    #[test]
+    fn a_weight_that_is_read_is_that_of_its_values() {
+        for dtype in [Dtype::F32, Dtype::BF16, Dtype::F16] {
+            let folder = tempfile::tempdir().unwrap();
+            let stored = checkpoint(folder.path(), dtype);
+            let rows = stored.stored_rows("weight", &SHAPE, 0).unwrap();
+            let values = stored.tensor_f32("weight").unwrap();
+            for compute in [Compute::F32, Compute::Bf16, Compute::Int8, Compute::Int4] {
+                let cpu = Cpu::new(2, compute).unwrap();
+                let read = cpu.weight_of_rows(compute, SHAPE, &rows).unwrap();
+                let made = cpu.make_weight(SHAPE[0], SHAPE[1], values.clone());
+                assert_eq!(read.bytes(), made.bytes());
+                assert_eq!(cpu.fingerprint(&read).unwrap(), cpu.fingerprint(&made).unwrap(), "{dtype} in {compute:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_weight_in_its_stored_type_computes_the_same_in_f32() {
+        let folder = tempfile::tempdir().unwrap();
+        let stored = checkpoint(folder.path(), Dtype::BF16);
+        let rows = stored.stored_rows("weight", &SHAPE, 0).unwrap();
+        let (cpu, keeping) = (Cpu::new(2, Compute::F32).unwrap(), Cpu::new(2, Compute::F32).unwrap().keeping_stored());
+        let wide = cpu.weight_of_rows(Compute::F32, SHAPE, &rows).unwrap();
+        let narrow = keeping.weight_of_rows(Compute::F32, SHAPE, &rows).unwrap();
+        assert_eq!(2 * narrow.bytes(), wide.bytes());
+        for tokens in [1, 7, 40] {
+            let x: Vec<f32> = (0..tokens * SHAPE[1]).map(|at| (0.7 * at as f32).cos()).collect();
+            let product = |cpu: &Cpu, weight: &Weight| {
+                let mut y = super::super::Tensor::default();
+                cpu.linear(
+                    &cpu.tensor(tokens, SHAPE[1], &x).unwrap(),
+                    weight,
+                    None,
+                    crate::ops::Write::Replace,
+                    &mut y,
+                )
+                .unwrap();
+                cpu.read(&y).unwrap()
+            };
+            let (one, other) = (product(&cpu, &wide), product(&keeping, &narrow));
+            assert!(one.iter().zip(&other).all(|(one, other)| (one - other).abs() <= 1e-5), "{tokens} tokens");
+        }
+    }
+
+    #[test]
+    fn a_read_that_fails_is_told() {
+        struct Broken;
+        impl Rows for Broken {
+            fn read(&self, first: usize, _: &mut [f32]) -> Result<(), CheckpointError> {
+                let (path, source) = ("file".into(), std::io::Error::other("a bad sector"));
+                if first < 32 { Ok(()) } else { Err(CheckpointError::Io { path, source }) }
+            }
+        }
+        for compute in [Compute::F32, Compute::Bf16, Compute::Int8] {
+            let found = Cpu::new(2, compute).unwrap().weight_of_rows(compute, SHAPE, &Broken);
+            assert!(matches!(found, Err(CheckpointError::Io { .. })), "{compute:?}");
+        }
+    }
+}
