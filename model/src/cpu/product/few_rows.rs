@@ -1,8 +1,8 @@
 //! Products of few rows with a weight that is read once, where it lies: what decoding does.
 //!
 //! Reading the weight is nearly all of the work, so it is streamed: [`TILE`] of its rows side by side, each load of them serving up
-//! to [`TILE`] rows of the left operand. The processor sees these streams and is ahead of them by itself; asking for memory in each
-//! stream came to lie in what the other streams were about to read, and cost a tenth. A dot product runs in the lanes of a
+//! to [`TILE`] rows of the left operand. For one row the processor is ahead of these streams by itself, and asking for memory
+//! cost a tenth; with more rows there is too much arithmetic between two loads, and it pays. A dot product runs in the lanes of a
 //! register, in an order that depends on its length alone: a row's result does not depend on how many rows it is computed with.
 
 #[cfg(target_arch = "x86_64")]
@@ -12,11 +12,14 @@ mod plain;
 use half::bf16;
 
 use super::{Element, Finish, InstructionSet, Target, View};
+use crate::cpu::simd::prefetch;
 use crate::ops::FEW_ROWS;
 use plain::Plain;
 
 /// Rows and columns of a tile, of which each pair has a sum of its own.
 const TILE: usize = 4;
+/// How far ahead of its use memory is asked for, in bytes, where several rows are computed with what is read.
+const AHEAD: usize = 4096;
 /// Columns whose sums are finished together.
 const BLOCK: usize = 64;
 
@@ -214,6 +217,9 @@ unsafe fn tile<L: Lanes, const M: usize, const N: usize>(
         let mut sums = [[L::zero(); N]; M];
         let whole = right.inner / L::WIDTH * L::WIDTH;
         for index in (0..whole).step_by(L::WIDTH) {
+            if M > 1 {
+                rights.iter().for_each(|right| prefetch(right.wrapping_add(index).wrapping_byte_add(AHEAD)));
+            }
             let left = lefts.map(|left| L::left(left.add(index)));
             let right = rights.map(|right| L::right(right.add(index)));
             add(&mut sums, left, right);
