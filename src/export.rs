@@ -1,7 +1,7 @@
 //! `pipeline export`: what leaves this program for others: an output as a folder, a whole pipeline as a job of a cluster.
 //!
-//! A file each: [`copy`] for outputs; [`argo`] and [`kubernetes`] for manifests, over what both need: [`cluster`] (the command line and the
-//! plan), [`files`] (what pods read), [`pod`] (what a pod asks for and is given), [`names`] and [`yaml`].
+//! A file each: [`copy`] for outputs; [`argo`] and [`kubernetes`] for manifests, over what both need: [`arguments`] (the command line),
+//! [`cluster`] (the plan), [`files`] (what pods read), [`pod`] (what a pod asks for and is given), [`names`] and [`yaml`].
 
 mod argo;
 mod arguments;

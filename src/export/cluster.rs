@@ -1,4 +1,4 @@
-//! What both kinds of manifests need: the command line, the plan, the shared cache, and everything that would keep a pod from working.
+//! What both kinds of manifests need: the plan, the shared cache, and everything that would keep a pod from working.
 
 use std::collections::BTreeMap;
 use std::io::Write;
