@@ -162,8 +162,8 @@ mod tests {
             let mut values = Memory::<f32>::zeros(length);
             assert_eq!(values.len(), length);
             assert!(values.iter().all(|value| *value == 0.0));
-            values.iter_mut().zip(0u16..).for_each(|(value, index)| *value = index.into());
-            assert!(values.iter().zip(0u16..).all(|(value, index)| *value == f32::from(index)));
+            values.iter_mut().zip((0..=u16::MAX).cycle()).for_each(|(value, index)| *value = index.into());
+            assert!(values.iter().zip((0..=u16::MAX).cycle()).all(|(value, index)| *value == f32::from(index)));
             assert_eq!(matches!(values, Memory::Mapping(..)), length * 4 >= LARGE);
         }
         assert_eq!(Memory::<bf16>::zeros(LARGE).len(), LARGE);
