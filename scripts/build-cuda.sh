@@ -40,7 +40,7 @@ export CUDA_COMPUTE_CAP=${CUDA_COMPUTE_CAP:-80}
 export CARGO_TARGET_DIR=$target
 command=${1:-build}
 [ $# -gt 0 ] && shift
-cargo "$command" --release --features cuda "$@"
+cargo "$command" --release --features nccl "$@"
 
 program=$target/release/pipeline
 if [ "$command" = build ] && needed=$(readelf -d "$program" | grep -E 'NEEDED.*lib(cu|nv|nccl)'); then

@@ -96,7 +96,7 @@ __attribute__((visibility("hidden"))) void *lazy_{name}_address(long number) {{
 
 def cudarc():
     """The folder of the sources that this build uses."""
-    command = ["cargo", "metadata", "--format-version", "1", "--features", "cuda", "--filter-platform", "x86_64-unknown-linux-gnu"]
+    command = ["cargo", "metadata", "--format-version", "1", "--features", "nccl", "--filter-platform", "x86_64-unknown-linux-gnu"]
     packages = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["packages"]
     [manifest] = [package["manifest_path"] for package in packages if package["name"] == "cudarc"]
     return pathlib.Path(manifest).parent

@@ -8,11 +8,16 @@
 mod attention;
 mod device;
 mod loss;
+pub mod nccl;
 mod operations;
 mod optimizer;
 mod rows;
+mod together;
 
 pub use device::CudaError;
+pub use together::DeviceSums;
+
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use profile::Profile;
@@ -25,6 +30,7 @@ pub struct Candle {
     device: Device,
     compute: Compute,
     profile: Profile,
+    sums: Option<Arc<dyn DeviceSums>>,
 }
 
 /// A matrix of f32 on the set's device; empty by default.
@@ -72,7 +78,7 @@ impl Candle {
 
     /// A set on this device.
     pub fn new(device: Device, compute: Compute) -> Self {
-        Self { device, compute, profile: Profile::OFF }
+        Self { device, compute, profile: Profile::OFF, sums: None }
     }
 
     /// Has it recorded what takes how long.

@@ -326,6 +326,19 @@ pub trait Ops: Send + Sync + 'static {
     /// The bytes of a prepared weight that a product reads.
     fn weight_bytes(&self, weight: &Self::Weight) -> u64;
 
+    // Workers.
+
+    /// Begins to replace tensors by their sums over all workers that train together, where the devices of their sets reach each other:
+    /// false where they do not, and the tensors are as they were. All workers name tensors of the same shapes in the same order. The
+    /// tensors are the sums to every later operation; [`Ops::sums_are_over`] tells when this process need not wait for them any more.
+    fn begin_sums(&self, _tensors: &mut [&mut Self::Tensor]) -> Result<bool> {
+        Ok(false)
+    }
+    /// Whether the device has done what [`Ops::begin_sums`] began.
+    fn sums_are_over(&self) -> Result<bool> {
+        Ok(true)
+    }
+
     // Rows and columns.
 
     /// `y[i] = scale · table[ids[i]]`.

@@ -7,11 +7,13 @@ mod support;
 
 use std::sync::Arc;
 
-use in_process::workers;
+use in_process::{workers, workers_with_devices};
+use model::blocks::Blocks;
+use model::candle::Candle;
 use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::init::{Fill, fresh_tensor};
-use model::ops::Compute;
+use model::ops::{Compute, Ops};
 use model::parameter::Keep;
 use model::peft::AdapterConfig;
 use model::trainer::{
@@ -22,7 +24,11 @@ const ADAMW: Optimizer = Optimizer::AdamW(AdamW { betas: (0.9, 0.999), eps: 1e-8
 const SGD: Optimizer = Optimizer::Sgd(Sgd { momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0 });
 
 fn decoder(what: Trained, seed: u64) -> Decoder<Cpu> {
-    let ops = Arc::new(Cpu::new(1, Compute::F32).unwrap());
+    decoder_on(Cpu::new(1, Compute::F32).unwrap(), what, seed)
+}
+
+fn decoder_on<B: Blocks>(ops: B, what: Trained, seed: u64) -> Decoder<B> {
+    let ops = Arc::new(ops);
     let keep = if what == Trained::Adapter { Keep::Frozen } else { Keep::Trainable };
     let mut decoder = support::decoder(&ops, "llama", keep);
     if what == Trained::Adapter {
@@ -43,8 +49,18 @@ fn train(
     rank: usize,
     collective: Box<dyn Collective>,
 ) -> (Vec<StepReport>, Vec<TrainedTensor>) {
+    train_on(Cpu::new(1, Compute::F32).unwrap(), options, rows, rank, collective)
+}
+
+fn train_on<B: Blocks>(
+    ops: B,
+    options: TrainOptions,
+    rows: u32,
+    rank: usize,
+    collective: Box<dyn Collective>,
+) -> (Vec<StepReport>, Vec<TrainedTensor>) {
     let size = collective.size();
-    let mut trainer = Trainer::new(decoder(options.trained, 9), options).unwrap().together(collective);
+    let mut trainer = Trainer::new(decoder_on(ops, options.trained, 9), options).unwrap().together(collective);
     let reports = (0..5).map(|step| {
         for row in (0..rows).skip(rank).step_by(size) {
             trainer.accumulate(&support::documents(step * rows + row, &[19 + row as usize, 11])).unwrap();
@@ -83,6 +99,21 @@ fn one_two_and_four_workers_learn_the_same() {
                 assert!(furthest <= 1e-5 * largest, "{size}: {}: {furthest} of {largest}", found.name);
             }
         }
+    }
+}
+
+#[test]
+fn sums_on_devices_are_those_in_host_memory() {
+    for (trained, rows) in [(Trained::Adapter, 8), (Trained::Weights, 8), (Trained::Adapter, 2)] {
+        let options = TrainOptions { max_grad_norm: Some(0.5), ..TrainOptions::new(trained, ADAMW) };
+        let in_memory =
+            workers(3, |rank, collective| train_on(Candle::on_processor(), options, rows, rank, collective));
+        let on_devices = workers_with_devices(3, |rank, collective, device| {
+            let ops = Candle::on_processor().adding_up_by(device);
+            assert!(ops.describe().ends_with("f32, gradients added up by threads"), "{}", ops.describe());
+            train_on(ops, options, rows, rank, collective)
+        });
+        assert!(on_devices == in_memory, "{trained:?}, {rows} rows");
     }
 }
 

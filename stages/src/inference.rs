@@ -337,7 +337,7 @@ fn open(
             load(ops, &model.folder, adapter.as_ref())
         }
         Kernels::Candle => {
-            let ops = kernels::candle_computing(compute, context)?;
+            let ops = Arc::new(kernels::candle_computing(compute, context)?);
             context.record("kernel_set", ops.describe());
             load(ops, &model.folder, adapter.as_ref())
         }

@@ -106,7 +106,7 @@ pub fn cpu_on(threads: usize, compute: Compute, context: &StageContext) -> Resul
 ///
 /// # Errors
 /// Fails where there is no such device, or this build has no kernels for it.
-pub fn candle_computing(compute: Compute, context: &StageContext) -> Result<Arc<Candle>, StageError> {
+pub fn candle_computing(compute: Compute, context: &StageContext) -> Result<Candle, StageError> {
     let rank = context.membership().map_or(0, |membership| membership.rank);
     let set = match context.devices().kind {
         DeviceKind::Cuda => Candle::on_cuda(rank, compute).map_err(|error| {
@@ -117,5 +117,5 @@ pub fn candle_computing(compute: Compute, context: &StageContext) -> Result<Arc<
         })?,
         DeviceKind::Cpu | DeviceKind::Npu | DeviceKind::Rocm | DeviceKind::Metal => Candle::on_processor_in(compute),
     };
-    Ok(Arc::new(set.recorded_by(context.profile().clone())))
+    Ok(set.recorded_by(context.profile().clone()))
 }

@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 use profile::{Profile, Work};
 
-use super::{Candle, CandleCache, CandleTensor, CandleWeight, attention, loss, optimizer, rows};
+use super::{Candle, CandleCache, CandleTensor, CandleWeight, attention, loss, optimizer, rows, together};
 use crate::batch::Documents;
 use crate::fingerprint;
 use crate::ops::{
@@ -31,7 +31,8 @@ impl Ops for Candle {
             candle_core::DeviceLocation::Cuda { gpu_id } => format!("CUDA device {gpu_id}"),
             candle_core::DeviceLocation::Metal { gpu_id } => format!("Metal device {gpu_id}"),
         };
-        format!("candle on {device}, {}", self.compute.name())
+        let sums = self.sums.as_ref().map(|sums| format!(", gradients added up by {}", sums.describe()));
+        format!("candle on {device}, {}{}", self.compute.name(), sums.unwrap_or_default())
     }
 
     fn compute(&self) -> Compute {
@@ -95,6 +96,15 @@ impl Ops for Candle {
                 _ => fingerprint::of_f32(&values.to_vec1()?),
             })
         })
+    }
+
+    fn begin_sums(&self, tensors: &mut [&mut CandleTensor]) -> Result<bool> {
+        let Some(sums) = &self.sums else { return Ok(false) };
+        self.named("begin_sums", || together::begin(&**sums, tensors)).map(|()| true)
+    }
+
+    fn sums_are_over(&self) -> Result<bool> {
+        self.sums.as_ref().map_or(Ok(true), |sums| self.named("sums_are_over", || sums.are_over()))
     }
 
     fn embed(&self, table: &CandleWeight, ids: &[u32], scale: f32, y: &mut CandleTensor) -> Result {

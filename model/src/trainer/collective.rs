@@ -1,14 +1,16 @@
 //! Workers that train one model together: each computes a share of a step's rows, and all apply the same update.
 //!
-//! A kernel set knows nothing of it, and neither does this module know how workers reach each other: values go through host memory
-//! as plain f32, whatever device they were computed on.
+//! This module does not know how workers reach each other. Where their kernel sets add up on their own devices ([`Ops::begin_sums`]),
+//! gradients stay there; else they go through host memory as plain f32, whatever device they were computed on. All else does so always.
 
 use std::error::Error;
+use std::thread;
+use std::time::Duration;
 
 use super::{TrainError, Trainer};
 use crate::blocks::Blocks;
 use crate::fingerprint;
-use crate::parameter::Training;
+use crate::ops::{KernelError, Ops};
 
 /// The workers that train one model, as one of them sees them. Every worker makes the same calls in the same order; a call returns
 /// when all have made it.
@@ -54,6 +56,19 @@ pub trait Collective: Send {
     /// As [`Collective::sum`].
     fn meet(&mut self) -> Result<(), CollectiveError> {
         self.sum_totals(&mut [])
+    }
+
+    /// Waits for something that this worker's device does with those of the others, once all workers have had theirs begin it. `over`
+    /// tells whether it is done.
+    ///
+    /// # Errors
+    /// As [`Collective::sum`]: a worker that is gone by then leaves the devices of the others waiting for ever.
+    fn attend(&mut self, over: &mut dyn FnMut() -> bool) -> Result<(), CollectiveError> {
+        self.meet()?;
+        while !over() {
+            thread::sleep(Duration::from_micros(100));
+        }
+        Ok(())
     }
 }
 
@@ -147,24 +162,20 @@ impl<B: Blocks> Trainer<B> {
         collective.note(step, Phase::SumOfGradients);
         let ops = decoder.ops().clone();
         let _phase = ops.profile().phase("sum gradients");
-        let parameters = decoder.parameters_mut().into_iter();
-        let mut rest = parameters.filter_map(|parameter| parameter.training.as_mut()).peekable();
-        let (mut bucket, mut inside) = (Vec::new(), Vec::new());
-        while let Some(Training { gradient, .. }) = rest.next() {
-            let values = ops.read(gradient)?;
-            inside.push((gradient, values.len()));
-            bucket.extend(values);
-            if bucket.len() < BUCKET && rest.peek().is_some() {
-                continue;
+        let trained = decoder.parameters_mut().into_iter().filter_map(|parameter| parameter.training.as_mut());
+        let mut gradients: Vec<_> = trained.map(|training| &mut training.gradient).collect();
+        let mut rest = &mut gradients[..];
+        let mut on_devices = false;
+        while !rest.is_empty() {
+            let (bucket, others) = rest.split_at_mut(bucket(&*ops, rest));
+            on_devices = ops.begin_sums(bucket)?;
+            if !on_devices {
+                sum_in_host_memory(&*ops, bucket, &mut **collective)?;
             }
-            collective.sum(&mut bucket)?;
-            let mut summed = &bucket[..];
-            for (gradient, length) in inside.drain(..) {
-                let (values, others) = summed.split_at(length);
-                ops.write(gradient, values)?;
-                summed = others;
-            }
-            bucket.clear();
+            rest = others;
+        }
+        if on_devices {
+            finish_sums(&*ops, &mut **collective)?;
         }
         collective.note(step, Phase::Update);
         Ok(())
@@ -185,4 +196,48 @@ impl<B: Blocks> Trainer<B> {
             None => Ok(()),
         }
     }
+}
+
+/// How many of the first of these tensors make a bucket.
+fn bucket<O: Ops>(ops: &O, tensors: &[&mut O::Tensor]) -> usize {
+    let mut values = 0;
+    let full = tensors.iter().position(|tensor| {
+        let (rows, columns) = ops.shape(tensor);
+        values += rows * columns;
+        values >= BUCKET
+    });
+    full.map_or(tensors.len(), |last| last + 1)
+}
+
+fn sum_in_host_memory<O: Ops>(
+    ops: &O,
+    tensors: &mut [&mut O::Tensor],
+    collective: &mut dyn Collective,
+) -> Result<(), TrainError> {
+    let (mut values, mut lengths) = (Vec::new(), Vec::new());
+    for tensor in &*tensors {
+        let own = ops.read(tensor)?;
+        lengths.push(own.len());
+        values.extend(own);
+    }
+    collective.sum(&mut values)?;
+    let mut summed = &values[..];
+    for (tensor, length) in tensors.iter_mut().zip(lengths) {
+        let (own, others) = summed.split_at(length);
+        ops.write(tensor, own)?;
+        summed = others;
+    }
+    Ok(())
+}
+
+/// Waits until the devices have added up what they have begun to.
+fn finish_sums<O: Ops>(ops: &O, collective: &mut dyn Collective) -> Result<(), TrainError> {
+    let mut failed: Option<KernelError> = None;
+    collective.attend(&mut || {
+        ops.sums_are_over().unwrap_or_else(|error| {
+            failed = Some(error);
+            true
+        })
+    })?;
+    failed.map_or(Ok(()), |error| Err(error.into()))
 }

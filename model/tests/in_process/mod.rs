@@ -4,12 +4,15 @@
 
 use std::sync::{Arc, Barrier, Mutex};
 
+use candle_core::{CpuStorage, Error, InplaceOp1, Layout, Tensor};
+use model::candle::DeviceSums;
 use model::trainer::{Collective, CollectiveError};
 
 /// What the workers give, by rank.
 type Given = Mutex<Vec<Vec<f64>>>;
 
 /// One of several workers.
+#[derive(Clone)]
 pub struct Worker {
     rank: usize,
     given: Arc<Given>,
@@ -18,12 +21,20 @@ pub struct Worker {
 
 /// Runs a function for each of so many workers, on a thread of its own, and gives what each made.
 pub fn workers<T: Send>(size: usize, run: impl Fn(usize, Box<dyn Collective>) -> T + Sync) -> Vec<T> {
+    workers_with_devices(size, |rank, collective, _| run(rank, collective))
+}
+
+/// As [`workers`], each with a device that adds up with those of the others.
+pub fn workers_with_devices<T: Send>(
+    size: usize,
+    run: impl Fn(usize, Box<dyn Collective>, Arc<dyn DeviceSums>) -> T + Sync,
+) -> Vec<T> {
     let (given, barrier) = (Arc::new(Mutex::new(vec![Vec::new(); size])), Arc::new(Barrier::new(size)));
     std::thread::scope(|scope| {
         let start = |rank| {
             let worker = Worker { rank, given: Arc::clone(&given), barrier: Arc::clone(&barrier) };
             let run = &run;
-            scope.spawn(move || run(rank, Box::new(worker)))
+            scope.spawn(move || run(rank, Box::new(worker.clone()), Arc::new(Device(worker))))
         };
         let started: Vec<_> = (0..size).map(start).collect();
         started.into_iter().map(|worker| worker.join().unwrap()).collect()
@@ -63,5 +74,34 @@ impl Collective for Worker {
             *total = all.iter().map(|given| given[index]).sum();
         }
         Ok(())
+    }
+}
+
+/// A device that lies in the processor's memory. Like NCCL it adds up in place, and in no tensor's memory but the one it is given.
+struct Device(Worker);
+
+impl DeviceSums for Device {
+    fn describe(&self) -> String {
+        "threads".to_owned()
+    }
+
+    fn begin(&self, values: &Tensor) -> candle_core::Result<()> {
+        values.inplace_op1(self)
+    }
+
+    fn are_over(&self) -> candle_core::Result<bool> {
+        Ok(true)
+    }
+}
+
+impl InplaceOp1 for Device {
+    fn name(&self) -> &'static str {
+        "sum"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        let CpuStorage::F32(values) = storage else { return Err(Error::msg("gradients are f32")) };
+        assert_eq!(layout.contiguous_offsets(), Some((0, values.len())), "the sum has memory of its own");
+        self.0.clone().sum(values).map_err(Error::wrap)
     }
 }

@@ -155,7 +155,11 @@ impl Stage for Train {
                 };
                 session::run(params, Arc::new(kernels), workers, context)
             }
-            Kernels::Candle => session::run(params, kernels::candle_computing(compute, context)?, workers, context),
+            Kernels::Candle => {
+                let kernels = kernels::candle_computing(compute, context)?;
+                let kernels = workers.join_devices(kernels, context)?;
+                session::run(params, Arc::new(kernels), workers, context)
+            }
         }
     }
 }

@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use engine::error::{Cause, StageError};
 use model::trainer::{Collective, CollectiveError, Phase};
@@ -16,6 +17,9 @@ use crate::peak_memory::peak_private_bytes;
 
 /// How often a worker that waits looks whether the others are alive.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// The first and the longest pause between two looks at a device that others wait for, too.
+const PAUSES: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
 
 /// Values that are summed over all workers while they are in the nearest cache.
 const BLOCK: usize = 2048;
@@ -37,6 +41,26 @@ enum Others {
     EndWith(Pid),
 }
 
+impl Others {
+    /// Fails where one of those that have not come to a meeting is gone, as far as this worker can tell.
+    fn look(&mut self, meeting: u64) -> Result<(), StageError> {
+        match self {
+            Self::Watched(watch) => watch.look(meeting),
+            Self::EndWith(parent) if getppid() != *parent => Err(StageError::new(Cause::Crashed, "rank 0 is gone")),
+            Self::EndWith(_) => Ok(()),
+        }
+    }
+
+    /// As [`Others::look`], while this worker's device has waited so long for those of the others.
+    fn look_at_devices(&mut self, next_meeting: u64, waited: Duration) -> Result<(), StageError> {
+        self.look(next_meeting)?;
+        match self {
+            Self::Watched(watch) => watch.look_at_devices(waited),
+            Self::EndWith(_) => Ok(()),
+        }
+    }
+}
+
 impl Group {
     /// The workers, as rank 0 sees them, which watches the others.
     pub(super) fn leading(memory: Arc<SharedMemory>, watch: Watch) -> Self {
@@ -48,20 +72,13 @@ impl Group {
         Self { memory, rank, totals: 0, others: Others::EndWith(getppid()) }
     }
 
-    /// Waits until all workers have come as far as this one.
-    fn meet_all(&mut self) -> Result<(), CollectiveError> {
+    /// Waits until all workers have come as far as this one; gives the number of the meeting.
+    fn meet_all(&mut self) -> Result<u64, CollectiveError> {
         let meeting = self.memory.arrive(self.rank);
         while !self.memory.wait(meeting, LOOK_EVERY) {
-            match &mut self.others {
-                Others::Watched(watch) => watch.look(meeting).map_err(collective_error)?,
-                Others::EndWith(parent) if getppid() != *parent => {
-                    let gone = StageError::new(Cause::Crashed, "rank 0 is gone");
-                    return Err(collective_error(gone));
-                }
-                Others::EndWith(_) => {}
-            }
+            self.others.look(meeting).map_err(collective_error)?;
         }
-        Ok(())
+        Ok(meeting)
     }
 
     /// Adds up a part of the gradients of all workers.
@@ -114,6 +131,23 @@ impl Collective for Group {
         values.chunks_mut(PART).try_for_each(|part| self.sum_part(part))
     }
 
+    fn attend(&mut self, over: &mut dyn FnMut() -> bool) -> Result<(), CollectiveError> {
+        // Nobody's device waits for one that was given nothing to do.
+        let met = self.meet_all()?;
+        let (began, mut looked) = (Instant::now(), Instant::now());
+        let [mut pause, longest] = PAUSES;
+        while !over() {
+            thread::sleep(pause);
+            pause = (2 * pause).min(longest);
+            if looked.elapsed() >= LOOK_EVERY {
+                // Who has come to the next meeting is through with this.
+                self.others.look_at_devices(met + 1, began.elapsed()).map_err(collective_error)?;
+                looked = Instant::now();
+            }
+        }
+        Ok(())
+    }
+
     fn sum_totals(&mut self, totals: &mut [f64]) -> Result<(), CollectiveError> {
         self.memory.state(self.rank).tell_peak(peak_private_bytes().unwrap_or(0));
         // Two sets in turn: who gives the next one has read the last, but others may not have, until all have come to the next meeting.
@@ -135,7 +169,8 @@ impl Collective for Group {
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::fs::File;
-    use std::thread;
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::SeqCst;
 
     use super::super::shared_memory;
     use super::*;
@@ -175,6 +210,37 @@ mod tests {
             });
             assert!(sums.iter().all(|sum| *sum == expected), "{size} workers, {length} values");
         }
+    }
+
+    #[test]
+    fn devices_are_attended_once_all_workers_have_begun() {
+        let begun = AtomicUsize::new(0);
+        let seen = workers(3, |group| {
+            begun.fetch_add(1, SeqCst);
+            let mut looks = 0;
+            let mut seen = Vec::new();
+            let mut over = || {
+                looks += 1;
+                seen.push(begun.load(SeqCst));
+                looks == 5
+            };
+            group.attend(&mut over).unwrap();
+            group.meet().unwrap();
+            seen
+        });
+        assert_eq!(seen, vec![vec![3; 5]; 3]);
+    }
+
+    #[test]
+    fn devices_that_wait_for_each_other_for_ever_end_the_stage() {
+        let file = File::from(shared_memory::create("test", SharedMemory::bytes(1)).unwrap());
+        let memory = Arc::new(SharedMemory::map(&file, 1).unwrap());
+        let watch = Watch::new(Arc::clone(&memory), Duration::from_millis(1));
+        let mut group = Group::leading(memory, watch);
+        group.note(7, Phase::SumOfGradients);
+        let CollectiveError(error) = group.attend(&mut || false).unwrap_err();
+        let message = error.to_string();
+        assert!(message.contains("the sum of gradients of step 7"), "{message}");
     }
 
     #[test]

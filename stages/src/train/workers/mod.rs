@@ -3,8 +3,10 @@
 //! The stage's process is rank 0 and starts the others ([`engine::execute::member`]), which run the same stage code on the same job. Each
 //! computes its share of a step's rows ([`share`]); losses and gradients are added up through shared memory ([`group`],
 //! [`shared_memory`]), in the order of ranks, and every worker makes the same update of its own copy of what is trained. On the processor
-//! frozen weights lie once in memory: rank 0 prepares them, the others map them; of several GPUs each holds its own. Rank 0 watches the others ([`watch`]) and alone writes anything.
+//! frozen weights lie once in memory: rank 0 prepares them, the others map them. Of several GPUs each holds its own, and gradients are added
+//! up on them where NCCL is there ([`devices`]). Rank 0 watches the others ([`watch`]) and alone writes anything.
 
+mod devices;
 mod group;
 mod share;
 mod shared_memory;

@@ -80,6 +80,26 @@ impl Watch {
         }
         Ok(())
     }
+
+    /// Looks whether the workers' devices, which rank 0's has waited for so long, may still come to an end.
+    ///
+    /// # Errors
+    /// Fails where that has taken too long, though every worker is there: each waits for the others.
+    pub(super) fn look_at_devices(&self, waited: Duration) -> Result<(), StageError> {
+        if waited <= self.limit {
+            return Ok(());
+        }
+        let state = self.shared.state(0);
+        let message = format!(
+            "the devices of {} workers have been at {} of step {} for {:.0} s and do not come to an end",
+            self.shared.size(),
+            meeting(state.phase()),
+            state.step(),
+            waited.as_secs_f64()
+        );
+        Err(StageError::new(Cause::Crashed, message)
+            .with_help("run again, or set `retries`: it goes on from the last saved step. NCCL_DEBUG=INFO tells what they wait for"))
+    }
 }
 
 /// Where a worker was, in words.
