@@ -4,9 +4,10 @@
 //! copied, or its columns do, which are then transposed a square of vectors at a time. Packing reads nothing outside of the operand.
 
 use std::arch::x86_64::{
-    __m512i, _mm256_maskz_loadu_epi16, _mm512_cvtepu16_epi32, _mm512_maskz_loadu_epi16, _mm512_maskz_loadu_epi32,
-    _mm512_or_si512, _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_slli_epi32, _mm512_storeu_si512,
-    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    __m512i, _mm256_loadu_si256, _mm256_maskz_loadu_epi16, _mm512_cvtepu16_epi32, _mm512_loadu_si512,
+    _mm512_maskz_loadu_epi16, _mm512_maskz_loadu_epi32, _mm512_or_si512, _mm512_setzero_si512, _mm512_shuffle_i32x4,
+    _mm512_slli_epi32, _mm512_storeu_si512, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32,
+    _mm512_unpacklo_epi64,
 };
 use std::ops::Range;
 
@@ -105,11 +106,23 @@ trait Words {
     /// The machine has the instructions, and so many elements lie there.
     unsafe fn contiguous(elements: *const Self::Element, count: usize) -> __m512i;
 
+    /// As many words of elements that lie contiguously as a vector has.
+    ///
+    /// # Safety
+    /// The machine has the instructions, and all of the elements lie there.
+    unsafe fn vector(elements: *const Self::Element) -> __m512i;
+
     /// A word of each of `count` columns, from `row` and `column` on, of rows that lie contiguously.
     ///
     /// # Safety
     /// The machine has the instructions.
     unsafe fn across(b: View<'_, Self::Element>, row: usize, column: usize, count: usize) -> __m512i;
+
+    /// A word of each of as many columns as a vector has lanes, from the first one's first element on, rows being so far apart.
+    ///
+    /// # Safety
+    /// The machine has the instructions, and all of the elements lie there.
+    unsafe fn vector_across(elements: *const Self::Element, row_stride: usize) -> __m512i;
 }
 
 /// Words that are f32.
@@ -123,6 +136,18 @@ impl Words for Floats {
     unsafe fn contiguous(elements: *const f32, count: usize) -> __m512i {
         // SAFETY: masked lanes are not read.
         unsafe { _mm512_maskz_loadu_epi32(first_lanes(count) as u16, elements.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn vector(elements: *const f32) -> __m512i {
+        // SAFETY: the caller vouches for it.
+        unsafe { _mm512_loadu_si512(elements.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn vector_across(elements: *const f32, _row_stride: usize) -> __m512i {
+        // SAFETY: the caller vouches for it.
+        unsafe { Self::vector(elements) }
     }
 
     #[inline(always)]
@@ -146,6 +171,18 @@ impl Words for Widened {
     }
 
     #[inline(always)]
+    unsafe fn vector(elements: *const bf16) -> __m512i {
+        // SAFETY: the caller vouches for it.
+        unsafe { _mm512_slli_epi32::<16>(sixteen_halves(elements)) }
+    }
+
+    #[inline(always)]
+    unsafe fn vector_across(elements: *const bf16, _row_stride: usize) -> __m512i {
+        // SAFETY: the caller vouches for it.
+        unsafe { Self::vector(elements) }
+    }
+
+    #[inline(always)]
     unsafe fn across(b: View<'_, bf16>, row: usize, column: usize, count: usize) -> __m512i {
         // SAFETY: the caller vouches for the instructions, and the elements are those of one row.
         unsafe { Self::contiguous(b.pointer(row, column), count) }
@@ -163,6 +200,21 @@ impl Words for Paired {
     unsafe fn contiguous(elements: *const bf16, count: usize) -> __m512i {
         // SAFETY: masked lanes are not read.
         unsafe { _mm512_maskz_loadu_epi16(first_lanes(count), elements.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn vector(elements: *const bf16) -> __m512i {
+        // SAFETY: the caller vouches for it.
+        unsafe { _mm512_loadu_si512(elements.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn vector_across(elements: *const bf16, row_stride: usize) -> __m512i {
+        // SAFETY: the caller vouches for it.
+        unsafe {
+            let [first, second] = [elements, elements.add(row_stride)].map(|elements| sixteen_halves(elements));
+            _mm512_or_si512(first, _mm512_slli_epi32::<16>(second))
+        }
     }
 
     #[inline(always)]
@@ -186,6 +238,16 @@ impl Words for Paired {
 unsafe fn halves(elements: *const bf16, count: usize) -> __m512i {
     // SAFETY: masked lanes are not read.
     unsafe { _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(count) as u16, elements.cast())) }
+}
+
+/// As [`halves`], where all of them lie there.
+///
+/// # Safety
+/// The machine has the instructions, and the elements lie there.
+#[inline(always)]
+unsafe fn sixteen_halves(elements: *const bf16) -> __m512i {
+    // SAFETY: the caller vouches for it.
+    unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(elements.cast())) }
 }
 
 /// A mask of the first `count` lanes; all of them where there are fewer.
@@ -225,13 +287,24 @@ unsafe fn pack_rows<W: Words>(b: View<'_, W::Element>, inner: Range<usize>, colu
     /// Steps ahead that memory is asked for.
     const AHEAD: usize = 8;
     let mut target = panel;
+    let (stride, vectors) = (b.row_stride(), columns.len() / LANES);
+    let rest = columns.start + vectors * LANES..columns.end;
     for row in inner {
-        let ahead = W::ELEMENTS * AHEAD * b.row_stride();
-        for column in columns.clone().step_by(LANES) {
-            let count = LANES.min(columns.end - column);
+        let first = W::ELEMENTS * row;
+        // A last row without a second one goes the way of columns that do not fill a vector.
+        let whole = if first + W::ELEMENTS <= b.rows() { vectors } else { 0 };
+        let mut elements = b.pointer(first, columns.start);
+        for _ in 0..whole {
             for element in 0..W::ELEMENTS {
-                prefetch(b.pointer(W::ELEMENTS * row, column).wrapping_add(ahead + element * b.row_stride()));
+                prefetch(elements.wrapping_add((W::ELEMENTS * AHEAD + element) * stride));
             }
+            // SAFETY: the caller vouches for the panel, and rows and columns are those of `b`.
+            unsafe { _mm512_storeu_si512(target.cast(), W::vector_across(elements, stride)) };
+            (elements, target) = (elements.wrapping_add(LANES), target.wrapping_add(LANES));
+        }
+        let left = if whole == vectors { rest.clone() } else { columns.clone() };
+        for column in left.clone().step_by(LANES) {
+            let count = LANES.min(left.end - column);
             // SAFETY: the caller vouches for the panel.
             unsafe { _mm512_storeu_si512(target.cast(), W::across(b, row, column, count)) };
             target = target.wrapping_add(LANES);
@@ -258,6 +331,24 @@ unsafe fn pack_columns<W: Words>(
         let steps = LANES.min(inner.end - first);
         let element = first * W::ELEMENTS;
         let elements = (b.columns() - element).min(steps * W::ELEMENTS);
+        if count == LANES && elements == LANES * W::ELEMENTS {
+            let (place, stride) = (b.pointer(column, element), b.row_stride());
+            // The last one, too, is of `b`.
+            b.pointer(column + LANES - 1, element + elements - 1);
+            let words = std::array::from_fn(|lane| {
+                let place = place.wrapping_add(lane * stride);
+                prefetch(place.wrapping_byte_add(AHEAD));
+                // SAFETY: so many elements of each of so many columns are left.
+                unsafe { W::vector(place) }
+            });
+            let mut target = panel.wrapping_add((first - inner.start) * width);
+            for words in transpose(words) {
+                // SAFETY: the caller vouches for the panel.
+                unsafe { _mm512_storeu_si512(target.cast(), words) };
+                target = target.wrapping_add(width);
+            }
+            continue;
+        }
         let mut words = [_mm512_setzero_si512(); LANES];
         for (lane, words) in words.iter_mut().enumerate().take(count) {
             // SAFETY: so many elements of this column are left.

@@ -21,10 +21,12 @@ pub(super) struct Partition {
     column_blocks: usize,
 }
 
-/// What a thread spends on a column of a part, in rows: packing it.
-const COST_OF_COLUMN: usize = 6;
+/// What a thread spends on a column of a part, in rows: packing it, most of which is waiting for memory.
+const COST_OF_COLUMN: usize = 40;
 /// What it spends on a part, in rows times columns.
 const COST_OF_PART: usize = 2000;
+/// Of a part's time, what threads wait for the last one on average is one in so many: they are not equally fast.
+const SHARE_OF_WAITING: usize = 8;
 /// Columns of a panel of the widest set.
 const PANEL: usize = 48;
 
@@ -33,7 +35,7 @@ impl Partition {
     ///
     /// Columns that are in several parts are packed for each; and few large parts may leave threads idle.
     pub(super) fn new(rows: usize, columns: usize, threads: usize) -> Self {
-        let grids = [1, 2, 4, 8, 16].into_iter().flat_map(|column_panels| {
+        let grids = [1, 2, 3, 4, 6, 8, 12, 16].into_iter().flat_map(|column_panels| {
             (0..7).map(move |cut| {
                 let column_block = column_panels * PANEL;
                 let row_block = rows.div_ceil(1 << cut).next_multiple_of(24);
@@ -58,7 +60,8 @@ impl Partition {
         // Rows are read once for each part of their columns.
         let groups = columns.div_ceil(4 * PANEL);
         let part = columns * (rows + COST_OF_COLUMN) + 4 * groups * rows + COST_OF_PART;
-        self.parts().div_ceil(threads) * part
+        let waiting = if threads > 1 { part / SHARE_OF_WAITING } else { 0 };
+        self.parts().div_ceil(threads) * part + waiting
     }
 
     /// Number of parts.
