@@ -16,7 +16,7 @@ use tokenizers::{Model, NormalizedString, Normalizer, OffsetType, PreTokenizedSt
 
 use crate::prompt::{ChatError, ChatTemplate, ControlTexts, PLAIN_BEGIN, PLAIN_END, is_marked};
 use bulk::BulkEncoder;
-pub(crate) use bulk::Unfit;
+pub(crate) use bulk::{Candidate, Unfit};
 
 /// Why a tokenizer cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -75,8 +75,6 @@ impl From<TokenizerError> for StageError {
 /// A tokenizer with its special tokens and its chat template.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    /// Its `tokenizer.json`.
-    path: PathBuf,
     bulk: Option<BulkEncoder>,
     config: Map<String, Value>,
     bos_token_id: Option<u32>,
@@ -115,27 +113,16 @@ impl Tokenizer {
         let added = inner.get_added_tokens_decoder();
         let special = added.into_values().filter(|token| token.special).map(|token| token.content);
         let control_texts = ControlTexts::new(special);
-        Ok(Self {
-            inner,
-            path,
-            bulk: None,
-            config,
-            bos_token_id,
-            eos_token_id,
-            pad_token_id,
-            chat_template,
-            control_texts,
-        })
+        Ok(Self { inner, bulk: None, config, bos_token_id, eos_token_id, pad_token_id, chat_template, control_texts })
     }
 
-    /// From now on encodes with a faster encoder, where that has the same ids for texts made to be hard and for these. It takes some
-    /// tenths of a second to find that out: worth it from some megabytes of text on.
+    /// From now on encodes with a faster encoder of the same folder, where that has the same ids for texts made to be hard and for
+    /// these. It takes a tenth of a second to find that out: worth it from some megabytes of text on.
     ///
     /// # Errors
     /// Says why the faster encoder cannot be used; everything is then as it was.
-    pub(crate) fn speed_up(&mut self, samples: &[String]) -> Result<(), Unfit> {
-        let json = std::fs::read_to_string(&self.path).map_err(|error| Unfit::Form(error.to_string()))?;
-        self.bulk = Some(BulkEncoder::new(&json, &self.inner, samples)?);
+    pub(crate) fn speed_up(&mut self, candidate: Candidate, samples: &[String]) -> Result<(), Unfit> {
+        self.bulk = Some(BulkEncoder::new(candidate, &self.inner, samples)?);
         Ok(())
     }
 

@@ -43,6 +43,40 @@ impl IdentityHasher {
     }
 }
 
+/// Takes in the values of a table and gives its identity and those of its parts.
+pub(super) struct TableHasher {
+    /// That of no values.
+    none: IdentityHasher,
+    /// That of all, once the first part has ended: until then it is that of the part, and hashed once.
+    whole: Option<IdentityHasher>,
+    part: IdentityHasher,
+}
+
+impl TableHasher {
+    /// Begins with the identity of no values.
+    pub(super) fn new(none: IdentityHasher) -> Self {
+        Self { part: none.clone(), whole: None, none }
+    }
+
+    /// Takes values in.
+    pub(super) fn take(&mut self, values: impl Fn(&mut IdentityHasher)) {
+        self.whole.iter_mut().for_each(&values);
+        values(&mut self.part);
+    }
+
+    /// The identity of the present part, which ends.
+    pub(super) fn end_part(&mut self) -> Digest {
+        let part = std::mem::replace(&mut self.part, self.none.clone());
+        self.whole.get_or_insert(part.clone());
+        part.finish()
+    }
+
+    /// The identity of the whole.
+    pub(super) fn finish(&self) -> Digest {
+        self.whole.as_ref().unwrap_or(&self.part).finish()
+    }
+}
+
 /// JSON with the keys of every object in order, so that equal values have equal texts.
 pub fn canonical(value: &Value) -> String {
     match value {
@@ -71,6 +105,26 @@ mod tests {
         let two = json!({"a": 0.5, "b": [1, {"x": "é", "y": null}]});
         assert_eq!(canonical(&one), canonical(&two));
         assert_eq!(canonical(&one), r#"{"a":0.5,"b":[1,{"x":"é","y":null}]}"#);
+    }
+
+    #[test]
+    fn the_whole_and_its_parts_are_what_they_are_by_themselves() {
+        let none = IdentityHasher::new("rows", &["text: string"], &Value::Null);
+        let of = |values: &[&str]| {
+            let mut hasher = none.clone();
+            values.iter().for_each(|value| hasher.text(value));
+            hasher.finish()
+        };
+        let mut table = TableHasher::new(none.clone());
+        assert_eq!(table.finish(), of(&[]));
+        table.take(|hasher| hasher.text("one"));
+        assert_eq!(table.finish(), of(&["one"]));
+        assert_eq!(table.end_part(), of(&["one"]));
+        table.take(|hasher| hasher.text("two"));
+        table.take(|hasher| hasher.text("three"));
+        assert_eq!(table.end_part(), of(&["two", "three"]));
+        assert_eq!(table.end_part(), of(&[]));
+        assert_eq!(table.finish(), of(&["one", "two", "three"]));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! A table on disk: Parquet parts of a fixed number of rows, and the list of them.
 
+mod encoder;
+
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -11,13 +13,13 @@ use engine::artifact::{ARTIFACT_FILE, Description};
 use engine::error::{Cause, StageError};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
-use parquet::arrow::arrow_writer::{ArrowColumnChunk, ArrowColumnWriter, ArrowRowGroupWriterFactory, compute_leaves};
 use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::file::writer::SerializedFileWriter;
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+
+use encoder::{Encoded, GroupEncoder};
 
 /// Rows in each part but the last.
 pub const ROWS_PER_PART: u64 = 8192;
@@ -28,8 +30,8 @@ pub(super) const ROWS_PER_GROUP: usize = 1024;
 /// A group ends with the row that takes its values to so many bytes.
 pub(super) const BYTES_PER_GROUP: usize = 512 << 10;
 
-/// So many groups are encoded together, on all threads of the pool that the writer is called in.
-pub(super) const GROUPS_PER_WRITE: usize = 8;
+/// So many groups are being encoded at a time, on the threads of the pool that the writer is called in.
+const GROUPS_ENCODED: usize = 8;
 
 pub(super) const PARTS_FILE: &str = "parts.json";
 const FORMAT: u32 = 1;
@@ -179,6 +181,7 @@ struct OpenPart {
     path: PathBuf,
     writer: SerializedFileWriter<File>,
     encoder: GroupEncoder,
+    /// Those whose encoding has begun.
     rows: u64,
 }
 
@@ -202,24 +205,22 @@ impl PartsWriter {
         ROWS_PER_PART - self.open.as_ref().map_or(0, |part| part.rows)
     }
 
-    /// Writes groups of rows, which together must fit into the present part.
-    pub(super) fn write(&mut self, groups: &[RecordBatch]) -> Result<(), TableError> {
+    /// Writes a group of rows, which must fit into the present part.
+    pub(super) fn write(&mut self, group: RecordBatch) -> Result<(), TableError> {
         let part = match &mut self.open {
             Some(part) => part,
             None => self.open.insert(begin_part(&self.folder, self.list.parts.len(), &self.schema, &self.properties)?),
         };
-        for (group, encoded) in groups.iter().zip(part.encoder.encode_all(groups)) {
-            encoded
-                .and_then(|encoded| append(&mut part.writer, encoded))
-                .map_err(|error| TableError::parquet(&part.path, error))?;
-            part.rows += group.num_rows() as u64;
-        }
-        Ok(())
+        part.rows += group.num_rows() as u64;
+        part.encoder.begin(group);
+        part.append_until(GROUPS_ENCODED)
     }
 
     /// Ends the present part, if one is open; `identity` is that of its values.
     pub(super) fn end_part(&mut self, identity: Digest) -> Result<(), TableError> {
-        let Some(OpenPart { path, writer, rows, .. }) = self.open.take() else { return Ok(()) };
+        let Some(mut part) = self.open.take() else { return Ok(()) };
+        part.append_until(0)?;
+        let OpenPart { path, writer, rows, .. } = part;
         writer.close().map_err(|error| TableError::parquet(&path, error))?;
         let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         self.list.parts.push(Part { file, rows, identity });
@@ -248,38 +249,24 @@ fn begin_part(
         .and_then(ArrowWriter::into_serialized_writer)
         .map_err(|error| TableError::parquet(&path, error))?;
     let (writer, columns) = opened;
-    Ok(OpenPart { path, writer, encoder: GroupEncoder { schema: schema.clone(), columns }, rows: 0 })
+    Ok(OpenPart { path, writer, encoder: GroupEncoder::new(schema.clone(), columns), rows: 0 })
 }
 
-/// Turns rows into the bytes of a row group.
-struct GroupEncoder {
-    schema: SchemaRef,
-    columns: ArrowRowGroupWriterFactory,
-}
-
-impl GroupEncoder {
-    /// Encodes groups, on all threads where the caller runs in a pool of them. Their order stays.
-    fn encode_all(&self, groups: &[RecordBatch]) -> Vec<Result<Vec<ArrowColumnChunk>, ParquetError>> {
-        match rayon::current_thread_index() {
-            Some(_) => groups.par_iter().map(|group| self.encode(group)).collect(),
-            None => groups.iter().map(|group| self.encode(group)).collect(),
+impl OpenPart {
+    /// Appends encoded groups to the file until no more than `left` are still to be appended.
+    fn append_until(&mut self, left: usize) -> Result<(), TableError> {
+        while self.encoder.begun() > left
+            && let Some(encoded) = self.encoder.take()
+        {
+            encoded
+                .and_then(|encoded| append(&mut self.writer, encoded))
+                .map_err(|error| TableError::parquet(&self.path, error))?;
         }
-    }
-
-    fn encode(&self, group: &RecordBatch) -> Result<Vec<ArrowColumnChunk>, ParquetError> {
-        // The number of the group matters to encrypted files alone.
-        let mut writers = self.columns.create_column_writers(0)?;
-        let mut leaf_writers = writers.iter_mut();
-        for (field, column) in self.schema.fields().iter().zip(group.columns()) {
-            for leaf in compute_leaves(field, column)? {
-                leaf_writers.next().expect("each leaf has a writer").write(&leaf)?;
-            }
-        }
-        writers.into_iter().map(ArrowColumnWriter::close).collect()
+        Ok(())
     }
 }
 
-fn append(writer: &mut SerializedFileWriter<File>, columns: Vec<ArrowColumnChunk>) -> Result<(), ParquetError> {
+fn append(writer: &mut SerializedFileWriter<File>, columns: Encoded) -> Result<(), ParquetError> {
     let mut group = writer.next_row_group()?;
     columns.into_iter().try_for_each(|column| column.append_to_row_group(&mut group))?;
     group.close().map(drop)

@@ -13,7 +13,7 @@ use parquet::basic::Encoding;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::identity::IdentityHasher;
+use super::identity::{IdentityHasher, TableHasher};
 use super::kind::{OutputKind, Rows};
 use super::parts::{BYTES_PER_GROUP, PartsReader, PartsWriter, ROWS_PER_GROUP, TableError, description};
 use crate::prompt::Template;
@@ -248,10 +248,7 @@ pub struct RowsWriter {
     facts: RowsFacts,
     parts: PartsWriter,
     schema: Arc<Schema>,
-    /// The identities of no rows, of all rows, and of those of the present part.
-    none: IdentityHasher,
-    whole: IdentityHasher,
-    part: IdentityHasher,
+    identities: TableHasher,
     waiting: Vec<Vec<String>>,
     waiting_bytes: usize,
 }
@@ -262,10 +259,9 @@ impl RowsWriter {
         let fields: Vec<Field> = facts.columns.iter().map(|name| Field::new(name, DataType::Utf8, false)).collect();
         let schema = Arc::new(Schema::new(fields));
         let parts = PartsWriter::new(folder, schema.clone(), Encoding::PLAIN);
-        let none = facts.hasher();
-        let (whole, part) = (none.clone(), none.clone());
+        let identities = TableHasher::new(facts.hasher());
         let waiting = facts.columns.iter().map(|_| Vec::new()).collect();
-        Self { facts, parts, schema, none, whole, part, waiting, waiting_bytes: 0 }
+        Self { facts, parts, schema, identities, waiting, waiting_bytes: 0 }
     }
 
     /// Adds a row, whose shape must be that of the facts.
@@ -290,8 +286,7 @@ impl RowsWriter {
     pub fn write_values(&mut self, values: Vec<String>) -> Result<(), TableError> {
         assert_eq!(values.len(), self.waiting.len(), "a row has the declared shape");
         for (column, value) in self.waiting.iter_mut().zip(values) {
-            self.whole.text(&value);
-            self.part.text(&value);
+            self.identities.take(|hasher| hasher.text(&value));
             self.waiting_bytes += value.len();
             column.push(value);
         }
@@ -313,7 +308,7 @@ impl RowsWriter {
             .collect();
         let batch = RecordBatch::try_new(self.schema.clone(), columns).expect("columns are equally long");
         if batch.num_rows() > 0 {
-            self.parts.write(&[batch])?;
+            self.parts.write(batch)?;
         }
         if self.parts.room() == 0 {
             self.end_part()?;
@@ -322,8 +317,7 @@ impl RowsWriter {
     }
 
     fn end_part(&mut self) -> Result<(), TableError> {
-        let part = std::mem::replace(&mut self.part, self.none.clone());
-        self.parts.end_part(part.finish())
+        self.parts.end_part(self.identities.end_part())
     }
 
     /// Ends the table: its facts and its identity, for [`engine::context::StageContext::seal`].
@@ -344,7 +338,7 @@ impl RowsWriter {
         self.facts.rows = self.parts.finish()?;
         let RowCounts { dropped, dropped_by, filtered, empty } = counts.clone();
         self.facts = RowsFacts { dropped, dropped_by, filtered, empty, ..self.facts };
-        Ok((self.facts.to_facts(), self.whole.finish()))
+        Ok((self.facts.to_facts(), self.identities.finish()))
     }
 }
 

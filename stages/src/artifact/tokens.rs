@@ -13,11 +13,9 @@ use parquet::basic::Encoding;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::identity::IdentityHasher;
+use super::identity::{IdentityHasher, TableHasher};
 use super::kind::{OutputKind, Packs, Tokens};
-use super::parts::{
-    BYTES_PER_GROUP, GROUPS_PER_WRITE, PartsReader, PartsWriter, ROWS_PER_GROUP, TableError, description,
-};
+use super::parts::{BYTES_PER_GROUP, PartsReader, PartsWriter, ROWS_PER_GROUP, TableError, description};
 use super::rows::Shape;
 use crate::prompt::{PromptParams, TrainOn};
 
@@ -171,14 +169,9 @@ pub struct TokensWriter {
     facts: TokensFacts,
     schema: Arc<Schema>,
     parts: PartsWriter,
-    /// The identities of no rows, of all rows, and of those of the present part.
-    none: IdentityHasher,
-    whole: IdentityHasher,
-    part: IdentityHasher,
-    /// Full groups, the one that is being filled, and how many rows they have.
-    groups: Vec<RecordBatch>,
+    identities: TableHasher,
+    /// The group that is being filled.
     filling: Columns,
-    waiting_rows: u64,
 }
 
 /// Rows that become a row group.
@@ -242,7 +235,7 @@ impl TokensWriter {
         let schema = Arc::new(Schema::new(fields));
         // The upper bytes of ids are mostly alike: apart from the lower ones they take next to no room.
         let parts = PartsWriter::new(folder, schema.clone(), Encoding::BYTE_STREAM_SPLIT);
-        let none = hasher(kind, &facts);
+        let identities = TableHasher::new(hasher(kind, &facts));
         let facts = TokensFacts {
             rows: 0,
             documents: 0,
@@ -254,9 +247,7 @@ impl TokensWriter {
             padding: 0,
             ..facts
         };
-        let (whole, part) = (none.clone(), none.clone());
-        let (groups, filling) = (Vec::new(), Columns::default());
-        Self { kind, facts, schema, parts, none, whole, part, groups, filling, waiting_rows: 0 }
+        Self { kind, facts, schema, parts, identities, filling: Columns::default() }
     }
 
     /// What was written so far.
@@ -274,13 +265,13 @@ impl TokensWriter {
     pub fn write(&mut self, row: TokenRow) -> Result<(), TableError> {
         assert_eq!(row.input_ids.len(), row.labels.len(), "each id has a label");
         assert!(row.real_tokens() <= row.input_ids.len(), "documents lie within their row");
-        for hasher in [&mut self.whole, &mut self.part] {
+        self.identities.take(|hasher| {
             hasher.ids(&row.input_ids);
             hasher.labels(&row.labels);
             if self.kind == Packs::NAME {
                 hasher.ids(&row.document_lengths);
             }
-        }
+        });
         let (length, real) = (row.input_ids.len() as u64, row.real_tokens() as u64);
         self.facts.rows += 1;
         self.facts.documents += row.document_lengths.len() as u64;
@@ -292,33 +283,22 @@ impl TokensWriter {
         self.facts.longest_document = self.facts.longest_document.max(u64::from(longest));
         self.facts.largest_id = self.facts.largest_id.max(row.input_ids[..real as usize].iter().copied().max());
         self.filling.push(&row);
-        self.waiting_rows += 1;
-        let ends_part = self.waiting_rows == self.parts.room();
+        let ends_part = self.filling.row_lengths.len() as u64 == self.parts.room();
         if ends_part || self.filling.is_full() {
-            self.end_group();
+            self.end_group()?;
         }
-        if ends_part || self.groups.len() == GROUPS_PER_WRITE {
-            self.flush()?;
-        }
-        Ok(())
-    }
-
-    fn end_group(&mut self) {
-        self.groups.push(std::mem::take(&mut self.filling).into_batch(&self.schema));
-    }
-
-    fn flush(&mut self) -> Result<(), TableError> {
-        self.parts.write(&std::mem::take(&mut self.groups))?;
-        self.waiting_rows = self.filling.row_lengths.len() as u64;
-        if self.parts.room() == 0 {
+        if ends_part {
             self.end_part()?;
         }
         Ok(())
     }
 
+    fn end_group(&mut self) -> Result<(), TableError> {
+        self.parts.write(std::mem::take(&mut self.filling).into_batch(&self.schema))
+    }
+
     fn end_part(&mut self) -> Result<(), TableError> {
-        let part = std::mem::replace(&mut self.part, self.none.clone());
-        self.parts.end_part(part.finish())
+        self.parts.end_part(self.identities.end_part())
     }
 
     /// Ends the table: its facts, counts of left-out rows among them, and its identity.
@@ -327,15 +307,12 @@ impl TokensWriter {
     /// Fails where the disk refuses.
     pub fn finish(mut self, complete: impl FnOnce(&mut TokensFacts)) -> Result<(TokensFacts, Digest), TableError> {
         if !self.filling.row_lengths.is_empty() {
-            self.end_group();
-        }
-        if !self.groups.is_empty() {
-            self.flush()?;
+            self.end_group()?;
         }
         self.end_part()?;
         complete(&mut self.facts);
         self.parts.finish()?;
-        Ok((self.facts, self.whole.finish()))
+        Ok((self.facts, self.identities.finish()))
     }
 }
 

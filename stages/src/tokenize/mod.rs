@@ -32,6 +32,7 @@ use chunk::Chunks;
 use counts::Counts;
 use earlier::{Earlier, Piece};
 use row::RowEncoder;
+use speed::{FirstRows, Opened};
 
 /// What happens to a row of more than `max_seq_len` tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Parameters)]
@@ -175,16 +176,19 @@ impl Stage for Tokenize {
     }
 
     fn run(params: &TokenizeParams, context: &mut StageContext) -> Result<(), StageError> {
-        let mut tokenizer = Tokenizer::open(&context.open(&params.tokenizer)?)?;
+        let pool = thread_pool(context)?;
         let mut rows = RowsReader::open(&context.open(&params.dataset)?)?;
+        let folder = context.open(&params.tokenizer)?.folder;
+        let first = FirstRows::read(&mut rows)?;
+        let opened = pool.install(|| Opened::from_folder(&folder, first))?;
         let shape = rows.facts().shape;
         if shape != Shape::Text && params.on_too_long == Some(OnTooLong::Split) {
             return Err(StageError::new(Cause::BadParameters, SPLIT_IS_FOR_TEXT));
         }
-        check_ends(params, &tokenizer, shape, context)?;
+        check_ends(params, &opened.tokenizer, shape, context)?;
         let train_on = params.train_on().ok_or_else(|| StageError::new(Cause::BadParameters, TWO_ANSWERS))?;
-        let renderer = PromptRenderer::new(&params.prompt, rows.facts(), &tokenizer)?.train_on(train_on);
-        speed::speed_up(&mut tokenizer, &renderer, &mut rows, context)?;
+        let renderer = PromptRenderer::new(&params.prompt, rows.facts(), &opened.tokenizer)?.train_on(train_on);
+        let tokenizer = pool.install(|| opened.speed_up(&renderer, context));
         let encoder = RowEncoder {
             tokenizer: &tokenizer,
             renderer: &renderer,
@@ -200,7 +204,7 @@ impl Stage for Tokenize {
         let (rows_facts, total) = (rows.facts().clone(), rows.len());
         let mut chunks = Chunks::new(&mut rows, &rows_facts);
         // Within the pool, so that the writer encodes on its threads too.
-        thread_pool(context)?.install(|| {
+        pool.install(|| {
             let mut batch = Batch::read(&mut chunks, &mut earlier, context)?;
             while !batch.is_empty() {
                 stop_if_cancelled(context)?;

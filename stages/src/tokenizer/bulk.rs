@@ -6,7 +6,9 @@
 //! has changed the text, a letter is unknown, two words have one hash — the text is for 0.23 to encode.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
+use rayon::prelude::*;
 use tokenizers::DecoderWrapper;
 use tokenizers_1::pipeline::{EncodeOptions, Override, PipelineToken, PipelineTokenizer};
 use tokenizers_1::{canonicalize_str, from_json};
@@ -26,6 +28,28 @@ pub(crate) enum Unfit {
     Unspelled,
 }
 
+/// Tokenizers 1.0 with a `tokenizer.json`, compared with nothing yet.
+pub(crate) struct Candidate(PipelineTokenizer);
+
+impl Candidate {
+    /// That of a folder with `tokenizer.json`.
+    ///
+    /// # Errors
+    /// Says why it cannot be had.
+    pub(crate) fn load(folder: &Path) -> Result<Self, Unfit> {
+        let json = std::fs::read_to_string(folder.join("tokenizer.json"));
+        Self::of_json(&json.map_err(|error| Unfit::Form(error.to_string()))?)
+    }
+
+    fn of_json(json: &str) -> Result<Self, Unfit> {
+        let loaded = catch_unwind(|| {
+            let canonical = canonicalize_str(json).map_err(|error| error.to_string())?;
+            from_json(&canonical).map_err(|error| error.to_string())
+        });
+        loaded.unwrap_or_else(|_| Err("it panics".to_owned())).map(Self).map_err(Unfit::Form)
+    }
+}
+
 /// Encodes with tokenizers 1.0. Memory holds a table of words per thread, of fixed size, and room for the longest text met.
 pub(super) struct BulkEncoder {
     inner: PipelineTokenizer,
@@ -33,20 +57,25 @@ pub(super) struct BulkEncoder {
 }
 
 impl BulkEncoder {
-    /// The encoder of the same `tokenizer.json` as `tokenizer`, if it does the same: over hard texts and these `samples`.
+    /// The candidate of the same `tokenizer.json` as `tokenizer`, if it does the same: over hard texts and these `samples`. They
+    /// are encoded on all threads of the pool that this runs in.
     ///
     /// # Errors
     /// Says why it is not to be used.
-    pub(super) fn new(json: &str, tokenizer: &tokenizers::Tokenizer, samples: &[String]) -> Result<Self, Unfit> {
-        let loaded = catch_unwind(|| {
-            let canonical = canonicalize_str(json).map_err(|error| error.to_string())?;
-            from_json(&canonical).map_err(|error| error.to_string())
-        });
-        let inner = loaded.unwrap_or_else(|_| Err("it panics".to_owned())).map_err(Unfit::Form)?;
-        let encoder = Self { inner, spelling: Spelling::of(tokenizer) };
-        hard_texts::all(tokenizer).iter().chain(samples).try_for_each(|text| encoder.compare(tokenizer, text))?;
+    pub(super) fn new(
+        candidate: Candidate,
+        tokenizer: &tokenizers::Tokenizer,
+        samples: &[String],
+    ) -> Result<Self, Unfit> {
+        let (spelling, hard) = rayon::join(|| Spelling::of(tokenizer), || hard_texts::all(tokenizer));
+        let encoder = Self { inner: candidate.0, spelling };
+        let texts = hard.par_iter().chain(samples);
+        // The first of them, so that the log says the same each time.
+        if let Some(unfit) = texts.find_map_first(|text| encoder.compare(tokenizer, text).err()) {
+            return Err(unfit);
+        }
         // Else most of the data would be encoded twice.
-        let spelled = samples.iter().filter(|text| encoder.encode(text).is_some()).count();
+        let spelled = samples.par_iter().filter(|text| encoder.encode(text).is_some()).count();
         if 2 * spelled < samples.len() { Err(Unfit::Unspelled) } else { Ok(encoder) }
     }
 
@@ -99,11 +128,12 @@ impl Spelling {
         let byte_level = matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_)));
         let last = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
         let mut spelling = Self { bytes: Vec::new(), pieces: Vec::new(), may_begin_with_space: !byte_level };
+        let hidden = hidden_bytes();
         for id in 0..=last {
             let token = tokenizer.id_to_token(id).unwrap_or_default();
             let bytes = match fallback_byte(&token) {
                 _ if added.contains_key(&id) => token.into_bytes(),
-                _ if byte_level => token.chars().filter_map(byte_of).collect(),
+                _ if byte_level => token.chars().filter_map(|letter| byte_of(letter, &hidden)).collect(),
                 Some(byte) => vec![byte],
                 None => token.replace('▁', " ").into_bytes(),
             };
@@ -162,13 +192,21 @@ impl Spelling {
 }
 
 /// The byte that a letter of a byte-level vocabulary stands for: printable Latin-1 for itself, the others from U+0100 on.
-fn byte_of(letter: char) -> Option<u8> {
+fn byte_of(letter: char, hidden: &[u8]) -> Option<u8> {
     let code = u32::from(letter);
-    let is_printable = |byte: u8| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     match u8::try_from(code) {
         Ok(byte) => is_printable(byte).then_some(byte),
-        Err(_) => (0..=255).filter(|byte| !is_printable(*byte)).nth(code as usize - 0x100),
+        Err(_) => hidden.get(code as usize - 0x100).copied(),
     }
+}
+
+/// The bytes that are no printable letters of Latin-1, in order.
+fn hidden_bytes() -> Vec<u8> {
+    (0..=255).filter(|byte| !is_printable(*byte)).collect()
+}
+
+fn is_printable(byte: u8) -> bool {
+    matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff)
 }
 
 /// The byte of a token such as `<0x0A>`, which stands for what no other token does.
@@ -197,7 +235,7 @@ mod tests {
 
     /// The bulk encoder of one file against the stable one of another.
     fn compared(json: &str, other: &str) -> Result<BulkEncoder, Unfit> {
-        BulkEncoder::new(json, &stable(other), &[])
+        BulkEncoder::new(Candidate::of_json(json)?, &stable(other), &[])
     }
 
     fn changed(json: &str, change: impl FnOnce(&mut Value)) -> String {
@@ -262,7 +300,7 @@ mod tests {
             [golden("bytelevel"), golden("metaspace"), with_words_of(split(LLAMA_3)), composed, with_words_of(digits)];
         for json in files {
             let stable = stable(&json);
-            let bulk = BulkEncoder::new(&json, &stable, &[]).unwrap();
+            let bulk = BulkEncoder::new(Candidate::of_json(&json).unwrap(), &stable, &[]).unwrap();
             let mut told = 0;
             for text in (0..1500).map(muddle) {
                 let Some(ids) = bulk.encode(&text) else { continue };
@@ -290,11 +328,10 @@ mod tests {
                 "normalized": false, "special": false});
             json["added_tokens"].as_array_mut().unwrap().push(token);
         });
-        assert!(BulkEncoder::new(&added, &stable, &[]).is_ok());
-        let sample = "a qqqq of them".to_owned();
-        assert!(
-            matches!(BulkEncoder::new(&added, &stable, std::slice::from_ref(&sample)), Err(Unfit::Differs(text)) if text == sample)
-        );
+        let over = |samples: &[String]| BulkEncoder::new(Candidate::of_json(&added).unwrap(), &stable, samples);
+        assert!(over(&[]).is_ok());
+        let samples = ["of them".to_owned(), "a qqqq of them".to_owned(), "no qqqq of them".to_owned()];
+        assert!(matches!(over(&samples), Err(Unfit::Differs(text)) if text == samples[1]), "the first is told");
     }
 
     #[test]
@@ -309,7 +346,7 @@ mod tests {
             json["normalizer"] = json!({"type": "Replace", "pattern": {"String": " "}, "content": "~"});
         });
         let samples = ["Rain fell.".to_owned(), "Rain fell on the hills.".to_owned()];
-        let result = BulkEncoder::new(&upside_down, &stable(&upside_down), &samples);
+        let result = BulkEncoder::new(Candidate::of_json(&upside_down).unwrap(), &stable(&upside_down), &samples);
         assert!(matches!(result, Err(Unfit::Unspelled)), "{:?}", result.err());
     }
 
