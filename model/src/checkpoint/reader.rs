@@ -18,8 +18,11 @@ use serde::Deserialize;
 use super::{CheckpointError, INDEX_FILE, SINGLE_FILE};
 use crate::cpu::{InstructionSet, widen_bf16};
 
-/// Values that a thread reads at a time: as many bytes as stay in its cache until they are widened.
+/// Values that one thread reads; more of them are cut over threads.
 const PIECE_VALUES: usize = 1 << 16;
+
+/// Bytes that are read at a time: they stay in the nearest cache until they are widened.
+const READ_BYTES: usize = 32 << 10;
 
 /// Where one tensor lies and what it is made of.
 #[derive(Debug, Clone)]
@@ -298,14 +301,27 @@ impl Checkpoint {
             Dtype::BF16 | Dtype::F16 => 2,
             _ => return Err(self.wrong_dtype(name, dtype, "f32 (F32, BF16 and F16 can)")),
         };
-        let set = InstructionSet::detect();
+        if values.len() <= PIECE_VALUES {
+            return self.read_piece(name, dtype, first * width, values);
+        }
         let pieces = values.par_chunks_mut(PIECE_VALUES).enumerate();
-        pieces.try_for_each_init(Vec::new, |bytes, (piece, values)| {
-            bytes.resize(values.len() * width, 0);
-            self.read_bytes(name, (first + piece * PIECE_VALUES) * width, bytes)?;
-            widen(set, dtype, bytes, values);
-            Ok(())
+        pieces.try_for_each(|(piece, values)| {
+            self.read_piece(name, dtype, (first + piece * PIECE_VALUES) * width, values)
         })
+    }
+
+    /// Widens the elements from a byte of a tensor on, on this thread: who reads some rows at a time has threads of its own, and to hand
+    /// these to those of another pool would only make it wait for them.
+    fn read_piece(&self, name: &str, dtype: Dtype, begin: usize, values: &mut [f32]) -> Result<(), CheckpointError> {
+        let set = InstructionSet::detect();
+        let width = dtype.bitsize() / 8;
+        let mut bytes = [0; READ_BYTES];
+        for (index, values) in values.chunks_mut(READ_BYTES / width).enumerate() {
+            let bytes = &mut bytes[..values.len() * width];
+            self.read_bytes(name, begin + index * READ_BYTES, bytes)?;
+            widen(set, dtype, bytes, values);
+        }
+        Ok(())
     }
 
     /// Gives the pages of a tensor back to the system. It can still be read: it then comes from the file again.
@@ -413,6 +429,28 @@ mod tests {
         checkpoint.read_f32("b", 3, &mut piece).unwrap();
         assert_eq!(piece, [1.5, 2.0]);
         assert_eq!(checkpoint.tensor_f32("c").unwrap(), [0.0, 0.5, 1.0, 1.5]);
+    }
+
+    #[test]
+    fn a_piece_is_the_same_on_one_thread_and_on_several() {
+        let folder = tempfile::tempdir().unwrap();
+        // Halves of small numbers, which bf16 holds.
+        let (length, value) = (PIECE_VALUES + READ_BYTES + 5, |at: usize| (at % 251) as f32 * 0.5);
+        let types = [("a", Dtype::F32), ("b", Dtype::BF16)];
+        let specs = types.iter().map(|(name, dtype)| TensorSpec::new(*name, *dtype, &[length])).collect();
+        let mut writer = CheckpointWriter::create(folder.path(), specs, 1 << 30).unwrap();
+        let values: Vec<f32> = (0..length).map(value).collect();
+        types.iter().for_each(|(name, _)| writer.write_f32(name, &values).unwrap());
+        writer.finish().unwrap();
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        for (name, _) in types {
+            assert!(checkpoint.tensor_f32(name).unwrap() == values);
+            for (first, count) in [(0, 1), (3, PIECE_VALUES), (READ_BYTES + 1, PIECE_VALUES + 2), (length - 1, 1)] {
+                let mut found = vec![0.0; count];
+                checkpoint.read_f32(name, first, &mut found).unwrap();
+                assert!(found == values[first..][..count], "{count} from {first} of {name}");
+            }
+        }
     }
 
     #[test]

@@ -26,11 +26,7 @@ impl Cpu {
         rows: &dyn Rows,
     ) -> Result<Weight, CheckpointError> {
         let (length, columns) = (out_features * in_features, in_features);
-        let quantized = |bits| -> Result<Values, CheckpointError> {
-            let room = Memory::zeros(length);
-            let values = self.read_rows(room, columns, |first, values| rows.read(first, values))?;
-            Ok(Values::Quantized(Quantized::new(self, out_features, in_features, &values, bits)))
-        };
+        let quantized = |bits| Quantized::read(self, out_features, in_features, rows, bits).map(Values::Quantized);
         let keeps_bf16 = compute == Compute::Bf16 || compute == Compute::F32 && self.keeps_stored;
         let values = match (compute, rows.as_bf16().filter(|_| keeps_bf16)) {
             (_, Some(stored)) => {
