@@ -10,11 +10,12 @@
 //! for temporary files is taken, and one in memory leaves the disk out. The work goes in turn, so many rounds. `--cold yes` drops the
 //! files from the page cache before each reading (by `dd … iflag=nocache`). Prints a line of JSON for each piece of work: seconds,
 //! processor seconds, and gigabytes of stored weights a second, the medians of the rounds; and the ratio to the bare `read` or `copy`
-//! of the same files.
+//! of the same files, or to `fill`: writing to fresh memory, as much as the weights take in f32, which loading them takes at least.
 
 #[path = "support/machine.rs"]
 mod machine;
 
+use std::any::Any;
 use std::error::Error;
 use std::fs::{self, File};
 use std::ops::ControlFlow;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use memmap2::MmapMut;
 use model::batch::Batch;
 use model::checkpoint::Checkpoint;
 use model::cpu::Cpu;
@@ -75,12 +77,13 @@ fn main() -> Outcome {
 type Piece = (&'static str, Option<&'static str>, fn(&Bench) -> Made);
 
 /// What is left when a piece of work is done.
-type Made = Result<Option<Decoder<Cpu>>, Failure>;
+type Made = Result<Option<Box<dyn Any + Send>>, Failure>;
 
 const WORK: &[Piece] = &[
     ("read", None, |bench| bench.read(|_, _, _| Ok(())).map(|()| None)),
     ("copy", None, |bench| bench.copy().map(|()| None)),
-    ("load f32", Some("read"), |bench| bench.load(Compute::F32)),
+    ("fill", None, |bench| bench.fill()),
+    ("load f32", Some("fill"), |bench| bench.load(Compute::F32)),
     ("load bf16", Some("read"), |bench| bench.load(Compute::Bf16)),
     ("load int8", Some("read"), |bench| bench.load(Compute::Int8)),
     ("merge", Some("copy"), |bench| bench.merge().map(|()| None)),
@@ -131,6 +134,8 @@ struct Bench {
     out: PathBuf,
     files: Vec<PathBuf>,
     bytes: u64,
+    /// Of the weights, once they are f32.
+    wide_bytes: usize,
     adapter: Adapter,
     batches: Vec<Batch>,
     threads: usize,
@@ -146,7 +151,9 @@ impl Drop for Bench {
 impl Bench {
     fn of(arguments: &Arguments) -> Result<Self, Failure> {
         let base = arguments.folder.join("base");
-        let files: Vec<PathBuf> = Checkpoint::open(&base)?.files().map(Path::to_path_buf).collect();
+        let checkpoint = Checkpoint::open(&base)?;
+        let files: Vec<PathBuf> = checkpoint.files().map(Path::to_path_buf).collect();
+        let wide_bytes = checkpoint.tensors().map(|(_, info)| 4 * info.elements()).sum();
         let sizes = files.iter().map(|file| Ok(fs::metadata(file)?.len()));
         let bytes = sizes.sum::<std::io::Result<u64>>()?;
         let vocab_size = model::config::Config::read(&base)?.vocab_size as u64;
@@ -161,7 +168,7 @@ impl Bench {
             batch.document_lengths.extend(document.document_lengths);
         }
         let (out, threads) = (arguments.out.clone(), arguments.threads);
-        Ok(Self { base, out, files, bytes, adapter, batches: vec![batch], threads })
+        Ok(Self { base, out, files, bytes, wide_bytes, adapter, batches: vec![batch], threads })
     }
 
     /// Reads the files on all threads, and hands each piece on with the number of its file and its place there.
@@ -196,8 +203,21 @@ impl Bench {
         self.read(|index, first, piece| copies[index].write_all_at(piece, first))
     }
 
+    /// Writes to memory that nobody has touched, in huge pages where the system gives them, on all threads.
+    fn fill(&self) -> Made {
+        let mut memory = MmapMut::map_anon(self.wide_bytes)?;
+        #[cfg(target_os = "linux")]
+        memory.advise(memmap2::Advice::HugePage)?;
+        let share = self.wide_bytes.div_ceil(self.threads);
+        std::thread::scope(|scope| {
+            memory.chunks_mut(share).for_each(|part| drop(scope.spawn(|| part.fill(1))));
+        });
+        Ok(Some(Box::new(memory)))
+    }
+
     fn load(&self, compute: Compute) -> Made {
-        Ok(Some(Decoder::load(Arc::new(Cpu::new(self.threads, compute)?), &self.base, Keep::Frozen)?))
+        let ops = Arc::new(Cpu::new(self.threads, compute)?);
+        Ok(Some(Box::new(Decoder::load(ops, &self.base, Keep::Frozen)?)))
     }
 
     fn merge(&self) -> Outcome {
