@@ -121,6 +121,15 @@ impl<B: Blocks> Decoder<B> {
         found
     }
 
+    /// Says that trained values are about to change; [`Decoder::refresh`] comes before the next forward.
+    pub(crate) fn release(&mut self) {
+        let ops = Arc::clone(&self.ops);
+        if !self.embeddings.is_shared() {
+            self.embeddings.embed_tokens_mut().release(&ops);
+        }
+        self.projections_mut().into_iter().for_each(|projection| projection.matrix.release(&ops));
+    }
+
     /// Prepares everything that follows from trained values again.
     pub(crate) fn refresh(&mut self) -> Result {
         let ops = Arc::clone(&self.ops);

@@ -108,7 +108,7 @@ pub enum Weights {
 /// An estimate of a training run's memory, in bytes. It counts what the `cpu` kernel set has in memory at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrainingMemory {
-    /// The prepared weights.
+    /// The prepared weights, where these are not the trained values themselves.
     pub weights: u64,
     /// Trained values, gradients and moments, in f32.
     pub trained: u64,
@@ -137,13 +137,18 @@ impl TrainingMemory {
             Lengths::Equal => 0,
             Lengths::Varying => (trained + activations + buffers) / 4,
         };
+        let weights = match (load.what, load.compute) {
+            // Products read the trained values themselves.
+            (Trained::Weights, Compute::F32) => 0,
+            (_, compute) => weight_bytes(config, compute),
+        };
         let copies = match load.what {
             // Its matrices are small.
             Trained::Adapter => 0,
             // Read into main memory, and turned into the bytes of a file.
             Trained::Weights => 2 * F32_BYTES * config.largest_matrix(),
         };
-        Self { weights: weight_bytes(config, load.compute), trained, activations, buffers: buffers + unused, copies }
+        Self { weights, trained, activations, buffers: buffers + unused, copies }
     }
 
     /// Of so many workers like this one; `of_weights` says whether they have the prepared weights once between them.
@@ -222,13 +227,13 @@ fn buffer_bytes(config: &Config, compute: Compute, tokens: u64) -> u64 {
     // Through the head: its input, that normed, the gradients of both and, a chunk at a time, of the logits' input once more.
     // Through attention: the gradients of its output and of the queries.
     let residual = if queries == hidden { 6 * hidden } else { 5 * hidden + 2 * queries };
-    // The gradients of keys and values; the next layer's gate and up, and the gradients of both and of their product.
-    let mut per_token = residual + 2 * keys + 5 * inner;
+    // The gradients of keys and values, and of the product of gate and up, whose own take the place of what was saved.
+    let mut per_token = residual + 2 * keys + inner;
     let mut logits = config.vocab_size as u64 * chunk_rows(tokens as usize, logit_rows(config.vocab_size)) as u64;
     if compute == Compute::Bf16 {
-        // One operand of each width, rounded, and the gradients of gate and up in no other form.
+        // One operand of each width, rounded; gate and up before they are, and their gradients.
         per_token += (hidden + keys) / 2;
-        per_token -= inner / 2;
+        per_token += 4 * inner - inner / 2;
         logits += logits / 2;
     }
     (per_token * tokens + logits) * F32_BYTES

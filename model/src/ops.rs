@@ -319,8 +319,21 @@ pub trait Ops: Send + Sync + 'static {
     fn shared(&self, _out_features: usize, _in_features: usize) -> Result<Option<Self::Weight>> {
         Ok(None)
     }
-    /// Prepares a weight again after its trained values changed.
-    fn refresh(&self, weight: &mut Self::Weight, values: &Self::Tensor) -> Result;
+    /// A weight prepared from trained values, `[out, in]`. A set whose weights are as these values are may have it read them where they
+    /// lie.
+    fn weight_of(&self, role: WeightRole, values: &mut Self::Tensor) -> Result<Self::Weight> {
+        let (out_features, in_features) = self.shape(values);
+        let values = self.read(values)?;
+        match role {
+            WeightRole::Matrix => self.weight(out_features, in_features, values),
+            WeightRole::Table => self.table(out_features, in_features, values),
+        }
+    }
+    /// Prepares such a weight again after its values changed.
+    fn refresh(&self, weight: &mut Self::Weight, values: &mut Self::Tensor) -> Result;
+    /// Says that the values of such a weight are about to change, and that it is refreshed before it is used. Else a set that reads them
+    /// where they lie copies them first.
+    fn release(&self, _weight: &mut Self::Weight) {}
     /// A number that changes with every change of a single value of the weight, and by all odds with any other.
     fn fingerprint(&self, weight: &Self::Weight) -> Result<u64>;
     /// The bytes of a prepared weight that a product reads.

@@ -149,16 +149,13 @@ pub enum Keep {
     Trainable,
 }
 
-/// [`Ops::weight`] or [`Ops::table`].
-type Prepare<B> = fn(&B, usize, usize, Vec<f32>) -> Result<<B as Ops>::Weight>;
-
 impl<B: Ops> Matrix<B> {
     /// A matrix of these values, `[out, in]` row by row.
     ///
     /// # Errors
     /// Fails if the device does.
     pub fn new(ops: &B, name: impl Into<String>, shape: [usize; 2], values: Vec<f32>, keep: Keep) -> Result<Self> {
-        Self::prepared_by(B::weight, ops, name.into(), shape, values, keep)
+        Self::prepared_for(WeightRole::Matrix, ops, name.into(), shape, values, keep)
     }
 
     /// As [`Matrix::new`], for an embedding or a head.
@@ -166,11 +163,11 @@ impl<B: Ops> Matrix<B> {
     /// # Errors
     /// Fails if the device does.
     pub fn table(ops: &B, name: impl Into<String>, shape: [usize; 2], values: Vec<f32>, keep: Keep) -> Result<Self> {
-        Self::prepared_by(B::table, ops, name.into(), shape, values, keep)
+        Self::prepared_for(WeightRole::Table, ops, name.into(), shape, values, keep)
     }
 
-    fn prepared_by(
-        prepare: Prepare<B>,
+    fn prepared_for(
+        role: WeightRole,
         ops: &B,
         name: String,
         shape: [usize; 2],
@@ -178,14 +175,14 @@ impl<B: Ops> Matrix<B> {
         keep: Keep,
     ) -> Result<Self> {
         let [out_features, in_features] = shape;
-        let trained = match keep {
-            Keep::Frozen => None,
-            Keep::Trainable => Some(Parameter::new(ops, name.clone(), &shape, &values)?),
+        let (weight, trained) = match (keep, role) {
+            (Keep::Frozen, WeightRole::Matrix) => (ops.share(ops.weight(out_features, in_features, values)?)?, None),
+            (Keep::Frozen, WeightRole::Table) => (ops.share(ops.table(out_features, in_features, values)?)?, None),
+            (Keep::Trainable, role) => {
+                let mut parameter = Parameter::new(ops, name.clone(), &shape, &values)?;
+                (ops.weight_of(role, &mut parameter.value)?, Some(parameter))
+            }
         };
-        let mut weight = prepare(ops, out_features, in_features, values)?;
-        if keep == Keep::Frozen {
-            weight = ops.share(weight)?;
-        }
         Ok(Self { name, out_features, in_features, weight, trained, replaced: None })
     }
 
@@ -224,9 +221,16 @@ impl<B: Ops> Matrix<B> {
     /// # Errors
     /// Fails if the device does.
     pub fn refresh(&mut self, ops: &B) -> Result {
-        match &self.trained {
-            Some(parameter) => ops.refresh(&mut self.weight, &parameter.value),
+        match &mut self.trained {
+            Some(parameter) => ops.refresh(&mut self.weight, &mut parameter.value),
             None => Ok(()),
+        }
+    }
+
+    /// Says that its trained values, if it has any, are about to change; [`Matrix::refresh`] comes before the next product.
+    pub fn release(&mut self, ops: &B) {
+        if self.trained.is_some() {
+            ops.release(&mut self.weight);
         }
     }
 

@@ -288,6 +288,7 @@ impl<B: Blocks> Trainer<B> {
 
     fn update(&mut self, step: u64, learning_rate: f64, gradient_scale: f64) -> Result<(), TrainError> {
         let ops = Arc::clone(self.decoder.ops());
+        self.decoder.release();
         for parameter in self.decoder.parameters_mut() {
             let Some(Training { gradient, exp_avg, exp_avg_sq }) = &mut parameter.training else { continue };
             match self.options.optimizer {

@@ -149,7 +149,10 @@ mod tests {
     #[test]
     fn a_machine_without_nccl_says_what_is_missing() {
         match version() {
-            Ok(version) => assert!(version.starts_with("2."), "{version}"),
+            Ok(version) => {
+                println!("NCCL {version}: {:?}", Invitation::new().map(|_| "invites"));
+                assert!(version.starts_with("2."), "{version}");
+            }
             Err(error) => {
                 let named = if cfg!(feature = "nccl") { "libnccl.so.2" } else { "scripts/build-cuda.sh" };
                 assert!(error.help().contains(named), "{error}: {}", error.help());

@@ -77,7 +77,7 @@ impl Ops for Candle {
         })
     }
 
-    fn refresh(&self, weight: &mut CandleWeight, values: &CandleTensor) -> Result {
+    fn refresh(&self, weight: &mut CandleWeight, values: &mut CandleTensor) -> Result {
         self.named("refresh", || {
             weight.0 = self.operand(values.get())?;
             Ok(())

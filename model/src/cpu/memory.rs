@@ -24,6 +24,8 @@ pub(super) enum Memory<T> {
     Part(Part<T>),
     /// Frozen ones, which other processes see too.
     Shared(SharedValues<T>),
+    /// The first so many of values that others may read. Written to by whoever is alone with them, or has copied them.
+    Lent(Arc<Memory<T>>, usize),
 }
 
 impl<T> Default for Memory<T> {
@@ -46,6 +48,36 @@ impl<T: Plain> Memory<T> {
         }
         Self::Heap(vec![T::default(); length])
     }
+
+    /// The first `length` values, which others may read from now on, as long as nobody writes to them here.
+    pub(super) fn lend(&mut self, length: usize) -> Self {
+        let whole = self.len();
+        let values = match std::mem::take(self) {
+            Self::Lent(values, _) => values,
+            own => Arc::new(own),
+        };
+        *self = Self::Lent(Arc::clone(&values), whole);
+        Self::Lent(values, length)
+    }
+
+    /// The memory itself, unless others still read from it.
+    pub(super) fn alone(self) -> Option<Self> {
+        match self {
+            Self::Lent(values, _) => Arc::into_inner(values),
+            own => Some(own),
+        }
+    }
+
+    /// Copies values that others read.
+    fn own(&mut self) {
+        if let Self::Lent(values, length) = self
+            && Arc::get_mut(values).is_none()
+        {
+            let mut copy = Self::zeros(*length);
+            copy.copy_from_slice(&values[..*length]);
+            *self = copy;
+        }
+    }
 }
 
 impl<T: Plain> Deref for Memory<T> {
@@ -59,12 +91,14 @@ impl<T: Plain> Deref for Memory<T> {
             // SAFETY: any bits are a value of the type; the part is aligned, lies within its mapping, and was given to nobody else.
             Self::Part(part) => unsafe { std::slice::from_raw_parts(part.address(), part.length) },
             Self::Shared(values) => values,
+            Self::Lent(values, length) => &values[..*length],
         }
     }
 }
 
 impl<T: Plain> DerefMut for Memory<T> {
     fn deref_mut(&mut self) -> &mut [T] {
+        self.own();
         match self {
             Self::Heap(values) => values,
             // SAFETY: as above.
@@ -72,6 +106,9 @@ impl<T: Plain> DerefMut for Memory<T> {
             // SAFETY: as above, and this is the only way to it.
             Self::Part(part) => unsafe { std::slice::from_raw_parts_mut(part.address(), part.length) },
             Self::Shared(_) => unreachable!("only frozen weights are shared, and nothing writes to these"),
+            Self::Lent(values, length) => {
+                &mut Arc::get_mut(values).expect("values that others read were copied")[..*length]
+            }
         }
     }
 }

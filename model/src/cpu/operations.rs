@@ -205,12 +205,21 @@ impl Ops for Cpu {
         self.next_shared(out_features, in_features).map_err(|error| error.in_operation("shared"))
     }
 
-    fn refresh(&self, weight: &mut Weight, values: &Tensor) -> Result {
+    fn weight_of(&self, role: WeightRole, values: &mut Tensor) -> Result<Weight> {
+        let _kernel = self.profile.kernel("prepare weight", || Work::values(values.rows() * values.columns()));
+        Ok(self.weight_of_values(role, values))
+    }
+
+    fn refresh(&self, weight: &mut Weight, values: &mut Tensor) -> Result {
         let _kernel = self
             .profile
             .kernel("refresh weight", || Work::bytes(4 * values.rows() * values.columns() + weight.bytes() as usize));
-        self.change_weight(weight, values.values());
+        self.change_weight(weight, values);
         Ok(())
+    }
+
+    fn release(&self, weight: &mut Weight) {
+        weight.release();
     }
 
     fn fingerprint(&self, weight: &Weight) -> Result<u64> {

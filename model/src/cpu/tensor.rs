@@ -39,6 +39,11 @@ impl Tensor {
         &mut self.buffer[..self.rows * self.columns]
     }
 
+    /// The values for others to read, until the tensor is written to.
+    pub(super) fn lend(&mut self) -> Memory<f32> {
+        self.buffer.lend(self.rows * self.columns)
+    }
+
     /// Gives the tensor a shape. The values are whatever they are: the caller overwrites all of them.
     pub(super) fn reshape(&mut self, pool: &Arc<BufferPool>, rows: usize, columns: usize) {
         let class = size_class(rows * columns);
@@ -134,10 +139,11 @@ impl BufferPool {
         }
         let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
         shelves.used_values -= class;
+        let Some(values) = buffer.alone() else { return };
         shelves.free_values += class;
         shelves.given += 1;
         let since = shelves.given;
-        shelves.free.entry(class).or_default().push_back(FreeBuffer { values: buffer, since });
+        shelves.free.entry(class).or_default().push_back(FreeBuffer { values, since });
     }
 }
 
@@ -165,6 +171,39 @@ mod tests {
         second.reshape(&pool, 10, 99);
         assert_eq!(second.values().as_ptr(), address);
         assert_eq!((second.rows(), second.columns(), second.values().len()), (10, 99, 990));
+    }
+
+    #[test]
+    fn what_was_lent_is_copied_before_it_is_written_to() {
+        let pool = Arc::new(BufferPool::default());
+        let mut tensor = Tensor::default();
+        tensor.reshape(&pool, 7, 9);
+        tensor.values_mut().fill(1.0);
+        let address = tensor.values().as_ptr();
+        let read = tensor.lend();
+        assert_eq!((read.as_ptr(), read.len()), (address, 63));
+        tensor.values_mut()[3] = 2.0;
+        assert!(read.iter().all(|value| *value == 1.0));
+        assert_eq!(tensor.values()[..5], [1.0, 1.0, 1.0, 2.0, 1.0]);
+        // Nobody reads it any more: it is written to where it is.
+        drop(tensor.lend());
+        let address = tensor.values().as_ptr();
+        tensor.values_mut()[3] = 3.0;
+        assert_eq!(tensor.values().as_ptr(), address);
+    }
+
+    #[test]
+    fn a_buffer_that_is_read_is_not_given_away() {
+        let pool = Arc::new(BufferPool::default());
+        let mut first = Tensor::default();
+        first.reshape(&pool, 64, 64);
+        first.values_mut().fill(1.0);
+        let read = first.lend();
+        drop(first);
+        let mut second = Tensor::default();
+        second.reshape(&pool, 64, 64);
+        second.values_mut().fill(2.0);
+        assert!(read.iter().all(|value| *value == 1.0));
     }
 
     #[test]

@@ -13,8 +13,9 @@ use super::product::{Element, Finish, Into, View, ViewMut};
 use super::quantized::{Bits, Quantized};
 use super::rounding::round;
 use super::shared::SharedWeightsError;
+use super::tensor::Tensor;
 use crate::fingerprint;
-use crate::ops::Compute;
+use crate::ops::{Compute, WeightRole};
 
 /// A weight `[out, in]`, row-major, in the type that is computed in.
 pub struct Weight {
@@ -58,6 +59,13 @@ impl Weight {
             Values::Bf16(values) => size_of_val(&**values),
             Values::Quantized(values) => values.bytes(),
         }) as u64
+    }
+
+    /// Gives back values that it only reads, so that they can be changed in place.
+    pub(super) fn release(&mut self) {
+        if let Values::F32(values @ Memory::Lent(..)) = &mut self.values {
+            *values = Memory::default();
+        }
     }
 
     /// What a product of so many rows with it computes and moves.
@@ -146,14 +154,24 @@ impl Cpu {
         Ok(Some(Weight { out_features, in_features, values }))
     }
 
-    /// Gives a weight new values.
-    pub(super) fn change_weight(&self, weight: &mut Weight, values: &[f32]) {
+    /// A weight prepared from trained values: in f32 it reads them where they lie.
+    pub(super) fn weight_of_values(&self, role: WeightRole, values: &mut Tensor) -> Weight {
+        let (out_features, in_features) = (values.rows(), values.columns());
+        match (self.compute, role) {
+            (Compute::F32, _) => Weight { out_features, in_features, values: Values::F32(values.lend()) },
+            (_, WeightRole::Matrix) => self.make_weight(out_features, in_features, values.values().to_vec()),
+            (_, WeightRole::Table) => self.make_table(out_features, in_features, values.values().to_vec()),
+        }
+    }
+
+    /// Gives a weight of trained values the new ones.
+    pub(super) fn change_weight(&self, weight: &mut Weight, values: &mut Tensor) {
         match &mut weight.values {
-            Values::F32(weight) => weight.copy_from_slice(values),
-            Values::Bf16(weight) => self.round(values, weight),
+            Values::F32(weight) => *weight = values.lend(),
+            Values::Bf16(weight) => self.round(values.values(), weight),
             Values::Quantized(quantized) => {
                 let (out_features, in_features) = (weight.out_features, weight.in_features);
-                *quantized = Quantized::new(self, out_features, in_features, values, quantized.bits());
+                *quantized = Quantized::new(self, out_features, in_features, values.values(), quantized.bits());
             }
         }
     }

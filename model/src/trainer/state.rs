@@ -155,6 +155,7 @@ impl<B: Blocks> Trainer<B> {
         let moments = self.options.optimizer.moments();
         let mut saved: BTreeMap<String, TrainedTensor> =
             state.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
+        self.decoder.release();
         for parameter in self.decoder.parameters_mut() {
             let Some(training) = &mut parameter.training else { continue };
             let tensor = saved.remove(&parameter.name).ok_or_else(|| RestoreError::Missing(parameter.name.clone()))?;

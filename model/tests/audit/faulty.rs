@@ -89,7 +89,7 @@ impl Ops for Faulty {
         Ok(SharedWeight { weight, shape: (out_features, in_features) })
     }
 
-    fn refresh(&self, weight: &mut SharedWeight, values: &Tensor) -> Result {
+    fn refresh(&self, weight: &mut SharedWeight, values: &mut Tensor) -> Result {
         weight.with(|weight| self.cpu.refresh(weight, values))
     }
 
@@ -121,7 +121,7 @@ impl Ops for Faulty {
             self.cpu.embed(weight, &(0..out_features as u32).collect::<Vec<_>>(), 1.0, &mut values)?;
             let first = &mut values.values_mut()[0];
             *first = f32::from_bits(first.to_bits() ^ 1);
-            self.cpu.refresh(weight, &values)
+            self.cpu.refresh(weight, &mut values)
         })
     }
 

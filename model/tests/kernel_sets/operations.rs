@@ -133,7 +133,7 @@ impl<B: Ops> Run<'_, B> {
         let (ops, rows, hidden, inner) = (self.ops, self.case.rows(), self.case.hidden_size, self.case.inner);
         let (x, dy) = (self.tensor("x", rows, hidden), self.tensor("dy", rows, inner));
         let mut weight = ops.weight(inner, hidden, values("other", inner * hidden)).expect("a weight");
-        ops.refresh(&mut weight, &self.tensor("weight", inner, hidden)).expect("refresh");
+        ops.refresh(&mut weight, &mut self.tensor("weight", inner, hidden)).expect("refresh");
         let bias = self.tensor("bias", 1, inner);
         for (name, write, bias) in [
             ("replaced", Write::Replace, None),

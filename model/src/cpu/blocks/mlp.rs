@@ -2,8 +2,8 @@
 
 use profile::Work;
 
-use super::super::operand::OperandBuffer;
-use super::super::product::Into;
+use super::super::operand::{Operand, OperandBuffer};
+use super::super::product::{Into, View};
 use super::super::{Cpu, Tensor, pointwise};
 use super::prepared::{Input, Prepared, Wanted};
 use super::projection::{is_covered, reads_values};
@@ -18,7 +18,8 @@ use crate::random::Draws;
 pub(super) struct FusedMlpSaved {
     x: Tensor,
     inverse_rms: Tensor,
-    /// Gate and up: side by side in f32 or, where that is computed in, in bf16, both of an element in a word.
+    /// Gate and up: side by side in f32 or, where that is computed in, in bf16, both of an element in a word. In f32 the backward writes
+    /// their gradients in their place.
     gate_up: Tensor,
     low_rank: LowRank,
     post_norm: PostNormSaved<Tensor>,
@@ -30,6 +31,30 @@ struct LowRank {
     gate: Tensor,
     up: Tensor,
     down: Tensor,
+}
+
+/// The gradients of gate and up.
+enum Gradients {
+    /// In f32, side by side where gate and up were kept.
+    InPlace,
+    /// Rounded.
+    Prepared([Prepared; 2]),
+}
+
+impl Gradients {
+    /// As the projections to gate and up read them; for one projection to both, both times those of both.
+    fn inputs<'a>(&'a self, block: &MlpBlock<Cpu>, in_place: &'a Tensor) -> [Input<'a>; 2] {
+        let of_f32 = |values: View<'a>| Input { operand: Operand::F32(values), values: Some(values) };
+        match (self, &block.gate_up) {
+            (Self::InPlace, GateUpProjections::Split { .. }) => {
+                let width = block.gate_up.width();
+                [0..width, width..2 * width].map(|columns| of_f32(in_place.view().column_range(columns)))
+            }
+            (Self::InPlace, GateUpProjections::Fused { .. }) => [of_f32(in_place.view()); 2],
+            (Self::Prepared([gate, up]), GateUpProjections::Split { .. }) => [gate.input(), up.input()],
+            (Self::Prepared([both, _]), GateUpProjections::Fused { .. }) => [both.input(); 2],
+        }
+    }
 }
 
 /// Whether this computes the block.
@@ -70,23 +95,26 @@ impl Cpu {
         let FusedMlpSaved { x: input, inverse_rms, gate_up, low_rank, post_norm } = saved;
         let wanted = Wanted::with_values(block.gate_up.any(reads_values));
         let normed = self.normed(&block.norm, x, wanted, Some(input), inverse_rms);
-        let products = self.gate_and_up(block, normed.input(), draws, low_rank)?;
+        // What was kept for the backward before is not needed any more.
+        let products = if self.compute == Compute::Bf16 { Tensor::default() } else { std::mem::take(gate_up) };
+        let products = self.gate_and_up(block, normed.input(), draws, products, low_rank)?;
         drop(normed);
         let hidden = self.gated_and_kept(block, products, gate_up);
         let (down_proj, down_norm) = (&block.down_proj, block.post_norm.as_ref());
         self.add_projected(down_proj, down_norm, hidden.input(), draws, x, &mut low_rank.down, post_norm)
     }
 
-    /// Gate and up side by side.
+    /// Gate and up side by side, in the memory of `products`.
     fn gate_and_up(
         &self,
         block: &MlpBlock<Self>,
         normed: Input<'_>,
         draws: Option<Draws<'_>>,
+        mut products: Tensor,
         low_rank: &mut LowRank,
     ) -> Result<Tensor> {
         let width = block.gate_up.width();
-        let mut products = self.shaped(normed.operand.rows(), 2 * width);
+        products.reshape(&self.buffers, normed.operand.rows(), 2 * width);
         match &block.gate_up {
             GateUpProjections::Split { gate_proj, up_proj } => {
                 let gate = products.view_mut().column_range(0..width);
@@ -103,12 +131,12 @@ impl Cpu {
     }
 
     /// The gated activation, as the projection down reads it. Gate and up go to where they are kept.
-    fn gated_and_kept(&self, block: &MlpBlock<Self>, mut products: Tensor, kept: &mut Tensor) -> Prepared {
+    fn gated_and_kept(&self, block: &MlpBlock<Self>, products: Tensor, kept: &mut Tensor) -> Prepared {
         let _kernel = self.profile.kernel("gated", || Work::values(5 * products.rows() * products.columns() / 2));
         let (rows, width) = (products.rows(), block.gate_up.width());
         let wanted = Wanted::with_values(reads_values(&block.down_proj));
         if self.compute != Compute::Bf16 {
-            std::mem::swap(kept, &mut products);
+            *kept = products;
             return self.prepare(rows, width, wanted, |row, hidden| {
                 let (gate, up) = kept.view().row(row).split_at(width);
                 pointwise::gated(self.set, block.activation, gate, up, hidden);
@@ -145,9 +173,10 @@ impl Cpu {
         input_gradient: InputGradient,
     ) -> Result {
         let dhidden = self.down_backward(block, draws, saved, gradient)?;
-        let of_products = self.gated_gradients(block, &saved.gate_up, &dhidden);
+        let of_products = self.gated_gradients(block, &mut saved.gate_up, &dhidden);
         drop(dhidden);
-        let FusedMlpSaved { x, inverse_rms, low_rank, .. } = saved;
+        let FusedMlpSaved { x, inverse_rms, gate_up, low_rank, .. } = saved;
+        let [of_first, of_second] = of_products.inputs(block, gate_up);
         let needed = input_gradient == InputGradient::Needed || block.norm.weight.is_trained();
         let mut dnormed = needed.then(|| self.shaped(x.rows(), x.columns()));
         let is_trained = block.gate_up.any(Projection::is_trained);
@@ -155,16 +184,14 @@ impl Cpu {
         let normed = normed.as_ref().map(Tensor::view);
         match &mut block.gate_up {
             GateUpProjections::Split { gate_proj, up_proj } => {
-                let [dgate, dup] = [of_products[0].input(), of_products[1].input()];
                 let into = dnormed.as_mut().map(|dx| (Into::Replace, dx));
-                self.project_backward(gate_proj, &low_rank.gate, normed, draws, dgate, into)?;
+                self.project_backward(gate_proj, &low_rank.gate, normed, draws, of_first, into)?;
                 let into = dnormed.as_mut().map(|dx| (Into::Add, dx));
-                self.project_backward(up_proj, &low_rank.up, normed, draws, dup, into)?;
+                self.project_backward(up_proj, &low_rank.up, normed, draws, of_second, into)?;
             }
             GateUpProjections::Fused { gate_up_proj } => {
-                let both = of_products[0].input();
                 let into = dnormed.as_mut().map(|dx| (Into::Replace, dx));
-                self.project_backward(gate_up_proj, &low_rank.gate, normed, draws, both, into)?;
+                self.project_backward(gate_up_proj, &low_rank.gate, normed, draws, of_first, into)?;
             }
         }
         match dnormed {
@@ -210,9 +237,30 @@ impl Cpu {
         hidden
     }
 
-    /// The gradients of gate and up, as their projections read them; of one projection to both, side by side in the first.
-    fn gated_gradients(&self, block: &MlpBlock<Self>, kept: &Tensor, dhidden: &Tensor) -> [Prepared; 2] {
+    /// The gradients of gate and up, in f32 in the place of what was kept of these.
+    fn gated_gradients(&self, block: &MlpBlock<Self>, kept: &mut Tensor, dhidden: &Tensor) -> Gradients {
         let _kernel = self.profile.kernel("gated backward", || Work::values(5 * dhidden.rows() * dhidden.columns()));
+        if self.compute == Compute::Bf16 {
+            return Gradients::Prepared(self.prepared_gradients(block, kept, dhidden));
+        }
+        let (rows, width) = (dhidden.rows(), dhidden.columns());
+        let target = kept.target();
+        self.each_block(rows, 4 * width, |rows| {
+            let mut gate_up = vec![0.0; 2 * width];
+            for row in rows {
+                // SAFETY: each row is read and written by one thread.
+                let in_place = unsafe { target.row(row, 0..2 * width) };
+                gate_up.copy_from_slice(in_place);
+                let (gate, up) = gate_up.split_at(width);
+                let (dgate, dup) = in_place.split_at_mut(width);
+                pointwise::gated_backward(self.set, block.activation, gate, up, dhidden.view().row(row), dgate, dup);
+            }
+        });
+        Gradients::InPlace
+    }
+
+    /// The gradients of gate and up, rounded; of one projection to both, side by side in the first.
+    fn prepared_gradients(&self, block: &MlpBlock<Self>, kept: &Tensor, dhidden: &Tensor) -> [Prepared; 2] {
         let (rows, width) = (dhidden.rows(), dhidden.columns());
         let [mut first, mut second] = <[Prepared; 2]>::default();
         let wanted = |projection: &Projection<Self>| Wanted::with_values(projection.is_trained());
