@@ -38,7 +38,7 @@ enum Gradients {
     /// In f32, side by side where gate and up were kept.
     InPlace,
     /// Rounded.
-    Prepared([Prepared; 2]),
+    Prepared(Box<[Prepared; 2]>),
 }
 
 impl Gradients {
@@ -51,8 +51,8 @@ impl Gradients {
                 [0..width, width..2 * width].map(|columns| of_f32(in_place.view().column_range(columns)))
             }
             (Self::InPlace, GateUpProjections::Fused { .. }) => [of_f32(in_place.view()); 2],
-            (Self::Prepared([gate, up]), GateUpProjections::Split { .. }) => [gate.input(), up.input()],
-            (Self::Prepared([both, _]), GateUpProjections::Fused { .. }) => [both.input(); 2],
+            (Self::Prepared(prepared), GateUpProjections::Split { .. }) => prepared.each_ref().map(Prepared::input),
+            (Self::Prepared(prepared), GateUpProjections::Fused { .. }) => [prepared[0].input(); 2],
         }
     }
 }
@@ -241,7 +241,7 @@ impl Cpu {
     fn gated_gradients(&self, block: &MlpBlock<Self>, kept: &mut Tensor, dhidden: &Tensor) -> Gradients {
         let _kernel = self.profile.kernel("gated backward", || Work::values(5 * dhidden.rows() * dhidden.columns()));
         if self.compute == Compute::Bf16 {
-            return Gradients::Prepared(self.prepared_gradients(block, kept, dhidden));
+            return Gradients::Prepared(Box::new(self.prepared_gradients(block, kept, dhidden)));
         }
         let (rows, width) = (dhidden.rows(), dhidden.columns());
         let target = kept.target();
