@@ -133,10 +133,10 @@ impl Cpu {
     }
 
     /// In f32, has weights that are read from a checkpoint stay in bf16 where they are stored so: products widen them as they go, to the
-    /// same results. For weights that are used once, as in a proof.
+    /// same results. For weights that are used once and make room for the next, as in a proof: memory is used again.
     #[must_use]
     pub fn keeping_stored(self) -> Self {
-        Self { keeps_stored: true, ..self }
+        Self { keeps_stored: true, weights: WeightMemory::for_passing_weights(), ..self }
     }
 
     /// The number of threads.

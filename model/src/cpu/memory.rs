@@ -39,11 +39,8 @@ impl<T: Plain> Memory<T> {
     pub(super) fn zeros(length: usize) -> Self {
         let bytes = length * size_of::<T>();
         if bytes >= LARGE
-            && let Ok(mapping) = MmapMut::map_anon(bytes)
+            && let Some(mapping) = map(bytes)
         {
-            // Without huge pages it works as well, only slower.
-            #[cfg(target_os = "linux")]
-            mapping.advise(memmap2::Advice::HugePage).ok();
             return Self::Mapping(mapping, length);
         }
         Self::Heap(vec![T::default(); length])
@@ -113,10 +110,23 @@ impl<T: Plain> DerefMut for Memory<T> {
     }
 }
 
+/// A mapping of so many bytes, if the system gives one.
+fn map(bytes: usize) -> Option<MmapMut> {
+    let mapping = MmapMut::map_anon(bytes).ok()?;
+    // Without huge pages it works as well, only slower.
+    #[cfg(target_os = "linux")]
+    mapping.advise(memmap2::Advice::HugePage).ok();
+    Some(mapping)
+}
+
 /// Memory for the weights of a model: those that are no larger than a few huge pages lie side by side in one mapping after the other.
 /// A mapping for each would begin and end within a huge page, and mostly lie in small ones.
 #[derive(Default)]
-pub(super) struct WeightMemory(Mutex<Option<Open>>);
+pub(super) struct WeightMemory {
+    open: Mutex<Option<Open>>,
+    /// The mappings of weights that come and go.
+    passing: Option<Passing>,
+}
 
 /// The mapping that has room.
 struct Open {
@@ -133,17 +143,31 @@ const LARGE_WEIGHT: usize = MAPPING / 4;
 const ALIGNMENT: usize = 64;
 
 impl WeightMemory {
+    /// One for weights that come and go, layer by layer: the system clears each page that it gives, which would take as long as reading
+    /// the weights, so that mappings are used again.
+    pub(super) fn for_passing_weights() -> Self {
+        Self { passing: Some(Passing::default()), ..Self::default() }
+    }
+
+    /// Room for so many values, all of which the caller is to write: what is there before is anything.
+    pub(super) fn room<T: Plain>(&self, length: usize) -> Memory<T> {
+        let bytes = length * size_of::<T>();
+        let mapping = self.passing.as_ref().filter(|_| bytes >= LARGE).and_then(|passing| passing.take(bytes));
+        match mapping {
+            Some(mapping) => Memory::Part(Part { mapping, offset: 0, length, of: PhantomData }),
+            None => self.zeros(length),
+        }
+    }
+
     /// So many zeros for a weight.
     pub(super) fn zeros<T: Plain>(&self, length: usize) -> Memory<T> {
         let bytes = (length * size_of::<T>()).next_multiple_of(ALIGNMENT);
         if bytes >= LARGE_WEIGHT {
             return Memory::zeros(length);
         }
-        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.as_ref().is_none_or(|open| open.taken + bytes > MAPPING) {
-            let Ok(mapping) = MmapMut::map_anon(MAPPING) else { return Memory::zeros(length) };
-            #[cfg(target_os = "linux")]
-            mapping.advise(memmap2::Advice::HugePage).ok();
+            let Some(mapping) = map(MAPPING) else { return Memory::zeros(length) };
             *open = Some(Open { mapping: Arc::new(mapping.into()), taken: 0 });
         }
         let open = open.as_mut().expect("it was opened");
@@ -165,6 +189,28 @@ pub(super) struct Part<T> {
 impl<T> Part<T> {
     fn address(&self) -> *mut T {
         self.mapping.as_mut_ptr().wrapping_add(self.offset).cast()
+    }
+}
+
+/// Mappings for one weight each, those in use and those whose weight is gone.
+#[derive(Default)]
+struct Passing(Mutex<Vec<Arc<MmapRaw>>>);
+
+impl Passing {
+    /// The smallest that is not in use and large enough. If there is none, a new one takes the place of all that are not in use: so
+    /// there are never many more than were in use at once.
+    fn take(&self, bytes: usize) -> Option<Arc<MmapRaw>> {
+        let mut mappings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_free = |mapping: &mut Arc<MmapRaw>| Arc::get_mut(mapping).is_some();
+        let free = mappings.iter_mut().filter(|mapping| mapping.len() >= bytes);
+        let smallest = free.filter_map(|mapping| is_free(mapping).then_some(&*mapping)).min_by_key(|free| free.len());
+        if let Some(mapping) = smallest {
+            return Some(Arc::clone(mapping));
+        }
+        mappings.retain_mut(|mapping| !is_free(mapping));
+        let mapping: Arc<MmapRaw> = Arc::new(map(bytes)?.into());
+        mappings.push(Arc::clone(&mapping));
+        Some(mapping)
     }
 }
 
@@ -191,6 +237,27 @@ mod tests {
             assert!(weight.iter().all(|value| *value == f32::from(number)), "weight {number}");
         }
         assert_eq!(weights.iter().filter(|weight| matches!(weight, Memory::Mapping(..))).count(), 3);
+    }
+
+    #[test]
+    fn a_weight_that_passes_leaves_its_memory_to_the_next() {
+        let memory = WeightMemory::for_passing_weights();
+        let held = || memory.passing.as_ref().map(|passing| passing.0.lock().map_or(0, |held| held.len()));
+        let (small, large) = (LARGE / 4, LARGE / 2);
+        let (one, two): (Memory<f32>, Memory<f32>) = (memory.room(small), memory.room(large));
+        assert_ne!(one.as_ptr(), two.as_ptr());
+        let places = (one.as_ptr(), two.as_ptr());
+        drop((one, two));
+        let one: Memory<f32> = memory.room(small);
+        let two: Memory<f32> = memory.room(small);
+        assert_eq!((one.as_ptr(), two.as_ptr()), places, "the smallest that is large enough first");
+        assert_eq!((two.len(), held()), (small, Some(2)));
+        drop(one);
+        let three: Memory<f32> = memory.room(2 * large);
+        assert_eq!(held(), Some(2), "the free one was too small and is gone");
+        assert_eq!((three.len(), two.len()), (2 * large, small));
+        assert_eq!(memory.room::<f32>(small - 1).len(), small - 1);
+        assert_eq!(held(), Some(2), "small ones lie side by side");
     }
 
     #[test]

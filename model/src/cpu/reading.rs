@@ -30,14 +30,14 @@ impl Cpu {
         let keeps_bf16 = compute == Compute::Bf16 || compute == Compute::F32 && self.keeps_stored;
         let values = match (compute, rows.as_bf16().filter(|_| keeps_bf16)) {
             (_, Some(stored)) => {
-                Values::Bf16(self.read_rows(self.weights.zeros(length), columns, |first, values| {
+                Values::Bf16(self.read_rows(self.weights.room(length), columns, |first, values| {
                     stored.read_bytes(first, bytes_of(values))?;
                     values.iter_mut().for_each(|value| *value = bf16::from_bits(u16::from_le(value.to_bits())));
                     Ok(())
                 })?)
             }
             (Compute::Bf16, None) => {
-                Values::Bf16(self.read_rows(self.weights.zeros(length), columns, |first, rounded| {
+                Values::Bf16(self.read_rows(self.weights.room(length), columns, |first, rounded| {
                     let mut values = vec![0.0; rounded.len()];
                     rows.read(first, &mut values)?;
                     round(self.set, &values, rounded);
@@ -45,7 +45,7 @@ impl Cpu {
                 })?)
             }
             (Compute::F32, None) => {
-                let room = self.weights.zeros(length);
+                let room = self.weights.room(length);
                 Values::F32(self.read_rows(room, columns, |first, values| rows.read(first, values))?)
             }
             (Compute::Int8, None) => quantized(Bits::Eight)?,
