@@ -6,6 +6,7 @@ use engine::error::Cause;
 use engine::memory::Memory;
 use engine::run::{Conclusion, RunEvent};
 
+use crate::kinds::BATCH_BYTES;
 use crate::project::{Project, Ran};
 
 pub const TESTS: &[(&str, fn())] = &[
@@ -82,11 +83,11 @@ fn a_batch_is_halved_until_it_fits_and_the_key_stays() {
             _ => None,
         })
         .collect();
-    let aborted = |bytes: usize| {
+    let aborted = |batch: usize| {
+        let bytes = batch * BATCH_BYTES;
         vec!["the stage's process died of SIGABRT".to_owned(), format!("memory allocation of {bytes} bytes failed")]
     };
-    let expected =
-        [(aborted(512 << 20), Some("batch 8 → 4".to_owned())), (aborted(256 << 20), Some("batch 4 → 2".to_owned()))];
+    let expected = [(aborted(8), Some("batch 8 → 4".to_owned())), (aborted(4), Some("batch 4 → 2".to_owned()))];
     assert_eq!(with, expected);
     let record = project.store().result(&key.unwrap()).unwrap().unwrap();
     assert_eq!(record.how["less_memory"], serde_json::json!(["batch 8 → 4", "batch 4 → 2"]));

@@ -386,8 +386,8 @@ impl Stage for Unlucky {
 /// `hungry`: needs memory in proportion to its batch, of which there is little.
 pub struct Hungry;
 
-/// What an allocation of a batch of one takes.
-const BATCH_BYTES: usize = 64 << 20;
+/// What an allocation of a batch of one takes: much more than the address space that the allocator sets aside for each new thread.
+pub const BATCH_BYTES: usize = 512 << 20;
 
 #[derive(Debug, Parameters)]
 pub struct HungryParams {
@@ -429,9 +429,9 @@ impl Stage for Hungry {
 
     fn run(params: &HungryParams, context: &mut StageContext) -> Result<(), StageError> {
         limit_address_space(params.fits * BATCH_BYTES + BATCH_BYTES / 2)?;
-        // An allocation that fails ends the process as it does everywhere.
-        let batch = vec![1_u8; params.batch * BATCH_BYTES];
-        put(context, i64::from(batch[batch.len() - 1]) * i64::try_from(params.batch).unwrap_or(0))
+        // An allocation that fails ends the process as it does everywhere. Memory that nothing is written to is none.
+        let batch = std::hint::black_box(Vec::<u8>::with_capacity(params.batch * BATCH_BYTES));
+        put(context, i64::try_from(batch.capacity() / BATCH_BYTES).unwrap_or(0))
     }
 }
 
