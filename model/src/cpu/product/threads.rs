@@ -11,7 +11,8 @@ use super::super::Cpu;
 use super::product_of_pairs;
 use super::{Element, Finish, Into, Path, View, ViewMut, product_along};
 
-/// Rows and columns of the parts into which a product is cut for threads.
+/// The parts into which a product is cut for threads: a grid, of which the last parts are cut once more, so that no thread waits long
+/// for the one that took the last.
 pub(super) struct Partition {
     rows: usize,
     columns: usize,
@@ -19,16 +20,22 @@ pub(super) struct Partition {
     column_block: usize,
     row_blocks: usize,
     column_blocks: usize,
+    /// Parts of the grid that stay whole, the first ones.
+    whole: usize,
+    /// Rows of a part of one that is cut; its columns are those of a panel.
+    row_cut: usize,
 }
 
 /// What a thread spends on a column of a part, in rows: packing it, most of which is waiting for memory.
 const COST_OF_COLUMN: usize = 40;
 /// What it spends on a part, in rows times columns.
 const COST_OF_PART: usize = 2000;
-/// Of a part's time, what threads wait for the last one on average is one in so many: they are not equally fast.
-const SHARE_OF_WAITING: usize = 8;
 /// Columns of a panel of the widest set.
 const PANEL: usize = 48;
+/// Parts that a part of the grid is cut into, at least, where it has so many rows or columns.
+const CUTS: usize = 4;
+/// Rows of a tile of the widest set, and so many of them that a panel is worth packing for.
+const ROWS: usize = 24;
 
 impl Partition {
     /// The grid of parts of which the threads are done first.
@@ -36,43 +43,73 @@ impl Partition {
     /// Columns that are in several parts are packed for each; and few large parts may leave threads idle.
     pub(super) fn new(rows: usize, columns: usize, threads: usize) -> Self {
         let grids = [1, 2, 3, 4, 6, 8, 12, 16].into_iter().flat_map(|column_panels| {
-            (0..7).map(move |cut| {
-                let column_block = column_panels * PANEL;
-                let row_block = rows.div_ceil(1 << cut).next_multiple_of(24);
-                let column_blocks = columns.div_ceil(column_block).max(1);
-                Self {
-                    rows,
-                    columns,
-                    row_block,
-                    column_block,
-                    row_blocks: rows.div_ceil(row_block).max(1),
-                    column_blocks,
-                }
-            })
+            (0..7).map(move |cut| Self::of_grid(rows, columns, threads, rows.div_ceil(1 << cut), column_panels * PANEL))
         });
         grids.min_by_key(|grid| grid.cost(threads)).expect("there are grids")
+    }
+
+    fn of_grid(rows: usize, columns: usize, threads: usize, row_block: usize, column_block: usize) -> Self {
+        let row_block = row_block.next_multiple_of(ROWS);
+        let (row_blocks, column_blocks) = (rows.div_ceil(row_block).max(1), columns.div_ceil(column_block).max(1));
+        let cut = if threads == 1 { 0 } else { threads };
+        let row_cuts = CUTS.div_ceil(column_block / PANEL);
+        Self {
+            rows,
+            columns,
+            row_block,
+            column_block,
+            row_blocks,
+            column_blocks,
+            whole: (row_blocks * column_blocks).saturating_sub(cut),
+            row_cut: row_block.div_ceil(row_cuts).next_multiple_of(ROWS),
+        }
     }
 
     /// About how long the last thread takes.
     fn cost(&self, threads: usize) -> usize {
         let block = |extent: usize, block: usize| block.min(extent.next_multiple_of(8));
         let (rows, columns) = (block(self.rows, self.row_block), block(self.columns, self.column_block));
-        // Rows are read once for each part of their columns.
-        let groups = columns.div_ceil(4 * PANEL);
-        let part = columns * (rows + COST_OF_COLUMN) + 4 * groups * rows + COST_OF_PART;
-        let waiting = if threads > 1 { part / SHARE_OF_WAITING } else { 0 };
-        self.parts().div_ceil(threads) * part + waiting
+        let cost = |rows: usize, columns: usize| {
+            // Rows are read once for each part of their columns.
+            columns * (rows + COST_OF_COLUMN) + 4 * columns.div_ceil(4 * PANEL) * rows + COST_OF_PART
+        };
+        let grid = self.row_blocks * self.column_blocks;
+        if grid == self.whole {
+            return grid * cost(rows, columns);
+        }
+        let part = cost(rows.min(self.row_cut), columns.min(PANEL));
+        let parts = rows.div_ceil(self.row_cut) * columns.div_ceil(PANEL);
+        let work = self.whole * cost(rows, columns) + (grid - self.whole) * parts * part;
+        // Parts of which there are fewer than threads leave some idle.
+        let least = (grid * parts).div_ceil(threads) * part;
+        (work / threads).max(least) + part / 2
     }
 
-    /// Number of parts.
+    /// Parts that one of the grid is cut into, down and across.
+    fn cuts(&self) -> (usize, usize) {
+        (self.row_block.div_ceil(self.row_cut), self.column_block / PANEL)
+    }
+
+    /// Number of parts. Some may have nothing in them.
     pub(super) fn parts(&self) -> usize {
-        self.row_blocks * self.column_blocks
+        let (down, across) = self.cuts();
+        self.whole + (self.row_blocks * self.column_blocks - self.whole) * down * across
     }
 
     /// Rows and columns of one part.
     pub(super) fn ranges(&self, part: usize) -> (Range<usize>, Range<usize>) {
-        let (row, column) = (part % self.row_blocks * self.row_block, part / self.row_blocks * self.column_block);
-        (row..self.rows.min(row + self.row_block), column..self.columns.min(column + self.column_block))
+        let (down, across) = self.cuts();
+        let (block, cut) = match part.checked_sub(self.whole) {
+            None => (part, None),
+            Some(part) => (self.whole + part / (down * across), Some(part % (down * across))),
+        };
+        let first = (block % self.row_blocks * self.row_block, block / self.row_blocks * self.column_block);
+        let within = |first: usize, length: usize, end: usize| first.min(end)..end.min(first + length);
+        let rows = within(first.0, self.row_block, self.rows);
+        let columns = within(first.1, self.column_block, self.columns);
+        let Some(cut) = cut else { return (rows, columns) };
+        let (row, column) = (cut % down * self.row_cut, cut / down * PANEL);
+        (within(rows.start + row, self.row_cut, rows.end), within(columns.start + column, PANEL, columns.end))
     }
 }
 
@@ -139,6 +176,9 @@ impl Cpu {
         let (partition, c) = (Partition::new(rows, columns, self.threads()), c.into_target());
         self.each(partition.parts(), rows * columns * inner.max(1), |part| {
             let (rows, columns) = partition.ranges(part);
+            if rows.is_empty() || columns.is_empty() {
+                return;
+            }
             let c = c.offset(rows.start, columns.start);
             run(rows, columns, c);
         });
