@@ -22,6 +22,7 @@ mod product;
 mod quantized;
 mod reading;
 mod rounding;
+mod scratch;
 mod shared;
 mod simd;
 mod tensor;

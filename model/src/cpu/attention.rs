@@ -18,7 +18,6 @@ mod kernel;
 mod operands;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
-mod scratch;
 mod sight;
 mod softmax;
 #[cfg(test)]

@@ -121,7 +121,7 @@ pub(super) struct OperandTarget<'a> {
     owner: PhantomData<&'a mut [f32]>,
 }
 
-impl OperandTarget<'_> {
+impl<'a> OperandTarget<'a> {
     /// Writes columns of one row, from `first_column` on.
     ///
     /// # Safety
@@ -136,23 +136,33 @@ impl OperandTarget<'_> {
             // SAFETY: as above.
             Form::Rounded => round_within_f32(self.set, values, unsafe { self.words.row(row, columns) }),
             // SAFETY: as above.
-            Form::Pairs => unsafe { self.write_pairs(row, columns, values) },
+            Form::Pairs => round(self.set, values, unsafe { self.halves_of_words(row, columns) }),
         }
     }
 
+    /// Columns of one row, to be written, where two of them are a word; what pads the row is written.
+    ///
     /// # Safety
-    /// As for [`OperandTarget::write`].
-    unsafe fn write_pairs(self, row: usize, columns: Range<usize>, values: &[f32]) {
+    /// As for [`OperandTarget::write`], while the slice lives.
+    pub(super) unsafe fn halves(self, row: usize, columns: Range<usize>) -> Option<&'a mut [bf16]> {
+        assert!(columns.end <= self.columns, "columns {columns:?} of an operand of {}", self.columns);
+        // SAFETY: the caller vouches for these elements.
+        (self.form == Form::Pairs).then(|| unsafe { self.halves_of_words(row, columns) })
+    }
+
+    /// # Safety
+    /// As for [`OperandTarget::halves`], of pairs.
+    unsafe fn halves_of_words(self, row: usize, columns: Range<usize>) -> &'a mut [bf16] {
         let words = columns.start / 2..columns.end.div_ceil(2);
         // SAFETY: the caller vouches for these words.
         let words = unsafe { self.words.row(row, words) };
         // SAFETY: a word holds two bf16, and every bit pattern is a value of each type.
         let (_, halves, _) = unsafe { words.align_to_mut::<bf16>() };
-        let (rounded, padding) = halves[columns.start % 2..].split_at_mut(values.len());
-        round(self.set, values, rounded);
+        let (halves, padding) = halves[columns.start % 2..].split_at_mut(columns.len());
         if columns.end == self.columns {
             padding.fill(bf16::ZERO);
         }
+        halves
     }
 }
 

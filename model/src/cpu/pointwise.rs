@@ -1,5 +1,7 @@
 //! What is done element by element or row by row: rotary embedding, gated activation, soft-cap, sums, AdamW, SGD.
 
+use half::bf16;
+
 use super::instructions::multiversion;
 use super::rounding::nearest;
 use super::vector::{sigmoid, tanh};
@@ -39,14 +41,77 @@ fn gelu_slope(x: f32) -> f32 {
     0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * GELU_FACTOR * (1.0 + 3.0 * GELU_CUBE * x * x)
 }
 
+#[inline(always)]
+fn silu(x: f32) -> f32 {
+    x * sigmoid(x)
+}
+
+/// The gradients of gate and up, of SiLU.
+#[inline(always)]
+fn silu_backward(gate: f32, up: f32, dy: f32) -> (f32, f32) {
+    let s = sigmoid(gate);
+    (dy * up * s * (1.0 + gate * (1.0 - s)), dy * gate * s)
+}
+
+/// As [`silu_backward`], of GELU.
+#[inline(always)]
+fn gelu_backward(gate: f32, up: f32, dy: f32) -> (f32, f32) {
+    (dy * up * gelu_slope(gate), dy * gelu(gate))
+}
+
+/// The bits of two numbers as bf16, the first in the lower half.
+#[inline(always)]
+fn rounded_pair(low: f32, high: f32) -> f32 {
+    f32::from_bits(u32::from(nearest(low).to_bits()) | u32::from(nearest(high).to_bits()) << 16)
+}
+
+/// The numbers of [`rounded_pair`].
+#[inline(always)]
+fn widened_pair(word: f32) -> (f32, f32) {
+    (f32::from_bits(word.to_bits() << 16), f32::from_bits(word.to_bits() & 0xffff_0000))
+}
+
+/// Runs a body with the function of an activation, so that there is a loop for each.
+macro_rules! with_activation {
+    ($activation:ident, $silu:ident or $gelu:ident as $name:ident, $body:expr) => {
+        match $activation {
+            Activation::Silu => {
+                let $name = $silu;
+                $body
+            }
+            Activation::GeluTanh => {
+                let $name = $gelu;
+                $body
+            }
+        }
+    };
+}
+
 multiversion! {
     /// `y = activation(gate) ∘ up`.
     pub(super) fn gated(activation: Activation, gate: &[f32], up: &[f32], y: &mut [f32]) {
-        let elements = y.iter_mut().zip(gate).zip(up);
-        match activation {
-            Activation::Silu => elements.for_each(|((y, gate), up)| *y = gate * sigmoid(*gate) * up),
-            Activation::GeluTanh => elements.for_each(|((y, gate), up)| *y = gelu(*gate) * up),
-        }
+        with_activation!(activation, silu or gelu as activated, {
+            y.iter_mut().zip(gate).zip(up).for_each(|((y, gate), up)| *y = activated(*gate) * up);
+        })
+    }
+}
+
+multiversion! {
+    /// [`gated`], rounded to bf16, and [`round_pairs`] of gate and up.
+    pub(super) fn gated_and_rounded(
+        activation: Activation,
+        gate: &[f32],
+        up: &[f32],
+        words: &mut [f32],
+        y: &mut [bf16],
+    ) {
+        with_activation!(activation, silu or gelu as activated, {
+            let elements = y.iter_mut().zip(words).zip(gate.iter().zip(up));
+            elements.for_each(|((y, word), (gate, up))| {
+                *y = nearest(activated(*gate) * up);
+                *word = rounded_pair(*gate, *up);
+            });
+        })
     }
 }
 
@@ -54,7 +119,7 @@ multiversion! {
     /// Rounds to bf16, elements of `low` into the lower halves of words and those of `high` into the upper ones.
     pub(super) fn round_pairs(low: &[f32], high: &[f32], words: &mut [f32]) {
         for ((word, low), high) in words.iter_mut().zip(low).zip(high) {
-            *word = f32::from_bits(u32::from(nearest(*low).to_bits()) | u32::from(nearest(*high).to_bits()) << 16);
+            *word = rounded_pair(*low, *high);
         }
     }
 }
@@ -63,7 +128,7 @@ multiversion! {
     /// What [`round_pairs`] has rounded.
     pub(super) fn widen_pairs(words: &[f32], low: &mut [f32], high: &mut [f32]) {
         for ((word, low), high) in words.iter().zip(low).zip(high) {
-            (*low, *high) = (f32::from_bits(word.to_bits() << 16), f32::from_bits(word.to_bits() & 0xffff_0000));
+            (*low, *high) = widened_pair(*word);
         }
     }
 }
@@ -78,18 +143,30 @@ multiversion! {
         dgate: &mut [f32],
         dup: &mut [f32],
     ) {
-        let elements = gate.iter().zip(up).zip(dy).zip(dgate.iter_mut().zip(dup));
-        match activation {
-            Activation::Silu => elements.for_each(|(((gate, up), dy), (dgate, dup))| {
-                let s = sigmoid(*gate);
-                *dup = dy * gate * s;
-                *dgate = dy * up * s * (1.0 + gate * (1.0 - s));
-            }),
-            Activation::GeluTanh => elements.for_each(|(((gate, up), dy), (dgate, dup))| {
-                *dup = dy * gelu(*gate);
-                *dgate = dy * up * gelu_slope(*gate);
-            }),
-        }
+        with_activation!(activation, silu_backward or gelu_backward as gradients, {
+            let elements = gate.iter().zip(up).zip(dy).zip(dgate.iter_mut().zip(dup));
+            elements.for_each(|(((gate, up), dy), (dgate, dup))| (*dgate, *dup) = gradients(*gate, *up, *dy));
+        })
+    }
+}
+
+multiversion! {
+    /// [`gated_backward`] of what [`round_pairs`] has rounded, the gradients rounded to bf16.
+    pub(super) fn gated_backward_rounded(
+        activation: Activation,
+        words: &[f32],
+        dy: &[f32],
+        dgate: &mut [bf16],
+        dup: &mut [bf16],
+    ) {
+        with_activation!(activation, silu_backward or gelu_backward as gradients, {
+            let elements = words.iter().zip(dy).zip(dgate.iter_mut().zip(dup));
+            elements.for_each(|((word, dy), (dgate, dup))| {
+                let (gate, up) = widened_pair(*word);
+                let (of_gate, of_up) = gradients(gate, up, *dy);
+                (*dgate, *dup) = (nearest(of_gate), nearest(of_up));
+            });
+        })
     }
 }
 
@@ -195,6 +272,49 @@ multiversion! {
             let g = g * scale + decay * *p;
             *b = momentum_before * *b + new * g;
             *p -= rate * (of_gradient * g + of_buffer * *b);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::InstructionSet;
+    use super::super::rounding::round;
+    use super::*;
+
+    fn values(count: usize, seed: f32) -> Vec<f32> {
+        (0..count).map(|index| 6.0 * (seed * (index + 1) as f32).sin()).collect()
+    }
+
+    #[test]
+    fn what_is_rounded_on_the_way_has_the_bits_of_what_is_rounded_after() {
+        for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
+            for (count, activation) in [1, 15, 16, 48, 97]
+                .into_iter()
+                .flat_map(|count| [Activation::Silu, Activation::GeluTanh].map(|kind| (count, kind)))
+            {
+                let [gate, up, dy] = [0.3, 0.7, 1.1].map(|seed| values(count, seed));
+                let (mut y, mut expected) = (vec![0.0; count], vec![bf16::ZERO; count]);
+                gated(set, activation, &gate, &up, &mut y);
+                round(set, &y, &mut expected);
+                let (mut words, mut expected_words) = (vec![0.0; count], vec![0.0; count]);
+                round_pairs(set, &gate, &up, &mut expected_words);
+                let mut rounded = vec![bf16::ZERO; count];
+                gated_and_rounded(set, activation, &gate, &up, &mut words, &mut rounded);
+                assert_eq!((&rounded, &words), (&expected, &expected_words), "{count} {activation:?} {}", set.name());
+
+                let [mut gate, mut up] = [gate, up];
+                widen_pairs(set, &words, &mut gate, &mut up);
+                let [mut dgate, mut dup] = [(); 2].map(|()| vec![0.0; count]);
+                gated_backward(set, activation, &gate, &up, &dy, &mut dgate, &mut dup);
+                let expected = [dgate, dup].map(|gradient| {
+                    round(set, &gradient, &mut rounded);
+                    rounded.clone()
+                });
+                let [mut dgate, mut dup] = [(); 2].map(|()| vec![bf16::ZERO; count]);
+                gated_backward_rounded(set, activation, &words, &dy, &mut dgate, &mut dup);
+                assert_eq!([dgate, dup], expected, "{count} {activation:?} {}", set.name());
+            }
         }
     }
 }

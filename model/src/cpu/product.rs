@@ -39,7 +39,29 @@ pub(super) trait Element: Copy + Send + Sync {
     /// # Safety
     /// As for [`product_along`], and the machine has the instructions.
     #[cfg(target_arch = "x86_64")]
-    unsafe fn blocks(set: InstructionSet, a: View<'_>, b: View<'_, Self>, finish: Finish<'_>, c: Target<'_>);
+    unsafe fn blocks(set: InstructionSet, a: View<'_>, sides: &[Side<'_, Self>]);
+}
+
+/// A right operand and what becomes of the product with it.
+#[derive(Clone, Copy)]
+pub(super) struct Side<'a, T> {
+    /// The operand.
+    pub b: View<'a, T>,
+    /// What becomes of the sums.
+    pub finish: Finish<'a>,
+    /// Where they go.
+    pub c: Target<'a>,
+}
+
+impl<T: Copy> Side<'_, T> {
+    /// Finishes sums of nothing, of so many rows.
+    ///
+    /// # Safety
+    /// Nobody else may read or write these elements of the result meanwhile.
+    unsafe fn nothing(&self, rows: usize) {
+        // SAFETY: the caller vouches for them.
+        unsafe { self.finish.nothing(rows, self.b.columns(), self.c) }
+    }
 }
 
 /// Implements [`Element`] for a type, which the f32 kernels can pack.
@@ -57,14 +79,14 @@ macro_rules! element {
             }
 
             #[cfg(target_arch = "x86_64")]
-            unsafe fn blocks(set: InstructionSet, a: View<'_>, b: View<'_, Self>, finish: Finish<'_>, c: Target<'_>) {
+            unsafe fn blocks(set: InstructionSet, a: View<'_>, sides: &[Side<'_, Self>]) {
                 // SAFETY: the caller vouches for it.
                 unsafe {
                     match set {
                         InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
-                            blocks::product::<kernel::Avx512, $type>(a, b, finish, c);
+                            blocks::product::<kernel::Avx512, $type>(a, sides);
                         }
-                        InstructionSet::Avx2 => blocks::product::<kernel::Avx2, $type>(a, b, finish, c),
+                        InstructionSet::Avx2 => blocks::product::<kernel::Avx2, $type>(a, sides),
                         InstructionSet::Portable => unreachable!("a set without vectors"),
                     }
                 }
@@ -78,7 +100,7 @@ element!(bf16, |value: bf16| f32::from_bits(u32::from(value.to_bits()) << 16), f
 
 /// How a product is computed. It is chosen for the whole product, so that no partition changes the result.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Path {
+pub(super) enum Path {
     /// Row by row, the right operand read in place.
     FewRows,
     /// In blocks, the right operand packed.
@@ -87,58 +109,56 @@ enum Path {
 
 impl Path {
     /// The one for these operands.
-    fn of<A: Copy, B: Copy>(a: View<'_, A>, b: View<'_, B>) -> Self {
+    pub(super) fn of<A: Copy, B: Copy>(a: View<'_, A>, b: View<'_, B>) -> Self {
         let in_place = a.rows() <= FEW_ROWS && b.row_stride() == 1 && a.column_stride() == 1;
         if in_place { Self::FewRows } else { Self::Blocks }
     }
 }
 
-/// `c (+)= scale · a · b (+ bias)` by the calling thread.
+/// `c (+)= scale · a · b (+ bias)` of each side by the calling thread; all sides are of one shape.
 ///
 /// # Safety
-/// Nobody else may read or write the `a.rows × b.columns` elements of `c` meanwhile.
-unsafe fn product_along<T: Element>(
-    path: Path,
-    set: InstructionSet,
-    a: View<'_>,
-    b: View<'_, T>,
-    finish: Finish<'_>,
-    c: Target<'_>,
-) {
-    assert_eq!(a.columns(), b.rows(), "inner dimensions");
+/// Nobody else may read or write the `a.rows × b.columns` elements of each `c` meanwhile.
+unsafe fn product_along<T: Element>(path: Path, set: InstructionSet, a: View<'_>, sides: &[Side<'_, T>]) {
+    assert!(sides.iter().all(|side| a.columns() == side.b.rows()), "inner dimensions");
     if a.columns() == 0 {
-        // SAFETY: the caller vouches for all of `c`.
-        return unsafe { finish.nothing(a.rows(), b.columns(), c) };
+        // SAFETY: the caller vouches for all of each result.
+        return sides.iter().for_each(|side| unsafe { side.nothing(a.rows()) });
     }
     match (path, set) {
-        // SAFETY: the caller vouches for all of `c`.
-        (Path::FewRows, _) => unsafe { T::few_rows(set, a, b, finish, c) },
-        // SAFETY: the caller vouches for all of `c`.
-        (Path::Blocks, InstructionSet::Portable) => unsafe { portable::product(a, b, finish, c) },
-        // SAFETY: a set other than the portable one is only ever chosen where the machine has it.
+        // SAFETY: the caller vouches for all of each result, and a set other than the portable one is only ever chosen where the
+        // machine has it.
         #[cfg(target_arch = "x86_64")]
-        (Path::Blocks, _) => unsafe { T::blocks(set, a, b, finish, c) },
-        #[cfg(not(target_arch = "x86_64"))]
-        (Path::Blocks, _) => unreachable!("an instruction set of another architecture"),
+        (Path::Blocks, InstructionSet::Avx2 | InstructionSet::Avx512 | InstructionSet::Avx512Bf16) => unsafe {
+            T::blocks(set, a, sides);
+        },
+        _ => sides.iter().for_each(|&Side { b, finish, c }| match path {
+            // SAFETY: the caller vouches for all of `c`.
+            Path::FewRows => unsafe { T::few_rows(set, a, b, finish, c) },
+            // SAFETY: as above.
+            Path::Blocks => unsafe { portable::product(a, b, finish, c) },
+        }),
     }
 }
 
-/// `c (+)= a · b (+ bias)` by the calling thread, `a` being pairs of bf16, the last of a row padded with zero where their number is odd.
+/// As [`product_along`], `a` being pairs of bf16, the last of a row padded with zero where their number is odd.
 ///
 /// # Safety
-/// The machine has [`InstructionSet::Avx512Bf16`], and nobody else may read or write the `a.rows × b.columns` elements of `c`.
+/// As there, and the machine has [`InstructionSet::Avx512Bf16`].
 #[cfg(target_arch = "x86_64")]
-unsafe fn product_of_pairs(path: Path, a: View<'_, u32>, b: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
-    assert_eq!(a.columns(), b.rows().div_ceil(2), "inner dimensions");
+unsafe fn product_of_pairs(path: Path, a: View<'_, u32>, sides: &[Side<'_, bf16>]) {
+    assert!(sides.iter().all(|side| a.columns() == side.b.rows().div_ceil(2)), "inner dimensions");
     if a.columns() == 0 {
-        // SAFETY: the caller vouches for all of `c`.
-        return unsafe { finish.nothing(a.rows(), b.columns(), c) };
+        // SAFETY: the caller vouches for all of each result.
+        return sides.iter().for_each(|side| unsafe { side.nothing(a.rows()) });
     }
     // SAFETY: the caller vouches for it.
     unsafe {
         match path {
-            Path::FewRows => few_rows::of_pairs(a.of_halves(b.rows()), b, finish, c),
-            Path::Blocks => blocks::product::<kernel::Avx512Bf16, bf16>(a, b, finish, c),
+            Path::FewRows => sides.iter().for_each(|&Side { b, finish, c }| {
+                few_rows::of_pairs(a.of_halves(b.rows()), b, finish, c);
+            }),
+            Path::Blocks => blocks::product::<kernel::Avx512Bf16, bf16>(a, sides),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Weights as products read them: row-major, in f32 or, where that is computed in, bf16.
 
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +10,7 @@ use profile::{Rate, Work};
 use super::Cpu;
 use super::memory::Memory;
 use super::operand::Operand;
-use super::product::{Element, Finish, Into, View, ViewMut};
+use super::product::{Element, Finish, Into, Path, Side, Target, View, ViewMut};
 use super::quantized::{Bits, Quantized};
 use super::rounding::round;
 use super::shared::SharedWeightsError;
@@ -41,6 +42,26 @@ pub(super) enum Sense {
     Backward,
 }
 
+/// Some columns of a product with a weight.
+#[derive(Clone)]
+pub(super) struct WeightPart<'a> {
+    /// The weight.
+    pub weight: &'a Weight,
+    /// The columns.
+    pub columns: Range<usize>,
+    /// A number for each of them.
+    pub bias: Option<&'a [f32]>,
+    /// Where they go.
+    pub c: Target<'a>,
+}
+
+impl<'a> WeightPart<'a> {
+    fn side<T: Copy>(&self, values: &'a [T], sense: Sense) -> Side<'a, T> {
+        let b = self.weight.view(values, sense).column_range(self.columns.clone());
+        Side { b, finish: Finish { scale: 1.0, bias: self.bias, write: Into::Replace }, c: self.c }
+    }
+}
+
 impl Weight {
     /// Row `row`, times a factor.
     pub(super) fn copy_row(&self, row: usize, factor: f32, target: &mut [f32]) {
@@ -68,18 +89,35 @@ impl Weight {
         }
     }
 
-    /// What a product of so many rows with it computes and moves.
-    fn work(&self, rows: usize, a: &Operand<'_>, sense: Sense) -> Work {
-        let (inner, outer) = match sense {
-            Sense::Forward => (self.in_features, self.out_features),
-            Sense::Backward => (self.out_features, self.in_features),
+    /// What products of so many columns with weights like it compute and move.
+    pub(super) fn work(&self, a: Operand<'_>, sense: Sense, columns: usize) -> Work {
+        let inner = match sense {
+            Sense::Forward => self.in_features,
+            Sense::Backward => self.out_features,
         };
         let rate = match a {
             Operand::F32(_) => Rate::F32,
             #[cfg(target_arch = "x86_64")]
             Operand::Pairs(_) => Rate::Bf16,
         };
-        Work::of_weight(rows, inner, outer, self.bytes() as usize, rate)
+        let bytes = self.bytes() as usize * inner * columns / (self.out_features * self.in_features).max(1);
+        Work::of_weight(a.rows(), inner, columns, bytes, rate)
+    }
+
+    /// How products with it are computed.
+    pub(super) fn path(&self, a: Operand<'_>, sense: Sense) -> Path {
+        match (&self.values, a) {
+            (Values::F32(values), Operand::F32(a)) => Path::of(a, self.view(values, sense)),
+            (Values::Bf16(values), Operand::F32(a)) => Path::of(a, self.view(values, sense)),
+            #[cfg(target_arch = "x86_64")]
+            (Values::Bf16(values), Operand::Pairs(a)) => Path::of(a, self.view(values, sense)),
+            _ => unreachable!("a weight of which no part is multiplied"),
+        }
+    }
+
+    /// Whether parts of products with it can be computed: not where what it is multiplied with is quantised whole.
+    pub(super) fn has_parts(&self) -> bool {
+        !matches!(self.values, Values::Quantized(_))
     }
 
     fn view<'a, T: Copy>(&self, values: &'a [T], sense: Sense) -> View<'a, T> {
@@ -208,6 +246,41 @@ impl Cpu {
         fingerprint::of_parts(&parts.into_iter().map(AtomicU64::into_inner).collect::<Vec<_>>())
     }
 
+    /// Columns of the products of one operand with several weights, by the calling thread.
+    ///
+    /// # Safety
+    /// Nobody else may read or write the elements of the results meanwhile.
+    pub(super) unsafe fn products_along(&self, path: Path, a: Operand<'_>, sense: Sense, parts: &[WeightPart<'_>]) {
+        fn sides<'a, T: Copy>(
+            parts: &[WeightPart<'a>],
+            sense: Sense,
+            values: impl Fn(&'a Values) -> Option<&'a [T]>,
+        ) -> Option<Vec<Side<'a, T>>> {
+            parts.iter().map(|part| values(&part.weight.values).map(|values| part.side(values, sense))).collect()
+        }
+        let f32s = sides(parts, sense, |values| match values {
+            Values::F32(values) => Some(&**values),
+            _ => None,
+        });
+        let bf16s = sides(parts, sense, |values| match values {
+            Values::Bf16(values) => Some(&**values),
+            _ => None,
+        });
+        // SAFETY: the caller vouches for the results.
+        unsafe {
+            match (a, f32s, bf16s) {
+                (Operand::F32(a), Some(sides), _) => self.product_along(path, a, &sides),
+                (Operand::F32(a), _, Some(sides)) => self.product_along(path, a, &sides),
+                #[cfg(target_arch = "x86_64")]
+                (Operand::Pairs(a), _, Some(sides)) => self.product_of_pairs_along(path, a, &sides),
+                _ if parts.len() > 1 => {
+                    parts.iter().for_each(|part| self.products_along(path, a, sense, std::slice::from_ref(part)));
+                }
+                _ => unreachable!("a weight of which no part is multiplied"),
+            }
+        }
+    }
+
     /// `c (+)= a · weight` in one of the senses `(+ bias)`.
     pub(super) fn weight_product(
         &self,
@@ -222,7 +295,7 @@ impl Cpu {
             Sense::Forward => "linear",
             Sense::Backward => "linear backward",
         };
-        let _kernel = self.profile.kernel(name, || weight.work(c.shape().0, &a, sense));
+        let _kernel = self.profile.kernel(name, || weight.work(a, sense, c.shape().1));
         let finish = Finish { scale: 1.0, bias, write };
         match (&weight.values, a) {
             (Values::F32(values), Operand::F32(a)) => {

@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::forms::for_each_form;
 use super::kernel::Kernel;
 use super::operands::{Extent, Left, Output, Product, Right};
-use super::scratch::with_buffers;
 use super::softmax::{Block, Known, weights_and_slopes};
 use super::{Columns, KEYS, Operands, Qkv, ROWS, Scale, Sight, lines, pack_columns, target_row};
 use crate::cpu::instructions::InstructionSet;
 use crate::cpu::product::Target;
+use crate::cpu::scratch::with_buffers;
 use crate::cpu::simd::{Vector, prefetch};
 use crate::ops::AttentionShape;
 

@@ -5,11 +5,11 @@ use std::ops::Range;
 use super::forms::for_each_form;
 use super::kernel::Kernel;
 use super::operands::{Extent, Output, Product, Right};
-use super::scratch::with_buffers;
 use super::softmax::{Block, LOWEST, Running, exponentials};
 use super::{KEYS, Operands, Qkv, ROWS, Scale, Sight, lines, pack_columns, target_row};
 use crate::cpu::instructions::InstructionSet;
 use crate::cpu::product::Target;
+use crate::cpu::scratch::with_buffers;
 use crate::cpu::simd::Vector;
 use crate::ops::AttentionShape;
 

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use half::bf16;
+
 use super::super::operand::{Operand, OperandBuffer, OperandTarget};
 use super::super::product::{Target, View};
 use super::super::{Cpu, Tensor};
@@ -77,7 +79,7 @@ pub(super) struct PreparedTarget<'a> {
     rounded: Option<OperandTarget<'a>>,
 }
 
-impl PreparedTarget<'_> {
+impl<'a> PreparedTarget<'a> {
     /// Writes a row that `produce` computes.
     ///
     /// # Safety
@@ -95,6 +97,18 @@ impl PreparedTarget<'_> {
         if let Some(rounded) = self.rounded {
             // SAFETY: as above.
             unsafe { rounded.write(row, 0, values) };
+        }
+    }
+
+    /// Columns of a row where they are wanted in bf16 alone and two of them are a word: the caller rounds them.
+    ///
+    /// # Safety
+    /// Nobody else touches these columns meanwhile, nor those of the same words.
+    pub(super) unsafe fn halves(self, row: usize, columns: Range<usize>) -> Option<&'a mut [bf16]> {
+        match (self.values, self.rounded) {
+            // SAFETY: the caller vouches for the row.
+            (None, Some(rounded)) => unsafe { rounded.halves(row, columns) },
+            _ => None,
         }
     }
 

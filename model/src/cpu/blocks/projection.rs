@@ -74,13 +74,19 @@ impl Cpu {
     ) -> Result {
         let bias = projection.bias.as_ref().map(|bias| bias.value.values());
         self.weight_product(x.operand, &projection.matrix.weight, Sense::Forward, bias, write, y.reborrow());
-        let Some(lora) = &projection.lora else { return Ok(()) };
+        if let Some(lora) = &projection.lora {
+            self.project_low(lora, x, draws, low_rank);
+            self.product(lora.scaling, low_rank.view(), lora.b.value.view().transposed(), Into::Add, y);
+        }
+        Ok(())
+    }
+
+    /// `Ax` of an adapter, `[rows, rank]`.
+    pub(super) fn project_low(&self, lora: &Lora<Self>, x: Input<'_>, draws: Option<Draws<'_>>, low_rank: &mut Tensor) {
         let dropped = self.dropped(lora, x.values(), draws);
         let x = dropped.as_ref().map_or(x.values(), Tensor::view);
         low_rank.reshape(&self.buffers, x.rows(), lora.a.value.rows());
         self.product(1.0, x, lora.a.value.view().transposed(), Into::Replace, low_rank.view_mut());
-        self.product(lora.scaling, low_rank.view(), lora.b.value.view().transposed(), Into::Add, y);
-        Ok(())
     }
 
     /// Projects the output of a branch and adds it to the residual stream, through the branch's norm where it has one.
@@ -121,59 +127,58 @@ impl Cpu {
         x: Option<View<'_>>,
         draws: Option<Draws<'_>>,
         dy: Input<'_>,
-        mut dx: Option<(Into, &mut Tensor)>,
+        dx: Option<(Into, &mut Tensor)>,
     ) -> Result {
+        let of_low_rank = self.project_gradients(projection, low_rank, x, draws, dy, dx.is_some());
+        let Some((write, dx)) = dx else { return Ok(()) };
+        self.weight_product(dy.operand, &projection.matrix.weight, Sense::Backward, None, write, dx.view_mut());
+        let (Some(lora), Some(of_low_rank)) = (&projection.lora, of_low_rank) else { return Ok(()) };
+        let Some(mask) = lora.mask(draws) else {
+            self.product(1.0, of_low_rank.view(), lora.a.value.view(), Into::Add, dx.view_mut());
+            return Ok(());
+        };
+        let mut of_dropped = self.shaped(dx.rows(), dx.columns());
+        self.product(1.0, of_low_rank.view(), lora.a.value.view(), Into::Replace, of_dropped.view_mut());
+        self.dropout(&of_dropped, &mask, 1.0, Write::Add, dx)
+    }
+
+    /// Adds the gradients of what is trained in a projection. Returns that of `Ax` of its adapter, if it has one and that is needed.
+    ///
+    /// With `t = Ax`: `dB += s · dyᵀt`, `dt = s · dy B`, `dA += dtᵀx`; then `dx += dt A`.
+    pub(super) fn project_gradients(
+        &self,
+        projection: &mut Projection<Self>,
+        low_rank: &Tensor,
+        x: Option<View<'_>>,
+        draws: Option<Draws<'_>>,
+        dy: Input<'_>,
+        input_gradient_is_needed: bool,
+    ) -> Option<Tensor> {
         let x = || x.expect("what is trained is given its input");
         if let Some((_, Some(gradient))) = projection.bias.as_mut().map(Parameter::split) {
             self.add_sums_of_columns(dy.values(), gradient);
         }
-        let (weight, gradient) = projection.matrix.split();
-        if let Some(gradient) = gradient {
+        if let (_, Some(gradient)) = projection.matrix.split() {
             self.product(1.0, dy.values().transposed(), x(), Into::Add, gradient.view_mut());
         }
-        if let Some((write, dx)) = &mut dx {
-            self.weight_product(dy.operand, weight, Sense::Backward, None, *write, dx.view_mut());
-        }
-        match &mut projection.lora {
-            Some(lora) => self.adapter_backward(lora, low_rank, x(), draws, dy.values(), dx.map(|(_, dx)| dx)),
-            None => Ok(()),
-        }
-    }
-
-    /// With `t = Ax`: `dB += s · dyᵀt`, `dt = s · dy B`, `dA += dtᵀx`, `dx += dt A`.
-    fn adapter_backward(
-        &self,
-        lora: &mut Lora<Self>,
-        low_rank: &Tensor,
-        x: View<'_>,
-        draws: Option<Draws<'_>>,
-        dy: View<'_>,
-        dx: Option<&mut Tensor>,
-    ) -> Result {
-        let dropped = self.dropped(lora, x, draws);
-        let x = dropped.as_ref().map_or(x, Tensor::view);
-        let (mask, scaling) = (lora.mask(draws), lora.scaling);
-        let (a, a_gradient) = lora.a.split();
+        let lora = projection.lora.as_mut()?;
+        let (dy, scaling) = (dy.values(), lora.scaling);
+        let dropped = lora.a.is_trained().then(|| self.dropped(lora, x(), draws)).flatten();
         let (b, b_gradient) = lora.b.split();
         if let Some(gradient) = b_gradient {
             self.product(scaling, dy.transposed(), low_rank.view(), Into::Add, gradient.view_mut());
         }
-        if a_gradient.is_none() && dx.is_none() {
-            return Ok(());
+        let (a, a_gradient) = lora.a.split();
+        if a_gradient.is_none() && !input_gradient_is_needed {
+            return None;
         }
         let mut of_low_rank = self.shaped(dy.rows(), a.rows());
         self.product(scaling, dy, b.view(), Into::Replace, of_low_rank.view_mut());
         if let Some(gradient) = a_gradient {
+            let x = dropped.as_ref().map_or_else(x, Tensor::view);
             self.product(1.0, of_low_rank.view().transposed(), x, Into::Add, gradient.view_mut());
         }
-        let Some(dx) = dx else { return Ok(()) };
-        let Some(mask) = mask else {
-            self.product(1.0, of_low_rank.view(), a.view(), Into::Add, dx.view_mut());
-            return Ok(());
-        };
-        let mut of_dropped = self.shaped(dy.rows(), a.columns());
-        self.product(1.0, of_low_rank.view(), a.view(), Into::Replace, of_dropped.view_mut());
-        self.dropout(&of_dropped, &mask, 1.0, Write::Add, dx)
+        Some(of_low_rank)
     }
 
     /// A tensor as a projection reads it.

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::kernel::{Kernel, Tile};
 use super::pack::Pack;
-use super::{Finish, Target, View};
+use super::{Side, View};
 use crate::cpu::simd::prefetch;
 
 /// Words of the inner dimension in a panel, at most: four panels of 48 columns take 576 KiB, and eight rows 24 KiB.
@@ -35,16 +35,14 @@ struct Line {
     _words: [u32; LINE],
 }
 
-/// `c (+)= scale · a · b (+ bias)` by the calling thread, the inner dimension in words of `a`.
+/// `c (+)= scale · a · b (+ bias)` of each side by the calling thread, the inner dimension in words of `a`.
 ///
 /// # Safety
-/// The machine has the kernel's instructions, and nobody else may read or write the `a.rows × b.columns` elements of `c` meanwhile.
-pub(super) unsafe fn product<K: Pack<T>, T: Copy>(
-    a: View<'_, K::Word>,
-    b: View<'_, T>,
-    finish: Finish<'_>,
-    c: Target<'_>,
-) {
+/// The machine has the kernel's instructions, the sides are of one shape, and nobody else may read or write the `a.rows × b.columns`
+/// elements of each `c` meanwhile.
+pub(super) unsafe fn product<K: Pack<T>, T: Copy>(a: View<'_, K::Word>, sides: &[Side<'_, T>]) {
+    let columns = sides[0].b.columns();
+    assert!(sides.iter().all(|side| side.b.columns() == columns), "sides of one shape");
     BUFFER.with_borrow_mut(|buffer| {
         let width = K::LANES * K::VECTORS;
         let is_copied = a.column_stride() != 1;
@@ -55,25 +53,26 @@ pub(super) unsafe fn product<K: Pack<T>, T: Copy>(
         if buffer.len() * LINE < words {
             buffer.resize(words.div_ceil(LINE), Line::default());
         }
-        let blocks = Blocks::<'_, K, T> { a, b, finish, c, buffer: buffer.as_mut_ptr().cast(), panel_words };
-        let groups = || blocks_of(b.columns(), GROUP * width);
-        // SAFETY: the caller vouches for the result, and the buffer is this product's alone.
+        let side_panels = columns.div_ceil(width);
+        let blocks = Blocks::<'_, K, T> { a, sides, side_panels, buffer: buffer.as_mut_ptr().cast(), panel_words };
+        let groups = || blocks_of(sides.len() * side_panels, GROUP);
+        // SAFETY: the caller vouches for the results, and the buffer is this product's alone.
         unsafe {
             if is_copied {
                 for rows in blocks_of(a.rows(), COPIED_ROWS) {
                     for inner in inner_blocks(a.columns()) {
                         blocks.copy_rows(rows.clone(), inner.clone());
-                        groups().for_each(|columns| blocks.group(rows.clone(), columns, inner.clone()));
+                        groups().for_each(|panels| blocks.group(rows.clone(), panels, inner.clone()));
                     }
                 }
-            } else if a.columns() <= b.columns() {
+            } else if a.columns() <= sides.len() * columns {
                 // The smaller operand is gone through again and again: here the left one, else the result.
-                for columns in groups() {
-                    inner_blocks(a.columns()).for_each(|inner| blocks.group(0..a.rows(), columns.clone(), inner));
+                for panels in groups() {
+                    inner_blocks(a.columns()).for_each(|inner| blocks.group(0..a.rows(), panels.clone(), inner));
                 }
             } else {
                 for inner in inner_blocks(a.columns()) {
-                    groups().for_each(|columns| blocks.group(0..a.rows(), columns, inner.clone()));
+                    groups().for_each(|panels| blocks.group(0..a.rows(), panels, inner.clone()));
                 }
             }
         }
@@ -90,50 +89,57 @@ fn inner_blocks(inner: usize) -> impl Iterator<Item = Range<usize>> {
     blocks_of(inner, inner.div_ceil(inner.div_ceil(INNER)).next_multiple_of(LINE))
 }
 
-/// A product under way.
+/// Products under way.
 struct Blocks<'a, K: Kernel, T> {
     a: View<'a, K::Word>,
-    b: View<'a, T>,
-    finish: Finish<'a>,
-    c: Target<'a>,
+    sides: &'a [Side<'a, T>],
+    /// Panels of each side; those of the next one follow.
+    side_panels: usize,
     /// Room for a group of panels and, behind it, for rows of `a` that are copied.
     buffer: *mut K::Word,
     panel_words: usize,
 }
 
 impl<K: Pack<T>, T: Copy> Blocks<'_, K, T> {
-    /// A block of the result, as far as one block of the inner dimension goes.
+    /// Panels: their number in the group, whose they are, and of which columns.
+    fn panels(&self, group: &Range<usize>) -> impl Iterator<Item = (usize, &Side<'_, T>, Range<usize>)> {
+        let width = K::LANES * K::VECTORS;
+        group.clone().enumerate().map(move |(number, panel)| {
+            let (side, first) = (&self.sides[panel / self.side_panels], panel % self.side_panels * width);
+            (number, side, first..side.b.columns().min(first + width))
+        })
+    }
+
+    /// Blocks of the results, as far as one block of the inner dimension goes.
     ///
     /// # Safety
     /// As for [`product`].
-    unsafe fn group(&self, rows: Range<usize>, columns: Range<usize>, inner: Range<usize>) {
-        let width = K::LANES * K::VECTORS;
-        let panels = || columns.clone().step_by(width).map(|first| first..columns.end.min(first + width)).enumerate();
+    unsafe fn group(&self, rows: Range<usize>, group: Range<usize>, inner: Range<usize>) {
         // SAFETY: the buffer has room for a group.
         let panel = |number| unsafe { self.buffer.add(number * self.panel_words) };
         // Contiguous rows are gone along a few at a time, through all panels; contiguous columns one panel after the other.
-        let length = if self.b.column_stride() == 1 { STEPS } else { inner.len() };
+        let length = if self.sides[0].b.column_stride() == 1 { STEPS } else { inner.len() };
         for steps in blocks_of(inner.len(), length) {
-            for (number, columns) in panels() {
+            for (number, side, columns) in self.panels(&group) {
                 let steps = inner.start + steps.start..inner.start + steps.end;
                 let first = (steps.start - inner.start) * columns.len().next_multiple_of(K::LANES);
                 // SAFETY: as above.
-                unsafe { K::pack(self.b, steps, columns, panel(number).add(first)) };
+                unsafe { K::pack(side.b, steps, columns, panel(number).add(first)) };
             }
         }
-        let finish = if inner.start == 0 { self.finish } else { self.finish.later() };
         for (tile_number, first) in rows.clone().step_by(K::ROWS).enumerate() {
             let count = K::ROWS.min(rows.end - first);
             let (a, row_stride, step) = self.left(tile_number, first, &inner);
-            for (number, columns) in panels() {
+            for (number, side, columns) in self.panels(&group) {
+                let finish = if inner.start == 0 { side.finish } else { side.finish.later() };
                 let tile = Tile {
                     a,
                     row_stride,
                     step,
                     inner: inner.len(),
                     panel: panel(number),
-                    c: self.c.block(first, columns.start, count, columns.len()),
-                    c_stride: self.c.row_stride(),
+                    c: side.c.block(first, columns.start, count, columns.len()),
+                    c_stride: side.c.row_stride(),
                     columns: columns.len(),
                     finish: finish.of_columns(columns.clone()),
                 };

@@ -239,20 +239,62 @@ fn no_product_goes_beyond_the_end_of_an_operand() {
 }
 
 #[test]
+fn small_parts_of_several_sides_have_the_bits_of_whole_products() {
+    let bias: Vec<f32> = (0..150).map(|column| value(1, column, 9)).collect();
+    for (m, n, k) in SHAPES {
+        let a = Poisoned::new(m, k, f32::NAN, |row, column| value(row, column, 1));
+        let weights = [2, 3].map(|seed| Poisoned::new(k, n, f32::NAN, |row, column| value(row, column, seed)));
+        let columns = [2, 3].map(|seed| Poisoned::new(n, k, f32::NAN, |row, column| value(column, row, seed)));
+        let (a, weights) = (a.view(), [weights.each_ref(), columns.each_ref()]);
+        let sides = [weights[0].map(Poisoned::view), weights[1].map(|columns| columns.view().transposed())];
+        let finish = [None, Some(&bias[..n])].map(|bias| Finish { scale: 0.5, bias, write: Into::Add });
+        for (cpu, b) in machines(Compute::F32, |_| true).iter().flatten().flat_map(|cpu| sides.map(|b| (cpu, b))) {
+            let results = || [4, 5].map(|seed| Poisoned::new(m, n, -7.0, |row, column| value(row, column, seed)));
+            let mut whole = results();
+            for ((c, b), finish) in whole.iter_mut().zip(b).zip(finish) {
+                let stride = c.stride();
+                cpu.finished_product(a, b, finish, ViewMut::new(&mut c.values[BORDER..], m, n, stride));
+            }
+            for most in [1, 3000, usize::MAX] {
+                let mut parts = results();
+                let targets = parts.each_mut().map(|c| Target::new(&mut c.values[BORDER..], n + BORDER));
+                cpu.each_small_part((m, n), most, usize::MAX, |rows, columns| {
+                    let sides = [0, 1].map(|side| Side {
+                        b: b[side].column_range(columns.clone()),
+                        finish: finish[side].of_columns(columns.clone()),
+                        c: targets[side].offset(rows.start, columns.start),
+                    });
+                    // SAFETY: parts do not overlap.
+                    unsafe { cpu.product_along(Path::of(a, b[0]), a.row_range(rows), &sides) };
+                });
+                let bits = |results: &[Poisoned<f32>; 2]| {
+                    results.each_ref().map(|c| c.values.iter().map(|value| value.to_bits()).collect::<Vec<_>>())
+                };
+                assert_eq!(bits(&parts), bits(&whole), "{m}x{n}x{k}, {most}, {:?}", cpu.instructions());
+            }
+        }
+    }
+}
+
+#[test]
 fn every_element_is_in_one_part() {
     for (rows, columns) in
         [(1, 1), (512, 576), (1024, 192), (512, 49152), (64, 49152), (1536, 8), (8, 1536), (1000, 47)]
     {
         for threads in [1, 2, 3, 4, 6, 8, 16] {
-            let partition = threads::Partition::new(rows, columns, threads);
-            let mut covered = vec![0u8; rows * columns];
-            for part in 0..partition.parts() {
-                let (rows, part_columns) = partition.ranges(part);
-                rows.for_each(|row| {
-                    covered[row * columns..][part_columns.clone()].iter_mut().for_each(|count| *count += 1)
-                });
+            for most in [1, 1 << 16, usize::MAX] {
+                let partition = threads::Partition::new(rows, columns, threads, most);
+                let mut covered = vec![0u8; rows * columns];
+                for part in 0..partition.parts() {
+                    let (part_rows, part_columns) = partition.ranges(part);
+                    // A panel has 48 columns, and rows are cut by 24.
+                    assert!(part_rows.len() * part_columns.len() <= most.max(1152).saturating_mul(2));
+                    part_rows.for_each(|row| {
+                        covered[row * columns..][part_columns.clone()].iter_mut().for_each(|count| *count += 1)
+                    });
+                }
+                assert!(covered.iter().all(|count| *count == 1), "{rows}x{columns} over {threads} threads, {most}");
             }
-            assert!(covered.iter().all(|count| *count == 1), "{rows}x{columns} over {threads} threads");
         }
     }
 }

@@ -9,7 +9,7 @@ use half::bf16;
 use super::super::Cpu;
 #[cfg(target_arch = "x86_64")]
 use super::product_of_pairs;
-use super::{Element, Finish, Into, Path, View, ViewMut, product_along};
+use super::{Element, Finish, Into, Path, Side, View, ViewMut, product_along};
 
 /// The parts into which a product is cut for threads: a grid, of which the last parts are cut once more, so that no thread waits long
 /// for the one that took the last.
@@ -38,14 +38,17 @@ const CUTS: usize = 4;
 const ROWS: usize = 24;
 
 impl Partition {
-    /// The grid of parts of which the threads are done first.
+    /// The grid of parts, of about `most` elements or fewer, of which the threads are done first.
     ///
     /// Columns that are in several parts are packed for each; and few large parts may leave threads idle.
-    pub(super) fn new(rows: usize, columns: usize, threads: usize) -> Self {
+    pub(super) fn new(rows: usize, columns: usize, threads: usize, most: usize) -> Self {
+        let most_rows = (most / PANEL).max(ROWS);
         let grids = [1, 2, 3, 4, 6, 8, 12, 16].into_iter().flat_map(|column_panels| {
-            (0..7).map(move |cut| Self::of_grid(rows, columns, threads, rows.div_ceil(1 << cut), column_panels * PANEL))
+            let grid = move |row_block| Self::of_grid(rows, columns, threads, row_block, column_panels * PANEL);
+            (0..7).map(move |cut| grid(rows.div_ceil(1 << cut).min(most_rows)))
         });
-        grids.min_by_key(|grid| grid.cost(threads)).expect("there are grids")
+        let fits = |grid: &Self| grid.column_block == PANEL || grid.row_block * grid.column_block <= most;
+        grids.filter(fits).min_by_key(|grid| grid.cost(threads)).expect("there are grids")
     }
 
     fn of_grid(rows: usize, columns: usize, threads: usize, row_block: usize, column_block: usize) -> Self {
@@ -139,7 +142,7 @@ impl Cpu {
         self.each_part(a.rows(), b.columns(), b.rows(), c, |rows, columns, c| {
             let (a, b, finish) = (a.row_range(rows), b.column_range(columns.clone()), finish.of_columns(columns));
             // SAFETY: parts do not overlap.
-            unsafe { product_along(path, self.set, a, b, finish, c) };
+            unsafe { product_along(path, self.set, a, &[Side { b, finish, c }]) };
         });
     }
 
@@ -156,7 +159,7 @@ impl Cpu {
         self.each_part(a.rows(), b.columns(), b.rows(), c, |rows, columns, c| {
             let (a, b, finish) = (a.row_range(rows), b.column_range(columns.clone()), finish.of_columns(columns));
             // SAFETY: only a set that the machine has makes pairs, and parts do not overlap.
-            unsafe { product_of_pairs(path, a, b, finish, c) };
+            unsafe { product_of_pairs(path, a, &[Side { b, finish, c }]) };
         });
     }
 
@@ -173,14 +176,52 @@ impl Cpu {
         if rows == 0 || columns == 0 {
             return;
         }
-        let (partition, c) = (Partition::new(rows, columns, self.threads()), c.into_target());
-        self.each(partition.parts(), rows * columns * inner.max(1), |part| {
-            let (rows, columns) = partition.ranges(part);
-            if rows.is_empty() || columns.is_empty() {
-                return;
-            }
+        let c = c.into_target();
+        let partition = Partition::new(rows, columns, self.threads(), usize::MAX);
+        self.each_of(&partition, rows * columns * inner.max(1), |rows, columns| {
             let c = c.offset(rows.start, columns.start);
             run(rows, columns, c);
         });
+    }
+
+    /// Runs a function for each part, of so many elements or fewer, of results of one shape, that many products in all.
+    pub(in crate::cpu) fn each_small_part(
+        &self,
+        (rows, columns): (usize, usize),
+        most: usize,
+        products: usize,
+        run: impl Fn(Range<usize>, Range<usize>) + Sync + Send,
+    ) {
+        if rows > 0 && columns > 0 {
+            self.each_of(&Partition::new(rows, columns, self.threads(), most), products, run);
+        }
+    }
+
+    fn each_of(&self, partition: &Partition, products: usize, run: impl Fn(Range<usize>, Range<usize>) + Sync + Send) {
+        self.each(partition.parts(), products, |part| {
+            let (rows, columns) = partition.ranges(part);
+            if !rows.is_empty() && !columns.is_empty() {
+                run(rows, columns);
+            }
+        });
+    }
+
+    /// Rows and columns of a product by the calling thread.
+    ///
+    /// # Safety
+    /// Nobody else may read or write the elements of each result meanwhile.
+    pub(in crate::cpu) unsafe fn product_along<T: Element>(&self, path: Path, a: View<'_>, sides: &[Side<'_, T>]) {
+        // SAFETY: the caller vouches for the results.
+        unsafe { product_along(path, self.set, a, sides) }
+    }
+
+    /// As [`Cpu::product_along`], `a` being pairs of bf16.
+    ///
+    /// # Safety
+    /// As there.
+    #[cfg(target_arch = "x86_64")]
+    pub(in crate::cpu) unsafe fn product_of_pairs_along(&self, path: Path, a: View<'_, u32>, sides: &[Side<'_, bf16>]) {
+        // SAFETY: the caller vouches for the results, and only a set that the machine has makes pairs.
+        unsafe { product_of_pairs(path, a, sides) }
     }
 }
