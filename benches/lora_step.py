@@ -53,6 +53,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--stored", choices=["f32", "bf16"], help="ours reads its weights from a checkpoint of this type")
     arguments = parser.parse_args()
     python = measure.python_with("torch", "transformers", "peft")
     if python is None:
@@ -70,7 +71,8 @@ def main():
 def compare(case, dtype, extra, ours, python, arguments):
     """One case in one number type."""
     common = [*extra, "--dtype", dtype, "--threads", arguments.threads, "--steps", arguments.steps]
-    programs = {"pipeline": ([ours, "--bench", *common], {})}
+    stored = ["--stored", arguments.stored] if arguments.stored else []
+    programs = {"pipeline": ([ours, "--bench", *common, *stored], {})}
     if python is not None:
         for name, more, environment in rivals(case, dtype):
             programs[name] = ([python, RIVAL, *common, *more], environment)

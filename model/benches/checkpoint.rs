@@ -226,7 +226,7 @@ impl Bench {
     }
 
     fn prove(&self) -> Outcome {
-        let ops = Arc::new(Cpu::new(self.threads, Compute::F32)?.keeping_stored());
+        let ops = Arc::new(Cpu::new(self.threads, Compute::F32)?.for_passing_weights());
         self.with_merge(|merge| {
             let proof = merge.prove(&ops, &self.out, &self.batches, &mut |_| ControlFlow::Continue(()))?;
             Ok(proof.check()?)

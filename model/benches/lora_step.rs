@@ -7,7 +7,8 @@
 //! ```
 //!
 //! `--targets all-linear` puts the adapter onto every projection but the head, `--trained weights` trains all weights and no adapter.
-//! `--profile yes` has the kernels recorded, and a table of them on standard error and in the JSON.
+//! `--stored bf16` writes the weights to a checkpoint first and reads them from it, as a stage does. `--profile yes` has the kernels
+//! recorded, and a table of them on standard error and in the JSON.
 //!
 //! Prints one line of JSON: medians over the steps after the warm-up, the loss of every step, the peak of anonymous memory from the
 //! first step on, sampled, and the arithmetic of a step. All steps see the same batch, in which every token but the first of a row
@@ -61,6 +62,8 @@ struct Arguments {
     steps: usize,
     warmup: usize,
     kernels: Kernels,
+    /// The type of the checkpoint that the weights are read from; none where they are made in memory.
+    stored: Option<Dtype>,
     profile: Profile,
 }
 
@@ -123,6 +126,7 @@ impl Arguments {
             steps: 5,
             warmup: 2,
             kernels: Kernels::Cpu,
+            stored: None,
             profile: Profile::OFF,
         };
         while let Some(word) = words.next() {
@@ -175,6 +179,13 @@ impl Arguments {
                     _ => return Err("what is computed again is none or layers".into()),
                 }
             }
+            "--stored" => {
+                self.stored = match value {
+                    "f32" => Some(Dtype::F32),
+                    "bf16" => Some(Dtype::BF16),
+                    _ => return Err("weights are stored as f32 or bf16".into()),
+                }
+            }
             "--profile" => self.profile = table::profile(value)?,
             "--kernels" => {
                 self.kernels = match value {
@@ -222,10 +233,17 @@ fn run<B: Blocks>(ops: B, arguments: &Arguments) -> Result<Measured, Box<dyn Err
         ALL_LINEAR => all_linear(&config),
         names => names.split(',').map(str::to_owned).collect(),
     };
-    let mut decoder = Decoder::build(Arc::new(ops), config, keep, |name, shape| {
-        let fill = if shape.len() == 1 { Fill::One } else { Fill::Normal(deviation) };
-        Ok(fresh_tensor(SEED, name, shape.iter().product(), fill))
-    })?;
+    let mut decoder = match arguments.stored {
+        Some(dtype) => {
+            let folder = tempfile::tempdir()?;
+            arguments.model.write(folder.path(), SEED, dtype)?;
+            Decoder::load(Arc::new(ops), folder.path(), keep)?
+        }
+        None => Decoder::build(Arc::new(ops), config, keep, |name, shape| {
+            let fill = if shape.len() == 1 { Fill::One } else { Fill::Normal(deviation) };
+            Ok(fresh_tensor(SEED, name, shape.iter().product(), fill))
+        })?,
+    };
     if arguments.trained == Trained::Adapter {
         let adapter = decoder.fresh_adapter(&AdapterConfig::new(arguments.rank, 16.0, targets), SEED)?;
         decoder.attach(&adapter)?;

@@ -60,8 +60,6 @@ pub struct Cpu {
     profile: Profile,
     /// Where frozen weights lie that several processes read.
     shared: Option<SharedWeights>,
-    /// Whether weights that are read stay in bf16 where they are stored so.
-    keeps_stored: bool,
 }
 
 /// Why the kernel set cannot be made.
@@ -116,7 +114,6 @@ impl Cpu {
             weights: WeightMemory::default(),
             profile: Profile::OFF,
             shared: None,
-            keeps_stored: false,
         })
     }
 
@@ -133,11 +130,10 @@ impl Cpu {
         Self { shared: Some(weights), ..self }
     }
 
-    /// In f32, has weights that are read from a checkpoint stay in bf16 where they are stored so: products widen them as they go, to the
-    /// same results. For weights that are used once and make room for the next, as in a proof: memory is used again.
+    /// Has memory of weights that are gone serve those that are read next: for weights that are used once, layer by layer, as in a proof.
     #[must_use]
-    pub fn keeping_stored(self) -> Self {
-        Self { keeps_stored: true, weights: WeightMemory::for_passing_weights(), ..self }
+    pub fn for_passing_weights(self) -> Self {
+        Self { weights: WeightMemory::for_passing_weights(), ..self }
     }
 
     /// The number of threads.

@@ -3,6 +3,8 @@
 //! It counts what the decoder keeps: weights, what is trained with its gradient and moments, what blocks save for their backward,
 //! and the largest of the buffers that come and go. Files in the page cache are not counted: the system takes them back.
 
+use crate::checkpoint::Dtype;
+
 use crate::config::{Config, HeadWeight, LayerNorms, Projections, QkNorm};
 use crate::ops::Compute;
 use crate::parameter::Moments;
@@ -69,8 +71,10 @@ impl Config {
 /// What a training run is to hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainingLoad {
-    /// Number type of the large products, and of the prepared weights.
+    /// Number type of the large products.
     pub compute: Compute,
+    /// The type that frozen weights are read from.
+    pub stored: Dtype,
     /// What is trained.
     pub what: Trained,
     /// Trained values.
@@ -140,7 +144,8 @@ impl TrainingMemory {
         let weights = match (load.what, load.compute) {
             // Products read the trained values themselves.
             (Trained::Weights, Compute::F32) => 0,
-            (_, compute) => weight_bytes(config, compute),
+            (Trained::Adapter, compute) => weight_bytes(config, compute, load.stored),
+            (Trained::Weights, compute) => weight_bytes(config, compute, Dtype::F32),
         };
         let copies = match load.what {
             // Its matrices are small.
@@ -170,9 +175,10 @@ impl TrainingMemory {
     }
 }
 
-/// An estimate of the memory of running a model without training it, in bytes: its weights, and what passes through one layer.
-pub fn inference_bytes(config: &Config, compute: Compute, tokens: u64) -> u64 {
-    weight_bytes(config, compute)
+/// An estimate of the memory of running a model without training it, in bytes: its weights, read from the stored type, and what passes
+/// through one layer.
+pub fn inference_bytes(config: &Config, compute: Compute, stored: Dtype, tokens: u64) -> u64 {
+    weight_bytes(config, compute, stored)
         + saved_per_token(config, compute) * tokens * F32_BYTES
         + buffer_bytes(config, compute, tokens)
 }
@@ -183,14 +189,14 @@ pub fn cache_bytes(config: &Config, tokens: u64) -> u64 {
     2 * keys * config.num_hidden_layers as u64 * tokens * F32_BYTES
 }
 
-/// Bytes of the prepared weights.
-pub fn weight_bytes(config: &Config, compute: Compute) -> u64 {
+/// Bytes of the prepared weights, read from the stored type: f32 is computed in with weights of bf16, too.
+pub fn weight_bytes(config: &Config, compute: Compute, stored: Dtype) -> u64 {
     // Of a block of 32, the numbers and a scale of two bytes.
     let bytes = |weights: u64, of_block: u64| weights.div_ceil(32) * of_block;
     let weights = config.matrix_weights();
     match compute {
-        Compute::F32 => weights * F32_BYTES,
-        Compute::Bf16 => weights * 2,
+        Compute::F32 if stored != Dtype::BF16 => weights * F32_BYTES,
+        Compute::F32 | Compute::Bf16 => weights * 2,
         Compute::Int8 => bytes(weights, 34),
         // Embedding and head stay in 8 bits.
         Compute::Int4 => {
@@ -231,9 +237,8 @@ fn buffer_bytes(config: &Config, compute: Compute, tokens: u64) -> u64 {
     let mut per_token = residual + 2 * keys + inner;
     let mut logits = config.vocab_size as u64 * chunk_rows(tokens as usize, logit_rows(config.vocab_size)) as u64;
     if compute == Compute::Bf16 {
-        // One operand of each width, rounded; gate and up before they are, and their gradients.
+        // One operand of each width, rounded; of gate and up only parts are there before they are.
         per_token += (hidden + keys) / 2;
-        per_token += 4 * inner - inner / 2;
         logits += logits / 2;
     }
     (per_token * tokens + logits) * F32_BYTES
@@ -283,6 +288,7 @@ mod tests {
     fn load() -> TrainingLoad {
         TrainingLoad {
             compute: Compute::Bf16,
+            stored: Dtype::BF16,
             what: Trained::Adapter,
             trained: 3_407_872,
             moments: Moments::Two,

@@ -50,7 +50,7 @@ use crate::artifact::{Adapter, Model, Tokenizer as TokenizerArtifact};
 use crate::backend::{self, Backend, Choice, Serves};
 use crate::kernels::{self, InferenceDtype, Kernels};
 use crate::peak_memory::peak_resident_bytes;
-use crate::preflight::{inference_bytes, model_config};
+use crate::preflight::{inference_bytes, model_config, stored_dtype};
 use crate::prompt::Encoded;
 use crate::smoke::{self, Lowered};
 use crate::tokenize::facts_of;
@@ -113,11 +113,11 @@ impl InferenceParams {
     pub fn preflight(&self, inputs: &InputFacts) -> Preflight {
         let mut ahead = Preflight::default();
         if let Some(config) = model_config(&self.model.reference, inputs) {
-            let positions = config.max_position_embeddings;
+            let (positions, stored) = (config.max_position_embeddings, stored_dtype(&self.model.reference, inputs));
             let each = (TOKENS_PER_PASS + self.max_new_tokens).min(positions);
             let cached = cache_bytes(&config, (self.batch_size * each) as u64).min(CACHE_BYTES as u64);
             let passing = TOKENS_PER_PASS.min(positions) as u64;
-            ahead.peak_memory_bytes = Some(inference_bytes(&config, self.dtype.compute(), passing) + cached);
+            ahead.peak_memory_bytes = Some(inference_bytes(&config, self.dtype.compute(), stored, passing) + cached);
         }
         ahead
     }

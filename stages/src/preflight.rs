@@ -4,6 +4,7 @@ use engine::artifact::Facts;
 use engine::parameter::Reference;
 use engine::preflight::Preflight;
 use engine::stage::InputFacts;
+use model::checkpoint::Dtype;
 use model::config::Config;
 use model::ops::Compute;
 use serde_json::Value;
@@ -30,16 +31,24 @@ pub fn expect_same_model(preflight: &mut Preflight, output: &str, model: &Refere
     }
 }
 
-/// The size of a model's weights on disk: in the type that its configuration names, f32 where it names none.
+/// The number type of a model's weights on disk, as its configuration names it; f32 where it names none.
+pub fn stored_dtype(model: &Reference, inputs: &InputFacts) -> Dtype {
+    let config = facts_of(model, inputs).and_then(|facts| facts.get(CONFIG));
+    let named = config.and_then(|config| config.get("torch_dtype").or_else(|| config.get("dtype")));
+    match named.and_then(Value::as_str) {
+        Some("bfloat16") => Dtype::BF16,
+        Some("float16") => Dtype::F16,
+        _ => Dtype::F32,
+    }
+}
+
+/// The size of a model's weights on disk.
 pub fn checkpoint_bytes(model: &Reference, inputs: &InputFacts) -> Option<u64> {
-    let facts = facts_of(model, inputs)?;
-    let config = facts.get(CONFIG)?;
-    let dtype = config.get("torch_dtype").or_else(|| config.get("dtype")).and_then(Value::as_str);
-    let per_weight = if matches!(dtype, Some("bfloat16" | "float16")) { 2 } else { 4 };
-    Some(config_of(facts)?.matrix_weights() * per_weight)
+    let per_weight = stored_dtype(model, inputs).bitsize() as u64 / 8;
+    Some(config_of(facts_of(model, inputs)?)?.matrix_weights() * per_weight)
 }
 
 /// The memory of a process that runs a model without training it, over so many tokens at once.
-pub fn inference_bytes(config: &Config, compute: Compute, tokens: u64) -> u64 {
-    PROCESS_BYTES + model::memory::inference_bytes(config, compute, tokens)
+pub fn inference_bytes(config: &Config, compute: Compute, stored: Dtype, tokens: u64) -> u64 {
+    PROCESS_BYTES + model::memory::inference_bytes(config, compute, stored, tokens)
 }

@@ -152,8 +152,8 @@ fn prove(
     batches: &[Batch],
     context: &mut StageContext,
 ) -> Result<Proof, StageError> {
-    // The stored weights are used once each: they stay in their type.
-    let ops = Arc::new(kernels::cpu_on(context.threads(), Compute::F32, context)?.keeping_stored());
+    // The stored weights are used once each.
+    let ops = Arc::new(kernels::cpu_on(context.threads(), Compute::F32, context)?.for_passing_weights());
     let mut observe = |Progress { done, total }| {
         context.progress("layers", done, Some(total), Some("proving".to_owned()));
         if context.cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -4,6 +4,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::preflight::{Preflight, Work, is_known};
 use engine::stage::InputFacts;
+use model::checkpoint::Dtype;
 use model::config::Config;
 use model::memory::{Lengths, TrainingLoad, TrainingMemory, Weights};
 use model::trainer::Trained;
@@ -14,7 +15,7 @@ use super::parameters::{Method, TrainParams};
 use super::workers::meeting_bytes;
 use crate::backend::Backend;
 use crate::kernels::Kernels;
-use crate::preflight::{PROCESS_BYTES, checkpoint_bytes, expect_same_model, model_config};
+use crate::preflight::{PROCESS_BYTES, checkpoint_bytes, expect_same_model, model_config, stored_dtype};
 use crate::tokenize::facts_of;
 
 /// Bytes of a saved number.
@@ -182,6 +183,11 @@ pub(super) fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: us
     let longest = count("longest_row")?;
     let load = TrainingLoad {
         compute: params.dtype.compute(),
+        // Several workers have those in f32 between them, and so do kernels that are not our own.
+        stored: match (params.kernels, workers) {
+            (Kernels::Cpu, 1) => stored_dtype(&params.model.reference, inputs),
+            _ => Dtype::F32,
+        },
         what: params.trained(),
         trained,
         moments: params.optimizer.optimizer.moments(),

@@ -20,6 +20,7 @@ use std::time::Duration;
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::execute::Membership;
+use model::checkpoint::Dtype;
 use model::config::Config;
 use model::cpu::SharedWeights;
 use model::memory::weight_bytes;
@@ -223,7 +224,10 @@ fn memory_of_weights(params: &TrainParams, context: &mut StageContext) -> Result
     let config = Config::read(&model.folder).or_fail(Cause::BadData, || "cannot load the model".to_owned())?;
     let matrices = config.layer_modules().len() * config.num_hidden_layers + 2;
     let compute: Compute = params.dtype.compute();
-    shared_memory::create("pipeline weights", SharedWeights::bytes_for(matrices, weight_bytes(&config, compute)))
+    shared_memory::create(
+        "pipeline weights",
+        SharedWeights::bytes_for(matrices, weight_bytes(&config, compute, Dtype::F32)),
+    )
 }
 
 /// What so many workers take to add up the gradients of so many trained values: each a part of them, and their sum; beside it a copy
