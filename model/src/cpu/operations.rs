@@ -68,6 +68,17 @@ impl Cpu {
         });
     }
 
+    /// `y += xᵀ`.
+    pub(super) fn add_transposed(&self, x: &Tensor, y: &mut Tensor) {
+        let (x, columns) = (x.view(), y.columns());
+        assert_eq!((x.rows(), x.columns()), (columns, y.rows()), "shape of a transposed matrix");
+        self.each_rows(y.values_mut(), columns, |first, y| {
+            for (column, y) in (first..).zip(y.chunks_exact_mut(columns)) {
+                y.iter_mut().enumerate().for_each(|(row, y)| *y += x.row(row)[column]);
+            }
+        });
+    }
+
     /// Scores rows of logits; see [`Ops::cross_entropy`]. The gradient of each row goes to `rounded`, too, if that is given.
     pub(super) fn score_rows(
         &self,

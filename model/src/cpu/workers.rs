@@ -14,7 +14,7 @@ use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 /// How long a thread without work watches before it sleeps: about what waking it costs.
-const WATCH: Duration = Duration::from_micros(20);
+const WATCH: Duration = Duration::from_micros(50);
 
 /// Threads that run regions of work together with the thread that calls them.
 pub(super) struct Workers {

@@ -55,7 +55,7 @@ pub struct Train;
 
 impl Stage for Train {
     const NAME: &'static str = "train";
-    const VERSION: u32 = 4; // 4: in bf16 attention multiplies in it, too.
+    const VERSION: u32 = 5; // 5: gradients of an adapter's B are summed over a micro-batch before they are added to those before.
     const ABOUT: &'static str = "Trains an adapter (LoRA) or every weight of a model.";
     type Params = TrainParams;
     const GOAL: bool = true;

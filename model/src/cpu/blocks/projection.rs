@@ -166,7 +166,10 @@ impl Cpu {
         let dropped = lora.a.is_trained().then(|| self.dropped(lora, x(), draws)).flatten();
         let (b, b_gradient) = lora.b.split();
         if let Some(gradient) = b_gradient {
-            self.product(scaling, dy.transposed(), low_rank.view(), Into::Add, gradient.view_mut());
+            // Transposed: its columns are too few to fill vectors.
+            let mut transposed = self.shaped(low_rank.columns(), dy.columns());
+            self.product(scaling, low_rank.view().transposed(), dy, Into::Replace, transposed.view_mut());
+            self.add_transposed(&transposed, gradient);
         }
         let (a, a_gradient) = lora.a.split();
         if a_gradient.is_none() && !input_gradient_is_needed {

@@ -17,6 +17,8 @@ const INNER: usize = 768;
 const GROUP: usize = 4;
 /// Steps along the inner dimension that are copied together where each lies on another page.
 const STEPS: usize = 16;
+/// Tiles that a panel is packed for, at least, where its words can be read in place.
+const IN_PLACE: usize = 2;
 /// Rows of the left operand that are copied at once, where they do not lie contiguously.
 const COPIED_ROWS: usize = 480;
 
@@ -117,10 +119,17 @@ impl<K: Pack<T>, T: Copy> Blocks<'_, K, T> {
     unsafe fn group(&self, rows: Range<usize>, group: Range<usize>, inner: Range<usize>) {
         // SAFETY: the buffer has room for a group.
         let panel = |number| unsafe { self.buffer.add(number * self.panel_words) };
+        // A panel that few tiles go through is not worth packing.
+        let in_place = |side: &Side<'_, T>, columns: &Range<usize>| {
+            if self.a.rows() <= IN_PLACE * K::ROWS { K::in_place(side.b, &inner, columns) } else { None }
+        };
         // Contiguous rows are gone along a few at a time, through all panels; contiguous columns one panel after the other.
         let length = if self.sides[0].b.column_stride() == 1 { STEPS } else { inner.len() };
         for steps in blocks_of(inner.len(), length) {
             for (number, side, columns) in self.panels(&group) {
+                if in_place(side, &columns).is_some() {
+                    continue;
+                }
                 let steps = inner.start + steps.start..inner.start + steps.end;
                 let first = (steps.start - inner.start) * columns.len().next_multiple_of(K::LANES);
                 // SAFETY: as above.
@@ -132,12 +141,15 @@ impl<K: Pack<T>, T: Copy> Blocks<'_, K, T> {
             let (a, row_stride, step) = self.left(tile_number, first, &inner);
             for (number, side, columns) in self.panels(&group) {
                 let finish = if inner.start == 0 { side.finish } else { side.finish.later() };
+                let packed = || (panel(number).cast_const(), columns.len().next_multiple_of(K::LANES));
+                let (panel, panel_step) = in_place(side, &columns).unwrap_or_else(packed);
                 let tile = Tile {
                     a,
                     row_stride,
                     step,
                     inner: inner.len(),
-                    panel: panel(number),
+                    panel,
+                    panel_step,
                     c: side.c.block(first, columns.start, count, columns.len()),
                     c_stride: side.c.row_stride(),
                     columns: columns.len(),

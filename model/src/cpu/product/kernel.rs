@@ -25,6 +25,8 @@ pub(super) struct Tile<'a, W> {
     pub inner: usize,
     /// The panel.
     pub panel: *const W,
+    /// How far apart its steps are.
+    pub panel_step: usize,
     /// The first element of the result.
     pub c: *mut f32,
     /// How far apart its rows are.
@@ -97,7 +99,7 @@ unsafe fn fixed<K: Kernel, const R: usize, const V: usize>(tile: &Tile<'_, K::Wo
                 }
             }
             a = a.wrapping_add(tile.step);
-            panel = panel.wrapping_add(V * K::LANES);
+            panel = panel.wrapping_add(tile.panel_step);
         }
         let bias = tile.finish.bias.map_or(std::ptr::null(), <[f32]>::as_ptr);
         for (row, sums) in sums.into_iter().enumerate() {

@@ -28,12 +28,22 @@ pub(super) trait Pack<T>: Kernel {
     /// # Safety
     /// The machine has the instructions, and the panel may be written.
     unsafe fn pack(b: View<'_, T>, inner: Range<usize>, columns: Range<usize>, panel: *mut Self::Word);
+
+    /// Where words of some columns begin that lie as a panel does but for the distance of their steps, and that distance.
+    fn in_place(_b: View<'_, T>, _inner: &Range<usize>, _columns: &Range<usize>) -> Option<(*const Self::Word, usize)> {
+        None
+    }
 }
 
 impl Pack<f32> for Avx512 {
     unsafe fn pack(b: View<'_, f32>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
         // SAFETY: the caller vouches for it.
         unsafe { pack_512::<Floats>(b, inner, columns, panel.cast()) }
+    }
+
+    fn in_place(b: View<'_, f32>, inner: &Range<usize>, columns: &Range<usize>) -> Option<(*const f32, usize)> {
+        let lies_so = b.column_stride() == 1 && columns.len().is_multiple_of(LANES);
+        lies_so.then(|| (b.pointer(inner.start, columns.start), b.row_stride()))
     }
 }
 

@@ -10,6 +10,7 @@ use super::super::Cpu;
 #[cfg(target_arch = "x86_64")]
 use super::product_of_pairs;
 use super::{Element, Finish, Into, Path, Side, View, ViewMut, product_along};
+use crate::ops::FEW_ROWS;
 
 /// The parts into which a product is cut for threads: a grid, of which the last parts are cut once more, so that no thread waits long
 /// for the one that took the last.
@@ -30,6 +31,8 @@ pub(super) struct Partition {
 const COST_OF_COLUMN: usize = 40;
 /// What it spends on a part, in rows times columns.
 const COST_OF_PART: usize = 2000;
+/// Of a part's time, what threads wait for the last one on average is one in so many: they are not equally fast.
+const SHARE_OF_WAITING: usize = 8;
 /// Columns of a panel of the widest set.
 const PANEL: usize = 48;
 /// Parts that a part of the grid is cut into, at least, where it has so many rows or columns.
@@ -54,7 +57,8 @@ impl Partition {
     fn of_grid(rows: usize, columns: usize, threads: usize, row_block: usize, column_block: usize) -> Self {
         let row_block = row_block.next_multiple_of(ROWS);
         let (row_blocks, column_blocks) = (rows.div_ceil(row_block).max(1), columns.div_ceil(column_block).max(1));
-        let cut = if threads == 1 { 0 } else { threads };
+        // Few rows are a moment's work for each column, in any order: their parts are small as they are.
+        let cut = if threads == 1 || rows <= FEW_ROWS { 0 } else { threads };
         let row_cuts = CUTS.div_ceil(column_block / PANEL);
         Self {
             rows,
@@ -78,7 +82,9 @@ impl Partition {
         };
         let grid = self.row_blocks * self.column_blocks;
         if grid == self.whole {
-            return grid * cost(rows, columns);
+            let part = cost(rows, columns);
+            let waiting = if threads > 1 { part / SHARE_OF_WAITING } else { 0 };
+            return grid.div_ceil(threads) * part + waiting;
         }
         let part = cost(rows.min(self.row_cut), columns.min(PANEL));
         let parts = rows.div_ceil(self.row_cut) * columns.div_ceil(PANEL);
