@@ -126,7 +126,7 @@ impl GateUpProjections<Cpu> {
     }
 
     /// Each projection, with what belongs to it: to the gate, and to up; one to both, with what belongs to the gate.
-    fn each<'a, T>(&'a self, gate: T, up: T) -> Vec<(&'a Projection<Cpu>, T)> {
+    fn each<T>(&self, gate: T, up: T) -> Vec<(&Projection<Cpu>, T)> {
         match self {
             Self::Split { gate_proj, up_proj } => vec![(gate_proj, gate), (up_proj, up)],
             Self::Fused { gate_up_proj } => vec![(gate_up_proj, gate)],
