@@ -26,7 +26,7 @@ fn peak_memory_is_the_decoder_and_two_of_its_largest_tensors() {
     };
     model.write(folder.path(), 1, Dtype::BF16).expect("a model");
     let checkpoint = Checkpoint::open(folder.path()).expect("what was written");
-    let sizes = checkpoint.tensors().map(|(_, info)| info.elements() as u64 * 4);
+    let sizes = checkpoint.tensors().map(|(_, info)| info.elements() as u64 * 2);
     let (largest, total) = sizes.fold((0, 0), |(largest, total), size| (size.max(largest), total + size));
     drop(checkpoint);
     let ops = Arc::new(Cpu::new(1, Compute::F32).expect("a kernel set"));
@@ -41,7 +41,7 @@ fn peak_memory_is_the_decoder_and_two_of_its_largest_tensors() {
     let (peak, held) = (status_bytes("VmHWM") - before, status_bytes("VmRSS").saturating_sub(before));
     drop(decoder);
     println!(
-        "{} MiB in f32, largest tensor {} MiB: peak {} MiB, then {} MiB",
+        "{} MiB in bf16, largest tensor {} MiB: peak {} MiB, then {} MiB",
         total / MIB,
         largest / MIB,
         peak / MIB,
