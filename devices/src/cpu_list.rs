@@ -47,21 +47,32 @@ impl FromStr for CpuList {
 
     fn from_str(text: &str) -> Result<Self, NoCpuList> {
         let wrong = || NoCpuList(text.to_owned());
-        let number = |text: &str| text.trim().parse().ok().filter(|cpu| *cpu <= LARGEST).ok_or_else(wrong);
-        let mut cpus = Vec::new();
+        let number = |text: &str| text.trim().parse::<u32>().ok().filter(|cpu| *cpu <= LARGEST).ok_or_else(wrong);
+        let mut ranges = Vec::new();
         for part in text.trim().split(',').filter(|part| !part.trim().is_empty()) {
             match part.split_once('-') {
-                None => cpus.push(number(part)?),
+                None => {
+                    let cpu = number(part)?;
+                    ranges.push(cpu..=cpu);
+                }
                 Some((first, last)) => {
                     let (first, last) = (number(first)?, number(last)?);
                     if first > last {
                         return Err(wrong());
                     }
-                    cpus.extend(first..=last);
+                    ranges.push(first..=last);
                 }
             }
         }
-        Ok(Self::new(cpus))
+        // Ranges that overlap are not written out apart: a short text must not fill the memory either.
+        ranges.sort_unstable_by_key(|range| *range.start());
+        let mut next = 0;
+        let mut cpus = Vec::new();
+        for range in ranges {
+            cpus.extend((*range.start()).max(next)..=*range.end());
+            next = next.max(range.end() + 1);
+        }
+        Ok(Self(cpus))
     }
 }
 
@@ -97,6 +108,8 @@ mod tests {
             assert_eq!(text.parse::<CpuList>().unwrap().to_string(), text);
         }
         assert_eq!(" 144-167\n".parse::<CpuList>().unwrap().len(), 24);
+        assert_eq!("1-3,2,0-9,5".parse::<CpuList>().unwrap().to_string(), "0-9");
+        assert_eq!("0-1048575,".repeat(1000).parse::<CpuList>().unwrap().len(), 1 << 20);
         assert_eq!("4,0-2,2".parse::<CpuList>().unwrap().to_string(), "0-2,4");
     }
 

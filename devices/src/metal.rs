@@ -24,7 +24,8 @@ pub(crate) fn ask(machine: &Machine) -> Inventory {
     }
 }
 
-fn read(text: &str) -> Option<Vec<Device>> {
+/// The GPUs of an answer; None where it holds no list of displays.
+pub(crate) fn read(text: &str) -> Option<Vec<Device>> {
     let value: Value = serde_json::from_str(text).ok()?;
     let displays = value.get("SPDisplaysDataType")?.as_array()?;
     // The GPU of an Apple chip computes in the memory of the machine.
@@ -55,7 +56,7 @@ fn size(text: &str) -> Option<u64> {
         "TB" => 40,
         _ => return None,
     };
-    count.parse::<u64>().ok().map(|count| count << shift)
+    count.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
 #[cfg(test)]

@@ -126,7 +126,7 @@ impl Info {
 
 fn first_line(card: u32, name: String, health: &str, figures: &str) -> Chip {
     let mut figures = figures.split_whitespace();
-    let mut number = || figures.next().and_then(|figure| figure.parse().ok());
+    let mut number = || figures.next()?.parse().ok().filter(|figure: &f64| figure.is_finite());
     Chip {
         card,
         name,
@@ -153,10 +153,15 @@ fn usages(figures: &str) -> Vec<(u64, u64)> {
     let spaced = figures.replace('/', " / ");
     let tokens: Vec<&str> = spaced.split_whitespace().collect();
     let pairs = tokens.windows(3).filter_map(|window| match window {
-        [used, "/", total] => Some((used.parse::<u64>().ok()?, total.parse::<u64>().ok()?)),
+        [used, "/", total] => Some((mebibytes(used)?, mebibytes(total)?)),
         _ => None,
     });
-    pairs.map(|(used, total)| (used << 20, total << 20)).collect()
+    pairs.collect()
+}
+
+/// A count of MiB, in bytes.
+fn mebibytes(cell: &str) -> Option<u64> {
+    cell.parse::<u64>().ok()?.checked_mul(1 << 20)
 }
 
 fn process_line(cells: &[&str]) -> Option<ProcessLine> {
@@ -167,7 +172,7 @@ fn process_line(cells: &[&str]) -> Option<ProcessLine> {
         chip: numbers.next().and_then(|chip| chip.parse().ok()).unwrap_or(0),
         pid: pid.parse().ok()?,
         name: Some(*name).filter(|name| !name.is_empty() && *name != "NA").map(str::to_owned),
-        memory: memory.parse::<u64>().ok().map(|mebibytes| mebibytes << 20),
+        memory: mebibytes(memory),
     })
 }
 

@@ -55,11 +55,11 @@ fn given(cell: &str) -> Option<&str> {
 }
 
 fn figure(cell: &str) -> Option<f64> {
-    given(cell)?.parse().ok()
+    given(cell)?.parse().ok().filter(|figure: &f64| figure.is_finite())
 }
 
 fn mebibytes(cell: &str) -> Option<u64> {
-    given(cell)?.parse::<u64>().ok().map(|count| count << 20)
+    given(cell)?.parse::<u64>().ok()?.checked_mul(1 << 20)
 }
 
 fn health(cells: &[&str]) -> Health {

@@ -126,7 +126,7 @@ fn figure(value: Option<&Value>) -> Option<f64> {
     match value? {
         Value::Number(number) => number.as_f64(),
         Value::Object(object) => figure(object.get("value")),
-        Value::String(text) => text.split_whitespace().next()?.parse().ok(),
+        Value::String(text) => text.split_whitespace().next()?.parse().ok().filter(|figure: &f64| figure.is_finite()),
         _ => None,
     }
 }

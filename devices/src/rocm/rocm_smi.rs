@@ -88,7 +88,7 @@ fn device(index: u32, number: u32, card: &BTreeMap<String, String>) -> Device {
     };
     let starting = |start: &str| {
         let mut figures = card.iter().filter(|(key, _)| key.starts_with(start)).map(|(_, value)| value);
-        figures.find_map(|value| value.parse::<f64>().ok())
+        figures.find_map(|value| value.parse::<f64>().ok().filter(|figure| figure.is_finite()))
     };
     let name = get(&["card series", "device name", "card model"]).unwrap_or("AMD GPU");
     let bytes = |name: &str| get(&[name]).and_then(|text| text.parse().ok());
