@@ -7,6 +7,8 @@
 mod attention;
 mod blocks;
 mod cache;
+#[cfg(any(test, feature = "guard-pages"))]
+mod guarded;
 mod heads;
 pub(crate) mod instructions;
 mod limits;

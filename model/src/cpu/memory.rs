@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::{MmapMut, MmapRaw};
 
+#[cfg(any(test, feature = "guard-pages"))]
+use super::guarded::Guarded;
 use super::plain::Plain;
 use super::shared::SharedValues;
 
@@ -22,6 +24,9 @@ pub(super) enum Memory<T> {
     Mapping(MmapMut, usize),
     /// A part of a mapping that weights lie in side by side.
     Part(Part<T>),
+    /// Between pages that nobody may touch.
+    #[cfg(any(test, feature = "guard-pages"))]
+    Guarded(Guarded<T>),
     /// Frozen ones, which other processes see too.
     Shared(SharedValues<T>),
     /// The first so many of values that others may read. Written to by whoever is alone with them, or has copied them.
@@ -37,6 +42,15 @@ impl<T> Default for Memory<T> {
 impl<T: Plain> Memory<T> {
     /// So many zeros.
     pub(super) fn zeros(length: usize) -> Self {
+        #[cfg(any(test, feature = "guard-pages"))]
+        return Self::Guarded(Guarded::zeros(length, align_of::<T>()));
+        #[cfg(not(any(test, feature = "guard-pages")))]
+        Self::unguarded(length)
+    }
+
+    /// So many zeros, as they are outside of tests.
+    #[cfg_attr(feature = "guard-pages", allow(dead_code, reason = "tests of it alone"))]
+    fn unguarded(length: usize) -> Self {
         let bytes = length * size_of::<T>();
         if bytes >= LARGE
             && let Some(mapping) = map(bytes)
@@ -87,6 +101,8 @@ impl<T: Plain> Deref for Memory<T> {
             Self::Mapping(mapping, length) => unsafe { &mapping.align_to().1[..*length] },
             // SAFETY: any bits are a value of the type; the part is aligned, lies within its mapping, and was given to nobody else.
             Self::Part(part) => unsafe { std::slice::from_raw_parts(part.address(), part.length) },
+            #[cfg(any(test, feature = "guard-pages"))]
+            Self::Guarded(values) => values,
             Self::Shared(values) => values,
             Self::Lent(values, length) => &values[..*length],
         }
@@ -102,6 +118,8 @@ impl<T: Plain> DerefMut for Memory<T> {
             Self::Mapping(mapping, length) => unsafe { &mut mapping.align_to_mut().1[..*length] },
             // SAFETY: as above, and this is the only way to it.
             Self::Part(part) => unsafe { std::slice::from_raw_parts_mut(part.address(), part.length) },
+            #[cfg(any(test, feature = "guard-pages"))]
+            Self::Guarded(values) => values,
             Self::Shared(_) => unreachable!("only frozen weights are shared, and nothing writes to these"),
             Self::Lent(values, length) => {
                 &mut Arc::get_mut(values).expect("values that others read were copied")[..*length]
@@ -151,23 +169,39 @@ impl WeightMemory {
 
     /// Room for so many values, all of which the caller is to write: what is there before is anything.
     pub(super) fn room<T: Plain>(&self, length: usize) -> Memory<T> {
+        #[cfg(any(test, feature = "guard-pages"))]
+        return Memory::Guarded(Guarded::zeros(length, ALIGNMENT));
+        #[cfg(not(any(test, feature = "guard-pages")))]
+        self.unguarded_room(length)
+    }
+
+    #[cfg_attr(feature = "guard-pages", allow(dead_code, reason = "tests of it alone"))]
+    fn unguarded_room<T: Plain>(&self, length: usize) -> Memory<T> {
         let bytes = length * size_of::<T>();
         let mapping = self.passing.as_ref().filter(|_| bytes >= LARGE).and_then(|passing| passing.take(bytes));
         match mapping {
             Some(mapping) => Memory::Part(Part { mapping, offset: 0, length, of: PhantomData }),
-            None => self.zeros(length),
+            None => self.unguarded(length),
         }
     }
 
     /// So many zeros for a weight.
     pub(super) fn zeros<T: Plain>(&self, length: usize) -> Memory<T> {
+        #[cfg(any(test, feature = "guard-pages"))]
+        return Memory::Guarded(Guarded::zeros(length, ALIGNMENT));
+        #[cfg(not(any(test, feature = "guard-pages")))]
+        self.unguarded(length)
+    }
+
+    #[cfg_attr(feature = "guard-pages", allow(dead_code, reason = "tests of it alone"))]
+    fn unguarded<T: Plain>(&self, length: usize) -> Memory<T> {
         let bytes = (length * size_of::<T>()).next_multiple_of(ALIGNMENT);
         if bytes >= LARGE_WEIGHT {
-            return Memory::zeros(length);
+            return Memory::unguarded(length);
         }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.as_ref().is_none_or(|open| open.taken + bytes > MAPPING) {
-            let Some(mapping) = map(MAPPING) else { return Memory::zeros(length) };
+            let Some(mapping) = map(MAPPING) else { return Memory::unguarded(length) };
             *open = Some(Open { mapping: Arc::new(mapping.into()), taken: 0 });
         }
         let open = open.as_mut().expect("it was opened");
@@ -225,7 +259,7 @@ mod tests {
         let memory = WeightMemory::default();
         let lengths = [1, 1000, 0, 17, LARGE_WEIGHT / 4 - 16, LARGE_WEIGHT / 4, 300];
         let mut weights: Vec<Memory<f32>> =
-            lengths.iter().chain(&lengths).chain(&lengths).map(|length| memory.zeros(*length)).collect();
+            lengths.iter().chain(&lengths).chain(&lengths).map(|length| memory.unguarded(*length)).collect();
         for (weight, number) in weights.iter_mut().zip(1u8..) {
             assert!(weight.iter().all(|value| *value == 0.0));
             assert_eq!(weight.as_ptr() as usize % ALIGNMENT, 0);
@@ -244,32 +278,32 @@ mod tests {
         let memory = WeightMemory::for_passing_weights();
         let held = || memory.passing.as_ref().map(|passing| passing.0.lock().map_or(0, |held| held.len()));
         let (small, large) = (LARGE / 4, LARGE / 2);
-        let (one, two): (Memory<f32>, Memory<f32>) = (memory.room(small), memory.room(large));
+        let (one, two): (Memory<f32>, Memory<f32>) = (memory.unguarded_room(small), memory.unguarded_room(large));
         assert_ne!(one.as_ptr(), two.as_ptr());
         let places = (one.as_ptr(), two.as_ptr());
         drop((one, two));
-        let one: Memory<f32> = memory.room(small);
-        let two: Memory<f32> = memory.room(small);
+        let one: Memory<f32> = memory.unguarded_room(small);
+        let two: Memory<f32> = memory.unguarded_room(small);
         assert_eq!((one.as_ptr(), two.as_ptr()), places, "the smallest that is large enough first");
         assert_eq!((two.len(), held()), (small, Some(2)));
         drop(one);
-        let three: Memory<f32> = memory.room(2 * large);
+        let three: Memory<f32> = memory.unguarded_room(2 * large);
         assert_eq!(held(), Some(2), "the free one was too small and is gone");
         assert_eq!((three.len(), two.len()), (2 * large, small));
-        assert_eq!(memory.room::<f32>(small - 1).len(), small - 1);
+        assert_eq!(memory.unguarded_room::<f32>(small - 1).len(), small - 1);
         assert_eq!(held(), Some(2), "small ones lie side by side");
     }
 
     #[test]
     fn small_and_large_pieces_are_zeros_to_write() {
         for length in [0, 1, 1000, LARGE / 4 - 1, LARGE / 4, LARGE / 2 + 3] {
-            let mut values = Memory::<f32>::zeros(length);
+            let mut values = Memory::<f32>::unguarded(length);
             assert_eq!(values.len(), length);
             assert!(values.iter().all(|value| *value == 0.0));
             values.iter_mut().zip((0..=u16::MAX).cycle()).for_each(|(value, index)| *value = index.into());
             assert!(values.iter().zip((0..=u16::MAX).cycle()).all(|(value, index)| *value == f32::from(index)));
             assert_eq!(matches!(values, Memory::Mapping(..)), length * 4 >= LARGE);
         }
-        assert_eq!(Memory::<bf16>::zeros(LARGE).len(), LARGE);
+        assert_eq!(Memory::<bf16>::unguarded(LARGE).len(), LARGE);
     }
 }

@@ -1,16 +1,20 @@
 //! Buffers of a thread, made once and used by every call.
 
+#[cfg(not(any(test, feature = "guard-pages")))]
 use std::cell::RefCell;
 
+#[cfg(not(any(test, feature = "guard-pages")))]
 /// As long and as aligned as a cache line.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([f32; 16]);
 
+#[cfg(not(any(test, feature = "guard-pages")))]
 thread_local! {
     static LINES: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
 }
 
+#[cfg(not(any(test, feature = "guard-pages")))]
 /// Runs a function with buffers of so many values each, which hold whatever they hold.
 pub(super) fn with_buffers<const COUNT: usize, R>(
     lengths: [usize; COUNT],
@@ -29,4 +33,18 @@ pub(super) fn with_buffers<const COUNT: usize, R>(
             buffer.as_mut_ptr().cast()
         }))
     })
+}
+
+/// The same with each buffer between guard pages, and full of values that no result may come from: what is read before it is written shows.
+#[cfg(any(test, feature = "guard-pages"))]
+pub(super) fn with_buffers<const COUNT: usize, R>(
+    lengths: [usize; COUNT],
+    run: impl FnOnce([*mut f32; COUNT]) -> R,
+) -> R {
+    let mut buffers = lengths.map(|length| {
+        let mut buffer = super::guarded::Guarded::zeros(length, 64);
+        buffer.fill(f32::NAN);
+        buffer
+    });
+    run(buffers.each_mut().map(|buffer| buffer.as_mut_ptr()))
 }
