@@ -14,6 +14,8 @@ pub mod in_use;
 pub mod key;
 pub mod listing;
 pub mod lock;
+#[cfg(any(test, fuzzing))]
+pub mod properties;
 pub mod record;
 pub mod remote;
 pub mod reuse;

@@ -91,7 +91,7 @@ const CHECK: (&str, &str) = ("{\n  \"check\": \"", "\",\n");
 const DIGITS: usize = 64;
 
 /// The form of a record on disk.
-fn to_bytes(record: &ResultRecord) -> Vec<u8> {
+pub(crate) fn to_bytes(record: &ResultRecord) -> Vec<u8> {
     let json = serde_json::to_string_pretty(record).expect("a record is made of strings and JSON values");
     let fields = json.strip_prefix("{\n").expect("a record has fields");
     format!("{}{}{}{fields}\n", CHECK.0, Digest::of(format!("{fields}\n").as_bytes()), CHECK.1).into_bytes()

@@ -16,6 +16,8 @@ mod matrix;
 mod metal;
 mod nvidia;
 pub mod placement;
+#[cfg(any(test, fuzzing))]
+pub mod properties;
 mod rocm;
 mod survey;
 #[cfg(test)]

@@ -23,6 +23,8 @@ pub mod parameter;
 pub mod pin;
 pub mod plan;
 pub mod preflight;
+#[cfg(any(test, fuzzing))]
+pub mod properties;
 pub mod protocol;
 pub mod publish;
 pub mod remote;

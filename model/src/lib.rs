@@ -55,6 +55,8 @@ pub mod merge;
 pub mod ops;
 pub mod parameter;
 pub mod peft;
+#[cfg(any(test, fuzzing))]
+pub mod properties;
 pub mod random;
 pub mod rope;
 pub mod sampling;

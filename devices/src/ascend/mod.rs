@@ -1,7 +1,7 @@
 //! Ascend NPUs, by `npu-smi` and `/dev/davinci*`.
 
-mod info;
-mod topo;
+pub(crate) mod info;
+pub(crate) mod topo;
 
 use std::collections::BTreeSet;
 

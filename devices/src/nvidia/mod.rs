@@ -5,8 +5,8 @@
 //! [`DeviceKind::environment`](crate::DeviceKind::environment).
 
 mod nvml;
-mod smi;
-mod topo;
+pub(crate) mod smi;
+pub(crate) mod topo;
 
 use std::path::Path;
 

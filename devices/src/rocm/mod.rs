@@ -1,7 +1,7 @@
 //! AMD GPUs, by `amd-smi`, else by `rocm-smi`.
 
-mod amd_smi;
-mod rocm_smi;
+pub(crate) mod amd_smi;
+pub(crate) mod rocm_smi;
 
 use std::path::{Path, PathBuf};
 
