@@ -3,7 +3,7 @@
 use std::fmt::{self, Write as _};
 
 use minijinja::value::{Rest, Tuple, ValueKind, ValueOrKwargs};
-use minijinja::{AutoEscape, Environment, Error, Output, State, Value};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
 
 use super::measure::{ENTRY, entries, measure, settled, text_size};
 use super::meter;
@@ -35,6 +35,8 @@ pub(super) const EACH: &str = "=each";
 pub(super) const UNPACK: &str = "=unpack";
 /// Of keys and values that become an object, and of objects that become arguments.
 pub(super) const KEYS: &str = "=keys";
+/// Of what a loop is asked to remember: `loop.changed(…)`.
+pub(super) const REMEMBER: &str = "=remember";
 /// Of lists whose entries become arguments.
 pub(super) const SPLAT: &str = "=splat";
 
@@ -71,6 +73,7 @@ pub(super) fn install(environment: &mut Environment<'_>) {
         meter::made(value.as_str().map_or(0, |text| text.len() as u64))
     });
     several(environment, KEYS, |values| values.iter().try_for_each(look));
+    several(environment, REMEMBER, remember);
 }
 
 /// A check of several values, which gives them back in reverse: taking a list apart turns them round.
@@ -129,6 +132,17 @@ fn repeat(values: &[Value]) -> Result<(), Error> {
     let times = left.as_usize().or(right.as_usize()).unwrap_or(1) as u64;
     let size = copied(left)?.max(copied(right)?);
     meter::made(size.saturating_mul(times))
+}
+
+/// The loop is the first of the values; that it remembers itself would never be freed.
+fn remember(values: &[Value]) -> Result<(), Error> {
+    for value in values.iter().skip(1) {
+        look(value)?;
+        if value.as_object().is_some() && measure(value)?.has_loop {
+            return Err(Error::new(ErrorKind::InvalidOperation, "a loop cannot be told that a loop has changed"));
+        }
+    }
+    Ok(())
 }
 
 fn item(values: &[Value]) -> Result<(), Error> {

@@ -33,7 +33,7 @@ fn texts(environment: &mut Environment<'_>) {
     filter(environment, "title", cased, filters::title);
     filter(environment, "capitalize", cased, filters::capitalize);
     filter(environment, "replace", replaced, filters::replace);
-    filter(environment, "trim", text, filters::trim);
+    filter(environment, "trim", trimmed, filters::trim);
     filter(environment, "string", text, filters::string);
     filter(environment, "split", split, filters::split);
     filter(environment, "lines", lines, filters::lines);
@@ -201,6 +201,15 @@ fn escaped(values: &[Value]) -> Result<(), Error> {
     meter::made(texts_of(values)?.saturating_mul(6))
 }
 
+/// Each letter is looked for among those to be taken off.
+pub(super) fn trimmed(values: &[Value]) -> Result<(), Error> {
+    let Some(value) = values.first() else { return Ok(()) };
+    let bytes = text_size(value)?;
+    let letters = values.get(1).map_or(Ok(0), text_size)?;
+    meter::looked_at(bytes.saturating_mul(letters))?;
+    meter::made(bytes.saturating_add(letters.saturating_mul(4)))
+}
+
 /// A letter may become three in the other case.
 pub(super) fn cased(values: &[Value]) -> Result<(), Error> {
     let bytes = texts_of(values)?;
@@ -326,10 +335,16 @@ pub(crate) fn priced_as_json(values: &[Value]) -> Result<(), Error> {
     meter::made(spaces.saturating_add(size.printed()))
 }
 
-/// A list of what is walked, or several.
+/// A list of what is walked, or several. Filters can be chained, each a level deeper: so what they are given is measured.
 fn list(values: &[Value]) -> Result<(), Error> {
-    let entries = values.iter().fold(0u64, |sum, value| sum.saturating_add(entries(value)));
-    meter::made(entries.saturating_mul(2 * ENTRY))
+    let mut sum = 0u64;
+    for value in values {
+        if value.as_object().is_some() {
+            measure(value)?;
+        }
+        sum = sum.saturating_add(entries(value));
+    }
+    meter::made(sum.saturating_mul(2 * ENTRY))
 }
 
 fn walked(values: &[Value]) -> Result<(), Error> {

@@ -184,9 +184,12 @@ impl<'p, 's> Writer<'p, 's> {
             Instruction::PushLoop(_) | Instruction::FastRecurse => self.check(at, checks::EACH),
             // What is called may be a loop, which walks what it is given.
             Instruction::CallFunction(_, Some(1)) => self.check(at, checks::LOOK),
-            // Compares what it is given with what it was given before.
+            // Compares what it is given with what it was given before, and keeps it.
+            Instruction::CallMethod("changed", None) => {
+                return Err(refused("`loop.changed` takes no arguments that are unpacked"));
+            }
             Instruction::CallMethod("changed", Some(count)) if *count > 0 => {
-                self.check_several(at, checks::KEYS, usize::from(*count))?;
+                self.check_several(at, checks::REMEMBER, usize::from(*count))?;
             }
             Instruction::UnpackList(_) => self.check(at, checks::UNPACK),
             Instruction::UnpackLists(count) => {

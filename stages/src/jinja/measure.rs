@@ -30,6 +30,8 @@ pub(super) struct Size {
     pub depth: usize,
     /// The number of the newest namespace in it, 0 where there is none.
     pub newest_space: u64,
+    /// Whether a loop's own variable is in it, which remembers what it walks.
+    pub has_loop: bool,
 }
 
 impl Size {
@@ -48,6 +50,7 @@ impl Size {
         self.values = self.values.saturating_add(part.values);
         self.depth = self.depth.max(part.depth + 1);
         self.newest_space = self.newest_space.max(part.newest_space);
+        self.has_loop |= part.has_loop;
     }
 }
 
@@ -67,6 +70,9 @@ fn measure_at(value: &Value, depth: usize) -> Result<Size, Error> {
     }
     if let Some(size) = object.downcast_ref::<Settled>().and_then(|settled| settled.size.get().copied()) {
         return if depth + size.depth > DEEPEST { Err(meter::meet(Limit::Depth)) } else { Ok(size) };
+    }
+    if object.type_name().ends_with("::Loop") {
+        return Ok(Size { values: 1, depth: 1, has_loop: true, ..Size::default() });
     }
     let mut size = Size { values: 1, ..Size::default() };
     match object.repr() {

@@ -4,7 +4,7 @@ use minijinja::{Error, State, Value};
 use minijinja_contrib::pycompat;
 
 use super::checks::look;
-use super::filters::{CALL, cased, formatted, lines, listed_text, materialized, replaced, split};
+use super::filters::{CALL, cased, formatted, lines, listed_text, materialized, replaced, split, trimmed};
 use super::measure::{ENTRY, entries, settled};
 use super::meter;
 
@@ -32,12 +32,7 @@ fn charge(value: &Value, method: &str, values: &[Value]) -> Result<(), Error> {
         "split" => split(&whole),
         "splitlines" => lines(&whole),
         "format" => formatted(&whole),
-        "strip" | "lstrip" | "rstrip" => {
-            // Each letter is looked for among those to be taken off.
-            let letters = values.first().and_then(Value::as_str).map_or(0, str::len) as u64;
-            meter::looked_at((text.len() as u64).saturating_mul(letters))?;
-            meter::made(text.len() as u64)
-        }
+        "strip" | "lstrip" | "rstrip" => trimmed(&whole),
         "join" => {
             let Some(list) = values.first() else { return Ok(()) };
             let between = entries(list).saturating_mul(text.len() as u64);

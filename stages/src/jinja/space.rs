@@ -40,9 +40,16 @@ impl Space {
 
     fn set(&self, name: &str, value: Value) -> Result<(), Error> {
         meter::made(name.len() as u64 + 64)?;
-        if value.as_object().is_some() && measure(&value)?.newest_space >= self.number {
-            let problem = "a namespace can hold no namespace that is made after it, nor itself";
-            return Err(Error::new(ErrorKind::InvalidOperation, problem));
+        if value.as_object().is_some() {
+            let size = measure(&value)?;
+            let refused = |problem: &'static str| Err(Error::new(ErrorKind::InvalidOperation, problem));
+            if size.newest_space >= self.number {
+                return refused("a namespace can hold no namespace that is made after it, nor itself");
+            }
+            // A loop remembers what it walks, which may be this.
+            if size.has_loop {
+                return refused("a namespace can hold what a loop gives, such as `loop.index`, and not `loop` itself");
+            }
         }
         let value = kept(value)?;
         let replaced = self.values().insert(name.into(), value);

@@ -118,6 +118,8 @@ fn what_looks_through_too_much_takes_too_many_steps() {
         "{% for a in range(100000) %}{% if 'x' not in long %}{% endif %}{% endfor %}",
         "{% for a in range(100000) %}{% if long is lower %}{% endif %}{% endfor %}",
         "{% for a in range(100000) %}{% for c in long %}{% break %}{% endfor %}{% endfor %}",
+        "{{ long.strip('b' * 100000 ~ 'l') }}",
+        "{{ long|trim('b' * 100000 ~ 'l') }}",
         "{% for a in range(100000) %}{% if loop.changed(long) %}{% endif %}{% endfor %}",
         "{% for a in range(100000) %}{% if long.count('x') %}{% endif %}{% endfor %}",
         "{% for a in range(100000) %}{% if long.find('x') %}{% endif %}{% endfor %}",
@@ -157,6 +159,8 @@ fn nothing_is_nested_deeper_than_it_can_be_dropped() {
             "{source}: {problem}"
         );
     }
+    let chain: &'static str = Box::leak(("{{ words".to_owned() + &"|batch(1)".repeat(700) + " }}").into_boxed_str());
+    assert!(met(chain).contains("nested deeper than 200"));
     // Wrapped a hundred thousand times, and no deeper than one list.
     for source in [
         "{% set n = namespace(x=[1, 2]) %}{% for i in range(100000) %}{% set n.x = n.x[0:] %}{% endfor %}{{ n.x }}",
@@ -179,6 +183,14 @@ fn a_namespace_holds_only_what_is_older() {
     ] {
         assert!(met(source).contains("no namespace that is made after it, nor itself"), "{source}");
     }
+    for source in [
+        "{% set n = namespace() %}{% for x in [n] %}{% set n.l = [loop] %}{% endfor %}",
+        "{% for x in words %}{{ loop.changed([loop]) }}{% endfor %}",
+    ] {
+        assert!(met(source).contains("loop"), "{source}");
+    }
+    let outer = "{% for x in words %}{% set outer = loop %}{% for y in 'ab' %}{{ outer.index }}{{ loop.changed(x) }}{% endfor %}{% endfor %}";
+    assert_eq!(rendered(outer).unwrap(), "1True1False2True2False3True3False");
     let held = "{% set n = namespace(x=1) %}{% set m = namespace(n=n) %}{% set n.x = 2 %}{{ m.n.x }}{{ m }}";
     assert_eq!(rendered(held).unwrap(), "2{'n': {'x': 2}}");
     // Each in a list that was measured when the namespace in it was empty.
