@@ -150,6 +150,16 @@ pub enum ConfigError {
         /// The value.
         found: Value,
     },
+    /// A size is beyond any model's.
+    #[error("`{key}` of the configuration is {value}, and no model has more than {most}")]
+    TooLarge {
+        /// Its key.
+        key: String,
+        /// Its value.
+        value: usize,
+        /// The most that is taken.
+        most: usize,
+    },
     /// The model is of a family that we do not know.
     #[error("models of type `{found}` are not supported; those that are: {}", supported.join(", "))]
     Family {
@@ -322,6 +332,24 @@ mod tests {
         assert!(rope.contains("rope_type: axial") && rope.contains("llama3"), "{rope}");
         let activation = Config::from_json(&format!("{{{}}}", LLAMA.replace("silu", "relu"))).unwrap_err().to_string();
         assert!(activation.contains("hidden_act: relu"), "{activation}");
+    }
+
+    #[test]
+    fn sizes_beyond_any_model_are_refused_at_once() {
+        let begin = std::time::Instant::now();
+        for key in ["vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"] {
+            for value in ["9223372036854775808", "18446744073709551615", "1000000000", "-1", "1e30", "0"] {
+                let more = format!(r#", "{key}": {value}"#);
+                let error = read(&more).expect_err(&more).to_string();
+                assert!(error.contains(key), "{more}: {error}");
+            }
+        }
+        for key in ["num_key_value_heads", "head_dim", "max_position_embeddings"] {
+            let error = read(&format!(r#", "{key}": 9223372036854775808"#)).unwrap_err();
+            assert!(matches!(&error, ConfigError::TooLarge { key: named, .. } if named == key), "{error}");
+        }
+        assert!(read(r#", "head_dim": 4096, "num_hidden_layers": 4096, "max_position_embeddings": 10485760"#).is_ok());
+        assert!(begin.elapsed() < std::time::Duration::from_secs(1));
     }
 
     #[test]

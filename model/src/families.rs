@@ -3,6 +3,7 @@
 //! A key counts for a family as it does in transformers. One that would change the result there and is not computed here is
 //! refused by name; one that transformers does not read for the family is not read here either.
 
+use std::io::Read as _;
 use std::path::Path;
 
 use serde_json::Value;
@@ -32,7 +33,7 @@ impl Config {
     /// Fails if it cannot be read or describes a model that we do not compute.
     pub fn read(folder: &Path) -> Result<Self, ConfigError> {
         let path = folder.join("config.json");
-        match std::fs::read_to_string(&path) {
+        match read_bounded(&path) {
             Ok(text) => Self::from_json(&text),
             Err(source) => Err(ConfigError::Read { path, source }),
         }
@@ -48,6 +49,18 @@ impl Config {
         let config = config(&Fields(object))?;
         config.check()?;
         Ok(config)
+    }
+}
+
+/// The largest `config.json`: published ones have some kilobytes.
+const LARGEST_FILE: u64 = 16 << 20;
+
+fn read_bounded(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    let read = std::fs::File::open(path)?.take(LARGEST_FILE + 1).read_to_string(&mut text)?;
+    match read as u64 > LARGEST_FILE {
+        true => Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, "it is larger than 16 MiB")),
+        false => Ok(text),
     }
 }
 

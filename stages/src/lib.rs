@@ -17,6 +17,7 @@ pub mod evaluate;
 pub mod generate;
 pub mod hub;
 pub mod inference;
+mod jinja;
 pub mod kernels;
 pub mod merge;
 pub mod new_model;

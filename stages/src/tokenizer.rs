@@ -4,8 +4,11 @@
 
 mod bulk;
 mod hard_texts;
+mod limits;
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -99,10 +102,12 @@ impl Tokenizer {
     /// As for [`Tokenizer::open`].
     pub fn from_folder(folder: &Path) -> Result<Self, TokenizerError> {
         let path = folder.join("tokenizer.json");
-        let bytes = std::fs::read(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(bytes)
-            .map_err(|source| TokenizerError::Form { path: path.clone(), source })?;
+        let form = |source| TokenizerError::Form { path: path.clone(), source };
+        let bytes = read_bounded(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
+        limits::check(&bytes).map_err(|problem| form(problem.into()))?;
+        let mut inner = unpanicked(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(form)?;
         // Both are left behind in some published files; lengths are the pipeline's affair.
+        probe(&inner).map_err(form)?;
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|source| TokenizerError::Form { path: path.clone(), source })?;
         let mut config = read_object(&folder.join("special_tokens_map.json"))?;
@@ -134,7 +139,7 @@ impl Tokenizer {
         if let Some(ids) = self.bulk.as_ref().and_then(|bulk| bulk.encode(text)) {
             return Ok(ids);
         }
-        let encoding = self.inner.encode_fast(text, false).map_err(TokenizerError::Coding)?;
+        let encoding = unpanicked(|| self.inner.encode_fast(text, false)).map_err(TokenizerError::Coding)?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -212,7 +217,7 @@ impl Tokenizer {
             pieces.tokenize(|piece| self.inner.get_model().tokenize(piece.get()))?;
             Ok(pieces.into_encoding(None, 0, OffsetType::Byte)?.get_ids().to_vec())
         };
-        encode().map_err(TokenizerError::Coding)
+        unpanicked(encode).map_err(TokenizerError::Coding)
     }
 
     /// The text of ids, special tokens left out.
@@ -220,7 +225,7 @@ impl Tokenizer {
     /// # Errors
     /// Fails where the decoder does.
     pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
-        self.inner.decode(ids, true).map_err(TokenizerError::Coding)
+        unpanicked(|| self.inner.decode(ids, true)).map_err(TokenizerError::Coding)
     }
 
     /// The text of ids, special tokens written out.
@@ -228,7 +233,7 @@ impl Tokenizer {
     /// # Errors
     /// Fails where the decoder does.
     pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, TokenizerError> {
-        self.inner.decode(ids, false).map_err(TokenizerError::Coding)
+        unpanicked(|| self.inner.decode(ids, false)).map_err(TokenizerError::Coding)
     }
 
     /// How many ids there are, added tokens among them.
@@ -294,8 +299,31 @@ impl Tokenizer {
     }
 }
 
+/// What the `tokenizers` crate answers, a panic over a file that it should have refused included. What is known of such files is
+/// refused before ([`limits`]).
+fn unpanicked<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err("the `tokenizers` crate panics over it".into()))
+}
+
+/// Encodes some texts of all kinds: a file over which the crate panics is refused when it is opened, and not by the millionth row.
+fn probe(tokenizer: &tokenizers::Tokenizer) -> tokenizers::Result<()> {
+    for text in ["", " ", "a", "aa\n\n  b\t", "Hello, world! 123", "é漢字 🙂 ﷺ\u{200d}"] {
+        // That a vocabulary cannot write a text is no fault of the file.
+        let encode = || Ok(tokenizer.encode_fast(text, false).map(|_| ()).ok());
+        unpanicked(encode)?;
+    }
+    Ok(())
+}
+
+/// The bytes of a file, up to one more than a tokenizer's may have.
+fn read_bounded(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(limits::LARGEST_FILE + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 fn read_object(path: &Path) -> Result<Map<String, Value>, TokenizerError> {
-    let bytes = match std::fs::read(path) {
+    let bytes = match read_bounded(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Map::new()),
         Err(source) => return Err(TokenizerError::Read { path: path.to_owned(), source }),
@@ -431,6 +459,27 @@ mod tests {
         let ids = tokenizer.encode_marked(&marked).unwrap();
         assert!(!ids.contains(&1), "{ids:?}");
         assert_eq!(tokenizer.decode(&ids).unwrap().replace(' ', ""), "rain</s>");
+    }
+
+    #[test]
+    fn hostile_files_are_refused_and_nothing_panics() {
+        let golden: Value =
+            serde_json::from_slice(&std::fs::read(golden("bytelevel/tokenizer.json")).unwrap()).unwrap();
+        let replace = |pattern: &str, content: String| json!({"type": "Replace", "pattern": {"String": pattern}, "content": content});
+        for normalizer in [
+            json!({"type": "Sequence", "normalizers": vec![replace("a", "a".repeat(1000)); 5]}),
+            replace("", "b".to_owned()),
+            json!({"type": "Precompiled", "precompiled_charsmap": "BAAAAP////8AAAAA"}),
+        ] {
+            let mut json = golden.clone();
+            json["normalizer"] = normalizer;
+            let folder = tempfile::tempdir().unwrap();
+            std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
+            let begin = std::time::Instant::now();
+            let refused = Tokenizer::from_folder(folder.path()).err().map(StageError::from);
+            assert_eq!(refused.map(|error| error.cause), Some(Cause::BadData), "{}", json["normalizer"]);
+            assert!(begin.elapsed() < std::time::Duration::from_secs(1));
+        }
     }
 
     #[test]

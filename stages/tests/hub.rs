@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use engine::error::StageError;
 use stages::hub::{Hub, HubError, Progress, Repository, RepositoryKind, Retry, Snapshot, Token};
-use support::{COMMIT, Fault, FaultyHub, content};
+use support::{COMMIT, Endless, Fault, FaultyHub, content};
 
 const WEIGHTS: &str = "model.safetensors";
 
@@ -352,6 +352,40 @@ fn the_token_goes_to_the_hub_and_nowhere_else() {
     let redirected = store.requests();
     assert_eq!(redirected.len(), 1);
     assert_eq!(redirected[0].authorization, None);
+}
+
+#[test]
+fn answers_without_an_end_are_refused() {
+    for (endless, problem) in [
+        (Endless::Blanks, "an answer of more than 16 MiB"),
+        (Endless::Circle, "lead back to one that was there"),
+        (Endless::Pages, "it lists more than 200000 files"),
+    ] {
+        let server = FaultyHub::serve(&[]);
+        server.never_end(endless);
+        let begin = std::time::Instant::now();
+        let error = client(&server).list_files(&snapshot()).unwrap_err();
+        assert!(matches!(error, HubError::BadAnswer { .. }) && error.to_string().contains(problem), "{error}");
+        assert!(begin.elapsed() < Duration::from_secs(10), "{endless:?}: {:?}", begin.elapsed());
+    }
+    let server = FaultyHub::serve(&[]);
+    server.never_end(Endless::Headers);
+    let begin = std::time::Instant::now();
+    assert!(client(&server).resolve_revision(&repository(), "main").is_err());
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn no_more_is_waited_for_than_is_listed() {
+    let weights = content(100_000);
+    let server = FaultyHub::serve(&[(WEIGHTS, &weights)]);
+    server.fail(WEIGHTS, &[Fault::Overstated]);
+    let folder = tempfile::tempdir().unwrap();
+    let begin = std::time::Instant::now();
+    let fetched = fetch(&client(&server), folder.path()).unwrap();
+    assert_eq!(fs::read(fetched.join(WEIGHTS)).unwrap(), weights);
+    assert_eq!(server.requests_for(WEIGHTS).len(), 1);
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
 }
 
 #[test]

@@ -71,6 +71,16 @@ pub enum CheckpointError {
         /// Bytes on disk.
         found: u64,
     },
+    /// The header is larger than any checkpoint's.
+    #[error("`{}` has {what} in its header, and {most} are the most that is read", path.display())]
+    HeaderTooLarge {
+        /// The file.
+        path: PathBuf,
+        /// What there is too much of: `300000 tensors`.
+        what: String,
+        /// The most that is read.
+        most: u64,
+    },
     /// The header cannot be understood.
     #[error("`{}` is not a safetensors file", path.display())]
     BadHeader {

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::Read as _;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -20,6 +21,14 @@ use crate::cpu::{InstructionSet, widen_bf16};
 
 /// Values that one thread reads; more of them are cut over threads.
 const PIECE_VALUES: usize = 1 << 16;
+
+/// The largest header of a file, in bytes, and the most tensors in it. The checkpoints with the most tensors have some 90 000 of them,
+/// in all of their shards together.
+const LARGEST_HEADER: u64 = 64 << 20;
+const MOST_TENSORS: u64 = 200_000;
+
+/// The largest index: it has a line for each tensor.
+const LARGEST_INDEX: u64 = 64 << 20;
 
 /// Bytes that are read at a time: they stay in the nearest cache until they are widened.
 const READ_BYTES: usize = 32 << 10;
@@ -103,8 +112,14 @@ impl Checkpoint {
     }
 
     fn open_index(folder: &Path, index_path: &Path) -> Result<Self, CheckpointError> {
-        let text = std::fs::read(index_path)
+        let mut text = Vec::new();
+        File::open(index_path)
+            .and_then(|file| file.take(LARGEST_INDEX + 1).read_to_end(&mut text))
             .map_err(|source| CheckpointError::Io { path: index_path.to_path_buf(), source })?;
+        if text.len() as u64 > LARGEST_INDEX {
+            let what = format!("more than {LARGEST_INDEX} bytes");
+            return Err(CheckpointError::HeaderTooLarge { path: index_path.to_path_buf(), what, most: LARGEST_INDEX });
+        }
         let index: Index = serde_json::from_slice(&text)
             .map_err(|source| CheckpointError::BadIndex { path: index_path.to_path_buf(), source })?;
         let mut by_shard: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -143,6 +158,7 @@ impl Checkpoint {
         // SAFETY: the map is read-only and private to us. As for every user of a map, the file must not be cut
         // while it is read; artefacts are written under a temporary name and never changed in place.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        check_header(path, &map)?;
         let (header_bytes, metadata) = match SafeTensors::read_metadata(&map) {
             Ok(read) => read,
             Err(source) => return Err(header_error(path, &map, source)),
@@ -351,6 +367,22 @@ impl Checkpoint {
     }
 }
 
+/// Refuses a header that takes long to read before it is read.
+fn check_header(path: &Path, file: &[u8]) -> Result<(), CheckpointError> {
+    let too_large =
+        |what: String, most: u64| Err(CheckpointError::HeaderTooLarge { path: path.to_path_buf(), what, most });
+    let Some(length) = file.first_chunk::<8>().map(|length| u64::from_le_bytes(*length)) else { return Ok(()) };
+    // A length that the file does not have is told as that.
+    let header = usize::try_from(length).ok().and_then(|length| file.get(8..)?.get(..length));
+    let Some(header) = header else { return Ok(()) };
+    if length > LARGEST_HEADER {
+        return too_large(format!("{length} bytes"), LARGEST_HEADER);
+    }
+    // Each tensor is an object within that of the header.
+    let tensors = (header.iter().filter(|byte| **byte == b'{').count() as u64).saturating_sub(1);
+    if tensors > MOST_TENSORS { too_large(format!("{tensors} tensors"), MOST_TENSORS) } else { Ok(()) }
+}
+
 /// Tells a cut-off file, the most common damage, from a file that is something else.
 fn header_error(path: &Path, file: &[u8], source: SafeTensorError) -> CheckpointError {
     let path = path.to_path_buf();
@@ -526,6 +558,33 @@ mod tests {
         }
         std::fs::write(&path, b"not a safetensors file at all").unwrap();
         assert!(matches!(Checkpoint::open(folder.path()), Err(CheckpointError::BadHeader { .. })));
+    }
+
+    #[test]
+    fn a_header_of_more_tensors_than_any_checkpoint_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(SINGLE_FILE);
+        let write = |count: usize| {
+            let tensors: Vec<String> = (0..count)
+                .map(|at| format!(r#""model.layers.{at}.weight":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#))
+                .collect();
+            let header = format!("{{{}}}", tensors.join(","));
+            let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+            std::fs::write(&path, file).unwrap();
+        };
+        write(300_000);
+        let begin = std::time::Instant::now();
+        let error = Checkpoint::open(folder.path()).err().unwrap().to_string();
+        assert!(error.contains("300000 tensors in its header"), "{error}");
+        assert!(begin.elapsed() < std::time::Duration::from_secs(1));
+        // As many as the largest checkpoints have are read.
+        write(90_000);
+        let begin = std::time::Instant::now();
+        assert_eq!(Checkpoint::open(folder.path()).unwrap().names().count(), 90_000);
+        assert!(begin.elapsed() < std::time::Duration::from_secs(3), "{:?}", begin.elapsed());
+        // A length that nothing has is no memory taken.
+        std::fs::write(&path, [&u64::MAX.to_le_bytes()[..], b"{}"].concat()).unwrap();
+        assert!(Checkpoint::open(folder.path()).is_err());
     }
 
     #[test]

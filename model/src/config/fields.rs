@@ -4,6 +4,21 @@ use serde_json::{Map, Value};
 
 use super::ConfigError;
 
+/// What no model comes near: the largest that are published have 126 layers, a width of 16 384 and a vocabulary of 262 144. Within
+/// these, products of sizes fit 64 bits, and what has an entry per layer fits memory.
+const LARGEST: [(&str, usize); 7] = [
+    ("vocab_size", 1 << 24),
+    ("hidden_size", 1 << 18),
+    ("intermediate_size", 1 << 20),
+    ("num_hidden_layers", 1 << 12),
+    ("num_attention_heads", 1 << 12),
+    ("num_key_value_heads", 1 << 12),
+    ("head_dim", 1 << 12),
+];
+
+/// What no other size comes near, such as a number of positions.
+const LARGEST_OF_ALL: usize = 1 << 32;
+
 /// An object of a `config.json`.
 pub(crate) struct Fields<'a>(pub(crate) &'a Map<String, Value>);
 
@@ -30,7 +45,12 @@ impl<'a> Fields<'a> {
     }
 
     pub(crate) fn optional_size(&self, key: &str) -> Result<Option<usize>, ConfigError> {
-        self.read(key, "a whole number", |value| usize::try_from(value.as_u64()?).ok())
+        let size = self.read(key, "a whole number", |value| usize::try_from(value.as_u64()?).ok())?;
+        let most = LARGEST.iter().find(|(name, _)| *name == key).map_or(LARGEST_OF_ALL, |(_, most)| *most);
+        match size {
+            Some(value) if value > most => Err(ConfigError::TooLarge { key: key.to_owned(), value, most }),
+            size => Ok(size),
+        }
     }
 
     pub(crate) fn size(&self, key: &str) -> Result<usize, ConfigError> {

@@ -1,6 +1,5 @@
 //! `filter` and `map`: minijinja expressions and templates over the columns of a row.
 
-use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -10,7 +9,7 @@ use engine::parameter::{KeyWriter, Parameter, Reader};
 use engine::suggest;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
-use minijinja::{Environment, ErrorKind, Expression, Template, UndefinedBehavior, Value};
+use minijinja::{Environment, UndefinedBehavior, Value};
 use serde_json::json;
 
 use super::DatasetParams;
@@ -18,12 +17,7 @@ use super::comparison::names_beside_numbers;
 use super::flaw::{Flaw, Reason};
 use super::lookup::{Fields, Lookup, ROW};
 use super::read::Wanted;
-
-/// Steps that working out one expression on one row may take.
-const FUEL: u64 = 10_000_000;
-
-/// The longest text that `map` may make, in bytes: memory should not be what ends a text that grows in a loop.
-const LONGEST_TEXT: usize = 256 << 20;
+use crate::jinja::{self, Form, Program};
 
 /// What `filter:` says: an expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +30,7 @@ pub struct NewColumn(String);
 impl Parameter for Condition {
     fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
         let text = text_of(node, reader)?;
-        match environment().compile_expression(text) {
+        match Program::compile(text, &Form::Expression) {
             Ok(_) => Some(Self(text.to_owned())),
             Err(error) => {
                 let expected = "an expression such as `lang == \'en\' and text|length > 10`";
@@ -58,7 +52,7 @@ impl Parameter for Condition {
 impl Parameter for NewColumn {
     fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
         let text = text_of(node, reader)?;
-        match Code::compile(&environment(), text) {
+        match Code::compile(text) {
             Ok(_) => Some(Self(text.to_owned())),
             Err(error) => {
                 reader.bad_value(node, what(&error), "a text such as `{{ title }}: {{ body }}`");
@@ -86,76 +80,53 @@ fn text_of<'a>(node: &'a Node, reader: &mut Reader) -> Option<&'a str> {
 
 /// What went wrong, without the place inside the expression that has no name.
 fn what(error: &minijinja::Error) -> String {
-    match error.kind() {
-        ErrorKind::OutOfFuel => format!("takes more than {FUEL} steps"),
-        ErrorKind::WriteFailure => format!("makes a text of more than {} MiB", LONGEST_TEXT >> 20),
-        kind => error.detail().map_or_else(|| kind.to_string(), str::to_owned),
-    }
+    error.detail().map_or_else(|| error.kind().to_string(), str::to_owned)
+}
+
+fn syntax() -> SyntaxConfig {
+    SyntaxConfig::builder().keep_trailing_newline(true).build().expect("the syntax is the usual one")
 }
 
 /// Where expressions are worked out: strict about what is not there, and with Python's methods on texts and lists.
 pub(super) fn environment<'a>() -> Environment<'a> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
-    let syntax = SyntaxConfig::builder().keep_trailing_newline(true).build();
-    environment.set_syntax(syntax.expect("the syntax is the usual one"));
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.set_fuel(Some(FUEL));
+    environment.set_syntax(syntax());
+    jinja::bound(&mut environment);
     environment
 }
 
 /// An expression alone, or a text around some.
-enum Code<'a> {
-    /// Its value keeps its type where that is a list, an object or null.
-    Expression(Expression<'a, 'a>),
-    /// Its value is text.
-    Template(Template<'a, 'a>),
+struct Code<'a> {
+    /// That of an expression keeps its type where it is a list, an object or null; that of a template is text.
+    form: Form,
+    source: &'a str,
+    program: Program<'a>,
 }
 
 impl<'a> Code<'a> {
-    fn compile(environment: &'a Environment<'a>, text: &'a str) -> Result<Self, minijinja::Error> {
+    fn expression(source: &'a str) -> Result<Self, minijinja::Error> {
+        let form = Form::Expression;
+        Ok(Self { program: Program::compile(source, &form)?, form, source })
+    }
+
+    fn compile(text: &'a str) -> Result<Self, minijinja::Error> {
         let inside = text.trim().strip_prefix("{{").and_then(|rest| rest.strip_suffix("}}"));
-        match inside.map(|inside| environment.compile_expression(inside)) {
-            Some(Ok(expression)) => Ok(Self::Expression(expression)),
-            Some(Err(_)) | None => environment.template_from_str(text).map(Self::Template),
+        if let Some(Ok(code)) = inside.map(Self::expression) {
+            return Ok(code);
         }
+        let form = Form::Template(syntax());
+        Ok(Self { program: Program::compile(text, &form)?, form, source: text })
     }
 
     /// What it looks for in the row as a whole, `row.name`.
-    fn looked_for(&self) -> Vec<String> {
-        let paths = match self {
-            Self::Expression(expression) => expression.undeclared_variables(true),
-            Self::Template(template) => template.undeclared_variables(true),
-        };
+    fn looked_for(&self, environment: &'a Environment<'a>) -> Vec<String> {
         let name = |path: &String| Some(path.strip_prefix(ROW)?.strip_prefix('.')?.split('.').next()?.to_owned());
-        let mut names: Vec<String> = paths.iter().filter_map(name).collect();
+        let mut names: Vec<String> =
+            Program::names(self.source, &self.form, environment).iter().filter_map(name).collect();
         names.sort();
         names
     }
-}
-
-/// Holds a text up to [`LONGEST_TEXT`].
-#[derive(Default)]
-struct Bounded(Vec<u8>);
-
-impl io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > LONGEST_TEXT {
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-fn render(template: &Template<'_, '_>, context: Value) -> Result<Value, minijinja::Error> {
-    let mut text = Bounded::default();
-    template.render_captured_to(context, &mut text)?;
-    Ok(Value::from(String::from_utf8(text.0).expect("a template of texts gives text")))
 }
 
 /// A compiled expression.
@@ -177,12 +148,30 @@ impl Compiled<'_> {
         self.text.split(|letter| !is_letter(letter)).any(|word| word == name)
     }
 
-    fn value(&self, fields: &Arc<Fields>) -> Result<Value, Flaw> {
+    /// Whether it holds for a row.
+    fn holds(&self, fields: &Arc<Fields>) -> Result<bool, Flaw> {
+        let holds = self.worked_out(fields, |value| Ok(serde_json::Value::Bool(value.is_true())))?;
+        Ok(holds == serde_json::Value::Bool(true))
+    }
+
+    /// What it makes of a row, as a column holds it.
+    fn column(&self, fields: &Arc<Fields>) -> Result<serde_json::Value, Flaw> {
+        self.worked_out(fields, |value| as_json(&value))
+    }
+
+    /// What is made of its value. `finish` is within the limits too.
+    fn worked_out<T: From<String>>(
+        &self,
+        fields: &Arc<Fields>,
+        finish: impl FnOnce(Value) -> Result<T, minijinja::Error>,
+    ) -> Result<T, Flaw> {
         let lookup = Lookup::new(Arc::clone(fields));
-        let context = Value::from_dyn_object(Arc::clone(&lookup));
-        let value = match &self.code {
-            Code::Expression(expression) => expression.eval(context),
-            Code::Template(template) => render(template, context),
+        let context = || Value::from_dyn_object(Arc::clone(&lookup));
+        let result = match &self.code.form {
+            Form::Expression => self.code.program.value(self.environment, context, |value| {
+                if value.is_undefined() { Ok(None) } else { finish(value).map(Some) }
+            }),
+            Form::Template(_) => self.code.program.render(self.environment, context).map(|text| Some(T::from(text))),
         };
         // A comparison with nothing is no error of the language, and a slip of the pen in a name would filter out all rows.
         let is_global = |name: &String| self.environment.globals().any(|(global, _)| global == name);
@@ -194,8 +183,7 @@ impl Compiled<'_> {
                 format!("compares `{name}`, which is text, with a number; say `{name}|int` or `{name}|float`");
             return Err(self.flaw(&problem));
         }
-        let value = value.map_err(|error| self.flaw(&what(&error)))?;
-        if value.is_undefined() { Err(self.flaw("gives nothing")) } else { Ok(value) }
+        result.map_err(|error| self.flaw(&what(&error)))?.ok_or_else(|| self.flaw("gives nothing"))
     }
 
     fn missing(&self, name: &str, fields: &Fields) -> Flaw {
@@ -224,24 +212,24 @@ impl<'a> Expressions<'a> {
     }
 
     fn try_compile(params: &'a DatasetParams, environment: &'a Environment<'a>) -> Result<Self, minijinja::Error> {
-        let compiled = |field: String, text: &'a str, code| {
+        let compiled = |field: String, text: &'a str, code: Code<'a>| {
             // A template has names of its own, in loops and macros.
-            let beside_numbers = match &code {
-                Code::Expression(_) => names_beside_numbers(text),
-                Code::Template(_) => Vec::new(),
+            let beside_numbers = match &code.form {
+                Form::Expression => names_beside_numbers(text),
+                Form::Template(_) => Vec::new(),
             };
             Compiled { field, text, code, beside_numbers, environment }
         };
         let filter = match &params.filter {
             Some(Condition(text)) => {
-                let code = Code::Expression(environment.compile_expression(text)?);
+                let code = Code::expression(text)?;
                 Some(compiled("filter".to_owned(), text, code))
             }
             None => None,
         };
         let mut map = Vec::new();
         for (column, NewColumn(text)) in &params.map {
-            let code = Code::compile(environment, text)?;
+            let code = Code::compile(text)?;
             map.push((column.as_str(), compiled(format!("map.{column}"), text, code)));
         }
         Ok(Self { filter, map })
@@ -280,7 +268,7 @@ impl<'a> Expressions<'a> {
         let mut oddities = Vec::new();
         for compiled in self.all() {
             let is_column = |name: &String| columns.contains(name) || columns.iter().any(|column| column == ROW);
-            for name in compiled.code.looked_for().iter().filter(|name| !is_column(name)) {
+            for name in compiled.code.looked_for(compiled.environment).iter().filter(|name| !is_column(name)) {
                 let nearest = suggest::nearest(name, columns);
                 let mean = nearest.map_or_else(String::new, |name| format!(" (did you mean `{name}`?)"));
                 oddities
@@ -294,13 +282,13 @@ impl<'a> Expressions<'a> {
     pub(super) fn apply(&self, fields: Fields) -> Result<ControlFlow<(), Fields>, Flaw> {
         let fields = Arc::new(fields);
         if let Some(filter) = &self.filter
-            && !filter.value(&fields)?.is_true()
+            && !filter.holds(&fields)?
         {
             return Ok(ControlFlow::Break(()));
         }
         let mut made = Fields::new();
         for (column, compiled) in &self.map {
-            made.insert((*column).to_owned(), as_json(compiled, &compiled.value(&fields)?)?);
+            made.insert((*column).to_owned(), compiled.column(&fields)?);
         }
         let mut fields = Arc::try_unwrap(fields).unwrap_or_else(|shared| (*shared).clone());
         fields.extend(made);
@@ -309,12 +297,11 @@ impl<'a> Expressions<'a> {
 }
 
 /// A value as a column holds it: numbers and truth values are text, as a template would write them.
-fn as_json(compiled: &Compiled<'_>, value: &Value) -> Result<serde_json::Value, Flaw> {
+fn as_json(value: &Value) -> Result<serde_json::Value, minijinja::Error> {
     match value.kind() {
         ValueKind::None => Ok(serde_json::Value::Null),
-        ValueKind::Seq | ValueKind::Map | ValueKind::Iterable => {
-            serde_json::to_value(value).map_err(|error| compiled.flaw(&error.to_string()))
-        }
+        ValueKind::Seq | ValueKind::Map | ValueKind::Iterable => serde_json::to_value(value)
+            .map_err(|error| minijinja::Error::new(minijinja::ErrorKind::BadSerialization, error.to_string())),
         _ => Ok(value.to_string().into()),
     }
 }

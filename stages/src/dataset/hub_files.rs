@@ -105,6 +105,9 @@ pub(super) fn fetch(
     Ok(Fetched { splits, field: configuration.and_then(|configuration| configuration.field.clone()) })
 }
 
+/// The largest README that is read for what it declares.
+const LARGEST_README: u64 = 16 << 20;
+
 /// The configurations that the README declares.
 fn declared(
     hub: &Hub,
@@ -113,6 +116,10 @@ fn declared(
     context: &mut StageContext,
 ) -> Result<Vec<Configuration>, StageError> {
     let Some(readme) = listed.iter().find(|file| file.path == "README.md") else { return Ok(Vec::new()) };
+    if readme.size > LARGEST_README {
+        let size = readme.size;
+        return Err(StageError::bad_data(format!("the README.md of the data set has {size} bytes and is not read")));
+    }
     let folder = download(hub, snapshot, std::slice::from_ref(readme), context)?;
     let text =
         fs::read(folder.join(&readme.path)).or_fail(Cause::Machine, || "cannot read the README.md".to_owned())?;

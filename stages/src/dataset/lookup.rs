@@ -1,6 +1,7 @@
 //! A row as an expression sees it: columns by their names, the row as a whole, and the names that were asked for in vain.
 
-use std::sync::{Arc, Mutex};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use minijinja::Value;
 use minijinja::value::{Enumerator, Object, ObjectExt, Serde};
@@ -16,13 +17,13 @@ pub(super) type Fields = Map<String, serde_json::Value>;
 /// that nothing asks for are not copied.
 #[derive(Debug)]
 pub(super) struct Lookup {
-    fields: Arc<Fields>,
+    row: Arc<WholeRow>,
     missed: Mutex<Vec<String>>,
 }
 
 impl Lookup {
     pub(super) fn new(fields: Arc<Fields>) -> Arc<Self> {
-        Arc::new(Self { fields, missed: Mutex::default() })
+        Arc::new(Self { row: Arc::new(WholeRow { fields, values: Mutex::default() }), missed: Mutex::default() })
     }
 
     /// The names that were asked for and are no columns.
@@ -37,9 +38,9 @@ impl Object for Lookup {
     }
 
     fn get_value_by_str(self: &Arc<Self>, name: &str) -> Option<Value> {
-        match self.fields.get(name) {
-            Some(value) => Some(as_value(value)),
-            None if name == ROW => Some(Value::from_object(WholeRow(Arc::clone(&self.fields)))),
+        match self.row.value(name) {
+            Some(value) => Some(value),
+            None if name == ROW => Some(Value::from_dyn_object(Arc::clone(&self.row))),
             None => {
                 self.missed.lock().expect("nothing panics while it is held").push(name.to_owned());
                 None
@@ -50,15 +51,34 @@ impl Object for Lookup {
 
 /// All columns, for names that are no identifiers and for columns that not every row has.
 #[derive(Debug)]
-struct WholeRow(Arc<Fields>);
+struct WholeRow {
+    fields: Arc<Fields>,
+    /// The columns that were asked for: a loop that names a long text a million times must not copy it as often.
+    values: Mutex<BTreeMap<String, Value>>,
+}
+
+impl WholeRow {
+    fn values(&self) -> MutexGuard<'_, BTreeMap<String, Value>> {
+        self.values.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn value(&self, name: &str) -> Option<Value> {
+        if let Some(value) = self.values().get(name) {
+            return Some(value.clone());
+        }
+        let value = as_value(self.fields.get(name)?);
+        self.values().insert(name.to_owned(), value.clone());
+        Some(value)
+    }
+}
 
 impl Object for WholeRow {
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.0.get(key.as_str()?).map(as_value)
+        self.value(key.as_str()?)
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        self.mapped_enumerator(|row| Box::new(row.0.keys().map(|name| Value::from(name.as_str()))))
+        self.mapped_enumerator(|row| Box::new(row.fields.keys().map(|name| Value::from(name.as_str()))))
     }
 }
 

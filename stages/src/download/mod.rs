@@ -259,8 +259,15 @@ fn fetch(
     files.iter().try_for_each(|file| put(&fetched.join(&file.path), &draft.folder.join(&file.path)))
 }
 
+/// The largest `config.json` that is read: published ones have some kilobytes.
+const LARGEST_CONFIGURATION: u64 = 16 << 20;
+
 /// Makes sure that the model is one that we compute.
 fn check_configuration(path: &Path) -> Result<(), StageError> {
+    let size = fs::metadata(path).map_or(0, |found| found.len());
+    if size > LARGEST_CONFIGURATION {
+        return Err(StageError::bad_data(format!("the checkpoint's `config.json` has {size} bytes and is not read")));
+    }
     let text = fs::read_to_string(path).or_fail(Cause::Machine, || format!("cannot read `{}`", path.display()))?;
     match Config::from_json(&text) {
         Ok(_) => Ok(()),

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use super::cache;
 use super::connection::{Connection, Retry, Subject, Token};
 use super::error::HubError;
-use super::listing::{RemoteFile, TreeEntry};
+use super::listing::{Listing, RemoteFile, TreeEntry};
 use super::locked;
 use super::modelscope;
 use super::repository::{Repository, Service, Snapshot, is_commit};
@@ -202,7 +202,7 @@ impl Hub {
                 return modelscope::resolve(&connection, repository, revision).await;
             }
             let url = connection.url(api_path(repository).chain(["revision", revision]));
-            let (info, _) = connection.json::<RevisionInfo>(&url, repository, Subject::Revision(revision)).await?;
+            let info = connection.json::<RevisionInfo>(&url, repository, Subject::Revision(revision)).await?.value;
             if is_commit(&info.sha) {
                 return Ok(info.sha);
             }
@@ -224,19 +224,17 @@ impl Hub {
             }
             let mut url = connection.url(api_path(repository).chain(["tree", snapshot.commit.as_str()]));
             url.set_query(Some("recursive=true"));
-            let mut files = Vec::new();
+            let mut listing = Listing::of(repository);
             loop {
                 let subject = Subject::Listing(&snapshot.commit);
-                let (page, next) = connection.json::<Vec<TreeEntry>>(&url, repository, subject).await?;
-                for entry in page {
-                    files.extend(entry.into_file()?);
-                }
-                match next {
-                    None => return Ok(files),
-                    Some(query) if url.query() == Some(&query) => {
-                        let problem = "a page of the listing names itself as the next one".to_owned();
-                        return Err(HubError::BadAnswer { what: repository.name().to_owned(), problem });
+                let page = connection.json::<Vec<TreeEntry>>(&url, repository, subject).await?;
+                for entry in page.value {
+                    if let Some(file) = entry.into_file()? {
+                        listing.add(file)?;
                     }
+                }
+                match listing.next_page(page.bytes, page.next)? {
+                    None => return Ok(listing.into_files()),
                     Some(query) => url.set_query(Some(&query)),
                 }
             }

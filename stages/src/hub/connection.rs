@@ -1,7 +1,7 @@
 //! Requests to one Hub: addresses, the token, what a refusal means, and when to try again.
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use engine::protocol::Network;
 use reqwest::header::{
@@ -15,6 +15,13 @@ use super::repository::{Repository, Service};
 
 /// The longest wait that a server may ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// The largest answer to a question, in bytes. A page of a listing has at most a thousand entries of some hundred bytes; ModelScope lists a
+/// whole model at once.
+const LARGEST_ANSWER: usize = 16 << 20;
+
+/// How many times the longest silence an answer may take.
+const SLOWEST_ANSWER: u32 = 10;
 
 /// An access token; it is shown nowhere.
 #[derive(Clone)]
@@ -75,6 +82,17 @@ pub(super) struct Connection {
     network: Network,
 }
 
+/// An answer.
+#[derive(Debug)]
+pub(super) struct Page<T> {
+    /// What it says.
+    pub(super) value: T,
+    /// The query of the page that follows it.
+    pub(super) next: Option<String>,
+    /// Its length.
+    pub(super) bytes: usize,
+}
+
 /// What a request is for: decides what a refusal means.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Subject<'a> {
@@ -121,7 +139,7 @@ impl Connection {
         url: &Url,
         repository: &Repository,
         subject: Subject<'_>,
-    ) -> Result<(T, Option<String>), HubError> {
+    ) -> Result<Page<T>, HubError> {
         let mut failures = 0;
         let (body, next) = loop {
             match self.body(url, repository, subject).await {
@@ -131,7 +149,7 @@ impl Connection {
         };
         let problem =
             |error: serde_json::Error| HubError::BadAnswer { what: repository.written(), problem: error.to_string() };
-        Ok((serde_json::from_slice(&body).map_err(problem)?, next))
+        Ok(Page { value: serde_json::from_slice(&body).map_err(problem)?, next, bytes: body.len() })
     }
 
     async fn body(
@@ -140,10 +158,30 @@ impl Connection {
         repository: &Repository,
         subject: Subject<'_>,
     ) -> Result<(Vec<u8>, Option<String>), HubError> {
-        let response = self.get(url.clone(), None, repository, subject).await?;
+        let mut response = self.get(url.clone(), None, repository, subject).await?;
         let next = response.headers().get(LINK).and_then(|link| super::listing::next_page(link.to_str().ok()?));
-        let body = response.bytes().await.map_err(|source| self.unreachable(source))?;
-        Ok((body.into(), next))
+        let too_much = || HubError::BadAnswer {
+            what: repository.written(),
+            problem: format!("an answer of more than {} MiB", LARGEST_ANSWER >> 20),
+        };
+        let said = response.content_length().unwrap_or(0);
+        if said > LARGEST_ANSWER as u64 {
+            return Err(too_much());
+        }
+        let mut body = Vec::new();
+        let begin = Instant::now();
+        while let Some(bytes) = response.chunk().await.map_err(|source| self.unreachable(source))? {
+            if body.len() + bytes.len() > LARGEST_ANSWER {
+                return Err(too_much());
+            }
+            body.extend_from_slice(&bytes);
+            // A server that says a byte now and then is never silent.
+            if begin.elapsed() > self.retry.silence * SLOWEST_ANSWER {
+                let problem = format!("an answer that is not whole after {} seconds", begin.elapsed().as_secs());
+                return Err(HubError::BadAnswer { what: repository.written(), problem });
+            }
+        }
+        Ok((body, next))
     }
 
     /// One request, from byte `from` where that is given. Statuses other than success are errors.

@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use super::checksum::{Checksum, hex};
 use super::connection::{Connection, Subject};
 use super::error::HubError;
-use super::listing::{RemoteFile, is_safe};
+use super::listing::{Listing, RemoteFile, is_safe};
 use super::repository::{Repository, RepositoryKind, Snapshot, is_commit};
 
 /// Entries of a dataset's listing that come at once.
@@ -20,17 +20,20 @@ const PAGE_SIZE: usize = 200;
 /// Pages of a listing; what has more files is no data set to fetch file by file.
 const MOST_PAGES: usize = 500;
 
+/// Bytes of all pages of a listing.
+const MOST_BYTES: usize = 128 << 20;
+
 /// Stands between a revision and the digest of its listing, in the pin of a repository whose commit the API does not name.
 const LISTING: &str = "@sha256:";
 
 #[derive(Deserialize)]
 struct Answer {
     #[serde(rename = "Data")]
-    data: Option<Listing>,
+    data: Option<Answered>,
 }
 
 #[derive(Deserialize)]
-struct Listing {
+struct Answered {
     #[serde(rename = "Files")]
     files: Option<Vec<Entry>>,
     #[serde(rename = "LatestCommitter")]
@@ -80,7 +83,7 @@ pub(super) async fn resolve(connection: &Connection, repository: &Repository, as
     });
     match commit {
         Some(commit) => Ok(commit),
-        None => Ok(format!("{asked}{LISTING}{}", digest(&files(entries)?))),
+        None => Ok(format!("{asked}{LISTING}{}", digest(&files(entries, repository)?))),
     }
 }
 
@@ -88,7 +91,7 @@ pub(super) async fn resolve(connection: &Connection, repository: &Repository, as
 pub(super) async fn list(connection: &Connection, snapshot: &Snapshot) -> Result<Vec<RemoteFile>, HubError> {
     let asked = revision(&snapshot.commit);
     let (entries, _) = entries(connection, &snapshot.repository, asked, Subject::Listing(asked)).await?;
-    let files = files(entries)?;
+    let files = files(entries, &snapshot.repository)?;
     if let Some((_, pinned)) = snapshot.commit.split_once(LISTING)
         && pinned != digest(&files)
     {
@@ -110,19 +113,25 @@ async fn entries(
     };
     url.query_pairs_mut().append_pair("Revision", asked).append_pair("Recursive", "true");
     if repository.kind() == RepositoryKind::Model {
-        let (answer, _) = connection.json::<Answer>(&url, repository, subject).await?;
+        let answer = connection.json::<Answer>(&url, repository, subject).await?.value;
         let listing = answer.data.ok_or_else(unknown)?;
         return Ok((listing.files.ok_or_else(unknown)?, listing.latest));
     }
     let mut all: Vec<Entry> = Vec::new();
     let mut latest = None;
+    let mut bytes = 0;
     for page in 1..=MOST_PAGES {
         let mut url = url.clone();
         url.query_pairs_mut()
             .append_pair("PageNumber", &page.to_string())
             .append_pair("PageSize", &PAGE_SIZE.to_string());
-        let (answer, _) = connection.json::<Answer>(&url, repository, subject).await?;
-        let listing = answer.data.ok_or_else(unknown)?;
+        let answered = connection.json::<Answer>(&url, repository, subject).await?;
+        bytes += answered.bytes;
+        if bytes > MOST_BYTES {
+            let problem = format!("its listing has more than {} MiB", MOST_BYTES >> 20);
+            return Err(HubError::BadAnswer { what: repository.written(), problem });
+        }
+        let listing = answered.value.data.ok_or_else(unknown)?;
         latest = latest.or(listing.latest);
         let files = match listing.files {
             Some(files) => files,
@@ -144,7 +153,7 @@ async fn entries(
 }
 
 /// The files among the entries, each with what its content must turn out to be.
-fn files(entries: Vec<Entry>) -> Result<Vec<RemoteFile>, HubError> {
+fn files(entries: Vec<Entry>, repository: &Repository) -> Result<Vec<RemoteFile>, HubError> {
     let file = |entry: Entry| {
         if !is_safe(&entry.path) {
             return Err(HubError::UnsafeName(entry.path));
@@ -156,7 +165,9 @@ fn files(entries: Vec<Entry>) -> Result<Vec<RemoteFile>, HubError> {
         }
         Ok(RemoteFile { path: entry.path, size: entry.size, checksum: Checksum::Sha256(sha256) })
     };
-    entries.into_iter().filter(|entry| entry.kind != "tree").map(file).collect()
+    let mut listing = Listing::of(repository);
+    entries.into_iter().filter(|entry| entry.kind != "tree").try_for_each(|entry| listing.add(file(entry)?))?;
+    Ok(listing.into_files())
 }
 
 /// A digest of what is listed, in whatever order.

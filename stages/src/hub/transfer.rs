@@ -150,7 +150,11 @@ impl Transfer {
             other => other?,
         };
         self.check_range(&response, partial)?;
-        while let Some(bytes) = response.chunk().await.map_err(|error| self.cut(partial.length, Some(error)))? {
+        // A server may announce more than there is and keep the connection: what is listed is all that is waited for. Whether it is the
+        // file its checksum tells.
+        while partial.length < self.file.size {
+            let chunk = response.chunk().await.map_err(|error| self.cut(partial.length, Some(error)))?;
+            let Some(bytes) = chunk else { break };
             let room = self.file.size - partial.length;
             if bytes.len() as u64 > room {
                 return Err(self.bad_answer(format!("more than the {} listed bytes arrive", self.file.size)));

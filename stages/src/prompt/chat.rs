@@ -1,7 +1,7 @@
 //! A model's own chat template: a conversation as text, turn by turn.
 
-use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -10,12 +10,43 @@ use minijinja::{Environment, Error, ErrorKind, Value, context};
 use super::python;
 use super::train_on::TrainOn;
 use crate::artifact::Message;
+use crate::jinja::{self, Form, Program};
 
 /// Noncharacters, which no text holds, around what `{% generation %}` marks.
 const MARK_BEGIN: char = '\u{FDD0}';
 const MARK_END: char = '\u{FDD1}';
 
-const NAME: &str = "chat_template";
+/// The letters of a template's own message that are shown.
+const LONGEST_MESSAGE: usize = 1000;
+
+/// Where all chat templates are rendered: what they expect of Python is there, within the limits of any template.
+static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
+    let mut environment = Environment::new();
+    jinja::bound(&mut environment);
+    python::install(&mut environment);
+    environment.add_filter("generation_mark", |text: &str| -> Result<String, Error> {
+        jinja::made(text.len() as u64)?;
+        Ok(format!("{MARK_BEGIN}{text}{MARK_END}"))
+    });
+    environment.add_function("raise_exception", |message: &str| -> Result<Value, Error> {
+        let message = message.chars().take(LONGEST_MESSAGE).collect::<String>();
+        Err(Error::new(ErrorKind::InvalidOperation, message))
+    });
+    environment
+});
+
+/// The text of a template for as long as the process lives. A compiled template borrows from its text; there are few of them, and
+/// the same one, opened again, is kept once.
+fn kept_text(text: String) -> &'static str {
+    static TEXTS: LazyLock<Mutex<HashSet<&'static str>>> = LazyLock::new(Mutex::default);
+    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = texts.get(text.as_str()) {
+        return known;
+    }
+    let text: &'static str = Box::leak(text.into_boxed_str());
+    texts.insert(text);
+    text
+}
 
 /// Why a conversation cannot be rendered.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +90,7 @@ enum Then {
 
 /// A compiled chat template.
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    program: Program<'static>,
     special_tokens: BTreeMap<String, String>,
     has_marks: bool,
 }
@@ -73,19 +104,11 @@ impl ChatTemplate {
     pub fn new(source: &str, special_tokens: BTreeMap<String, String>) -> Result<Self, ChatError> {
         let source = marks_as_filters(source);
         let has_marks = source.contains("endfilter");
-        let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.expect("the default delimiters are fine"));
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.set_formatter(python::format);
-        environment.add_filter("tojson", |value: &Value, kwargs| python::tojson(value, kwargs));
-        environment.add_filter("generation_mark", |text: &str| format!("{MARK_BEGIN}{text}{MARK_END}"));
-        environment.add_function("raise_exception", |message: &str| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, message.to_owned()))
-        });
-        environment.add_function("strftime_now", python::strftime);
-        environment.add_template_owned(NAME, source).map_err(|error| ChatError::Template(first_line(&error)))?;
-        Ok(Self { environment, special_tokens, has_marks })
+        let form = Form::Template(syntax.expect("the default delimiters are fine"));
+        let program =
+            Program::compile(kept_text(source), &form).map_err(|error| ChatError::Template(first_line(&error)))?;
+        Ok(Self { program, special_tokens, has_marks })
     }
 
     /// The text of a conversation; `add_generation_prompt` appends the header of an assistant's turn.
@@ -99,18 +122,16 @@ impl ChatTemplate {
     }
 
     fn render_with_marks(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
-        let template = self.environment.get_template(NAME).expect("the template was added at the start");
-        let context = context! {
-            messages => Value::from(Serde(messages)),
-            add_generation_prompt => add_generation_prompt,
-            tools => (),
-            documents => (),
-            ..Value::from(Serde(&self.special_tokens))
+        let context = || {
+            context! {
+                messages => Value::from(Serde(messages)),
+                add_generation_prompt => add_generation_prompt,
+                tools => (),
+                documents => (),
+                ..Value::from(Serde(&self.special_tokens))
+            }
         };
-        // The engine panics over some things that Python takes (an empty list walked backwards).
-        let rendered = catch_unwind(AssertUnwindSafe(|| template.render(context)));
-        let rendered = rendered.map_err(|_| ChatError::Refused("the template engine failed over it".to_owned()))?;
-        rendered.map_err(|error| ChatError::Refused(first_line(&error)))
+        self.program.render(&ENVIRONMENT, context).map_err(|error| ChatError::Refused(first_line(&error)))
     }
 
     /// A conversation in pieces, each of which is learned or not: of an assistant's turn what it says and its end, but not
@@ -339,6 +360,38 @@ mod tests {
         let error =
             template("{{ raise_exception('roles must alternate') }}").render(&conversation(), false).unwrap_err();
         assert!(error.to_string().contains("roles must alternate"), "{error}");
+    }
+
+    #[test]
+    fn no_template_of_a_checkpoint_takes_the_machine() {
+        for source in [
+            "{{ '%2000000000s'|format(messages[0].content) }}",
+            "{{ (messages[0].content * 100000).replace('o', messages[0].content * 100000) }}",
+            "{{ range(90000)|join(messages[0].content * 10000) }}",
+            "{{ messages|batch(1000000000, 1)|list|length }}",
+            "{{ messages[0].content|indent(2000000000) }}",
+            "{{ messages|tojson(indent=2000000000) }}",
+            "{{ messages|tojson(separators=('a' * 100000, 'b' * 100000)) * 1000 }}",
+            "{{ (messages * 1000000)|tojson }}",
+            "{% set n = namespace(x=messages[0].content) %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+            "{% set n = namespace(x=messages) %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+            "{% set n = namespace(x=1) %}{% for i in range(100000) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x }}",
+            "{% for a in range(100000) %}{% for b in range(100000) %}{{ a }}{% endfor %}{% endfor %}",
+            "{% for a in range(100000) %}{% generation %}{{ 'a' * 100000 }}{% endgeneration %}{% endfor %}",
+            "{{ strftime_now('%F' * 100000000) }}",
+        ] {
+            let begin = std::time::Instant::now();
+            let refused = ChatTemplate::new(source, BTreeMap::new())
+                .and_then(|template| template.render(&conversation(), false))
+                .map(|text| text.len())
+                .expect_err(source);
+            assert!(begin.elapsed() < std::time::Duration::from_secs(10), "{source}: {:?}", begin.elapsed());
+            let told = ["256 MiB", "10000000 steps", "nested deeper", "constants"];
+            let refused = refused.to_string();
+            assert!(told.iter().any(|told| refused.contains(told)) && refused.len() < 300, "{source}: {refused}");
+        }
+        let deep = format!("{{{{ {}1 }}}}", "-".repeat(100_000));
+        assert!(matches!(ChatTemplate::new(&deep, BTreeMap::new()), Err(ChatError::Template(_))));
     }
 
     #[test]

@@ -3,22 +3,39 @@
 use std::fmt::Write as _;
 
 use minijinja::value::{Kwargs, Value, ValueKind};
-use minijinja::{Error, Output, State};
+use minijinja::{Environment, Error, Output, State};
+
+use crate::jinja;
+
+/// Gives templates what they expect of Python.
+pub(super) fn install(environment: &mut Environment<'_>) {
+    environment.set_formatter(format);
+    environment.add_filter("tojson", |value: &Value, kwargs: Kwargs| {
+        let arguments: Value = kwargs.clone().into();
+        jinja::priced_as_json(&[value.clone(), arguments])?;
+        tojson(value, kwargs)
+    });
+    environment.add_function("strftime_now", |pattern: &str| -> Result<String, Error> {
+        // Two letters of a pattern become ten at most.
+        jinja::made(pattern.len() as u64 * 5)?;
+        Ok(strftime(pattern))
+    });
+}
 
 /// Prints a value as Python does: `None`, `True`, `False`.
-pub(super) fn format(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+fn format(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
     let word = match value.kind() {
-        ValueKind::None => "None",
-        ValueKind::Bool if value.is_true() => "True",
-        ValueKind::Bool => "False",
-        _ => return minijinja::escape_formatter(out, state, value),
+        ValueKind::None => Some("None"),
+        ValueKind::Bool if value.is_true() => Some("True"),
+        ValueKind::Bool => Some("False"),
+        _ => None,
     };
-    out.write_str(word).map_err(Error::from)
+    jinja::print(out, state, value, word)
 }
 
 /// `json.dumps` as transformers calls it: no HTML escapes, a space after `,` and `:`, keys in their order, unless
 /// `ensure_ascii`, `indent`, `separators` or `sort_keys` say otherwise.
-pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<String, Error> {
+fn tojson(value: &Value, kwargs: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = kwargs.get("indent")?;
     let separators: Option<Value> = kwargs.get("separators")?;
     let separator = |index: usize| {
@@ -139,7 +156,7 @@ fn float_repr(float: f64) -> String {
 
 /// `strftime_now`, with a day that stands still: a prompt that holds the date of its making would differ from run to
 /// run. It is the day Llama's own templates fall back to.
-pub(super) fn strftime(pattern: &str) -> String {
+fn strftime(pattern: &str) -> String {
     let mut text = String::new();
     let mut letters = pattern.chars();
     while let Some(letter) = letters.next() {

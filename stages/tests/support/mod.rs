@@ -38,6 +38,8 @@ pub enum Fault {
     Redirect(String),
     /// A part that does not begin where it was asked to.
     WrongRange,
+    /// More bytes are announced than come, and the connection is kept.
+    Overstated,
 }
 
 /// One request, as it arrived.
@@ -53,7 +55,19 @@ pub struct Request {
     pub cookie: Option<String>,
 }
 
+/// What the answers to the API have no end of.
+#[derive(Debug, Clone, Copy)]
+pub enum Endless {
+    Blanks,
+    Headers,
+    /// Two pages of a listing that name each other as the next.
+    Circle,
+    /// Ever new pages of ever new files.
+    Pages,
+}
+
 struct State {
+    endless: Option<Endless>,
     files: BTreeMap<String, Vec<u8>>,
     /// The files at [`CONVERTED`].
     converted: BTreeMap<String, Vec<u8>>,
@@ -82,6 +96,7 @@ impl FaultyHub {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let state = Arc::new(Mutex::new(State {
+            endless: None,
             files: files.iter().map(|(path, content)| ((*path).to_owned(), content.to_vec())).collect(),
             converted: BTreeMap::new(),
             faults: BTreeMap::new(),
@@ -137,6 +152,11 @@ impl FaultyHub {
     /// ModelScope's listing no longer says which commit is the newest.
     pub fn hide_commit(&self) {
         self.state.lock().unwrap().names_commit = false;
+    }
+
+    /// From now on has no end of answers.
+    pub fn never_end(&self, endless: Endless) {
+        self.state.lock().unwrap().endless = Some(endless);
     }
 
     /// Adds or replaces a file.
@@ -234,6 +254,30 @@ fn read_request(stream: &TcpStream) -> std::io::Result<Request> {
 fn answer_api(stream: &mut TcpStream, state: &Mutex<State>, path: &str, request: &Request) -> std::io::Result<()> {
     if let Some(Fault::Status(status, code)) = state.lock().unwrap().api_faults.pop_front() {
         return refuse(stream, status, code);
+    }
+    let endless = state.lock().unwrap().endless;
+    match (endless, request.target.split_once("cursor=").map(|(_, cursor)| cursor.to_owned())) {
+        (None, _) => {}
+        (Some(Endless::Blanks), _) => {
+            write!(stream, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")?;
+            let blanks = [b' '; 1 << 16];
+            return (0..100_000).try_for_each(|_| stream.write_all(&blanks));
+        }
+        (Some(Endless::Headers), _) => {
+            write!(stream, "HTTP/1.1 200 OK\r\n")?;
+            return (0..100_000_000).try_for_each(|at| write!(stream, "X-{at}: {}\r\n", "a".repeat(1000)));
+        }
+        (Some(Endless::Circle), cursor) => {
+            let next = if cursor.as_deref() == Some("a") { "b" } else { "a" };
+            let link = format!("Link: <https://hub.invalid/?cursor={next}>; rel=\"next\"\r\n");
+            return send_json(stream, &link, &serde_json::json!([]));
+        }
+        (Some(Endless::Pages), cursor) => {
+            let at: u64 = cursor.map_or(0, |cursor| cursor.parse().unwrap());
+            let link = format!("Link: <https://hub.invalid/?cursor={}>; rel=\"next\"\r\n", at + 1);
+            let file = |entry: u64| serde_json::json!({"type": "file", "path": format!("{at}/{entry}"), "oid": "b".repeat(40), "size": 1});
+            return send_json(stream, &link, &(0..1000).map(file).collect());
+        }
     }
     match path {
         "revision/main" | "revision/refs%2Fpr%2F1" => {
@@ -381,7 +425,7 @@ fn answer_file(
     write!(
         stream,
         "HTTP/1.1 {status}\r\nContent-Length: {}\r\nAccept-Ranges: bytes\r\nConnection: close\r\n",
-        body.len()
+        body.len() + if matches!(fault, Some(Fault::Overstated)) { 1000 } else { 0 }
     )?;
     if from + shift > 0 {
         write!(stream, "Content-Range: bytes {}-{}/{}\r\n", from + shift, content.len() - 1, content.len())?;
@@ -393,6 +437,12 @@ fn answer_file(
             thread::sleep(pause);
             stream.write_all(chunk).and_then(|()| stream.flush())
         }),
+        Some(Fault::Overstated) => {
+            stream.write_all(&body)?;
+            stream.flush()?;
+            thread::sleep(Duration::from_secs(20));
+            Ok(())
+        }
         _ => stream.write_all(&body),
     }
 }

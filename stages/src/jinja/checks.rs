@@ -1,0 +1,207 @@
+//! What is inserted before instructions: filters that charge what the instruction is about to do, and give back what they were given.
+
+use std::fmt::{self, Write as _};
+
+use minijinja::value::{Rest, Tuple, ValueKind, ValueOrKwargs};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
+
+use super::measure::{ENTRY, entries, measure, settled, text_size};
+use super::meter;
+
+// No name of a template can be one of these: they are no identifiers.
+/// Of what is about to be stored under a name.
+pub(super) const KEPT: &str = "=kept";
+/// Of the two sides of `~`.
+pub(super) const CONCAT: &str = "=concat";
+/// Of the left side of `~` or `+`, where the right side is short.
+pub(super) const COPY: &str = "=copy";
+/// Of the two sides of `+`.
+pub(super) const ADD: &str = "=add";
+/// Of the two sides of `*`.
+pub(super) const REPEAT: &str = "=repeat";
+/// Of something that is looked through.
+pub(super) const LOOK: &str = "=look";
+/// Of two values that are compared.
+pub(super) const COMPARE: &str = "=compare";
+/// Of a value and its key.
+pub(super) const ITEM: &str = "=item";
+/// Of a value, where a slice of it begins and ends, and its step.
+pub(super) const SLICE: &str = "=slice";
+/// Of what a slice or a repetition gave.
+pub(super) const SETTLE: &str = "=settle";
+/// Of what a loop walks.
+pub(super) const EACH: &str = "=each";
+/// Of what is taken apart into names.
+pub(super) const UNPACK: &str = "=unpack";
+/// Of keys and values that become an object, and of objects that become arguments.
+pub(super) const KEYS: &str = "=keys";
+/// Of what a loop is asked to remember: `loop.changed(…)`.
+pub(super) const REMEMBER: &str = "=remember";
+/// Of lists whose entries become arguments.
+pub(super) const SPLAT: &str = "=splat";
+
+pub(super) fn install(environment: &mut Environment<'_>) {
+    environment.add_filter(KEPT, kept);
+    environment.add_filter(COPY, |value: Value| {
+        meter::made(copied(&value)? + ENTRY)?;
+        Ok::<_, Error>(value)
+    });
+    environment.add_filter(LOOK, |value: ValueOrKwargs| {
+        let value = value.into_value();
+        look(&value)?;
+        Ok::<_, Error>(value)
+    });
+    environment.add_filter(SETTLE, settled);
+    environment.add_filter(EACH, |value: Value| {
+        // Characters of a text are counted before the first is taken.
+        meter::looked_at(value.as_str().map_or(0, |text| text.len() as u64))?;
+        Ok::<_, Error>(value)
+    });
+    environment.add_filter(UNPACK, unpack);
+    environment.add_filter(SPLAT, splat);
+    several(environment, CONCAT, |values| meter::made(values.iter().map(text_size).sum::<Result<u64, Error>>()?));
+    several(environment, ADD, |values| meter::made(values.iter().map(copied).sum::<Result<u64, Error>>()?));
+    several(environment, REPEAT, repeat);
+    several(environment, COMPARE, |values| match values {
+        [left, right] => compare(left, right),
+        _ => Ok(()),
+    });
+    several(environment, ITEM, item);
+    several(environment, SLICE, |values| {
+        let Some(value) = values.first() else { return Ok(()) };
+        meter::looked_at(entries(value).saturating_mul(4))?;
+        meter::made(value.as_str().map_or(0, |text| text.len() as u64))
+    });
+    several(environment, KEYS, |values| values.iter().try_for_each(look));
+    several(environment, REMEMBER, remember);
+}
+
+/// A check of several values, which gives them back in reverse: taking a list apart turns them round.
+fn several(environment: &mut Environment<'_>, name: &'static str, check: fn(&[Value]) -> Result<(), Error>) {
+    environment.add_filter(name, move |values: Rest<ValueOrKwargs>| -> Result<Value, Error> {
+        let mut values = values.into_values();
+        check(&values)?;
+        values.reverse();
+        Ok(Value::from(Tuple::from(values)))
+    });
+}
+
+/// What is to be stored under a name: no deeper than can be dropped and printed, and worked out.
+pub(super) fn kept(value: Value) -> Result<Value, Error> {
+    if value.as_object().is_none() {
+        return Ok(value);
+    }
+    let value = settled(value)?;
+    let size = measure(&value)?;
+    meter::made(size.values.saturating_mul(ENTRY))?;
+    Ok(value)
+}
+
+/// Bytes that a copy of a text or a list takes; none for a number.
+fn copied(value: &Value) -> Result<u64, Error> {
+    Ok(match (value.as_str(), value.kind()) {
+        (Some(text), _) => text.len() as u64,
+        (None, ValueKind::Seq | ValueKind::Iterable) => entries(value).saturating_mul(ENTRY),
+        (None, _) => 0,
+    })
+}
+
+/// Charges looking through a value, all that it holds included.
+pub(super) fn look(value: &Value) -> Result<(), Error> {
+    match value.as_str() {
+        Some(text) => meter::looked_at(text.len() as u64),
+        None if value.as_object().is_some() => meter::looked_at(measure(value)?.compared()),
+        None => Ok(()),
+    }
+}
+
+/// Charges comparing two values.
+pub(super) fn compare(left: &Value, right: &Value) -> Result<(), Error> {
+    match (left.as_str(), right.as_str()) {
+        (Some(left), Some(right)) => meter::looked_at(left.len().min(right.len()) as u64),
+        _ if left.as_object().is_some() && right.as_object().is_some() => {
+            look(left)?;
+            look(right)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn repeat(values: &[Value]) -> Result<(), Error> {
+    let [left, right] = values else { return Ok(()) };
+    let times = left.as_usize().or(right.as_usize()).unwrap_or(1) as u64;
+    let size = copied(left)?.max(copied(right)?);
+    meter::made(size.saturating_mul(times))
+}
+
+/// The loop is the first of the values; that it remembers itself would never be freed.
+fn remember(values: &[Value]) -> Result<(), Error> {
+    for value in values.iter().skip(1) {
+        look(value)?;
+        if value.as_object().is_some() && measure(value)?.has_loop {
+            return Err(Error::new(ErrorKind::InvalidOperation, "a loop cannot be told that a loop has changed"));
+        }
+    }
+    Ok(())
+}
+
+fn item(values: &[Value]) -> Result<(), Error> {
+    let [value, key] = values else { return Ok(()) };
+    look(key)?;
+    match value.kind() {
+        // The characters before it are counted.
+        ValueKind::String => meter::looked_at(entries(value)),
+        ValueKind::Iterable if key.is_integer() => meter::steps(entries(value)),
+        _ => Ok(()),
+    }
+}
+
+/// All of what is unpacked is taken before its length is compared with the number of names.
+fn unpack(value: Value) -> Result<Value, Error> {
+    let value = settled(value)?;
+    meter::made(entries(&value).saturating_mul(ENTRY))?;
+    Ok(value)
+}
+
+/// The entries of lists as one list.
+fn splat(lists: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let mut all = Vec::new();
+    for list in lists.into_values() {
+        let list = settled(list)?;
+        look(&list)?;
+        for item in list.try_iter()?.checked() {
+            meter::made(ENTRY)?;
+            all.push(item?);
+        }
+    }
+    Ok(Value::from(all))
+}
+
+/// Prints a value where a template says so; `word` stands for a value that is printed in another way.
+pub(crate) fn print(out: &mut Output, state: &mut State, value: &Value, word: Option<&str>) -> Result<(), Error> {
+    let plain = matches!(state.auto_escape(), AutoEscape::None) || value.is_safe();
+    match word.or_else(|| value.as_str().filter(|_| plain)) {
+        Some(text) => {
+            meter::made(text.len() as u64)?;
+            out.write_str(text).map_err(Error::from)
+        }
+        None if plain => write!(Charged { out }, "{value}").map_err(Error::from),
+        None => {
+            meter::made(text_size(value)?.saturating_mul(6))?;
+            minijinja::escape_formatter(out, state, value)
+        }
+    }
+}
+
+/// Charges what is written to it before it is written.
+struct Charged<'a, 'b> {
+    out: &'a mut Output<'b>,
+}
+
+impl fmt::Write for Charged<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        // A value that holds others is printed in many small pieces.
+        meter::steps(1).and_then(|()| meter::made(text.len() as u64)).map_err(|_| fmt::Error)?;
+        self.out.write_str(text)
+    }
+}

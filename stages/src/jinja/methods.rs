@@ -1,0 +1,48 @@
+//! Python's methods on texts, lists and objects, with their price.
+
+use minijinja::{Error, State, Value};
+use minijinja_contrib::pycompat;
+
+use super::checks::look;
+use super::filters::{CALL, cased, formatted, lines, listed_text, materialized, replaced, split, trimmed};
+use super::measure::{ENTRY, entries, settled};
+use super::meter;
+
+/// Calls a method.
+pub(super) fn call(state: &mut State<'_, '_>, value: &Value, method: &str, values: &[Value]) -> Result<Value, Error> {
+    meter::steps(CALL)?;
+    let values = values.iter().cloned().map(settled).collect::<Result<Vec<Value>, Error>>()?;
+    charge(value, method, &values)?;
+    materialized(pycompat::unknown_method_callback(state, value, method, &values)?)
+}
+
+fn charge(value: &Value, method: &str, values: &[Value]) -> Result<(), Error> {
+    let Some(text) = value.as_str() else {
+        values.iter().try_for_each(look)?;
+        return match method {
+            "keys" | "values" | "items" => meter::made(entries(value).saturating_mul(2 * ENTRY)),
+            "count" => look(value),
+            _ => Ok(()),
+        };
+    };
+    let whole: Vec<Value> = std::iter::once(value).chain(values).cloned().collect();
+    match method {
+        "upper" | "lower" | "title" | "capitalize" => cased(&whole),
+        "replace" => replaced(&whole),
+        "split" => split(&whole),
+        "splitlines" => lines(&whole),
+        "format" => formatted(&whole),
+        "strip" | "lstrip" | "rstrip" => trimmed(&whole),
+        "join" => {
+            let Some(list) = values.first() else { return Ok(()) };
+            let between = entries(list).saturating_mul(text.len() as u64);
+            meter::made(between.saturating_add(listed_text(list)?))
+        }
+        // It looks no further than what it looks for is long.
+        "startswith" | "endswith" => values.iter().try_for_each(look),
+        _ => {
+            meter::looked_at(text.len() as u64)?;
+            values.iter().try_for_each(look)
+        }
+    }
+}
