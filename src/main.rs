@@ -11,6 +11,7 @@ mod figures;
 mod full_disk;
 mod graph;
 mod junit;
+mod limits;
 mod locate;
 mod lock;
 mod logs;
@@ -36,7 +37,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use engine::run::ExitOnInterrupt;
 
+use limits::Ends;
 use progress::Verbosity;
 use render::{Exit, Failure};
 
@@ -89,6 +92,9 @@ enum Command {
     Job {
         folder: PathBuf,
     },
+    /// Ends what an engine leaves, once that is gone; the engine starts it.
+    #[command(name = "__watch", hide = true)]
+    Watch,
     /// Computes a stage together with its process, which starts it.
     #[command(name = "__member", hide = true)]
     Member {
@@ -109,6 +115,10 @@ pub enum Format {
 
 fn main() -> ExitCode {
     let Cli { global, command } = Cli::parse();
+    let is_of_a_stage = matches!(command, Command::Stage { .. } | Command::Member { .. });
+    limits::heed(if is_of_a_stage { Ends::Stage } else { Ends::Program });
+    // A run has an order in which it stops, once it has begun; the engine's own processes heed the engine.
+    let _exit = command.is_for_a_person().then(ExitOnInterrupt::new);
     let ended = match command {
         Command::Run(args) => run::run(&args, &global),
         Command::Validate(args) => validate::run(&args, &global),
@@ -123,6 +133,7 @@ fn main() -> ExitCode {
         Command::Lock(args) => lock::run(&args, &global),
         Command::Schema(args) => schema::run(&args),
         Command::Devices(args) => devices::run(&args),
+        Command::Watch => return engine::execute::watcher::main(),
         Command::Job { folder } => return engine::execute::keeper::main(&folder),
         Command::Stage { job } => return engine::execute::stage_process::main(&stages::registry(), &job),
         Command::Member { job, membership } => {
@@ -132,6 +143,13 @@ fn main() -> ExitCode {
     match ended {
         Ok(()) => Exit::Done.into(),
         Err(failure) => render::failure(&failure).into(),
+    }
+}
+
+impl Command {
+    /// Whether somebody waits for its exit code, also where Ctrl-C ends it.
+    fn is_for_a_person(&self) -> bool {
+        !matches!(self, Self::Run(_) | Self::Stage { .. } | Self::Job { .. } | Self::Watch | Self::Member { .. })
     }
 }
 

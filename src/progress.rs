@@ -198,7 +198,10 @@ impl Progress {
     /// Says what a stage waits for, where that is more than its turn.
     fn waiting(&mut self, stage: &str, waits_for: &WaitsFor) {
         match waits_for {
-            WaitsFor::AnotherRun => self.say(Mark::Note, stage, "waiting: another run is making this result"),
+            WaitsFor::AnotherRun { held_by } => {
+                let by = if held_by.is_empty() { String::new() } else { format!(": {}", held_by.join(", ")) };
+                self.say(Mark::Note, stage, &format!("waiting: another run is making this result{by}"));
+            }
             WaitsFor::Memory { wanted_bytes, free_bytes, estimated } => {
                 let (wanted, free) = (words::bytes(*wanted_bytes), words::bytes(*free_bytes));
                 let by = if *estimated { " that it is estimated to take" } else { "" };

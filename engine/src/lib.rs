@@ -17,6 +17,7 @@ pub mod file;
 pub mod history;
 pub mod home;
 pub mod keys;
+pub mod limits;
 pub mod lock_file;
 pub mod memory;
 pub mod parameter;

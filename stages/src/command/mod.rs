@@ -12,7 +12,6 @@ mod process;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +20,7 @@ use devices::DeviceKind;
 use engine::artifact::Output;
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
+use engine::execute::stragglers::Mark;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::LocalPath;
@@ -142,7 +142,7 @@ impl Stage for Command {
             arguments: arguments(&params.run, &paths),
             environment: environment(params, &paths, passed.clone(), context)?,
             folder: &folder,
-            mark: format!("{}-{:x}", std::process::id(), RandomState::new().build_hasher().finish()),
+            mark: Mark::new(),
         };
         let ended = process::run(&start, masker(), std::io::stderr(), &mut |lines| {
             context.progress("lines", lines, None, None);
