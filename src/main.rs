@@ -25,6 +25,7 @@ mod run;
 mod runs;
 mod sarif;
 mod schema;
+mod screen;
 mod selection;
 mod show;
 mod stream;
@@ -191,8 +192,33 @@ fn scale(smoke: bool) -> engine::plan::Scale {
 /// Prints a value as a program reads it.
 fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
     use std::io::Write;
-    let mut out = std::io::stdout().lock();
-    serde_json::to_writer_pretty(&mut out, value).map_err(std::io::Error::from)?;
-    writeln!(out)?;
+    let text = serde_json::to_string_pretty(value).map_err(std::io::Error::from)?;
+    writeln!(std::io::stdout().lock(), "{}", escaped_json(text))?;
     Ok(())
+}
+
+/// JSON that may be printed on a terminal: what it need not escape, and a terminal or a reader would obey, stands in texts alone.
+fn escaped_json(text: String) -> String {
+    let is_hidden = |letter: char| engine::visible::is_hidden(letter) && letter != '\n';
+    if !text.contains(is_hidden) {
+        return text;
+    }
+    let escaped = |letter: char| match is_hidden(letter) {
+        true => format!("\\u{:04x}", u32::from(letter)),
+        false => letter.to_string(),
+    };
+    text.chars().map(escaped).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_says_the_same_with_nothing_hidden_in_it() {
+        let value = serde_json::json!({ "a\u{9b}": ["\u{1b}[31m\n", "\u{7f}\u{202e}é"] });
+        let text = escaped_json(serde_json::to_string_pretty(&value).expect("plain data"));
+        assert!(!text.contains(|letter: char| engine::visible::is_hidden(letter) && letter != '\n'), "{text}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).expect("it is JSON"), value);
+    }
 }

@@ -10,6 +10,7 @@ use engine::executor::ExecutorKind;
 use engine::explain::Reason;
 use engine::protocol::WorkerEvent;
 use engine::run::event::{Compared, RunEvent, WaitsFor};
+use engine::visible::{on_one_line, visible};
 
 use crate::bars::{Bars, StageBar};
 use crate::stream::Stream;
@@ -290,6 +291,7 @@ impl Progress {
             _ => Pace { unit: unit.to_owned(), first: done, since: now, done, total },
         };
         let (count, note) = (pace.count(now, self.look), pace.note(now, note));
+        let (count, note) = (on_one_line(&count).into_owned(), on_one_line(&note).into_owned());
         running.pace = Some(pace);
         if let Some(bar) = &mut running.bar {
             bar.show(done, total, count, note);
@@ -327,6 +329,8 @@ impl Progress {
         if self.verbosity == Verbosity::Quiet {
             return;
         }
+        // Words of stages, and what they quote.
+        let text = &*visible(text);
         let stream = self.stream.as_mut().filter(|stream| stream.is_open());
         match (&self.bars, stream) {
             (Some(_), Some(stream)) => {

@@ -34,3 +34,4 @@ pub mod suggest;
 pub mod survey;
 pub mod surveyor;
 pub mod test_bench;
+pub mod visible;
