@@ -115,6 +115,7 @@ pub enum Format {
 }
 
 fn main() -> ExitCode {
+    engine::home::keep_to_owner();
     let Cli { global, command } = Cli::parse();
     let is_of_a_stage = matches!(command, Command::Stage { .. } | Command::Member { .. });
     limits::heed(if is_of_a_stage { Ends::Stage } else { Ends::Program });

@@ -6,6 +6,8 @@ mod support;
 
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -180,4 +182,40 @@ fn a_limit_of_the_shell_is_told() {
         assert!(!ran.stderr.contains("panicked"), "{ran}");
     }
     project.run(&["run", "p.yaml"]).ends_with(0);
+}
+
+/// Every file and folder below one, with its permissions.
+fn modes(folder: &Path, found: &mut Vec<(PathBuf, u32)>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let metadata = fs::symlink_metadata(&path).unwrap();
+        if metadata.is_dir() {
+            modes(&path, found);
+        }
+        if !metadata.is_symlink() {
+            found.push((path, metadata.permissions().mode() & 0o777));
+        }
+    }
+}
+
+#[test]
+fn nobody_else_may_write_to_a_home_whatever_the_mask() {
+    for (mask, never) in [("000", 0o022), ("022", 0o022), ("077", 0o077)] {
+        let project = Project::new();
+        write(&project, "echo x >$OUTPUT_o/x; echo y >$PIPELINE_WORKING/y; sleep 0.1; exit 0");
+        let line = format!("umask {mask}; exec {} run p.yaml", env!("CARGO_BIN_EXE_pipeline"));
+        let mut command = Command::new("sh");
+        command.args(["-c", &line]).current_dir(project.path(".")).env("LANG", "C.UTF-8").stdin(Stdio::null());
+        Ran::of(command, &[mask]).ends_with(0);
+        let mut found = Vec::new();
+        modes(&project.path(".pipeline"), &mut found);
+        modes(&project.path("out"), &mut found);
+        assert!(found.len() > 20);
+        for (path, mode) in found {
+            // What is stored is read-only for all: the folders around it say who may read it.
+            let is_object = path.is_file() && path.starts_with(project.path(".pipeline/store/objects"));
+            let wrong = if is_object { mode != 0o444 } else { mode & never != 0 };
+            assert!(!wrong, "umask {mask}: {} has {mode:o}", path.display());
+        }
+    }
 }
