@@ -1,4 +1,5 @@
-//! What `pipeline validate` costs on a file of a thousand stages, and which share of it the parser has.
+//! What `pipeline validate` costs on a file of a thousand stages, and which share of it the parser has; and on files with tens of
+//! thousands of variables, or of mistakes.
 //!
 //!     cargo bench --bench validate
 //!
@@ -46,6 +47,23 @@ fn main() {
     println!("parsing               {:6.1} ms, {:.0} % of it", ms(parsing), 100.0 * ms(parsing) / ms(program));
     println!("loading, parsing too  {:6.1} ms", ms(loading));
     println!("surveying             {:6.1} ms", ms(surveying));
+    for (name, text) in [("60,000 variables", many_variables()), ("30,000 unknown kinds", many_unknown_kinds())] {
+        let refused = median(UsageWho::RUSAGE_SELF, || {
+            drop(engine::plan::load_text(&file, &text, &[], &registry).err().unwrap());
+        });
+        println!("{name:20}  {:6.1} ms, {} bytes", ms(refused), text.len());
+    }
+}
+
+/// What a check must not take time with the square of: see `tests/large_files.rs`.
+fn many_variables() -> String {
+    let vars: String = (0..60_000).map(|at| format!("  v{at}: 1\n")).collect();
+    format!("version: 1\nvars:\n{vars}stages: {{ s: {{ uses: unknown }} }}\n")
+}
+
+fn many_unknown_kinds() -> String {
+    let stages: String = (0..30_000).map(|at| format!("  s{at}: {{ uses: k{at} }}\n")).collect();
+    format!("version: 1\nstages:\n{stages}")
 }
 
 fn thousand_stages() -> String {

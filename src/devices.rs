@@ -87,7 +87,7 @@ fn never_run(kinds: &[DeviceKind]) -> Vec<DeviceKind> {
 }
 
 fn print(inventory: &Inventory, machine: &Machine) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+    let mut out = crate::screen::stdout();
     write!(out, "{}", device_table(inventory))?;
     for device in inventory.devices.iter().filter(|device| !device.processes.is_empty()) {
         writeln!(out, "{} is in use by {}", name(device), processes(device))?;

@@ -32,7 +32,7 @@ pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let code = codes::find(name).ok_or_else(|| unknown(name))?;
     match args.format {
         Format::Json => crate::print_json(&as_json(code)),
-        Format::Text => Ok(std::io::stdout().lock().write_all(in_words(code, Look::stdout().width).as_bytes())?),
+        Format::Text => Ok(crate::screen::stdout().write_all(in_words(code, Look::stdout().width).as_bytes())?),
     }
 }
 
@@ -53,7 +53,7 @@ fn list(format: Format) -> Result<(), Failure> {
     for code in codes::all() {
         table.row([code.code, severity(code), code.title]);
     }
-    write!(std::io::stdout().lock(), "{table}")?;
+    write!(crate::screen::stdout(), "{table}")?;
     Ok(())
 }
 

@@ -40,6 +40,6 @@ pub fn run(args: &GraphArgs, global: &Global) -> Result<(), Failure> {
         Format::Mermaid => GraphFormat::Mermaid,
         Format::Dot => GraphFormat::Dot,
     };
-    write!(std::io::stdout().lock(), "{}", engine::plan::graph_text(&plan, format))?;
+    write!(crate::screen::stdout(), "{}", engine::plan::graph_text(&plan, format))?;
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use engine::file::problem::{Problem, Severity};
 use engine::file::source::Sources;
+use engine::visible::is_hidden;
 
 /// One file, its problems and the texts that they lie in.
 pub struct Suite<'a> {
@@ -103,7 +104,8 @@ fn escaped(text: &str) -> String {
             '\t' => escaped.push_str("&#9;"),
             '\r' => escaped.push_str("&#13;"),
             '\u{fffe}' | '\u{ffff}' => escaped.push('\u{fffd}'),
-            letter if letter.is_control() && (letter as u32) < 0x20 => escaped.push('\u{fffd}'),
+            // Some of them XML allows, and a terminal obeys.
+            letter if is_hidden(letter) => escaped.push('\u{fffd}'),
             letter => escaped.push(letter),
         }
     }

@@ -79,7 +79,7 @@ fn names_are_known(plan: &Plan, names: Option<&[String]>) -> bool {
 }
 
 fn print(changes: &[Change], missing: &[String], check: bool) -> Result<(), Failure> {
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::screen::stdout();
     for Change { pin, old, new } in changes {
         let old = old.as_ref().map_or_else(|| "(not pinned)".to_owned(), short);
         writeln!(out, "{pin}: {old} → {}", short(new))?;

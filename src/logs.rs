@@ -54,7 +54,7 @@ pub fn run(args: &LogsArgs, global: &Global) -> Result<(), Failure> {
     if args.format == Format::Json {
         return print_json(args, &recorded, &stage.attempts, &log);
     }
-    let mut out = io::stdout().lock();
+    let mut out = Lines::new(crate::screen::stdout());
     let mut printer = Printer::new(&stage.attempts, Look::stdout());
     let mut file = File::open(&log)?;
     printer.begin(&mut file, args.tail)?;
@@ -120,7 +120,7 @@ fn print_json(args: &LogsArgs, recorded: &Recorded, attempts: &[Attempt], log: &
 fn follow(args: &LogsArgs, recorded: &Recorded, log: &Path) -> Result<(), Failure> {
     let mut events = EventTail::open(recorded.folder(), Words::Skip)?;
     let mut following = Following { log: log.to_owned(), file: None, printer: Printer::new(&[], Look::stdout()) };
-    let mut out = io::stdout().lock();
+    let mut out = Lines::new(crate::screen::stdout());
     let mut told = false;
     loop {
         // Looked at before the log: what was printed before the end is then in the log.
@@ -167,6 +167,40 @@ impl Following {
         let Some(file) = &mut self.file else { return Ok(()) };
         self.printer.copy(file, out)?;
         out.flush()
+    }
+}
+
+/// Gives each state of a bar that drew itself anew a line of its own: on the way back to the begin of its line it would hide what stands
+/// there.
+struct Lines<W> {
+    out: W,
+    /// The last byte began a line by itself.
+    returned: bool,
+}
+
+impl<W: Write> Lines<W> {
+    fn new(out: W) -> Self {
+        Self { out, returned: false }
+    }
+}
+
+impl<W: Write> Write for Lines<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut lines = Vec::with_capacity(bytes.len());
+        for byte in bytes {
+            match byte {
+                b'\n' if self.returned => {}
+                b'\r' => lines.push(b'\n'),
+                byte => lines.push(*byte),
+            }
+            self.returned = *byte == b'\r';
+        }
+        self.out.write_all(&lines)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
     }
 }
 
@@ -294,6 +328,16 @@ mod tests {
             (long.as_str(), 30_000, &long[..150_000]),
         ] {
             assert_eq!(printed(text, &[], Some(lines)), last, "{lines} of {text:.20?}");
+        }
+    }
+
+    #[test]
+    fn each_state_of_a_bar_is_a_line() {
+        for pieces in 1..9 {
+            let mut out = Vec::new();
+            let mut lines = Lines::new(&mut out);
+            b"10%\r20%\r\nend\n\n\r".chunks(pieces).for_each(|piece| lines.write_all(piece).unwrap());
+            assert_eq!(String::from_utf8(out).unwrap(), "10%\n20%\nend\n\n\n");
         }
     }
 

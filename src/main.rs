@@ -11,6 +11,7 @@ mod figures;
 mod full_disk;
 mod graph;
 mod junit;
+mod limits;
 mod locate;
 mod lock;
 mod logs;
@@ -24,6 +25,7 @@ mod run;
 mod runs;
 mod sarif;
 mod schema;
+mod screen;
 mod selection;
 mod show;
 mod stream;
@@ -36,7 +38,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use engine::run::ExitOnInterrupt;
 
+use limits::Ends;
 use progress::Verbosity;
 use render::{Exit, Failure};
 
@@ -89,6 +93,9 @@ enum Command {
     Job {
         folder: PathBuf,
     },
+    /// Ends what an engine leaves, once that is gone; the engine starts it.
+    #[command(name = "__watch", hide = true)]
+    Watch,
     /// Computes a stage together with its process, which starts it.
     #[command(name = "__member", hide = true)]
     Member {
@@ -108,7 +115,12 @@ pub enum Format {
 }
 
 fn main() -> ExitCode {
+    engine::home::keep_to_owner();
     let Cli { global, command } = Cli::parse();
+    let is_of_a_stage = matches!(command, Command::Stage { .. } | Command::Member { .. });
+    limits::heed(if is_of_a_stage { Ends::Stage } else { Ends::Program });
+    // A run has an order in which it stops, once it has begun; the engine's own processes heed the engine.
+    let _exit = command.is_for_a_person().then(ExitOnInterrupt::new);
     let ended = match command {
         Command::Run(args) => run::run(&args, &global),
         Command::Validate(args) => validate::run(&args, &global),
@@ -123,6 +135,7 @@ fn main() -> ExitCode {
         Command::Lock(args) => lock::run(&args, &global),
         Command::Schema(args) => schema::run(&args),
         Command::Devices(args) => devices::run(&args),
+        Command::Watch => return engine::execute::watcher::main(),
         Command::Job { folder } => return engine::execute::keeper::main(&folder),
         Command::Stage { job } => return engine::execute::stage_process::main(&stages::registry(), &job),
         Command::Member { job, membership } => {
@@ -132,6 +145,13 @@ fn main() -> ExitCode {
     match ended {
         Ok(()) => Exit::Done.into(),
         Err(failure) => render::failure(&failure).into(),
+    }
+}
+
+impl Command {
+    /// Whether somebody waits for its exit code, also where Ctrl-C ends it.
+    fn is_for_a_person(&self) -> bool {
+        !matches!(self, Self::Run(_) | Self::Stage { .. } | Self::Job { .. } | Self::Watch | Self::Member { .. })
     }
 }
 
@@ -173,8 +193,33 @@ fn scale(smoke: bool) -> engine::plan::Scale {
 /// Prints a value as a program reads it.
 fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
     use std::io::Write;
-    let mut out = std::io::stdout().lock();
-    serde_json::to_writer_pretty(&mut out, value).map_err(std::io::Error::from)?;
-    writeln!(out)?;
+    let text = serde_json::to_string_pretty(value).map_err(std::io::Error::from)?;
+    writeln!(std::io::stdout().lock(), "{}", escaped_json(text))?;
     Ok(())
+}
+
+/// JSON that may be printed on a terminal: what it need not escape, and a terminal or a reader would obey, stands in texts alone.
+fn escaped_json(text: String) -> String {
+    let is_hidden = |letter: char| engine::visible::is_hidden(letter) && letter != '\n';
+    if !text.contains(is_hidden) {
+        return text;
+    }
+    let escaped = |letter: char| match is_hidden(letter) {
+        true => format!("\\u{:04x}", u32::from(letter)),
+        false => letter.to_string(),
+    };
+    text.chars().map(escaped).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_says_the_same_with_nothing_hidden_in_it() {
+        let value = serde_json::json!({ "a\u{9b}": ["\u{1b}[31m\n", "\u{7f}\u{202e}é"] });
+        let text = escaped_json(serde_json::to_string_pretty(&value).expect("plain data"));
+        assert!(!text.contains(|letter: char| engine::visible::is_hidden(letter) && letter != '\n'), "{text}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).expect("it is JSON"), value);
+    }
 }

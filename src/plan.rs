@@ -161,7 +161,7 @@ fn text(plan: &Plan, forecasts: &[StageForecast], home: &Home) -> Result<(), Fai
             table.row(["", "", "", &reason]);
         }
     }
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::screen::stdout();
     writeln!(out, "{table}")?;
     for forecast in forecasts {
         write!(out, "{}", expectations(forecast))?;

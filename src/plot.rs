@@ -77,7 +77,7 @@ pub fn html(title: &str, svg: &str, below: &str) -> String {
 
 /// Text between tags or in quotes.
 pub fn escaped(text: &str) -> String {
-    let visible = text.replace(|letter: char| letter.is_control(), "\u{fffd}");
+    let visible = text.replace(engine::visible::is_hidden, "\u{fffd}");
     visible.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 

@@ -60,7 +60,7 @@ impl Profiles {
     /// # Errors
     /// Fails where the output does.
     pub fn print(&self) -> io::Result<()> {
-        let mut out = io::stdout().lock();
+        let mut out = crate::screen::stdout();
         for (stage, summary) in &self.stages {
             print(&mut out, stage, summary)?;
         }

@@ -10,6 +10,7 @@ use engine::executor::ExecutorKind;
 use engine::explain::Reason;
 use engine::protocol::WorkerEvent;
 use engine::run::event::{Compared, RunEvent, WaitsFor};
+use engine::visible::{on_one_line, visible};
 
 use crate::bars::{Bars, StageBar};
 use crate::stream::Stream;
@@ -198,7 +199,10 @@ impl Progress {
     /// Says what a stage waits for, where that is more than its turn.
     fn waiting(&mut self, stage: &str, waits_for: &WaitsFor) {
         match waits_for {
-            WaitsFor::AnotherRun => self.say(Mark::Note, stage, "waiting: another run is making this result"),
+            WaitsFor::AnotherRun { held_by } => {
+                let by = if held_by.is_empty() { String::new() } else { format!(": {}", held_by.join(", ")) };
+                self.say(Mark::Note, stage, &format!("waiting: another run is making this result{by}"));
+            }
             WaitsFor::Memory { wanted_bytes, free_bytes, estimated } => {
                 let (wanted, free) = (words::bytes(*wanted_bytes), words::bytes(*free_bytes));
                 let by = if *estimated { " that it is estimated to take" } else { "" };
@@ -287,6 +291,7 @@ impl Progress {
             _ => Pace { unit: unit.to_owned(), first: done, since: now, done, total },
         };
         let (count, note) = (pace.count(now, self.look), pace.note(now, note));
+        let (count, note) = (on_one_line(&count).into_owned(), on_one_line(&note).into_owned());
         running.pace = Some(pace);
         if let Some(bar) = &mut running.bar {
             bar.show(done, total, count, note);
@@ -324,6 +329,8 @@ impl Progress {
         if self.verbosity == Verbosity::Quiet {
             return;
         }
+        // Words of stages, and what they quote.
+        let text = &*visible(text);
         let stream = self.stream.as_mut().filter(|stream| stream.is_open());
         match (&self.bars, stream) {
             (Some(_), Some(stream)) => {

@@ -1,5 +1,6 @@
 //! Prints errors and picks exit codes; nothing else in the program does either.
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 use std::process::ExitCode;
@@ -12,6 +13,7 @@ use engine::file::source::{Sources, Span};
 use engine::lock_file::LockError;
 use engine::plan::{Plan, Rejected};
 use engine::run::{MemoryMissing, RunError};
+use engine::visible::{is_hidden, on_one_line, visible};
 use miette::{
     Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteError, MietteSpanContents, SourceCode,
     SourceSpan, SpanContents, ThemeCharacters, ThemeStyles,
@@ -238,7 +240,7 @@ impl Message {
 
 impl fmt::Display for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        f.write_str(&visible(&self.text))
     }
 }
 
@@ -250,7 +252,7 @@ impl Error for Message {
 
 impl Diagnostic for Message {
     fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
-        self.help.as_ref().map(|help| Box::new(help) as Box<dyn fmt::Display>)
+        self.help.as_ref().map(|help| Box::new(visible(help)) as Box<dyn fmt::Display>)
     }
 }
 
@@ -292,11 +294,43 @@ pub fn warnings(sources: &Sources, warnings: &[Problem], verbosity: Verbosity) {
     terminal::tell(problems(sources, warnings, Look::stderr()));
 }
 
-/// All problems of a file, in the order of the text, each with its place underlined.
+/// Problems that are shown of a file: nobody reads more at once, and those behind them tend to be the same.
+const MOST_SHOWN: usize = 200;
+
+/// The problems of a file, in the order of the text, each with its place underlined.
 pub fn problems(sources: &Sources, problems: &[Problem], look: Look) -> String {
     let mut problems: Vec<&Problem> = problems.iter().collect();
     problems.sort_by_key(|problem| (problem.span.source.0, problem.span.offset));
-    problems.iter().map(|problem| report(&Shown { problem, sources }, look) + "\n").collect()
+    let texts: Vec<Cow<'_, str>> = sources.all().map(|source| in_place(&source.text)).collect();
+    let shown = problems.iter().take(MOST_SHOWN);
+    let mut text: String =
+        shown.map(|problem| report(&Shown { problem, sources, texts: &texts }, look) + "\n").collect();
+    if let Some(more) = problems.len().checked_sub(MOST_SHOWN).filter(|more| *more > 0) {
+        text += &format!("  and {more} more, which `pipeline validate --format json` lists\n\n");
+    }
+    text
+}
+
+/// A text in which nothing is hidden and everything stays at its place: each character that a terminal would obey is replaced by one of
+/// as many bytes.
+fn in_place(text: &str) -> Cow<'_, str> {
+    let is_hidden = |letter: char| is_hidden(letter) && !matches!(letter, '\n' | '\t');
+    if !text.contains(is_hidden) {
+        return Cow::Borrowed(text);
+    }
+    let mut letters = text.chars().peekable();
+    let mut shown = String::with_capacity(text.len());
+    while let Some(letter) = letters.next() {
+        shown.push(match letter.len_utf8() {
+            _ if !is_hidden(letter) => letter,
+            // The end of a line as Windows writes it.
+            1 if letter == '\r' && letters.peek() == Some(&'\n') => ' ',
+            1 => '?',
+            2 => '¿',
+            _ => char::REPLACEMENT_CHARACTER,
+        });
+    }
+    Cow::Owned(shown)
 }
 
 /// `2 errors, 1 warning`.
@@ -335,7 +369,7 @@ pub fn problem_json(sources: &Sources, problem: &Problem) -> serde_json::Value {
 
 /// A problem as an annotation that GitHub Actions puts beside the line.
 pub fn problem_github(sources: &Sources, problem: &Problem) -> String {
-    let escape = |text: &str| text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
+    let escape = |text: &str| visible(text).replace('%', "%25").replace('\n', "%0A");
     let property = |text: &str| escape(text).replace(':', "%3A").replace(',', "%2C");
     let (line, column) = sources.line_column(problem.span);
     let (end_line, end_column) = sources.line_column(Span { offset: problem.span.end(), ..problem.span });
@@ -385,6 +419,8 @@ const LONGEST_LINE: usize = 4096;
 struct Shown<'a> {
     problem: &'a Problem,
     sources: &'a Sources,
+    /// The texts as they may be shown.
+    texts: &'a [Cow<'a, str>],
 }
 
 impl fmt::Debug for Shown<'_> {
@@ -395,11 +431,11 @@ impl fmt::Debug for Shown<'_> {
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} [{}]", self.problem.message, self.problem.code)?;
+        write!(f, "{} [{}]", visible(&self.problem.message), self.problem.code)?;
         match self.sources.get(self.problem.span.source) {
             Some(source) if self.is_on_a_long_line() => {
                 let (line, column) = self.sources.line_column(self.problem.span);
-                write!(f, " ({}:{line}:{column})", source.name)
+                write!(f, " ({}:{line}:{column})", on_one_line(&source.name))
             }
             _ => Ok(()),
         }
@@ -415,7 +451,7 @@ impl Shown<'_> {
         if self.is_on_a_long_line() {
             return None;
         }
-        let text = self.sources.get(self.problem.span.source)?.text.as_str();
+        let text = self.texts.get(self.problem.span.source.0 as usize)?.as_ref();
         match text.is_empty() {
             false => Some(text),
             true => (!self.problem.label.is_empty()).then_some("\n"),
@@ -458,7 +494,7 @@ impl Diagnostic for Shown<'_> {
             Some(format!("{} ({}:{line}:{column})", label, self.sources.get(span.source)?.name))
         });
         let lines: Vec<String> = self.problem.help.iter().cloned().chain(elsewhere).collect();
-        (!lines.is_empty()).then(|| Box::new(lines.join("\n")) as Box<dyn fmt::Display>)
+        (!lines.is_empty()).then(|| Box::new(visible(&lines.join("\n")).into_owned()) as Box<dyn fmt::Display>)
     }
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
@@ -466,7 +502,7 @@ impl Diagnostic for Shown<'_> {
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
-        let label = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let label = |text: &str| (!text.is_empty()).then(|| on_one_line(text).into_owned());
         let primary = self.first_line(self.problem.span);
         let primary = LabeledSpan::new_primary_with_span(label(&self.problem.label), primary);
         let others =
@@ -501,7 +537,7 @@ impl SourceCode for Shown<'_> {
         let contents = text.read_span(&span, 0, 0)?;
         let name = self.sources.get(self.problem.span.source).map_or("", |source| &source.name);
         Ok(Box::new(MietteSpanContents::new_named(
-            name.to_owned(),
+            on_one_line(name).into_owned(),
             contents.data(),
             *contents.span(),
             contents.line(),
@@ -563,6 +599,30 @@ mod tests {
         assert_eq!(problems(&sources, std::slice::from_ref(&problem), PLAIN), expected);
         let ascii = problems(&sources, &[problem], Look { unicode: false, ..PLAIN });
         assert!(ascii.is_ascii(), "{ascii}");
+    }
+
+    #[test]
+    fn what_stands_in_a_file_is_shown_and_not_obeyed_and_stays_at_its_place() {
+        let mut sources = Sources::default();
+        let text = "\"s\u{1b}[31m\u{9b}\u{202e}\": 1\r\nx: 2\r\n";
+        let span = at(&mut sources, "a\u{1b}.yaml", text, "1\r");
+        let span = Span { len: 1, ..span };
+        let problem = Problem::error("c", span, "no \u{1b}[31m", "l\u{7}").with_help("h\u{9b}\nh");
+        let text = problems(&sources, &[problem], PLAIN);
+        assert!(text.contains("no \\x1b[31m [c]") && text.contains("[a\\x1b.yaml:1:13]"), "{text}");
+        assert!(text.contains("1 │ \"s?[31m¿\u{fffd}\": 1\n") && text.contains("l\\x07"), "{text}");
+        assert!(text.contains("h\\x9b"), "{text}");
+        assert!(!text.contains(|letter: char| is_hidden(letter) && letter != '\n'), "{text:?}");
+    }
+
+    #[test]
+    fn of_very_many_problems_the_first_are_shown() {
+        let mut sources = Sources::default();
+        let span = at(&mut sources, "a.yaml", "a: 1\n", "1");
+        let many: Vec<Problem> = (0..500).map(|_| Problem::error("c", span, "m", "l")).collect();
+        let text = problems(&sources, &many, PLAIN);
+        assert_eq!(text.matches("m [c]").count(), MOST_SHOWN);
+        assert!(text.contains("and 300 more"), "{}", &text[text.len() - 100..]);
     }
 
     #[test]

@@ -15,7 +15,8 @@ use engine::protocol::{Network, WorkerEvent};
 use engine::publish::OnChanged;
 use engine::remote::RemoteSettings;
 use engine::run::{
-    Conclusion, Counts, OnFailure, Profiling, RunEvent, RunOptions, RunOutcome, Sharing, StageOutcome, State,
+    Conclusion, Counts, ExitOnInterrupt, OnFailure, Profiling, RunEvent, RunOptions, RunOutcome, Sharing, StageOutcome,
+    State,
 };
 use engine::stage::{Registry, Stage as _};
 use serde_json::{Map, Value, json};
@@ -132,18 +133,21 @@ struct Failed {
 /// Runs the pipeline.
 pub fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     let began = Instant::now();
+    let preparing = ExitOnInterrupt::new();
     let registry = stages::registry();
     let plan = args.plan(&registry)?;
     render::warnings(&plan.sources, &plan.warnings, global.verbosity());
     render::left_out(&plan, global.verbosity());
     let home = global.home(&args.file)?;
+    let options = args.options(&plan)?;
     let ids = plan.stages.iter().map(|stage| stage.id.as_str());
     let mut progress = Progress::new(ids, global.verbosity(), Look::stderr());
     if args.shows_answers(global.verbosity()) {
         progress = progress.with_stream(Stream::new(Box::new(std::io::stdout()), Look::stdout()));
     }
     let mut told = Told { hands_over: args.hand_over, ..Told::default() };
-    let ended = engine::run::run(&plan, &home, &registry, &args.options(&plan)?, |event| {
+    drop(preparing);
+    let ended = engine::run::run(&plan, &home, &registry, &options, |event| {
         let screen = progress.event(event);
         told.event(event, screen, &plan);
     });
@@ -425,7 +429,7 @@ fn stage_json(stage: &StageOutcome, told: &Told) -> Value {
 
 /// What stages report, each under its stage's name.
 fn reports(reports: &[(String, String)]) -> Result<(), Failure> {
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::screen::stdout();
     let look = Look::stdout();
     let mut last = None;
     for (stage, text) in reports {

@@ -47,7 +47,7 @@ pub fn run(args: &SchemaArgs) -> Result<(), Failure> {
                     table.row([kind, &field.path, class_name(field.class)]);
                 }
             }
-            Ok(write!(std::io::stdout().lock(), "{table}")?)
+            Ok(write!(crate::screen::stdout(), "{table}")?)
         }
     }
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use cache::{OutputRecord, Tree, Verify};
 use clap::Args;
+use engine::visible::on_one_line;
 use serde_json::{Map, Value, json};
 use stages::artifact::{Metrics, OutputKind, Packs, Rows, Samples, Tokens};
 use stages::generate;
@@ -87,7 +88,7 @@ pub fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
     let steps = args.rows.unwrap_or(DEFAULT_STEPS);
     match args.format {
         Format::Json => crate::print_json(&shown.json()),
-        Format::Text => Ok(shown.print(&mut io::stdout().lock(), steps, Look::stdout())?),
+        Format::Text => Ok(shown.print(&mut crate::screen::stdout(), steps, Look::stdout())?),
     }
 }
 
@@ -168,7 +169,8 @@ fn facts(facts: &Map<String, Value>) -> String {
     facts
         .iter()
         .map(|(name, value)| {
-            format!("  {name:width$}  {}\n", shortened(&words::figure(value), MOST_OF_A_FACT).replace('\n', " "))
+            let value = shortened(&words::figure(value), MOST_OF_A_FACT).replace('\n', " ");
+            format!("  {:width$}  {}\n", on_one_line(name), on_one_line(&value))
         })
         .collect()
 }
@@ -206,7 +208,7 @@ fn print_row(out: &mut dyn Write, row: &RowView, look: Look) -> io::Result<()> {
 }
 
 fn print_field(out: &mut dyn Write, field: &Field, look: Look) -> io::Result<()> {
-    writeln!(out, "  {}", look.paint("36", &format!("{}:", field.name)))?;
+    writeln!(out, "  {}", look.paint("36", &format!("{}:", on_one_line(&field.name))))?;
     words::visible(&shortened(&field.text, MOST_OF_A_TEXT)).lines().try_for_each(|line| writeln!(out, "    {line}"))
 }
 
@@ -242,7 +244,7 @@ mod tests {
     #[test]
     fn control_characters_of_the_data_do_not_reach_the_terminal() {
         let segment = segment("a\x1b]0;title\x07\tb", true);
-        assert_eq!(marked(&segment, PIPE), "⟦a\u{fffd}]0;title\u{fffd}\tb⟧");
+        assert_eq!(marked(&segment, PIPE), "⟦a\\x1b]0;title\\x07\tb⟧");
     }
 
     const PIPE: Look = Look { colour: false, unicode: true, width: 100, live: false };

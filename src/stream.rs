@@ -5,6 +5,8 @@
 use std::collections::BTreeSet;
 use std::io::Write;
 
+use engine::visible::visible;
+
 use crate::terminal::Look;
 
 /// Shows what a stage says piece by piece.
@@ -45,7 +47,7 @@ impl Stream {
             self.stage = Some(stage.to_owned());
             self.write(&format!("{}\n", self.look.paint("1", &format!("[{stage}]"))));
         }
-        self.write(text);
+        self.write(&visible(text));
     }
 
     /// Makes room for a line of another kind.

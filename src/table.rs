@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use engine::visible::on_one_line;
+
 /// Rows of cells under a header.
 #[derive(Debug, Clone, Default)]
 pub struct Table {
@@ -17,7 +19,7 @@ impl Table {
 
     /// Adds a row.
     pub fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
-        self.rows.push(cells.into_iter().map(Into::into).collect());
+        self.rows.push(cells.into_iter().map(|cell| on_one_line(&cell.into()).into_owned()).collect());
     }
 
     /// Whether it has no row.
@@ -74,6 +76,13 @@ mod tests {
             table.to_string(),
             "metric      before  after\nperplexity   291.5   1.75\nrouge1           0    0.5\n"
         );
+    }
+
+    #[test]
+    fn a_cell_is_one_line_in_which_nothing_is_hidden() {
+        let mut table = Table::new(["file", "size"]);
+        table.row(["a\nb\x1b[31m", "1"]);
+        assert_eq!(table.to_string(), "file          size\na\\nb\\x1b[31m     1\n");
     }
 
     #[test]

@@ -57,9 +57,10 @@ impl Look {
 }
 
 /// Writes to standard error. Where its reader has gone away or its disk is full there is nobody left to tell, which is no
-/// reason to end a run half-way, as the panic of `eprintln!` would.
+/// reason to end a run half-way, as the panic of `eprintln!` would. Nothing in it is obeyed but colours, where they are used.
 pub fn tell(text: impl Display) {
-    let _ = write!(std::io::stderr().lock(), "{text}");
+    let shown = crate::screen::shown(&text.to_string(), Look::stderr().colour);
+    let _ = std::io::stderr().lock().write_all(shown.as_bytes());
 }
 
 /// As [`tell`], of a line.

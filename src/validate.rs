@@ -88,7 +88,7 @@ fn check(file: &Path, home: Option<&Path>, registry: &Registry) -> Checked {
 }
 
 fn text(checked: &[Checked]) -> Result<(), Failure> {
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::screen::stdout();
     for Checked { file, stages, sources, problems } in checked {
         terminal::tell(render::problems(sources, problems, Look::stderr()));
         match stages {

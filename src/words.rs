@@ -11,7 +11,7 @@ use engine::plan::LeftOut;
 
 /// Text of the user's data, which may hold anything: a terminal obeys control characters.
 pub fn visible(text: &str) -> String {
-    text.replace(|letter: char| letter.is_control() && letter != '\n' && letter != '\t', "\u{fffd}")
+    engine::visible::visible(text).into_owned()
 }
 
 /// `14 ms`, `3.2 s`, `2 min 05 s`, `1 h 12 min`.

@@ -167,3 +167,11 @@ fn circles_and_what_cannot_be_included_are_refused_with_their_place() {
     project.write("l10.yaml", &format!("version: 1\n{stage}"));
     project.run(&["validate", "l0.yaml"]).ends_with(2).warns("more than 8 levels deep");
 }
+
+#[test]
+fn a_pipe_is_not_waited_for() {
+    let project = Project::new();
+    nix::unistd::mkfifo(&project.path("pipe.yaml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    project.write("main.yaml", "version: 1\ninclude: { data: ./pipe.yaml }\n");
+    project.run(&["validate", "main.yaml"]).ends_with(2).warns("no regular file").warns("included here");
+}

@@ -119,6 +119,11 @@ fn a_lock_that_makes_no_sense_is_refused_with_a_way_out() {
     run(conflict).warns("merge conflict (line 3)").warns("remove the marks");
     run("version: 3\npins: {}\n").warns("has version 3").warns("newer version of this program");
     run("pins: 1\n").warns("is not a lock file");
+    // What is written down is asked for as it stands: a branch would pass as pinned, and a path lead elsewhere.
+    for commit in ["main", "../../etc", "zzz"] {
+        at.project.write("pipeline.lock", &format!("version: 2\npins:\n  \"{PIN}\":\n    commit: \"{commit}\"\n"));
+        at.pipeline(&["run", "hub.yaml", "--locked"]).ends_with(2).warns("is no commit").warns("pipeline lock FILE");
+    }
     assert_eq!(hub.requests().len(), 0);
     // The form before this one is read, and rewritten only when something is added.
     run_old_form(&at);

@@ -4,7 +4,7 @@
 
 mod support;
 
-use support::Project;
+use support::{Project, Ran};
 
 #[test]
 fn show_prints_rows_as_text_with_trained_tokens_and_pack_borders_marked() {
@@ -76,5 +76,61 @@ fn the_schema_knows_every_stage_kind() {
     let text = schema.to_string();
     for kind in ["new_model", "download", "dataset", "tokenize", "pack", "train", "merge", "evaluate", "generate"] {
         assert!(text.contains(&format!("\"{kind}\"")), "{kind}");
+    }
+}
+
+/// Asserts that nothing of a program's words would be obeyed by a terminal.
+#[track_caller]
+fn nothing_is_hidden(ran: &Ran) {
+    let hidden = |letter: char| (letter.is_control() && letter != '\n') || ('\u{202a}'..='\u{202e}').contains(&letter);
+    assert!(!ran.stdout.contains(hidden) && !ran.stderr.contains(hidden), "{:?}", (&ran.stdout, &ran.stderr));
+}
+
+#[test]
+fn control_characters_of_a_file_reach_no_terminal() {
+    let project = Project::new();
+    let (file, odd) = ("odd\u{1b}]0;.yaml", "s\\e[31m\\u009b\\u202e");
+    let stages = format!("version: 1\nstages: {{ \"{odd}\": {{ uses: \"{odd}\" }} }}\n");
+    for (text, said) in [
+        (stages.clone(), "`s\\x1b[31m\\x9b\\u{202e}`"),
+        (format!("{stages}vars: {{ a: \"\u{9b}\u{202e}\u{1b}\" }}\n"), "not YAML"),
+    ] {
+        project.write(file, &text);
+        for format in ["text", "json", "github", "sarif", "junit"] {
+            let ran = project.run(&["validate", file, "--format", format]).ends_with(2);
+            nothing_is_hidden(&ran);
+            assert!(format != "text" || ran.stderr.contains(said), "{ran}");
+        }
+        for command in ["run", "plan", "graph"] {
+            nothing_is_hidden(&project.run(&[command, file]).ends_with(2));
+        }
+    }
+}
+
+#[test]
+fn control_characters_of_a_result_reach_no_terminal() {
+    let project = Project::new();
+    let script = r#"printf '10%%\r20%%\n\033]0;P\007\302\233 \342\200\256\n'; echo x >"$OUTPUT_o/$(printf 'a\033[31m\nb\302\233')"; printf '{"loss\302\233": 1}' >"$OUTPUT_m/metrics.json""#;
+    let script = serde_json::Value::from(script);
+    let stage = format!("{{ uses: command, with: {{ run: {script}, outputs: {{ o: files, m: metrics }} }} }}");
+    project.write("p.yaml", &format!("version: 1\nname: p\nstages:\n  s: {stage}\npublish: {{ s.o: ./out }}\n"));
+    nothing_is_hidden(&project.run(&["run", "p.yaml"]).ends_with(0));
+    let shown = project.run(&["show", "p.yaml", "s.o"]).ends_with(0).says("a\\x1b[31m\\nb\\x9b");
+    nothing_is_hidden(&shown);
+    let log = project.run(&["logs", "s"]).ends_with(0).says("10%\n20%\n\\x1b]0;P\\x07\\x9b \\u{202e}\n");
+    nothing_is_hidden(&log);
+    for arguments in [
+        &["show", "p.yaml", "s.m"][..],
+        &["show", "p.yaml", "s.o", "--format", "json"],
+        &["logs", "s", "--format", "json"],
+        &["runs", "show"],
+        &["runs", "show", "latest", "s"],
+        &["runs", "provenance", "out"],
+        &["runs", "compare", "s"],
+        &["cache", "ls"],
+        &["cache", "verify"],
+        &["plan", "p.yaml"],
+    ] {
+        nothing_is_hidden(&project.run(arguments));
     }
 }

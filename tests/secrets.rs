@@ -120,6 +120,50 @@ fn an_output_that_holds_it_is_refused_and_nothing_of_it_stays() {
     nowhere(&project, &[said], &[SECRET, TOKEN]);
 }
 
+#[test]
+fn a_name_that_holds_it_is_refused_and_not_shown() {
+    for script in [
+        "echo x >\"$OUTPUT_made/f-$MY_SECRET\"",
+        "mkdir \"$OUTPUT_made/$MY_SECRET\"; echo x >\"$OUTPUT_made/$MY_SECRET/f\"",
+        "echo x >\"$OUTPUT_made/f\"; ln -s \"/tmp/$MY_SECRET\" \"$OUTPUT_made/link\"",
+    ] {
+        let project = Project::new();
+        project.write("p.yaml", &pipeline(script, ""));
+        let said = run(&project, &["run", "p.yaml", "-v"]).ends_with(1).warns("the value of a variable of `pass_env`");
+        nowhere(&project, &[said], &[SECRET, TOKEN]);
+        let mut names = Vec::new();
+        all_names(&project.path("."), &mut names);
+        assert!(!names.iter().any(|name| holds(name.as_os_str().as_encoded_bytes(), SECRET)), "{names:?}");
+    }
+}
+
+/// Every path below a folder, and where links lead.
+fn all_names(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        found.extend(fs::read_link(&path));
+        if path.is_dir() && !path.is_symlink() {
+            all_names(&path, found);
+        }
+        found.push(path);
+    }
+}
+
+#[test]
+fn what_a_program_keeps_for_its_next_try_is_cleaned_of_it() {
+    let project = Project::new();
+    let script = "echo 7 >\"$PIPELINE_WORKING/step\"; echo \"t=$MY_SECRET\" >\"$PIPELINE_WORKING/config\"; exit 3";
+    project.write("p.yaml", &pipeline(script, ""));
+    let said = run(&project, &["run", "p.yaml"]).ends_with(1).warns("was removed");
+    nowhere(&project, &[said], &[SECRET, TOKEN]);
+    // Where the program was killed with the stage's process nobody could look; the next try does before anything else.
+    let script = "cd \"$PIPELINE_WORKING\"; if test -e tried; then test ! -e config; exit 4; fi; touch tried; echo $MY_SECRET >config; kill -9 $PPID; sleep 5";
+    project.write("p.yaml", &pipeline(script, ""));
+    run(&project, &["run", "p.yaml"]).ends_with(1).warns("SIGKILL");
+    let said = run(&project, &["run", "p.yaml"]).ends_with(1).warns("exit code 4");
+    nowhere(&project, &[said], &[SECRET, TOKEN]);
+}
+
 /// A Hub that refuses everything, and says what it was asked.
 fn refusing_hub() -> (String, std::sync::mpsc::Receiver<String>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -10,6 +10,7 @@ mod error;
 mod finished;
 mod folder;
 pub mod gc;
+pub mod holder;
 pub mod in_use;
 pub mod key;
 pub mod listing;

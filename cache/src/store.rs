@@ -352,7 +352,7 @@ impl Store {
         self.folder(name).join(shard).join(rest)
     }
 
-    fn lock_path(&self, name: &str) -> Result<PathBuf, StoreError> {
+    pub(crate) fn lock_path(&self, name: &str) -> Result<PathBuf, StoreError> {
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
         if name.is_empty() || name.starts_with('.') || !name.chars().all(allowed) {
             let reason = "a lock's name is made of letters, digits, `.`, `_` and `-`";

@@ -6,7 +6,7 @@
 //!
 //! A file stays when its device is free. What stands in it says, for messages alone, who took the device last.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -19,19 +19,28 @@ use nix::libc;
 /// The variable that names another folder for leases, such as one that a container shares with its host.
 pub const LEASES_VARIABLE: &str = "PIPELINE_LEASES";
 
-/// The places for the folder, the first that can be used is taken. Each is the same for every user of the machine; a folder below
-/// `$XDG_RUNTIME_DIR` or `$TMPDIR` would be another for each of them.
-const PLACES: [&str; 2] = ["/run/lock/pipeline", "/tmp/pipeline-leases"];
+/// The places for lock files, with what their names begin with there; the first that can be used is taken. Each is the same for every
+/// user of the machine; a folder below `$XDG_RUNTIME_DIR` or `$TMPDIR` would be another for each of them. None is made here: whoever made
+/// it could remove what others lock in it.
+const PLACES: [(&str, &str); 3] = [("/run/lock/pipeline", ""), ("/run/lock", "pipeline-"), ("/tmp", "pipeline-lease-")];
 
 /// Writable for all, and only who made a file may remove it: the permissions of `/tmp`.
 const SHARED: u32 = 0o1777;
+
+/// What of the permissions lets others make files, and keeps them from removing those of others.
+const OTHERS_WRITE: u32 = 0o022;
+const STICKY: u32 = 0o1000;
 
 /// The longest text about a holder that is believed.
 const LONGEST_NOTE: u64 = 200;
 
 /// Where the locks of a machine lie.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeaseFolder(PathBuf);
+pub struct LeaseFolder {
+    path: PathBuf,
+    /// What the names of lock files begin with: the folder may be for other things too.
+    prefix: &'static str,
+}
 
 /// Some devices, all of them leased, until the last copy of each descriptor is closed.
 #[derive(Debug)]
@@ -67,14 +76,28 @@ impl LeaseFolder {
         if let Some(named) = std::env::var_os(LEASES_VARIABLE).filter(|named| !named.is_empty()) {
             return Self::at(Path::new(&named));
         }
-        let [first, second] = PLACES.map(Path::new);
-        Self::at(first).or_else(|_| Self::at(second))
+        let mut found = PLACES.iter().map(|(place, prefix)| Self::shared(Path::new(place), prefix));
+        let first = found.next().expect("there are places");
+        found.fold(first, Result::or)
+    }
+
+    /// One that the machine's owner has made for all users.
+    fn shared(path: &Path, prefix: &'static str) -> Result<Self, LeaseError> {
+        let found = look(path)?;
+        let is_for_all = found.mode() & SHARED == SHARED;
+        // Where root cannot be told from others, only what nobody else can have made is taken for its.
+        let is_roots = if prefix.is_empty() { found.uid() == 0 } else { is_roots(&found) };
+        if !is_for_all || !is_roots {
+            return Err(on("keep leases in", path)(refusal("it is not root's and open to all (mode 1777)")));
+        }
+        Ok(Self { path: path.to_owned(), prefix })
     }
 
     /// One at a path, made if need be.
     ///
     /// # Errors
-    /// Fails where it cannot be made, or is none that this user can write to.
+    /// Fails where it cannot be made, is none that this user can write to, or is one in which others could remove what is locked: another
+    /// user's, or one without the sticky bit that others can write to.
     pub fn at(path: &Path) -> Result<Self, LeaseError> {
         match DirBuilder::new().mode(SHARED).create(path) {
             // The mask of this process has taken away what other users need.
@@ -82,19 +105,24 @@ impl LeaseFolder {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(on("create", path)(error)),
         }
-        // A link could lead into somebody's own folder.
-        let found = fs::symlink_metadata(path).map_err(on("look at", path))?;
-        if !found.is_dir() {
-            return Err(on("keep leases in", path)(io::ErrorKind::NotADirectory.into()));
+        let found = look(path)?;
+        let own = nix::unistd::geteuid().as_raw();
+        if found.uid() != own && !is_roots(&found) {
+            let why = format!("it belongs to another user ({}), who could remove what is locked there", found.uid());
+            return Err(on("keep leases in", path)(refusal(&why)));
+        }
+        if found.mode() & OTHERS_WRITE != 0 && found.mode() & STICKY == 0 {
+            let why = "others could remove what is locked there: `chmod +t` it";
+            return Err(on("keep leases in", path)(refusal(why)));
         }
         let writable = nix::unistd::access(path, nix::unistd::AccessFlags::W_OK | nix::unistd::AccessFlags::X_OK);
         writable.map_err(|error| on("keep leases in", path)(error.into()))?;
-        Ok(Self(path.to_owned()))
+        Ok(Self { path: path.to_owned(), prefix: "" })
     }
 
     /// Its path.
     pub fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 
     /// How a device stands at this moment, by [`identity`](crate::Device::identity).
@@ -129,6 +157,8 @@ impl LeaseFolder {
             let path = self.file(identity);
             let mut file = open(&path)?;
             match file.try_lock() {
+                // It was removed meanwhile, and another may have been made: that one counts.
+                Ok(()) if !is_at(&file, &path) => return Ok(None),
                 Ok(()) => {
                     // Where the file is somebody else's the note may be refused; the lock is what counts.
                     let _ = sign(&mut file, holder);
@@ -143,7 +173,7 @@ impl LeaseFolder {
 
     fn file(&self, identity: &str) -> PathBuf {
         let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
-        self.0.join(format!("{}.lock", identity.chars().map(plain).collect::<String>()))
+        self.path.join(format!("{}{}.lock", self.prefix, identity.chars().map(plain).collect::<String>()))
     }
 }
 
@@ -152,6 +182,37 @@ impl Lease {
     pub fn descriptors(&self) -> Vec<RawFd> {
         self.0.iter().map(AsRawFd::as_raw_fd).collect()
     }
+}
+
+/// What a folder is. A link could lead into somebody's own.
+fn look(path: &Path) -> Result<Metadata, LeaseError> {
+    let found = fs::symlink_metadata(path).map_err(on("look at", path))?;
+    if found.is_dir() { Ok(found) } else { Err(on("keep leases in", path)(io::ErrorKind::NotADirectory.into())) }
+}
+
+/// Whether something belongs to root, also where this process cannot see that: in a user namespace without root, as containers of users
+/// have it, what is root's outside belongs to the overflow user.
+fn is_roots(found: &Metadata) -> bool {
+    let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u32>().ok();
+    let maps_root = || {
+        let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        let ranges = map.lines().map(|line| line.split_whitespace().filter_map(|word| word.parse::<u64>().ok()));
+        // `inside outside length`: all users, or those of a container that has a root of its own outside.
+        ranges.map(Iterator::collect::<Vec<_>>).any(|range| matches!(range.as_slice(), [_, 0, _]))
+    };
+    found.uid() == 0 || (!maps_root() && Some(found.uid()) == number("/proc/sys/kernel/overflowuid"))
+}
+
+/// Whether an open file is still the one with that name.
+fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::symlink_metadata(path)) {
+        (Ok(ours), Ok(named)) => (ours.dev(), ours.ino()) == (named.dev(), named.ino()),
+        _ => false,
+    }
+}
+
+fn refusal(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
 /// Opens the file of a device, and makes it where it is missing.
@@ -274,6 +335,50 @@ mod tests {
         }
         assert_eq!(fs::read_to_string(precious).unwrap(), "text");
         assert!(LeaseFolder::at(&root.path().join("precious")).is_err());
+    }
+
+    #[test]
+    fn a_folder_in_which_others_could_remove_what_is_locked_is_none() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |mode: u32| {
+            let path = root.path().join(format!("{mode:o}"));
+            fs::create_dir(&path).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            path
+        };
+        for sound in [0o700, 0o755, 0o1777, 0o1770] {
+            assert!(LeaseFolder::at(&at(sound)).is_ok(), "{sound:o}");
+        }
+        for open in [0o777, 0o775, 0o2775] {
+            let error = LeaseFolder::at(&at(open)).unwrap_err();
+            assert!(error.source.to_string().contains("chmod +t"), "{open:o}: {error:?}");
+        }
+        let link = root.path().join("link");
+        std::os::unix::fs::symlink(root.path().join("700"), &link).unwrap();
+        assert!(LeaseFolder::at(&link).is_err());
+        // Of those for all none is another's: here they are root's, or none at all.
+        if nix::unistd::geteuid().is_root() {
+            let shared = |path: &Path| LeaseFolder::shared(path, "pipeline-");
+            assert!(shared(&root.path().join("1777")).is_ok());
+            assert!(shared(&root.path().join("755")).is_err() && shared(&root.path().join("1770")).is_err());
+            let theirs = root.path().join("1777");
+            std::os::unix::fs::chown(&theirs, Some(65_533), None).unwrap();
+            assert!(shared(&theirs).is_err());
+            let error = LeaseFolder::at(&theirs).unwrap_err();
+            assert!(error.source.to_string().contains("another user (65533)"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_lock_on_a_file_that_was_removed_is_none() {
+        let (_root, leases) = folder();
+        let path = leases.file("cuda-0");
+        let file = open(&path).unwrap();
+        assert!(is_at(&file, &path));
+        fs::remove_file(&path).unwrap();
+        assert!(!is_at(&file, &path));
+        drop(create(&path).unwrap());
+        assert!(!is_at(&file, &path));
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::history::stage_folder;
 use crate::parameter::{ArtifactKind, Input, Reference};
 use crate::pin::Pinned;
 use crate::protocol::{FileGrant, Job, Network, ProfileRequest, StoredOutput, WorkerEvent};
+use crate::visible::visible;
 
 mod reuse;
 
@@ -322,7 +323,7 @@ impl StageContext {
     pub fn log(&self, line: &str) {
         if self.voice == Voice::Protocol {
             // Standard error is the log. One that cannot be written is no reason to fail.
-            let _ = writeln!(std::io::stderr(), "{line}");
+            let _ = writeln!(std::io::stderr(), "{}", visible(line));
         }
     }
 

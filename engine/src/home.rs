@@ -7,6 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use cache::disk::Disk;
+use nix::sys::stat::{Mode, umask};
 
 /// The folder's name beside a project.
 pub const FOLDER: &str = ".pipeline";
@@ -132,6 +133,14 @@ impl Home {
         // The tag goes last: where it is, the rest is.
         fs::write(&tag, CACHEDIR_TAG).map_err(at(&tag))
     }
+}
+
+/// Lets nobody but its owner write to what this process makes, whatever the mask it was started with (`umask 000`): who could write to a
+/// record or a folder of the store could make results up. What a mask takes away beyond that stays away. To be called before any
+/// thread is started; what this process starts has the mask too.
+pub fn keep_to_owner() {
+    let before = umask(Mode::empty());
+    umask(before | Mode::S_IWGRP | Mode::S_IWOTH);
 }
 
 /// What to do when the disk that a path lies on is full.

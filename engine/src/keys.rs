@@ -186,8 +186,8 @@ fn find(base: &Path, pattern: &str, span: Span) -> Result<Found, Box<Problem>> {
         return Ok(Found { files: vec![(path, name)], named: Named::Single });
     }
     let mut files = Vec::new();
-    walk(&path, String::new(), 0, &mut files)
-        .map_err(|error| unreadable(span, format!("cannot list folder `{pattern}`: {error}")))?;
+    walk(&path, "", &mut Vec::new(), &mut files)
+        .map_err(|why| unreadable(span, format!("cannot list folder `{pattern}`: {why}")))?;
     files.sort_by(|a, b| a.1.cmp(&b.1));
     match files.is_empty() {
         true => Err(missing(format!("folder `{pattern}` has no files"))),
@@ -235,26 +235,56 @@ fn refuse_twice(files: &[(PathBuf, String)], pattern: &str, span: Span) -> Resul
     Ok(())
 }
 
-fn walk(folder: &Path, prefix: String, depth: usize, files: &mut Vec<(PathBuf, String)>) -> io::Result<()> {
-    if depth > DEEPEST_FOLDER {
-        return Err(io::Error::other("too deep: is there a loop of links?"));
+/// Lists a folder with all that lies below it, also behind links. `open` holds the real paths of the folders on the way.
+fn walk(
+    folder: &Path,
+    prefix: &str,
+    open: &mut Vec<PathBuf>,
+    files: &mut Vec<(PathBuf, String)>,
+) -> Result<(), String> {
+    if open.len() > DEEPEST_FOLDER {
+        return Err(format!("`{prefix}` lies more than {DEEPEST_FOLDER} folders deep"));
     }
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let refused = |name: &str, error: io::Error| match name {
+        "" => error.to_string(),
+        name => format!("`{name}`: {error}"),
+    };
+    let real = fs::canonicalize(folder).map_err(|error| refused(prefix, error))?;
+    open.push(real);
+    for entry in fs::read_dir(folder).map_err(|error| refused(prefix, error))? {
+        let entry = entry.map_err(|error| refused(prefix, error))?;
+        let path = entry.path();
+        let name = entry.file_name().to_string_lossy().into_owned();
         // What `publish:` notes about a folder holds times; the folder's content is the same without it.
         if name == crate::publish::RECORD {
             continue;
         }
         let relative = if prefix.is_empty() { name } else { format!("{prefix}/{name}") };
-        let metadata = fs::metadata(&path)?;
+        let metadata = fs::metadata(&path).map_err(|error| refused(&relative, error))?;
         if metadata.is_dir() {
-            walk(&path, relative, depth + 1, files)?;
+            refuse_endless(&path, &relative, open)?;
+            walk(&path, &relative, open, files)?;
         } else if metadata.is_file() {
             files.push((path, relative));
         }
     }
+    open.pop();
     Ok(())
+}
+
+/// Refuses a link that leads back to a folder around it: what lies below it has no end.
+fn refuse_endless(path: &Path, relative: &str, open: &[PathBuf]) -> Result<(), String> {
+    if !path.is_symlink() {
+        return Ok(());
+    }
+    let target = fs::canonicalize(path).map_err(|error| format!("`{relative}`: {error}"))?;
+    match open.iter().any(|folder| folder.starts_with(&target)) {
+        true => Err(format!(
+            "`{relative}` is a link to `{}`, a folder that it lies in: what is below it has no end",
+            target.display()
+        )),
+        false => Ok(()),
+    }
 }
 
 fn grant((path, relative): (PathBuf, String), files: &mut StatCache, span: Span) -> Result<FileGrant, Box<Problem>> {
@@ -328,6 +358,32 @@ mod tests {
         std::os::unix::fs::symlink(".", folder.path().join("data/loop")).unwrap();
         assert_eq!(code(folder.path(), "data/**/*.jsonl"), "file-twice");
         assert_eq!(names(folder.path(), "data/*.jsonl"), ["a.jsonl"]);
+    }
+
+    #[test]
+    fn a_link_to_a_folder_around_it_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        for below in ["data/deep", "other", "linked"] {
+            fs::create_dir_all(folder.path().join(below)).unwrap();
+        }
+        fs::write(folder.path().join("data/deep/a.jsonl"), "a").unwrap();
+        fs::write(folder.path().join("other/b.jsonl"), "b").unwrap();
+        let link = |to: &Path, at: &str| std::os::unix::fs::symlink(to, folder.path().join(at)).unwrap();
+        link(&folder.path().join("other"), "data/elsewhere");
+        assert_eq!(names(folder.path(), "data"), ["deep/a.jsonl", "elsewhere/b.jsonl"]);
+        let refused = |to: &Path, at: &str| {
+            link(to, at);
+            let problem = find(folder.path(), "data", Span::default()).err().unwrap();
+            fs::remove_file(folder.path().join(at)).unwrap();
+            problem.message
+        };
+        let root = refused(Path::new("/"), "data/deep/root");
+        assert!(root.contains("`deep/root` is a link to `/`, a folder that it lies in"), "{root}");
+        // The other folder is not around the link, but on the way to it.
+        let back = refused(&folder.path().join("data"), "other/back");
+        assert!(back.contains("`elsewhere/back` is a link to") && back.contains("has no end"), "{back}");
+        let dangling = refused(Path::new("/no/such/place"), "data/deep/gone");
+        assert!(dangling.contains("`deep/gone`: No such file"), "{dangling}");
     }
 
     #[test]

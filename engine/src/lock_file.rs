@@ -332,13 +332,18 @@ fn parse(path: &Path, text: &str) -> Result<BTreeMap<String, Pinned>, LockError>
         let reason = error.to_string().lines().next().unwrap_or_default().to_owned();
         LockError::Form { path: path.to_owned(), reason }
     };
-    match serde_yaml::from_str::<AnyVersion>(text).map_err(form)?.version {
-        VERSION => Ok(serde_yaml::from_str::<Content<Pinned>>(text).map_err(form)?.pins),
+    let pins: BTreeMap<String, Pinned> = match serde_yaml::from_str::<AnyVersion>(text).map_err(form)?.version {
+        VERSION => serde_yaml::from_str::<Content<Pinned>>(text).map_err(form)?.pins,
         COMMITS_ALONE => {
             let pins = serde_yaml::from_str::<Content<String>>(text).map_err(form)?.pins;
-            Ok(pins.into_iter().map(|(name, commit)| (name, Pinned::commit(commit))).collect())
+            pins.into_iter().map(|(name, commit)| (name, Pinned::commit(commit))).collect()
         }
-        found => Err(LockError::Version { path: path.to_owned(), found }),
+        found => return Err(LockError::Version { path: path.to_owned(), found }),
+    };
+    // What stands here is asked for as it stands, and a thing that moves would pass as one that is pinned.
+    match pins.iter().find_map(|(name, pinned)| Some((name, pinned.fault()?))) {
+        Some((name, fault)) => Err(LockError::Form { path: path.to_owned(), reason: format!("`{name}`: {fault}") }),
+        None => Ok(pins),
     }
 }
 
@@ -377,11 +382,13 @@ mod tests {
         let mut lock = LockFile::read(&path).unwrap();
         assert_eq!(lock.get(&request("z/model")), None);
         // A commit that YAML would take for a number, and names that need their quotes.
-        let odd = [("a: b #c.json", "git:1 2"), ("\"q\"\n", "sha256:3 4"), ("no", "x")];
-        lock.accept(&[change("z/model", "0123e45", &odd), change("a/model", "222", &[])]).unwrap();
+        let (number, other) = (format!("0123e{:035}", 45), format!("{:040}", 222));
+        let (git, sha256) = (format!("git:{:040} 2", 1), format!("sha256:{:064} 4", 3));
+        let odd = [("a: b #c.json", git.as_str()), ("\"q\"", &sha256), ("no", &git)];
+        lock.accept(&[change("z/model", &number, &odd), change("a/model", &other, &[])]).unwrap();
         let again = LockFile::read(&path).unwrap();
         assert_eq!(again, lock);
-        assert_eq!(again.get(&request("z/model")).unwrap().commit, "0123e45");
+        assert_eq!(again.get(&request("z/model")).unwrap().commit, number);
         assert_eq!(again.get(&request("z/model")).unwrap().files.len(), 3);
         let text = fs::read_to_string(&path).unwrap();
         assert!(text.find("hub-model:a/model@main").unwrap() < text.find("hub-model:z/model@main").unwrap());
@@ -392,8 +399,26 @@ mod tests {
     fn reads_the_form_before() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pipeline.lock");
-        fs::write(&path, "{\n  \"version\": 1,\n  \"pins\": {\n    \"hub-model:a/b@main\": \"123\"\n  }\n}\n").unwrap();
-        assert_eq!(LockFile::read(&path).unwrap().get(&request("a/b")), Some(&Pinned::commit("123")));
+        let commit = format!("{:040}", 123);
+        let text =
+            format!("{{\n  \"version\": 1,\n  \"pins\": {{\n    \"hub-model:a/b@main\": \"{commit}\"\n  }}\n}}\n");
+        fs::write(&path, text).unwrap();
+        assert_eq!(LockFile::read(&path).unwrap().get(&request("a/b")), Some(&Pinned::commit(commit)));
+    }
+
+    #[test]
+    fn refuses_what_pins_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipeline.lock");
+        for text in [
+            "version: 2\npins: { \"hub-model:a/b@main\": { commit: \"main\" } }",
+            "version: 1\npins: { \"hub-model:a/b@main\": \"../../etc\" }",
+        ] {
+            fs::write(&path, text).unwrap();
+            let error = LockFile::read(&path).unwrap_err();
+            assert!(matches!(&error, LockError::Form { .. }), "{error:?}");
+            assert!(error.to_string().contains("`hub-model:a/b@main`") && error.help().is_some(), "{error}");
+        }
     }
 
     #[test]

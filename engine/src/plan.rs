@@ -83,7 +83,7 @@ pub struct Plan {
 }
 
 /// Why one stage comes after another.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Edge {
     /// It reads this output.
     Output(String),

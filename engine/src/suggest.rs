@@ -1,4 +1,53 @@
 //! «Did you mean …?»: the nearest of the names that would have been right.
+//!
+//! To find it takes a look at every name, and a file may have tens of thousands of names and as many mistakes. So while one is read
+//! (see [`limited`]) only so many names are looked at in all; after that the names are listed, as far as they are few.
+
+use std::cell::Cell;
+
+/// Names that are looked at while one pipeline file is read.
+const MOST_COMPARED: usize = 100_000;
+
+/// Names that are listed where none is near.
+const MOST_LISTED: usize = 40;
+
+/// Of each list, where no more names are looked at.
+const FEW_LISTED: usize = 3;
+
+thread_local! {
+    /// How many names may still be looked at; `None` is without a limit.
+    static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// Does something that may make very many suggestions, within the limit.
+pub(crate) fn limited<T>(work: impl FnOnce() -> T) -> T {
+    /// Puts back what was there before, also where the work panics.
+    struct Before(Option<usize>);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            LEFT.set(self.0);
+        }
+    }
+    let _before = Before(LEFT.replace(Some(MOST_COMPARED)));
+    work()
+}
+
+/// Whether no more names are looked at, so that they need not be gathered.
+pub(crate) fn is_spent() -> bool {
+    LEFT.get() == Some(0)
+}
+
+/// Takes as much from what is left as looking at so many names; false where nothing was left.
+pub(crate) fn spend(names: usize) -> bool {
+    match LEFT.get() {
+        None => true,
+        Some(0) => false,
+        Some(left) => {
+            LEFT.set(Some(left.saturating_sub(names)));
+            true
+        }
+    }
+}
 
 /// The candidate nearest to `name`, if one is near enough to be a slip of the keyboard or of memory.
 ///
@@ -12,6 +61,9 @@ where
     let wanted = normal(name);
     let mut best: Option<(Distance, &'a str)> = None;
     for candidate in candidates {
+        if !spend(1) {
+            break;
+        }
         let candidate = candidate.as_ref();
         let Some(distance) = distance(&wanted, &normal(candidate)) else { continue };
         if best.as_ref().is_none_or(|(least, _)| distance.is_less_than(least)) {
@@ -29,12 +81,15 @@ where
     if let Some(nearest) = nearest(name, candidates.clone()) {
         return Some(format!("did you mean `{nearest}`?"));
     }
-    let names: Vec<String> = candidates.into_iter().map(|candidate| format!("`{}`", candidate.as_ref())).collect();
-    match names.len() {
-        0 => None,
-        1..=40 => Some(format!("{what}: {}", names.join(", "))),
-        many => Some(format!("{what}: {} and {} more", names[..40].join(", "), many - 40)),
-    }
+    let most = if is_spent() { FEW_LISTED } else { MOST_LISTED };
+    let mut candidates = candidates.into_iter();
+    let names: Vec<String> = candidates.by_ref().take(most).map(|name| format!("`{}`", name.as_ref())).collect();
+    let more = match candidates.next() {
+        None => String::new(),
+        Some(_) if is_spent() => ", …".to_owned(),
+        Some(_) => format!(" and {} more", 1 + candidates.count()),
+    };
+    (!names.is_empty()).then(|| format!("{what}: {}{more}", names.join(", ")))
 }
 
 /// How far a candidate is from the name.
@@ -56,11 +111,17 @@ impl Distance {
 }
 
 fn distance(wanted: &str, candidate: &str) -> Option<Distance> {
-    let longer = wanted.chars().count().max(candidate.chars().count());
-    let edits = strsim::damerau_levenshtein(wanted, candidate);
+    let lengths = [wanted, candidate].map(|name| name.chars().count());
+    let longer = lengths[0].max(lengths[1]);
+    let most = (longer / 3).max(1);
+    // Each letter that one has more is an edit.
+    let edits = match lengths[0].abs_diff(lengths[1]) {
+        more if more > most => more,
+        _ => strsim::damerau_levenshtein(wanted, candidate),
+    };
     // Of very short names one letter is most of the name: `gpu` is not a slip for `cpu`.
     let begins_the_same = longer > 3 || wanted.chars().next() == candidate.chars().next();
-    if edits <= (longer / 3).max(1) && edits < longer && begins_the_same {
+    if edits <= most && edits < longer && begins_the_same {
         return Some(Distance::Edits(edits));
     }
     let similarity = strsim::jaro_winkler(wanted, candidate);
@@ -122,9 +183,25 @@ mod tests {
     }
 
     #[test]
+    fn within_the_limit_so_many_names_are_looked_at_and_the_rest_is_listed() {
+        let names: Vec<String> = (0..MOST_COMPARED).map(|number| format!("name-{number:06}")).collect();
+        let near = || nearest("name-000_007x", &names);
+        limited(|| {
+            assert_eq!(near(), Some("name-000007"));
+            assert!(is_spent());
+            assert_eq!(near(), None);
+            let listed = "names: `name-000000`, `name-000001`, `name-000002`, …";
+            assert_eq!(help("name-000007", "names", &names).as_deref(), Some(listed));
+        });
+        assert_eq!(near(), Some("name-000007"));
+    }
+
+    #[test]
     fn help_lists_the_names_where_none_is_near() {
         assert_eq!(help("packss", "stages", &["packs", "base"]).as_deref(), Some("did you mean `packs`?"));
         assert_eq!(help("qqq", "stages", &["packs", "base"]).as_deref(), Some("stages: `packs`, `base`"));
         assert_eq!(help("qqq", "stages", &[] as &[&str]), None);
+        let many: Vec<String> = (0..50).map(|number| format!("stage_{number}")).collect();
+        assert!(help("qqq", "stages", &many).is_some_and(|help| help.ends_with("`stage_39` and 10 more")));
     }
 }

@@ -80,7 +80,7 @@ fn by_size(groups: BTreeMap<String, Usage>) -> Vec<(String, Usage)> {
 }
 
 fn print(census: &Census, groups: &[(String, Usage)], by: By) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+    let mut out = crate::screen::stdout();
     let mut table = Table::new([by.title(), "results", "size", "own", "took"]);
     for (group, usage) in groups {
         let took = if usage.seconds > 0.0 { words::seconds(usage.seconds) } else { String::new() };

@@ -72,7 +72,7 @@ pub(super) fn tell(
 }
 
 fn print(collected: &Collected, opened: Option<&Opened>, removal: Removal) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+    let mut out = crate::screen::stdout();
     let mut table = Table::new(["key", "stage", "stage kind", "size", "took", "last used", "why"]);
     for result in &collected.results {
         table.row([

@@ -45,7 +45,7 @@ fn print(listing: &Listing, opened: Option<&Opened>) -> io::Result<()> {
             if complete { "complete" } else { "incomplete" }.to_owned(),
         ]);
     }
-    let mut out = io::stdout().lock();
+    let mut out = crate::screen::stdout();
     if !table.is_empty() {
         write!(out, "{table}")?;
     }

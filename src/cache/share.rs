@@ -224,7 +224,7 @@ fn tell(lines: &[Line], format: Format, dry_run: bool, verb: &str) -> Result<(),
 }
 
 fn print(lines: &[Line], dry_run: bool, verb: &str) -> Result<(), Failure> {
-    let mut out = std::io::stdout().lock();
+    let mut out = crate::screen::stdout();
     for Line { name, what, files, bytes, .. } in lines {
         match files {
             0 => writeln!(out, "{name}: {what}")?,

@@ -68,7 +68,7 @@ fn sufferers(fault: &Fault, opened: Option<&Opened>) -> String {
 }
 
 fn print(report: &VerifyReport, opened: Option<&Opened>, repaired: bool) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+    let mut out = crate::screen::stdout();
     for fault in &report.faults {
         match sufferers(fault, opened) {
             stages if stages.is_empty() => writeln!(out, "{fault}")?,

@@ -145,7 +145,7 @@ fn as_json(findings: &[Finding], python: &Python) -> Value {
 }
 
 fn print(findings: &[Finding], inventory: &Inventory, python: &Python) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+    let mut out = crate::screen::stdout();
     let look = Look::stdout();
     for Finding { severity, check, message, seen, help } in findings {
         let colour = match severity {

@@ -6,7 +6,7 @@ mod curves;
 mod scaling;
 
 use std::collections::BTreeSet;
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -79,12 +79,11 @@ pub fn run(args: &CompareArgs, global: &Global) -> Result<(), Failure> {
     if let (Some(path), Some(drawing)) = (&args.plot, drawing) {
         draw(&comparison, path, drawing, global.verbosity())?;
     }
-    let out = &mut io::stdout().lock();
     match args.format {
-        Format::Text => Ok(write!(out, "{}", comparison.text(Look::stdout()))?),
+        Format::Text => Ok(write!(crate::screen::stdout(), "{}", comparison.text(Look::stdout()))?),
         Format::Json => crate::print_json(&comparison.json()),
-        Format::Csv => Ok(write!(out, "{}", comparison.csv())?),
-        Format::Markdown => Ok(write!(out, "{}", comparison.markdown())?),
+        Format::Csv => Ok(write!(crate::screen::stdout(), "{}", comparison.csv())?),
+        Format::Markdown => Ok(write!(crate::screen::stdout(), "{}", comparison.markdown())?),
     }
 }
 

@@ -36,7 +36,7 @@ pub fn run(args: &DiffArgs, global: &Global) -> Result<(), Failure> {
     let difference = Difference::of(&past, &old, &new)?;
     let printed = match args.format {
         Format::Json => crate::print_json(&difference.json(&old, &new)),
-        Format::Text => difference.print(&mut io::stdout().lock(), &old, &new).map_err(Failure::from),
+        Format::Text => difference.print(&mut crate::screen::stdout(), &old, &new).map_err(Failure::from),
     };
     Failure::after(if difference.is_none() { Exit::Done } else { Exit::StageFailed }, printed)
 }

@@ -73,7 +73,7 @@ pub fn run(args: &LsArgs, global: &Global) -> Result<(), Failure> {
         Format::Text if runs.is_empty() => {
             Ok(writeln!(std::io::stdout(), "{}", if ids.is_empty() { "no runs yet" } else { "no such runs" })?)
         }
-        Format::Text => Ok(write!(std::io::stdout().lock(), "{}", table(&runs, &ids))?),
+        Format::Text => Ok(write!(crate::screen::stdout(), "{}", table(&runs, &ids))?),
     }
 }
 

@@ -1,7 +1,5 @@
 //! `pipeline runs profile`: where the time of a past run's stages went.
 
-use std::io;
-
 use clap::Args;
 use engine::history::Words;
 use serde_json::json;
@@ -49,7 +47,7 @@ pub fn run(args: &ProfileArgs, global: &Global) -> Result<(), Failure> {
         let value = json!({ "run": summary.run, "traces": recorded.traces(), "stages": stages.collect::<Vec<_>>() });
         return crate::print_json(&value);
     }
-    let out = &mut io::stdout().lock();
+    let out = &mut crate::screen::stdout();
     profiles.iter().try_for_each(|(stage, profile)| profiles::print(out, stage, profile))?;
     for trace in recorded.traces() {
         crate::terminal::tell_line(format_args!("trace: {}", words::path(&trace)));

@@ -52,7 +52,7 @@ pub fn run(args: &ProvenanceArgs, global: &Global) -> Result<(), Failure> {
     }
     match args.format {
         Format::Json => crate::print_json(&to_json(&target, &provenance)),
-        Format::Text => Ok(Printer::new(&provenance).print(&mut io::stdout().lock(), &target)?),
+        Format::Text => Ok(Printer::new(&provenance).print(&mut crate::screen::stdout(), &target)?),
     }
 }
 

@@ -56,7 +56,7 @@ pub fn run(args: &RmArgs, global: &Global) -> Result<(), Failure> {
 }
 
 fn tell(removed: &[&str], alive: &[&str], dry_run: bool) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+    let mut out = crate::screen::stdout();
     for run in removed {
         writeln!(out, "{run}")?;
     }

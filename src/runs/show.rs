@@ -32,7 +32,7 @@ pub fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
     let past = Past::open(global)?;
     let summary = past.find(&args.run)?;
     let recorded = past.recorded(&summary.run, Words::Read)?;
-    let out = &mut io::stdout().lock();
+    let out = &mut crate::screen::stdout();
     match &args.stage {
         Some(id) => {
             let stage = stage_of(&recorded, id)?;

@@ -67,7 +67,7 @@ pub fn run(args: &VerifyArgs, global: &Global) -> Result<(), Failure> {
             let sound = verified.iter().all(Verified::is_sound);
             crate::print_json(&json!({ "run": summary.run, "sound": sound, "stages": verified }))
         }
-        Format::Text => print(&mut io::stdout().lock(), &verified).map_err(Failure::from),
+        Format::Text => print(&mut crate::screen::stdout(), &verified).map_err(Failure::from),
     };
     let refuted = verified.iter().any(Verified::is_refuted);
     Failure::after(if refuted { Exit::StageFailed } else { Exit::Done }, printed)

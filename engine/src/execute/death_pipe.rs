@@ -1,8 +1,8 @@
 //! The death pipe: a pipe whose write end only the engine holds, so that its end tells every process below that the engine is gone,
 //! however it went.
 //!
-//! Each process that this project starts inherits the read end and kills its own process group when it reads the end.
-//! PR_SET_PDEATHSIG is not relied on: it fires when the *thread* that started the child ends.
+//! Each process that this project starts inherits the read end and kills its own process group when it reads the end; one that is
+//! stopped reads nothing and is left to the [`watcher`](super::watcher). PR_SET_PDEATHSIG is not relied on: it fires when the *thread* that started the child ends.
 
 use std::env;
 use std::fs::File;
@@ -40,7 +40,7 @@ impl DeathPipe {
     }
 }
 
-/// In a child: kills this process group as soon as the engine is gone. The descriptor stays inheritable for the processes below.
+/// In a child: kills this process group as soon as the engine is gone.
 ///
 /// Without [`VARIABLE`], or where it names no pipe, nothing happens: the process was started by hand.
 pub fn obey() {

@@ -2,26 +2,27 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use devices::CpuList;
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::libc;
 use nix::sys::signal::{Signal, killpg};
-use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::death_pipe::{self, DeathPipe};
 use super::ending::Ending;
 use super::executor::{Executor, Exit, Launch, Message, Process, STAGE_ARGUMENT, StartError, Stop};
+use super::inherited::keep_on_exec;
+use super::stragglers;
+use super::watcher::Watcher;
 
 /// A process that left the group may keep the output open; after this its words are no longer waited for. What was said before
 /// the end is in the pipe and read at once, unless the machine is very busy: then its result would be lost.
@@ -35,6 +36,8 @@ const LONGEST_LINE: u64 = 16 << 20;
 pub struct Local {
     program: PathBuf,
     death_pipe: DeathPipe,
+    /// Started with the first stage: a run that finds everything done needs none.
+    watcher: OnceLock<Arc<Watcher>>,
 }
 
 impl Local {
@@ -43,7 +46,7 @@ impl Local {
     /// # Errors
     /// Fails where the death pipe cannot be made.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { program: this_program(), death_pipe: DeathPipe::new()? })
+        Ok(Self { program: this_program(), death_pipe: DeathPipe::new()?, watcher: OnceLock::new() })
     }
 
     fn command(&self, launch: &Launch, log: File) -> Command {
@@ -77,10 +80,13 @@ impl Executor for Local {
         let log = OpenOptions::new().create(true).append(true).open(&launch.log);
         let log = log.map_err(failed("open", &launch.log))?;
         let stray = log.try_clone().map_err(failed("open", &launch.log))?;
+        let watcher = Arc::clone(self.watcher.get_or_init(|| Arc::new(Watcher::start())));
         let started = Instant::now();
         let mut child = self.command(launch, log).spawn().map_err(failed("start", &self.program))?;
         let stdout = child.stdout.take().expect("standard output is piped");
-        let group = Arc::new(Group { leader: Pid::from_raw(child.id().cast_signed()), reaped: Mutex::new(false) });
+        let leader = Pid::from_raw(child.id().cast_signed());
+        watcher.began(leader);
+        let group = Arc::new(Group { leader, reaped: Mutex::new(false), watcher });
 
         let stage = launch.stage;
         let (silent, silence) = mpsc::channel::<()>();
@@ -129,6 +135,7 @@ impl Cores {
 struct Group {
     leader: Pid,
     reaped: Mutex<bool>,
+    watcher: Arc<Watcher>,
 }
 
 impl Group {
@@ -141,9 +148,19 @@ impl Group {
 
     /// Waits for the leader's end, ends what is left of its group, and only then gives the leader's id free.
     fn reap(&self, child: Child) -> (Ending, u64, Duration) {
-        while waitid(Id::Pid(self.leader), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(nix::Error::EINTR) {}
+        let ended = loop {
+            match waitid(Id::Pid(self.leader), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {
+                Err(nix::Error::EINTR) => {}
+                ended => break ended,
+            }
+        };
         let mut reaped = self.reaped.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = killpg(self.leader, Signal::SIGKILL);
+        // A process that ends by itself has seen to what its program left.
+        if !matches!(ended, Ok(WaitStatus::Exited(..))) {
+            stragglers::end_of(self.leader);
+        }
+        self.watcher.ended(self.leader);
         *reaped = true;
         // Only `wait4` gives the memory of this very child; the handle of the standard library is not waited on.
         drop(child);
@@ -200,14 +217,6 @@ fn wait4(pid: Pid) -> (Ending, u64, Duration) {
     };
     // Linux counts in KiB.
     (ending, usage.ru_maxrss.unsigned_abs() * 1024, time(usage.ru_utime) + time(usage.ru_stime))
-}
-
-/// Between fork and exec: lets a descriptor stay open in the new program.
-pub(super) fn keep_on_exec(descriptor: RawFd) -> io::Result<()> {
-    // SAFETY: the caller keeps the descriptor open.
-    let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
-    fcntl(descriptor, FcntlArg::F_SETFD(FdFlag::empty()))?;
-    Ok(())
 }
 
 /// This very program, also where a newer build has taken its place meanwhile: the stages of a run are of one build.

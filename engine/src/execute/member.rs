@@ -15,6 +15,7 @@ use std::str::FromStr;
 use nix::sys::signal::{SigHandler, Signal, signal};
 
 use super::death_pipe;
+use super::inherited;
 use super::local::this_program;
 use super::stage_process::{bind, failure, panicked, read_job};
 use crate::context::{StageContext, say};
@@ -88,14 +89,16 @@ impl StageContext {
             let text = serde_json::to_vec(self.job()).expect("a job is plain data");
             fs::write(&job, text).or_fail(Cause::Machine, || format!("cannot write `{}`", job.display()))?;
         }
-        // It stays in this process's group and keeps the death pipe, whose descriptor is inheritable.
-        let child = Command::new(this_program())
+        let mut command = Command::new(this_program());
+        command
             .arg(MEMBER_ARGUMENT)
             .arg(&job)
             .arg(membership.to_argument())
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn();
+            .stdout(Stdio::piped());
+        // It stays in this process's group, and has the locks and the death pipe too.
+        inherited::pass_on(&mut command);
+        let child = command.spawn();
         let child = child.or_fail(Cause::Machine, || format!("cannot start worker {}", membership.rank))?;
         Ok(Member { rank: membership.rank, child })
     }
@@ -138,6 +141,7 @@ fn failure_said(line: &str) -> Option<StageError> {
 
 /// Runs a member and says how it failed, if it did: what the program does when it is started with [`MEMBER_ARGUMENT`].
 pub fn main(registry: &Registry, job: &Path, membership: Membership) -> ExitCode {
+    inherited::seal();
     death_pipe::obey();
     // A request to stop reaches the whole process group; what follows from it is for member 0 to say.
     for number in [Signal::SIGTERM, Signal::SIGINT] {

@@ -7,6 +7,7 @@ pub(crate) mod crash;
 pub mod death_pipe;
 pub mod ending;
 pub mod executor;
+mod inherited;
 pub mod keeper;
 pub mod local;
 pub mod member;
@@ -15,7 +16,9 @@ pub mod ranks;
 mod recording;
 pub mod slurm;
 pub mod stage_process;
+pub mod stragglers;
 pub mod submission;
+pub mod watcher;
 mod whole_file;
 
 pub use ending::{Ending, Verdict};

@@ -13,17 +13,20 @@ use nix::libc::c_int;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
 use super::death_pipe;
+use super::inherited;
 use super::private_paths::PrivatePaths;
 use super::recording::Recorder;
 use crate::context::{CANCELLED, Outcome, StageContext, Voice, damaged_object, say};
 use crate::error::{Cause, OrFail, StageError, chain};
 use crate::file::tree::Node;
+use crate::limits;
 use crate::parameter::Reader;
 use crate::protocol::{Job, PROTOCOL, WorkerEvent};
 use crate::stage::{BoundStage, Registry};
 
 /// Runs the job of a file and says how it ended, on standard output and by the exit code.
 pub fn main(registry: &Registry, job: &Path) -> ExitCode {
+    inherited::seal();
     death_pipe::obey();
     heed_signals();
     say(&WorkerEvent::Started { protocol: PROTOCOL });
@@ -101,7 +104,10 @@ pub(super) fn failure(error: &StageError) -> WorkerEvent {
 }
 
 pub(super) fn panicked(panic: &(dyn Any + Send)) -> StageError {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-    StageError::internal(format!("the stage panicked: {}", text.unwrap_or("without a message")))
+    let words = limits::words(panic);
+    if let Some(refused) = words.and_then(limits::refused) {
+        return refused;
+    }
+    StageError::internal(format!("the stage panicked: {}", words.unwrap_or("without a message")))
         .with_help("this is a defect of the program; the log has the place")
 }

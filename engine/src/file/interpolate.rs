@@ -53,7 +53,7 @@ pub fn interpolate(
 ) -> Interpolated {
     let Value::Map(entries) = &mut root.value else { return Interpolated::default() };
     let mut walk = Walk {
-        vars: Vec::new(),
+        vars: Variables::default(),
         used: HashSet::new(),
         bytes_left: Some(MAX_REPLACED_BYTES),
         left_alone: &[],
@@ -61,6 +61,7 @@ pub fn interpolate(
         sources,
         env,
         problems,
+        place_from: (Span::default(), Some(0)),
         done: Interpolated::default(),
     };
     if let Some(vars) = entries.iter_mut().find(|entry| entry.key == "vars")
@@ -79,7 +80,7 @@ pub fn interpolate(
     walk.report_unused();
     // Each file comes before those that it includes.
     for at in 0..scopes.len() {
-        walk.vars.clear();
+        walk.vars = Variables::default();
         walk.used.clear();
         walk.declare_with(&mut scopes[at]);
         if let Some(stages) = entries.iter_mut().find(|entry| entry.key == "stages") {
@@ -93,7 +94,7 @@ pub fn interpolate(
 
 struct Walk<'a> {
     /// The variables so far, replaced.
-    vars: Vec<Entry>,
+    vars: Variables,
     /// The names of those that something refers to.
     used: HashSet<String>,
     /// `None` once there were too many, which has been said.
@@ -105,7 +106,28 @@ struct Walk<'a> {
     sources: &'a Sources,
     env: &'a dyn Fn(&str) -> Option<String>,
     problems: &'a mut Vec<Problem>,
+    /// The text in which a reference was looked for last, and where the next one is; `None` where one was not found.
+    place_from: (Span, Option<usize>),
     done: Interpolated,
+}
+
+/// Variables in their order, found by name.
+#[derive(Default)]
+struct Variables {
+    entries: Vec<Entry>,
+    places: HashMap<String, usize>,
+}
+
+impl Variables {
+    /// Adds one; of two that are called alike the first holds.
+    fn push(&mut self, entry: Entry) {
+        self.places.entry(entry.key.clone()).or_insert(self.entries.len());
+        self.entries.push(entry);
+    }
+
+    fn get(&self, name: &str) -> Option<&Node> {
+        self.places.get(name).map(|place| &self.entries[*place].value)
+    }
 }
 
 /// A piece of a string.
@@ -147,9 +169,11 @@ impl Walk<'_> {
 
     /// Declares the variables of an included file; a value that was given has been read already.
     fn declare_with(&mut self, scope: &mut Scope) {
+        let given: HashMap<&str, &Node> =
+            scope.given.iter().rev().map(|given| (given.key.as_str(), &given.value)).collect();
         for var in &mut scope.vars {
-            match scope.given.iter().find(|given| given.key == var.key) {
-                Some(given) => var.value = given.value.clone(),
+            match given.get(var.key.as_str()) {
+                Some(given) => var.value = (*given).clone(),
                 None => self.node(&mut var.value),
             }
             self.vars.push(var.clone());
@@ -328,7 +352,7 @@ impl Walk<'_> {
         let mut path = name.split('.');
         let first = path.next().unwrap_or_default();
         self.used.insert(first.to_owned());
-        let declared = self.vars.iter().find(|entry| entry.key == first).map(|entry| &entry.value);
+        let declared = self.vars.get(first);
         let found = path.fold(declared, |node, key| node.and_then(|node| node.get(key)));
         if let Some(node) = found {
             // A variable that leads nowhere itself has been reported where it is declared.
@@ -339,7 +363,9 @@ impl Walk<'_> {
             let target = left.map(|_| Target { value: node.value.clone(), given: Some(node.span) });
             return self.spend(left, whole, span).then_some(target).flatten();
         }
-        let names: Vec<String> = self.vars.iter().map(|entry| format!("vars.{}", entry.key)).collect();
+        let all = &self.vars.entries;
+        let gathered = if suggest::is_spent() { all.len().min(4) } else { all.len() };
+        let names: Vec<String> = all[..gathered].iter().map(|entry| format!("vars.{}", entry.key)).collect();
         let help = suggest::help(&format!("vars.{name}"), "variables declared above this", &names);
         let problem = self.report(
             "unknown-variable",
@@ -358,7 +384,7 @@ impl Walk<'_> {
         if self.problems.iter().any(|problem| leads_nowhere.contains(&problem.code)) {
             return;
         }
-        for entry in self.vars.iter().filter(|entry| !self.used.contains(&entry.key)) {
+        for entry in self.vars.entries.iter().filter(|entry| !self.used.contains(&entry.key)) {
             let message = format!("variable `{}` is not used", entry.key);
             self.problems.push(Problem::warning("unused-variable", entry.key_span, message, "nothing refers to it"));
         }
@@ -400,9 +426,20 @@ impl Walk<'_> {
     }
 
     /// Where a reference stands inside the text of its value.
-    fn place(&self, whole: &str, span: Span) -> Span {
+    ///
+    /// A text may hold thousands of them: each is looked for behind the one before, and none where one was not found, which is written
+    /// otherwise than it is read.
+    fn place(&mut self, whole: &str, span: Span) -> Span {
+        if self.place_from.0 != span {
+            self.place_from = (span, Some(0));
+        }
+        let Some(from) = self.place_from.1 else { return span };
         let text = self.sources.get(span.source).and_then(|source| source.text.get(span.offset..span.end()));
-        match text.and_then(|text| text.find(whole)).filter(|_| !whole.is_empty()) {
+        let text = text.filter(|_| !whole.is_empty());
+        let found = text.and_then(|text| Some(from + text.get(from..)?.find(whole)?));
+        let found = found.or_else(|| text?.find(whole));
+        self.place_from.1 = found;
+        match found {
             Some(at) => Span { offset: span.offset + at, len: whole.len(), ..span },
             None => span,
         }

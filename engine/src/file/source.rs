@@ -36,7 +36,20 @@ pub struct Source {
     pub folder: Option<PathBuf>,
     /// Where its lines begin, once somebody asks.
     lines: OnceLock<Vec<usize>>,
+    /// How much lies before every so many bytes: a line may be as long as the file.
+    counts: OnceLock<Vec<Count>>,
 }
+
+/// What lies before a place of a text.
+#[derive(Debug, Clone, Copy, Default)]
+struct Count {
+    bytes: usize,
+    characters: usize,
+    utf16: usize,
+}
+
+/// Bytes between two places that are counted once for all.
+const STRIDE: usize = 1024;
 
 /// What columns are counted in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +68,32 @@ impl Source {
             std::iter::once(0).chain(behind).collect()
         })
     }
+
+    /// What lies before an offset, which is the end of a character.
+    fn before(&self, offset: usize) -> Count {
+        let counts = self.counts.get_or_init(|| {
+            let (mut counts, mut count) = (vec![Count::default()], Count::default());
+            for letter in self.text.chars() {
+                count = count.with(letter);
+                if count.bytes >= counts.len() * STRIDE {
+                    counts.push(count);
+                }
+            }
+            counts
+        });
+        let known = counts[counts.partition_point(|count| count.bytes <= offset) - 1];
+        self.text.get(known.bytes..offset).unwrap_or_default().chars().fold(known, Count::with)
+    }
+}
+
+impl Count {
+    fn with(self, letter: char) -> Self {
+        Self {
+            bytes: self.bytes + letter.len_utf8(),
+            characters: self.characters + 1,
+            utf16: self.utf16 + letter.len_utf16(),
+        }
+    }
 }
 
 /// All texts of a plan.
@@ -64,12 +103,24 @@ pub struct Sources(Vec<Source>);
 impl Sources {
     /// Adds a text.
     pub fn add(&mut self, name: impl Into<String>, text: impl Into<String>) -> SourceId {
-        self.push(Source { name: name.into(), text: text.into(), folder: None, lines: OnceLock::new() })
+        self.push(Source {
+            name: name.into(),
+            text: text.into(),
+            folder: None,
+            lines: OnceLock::new(),
+            counts: OnceLock::new(),
+        })
     }
 
     /// Adds the text of an included file, with the folder it lies in.
     pub fn add_file(&mut self, name: impl Into<String>, text: impl Into<String>, folder: PathBuf) -> SourceId {
-        self.push(Source { name: name.into(), text: text.into(), folder: Some(folder), lines: OnceLock::new() })
+        self.push(Source {
+            name: name.into(),
+            text: text.into(),
+            folder: Some(folder),
+            lines: OnceLock::new(),
+            counts: OnceLock::new(),
+        })
     }
 
     fn push(&mut self, source: Source) -> SourceId {
@@ -97,10 +148,10 @@ impl Sources {
         let Some(source) = self.get(span.source) else { return (1, 1) };
         let offset = span.offset.min(source.text.len());
         let line = source.lines().partition_point(|begin| *begin <= offset);
-        let before = source.text.get(source.lines()[line - 1]..offset).unwrap_or_default();
+        let (begin, end) = (source.before(source.lines()[line - 1]), source.before(offset));
         let column = match columns {
-            Columns::Characters => before.chars().count(),
-            Columns::Utf16 => before.encode_utf16().count(),
+            Columns::Characters => end.characters - begin.characters,
+            Columns::Utf16 => end.utf16 - begin.utf16,
         };
         (line, column + 1)
     }
@@ -123,5 +174,18 @@ mod tests {
         assert_eq!(place(11, Columns::Utf16), (3, 1));
         assert_eq!(place(99, Columns::Utf16), (3, 1));
         assert_eq!(Sources::default().line_column(Span::default()), (1, 1));
+    }
+
+    #[test]
+    fn places_are_right_on_a_line_of_any_length() {
+        let mut sources = Sources::default();
+        let text = format!("x\n{}\n", "a😀é".repeat(1000));
+        let source = sources.add("a", text.as_str());
+        for (at, (offset, _)) in text.char_indices().enumerate().filter(|(at, _)| (2..3002).contains(at)) {
+            let before = &text[2..offset];
+            let span = Span { source, offset, len: 0 };
+            assert_eq!(sources.place(span, Columns::Characters), (2, at - 1));
+            assert_eq!(sources.place(span, Columns::Utf16), (2, before.encode_utf16().count() + 1));
+        }
     }
 }

@@ -163,7 +163,7 @@ mod tests {
         let said = WorkerEvent::Checkpoint { step: 1 };
         assert!(says_a_process(line(RunEvent::Worker { stage: "a".into(), said }).as_bytes()));
         assert!(!says_a_process(
-            line(RunEvent::StageWaiting { stage: r#""event":"worker""#.into(), waits_for: WaitsFor::AnotherRun })
+            line(RunEvent::StageWaiting { stage: r#""event":"worker""#.into(), waits_for: WaitsFor::default() })
                 .as_bytes()
         ));
         assert!(!says_a_process(b"") && !says_a_process(br#"{"time":"#));
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn lines_of_later_versions_are_left_out_and_only_broken_ones_count_as_damage() {
         let folder = tempfile::tempdir().unwrap();
-        let known = line(RunEvent::StageWaiting { stage: "a".into(), waits_for: WaitsFor::AnotherRun });
+        let known = line(RunEvent::StageWaiting { stage: "a".into(), waits_for: WaitsFor::default() });
         let later = r#"{"time":"2030-01-01T00:00:00.000Z","what":{"event":"stage_dreamt","stage":"a"}}"#;
         let text = format!("{known}{later}\n{{\"ti\nme\": 3\n{known}{}", &known[..known.len() / 2]);
         std::fs::write(folder.path().join("events.jsonl"), text).unwrap();
@@ -185,7 +185,7 @@ mod tests {
     fn a_line_that_is_being_written_is_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("events.jsonl");
-        let whole = line(RunEvent::StageWaiting { stage: "a".into(), waits_for: WaitsFor::AnotherRun });
+        let whole = line(RunEvent::StageWaiting { stage: "a".into(), waits_for: WaitsFor::default() });
         let (begun, rest) = whole.split_at(20);
         std::fs::write(&path, format!("{whole}{begun}")).unwrap();
         let mut tail = EventTail::open(folder.path(), Words::Skip).unwrap();

@@ -302,7 +302,7 @@ mod tests {
             stages: Vec::new(),
         };
         let mut run = RunFolder::create(&path, &plan).unwrap();
-        let event = RunEvent::StageWaiting { stage: "a".into(), waits_for: crate::run::WaitsFor::AnotherRun };
+        let event = RunEvent::StageWaiting { stage: "a".into(), waits_for: crate::run::WaitsFor::default() };
         run.append(&event).unwrap();
         assert!(is_alive(&path));
         drop(run);

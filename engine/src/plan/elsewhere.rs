@@ -8,10 +8,19 @@ use crate::parameter::{Json, dotted};
 use crate::stage::{Registry, StageKind};
 use crate::suggest;
 
+/// What it costs to gather the keys of a kind, in names that could be looked at meanwhile.
+const COST_OF_KEYS: usize = 100;
+
 /// Says of unknown keys below a stage's `with:` where they are known.
 pub(super) fn point_to(kind: &dyn StageKind, with: &Node, registry: &Registry, problems: &mut [Problem]) {
+    if !suggest::spend(COST_OF_KEYS) {
+        return;
+    }
     let paths = paths_of(kind);
     for problem in problems.iter_mut().filter(|problem| problem.code == "unknown-key") {
+        if !suggest::spend(COST_OF_KEYS) {
+            return;
+        }
         let Some((inside, key)) = key_at(with, problem.span, "") else { continue };
         let near = problem.help.as_deref().is_some_and(|said| said.starts_with("did you mean"));
         let better = spelled_out(&paths, key).or_else(|| if near { None } else { nearest(&paths, key) });
@@ -50,6 +59,9 @@ fn nearest<'a>(paths: &'a [String], key: &str) -> Option<&'a str> {
 
 /// The other kinds that have such a key.
 fn of_other_kinds(kind: &dyn StageKind, key: &str, registry: &Registry) -> Option<String> {
+    if !suggest::spend(registry.kinds().count() * COST_OF_KEYS) {
+        return None;
+    }
     let has = |other: &&dyn StageKind| paths_of(*other).iter().any(|path| path == key);
     let having: Vec<String> = registry.kinds().filter(has).map(|other| format!("`{}`", other.name())).collect();
     (!having.is_empty()).then(|| format!("`{}` has no such key; {} has one", kind.name(), having.join(", ")))

@@ -200,14 +200,6 @@ pub(super) fn is_id(text: &str) -> bool {
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
 }
 
-impl StageEntry {
-    /// Where the file says that it takes slots of this name.
-    pub fn slot_span(&self, name: &str) -> Span {
-        let found = self.slot_spans.iter().find(|(slot, _)| slot == name);
-        found.map_or(self.id.span, |(_, span)| *span)
-    }
-}
-
 impl Parameter for Text {
     fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
         Some(Self { text: String::read(node, reader)?, span: node.span })

@@ -4,10 +4,11 @@
 //! text, so that what is wrong with them is shown there. A stage `articles` of the file included as `data` is `data/articles`: the
 //! slash can stand in no id of a file, so that the two never collide.
 
+use std::collections::HashSet;
 use std::path::{Component, Path, PathBuf};
 
 use super::entry::{self, FILE_KEYS, SEPARATOR};
-use super::read_text::read_text;
+use super::read_text::read_included;
 use crate::file::interpolate::Scope;
 use crate::file::parse::parse;
 use crate::file::problem::Problem;
@@ -200,7 +201,7 @@ impl Expander<'_> {
 
     /// The tree of an included file. That it cannot be read is shown where it is asked for, what is no YAML in it in its own text.
     fn read(&mut self, path: &Path, asked: Span) -> Option<Node> {
-        let text = match read_text(path) {
+        let text = match read_included(path) {
             Ok(text) => text,
             Err(rejected) => {
                 let of = |problem: Problem| Problem { span: asked, label: "included here".to_owned(), ..problem };
@@ -268,12 +269,13 @@ impl Expander<'_> {
 
     /// A variable that the file does not declare is read by nothing.
     fn refuse_unknown(&mut self, given: &[Entry], vars: &[Entry], file: &str) {
-        for entry in given.iter().filter(|given| !vars.iter().any(|var| var.key == given.key)) {
-            let names: Vec<&str> = vars.iter().map(|var| var.key.as_str()).collect();
+        let names: Vec<&str> = vars.iter().map(|var| var.key.as_str()).collect();
+        let known: HashSet<&str> = names.iter().copied().collect();
+        for entry in given.iter().filter(|given| !known.contains(given.key.as_str())) {
             let message = format!("`{file}` declares no variable `{}`", entry.key);
             self.problems.push(
                 Problem::error("unknown-variable", entry.key_span, message, "not declared under its `vars:`")
-                    .with_help_if(suggest::help(&entry.key, "its variables", names)),
+                    .with_help_if(suggest::help(&entry.key, "its variables", names.iter().copied())),
             );
         }
     }

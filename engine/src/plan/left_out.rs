@@ -1,5 +1,8 @@
 //! Stages that are left out: those whose `when:` is false, and those that need one of them.
 
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+
 use super::entry::StageEntry;
 use super::resolve::Bound;
 use super::{LeftOut, Publish};
@@ -38,10 +41,15 @@ impl LeftOuts {
     /// Each stage of the file that is left out, once; what was to be published of it goes from `publish` to it.
     pub fn into_list(self, stages: &[StageEntry], publish: &mut Vec<Publish>) -> Vec<LeftOut> {
         let mut list: Vec<LeftOut> = Vec::new();
+        let left_out = stages.iter().zip(&self.0).filter(|(_, because)| because.is_some());
+        let ids: HashSet<&str> = left_out.map(|(stage, _)| stage.id.text.as_str()).collect();
+        let mut unpublished: HashMap<String, Vec<PathBuf>> = HashMap::new();
+        for entry in publish.extract_if(.., |entry| ids.contains(entry.stage.as_str())) {
+            unpublished.entry(entry.stage).or_default().push(entry.path);
+        }
         for (stage, because) in stages.iter().zip(&self.0) {
             let Some(because) = because else { continue };
-            let entries = publish.extract_if(.., |entry| entry.stage == stage.id.text).map(|entry| entry.path);
-            let entries: Vec<_> = entries.collect();
+            let entries = unpublished.remove(&stage.id.text).unwrap_or_default();
             match list.last_mut().filter(|last| last.stage == stage.declared) {
                 Some(last) => last.publish.extend(entries),
                 None => list.push(LeftOut {

@@ -1,7 +1,7 @@
 //! File to plan: each step reports all it finds, and the plan exists only where nothing was found.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use super::bind::bind;
@@ -30,6 +30,7 @@ use crate::file::source::{Sources, Span};
 use crate::file::tree::{Node, Value};
 use crate::parameter::Reader;
 use crate::stage::{InputFacts, Registry};
+use crate::suggest;
 
 /// Reads a pipeline file, puts the overrides into it and checks everything that can be checked without running.
 ///
@@ -59,6 +60,17 @@ pub fn load_text(path: &Path, text: &str, overrides: &[String], registry: &Regis
 
 /// [`load_text`] with the environment given.
 pub(super) fn load_with(
+    path: &Path,
+    text: &str,
+    overrides: &[String],
+    registry: &Registry,
+    scale: Scale,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Plan, Rejected> {
+    suggest::limited(|| load_limited(path, text, overrides, registry, scale, env))
+}
+
+fn load_limited(
     path: &Path,
     text: &str,
     overrides: &[String],
@@ -146,7 +158,12 @@ fn check(file: &File<'_>, problems: &mut Vec<Problem>) -> Option<Checked> {
     for (stage, bound) in document.stages.iter().zip(&mut bound) {
         if let Some(stage_kind) = &bound.kind {
             let found = stage_kind.check(&InputFacts::new(), stage.with.span);
-            bound.problems.extend(found.into_iter().map(|problem| place(problem, &stage.with)));
+            if found.iter().any(|problem| problem.field.is_some()) {
+                let spans = field_spans(&stage.with);
+                bound.problems.extend(found.into_iter().map(|problem| problem.placed(&spans)));
+            } else {
+                bound.problems.extend(found);
+            }
         }
     }
     problems.extend(of_children::problems(&document.stages, &mut bound));
@@ -155,11 +172,6 @@ fn check(file: &File<'_>, problems: &mut Vec<Problem>) -> Option<Checked> {
     let left_out = LeftOuts::find(&document.stages, &bound, &order);
     unused::warn(&document.stages, &bound, &publish, &left_out, file.registry, problems);
     Some(Checked { document, bound, publish, order, left_out })
-}
-
-/// Moves a problem to the parameter that it is about.
-fn place(problem: Problem, with: &Node) -> Problem {
-    if problem.field.is_some() { problem.placed(&field_spans(with)) } else { problem }
 }
 
 impl Checked {
@@ -248,12 +260,7 @@ fn not_a_pipeline(root: &Node, start: Span) -> Option<Problem> {
 /// Sorted by place, each once.
 fn in_order(mut problems: Vec<Problem>) -> Vec<Problem> {
     problems.sort_by_key(|problem| (problem.span.source.0, problem.span.offset, problem.span.len));
-    let mut unique: Vec<Problem> = Vec::with_capacity(problems.len());
-    for problem in problems {
-        let same = |other: &&Problem| other.span == problem.span;
-        if !unique.iter().rev().take_while(same).any(|other| other.says_the_same(&problem)) {
-            unique.push(problem);
-        }
-    }
-    unique
+    let mut seen = HashSet::with_capacity(problems.len());
+    problems.retain(|problem| seen.insert((problem.code, problem.span, problem.message.clone())));
+    problems
 }

@@ -1,7 +1,7 @@
 //! The graph of a file's stages: cycles, and an order in which each stage comes after those it waits for.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 
 use petgraph::algo::kosaraju_scc;
 use petgraph::graph::{DiGraph, NodeIndex};
@@ -10,6 +10,9 @@ use super::Edge;
 use super::entry::StageEntry;
 use super::resolve::{Bound, Wait};
 use crate::file::problem::Problem;
+
+/// Stages of a cycle that are named.
+const MOST_TOLD: usize = 20;
 
 /// The places of the stages, each after those it waits for, else in the order of the file; `None` where there is a cycle,
 /// which is reported.
@@ -27,11 +30,11 @@ pub(super) fn graph(stages: &[StageEntry], bound: &[Bound], order: &[usize]) -> 
     let mut nodes = vec![NodeIndex::end(); stages.len()];
     for (index, place) in order.iter().enumerate() {
         nodes[*place] = graph.add_node(index);
+        let mut seen = HashSet::new();
         for wait in &bound[*place].waits_for {
-            let (from, to) = (nodes[wait.stage], nodes[*place]);
             // Two fields may hold the same output.
-            if !graph.edges_connecting(from, to).any(|edge| *edge.weight() == wait.why) {
-                graph.add_edge(from, to, wait.why.clone());
+            if seen.insert((wait.stage, &wait.why)) {
+                graph.add_edge(nodes[wait.stage], nodes[*place], wait.why.clone());
             }
         }
     }
@@ -48,23 +51,28 @@ fn cycles(bound: &[Bound]) -> Vec<Vec<(usize, &Wait)>> {
         }
     }
     let waits_for_itself = |place: usize| bound[place].waits_for.iter().any(|wait| wait.stage == place);
-    let mut cycles: Vec<_> = kosaraju_scc(&waits)
-        .into_iter()
+    let knots: Vec<Vec<NodeIndex>> = kosaraju_scc(&waits);
+    let mut knot_of = vec![0; bound.len()];
+    for (number, knot) in knots.iter().enumerate() {
+        knot.iter().for_each(|node| knot_of[node.index()] = number);
+    }
+    let mut cycles: Vec<_> = knots
+        .iter()
         .filter_map(|knot| Some((knot.len(), knot.iter().map(|node| node.index()).min()?)))
         .filter(|(stages, first)| *stages > 1 || waits_for_itself(*first))
-        .filter_map(|(_, first)| shortest_cycle(first, bound))
+        .filter_map(|(_, first)| shortest_cycle(first, bound, &knot_of))
         .collect();
     cycles.sort_by_key(|cycle| cycle[0].0);
     cycles
 }
 
-/// The shortest way from a stage back to itself, breadth first.
-fn shortest_cycle(first: usize, bound: &[Bound]) -> Option<Vec<(usize, &Wait)>> {
+/// The shortest way from a stage back to itself, breadth first; it does not leave the stage's knot.
+fn shortest_cycle<'a>(first: usize, bound: &'a [Bound], knot_of: &[usize]) -> Option<Vec<(usize, &'a Wait)>> {
     let mut came_by: HashMap<usize, (usize, &Wait)> = HashMap::new();
     let mut queue = VecDeque::from([first]);
     while let Some(stage) = queue.pop_front() {
         for wait in &bound[stage].waits_for {
-            if came_by.contains_key(&wait.stage) {
+            if knot_of[wait.stage] != knot_of[first] || came_by.contains_key(&wait.stage) {
                 continue;
             }
             came_by.insert(wait.stage, (stage, wait));
@@ -88,10 +96,12 @@ fn describe(cycle: &[(usize, &Wait)], stages: &[StageEntry]) -> Problem {
         let message = format!("stage `{}` {} itself", id(first), verb(wait));
         return Problem::error("cycle", wait.span, message, "a stage cannot wait for itself");
     }
-    let path: Vec<&str> = cycle.iter().map(|(place, _)| id(*place)).chain([id(first)]).collect();
-    let message = format!("stages wait for each other: {}", path.join(" → "));
+    let told = cycle.len().min(MOST_TOLD);
+    let path: Vec<&str> = cycle[..told].iter().map(|(place, _)| id(*place)).collect();
+    let more = if told < cycle.len() { format!("… {} more … → ", cycle.len() - told) } else { String::new() };
+    let message = format!("stages wait for each other: {} → {more}{}", path.join(" → "), id(first));
     let label = |(place, wait): &(usize, &Wait)| format!("`{}` {} `{}`", id(*place), verb(wait), id(wait.stage));
-    cycle[1..].iter().fold(Problem::error("cycle", wait.span, message, label(&cycle[0])), |problem, step| {
+    cycle[1..told].iter().fold(Problem::error("cycle", wait.span, message, label(&cycle[0])), |problem, step| {
         problem.with_related(step.1.span, label(step))
     })
 }

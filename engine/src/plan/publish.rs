@@ -24,7 +24,7 @@ pub(super) fn resolve(
 ) -> Vec<Publish> {
     let mut folders = Folders::default();
     let mut publish = Vec::new();
-    let targets = Targets { stages: &document.stages, places: places(&document.stages), bound };
+    let targets = Targets::new(&document.stages, bound);
     for (entry, (target, path)) in document.publish.iter().enumerate() {
         let found = targets.find(target, problems);
         if found.is_empty() {
@@ -76,10 +76,20 @@ fn as_name(value: &Json) -> String {
 struct Targets<'a> {
     stages: &'a [StageEntry],
     places: HashMap<&'a str, usize>,
+    /// The places of the children of each stage of the file.
+    children: HashMap<&'a str, Vec<usize>>,
     bound: &'a [Bound],
 }
 
-impl Targets<'_> {
+impl<'a> Targets<'a> {
+    fn new(stages: &'a [StageEntry], bound: &'a [Bound]) -> Self {
+        let mut children: HashMap<&str, Vec<usize>> = HashMap::new();
+        for (place, stage) in stages.iter().enumerate() {
+            children.entry(&stage.declared).or_default().push(place);
+        }
+        Self { stages, places: places(stages), children, bound }
+    }
+
     /// The stages that a target means, by place, with the output of each; none where there is something wrong, which is said.
     fn find(&self, target: &Text, problems: &mut Vec<Problem>) -> Vec<(usize, String)> {
         let Some(reference) = Reference::parse(&target.text, target.span) else {
@@ -89,7 +99,8 @@ impl Targets<'_> {
         };
         let meant = self.meant(&reference.stage);
         if meant.is_empty() {
-            let names = names(self.stages, reference.stage.contains('['));
+            let stages = if suggest::is_spent() { &self.stages[..self.stages.len().min(8)] } else { self.stages };
+            let names = names(stages, reference.stage.contains('['));
             problems.push(
                 Problem::error(
                     "unknown-stage",
@@ -127,18 +138,25 @@ impl Targets<'_> {
         if let Some(place) = self.places.get(name) {
             return vec![*place];
         }
-        let stages = self.stages.iter().enumerate();
-        let meant = |(_, stage): &(usize, &StageEntry)| {
+        let declared = child::split(name).map_or(name, |(declared, _)| declared);
+        let children = self.children.get(declared).map_or(&[][..], Vec::as_slice);
+        let meant = |place: &usize| {
+            let stage = &self.stages[*place];
             let axes = stage.axes.iter().map(|axis| (axis.name.as_str(), &axis.value));
             child::is_meant_by(&stage.declared, axes, name)
         };
-        stages.filter(meant).map(|(place, _)| place).collect()
+        children.iter().copied().filter(meant).collect()
     }
 }
 
 /// The folder to write, without `.` and `..` where they can be resolved. It is replaced as a whole, so it cannot be one
 /// that holds the pipeline file.
 fn folder(path: &Text, text: &str, problems: &mut Vec<Problem>) -> Option<PathBuf> {
+    if text.len() > LONGEST_PATH {
+        let message = format!("a path of {} bytes is longer than any file system takes", text.len());
+        problems.push(Problem::error("bad-value", path.span, message, format!("at most {LONGEST_PATH} bytes")));
+        return None;
+    }
     let mut folder = PathBuf::new();
     for component in Path::new(text).components() {
         match component {
@@ -161,6 +179,9 @@ fn folder(path: &Text, text: &str, problems: &mut Vec<Problem>) -> Option<PathBu
     }
     has_name.then_some(folder)
 }
+
+/// Bytes of the longest path that Linux takes.
+const LONGEST_PATH: usize = 4096;
 
 /// Who is published where. In the order of paths a folder stands right before those in it.
 #[derive(Default)]

@@ -1,18 +1,34 @@
 //! Reading the file itself: that it is there, small enough, and UTF-8.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+
+use nix::libc;
 
 use super::Rejected;
 use crate::file::parse::MAX_BYTES;
 use crate::file::problem::Problem;
 use crate::file::source::{Sources, Span};
 
-/// The text of a pipeline file.
+/// The text of a pipeline file, which the command line names and which may be a pipe.
 pub(super) fn read_text(path: &Path) -> Result<String, Rejected> {
+    text(path, File::open(path))
+}
+
+/// The text of a file that another one names: a pipe there has nobody who writes into it, and would be waited for.
+pub(super) fn read_included(path: &Path) -> Result<String, Rejected> {
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).and_then(|file| {
+        let kind = file.metadata()?.file_type();
+        if kind.is_file() || kind.is_dir() { Ok(file) } else { Err(io::Error::other("it is no regular file")) }
+    });
+    text(path, opened)
+}
+
+fn text(path: &Path, opened: io::Result<File>) -> Result<String, Rejected> {
     let name = path.display();
-    let bytes = read_bytes(path).map_err(|error| match error.kind() {
+    let bytes = opened.and_then(read_bytes).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => unread(path, "file-missing", format!("there is no file `{name}`")),
         io::ErrorKind::IsADirectory => unread(path, "file-unreadable", format!("`{name}` is a folder")),
         _ => unread(path, "file-unreadable", format!("cannot read `{name}`: {error}")),
@@ -24,9 +40,9 @@ pub(super) fn read_text(path: &Path) -> Result<String, Rejected> {
 }
 
 /// A pipe has no length beforehand, and some never end: one byte more than allowed tells.
-fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
+fn read_bytes(file: File) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    File::open(path)?.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    file.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 

@@ -108,7 +108,9 @@ impl<'a> Resolver<'a> {
         let place = self.places.get(id).copied();
         if place.is_none() {
             let own = self.reader.declared.as_str();
-            let others = names(self.stages, id.contains('[')).into_iter().filter(|other| *other != own);
+            // Thousands of names are not gathered for each of thousands of problems.
+            let stages = if suggest::is_spent() { &self.stages[..self.stages.len().min(8)] } else { self.stages };
+            let others = names(stages, id.contains('[')).into_iter().filter(|other| *other != own);
             let others: Vec<&str> = others.collect();
             let what = if verb == "reads" { "which no stage produces" } else { "which is no stage" };
             self.problems.push(
@@ -174,18 +176,16 @@ impl<'a> Resolver<'a> {
             None if outputs.is_empty() => format!("stage `{}` makes nothing", reference.stage),
             None => format!("stage `{}` makes {made}", reference.stage),
         };
-        let mut fitting: Vec<&str> = self
-            .stages
-            .iter()
-            .zip(self.bound)
-            .filter(|(stage, bound)| stage.declared != self.reader.declared && makes(bound, kinds))
-            .map(|(stage, _)| stage.declared.as_str())
-            .collect();
-        // Children of one stage stand side by side.
-        fitting.dedup();
-        let help = match fitting.as_slice() {
-            [] => format!("no stage of this file makes {taken}"),
-            few => format!("made by {}", alternatives(few.iter().map(|id| format!("`{id}`")), "and")),
+        let help = match self.makers(kinds) {
+            None => format!("expected {taken}"),
+            Some(makers) if makers.is_empty() => format!("no stage of this file makes {taken}"),
+            Some(few) if few.len() <= MOST_MAKERS => {
+                format!("made by {}", alternatives(few.iter().map(|id| format!("`{id}`")), "and"))
+            }
+            Some(many) => {
+                let first: Vec<String> = many[..MOST_MAKERS].iter().map(|id| format!("`{id}`")).collect();
+                format!("made by {} and {} more", first.join(", "), many.len() - MOST_MAKERS)
+            }
         };
         Problem::error(
             "wrong-kind",
@@ -194,6 +194,24 @@ impl<'a> Resolver<'a> {
             format!("expected {taken}"),
         )
         .with_help(help)
+    }
+}
+
+/// Stages that are named as those that make something.
+const MOST_MAKERS: usize = 40;
+
+impl Resolver<'_> {
+    /// The other stages that make one of these kinds; `None` where so much was looked for already that this would take too long.
+    fn makers(&self, kinds: &[&str]) -> Option<Vec<&str>> {
+        if !suggest::spend(1 + self.stages.len() / 16) {
+            return None;
+        }
+        let stages = self.stages.iter().zip(self.bound);
+        let makers = stages.filter(|(stage, bound)| stage.declared != self.reader.declared && makes(bound, kinds));
+        let mut makers: Vec<&str> = makers.map(|(stage, _)| stage.declared.as_str()).collect();
+        // Children of one stage stand side by side.
+        makers.dedup();
+        Some(makers)
     }
 }
 

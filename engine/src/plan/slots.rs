@@ -1,7 +1,10 @@
 //! Slots: things of which there are so many, such as licences, that stages take while they run.
 
+use std::collections::HashMap;
+
 use super::entry::Document;
 use crate::file::problem::Problem;
+use crate::file::source::Span;
 use crate::suggest;
 
 /// Checks that what stages take is declared and that there is enough of it for each of them alone.
@@ -9,8 +12,9 @@ pub(super) fn check(document: &Document, problems: &mut Vec<Problem>) {
     let total = |name: &str| document.slots.get(name).copied();
     let known: Vec<&str> = document.slots.keys().map(String::as_str).collect();
     for stage in &document.stages {
+        let spans: HashMap<&str, Span> = stage.slot_spans.iter().map(|(name, span)| (name.as_str(), *span)).collect();
         for (name, wanted) in &stage.resources.slots {
-            let span = stage.slot_span(name);
+            let span = spans.get(name.as_str()).copied().unwrap_or(stage.id.span);
             let id = &stage.declared;
             match total(name) {
                 None => problems.push(

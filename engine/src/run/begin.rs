@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use cache::holder::Holder;
 use cache::{Digest, Lock, OutputRecord};
 use devices::lease::Lease;
 
@@ -19,6 +20,7 @@ use super::state::State;
 use crate::context::stored;
 use crate::error::{Cause, OrFail, StageError};
 use crate::execute::Launch;
+use crate::execute::executor::STAGE_ARGUMENT;
 use crate::execute::slurm::record::JobRecord;
 use crate::executor::ExecutorKind;
 use crate::explain::{Past, Present, Reason, work_left};
@@ -29,6 +31,9 @@ use crate::plan::Wanted;
 use crate::preflight::Work;
 use crate::protocol::WorkerEvent;
 use crate::stage::InputFacts;
+
+/// Processes that are named where a lock is held.
+const MOST_HOLDERS: usize = 3;
 
 /// What came of the attempt to start a stage.
 enum Begun {
@@ -45,6 +50,13 @@ struct Claim {
     locks: Vec<Lock>,
     /// The job that makes it already, submitted by a run that is gone.
     adopt: Option<JobRecord>,
+}
+
+/// What came of the attempt to claim a stage.
+enum Claimed {
+    Ours(Claim),
+    /// Another holds the lock of this name, or a job of a cluster soon will.
+    Held(String),
 }
 
 impl Scheduler<'_> {
@@ -119,9 +131,12 @@ impl Scheduler<'_> {
             self.wait_for_room(stage, waits_for);
             return Ok(Begun::NotYet);
         }
-        let Some(claim) = self.try_claim(stage)? else {
-            self.wait(stage, WaitsFor::AnotherRun, Some(LOCK_POLL));
-            return Ok(Begun::NotYet);
+        let claim = match self.try_claim(stage)? {
+            Claimed::Ours(claim) => claim,
+            Claimed::Held(lock) => {
+                self.wait_for_another_run(stage, &lock);
+                return Ok(Begun::NotYet);
+            }
         };
         // Whoever held the lock a moment ago may have made the result.
         if !self.stages[stage].again
@@ -171,19 +186,34 @@ impl Scheduler<'_> {
     }
 
     /// Both locks or none, so that two runs never wait for each other; or the job of a cluster that makes the result already.
-    fn try_claim(&self, stage: usize) -> Result<Option<Claim>, StageError> {
+    fn try_claim(&self, stage: usize) -> Result<Claimed, StageError> {
         let keyed = self.stages[stage].key.as_ref().expect("the key was made before");
         let working = keyed.document.working_key();
-        let lock = |name: String| self.store.try_lock(&name).map_err(stored);
-        let Some(result) = lock(format!("result-{}", keyed.key))? else { return Ok(None) };
+        let (of_result, of_working) = (format!("result-{}", keyed.key), format!("working-{working}"));
+        let Some(result) = self.store.try_lock(&of_result).map_err(stored)? else {
+            return Ok(Claimed::Held(of_result));
+        };
         match self.job_of(&keyed.key, &working) {
             // The job holds the other lock itself.
-            JobOf::Makes(record) => return Ok(Some(Claim { locks: vec![result], adopt: Some(*record) })),
-            JobOf::SharesState => return Ok(None),
+            JobOf::Makes(record) => {
+                return Ok(Claimed::Ours(Claim { locks: vec![result], adopt: Some(*record) }));
+            }
+            JobOf::SharesState => return Ok(Claimed::Held(of_working)),
             JobOf::None => {}
         }
-        let Some(working) = lock(format!("working-{working}"))? else { return Ok(None) };
-        Ok(Some(Claim { locks: vec![result, working], adopt: None }))
+        match self.store.try_lock(&of_working).map_err(stored)? {
+            Some(working) => Ok(Claimed::Ours(Claim { locks: vec![result, working], adopt: None })),
+            None => Ok(Claimed::Held(of_working)),
+        }
+    }
+
+    /// Lets a stage wait for who holds a lock. They are looked for once, since to find them takes a look at every process.
+    fn wait_for_another_run(&mut self, stage: usize, lock: &str) {
+        let waits_for = match &self.stages[stage].waits_for {
+            Some(said @ WaitsFor::AnotherRun { .. }) => said.clone(),
+            _ => WaitsFor::AnotherRun { held_by: held_by(self.store.holders(lock).unwrap_or_default()) },
+        };
+        self.wait(stage, waits_for, Some(LOCK_POLL));
     }
 
     pub(super) fn facts_of_inputs(&self, stage: usize) -> InputFacts {
@@ -322,4 +352,12 @@ impl Scheduler<'_> {
         let reasons = past.reasons(&present).unwrap_or_default();
         (reasons.iter().map(ToString::to_string).collect(), work)
     }
+}
+
+/// `process 4711 (pipeline run a.yaml)`. Where an engine holds a lock its stage's process does too, and says less.
+fn held_by(holders: Vec<Holder>) -> Vec<String> {
+    let is_stage = |holder: &Holder| holder.command.split(' ').nth(1) == Some(STAGE_ARGUMENT);
+    let (stages, others): (Vec<Holder>, Vec<Holder>) = holders.into_iter().partition(is_stage);
+    let told = if others.is_empty() { stages } else { others };
+    told.iter().take(MOST_HOLDERS).map(|Holder { pid, command }| format!("process {pid} ({command})")).collect()
 }

@@ -259,12 +259,15 @@ pub enum Compared {
 }
 
 /// What a stage waits for that could run.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum WaitsFor {
     /// Another run is making the same result.
-    #[default]
-    AnotherRun,
+    AnotherRun {
+        /// Its processes, in words, where they are of this machine.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        held_by: Vec<String>,
+    },
     /// As many stages run as may run at once.
     Jobs {
         /// How many may.
@@ -321,6 +324,13 @@ pub enum WaitsFor {
         /// How many are not taken.
         free: u32,
     },
+}
+
+impl Default for WaitsFor {
+    /// What records that do not say it meant.
+    fn default() -> Self {
+        Self::AnotherRun { held_by: Vec::new() }
+    }
 }
 
 /// How a run ended.

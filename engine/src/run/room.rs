@@ -58,7 +58,7 @@ impl Scheduler<'_> {
             WaitsFor::Memory { .. } => Some(MEMORY_POLL),
             WaitsFor::Devices { wanted_bytes: Some(_), .. } => Some(DEVICE_MEMORY_POLL),
             WaitsFor::Devices { wanted_bytes: None, .. } => Some(LEASE_POLL),
-            WaitsFor::AnotherRun
+            WaitsFor::AnotherRun { .. }
             | WaitsFor::Queue { .. }
             | WaitsFor::Jobs { .. }
             | WaitsFor::Threads { .. }

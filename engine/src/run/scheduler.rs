@@ -127,7 +127,7 @@ impl<'a> Scheduler<'a> {
                 Some(end) = self.published.recv() => self.end_publish(end),
                 delivery = self.elsewhere.hear() => self.hear_delivery(delivery),
                 seen = self.devices.hear() => self.devices.note(seen),
-                () = signals.next() => self.interrupt(),
+                request = signals.next() => self.interrupt(request),
                 () = sleep_until(alarm.unwrap_or_else(Instant::now).into()), if alarm.is_some() => self.heed_alarms(),
             }
         }

@@ -83,7 +83,7 @@ impl Devices {
         let found = LeaseFolder::of_this_machine()
             .or_fail(Cause::Machine, || "there is no place for the locks of devices that all users share".to_owned());
         let found = found.map_err(|error| {
-            error.with_help("make one: `install -d -m 1777 /run/lock/pipeline`, or name one in `PIPELINE_LEASES`")
+            error.with_help("let root make one: `install -d -m 1777 /run/lock/pipeline`, or name one of your own in `PIPELINE_LEASES`")
         })?;
         Ok(self.leases.insert(found).clone())
     }

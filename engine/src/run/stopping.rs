@@ -3,13 +3,17 @@
 use std::time::Instant;
 
 use super::scheduler::Scheduler;
+use super::signals::Request;
 use super::state::State;
 use super::state::Stopping;
 use crate::execute::Stop;
 
 impl Scheduler<'_> {
     /// Heeds Ctrl-C: the first asks the stages to stop, the second kills them.
-    pub(super) fn interrupt(&mut self) {
+    pub(super) fn interrupt(&mut self, request: Request) {
+        if request == Request::StopOnce && self.stopping != Stopping::No {
+            return;
+        }
         let (next, how) = match self.stopping {
             Stopping::No => (Stopping::Asked, Stop::Ask),
             Stopping::Asked | Stopping::Killed => (Stopping::Killed, Stop::Kill),

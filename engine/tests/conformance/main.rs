@@ -20,6 +20,7 @@ use bench::{Bench, Kind};
 use engine::execute::executor::STAGE_ARGUMENT;
 use engine::execute::keeper::{self, KEEPER_ARGUMENT};
 use engine::execute::stage_process;
+use engine::execute::watcher::{self, WATCH_ARGUMENT};
 use engine::stage::Registry;
 
 /// Makes this program an engine that starts one stage and hears it for ever.
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
     let rest: Vec<&str> = arguments.iter().skip(2).map(String::as_str).collect();
     match arguments.get(1).map(String::as_str) {
+        Some(WATCH_ARGUMENT) => watcher::main(),
         Some(STAGE_ARGUMENT) => stage_process::main(&Registry::new().with::<act::Act>(), Path::new(rest[0])),
         Some(KEEPER_ARGUMENT) => keeper::main(Path::new(rest[0])),
         Some(ENGINE_ARGUMENT) => suite::engine_process(Kind::parse(rest[0]), Path::new(rest[1])),

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use engine::run::RunEvent;
 
+use crate::kinds::commit;
 use crate::project::{GRACE, Project};
 
 pub const TESTS: &[(&str, fn())] = &[
@@ -122,10 +123,11 @@ fn pins_are_made_once_and_kept() {
     assert_eq!(project.run().succeeded().number("a"), 5);
     let text = fs::read_to_string(project.path("pipeline.lock")).unwrap();
     let body = text.split_once('\n').unwrap().1;
-    assert_eq!(body, "version: 2\npins:\n  \"number:three@now\":\n    commit: \"5\"\n");
-    fs::write(project.path("pipeline.lock"), text.replace("\"5\"", "\"6\"")).unwrap();
+    let (five, six) = (commit(5), commit(6));
+    assert_eq!(body, format!("version: 2\npins:\n  \"number:three@now\":\n    commit: \"{five}\"\n"));
+    fs::write(project.path("pipeline.lock"), text.replace(&five, &six)).unwrap();
     let ran = project.run().succeeded();
-    assert_eq!((ran.number("a"), ran.why("a")), (6, vec!["pin number:three@now 5 → 6".to_owned()]));
+    assert_eq!((ran.number("a"), ran.why("a")), (6, vec![format!("pin number:three@now {five} → {six}")]));
 }
 
 fn what_another_run_pins_meanwhile_is_kept() {
@@ -135,8 +137,8 @@ fn what_another_run_pins_meanwhile_is_kept() {
     project.write(&format!("\nstages:\n  a: {{ uses: constant, with: {{ pinned: {name} }} }}\n"));
     assert_eq!(project.run().succeeded().number("a"), 1);
     let text = fs::read_to_string(&lock_file).unwrap();
-    assert!(text.contains("\"number:other@now\":\n    commit: \"9\""), "{text}");
-    assert!(text.contains("pipeline.lock@now\":\n    commit: \"1\""), "{text}");
+    assert!(text.contains(&format!("\"number:other@now\":\n    commit: \"{}\"", commit(9))), "{text}");
+    assert!(text.contains(&format!("pipeline.lock@now\":\n    commit: \"{}\"", commit(1))), "{text}");
 }
 
 fn two_runs_at_once_make_each_result_once() {

@@ -5,6 +5,7 @@ use std::fs;
 use engine::explain::{Forecast, explain};
 use engine::home::Home;
 
+use crate::kinds::commit;
 use crate::project::Project;
 
 pub const TESTS: &[(&str, fn())] = &[
@@ -89,8 +90,8 @@ fn a_plan_names_pins_and_versions() {
     assert_eq!(project.reasons("a"), ["never ran", "number:four@now is not pinned yet"]);
     project.run().succeeded();
     let lock = fs::read_to_string(project.path("pipeline.lock")).unwrap();
-    fs::write(project.path("pipeline.lock"), lock.replace("\"4\"", "\"5\"")).unwrap();
-    assert_eq!(project.reasons("a"), ["pin number:four@now 4 → 5"]);
+    fs::write(project.path("pipeline.lock"), lock.replace(&commit(4), &commit(5))).unwrap();
+    assert_eq!(project.reasons("a"), [format!("pin number:four@now {} → {}", commit(4), commit(5))]);
     fs::write(project.path("pipeline.lock"), lock).unwrap();
 
     // The next version of this program makes the kind in another way.

@@ -104,11 +104,11 @@ impl Stage for Constant {
             }
             // Another run pins something while this one asks.
             lock_file if lock_file.ends_with("pipeline.lock") => {
-                let pins = r#"{ "version": 1, "pins": { "number:other@now": "9" } }"#;
+                let pins = format!("{{ \"version\": 1, \"pins\": {{ \"number:other@now\": \"{}\" }} }}", commit(9));
                 fs::write(lock_file, pins).or_fail(Cause::Machine, || "cannot write".into())?;
-                Ok(Pinned::commit("1"))
+                Ok(Pinned::commit(commit(1)))
             }
-            name => Ok(Pinned::commit(name.len().to_string())),
+            name => Ok(Pinned::commit(commit(name.len()))),
         }
     }
 
@@ -118,6 +118,11 @@ impl Stage for Constant {
         context.progress("numbers", 1, Some(1), Some(params.note.clone()));
         put(context, params.value + pinned.unwrap_or(0))
     }
+}
+
+/// A number as a commit.
+pub fn commit(number: usize) -> String {
+    format!("{number:040}")
 }
 
 /// `sum`: of numbers.

@@ -24,12 +24,14 @@ use std::time::{Duration, Instant};
 
 use engine::execute::executor::STAGE_ARGUMENT;
 use engine::execute::stage_process;
+use engine::execute::watcher::{self, WATCH_ARGUMENT};
 
 type Test = (&'static str, fn());
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.get(1).map(String::as_str) {
+        Some(WATCH_ARGUMENT) => watcher::main(),
         Some(STAGE_ARGUMENT) => stage_process::main(&kinds::registry(), Path::new(&arguments[2])),
         Some(project::ENGINE_ARGUMENT) => {
             let grace = Duration::from_secs(arguments[3].parse().unwrap());

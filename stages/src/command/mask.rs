@@ -18,16 +18,14 @@ pub(super) struct Masker {
 }
 
 impl Masker {
-    /// A masker of these values; of one with several lines each line counts.
+    /// A masker of these values, also as JSON and addresses have them; of one with several lines each line counts.
     pub(super) fn new<'v>(values: impl IntoIterator<Item = &'v str>) -> Self {
-        let mut secrets = Vec::new();
-        for value in values {
-            secrets.push(value.trim().as_bytes().to_vec());
-            secrets.extend(value.lines().map(|line| line.trim().as_bytes().to_vec()));
-        }
+        let texts = values.into_iter().flat_map(|value| std::iter::once(value).chain(value.lines()));
+        let mut secrets: Vec<Vec<u8>> = texts.map(str::trim).flat_map(forms).map(String::into_bytes).collect();
+        secrets.sort();
+        secrets.dedup();
         secrets.retain(|secret| secret.len() >= SHORTEST);
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
-        secrets.dedup();
         Self { secrets, held: Vec::new() }
     }
 
@@ -73,6 +71,44 @@ impl Masker {
         self.held.drain(..at);
         shown
     }
+}
+
+/// The ways in which programs write a text down: as it is, inside a JSON text, and inside an address.
+fn forms(text: &str) -> Vec<String> {
+    let quoted = serde_json::Value::from(text).to_string();
+    let json = quoted[1..quoted.len() - 1].to_owned();
+    // Python writes ASCII alone, PHP and JavaScript for a page mind the slash.
+    let ascii = |hex: fn(u16) -> String| -> String { json.chars().map(|letter| in_ascii(letter, hex)).collect() };
+    let (lower, upper) = (ascii(|unit| format!("\\u{unit:04x}")), ascii(|unit| format!("\\u{unit:04X}")));
+    let slashes = json.replace('/', "\\/");
+    let address: String = text.bytes().map(in_address).collect();
+    let spaces = address.replace("%20", "+");
+    let low = lower_hex(&address);
+    vec![text.to_owned(), json, lower, upper, slashes, address, spaces, low]
+}
+
+fn in_ascii(letter: char, hex: fn(u16) -> String) -> String {
+    if letter.is_ascii() {
+        return letter.to_string();
+    }
+    letter.encode_utf16(&mut [0; 2]).iter().map(|unit| hex(*unit)).collect()
+}
+
+fn in_address(byte: u8) -> String {
+    match byte {
+        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
+        byte => format!("%{byte:02X}"),
+    }
+}
+
+/// An address with `%2f` for `%2F`.
+fn lower_hex(address: &str) -> String {
+    let mut parts = address.split('%');
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| {
+        let (digits, rest) = part.split_at(2.min(part.len()));
+        text + "%" + &digits.to_ascii_lowercase() + rest
+    })
 }
 
 /// Lines that are kept of the end of a log.
@@ -153,6 +189,25 @@ mod tests {
     #[test]
     fn each_line_of_a_long_one_counts_and_short_values_do_not() {
         assert_eq!(masked(&["first line\nsecond line\n", "1", ""], &["1 second line, first line"]), "1 ***, ***");
+    }
+
+    #[test]
+    fn a_secret_is_masked_as_json_and_addresses_have_it_too() {
+        let secret = "a\"b/c é d\\";
+        let json = serde_json::to_string(secret).unwrap();
+        assert_eq!(masked(&[secret], &[&json]), "\"***\"");
+        for written in [
+            r#"a\"b/c \u00e9 d\\"#,
+            r#"a\"b/c \u00E9 d\\"#,
+            r#"a\"b\/c é d\\"#,
+            "a%22b%2Fc%20%C3%A9%20d%5C",
+            "a%22b%2fc%20%c3%a9%20d%5c",
+            "a%22b%2Fc+%C3%A9+d%5C",
+        ] {
+            assert_eq!(masked(&[secret], &["x=", written, "&"]), "x=***&", "{written}");
+        }
+        let plain = Masker::new(["hunter22-long"]);
+        assert_eq!(plain.secrets().len(), 1, "a plain one has one form");
     }
 
     #[test]

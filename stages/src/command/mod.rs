@@ -9,10 +9,10 @@ mod outputs;
 mod parameters;
 mod placeholders;
 mod process;
+mod secrets;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,7 @@ use devices::DeviceKind;
 use engine::artifact::Output;
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
+use engine::execute::stragglers::Mark;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::LocalPath;
@@ -131,29 +132,45 @@ impl Stage for Command {
         let passed = passed(params)?;
         let masker =
             || Masker::new(passed.iter().map(|(_, value)| value.as_str()).chain(proxies().iter().map(String::as_str)));
-        let mut made = Vec::new();
-        for (name, output) in &params.outputs {
-            made.push(Made::begin(name, output, context)?);
+        secrets::clean_working(context, &masker())?;
+        let ended = attempt(params, &passed, &masker, context);
+        if ended.is_err() {
+            // Why it failed is what counts.
+            let _ = secrets::clean_working(context, &masker());
         }
-        let paths = paths(params, &made, context)?;
-        let folder = context.scratch().join("work");
-        make_folder(&folder)?;
-        let start = Start {
-            arguments: arguments(&params.run, &paths),
-            environment: environment(params, &paths, passed.clone(), context)?,
-            folder: &folder,
-            mark: format!("{}-{:x}", std::process::id(), RandomState::new().build_hasher().finish()),
-        };
-        let ended = process::run(&start, masker(), std::io::stderr(), &mut |lines| {
-            context.progress("lines", lines, None, None);
-        })?;
-        stop_if_cancelled(context)?;
-        judge(&start.arguments[0], ended)?;
-        for made in made {
-            made.seal(&masker(), context)?;
-        }
-        forget(context.working())
+        ended
     }
+}
+
+/// Runs the program and stores what it made.
+fn attempt(
+    params: &CommandParams,
+    passed: &[(String, String)],
+    masker: &dyn Fn() -> Masker,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
+    let mut made = Vec::new();
+    for (name, output) in &params.outputs {
+        made.push(Made::begin(name, output, context)?);
+    }
+    let paths = paths(params, &made, context)?;
+    let folder = context.scratch().join("work");
+    make_folder(&folder)?;
+    let start = Start {
+        arguments: arguments(&params.run, &paths),
+        environment: environment(params, &paths, passed, context)?,
+        folder: &folder,
+        mark: Mark::new(),
+    };
+    let ended = process::run(&start, masker(), std::io::stderr(), &mut |lines| {
+        context.progress("lines", lines, None, None);
+    })?;
+    stop_if_cancelled(context)?;
+    judge(&start.arguments[0], ended)?;
+    for made in made {
+        made.seal(&masker(), context)?;
+    }
+    forget(context.working())
 }
 
 /// The variables of `pass_env` with the values of this machine.
@@ -243,7 +260,7 @@ fn filled(text: &str, paths: &BTreeMap<String, PathBuf>) -> String {
 fn environment(
     params: &CommandParams,
     paths: &BTreeMap<String, PathBuf>,
-    passed: Vec<(String, String)>,
+    passed: &[(String, String)],
     context: &StageContext,
 ) -> Result<BTreeMap<String, String>, StageError> {
     let temporary = context.scratch().join("tmp");
@@ -262,7 +279,7 @@ fn environment(
     environment.insert("PIPELINE_NODES".to_owned(), devices.nodes.to_string());
     environment.extend(paths.iter().map(|(name, path)| (name.clone(), text(path))));
     environment.extend(params.env.iter().map(|(name, value)| (name.clone(), filled(value, paths))));
-    environment.extend(passed);
+    environment.extend(passed.iter().cloned());
     Ok(environment)
 }
 

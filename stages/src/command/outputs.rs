@@ -1,7 +1,7 @@
 //! What a program wrote: checked to be what was declared, described as the other stages describe theirs, and stored.
 
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use engine::artifact::Facts;
@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::mask::Masker;
 use super::parameters::{OutputForm, OutputParams};
+use super::secrets;
 use crate::dataset::{self, SourceFile};
 use crate::download;
 use crate::tokenizer::Tokenizer;
@@ -55,7 +56,7 @@ impl<'a> Made<'a> {
             ))
             .with_help(format!("it should write its {kind} into the folder `${variable}`, which is there and empty")));
         }
-        refuse_secrets(name, &folder, &files, masker)?;
+        secrets::refuse(name, &folder, masker)?;
         let wrong = |error: StageError| {
             let kind = kind_name(params.kind);
             let cause = if error.cause == Cause::Machine { Cause::Machine } else { Cause::BadData };
@@ -144,44 +145,4 @@ fn files_below(folder: &Path) -> Result<Vec<String>, StageError> {
     walk(folder, "", &mut found).or_fail(Cause::Machine, || format!("cannot list `{}`", folder.display()))?;
     found.sort();
     Ok(found)
-}
-
-/// Makes sure that no value of `pass_env` is stored: a result is kept, pushed and published, and a log's mask does not reach it.
-fn refuse_secrets(output: &str, folder: &Path, files: &[String], masker: &Masker) -> Result<(), StageError> {
-    for file in files {
-        let path = folder.join(file);
-        let holds = !masker.secrets().is_empty()
-            && fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_file())
-            && holds_any(&path, masker.secrets())
-                .or_fail(Cause::Machine, || format!("cannot read `{}`", path.display()))?;
-        if holds {
-            let message = format!("`{file}` of the output `{output}` holds the value of a variable of `pass_env`");
-            return Err(StageError::bad_data(message)
-                .with_help("nothing of it was stored; a value that is no secret belongs under `env:`"));
-        }
-    }
-    Ok(())
-}
-
-fn holds_any(path: &Path, secrets: &[Vec<u8>]) -> io::Result<bool> {
-    let overlap = secrets.iter().map(Vec::len).max().unwrap_or(1) - 1;
-    let mut file = File::open(path)?;
-    let mut window = Vec::with_capacity(overlap + (1 << 18));
-    let mut buffer = vec![0; 1 << 18];
-    loop {
-        let read = file.read(&mut buffer)?;
-        if read == 0 {
-            return Ok(false);
-        }
-        window.extend_from_slice(&buffer[..read]);
-        if secrets.iter().any(|secret| holds(&window, secret)) {
-            return Ok(true);
-        }
-        window.drain(..window.len().saturating_sub(overlap));
-    }
-}
-
-fn holds(text: &[u8], wanted: &[u8]) -> bool {
-    let (first, starts) = (wanted[0], text.len().saturating_sub(wanted.len() - 1));
-    (0..starts).any(|at| text[at] == first && text[at..].starts_with(wanted))
 }

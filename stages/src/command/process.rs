@@ -1,10 +1,9 @@
 //! The program's process: started with an environment of its own, heard line by line, and gone with everything it started.
 //!
 //! It stays in the stage's process group, which the engine ends whole, also where the engine itself dies. What a program put into
-//! another group is found by a mark in its environment.
+//! another group is found by a mark in its environment. Nothing is open in it but its three streams.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{self, PipeReader, Read, Write};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
@@ -13,13 +12,9 @@ use std::thread;
 use std::time::Duration;
 
 use engine::error::{Cause, OrFail, StageError};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use engine::execute::stragglers::{self, Mark};
 
 use super::mask::{Masker, Tail};
-
-/// Carries the mark of a program's processes.
-const MARK: &str = "PIPELINE_COMMAND";
 
 /// How long the output of processes that were just killed may take to end.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -30,8 +25,8 @@ pub(super) struct Start<'a> {
     /// All of it: nothing else is inherited.
     pub environment: BTreeMap<String, String>,
     pub folder: &'a Path,
-    /// Different from that of every other program that runs on this machine.
-    pub mark: String,
+    /// What all that it starts is known by.
+    pub mark: Mark,
 }
 
 /// How a program ended.
@@ -77,7 +72,7 @@ pub(super) fn run(
             Heard::Gone(status) => ended = Some(status),
         }
     }
-    end_stragglers(&start.mark);
+    start.mark.end_stragglers();
     while tail.is_none() {
         match receiver.recv_timeout(LAST_WORDS) {
             Ok(Heard::Lines(count)) => lines(count),
@@ -100,7 +95,7 @@ fn spawn(start: &Start<'_>, output: io::PipeWriter) -> Result<std::process::Chil
         .args(arguments)
         .env_clear()
         .envs(&start.environment)
-        .env(MARK, &start.mark)
+        .env(stragglers::VARIABLE, start.mark.as_str())
         .current_dir(start.folder)
         .stdin(Stdio::null())
         .stdout(other)
@@ -147,25 +142,4 @@ fn listen(mut output: PipeReader, mut masker: Masker, mut log: impl Write, heard
     tail.feed(&shown);
     let _ = log.write_all(&shown).and_then(|()| log.flush());
     let _ = heard.send(Heard::Silence(tail));
-}
-
-/// Ends what the program left running, in whatever group: nobody would read what it still writes, and it may hold a device.
-fn end_stragglers(mark: &str) {
-    let wanted = format!("{MARK}={mark}");
-    let is_marked = |pid: &i32| {
-        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes())
-    };
-    // A process that is killed may just have started another one.
-    for _ in 0..3 {
-        let Ok(entries) = fs::read_dir("/proc") else { return };
-        let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
-        let marked: Vec<i32> = pids.filter(is_marked).collect();
-        if marked.is_empty() {
-            return;
-        }
-        for pid in marked {
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-        }
-    }
 }

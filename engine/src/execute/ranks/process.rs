@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::Ranks;
-use crate::execute::local::keep_on_exec;
+use crate::execute::inherited::{self, keep_on_exec};
 use crate::protocol::WorkerEvent;
 
 /// A longer line is taken in pieces.
@@ -90,6 +90,10 @@ impl Rank {
         // SAFETY: between fork and exec only `fcntl` is called, which is async-signal-safe, on descriptors that the caller keeps open
         // until `spawn` has returned.
         unsafe { command.pre_exec(move || inherit.iter().try_for_each(|descriptor| keep_on_exec(*descriptor))) };
+        // It computes on the stage's devices and writes its working state. What starts ranks on other machines does neither.
+        if ranks.nodes <= 1 {
+            inherited::pass_on(&mut command);
+        }
         let mut child = command.spawn()?;
         let stdout = child.stdout.take().expect("standard output is piped");
         let stderr = child.stderr.take().expect("standard error is piped");

@@ -1,0 +1,50 @@
+//! Limits that the shell sets (`ulimit`): what they refuse is an error with a message, as any other refusal of the machine.
+//!
+//! It leaves to others: memory, of which [`crate::memory`] tells, and files, whose errors say enough.
+
+use std::any::Any;
+
+use nix::libc::c_int;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+
+use crate::error::{Cause, StageError};
+
+/// What the standard library and rayon say where no thread can be had: neither asks who wants one for an error.
+const REFUSED: [&str; 2] = ["failed to spawn thread", "ThreadPoolBuildError"];
+
+/// Lets a write beyond the largest size of a file (`ulimit -f`) fail, where the process would be killed.
+///
+/// The signal is handled and not ignored: programs that this one starts have it as they would without.
+pub fn heed_file_size() {
+    extern "C" fn nothing(_: c_int) {}
+    let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::SA_RESTART, SigSet::empty());
+    // SAFETY: the handler does nothing.
+    let _ = unsafe { sigaction(Signal::SIGXFSZ, &action) };
+}
+
+/// The words of a panic.
+pub fn words(panic: &(dyn Any + Send)) -> Option<&str> {
+    panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied())
+}
+
+/// The error behind a panic that is none of this program's: the machine gives no more threads.
+pub fn refused(words: &str) -> Option<StageError> {
+    let is_refused = REFUSED.iter().any(|refused| words.contains(refused));
+    is_refused.then(|| {
+        StageError::new(Cause::Machine, "the machine gives this program no more threads".to_owned())
+            .with_help("raise the limit of processes (`ulimit -u`) or of address space (`ulimit -v`), or run less at once (`--jobs 1`)")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_cannot_be_had_is_the_machines_refusal() {
+        let said = "failed to spawn thread: Os { code: 11, kind: WouldBlock, message: \"…\" }".to_owned();
+        assert_eq!(words(&said), Some(said.as_str()));
+        assert_eq!(refused(&said).map(|error| error.cause), Some(Cause::Machine));
+        assert!(refused("index out of bounds").is_none());
+    }
+}

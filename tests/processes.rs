@@ -1,0 +1,221 @@
+//! What a program of the user's is given, what stays of it when its engine is killed, and how the machine's own limits and signals end a run.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
+use support::{Project, Ran};
+
+/// Nothing takes longer, on a machine however busy.
+const AT_MOST: Duration = Duration::from_secs(60);
+
+fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < AT_MOST, "waited for {what}");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+/// A project with one program, which has come as far as to write `begun` into its folder.
+fn begun(script: &str) -> (Project, Child) {
+    let project = Project::new();
+    write(&project, &format!("echo $$ >{}; {script}", project.path("begun").display()));
+    let engine = project.start(&["run", "p.yaml"]);
+    wait_for("the program", || fs::read_to_string(project.path("begun")).is_ok_and(|text| text.ends_with('\n')));
+    (project, engine)
+}
+
+fn write(project: &Project, script: &str) {
+    let script = serde_json::Value::from(script);
+    let stage = format!("{{ uses: command, with: {{ run: {script}, outputs: {{ o: files }} }} }}");
+    project.write("p.yaml", &format!("version: 1\nname: p\nstages:\n  s: {stage}\npublish: {{ s.o: ./out }}\n"));
+}
+
+fn pid_of(engine: &Child) -> Pid {
+    Pid::from_raw(engine.id().cast_signed())
+}
+
+/// A run that was started and may still be going.
+fn said(engine: Child) -> (Option<i32>, String) {
+    let ended = engine.wait_with_output().unwrap();
+    (ended.status.code(), String::from_utf8_lossy(&ended.stderr).into_owned())
+}
+
+#[test]
+fn a_program_has_its_three_streams_open_and_nothing_else() {
+    let project = Project::new();
+    write(
+        &project,
+        "for at in /proc/self/fd/*; do readlink $at || true; done >$OUTPUT_o/open; ls /proc/self/fd >$OUTPUT_o/numbers",
+    );
+    project.run(&["run", "p.yaml"]).ends_with(0);
+    let numbers = fs::read_to_string(project.path("out/numbers")).unwrap();
+    // The last one is the list itself.
+    assert_eq!(numbers.split_whitespace().collect::<Vec<_>>(), ["0", "1", "2", "3"]);
+    let open = fs::read_to_string(project.path("out/open")).unwrap();
+    assert!(!open.contains("/locks/") && !open.contains(".lock"), "{open}");
+}
+
+#[test]
+fn what_a_program_leaves_holds_nothing_and_ends_with_a_killed_engine() {
+    let leave = "setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $! >DAEMON; sleep 600";
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = folder.path().join("daemon");
+    let (project, mut engine) = begun(&leave.replace("DAEMON", daemon.to_str().unwrap()));
+    wait_for("the daemon", || fs::read_to_string(&daemon).is_ok_and(|text| text.ends_with('\n')));
+    engine.kill().unwrap();
+    engine.wait().unwrap();
+    let daemon = fs::read_to_string(&daemon).unwrap();
+    wait_for("the end of what was left", || !is_alive(daemon.trim()));
+    write(&project, "echo x >$OUTPUT_o/x");
+    project.run(&["run", "p.yaml"]).ends_with(0);
+}
+
+fn is_alive(pid: &str) -> bool {
+    // A zombie is nobody.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+#[test]
+fn a_stage_that_is_stopped_dies_with_its_engine() {
+    let (project, mut engine) = begun("sleep 600");
+    let (stage, _) = project.processes().into_iter().find(|(_, line)| line.contains("__stage")).unwrap();
+    killpg(Pid::from_raw(stage), Signal::SIGSTOP).unwrap();
+    engine.kill().unwrap();
+    engine.wait().unwrap();
+    wait_for("the end of the stage", || project.processes().is_empty());
+    let program = fs::read_to_string(project.path("begun")).unwrap();
+    wait_for("the end of the program", || !is_alive(program.trim()));
+}
+
+#[test]
+fn who_waits_is_told_for_whom() {
+    let (project, engine) = begun("sleep 600");
+    let other = project.start(&["run", "p.yaml"]);
+    sleep(Duration::from_secs(2));
+    kill(pid_of(&other), Signal::SIGINT).unwrap();
+    let (code, said) = said(other);
+    assert_eq!(code, Some(130), "{said}");
+    let expected = format!("another run is making this result: process {} (", engine.id());
+    assert!(said.contains(&expected) && said.contains("run p.yaml"), "{said}");
+    kill(pid_of(&engine), Signal::SIGINT).unwrap();
+    engine.wait_with_output().unwrap();
+}
+
+/// The kernel and the shell each tell of a terminal that is gone: the second time must not kill what is being saved.
+#[test]
+fn a_closed_terminal_is_a_request_to_stop() {
+    let script = "trap 'sleep 1; echo saved >$PIPELINE_WORKING/state; exit 1' TERM; while true; do sleep 0.05; done";
+    let (project, engine) = begun(script);
+    for _ in 0..3 {
+        kill(pid_of(&engine), Signal::SIGHUP).unwrap();
+        sleep(Duration::from_millis(200));
+    }
+    let (code, said) = said(engine);
+    assert_eq!(code, Some(130), "{said}");
+    let saved = Command::new("find").arg(project.path(".pipeline/store/partial")).args(["-name", "state"]).output();
+    assert!(!saved.unwrap().stdout.is_empty(), "{said}");
+}
+
+#[test]
+fn a_run_that_was_started_to_outlive_its_terminal_does() {
+    let project = Project::new();
+    write(&project, &format!("echo x >{}; sleep 1; echo x >$OUTPUT_o/x", project.path("begun").display()));
+    let line = format!("trap '' HUP; exec {} run p.yaml", env!("CARGO_BIN_EXE_pipeline"));
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &line]).current_dir(project.path(".")).stdin(Stdio::null()).stderr(Stdio::piped());
+    let engine = shell.spawn().unwrap();
+    wait_for("the program", || project.path("begun").exists());
+    kill(pid_of(&engine), Signal::SIGHUP).unwrap();
+    let (code, said) = said(engine);
+    assert_eq!(code, Some(0), "{said}");
+}
+
+/// A server that takes a connection and says nothing.
+#[test]
+fn a_signal_while_a_hub_is_asked_ends_with_the_code_of_an_interruption() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        let project = Project::new();
+        project.write(
+            "p.yaml",
+            "version: 1\nstages:\n  base: { uses: download, with: { repo: owner/name, as: files } }\n",
+        );
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut command = project.command(&["run", "p.yaml"]);
+        command.env("HF_ENDPOINT", format!("http://{}", silent.local_addr().unwrap())).env_remove("HF_TOKEN");
+        let engine = command.stderr(Stdio::piped()).spawn().unwrap();
+        let _asked = silent.accept().unwrap();
+        kill(pid_of(&engine), signal).unwrap();
+        let (code, said) = said(engine);
+        assert_eq!(code, Some(130), "{signal}: {said}");
+    }
+}
+
+/// The program in a shell with a limit.
+fn limited(project: &Project, limit: &str) -> Ran {
+    let line = format!("ulimit {limit}; exec {} run p.yaml", env!("CARGO_BIN_EXE_pipeline"));
+    let mut command = Command::new("sh");
+    command.args(["-c", &line]).current_dir(project.path(".")).env("LANG", "C.UTF-8").stdin(Stdio::null());
+    Ran::of(command, &[limit])
+}
+
+#[test]
+fn a_limit_of_the_shell_is_told() {
+    let project = Project::new();
+    write(&project, "dd if=/dev/zero of=$OUTPUT_o/x bs=1000 count=1 2>/dev/null");
+    for limit in ["-f 0", "-n 8", "-n 12", "-n 16", "-n 24"] {
+        let ran = limited(&project, limit);
+        assert_eq!(ran.code, Some(3), "{ran}");
+        assert!(ran.stderr.contains("File too large") || ran.stderr.contains("Too many open files"), "{ran}");
+        assert!(!ran.stderr.contains("panicked"), "{ran}");
+    }
+    project.run(&["run", "p.yaml"]).ends_with(0);
+}
+
+/// Every file and folder below one, with its permissions.
+fn modes(folder: &Path, found: &mut Vec<(PathBuf, u32)>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let metadata = fs::symlink_metadata(&path).unwrap();
+        if metadata.is_dir() {
+            modes(&path, found);
+        }
+        if !metadata.is_symlink() {
+            found.push((path, metadata.permissions().mode() & 0o777));
+        }
+    }
+}
+
+#[test]
+fn nobody_else_may_write_to_a_home_whatever_the_mask() {
+    for (mask, never) in [("000", 0o022), ("022", 0o022), ("077", 0o077)] {
+        let project = Project::new();
+        write(&project, "echo x >$OUTPUT_o/x; echo y >$PIPELINE_WORKING/y; sleep 0.1; exit 0");
+        let line = format!("umask {mask}; exec {} run p.yaml", env!("CARGO_BIN_EXE_pipeline"));
+        let mut command = Command::new("sh");
+        command.args(["-c", &line]).current_dir(project.path(".")).env("LANG", "C.UTF-8").stdin(Stdio::null());
+        Ran::of(command, &[mask]).ends_with(0);
+        let mut found = Vec::new();
+        modes(&project.path(".pipeline"), &mut found);
+        modes(&project.path("out"), &mut found);
+        assert!(found.len() > 20);
+        for (path, mode) in found {
+            // What is stored is read-only for all: the folders around it say who may read it.
+            let is_object = path.is_file() && path.starts_with(project.path(".pipeline/store/objects"));
+            let wrong = if is_object { mode != 0o444 } else { mode & never != 0 };
+            assert!(!wrong, "umask {mask}: {} has {mode:o}", path.display());
+        }
+    }
+}
