@@ -25,6 +25,8 @@ pub mod pack;
 pub mod peak_memory;
 pub mod preflight;
 pub mod prompt;
+#[cfg(any(test, fuzzing))]
+pub mod properties;
 pub mod results;
 pub mod rouge;
 pub mod show;

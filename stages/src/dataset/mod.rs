@@ -21,6 +21,8 @@ mod mix;
 mod of_files;
 mod parameters;
 mod preflight;
+#[cfg(any(test, fuzzing))]
+pub mod properties;
 pub mod read;
 mod recipe;
 mod source;

@@ -15,6 +15,8 @@ mod error;
 mod listing;
 mod locked;
 mod modelscope;
+#[cfg(any(test, fuzzing))]
+pub mod properties;
 mod repository;
 mod transfer;
 

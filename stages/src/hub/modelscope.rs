@@ -170,6 +170,13 @@ fn files(entries: Vec<Entry>, repository: &Repository) -> Result<Vec<RemoteFile>
     Ok(listing.into_files())
 }
 
+/// The files that one answer lists.
+#[cfg(any(test, fuzzing))]
+pub(super) fn files_of_answer(json: &[u8], repository: &Repository) -> Option<Vec<RemoteFile>> {
+    let answer: Answer = serde_json::from_slice(json).ok()?;
+    files(answer.data?.files?, repository).ok()
+}
+
 /// A digest of what is listed, in whatever order.
 fn digest(files: &[RemoteFile]) -> String {
     let mut lines: Vec<String> =
