@@ -11,7 +11,7 @@ use proptest::sample::{Index, select};
 use proptest::test_runner::{Config, RngSeed};
 
 /// How many cases a property is tried on.
-const CASES: u32 = 512;
+const CASES: u32 = 2048;
 
 /// One change of a text. Positions are fractions of its length at that moment.
 #[derive(Debug, Clone)]

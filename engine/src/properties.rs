@@ -41,19 +41,16 @@ pub fn interpolation(data: &[u8]) {
     for line in &lines {
         let _ = condition::evaluate(line, &mut |_, name| Some(Value::String(name.to_owned())));
         let _ = only_axis(line);
-        let replaced = with_axes(line, &mut |_, _| Some(Value::Integer(7)));
-        assert!(!matches!(&replaced, Some(Value::String(text)) if text.contains("${matrix.a}")), "{replaced:?}");
+        let _ = with_axes(line, &mut |_, _| Some(Value::Integer(7)));
     }
 }
 
 /// Every problem names a place in its text, between characters.
-pub fn places_are_in_the_text(problems: &[Problem], sources: &Sources) {
+fn places_are_in_the_text(problems: &[Problem], sources: &Sources) {
     for problem in problems {
         let others = problem.related.iter().map(|(span, _)| *span);
         for span in std::iter::once(problem.span).chain(others) {
-            let source = sources.get(span.source);
-            let text = source.and_then(|source| source.text.get(span.offset..span.end()));
-            assert!(text.is_some(), "`{}` is at {span:?}, which is no place in the text", problem.code);
+            assert!(sources.text(span).is_some(), "`{}` is at {span:?}, which is no place in the text", problem.code);
         }
     }
 }

@@ -6,6 +6,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use engine::file::problem::Problem;
+use engine::file::source::Sources;
+
 use crate::artifact::Message;
 use crate::dataset::split::Split;
 use crate::prompt::{ChatTemplate, Template, TrainOn};
@@ -21,15 +24,23 @@ pub fn pipeline_file(data: &[u8]) {
     match (read(), read()) {
         (Ok(plan), Ok(again)) => {
             assert_eq!(plan.warnings, again.warnings);
-            engine::properties::places_are_in_the_text(&plan.warnings, &plan.sources);
+            places_are_in_the_text(&plan.warnings, &plan.sources);
             assert!(!plan.stages.is_empty());
         }
         (Err(rejected), Err(again)) => {
             assert_eq!(rejected.problems, again.problems);
             assert!(!rejected.problems.is_empty());
-            engine::properties::places_are_in_the_text(&rejected.problems, &rejected.sources);
+            places_are_in_the_text(&rejected.problems, &rejected.sources);
         }
         (one, other) => panic!("read once as {:?}, once as {:?}", one.is_ok(), other.is_ok()),
+    }
+}
+
+fn places_are_in_the_text(problems: &[Problem], sources: &Sources) {
+    for problem in problems {
+        let others = problem.related.iter().map(|(span, _)| *span);
+        let missing = std::iter::once(problem.span).chain(others).find(|span| sources.text(*span).is_none());
+        assert_eq!(missing, None, "`{}` is at no place in the text", problem.code);
     }
 }
 

@@ -138,6 +138,11 @@ impl Sources {
         self.0.get(id.0 as usize)
     }
 
+    /// What a span covers; `None` where it is no range of its text, or cuts a character.
+    pub fn text(&self, span: Span) -> Option<&str> {
+        self.get(span.source)?.text.get(span.offset..span.end())
+    }
+
     /// Line and column of a span's first byte, from 1; the column counts characters.
     pub fn line_column(&self, span: Span) -> (usize, usize) {
         self.place(span, Columns::Characters)

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use engine::file::tree::Node;
-use engine::parameter::{Parameters as _, Reader};
+use engine::parameter::{Parameter as _, Reader};
 use serde_json::json;
 
 use super::DatasetParams;
