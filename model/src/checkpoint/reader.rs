@@ -27,6 +27,10 @@ const PIECE_VALUES: usize = 1 << 16;
 const LARGEST_HEADER: u64 = 64 << 20;
 const MOST_TENSORS: u64 = 200_000;
 
+/// The names that a missing one is compared with.
+const MOST_COMPARED: usize = 20_000;
+const LONGEST_COMPARED: usize = 256;
+
 /// The largest index: it has a line for each tensor.
 const LARGEST_INDEX: u64 = 64 << 20;
 
@@ -359,8 +363,9 @@ impl Checkpoint {
     }
 
     fn nearest(&self, name: &str) -> Vec<String> {
-        let mut scored: Vec<(usize, &str)> =
-            self.names().map(|other| (strsim::levenshtein(name, other), other)).collect();
+        // A file of a stranger may have more names, and longer ones, than can be compared in a moment.
+        let names = self.names().filter(|other| other.len() <= LONGEST_COMPARED).take(MOST_COMPARED);
+        let mut scored: Vec<(usize, &str)> = names.map(|other| (strsim::levenshtein(name, other), other)).collect();
         scored.sort_unstable();
         scored.truncate(3);
         scored.into_iter().map(|(_, other)| other.to_owned()).collect()

@@ -11,12 +11,10 @@ use super::meter;
 // No name of a template can be one of these: they are no identifiers.
 /// Of what is about to be stored under a name.
 pub(super) const KEPT: &str = "=kept";
-/// Of the two sides of `~`.
-pub(super) const CONCAT: &str = "=concat";
-/// Of the left side of `~` or `+`, where the right side is short.
-pub(super) const COPY: &str = "=copy";
-/// Of the two sides of `+`.
-pub(super) const ADD: &str = "=add";
+/// Of the right side of `~`, and then of the left: both are charged with the second.
+pub(super) const CONCAT: [&str; 2] = ["=concat-right", "=concat-left"];
+/// Of the right side of `+`, and then of the left.
+pub(super) const ADD: [&str; 2] = ["=add-right", "=add-left"];
 /// Of the two sides of `*`.
 pub(super) const REPEAT: &str = "=repeat";
 /// Of something that is looked through.
@@ -42,10 +40,8 @@ pub(super) const SPLAT: &str = "=splat";
 
 pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_filter(KEPT, kept);
-    environment.add_filter(COPY, |value: Value| {
-        meter::made(copied(&value)? + ENTRY)?;
-        Ok::<_, Error>(value)
-    });
+    sides(environment, CONCAT, text_size);
+    sides(environment, ADD, copied);
     environment.add_filter(LOOK, |value: ValueOrKwargs| {
         let value = value.into_value();
         look(&value)?;
@@ -59,8 +55,6 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     });
     environment.add_filter(UNPACK, unpack);
     environment.add_filter(SPLAT, splat);
-    several(environment, CONCAT, |values| meter::made(values.iter().map(text_size).sum::<Result<u64, Error>>()?));
-    several(environment, ADD, |values| meter::made(values.iter().map(copied).sum::<Result<u64, Error>>()?));
     several(environment, REPEAT, repeat);
     several(environment, COMPARE, |values| match values {
         [left, right] => compare(left, right),
@@ -74,6 +68,20 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     });
     several(environment, KEYS, |values| values.iter().try_for_each(look));
     several(environment, REMEMBER, remember);
+}
+
+/// The checks of the two sides of an operator that copies both. It is the most frequent one of all, and this takes no memory.
+fn sides(environment: &mut Environment<'_>, [right, left]: [&'static str; 2], size: fn(&Value) -> Result<u64, Error>) {
+    environment.add_filter(right, move |value: ValueOrKwargs| -> Result<Value, Error> {
+        let value = value.into_value();
+        meter::note(size(&value)?);
+        Ok(value)
+    });
+    environment.add_filter(left, move |value: ValueOrKwargs| -> Result<Value, Error> {
+        let value = value.into_value();
+        meter::made(size(&value)?.saturating_add(meter::noted()))?;
+        Ok(value)
+    });
 }
 
 /// A check of several values, which gives them back in reverse: taking a list apart turns them round.

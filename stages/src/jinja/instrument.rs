@@ -114,6 +114,16 @@ impl<'p, 's> Writer<'p, 's> {
         Ok(())
     }
 
+    /// A check of both sides of an operator, or of the left alone.
+    fn check_sides(&mut self, at: u32, [right, left]: [&'static str; 2], right_is_short: bool) {
+        if !right_is_short {
+            self.check(at, right);
+        }
+        self.add(at, Instruction::Swap);
+        self.check(at, left);
+        self.add(at, Instruction::Swap);
+    }
+
     fn apply(&mut self, at: u32, check: &'static str, count: u16) {
         let place = self.place(check);
         self.add(at, Instruction::ApplyFilter(check, Some(count), place));
@@ -156,8 +166,8 @@ impl<'p, 's> Writer<'p, 's> {
                 return Ok(());
             }
             Instruction::Add if beside_number => {}
-            Instruction::Add => self.check_several(at, checks::ADD, 2)?,
-            Instruction::StringConcat => self.check_several(at, checks::CONCAT, 2)?,
+            Instruction::Add => self.check_sides(at, checks::ADD, beside_short),
+            Instruction::StringConcat => self.check_sides(at, checks::CONCAT, beside_short),
             Instruction::Mul => {
                 self.check_several(at, checks::REPEAT, 2)?;
                 self.add(at, Instruction::Mul);

@@ -49,9 +49,11 @@ struct Account {
     met: Option<Limit>,
     /// Namespaces that were made so far.
     spaces: u64,
+    /// Bytes that the next charge is to have, too.
+    noted: u64,
 }
 
-const CLOSED: Account = Account { steps: 0, bytes: 0, met: None, spaces: 0 };
+const CLOSED: Account = Account { steps: 0, bytes: 0, met: None, spaces: 0, noted: 0 };
 
 thread_local! {
     static ACCOUNT: Cell<Account> = const { Cell::new(CLOSED) };
@@ -94,6 +96,20 @@ pub(super) fn next_space() -> u64 {
     account.spaces += 1;
     ACCOUNT.set(account);
     account.spaces
+}
+
+/// Remembers bytes for the next charge.
+pub(super) fn note(bytes: u64) {
+    ACCOUNT.set(Account { noted: bytes, ..ACCOUNT.get() });
+}
+
+/// The bytes that were noted, once.
+pub(super) fn noted() -> u64 {
+    let account = ACCOUNT.get();
+    if account.noted > 0 {
+        ACCOUNT.set(Account { noted: 0, ..account });
+    }
+    account.noted
 }
 
 fn charge(steps: u64, bytes: u64) -> Result<(), Error> {

@@ -172,7 +172,11 @@ fn replacement(name: &'static str, pattern: &Value, content: &str) -> Result<f64
         return if text.is_empty() { Err(TooMuch::Empty(name)) } else { Ok((content / text.len() as f64).max(1.0)) };
     }
     // What a regular expression matches has a byte at least, or none: then the content stands beside each letter.
-    if pattern["Regex"].is_string() { Ok(content + 1.0) } else { Ok(1.0) }
+    let Some(text) = pattern["Regex"].as_str() else { return Ok(1.0) };
+    // What only the crate's own engine understands is tried out when the tokenizer is opened.
+    let everywhere =
+        |regex: regex::Regex| regex.find_iter("\u{10FFFD}\u{10FFFD}").filter(|found| found.is_empty()).count() > 2;
+    if regex::Regex::new(text).is_ok_and(everywhere) { Err(TooMuch::Empty(name)) } else { Ok(content + 1.0) }
 }
 
 /// How many bytes come of one by the rules of a SentencePiece map: a trie as an array of units, and the texts that its leaves point to,
@@ -268,6 +272,10 @@ mod tests {
         let regex = json!({"type": "Replace", "pattern": {"Regex": "."}, "content": "a".repeat(100)});
         assert!(problem("decoder", regex).unwrap().starts_with("`decoder` makes more"));
         assert!(problem("normalizer", replace("", "a")).unwrap().contains("matches nothing at all"));
+        let regex = |pattern: &str| json!({"type": "Replace", "pattern": {"Regex": pattern}, "content": "b"});
+        assert!(problem("normalizer", regex("a*")).unwrap().contains("matches nothing at all"));
+        assert!(problem("normalizer", regex("()")).unwrap().contains("matches nothing at all"));
+        assert_eq!((problem("normalizer", regex("^")), problem("normalizer", regex("a+"))), (None, None));
         let deep = (0..200).fold(replace("a", "b"), |step, _| sequence(vec![step]));
         assert!(problem("normalizer", deep).is_some());
         let prepended = json!({"type": "Prepend", "prepend": "a".repeat(1 << 20)});
