@@ -175,3 +175,23 @@ fn a_pipe_is_not_waited_for() {
     project.write("main.yaml", "version: 1\ninclude: { data: ./pipe.yaml }\n");
     project.run(&["validate", "main.yaml"]).ends_with(2).warns("no regular file").warns("included here");
 }
+
+#[test]
+fn of_a_file_elsewhere_that_is_no_pipeline_file_nothing_is_shown() {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let project = Project::new();
+    for (text, shown) in [
+        ("root:$6$hash:19000:0:99999:7:::\n\tuser:x\n", false),
+        ("password: hunter22\nstages: {}\n", false),
+        ("- hunter22\n", false),
+        ("version: 1\nstages: { s: { uses: dataset, with: { source: x.jsonl, hunter22: 1 } } }\n", true),
+    ] {
+        let file = elsewhere.path().join("file.yaml");
+        fs::write(&file, text).unwrap();
+        project.write("main.yaml", &format!("version: 1\ninclude: {{ data: {} }}\n", file.display()));
+        let ran = project.run(&["validate", "main.yaml"]).ends_with(2);
+        let is_shown = ran.stderr.contains("hunter22") || ran.stderr.contains("$6$hash");
+        assert_eq!(is_shown, shown, "{ran}");
+        assert!(shown || ran.stderr.contains("is no pipeline file"), "{ran}");
+    }
+}

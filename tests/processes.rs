@@ -7,11 +7,13 @@ mod support;
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use support::{Project, Ran};
@@ -182,6 +184,32 @@ fn a_limit_of_the_shell_is_told() {
         assert!(!ran.stderr.contains("panicked"), "{ran}");
     }
     project.run(&["run", "p.yaml"]).ends_with(0);
+}
+
+/// A machine that gives neither processes nor threads refuses in words. Root has no such limit, so this is asked as somebody else.
+#[test]
+fn a_machine_without_processes_is_told() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    const NOBODY_ELSE: u32 = 61_234;
+    for processes in 1..6 {
+        let project = Project::new();
+        write(&project, "echo x >$OUTPUT_o/x");
+        std::os::unix::fs::chown(project.path("."), Some(NOBODY_ELSE), None).unwrap();
+        let mut command = project.command(&["run", "p.yaml"]);
+        // SAFETY: between fork and exec only `setrlimit` is called, a plain system call.
+        unsafe {
+            command.uid(NOBODY_ELSE).pre_exec(move || {
+                setrlimit(Resource::RLIMIT_NPROC, processes, processes)?;
+                Ok(())
+            })
+        };
+        let ran = Ran::of(command, &["run p.yaml"]);
+        assert!(ran.code == Some(3) || ran.code == Some(0) && processes > 3, "{processes}: {ran}");
+        assert!(!ran.stderr.contains("panicked"), "{processes}: {ran}");
+    }
 }
 
 /// Every file and folder below one, with its permissions.

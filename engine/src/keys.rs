@@ -210,7 +210,10 @@ fn matches(base: &Path, pattern: &str, span: Span) -> Result<Vec<(PathBuf, Strin
     })?;
     let mut files = Vec::new();
     for path in found {
-        let path = path.map_err(|error| unreadable(span, format!("cannot look through `{pattern}`: {error}")))?;
+        let path = path.map_err(|error| {
+            let why = endless(&fixed, error.path()).unwrap_or_else(|| error.to_string());
+            unreadable(span, format!("cannot look through `{pattern}`: {why}"))
+        })?;
         if path.is_file() {
             let relative = path.strip_prefix(&fixed).unwrap_or(&path).to_string_lossy().into_owned();
             files.push((path, relative));
@@ -285,6 +288,15 @@ fn refuse_endless(path: &Path, relative: &str, open: &[PathBuf]) -> Result<(), S
         )),
         false => Ok(()),
     }
+}
+
+/// The link on the way to a path that leads back to a folder around it, in words, if there is one.
+fn endless(base: &Path, path: &Path) -> Option<String> {
+    let below: Vec<&Path> = path.ancestors().take_while(|folder| *folder != base).collect();
+    below.into_iter().rev().find_map(|link| {
+        let around = fs::canonicalize(link.parent()?).ok()?;
+        refuse_endless(link, &link.strip_prefix(base).ok()?.to_string_lossy(), &[around]).err()
+    })
 }
 
 fn grant((path, relative): (PathBuf, String), files: &mut StatCache, span: Span) -> Result<FileGrant, Box<Problem>> {
@@ -382,6 +394,12 @@ mod tests {
         // The other folder is not around the link, but on the way to it.
         let back = refused(&folder.path().join("data"), "other/back");
         assert!(back.contains("`elsewhere/back` is a link to") && back.contains("has no end"), "{back}");
+        link(Path::new("/"), "data/deep/root");
+        let data = folder.path().join("data");
+        let why = endless(&data, &data.join("deep/root/dev/fd/4")).unwrap();
+        assert!(why.contains("`deep/root` is a link to `/`"), "{why}");
+        assert_eq!(endless(&data, &data.join("elsewhere/b.jsonl")), None);
+        fs::remove_file(folder.path().join("data/deep/root")).unwrap();
         let dangling = refused(Path::new("/no/such/place"), "data/deep/gone");
         assert!(dangling.contains("`deep/gone`: No such file"), "{dangling}");
     }

@@ -41,7 +41,8 @@ pub(super) fn lengthen(root: &mut Node) {
 
 /// Adds the stages of every included file to those of the tree, and gives the variables that hold in each.
 pub(super) fn expand(root: &mut Node, path: &Path, sources: &mut Sources, problems: &mut Vec<Problem>) -> Vec<Scope> {
-    let mut expander = Expander { sources, problems, scopes: Vec::new(), stages: Vec::new(), files: 0 };
+    let folder = real(path).parent().unwrap_or(Path::new("")).to_owned();
+    let mut expander = Expander { sources, problems, folder, scopes: Vec::new(), stages: Vec::new(), files: 0 };
     expander.refuse_prefixes(root);
     expander.file(root, &File { path, prefix: String::new(), scope: None }, &mut vec![real(path)]);
     let Expander { scopes, stages, .. } = expander;
@@ -75,6 +76,8 @@ struct File<'a> {
 struct Expander<'a> {
     sources: &'a mut Sources,
     problems: &'a mut Vec<Problem>,
+    /// That of the pipeline file.
+    folder: PathBuf,
     scopes: Vec<Scope>,
     /// The stages of all included files, under their full ids.
     stages: Vec<Entry>,
@@ -211,7 +214,18 @@ impl Expander<'_> {
         };
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
         let source = self.sources.add_file(path.display().to_string(), &text, folder);
-        let root = match parse(source, &text, self.problems) {
+        let mut found = Vec::new();
+        let parsed = parse(source, &text, &mut found);
+        // Whose file it is, and whether its lines are for everybody who sees what is wrong, nobody knows.
+        if !real(path).starts_with(&self.folder) && !parsed.as_ref().is_ok_and(is_pipeline) {
+            let message = format!("`{}` is no pipeline file", path.display());
+            let help = "one begins with `version: 1`; of a file elsewhere that does not, nothing is shown";
+            let problem = Problem::error("not-a-mapping", asked, message, "included here");
+            self.problems.push(problem.with_help(help));
+            return None;
+        }
+        self.problems.append(&mut found);
+        let root = match parsed {
             Ok(root) => root,
             Err(problem) => {
                 self.problems.push(*problem);
@@ -279,6 +293,11 @@ impl Expander<'_> {
             );
         }
     }
+}
+
+/// Whether a text says that it is a pipeline file.
+fn is_pipeline(root: &Node) -> bool {
+    matches!(root.get("version").map(|version| &version.value), Some(Value::Integer(_)))
 }
 
 /// What an include asks for.
