@@ -38,14 +38,15 @@ fn main() {
     });
     let loading = median(UsageWho::RUSAGE_SELF, || drop(engine::plan::load(&file, &[], &registry).unwrap()));
     let plan = engine::plan::load(&file, &[], &registry).unwrap();
-    let surveying = median(UsageWho::RUSAGE_SELF, || assert!(engine::surveyor::survey(&plan, None).is_empty()));
+    let surveying =
+        median(UsageWho::RUSAGE_SELF, || assert!(engine::checks::check(&plan, None, None).into_problems().is_empty()));
 
     let peak = getrusage(UsageWho::RUSAGE_CHILDREN).unwrap().max_rss();
     println!("pipeline validate     {:6.1} ms, peak {:.1} MiB", ms(program), peak as f64 / 1024.0);
     println!("pipeline --version    {:6.1} ms", ms(empty));
     println!("parsing               {:6.1} ms, {:.0} % of it", ms(parsing), 100.0 * ms(parsing) / ms(program));
     println!("loading, parsing too  {:6.1} ms", ms(loading));
-    println!("surveying             {:6.1} ms", ms(surveying));
+    println!("checking              {:6.1} ms", ms(surveying));
 }
 
 fn thousand_stages() -> String {
