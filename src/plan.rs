@@ -5,11 +5,12 @@ use std::path::PathBuf;
 
 use cache::Store;
 use clap::Args;
+use engine::checks::{check, complete};
 use engine::explain::{ExplainError, Forecast, Reason, StageForecast, Total, explain, explain_with, total};
 use engine::file::problem::{Problem, Severity};
 use engine::home::Home;
 use engine::memory::Memory;
-use engine::plan::{LeftOut, Plan, PlannedStage, Wanted};
+use engine::plan::{LeftOut, Plan, PlannedStage, Rejected, Wanted};
 use engine::preflight::Preflight;
 use engine::remote::Asking;
 use engine::run::missing_memory;
@@ -48,20 +49,29 @@ pub struct PlanArgs {
 /// Prints the forecast.
 pub fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
     let overrides = args.selection.overrides(&args.overrides);
-    let plan = engine::plan::load_at(crate::scale(args.smoke), &args.file, &overrides, &stages::registry())?;
-    let plan = args.selection.of(plan)?;
+    let home = global.home_to_look(&args.file);
+    let plan = engine::plan::load_at(crate::scale(args.smoke), &args.file, &overrides, &stages::registry());
+    let plan = args.selection.of(plan.map_err(|rejected| complete(rejected, Some(&home)))?)?;
     render::warnings(&plan.sources, &plan.warnings, global.verbosity());
     render::left_out(&plan, global.verbosity());
-    let home = global.home_to_look(&args.file);
-    let forecasts = match args.forecasts(&plan, &home)? {
+    // The shared cache is asked first, where it is to be: what others have made needs no check.
+    let forecasts = args.forecasts(&plan, &home)?;
+    let findings = check(&plan, Some(&home), None);
+    let found = findings.by_stage(&plan);
+    let (errors, warnings): (Vec<Problem>, Vec<Problem>) =
+        findings.into_problems().into_iter().partition(|problem| problem.severity == Severity::Error);
+    render::warnings(&plan.sources, &warnings, global.verbosity());
+    let forecasts = match forecasts {
         Ok(forecasts) => forecasts,
+        // Without its sources a plan has no keys, and the checks have found whatever else is wrong.
+        Err(ExplainError::Sources(_)) if !errors.is_empty() => return Err(Rejected::new(plan.sources, errors).into()),
         Err(error) => return Err(Failure::explain(error, plan.sources)),
     };
-    let (errors, warnings) = problems(&forecasts);
-    render::warnings(&plan.sources, &warnings, global.verbosity());
     let printed = match args.format {
         Format::Json => {
-            let stages: Vec<Value> = forecasts.iter().map(|forecast| stage_json(&plan.sources, forecast)).collect();
+            let stages = forecasts.iter().zip(&found);
+            let stages: Vec<Value> =
+                stages.map(|(forecast, found)| stage_json(&plan.sources, forecast, found)).collect();
             let left_out: Vec<Value> =
                 plan.left_out.iter().map(|left_out| left_out_json(left_out, &plan.sources)).collect();
             let estimate = total(&plan, &forecasts);
@@ -124,27 +134,14 @@ impl PlanArgs {
     }
 }
 
-/// What the facts of the inputs show to be wrong, and what a user should hear.
-fn problems(forecasts: &[StageForecast]) -> (Vec<Problem>, Vec<Problem>) {
-    let found = forecasts.iter().flat_map(|forecast| forecast.problems.iter().chain(&forecast.preflight.warnings));
-    let mut each_once: Vec<Problem> = Vec::new();
-    for problem in found {
-        // The children of a sweep have much in common.
-        if !each_once.iter().any(|known| known.says_the_same(problem)) {
-            each_once.push(problem.clone());
-        }
-    }
-    each_once.into_iter().partition(|problem| problem.severity == Severity::Error)
-}
-
 fn left_out_json(left_out: &LeftOut, sources: &engine::file::source::Sources) -> Value {
     let (line, column) = sources.line_column(left_out.span);
     json!({ "stage": left_out.stage, "follows": left_out.follows, "line": line, "column": column })
 }
 
-fn stage_json(sources: &engine::file::source::Sources, forecast: &StageForecast) -> Value {
+fn stage_json(sources: &engine::file::source::Sources, forecast: &StageForecast, found: &[Problem]) -> Value {
     let mut stage = json!(forecast);
-    let problems: Vec<_> = forecast.problems.iter().map(|problem| render::problem_json(sources, problem)).collect();
+    let problems: Vec<_> = found.iter().map(|problem| render::problem_json(sources, problem)).collect();
     stage["problems"] = problems.into();
     stage
 }

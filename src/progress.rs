@@ -108,6 +108,8 @@ impl Progress {
     fn run_event(&mut self, event: &RunEvent) {
         match event {
             RunEvent::RunStarted { run, .. } => self.detail("run", run),
+            // The command tells them in the file's text.
+            RunEvent::Checked { .. } => {}
             RunEvent::Pinning { pins } => {
                 self.say(Mark::Note, "pipeline.lock", &format!("still asking for {} as of now", pins.join(", ")));
             }

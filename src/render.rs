@@ -144,7 +144,7 @@ impl Failure {
     /// A plan that cannot be explained; `sources` are the texts of the plan.
     pub fn explain(error: ExplainError, sources: Sources) -> Self {
         match error {
-            ExplainError::Sources(problems) => Rejected { sources, problems }.into(),
+            ExplainError::Sources(problems) => Rejected::new(sources, problems).into(),
             ExplainError::Lock(error) => error.into(),
             error @ (ExplainError::Store(_) | ExplainError::History(_)) => Self::machine(error),
         }
@@ -155,7 +155,7 @@ impl Failure {
     /// A run that did not begin; `sources` are the texts of the plan.
     pub fn run(error: RunError, sources: Sources) -> Self {
         match error {
-            RunError::Sources(problems) => Rejected { sources, problems }.into(),
+            RunError::Sources(problems) | RunError::Rejected(problems) => Rejected::new(sources, problems).into(),
             RunError::Lock(error) => error.into(),
             RunError::Explain(error) => Self::explain(*error, sources),
             RunError::Devices(ref missing) => {

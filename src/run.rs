@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use cache::{Store, Verify};
 use clap::Args;
+use engine::checks::complete;
 use engine::executor::ExecutorKind;
 use engine::home::Home;
 use engine::lock_file::Pinning;
@@ -135,7 +136,7 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     let began = Instant::now();
     let preparing = ExitOnInterrupt::new();
     let registry = stages::registry();
-    let plan = args.plan(&registry)?;
+    let plan = args.plan(&registry, global)?;
     render::warnings(&plan.sources, &plan.warnings, global.verbosity());
     render::left_out(&plan, global.verbosity());
     let home = global.home(&args.file)?;
@@ -149,6 +150,9 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     drop(preparing);
     let ended = engine::run::run(&plan, &home, &registry, &options, |event| {
         let screen = progress.event(event);
+        if let RunEvent::Checked { warnings } = event {
+            render::warnings(&plan.sources, warnings, global.verbosity());
+        }
         told.event(event, screen, &plan);
     });
     progress.finish();
@@ -203,9 +207,13 @@ fn answers_before(
 
 impl RunArgs {
     /// The plan of the stages asked for, with the prompts of the command line in it.
-    fn plan(&self, registry: &Registry) -> Result<Plan, Failure> {
+    fn plan(&self, registry: &Registry, global: &Global) -> Result<Plan, Failure> {
+        let load = |overrides: &[String]| {
+            let plan = engine::plan::load_at(crate::scale(self.smoke), &self.file, overrides, registry);
+            plan.map_err(|rejected| complete(rejected, Some(&global.home_to_look(&self.file))))
+        };
         let overrides = self.selection.overrides(&self.overrides);
-        let mut plan = engine::plan::load_at(crate::scale(self.smoke), &self.file, &overrides, registry)?;
+        let mut plan = load(&overrides)?;
         if !self.prompts.is_empty() {
             let asked = prompt_overrides(&plan, &self.prompts);
             if asked.is_empty() {
@@ -213,7 +221,7 @@ impl RunArgs {
                 return Err(failure.with_help("add a stage with `uses: generate` and a `model`"));
             }
             let overrides: Vec<String> = overrides.into_iter().chain(asked).collect();
-            plan = engine::plan::load_at(crate::scale(self.smoke), &self.file, &overrides, registry)?;
+            plan = load(&overrides)?;
         }
         self.selection.of(plan)
     }
@@ -321,6 +329,7 @@ impl Told {
             }
             RunEvent::RunStarted { .. }
             | RunEvent::Pinning { .. }
+            | RunEvent::Checked { .. }
             | RunEvent::StageCached { .. }
             | RunEvent::StageStarted { .. }
             | RunEvent::StageWaiting { .. }

@@ -4,11 +4,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use engine::file::problem::{Problem, Severity};
+use engine::checks::complete;
+use engine::file::problem::Problem;
 use engine::file::source::Sources;
 use engine::home::Home;
 use engine::stage::Registry;
-use engine::surveyor::survey;
 use serde_json::json;
 
 use crate::Global;
@@ -73,17 +73,21 @@ pub fn run(args: &ValidateArgs, global: &Global) -> Result<(), Failure> {
 
 fn check(file: &Path, home: Option<&Path>, registry: &Registry) -> Checked {
     let name = file.display().to_string();
+    // A home that is there is looked into, and none is made.
+    let home = Home::existing(file, home);
     match engine::plan::load(file, &[], registry) {
         Ok(plan) => {
-            // A home that is there is looked into, and none is made.
-            let found = survey(&plan, Home::existing(file, home).as_ref());
-            let valid = found.iter().all(|problem| problem.severity == Severity::Warning);
-            let mut problems: Vec<Problem> = plan.warnings.into_iter().chain(found).collect();
-            problems.sort_by_key(|problem| (problem.span.source.0, problem.span.offset, problem.span.len));
+            let findings = engine::checks::check(&plan, home.as_ref(), None);
+            let valid = findings.are_fine();
+            let mut problems: Vec<Problem> = plan.warnings.into_iter().chain(findings.into_problems()).collect();
+            problems.sort_by_key(Problem::place);
             let stages = valid.then_some(plan.stages.len());
             Checked { file: name, stages, sources: plan.sources, problems }
         }
-        Err(rejected) => Checked { file: name, stages: None, sources: rejected.sources, problems: rejected.problems },
+        Err(rejected) => {
+            let rejected = complete(rejected, home.as_ref());
+            Checked { file: name, stages: None, sources: rejected.sources, problems: rejected.problems }
+        }
     }
 }
 

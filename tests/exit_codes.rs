@@ -20,7 +20,11 @@ fn done_is_0_with_results_on_stdout_and_the_rest_on_stderr() {
 #[test]
 fn a_failed_stage_is_1_and_names_the_stage_its_place_and_the_cause() {
     let project = Project::with_pipeline("data.yaml");
-    project.write("questions.jsonl", "{\"question\": \"Who?\", \"answer\": \"Me.\"}\n{\"question\": \n");
+    // Behind the rows that are looked at before anything runs.
+    project.write(
+        "questions.jsonl",
+        &("{\"question\": \"Who?\", \"answer\": \"Me.\"}\n".repeat(100) + "{\"question\": \n"),
+    );
     let ran = project.run(&["run", "data.yaml"]).ends_with(1);
     let ran =
         ran.warns("questions.jsonl").warns("stage `questions` failed (data.yaml:").warns("question_tokens: skipped");
@@ -55,7 +59,7 @@ fn a_mistake_that_only_a_made_model_shows_is_2_too() {
     project.run(&["run", "train.yaml", "--until", "tokens"]).ends_with(0);
     let wrong = "adapter.lora.target_modules=[no_such_proj]";
     project.run(&["plan", "train.yaml", wrong]).ends_with(2).warns("no_such_proj");
-    project.run(&["run", "train.yaml", wrong]).ends_with(2).warns("no_such_proj").warns("stage `adapter` failed");
+    project.run(&["run", "train.yaml", wrong]).ends_with(2).warns("no_such_proj");
 }
 
 #[test]
@@ -157,7 +161,10 @@ fn a_reader_that_went_away_makes_no_failure_a_success() {
     let project = Project::with_pipeline("data.yaml");
     assert_eq!(unread(&project, &["run", "data.yaml"]), Some(0));
     assert_eq!(unread(&project, &["cache", "verify"]), Some(0));
-    project.write("questions.jsonl", "{\"question\": \n");
+    project.write(
+        "questions.jsonl",
+        &("{\"question\": \"Who?\", \"answer\": \"Me.\"}\n".repeat(100) + "{\"question\": \n"),
+    );
     for format in ["text", "json"] {
         assert_eq!(unread(&project, &["run", "data.yaml", "--format", format]), Some(1));
         project.edit("data.yaml", "name: data", "nmae: data");

@@ -11,9 +11,9 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use engine::checks::{check, complete};
 use engine::file::codes::{self, BESIDE, Example, OVERRIDDEN, ProblemCode};
 use engine::file::problem::{Problem, Severity};
-use engine::surveyor::survey;
 use support::Project;
 
 /// A project with the files that examples name.
@@ -37,8 +37,8 @@ fn problems(project: &Project, text: &[u8], overrides: &[&str]) -> Vec<Problem> 
     fs::write(&file, text).unwrap();
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
     match engine::plan::load(&file, &overrides, &stages::registry()) {
-        Ok(plan) => plan.warnings.iter().cloned().chain(survey(&plan, None)).collect(),
-        Err(rejected) => rejected.problems,
+        Ok(plan) => plan.warnings.iter().cloned().chain(check(&plan, None, None).into_problems()).collect(),
+        Err(rejected) => complete(rejected, None).problems,
     }
 }
 

@@ -47,6 +47,13 @@ impl StatCache {
         self.digest_at(path, SystemTime::now())
     }
 
+    /// The digest and the length of a file whose attributes are those remembered; of no other, since nothing is read.
+    pub fn known(&self, path: &Path) -> Option<(Digest, u64)> {
+        let entry = self.files.get(path::absolute(path).ok()?.to_str()?)?;
+        let found = Attributes::of(&fs::metadata(path).ok()?);
+        (found == entry.attributes).then_some((entry.digest, found.size))
+    }
+
     /// Writes the cache in one step, if it has changed since it was loaded. Files that are gone are forgotten.
     ///
     /// # Errors
@@ -191,6 +198,24 @@ mod tests {
         fs::write(&other, "three").unwrap();
         fs::rename(&other, &path).unwrap();
         assert_eq!(cache.digest_at(&path, later()).unwrap(), (Digest::of(b"three"), 5));
+    }
+
+    #[test]
+    fn what_is_known_is_told_without_reading() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let mut cache = StatCache::default();
+        fs::write(&path, "one").unwrap();
+        assert_eq!(cache.known(&path), None);
+        cache.digest_at(&path, later()).unwrap();
+        assert_eq!(cache.known(&path), Some((Digest::of(b"one"), 3)));
+        let poison = poison(&mut cache);
+        assert_eq!(cache.known(&path), Some((poison, 3)));
+        std::thread::sleep(Duration::from_millis(20));
+        fs::write(&path, "other").unwrap();
+        assert_eq!(cache.known(&path), None);
+        fs::remove_file(&path).unwrap();
+        assert_eq!(cache.known(&path), None);
     }
 
     #[test]

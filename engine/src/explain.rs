@@ -48,9 +48,6 @@ pub struct StageForecast {
     pub last_run: Option<LastRun>,
     /// How long it would take, where something is known of it.
     pub estimate: Option<Estimate>,
-    /// What the facts of its inputs show to be wrong.
-    #[serde(skip)]
-    pub problems: Vec<Problem>,
 }
 
 /// What would become of a stage.
@@ -162,7 +159,6 @@ fn forecast(past: &Past<'_>, now: &Present<'_>, unknown: usize) -> Result<StageF
         preflight: Preflight::default(),
         last_run: None,
         estimate: None,
-        problems: Vec::new(),
     };
     if unknown == 0 {
         let digest = now.document.result_key();
@@ -185,16 +181,13 @@ fn forecast(past: &Past<'_>, now: &Present<'_>, unknown: usize) -> Result<StageF
     Ok(forecast)
 }
 
-/// What a stage without a result would do, and what its inputs show to be wrong with it.
+/// What a stage without a result would do. What its inputs show to be wrong with it is for [`crate::checks`] to say.
 fn look_ahead(past: &Past<'_>, now: &Present<'_>, forecast: &mut StageForecast) -> Result<(), ExplainError> {
     let Present { stage, facts, .. } = now;
     let placed = |problem: Problem| problem.placed(&stage.field_spans);
     let preflight = stage.preflight(facts);
     let warnings = preflight.warnings.into_iter().map(placed).collect();
     forecast.preflight = Preflight { warnings, ..preflight };
-    let found = stage.bound.check(&preflight::known(facts), stage.span).into_iter().map(placed);
-    let said = |problem: &Problem| past.plan.warnings.iter().any(|said| said.says_the_same(problem));
-    forecast.problems = found.filter(|problem| !said(problem)).collect();
     forecast.last_run = past.history.last_run(&past.plan.name, &stage.id)?;
     let state = forecast.reasons.iter().find_map(|reason| match reason {
         Reason::WorkingState(state) => Some(state),

@@ -105,6 +105,11 @@ impl Home {
         self.root.join("runs.sqlite")
     }
 
+    /// What servers said about what is pinned, before it was fetched.
+    pub fn metadata(&self) -> PathBuf {
+        self.root.join("metadata")
+    }
+
     /// What is known about source files by their times.
     pub fn stat_cache(&self) -> PathBuf {
         self.root.join("files.json")

@@ -53,12 +53,59 @@ pub struct StageKey {
     pub unknown: usize,
 }
 
-/// The files of a pattern, each with its path below what was asked for.
-///
-/// # Errors
-/// The problem of files that are missing or cannot be looked for.
-pub(crate) fn find_files(base: &Path, pattern: &str, span: Span) -> Result<Vec<(PathBuf, String)>, Box<Problem>> {
-    find(base, pattern, span).map(|found| found.files)
+/// What a stage reads from outside, found and not read.
+pub(crate) struct Reads {
+    /// Its source files by role, each with its path below what was asked for.
+    pub files: BTreeMap<String, Vec<(PathBuf, String)>>,
+    /// What it wants to be pinned.
+    pub pins: Vec<PinRequest>,
+    /// What cannot be found.
+    pub problems: Vec<Problem>,
+    named: BTreeMap<String, Named>,
+}
+
+/// Finds what a stage reads from outside.
+pub(crate) fn look_outside(stage: &PlannedStage, plan: &Plan) -> Reads {
+    let (files, named) = (BTreeMap::new(), BTreeMap::new());
+    let mut reads = Reads { files, pins: Vec::new(), problems: Vec::new(), named };
+    for outside in stage.bound.outside() {
+        match outside {
+            Outside::Pin(request) => reads.pins.push(request),
+            Outside::Files { role, pattern, span } => match find(&folder_of(plan, span), &pattern, span) {
+                Ok(found) => {
+                    reads.named.insert(role.clone(), found.named);
+                    reads.files.insert(role, found.files);
+                }
+                Err(problem) => reads.problems.push(*problem),
+            },
+        }
+    }
+    reads
+}
+
+impl Reads {
+    /// The same with digests and commits, where all of them are known without a file being read.
+    pub fn outside<'a>(
+        &self,
+        digest: &dyn Fn(&Path) -> Option<(Digest, u64)>,
+        pinned: &dyn Fn(&PinRequest) -> Option<&'a Pinned>,
+    ) -> Option<StageOutside> {
+        if !self.problems.is_empty() {
+            return None;
+        }
+        let mut outside = StageOutside { named: self.named.clone(), ..StageOutside::default() };
+        for request in &self.pins {
+            outside.pins.insert(lock_file::name(request), pinned(request)?.clone());
+        }
+        for (role, found) in &self.files {
+            let grant = |(path, relative): &(PathBuf, String)| {
+                let (digest, size) = digest(path)?;
+                Some(FileGrant { path: path.clone(), relative: relative.clone(), digest, size })
+            };
+            outside.files.insert(role.clone(), found.iter().map(grant).collect::<Option<_>>()?);
+        }
+        Some(outside)
+    }
 }
 
 /// Finds and hashes the source files of each stage, in the order of the plan. Files whose attributes are unchanged are not read.

@@ -37,6 +37,7 @@ mod order;
 mod publish;
 mod qualify;
 mod read_text;
+mod readable;
 mod resolve;
 pub(crate) mod resources;
 mod retries;
@@ -270,6 +271,16 @@ pub struct Rejected {
     pub sources: Sources,
     /// What is wrong; at least one is an error.
     pub problems: Vec<Problem>,
+    /// What could be read, for checks that tell more of it at once ([`crate::checks::complete`]): stages with nothing wrong in their own
+    /// parameters, some of whose inputs may be missing. Its warnings are all that was said already.
+    pub readable: Option<Box<Plan>>,
+}
+
+impl Rejected {
+    /// A file of which nothing more can be told.
+    pub fn new(sources: Sources, problems: Vec<Problem>) -> Self {
+        Self { sources, problems, readable: None }
+    }
 }
 
 impl Plan {

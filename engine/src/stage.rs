@@ -17,9 +17,11 @@ use crate::error::StageError;
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::Node;
+use crate::metadata::FetchedFile;
 use crate::parameter::{DeclaredField, KeyWriter, Parameter, Reader, Reference, declared_fields};
 use crate::pin::Pinned;
 use crate::preflight::Preflight;
+use crate::protocol::Network;
 use crate::survey::{LocalFiles, Survey};
 
 /// Something outside the pipeline that a stage reads. Its content or commit is part of the key.
@@ -68,14 +70,19 @@ pub enum Smoke {
 pub struct Secret {
     /// The variable.
     pub variable: String,
-    /// Whether the stage fails without it.
-    pub required: bool,
+    /// The parameter that names it, where the file does: the stage then fails without it.
+    pub field: Option<&'static str>,
 }
 
 impl Secret {
     /// A token for a server: of a variable that the file names, which must then be set, else of the one that is used where it is.
     pub fn token(named: Option<&str>, by_default: &str) -> Self {
-        Self { variable: named.unwrap_or(by_default).to_owned(), required: named.is_some() }
+        Self { variable: named.unwrap_or(by_default).to_owned(), field: named.map(|_| "token_env") }
+    }
+
+    /// Whether the stage fails without it.
+    pub fn is_required(&self) -> bool {
+        self.field.is_some()
     }
 }
 
@@ -177,6 +184,11 @@ pub trait Stage: 'static {
         Survey::default()
     }
 
+    /// What this machine lacks that the stage needs to run on it, whatever it reads.
+    fn lacks(_params: &Self::Params, _span: Span) -> Vec<Problem> {
+        Vec::new()
+    }
+
     /// What the stage reads from outside the pipeline.
     fn outside(_params: &Self::Params) -> Vec<Outside> {
         Vec::new()
@@ -193,6 +205,21 @@ pub trait Stage: 'static {
     /// Fails where the thing does not exist or cannot be reached.
     fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
         Err(StageError::internal(format!("stage kind `{}` pins nothing, asked for `{}`", Self::NAME, request.name)))
+    }
+
+    /// Goes out and fetches of what the stage has pinned as much as its [`Stage::survey`] reads of the files of
+    /// [`crate::survey::PINNED`]: configurations, headers, first rows; no weights. Each file is put under its own path into `folder`;
+    /// the answer says of all files of the repository how much is there. `None` where nothing of them is read ahead.
+    ///
+    /// # Errors
+    /// Fails where the server does.
+    fn fetch_metadata(
+        _params: &Self::Params,
+        _pinned: &Pinned,
+        _folder: &Path,
+        _network: Network,
+    ) -> Result<Option<Vec<FetchedFile>>, StageError> {
+        Ok(None)
     }
 
     /// Adds to the key what follows from several parameters together and from none alone (the rows of an optimizer
@@ -306,6 +333,18 @@ pub trait BoundStage: Send + Sync {
     fn compare(&self, kind: &str, old: &StoredArtifact, new: &StoredArtifact) -> Option<TableChange>;
     /// The fields of its kind, flat.
     fn declared(&self) -> Vec<DeclaredField>;
+    /// See [`Stage::lacks`].
+    fn lacks(&self, span: Span) -> Vec<Problem>;
+    /// See [`Stage::fetch_metadata`].
+    ///
+    /// # Errors
+    /// As there.
+    fn fetch_metadata(
+        &self,
+        pinned: &Pinned,
+        folder: &Path,
+        network: Network,
+    ) -> Result<Option<Vec<FetchedFile>>, StageError>;
     /// See [`Stage::outside`].
     fn outside(&self) -> Vec<Outside>;
     /// See [`Stage::secrets`].
@@ -394,6 +433,17 @@ impl<S: Stage> BoundStage for Bound<S> {
     }
     fn declared(&self) -> Vec<DeclaredField> {
         declared_fields(&S::Params::schema())
+    }
+    fn lacks(&self, span: Span) -> Vec<Problem> {
+        S::lacks(&self.0, span)
+    }
+    fn fetch_metadata(
+        &self,
+        pinned: &Pinned,
+        folder: &Path,
+        network: Network,
+    ) -> Result<Option<Vec<FetchedFile>>, StageError> {
+        S::fetch_metadata(&self.0, pinned, folder, network)
     }
     fn outside(&self) -> Vec<Outside> {
         S::outside(&self.0)

@@ -1,16 +1,21 @@
 //! What a stage finds out of its sources before anything runs.
 //!
 //! A stage kind says what is certain of its outputs ([`crate::stage::Stage::survey`]); what it merely expects is told by its
-//! preflight. [`crate::surveyor`] goes through a plan with it.
+//! preflight. [`crate::checks`] goes through a plan with it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
 
 use crate::artifact::Facts;
 use crate::file::problem::Problem;
 
 /// The most that is read of one file, in bytes.
 pub const MOST_READ: u64 = 4 << 20;
+
+/// The role of the files of what a stage has pinned on a server, as far as their metadata was fetched.
+pub const PINNED: &str = "@pinned";
 
 /// What a stage finds out ahead.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -37,18 +42,32 @@ impl Survey {
     }
 }
 
-/// A file on this machine that a stage reads.
+/// How much of a file is on this machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Extent {
+    /// All of it.
+    Whole,
+    /// The pieces that describe it (a header, a footer, the first rows), in a file of its true length whose other bytes are zeros.
+    Pieces,
+    /// Its name alone.
+    Name,
+}
+
+/// A file that a stage reads: on this machine, or on a server with its metadata here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalFile {
     /// Where it lies.
     pub path: PathBuf,
+    /// How much of it lies there.
+    pub extent: Extent,
     /// Its path below the folder or pattern that was asked for; of a single file, its name.
     pub relative: String,
     /// What messages call it: its path as seen from the pipeline file, where it lies below that.
     pub name: String,
 }
 
-/// The files on this machine that a stage reads, by role.
+/// The files that a stage reads, by role; those of servers under [`PINNED`].
 #[derive(Debug, Clone, Default)]
 pub struct LocalFiles(pub(crate) BTreeMap<String, Vec<LocalFile>>);
 

@@ -9,7 +9,7 @@ mod rows;
 mod writer;
 
 pub use error::CheckpointError;
-pub use reader::{Checkpoint, TensorInfo};
+pub use reader::{Checkpoint, TensorInfo, is_lfs_pointer};
 pub use rows::{Bf16Rows, Rows, StoredRows};
 pub use safetensors::Dtype;
 pub(crate) use writer::write_atomically;

@@ -108,7 +108,7 @@ impl<'a> Job<'a> {
         }
         variables.extend(self.args.variables.iter().map(|given| (given.name.as_str(), given.value.as_str())));
         for secret in stages.into_iter().flat_map(|stage| stage.bound.secrets()) {
-            *secrets.entry(secret.variable).or_default() |= secret.required;
+            *secrets.entry(secret.variable).or_default() |= secret.is_required();
         }
         for key in self.remote.iter().flat_map(|remote| remote.place.keys()) {
             secrets.entry((*key).to_owned()).or_default();

@@ -86,7 +86,7 @@ pub fn collect(plan: &Plan, args: &ClusterArgs, home: &Home, problems: &mut Vec<
     let mut known = StatCache::load(&home.stat_cache());
     let outside = match read_outside(plan, &mut known, &lock) {
         Ok(outside) => outside,
-        Err(problems) => return Err(Rejected { sources: plan.sources.clone(), problems }.into()),
+        Err(problems) => return Err(Rejected::new(plan.sources.clone(), problems).into()),
     };
     let unpinned: Vec<&str> =
         outside.iter().flat_map(|of_stage| &of_stage.unpinned).map(|request| request.name.as_str()).collect();

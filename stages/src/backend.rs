@@ -121,6 +121,26 @@ impl Backend {
         }
     }
 
+    /// What is missing where nothing but the torch worker can compute it, and that is not on this machine.
+    pub fn lacks(self, serves: Serves, span: Span) -> Option<Problem> {
+        self.lacks_worker(serves, span).filter(|_| !torch::is_usable())
+    }
+
+    /// What is missing without the torch worker.
+    fn lacks_worker(self, serves: Serves, span: Span) -> Option<Problem> {
+        let (what, field, instead) = match (self, serves) {
+            (Self::Torch, Serves::Both) => ("`backend: torch`", "backend", "leave `backend` out"),
+            // What goes without the worker is any other number type.
+            (Self::Torch | Self::Auto, Serves::Torch(what)) => {
+                (what, "dtype", "say `dtype: bf16`, which this program computes itself")
+            }
+            (Self::Native, _) | (Self::Auto, Serves::Both) | (_, Serves::Native(_)) => return None,
+        };
+        let message = format!("{what} needs the torch worker, which is not installed here");
+        let help = format!("{instead}, or install the worker: {}", torch::how_to_install());
+        Some(Problem::error("no-device", span, message, "nothing here computes it").with_help(help).at(field))
+    }
+
     /// What is wrong where the parameters are for the other one.
     pub fn problem(self, serves: Serves, span: Span) -> Option<Problem> {
         let (what, other, field) = match (self, serves) {
@@ -239,6 +259,23 @@ mod tests {
         let torch = [DeviceKind::Cuda, DeviceKind::Npu, DeviceKind::Rocm, DeviceKind::Cpu];
         assert_eq!(Backend::Torch.devices(Serves::Both), torch);
         assert_eq!(Backend::Auto.devices(Serves::Both).len(), 4);
+    }
+
+    #[test]
+    fn what_needs_the_worker_says_what_to_do_without_it() {
+        let lacks = |asked: Backend, serves| asked.lacks_worker(serves, Span::default());
+        let f16 = lacks(Backend::Auto, Serves::Torch("`dtype: f16`")).expect("only the worker computes it");
+        assert_eq!(f16.field.as_deref(), Some("dtype"));
+        assert!(f16.help.is_some_and(|help| help.starts_with("say `dtype: bf16`") && help.contains("pip install")));
+        assert!(lacks(Backend::Torch, Serves::Both).is_some_and(|problem| problem.field.as_deref() == Some("backend")));
+        for (asked, serves) in [
+            (Backend::Auto, Serves::Both),
+            (Backend::Auto, Serves::Native("`dtype: int8`")),
+            // Refused already, since the two contradict each other.
+            (Backend::Native, Serves::Torch("`dtype: f16`")),
+        ] {
+            assert_eq!(lacks(asked, serves), None);
+        }
     }
 
     #[test]

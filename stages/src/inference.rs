@@ -109,6 +109,17 @@ impl InferenceParams {
         (facts_of(&self.model.reference, inputs), adapter)
     }
 
+    /// What is known of the tokenizer that its prompts are encoded with.
+    pub fn tokenizer_facts<'a>(&self, inputs: &'a InputFacts) -> Option<&'a Facts> {
+        let own = || facts_of(&self.model.reference, inputs);
+        self.tokenizer.as_ref().map_or_else(own, |tokenizer| facts_of(&tokenizer.reference, inputs))
+    }
+
+    /// What this machine lacks to compute it.
+    pub fn lacks(&self, span: Span) -> Vec<Problem> {
+        self.backend.lacks(self.serves(), span).into_iter().collect()
+    }
+
     /// The memory that asking it takes, with prompts of [`TOKENS_PER_PASS`] tokens where the model has so many positions.
     pub fn preflight(&self, inputs: &InputFacts) -> Preflight {
         let mut ahead = Preflight::default();

@@ -356,6 +356,13 @@ fn special_tokens(config: &Map<String, Value>) -> BTreeMap<String, String> {
     roles.iter().filter_map(|role| Some(((*role).to_owned(), special_text(config, role)?.to_owned()))).collect()
 }
 
+/// Whether a tokenizer in a folder has a chat template, if its configuration can be read.
+pub(crate) fn has_chat_template(folder: &Path) -> Option<bool> {
+    let mut config = read_object(&folder.join("special_tokens_map.json")).ok()?;
+    config.extend(read_object(&folder.join("tokenizer_config.json")).ok()?);
+    Some(folder.join("chat_template.jinja").is_file() || template_in_config(&config).is_some())
+}
+
 fn chat_template(folder: &Path, config: &Map<String, Value>) -> Result<Option<Arc<ChatTemplate>>, TokenizerError> {
     let path = folder.join("chat_template.jinja");
     let source = match std::fs::read_to_string(&path) {
@@ -369,7 +376,7 @@ fn chat_template(folder: &Path, config: &Map<String, Value>) -> Result<Option<Ar
 }
 
 /// `chat_template` is a text, or a list of named ones of which `default` counts.
-fn template_in_config(config: &Map<String, Value>) -> Option<String> {
+pub(crate) fn template_in_config(config: &Map<String, Value>) -> Option<String> {
     match config.get("chat_template")? {
         Value::String(text) => Some(text.clone()),
         Value::Array(named) => {

@@ -22,6 +22,12 @@ const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "l
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 256, "torch_dtype": "bfloat16"}"#;
 
+/// A file of weights with so many bytes behind its header.
+fn weights(bytes: usize) -> Vec<u8> {
+    let header = format!("{{\"a\":{{\"dtype\":\"U8\",\"shape\":[{bytes}],\"data_offsets\":[0,{bytes}]}}}}");
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &content(bytes)].concat()
+}
+
 fn golden_tokenizer(name: &str) -> Vec<u8> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/data/tokenizers/bytelevel");
     fs::read(Path::new(folder).join(name)).unwrap()
@@ -29,7 +35,7 @@ fn golden_tokenizer(name: &str) -> Vec<u8> {
 
 fn write_checkpoint(folder: &Path) {
     fs::write(folder.join("config.json"), CONFIG).unwrap();
-    fs::write(folder.join("model.safetensors"), content(10_000)).unwrap();
+    fs::write(folder.join("model.safetensors"), weights(10_000)).unwrap();
     fs::write(folder.join("pytorch_model.bin"), content(10_000)).unwrap();
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         fs::write(folder.join(name), golden_tokenizer(name)).unwrap();
@@ -58,12 +64,33 @@ fn a_folder_becomes_a_model_and_a_tokenizer() {
     let (model, tokenizer) = (&outputs["model"], &outputs["tokenizer"]);
     assert_eq!(names(&model.folder), ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]);
     assert_eq!(names(&tokenizer.folder), ["tokenizer.json", "tokenizer_config.json"]);
-    assert_eq!(fs::read(model.folder.join("model.safetensors")).unwrap(), content(10_000));
+    assert_eq!(fs::read(model.folder.join("model.safetensors")).unwrap(), weights(10_000));
     let facts = &model.description.facts;
     assert_eq!(facts["architecture"], "LlamaForCausalLM");
     assert_eq!(facts["vocab_size"], 512);
     assert_eq!(facts["dtype"], "bfloat16");
     assert!(tokenizer.description.facts["vocab_size"].as_u64().unwrap() > 256);
+}
+
+#[test]
+fn files_that_are_not_what_their_names_say_are_refused_before_a_copy() {
+    let pointer = format!("version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 9\n", "a".repeat(64));
+    let cut = &weights(10_000)[..5000];
+    for (name, content, said) in [
+        ("model.safetensors", cut, "is cut off: it has 5000 bytes"),
+        ("model.safetensors", pointer.as_bytes(), "is a git-LFS pointer"),
+        ("tokenizer.json", pointer.as_bytes(), "is a git-LFS pointer"),
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        write_checkpoint(folder.path());
+        fs::write(folder.path().join(name), content).unwrap();
+        let bench = || bench_of_folder(root.path(), folder.path());
+        let error = bench().run::<Download>(json!({"path": "./checkpoint"})).unwrap_err();
+        assert!(error.cause == Cause::BadData && error.message.contains(said), "{error}");
+        assert!(error.help.is_some());
+        bench().run::<Download>(json!({"path": "./checkpoint", "as": "files"})).unwrap();
+    }
 }
 
 #[test]
@@ -104,8 +131,8 @@ fn a_file_that_changed_since_the_plan_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     write_checkpoint(folder.path());
     let bench = bench_of_folder(root.path(), folder.path());
-    let mut changed = content(10_000);
-    changed[77] ^= 1;
+    let mut changed = weights(10_000);
+    changed[777] ^= 1;
     fs::write(folder.path().join("model.safetensors"), changed).unwrap();
     let error = bench.run::<Download>(json!({"path": "./checkpoint"})).unwrap_err();
     assert_eq!(error.cause, Cause::ChangedWhileRunning);
@@ -229,7 +256,7 @@ fn in_another_process(test: &str, server: &FaultyHub, folder: &Path) {
 #[test]
 fn a_repository_becomes_a_model_and_a_tokenizer() {
     let (tokenizer, tokenizer_config) = (golden_tokenizer("tokenizer.json"), golden_tokenizer("tokenizer_config.json"));
-    let weights = content(200_000);
+    let weights = weights(200_000);
     let server = FaultyHub::serve(&[
         ("config.json", CONFIG.as_bytes()),
         ("model.safetensors", &weights),
@@ -259,7 +286,7 @@ fn downloads_in_a_process_of_its_own() {
     let outputs = bench.run::<Download>(json!({"repo": "owner/name"})).unwrap();
     let model = &outputs["model"];
     assert_eq!(names(&model.folder), ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]);
-    assert_eq!(fs::read(model.folder.join("model.safetensors")).unwrap(), content(200_000));
+    assert_eq!(fs::read(model.folder.join("model.safetensors")).unwrap(), weights(200_000));
     assert_eq!(names(&outputs["tokenizer"].folder), ["tokenizer.json", "tokenizer_config.json"]);
     assert_eq!(names(&bench.working::<Download>()), Vec::<String>::new());
 }

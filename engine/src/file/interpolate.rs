@@ -27,6 +27,12 @@ pub struct Interpolated {
 }
 
 impl Interpolated {
+    /// Whether the value at a place, or the one that it was given, holds a reference that leads nowhere.
+    pub fn is_unknown(&self, span: &Span) -> bool {
+        let origin = self.origins.get(span);
+        self.unknown.contains(span) || origin.is_some_and(|origin| self.unknown.contains(origin))
+    }
+
     /// Adds to each problem where its value was given, and drops those that only follow from an unknown reference.
     pub fn refine(&self, problems: &mut Vec<Problem>) {
         problems.retain(|problem| !self.unknown.contains(&problem.span));

@@ -89,6 +89,11 @@ impl Problem {
         }
     }
 
+    /// Where it stands among others: they are told in the order of the text.
+    pub fn place(&self) -> (u32, usize, usize) {
+        (self.span.source.0, self.span.offset, self.span.len)
+    }
+
     /// Whether both say the same of the same place, whatever else they add.
     pub fn says_the_same(&self, other: &Self) -> bool {
         (self.code, self.span, &self.message) == (other.code, other.span, &other.message)

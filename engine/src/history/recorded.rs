@@ -292,6 +292,7 @@ fn stage_of(event: &RunEvent) -> Option<&str> {
         | RunEvent::PublishFailed { stage, .. } => Some(stage),
         RunEvent::RunStarted { .. }
         | RunEvent::Pinning { .. }
+        | RunEvent::Checked { .. }
         | RunEvent::ResultSent { .. }
         | RunEvent::ResultNotSent { .. }
         | RunEvent::RemoteFailed { .. }
@@ -380,6 +381,7 @@ impl RecordedStage {
             | RunEvent::PublishFailed { .. }
             | RunEvent::RunStarted { .. }
             | RunEvent::Pinning { .. }
+            | RunEvent::Checked { .. }
             | RunEvent::RunFinished { .. } => {}
         }
     }

@@ -17,6 +17,7 @@ use super::order;
 use super::publish;
 use super::qualify::qualify;
 use super::read_text::read_text;
+use super::readable::Mistakes;
 use super::resolve::{Bound, resolve};
 use super::slots;
 use super::smoke::{self, Scale};
@@ -83,11 +84,11 @@ fn load_limited(
     let mut problems = Vec::new();
     let mut root = match parse(source, text, &mut problems) {
         Ok(root) => root,
-        Err(problem) => return Err(Rejected { sources, problems: vec![*problem] }),
+        Err(problem) => return Err(Rejected::new(sources, vec![*problem])),
     };
     if let Some(problem) = not_a_pipeline(&root, Span { source, offset: 0, len: 0 }) {
         problems.push(problem);
-        return Err(Rejected { sources, problems: in_order(problems) });
+        return Err(Rejected::new(sources, in_order(problems)));
     }
     let takes_one_value = |uses: &str, path: &[&str]| one_value::takes_one_value(registry, uses, path);
     include::lengthen(&mut root);
@@ -118,13 +119,14 @@ fn load_limited(
     interpolated.refine(&mut found);
     problems.extend(found);
     let problems = in_order(problems);
-    match checked {
-        Some(checked) if problems.iter().all(|problem| problem.severity == Severity::Warning) => {
-            let plan = checked.into_plan(path, sources, variables.into_inner(), problems);
-            Ok(if scale == Scale::Smoke { smoke::marked(plan, registry) } else { plan })
-        }
-        _ => Err(Rejected { sources, problems }),
+    let Some(mut checked) = checked else { return Err(Rejected::new(sources, problems)) };
+    if problems.iter().all(|problem| problem.severity == Severity::Warning) {
+        let plan = checked.into_plan(path, sources, variables.into_inner(), problems);
+        return Ok(if scale == Scale::Smoke { smoke::marked(plan, registry) } else { plan });
     }
+    checked.keep_readable(&Mistakes::of(&problems, &interpolated));
+    let readable = checked.into_plan(path, sources.clone(), variables.into_inner(), problems.clone());
+    Err(Rejected { sources, problems, readable: Some(Box::new(readable)) })
 }
 
 /// What a stage kind replaces in its texts itself.
@@ -175,6 +177,16 @@ fn check(file: &File<'_>, problems: &mut Vec<Problem>) -> Option<Checked> {
 }
 
 impl Checked {
+    /// Leaves the stages whose parameters are without a mistake.
+    fn keep_readable(&mut self, mistakes: &Mistakes<'_>) {
+        let stages = self.document.stages.iter().zip(&self.bound);
+        let kept: Vec<bool> = stages.map(|(stage, bound)| bound.kind.is_some() && !mistakes.touch(stage)).collect();
+        self.order.retain(|place| kept[*place]);
+        for bound in &mut self.bound {
+            bound.waits_for.retain(|wait| kept[wait.stage]);
+        }
+    }
+
     fn into_plan(
         mut self,
         path: &Path,
@@ -223,7 +235,7 @@ fn planned(stage: StageEntry, bound: Bound) -> PlannedStage {
         measured,
         kind: bound.name,
         version: bound.version,
-        bound: bound.kind.expect("a plan without problems has all its parameters"),
+        bound: bound.kind.expect("a stage without problems has all its parameters"),
         parameters: stage.with.to_json(),
         outputs: bound.outputs.unwrap_or_default(),
         inputs: bound.inputs,

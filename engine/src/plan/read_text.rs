@@ -65,5 +65,5 @@ fn rejected(path: &Path, text: String, problem: impl FnOnce(Span) -> Problem) ->
     let mut sources = Sources::default();
     let source = sources.add(path.display().to_string(), text);
     let problem = problem(Span { source, offset: 0, len: 0 });
-    Rejected { sources, problems: vec![problem] }
+    Rejected::new(sources, vec![problem])
 }

@@ -233,8 +233,10 @@ impl Scheduler<'_> {
         let (errors, warnings): (Vec<_>, Vec<_>) = found.partition(|problem| problem.severity == Severity::Error);
         // Said once: with the plan, or with the first attempt.
         let first = self.stages[stage].attempts == 0;
-        let known = |warning: &Problem| self.plan.warnings.iter().any(|known| known.says_the_same(warning));
-        for warning in warnings.into_iter().filter(|warning| first && !known(warning)) {
+        let said = || self.plan.warnings.iter().chain(&self.warnings);
+        let known = |warning: &Problem| said().any(|known| known.says_the_same(warning));
+        let unsaid: Vec<Problem> = warnings.into_iter().filter(|warning| first && !known(warning)).collect();
+        for warning in unsaid {
             let said = WorkerEvent::Warning { message: warning.message };
             self.tell(RunEvent::Worker { stage: planned.id.clone(), said });
         }

@@ -4,6 +4,7 @@ use std::io;
 
 use cache::{StatCache, Store};
 
+use super::checking::{checked, look_closer};
 use super::clock::Moment;
 use super::error::RunError;
 use super::event::RunEvent;
@@ -36,10 +37,21 @@ pub fn run(
 ) -> Result<RunOutcome, RunError> {
     // Nothing has begun that would have to be stopped in order, and hashing or a server may take long.
     let preparing = ExitOnInterrupt::new();
+    let findings = checked(plan, home, options)?;
     let store = Store::open(home.store())?;
     let seen = require_machine(plan, home, &store, options)?;
     let mut lock = LockFile::read(&home.lock_file())?;
-    pin(&mut lock, plan, registry, options.pinning, &mut observer)?;
+    let findings = match lock.missing(plan).is_empty() {
+        true => findings,
+        false => {
+            pin(&mut lock, plan, registry, options.pinning, &mut observer)?;
+            checked(plan, home, options)?
+        }
+    };
+    let warnings = look_closer(plan, home, &store, options, findings)?.into_problems();
+    if !warnings.is_empty() {
+        observer(&RunEvent::Checked { warnings: warnings.clone() });
+    }
     let mut files = StatCache::load(&home.stat_cache());
     let outside = read_outside(plan, &mut files, &lock).map_err(RunError::Sources)?;
     files.save(&home.stat_cache())?;
@@ -59,7 +71,8 @@ pub fn run(
     let folder = home.run(&id);
     let recorder = RunFolder::create(&folder, &RunPlan::new(&id, plan, started))
         .map_err(|source| RunError::Machine { action: "create the folder of the run", path: folder, source })?;
-    let scheduler = Scheduler::new(plan, home, &store, options, outside, executors, recorder, seen, &mut observer);
+    let scheduler =
+        Scheduler::new(plan, warnings, home, &store, options, outside, executors, recorder, seen, &mut observer);
     let outcome = runtime.block_on(scheduler.run(id, signals));
     // The index is made from the run folders again whenever it is read; a failure here loses nothing.
     let _ = History::record_run(home, &outcome.run);

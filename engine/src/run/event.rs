@@ -11,6 +11,7 @@ use crate::device::DeviceGrant;
 use crate::error::Cause;
 use crate::execute::JobNews;
 use crate::executor::ExecutorKind;
+use crate::file::problem::Problem;
 use crate::protocol::{StoredOutput, WorkerEvent};
 
 /// One thing that happened.
@@ -30,6 +31,12 @@ pub enum RunEvent {
     Pinning {
         /// The names of the pins.
         pins: Vec<String>,
+    },
+    /// What a user should hear of the file, found by the checks of its data flow. Told before the run begins, so that no record has it.
+    #[serde(skip)]
+    Checked {
+        /// Warnings.
+        warnings: Vec<Problem>,
     },
     /// The result was there already.
     StageCached {

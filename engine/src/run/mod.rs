@@ -4,6 +4,7 @@
 //! what is printed (the command line, which observes the events).
 
 mod begin;
+mod checking;
 pub mod clock;
 mod cluster;
 mod conclude;

@@ -21,6 +21,7 @@ use super::timeline::Timeline;
 use crate::device::Seen;
 use crate::error::Cause;
 use crate::execute::{Exit, Message};
+use crate::file::problem::Problem;
 use crate::history::{History, RunFolder};
 use crate::home::Home;
 use crate::keys::StageOutside;
@@ -34,6 +35,8 @@ pub(super) const LOCK_POLL: Duration = Duration::from_millis(200);
 /// damaged results, `publishing` copies results out, `stopping` ends what must not go on.
 pub(super) struct Scheduler<'a> {
     pub plan: &'a Plan,
+    /// What was said of the file before the run began.
+    pub warnings: Vec<Problem>,
     pub home: &'a Home,
     pub store: &'a Store,
     pub options: &'a RunOptions,
@@ -68,6 +71,7 @@ impl<'a> Scheduler<'a> {
     #[expect(clippy::too_many_arguments, reason = "called once, from the function that makes each of them")]
     pub fn new(
         plan: &'a Plan,
+        warnings: Vec<Problem>,
         home: &'a Home,
         store: &'a Store,
         options: &'a RunOptions,
@@ -83,6 +87,7 @@ impl<'a> Scheduler<'a> {
         let cores = options.threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, Into::into)).max(1);
         Self {
             plan,
+            warnings,
             home,
             store,
             options,

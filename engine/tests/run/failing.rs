@@ -141,11 +141,11 @@ stages:
   b: { uses: read_number, with: { source: 'none/*.txt' } }
 ",
     );
-    let Err(engine::run::RunError::Sources(problems)) = project.try_run() else { panic!("it must not run") };
+    let Err(engine::run::RunError::Rejected(problems)) = project.try_run() else { panic!("it must not run") };
     let messages: Vec<_> = problems.iter().map(|problem| (problem.code, problem.message.as_str())).collect();
     let expected = [("file-missing", "there is no file `none.txt`"), ("file-missing", "no file matches `none/*.txt`")];
     assert_eq!(messages, expected);
-    assert_eq!(engine::surveyor::survey(&project.plan(), None), problems);
+    assert_eq!(engine::checks::check(&project.plan(), None, None).into_problems(), problems);
     assert_eq!(fs::read_dir(project.home().runs()).unwrap().count(), 0);
 }
 

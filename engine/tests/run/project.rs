@@ -6,6 +6,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use engine::explain::{StageForecast, explain};
+use engine::file::problem::Problem;
 use engine::home::Home;
 use engine::plan::{Plan, Selection, load};
 use engine::protocol::WorkerEvent;
@@ -79,6 +80,11 @@ impl Project {
 
     pub fn explain(&self) -> Vec<StageForecast> {
         explain(&self.plan(), &self.home()).unwrap()
+    }
+
+    /// What the checks say before anything runs.
+    pub fn check(&self) -> Vec<Problem> {
+        engine::checks::check(&self.plan(), Some(&self.home()), None).into_problems()
     }
 
     /// The reasons of one stage's forecast, as a person reads them.

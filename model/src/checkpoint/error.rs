@@ -81,6 +81,12 @@ pub enum CheckpointError {
         /// The most that is read.
         most: u64,
     },
+    /// The file is what git-LFS keeps in the place of another.
+    #[error("`{}` is a git-LFS pointer, and the file that it stands for was not fetched", path.display())]
+    Pointer {
+        /// The file.
+        path: PathBuf,
+    },
     /// The header cannot be understood.
     #[error("`{}` is not a safetensors file", path.display())]
     BadHeader {

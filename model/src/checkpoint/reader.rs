@@ -396,8 +396,14 @@ fn header_error(path: &Path, file: &[u8], source: SafeTensorError) -> Checkpoint
         (SafeTensorError::MetadataIncompleteBuffer | SafeTensorError::InvalidHeaderLength, Some(expected)) => {
             CheckpointError::WrongLength { path, expected, found }
         }
+        _ if is_lfs_pointer(file) => CheckpointError::Pointer { path },
         _ => CheckpointError::BadHeader { path, source },
     }
+}
+
+/// Whether this is what git-LFS keeps in the place of a large file.
+pub fn is_lfs_pointer(beginning: &[u8]) -> bool {
+    beginning.starts_with(b"version https://git-lfs.github.com/spec/")
 }
 
 /// The length that the header implies: up to the end of the last tensor, or of the header where that is cut off itself.
@@ -563,6 +569,9 @@ mod tests {
         }
         std::fs::write(&path, b"not a safetensors file at all").unwrap();
         assert!(matches!(Checkpoint::open(folder.path()), Err(CheckpointError::BadHeader { .. })));
+        let pointer = format!("version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 9\n", "a".repeat(64));
+        std::fs::write(&path, pointer).unwrap();
+        assert!(matches!(Checkpoint::open(folder.path()), Err(CheckpointError::Pointer { .. })));
     }
 
     #[test]

@@ -111,7 +111,7 @@ impl Stage for Command {
 
     fn secrets(params: &CommandParams) -> Vec<Secret> {
         let named = params.pass_env.iter().cloned();
-        named.map(|variable| Secret { variable, required: true }).collect()
+        named.map(|variable| Secret { variable, field: Some("pass_env") }).collect()
     }
 
     /// Only the program knows what it can leave out: it is told.

@@ -14,6 +14,7 @@ mod flaw;
 mod form;
 mod hub_card;
 mod hub_files;
+mod hub_metadata;
 mod hub_splits;
 mod lookup;
 mod mapping;
@@ -33,7 +34,7 @@ mod take;
 mod template_choice;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use engine::artifact::Output;
 use engine::change::{StoredArtifact, TableChange};
@@ -41,9 +42,10 @@ use engine::context::StageContext;
 use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::metadata::FetchedFile;
 use engine::pin::Pinned;
 use engine::preflight::Preflight;
-use engine::protocol::WorkerEvent;
+use engine::protocol::{Network, WorkerEvent};
 use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage};
 use engine::suggest;
 use engine::survey::{LocalFiles, Survey};
@@ -98,6 +100,15 @@ impl Stage for Dataset {
 
     fn survey(params: &DatasetParams, inputs: &InputFacts, files: &LocalFiles, span: Span) -> Survey {
         survey::survey(params, inputs, files, span)
+    }
+
+    fn fetch_metadata(
+        params: &DatasetParams,
+        pinned: &Pinned,
+        folder: &Path,
+        network: Network,
+    ) -> Result<Option<Vec<FetchedFile>>, StageError> {
+        hub_metadata::fetch(params, pinned, folder, network)
     }
 
     fn outside(params: &DatasetParams) -> Vec<Outside> {

@@ -1,6 +1,7 @@
-//! What the first rows of local files say before anything runs: what a row is, whether the columns asked for are there, and
+//! What the first rows of files say before anything runs: what a row is, whether the columns asked for are there, and
 //! whether the rows can be used.
 
+use std::fs;
 use std::ops::{ControlFlow, Range};
 
 use engine::artifact::Facts;
@@ -8,12 +9,14 @@ use engine::error::StageError;
 use engine::file::problem::{Problem, Severity};
 use engine::file::source::Span;
 use engine::stage::InputFacts;
-use engine::survey::{LocalFiles, MOST_READ, Survey};
+use engine::survey::{Extent, LocalFile, LocalFiles, MOST_READ, PINNED, Survey};
 
 use super::arrange::{ROWS, TEST, TRAIN};
 use super::flaw::{Flaw, Reason};
 use super::form::{Form, SourceFile};
+use super::hub_metadata::{self, FIRST_BYTES, README};
 use super::parameters::{DatasetParams, OnBadRow, WeightedRows};
+use super::read::Reading;
 use super::recipe::{Misfit, Recipe};
 use super::source::{LocalSource, Source};
 use super::{expression, first_with_columns, mapping};
@@ -29,9 +32,12 @@ pub(super) fn survey(params: &DatasetParams, inputs: &InputFacts, files: &LocalF
     let facts = match (&params.source, &params.datasets) {
         (Some(Source::Local(sources)), None) => {
             let files = source_files(sources, files, &mut survey.problems);
-            of_files(params, &files, span, &mut survey.problems)
+            of_files(params, &params.reading(), &files, Trial::FirstRows, span, &mut survey.problems)
         }
-        (Some(Source::Hub { .. }), None) => mapping::facts_asked_for(params),
+        (Some(Source::Hub { .. }), None) => match files.files(PINNED) {
+            [] => mapping::facts_asked_for(params),
+            listed => of_repository(params, listed, span, &mut survey.problems),
+        },
         (None, Some(datasets)) => of_mix(datasets, inputs),
         _ => None,
     };
@@ -40,6 +46,56 @@ pub(super) fn survey(params: &DatasetParams, inputs: &InputFacts, files: &LocalF
         survey.outputs = outputs.iter().map(|output| ((*output).to_owned(), facts.clone())).collect();
     }
     survey
+}
+
+/// What rows of a repository are, as far as its README and the first of its files tell that is read; what is wrong with it is reported.
+fn of_repository(
+    params: &DatasetParams,
+    listed: &[LocalFile],
+    span: Span,
+    problems: &mut Vec<Problem>,
+) -> Option<RowsFacts> {
+    let whole = |file: &&LocalFile| file.relative == README && file.extent == Extent::Whole;
+    let readme = listed.iter().find(whole).and_then(|file| fs::read(&file.path).ok());
+    let paths: Vec<&str> = listed.iter().map(|file| file.relative.as_str()).collect();
+    // A README that is too long to be read ahead may say anything.
+    if readme.is_none() && paths.contains(&README) {
+        return mapping::facts_asked_for(params);
+    }
+    let (configuration, splits) = match hub_metadata::splits(params, readme.as_deref(), &paths) {
+        Ok(found) => found,
+        Err(error) => {
+            let field = if params.config.is_some() && !error.message.contains("split") { "config" } else { "split" };
+            let problem = Problem::error("bad-value", span, chain(&error), "not a part of the dataset").at(field);
+            problems.push(problem.with_help_if(error.help));
+            return mapping::facts_asked_for(params);
+        }
+    };
+    let first = hub_metadata::first_file(params, &splits)?;
+    let seen = listed.iter().find(|file| file.relative == first && file.extent != Extent::Name);
+    let Some(file) = seen.and_then(|file| SourceFile::new(file.path.clone(), file.name.clone())) else {
+        return mapping::facts_asked_for(params);
+    };
+    let field = params.field.clone().or(configuration.and_then(|configuration| configuration.field));
+    let reading = Reading { field, ..params.reading() };
+    let is_whole = seen.is_some_and(|file| file.extent == Extent::Whole);
+    let file = SourceFile { at_most: Some(if is_whole { MOST_READ } else { FIRST_BYTES }), ..file };
+    // Where the first file says nothing, the next one may.
+    if first_with_columns(|| [&file].into_iter(), &reading).is_err() {
+        return mapping::facts_asked_for(params);
+    }
+    let rows_are_here = is_whole || file.form.format.has_lines();
+    let trial = if rows_are_here { Trial::FirstRows } else { Trial::ColumnsAlone };
+    of_files(params, &reading, &[file], trial, span, problems)
+}
+
+/// What of a file is tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trial {
+    /// Its first rows.
+    FirstRows,
+    /// Its columns: its rows are not here.
+    ColumnsAlone,
 }
 
 /// What is known without having counted anything.
@@ -79,20 +135,21 @@ fn source_files(sources: &[LocalSource], files: &LocalFiles, problems: &mut Vec<
 /// What rows of files are, as far as the first file tells; what is wrong with it is reported.
 fn of_files(
     params: &DatasetParams,
+    reading: &Reading,
     files: &[SourceFile],
+    trial: Trial,
     span: Span,
     problems: &mut Vec<Problem>,
 ) -> Option<RowsFacts> {
     if files.is_empty() {
         return None;
     }
-    let reading = params.reading();
     let unreadable = |error: &StageError| {
         let field = if params.field.is_some() { "field" } else { "source" };
         let problem = Problem::error("unreadable-rows", span, chain(error), "cannot be read as rows").at(field);
         problem.with_help_if(error.help.clone())
     };
-    let (first, columns) = match first_with_columns(|| files.iter(), &reading) {
+    let (first, columns) = match first_with_columns(|| files.iter(), reading) {
         Ok(found) => found,
         // What lies beyond the bytes that are read may be all that is missing.
         Err(_) if files.iter().any(SourceFile::is_cut) => return None,
@@ -116,7 +173,8 @@ fn of_files(
     let oddities = recipe.oddities(&first.name).into_iter();
     problems
         .extend(oddities.map(|oddity| Problem::warning("unknown-column", span, oddity, "not a column").at("filter")));
-    if let Some(mut problem) = first_rows(params).and_then(|rows| try_rows(params, first, rows, &recipe, span)) {
+    let rows = first_rows(params).filter(|_| trial == Trial::FirstRows);
+    if let Some(mut problem) = rows.and_then(|rows| try_rows(params, reading, first, rows, &recipe, span)) {
         if problem.code == "unknown-column" {
             problem.help = Some(format!("its columns are {}", mapping::list(&columns)));
         }
@@ -148,13 +206,14 @@ struct Tried {
 /// Makes rows of the first records, and says what the stage would stumble over.
 fn try_rows(
     params: &DatasetParams,
+    reading: &Reading,
     file: &SourceFile,
     rows: Range<u64>,
     recipe: &Recipe<'_>,
     span: Span,
 ) -> Option<Problem> {
     let mut tried = Tried::default();
-    let read = file.read(rows, &recipe.wanted(), &params.reading(), &mut |record| {
+    let read = file.read(rows, &recipe.wanted(), reading, &mut |record| {
         let (number, made) = match record {
             Ok(record) => (record.number, recipe.row(record).map(|_| ())),
             Err(bad) => (bad.number, Err(bad.flaw)),

@@ -3,6 +3,7 @@
 //! A repository is pinned to a commit when the pipeline is planned, so that a branch that moves changes nothing until it
 //! is pinned anew. Every file is checked against what the Hub lists, or against the digest it was planned with.
 
+mod metadata;
 mod selection;
 mod survey;
 
@@ -15,9 +16,10 @@ use engine::context::{Draft, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::metadata::FetchedFile;
 use engine::parameter::{LocalPath, Parameters};
 use engine::pin::Pinned;
-use engine::protocol::FileGrant;
+use engine::protocol::{FileGrant, Network};
 use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage};
 use engine::survey::{LocalFiles, Survey};
 use model::config::Config;
@@ -176,8 +178,17 @@ impl Stage for Download {
         by_default.map(|variable| Secret::token(params.token_env.as_deref(), variable)).into_iter().collect()
     }
 
-    fn survey(params: &DownloadParams, _: &InputFacts, files: &LocalFiles, _: Span) -> Survey {
-        survey::survey(params, files)
+    fn survey(params: &DownloadParams, _: &InputFacts, files: &LocalFiles, span: Span) -> Survey {
+        survey::survey(params, files, span)
+    }
+
+    fn fetch_metadata(
+        params: &DownloadParams,
+        pinned: &Pinned,
+        folder: &Path,
+        network: Network,
+    ) -> Result<Option<Vec<FetchedFile>>, StageError> {
+        metadata::fetch(params, pinned, folder, network)
     }
 
     fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
@@ -256,6 +267,11 @@ fn fetch(
         check_configuration(&folder.join(CONFIG))?;
     }
     let fetched = hub.download(&snapshot, &files, &working, &mut observe).map_err(failed)?;
+    if params.form != Form::Files {
+        // What arrived is what was uploaded, and that may be half a file.
+        let check = |file: &RemoteFile| checkpoint::check_file(&fetched.join(&file.path), &file.path);
+        files.iter().try_for_each(check)?;
+    }
     files.iter().try_for_each(|file| put(&fetched.join(&file.path), &draft.folder.join(&file.path)))
 }
 
@@ -296,6 +312,9 @@ fn copy(form: Form, selection: &Selection, draft: &Draft, context: &mut StageCon
     if form == Form::Model {
         let configuration = files.iter().find(|file| file.relative == CONFIG).expect("it was chosen");
         check_configuration(&configuration.path)?;
+    }
+    if form != Form::Files {
+        files.iter().try_for_each(|file| checkpoint::check_file(&file.path, &file.path.display().to_string()))?;
     }
     let total = files.iter().map(|file| file.size).sum();
     let mut done = 0;
@@ -360,6 +379,7 @@ fn seal_checkpoint(mut draft: Draft, repo: Option<&str>, context: &mut StageCont
     let tokenizer = OpenTokenizer::from_folder(&tokenizer_draft.folder)?;
     let mut tokenizer_facts = Facts::new();
     tokenizer_facts.insert("vocab_size".to_owned(), tokenizer.vocab_size().into());
+    tokenizer_facts.insert(checkpoint::CHAT_TEMPLATE.to_owned(), tokenizer.chat_template().is_some().into());
     context.seal(tokenizer_draft, tokenizer_facts, None)?;
     context.seal(draft, facts, None)
 }

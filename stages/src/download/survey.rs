@@ -1,52 +1,118 @@
-//! What a checkpoint in a folder is, known from the names of its files and from its configuration alone.
+//! What a checkpoint is, known from the names of its files, its configuration and the headers of its weights alone: of a folder on this
+//! machine, or of a repository whose metadata was fetched.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use engine::artifact::Facts;
+use engine::error::StageError;
 use engine::file::problem::Problem;
-use engine::survey::{LocalFile, LocalFiles, MOST_READ, Survey};
+use engine::file::source::Span;
+use engine::survey::{Extent, LocalFile, LocalFiles, MOST_READ, PINNED, Survey};
 use model::config::Config;
 use model::peft::AdapterConfig;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::selection::Selection;
 use super::{ADAPTER_CONFIG, CONFIG, DownloadParams, Form, Origin, ROLE};
-use crate::checkpoint;
+use crate::checkpoint::{self, CHAT_TEMPLATE};
+use crate::tokenizer::template_in_config;
 
-/// Facts of what will be made of the folder, and what would keep it from being made.
-pub(super) fn survey(params: &DownloadParams, files: &LocalFiles) -> Survey {
+/// Facts of what will be made of the files, and what would keep it from being made.
+pub(super) fn survey(params: &DownloadParams, files: &LocalFiles, span: Span) -> Survey {
     let mut survey = Survey::default();
-    let Some(Origin::Folder(path)) = params.origin() else { return survey };
-    let files = files.files(ROLE);
-    let problem = |message: String| Problem::error("bad-checkpoint", path.span, message, "cannot be used");
-    let names: Vec<&str> = files.iter().map(|file| file.relative.as_str()).collect();
-    let chosen = Selection::new(params.include.as_deref(), params.exclude.as_deref(), params.form)
-        .and_then(|selection| selection.choose(&names, "the folder").map(drop));
-    if let Err(error) = chosen {
-        survey.problems.push(problem(error.to_string()).with_help_if(error.help));
+    let (files, place) = match params.origin() {
+        Some(Origin::Folder(_)) => (files.files(ROLE), "the folder".to_owned()),
+        Some(Origin::Hub(name)) => (files.files(PINNED), format!("`{name}`")),
+        None => return survey,
+    };
+    // Of a repository nothing is known before its metadata is here.
+    if files.is_empty() {
         return survey;
     }
-    let file = |name: &str| files.iter().find(|file| file.relative == name);
+    let problem = |message: String| match params.origin() {
+        Some(Origin::Folder(path)) => Problem::error("bad-checkpoint", path.span, message, "cannot be used"),
+        Some(Origin::Hub(_)) | None => Problem::error("bad-checkpoint", span, message, "cannot be used").at("repo"),
+    };
+    let names: Vec<&str> = files.iter().map(|file| file.relative.as_str()).collect();
+    let selection = Selection::new(params.include.as_deref(), params.exclude.as_deref(), params.form);
+    let mut chosen = match selection.and_then(|selection| selection.choose(&names, &place)) {
+        Ok(chosen) => Chosen(files.iter().filter(|file| chosen.contains(&file.relative.as_str())).collect()),
+        Err(error) => {
+            survey.problems.push(problem(error.to_string()).with_help_if(error.help));
+            return survey;
+        }
+    };
+    if params.form != Form::Files {
+        chosen.0.retain(|file| match damage(file) {
+            None => true,
+            Some(error) => {
+                survey.problems.push(problem(error.message).with_help_if(error.help));
+                false
+            }
+        });
+    }
+    let is_sound = survey.problems.is_empty();
     match params.form {
         Form::Files => {}
         Form::Adapter => {
-            let read = file(ADAPTER_CONFIG).map(|file| AdapterConfig::read(&file.path));
+            let read = chosen.whole(ADAPTER_CONFIG).map(|file| AdapterConfig::read(&file.path));
             if let Some(Err(error)) = read {
                 survey.problems.push(problem(format!("the adapter cannot be used here: {error}")));
             }
         }
-        Form::Model => match file(CONFIG).map(model_facts) {
+        Form::Model => match chosen.whole(CONFIG).map(model_facts) {
             Some(Ok(facts)) => drop(survey.outputs.insert("model".to_owned(), facts)),
             Some(Err(message)) => survey.problems.push(problem(message)),
             None => {}
         },
     }
-    if let Some(ids) = file("tokenizer.json").filter(|_| params.form == Form::Model).and_then(|file| ids(&file.path)) {
-        survey.fact("tokenizer", "vocab_size", ids);
+    if params.form == Form::Model {
+        if let Some(ids) = chosen.whole("tokenizer.json").and_then(|file| ids(&file.path)) {
+            survey.fact("tokenizer", "vocab_size", ids);
+        }
+        if let Some(has_template) = chosen.chat_template().filter(|_| is_sound) {
+            ["model", "tokenizer"].into_iter().for_each(|output| survey.fact(output, CHAT_TEMPLATE, has_template));
+        }
     }
     survey
+}
+
+/// The files that are taken.
+struct Chosen<'a>(Vec<&'a LocalFile>);
+
+impl<'a> Chosen<'a> {
+    fn named(&self, name: &str) -> Option<&'a LocalFile> {
+        self.0.iter().copied().find(|file| file.relative == name)
+    }
+
+    /// A file that is here as a whole.
+    fn whole(&self, name: &str) -> Option<&'a LocalFile> {
+        self.named(name).filter(|file| file.extent == Extent::Whole)
+    }
+
+    /// Whether the tokenizer has a chat template; `None` where its configuration is too long to be read ahead.
+    fn chat_template(&self) -> Option<bool> {
+        if self.named("chat_template.jinja").is_some() {
+            return Some(true);
+        }
+        for name in ["tokenizer_config.json", "special_tokens_map.json"] {
+            let Some(file) = self.named(name) else { continue };
+            let text = self.whole(name).and_then(|_| read(&file.path))?;
+            let config: Map<String, Value> = serde_json::from_str(&text).ok()?;
+            if template_in_config(&config).is_some() {
+                return Some(true);
+            }
+        }
+        Some(false)
+    }
+}
+
+/// What is wrong with a file that is not what its name says.
+fn damage(file: &LocalFile) -> Option<StageError> {
+    let is_here = file.extent != Extent::Name;
+    is_here.then(|| checkpoint::check_file(&file.path, &file.name).err())?
 }
 
 /// The facts of a model, from its configuration; why it cannot be used, else.

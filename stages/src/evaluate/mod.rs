@@ -144,6 +144,8 @@ impl Stage for Evaluate {
         let rows = facts_of(&params.data.reference, inputs).and_then(RowsFacts::from_facts);
         if let Some(rows) = &rows {
             problems.extend(params.prompt.without_effect(rows.shape == Shape::Messages, span));
+            let tokenizer = params.inference.tokenizer_facts(inputs).filter(|_| rows.shape == Shape::Messages);
+            problems.extend(params.prompt.without_template(tokenizer, "data", span));
         }
         let of_answers = params.metrics.iter().find(|metric| metric.is_of_answers());
         if let Some(metric) = of_answers.filter(|_| rows.is_some_and(|rows| rows.shape == Shape::Text)) {
@@ -176,6 +178,10 @@ impl Stage for Evaluate {
 
     fn devices(params: &EvaluateParams) -> Vec<DeviceKind> {
         params.inference.devices()
+    }
+
+    fn lacks(params: &EvaluateParams, span: Span) -> Vec<Problem> {
+        params.inference.lacks(span)
     }
 
     fn with_less_memory(parameters: &serde_json::Value) -> LessMemory {

@@ -117,6 +117,9 @@ impl Stage for Generate {
         let mut problems = prompts::check(params, span);
         if let Some(conversations) = prompts::are_conversations(params, inputs) {
             problems.extend(params.prompt.without_effect(conversations, span));
+            let field = if params.template.is_some() { "template" } else { "prompts" };
+            let tokenizer = params.inference.tokenizer_facts(inputs).filter(|_| conversations);
+            problems.extend(params.prompt.without_template(tokenizer, field, span));
         }
         let (model, adapter) = params.inference.facts(inputs);
         problems.extend(params.prompt.taught_otherwise(model, adapter, span));
@@ -156,6 +159,10 @@ impl Stage for Generate {
 
     fn devices(params: &GenerateParams) -> Vec<DeviceKind> {
         params.inference.devices()
+    }
+
+    fn lacks(params: &GenerateParams, span: Span) -> Vec<Problem> {
+        params.inference.lacks(span)
     }
 
     fn with_less_memory(parameters: &serde_json::Value) -> LessMemory {

@@ -29,15 +29,7 @@ pub(super) fn stored_token() -> Option<String> {
 ///
 /// The copy is what is checked, so that nothing can change between the check and the use.
 pub(super) fn take(cache: &hf_hub::Cache, snapshot: &Snapshot, file: &RemoteFile, to: &Path) -> io::Result<bool> {
-    let repository = &snapshot.repository;
-    let repo =
-        Repo::with_revision(repository.name().to_owned(), repository.kind().repo_type(), snapshot.commit.clone());
-    let blob = cache.path().join(repo.folder_name()).join("blobs").join(file.checksum.hex());
-    let link = cache.repo(repo).pointer_path(&snapshot.commit).join(&file.path);
-    for candidate in [link, blob] {
-        if !fs::metadata(&candidate).is_ok_and(|found| found.is_file() && found.len() == file.size) {
-            continue;
-        }
+    for candidate in places(cache, snapshot, file).into_iter().filter(|path| has_length(path, file)) {
         if copy(&candidate, to).is_ok() && file.checksum.of_file(to)? == file.checksum.hex() {
             return Ok(true);
         }
@@ -47,6 +39,24 @@ pub(super) fn take(cache: &hf_hub::Cache, snapshot: &Snapshot, file: &RemoteFile
         }
     }
     Ok(false)
+}
+
+/// A file in the cache that is as long as the Hub's; what is in it is not looked at.
+pub(super) fn find(cache: &hf_hub::Cache, snapshot: &Snapshot, file: &RemoteFile) -> Option<PathBuf> {
+    places(cache, snapshot, file).into_iter().find(|path| has_length(path, file))
+}
+
+/// Where the cache may have a file: under its name at the commit, and under its checksum.
+fn places(cache: &hf_hub::Cache, snapshot: &Snapshot, file: &RemoteFile) -> [PathBuf; 2] {
+    let repository = &snapshot.repository;
+    let repo =
+        Repo::with_revision(repository.name().to_owned(), repository.kind().repo_type(), snapshot.commit.clone());
+    let blob = cache.path().join(repo.folder_name()).join("blobs").join(file.checksum.hex());
+    [cache.repo(repo).pointer_path(&snapshot.commit).join(&file.path), blob]
+}
+
+fn has_length(path: &Path, file: &RemoteFile) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == file.size)
 }
 
 /// Copies the content alone: a cache may hold read-only files, and the copy must be writable.

@@ -32,7 +32,7 @@ const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 const MODELSCOPE_DOMAIN: &str = "www.modelscope.cn";
 
 /// How many files are fetched at a time.
-const PARALLEL_FILES: usize = 4;
+pub(super) const PARALLEL_FILES: usize = 4;
 
 /// How often the caller hears how far a download is.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -52,9 +52,9 @@ pub struct Hub {
     service: Service,
     endpoint: Url,
     token: Option<Token>,
-    cache: Option<hf_hub::Cache>,
+    pub(super) cache: Option<hf_hub::Cache>,
     retry: Retry,
-    network: Network,
+    pub(super) network: Network,
 }
 
 #[derive(Deserialize)]
@@ -177,6 +177,13 @@ impl Hub {
         }
     }
 
+    /// Gives up after a second try, and soon: for what need not be had now.
+    #[must_use]
+    pub fn impatient(self) -> Self {
+        let retry = Retry { attempts: 2, silence: Duration::from_secs(5), ..self.retry };
+        self.with_retry(retry)
+    }
+
     /// Sets the patience.
     #[must_use]
     pub fn with_retry(mut self, retry: Retry) -> Self {
@@ -275,6 +282,22 @@ impl Hub {
         Ok(finished)
     }
 
+    /// [`Hub::download`] of small files under their own paths in `folder`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn download_into(&self, snapshot: &Snapshot, files: &[RemoteFile], folder: &Path) -> Result<(), HubError> {
+        let unfinished = folder.with_added_extension("unfinished");
+        let done = Arc::new(AtomicU64::new(0));
+        let fetched = self.block_on(self.fetch_all(snapshot, files, &unfinished, folder, &done));
+        match std::fs::remove_dir_all(&unfinished) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                fetched.and(Err(HubError::Disk { path: unfinished, source: error }))
+            }
+            _ => fetched,
+        }
+    }
+
     async fn fetch_all(
         &self,
         snapshot: &Snapshot,
@@ -311,11 +334,14 @@ impl Hub {
         }
     }
 
-    fn connect(&self) -> Result<Connection, HubError> {
+    pub(super) fn connect(&self) -> Result<Connection, HubError> {
         Connection::new(self.service, &self.endpoint, self.token.as_ref(), self.retry, self.network)
     }
 
-    fn block_on<T: Send>(&self, work: impl Future<Output = Result<T, HubError>> + Send) -> Result<T, HubError> {
+    pub(super) fn block_on<T: Send>(
+        &self,
+        work: impl Future<Output = Result<T, HubError>> + Send,
+    ) -> Result<T, HubError> {
         self.block_on_observed(work, || ())
     }
 

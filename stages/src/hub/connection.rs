@@ -1,6 +1,7 @@
 //! Requests to one Hub: addresses, the token, what a refusal means, and when to try again.
 
 use std::fmt;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use engine::protocol::Network;
@@ -194,6 +195,28 @@ impl Connection {
         repository: &Repository,
         subject: Subject<'_>,
     ) -> Result<Response, HubError> {
+        self.send(url, from.map(|from| format!("bytes={from}-")), repository, subject).await
+    }
+
+    /// As [`Connection::get`], for these bytes alone.
+    pub(super) async fn get_part(
+        &self,
+        url: Url,
+        bytes: &Range<u64>,
+        repository: &Repository,
+        subject: Subject<'_>,
+    ) -> Result<Response, HubError> {
+        let last = bytes.end.saturating_sub(1);
+        self.send(url, Some(format!("bytes={}-{last}", bytes.start)), repository, subject).await
+    }
+
+    async fn send(
+        &self,
+        url: Url,
+        range: Option<String>,
+        repository: &Repository,
+        subject: Subject<'_>,
+    ) -> Result<Response, HubError> {
         if self.network == Network::Offline {
             let what = match subject {
                 Subject::Revision(revision) => format!("what revision `{revision}` of `{}` is", repository.name()),
@@ -204,8 +227,8 @@ impl Connection {
         }
         // Ranges and lengths are those of the file only as long as nobody compresses it on the way.
         let mut request = self.client.get(url).header(ACCEPT_ENCODING, "identity");
-        if let Some(from) = from {
-            request = request.header(RANGE, format!("bytes={from}-"));
+        if let Some(range) = range {
+            request = request.header(RANGE, range);
         }
         if let Some(authorization) = &self.authorization {
             request = request.header(AUTHORIZATION, authorization.clone());

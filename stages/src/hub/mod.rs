@@ -15,6 +15,7 @@ mod error;
 mod listing;
 mod locked;
 mod modelscope;
+mod pieces;
 #[cfg(any(test, fuzzing))]
 pub mod properties;
 mod repository;
@@ -25,4 +26,5 @@ pub use client::{Hub, Progress};
 pub use connection::{Retry, Token};
 pub use error::HubError;
 pub use listing::RemoteFile;
+pub use pieces::Piece;
 pub use repository::{BadRepositoryName, Repository, RepositoryKind, Service, Snapshot};

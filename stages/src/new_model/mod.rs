@@ -115,6 +115,7 @@ impl Stage for NewModel {
         if let Ok(config) = params.shape(params.vocab_size).config(safetensors::Dtype::F32) {
             survey.outputs.insert("model".to_owned(), checkpoint::facts_of_config(config));
             survey.fact("tokenizer", "vocab_size", params.vocab_size);
+            ["model", "tokenizer"].into_iter().for_each(|output| survey.fact(output, checkpoint::CHAT_TEMPLATE, false));
         }
         survey
     }
@@ -159,6 +160,7 @@ impl Stage for NewModel {
 
         let mut facts = Facts::new();
         facts.insert("vocab_size".to_owned(), tokenizer.vocab_size.into());
+        facts.insert(checkpoint::CHAT_TEMPLATE.to_owned(), false.into());
         context.seal(tokenizer_draft, facts, None)?;
         let facts = checkpoint::facts(&mut model_draft)?;
         context.seal(model_draft, facts, None)

@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::chat::ChatTemplate;
+use super::render::PromptError;
+use crate::checkpoint::CHAT_TEMPLATE;
 
 /// How text becomes what a model reads, beside the template that stands with the rows.
 ///
@@ -56,6 +58,17 @@ impl PromptParams {
         let message = format!("the model was taught by prompts that were made with another {}", keys.join(", "));
         let problem = Problem::warning("prompt-differs", span, message, "asks in another way");
         Some(problem.with_help("give the same values here as in the `tokenize` stage that it was trained on"))
+    }
+
+    /// What is wrong where conversations are to be rendered, and neither these options nor the tokenizer have a chat template. `field` is
+    /// the parameter that names the conversations.
+    pub fn without_template(&self, tokenizer: Option<&Facts>, field: &str, span: Span) -> Option<Problem> {
+        let has_none = tokenizer?.get(CHAT_TEMPLATE)? == false && self.chat_template.is_none();
+        has_none.then(|| {
+            let error = PromptError::NoChatTemplate;
+            let help = error.help().expect("there is a way out");
+            Problem::error("no-chat-template", span, error.to_string(), "conversations").with_help(help).at(field)
+        })
     }
 
     /// Warnings of options that are for conversations alone, where there are none.
@@ -190,6 +203,21 @@ mod tests {
         // What the adapter was taught came last.
         assert_eq!(warning(Some(&otherwise), Some(&alike)), None);
         assert_eq!(warning(Some(&unknown), None), None);
+    }
+
+    #[test]
+    fn conversations_without_a_chat_template_are_refused() {
+        let tokenizer = |has_template: bool| Facts::from_iter([(CHAT_TEMPLATE.to_owned(), has_template.into())]);
+        let problem =
+            |params: &PromptParams, facts: &Facts| params.without_template(Some(facts), "data", Span::default());
+        let (by_default, given) = (PromptParams::default(), read(json!({"chat_template": "chatml"})).unwrap());
+        let found = problem(&by_default, &tokenizer(false)).unwrap();
+        assert!(found.code == "no-chat-template" && found.help.unwrap().contains("chatml"));
+        assert_eq!(problem(&by_default, &tokenizer(true)), None);
+        assert_eq!(problem(&given, &tokenizer(false)), None);
+        // Of a result of an earlier version nothing is known.
+        assert_eq!(problem(&by_default, &Facts::new()), None);
+        assert_eq!(by_default.without_template(None, "data", Span::default()), None);
     }
 
     #[test]

@@ -127,6 +127,9 @@ impl Stage for Tokenize {
         let rows = facts_of(&params.dataset.reference, inputs).and_then(RowsFacts::from_facts);
         let splits_prompts =
             params.on_too_long == Some(OnTooLong::Split) && rows.as_ref().is_some_and(|rows| rows.shape != Shape::Text);
+        let tokenizer = facts_of(&params.tokenizer.reference, inputs);
+        let are_conversations = rows.as_ref().is_some_and(|rows| rows.shape == Shape::Messages);
+        let untold = are_conversations.then(|| params.prompt.without_template(tokenizer, "dataset", span)).flatten();
         let idle = rows.map_or_else(Vec::new, |rows| params.prompt.without_effect(rows.shape == Shape::Messages, span));
         let problem = || {
             Problem::error("bad-value", span, SPLIT_IS_FOR_TEXT, "`on_too_long: split` stands here")
@@ -138,7 +141,7 @@ impl Stage for Tokenize {
             Problem::error("bad-value", span, TWO_ANSWERS, "says otherwise").with_help(help).at("train_on_input")
         };
         let problems = [splits_prompts.then(problem), params.train_on().is_none().then(contradiction)];
-        problems.into_iter().flatten().chain(idle).collect()
+        problems.into_iter().flatten().chain(untold).chain(idle).collect()
     }
 
     fn survey(params: &TokenizeParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {

@@ -9,5 +9,5 @@ pub(crate) mod job;
 mod python;
 mod work;
 
-pub(crate) use python::is_installed;
+pub(crate) use python::{how_to_install, is_installed, is_usable};
 pub(crate) use work::{Summary, Work};

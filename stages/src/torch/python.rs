@@ -70,8 +70,8 @@ impl Python {
         let program = self.program.display();
         let message = format!("the torch worker is not installed: `{program}` has no {}", missing.join(", no "));
         Err(StageError::new(Cause::Machine, message).with_help(format!(
-            "install it with `{program} -m pip install ./workers/torch` in a checkout of this project (docs/devices.md has the \
-             line for each device), or name the Python that has it in {VARIABLE}; {}",
+            "install it with {}; {}",
+            how_to_install(),
             without_it()
         )))
     }
@@ -104,7 +104,24 @@ impl Python {
 }
 
 fn without_it() -> &'static str {
-    "without it stages compute on the CPU: `resources: { device: cpu }`"
+    "without it this program computes in f32 and bf16, on the CPU: `resources: { device: cpu }`, and neither `dtype: f16` nor `backend: torch`"
+}
+
+/// The command that installs the worker, as part of a sentence.
+pub(crate) fn how_to_install() -> String {
+    let program = Python::find().program;
+    format!(
+        "`{} -m pip install ./workers/torch` in a checkout of this project (docs/devices.md has the line for each device), or name the \
+         Python that has it in {VARIABLE}",
+        program.display()
+    )
+}
+
+/// Whether the torch worker can be started, where nothing else will do: as folders tell, and where they do not, as Python says itself,
+/// which takes a moment.
+pub(crate) fn is_usable() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    is_installed() || *ANSWER.get_or_init(|| Python::find().packages().is_ok())
 }
 
 /// Whether there is a Python with the torch worker, as far as folders tell: a plan asks for it, and starts no program.

@@ -8,7 +8,7 @@ use engine::preflight::known;
 use engine::stage::InputFacts;
 use serde_json::Value;
 
-use super::parameters::{Method, TrainParams};
+use super::parameters::{AdapterOrigin, Method, TrainParams};
 use crate::artifact::TokensFacts;
 use crate::checkpoint::WEIGHTS;
 use crate::preflight::model_config;
@@ -36,7 +36,8 @@ pub(super) fn problems(params: &TrainParams, inputs: &InputFacts, span: Span) ->
         return problems;
     }
     if let Some(config) = model_config(&params.model.reference, inputs) {
-        problems.extend(params.lora.problem_on(&config, span));
+        let origin = if params.adapter.is_some() { AdapterOrigin::Existing } else { AdapterOrigin::Fresh };
+        problems.extend(params.lora.problem_on(&config, origin, span));
     }
     let weights = |facts: Option<&Facts>| facts.and_then(|facts| facts.get(WEIGHTS)).cloned();
     let adapter = params.adapter.as_ref().and_then(|adapter| weights(facts_of(&adapter.reference, inputs)));

@@ -115,6 +115,10 @@ impl Stage for Train {
         less_memory::with_less_memory(parameters)
     }
 
+    fn lacks(params: &TrainParams, span: Span) -> Vec<Problem> {
+        params.backend.value.lacks(params.serves(), span).into_iter().collect()
+    }
+
     fn derived_from(entry: &str) -> &'static [&'static str] {
         match entry {
             "rows_per_step" => &["micro_batch_size", "gradient_accumulation_steps"],

@@ -12,6 +12,7 @@ use model::schedule::Schedule;
 use model::trainer::{LossScaling, Recompute, Trained};
 
 pub use given::Given;
+pub(super) use lora::AdapterOrigin;
 pub use lora::{LoraParams, Targets};
 pub use optimizer::{OptimizerName, OptimizerParams};
 pub use scheduler::{MinLr, SchedulerName, SchedulerParams, Shape, Warmup};

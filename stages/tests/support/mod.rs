@@ -169,6 +169,17 @@ impl FaultyHub {
         self.state.lock().unwrap().requests.clone()
     }
 
+    /// How many bytes of a file were sent so far, whatever went wrong with them, as far as the requests tell.
+    pub fn bytes_asked_for(&self, path: &str) -> u64 {
+        let length = self.state.lock().unwrap().files[path].len() as u64;
+        let asked = self.requests_for(path).into_iter().map(|request| {
+            let range = request.range.unwrap_or_else(|| "bytes=0-".to_owned());
+            let (first, last) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
+            last.parse().unwrap_or(length - 1) + 1 - first.parse::<u64>().unwrap()
+        });
+        asked.sum()
+    }
+
     /// The requests for one file so far.
     pub fn requests_for(&self, path: &str) -> Vec<Request> {
         let ending = format!("/resolve/{COMMIT}/{path}");
@@ -401,12 +412,15 @@ fn answer_file(
     request: &Request,
 ) -> std::io::Result<()> {
     let Some(content) = content else { return refuse(stream, 404, Some("EntryNotFound")) };
-    let asked = request.range.as_ref().and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
-    let from: usize = match fault {
-        Some(Fault::WholeFile) => 0,
-        _ => asked.unwrap_or(0),
+    let asked = request.range.as_ref().and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
+    let (from, end): (usize, usize) = match (&fault, asked) {
+        (Some(Fault::WholeFile), _) | (_, None) => (0, content.len()),
+        (_, Some((first, last))) => {
+            (first.parse().unwrap(), last.parse().map_or(content.len(), |last: usize| (last + 1).min(content.len())))
+        }
     };
-    let mut body = content[from.min(content.len())..].to_vec();
+    let is_part = from > 0 || end < content.len();
+    let mut body = content[from.min(end)..end].to_vec();
     match &fault {
         Some(Fault::Status(status, code)) => return refuse(stream, *status, *code),
         Some(Fault::Redirect(to)) => {
@@ -421,14 +435,14 @@ fn answer_file(
         _ => {}
     }
     let shift = usize::from(matches!(fault, Some(Fault::WrongRange)));
-    let status = if from + shift > 0 { "206 Partial Content" } else { "200 OK" };
+    let status = if is_part || shift > 0 { "206 Partial Content" } else { "200 OK" };
     write!(
         stream,
         "HTTP/1.1 {status}\r\nContent-Length: {}\r\nAccept-Ranges: bytes\r\nConnection: close\r\n",
         body.len() + if matches!(fault, Some(Fault::Overstated)) { 1000 } else { 0 }
     )?;
-    if from + shift > 0 {
-        write!(stream, "Content-Range: bytes {}-{}/{}\r\n", from + shift, content.len() - 1, content.len())?;
+    if is_part || shift > 0 {
+        write!(stream, "Content-Range: bytes {}-{}/{}\r\n", from + shift, end - 1, content.len())?;
     }
     stream.write_all(b"\r\n")?;
     match fault {

@@ -170,10 +170,12 @@ stages:
     ProblemCode {
         code: "bad-checkpoint",
         severity: Severity::Error,
-        title: "a folder that is no checkpoint",
-        meaning: "The folder of `download` lacks what a model or an adapter needs (`config.json`, safetensors weights, `tokenizer.json`), or its \
-            configuration describes a model that is not computed here.",
-        advice: "Name the folder that holds `config.json`; convert pickled weights to safetensors; docs/models.md lists the families.",
+        title: "a folder or repository that is no checkpoint",
+        meaning: "The source of `download` lacks what a model or an adapter needs (`config.json`, safetensors weights, `tokenizer.json`), its \
+            configuration describes a model that is not computed here, a file is a git-LFS pointer, or a file of weights is not as long as \
+            its header says.",
+        advice: "Name the folder that holds `config.json`; convert pickled weights to safetensors; `git lfs pull` in a clone, or fetch the file \
+            anew; docs/models.md lists the families.",
         example: Example::File {
             wrong: "\
 version: 1

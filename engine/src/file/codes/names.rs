@@ -290,7 +290,8 @@ stages:
         severity: Severity::Error,
         title: "a variable that is not there",
         meaning: "`${vars.x}` is not declared under `vars:` above its use, `${env.X}` is not set in the environment, or an override sets a \
-            variable that the file does not declare.",
+            variable that the file does not declare. Or a stage that has no result yet takes an environment variable (`pass_env`, `token_env`) \
+            that is not set.",
         advice: "Declare it, or set it where the program is started: `X=… pipeline run FILE`.",
         example: Example::File {
             wrong: "\

@@ -50,6 +50,26 @@ pub(super) const CODES: &[ProblemCode] = &[
         },
     },
     ProblemCode {
+        code: "no-chat-template",
+        severity: Severity::Error,
+        title: "conversations without a chat template",
+        meaning: "`tokenize`, `evaluate` or `generate` is to render conversations, its tokenizer has no chat template, and `chat_template` gives \
+            none. Base models often have none.",
+        advice: "Say `chat_template: chatml`, give a template's text, or take the tokenizer of a chat model; the same in every stage.",
+        example: Example::File {
+            wrong: with_model!(
+                "  chats: { uses: dataset, with: { source: ./chats.jsonl } }
+  tokens: { uses: tokenize, with: { dataset: chats, tokenizer: base } }
+"
+            ),
+            right: with_model!(
+                "  chats: { uses: dataset, with: { source: ./chats.jsonl } }
+  tokens: { uses: tokenize, with: { dataset: chats, tokenizer: base, chat_template: chatml } }
+"
+            ),
+        },
+    },
+    ProblemCode {
         code: "prompt-differs",
         severity: Severity::Warning,
         title: "a model is asked in another way than it was taught",
@@ -178,10 +198,12 @@ pub(super) const CODES: &[ProblemCode] = &[
     ProblemCode {
         code: "no-device",
         severity: Severity::Warning,
-        title: "a device that a kind of stage does not serve",
-        meaning: "`resources.device` asks for a device that this kind of stage cannot compute on. Where the stage has no result yet, `run` \
-            refuses to begin, with exit code 3.",
-        advice: "Say `device: auto`, which takes the first of those that the stage prefers and the machine has, or run with `STAGE.resources.device=cpu`.",
+        title: "nothing that computes the stage",
+        meaning: "`resources.device` asks for a device that this kind of stage cannot compute on: where the stage has no result yet, `run` \
+            refuses to begin, with exit code 3. It is an error where `dtype: f16` or `backend: torch` needs the torch worker, and that is \
+            not installed on this machine.",
+        advice: "Say `device: auto`, which takes the first of those that the stage prefers and the machine has, or run with \
+            `STAGE.resources.device=cpu`. Say `dtype: bf16`, leave `backend` out, or install the worker (docs/devices.md).",
         example: Example::File {
             wrong: "\
 version: 1

@@ -215,7 +215,30 @@ fn idle_patterns(settings: &AdapterConfig, adapted: &[String]) -> Vec<String> {
     named.map(note).collect()
 }
 
+/// Where the adapter comes from that is trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::train) enum AdapterOrigin {
+    /// It is made: the settings of the file and their defaults hold.
+    Fresh,
+    /// It is another stage's: its own settings hold, and those of the file must agree with them.
+    Existing,
+}
+
 impl Given<LoraParams> {
+    /// Whether the file says which modules get an adapter.
+    fn names_targets(&self) -> bool {
+        TORCHTUNE.into_iter().chain(["target_modules"]).any(|key| self.key(key).is_some())
+    }
+
+    /// The values with these targets in the place of those that the file does not give.
+    fn with_targets(&self, targets: &TargetModules) -> LoraParams {
+        let mut lora = self.value.clone();
+        if !self.names_targets() {
+            lora.target_modules = Targets(targets.clone());
+        }
+        lora
+    }
+
     /// What is wrong with the values taken together.
     pub(super) fn problems(&self, span: Span) -> Vec<Problem> {
         let lora = &self.value;
@@ -258,8 +281,15 @@ impl Given<LoraParams> {
     }
 
     /// What is wrong with the values on this model.
-    pub(in crate::train) fn problem_on(&self, config: &Config, span: Span) -> Option<Problem> {
-        let error = self.value.settings(config).err()?;
+    pub(in crate::train) fn problem_on(&self, config: &Config, origin: AdapterOrigin, span: Span) -> Option<Problem> {
+        let settings = match origin {
+            AdapterOrigin::Fresh => self.value.settings(config),
+            // Its own targets are known when it is read; every model has linear layers.
+            AdapterOrigin::Existing => {
+                self.with_targets(&TargetModules::Pattern(ALL_LINEAR.to_owned())).settings(config)
+            }
+        };
+        let error = settings.err()?;
         let key = match &error {
             LoraError::Targets(TargetError::NothingToSave { .. }) => "modules_to_save",
             LoraError::Targets(TargetError::NotTorchtune { .. }) => "lora_attn_modules",
@@ -271,6 +301,9 @@ impl Given<LoraParams> {
         let problem = Problem::error("wrong-input", place, format!("`lora.{key}`: {error}"), "does not fit the model");
         let is_name = |text: &String| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         Some(match (&error, &self.value.target_modules.0) {
+            (LoraError::Targets(_), TargetModules::Pattern(text)) if key == "target_modules" && text == "all" => {
+                problem.with_help(format!("every linear layer but the head is `target_modules: {ALL_LINEAR}`"))
+            }
             (LoraError::Targets(_), TargetModules::Pattern(text)) if key == "target_modules" && is_name(text) => {
                 problem.with_help(format!(
                     "a text is a regular expression for the whole path; a list has names: `target_modules: [{text}]`"
@@ -287,7 +320,7 @@ impl Given<LoraParams> {
         adapter: &AdapterConfig,
         config: &Config,
     ) -> Result<Option<(String, String, String)>, LoraError> {
-        let (asked, _) = self.value.settings(config)?;
+        let (asked, _) = self.with_targets(&adapter.target_modules).settings(config)?;
         let resolved = |settings: &AdapterConfig| -> Result<String, LoraError> {
             Ok(targets::resolve(config, settings)?.join(", "))
         };

@@ -88,7 +88,7 @@ fn a_module_that_the_model_does_not_have_is_named_with_the_nearest_one() {
         (json!({"modules_to_save": ["lm_haed"]}), "`lora.modules_to_save`: `modules_to_save` has `lm_haed`"),
         (json!({"rank_pattern": {"(": 4}}), "`lora.rank_pattern`: "),
     ] {
-        let problem = read(wrong.clone()).problem_on(&config(LLAMA), Span::default()).unwrap();
+        let problem = read(wrong.clone()).problem_on(&config(LLAMA), AdapterOrigin::Fresh, Span::default()).unwrap();
         assert!(problem.message.contains(says), "{wrong}: {}", problem.message);
     }
 }
@@ -127,9 +127,10 @@ fn a_pattern_that_fits_no_adapted_module_is_said() {
 fn a_name_where_an_expression_is_expected_is_explained() {
     let help = |targets: &str| {
         let lora = read(json!({ "target_modules": targets }));
-        lora.problem_on(&config(LLAMA), Span::default()).unwrap().help
+        lora.problem_on(&config(LLAMA), AdapterOrigin::Fresh, Span::default()).unwrap().help
     };
     assert!(help("q_proj").unwrap().contains("`target_modules: [q_proj]`"));
+    assert!(help("all").unwrap().contains("`target_modules: all-linear`"));
     assert_eq!(help(r".*\.nothing"), None);
 }
 
@@ -141,4 +142,23 @@ fn a_rank_wider_than_any_layer_is_refused() {
         assert!(found.len() == 1 && found[0].message.contains("more than any layer is wide"), "{found:?}");
     }
     assert!(problems(json!({"rank": 65_536})).is_empty());
+}
+
+/// What a fresh adapter would have by default is no module of every model; an adapter that is there has modules of its own.
+#[test]
+fn the_defaults_of_the_file_do_not_hold_for_an_adapter_that_is_there() {
+    let phi3 = config(PHI3);
+    let problem = |lora: &Given<LoraParams>, origin| lora.problem_on(&phi3, origin, Span::default());
+    let mut existing = AdapterConfig::new(4, 8.0, Vec::new());
+    existing.target_modules = TargetModules::Names(vec!["qkv_proj".to_owned(), "o_proj".to_owned()]);
+    for silent in [Given::default_of(LoraParams::default()), read(json!({"dropout": 0.1})), read(json!({"rank": 4}))] {
+        assert!(problem(&silent, AdapterOrigin::Fresh).is_some());
+        assert_eq!(problem(&silent, AdapterOrigin::Existing), None);
+        assert_eq!(silent.contradiction(&existing, &phi3).unwrap(), None);
+    }
+    let wrong = read(json!({"target_modules": ["q_proj"]}));
+    assert!(problem(&wrong, AdapterOrigin::Existing).unwrap().message.contains("`q_proj`"));
+    assert!(problem(&read(json!({"modules_to_save": ["nothing"]})), AdapterOrigin::Existing).is_some());
+    let other = read(json!({"target_modules": ["o_proj"]})).contradiction(&existing, &phi3).unwrap();
+    assert_eq!(other.unwrap().0, "target_modules");
 }

@@ -1,0 +1,230 @@
+//! The checks of a plan before anything runs: the same ones, on the same facts, for `validate`, `plan` and `run`.
+//!
+//! Facts flow from stage to stage: those of results that are there, of local files, and of what servers said about what is pinned
+//! ([`crate::metadata`]). Each stage without a result is checked against those of its inputs. Nothing is run, fetched or written
+//! here, and of each file little is read.
+
+mod known;
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use cache::Digest;
+
+use crate::artifact::InputFacts;
+use crate::executor::ExecutorKind;
+use crate::file::problem::{Problem, Severity};
+use crate::file::source::Span;
+use crate::home::Home;
+use crate::keys::{self, Reads};
+use crate::pin::Pinned;
+use crate::plan::{Plan, PlannedStage, Rejected, Wanted};
+use crate::preflight::EXPECTED;
+use crate::survey::{Extent, LocalFile, LocalFiles, PINNED};
+use known::Known;
+
+/// What the checks of a plan found.
+#[derive(Debug, Default)]
+pub struct Findings {
+    /// By the place of the stage in the plan; without one where it is about the plan as a whole.
+    found: Vec<(Option<usize>, Problem)>,
+    /// Stages of which a server could tell more.
+    pub(crate) unseen: Vec<Unseen>,
+}
+
+/// A stage without a result whose pinned files nobody has looked at: facts of them are still to be had.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Unseen {
+    /// Its place in the plan.
+    pub stage: usize,
+    /// The key of its result.
+    pub key: Digest,
+    /// What it has pinned.
+    pub pinned: Pinned,
+}
+
+/// Checks a plan. `home` is where results are, if there is one; `executor` is where the command line wants stages to run, if it says so.
+/// What the plan itself has said already is not said again.
+pub fn check(plan: &Plan, home: Option<&Home>, executor: Option<ExecutorKind>) -> Findings {
+    let mut flow = Flow::new(plan, home.map(Known::open), executor);
+    // What a check of the plan as a whole finds is said here, by `flow.report(None, problem)`.
+    (0..plan.stages.len()).for_each(|stage| flow.stage(stage));
+    flow.findings
+}
+
+/// Adds to the problems of a file what its data flow shows, as far as a plan could be made of it: one look at the file tells all.
+pub fn complete(mut rejected: Rejected, home: Option<&Home>) -> Rejected {
+    if let Some(plan) = rejected.readable.take() {
+        rejected.problems.extend(check(&plan, home, None).into_problems());
+        rejected.problems.sort_by_key(Problem::place);
+    }
+    rejected
+}
+
+impl Findings {
+    /// Whether nothing keeps the plan from being run.
+    pub fn are_fine(&self) -> bool {
+        self.found.iter().all(|(_, problem)| problem.severity == Severity::Warning)
+    }
+
+    /// All that was found, in the order of the text.
+    pub fn into_problems(self) -> Vec<Problem> {
+        let mut problems: Vec<Problem> = self.found.into_iter().map(|(_, problem)| problem).collect();
+        problems.sort_by_key(Problem::place);
+        problems
+    }
+
+    /// What was found about each stage, by its place in the plan.
+    pub fn by_stage(&self, plan: &Plan) -> Vec<Vec<Problem>> {
+        let mut of_stages = vec![Vec::new(); plan.stages.len()];
+        for (stage, problem) in self.found.iter().filter_map(|(stage, problem)| Some(((*stage)?, problem))) {
+            of_stages[stage].push(problem.clone());
+        }
+        of_stages
+    }
+}
+
+/// The way through a plan.
+struct Flow<'a> {
+    plan: &'a Plan,
+    base: PathBuf,
+    known: Option<Known>,
+    executor: Option<ExecutorKind>,
+    /// Facts by `stage.output` that are certain.
+    certain: InputFacts,
+    /// The same, and those that are only expected; marked as such.
+    expected: InputFacts,
+    /// What was said already, here or with the plan.
+    said: HashSet<(&'static str, Span, String)>,
+    findings: Findings,
+}
+
+impl<'a> Flow<'a> {
+    fn new(plan: &'a Plan, known: Option<Known>, executor: Option<ExecutorKind>) -> Self {
+        Self {
+            plan,
+            base: keys::base_folder(plan),
+            known,
+            executor,
+            certain: InputFacts::new(),
+            expected: InputFacts::new(),
+            said: plan.warnings.iter().map(identity).collect(),
+            findings: Findings::default(),
+        }
+    }
+
+    fn stage(&mut self, at: usize) {
+        let stage = &self.plan.stages[at];
+        let reads = keys::look_outside(stage, self.plan);
+        let (record, key) = match &mut self.known {
+            Some(known) => known.look_up(stage, &reads),
+            None => (None, None),
+        };
+        if let Some(outputs) = record {
+            // What is there was checked when it was made; its facts are whole.
+            for (output, record) in outputs {
+                self.certain.insert(format!("{}.{output}", stage.id), record.facts.clone());
+                self.expected.insert(format!("{}.{output}", stage.id), record.facts);
+            }
+            return;
+        }
+        let is_whole = reads.problems.is_empty();
+        reads.problems.iter().for_each(|problem| self.report(Some(at), problem.clone()));
+        if stage.wanted == Wanted::Given {
+            return;
+        }
+        self.machine(at);
+        let files = is_whole.then(|| self.files(at, reads, key));
+        self.facts(at, files.as_ref());
+    }
+
+    /// Checks a stage against the facts of its inputs, and says what is known of its outputs.
+    fn facts(&mut self, at: usize, files: Option<&LocalFiles>) {
+        let stage = &self.plan.stages[at];
+        let inputs = of_inputs(stage, &self.certain);
+        let survey = files.map(|files| stage.bound.survey(&inputs, files, stage.span)).unwrap_or_default();
+        let ahead = stage.preflight(&of_inputs(stage, &self.expected));
+        let checked = stage.bound.check(&inputs, stage.span);
+        for problem in survey.problems.into_iter().chain(checked).chain(ahead.warnings) {
+            self.report(Some(at), problem);
+        }
+        let mut expected = ahead.outputs;
+        for (output, facts) in survey.outputs {
+            expected.entry(output.clone()).or_default().extend(facts.clone());
+            self.certain.insert(format!("{}.{output}", stage.id), facts);
+        }
+        for (output, mut facts) in expected {
+            facts.insert(EXPECTED.to_owned(), true.into());
+            self.expected.insert(format!("{}.{output}", stage.id), facts);
+        }
+    }
+
+    /// What a stage needs of the place where it is started, and does not find there.
+    fn machine(&mut self, at: usize) {
+        let stage = &self.plan.stages[at];
+        for secret in stage.bound.secrets() {
+            let Some(field) = secret.field.filter(|_| std::env::var_os(&secret.variable).is_none()) else { continue };
+            let name = &secret.variable;
+            let message = format!("the environment variable `{name}`, which `{field}` names, is not set");
+            let problem = Problem::error("unknown-variable", stage.span, message, "not set");
+            let help =
+                format!("set it where the program is started: `{name}=… pipeline run {}`", self.plan.file.display());
+            self.report(Some(at), problem.with_help(help).at(field));
+        }
+        if self.plan.executor_of(at, self.executor).0 == ExecutorKind::Local {
+            for problem in stage.bound.lacks(stage.span) {
+                self.report(Some(at), problem);
+            }
+        }
+    }
+
+    /// What a stage reads from outside: the files on this machine, and those on a server as far as their metadata is here.
+    fn files(&mut self, at: usize, reads: Reads, key: Option<Digest>) -> LocalFiles {
+        let mut files: BTreeMap<String, Vec<LocalFile>> = BTreeMap::new();
+        for (role, found) in reads.files {
+            let named = |(path, relative): (PathBuf, String)| LocalFile {
+                name: shown(&path, &self.base),
+                path,
+                extent: Extent::Whole,
+                relative,
+            };
+            files.insert(role, found.into_iter().map(named).collect());
+        }
+        if let (Some(known), Some(key), [request]) = (&self.known, key, reads.pins.as_slice()) {
+            match (known.metadata.look(&key, request), known.pinned(request)) {
+                (Some(seen), _) => drop(files.insert(PINNED.to_owned(), seen)),
+                (None, Some(pinned)) => self.findings.unseen.push(Unseen { stage: at, key, pinned: pinned.clone() }),
+                (None, None) => {}
+            }
+        }
+        LocalFiles(files)
+    }
+
+    /// Says what is wrong with a stage, by its place, or with the plan; once.
+    fn report(&mut self, at: Option<usize>, problem: Problem) {
+        let problem = match at {
+            Some(at) => problem.placed(&self.plan.stages[at].field_spans),
+            None => problem,
+        };
+        if self.said.insert(identity(&problem)) {
+            self.findings.found.push((at, problem));
+        }
+    }
+}
+
+/// What tells one problem from another: see [`Problem::says_the_same`].
+fn identity(problem: &Problem) -> (&'static str, Span, String) {
+    (problem.code, problem.span, problem.message.clone())
+}
+
+/// A path as seen from the pipeline file.
+fn shown(path: &Path, base: &Path) -> String {
+    let plain: PathBuf = path.components().collect();
+    plain.strip_prefix(base).unwrap_or(&plain).display().to_string()
+}
+
+/// The facts of a stage's inputs, as far as there are any.
+fn of_inputs(stage: &PlannedStage, facts: &InputFacts) -> InputFacts {
+    let names = stage.inputs.iter().map(|input| format!("{}.{}", input.stage, input.output));
+    names.filter_map(|name| Some((name.clone(), facts.get(&name)?.clone()))).collect()
+}
