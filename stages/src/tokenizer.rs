@@ -166,6 +166,21 @@ impl Tokenizer {
         self.inner.decode(ids, false).map_err(TokenizerError::Coding)
     }
 
+    /// The text of ids as they are written behind others, special tokens left out.
+    ///
+    /// # Errors
+    /// Fails where the decoder does.
+    pub fn decode_inside(&self, ids: &[u32]) -> Result<String, TokenizerError> {
+        let Some(before) = ["a", "e", "A", "0"].iter().find_map(|token| self.token_id(token)) else {
+            return self.decode(ids);
+        };
+        let text = self.decode(&[&[before], ids].concat())?;
+        match text.strip_prefix(self.decode(&[before])?.as_str()) {
+            Some(text) => Ok(text.to_owned()),
+            None => self.decode(ids),
+        }
+    }
+
     /// How many ids there are, added tokens among them.
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
