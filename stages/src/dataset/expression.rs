@@ -14,10 +14,12 @@ use minijinja::{Environment, ErrorKind, Expression, Template, UndefinedBehavior,
 use serde_json::json;
 
 use super::DatasetParams;
-use super::comparison::names_beside_numbers;
+use super::comparison::{self, checked, checked_template};
 use super::flaw::{Flaw, Reason};
 use super::lookup::{Fields, Lookup, ROW};
+use super::number;
 use super::read::Wanted;
+use crate::prompt::python;
 
 /// Steps that working out one expression on one row may take.
 const FUEL: u64 = 10_000_000;
@@ -27,17 +29,25 @@ const LONGEST_TEXT: usize = 256 << 20;
 
 /// What `filter:` says: an expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Condition(String);
+pub struct Condition(Source);
 
 /// What an entry of `map:` says: a text with `{{ expressions }}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewColumn(String);
+pub struct NewColumn(Source);
+
+/// An expression or a text with some.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Source {
+    written: String,
+    /// As it is compiled: with comparisons that are checked.
+    checked: String,
+}
 
 impl Parameter for Condition {
     fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
         let text = text_of(node, reader)?;
-        match environment().compile_expression(text) {
-            Ok(_) => Some(Self(text.to_owned())),
+        match Source::read(text, checked, |text| environment().compile_expression(text).map(drop)) {
+            Ok(source) => Some(Self(source)),
             Err(error) => {
                 let expected = "an expression such as `lang == \'en\' and text|length > 10`";
                 reader.bad_value(node, what(&error), expected);
@@ -47,7 +57,7 @@ impl Parameter for Condition {
     }
 
     fn write_key(&self, key: &mut KeyWriter<'_>) {
-        key.value(self.0.clone());
+        key.value(self.0.written.clone());
     }
 
     fn schema() -> serde_json::Value {
@@ -58,8 +68,8 @@ impl Parameter for Condition {
 impl Parameter for NewColumn {
     fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
         let text = text_of(node, reader)?;
-        match Code::compile(&environment(), text) {
-            Ok(_) => Some(Self(text.to_owned())),
+        match Source::read(text, checked_template, |text| Code::compile(&environment(), text).map(drop)) {
+            Ok(source) => Some(Self(source)),
             Err(error) => {
                 reader.bad_value(node, what(&error), "a text such as `{{ title }}: {{ body }}`");
                 None
@@ -68,11 +78,26 @@ impl Parameter for NewColumn {
     }
 
     fn write_key(&self, key: &mut KeyWriter<'_>) {
-        key.value(self.0.clone());
+        key.value(self.0.written.clone());
     }
 
     fn schema() -> serde_json::Value {
         json!({ "type": "string", "examples": ["{{ title }}: {{ body }}"] })
+    }
+}
+
+impl Source {
+    /// Reads what can be compiled as it is written (which bounds how deep brackets lie) and with its comparisons checked.
+    fn read(
+        written: &str,
+        checked: fn(&str) -> String,
+        compile: impl Fn(&str) -> Result<(), minijinja::Error>,
+    ) -> Result<Self, minijinja::Error> {
+        compile(written)?;
+        let checked = checked(written);
+        let unclear = "a comparison (`<`, `>`) stands where it cannot be checked";
+        compile(&checked).map_err(|_| minijinja::Error::new(ErrorKind::SyntaxError, unclear))?;
+        Ok(Self { written: written.to_owned(), checked })
     }
 }
 
@@ -101,6 +126,8 @@ pub(super) fn environment<'a>() -> Environment<'a> {
     environment.set_syntax(syntax.expect("the syntax is the usual one"));
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.set_fuel(Some(FUEL));
+    python::define(&mut environment);
+    comparison::define(&mut environment);
     environment
 }
 
@@ -165,8 +192,6 @@ struct Compiled<'a> {
     /// As written.
     text: &'a str,
     code: Code<'a>,
-    /// The names in it that are put in order with a number.
-    beside_numbers: Vec<String>,
     environment: &'a Environment<'a>,
 }
 
@@ -189,10 +214,8 @@ impl Compiled<'_> {
         if let Some(name) = lookup.missed().into_iter().find(|name| !is_global(name)) {
             return Err(self.missing(&name, fields));
         }
-        if let Some(name) = self.beside_numbers.iter().find(|name| fields.get(*name).is_some_and(|it| it.is_string())) {
-            let problem =
-                format!("compares `{name}`, which is text, with a number; say `{name}|int` or `{name}|float`");
-            return Err(self.flaw(&problem));
+        if let Some(number) = lookup.too_large() {
+            return Err(self.flaw(&format!("{number} has more than 128 bits")));
         }
         let value = value.map_err(|error| self.flaw(&what(&error)))?;
         if value.is_undefined() { Err(self.flaw("gives nothing")) } else { Ok(value) }
@@ -224,25 +247,18 @@ impl<'a> Expressions<'a> {
     }
 
     fn try_compile(params: &'a DatasetParams, environment: &'a Environment<'a>) -> Result<Self, minijinja::Error> {
-        let compiled = |field: String, text: &'a str, code| {
-            // A template has names of its own, in loops and macros.
-            let beside_numbers = match &code {
-                Code::Expression(_) => names_beside_numbers(text),
-                Code::Template(_) => Vec::new(),
-            };
-            Compiled { field, text, code, beside_numbers, environment }
-        };
+        let compiled = |field: String, text: &'a str, code| Compiled { field, text, code, environment };
         let filter = match &params.filter {
-            Some(Condition(text)) => {
-                let code = Code::Expression(environment.compile_expression(text)?);
-                Some(compiled("filter".to_owned(), text, code))
+            Some(Condition(source)) => {
+                let code = Code::Expression(environment.compile_expression(&source.checked)?);
+                Some(compiled("filter".to_owned(), &source.written, code))
             }
             None => None,
         };
         let mut map = Vec::new();
-        for (column, NewColumn(text)) in &params.map {
-            let code = Code::compile(environment, text)?;
-            map.push((column.as_str(), compiled(format!("map.{column}"), text, code)));
+        for (column, NewColumn(source)) in &params.map {
+            let code = Code::compile(environment, &source.checked)?;
+            map.push((column.as_str(), compiled(format!("map.{column}"), &source.written, code)));
         }
         Ok(Self { filter, map })
     }
@@ -313,9 +329,9 @@ fn as_json(compiled: &Compiled<'_>, value: &Value) -> Result<serde_json::Value, 
     match value.kind() {
         ValueKind::None => Ok(serde_json::Value::Null),
         ValueKind::Seq | ValueKind::Map | ValueKind::Iterable => {
-            serde_json::to_value(value).map_err(|error| compiled.flaw(&error.to_string()))
+            number::to_json(value).map_err(|error| compiled.flaw(&error.to_string()))
         }
-        _ => Ok(value.to_string().into()),
+        _ => Ok(python::print(value).into()),
     }
 }
 

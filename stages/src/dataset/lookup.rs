@@ -3,8 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use minijinja::Value;
-use minijinja::value::{Enumerator, Object, ObjectExt, Serde};
+use minijinja::value::{Enumerator, Object, ObjectExt};
 use serde_json::Map;
+
+use super::number;
 
 /// The name of the whole row, where no column has it.
 pub(super) const ROW: &str = "row";
@@ -18,11 +20,17 @@ pub(super) type Fields = Map<String, serde_json::Value>;
 pub(super) struct Lookup {
     fields: Arc<Fields>,
     missed: Mutex<Vec<String>>,
+    too_large: Arc<Mutex<Option<String>>>,
 }
 
 impl Lookup {
     pub(super) fn new(fields: Arc<Fields>) -> Arc<Self> {
-        Arc::new(Self { fields, missed: Mutex::default() })
+        Arc::new(Self { fields, missed: Mutex::default(), too_large: Arc::default() })
+    }
+
+    /// An integer that was asked for and is none that expressions know.
+    pub(super) fn too_large(&self) -> Option<String> {
+        self.too_large.lock().expect("nothing panics while it is held").clone()
     }
 
     /// The names that were asked for and are no columns.
@@ -38,8 +46,10 @@ impl Object for Lookup {
 
     fn get_value_by_str(self: &Arc<Self>, name: &str) -> Option<Value> {
         match self.fields.get(name) {
-            Some(value) => Some(as_value(value)),
-            None if name == ROW => Some(Value::from_object(WholeRow(Arc::clone(&self.fields)))),
+            Some(value) => Some(as_value(value, &self.too_large)),
+            None if name == ROW => {
+                Some(Value::from_object(WholeRow(Arc::clone(&self.fields), Arc::clone(&self.too_large))))
+            }
             None => {
                 self.missed.lock().expect("nothing panics while it is held").push(name.to_owned());
                 None
@@ -50,11 +60,11 @@ impl Object for Lookup {
 
 /// All columns, for names that are no identifiers and for columns that not every row has.
 #[derive(Debug)]
-struct WholeRow(Arc<Fields>);
+struct WholeRow(Arc<Fields>, Arc<Mutex<Option<String>>>);
 
 impl Object for WholeRow {
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.0.get(key.as_str()?).map(as_value)
+        self.0.get(key.as_str()?).map(|value| as_value(value, &self.1))
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
@@ -62,9 +72,8 @@ impl Object for WholeRow {
     }
 }
 
-fn as_value(value: &serde_json::Value) -> Value {
-    match value {
-        serde_json::Value::String(text) => Value::from(text.as_str()),
-        other => Value::from(Serde(other)),
-    }
+fn as_value(value: &serde_json::Value, too_large: &Mutex<Option<String>>) -> Value {
+    number::to_value(value, &mut |digits| {
+        *too_large.lock().expect("nothing panics while it is held") = Some(digits.to_owned());
+    })
 }

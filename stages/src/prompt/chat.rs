@@ -77,7 +77,7 @@ impl ChatTemplate {
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.expect("the default delimiters are fine"));
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.set_formatter(python::format);
+        python::define(&mut environment);
         environment.add_filter("tojson", |value: &Value, kwargs| python::tojson(value, kwargs));
         environment.add_filter("generation_mark", |text: &str| format!("{MARK_BEGIN}{text}{MARK_END}"));
         environment.add_function("raise_exception", |message: &str| -> Result<Value, Error> {

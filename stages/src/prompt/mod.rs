@@ -6,7 +6,7 @@
 mod chat;
 mod control;
 mod params;
-mod python;
+pub(crate) mod python;
 mod render;
 mod template;
 mod train_on;
