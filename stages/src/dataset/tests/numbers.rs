@@ -103,3 +103,29 @@ fn digits_of_great_integers_are_kept() {
     let file = [write(folder.path(), "f.jsonl", format!("{{\"id\": {beyond}, \"text\": \"x\"}}\n"))];
     assert_eq!(column(&run(folder.path(), &file, json!({})).unwrap(), "text"), ["x"]);
 }
+
+#[test]
+fn pairs_of_answers_are_not_taken_for_conversations() {
+    let folder = tempfile::tempdir().unwrap();
+    let turn = |role: &str, text: &str| json!({"from": role, "value": text});
+    let row =
+        json!({"conversations": [turn("human", "Who?")], "chosen": turn("gpt", "Me."), "rejected": turn("gpt", "No.")});
+    let pairs = [write(folder.path(), "a.jsonl", format!("{row}\n"))];
+    let error = run(folder.path(), &pairs, json!({})).unwrap_err();
+    assert!(error.message.contains("`chosen` and `rejected`"), "{}", error.message);
+    let help = error.help.unwrap();
+    let map = "{{ conversations + [chosen] }}";
+    assert!(help.contains(map), "{help}");
+    let made = run(folder.path(), &pairs, json!({"map": {"messages": map}})).unwrap();
+    let made = rows(&made);
+    let [Row::Messages(messages)] = made.as_slice() else { panic!("no conversation") };
+    assert_eq!(messages.last().unwrap().content, "Me.");
+    // Who says which column is what gets it.
+    assert!(run(folder.path(), &pairs, json!({"column_map": {"messages": "conversations"}})).is_ok());
+    let texts = json!({"prompt": "Who?", "chosen": "Me.", "rejected": "No."});
+    let texts = [write(folder.path(), "b.jsonl", format!("{texts}\n"))];
+    let help = run(folder.path(), &texts, json!({})).unwrap_err().help.unwrap();
+    assert!(help.contains("template: \"{prompt}\"") && help.contains("column_map: { output: chosen }"), "{help}");
+    let with = json!({"template": "{prompt}", "column_map": {"output": "chosen"}});
+    assert_eq!(column(&run(folder.path(), &texts, with).unwrap(), "output"), ["Me."]);
+}
