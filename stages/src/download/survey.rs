@@ -12,14 +12,14 @@ use model::peft::AdapterConfig;
 use serde_json::Value;
 
 use super::selection::Selection;
-use super::{ADAPTER_CONFIG, CONFIG, DownloadParams, Form, Origin, ROLE};
+use super::{ADAPTER_CONFIG, CONFIG, DownloadParams, Form, Origin, record, role};
 use crate::checkpoint;
 
 /// Facts of what will be made of the folder, and what would keep it from being made.
 pub(super) fn survey(params: &DownloadParams, files: &LocalFiles) -> Survey {
     let mut survey = Survey::default();
     let Some(Origin::Folder(path)) = params.origin() else { return survey };
-    let files = files.files(ROLE);
+    let files = files.files(role(params.form));
     let problem = |message: String| Problem::error("bad-checkpoint", path.span, message, "cannot be used");
     let names: Vec<&str> = files.iter().map(|file| file.relative.as_str()).collect();
     let chosen = Selection::new(params.include.as_deref(), params.exclude.as_deref(), params.form)
@@ -35,6 +35,9 @@ pub(super) fn survey(params: &DownloadParams, files: &LocalFiles) -> Survey {
             let read = file(ADAPTER_CONFIG).map(|file| AdapterConfig::read(&file.path));
             if let Some(Err(error)) = read {
                 survey.problems.push(problem(format!("the adapter cannot be used here: {error}")));
+            }
+            if let Some(weights) = file(record::RECORD).and_then(|file| record::trained_on(&file.path)) {
+                survey.fact("adapter", checkpoint::WEIGHTS, weights);
             }
         }
         Form::Model => match file(CONFIG).map(model_facts) {

@@ -140,6 +140,7 @@ impl Stage for Evaluate {
         }
         let (model, adapter) = params.inference.facts(inputs);
         problems.extend(params.prompt.taught_otherwise(model, adapter, span));
+        problems.extend(params.inference.misfit_of_adapter(inputs, span));
         let rows = facts_of(&params.data.reference, inputs).and_then(RowsFacts::from_facts);
         if let Some(rows) = &rows {
             problems.extend(params.prompt.without_effect(rows.shape == Shape::Messages, span));

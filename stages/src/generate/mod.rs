@@ -120,6 +120,7 @@ impl Stage for Generate {
         }
         let (model, adapter) = params.inference.facts(inputs);
         problems.extend(params.prompt.taught_otherwise(model, adapter, span));
+        problems.extend(params.inference.misfit_of_adapter(inputs, span));
         problems.extend(params.inference.problems(span));
         problems
     }
