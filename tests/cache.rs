@@ -51,6 +51,15 @@ fn new_weights_do_not_tokenize_again() {
 }
 
 #[test]
+fn equal_tokens_rerun_nothing_behind_them() {
+    let project = Project::with_pipeline("data.yaml");
+    ran(&project, &[]);
+    // Another key, as after an update that changes how a stage works, and the same ids.
+    let changed = ["question_tokens.train_on=assistant", "text_tokens.on_no_target=keep"];
+    assert_eq!(ran(&project, &changed), ["question_tokens", "text_tokens"]);
+}
+
+#[test]
 fn names_and_places_are_in_no_key() {
     let project = Project::with_pipeline("data.yaml");
     ran(&project, &[]);

@@ -1,7 +1,11 @@
 //! An Adapter artefact, and the model it belongs to.
 
+use engine::artifact::Facts;
 use engine::context::Artifact;
 use engine::error::{Cause, OrFail, StageError};
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::Reference;
 use model::peft::Adapter;
 
 use crate::checkpoint::WEIGHTS;
@@ -14,11 +18,7 @@ use crate::checkpoint::WEIGHTS;
 /// # Errors
 /// Fails if the adapter cannot be read or was trained on other weights.
 pub fn open(adapter: &Artifact, model: &Artifact) -> Result<Adapter, StageError> {
-    let trained_on = adapter.description.facts.get(WEIGHTS);
-    let weights = model.description.facts.get(WEIGHTS);
-    if let (Some(trained_on), Some(weights)) = (trained_on, weights)
-        && trained_on != weights
-    {
+    if is_of_others(Some(&adapter.description.facts), Some(&model.description.facts)) {
         return Err(StageError::bad_data("the adapter was trained on another model than the one it is used with")
             .with_help("give this stage the `model` that the adapter's `train` stage has"));
     }
@@ -30,6 +30,19 @@ pub fn open(adapter: &Artifact, model: &Artifact) -> Result<Adapter, StageError>
         }
         None => Ok(adapter),
     }
+}
+
+/// Whether an adapter with these facts was trained on other weights than those of a model; one that does not say was not.
+pub fn is_of_others(adapter: Option<&Facts>, model: Option<&Facts>) -> bool {
+    let weights = |facts: Option<&Facts>| facts.and_then(|facts| facts.get(WEIGHTS)).cloned();
+    weights(adapter).zip(weights(model)).is_some_and(|(trained_on, model)| trained_on != model)
+}
+
+/// The problem that it is used with this model.
+pub fn problem(adapter: &Reference, model: &Reference, span: Span) -> Problem {
+    let message = format!("the adapter `{}` was trained on another model than `{}`", adapter.stage, model.stage);
+    Problem::error("wrong-input", span, message, "they meet in this stage")
+        .with_help("give this stage the `model` that the adapter's `train` stage has")
 }
 
 /// The first module with a value that is not finite, which would make every answer and every loss NaN.

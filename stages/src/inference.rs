@@ -149,6 +149,13 @@ impl InferenceParams {
         self.backend.devices(self.serves())
     }
 
+    /// The problem of an adapter that belongs to another model, where both are known.
+    pub fn misfit_of_adapter(&self, inputs: &InputFacts, span: Span) -> Option<Problem> {
+        let (model, trained_on) = self.facts(inputs);
+        let adapter = self.adapter.as_ref().filter(|_| adapter::is_of_others(trained_on, model))?;
+        Some(adapter::problem(&adapter.reference, &self.model.reference, span))
+    }
+
     /// What is wrong with the values taken together.
     pub fn problems(&self, span: Span) -> Vec<Problem> {
         let mut problems: Vec<Problem> = self.backend.problem(self.serves(), span).into_iter().collect();

@@ -5,6 +5,7 @@
 mod bulk;
 mod hard_texts;
 mod limits;
+mod pieces;
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -15,9 +16,8 @@ use std::sync::Arc;
 use engine::context::Artifact;
 use engine::error::{Cause, StageError};
 use serde_json::{Map, Value};
-use tokenizers::{Model, NormalizedString, Normalizer, OffsetType, PreTokenizedString, PreTokenizer};
 
-use crate::prompt::{ChatError, ChatTemplate, ControlTexts, PLAIN_BEGIN, PLAIN_END, is_marked};
+use crate::prompt::{ChatError, ChatTemplate, ControlTexts};
 use bulk::BulkEncoder;
 pub(crate) use bulk::{Candidate, Unfit};
 
@@ -79,6 +79,8 @@ impl From<TokenizerError> for StageError {
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     bulk: Option<BulkEncoder>,
+    /// Whether texts that follow each other may be encoded apart.
+    encodes_apart: bool,
     config: Map<String, Value>,
     bos_token_id: Option<u32>,
     eos_token_id: Option<u32>,
@@ -118,7 +120,17 @@ impl Tokenizer {
         let added = inner.get_added_tokens_decoder();
         let special = added.into_values().filter(|token| token.special).map(|token| token.content);
         let control_texts = ControlTexts::new(special);
-        Ok(Self { inner, bulk: None, config, bos_token_id, eos_token_id, pad_token_id, chat_template, control_texts })
+        Ok(Self {
+            encodes_apart: pieces::encodes_apart(&inner),
+            inner,
+            bulk: None,
+            config,
+            bos_token_id,
+            eos_token_id,
+            pad_token_id,
+            chat_template,
+            control_texts,
+        })
     }
 
     /// From now on encodes with a faster encoder of the same folder, where that has the same ids for texts made to be hard and for
@@ -143,83 +155,6 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The ids of a text in which some control tokens stand between marks ([`ControlTexts::mark`]): those are plain text, all
-    /// others are recognised. The same ids as transformers' under `sanitize_control_tokens`.
-    ///
-    /// # Errors
-    /// As for [`Tokenizer::encode`].
-    pub fn encode_marked(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        let mut ids = Vec::new();
-        let mut rest = text;
-        while let Some(at) = rest.find([PLAIN_BEGIN, PLAIN_END]) {
-            let (before, marked) = rest.split_at(at);
-            ids.extend(self.encode_piece(before, ids.is_empty(), Self::encode)?);
-            // A template that cuts texts may leave one mark without the other: then it is only a border.
-            let after_mark = &marked[PLAIN_BEGIN.len_utf8()..];
-            let control = after_mark.split_once(PLAIN_END).filter(|_| marked.starts_with(PLAIN_BEGIN));
-            rest = match control {
-                Some((control, after)) if !is_marked(control) => {
-                    ids.extend(self.encode_plain(control, ids.is_empty())?);
-                    after
-                }
-                _ => after_mark,
-            };
-        }
-        ids.extend(self.encode_piece(rest, ids.is_empty(), Self::encode)?);
-        Ok(ids)
-    }
-
-    /// The ids of a control token's text, none of which is a special token.
-    fn encode_plain(&self, control: &str, is_first: bool) -> Result<Vec<u32>, TokenizerError> {
-        let ids = self.encode_piece(control, is_first, Self::encode_without_added_tokens)?;
-        if !ids.iter().any(|id| self.is_special(*id)) {
-            return Ok(ids);
-        }
-        // A vocabulary of whole pieces (Unigram) finds the token without being told of it; it does not find its parts.
-        let border = control.chars().next().map_or(0, char::len_utf8);
-        let (letter, rest) = control.split_at(border);
-        let mut ids = self.encode_piece(letter, is_first, Self::encode_without_added_tokens)?;
-        ids.extend(self.encode_piece(rest, false, Self::encode_without_added_tokens)?);
-        Ok(ids)
-    }
-
-    /// Encodes a piece of a text. One in its middle is encoded behind a line break, which is then taken away, so that no
-    /// space is put before it that belongs at the beginning of a text.
-    fn encode_piece(
-        &self,
-        piece: &str,
-        is_first: bool,
-        encode: fn(&Self, &str) -> Result<Vec<u32>, TokenizerError>,
-    ) -> Result<Vec<u32>, TokenizerError> {
-        if is_first || piece.is_empty() {
-            return encode(self, piece);
-        }
-        let line_break = self.encode("\n")?;
-        let mut ids = encode(self, &format!("\n{piece}"))?;
-        if !ids.starts_with(&line_break) {
-            return encode(self, piece);
-        }
-        ids.drain(..line_break.len());
-        Ok(ids)
-    }
-
-    /// The ids of a text in which no added token is recognised.
-    fn encode_without_added_tokens(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        let encode = || -> tokenizers::Result<Vec<u32>> {
-            let mut normalized = NormalizedString::from(text);
-            if let Some(normalizer) = self.inner.get_normalizer() {
-                normalizer.normalize(&mut normalized)?;
-            }
-            let mut pieces = PreTokenizedString::from(normalized);
-            if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
-                pre_tokenizer.pre_tokenize(&mut pieces)?;
-            }
-            pieces.tokenize(|piece| self.inner.get_model().tokenize(piece.get()))?;
-            Ok(pieces.into_encoding(None, 0, OffsetType::Byte)?.get_ids().to_vec())
-        };
-        unpanicked(encode).map_err(TokenizerError::Coding)
-    }
-
     /// The text of ids, special tokens left out.
     ///
     /// # Errors
@@ -234,6 +169,21 @@ impl Tokenizer {
     /// Fails where the decoder does.
     pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, TokenizerError> {
         unpanicked(|| self.inner.decode(ids, false)).map_err(TokenizerError::Coding)
+    }
+
+    /// The text of ids as they are written behind others, special tokens left out.
+    ///
+    /// # Errors
+    /// Fails where the decoder does.
+    pub fn decode_inside(&self, ids: &[u32]) -> Result<String, TokenizerError> {
+        let Some(before) = ["a", "e", "A", "0"].iter().find_map(|token| self.token_id(token)) else {
+            return self.decode(ids);
+        };
+        let text = self.decode(&[&[before], ids].concat())?;
+        match text.strip_prefix(self.decode(&[before])?.as_str()) {
+            Some(text) => Ok(text.to_owned()),
+            None => self.decode(ids),
+        }
     }
 
     /// How many ids there are, added tokens among them.

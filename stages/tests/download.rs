@@ -43,9 +43,13 @@ fn write_checkpoint(folder: &Path) {
 }
 
 fn bench_of_folder(root: &Path, folder: &Path) -> TestBench {
+    bench_of_role(root, folder, "checkpoint")
+}
+
+fn bench_of_role(root: &Path, folder: &Path, role: &str) -> TestBench {
     let mut files: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
-    files.iter().fold(TestBench::new(root), |bench, path| bench.file("checkpoint", path).unwrap())
+    files.iter().fold(TestBench::new(root), |bench, path| bench.file(role, path).unwrap())
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -114,15 +118,56 @@ fn a_folder_of_peft_becomes_an_adapter() {
     fs::write(folder.path().join("optimizer.pt"), "state").unwrap();
     let parameters = json!({"path": "./checkpoint", "as": "adapter"});
     let root = tempfile::tempdir().unwrap();
-    let outputs = bench_of_folder(root.path(), folder.path()).run::<Download>(parameters.clone()).unwrap();
+    let bench = |root: &Path| bench_of_role(root, folder.path(), "adapter");
+    let outputs = bench(root.path()).run::<Download>(parameters.clone()).unwrap();
     assert_eq!(names(&outputs["adapter"].folder), files);
     assert_eq!(outputs["adapter"].description.facts["rank"], 4);
+    assert_eq!(outputs["adapter"].description.facts.get("weights"), None);
+    // One that was made here says which weights it belongs to, also where all files are asked for.
+    fs::write(folder.path().join("artifact.json"), record()).unwrap();
+    for include in [Value::Null, json!(["*"])] {
+        let root = tempfile::tempdir().unwrap();
+        let parameters = json!({"path": "./checkpoint", "as": "adapter", "include": include});
+        let outputs = bench(root.path()).run::<Download>(parameters).unwrap();
+        assert_eq!(outputs["adapter"].description.facts["weights"], "base");
+    }
     // What we do not compute is found here and not after a training or a merge.
     let config = fs::read_to_string(golden.join(files[0])).unwrap();
     fs::write(folder.path().join(files[0]), config.replace("\"LORA\"", "\"IA3\"")).unwrap();
     let root = tempfile::tempdir().unwrap();
-    let error = bench_of_folder(root.path(), folder.path()).run::<Download>(parameters).unwrap_err();
+    let error = bench(root.path()).run::<Download>(parameters).unwrap_err();
     assert_eq!(error.message, "the adapter cannot be used here");
+}
+
+/// What lies with an adapter that was made here.
+fn record() -> String {
+    json!({"format": 1, "kind": "adapter", "identity": "ab".repeat(32), "facts": {"rank": 4, "weights": "base"}})
+        .to_string()
+}
+
+#[test]
+fn an_adapter_on_a_hub_brings_its_record_too() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/llama31/lora/attention/adapter");
+    let [config, weights] =
+        ["adapter_config.json", "adapter_model.safetensors"].map(|name| fs::read(golden.join(name)).unwrap());
+    let server = FaultyHub::serve(&[
+        ("adapter_config.json", &config),
+        ("adapter_model.safetensors", &weights),
+        ("artifact.json", record().as_bytes()),
+    ]);
+    let root = tempfile::tempdir().unwrap();
+    in_another_process("takes_an_adapter_in_a_process_of_its_own", &server, root.path());
+}
+
+#[test]
+#[ignore = "the child process of an_adapter_on_a_hub_brings_its_record_too"]
+fn takes_an_adapter_in_a_process_of_its_own() {
+    let root = PathBuf::from(std::env::var("TEST_FOLDER").unwrap());
+    let bench = TestBench::new(&root).pin("hub-model:owner/name@main", COMMIT);
+    let outputs = bench.run::<Download>(json!({"repo": "owner/name", "as": "adapter"})).unwrap();
+    let adapter = &outputs["adapter"];
+    assert_eq!(names(&adapter.folder), ["adapter_config.json", "adapter_model.safetensors"]);
+    assert_eq!(adapter.description.facts["weights"], "base");
 }
 
 #[test]

@@ -257,7 +257,7 @@ fn an_adapter_can_be_gone_on_from() {
     other.insert("weights".to_owned(), "other".into());
     let facts = InputFacts::from([("base.model".to_owned(), base.clone()), ("first.adapter".to_owned(), other)]);
     let found = problems(with(json!({"adapter": "first"})), &facts);
-    assert_eq!(found, ["the adapter was trained on another model than `base`"]);
+    assert_eq!(found, ["the adapter `first` was trained on another model than `base`"]);
 }
 
 #[test]

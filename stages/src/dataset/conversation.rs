@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::TurnOrder;
 use super::flaw::{Flaw, Reason, describe};
+use super::number;
 use crate::artifact::Message;
 
 fn flaw(problem: impl Into<String>) -> Flaw {
@@ -12,10 +13,14 @@ fn flaw(problem: impl Into<String>) -> Flaw {
 
 /// A list of turns: `role` and `content`, or ShareGPT's `from` and `value`. A text may hold the list as JSON.
 pub(super) fn conversation(value: Value, order: TurnOrder) -> Result<Vec<Message>, Flaw> {
+    if let Some(digits) = number::find(&value) {
+        let digits: String = digits.chars().take(40).collect();
+        return Err(flaw(format!("holds the number {digits}, which JSON of 64 bits cannot hold; write it as text")));
+    }
     let turns = match value {
         Value::Array(turns) => turns,
         Value::Null => return Err(Flaw::new(Reason::Null, "is null")),
-        Value::String(text) => serde_json::from_str(&text).map_err(|_| flaw("holds text that is no list of turns"))?,
+        Value::String(text) => return of_text(&text, order),
         other => return Err(flaw(format!("holds {}, not a list of turns", describe(&other)))),
     };
     if turns.is_empty() {
@@ -28,6 +33,16 @@ pub(super) fn conversation(value: Value, order: TurnOrder) -> Result<Vec<Message
         TurnOrder::Any => Ok(messages),
         TurnOrder::Alternate => check_order(&messages).map(|()| messages).map_err(flaw),
     }
+}
+
+/// A list of turns that is text.
+fn of_text(text: &str, order: TurnOrder) -> Result<Vec<Message>, Flaw> {
+    let unreadable = |_| flaw("holds text that is no list of turns");
+    let mut turns: Value = serde_json::from_str(text).map_err(unreadable)?;
+    if number::may_be_rounded(&turns) {
+        turns = serde_json::from_str(&number::with_digits_kept(text)).map_err(unreadable)?;
+    }
+    if turns.is_array() { conversation(turns, order) } else { Err(flaw("holds text that is no list of turns")) }
 }
 
 fn message(turn: Value) -> Result<Message, String> {

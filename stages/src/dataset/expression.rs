@@ -9,29 +9,39 @@ use engine::parameter::{KeyWriter, Parameter, Reader};
 use engine::suggest;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
-use minijinja::{Environment, UndefinedBehavior, Value};
+use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value};
 use serde_json::json;
 
 use super::DatasetParams;
-use super::comparison::names_beside_numbers;
+use super::comparison::{self, checked, checked_template};
 use super::flaw::{Flaw, Reason};
 use super::lookup::{Fields, Lookup, ROW};
+use super::number;
 use super::read::Wanted;
 use crate::jinja::{self, Form, Program};
+use crate::prompt::python;
 
 /// What `filter:` says: an expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Condition(String);
+pub struct Condition(Source);
 
 /// What an entry of `map:` says: a text with `{{ expressions }}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewColumn(String);
+pub struct NewColumn(Source);
+
+/// An expression or a text with some.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Source {
+    written: String,
+    /// As it is compiled: with comparisons that are checked.
+    checked: String,
+}
 
 impl Parameter for Condition {
     fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
         let text = text_of(node, reader)?;
-        match Program::compile(text, &Form::Expression) {
-            Ok(_) => Some(Self(text.to_owned())),
+        match Source::read(text, checked, |text| Code::expression(text).map(drop)) {
+            Ok(source) => Some(Self(source)),
             Err(error) => {
                 let expected = "an expression such as `lang == \'en\' and text|length > 10`";
                 reader.bad_value(node, what(&error), expected);
@@ -41,7 +51,7 @@ impl Parameter for Condition {
     }
 
     fn write_key(&self, key: &mut KeyWriter<'_>) {
-        key.value(self.0.clone());
+        key.value(self.0.written.clone());
     }
 
     fn schema() -> serde_json::Value {
@@ -52,8 +62,8 @@ impl Parameter for Condition {
 impl Parameter for NewColumn {
     fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
         let text = text_of(node, reader)?;
-        match Code::compile(text) {
-            Ok(_) => Some(Self(text.to_owned())),
+        match Source::read(text, checked_template, |text| Code::compile(text).map(drop)) {
+            Ok(source) => Some(Self(source)),
             Err(error) => {
                 reader.bad_value(node, what(&error), "a text such as `{{ title }}: {{ body }}`");
                 None
@@ -62,11 +72,26 @@ impl Parameter for NewColumn {
     }
 
     fn write_key(&self, key: &mut KeyWriter<'_>) {
-        key.value(self.0.clone());
+        key.value(self.0.written.clone());
     }
 
     fn schema() -> serde_json::Value {
         json!({ "type": "string", "examples": ["{{ title }}: {{ body }}"] })
+    }
+}
+
+impl Source {
+    /// Reads what can be compiled as it is written (which bounds how deep brackets lie) and with its comparisons checked.
+    fn read(
+        written: &str,
+        checked: fn(&str) -> String,
+        compile: impl Fn(&str) -> Result<(), minijinja::Error>,
+    ) -> Result<Self, minijinja::Error> {
+        compile(written)?;
+        let checked = checked(written);
+        let unclear = "a comparison (`<`, `>`) stands where it cannot be checked";
+        compile(&checked).map_err(|_| minijinja::Error::new(ErrorKind::SyntaxError, unclear))?;
+        Ok(Self { written: written.to_owned(), checked })
     }
 }
 
@@ -93,6 +118,8 @@ pub(super) fn environment<'a>() -> Environment<'a> {
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     environment.set_syntax(syntax());
     jinja::bound(&mut environment);
+    python::define(&mut environment);
+    comparison::define(&mut environment);
     environment
 }
 
@@ -136,8 +163,6 @@ struct Compiled<'a> {
     /// As written.
     text: &'a str,
     code: Code<'a>,
-    /// The names in it that are put in order with a number.
-    beside_numbers: Vec<String>,
     environment: &'a Environment<'a>,
 }
 
@@ -178,10 +203,8 @@ impl Compiled<'_> {
         if let Some(name) = lookup.missed().into_iter().find(|name| !is_global(name)) {
             return Err(self.missing(&name, fields));
         }
-        if let Some(name) = self.beside_numbers.iter().find(|name| fields.get(*name).is_some_and(|it| it.is_string())) {
-            let problem =
-                format!("compares `{name}`, which is text, with a number; say `{name}|int` or `{name}|float`");
-            return Err(self.flaw(&problem));
+        if let Some(number) = lookup.too_large() {
+            return Err(self.flaw(&format!("{number} has more than 128 bits")));
         }
         result.map_err(|error| self.flaw(&what(&error)))?.ok_or_else(|| self.flaw("gives nothing"))
     }
@@ -212,25 +235,18 @@ impl<'a> Expressions<'a> {
     }
 
     fn try_compile(params: &'a DatasetParams, environment: &'a Environment<'a>) -> Result<Self, minijinja::Error> {
-        let compiled = |field: String, text: &'a str, code: Code<'a>| {
-            // A template has names of its own, in loops and macros.
-            let beside_numbers = match &code.form {
-                Form::Expression => names_beside_numbers(text),
-                Form::Template(_) => Vec::new(),
-            };
-            Compiled { field, text, code, beside_numbers, environment }
-        };
+        let compiled = |field: String, text: &'a str, code: Code<'a>| Compiled { field, text, code, environment };
         let filter = match &params.filter {
-            Some(Condition(text)) => {
-                let code = Code::expression(text)?;
-                Some(compiled("filter".to_owned(), text, code))
+            Some(Condition(source)) => {
+                let code = Code::expression(&source.checked)?;
+                Some(compiled("filter".to_owned(), &source.written, code))
             }
             None => None,
         };
         let mut map = Vec::new();
-        for (column, NewColumn(text)) in &params.map {
-            let code = Code::compile(text)?;
-            map.push((column.as_str(), compiled(format!("map.{column}"), text, code)));
+        for (column, NewColumn(source)) in &params.map {
+            let code = Code::compile(&source.checked)?;
+            map.push((column.as_str(), compiled(format!("map.{column}"), &source.written, code)));
         }
         Ok(Self { filter, map })
     }
@@ -300,9 +316,8 @@ impl<'a> Expressions<'a> {
 fn as_json(value: &Value) -> Result<serde_json::Value, minijinja::Error> {
     match value.kind() {
         ValueKind::None => Ok(serde_json::Value::Null),
-        ValueKind::Seq | ValueKind::Map | ValueKind::Iterable => serde_json::to_value(value)
-            .map_err(|error| minijinja::Error::new(minijinja::ErrorKind::BadSerialization, error.to_string())),
-        _ => Ok(value.to_string().into()),
+        ValueKind::Seq | ValueKind::Map | ValueKind::Iterable => number::to_json(value),
+        _ => Ok(python::print(value).into()),
     }
 }
 

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::number;
+
 /// Why a row cannot be used, or is remarkable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
@@ -103,6 +105,7 @@ impl std::fmt::Display for Tally {
 /// What a value is, for messages.
 pub(super) fn describe(value: &Value) -> &'static str {
     match value {
+        _ if number::digits_of(value).is_some() => "a number",
         Value::Null => "null",
         Value::Bool(_) => "true or false",
         Value::Number(_) => "a number",

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use minijinja::Value;
-use minijinja::value::{Enumerator, Object, ObjectExt, Serde};
+use minijinja::value::{Enumerator, Object, ObjectExt};
 use serde_json::Map;
+
+use super::number;
 
 /// The name of the whole row, where no column has it.
 pub(super) const ROW: &str = "row";
@@ -23,7 +25,13 @@ pub(super) struct Lookup {
 
 impl Lookup {
     pub(super) fn new(fields: Arc<Fields>) -> Arc<Self> {
-        Arc::new(Self { row: Arc::new(WholeRow { fields, values: Mutex::default() }), missed: Mutex::default() })
+        let row = WholeRow { fields, values: Mutex::default(), too_large: Mutex::default() };
+        Arc::new(Self { row: Arc::new(row), missed: Mutex::default() })
+    }
+
+    /// An integer that was asked for and is none that expressions know.
+    pub(super) fn too_large(&self) -> Option<String> {
+        self.row.too_large.lock().expect("nothing panics while it is held").clone()
     }
 
     /// The names that were asked for and are no columns.
@@ -55,6 +63,7 @@ struct WholeRow {
     fields: Arc<Fields>,
     /// The columns that were asked for: a loop that names a long text a million times must not copy it as often.
     values: Mutex<BTreeMap<String, Value>>,
+    too_large: Mutex<Option<String>>,
 }
 
 impl WholeRow {
@@ -66,7 +75,7 @@ impl WholeRow {
         if let Some(value) = self.values().get(name) {
             return Some(value.clone());
         }
-        let value = as_value(self.fields.get(name)?);
+        let value = as_value(self.fields.get(name)?, &self.too_large);
         self.values().insert(name.to_owned(), value.clone());
         Some(value)
     }
@@ -82,9 +91,8 @@ impl Object for WholeRow {
     }
 }
 
-fn as_value(value: &serde_json::Value) -> Value {
-    match value {
-        serde_json::Value::String(text) => Value::from(text.as_str()),
-        other => Value::from(Serde(other)),
-    }
+fn as_value(value: &serde_json::Value, too_large: &Mutex<Option<String>>) -> Value {
+    number::to_value(value, &mut |digits| {
+        *too_large.lock().expect("nothing panics while it is held") = Some(digits.to_owned());
+    })
 }

@@ -23,6 +23,9 @@ const INPUT: &str = "input";
 const MESSAGES: &str = "messages";
 const CONVERSATIONS: &str = "conversations";
 
+/// Columns of answers that were preferred to others, and of these.
+const PREFERENCE: [&str; 2] = ["chosen", "rejected"];
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Need {
     Required,
@@ -144,6 +147,13 @@ impl RowMapping {
         let mapped_turns = turns.iter().find_map(|name| mapped(name));
         let own_turns = turns.into_iter().find(|name| has(name));
         let says_what = names_key(INPUT) || names_key(OUTPUT) || names_key("text");
+        let made = turns.iter().any(|name| params.map.contains_key(*name));
+        if let [true, true] = PREFERENCE.map(has)
+            && template(params).is_none()
+            && !(says_what || mapped_turns.is_some() || made)
+        {
+            return Err(preferences(own_turns, file));
+        }
         let mapping = if let Some(template) = template(params) {
             Self::prompt(params, template.clone(), columns)
         } else if let Some(column) = mapped_turns.or_else(|| own_turns.filter(|_| !says_what).map(str::to_owned)) {
@@ -278,6 +288,25 @@ fn unclear(columns: &[String], file: &str) -> ColumnMisfit {
         "set `template:` and `column_map:`, or have `messages`, `text`, or `input` and `output`".to_owned()
     };
     let message = format!("what a row of `{file}` is cannot be told from its columns {}", list(columns));
+    ColumnMisfit { code: "unclear-rows", field: "source".to_owned(), message, help }
+}
+
+/// What is learned of pairs is that one is better than the other: without the answers nothing of them is left.
+fn preferences(turns: Option<&str>, file: &str) -> ColumnMisfit {
+    let [chosen, rejected] = PREFERENCE;
+    let help = match turns {
+        Some(turns) => format!(
+            "to learn the chosen answers alone, say `map: {{ messages: \"{{{{ {turns} + [{chosen}] }}}}\" }}`, or \
+             `column_map: {{ messages: {chosen} }}` where `{chosen}` holds whole conversations"
+        ),
+        None => format!(
+            "to learn the chosen answers alone, say `column_map: {{ messages: {chosen} }}` where these are conversations, or \
+             `template: \"{{prompt}}\"` and `column_map: {{ output: {chosen} }}` where they are text"
+        ),
+    };
+    let message = format!(
+        "`{file}` has columns `{chosen}` and `{rejected}`: pairs of a better and a worse answer are not learned by any stage here"
+    );
     ColumnMisfit { code: "unclear-rows", field: "source".to_owned(), message, help }
 }
 

@@ -19,6 +19,7 @@ mod hub_splits;
 mod lookup;
 mod mapping;
 mod mix;
+mod number;
 mod of_files;
 mod parameters;
 mod preflight;
@@ -76,7 +77,7 @@ pub struct Dataset;
 
 impl Stage for Dataset {
     const NAME: &'static str = "dataset";
-    const VERSION: u32 = 3; // 3: `role: human` is a user as `from: human` is; a text is not compared with a number.
+    const VERSION: u32 = 4; // 4: values without an order are not compared; numbers are read and written as Python does.
     const ABOUT: &'static str =
         "Takes rows of text out of files, out of a dataset on the Hub, or out of other datasets.";
     type Params = DatasetParams;

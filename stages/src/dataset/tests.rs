@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::artifact::{Row, RowsReader};
 
+mod numbers;
 mod order;
 
 fn write(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
@@ -523,9 +524,9 @@ fn of_very_many_columns_a_message_names_some() {
 fn a_text_is_not_compared_with_a_number() {
     let folder = tempfile::tempdir().unwrap();
     let table = [write(folder.path(), "a.csv", "text,n\na,1\nb,9\n")];
-    for filter in ["n > 5", "5 > n"] {
+    for (filter, what) in [("n > 5", "text with a number"), ("5 > n", "a number with text")] {
         let error = run(folder.path(), &table, json!({"filter": filter})).unwrap_err();
-        assert!(error.message.contains("compares `n`, which is text, with a number"), "{}", error.message);
+        assert!(error.message.contains(&format!("`{filter}` compares {what}; `|int`")), "{}", error.message);
     }
     assert_eq!(column(&run(folder.path(), &table, json!({"filter": "n|int > 5"})).unwrap(), "text"), ["b"]);
     let lines = [write(folder.path(), "a.jsonl", "{\"text\":\"a\",\"n\":1}\n{\"text\":\"b\",\"n\":9}\n")];

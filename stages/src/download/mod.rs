@@ -4,12 +4,13 @@
 //! is pinned anew. Every file is checked against what the Hub lists, or against the digest it was planned with.
 
 mod metadata;
+mod record;
 mod selection;
 mod survey;
 
 use std::fs;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use engine::artifact::{Facts, Output};
 use engine::context::{Draft, StageContext};
@@ -35,8 +36,15 @@ use selection::Selection;
 const ADAPTER_CONFIG: &str = model::peft::CONFIG_FILE;
 /// The shape of a checkpoint's model.
 const CONFIG: &str = "config.json";
-/// The role of the files below `path`.
-const ROLE: &str = "checkpoint";
+
+/// The role of the files below `path`. It stands in the key, and what is made of an adapter has changed once: it says now which
+/// weights it was trained on.
+fn role(form: Form) -> &'static str {
+    match form {
+        Form::Model | Form::Files => "checkpoint",
+        Form::Adapter => "adapter",
+    }
+}
 
 /// What is made of the files.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,7 +173,7 @@ impl Stage for Download {
         match params.origin() {
             Some(Origin::Hub(name)) => params.pin_request(name).map(Outside::Pin).into_iter().collect(),
             Some(Origin::Folder(path)) => {
-                vec![Outside::Files { role: ROLE.to_owned(), pattern: path.text.clone(), span: path.span }]
+                vec![Outside::Files { role: role(params.form).to_owned(), pattern: path.text.clone(), span: path.span }]
             }
             None => Vec::new(),
         }
@@ -211,14 +219,14 @@ impl Stage for Download {
             Form::Files => "files",
         };
         let draft = context.create(output)?;
-        match params.origin() {
+        let record = match params.origin() {
             Some(Origin::Hub(name)) => fetch(name, params, &selection, &draft, context)?,
             Some(Origin::Folder(_)) => copy(params.form, &selection, &draft, context)?,
             None => return Err(StageError::internal("a download without an origin passed the check")),
-        }
+        };
         match params.form {
             Form::Files => context.seal(draft, Facts::new(), None)?,
-            Form::Adapter => seal_adapter(draft, context)?,
+            Form::Adapter => seal_adapter(draft, record.as_deref(), context)?,
             Form::Model => seal_checkpoint(draft, params.repo.as_deref(), context)?,
         }
         forget_working_files(context.working())
@@ -229,14 +237,15 @@ fn bad_name(error: BadRepositoryName) -> StageError {
     StageError::new(Cause::BadParameters, error.to_string())
 }
 
-/// Fetches the selected files of a repository, and puts them under their own names into the output.
+/// Fetches the selected files of a repository, and puts them under their own names into the output. Gives the record of an adapter,
+/// where one lies with it.
 fn fetch(
     name: &str,
     params: &DownloadParams,
     selection: &Selection,
     draft: &Draft,
     context: &mut StageContext,
-) -> Result<(), StageError> {
+) -> Result<Option<PathBuf>, StageError> {
     let repository = Repository::parse(RepositoryKind::Model, name).map_err(bad_name)?;
     let service = repository.service();
     let request = params.pin_request(name).expect("the name is a repository's");
@@ -266,13 +275,18 @@ fn fetch(
         let folder = hub.download(&snapshot, &configuration, &working, &mut observe).map_err(failed)?;
         check_configuration(&folder.join(CONFIG))?;
     }
-    let fetched = hub.download(&snapshot, &files, &working, &mut observe).map_err(failed)?;
+    let record = listed.iter().find(|file| params.form == Form::Adapter && file.path == record::RECORD);
+    let all: Vec<RemoteFile> = files.iter().chain(record.filter(|record| !files.contains(record))).cloned().collect();
+    let fetched = hub.download(&snapshot, &all, &working, &mut observe).map_err(failed)?;
     if params.form != Form::Files {
         // What arrived is what was uploaded, and that may be half a file.
         let check = |file: &RemoteFile| checkpoint::check_file(&fetched.join(&file.path), &file.path);
         files.iter().try_for_each(check)?;
     }
-    files.iter().try_for_each(|file| put(&fetched.join(&file.path), &draft.folder.join(&file.path)))
+    // Another one is written in its place.
+    let files = files.iter().filter(|file| record.is_none_or(|record| record.path != file.path));
+    files.clone().try_for_each(|file| put(&fetched.join(&file.path), &draft.folder.join(&file.path)))?;
+    Ok(record.map(|record| fetched.join(&record.path)))
 }
 
 /// The largest `config.json` that is read: published ones have some kilobytes.
@@ -303,12 +317,20 @@ fn put(from: &Path, to: &Path) -> Result<(), StageError> {
 }
 
 /// Copies the selected files of the folder into the output; each copy is checked against the digest that the file was
-/// planned with.
-fn copy(form: Form, selection: &Selection, draft: &Draft, context: &mut StageContext) -> Result<(), StageError> {
-    let granted: Vec<FileGrant> = context.files(ROLE).to_vec();
+/// planned with. Gives the record of an adapter, where one lies with it.
+fn copy(
+    form: Form,
+    selection: &Selection,
+    draft: &Draft,
+    context: &mut StageContext,
+) -> Result<Option<PathBuf>, StageError> {
+    let granted: Vec<FileGrant> = context.files(role(form)).to_vec();
     let names: Vec<&str> = granted.iter().map(|file| file.relative.as_str()).collect();
     let chosen = selection.choose(&names, "the folder")?;
-    let files: Vec<&FileGrant> = granted.iter().filter(|file| chosen.contains(&file.relative.as_str())).collect();
+    let record = granted.iter().find(|file| form == Form::Adapter && file.relative == record::RECORD);
+    // Another record is written in its place.
+    let is_wanted = |file: &&FileGrant| chosen.contains(&file.relative.as_str()) && record != Some(*file);
+    let files: Vec<&FileGrant> = granted.iter().filter(is_wanted).collect();
     if form == Form::Model {
         let configuration = files.iter().find(|file| file.relative == CONFIG).expect("it was chosen");
         check_configuration(&configuration.path)?;
@@ -334,12 +356,14 @@ fn copy(form: Form, selection: &Selection, draft: &Draft, context: &mut StageCon
         done += file.size;
     }
     context.progress("bytes", total, Some(total), None);
-    Ok(())
+    record.map_or(Ok(()), |record| context.verify(record))?;
+    Ok(record.map(|record| record.path.clone()))
 }
 
-/// Checks that the files are an adapter that we compute.
-fn seal_adapter(draft: Draft, context: &mut StageContext) -> Result<(), StageError> {
-    let facts = adapter_facts(&draft.folder)?;
+/// Checks that the files are an adapter that we compute; of one that was made here, `record` says which weights it belongs to.
+fn seal_adapter(draft: Draft, record: Option<&Path>, context: &mut StageContext) -> Result<(), StageError> {
+    let mut facts = adapter_facts(&draft.folder)?;
+    facts.extend(record.and_then(record::trained_on).map(|weights| (checkpoint::WEIGHTS.to_owned(), weights)));
     context.seal(draft, facts, None)
 }
 

@@ -15,7 +15,7 @@ use model::peft::AdapterConfig;
 use serde_json::{Map, Value};
 
 use super::selection::Selection;
-use super::{ADAPTER_CONFIG, CONFIG, DownloadParams, Form, Origin, ROLE};
+use super::{ADAPTER_CONFIG, CONFIG, DownloadParams, Form, Origin, record, role};
 use crate::checkpoint::{self, CHAT_TEMPLATE};
 use crate::tokenizer::template_in_config;
 
@@ -23,7 +23,7 @@ use crate::tokenizer::template_in_config;
 pub(super) fn survey(params: &DownloadParams, files: &LocalFiles, span: Span) -> Survey {
     let mut survey = Survey::default();
     let (files, place) = match params.origin() {
-        Some(Origin::Folder(_)) => (files.files(ROLE), "the folder".to_owned()),
+        Some(Origin::Folder(_)) => (files.files(role(params.form)), "the folder".to_owned()),
         Some(Origin::Hub(name)) => (files.files(PINNED), format!("`{name}`")),
         None => return survey,
     };
@@ -60,6 +60,11 @@ pub(super) fn survey(params: &DownloadParams, files: &LocalFiles, span: Span) ->
             let read = chosen.whole(ADAPTER_CONFIG).map(|file| AdapterConfig::read(&file.path));
             if let Some(Err(error)) = read {
                 survey.problems.push(problem(format!("the adapter cannot be used here: {error}")));
+            }
+            // Whatever files are chosen.
+            let record = files.iter().find(|file| file.relative == record::RECORD && file.extent == Extent::Whole);
+            if let Some(weights) = record.and_then(|file| record::trained_on(&file.path)) {
+                survey.fact("adapter", checkpoint::WEIGHTS, weights);
             }
         }
         Form::Model => match chosen.whole(CONFIG).map(model_facts) {

@@ -4,7 +4,7 @@ use engine::context::StageContext;
 use engine::error::StageError;
 use model::generation::Request;
 
-use super::exact_match::Normalization;
+use super::exact_match::{Normalization, strip};
 use super::examples::Example;
 use super::figures::{AnswerCounts, Bleu, ExactMatch, Rouge};
 use super::{EvaluateParams, Metric, Subject, of_row};
@@ -52,7 +52,7 @@ impl Answers {
     }
 
     fn compare(&mut self, params: &EvaluateParams, example: &mut Example, answer: Answer) {
-        let text = answer.text.trim().to_owned();
+        let text = strip(&answer.text).to_owned();
         let reference = example.reference.as_deref().unwrap_or_default();
         self.counts.rows += 1;
         self.counts.empty += u64::from(text.is_empty());

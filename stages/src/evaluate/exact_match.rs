@@ -15,7 +15,7 @@ impl Normalization {
     /// Whether two texts are equal under it.
     pub(super) fn equal(self, answer: &str, reference: &str) -> bool {
         match self {
-            Self::Strip => answer.trim() == reference.trim(),
+            Self::Strip => strip(answer) == strip(reference),
             Self::Squad => squad(answer) == squad(reference),
         }
     }
@@ -42,7 +42,18 @@ fn squad(text: &str) -> String {
         words.push_str(if matches!(run, "a" | "an" | "the") { " " } else { run });
         rest = after;
     }
-    words.split_whitespace().collect::<Vec<_>>().join(" ")
+    let words = words.split(is_blank).filter(|word| !word.is_empty());
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// A text without the white space around it, as Python's `strip` gives it.
+pub(super) fn strip(text: &str) -> &str {
+    text.trim_matches(is_blank)
+}
+
+/// What Python takes for white space: four separators more than Unicode.
+fn is_blank(letter: char) -> bool {
+    letter.is_whitespace() || matches!(letter, '\u{1c}'..='\u{1f}')
 }
 
 #[cfg(test)]
@@ -54,6 +65,8 @@ mod tests {
         let equal = |answer, reference| Normalization::Strip.equal(answer, reference);
         assert!(equal(" Five rows.\n", "Five rows."));
         assert!(equal("", "  "));
+        assert!(equal("\u{1c}five\u{1f}\u{85}", "five\u{a0}"));
+        assert!(!equal("five\u{200b}", "five"));
         assert!(!equal("five rows.", "Five rows."));
         assert!(!equal("Five  rows.", "Five rows."));
     }
@@ -70,6 +83,7 @@ mod tests {
             ("a-b", "ab"),
             ("«the» café", "« » café"),
             ("1,000", "1000"),
+            ("\u{1d}two\u{1e}words\u{1f}", "two words"),
         ] {
             assert_eq!(squad(text), expected, "{text}");
         }

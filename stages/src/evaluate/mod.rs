@@ -1,7 +1,6 @@
 //! `uses: evaluate`: how well a model predicts the responses of rows, and how close its own answers come to them.
 //!
-//! The prompts are those of training: the same code renders them, and each segment is encoded apart. Rows are read, measured and
-//! written some hundreds at a time, so that memory stays bounded. Every figure says which convention it follows, since figures of
+//! The prompts are those of training: the same code renders and encodes them. Rows are read, measured and written some hundreds at a time, so that memory stays bounded. Every figure says which convention it follows, since figures of
 //! different conventions cannot be compared.
 
 mod answers;
@@ -123,7 +122,7 @@ pub struct Evaluate;
 
 impl Stage for Evaluate {
     const NAME: &'static str = "evaluate";
-    const VERSION: u32 = 5; // 5: in bf16 attention multiplies in it, too.
+    const VERSION: u32 = 6; // 6: segments are cut out of the ids of their whole text.
     const ABOUT: &'static str = "Measures a model on rows: perplexity and token accuracy of the responses; ROUGE, BLEU and exact match of its own.";
     type Params = EvaluateParams;
     const GOAL: bool = true;
@@ -141,6 +140,7 @@ impl Stage for Evaluate {
         }
         let (model, adapter) = params.inference.facts(inputs);
         problems.extend(params.prompt.taught_otherwise(model, adapter, span));
+        problems.extend(params.inference.misfit_of_adapter(inputs, span));
         let rows = facts_of(&params.data.reference, inputs).and_then(RowsFacts::from_facts);
         if let Some(rows) = &rows {
             problems.extend(params.prompt.without_effect(rows.shape == Shape::Messages, span));

@@ -104,7 +104,7 @@ pub struct Generate;
 
 impl Stage for Generate {
     const NAME: &'static str = "generate";
-    const VERSION: u32 = 5; // 5: in bf16 attention multiplies in it, too.
+    const VERSION: u32 = 6; // 6: segments are cut out of the ids of their whole text.
     const ABOUT: &'static str = "Lets a model answer prompts.";
     type Params = GenerateParams;
     const GOAL: bool = true;
@@ -123,6 +123,7 @@ impl Stage for Generate {
         }
         let (model, adapter) = params.inference.facts(inputs);
         problems.extend(params.prompt.taught_otherwise(model, adapter, span));
+        problems.extend(params.inference.misfit_of_adapter(inputs, span));
         problems.extend(params.inference.problems(span));
         problems
     }

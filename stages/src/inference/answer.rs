@@ -160,7 +160,13 @@ impl Listener for Scribe<'_> {
 impl Scribe<'_> {
     fn finish(&mut self, mut draft: Draft, completion: Completion) -> Result<Answer, StageError> {
         let tokens = completion.ids.len();
+        if draft.stopped_at.is_none() && (!self.stop_strings.is_empty() || self.standing.aloud != Aloud::Count) {
+            let before = draft.text.len();
+            draft.text.push_str(&draft.detokenizer.finish(self.tokenizer)?);
+            draft.stopped_at = self.stop_strings.find(&draft.text, before);
+        }
         let ended = match completion.stop {
+            _ if draft.stopped_at.is_some() => Ended::StopString,
             Stop::EndOfText => Ended::EndOfText,
             Stop::Listener => Ended::StopString,
             Stop::Length => Ended::Length,
@@ -169,9 +175,8 @@ impl Scribe<'_> {
             Some(end) => draft.text[..end].to_owned(),
             None => self.tokenizer.decode(&completion.ids)?,
         };
-        if self.standing.aloud != Aloud::Count && draft.stopped_at.is_none() {
-            draft.text.push_str(&draft.detokenizer.finish(self.tokenizer)?);
-            let end = draft.text.len();
+        if self.standing.aloud != Aloud::Count {
+            let end = draft.stopped_at.unwrap_or(draft.text.len());
             say(self.context, &mut draft, end);
         }
         Ok(Answer { text, tokens, ended })

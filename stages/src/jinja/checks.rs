@@ -115,7 +115,7 @@ fn copied(value: &Value) -> Result<u64, Error> {
 }
 
 /// Charges looking through a value, all that it holds included.
-pub(super) fn look(value: &Value) -> Result<(), Error> {
+pub(crate) fn look(value: &Value) -> Result<(), Error> {
     match value.as_str() {
         Some(text) => meter::looked_at(text.len() as u64),
         None if value.as_object().is_some() => meter::looked_at(measure(value)?.compared()),
@@ -123,8 +123,13 @@ pub(super) fn look(value: &Value) -> Result<(), Error> {
     }
 }
 
+/// Charges printing a list or an object, with all that it holds.
+pub(crate) fn printed(value: &Value) -> Result<(), Error> {
+    meter::made(measure(value)?.printed())
+}
+
 /// Charges comparing two values.
-pub(super) fn compare(left: &Value, right: &Value) -> Result<(), Error> {
+pub(crate) fn compare(left: &Value, right: &Value) -> Result<(), Error> {
     match (left.as_str(), right.as_str()) {
         (Some(left), Some(right)) => meter::looked_at(left.len().min(right.len()) as u64),
         _ if left.as_object().is_some() && right.as_object().is_some() => {

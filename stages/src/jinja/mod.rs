@@ -26,7 +26,7 @@ mod space;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use checks::print;
+pub(crate) use checks::{compare as compared, look as looked_at, print, printed};
 pub(crate) use compile::{Form, Program};
 pub(crate) use filters::priced_as_json;
 pub(crate) use meter::made;

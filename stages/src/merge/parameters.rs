@@ -8,8 +8,8 @@ use engine::stage::InputFacts;
 use model::checkpoint::DEFAULT_MAX_SHARD_BYTES;
 
 use super::rows;
+use crate::adapter;
 use crate::artifact::{Adapter, Model, TokensOrPacks};
-use crate::checkpoint::WEIGHTS;
 use crate::preflight::PROCESS_BYTES;
 use crate::tokenize::facts_of;
 
@@ -97,19 +97,11 @@ pub(super) fn check(params: &MergeParams, inputs: &InputFacts, span: Span) -> Ve
         }
         _ => {}
     }
-    let weights = |input| facts_of(input, inputs).and_then(|facts| facts.get(WEIGHTS));
-    if let Some(model) = weights(&params.model.reference) {
-        let others = params.weighted().into_iter().filter_map(|(adapter, _)| {
-            let trained_on = weights(&adapter.reference)?;
-            (trained_on != model).then_some(&adapter.reference.stage)
-        });
-        problems.extend(others.map(|stage| {
-            let message =
-                format!("the adapter `{stage}` was trained on another model than `{}`", params.model.reference.stage);
-            Problem::error("wrong-input", span, message, "they meet in this stage")
-                .with_help("give this stage the `model` that the adapter's `train` stage has")
-        }));
-    }
+    let model = &params.model.reference;
+    let of_others =
+        |it: &&Input<Adapter>| adapter::is_of_others(facts_of(&it.reference, inputs), facts_of(model, inputs));
+    let others = params.weighted().into_iter().map(|(adapter, _)| adapter).filter(of_others);
+    problems.extend(others.map(|it| adapter::problem(&it.reference, model, span)));
     problems
 }
 

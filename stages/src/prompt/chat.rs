@@ -168,9 +168,9 @@ impl ChatTemplate {
         Ok(turns)
     }
 
-    /// A conversation up to an assistant's answer, in the pieces that [`ChatTemplate::turns`] has before that answer: pieces are
-    /// encoded apart, so a model is asked in the tokens it was taught by. One piece where the template rewrites earlier turns and
-    /// has no marks.
+    /// A conversation up to an assistant's answer, in the pieces that [`ChatTemplate::turns`] has before that answer: no token
+    /// lies in two pieces, so a model is asked in the tokens it was trained on. One piece where the template rewrites earlier turns
+    /// and has no marks.
     ///
     /// # Errors
     /// Fails where the template refuses the conversation.

@@ -132,6 +132,62 @@ fn control_tokens_in_the_data_are_plain_text_as_in_transformers() {
     }
 }
 
+/// The golden vocabulary of pieces as Llama 2 has it: with Llama 2's chat template, or with one that has special tokens for turns.
+fn llama_2(pre_tokenizer: Value, normalizer: Value) -> (tempfile::TempDir, Tokenizer, tokenizers::Tokenizer) {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = std::fs::read(golden("tokenizers/metaspace/tokenizer.json")).unwrap();
+    let mut json: Value = serde_json::from_slice(&bytes).unwrap();
+    json["added_tokens"].as_array_mut().unwrap().truncate(3);
+    (json["pre_tokenizer"], json["normalizer"]) = (pre_tokenizer, normalizer);
+    std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
+    let config = golden("tokenizers/metaspace/tokenizer_config.json");
+    std::fs::copy(config, folder.path().join("tokenizer_config.json")).unwrap();
+    let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+    let oracle = tokenizers::Tokenizer::from_file(folder.path().join("tokenizer.json")).unwrap();
+    (folder, tokenizer, oracle)
+}
+
+/// As Zephyr and TinyLlama have it.
+const ZEPHYR: &str = "{% for message in messages %}{{ '<|' + message.role + '|>\n' + message.content + eos_token + '\n' }}{% endfor %}\
+    {% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}";
+
+#[test]
+fn conversations_are_encoded_as_the_text_they_are_where_spaces_are_put_before_texts() {
+    let prepend = serde_json::json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]});
+    let metaspace = |scheme: &str| serde_json::json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true});
+    let forms = [(Value::Null, prepend), (metaspace("always"), Value::Null), (metaspace("first"), Value::Null)];
+    let llama_2_template = std::fs::read_to_string(golden("chat_templates/llama2.jinja")).unwrap();
+    let messages =
+        [("user", "Who are you?"), ("assistant", "A pipeline"), ("user", "And?"), ("assistant", "That is all.")]
+            .map(|(role, text)| Message::new(role, text));
+    for (pre_tokenizer, normalizer) in forms {
+        let (_folder, tokenizer, oracle) = llama_2(pre_tokenizer, normalizer);
+        for template in [llama_2_template.as_str(), ZEPHYR] {
+            let params =
+                PromptParams { chat_template: Some(ChatTemplateChoice::new(template)), ..PromptParams::default() };
+            let renderer = PromptRenderer::new(&params, &RowsFacts::messages(), &tokenizer).unwrap();
+            let row = Row::Messages(messages.to_vec());
+            let lesson = renderer.lesson(&row, &tokenizer).unwrap();
+            let encoded = lesson.encode(&tokenizer).unwrap();
+            let whole = |text: String| oracle.encode(text, false).unwrap().get_ids().to_vec();
+            assert_eq!(encoded.input_ids, whole(lesson.to_text(&tokenizer).unwrap()), "{template}");
+            // What is learned is what the assistant says; and it is asked in the ids it was trained on.
+            let learned: Vec<u32> =
+                encoded.labels.iter().filter(|label| **label != IGNORE_INDEX).map(|label| *label as u32).collect();
+            let said = tokenizer.decode(&learned).unwrap();
+            assert!(said.trim().starts_with("A pipeline") && said.trim().ends_with("That is all."), "{said}");
+            let asked = renderer.question(&row, &tokenizer).unwrap().prompt;
+            let asked = asked.encode(&tokenizer).unwrap().input_ids;
+            assert_eq!(asked, encoded.input_ids[..asked.len()]);
+            for train_on in [TrainOn::Last, TrainOn::All] {
+                let other = renderer.clone().train_on(train_on).lesson(&row, &tokenizer).unwrap();
+                assert_eq!(other.encode(&tokenizer).unwrap().input_ids, encoded.input_ids, "{train_on:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn templates_are_torchtunes_byte_for_byte() {
     let tokenizer = Tokenizer::from_folder(&golden("tokenizers/bytelevel")).unwrap();

@@ -1,12 +1,12 @@
 //! Prompts: how a row becomes the text a model sees, for training, evaluation and generation alike.
 //!
-//! A prompt is a list of segments, each encoded apart and learned or not. Everything that feeds a model goes through
+//! A prompt is a list of segments, learned or not, and no token lies in two of them. Everything that feeds a model goes through
 //! [`Prompter`] and [`PromptRenderer`] under one [`PromptParams`], so that a model is asked in the words it was taught in.
 
 mod chat;
 mod control;
 mod params;
-mod python;
+pub(crate) mod python;
 mod render;
 mod template;
 mod train_on;

@@ -1,5 +1,6 @@
 //! From a row to a prompt, and from a prompt to ids and labels.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -79,7 +80,7 @@ impl From<PromptError> for StageError {
 /// What a segment holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Piece {
-    /// Text, encoded apart from its neighbours. What stands between the marks of [`ControlTexts::mark`] is plain text.
+    /// Text. What stands between the marks of [`ControlTexts::mark`] is plain text.
     Text(String),
     /// Ids that no text stands for, such as the beginning of a text.
     Ids(Vec<u32>),
@@ -92,6 +93,15 @@ pub struct Segment {
     pub piece: Piece,
     /// Whether the loss is taken over it.
     pub learn: bool,
+}
+
+impl Segment {
+    fn text(&self) -> Option<&str> {
+        match &self.piece {
+            Piece::Text(text) => Some(text),
+            Piece::Ids(_) => None,
+        }
+    }
 }
 
 /// What a model is shown.
@@ -108,6 +118,13 @@ pub struct Encoded {
     pub input_ids: Vec<u32>,
     /// Labels, not shifted; [`IGNORE_INDEX`] where nothing is learned.
     pub labels: Vec<i32>,
+}
+
+impl Encoded {
+    fn add(&mut self, ids: &[u32], learn: bool) {
+        self.labels.extend(ids.iter().map(|id| if learn { *id as i32 } else { IGNORE_INDEX }));
+        self.input_ids.extend(ids);
+    }
 }
 
 /// A prompt without its answer.
@@ -130,22 +147,37 @@ impl Prompt {
         }
     }
 
-    /// Encodes each segment apart.
+    /// Encodes the text of the segments as the tokenizer does ([`Tokenizer::encode_texts`]), and cuts its ids where segments meet.
     ///
     /// # Errors
     /// Fails where the tokenizer does.
     pub fn encode(&self, tokenizer: &Tokenizer) -> Result<Encoded, PromptError> {
         let mut encoded = Encoded::default();
-        for segment in &self.segments {
-            let ids = match &segment.piece {
-                Piece::Text(text) if is_marked(text) => tokenizer.encode_marked(text)?,
-                Piece::Text(text) => tokenizer.encode(text)?,
-                Piece::Ids(ids) => ids.clone(),
-            };
-            encoded.labels.extend(ids.iter().map(|id| if segment.learn { *id as i32 } else { IGNORE_INDEX }));
-            encoded.input_ids.extend(ids);
+        for run in self.runs() {
+            let texts: Vec<&str> = run.iter().filter_map(Segment::text).collect();
+            let mut of_texts = tokenizer.encode_texts(&texts)?.into_iter();
+            for segment in run {
+                match &segment.piece {
+                    Piece::Text(_) => encoded.add(&of_texts.next().unwrap_or_default(), segment.learn),
+                    Piece::Ids(ids) => encoded.add(ids, segment.learn),
+                }
+            }
         }
         Ok(encoded)
+    }
+
+    /// Segments of text that follow each other, and each segment of ids by itself: a text begins anew behind them.
+    fn runs(&self) -> impl Iterator<Item = &[Segment]> {
+        self.segments.chunk_by(|one, next| one.text().is_some() && next.text().is_some())
+    }
+
+    /// The texts that the tokenizer is given.
+    pub(crate) fn encoded_texts(&self, tokenizer: &Tokenizer) -> Vec<String> {
+        let of_run = |run: &[Segment]| {
+            let texts: Vec<&str> = run.iter().filter_map(Segment::text).collect();
+            tokenizer.encoded_together(&texts).into_iter().map(Cow::into_owned).collect::<Vec<_>>()
+        };
+        self.runs().flat_map(of_run).collect()
     }
 
     /// Whether the data had control tokens written out that are read as plain text.

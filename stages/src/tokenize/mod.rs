@@ -115,7 +115,7 @@ pub struct Tokenize;
 
 impl Stage for Tokenize {
     const NAME: &'static str = "tokenize";
-    const VERSION: u32 = 3; // 3: `train_on: last` encodes earlier turns apart, as the others do.
+    const VERSION: u32 = 4; // 4: segments are cut out of the ids of their whole text.
     const ABOUT: &'static str = "Turns rows into token ids and labels with a model's own tokenizer.";
     type Params = TokenizeParams;
 

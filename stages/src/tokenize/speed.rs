@@ -5,7 +5,7 @@ use std::path::Path;
 use engine::context::StageContext;
 
 use crate::artifact::{Row, RowsReader, TableError};
-use crate::prompt::{Piece, PromptRenderer};
+use crate::prompt::PromptRenderer;
 use crate::tokenizer::{Candidate, Tokenizer, TokenizerError, Unfit};
 
 /// From so much text on, what the fast encoder saves is more than what it takes to compare it with the other.
@@ -78,9 +78,6 @@ impl FirstRows {
 fn samples(rows: &[Row], renderer: &PromptRenderer, tokenizer: &Tokenizer) -> Vec<String> {
     // Of a row that cannot be rendered its number has to be told, when its turn comes.
     let lessons = rows.iter().filter_map(|row| renderer.lesson(row, tokenizer).ok());
-    let texts = lessons.flat_map(|lesson| lesson.segments).filter_map(|segment| match segment.piece {
-        Piece::Text(text) => Some(text.chars().take(SAMPLED_LETTERS).collect()),
-        _ => None,
-    });
-    texts.collect()
+    let texts = lessons.flat_map(|lesson| lesson.encoded_texts(tokenizer));
+    texts.map(|text| text.chars().take(SAMPLED_LETTERS).collect()).collect()
 }

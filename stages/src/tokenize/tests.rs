@@ -311,25 +311,52 @@ fn conversations_need_a_chat_template() {
 #[test]
 fn prompts_become_the_reference_tokens_and_labels() {
     let cases = golden_json("sft.json");
-    for name in ["bytelevel", "metaspace"] {
-        let tokenizer = Tokenizer::from_folder(&golden("tokenizers").join(name)).unwrap();
-        let of_tokenizer = || cases.as_array().unwrap().iter().filter(|case| case["tokenizer"] == name);
-        let masked = of_tokenizer().find(|case| case["train_on_input"] == false).unwrap();
-        let sources: Vec<_> =
-            masked["rows"].as_array().unwrap().iter().map(|expected| sft_row(&tokenizer, expected)).collect();
-        for case in of_tokenizer() {
-            let with = json!({"max_seq_len": 512, "train_on_input": case["train_on_input"], "on_no_target": "keep"});
-            let rows = sources.iter().map(|(row, _)| row.clone());
-            let (facts, made) = tokenize(name, summarize(), rows, with).unwrap();
-            assert_eq!(facts.rows, 24);
-            for ((made, expected), (_, held_to)) in made.iter().zip(case["rows"].as_array().unwrap()).zip(&sources) {
-                let (tokens, labels) = (ids(&expected["tokens"]), ints(&expected["labels"]));
-                assert_eq!(made.input_ids[..*held_to], tokens[..*held_to], "{name}, row {}", expected["index"]);
-                assert_eq!(made.labels[..*held_to], labels[..*held_to], "{name}, row {}", expected["index"]);
-                assert_eq!(made.input_ids.len(), tokens.len());
-                assert_eq!((made.input_ids.last(), made.labels.last()), (tokens.last(), labels.last()));
-            }
+    let tokenizer = Tokenizer::from_folder(&golden("tokenizers/bytelevel")).unwrap();
+    let of_tokenizer = || cases.as_array().unwrap().iter().filter(|case| case["tokenizer"] == "bytelevel");
+    let sources = sources(&tokenizer, &cases, "bytelevel");
+    for case in of_tokenizer() {
+        let with = json!({"max_seq_len": 512, "train_on_input": case["train_on_input"], "on_no_target": "keep"});
+        let rows = sources.iter().map(|(row, _)| row.clone());
+        let (facts, made) = tokenize("bytelevel", summarize(), rows, with).unwrap();
+        assert_eq!(facts.rows, 24);
+        for ((made, expected), (_, held_to)) in made.iter().zip(case["rows"].as_array().unwrap()).zip(&sources) {
+            let (tokens, labels) = (ids(&expected["tokens"]), ints(&expected["labels"]));
+            assert_eq!(made.input_ids[..*held_to], tokens[..*held_to], "row {}", expected["index"]);
+            assert_eq!(made.labels[..*held_to], labels[..*held_to], "row {}", expected["index"]);
+            assert_eq!(made.input_ids.len(), tokens.len());
+            assert_eq!((made.input_ids.last(), made.labels.last()), (tokens.last(), labels.last()));
         }
+    }
+}
+
+/// The rows that the reference cases of a tokenizer were made of.
+fn sources(tokenizer: &Tokenizer, cases: &Value, name: &str) -> Vec<(Row, usize)> {
+    let masked = |case: &&Value| case["tokenizer"] == name && case["train_on_input"] == false;
+    let masked = cases.as_array().unwrap().iter().find(masked).unwrap();
+    masked["rows"].as_array().unwrap().iter().map(|expected| sft_row(tokenizer, expected)).collect()
+}
+
+/// The reference cases encode prompt and response apart, which puts a space before the response that nobody wrote.
+#[test]
+fn a_prompt_and_its_response_are_encoded_as_the_text_they_are() {
+    let tokenizer = Tokenizer::from_folder(&golden("tokenizers/metaspace")).unwrap();
+    let oracle = tokenizers::Tokenizer::from_file(golden("tokenizers/metaspace/tokenizer.json")).unwrap();
+    let encode = |text: &str| oracle.encode(text, false).unwrap().get_ids().to_vec();
+    let rows: Vec<Row> =
+        sources(&tokenizer, &golden_json("sft.json"), "metaspace").into_iter().map(|it| it.0).collect();
+    let (_, made) = tokenize("metaspace", summarize(), rows.iter().cloned(), json!({})).unwrap();
+    assert_eq!(made.len(), 24);
+    let template = Template::named("summarize").unwrap();
+    for (row, made) in rows.iter().zip(&made) {
+        let Row::Columns(columns) = row else { panic!("{row:?}") };
+        let (prompt, response) = (template.render(columns), &columns["output"]);
+        let expected = [&[1], encode(&format!("{prompt}{response}")).as_slice(), &[2]].concat();
+        assert_eq!(made.input_ids, expected);
+        let masked = 1 + encode(&prompt).len();
+        assert!(made.labels[..masked].iter().all(|label| *label == -100));
+        assert!(made.labels[masked..].iter().zip(&expected[masked..]).all(|(label, id)| *label == *id as i32));
+        let apart = [&[1], encode(&prompt).as_slice(), &encode(response), &[2]].concat();
+        assert!(expected != apart || response.is_empty());
     }
 }
 

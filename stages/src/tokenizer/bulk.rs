@@ -14,6 +14,7 @@ use tokenizers_1::pipeline::{EncodeOptions, Override, PipelineToken, PipelineTok
 use tokenizers_1::{canonicalize_str, from_json};
 
 use super::hard_texts;
+use super::pieces::Cut;
 
 /// Why 0.23 has to encode all texts.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +98,13 @@ impl BulkEncoder {
         self.spelling.spells(ids, text).then(|| ids.to_vec())
     }
 
+    /// The ids of a text with borders in it; `None` where it is for 0.23 to say.
+    pub(super) fn cut(&self, text: &str, borders: &[usize]) -> Option<Cut> {
+        let ids = self.ids(text)?;
+        let ids = PipelineToken::cast_slice(&ids);
+        Some(Cut::new(ids.to_vec(), self.spelling.ranges(ids, text)?, borders))
+    }
+
     fn ids(&self, text: &str) -> Option<Vec<PipelineToken>> {
         let options =
             EncodeOptions { truncation: Override::Off, padding: Override::Off, ..EncodeOptions::no_specials() };
@@ -111,8 +119,8 @@ impl BulkEncoder {
 struct Spelling {
     bytes: Vec<u8>,
     pieces: Vec<Piece>,
-    /// Whether a normalizer may put a space before a text.
-    may_begin_with_space: bool,
+    /// By id, where a space may be put before a text: whether another text begins behind it.
+    ends_text: Option<Vec<bool>>,
 }
 
 /// The bytes of one id: up to eight of them at hand, and where they all lie.
@@ -122,12 +130,21 @@ struct Piece {
     length: u32,
 }
 
+/// Ids up to one behind which another text begins.
+#[derive(Clone, Copy)]
+struct Section<'a> {
+    ids: &'a [u32],
+    /// Whether a space was put before its text.
+    space_before: bool,
+}
+
 impl Spelling {
     fn of(tokenizer: &tokenizers::Tokenizer) -> Self {
         let added = tokenizer.get_added_tokens_decoder();
         let byte_level = matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_)));
         let last = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
-        let mut spelling = Self { bytes: Vec::new(), pieces: Vec::new(), may_begin_with_space: !byte_level };
+        let ends_text = (!byte_level).then(|| (0..=last).map(|id| added.contains_key(&id)).collect());
+        let mut spelling = Self { bytes: Vec::new(), pieces: Vec::new(), ends_text };
         let hidden = hidden_bytes();
         for id in 0..=last {
             let token = tokenizer.id_to_token(id).unwrap_or_default();
@@ -154,27 +171,55 @@ impl Spelling {
         &self.bytes[piece.start as usize..][..piece.length as usize]
     }
 
-    /// Whether ids stand for a text, before which a normalizer may have put a space.
+    /// Whether ids stand for a text.
     fn spells(&self, ids: &[u32], text: &str) -> bool {
-        let pieces = || ids.iter().map(|id| self.pieces.get(*id as usize));
-        let length: usize = match self.may_begin_with_space {
-            true => pieces().flatten().map(|piece| piece.length as usize).sum(),
-            false => text.len(),
-        };
-        match ids {
-            [first, others @ ..] if length == text.len() + 1 => {
-                let first = self.pieces.get(*first as usize).and_then(|piece| self.bytes(piece).strip_prefix(b" "));
-                let rest = first.and_then(|first| text.as_bytes().strip_prefix(first));
-                rest.is_some_and(|rest| self.covers(others, rest))
-            }
-            _ => self.covers(ids, text.as_bytes()),
-        }
+        self.each_section(ids, text, |_| ())
     }
 
-    /// Whether the bytes of ids are these.
-    fn covers(&self, ids: &[u32], mut rest: &[u8]) -> bool {
+    /// What part of a text each id stands for, if they stand for it.
+    fn ranges(&self, ids: &[u32], text: &str) -> Option<Vec<(usize, usize)>> {
+        let (mut ranges, mut end) = (Vec::with_capacity(ids.len()), 0);
+        let spells = self.each_section(ids, text, |section| {
+            let mut space = usize::from(section.space_before);
+            for id in section.ids {
+                let start = end;
+                end += self.pieces[*id as usize].length as usize - std::mem::take(&mut space);
+                ranges.push((start, end));
+            }
+        });
+        spells.then_some(ranges)
+    }
+
+    /// Whether ids stand for a text, and what is put before each part of it where that may be.
+    fn each_section(&self, ids: &[u32], text: &str, mut each: impl FnMut(Section<'_>)) -> bool {
+        let mut rest = text.as_bytes();
+        let Some(ends_text) = &self.ends_text else {
+            each(Section { ids, space_before: false });
+            return self.behind(ids, rest).is_some_and(<[u8]>::is_empty);
+        };
+        for ids in ids.split_inclusive(|id| ends_text.get(*id as usize).is_some_and(|ends| *ends)) {
+            let (behind, space_before) = match self.behind(ids, rest) {
+                Some(behind) => (Some(behind), false),
+                None => (self.behind_space(ids, rest), true),
+            };
+            let Some(behind) = behind else { return false };
+            each(Section { ids, space_before });
+            rest = behind;
+        }
+        rest.is_empty()
+    }
+
+    /// What follows in a text behind ids before which a space was put.
+    fn behind_space<'a>(&self, ids: &[u32], text: &'a [u8]) -> Option<&'a [u8]> {
+        let (first, others) = ids.split_first()?;
+        let first = self.bytes(self.pieces.get(*first as usize)?).strip_prefix(b" ")?;
+        self.behind(others, text.strip_prefix(first)?)
+    }
+
+    /// What follows in a text behind the bytes of ids; `None` where it does not begin with them.
+    fn behind<'a>(&self, ids: &[u32], mut rest: &'a [u8]) -> Option<&'a [u8]> {
         for id in ids {
-            let Some(piece) = self.pieces.get(*id as usize) else { return false };
+            let piece = self.pieces.get(*id as usize)?;
             let begins = match (piece.length, rest.first_chunk()) {
                 (0, _) => false,
                 (length @ 1..=8, Some(chunk)) => {
@@ -183,11 +228,11 @@ impl Spelling {
                 _ => rest.starts_with(self.bytes(piece)),
             };
             if !begins {
-                return false;
+                return None;
             }
             rest = &rest[piece.length as usize..];
         }
-        rest.is_empty()
+        Some(rest)
     }
 }
 

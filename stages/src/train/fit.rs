@@ -9,8 +9,8 @@ use engine::stage::InputFacts;
 use serde_json::Value;
 
 use super::parameters::{AdapterOrigin, Method, TrainParams};
+use crate::adapter;
 use crate::artifact::TokensFacts;
-use crate::checkpoint::WEIGHTS;
 use crate::preflight::model_config;
 use crate::tokenize::{LONGEST_POSSIBLE, facts_of};
 
@@ -39,14 +39,8 @@ pub(super) fn problems(params: &TrainParams, inputs: &InputFacts, span: Span) ->
         let origin = if params.adapter.is_some() { AdapterOrigin::Existing } else { AdapterOrigin::Fresh };
         problems.extend(params.lora.problem_on(&config, origin, span));
     }
-    let weights = |facts: Option<&Facts>| facts.and_then(|facts| facts.get(WEIGHTS)).cloned();
-    let adapter = params.adapter.as_ref().and_then(|adapter| weights(facts_of(&adapter.reference, inputs)));
-    if let (Some(adapter), Some(model)) = (adapter, weights(model))
-        && adapter != model
-    {
-        let message = format!("the adapter was trained on another model than `{}`", params.model.reference.stage);
-        problems.push(wrong_input(message, "give this stage the `model` that the adapter's `train` stage has"));
-    }
+    let others = params.adapter.iter().filter(|it| adapter::is_of_others(facts_of(&it.reference, inputs), model));
+    problems.extend(others.map(|it| adapter::problem(&it.reference, &params.model.reference, span)));
     problems
 }
 

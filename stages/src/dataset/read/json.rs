@@ -1,15 +1,18 @@
 //! JSON: an object per line, an array of objects, objects one after the other, or an object that holds an array of them.
 
+use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::io::{BufRead, Read};
+use std::io::{self, BufRead, Read};
 use std::marker::PhantomData;
 use std::ops::{ControlFlow, Range};
+use std::rc::Rc;
 
 use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
 use super::super::flaw::{Flaw, Reason};
 use super::super::form::SourceFile;
+use super::super::number;
 use super::open::{Meter, Metered, open};
 use super::{BadRecord, ReadError, Record, Visit, text};
 
@@ -41,11 +44,15 @@ type Fields = serde_json::Map<String, Value>;
 fn parse(line: &[u8]) -> Result<Value, Flaw> {
     // Checking the whole line first is cheaper than checking each of its texts.
     let line = std::str::from_utf8(line).map_err(|_| Flaw::new(Reason::NotUtf8, "it is not UTF-8"))?;
-    serde_json::from_str(line).map_err(|error| {
-        let message = error.to_string();
-        let words = message.rsplit_once(" at line ").map_or(message.as_str(), |(words, _)| words);
-        Flaw::new(Reason::Malformed, format!("it is not JSON: {words} at column {}", error.column()))
-    })
+    let parse = |json: &str| -> Result<Value, Flaw> {
+        serde_json::from_str(json).map_err(|error| {
+            let message = error.to_string();
+            let words = message.rsplit_once(" at line ").map_or(message.as_str(), |(words, _)| words);
+            Flaw::new(Reason::Malformed, format!("it is not JSON: {words} at column {}", error.column()))
+        })
+    };
+    let value = parse(line)?;
+    if number::may_be_rounded(&value) { parse(&number::with_digits_kept(line)) } else { Ok(value) }
 }
 
 fn object(value: Value) -> Result<Fields, Flaw> {
@@ -63,33 +70,90 @@ pub(super) fn read_values(
     range: Range<u64>,
     visit: &mut Visit<'_>,
 ) -> Result<u64, ReadError> {
-    each_value(file, field, &mut |number, value: Value| {
+    each_value(file, field, Keep::Text, &mut |number, value: Value, text| {
         if number > range.end {
             return ControlFlow::Break(());
         }
         if number <= range.start {
             return ControlFlow::Continue(());
         }
-        visit(object(value).map(|fields| Record { fields, number }).map_err(|flaw| BadRecord { number, flaw }))
+        visit(
+            object(with_digits_kept(value, text))
+                .map(|fields| Record { fields, number })
+                .map_err(|flaw| BadRecord { number, flaw }),
+        )
     })
     .map(|seen| seen.min(range.end))
 }
 
-/// Counts the objects.
-pub(super) fn count_values(file: &SourceFile, field: Option<&str>) -> Result<u64, ReadError> {
-    each_value(file, field, &mut |_, _: IgnoredAny| ControlFlow::Continue(()))
+/// A value with the digits of its great integers, which are in its text.
+fn with_digits_kept(value: Value, text: &[u8]) -> Value {
+    if !number::may_be_rounded(&value) {
+        return value;
+    }
+    // Before it stands what ended the value before.
+    let text = std::str::from_utf8(text).unwrap_or_default().trim_start().trim_start_matches(',');
+    serde_json::from_str(&number::with_digits_kept(text)).unwrap_or(value)
 }
 
-/// Calls `visit` with each value and its number from 1, and returns how many there were.
+/// Counts the objects.
+pub(super) fn count_values(file: &SourceFile, field: Option<&str>) -> Result<u64, ReadError> {
+    each_value(file, field, Keep::Nothing, &mut |_, _: IgnoredAny, _| ControlFlow::Continue(()))
+}
+
+/// What is kept of values beside what they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keep {
+    Nothing,
+    /// Their text, one at a time.
+    Text,
+}
+
+/// The bytes that were read since they were last forgotten, as long as any are kept.
+#[derive(Default)]
+struct Kept {
+    keeps: Cell<bool>,
+    bytes: RefCell<Vec<u8>>,
+}
+
+impl Kept {
+    fn forget(&self) {
+        self.bytes.borrow_mut().clear();
+    }
+}
+
+/// Keeps what is read through it.
+struct Keeping<R> {
+    inner: R,
+    kept: Rc<Kept>,
+}
+
+impl<R: Read> Read for Keeping<R> {
+    fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(target)?;
+        if self.kept.keeps.get() {
+            self.kept.bytes.borrow_mut().extend_from_slice(&target[..read]);
+        }
+        Ok(read)
+    }
+}
+
+/// Is given a value, its number from 1, and its text behind blanks and a comma.
+type VisitValue<'a, T> = dyn FnMut(u64, T, &[u8]) -> ControlFlow<()> + 'a;
+
+/// Calls `visit` with each value, and returns how many there were.
 fn each_value<T: DeserializeOwned>(
     file: &SourceFile,
     field: Option<&str>,
-    visit: &mut dyn FnMut(u64, T) -> ControlFlow<()>,
+    keep: Keep,
+    visit: &mut VisitValue<'_, T>,
 ) -> Result<u64, ReadError> {
     let (reader, meter) = Metered::new(open(file)?);
     let mut reader = std::io::BufReader::new(reader);
     let first = first_letter(&mut reader)?;
-    let mut elements = Elements { visit, meter, seen: 0, stopped: false, item: PhantomData };
+    let kept = Rc::new(Kept::default());
+    let reader = Keeping { inner: reader, kept: Rc::clone(&kept) };
+    let mut elements = Elements { visit, meter, keep, kept, seen: 0, stopped: false, item: PhantomData };
     let result = match (first, field) {
         (None, _) => Ok(()),
         (Some(_), Some(field)) => of_field(reader, field, &mut elements),
@@ -117,6 +181,7 @@ fn of_array<T: DeserializeOwned>(reader: impl Read, elements: &mut Elements<'_, 
 }
 
 fn one_by_one<T: DeserializeOwned>(reader: impl Read, elements: &mut Elements<'_, T>) -> serde_json::Result<()> {
+    elements.begin();
     for value in serde_json::Deserializer::from_reader(reader).into_iter::<T>() {
         if elements.take(value?).is_break() {
             break;
@@ -153,18 +218,27 @@ fn first_letter(reader: &mut impl BufRead) -> Result<Option<u8>, ReadError> {
 
 /// Takes an array element by element, so that it is never in memory as a whole.
 struct Elements<'a, T> {
-    visit: &'a mut dyn FnMut(u64, T) -> ControlFlow<()>,
+    visit: &'a mut VisitValue<'a, T>,
     meter: Meter,
+    keep: Keep,
+    kept: Rc<Kept>,
     seen: u64,
     stopped: bool,
     item: PhantomData<T>,
 }
 
 impl<T> Elements<'_, T> {
+    /// What is read from here on are values, with something between them.
+    fn begin(&mut self) {
+        self.kept.forget();
+        self.kept.keeps.set(self.keep == Keep::Text);
+    }
+
     fn take(&mut self, value: T) -> ControlFlow<()> {
         self.meter.restart();
         self.seen += 1;
-        let flow = (self.visit)(self.seen, value);
+        let flow = (self.visit)(self.seen, value, &self.kept.bytes.borrow());
+        self.kept.forget();
         self.stopped = flow.is_break();
         flow
     }
@@ -186,6 +260,7 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for &mut Elements<'_, T> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<(), A::Error> {
+        self.begin();
         while let Some(value) = sequence.next_element()? {
             if self.take(value).is_break() {
                 return Err(serde::de::Error::custom("stopped"));
@@ -222,6 +297,7 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for Holder<'_, '_, T> {
             } else {
                 // It is passed over, however long it is.
                 self.elements.meter.suspend();
+                self.elements.kept.keeps.set(false);
                 map.next_value::<IgnoredAny>()?;
                 if others.len() < KEYS_NAMED {
                     others.push(key);

@@ -6,7 +6,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
-use arrow::datatypes::{DataType, Field, Schema};
+use arrow::datatypes::{DataType, Field, Float64Type, Schema};
 use arrow::error::ArrowError;
 use arrow::ipc::reader::{FileReader, StreamReader};
 use arrow::json::writer::{JsonArray, WriterBuilder};
@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 
 use super::super::flaw::{Flaw, Reason};
 use super::super::form::{Format, SourceFile};
+use super::super::number;
 use super::{BadRecord, ReadError, Record, Visit, Wanted};
 
 /// Rows that are decoded together, where they are short.
@@ -211,5 +212,61 @@ fn as_json(name: &str, column: &ArrayRef) -> Result<Vec<Value>, ReadError> {
         [] => Vec::new(),
         bytes => serde_json::from_slice(bytes).map_err(malformed)?,
     };
-    Ok(rows.into_iter().map(|mut row| row.remove(name).unwrap_or(Value::Null)).collect())
+    let mut values: Vec<Value> = rows.into_iter().map(|mut row| row.remove(name).unwrap_or(Value::Null)).collect();
+    restore_floats(&mut values, column)?;
+    Ok(values)
+}
+
+/// Puts floats in their places, of which the writer of JSON makes null where they are not finite, and of those of 32 bits other
+/// numbers than Python reads.
+fn restore_floats(values: &mut [Value], column: &ArrayRef) -> Result<(), ReadError> {
+    if !holds_floats(column.data_type()) {
+        return Ok(());
+    }
+    if let Some(column) = column.as_struct_opt() {
+        for (name, column) in column.column_names().into_iter().zip(column.columns()) {
+            let take = |value: &mut Value| value.get_mut(name).map(Value::take).unwrap_or_default();
+            let mut fields: Vec<Value> = values.iter_mut().map(take).collect();
+            restore_floats(&mut fields, column)?;
+            for (value, field) in values.iter_mut().zip(fields) {
+                if let Some(place) = value.get_mut(name) {
+                    *place = field;
+                }
+            }
+        }
+        return Ok(());
+    }
+    let floats = match column.data_type() {
+        DataType::Float16 | DataType::Float32 | DataType::Float64 => {
+            Some(arrow::compute::cast(column, &DataType::Float64).map_err(malformed)?)
+        }
+        _ => None,
+    };
+    for (index, value) in values.iter_mut().enumerate().filter(|(index, _)| column.is_valid(*index)) {
+        let items = match column.data_type() {
+            DataType::List(_) => column.as_list::<i32>().value(index),
+            DataType::LargeList(_) => column.as_list::<i64>().value(index),
+            DataType::FixedSizeList(..) => column.as_fixed_size_list().value(index),
+            _ => {
+                let floats = floats.as_ref().map(|floats| floats.as_primitive::<Float64Type>().value(index));
+                *value = floats.map_or_else(|| value.take(), number::float);
+                continue;
+            }
+        };
+        if let Value::Array(values) = value {
+            restore_floats(values, &items)?;
+        }
+    }
+    Ok(())
+}
+
+fn holds_floats(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::Float16 | DataType::Float32 | DataType::Float64 => true,
+        DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => {
+            holds_floats(item.data_type())
+        }
+        DataType::Struct(fields) => fields.iter().any(|field| holds_floats(field.data_type())),
+        _ => false,
+    }
 }
