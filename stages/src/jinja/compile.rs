@@ -23,6 +23,9 @@ const MOST_WORDS_IN_A_TAG: usize = 4_000;
 /// How many `elif` a template may have: each lies within the one before it.
 const MOST_ELIF: usize = 1_000;
 
+/// What errors call a text; its readers know which one it is.
+const NAME: &str = "template";
+
 /// The stack on which templates are compiled: some 4 KB for each level that the limits leave.
 const STACK: usize = 64 << 20;
 
@@ -49,25 +52,19 @@ impl<'s> Program<'s> {
     pub(crate) fn compile(source: &'s str, form: &Form) -> Result<Self, Error> {
         check_words(source, form)?;
         on_deep_stack(|| {
-            let (generator, name) = match form {
+            let mut generator = CodeGenerator::new(NAME, source);
+            match form {
                 Form::Expression => {
-                    let name = "<expression>";
                     let expression = machinery::parse_expr(source)?;
                     fold::check_expression(&expression)?;
-                    let mut generator = CodeGenerator::new(name, source);
                     generator.compile_expr(&expression);
-                    (generator, name)
                 }
                 Form::Template(syntax) => {
-                    let name = "template";
-                    let template = machinery::parse(source, name, syntax.clone())?;
+                    let template = machinery::parse(source, NAME, syntax.clone())?;
                     fold::check_template(&template)?;
-                    let mut generator = CodeGenerator::new(name, source);
                     generator.compile_stmt(&template);
-                    (generator, name)
                 }
-            };
-            debug_assert!(!name.is_empty());
+            }
             let size_hint = generator.buffer_size_hint().min(1 << 16);
             let (instructions, blocks) = generator.finish();
             if !blocks.is_empty() {
@@ -123,7 +120,7 @@ impl<'s> Program<'s> {
             let value = self.run(environment, context(), &mut String::new())?;
             let value = settled(value.unwrap_or_default())?;
             if value.as_object().is_some() {
-                meter::made(measure(&value)?.printed())?;
+                meter::made(measure(&value)?.copied())?;
             }
             finish(value)
         })

@@ -41,7 +41,7 @@ fn texts(environment: &mut Environment<'_>) {
     filter(environment, "join", joined, filters::join);
     filter(environment, "format", formatted, filters::format);
     filter(environment, "pprint", laid_out, filters::pprint);
-    filter(environment, "tojson", |values| priced_as_json(values), filters::tojson);
+    filter(environment, "tojson", priced_as_json, filters::tojson);
 }
 
 fn lists(environment: &mut Environment<'_>) {

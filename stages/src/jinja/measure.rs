@@ -40,6 +40,11 @@ impl Size {
         self.text.saturating_mul(6).saturating_add(self.values.saturating_mul(PRINTED))
     }
 
+    /// Bytes that a copy of it takes, all that it holds included.
+    pub(super) fn copied(self) -> u64 {
+        self.text.saturating_add(self.values.saturating_mul(2 * ENTRY))
+    }
+
     /// Bytes that are looked through when it is compared or hashed.
     pub(super) fn compared(self) -> u64 {
         self.text.saturating_add(self.values.saturating_mul(ENTRY))
