@@ -6,6 +6,7 @@ pub mod atomic;
 pub mod census;
 pub mod digest;
 pub mod disk;
+mod entry;
 mod error;
 mod finished;
 mod folder;
