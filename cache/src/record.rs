@@ -18,14 +18,18 @@ use crate::entry::{Entry, is_absent, read_entry, remove_entry};
 use crate::in_use::{FRESH, is_read_only};
 use crate::{Digest, KeyDocument, Store, StoreError};
 
-/// Version of the record's form on disk.
-pub const RECORD_VERSION: u32 = 1;
+/// Version of the record's form on disk. Records of version 1 are read; their trees may hold files that describe the output, which
+/// those of version 2 never do: a program that looks for them passes over these.
+pub const RECORD_VERSION: u32 = 2;
+
+/// The oldest version that is read.
+const OLDEST_VERSION: u32 = 1;
 
 /// What a key led to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResultRecord {
-    /// Always [`RECORD_VERSION`].
+    /// Of the program that wrote it: [`RECORD_VERSION`], or an older one.
     pub version: u32,
     /// Everything the result depends on; its digest is the record's name.
     pub key: KeyDocument,
@@ -126,7 +130,7 @@ impl Stored {
             version: u32,
         }
         match serde_json::from_slice(bytes) {
-            Ok(Version { version }) if version != RECORD_VERSION => return Self::Foreign,
+            Ok(Version { version }) if !(OLDEST_VERSION..=RECORD_VERSION).contains(&version) => return Self::Foreign,
             Ok(_) | Err(_) => {}
         }
         match serde_json::from_slice::<ResultRecord>(bytes) {
@@ -375,11 +379,20 @@ mod tests {
     }
 
     #[test]
+    fn a_record_of_the_version_before_is_read() {
+        let (_home, store) = store();
+        let (key, record) = record("4");
+        let record = ResultRecord { version: OLDEST_VERSION, ..record };
+        store.record(&key, &record).unwrap();
+        assert_eq!(store.result(&key).unwrap(), Some(record));
+    }
+
+    #[test]
     fn a_record_of_another_version_is_not_ours_to_remove() {
         let (_home, store) = store();
         let (key, _) = record("4");
         let path = store.record_path(&key);
-        fs::write(&path, r#"{"version":2,"new":"form"}"#).unwrap();
+        fs::write(&path, r#"{"version":9,"new":"form"}"#).unwrap();
         assert_eq!(store.result(&key).unwrap(), None);
         assert!(path.exists());
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::entry::{Entry, is_absent, read_entry, remove_entry};
-use crate::{Digest, Store, StoreError};
+use crate::{Digest, OutputRecord, Store, StoreError};
 
 /// Results of a family that are remembered.
 const KEPT: usize = 4;
@@ -23,6 +23,9 @@ const KEPT: usize = 4;
 pub struct Reusable {
     /// The stored folder.
     pub tree: Digest,
+    /// The output that it is. A version that stored its facts among its files did not write it here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output: Option<OutputRecord>,
     /// The pieces, in the words of the stage kind that wrote them.
     pub pieces: Value,
 }
@@ -101,7 +104,7 @@ mod tests {
     fn stored(store: &Store, content: &str) -> Reusable {
         let staging = store.staging().unwrap();
         fill(staging.path(), &[("a", content)]);
-        Reusable { tree: store.add_folder(staging.path()).unwrap(), pieces: json!([content]) }
+        Reusable { tree: store.add_folder(staging.path()).unwrap(), output: None, pieces: json!([content]) }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use engine::artifact::{Facts, Output};
+use engine::artifact::{ARTIFACT_FILE, Facts, Output, is_description};
 use engine::context::{Draft, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
@@ -241,7 +241,8 @@ fn fetch(
     let listed = hub.pinned_files(&repository, &pinned).map_err(failed)?;
     let names: Vec<&str> = listed.iter().map(|file| file.path.as_str()).collect();
     let chosen = selection.choose(&names, &format!("`{name}`"))?;
-    let files: Vec<RemoteFile> = listed.iter().filter(|file| chosen.contains(&file.path.as_str())).cloned().collect();
+    let mut files: Vec<RemoteFile> =
+        listed.iter().filter(|file| chosen.contains(&file.path.as_str())).cloned().collect();
 
     let working = context.working().to_owned();
     let note = format!("{} files of {name}", files.len());
@@ -256,7 +257,14 @@ fn fetch(
         check_configuration(&folder.join(CONFIG))?;
     }
     let fetched = hub.download(&snapshot, &files, &working, &mut observe).map_err(failed)?;
+    files.retain(|file| !is_own(&file.path, &fetched.join(&file.path)));
     files.iter().try_for_each(|file| put(&fetched.join(&file.path), &draft.folder.join(&file.path)))
+}
+
+/// Whether a file is the description that a version of this program put into the folders that it published: it is no part of what was
+/// published, so that an artefact taken back is the one that it was.
+fn is_own(name: &str, path: &Path) -> bool {
+    name == ARTIFACT_FILE && is_description(path)
 }
 
 /// Makes sure that the model is one that we compute.
@@ -285,7 +293,8 @@ fn copy(form: Form, selection: &Selection, draft: &Draft, context: &mut StageCon
     let granted: Vec<FileGrant> = context.files(ROLE).to_vec();
     let names: Vec<&str> = granted.iter().map(|file| file.relative.as_str()).collect();
     let chosen = selection.choose(&names, "the folder")?;
-    let files: Vec<&FileGrant> = granted.iter().filter(|file| chosen.contains(&file.relative.as_str())).collect();
+    let chosen = granted.iter().filter(|file| chosen.contains(&file.relative.as_str()));
+    let files: Vec<&FileGrant> = chosen.filter(|file| !is_own(&file.relative, &file.path)).collect();
     if form == Form::Model {
         let configuration = files.iter().find(|file| file.relative == CONFIG).expect("it was chosen");
         check_configuration(&configuration.path)?;
