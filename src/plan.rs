@@ -11,6 +11,7 @@ use engine::home::Home;
 use engine::memory::Memory;
 use engine::plan::{LeftOut, Plan, PlannedStage, Wanted};
 use engine::preflight::Preflight;
+use engine::publish::{Moment, check_targets};
 use engine::remote::Asking;
 use engine::run::missing_memory;
 use engine::stage::WorkingState;
@@ -57,7 +58,8 @@ pub fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
         Ok(forecasts) => forecasts,
         Err(error) => return Err(Failure::explain(error, plan.sources)),
     };
-    let (errors, warnings) = problems(&forecasts);
+    let targets = check_targets(&plan, &home, Moment::Ahead);
+    let (errors, warnings) = problems(&forecasts, &targets);
     render::warnings(&plan.sources, &warnings, global.verbosity());
     let printed = match args.format {
         Format::Json => {
@@ -124,9 +126,10 @@ impl PlanArgs {
     }
 }
 
-/// What the facts of the inputs show to be wrong, and what a user should hear.
-fn problems(forecasts: &[StageForecast]) -> (Vec<Problem>, Vec<Problem>) {
+/// What the facts of the inputs, and the places to publish to, show to be wrong, and what a user should hear.
+fn problems(forecasts: &[StageForecast], targets: &[Problem]) -> (Vec<Problem>, Vec<Problem>) {
     let found = forecasts.iter().flat_map(|forecast| forecast.problems.iter().chain(&forecast.preflight.warnings));
+    let found = found.chain(targets);
     let mut each_once: Vec<Problem> = Vec::new();
     for problem in found {
         // The children of a sweep have much in common.

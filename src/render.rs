@@ -153,7 +153,7 @@ impl Failure {
     /// A run that did not begin; `sources` are the texts of the plan.
     pub fn run(error: RunError, sources: Sources) -> Self {
         match error {
-            RunError::Sources(problems) => Rejected { sources, problems }.into(),
+            RunError::Sources(problems) | RunError::Targets(problems) => Rejected { sources, problems }.into(),
             RunError::Lock(error) => error.into(),
             RunError::Explain(error) => Self::explain(*error, sources),
             RunError::Devices(ref missing) => {

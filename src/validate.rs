@@ -7,6 +7,7 @@ use clap::Args;
 use engine::file::problem::{Problem, Severity};
 use engine::file::source::Sources;
 use engine::home::Home;
+use engine::publish::{Moment, check_targets};
 use engine::stage::Registry;
 use engine::surveyor::survey;
 use serde_json::json;
@@ -76,7 +77,8 @@ fn check(file: &Path, home: Option<&Path>, registry: &Registry) -> Checked {
     match engine::plan::load(file, &[], registry) {
         Ok(plan) => {
             // A home that is there is looked into, and none is made.
-            let found = survey(&plan, Home::existing(file, home).as_ref());
+            let mut found = survey(&plan, Home::existing(file, home).as_ref());
+            found.extend(check_targets(&plan, &Home::at(file, home), Moment::Ahead));
             let valid = found.iter().all(|problem| problem.severity == Severity::Warning);
             let mut problems: Vec<Problem> = plan.warnings.into_iter().chain(found).collect();
             problems.sort_by_key(|problem| (problem.span.source.0, problem.span.offset, problem.span.len));

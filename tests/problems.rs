@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 
 use engine::file::codes::{self, BESIDE, Example, OVERRIDDEN, ProblemCode};
 use engine::file::problem::{Problem, Severity};
+use engine::home::Home;
+use engine::publish::{Moment, check_targets};
 use engine::surveyor::survey;
 use support::Project;
 
@@ -37,7 +39,10 @@ fn problems(project: &Project, text: &[u8], overrides: &[&str]) -> Vec<Problem> 
     fs::write(&file, text).unwrap();
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
     match engine::plan::load(&file, &overrides, &stages::registry()) {
-        Ok(plan) => plan.warnings.iter().cloned().chain(survey(&plan, None)).collect(),
+        Ok(plan) => {
+            let targets = check_targets(&plan, &Home::at(&file, None), Moment::Ahead);
+            plan.warnings.iter().cloned().chain(survey(&plan, None)).chain(targets).collect()
+        }
         Err(rejected) => rejected.problems,
     }
 }

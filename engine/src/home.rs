@@ -109,6 +109,11 @@ impl Home {
         self.root.join("files.json")
     }
 
+    /// What is known about published files by their times.
+    pub fn published_files(&self) -> PathBuf {
+        self.root.join("published.json")
+    }
+
     /// The pins of moving things: a file of the project, to be kept in git, so it lies beside the default home even when the home
     /// itself is elsewhere.
     pub fn lock_file(&self) -> PathBuf {

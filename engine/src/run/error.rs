@@ -17,6 +17,9 @@ pub enum RunError {
     /// Source files that are missing or cannot be read: mistakes of the pipeline file, with their places.
     #[error("{} source files are missing or cannot be read", .0.len())]
     Sources(Vec<Problem>),
+    /// Targets of `publish:` that may not be replaced: mistakes of the pipeline file, with their places.
+    #[error("{} targets of `publish` are not to be replaced", .0.len())]
+    Targets(Vec<Problem>),
     /// Stages that ask for devices that are not there, and that have no result yet.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Devices(Vec<DeviceMissing>),
