@@ -108,6 +108,7 @@ pub enum Format {
 }
 
 fn main() -> ExitCode {
+    keep_others_from_writing();
     let Cli { global, command } = Cli::parse();
     let ended = match command {
         Command::Run(args) => run::run(&args, &global),
@@ -133,6 +134,14 @@ fn main() -> ExitCode {
         Ok(()) => Exit::Done.into(),
         Err(failure) => render::failure(&failure).into(),
     }
+}
+
+/// Whatever the umask: what this program and its stages write can be changed by the user and the group alone. A home that anybody may
+/// write to would hold what anybody put there.
+fn keep_others_from_writing() {
+    use nix::sys::stat::{Mode, umask};
+    let umask_of_user = umask(Mode::S_IWOTH);
+    umask(umask_of_user | Mode::S_IWOTH);
 }
 
 impl Global {
