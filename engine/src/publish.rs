@@ -20,6 +20,8 @@ pub use self::record::{PublishedAs, RECORD, description, published_as};
 pub use self::targets::{Moment, check_targets};
 use crate::artifact::stored_files;
 use crate::error::{Cause, by_system_error};
+use crate::keys::base_folder;
+use crate::plan::{Plan, Publish};
 
 /// What to do with a target that somebody has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -120,8 +122,7 @@ pub fn publish(
     seen: &Path,
 ) -> Result<Published, PublishError> {
     // One at a time: the temporary names below are then this process's, and what lies there is a dead process's.
-    let name = format!("publish-{}", Digest::of(target.as_os_str().as_encoded_bytes()));
-    let _lock = store.lock(&name)?;
+    let _lock = store.lock(&lock_name(target))?;
     tidy(target)?;
     let found = match on_changed {
         // What the user asks for is the very content.
@@ -146,6 +147,16 @@ pub fn publish(
         let _ = remove(&temporary);
     }
     written.map(|()| Published::Written)
+}
+
+/// Where an entry of `publish:` is copied to, absolute.
+pub(crate) fn target(plan: &Plan, publish: &Publish) -> PathBuf {
+    base_folder(plan).join(&publish.path)
+}
+
+/// The lock of those who publish to a target.
+fn lock_name(target: &Path) -> String {
+    format!("publish-{}", Digest::of(target.as_os_str().as_encoded_bytes()))
 }
 
 /// The tree that a target is a copy of, or `None` where nothing is there.

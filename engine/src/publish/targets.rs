@@ -9,14 +9,14 @@ use std::fs;
 use std::ops::Bound;
 use std::path::{Component, Path, PathBuf};
 
-use cache::StatCache;
+use cache::{StatCache, Store};
 
 use super::record::Look;
-use super::{OnChanged, PublishError, inspect, tidy};
+use super::{OnChanged, PublishError, inspect, lock_name, target, tidy};
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::home::Home;
-use crate::keys::{base_folder, folder_of};
+use crate::keys::folder_of;
 use crate::plan::{Plan, Publish, Reads};
 
 /// When the targets are checked.
@@ -42,12 +42,11 @@ pub fn check_targets(plan: &Plan, home: &Home, moment: Moment) -> Vec<Problem> {
 
 /// Targets that take along what the run reads or keeps.
 fn unsafe_targets(plan: &Plan, home: &Home) -> Vec<Problem> {
-    let base = base_folder(plan);
     let (kept, globs) = Kept::of(plan, home);
     let mut targets = Kept::default();
     let mut problems = Vec::new();
     for publish in &plan.publish {
-        let places = Places::of(&base.join(&publish.path));
+        let places = Places::of(&target(plan, publish));
         let met = kept.meet(&places).or_else(|| globs.iter().find_map(|glob| glob.meet(&places)));
         let met = met.or_else(|| targets.meet(&places));
         if let Some((relation, thing)) = met {
@@ -83,18 +82,24 @@ fn problem(publish: &Publish, relation: Relation, thing: &Thing) -> Problem {
 
 /// Targets that hold what this program did not put there, or no longer what it put there.
 fn taken_targets(plan: &Plan, home: &Home, moment: Moment) -> Vec<Problem> {
-    let base = base_folder(plan);
+    let store = Store::look(home.store()).ok().flatten().filter(|_| moment != Moment::Ahead);
     let mut seen = StatCache::load(&home.published_files());
     let mut problems = Vec::new();
     for publish in &plan.publish {
-        let target = base.join(&publish.path);
+        let target = target(plan, publish);
+        let lock = store.as_ref().map(|store| store.try_lock(&lock_name(&target)));
+        match &lock {
+            // Another run publishes to it at this moment; this one looks when it does.
+            Some(Ok(None)) => continue,
+            // What cannot be tidied now is told when it is published to.
+            Some(Ok(Some(_))) => {
+                let _ = tidy(&target);
+            }
+            Some(Err(_)) | None => {}
+        }
         let look = match moment {
             Moment::Ahead => Look::Names,
-            Moment::Run(_) => {
-                // What cannot be tidied now is told when it is published to.
-                let _ = tidy(&target);
-                Look::Attributes(&mut seen)
-            }
+            Moment::Run(_) => Look::Attributes(&mut seen),
         };
         let (message, label) = match inspect(&target, look) {
             Err(PublishError::Foreign { .. }) => {

@@ -9,17 +9,16 @@ use super::stage_run::PublishEnd;
 use crate::error::Cause;
 use crate::error::chain;
 use crate::home::advice_when_full;
-use crate::publish::{PublishError, Published, publish};
+use crate::publish::{PublishError, Published, publish, target};
 
 impl Scheduler<'_> {
     /// Copies what a stage's result publishes, each on a thread of its own.
     pub(super) fn publish(&mut self, stage: usize) {
         let stage = &self.stages[stage];
-        let folder = std::path::absolute(&self.plan.file).unwrap_or_else(|_| self.plan.file.clone());
         for (entry, wanted) in self.plan.publish.iter().enumerate().filter(|(_, wanted)| wanted.stage == stage.id) {
             let Some(output) = stage.outputs.get(&wanted.output) else { continue };
             let (output, seen) = (output.clone(), self.home.published_files());
-            let target = folder.with_file_name("").join(&wanted.path);
+            let target = target(self.plan, wanted);
             let (store, publisher, on_changed) =
                 (self.store.clone(), self.publisher.clone(), self.options.on_changed_target);
             self.publishing += 1;
