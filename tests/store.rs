@@ -239,6 +239,15 @@ publish: { made: ./out/made, read: ./out/read }
     project.run(&["export", "names.yaml", "made", "exported"]).ends_with(0);
     assert_eq!(fs::read_to_string(project.path("exported/artifact.json")).unwrap(), "mine\n");
     project.run(&["runs", "verify", "latest~1"]).ends_with(0).says("2 of 2 stages came out the same");
+
+    // Taken back as it was: with the user's files, and without the record.
+    let taken = "version: 1\nname: taken\nstages:\n  made: { uses: download, with: { path: ./out/made, as: files } }\n";
+    project.write("taken.yaml", taken);
+    let identity = |file: &str| {
+        let ran = project.run(&["run", file, "--until", "made", "--format", "json"]).ends_with(0).json();
+        ran["stages"][0]["outputs"].as_object().unwrap().values().next().unwrap()["identity"].clone()
+    };
+    assert_eq!(identity("taken.yaml"), identity("names.yaml"));
 }
 
 /// The project folder, the home and the sources of a run, by whatever name.
