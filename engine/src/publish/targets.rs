@@ -205,8 +205,8 @@ impl Kept {
         if let Some(thing) = self.things.get(target) {
             return Some((Relation::Is, thing));
         }
-        let around = target.ancestors().skip(1).filter_map(|around| self.things.get(around));
-        if let Some(thing) = around.filter(|thing| thing.is_folder).next() {
+        let mut around = target.ancestors().skip(1).filter_map(|around| self.things.get(around));
+        if let Some(thing) = around.find(|thing| thing.is_folder) {
             return Some((Relation::LiesIn, thing));
         }
         let next = self.things.range::<Path, _>((Bound::Excluded(target), Bound::Unbounded)).next();
