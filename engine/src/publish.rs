@@ -1,8 +1,8 @@
 //! Publishing: copies of artefacts outside the store, for people and other programs.
 //!
-//! A copy is exchanged with the old one whole. What was published is written down in the copy ([`record`]), with enough to tell whether
+//! A copy is exchanged with the old one whole. What was published is written down in a record in the copy, with enough to tell whether
 //! somebody has changed it since; it leaves to the store how a folder is copied and exchanged. Where nothing may be published is found
-//! before anything runs ([`targets`]).
+//! before anything runs.
 
 mod record;
 mod targets;
