@@ -194,6 +194,34 @@ fn a_read_only_home_with_a_damaged_index_is_looked_at() {
     project.run(&["runs", "ls"]).ends_with(0).says("succeeded");
 }
 
+#[test]
+fn nothing_waits_for_a_pipe_in_the_place_of_a_record() {
+    let project = Project::new();
+    project.write("sharing.yaml", SHARING);
+    project.run(&["run", "sharing.yaml"]).ends_with(0);
+    let home = project.path(".pipeline");
+    let run = fs::read_dir(home.join("runs")).unwrap().next().unwrap().unwrap().path();
+    let published = project.path("out/left/.pipeline-published.json");
+    let records = ["run.json", "events.jsonl", "left/job.json", "left/result.json"].map(|name| run.join(name));
+    let others = ["files.json", "published.json", "CACHEDIR.TAG"].map(|name| home.join(name));
+    for place in records.iter().chain(&others).chain([&published]) {
+        let aside = project.path("aside");
+        let there = fs::rename(place, &aside).is_ok();
+        mkfifo(place, Mode::S_IRWXU).unwrap();
+        let _ = fs::remove_file(home.join("runs.sqlite"));
+        project.run(&["runs", "ls"]).ends_with(0);
+        project.run(&["runs", "show", "latest"]);
+        project.run(&["runs", "provenance", "out/left"]);
+        project.run(&["run", "sharing.yaml"]).ends_with(if *place == published { 2 } else { 0 });
+        fs::remove_file(place).unwrap();
+        if there {
+            fs::rename(&aside, place).unwrap();
+        }
+    }
+    mkfifo(&project.path("pipeline.lock"), Mode::S_IRWXU).unwrap();
+    project.run(&["run", "sharing.yaml"]).ends_with(3).warns("named pipe");
+}
+
 /// Files with the names that the program itself has used are a user's files like any other.
 #[test]
 fn no_name_of_a_users_file_is_taken_from_it() {

@@ -16,6 +16,7 @@ pub mod key;
 pub mod listing;
 pub mod lock;
 pub mod record;
+pub mod regular;
 pub mod remote;
 pub mod reuse;
 pub mod stat_cache;

@@ -133,10 +133,18 @@ impl Home {
             fs::create_dir_all(&folder).map_err(at(&folder))?;
         }
         let ignore = self.root.join(".gitignore");
-        fs::write(&ignore, "*\n").map_err(at(&ignore))?;
+        put(&ignore, "*\n").map_err(at(&ignore))?;
         // The tag goes last: where it is, the rest is.
-        fs::write(&tag, CACHEDIR_TAG).map_err(at(&tag))
+        put(&tag, CACHEDIR_TAG).map_err(at(&tag))
     }
+}
+
+/// Writes a file of the home, in the place of a link or a pipe that somebody put there.
+fn put(path: &Path, text: &str) -> io::Result<()> {
+    if fs::symlink_metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        fs::remove_file(path)?;
+    }
+    fs::write(path, text)
 }
 
 /// What to do when the disk that a path lies on is full.
