@@ -115,7 +115,7 @@ pub enum Format {
 }
 
 fn main() -> ExitCode {
-    engine::home::keep_to_owner();
+    engine::home::keep_from_others();
     let Cli { global, command } = Cli::parse();
     let is_of_a_stage = matches!(command, Command::Stage { .. } | Command::Member { .. });
     limits::heed(if is_of_a_stage { Ends::Stage } else { Ends::Program });

@@ -12,6 +12,7 @@ use engine::home::Home;
 use engine::memory::Memory;
 use engine::plan::{LeftOut, Plan, PlannedStage, Rejected, Wanted};
 use engine::preflight::Preflight;
+use engine::publish::{Moment, check_targets};
 use engine::remote::Asking;
 use engine::run::missing_memory;
 use engine::stage::WorkingState;
@@ -58,8 +59,9 @@ pub fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
     let forecasts = args.forecasts(&plan, &home)?;
     let findings = check(&plan, Some(&home), None);
     let found = findings.by_stage(&plan);
+    let targets = check_targets(&plan, &home, Moment::Ahead);
     let (errors, warnings): (Vec<Problem>, Vec<Problem>) =
-        findings.into_problems().into_iter().partition(|problem| problem.severity == Severity::Error);
+        findings.into_problems().into_iter().chain(targets).partition(|problem| problem.severity == Severity::Error);
     render::warnings(&plan.sources, &warnings, global.verbosity());
     let forecasts = match forecasts {
         Ok(forecasts) => forecasts,

@@ -155,7 +155,9 @@ impl Failure {
     /// A run that did not begin; `sources` are the texts of the plan.
     pub fn run(error: RunError, sources: Sources) -> Self {
         match error {
-            RunError::Sources(problems) | RunError::Rejected(problems) => Rejected::new(sources, problems).into(),
+            RunError::Sources(problems) | RunError::Rejected(problems) | RunError::Targets(problems) => {
+                Rejected::new(sources, problems).into()
+            }
             RunError::Lock(error) => error.into(),
             RunError::Explain(error) => Self::explain(*error, sources),
             RunError::Devices(ref missing) => {

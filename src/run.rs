@@ -66,7 +66,7 @@ pub struct RunArgs {
     /// nothing published.
     #[arg(long)]
     smoke: bool,
-    /// Replace published folders that were changed by hand.
+    /// Replace published folders that were changed by hand, and what else has the name of a target.
     #[arg(long)]
     overwrite: bool,
     /// Refuse to change `pipeline.lock`.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use cache::{OutputRecord, Tree, Verify};
 use clap::Args;
+use engine::artifact::{Facts, stored_files};
 use engine::visible::on_one_line;
 use serde_json::{Map, Value, json};
 use stages::artifact::{Metrics, OutputKind, Packs, Rows, Samples, Tokens};
@@ -73,7 +74,9 @@ pub fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
     let staging = located.store.staging_to_look().map_err(Failure::machine)?;
     let folder = staging.path().join("shown");
     let unreadable = |error| locate::unreadable(error, &located.store, &args.file);
-    let tree = located.store.link_folder(&located.record.tree, &folder, Verify::Contents).map_err(unreadable)?;
+    let OutputRecord { kind, tree, identity, facts } = &located.record;
+    let tree = stored_files(&located.store, tree, identity).map_err(unreadable)?;
+    located.store.link_files(&tree, &folder, Verify::Contents).map_err(unreadable)?;
     let tokenizer = match &located.tokenizer {
         Some(record) => {
             let folder = staging.path().join("tokenizer");
@@ -83,7 +86,7 @@ pub fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
         None => None,
     };
     let rows = args.rows.unwrap_or(DEFAULT_ROWS);
-    let body = body(&folder, &tree, &located.record.kind, tokenizer.as_ref(), rows)?;
+    let body = body(&folder, &tree, (kind, facts), tokenizer.as_ref(), rows)?;
     let shown = Shown { name: located.name, record: located.record, tree, body };
     let steps = args.rows.unwrap_or(DEFAULT_STEPS);
     match args.format {
@@ -92,10 +95,16 @@ pub fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
     }
 }
 
-fn body(folder: &Path, tree: &Tree, kind: &str, tokenizer: Option<&Tokenizer>, rows: u64) -> Result<Body, Failure> {
+fn body(
+    folder: &Path,
+    tree: &Tree,
+    (kind, of_artifact): (&str, &Facts),
+    tokenizer: Option<&Tokenizer>,
+    rows: u64,
+) -> Result<Body, Failure> {
     let has_samples = kind == Samples::NAME && tree.get(generate::TABLE).is_some();
     if has_samples || [Rows::NAME, Tokens::NAME, Packs::NAME].contains(&kind) {
-        return Ok(Body::Rows(describe_rows(folder, kind, tokenizer, rows)?));
+        return Ok(Body::Rows(describe_rows(folder, kind, of_artifact, tokenizer, rows)?));
     }
     if kind == Metrics::NAME && tree.get(METRICS_FILE).is_some() {
         let steps = match tree.get(STEPS_FILE) {

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use engine::checks::complete;
-use engine::file::problem::Problem;
+use engine::file::problem::{Problem, Severity};
 use engine::file::source::Sources;
 use engine::home::Home;
+use engine::publish::{Moment, check_targets};
 use engine::stage::Registry;
 use serde_json::json;
 
@@ -74,12 +75,15 @@ pub fn run(args: &ValidateArgs, global: &Global) -> Result<(), Failure> {
 fn check(file: &Path, home: Option<&Path>, registry: &Registry) -> Checked {
     let name = file.display().to_string();
     // A home that is there is looked into, and none is made.
+    let whole = Home::at(file, home);
     let home = Home::existing(file, home);
     match engine::plan::load(file, &[], registry) {
         Ok(plan) => {
+            let targets = check_targets(&plan, &whole, Moment::Ahead);
             let findings = engine::checks::check(&plan, home.as_ref(), None);
-            let valid = findings.are_fine();
-            let mut problems: Vec<Problem> = plan.warnings.into_iter().chain(findings.into_problems()).collect();
+            let valid = findings.are_fine() && targets.iter().all(|problem| problem.severity == Severity::Warning);
+            let found = findings.into_problems().into_iter().chain(targets);
+            let mut problems: Vec<Problem> = plan.warnings.into_iter().chain(found).collect();
             problems.sort_by_key(Problem::place);
             let stages = valid.then_some(plan.stages.len());
             Checked { file: name, stages, sources: plan.sources, problems }

@@ -34,7 +34,7 @@ const OUTPUTS: [&str; 9] = [
 #[test]
 fn no_damage_gives_a_wrong_byte_or_a_failed_run() {
     let number = |name: &str, default: u64| std::env::var(name).map_or(default, |text| text.parse().unwrap());
-    let (all, seed) = (number("PIPELINE_DAMAGE", 30), number("PIPELINE_SEED", 20_261_121));
+    let (all, seed) = (number("PIPELINE_DAMAGE", 30), number("PIPELINE_SEED", 1));
     println!("{all} files are damaged; PIPELINE_SEED={seed} has the same damage again");
     let mut random = Random(seed);
     let project = Project::with_pipeline("train.yaml");

@@ -99,14 +99,28 @@ fn what_the_machine_can_never_give_is_3_and_slots_that_are_not_there_2() {
 
 #[test]
 fn a_copy_that_fails_is_1_and_stands_in_the_json() {
+    let project = Project::new();
+    let run = "echo mine >\"$OUTPUT_o/.pipeline-published.json\"";
+    let stage = format!("{{ uses: command, with: {{ run: '{run}', outputs: {{ o: files }} }} }}");
+    project.write("p.yaml", &format!("version: 1\nname: p\nstages:\n  made: {stage}\npublish: {{ made: ./out }}\n"));
+    let ran = project.run(&["run", "p.yaml", "--format", "json"]).ends_with(1);
+    let failures = ran.json()["publish_failures"].clone();
+    assert_eq!((&failures[0]["stage"], &failures[0]["cause"]), (&"made".into(), &"bad_data".into()), "{failures}");
+    assert!(failures[0]["help"].as_str().unwrap().contains("another name"));
+}
+
+#[test]
+fn a_folder_of_somebody_else_is_2_before_anything_runs() {
     let project = Project::with_pipeline("data.yaml");
     project.edit("data.yaml", "stages:\n  text:", "publish: { text: ./out }\nstages:\n  text:");
     std::fs::create_dir(project.path("out")).unwrap();
     project.write("out/mine.txt", "mine");
-    let ran = project.run(&["run", "data.yaml", "--until", "text", "--format", "json"]).ends_with(1);
-    let failures = ran.json()["publish_failures"].clone();
-    assert_eq!((&failures[0]["stage"], &failures[0]["cause"]), (&"text".into(), &"bad_data".into()), "{failures}");
-    assert!(failures[0]["help"].as_str().unwrap().contains("--overwrite"));
+    project.run(&["validate", "data.yaml"]).ends_with(0).warns("target-taken");
+    project.run(&["plan", "data.yaml"]).ends_with(0).warns("target-taken");
+    project.run(&["run", "data.yaml", "--until", "text"]).ends_with(2).warns("--overwrite");
+    assert!(!project.path(".pipeline/runs").read_dir().unwrap().any(|_| true));
+    project.run(&["run", "data.yaml", "--until", "text", "--overwrite"]).ends_with(0);
+    assert!(project.path("out/parts.json").is_file() && !project.path("out/mine.txt").exists());
 }
 
 #[test]

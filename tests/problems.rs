@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 use engine::checks::{check, complete};
 use engine::file::codes::{self, BESIDE, Example, OVERRIDDEN, ProblemCode};
 use engine::file::problem::{Problem, Severity};
+use engine::home::Home;
+use engine::publish::{Moment, check_targets};
 use support::Project;
 
 /// A project with the files that examples name.
@@ -37,7 +39,10 @@ fn problems(project: &Project, text: &[u8], overrides: &[&str]) -> Vec<Problem> 
     fs::write(&file, text).unwrap();
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
     match engine::plan::load(&file, &overrides, &stages::registry()) {
-        Ok(plan) => plan.warnings.iter().cloned().chain(check(&plan, None, None).into_problems()).collect(),
+        Ok(plan) => {
+            let targets = check_targets(&plan, &Home::at(&file, None), Moment::Ahead);
+            plan.warnings.iter().cloned().chain(check(&plan, None, None).into_problems()).chain(targets).collect()
+        }
         Err(rejected) => complete(rejected, None).problems,
     }
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use crate::StoreError;
+use crate::entry::remove_entry;
 
 /// Writes a file so that a reader, and a machine that lost power, finds the old content or the new and nothing between.
 ///
@@ -36,29 +37,29 @@ pub(crate) fn write_flushed(path: &Path, bytes: &[u8]) -> Result<(), StoreError>
     file.sync_all().map_err(StoreError::on("flush", path))
 }
 
-/// Puts a finished, flushed folder in another's place, in one step where the file system can exchange names.
+/// Puts a finished, flushed folder in the place of whatever has a name, in one step where the file system can exchange names.
 ///
-/// Both must lie on one file system. The old folder is removed afterwards; where there was none, the new one is renamed.
+/// Both must lie on one file system. What had the name is removed afterwards; where nothing had it, the new folder is renamed.
 ///
 /// # Errors
-/// Fails where the disk refuses; the target is then the old folder or the new, whole. Only where names cannot be
-/// exchanged (some network file systems) and the process dies between two renames is the old one left under a
-/// temporary name beside it.
-pub fn replace_folder(new: &Path, target: &Path) -> Result<(), StoreError> {
+/// Fails where the disk refuses; under the name is then the old or the new, whole. Only where names cannot be
+/// exchanged (some network file systems) and the process dies between two renames is the old one left as `aside`, to be
+/// renamed back.
+pub fn replace_folder(new: &Path, target: &Path, aside: &Path) -> Result<(), StoreError> {
     let old = match exchange(new, target) {
         Ok(()) => Some(new.to_owned()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             rename(new, target)?;
             None
         }
-        Err(error) if cannot_exchange(&error) => Some(swap_by_renaming(new, target)?),
+        Err(error) if cannot_exchange(&error) => {
+            swap_by_renaming(new, target, aside)?;
+            Some(aside.to_owned())
+        }
         Err(source) => return Err(StoreError::Rename { from: new.to_owned(), to: target.to_owned(), source }),
     };
     flush_folder(parent(target))?;
-    match old {
-        Some(old) => fs::remove_dir_all(&old).map_err(StoreError::on("remove", &old)),
-        None => Ok(()),
-    }
+    old.map_or(Ok(()), |old| remove_entry(&old).map(drop))
 }
 
 /// Flushes a folder's entries, so that names in it survive a loss of power.
@@ -125,15 +126,13 @@ fn cannot_exchange(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported)
 }
 
-/// Replaces a folder in two steps; gives the name that the old one has now.
-fn swap_by_renaming(new: &Path, target: &Path) -> Result<PathBuf, StoreError> {
-    let aside = beside(target, "old");
-    rename(target, &aside)?;
+/// Replaces a folder in two steps; the old one is then `aside`.
+fn swap_by_renaming(new: &Path, target: &Path, aside: &Path) -> Result<(), StoreError> {
+    rename(target, aside)?;
     rename(new, target).inspect_err(|_| {
         // Back to how it was; if even that fails, the first error is the one to tell.
-        let _ = fs::rename(&aside, target);
-    })?;
-    Ok(aside)
+        let _ = fs::rename(aside, target);
+    })
 }
 
 #[cfg(test)]
@@ -181,20 +180,35 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let target = root.path().join("target");
         for content in ["one", "two"] {
-            replace_folder(&folder_with(root.path().join("new"), content), &target).unwrap();
+            let new = folder_with(root.path().join("new"), content);
+            replace_folder(&new, &target, &root.path().join("aside")).unwrap();
             assert_eq!(fs::read_to_string(target.join("file")).unwrap(), content);
             assert_eq!(names(root.path()), ["target"]);
         }
     }
 
     #[test]
+    fn a_folder_takes_the_place_of_a_link_and_leaves_what_that_led_to() {
+        let root = tempfile::tempdir().unwrap();
+        let [target, aside] = ["target", "aside"].map(|name| root.path().join(name));
+        let elsewhere = folder_with(root.path().join("elsewhere"), "precious");
+        std::os::unix::fs::symlink(&elsewhere, &target).unwrap();
+        replace_folder(&folder_with(root.path().join("new"), "new"), &target, &aside).unwrap();
+        assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "new");
+        assert_eq!(fs::read_to_string(elsewhere.join("file")).unwrap(), "precious");
+        assert_eq!(names(root.path()), ["elsewhere", "target"]);
+    }
+
+    #[test]
     fn a_folder_is_replaced_where_names_cannot_be_exchanged() {
         let root = tempfile::tempdir().unwrap();
         let target = folder_with(root.path().join("target"), "old");
-        let old = swap_by_renaming(&folder_with(root.path().join("new"), "new"), &target).unwrap();
+        let old = root.path().join("aside");
+        swap_by_renaming(&folder_with(root.path().join("new"), "new"), &target, &old).unwrap();
         assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "new");
         assert_eq!(fs::read_to_string(old.join("file")).unwrap(), "old");
-        assert!(swap_by_renaming(&root.path().join("absent"), &target).is_err());
+        let other = root.path().join("other");
+        assert!(swap_by_renaming(&root.path().join("absent"), &target, &other).is_err());
         assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "new");
     }
 }

@@ -5,10 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
-use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
+use crate::entry::{Entry, read_entry};
 use crate::listing::{DigestFile, entries};
 use crate::record::Stored;
 use crate::{Digest, Store, StoreError};
@@ -128,10 +128,7 @@ impl Store {
         let mut records = Vec::new();
         for (path, key) in self.record_files()? {
             let Some(key) = key else { continue };
-            let bytes = match fs::read(&path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                read => read.map_err(StoreError::on("read", &path))?,
-            };
+            let Entry::File(bytes) = read_entry(&path)? else { continue };
             census.record_bytes += bytes.len() as u64;
             let Some(last_use) = self.last_use(&key) else { continue };
             match Stored::read(&bytes, &key) {
@@ -172,9 +169,10 @@ impl Store {
     pub(crate) fn named_by(&self, tree: &Digest) -> Result<BTreeSet<Digest>, StoreError> {
         match self.tree(tree) {
             Ok(tree) => Ok(tree.files().iter().map(|file| file.digest).collect()),
-            Err(StoreError::CorruptTree { path, .. }) => {
-                Ok(fs::read(path).map_or_else(|_| BTreeSet::new(), |bytes| digests_in(&bytes)))
-            }
+            Err(StoreError::CorruptTree { path, .. }) => Ok(match read_entry(&path) {
+                Ok(Entry::File(bytes)) => digests_in(&bytes),
+                Ok(Entry::None | Entry::Other(_)) | Err(_) => BTreeSet::new(),
+            }),
             Err(StoreError::MissingTree { .. }) => Ok(BTreeSet::new()),
             Err(error) => Err(error),
         }

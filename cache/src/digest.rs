@@ -1,12 +1,13 @@
 //! Digests: BLAKE3 of bytes, of files and of structured values.
 
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::str::FromStr;
 
+use nix::fcntl::OFlag;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::StoreError;
@@ -90,12 +91,17 @@ const LARGE_BLOCK: usize = 4 << 20;
 const PARALLEL_FROM: usize = 128 << 10;
 
 /// Opens a file to read it. A named pipe would block and a device might never end, so they are refused.
-pub(crate) fn open_regular(path: &Path) -> Result<File, StoreError> {
+///
+/// # Errors
+/// Fails with [`StoreError::NotAFile`] where there is something else, and where the file cannot be opened.
+pub fn open_regular(path: &Path) -> Result<File, StoreError> {
     let metadata = fs::metadata(path).map_err(StoreError::on("read", path))?;
     if !metadata.is_file() {
         return Err(StoreError::NotAFile { path: path.to_owned(), found: describe(metadata.file_type()) });
     }
-    File::open(path).map_err(StoreError::on("open", path))
+    // Should a pipe have taken the file's place since, it is not waited for.
+    let opened = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
+    opened.map_err(StoreError::on("open", path))
 }
 
 /// A type of file, in words.

@@ -1,6 +1,6 @@
 //! Hands stored folders out: as links to read from, and as copies that belong to the user.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::Path;
@@ -8,6 +8,8 @@ use std::path::Path;
 use rayon::prelude::*;
 
 use crate::atomic::{flush_folder, parent};
+use crate::digest::open_regular;
+use crate::entry::is_absent;
 use crate::{Digest, Store, StoreError, Tree, TreeFile, Verify};
 
 impl Store {
@@ -18,15 +20,23 @@ impl Store {
     /// where `target` exists or cannot be made.
     pub fn link_folder(&self, tree: &Digest, target: &Path, verify: Verify) -> Result<Tree, StoreError> {
         let tree = self.tree(tree)?;
+        self.link_files(&tree, target, verify).map(|()| tree)
+    }
+
+    /// As [`Store::link_folder`], for a list of files that is at hand.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn link_files(&self, tree: &Tree, target: &Path, verify: Verify) -> Result<(), StoreError> {
         let checks = tree.files().par_iter().map(|file| self.check_object(file, verify));
         // The first in order, whichever thread is the quickest, so that two runs fail alike.
         checks.find_map_first(Result::err).map_or(Ok(()), Err)?;
-        make_folders(&tree, target)?;
+        make_folders(tree, target)?;
         for file in tree.files() {
             let link = target.join(&file.path);
             symlink(self.object_path(&file.digest), &link).map_err(StoreError::on("link", &link))?;
         }
-        Ok(tree)
+        Ok(())
     }
 
     /// Makes `target`, a new folder of a tree's files, verified, writable, flushed and independent of the store: blocks
@@ -36,13 +46,44 @@ impl Store {
     /// As [`Store::link_folder`]; what was copied by then is removed.
     pub fn copy_tree_out(&self, tree: &Digest, target: &Path) -> Result<Tree, StoreError> {
         let tree = self.tree(tree)?;
-        make_folders(&tree, target)?;
-        let copied = self.copy_files(&tree, target);
+        self.copy_files_out(&tree, target).map(|()| tree)
+    }
+
+    /// As [`Store::copy_tree_out`], for a list of files that is at hand.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn copy_files_out(&self, tree: &Tree, target: &Path) -> Result<(), StoreError> {
+        make_folders(tree, target)?;
+        let copied = self.copy_files(tree, target);
         if copied.is_err() {
             // The first error is the one to tell.
             let _ = fs::remove_dir_all(target);
         }
-        copied.map(|()| tree)
+        copied
+    }
+
+    /// Takes a tree over from another store, whose objects the caller has compared with their digests: each as a second name of the
+    /// file where the file system lends one, else as a copy of its own.
+    ///
+    /// # Errors
+    /// Fails where an object is not what it was, or the disk refuses.
+    pub fn take_tree(&self, from: &Store, tree: &Tree) -> Result<(), StoreError> {
+        let staging = self.staging()?;
+        for (number, file) in tree.files().iter().enumerate() {
+            if self.has(file) {
+                continue;
+            }
+            // A name for each: one that is still there is that of a stored file, and nothing may ever be written through it.
+            let own = staging.path().join(number.to_string());
+            if fs::hard_link(from.object_path(&file.digest), &own).is_ok() {
+                self.name_object(&own, file)?;
+            } else {
+                from.copy_object(file, &own)?;
+                self.adopt_object(&own, file)?;
+            }
+        }
+        self.adopt_tree(tree)
     }
 
     fn copy_files(&self, tree: &Tree, target: &Path) -> Result<(), StoreError> {
@@ -57,14 +98,15 @@ impl Store {
     /// Fails where an object is not what its digest and length say.
     fn check_object(&self, file: &TreeFile, verify: Verify) -> Result<(), StoreError> {
         let path = self.object_path(&file.digest);
-        let size = match fs::symlink_metadata(&path) {
-            Ok(metadata) => metadata.len(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+        let found = match fs::symlink_metadata(&path) {
+            Ok(metadata) => metadata,
+            Err(error) if is_absent(&error) => {
                 return Err(StoreError::MissingObject { digest: file.digest, path });
             }
             Err(source) => return Err(StoreError::io("read", &path, source)),
         };
-        let whole = size == file.size
+        let whole = found.is_file()
+            && found.len() == file.size
             && match verify {
                 Verify::Contents => Digest::of_file(&path)? == (file.digest, file.size),
                 Verify::None => true,
@@ -76,7 +118,7 @@ impl Store {
     fn copy_object(&self, file: &TreeFile, target: &Path) -> Result<(), StoreError> {
         self.check_object(file, Verify::None)?;
         let object = self.object_path(&file.digest);
-        let mut source = File::open(&object).map_err(StoreError::on("open", &object))?;
+        let mut source = open_regular(&object)?;
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(if file.executable { 0o777 } else { 0o666 });
         let mut copy = options.open(target).map_err(StoreError::on("create", target))?;
@@ -176,6 +218,32 @@ mod tests {
         assert!(matches!(link(), StoreError::CorruptObject { digest, .. } if digest == Digest::of(b"third")));
         store.evict(&Digest::of(b"third")).unwrap();
         assert!(matches!(link(), StoreError::MissingObject { digest, .. } if digest == Digest::of(b"third")));
+    }
+
+    #[test]
+    fn trees_taken_over_from_another_store_leave_that_store_as_it_is() {
+        let (_home, store) = store();
+        // What two of them share comes first, and once more in one of them: its second name is there already.
+        let trees = [
+            add(&store, &[("a", "shared"), ("b", "own of one"), ("c", "shared")]),
+            add(&store, &[("a", "shared"), ("b", "own of the other"), ("z", "shared")]),
+        ];
+        let folder = store.staging().unwrap();
+        let scratch = Store::open(folder.path().join("store")).unwrap();
+        for tree in &trees {
+            scratch.take_tree(&store, &store.tree(tree).unwrap()).unwrap();
+        }
+        for store in [&store, &scratch] {
+            assert_eq!(store.verify(&|_| {}).unwrap().faults, []);
+            assert!(trees.iter().all(|tree| store.complete(tree)));
+        }
+        // A file taken in whose name is that of the same file: the name that it came by is gone.
+        let file = store.tree(&trees[0]).unwrap().get("a").unwrap().clone();
+        let second = folder.path().join("second");
+        fs::hard_link(store.object_path(&file.digest), &second).unwrap();
+        scratch.adopt_object(&second, &file).unwrap();
+        assert!(!second.exists());
+        assert_eq!(store.verify(&|_| {}).unwrap().faults, []);
     }
 
     #[test]

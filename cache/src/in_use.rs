@@ -24,11 +24,15 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use nix::fcntl::OFlag;
+
 use crate::atomic::unique_name;
+use crate::lock::open_lock;
 use crate::{Lock, StoreError};
 
 /// A use of a result is not written down again within this time.
@@ -39,6 +43,7 @@ pub const FRESH: Duration = Duration::from_secs(60);
 pub(crate) struct User {
     path: PathBuf,
     since: SystemTime,
+    mode: u32,
     _lock: Lock,
 }
 
@@ -47,14 +52,19 @@ impl User {
     pub(crate) fn register(users: &Path) -> Result<Self, StoreError> {
         let path = users.join(format!("{}.lock", unique_name()));
         let lock = Lock::take(&path)?;
-        let since = fs::metadata(&path).and_then(|metadata| metadata.modified());
-        let since = since.map_err(StoreError::on("read", &path))?;
-        Ok(Self { path, since, _lock: lock })
+        let told = |metadata: fs::Metadata| Ok((metadata.modified()?, metadata.permissions().mode()));
+        let (since, mode) = fs::metadata(&path).and_then(told).map_err(StoreError::on("read", &path))?;
+        Ok(Self { path, since, mode, _lock: lock })
     }
 
     /// When it became one, by the clock of the store's file system.
     pub(crate) fn since(&self) -> SystemTime {
         self.since
+    }
+
+    /// The mode that a file gets which this process makes in the store, and says nothing about: what its umask lets through.
+    pub(crate) fn mode(&self) -> u32 {
+        self.mode
     }
 }
 
@@ -98,7 +108,8 @@ pub(crate) fn sweep(users: &Path) -> Result<(), StoreError> {
 
 /// Whether a living process holds the lock on a file. One that may not be asked is taken for held.
 fn is_held(path: &Path) -> bool {
-    match File::open(path) {
+    // A pipe that somebody put there is nobody's lock, and nothing to wait for.
+    match OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path) {
         Ok(file) => !matches!(file.try_lock_shared(), Ok(())),
         Err(error) => error.kind() != io::ErrorKind::NotFound,
     }
@@ -140,14 +151,14 @@ impl Gate {
 
     /// Keeps everybody from passing until the result is dropped; waits for those who do.
     pub(crate) fn close(&self) -> Result<Closed, StoreError> {
-        let file = open(&self.path).map_err(StoreError::on("open lock", &self.path))?;
+        let file = open_lock(&self.path).map_err(StoreError::on("open lock", &self.path))?;
         without_interruption(|| file.lock()).map_err(StoreError::on("lock", &self.path))?;
         Ok(Closed { file })
     }
 
     /// `None` where this process may not write to the store: through such a file system nobody removes anything either.
     fn open_to_pass(&self) -> Result<Option<File>, StoreError> {
-        match open(&self.path) {
+        match open_lock(&self.path) {
             Ok(file) => Ok(Some(file)),
             Err(error) if is_read_only(&error) => Ok(File::open(&self.path).ok()),
             Err(error) => Err(StoreError::io("open lock", &self.path, error)),
@@ -198,10 +209,6 @@ pub(crate) fn is_read_only(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied)
 }
 
-fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
-}
-
 fn without_interruption(mut lock: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     loop {
         match lock() {
@@ -223,7 +230,7 @@ mod tests {
 
     /// Whether nobody passes at this moment.
     fn is_empty(path: &Path) -> bool {
-        match open(path).map(|file| file.try_lock()) {
+        match open_lock(path).map(|file| file.try_lock()) {
             Ok(Ok(())) => true,
             Ok(Err(TryLockError::WouldBlock)) => false,
             other => panic!("{other:?}"),

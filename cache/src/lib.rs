@@ -6,6 +6,7 @@ pub mod atomic;
 pub mod census;
 pub mod digest;
 pub mod disk;
+mod entry;
 mod error;
 mod finished;
 mod folder;
@@ -18,6 +19,7 @@ pub mod lock;
 #[cfg(any(test, fuzzing))]
 pub mod properties;
 pub mod record;
+pub mod regular;
 pub mod remote;
 pub mod reuse;
 pub mod stat_cache;

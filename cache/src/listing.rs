@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use crate::entry::is_absent;
 use crate::{Digest, OutputRecord, ResultRecord, Store, StoreError};
 
 /// What is in a store.
@@ -143,10 +144,14 @@ pub(crate) fn changed(metadata: &Metadata) -> SystemTime {
     SystemTime::UNIX_EPOCH + seconds + rest
 }
 
-/// What is in a folder; what vanishes meanwhile is left out.
+/// What is in a folder, if that is there; what vanishes meanwhile is left out.
 pub(crate) fn entries(folder: &Path) -> Result<Vec<(PathBuf, fs::Metadata)>, StoreError> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(folder).map_err(StoreError::on("list", folder))? {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if is_absent(&error) => return Ok(found),
+        entries => entries.map_err(StoreError::on("list", folder))?,
+    };
+    for entry in entries {
         let path = entry.map_err(StoreError::on("list", folder))?.path();
         let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
         found.push((path, metadata));

@@ -6,7 +6,7 @@
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::StoreError;
@@ -64,10 +64,23 @@ impl AsRawFd for Lock {
 }
 
 fn open(path: &Path) -> Result<File, StoreError> {
+    open_lock(path).map_err(StoreError::on("open lock", path))
+}
+
+/// Opens the file of a lock, made if need be.
+pub(crate) fn open_lock(path: &Path) -> io::Result<File> {
     // Network file systems lend an exclusive lock only to a descriptor that may write.
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
-    options.open(path).map_err(StoreError::on("open lock", path))
+    let opened = options.open(path);
+    let Err(error) = opened else { return opened };
+    // No folder of that name was ever made here, and no socket.
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => fs::remove_dir_all(path)?,
+        Ok(found) if found.file_type().is_socket() => fs::remove_file(path)?,
+        Ok(_) | Err(_) => return Err(error),
+    }
+    options.open(path)
 }
 
 /// Whether the locked file is still the one with that name: its last holder may have removed it while we waited.

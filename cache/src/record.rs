@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use nix::fcntl::AT_FDCWD;
@@ -14,18 +14,22 @@ use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 use serde::{Deserialize, Serialize};
 
+use crate::entry::{Entry, is_absent, read_entry, remove_entry};
 use crate::in_use::{FRESH, is_read_only};
-use crate::store::remove_file;
 use crate::{Digest, KeyDocument, Store, StoreError};
 
-/// Version of the record's form on disk.
-pub const RECORD_VERSION: u32 = 1;
+/// Version of the record's form on disk. Records of version 1 are read; their trees may hold files that describe the output, which
+/// those of version 2 never do: a program that looks for them passes over these.
+pub const RECORD_VERSION: u32 = 2;
+
+/// The oldest version that is read.
+const OLDEST_VERSION: u32 = 1;
 
 /// What a key led to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResultRecord {
-    /// Always [`RECORD_VERSION`].
+    /// Of the program that wrote it: [`RECORD_VERSION`], or an older one.
     pub version: u32,
     /// Everything the result depends on; its digest is the record's name.
     pub key: KeyDocument,
@@ -108,6 +112,15 @@ fn checked(bytes: &[u8]) -> Option<Vec<u8>> {
 }
 
 impl Stored {
+    /// What is in the place of a record; `None` where nothing is.
+    pub(crate) fn at(path: &Path, key: &Digest) -> Result<Option<Self>, StoreError> {
+        Ok(match read_entry(path)? {
+            Entry::None => None,
+            Entry::Other(_) => Some(Self::Damaged),
+            Entry::File(bytes) => Some(Self::read(&bytes, key)),
+        })
+    }
+
     /// Reads a record and compares it with its check and with the key in its name.
     pub(crate) fn read(bytes: &[u8], key: &Digest) -> Self {
         let Some(bytes) = checked(bytes) else { return Self::Damaged };
@@ -117,7 +130,7 @@ impl Stored {
             version: u32,
         }
         match serde_json::from_slice(bytes) {
-            Ok(Version { version }) if version != RECORD_VERSION => return Self::Foreign,
+            Ok(Version { version }) if !(OLDEST_VERSION..=RECORD_VERSION).contains(&version) => return Self::Foreign,
             Ok(_) | Err(_) => {}
         }
         match serde_json::from_slice::<ResultRecord>(bytes) {
@@ -133,32 +146,26 @@ impl Store {
     /// # Errors
     /// Fails where the record exists and cannot be read.
     pub fn examine(&self, key: &Digest) -> Result<Examined, StoreError> {
-        let path = self.record_path(key);
-        let bytes = match fs::read(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Examined::None),
-            read => read.map_err(StoreError::on("read", &path))?,
-        };
-        Ok(match Stored::read(&bytes, key) {
-            Stored::Sound(record) => Examined::Sound(Box::new(record)),
-            Stored::Foreign => Examined::None,
-            Stored::Damaged => Examined::Damaged,
+        Ok(match Stored::at(&self.record_path(key), key)? {
+            None | Some(Stored::Foreign) => Examined::None,
+            Some(Stored::Sound(record)) => Examined::Sound(Box::new(record)),
+            Some(Stored::Damaged) => Examined::Damaged,
         })
     }
 
-    /// The result of a key. A damaged record is removed and counts as none.
+    /// The result of a key. A damaged record counts as none, and is removed by who may.
     ///
     /// # Errors
     /// Fails where the record exists and cannot be read.
     pub fn result(&self, key: &Digest) -> Result<Option<ResultRecord>, StoreError> {
         let path = self.record_path(key);
-        let bytes = match fs::read(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            read => read.map_err(StoreError::on("read", &path))?,
-        };
-        match Stored::read(&bytes, key) {
-            Stored::Sound(record) => Ok(Some(record)),
-            Stored::Foreign => Ok(None),
-            Stored::Damaged => remove_file(&path).map(|_| None),
+        match Stored::at(&path, key)? {
+            Some(Stored::Sound(record)) => Ok(Some(record)),
+            None | Some(Stored::Foreign) => Ok(None),
+            Some(Stored::Damaged) => match remove_entry(&path) {
+                Err(StoreError::Io { source, .. }) if is_read_only(&source) => Ok(None),
+                removed => removed.map(|_| None),
+            },
         }
     }
 
@@ -201,8 +208,8 @@ impl Store {
     pub fn results(&self) -> Result<Vec<(Digest, ResultRecord)>, StoreError> {
         let mut results = Vec::new();
         for (path, key) in self.record_files()? {
-            let (Some(key), Ok(bytes)) = (key, fs::read(&path)) else { continue };
-            if let Stored::Sound(record) = Stored::read(&bytes, &key) {
+            let Some(key) = key else { continue };
+            if let Ok(Some(Stored::Sound(record))) = Stored::at(&path, &key) {
                 results.push((key, record));
             }
         }
@@ -214,14 +221,18 @@ impl Store {
     /// # Errors
     /// Fails where the file cannot be removed.
     pub fn forget(&self, key: &Digest) -> Result<bool, StoreError> {
-        remove_file(&self.record_path(key))
+        remove_entry(&self.record_path(key))
     }
 
     /// The files of records, sorted, with the key in each one's name; `None` for a file that is no record.
     pub(crate) fn record_files(&self) -> Result<Vec<(PathBuf, Option<Digest>)>, StoreError> {
         let folder = self.folder("results");
         let mut files = Vec::new();
-        for entry in fs::read_dir(&folder).map_err(StoreError::on("list", &folder))? {
+        let entries = match fs::read_dir(&folder) {
+            Err(error) if is_absent(&error) => return Ok(files),
+            entries => entries.map_err(StoreError::on("list", &folder))?,
+        };
+        for entry in entries {
             let path = entry.map_err(StoreError::on("list", &folder))?.path();
             let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".json"));
             let key = name.and_then(|name| name.parse().ok()).filter(|key| self.record_path(key) == path);
@@ -368,11 +379,20 @@ mod tests {
     }
 
     #[test]
+    fn a_record_of_the_version_before_is_read() {
+        let (_home, store) = store();
+        let (key, record) = record("4");
+        let record = ResultRecord { version: OLDEST_VERSION, ..record };
+        store.record(&key, &record).unwrap();
+        assert_eq!(store.result(&key).unwrap(), Some(record));
+    }
+
+    #[test]
     fn a_record_of_another_version_is_not_ours_to_remove() {
         let (_home, store) = store();
         let (key, _) = record("4");
         let path = store.record_path(&key);
-        fs::write(&path, r#"{"version":2,"new":"form"}"#).unwrap();
+        fs::write(&path, r#"{"version":9,"new":"form"}"#).unwrap();
         assert_eq!(store.result(&key).unwrap(), None);
         assert!(path.exists());
     }

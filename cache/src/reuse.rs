@@ -6,14 +6,13 @@
 //! is damaged counts as lost.
 
 use std::fs;
-use std::io;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::store::remove_file;
-use crate::{Digest, Store, StoreError};
+use crate::entry::{Entry, is_absent, read_entry, remove_entry};
+use crate::{Digest, OutputRecord, Store, StoreError};
 
 /// Results of a family that are remembered.
 const KEPT: usize = 4;
@@ -24,6 +23,9 @@ const KEPT: usize = 4;
 pub struct Reusable {
     /// The stored folder.
     pub tree: Digest,
+    /// The output that it is. A version that stored its facts among its files did not write it here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output: Option<OutputRecord>,
     /// The pieces, in the words of the stage kind that wrote them.
     pub pieces: Value,
 }
@@ -62,7 +64,7 @@ impl Store {
     pub fn forget_unusable(&self) -> Result<usize, StoreError> {
         let folder = self.folder("reuse");
         let entries = match fs::read_dir(&folder) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+            Err(error) if is_absent(&error) => return Ok(0),
             read => read.map_err(StoreError::on("list", &folder))?,
         };
         let mut removed = 0;
@@ -70,18 +72,14 @@ impl Store {
             let path = entry.map_err(StoreError::on("list", &folder))?.path();
             let family = path.file_stem().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
             let usable = family.is_some_and(|family| self.reusable(&family).is_ok_and(|known| !known.is_empty()));
-            removed += usize::from(!usable && remove_file(&path)?);
+            removed += usize::from(!usable && remove_entry(&path)?);
         }
         Ok(removed)
     }
 
     /// The table of a family as it lies there; a damaged one is empty.
     fn reuse_table(&self, family: &Digest) -> Result<Vec<Reusable>, StoreError> {
-        let path = self.reuse_path(family);
-        let bytes = match fs::read(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            read => read.map_err(StoreError::on("read", &path))?,
-        };
+        let Entry::File(bytes) = read_entry(&self.reuse_path(family))? else { return Ok(Vec::new()) };
         // A flipped bit in a number would otherwise take over the wrong rows.
         let (digest, table) = bytes.split_at(bytes.iter().position(|byte| *byte == b'\n').unwrap_or(0));
         let table = table.get(1..).unwrap_or_default();
@@ -106,7 +104,7 @@ mod tests {
     fn stored(store: &Store, content: &str) -> Reusable {
         let staging = store.staging().unwrap();
         fill(staging.path(), &[("a", content)]);
-        Reusable { tree: store.add_folder(staging.path()).unwrap(), pieces: json!([content]) }
+        Reusable { tree: store.add_folder(staging.path()).unwrap(), output: None, pieces: json!([content]) }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::atomic::write_atomically;
 use crate::digest::open_regular;
+use crate::entry::{self, read_entry, remove_entry};
 use crate::{Digest, StoreError};
 
 /// Version of the cache's form on disk.
@@ -35,7 +36,10 @@ pub struct StatCache {
 impl StatCache {
     /// Loads what [`StatCache::save`] wrote; a missing or damaged file gives an empty cache.
     pub fn load(path: &Path) -> Self {
-        let stored = fs::read(path).ok().and_then(|bytes| read(&bytes));
+        let stored = match read_entry(path) {
+            Ok(entry::Entry::File(bytes)) => read(&bytes),
+            Ok(entry::Entry::None | entry::Entry::Other(_)) | Err(_) => None,
+        };
         Self { files: stored.map(|stored| stored.files).unwrap_or_default(), changed: false }
     }
 
@@ -65,6 +69,9 @@ impl StatCache {
         self.files.retain(|file, _| Path::new(file).exists());
         let stored = StoredRef { version: VERSION, files: &self.files };
         let json = serde_json::to_vec(&stored).expect("entries are made of strings and numbers");
+        if let entry::Entry::Other(_) = read_entry(path)? {
+            remove_entry(path)?;
+        }
         write_atomically(path, &[Digest::of(&json).to_string().as_bytes(), b"\n", &json].concat())?;
         self.changed = false;
         Ok(())

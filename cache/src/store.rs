@@ -24,7 +24,8 @@ use std::time::SystemTime;
 
 use rayon::prelude::*;
 
-use crate::atomic::{ensure_folder, flush_folder, parent, rename, write_flushed};
+use crate::atomic::{ensure_folder, flush_folder, parent, write_flushed};
+use crate::entry::{Entry, ensure_own_folder, put_entry, read_entry, remove_entry};
 use crate::in_use::{self, Closed, Gate, Passage, User};
 use crate::{Digest, Lock, Staging, StoreError, Tree, TreeFile, lock};
 
@@ -64,9 +65,7 @@ impl Store {
         fs::create_dir_all(&root).map_err(StoreError::on("create folder", &root))?;
         // Links into the store must hold wherever they lie.
         let root = root.canonicalize().map_err(StoreError::on("open", &root))?;
-        for name in FOLDERS {
-            ensure_folder(&root.join(name))?;
-        }
+        make_folders(&root)?;
         lock::sweep(&root.join("staging"))?;
         in_use::sweep(&root.join("users"))?;
         let user = User::register(&root.join("users"))?;
@@ -100,6 +99,11 @@ impl Store {
             Some(store) => Ok(store),
             None => Self::open(root.as_ref()),
         }
+    }
+
+    /// Makes what is missing of the store's own folders.
+    pub(crate) fn ensure_folders(&self) -> Result<(), StoreError> {
+        make_folders(self.root())
     }
 
     fn opened(root: PathBuf, user: Option<User>) -> Self {
@@ -146,8 +150,9 @@ impl Store {
     pub fn add_tree(&self, folder: &Path, tree: &Tree) -> Result<Digest, StoreError> {
         let places: Vec<_> = tree.files().iter().map(|file| self.object_path(&file.digest)).collect();
         let shards: BTreeSet<_> = places.iter().map(|place| parent(place)).collect();
-        shards.iter().try_for_each(|shard| ensure_folder(shard))?;
-        tree.files().par_iter().try_for_each(|file| make_ready(&folder.join(&file.path), file))?;
+        shards.iter().try_for_each(|shard| ensure_own_folder(shard))?;
+        let mode = self.mode();
+        tree.files().par_iter().try_for_each(|file| make_ready(&folder.join(&file.path), file, mode))?;
         self.move_in(folder, tree, &places)?;
         shards.par_iter().try_for_each(|shard| flush_folder(shard))?;
         self.adopt_tree(tree)?;
@@ -159,11 +164,16 @@ impl Store {
     /// # Errors
     /// As [`Store::add_tree`].
     pub fn adopt_object(&self, source: &Path, file: &TreeFile) -> Result<(), StoreError> {
+        make_ready(source, file, self.mode())?;
+        self.name_object(source, file)
+    }
+
+    /// Gives a file that is what an object is its name.
+    pub(crate) fn name_object(&self, source: &Path, file: &TreeFile) -> Result<(), StoreError> {
         let place = self.object_path(&file.digest);
-        ensure_folder(parent(&place))?;
-        make_ready(source, file)?;
+        ensure_own_folder(parent(&place))?;
         let passage = self.pass()?;
-        rename(source, &place)?;
+        put_entry(source, &place)?;
         drop(passage);
         flush_folder(parent(&place))
     }
@@ -186,7 +196,9 @@ impl Store {
             return Ok(false);
         }
         let place = self.object_path(&file.digest);
-        fs::set_permissions(&place, Permissions::from_mode(0o444)).map_err(StoreError::on("protect", &place))?;
+        // The mode that it has, so that nothing but the time changes.
+        let touched = fs::symlink_metadata(&place).and_then(|found| fs::set_permissions(&place, found.permissions()));
+        touched.map_err(StoreError::on("protect", &place))?;
         Ok(true)
     }
 
@@ -220,11 +232,10 @@ impl Store {
     pub fn tree(&self, digest: &Digest) -> Result<Tree, StoreError> {
         let path = self.tree_path(digest);
         let corrupt = |reason| StoreError::CorruptTree { digest: *digest, path: path.clone(), reason };
-        let bytes = match fs::read(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(StoreError::MissingTree { digest: *digest, path });
-            }
-            read => read.map_err(StoreError::on("read", &path))?,
+        let bytes = match read_entry(&path)? {
+            Entry::None => return Err(StoreError::MissingTree { digest: *digest, path }),
+            Entry::Other(found) => return Err(corrupt(format!("it is a {found}"))),
+            Entry::File(bytes) => bytes,
         };
         let tree: Tree = serde_json::from_slice(&bytes).map_err(|error| corrupt(error.to_string()))?;
         if tree.digest() != *digest {
@@ -246,9 +257,9 @@ impl Store {
     /// Removes an object that turned out to be damaged, so that its producer runs again.
     ///
     /// # Errors
-    /// Fails where the file cannot be removed; one that is gone already is no error.
+    /// Fails where it cannot be removed; one that is gone already is no error.
     pub fn evict(&self, object: &Digest) -> Result<(), StoreError> {
-        remove_file(&self.object_path(object)).map(drop)
+        remove_entry(&self.object_path(object)).map(drop)
     }
 
     /// The folder for the resumable working state of a key, made if it is not there.
@@ -257,7 +268,7 @@ impl Store {
     /// Fails where the disk refuses.
     pub fn partial(&self, working_key: &Digest) -> Result<PathBuf, StoreError> {
         let folder = self.folder("partial").join(working_key.to_string());
-        ensure_folder(&folder)?;
+        ensure_own_folder(&folder)?;
         Ok(folder)
     }
 
@@ -308,6 +319,11 @@ impl Store {
         is_whole(&self.object_path(&file.digest), file.size)
     }
 
+    /// The mode of an object that this process stores: nobody writes to it, and those read it whom the process lets read what it makes.
+    fn mode(&self) -> u32 {
+        self.opened.user.as_ref().map_or(0o400, |user| 0o400 | 0o444 & user.mode())
+    }
+
     /// One of the store's own folders.
     pub(crate) fn folder(&self, name: &str) -> PathBuf {
         self.root().join(name)
@@ -316,12 +332,12 @@ impl Store {
     /// Writes a file of the store under its final name. Its temporary one lies in staging, so that what a killed
     /// process leaves is swept up.
     pub(crate) fn publish(&self, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
-        ensure_folder(parent(path))?;
+        ensure_own_folder(parent(path))?;
         let staging = self.staging()?;
         let temporary = staging.path().join("file");
         write_flushed(&temporary, bytes)?;
         let passage = self.pass()?;
-        rename(&temporary, path)?;
+        put_entry(&temporary, path)?;
         drop(passage);
         flush_folder(parent(path))
     }
@@ -334,7 +350,7 @@ impl Store {
         for (file, place) in tree.files().iter().zip(places) {
             let source = folder.join(&file.path);
             if moved.insert(file.digest) {
-                rename(&source, place)?;
+                put_entry(&source, place)?;
             } else {
                 fs::remove_file(&source).map_err(StoreError::on("remove", &source))?;
             }
@@ -362,12 +378,16 @@ impl Store {
     }
 }
 
+fn make_folders(root: &Path) -> Result<(), StoreError> {
+    FOLDERS.iter().try_for_each(|name| ensure_folder(&root.join(name)))
+}
+
 /// Makes a hashed file what an object is: read-only and flushed.
-fn make_ready(source: &Path, file: &TreeFile) -> Result<(), StoreError> {
+fn make_ready(source: &Path, file: &TreeFile, mode: u32) -> Result<(), StoreError> {
     if !is_whole(source, file.size) {
         return Err(StoreError::ChangedWhileStoring { path: source.to_owned() });
     }
-    fs::set_permissions(source, Permissions::from_mode(0o444)).map_err(StoreError::on("protect", source))?;
+    fs::set_permissions(source, Permissions::from_mode(mode)).map_err(StoreError::on("protect", source))?;
     // Without this, a loss of power after the rename leaves zeros under a valid digest.
     File::open(source).and_then(|file| file.sync_all()).map_err(StoreError::on("flush", source))
 }
@@ -375,15 +395,6 @@ fn make_ready(source: &Path, file: &TreeFile) -> Result<(), StoreError> {
 /// Whether a regular file of a length is there.
 fn is_whole(path: &Path, size: u64) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.len() == size)
-}
-
-/// Removes a file; whether there was one.
-pub(crate) fn remove_file(path: &Path) -> Result<bool, StoreError> {
-    match fs::remove_file(path) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(source) => Err(StoreError::io("remove", path, source)),
-    }
 }
 
 #[cfg(test)]

@@ -52,6 +52,18 @@ pub(crate) fn damage(store: &Store, object: &[u8], content: &[u8]) {
     fs::write(&path, content).unwrap();
 }
 
+/// What may stand in the place of a file, each as a function that makes it there.
+pub(crate) fn instead() -> [fn(&Path); 6] {
+    [
+        |place| fs::create_dir(place).unwrap(),
+        |place| fill(place, &[("a", "content"), ("sub/b", "content")]),
+        |place| std::os::unix::fs::symlink("nowhere", place).unwrap(),
+        |place| std::os::unix::fs::symlink("/dev/null", place).unwrap(),
+        |place| nix::unistd::mkfifo(place, nix::sys::stat::Mode::S_IRWXU).unwrap(),
+        |place| drop(std::os::unix::net::UnixListener::bind(place).unwrap()),
+    ]
+}
+
 /// The paths and contents below a folder, through links, sorted by path.
 pub(crate) fn read_all(folder: &Path) -> Vec<(String, String)> {
     let mut found = Vec::new();

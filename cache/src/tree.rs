@@ -86,6 +86,15 @@ impl Tree {
         self.find(path).ok().map(|index| &self.files[index])
     }
 
+    /// The tree without the file at a path.
+    #[must_use]
+    pub fn without(mut self, path: &str) -> Self {
+        if let Ok(index) = self.find(path) {
+            self.files.remove(index);
+        }
+        self
+    }
+
     /// The length of all files together.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.size).sum()
@@ -252,6 +261,8 @@ mod tests {
         assert_eq!(tree.folders().into_iter().collect::<Vec<_>>(), ["a", "a/b"]);
         assert_eq!(tree.get("a/c").unwrap().digest, Digest::of(b"3"));
         assert_eq!(tree.get("a"), None);
+        assert_eq!(tree.clone().without("a"), tree);
+        assert_eq!(tree.clone().without("a/c").bytes(), 3);
         assert_eq!(tree.bytes(), 4);
         assert_eq!(serde_json::from_slice::<Tree>(&tree.to_json()).unwrap(), tree);
     }

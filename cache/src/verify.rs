@@ -2,16 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::fs;
-use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
 
+use crate::entry::{is_absent, open_entry, remove_entry};
 use crate::listing::DigestFile;
 use crate::record::Stored;
-use crate::store::remove_file;
 use crate::{Digest, Store, StoreError, TreeFile};
 
 /// What a full check found.
@@ -181,7 +179,7 @@ impl Store {
             match fault {
                 Fault::CorruptObject { digest, .. } => self.evict(digest)?,
                 Fault::CorruptTree { digest, .. } | Fault::MissingObject { tree: digest, .. } => {
-                    remove_file(&self.tree_path(digest))?;
+                    remove_entry(&self.tree_path(digest))?;
                 }
                 Fault::CorruptResult { .. } | Fault::MissingTree { .. } | Fault::Stranger { .. } => {}
             }
@@ -269,11 +267,10 @@ impl Store {
                 continue;
             };
             report.results += 1;
-            let record = match fs::read(&path).map(|bytes| Stored::read(&bytes, &key)) {
-                Ok(Stored::Sound(record)) => record,
-                Ok(Stored::Foreign) => continue,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Ok(Stored::Damaged) | Err(_) => {
+            let record = match Stored::at(&path, &key) {
+                Ok(Some(Stored::Sound(record))) => record,
+                Ok(None | Some(Stored::Foreign)) => continue,
+                Ok(Some(Stored::Damaged)) | Err(_) => {
                     report.faults.push(Fault::CorruptResult { key, path });
                     continue;
                 }
@@ -320,10 +317,11 @@ fn missing_object(tree: Digest, file: &TreeFile) -> Fault {
 fn check_object(object: &DigestFile) -> Option<Fault> {
     let path = object.path.clone();
     let Some(digest) = object.digest else { return Some(Fault::Stranger { path }) };
-    match Digest::of_file(&path) {
-        Ok((found, _)) if found == digest => None,
+    let found = open_entry(&path).map(|opened| opened.map(|mut file| Digest::of_open_file(&mut file)));
+    match found {
+        Ok(Ok(Ok((found, _)))) if found == digest => None,
         // Evicted by another process meanwhile: whoever needs it is reported with the trees.
-        Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
+        Err(error) if is_absent(&error) => None,
         Ok(_) | Err(_) => Some(Fault::CorruptObject { digest, path, used_by: Vec::new() }),
     }
 }
@@ -332,6 +330,7 @@ fn check_object(object: &DigestFile) -> Option<Fault> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
+    use std::fs;
     use std::sync::Mutex;
 
     use super::*;

@@ -11,7 +11,7 @@ use cache::{Digest, FinishedFiles, Flushing, Store, StoreError, Tree, Verify};
 use profile::Profile;
 use serde_json::{Map, Value};
 
-use crate::artifact::{ARTIFACT_FILE, Description, Facts};
+use crate::artifact::{Description, Facts, described_among, stored_files};
 use crate::device::DeviceGrant;
 use crate::error::{Cause, OrFail, StageError};
 use crate::execute::Membership;
@@ -19,13 +19,10 @@ use crate::execute::private_paths::PrivatePaths;
 use crate::history::stage_folder;
 use crate::parameter::{ArtifactKind, Input, Reference};
 use crate::pin::Pinned;
-use crate::protocol::{FileGrant, Job, Network, ProfileRequest, StoredOutput, WorkerEvent};
+use crate::protocol::{FileGrant, InputGrant, Job, Network, ProfileRequest, StoredOutput, WorkerEvent};
 use crate::visible::visible;
 
 mod reuse;
-
-/// Version of the form of `artifact.json`.
-pub const ARTIFACT_FORMAT: u32 = 1;
 
 /// Progress is for people: more than this many messages a second are dropped.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -36,7 +33,7 @@ pub(crate) static CANCELLED: AtomicBool = AtomicBool::new(false);
 /// An input, opened: every file in it has been checked against its digest.
 #[derive(Debug, Clone)]
 pub struct Artifact {
-    /// A read-only folder of links with the original names.
+    /// A read-only folder of links with the original names. Its description lies beside it ([`crate::artifact::description_file`]).
     pub folder: PathBuf,
     /// Its description.
     pub description: Description,
@@ -171,11 +168,13 @@ impl StageContext {
         let grant = &self.job.inputs[&name];
         let folder = self.job.inputs_folder.join(stage_folder(&name));
         let _phase = self.profile.phase("open input");
+        let description = granted_description(&self.store, grant)?;
         // The stage's process has made and verified the folder before it started this one.
         if self.membership.is_none() {
-            self.store.link_folder(&grant.tree, &folder, Verify::Contents).map_err(stored)?;
+            let files = stored_files(&self.store, &grant.tree, &grant.identity).map_err(stored)?;
+            self.store.link_files(&files, &folder, Verify::Contents).map_err(stored)?;
+            description.write_beside(&folder)?;
         }
-        let description = read_description(&folder)?;
         let artifact = Artifact { folder, description };
         self.opened.insert(name, artifact.clone());
         Ok(artifact)
@@ -202,8 +201,8 @@ impl StageContext {
         Ok(Draft { output: output.to_owned(), folder, finished: FinishedFiles::default(), flushing: None })
     }
 
-    /// Ends an output: writes its description, flushes it and moves it into the store. `identity` is the logical
-    /// identity where the kind has one; else it is the digest of (path, content) pairs.
+    /// Ends an output: flushes it and moves it into the store. `identity` is the logical identity where the kind has one; else it is
+    /// the digest of (path, content) pairs.
     ///
     /// # Errors
     /// Fails where the disk refuses.
@@ -211,25 +210,13 @@ impl StageContext {
         let mut draft = draft;
         let _phase = self.profile.phase("seal output");
         let kind = self.declared_kind(&draft.output)?;
-        // A file of an earlier attempt or of a copied artefact must not take part in the identity.
-        let description_file = draft.folder.join(ARTIFACT_FILE);
-        if description_file.exists() {
-            fs::remove_file(&description_file)
-                .or_fail(Cause::Machine, || format!("cannot remove `{}`", description_file.display()))?;
-        }
         // The disk writes while the files are hashed.
         draft.begin_flush()?;
         let Draft { output, folder, finished, flushing } = draft;
         let hashing = self.profile.phase("hash output");
-        let mut tree = Tree::of_finished(&folder, &finished).map_err(stored)?;
+        let tree = Tree::of_finished(&folder, &finished).map_err(stored)?;
         drop(hashing);
         let identity = identity.unwrap_or_else(|| tree.identity());
-        let description = Description { format: ARTIFACT_FORMAT, kind: kind.clone(), identity, facts: facts.clone() };
-        let mut text = serde_json::to_string_pretty(&description).expect("a description is plain data");
-        text.push('\n');
-        fs::write(&description_file, text)
-            .or_fail(Cause::Machine, || format!("cannot write `{}`", description_file.display()))?;
-        tree.add_file(&folder, ARTIFACT_FILE).map_err(stored)?;
         let storing = self.profile.phase("flush output and move it into the store");
         flushing.map_or(Ok(()), Flushing::end).map_err(stored)?;
         let tree = self.store.add_tree(&folder, &tree).map_err(stored)?;
@@ -402,11 +389,14 @@ pub(crate) fn pick<'a, T>(
         .map(|(_, item)| item)
 }
 
-/// Reads the description in an artefact's folder.
-pub(crate) fn read_description(folder: &Path) -> Result<Description, StageError> {
-    let path = folder.join(ARTIFACT_FILE);
-    let text = fs::read(&path).or_fail(Cause::Internal, || format!("cannot read `{}`", path.display()))?;
-    serde_json::from_slice(&text).or_fail(Cause::Internal, || format!("`{}` is no description", path.display()))
+/// The description of an input. A job of a version that did not grant it comes with an artefact that has it among its files.
+fn granted_description(store: &Store, grant: &InputGrant) -> Result<Description, StageError> {
+    if let Some(facts) = &grant.facts {
+        return Ok(Description::new(&grant.kind, grant.identity, facts.clone()));
+    }
+    let tree = store.tree(&grant.tree).map_err(stored)?;
+    let described = described_among(store, &tree, |identity| *identity == grant.identity);
+    described.ok_or_else(|| StageError::internal("the job does not say what an input is, and neither does the input"))
 }
 
 /// A failure of the store as a stage's failure; the damaged object stays reachable as its source (see [`damaged_object`]).

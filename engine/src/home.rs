@@ -115,6 +115,11 @@ impl Home {
         self.root.join("files.json")
     }
 
+    /// What is known about published files by their times.
+    pub fn published_files(&self) -> PathBuf {
+        self.root.join("published.json")
+    }
+
     /// The pins of moving things: a file of the project, to be kept in git, so it lies beside the default home even when the home
     /// itself is elsewhere.
     pub fn lock_file(&self) -> PathBuf {
@@ -134,18 +139,30 @@ impl Home {
             fs::create_dir_all(&folder).map_err(at(&folder))?;
         }
         let ignore = self.root.join(".gitignore");
-        fs::write(&ignore, "*\n").map_err(at(&ignore))?;
+        put(&ignore, "*\n").map_err(at(&ignore))?;
         // The tag goes last: where it is, the rest is.
-        fs::write(&tag, CACHEDIR_TAG).map_err(at(&tag))
+        put(&tag, CACHEDIR_TAG).map_err(at(&tag))
     }
 }
 
-/// Lets nobody but its owner write to what this process makes, whatever the mask it was started with (`umask 000`): who could write to a
-/// record or a folder of the store could make results up. What a mask takes away beyond that stays away. To be called before any
-/// thread is started; what this process starts has the mask too.
-pub fn keep_to_owner() {
-    let before = umask(Mode::empty());
-    umask(before | Mode::S_IWGRP | Mode::S_IWOTH);
+/// Writes a file of the home, in the place of a link or a pipe that somebody put there.
+fn put(path: &Path, text: &str) -> io::Result<()> {
+    if fs::symlink_metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        fs::remove_file(path)?;
+    }
+    fs::write(path, text)
+}
+
+/// Under a mask that lets everybody write (`umask 000`), which nobody chooses, lets only the owner write to what this process makes: who could
+/// write to a record or a folder of the store could make results up. Any other mask holds as it is. To be called before any thread is
+/// started; what this process starts has the mask too.
+pub fn keep_from_others() {
+    let before = umask(Mode::S_IWGRP | Mode::S_IWOTH);
+    if before.contains(Mode::S_IWOTH) {
+        umask(before);
+    } else {
+        umask(before | Mode::S_IWGRP | Mode::S_IWOTH);
+    }
 }
 
 /// What to do when the disk that a path lies on is full.

@@ -305,8 +305,8 @@ fn walk(
         let entry = entry.map_err(|error| refused(prefix, error))?;
         let path = entry.path();
         let name = entry.file_name().to_string_lossy().into_owned();
-        // What `publish:` notes about a folder holds times; the folder's content is the same without it.
-        if name == crate::publish::RECORD {
+        // What `publish:` notes about a folder is no part of it; a user's own file of that name is.
+        if name == crate::publish::RECORD && crate::publish::is_record(&path) {
             continue;
         }
         let relative = if prefix.is_empty() { name } else { format!("{prefix}/{name}") };
@@ -396,8 +396,12 @@ mod tests {
         for file in ["data/b.jsonl", "data/a.jsonl", "data/deep/c.jsonl", "data/notes.txt", "data/[0].jsonl"] {
             fs::write(base.join(file), file).unwrap();
         }
-        // A published folder is found without the note that publishing leaves in it.
-        fs::write(base.join("data").join(crate::publish::RECORD), "times").unwrap();
+        // A published folder is found without the note that publishing leaves in it; a user's file of that name is found.
+        let note = format!(r#"{{"version":1,"tree":"{0}","identity":"{0}","files":{{}}}}"#, Digest::of(b"tree"));
+        fs::write(base.join("data").join(crate::publish::RECORD), note).unwrap();
+        fs::create_dir(base.join("own")).unwrap();
+        fs::write(base.join("own").join(crate::publish::RECORD), "mine").unwrap();
+        assert_eq!(names(&base, "own"), [crate::publish::RECORD]);
         assert_eq!(names(&base, "data/a.jsonl"), ["a.jsonl"]);
         assert_eq!(names(&base, "./data/[0].jsonl"), ["[0].jsonl"], "a name that exists is taken literally");
         assert_eq!(names(&base, "data/[ab].jsonl"), ["a.jsonl", "b.jsonl"]);

@@ -5,12 +5,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use cache::StoreError;
 use cache::atomic::write_atomically;
+use cache::{StoreError, regular};
 use serde::{Deserialize, Serialize};
 
 use crate::error::StageError;
@@ -159,7 +158,7 @@ impl LockFile {
     /// Fails where it cannot be read or is not a lock file.
     pub fn read(path: &Path) -> Result<Self, LockError> {
         let path = path.to_owned();
-        let text = match fs::read_to_string(&path) {
+        let text = match regular::open(&path).and_then(io::read_to_string) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self { path, pins: BTreeMap::new() }),
             Err(source) => return Err(LockError::Read { path, source }),
@@ -356,6 +355,8 @@ fn is_or_are(missing: &[(String, String)]) -> String {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::fs;
 
     use super::*;
     use crate::file::source::Span;

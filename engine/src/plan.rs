@@ -68,6 +68,8 @@ pub struct Plan {
     pub graph: DiGraph<usize, Edge>,
     /// What is copied out of the store when its stage is done.
     pub publish: Vec<Publish>,
+    /// The files outside the pipeline that stages of the file read, also those that are not in the plan.
+    pub reads: Vec<Reads>,
     /// How many there are of each slot that stages take.
     pub slots: BTreeMap<String, u32>,
     /// Where stages run that do not say it themselves.
@@ -238,6 +240,17 @@ impl DeviceRequest {
     }
 }
 
+/// Files outside the pipeline that a stage of the file reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reads {
+    /// The stage.
+    pub stage: String,
+    /// A path, a folder or a glob, as it is written.
+    pub pattern: String,
+    /// Where it stands.
+    pub span: Span,
+}
+
 /// A copy of an artefact outside the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Publish {
@@ -249,6 +262,8 @@ pub struct Publish {
     pub path: PathBuf,
     /// Where the entry stands.
     pub span: Span,
+    /// Where the folder stands.
+    pub path_span: Span,
 }
 
 /// A stage of the file that is not in the plan.

@@ -91,6 +91,9 @@ pub struct InputGrant {
     pub tree: Digest,
     /// Its identity.
     pub identity: Digest,
+    /// Its facts. A version that stored them among the artefact's files did not write them here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub facts: Option<Facts>,
 }
 
 /// A source file of a job.

@@ -1,25 +1,27 @@
 //! Publishing: copies of artefacts outside the store, for people and other programs.
 //!
-//! A copy is exchanged with the old one whole. What was published is written down in the copy, with enough to tell whether somebody
-//! has changed it since; it leaves to the store how a folder is copied and exchanged.
+//! A copy is exchanged with the old one whole. What was published is written down in a record in the copy, with enough to tell whether
+//! somebody has changed it since; it leaves to the store how a folder is copied and exchanged. Where nothing may be published is found
+//! before anything runs.
 
-use std::collections::BTreeMap;
-use std::fs::{self, Metadata};
+mod record;
+mod targets;
+
+use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use cache::atomic::replace_folder;
-use cache::{Digest, Store, StoreError};
-use serde::{Deserialize, Serialize};
+use cache::atomic::{replace_folder, write_atomically};
+use cache::{Digest, OutputRecord, StatCache, Store, StoreError};
 
+pub(crate) use self::record::is_record;
+use self::record::{Look, Record};
+pub use self::record::{PublishedAs, RECORD, description, published_as};
+pub use self::targets::{Moment, check_targets};
+use crate::artifact::stored_files;
 use crate::error::{Cause, by_system_error};
-
-/// The file inside a published folder that says what it is.
-pub const RECORD: &str = ".pipeline-published.json";
-
-/// Version of that file's form.
-const VERSION: u32 = 1;
+use crate::keys::base_folder;
+use crate::plan::{Plan, Publish};
 
 /// What to do with a target that somebody has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -59,6 +61,9 @@ pub enum PublishError {
         /// In what way.
         how: &'static str,
     },
+    /// The output holds a file with the name of the record.
+    #[error("the output holds a file `{RECORD}`, and that is the name of the record of a published folder")]
+    NameTaken,
     /// A file operation failed.
     #[error("cannot {action} `{}`", .path.display())]
     Io {
@@ -81,7 +86,7 @@ impl PublishError {
     /// What kind of failure it is.
     pub fn cause(&self) -> Cause {
         match self {
-            Self::Foreign { .. } | Self::Changed { .. } => Cause::BadData,
+            Self::Foreign { .. } | Self::Changed { .. } | Self::NameTaken => Cause::BadData,
             Self::Io { .. }
             | Self::Store(StoreError::Io { .. } | StoreError::DiskFull { .. } | StoreError::Rename { .. }) => {
                 by_system_error(self).unwrap_or(Cause::Machine)
@@ -97,176 +102,131 @@ impl PublishError {
             Self::Foreign { .. } | Self::Changed { .. } => {
                 Some("move it away, or replace it with `pipeline run --overwrite`")
             }
+            Self::NameTaken => {
+                Some("give the file another name in the stage that makes it, or leave it out (`exclude` of a download)")
+            }
             Self::Io { .. } | Self::Store(_) | Self::Panicked => None,
         }
     }
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Record {
-    version: u32,
-    tree: Digest,
-    identity: Digest,
-    files: BTreeMap<String, RecordedFile>,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RecordedFile {
-    digest: Digest,
-    size: u64,
-    /// Nanoseconds since 1970. A file with this time and size is not read again.
-    modified: i128,
-}
-
-/// What a folder was published as.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PublishedAs {
-    /// The stored folder.
-    pub tree: Digest,
-    /// Its identity.
-    pub identity: Digest,
-    /// How it was changed since, where it was.
-    pub changed: Option<String>,
-}
-
-/// What a folder was published as; `None` where it was not published by this program.
-///
-/// # Errors
-/// Fails where the folder cannot be read.
-pub fn published_as(target: &Path) -> Result<Option<PublishedAs>, PublishError> {
-    let text = match fs::read(target.join(RECORD)) {
-        Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failed("read", &target.join(RECORD))(error)),
-    };
-    let Ok(Record { version: VERSION, tree, identity, .. }) = serde_json::from_slice(&text) else { return Ok(None) };
-    let changed = match inspect(target) {
-        Ok(_) => None,
-        Err(PublishError::Changed { file, how, .. }) => Some(format!("`{file}` {how}")),
-        Err(error) => return Err(error),
-    };
-    Ok(Some(PublishedAs { tree, identity, changed }))
-}
-
-/// Makes `target` a copy of a stored folder, unless it is one.
+/// Makes `target` a copy of an output, unless it is one. `seen` is the file with the digests of published files.
 ///
 /// # Errors
 /// Fails where somebody else made or changed the target, or the disk refuses; the target is then as it was.
 pub fn publish(
     store: &Store,
-    tree: &Digest,
-    identity: &Digest,
+    output: &OutputRecord,
     target: &Path,
     on_changed: OnChanged,
+    seen: &Path,
 ) -> Result<Published, PublishError> {
-    // One at a time: the temporary name below is then this process's, and what lies there is a dead process's.
-    let name = format!("publish-{}", Digest::of(target.as_os_str().as_encoded_bytes()));
-    let _lock = store.lock(&name)?;
-    let temporary = temporary(target);
-    if temporary.exists() {
-        fs::remove_dir_all(&temporary).map_err(failed("remove", &temporary))?;
-    }
-    let found = inspect(target);
+    // One at a time: the temporary names below are then this process's, and what lies there is a dead process's.
+    let _lock = store.lock(&lock_name(target))?;
+    tidy(target)?;
+    let found = match on_changed {
+        // What the user asks for is the very content.
+        OnChanged::Overwrite => inspect(target, Look::Contents),
+        OnChanged::Refuse => {
+            let mut files = StatCache::load(seen);
+            let found = inspect(target, Look::Attributes(&mut files));
+            // What could not be written down is read again.
+            let _ = files.save(seen);
+            found
+        }
+    };
     match (found, on_changed) {
-        (Ok(Some(published)), _) if published == *tree => return Ok(Published::Current),
+        (Ok(Some(published)), _) if published == output.tree => return Ok(Published::Current),
         (Ok(_), _) | (Err(PublishError::Foreign { .. } | PublishError::Changed { .. }), OnChanged::Overwrite) => {}
         (Err(error), _) => return Err(error),
     }
-    write(store, tree, identity, &temporary, target)?;
-    Ok(Published::Written)
+    let temporary = beside(target, NEW);
+    let written = write(store, output, &temporary, target);
+    if written.is_err() {
+        // The first error is the one to tell; what stays is removed by the next run.
+        let _ = remove(&temporary);
+    }
+    written.map(|()| Published::Written)
 }
 
-/// The tree that a target holds unchanged, or `None` where nothing is there.
-fn inspect(target: &Path) -> Result<Option<Digest>, PublishError> {
+/// Where an entry of `publish:` is copied to, absolute.
+pub(crate) fn target(plan: &Plan, publish: &Publish) -> PathBuf {
+    base_folder(plan).join(&publish.path)
+}
+
+/// The lock of those who publish to a target.
+fn lock_name(target: &Path) -> String {
+    format!("publish-{}", Digest::of(target.as_os_str().as_encoded_bytes()))
+}
+
+/// The tree that a target is a copy of, or `None` where nothing is there.
+fn inspect(target: &Path, look: Look<'_>) -> Result<Option<Digest>, PublishError> {
     let foreign = || PublishError::Foreign { target: target.to_owned() };
     let metadata = match fs::symlink_metadata(target) {
         Ok(metadata) => metadata,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(None);
+        }
         Err(error) => return Err(failed("look at", target)(error)),
     };
     if !metadata.is_dir() {
         return Err(foreign());
     }
-    let Ok(text) = fs::read(target.join(RECORD)) else {
+    let Some(record) = Record::read(target)? else {
         let mut entries = fs::read_dir(target).map_err(failed("list", target))?;
         return if entries.next().is_none() { Ok(None) } else { Err(foreign()) };
     };
-    let record: Record = serde_json::from_slice(&text).map_err(|_| foreign())?;
-    if record.version != VERSION {
-        return Err(foreign());
-    }
-    let changed = |file: &str, how| PublishError::Changed { target: target.to_owned(), file: file.to_owned(), how };
-    let mut present = Vec::new();
-    list(target, "", &mut present).map_err(failed("list", target))?;
-    for (path, metadata) in &present {
-        let recorded = record.files.get(path).ok_or_else(|| changed(path, "was added"))?;
-        if !recorded.matches(metadata, &target.join(path)) {
-            return Err(changed(path, "has another content"));
-        }
-    }
-    match record.files.keys().find(|path| present.binary_search_by(|(other, _)| other.cmp(path)).is_err()) {
-        Some(gone) => Err(changed(gone, "is gone")),
-        None => Ok(Some(record.tree)),
-    }
+    record.compare(target, look)?;
+    Ok(Some(record.tree))
 }
 
-impl RecordedFile {
-    fn matches(&self, metadata: &Metadata, path: &Path) -> bool {
-        metadata.is_file()
-            && metadata.len() == self.size
-            && (modified(metadata) == self.modified
-                || Digest::of_file(path).is_ok_and(|(digest, _)| digest == self.digest))
-    }
-}
+/// What the new folder is called while it is made, and the old one where the two cannot be exchanged in one step.
+const NEW: &str = "new";
+const OLD: &str = "old";
 
-/// Where the new folder is made, and the old one lies for a moment: beside the target.
-fn temporary(target: &Path) -> PathBuf {
+/// A name beside the target that is this program's.
+fn beside(target: &Path, which: &str) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
-    target.with_file_name(format!(".{name}.pipeline-new"))
+    target.with_file_name(format!(".{name}.pipeline-{which}"))
 }
 
-fn write(store: &Store, tree: &Digest, identity: &Digest, temporary: &Path, target: &Path) -> Result<(), PublishError> {
+/// Removes what a process left that was killed while it published, or puts the old folder back where that has no other name.
+fn tidy(target: &Path) -> Result<(), PublishError> {
+    remove(&beside(target, NEW))?;
+    let old = beside(target, OLD);
+    if fs::symlink_metadata(&old).is_err() {
+        return Ok(());
+    }
+    match fs::symlink_metadata(target) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            fs::rename(&old, target).map_err(failed("restore", target))
+        }
+        _ => remove(&old),
+    }
+}
+
+/// Removes whatever has a name, if anything has; a link and not what it leads to.
+fn remove(path: &Path) -> Result<(), PublishError> {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(_) => return Ok(()),
+    };
+    removed.map_err(failed("remove", path))
+}
+
+/// Copies an output beside the target, and puts the copy in its place when it is whole.
+fn write(store: &Store, output: &OutputRecord, temporary: &Path, target: &Path) -> Result<(), PublishError> {
     let parent = target.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(parent).map_err(failed("create folder", parent))?;
-    let copied = store.copy_tree_out(tree, temporary)?;
-    let mut files = BTreeMap::new();
-    for file in copied.files() {
-        let path = temporary.join(&file.path);
-        let metadata = fs::metadata(&path).map_err(failed("look at", &path))?;
-        let recorded = RecordedFile { digest: file.digest, size: file.size, modified: modified(&metadata) };
-        files.insert(file.path.clone(), recorded);
+    let files = stored_files(store, &output.tree, &output.identity)?;
+    if files.get(RECORD).is_some() {
+        return Err(PublishError::NameTaken);
     }
-    let record = Record { version: VERSION, tree: *tree, identity: *identity, files };
-    let text = serde_json::to_vec_pretty(&record).expect("a record is plain data");
-    cache::atomic::write_atomically(&temporary.join(RECORD), &text)?;
-    if target.is_symlink() || target.is_file() {
-        fs::remove_file(target).map_err(failed("remove", target))?;
-    }
-    replace_folder(temporary, target)?;
+    store.copy_files_out(&files, temporary)?;
+    write_atomically(&temporary.join(RECORD), &Record::new(output, &files).to_json())?;
+    replace_folder(temporary, target, &beside(target, OLD))?;
     Ok(())
-}
-
-/// Every file below a folder but the record, sorted by path.
-fn list(folder: &Path, prefix: &str, files: &mut Vec<(String, Metadata)>) -> io::Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let path = if prefix.is_empty() { name } else { format!("{prefix}/{name}") };
-        let metadata = entry.metadata()?;
-        if metadata.is_dir() {
-            list(&entry.path(), &path, files)?;
-        } else if path != RECORD {
-            files.push((path, metadata));
-        }
-    }
-    files.sort_by(|a, b| a.0.cmp(&b.0));
-    Ok(())
-}
-
-fn modified(metadata: &Metadata) -> i128 {
-    i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec())
 }
 
 fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PublishError {

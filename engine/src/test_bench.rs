@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use cache::{Digest, Store, Tree, Verify};
 use serde_json::{Map, Value};
 
-use crate::artifact::{ARTIFACT_FILE, Description, Facts};
-use crate::context::{ARTIFACT_FORMAT, Artifact, Outcome, StageContext, Voice, read_description, stored};
+use crate::artifact::{Description, Facts};
+use crate::context::{Artifact, Outcome, StageContext, Voice, stored};
 use crate::device::DeviceGrant;
 use crate::error::{Cause, OrFail, StageError};
 use crate::file::tree::Node;
 use crate::parameter::Reader;
 use crate::pin::Pinned;
-use crate::protocol::{FileGrant, InputGrant, Job, Network, PROTOCOL};
+use crate::protocol::{FileGrant, InputGrant, Job, Network, PROTOCOL, StoredOutput};
 use crate::stage::{Registry, Stage};
 
 /// What a stage recorded about how its result came about.
@@ -62,15 +62,15 @@ impl TestBench {
     /// Fails where the folder cannot be read or stored.
     pub fn input(self, name: &str, kind: &str, folder: &Path, facts: Facts) -> Result<Self, StageError> {
         let identity = Tree::of_folder(folder).map_err(stored)?.identity();
-        self.grant(name, folder, Some(Description { format: ARTIFACT_FORMAT, kind: kind.to_owned(), identity, facts }))
+        self.grant(name, folder, Description::new(kind, identity, facts))
     }
 
-    /// Grants a folder that has its `artifact.json`, such as an output of an earlier [`TestBench::run`].
+    /// Grants a folder that has its description beside it, such as an output of an earlier [`TestBench::run`].
     ///
     /// # Errors
     /// Fails where the folder cannot be read or stored.
     pub fn input_of(self, name: &str, folder: &Path) -> Result<Self, StageError> {
-        self.grant(name, folder, None)
+        self.grant(name, folder, Description::read_beside(folder)?)
     }
 
     /// Grants a source file of a role; call it once per file.
@@ -172,7 +172,7 @@ impl TestBench {
         let mut context = StageContext::new(job, Voice::Silent)?;
         bound.run(&mut context)?;
         let Outcome { outputs, how } = context.finish()?;
-        let opened = outputs.into_iter().map(|(name, output)| Ok((name, self.opened(&store, &output.tree)?)));
+        let opened = outputs.into_iter().map(|(name, output)| Ok((name, self.opened(&store, output)?)));
         Ok((opened.collect::<Result<_, StageError>>()?, how))
     }
 
@@ -180,29 +180,27 @@ impl TestBench {
         Store::open(self.root.join("store")).map_err(stored)
     }
 
-    fn opened(&self, store: &Store, tree: &Digest) -> Result<Artifact, StageError> {
-        let folder = self.root.join("outputs").join(tree.to_string());
+    fn opened(&self, store: &Store, output: StoredOutput) -> Result<Artifact, StageError> {
+        let description = Description::new(output.kind, output.identity, output.facts);
+        // Equal files may be different artefacts.
+        let name = format!("{} {description:?}", output.tree);
+        let folder = self.root.join("outputs").join(Digest::of(name.as_bytes()).to_string());
         if !folder.exists() {
             make_folder(&self.root.join("outputs"))?;
-            store.link_folder(tree, &folder, Verify::Contents).map_err(stored)?;
+            store.link_folder(&output.tree, &folder, Verify::Contents).map_err(stored)?;
+            description.write_beside(&folder)?;
         }
-        let description = read_description(&folder)?;
         Ok(Artifact { folder, description })
     }
 
-    fn grant(mut self, name: &str, folder: &Path, description: Option<Description>) -> Result<Self, StageError> {
+    fn grant(mut self, name: &str, folder: &Path, description: Description) -> Result<Self, StageError> {
         let store = self.store()?;
         let staging = store.staging().map_err(stored)?;
         let copy = staging.path().join("copy");
         copy_folder(folder, &copy)?;
-        if let Some(description) = &description {
-            let text = serde_json::to_vec_pretty(description).expect("a description is plain data");
-            fs::write(copy.join(ARTIFACT_FILE), text).or_fail(Cause::Machine, || "cannot describe an input".into())?;
-        }
-        let description = read_description(&copy)?;
         let tree = store.add_folder(&copy).map_err(stored)?;
-        let grant = InputGrant { kind: description.kind, tree, identity: description.identity };
-        self.inputs.insert(name.to_owned(), grant);
+        let Description { kind, identity, facts, .. } = description;
+        self.inputs.insert(name.to_owned(), InputGrant { kind, tree, identity, facts: Some(facts) });
         Ok(self)
     }
 }

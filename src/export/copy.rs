@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use engine::artifact::stored_files;
 
 use crate::progress::Verbosity;
 use crate::render::Failure;
@@ -35,7 +36,8 @@ pub fn run(args: &CopyArgs, global: &Global) -> Result<(), Failure> {
     if let Some(parent) = folder.parent() {
         std::fs::create_dir_all(parent)?;
     }
-    let copied = located.store.copy_tree_out(&located.record.tree, folder);
+    let files = stored_files(&located.store, &located.record.tree, &located.record.identity);
+    let copied = files.and_then(|files| located.store.copy_files_out(&files, folder).map(|()| files));
     let tree = copied.map_err(|error| locate::unreadable(error, &located.store, &args.file))?;
     if global.verbosity() > Verbosity::Quiet {
         let files = words::plural(tree.files().len(), "file");

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use cache::{Digest, OutputRecord, ResultRecord};
 use clap::Args;
+use engine::artifact::stored_files;
 use engine::history::{Ancestor, Provenance, SourceFile, Tracer, Words};
 use engine::publish::published_as;
 use serde_json::{Value, json};
@@ -124,16 +125,25 @@ fn of_path(path: &Path, past: &Past) -> Result<Target, Failure> {
         let (key, output) =
             find(past, |_, record| output_where(record, |output| output.identity == published.identity))?
                 .ok_or_else(|| gone(path))?;
-        let changed = published.changed.map(|how| format!("it is no longer what was published: {how}"));
-        let notes = std::iter::once(format!("{} is what was published", words::path(folder))).chain(changed).collect();
-        return Ok(Target { key, output: Some(output), notes });
+        let note = match published.changed {
+            None => "is what was published".to_owned(),
+            Some(how) => format!("is no longer what was published: {how}"),
+        };
+        return Ok(Target { key, output: Some(output), notes: vec![format!("{} {note}", words::path(folder))] });
     }
     let tree = if absolute.is_dir() { cache::Tree::of_folder(&absolute).ok() } else { None };
     let found = match &tree {
         // A copy made by `export` has all that the stored folder has.
         Some(tree) => {
-            let tree = tree.digest();
-            find(past, |_, record| output_where(record, |output| output.tree == tree))?
+            let digest = tree.digest();
+            let same_files = |past: &Past, output: &OutputRecord| {
+                stored_files(&past.store, &output.tree, &output.identity).is_ok_and(|files| files == *tree)
+            };
+            match find(past, |_, record| output_where(record, |output| output.tree == digest))? {
+                // What was stored together with its description is copied out without that.
+                None => find(past, |past, record| output_where(record, |output| same_files(past, output)))?,
+                found => found,
+            }
         }
         None => {
             let (digest, _) = Digest::of_file(&absolute).map_err(Failure::machine)?;

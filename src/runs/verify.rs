@@ -103,6 +103,9 @@ fn verdict(verdict: &Verdict) -> String {
 fn print_output(out: &mut dyn Write, output: &DifferentOutput) -> io::Result<()> {
     let identity = if output.same_identity { ", with the same content" } else { "" };
     writeln!(out, "  output {} differs{identity}", output.output)?;
+    if !output.same_facts {
+        writeln!(out, "    the facts about it differ")?;
+    }
     for DifferentFile { path, recorded, now, how } in &output.files {
         let what = match (recorded, now, how) {
             (Some(_), Some(_), Some(how)) => how.clone(),

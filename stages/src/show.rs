@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 use std::path::Path;
 
+use engine::artifact::Facts;
 use engine::error::StageError;
 use serde::Serialize;
 
@@ -75,11 +76,12 @@ pub struct SegmentView {
 pub fn describe_rows(
     folder: &Path,
     kind: &str,
+    facts: &Facts,
     tokenizer: Option<&Tokenizer>,
     rows: u64,
 ) -> Result<Vec<RowView>, StageError> {
     if kind == Rows::NAME {
-        let mut reader = RowsReader::open_folder(folder)?;
+        let mut reader = RowsReader::open_with(folder, kind, facts)?;
         let shown = rows.min(reader.len());
         return (0..shown).map(|index| Ok(RowView::Text { index, fields: fields(reader.row(index)?) })).collect();
     }
@@ -89,7 +91,7 @@ pub fn describe_rows(
     if kind != Tokens::NAME && kind != Packs::NAME {
         return Err(StageError::bad_data(format!("an artefact of kind {kind} has no rows to show")));
     }
-    let mut reader = TokensReader::open_folder(folder)?;
+    let mut reader = TokensReader::open_with(folder, kind, facts)?;
     let shown = rows.min(reader.len());
     (0..shown).map(|index| token_row(index, &reader.row(index)?, tokenizer)).collect()
 }
@@ -210,7 +212,7 @@ mod tests {
         writer.write(columns).unwrap();
         writer.finish().unwrap();
         let told = |rows| -> Vec<Vec<(String, String)>> {
-            let views = describe_rows(folder.path(), Samples::NAME, None, rows).unwrap();
+            let views = describe_rows(folder.path(), Samples::NAME, &Facts::new(), None, rows).unwrap();
             let fields = views.into_iter().map(|view| match view {
                 RowView::Text { fields, .. } => fields.into_iter().map(|field| (field.name, field.text)).collect(),
                 RowView::Tokens { .. } => panic!("samples are text"),

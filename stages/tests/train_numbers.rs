@@ -303,7 +303,7 @@ fn curves_lie_in_the_run_and_not_in_the_result() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
-    assert_eq!(names, ["artifact.json", "metrics.json", "metrics.jsonl"]);
+    assert_eq!(names, ["metrics.json", "metrics.jsonl"]);
     let record = &steps(&outputs)[0];
     let keys: Vec<&str> = record.as_object().unwrap().keys().map(String::as_str).collect();
     let documented = [

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant, SystemTime};
 use super::policy::{Because, Choice, Now, Policy};
 use crate::atomic::flush_folder;
 use crate::census::{Census, CountedPartial, CountedResult};
+use crate::entry::remove_entry;
 use crate::in_use::Closed;
 use crate::listing::changed;
-use crate::store::remove_file;
 use crate::{Digest, Lock, Store, StoreError, lock};
 
 /// How long others wait at the gate at most, but for the removal of one large file.
@@ -107,6 +107,7 @@ impl Store {
             Removal::DryRun => None,
         };
         if removal == Removal::Real {
+            self.ensure_folders()?;
             lock::sweep(&self.folder("staging"))?;
         }
         let census = self.census()?;
@@ -279,7 +280,7 @@ impl<'a> Collecting<'a> {
             let batch = self.batch()?;
             while let Some(Candidate { path, bytes }) = waiting.next_if(|_| batch.goes_on()) {
                 let Ok(metadata) = fs::symlink_metadata(path) else { continue };
-                if !batch.now.is_new(changed(&metadata)) && remove_file(path)? {
+                if !batch.now.is_new(changed(&metadata)) && remove_entry(path)? {
                     self.done.freed_bytes += bytes;
                     removed += 1;
                 }

@@ -8,11 +8,10 @@
 //! Both are conveniences: without them a remote is asked again, and a push that was cut off is not taken up.
 
 use std::fs;
-use std::io;
 
 use crate::atomic::{ensure_folder, write_atomically};
+use crate::entry::{Entry, is_absent, read_entry, remove_entry};
 use crate::record::Stored;
-use crate::store::remove_file;
 use crate::{Digest, ResultRecord, Store, StoreError};
 
 impl Store {
@@ -29,8 +28,7 @@ impl Store {
 
     /// A record kept by [`Store::remember`].
     pub fn remembered(&self, key: &Digest) -> Option<ResultRecord> {
-        let bytes = fs::read(self.folder("known").join(format!("{key}.json"))).ok()?;
-        match Stored::read(&bytes, key) {
+        match Stored::at(&self.folder("known").join(format!("{key}.json")), key).ok()?? {
             Stored::Sound(record) => Some(record),
             Stored::Foreign | Stored::Damaged => None,
         }
@@ -41,7 +39,7 @@ impl Store {
     /// # Errors
     /// Fails where the file cannot be removed.
     pub fn unremember(&self, key: &Digest) -> Result<(), StoreError> {
-        remove_file(&self.folder("known").join(format!("{key}.json"))).map(drop)
+        remove_entry(&self.folder("known").join(format!("{key}.json"))).map(drop)
     }
 
     /// Notes that a result is to be sent to a remote.
@@ -59,7 +57,7 @@ impl Store {
     /// # Errors
     /// Fails where the file cannot be removed.
     pub fn sent(&self, key: &Digest) -> Result<(), StoreError> {
-        remove_file(&self.folder("outbox").join(key.to_string())).map(drop)
+        remove_entry(&self.folder("outbox").join(key.to_string())).map(drop)
     }
 
     /// The results that are still to be sent to a remote, sorted.
@@ -69,7 +67,7 @@ impl Store {
     pub fn outbox(&self, remote: &str) -> Result<Vec<Digest>, StoreError> {
         let folder = self.folder("outbox");
         let entries = match fs::read_dir(&folder) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) if is_absent(&error) => return Ok(Vec::new()),
             entries => entries.map_err(StoreError::on("list", &folder))?,
         };
         let mut keys = Vec::new();
@@ -77,7 +75,7 @@ impl Store {
             let entry = entry.map_err(StoreError::on("list", &folder))?;
             let Some(key) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
             // One that cannot be read has just been sent by another process.
-            if fs::read(entry.path()).is_ok_and(|to| to == remote.as_bytes()) {
+            if matches!(read_entry(&entry.path()), Ok(Entry::File(to)) if to == remote.as_bytes()) {
                 keys.push(key);
             }
         }

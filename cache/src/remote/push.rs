@@ -13,6 +13,7 @@ use tokio::task::{JoinSet, block_in_place};
 use super::error::RemoteError;
 use super::pull::{join_one, several};
 use super::shared::{Remote, Shared, TransferProgress};
+use crate::entry::open_entry;
 use crate::record::Stored;
 use crate::{Digest, ResultRecord, Store, StoreError, Tree, TreeFile};
 
@@ -201,7 +202,10 @@ impl Shared {
         moved: &(dyn Fn(u64) + Send + Sync),
     ) -> Result<(), RemoteError> {
         let name = self.object(&file.digest);
-        let mut source = block_in_place(|| File::open(place)).map_err(StoreError::on("open", place))?;
+        let mut source = match block_in_place(|| open_entry(place)).map_err(StoreError::on("open", place))? {
+            Ok(source) => source,
+            Err(_) => return Err(damaged(place, file)),
+        };
         if file.size <= PART {
             let content =
                 block_in_place(|| read_part(&mut source, file.size)).map_err(StoreError::on("read", place))?;

@@ -1,11 +1,10 @@
 //! Work that earlier results have in them: a stage that goes through an input piece by piece takes over what it made of equal pieces.
 
-use std::path::PathBuf;
-
 use cache::{Class, Digest, KeyDocument, Reusable, Verify};
 use serde_json::Value;
 
-use super::{StageContext, stored};
+use super::{Artifact, StageContext, stored};
+use crate::artifact::{Description, described_among};
 use crate::error::StageError;
 use crate::parameter::{KeyWriter, Parameter, Reference};
 use crate::stage::Stage;
@@ -48,20 +47,20 @@ impl StageContext {
 
     /// Opens one of them: a read-only folder of links in which every file has been checked against its digest, gone when the stage
     /// ends. `None` where it cannot be used, and the work is to be done anew.
-    pub fn open_reusable(&self, reusable: &Reusable) -> Option<PathBuf> {
+    pub fn open_reusable(&self, reusable: &Reusable) -> Option<Artifact> {
         let folder = self.scratch.join("earlier").join(reusable.tree.to_string());
         // The run does not refer to that result, so nothing but this keeps it from being collected.
         match self.store.hold_tree(&reusable.tree) {
             Ok(true) => {}
             Ok(false) | Err(_) => return None,
         }
-        match self.store.link_folder(&reusable.tree, &folder, Verify::Contents) {
-            Ok(_) => Some(folder),
-            Err(error) => {
-                tracing::warn!("an earlier result is not used: {error}");
-                None
-            }
-        }
+        let tree = self.store.link_folder(&reusable.tree, &folder, Verify::Contents);
+        let tree = tree.inspect_err(|error| tracing::warn!("an earlier result is not used: {error}")).ok()?;
+        let description = match &reusable.output {
+            Some(output) => Description::new(&output.kind, output.identity, output.facts.clone()),
+            None => described_among(&self.store, &tree, |_| true)?,
+        };
+        Some(Artifact { folder, description })
     }
 
     /// Offers an output that has been sealed, and the pieces it was made of, to later results of its family.
@@ -69,8 +68,9 @@ impl StageContext {
     /// # Errors
     /// Fails where the output is not sealed, which is a defect of the stage, or the disk refuses.
     pub fn offer(&self, family: &Digest, output: &str, pieces: Value) -> Result<(), StageError> {
-        let sealed = self.outputs.get(output);
-        let tree = sealed.ok_or_else(|| StageError::internal(format!("`{output}` is offered and not sealed")))?.tree;
-        self.store.offer(family, Reusable { tree, pieces }).map_err(stored)
+        let sealed = self.outputs.get(output).cloned();
+        let sealed = sealed.ok_or_else(|| StageError::internal(format!("`{output}` is offered and not sealed")))?;
+        let reusable = Reusable { tree: sealed.tree, output: Some(sealed.into()), pieces };
+        self.store.offer(family, reusable).map_err(stored)
     }
 }

@@ -4,6 +4,7 @@
 
 use super::*;
 use crate::artifact::Output;
+use crate::artifact::{ARTIFACT_FILE, description_file};
 use crate::file::source::Span;
 use crate::protocol::{InputGrant, PROTOCOL};
 
@@ -45,7 +46,7 @@ fn a_reference_stands_for_the_output_of_the_preferred_kind() {
         ("fit[lora.rank=4].adapter", "adapter"),
     ];
     for (name, kind) in grants {
-        let grant = InputGrant { kind: kind.into(), tree: Digest::of(b"t"), identity: Digest::of(b"i") };
+        let grant = InputGrant { kind: kind.into(), tree: Digest::of(b"t"), identity: Digest::of(b"i"), facts: None };
         job.inputs.insert(name.into(), grant);
     }
     let context = StageContext::new(job, Voice::Silent).unwrap();
@@ -75,12 +76,75 @@ fn an_output_is_described_and_stored() {
     assert_eq!((outcome.how["backend"].as_str(), &rows.facts), (Some("none"), &facts));
     let read = folder.path().join("read");
     store.link_folder(&rows.tree, &read, Verify::Contents).unwrap();
-    let description = read_description(&read).unwrap();
-    assert_eq!(description.identity, rows.identity);
+    // What the program knows of it is in the record of the result, and not among its files.
+    assert_eq!(fs::read_dir(&read).unwrap().count(), 1);
     // The description is no part of the identity: facts may be added without a change downstream.
     fs::create_dir(folder.path().join("plain")).unwrap();
     fs::write(folder.path().join("plain/part.txt"), "rows").unwrap();
     assert_eq!(Tree::of_folder(&folder.path().join("plain")).unwrap().identity(), rows.identity);
+}
+
+/// Stores files as the input `other.files` of a job.
+fn granted(job: &mut Job, files: &[(&str, &str)], identity: Option<Digest>, facts: Option<Facts>) -> Digest {
+    let store = Store::open(&job.store).unwrap();
+    let staging = store.staging().unwrap();
+    for (name, content) in files {
+        fs::write(staging.path().join(name), content).unwrap();
+    }
+    let identity = identity.unwrap_or_else(|| Tree::of_folder(staging.path()).unwrap().identity());
+    let tree = store.add_folder(staging.path()).unwrap();
+    job.inputs.insert("other.files".into(), InputGrant { kind: "files".into(), tree, identity, facts });
+    identity
+}
+
+fn opened(job: Job) -> (Artifact, Vec<String>) {
+    struct Files;
+    impl ArtifactKind for Files {
+        const KINDS: &'static [&'static str] = &["files"];
+    }
+    let mut context = StageContext::new(job, Voice::Silent).unwrap();
+    let artifact = context.open(&Input::<Files>::new(reference("other", None))).unwrap();
+    let names = fs::read_dir(&artifact.folder).unwrap();
+    let mut names: Vec<_> = names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(Description::read_beside(&artifact.folder).unwrap(), artifact.description);
+    assert!(description_file(&artifact.folder).starts_with(artifact.folder.parent().unwrap()));
+    (artifact, names)
+}
+
+#[test]
+fn a_users_file_with_the_name_of_the_description_is_a_file_like_any_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut job = job(folder.path());
+    let facts: Facts = [("rows".to_owned(), 3.into())].into_iter().collect();
+    // Even one that looks like a description: of something else.
+    let looks = serde_json::to_string(&Description::new("files", Digest::of(b"other"), Facts::new())).unwrap();
+    for content in ["mine", &looks] {
+        let identity = granted(&mut job, &[("a", "1"), (ARTIFACT_FILE, content)], None, Some(facts.clone()));
+        let (artifact, names) = opened(Job { inputs_folder: folder.path().join(identity.short()), ..job.clone() });
+        assert_eq!(names, ["a", ARTIFACT_FILE]);
+        assert_eq!(fs::read_to_string(artifact.folder.join(ARTIFACT_FILE)).unwrap(), content);
+        assert_eq!(artifact.description, Description::new("files", identity, facts.clone()));
+    }
+}
+
+#[test]
+fn what_was_stored_together_with_its_description_is_opened_without_it() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("plain")).unwrap();
+    fs::write(folder.path().join("plain/a"), "1").unwrap();
+    let identity = Tree::of_folder(&folder.path().join("plain")).unwrap().identity();
+    let facts: Facts = [("rows".to_owned(), 3.into())].into_iter().collect();
+    let description = Description::new("files", identity, facts.clone());
+    let text = serde_json::to_string_pretty(&description).unwrap();
+    // As this version grants it, and as a job says that another version wrote.
+    for granted_facts in [Some(facts), None] {
+        let mut job = job(folder.path());
+        granted(&mut job, &[("a", "1"), (ARTIFACT_FILE, &text)], Some(identity), granted_facts.clone());
+        job.inputs_folder = folder.path().join(format!("inputs-{}", granted_facts.is_some()));
+        let (artifact, names) = opened(job);
+        assert_eq!((names, &artifact.description), (vec!["a".to_owned()], &description));
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use cache::{Digest, KeyDocument, OutputRecord, Store};
 use serde_json::Value;
 
 use super::ExplainError;
-use crate::artifact::{ARTIFACT_FILE, InputFacts};
+use crate::artifact::{InputFacts, stored_files};
 use crate::change::{ArtifactChange, StoredArtifact, file_changes};
 use crate::history::{History, RunPlan};
 use crate::keys::StageOutside;
@@ -129,8 +129,8 @@ impl<'a> Past<'a> {
 
 /// A stored artefact's files, if its list of them is there.
 fn stored(store: &Store, output: &OutputRecord) -> Option<StoredArtifact> {
-    let tree = store.tree(&output.tree).ok()?;
-    let files = tree.files().iter().filter(|file| file.path != ARTIFACT_FILE);
+    let tree = stored_files(store, &output.tree, &output.identity).ok()?;
+    let files = tree.files().iter();
     let files: BTreeMap<String, PathBuf> =
         files.map(|file| (file.path.clone(), store.object_path(&file.digest))).collect();
     Some(StoredArtifact { facts: output.facts.clone(), files })

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
+use cache::regular;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
@@ -49,7 +50,7 @@ impl Events {
     /// # Errors
     /// Fails where the file cannot be opened.
     pub fn open(folder: &Path, words: Words) -> io::Result<Self> {
-        let lines = BufReader::with_capacity(64 << 10, File::open(folder.join(EVENTS_FILE))?);
+        let lines = BufReader::with_capacity(64 << 10, regular::open(&folder.join(EVENTS_FILE))?);
         Ok(Self { lines, line: Vec::new(), words, damaged: 0 })
     }
 
@@ -116,7 +117,7 @@ impl EventTail {
     /// # Errors
     /// Fails where the file cannot be opened.
     pub fn open(folder: &Path, words: Words) -> io::Result<Self> {
-        let file = File::open(folder.join(EVENTS_FILE))?;
+        let file = regular::open(&folder.join(EVENTS_FILE))?;
         Ok(Self { file, rest: Vec::new(), words })
     }
 

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cache::{Digest, ResultRecord};
+use cache::{Digest, ResultRecord, regular};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -252,7 +252,7 @@ impl RunFolder {
 
 /// Whether a run's engine is alive: whether somebody holds its events file.
 pub(super) fn is_alive(folder: &Path) -> bool {
-    let Ok(events) = File::open(folder.join(EVENTS_FILE)) else { return false };
+    let Ok(events) = regular::open(&folder.join(EVENTS_FILE)) else { return false };
     matches!(events.try_lock_shared(), Err(fs::TryLockError::WouldBlock))
 }
 

@@ -85,8 +85,10 @@ impl History {
         match history.catch_up() {
             Err(HistoryError::Index { source, .. }) if is_damage(&source) => {
                 drop(history);
-                let _ = fs::remove_file(home.index());
-                history = Self::open_index(home)?;
+                history = match remove_index(&home.index()) {
+                    Ok(()) => Self::open_index(home)?,
+                    Err(_) => Self::in_memory(home)?,
+                };
                 history.catch_up()?;
             }
             caught_up => caught_up?,
@@ -105,11 +107,16 @@ impl History {
         {
             return Ok(history);
         }
-        let path = PathBuf::from(":memory:");
-        let connection = open(&path).map_err(|source| HistoryError::Index { path: path.clone(), source })?;
-        let mut history = Self { connection, path, runs: home.runs() };
+        let mut history = Self::in_memory(home)?;
         history.catch_up()?;
         Ok(history)
+    }
+
+    /// An index that is kept nowhere, empty.
+    fn in_memory(home: &Home) -> Result<Self, HistoryError> {
+        let path = PathBuf::from(":memory:");
+        let connection = open(&path).map_err(|source| HistoryError::Index { path: path.clone(), source })?;
+        Ok(Self { connection, path, runs: home.runs() })
     }
 
     /// Records a run that has ended. Cheap: the index is not brought up to date otherwise.
@@ -276,21 +283,24 @@ impl History {
 
     fn open_index(home: &Home) -> Result<Self, HistoryError> {
         let path = home.index();
-        let failed = |source| HistoryError::Index { path: path.clone(), source };
+        // A pipe would be waited for.
+        if fs::metadata(&path).is_ok_and(|found| !found.is_file()) && remove_index(&path).is_err() {
+            return Self::in_memory(home);
+        }
         let opened = match open(&path) {
             // Everything in it is in the run folders too, so a damaged index is no reason to bother anyone.
-            Err(error) if is_damage(&error) => {
-                let _ = fs::remove_file(&path);
-                open(&path)
-            }
+            Err(error) if is_damage(&error) => match remove_index(&path) {
+                Ok(()) => open(&path),
+                Err(_) => return Self::in_memory(home),
+            },
             opened => opened,
         };
-        let connection = match opened {
+        match opened {
             // Somebody else's home, or an archive: the index is made for this once, and kept nowhere.
-            Err(error) if is_refused(&error) => open(Path::new(":memory:")).map_err(failed)?,
-            opened => opened.map_err(failed)?,
-        };
-        Ok(Self { connection, path, runs: home.runs() })
+            Err(error) if is_refused(&error) => Self::in_memory(home),
+            Err(source) => Err(HistoryError::Index { path, source }),
+            Ok(connection) => Ok(Self { connection, path, runs: home.runs() }),
+        }
     }
 
     /// Adds the runs that the index does not have, and those that had not ended when it last looked.
@@ -357,6 +367,19 @@ impl History {
 
     pub(super) fn query<T>(&self, ask: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, HistoryError> {
         ask(&self.connection).map_err(|source| HistoryError::Index { path: self.path.clone(), source })
+    }
+}
+
+/// Removes an index that is no good, whatever it is by now.
+fn remove_index(path: &Path) -> io::Result<()> {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
     }
 }
 

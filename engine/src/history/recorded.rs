@@ -1,11 +1,10 @@
 //! A run as its folder tells it: what was planned, and how far it came.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use cache::{Digest, ResultRecord};
+use cache::{Digest, ResultRecord, regular};
 use profile::Summary;
 use serde::Serialize;
 use serde_json::Value;
@@ -160,7 +159,8 @@ pub struct RecordedCopy {
 impl Recorded {
     /// Reads a run's folder; `None` where it has no readable plan.
     pub fn read(folder: &Path, words: Words) -> Option<Self> {
-        let plan: RunPlan = serde_json::from_slice(&fs::read(folder.join(super::folder::PLAN_FILE)).ok()?).ok()?;
+        let plan: RunPlan =
+            serde_json::from_slice(&regular::read(&folder.join(super::folder::PLAN_FILE)).ok()?).ok()?;
         // Looked at before the events: a run that ends in between has its end among them.
         let state = if is_alive(folder) { RunState::Running } else { RunState::CutOff };
         let mut recorded = Self::begin(plan, state, folder);
@@ -191,14 +191,14 @@ impl Recorded {
     /// The run's own copy of the record of a result that it made.
     pub fn result(&self, stage: &str) -> Option<ResultRecord> {
         let key = self.stage(stage)?.summary.key?;
-        let text = fs::read(self.stage_folder(stage).join(RESULT_FILE)).ok()?;
+        let text = regular::read(&self.stage_folder(stage).join(RESULT_FILE)).ok()?;
         let record: ResultRecord = serde_json::from_slice(&text).ok()?;
         (record.key.result_key() == key).then_some(record)
     }
 
     /// Where the time of a stage's process went, where it was recorded.
     pub fn profile(&self, stage: &str) -> Option<Summary> {
-        serde_json::from_slice(&fs::read(self.stage_folder(stage).join(PROFILE_FILE)).ok()?).ok()
+        serde_json::from_slice(&regular::read(&self.stage_folder(stage).join(PROFILE_FILE)).ok()?).ok()
     }
 
     /// The trace of the run, or of a stage of a run that goes on or was cut off, where there is one, and those that programs of
@@ -212,7 +212,7 @@ impl Recorded {
 
     /// What the process of a stage was told, where one was started.
     pub fn job(&self, stage: &str) -> Option<Job> {
-        serde_json::from_slice(&fs::read(self.stage_folder(stage).join(JOB_FILE)).ok()?).ok()
+        serde_json::from_slice(&regular::read(&self.stage_folder(stage).join(JOB_FILE)).ok()?).ok()
     }
 
     fn begin(plan: RunPlan, state: RunState, folder: &Path) -> Self {

@@ -1,8 +1,10 @@
 //! Removing a run's record, whole and never while the run goes on.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+
+use cache::regular;
 
 use super::events::EVENTS_FILE;
 use super::index::{History, HistoryError};
@@ -25,7 +27,7 @@ impl History {
         }
         let events = folder.join(EVENTS_FILE);
         // Held until the folder has its other name: whoever looks meanwhile takes the run for one that goes on, and waits for nothing.
-        let _lock = match File::open(&events) {
+        let _lock = match regular::open(&events) {
             Ok(events) => match events.try_lock() {
                 Ok(()) => Some(events),
                 Err(TryLockError::WouldBlock) => return Ok(false),

@@ -1,8 +1,6 @@
 //! What the history knows of a stage's earlier results: the newest, those that a process made, and with what they were made.
 
-use std::fs;
-
-use cache::{Digest, ResultRecord};
+use cache::{Digest, ResultRecord, regular};
 use rusqlite::{OptionalExtension, Row, params};
 
 use super::folder::{RESULT_FILE, RunPlan, stage_folder};
@@ -51,7 +49,7 @@ impl History {
 
     /// What a run was to do; `None` where its folder is gone.
     pub fn plan_of(&self, run: &str) -> Option<RunPlan> {
-        serde_json::from_slice(&fs::read(self.runs.join(run).join("run.json")).ok()?).ok()
+        serde_json::from_slice(&regular::read(&self.runs.join(run).join("run.json")).ok()?).ok()
     }
 
     /// The results that processes of a stage of a pipeline made, the newest first.
@@ -85,6 +83,6 @@ impl History {
 
     fn record_of(&self, run: &str, stage: &str) -> Option<ResultRecord> {
         let path = self.runs.join(run).join(stage_folder(stage)).join(RESULT_FILE);
-        serde_json::from_slice(&fs::read(path).ok()?).ok()
+        serde_json::from_slice(&regular::read(&path).ok()?).ok()
     }
 }

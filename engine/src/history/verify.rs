@@ -18,6 +18,7 @@ use self::scratch::Scratch;
 use super::index::{History, HistoryError};
 use super::origin::LookUpError;
 use super::recorded::Recorded;
+use crate::artifact::stored_files;
 use crate::error::StageError;
 use crate::home::Home;
 use crate::protocol::{Job, StoredOutput};
@@ -91,6 +92,8 @@ pub struct DifferentOutput {
     pub output: String,
     /// Whether what it stands for is the same all the same (rows in another compression).
     pub same_identity: bool,
+    /// Whether the facts about it are the same.
+    pub same_facts: bool,
     /// The files that differ.
     pub files: Vec<DifferentFile>,
 }
@@ -246,12 +249,14 @@ impl Verification<'_> {
         now: Option<&StoredOutput>,
         scratch: &Store,
     ) -> Option<DifferentOutput> {
-        if now.is_some_and(|now| now.tree == recorded.tree) {
+        let files = |store: &Store, output: &StoredOutput| stored_files(store, &output.tree, &output.identity).ok();
+        let before = files(self.store, recorded);
+        let after = now.and_then(|now| files(scratch, now));
+        let same_facts = now.is_some_and(|now| now.facts == recorded.facts);
+        let same_files = now.is_some_and(|now| now.tree == recorded.tree) || before.is_some() && before == after;
+        if same_files && same_facts {
             return None;
         }
-        let files = |store: &Store, tree: &Digest| store.tree(tree).ok();
-        let before = files(self.store, &recorded.tree);
-        let after = now.and_then(|now| files(scratch, &now.tree));
         let paths: Vec<&str> = [&before, &after].into_iter().flatten().flat_map(paths).collect();
         let mut seen = std::collections::BTreeSet::new();
         let different = paths.into_iter().filter(|path| seen.insert(*path)).filter_map(|path| {
@@ -267,6 +272,7 @@ impl Verification<'_> {
         Some(DifferentOutput {
             output: name.to_owned(),
             same_identity: now.is_some_and(|now| now.identity == recorded.identity),
+            same_facts,
             files: different.collect(),
         })
     }

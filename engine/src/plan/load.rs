@@ -22,7 +22,7 @@ use super::resolve::{Bound, resolve};
 use super::slots;
 use super::smoke::{self, Scale};
 use super::unused;
-use super::{Plan, PlannedStage, Rejected, Wanted};
+use super::{Plan, PlannedStage, Reads, Rejected, Wanted};
 use crate::file::interpolate::interpolate;
 use crate::file::overrides;
 use crate::file::parse::parse;
@@ -30,7 +30,7 @@ use crate::file::problem::{Problem, Severity};
 use crate::file::source::{Sources, Span};
 use crate::file::tree::{Node, Value};
 use crate::parameter::Reader;
-use crate::stage::{InputFacts, Registry};
+use crate::stage::{InputFacts, Outside, Registry};
 use crate::suggest;
 
 /// Reads a pipeline file, puts the overrides into it and checks everything that can be checked without running.
@@ -196,6 +196,7 @@ impl Checked {
     ) -> Plan {
         self.order.retain(|place| !self.left_out.has(*place));
         let graph = order::graph(&self.document.stages, &self.bound, &self.order);
+        let reads = reads(&self.document.stages, &self.bound);
         let left_out = self.left_out.into_list(&self.document.stages, &mut self.publish);
         let name = self.document.name.map(|name| name.text);
         let name = name.unwrap_or_else(|| path.file_stem().unwrap_or_default().to_string_lossy().into_owned());
@@ -216,6 +217,7 @@ impl Checked {
             stages,
             graph,
             publish,
+            reads,
             slots,
             executor,
             left_out,
@@ -224,6 +226,21 @@ impl Checked {
             warnings,
         }
     }
+}
+
+/// What the stages of the file read from outside.
+fn reads(stages: &[StageEntry], bound: &[Bound]) -> Vec<Reads> {
+    // The children of a sweep have much in common.
+    let (mut reads, mut seen) = (Vec::new(), HashSet::new());
+    for (stage, bound) in stages.iter().zip(bound) {
+        for outside in bound.kind.iter().flat_map(|kind| kind.outside()) {
+            let Outside::Files { pattern, span, .. } = outside else { continue };
+            if seen.insert((pattern.clone(), span)) {
+                reads.push(Reads { stage: stage.id.text.clone(), pattern, span });
+            }
+        }
+    }
+    reads
 }
 
 fn planned(stage: StageEntry, bound: Bound) -> PlannedStage {

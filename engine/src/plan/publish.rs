@@ -41,8 +41,8 @@ pub(super) fn resolve(
                 problems.push(problem);
                 break;
             }
-            let path = PathBuf::from(text);
-            publish.push(Publish { stage: stage.id.text.clone(), output, path, span: target.span });
+            let (path_span, stage) = (path.span, stage.id.text.clone());
+            publish.push(Publish { stage, output, path: PathBuf::from(text), span: target.span, path_span });
         }
     }
     publish

@@ -195,7 +195,7 @@ fn what_the_schema_does_not_require_may_be_left_out() {
 #[test]
 fn a_job_fits_the_schema() {
     let schema = Schema::read();
-    let grant = InputGrant { kind: "rows".into(), tree: digest(), identity: digest() };
+    let grant = InputGrant { kind: "rows".into(), tree: digest(), identity: digest(), facts: Some(Facts::new()) };
     let file = FileGrant { path: "/data/a.jsonl".into(), relative: "a.jsonl".into(), digest: digest(), size: 7 };
     let job = Job {
         protocol: PROTOCOL,

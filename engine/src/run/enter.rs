@@ -5,7 +5,7 @@ use std::io;
 use cache::{StatCache, Store};
 
 use super::checking::{checked, look_closer};
-use super::clock::Moment;
+use super::clock;
 use super::error::RunError;
 use super::event::RunEvent;
 use super::executors::Executors;
@@ -19,6 +19,7 @@ use crate::home::Home;
 use crate::keys::read_outside;
 use crate::lock_file::LockFile;
 use crate::plan::Plan;
+use crate::publish::{Moment, check_targets};
 use crate::stage::Registry;
 
 /// Runs a plan: takes what is in the store, makes what is not. Ctrl-C once asks the stages to save and stop, twice kills them;
@@ -37,6 +38,10 @@ pub fn run(
 ) -> Result<RunOutcome, RunError> {
     // Nothing has begun that would have to be stopped in order, and hashing or a server may take long.
     let preparing = ExitOnInterrupt::new();
+    let problems = check_targets(plan, home, Moment::Run(options.on_changed_target));
+    if !problems.is_empty() {
+        return Err(RunError::Targets(problems));
+    }
     let findings = checked(plan, home, options)?;
     let store = Store::open(home.store())?;
     let seen = require_machine(plan, home, &store, options)?;
@@ -66,7 +71,7 @@ pub fn run(
         let _entered = runtime.enter();
         Signals::new().map_err(machine("heed signals for", &store))?
     };
-    let started = Moment::now();
+    let started = clock::Moment::now();
     let id = started.run_id();
     let folder = home.run(&id);
     let recorder = RunFolder::create(&folder, &RunPlan::new(&id, plan, started))

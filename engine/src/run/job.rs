@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use cache::OutputRecord;
+
 use super::outcome::Profiling;
 use super::scheduler::Scheduler;
 use crate::context::stored;
@@ -30,8 +32,8 @@ impl Scheduler<'_> {
             let output = self.output(&input.stage, &input.output);
             let output =
                 output.ok_or_else(|| StageError::internal(format!("stage `{}` made no `{name}`", input.stage)))?;
-            let grant = InputGrant { kind: output.kind.clone(), tree: output.tree, identity: output.identity };
-            inputs.insert(name, grant);
+            let OutputRecord { kind, tree, identity, facts } = output.clone();
+            inputs.insert(name, InputGrant { kind, tree, identity, facts: Some(facts) });
         }
         Ok(Job {
             protocol: PROTOCOL,

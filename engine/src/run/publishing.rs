@@ -9,23 +9,22 @@ use super::stage_run::PublishEnd;
 use crate::error::Cause;
 use crate::error::chain;
 use crate::home::advice_when_full;
-use crate::publish::{PublishError, Published, publish};
+use crate::publish::{PublishError, Published, publish, target};
 
 impl Scheduler<'_> {
     /// Copies what a stage's result publishes, each on a thread of its own.
     pub(super) fn publish(&mut self, stage: usize) {
         let stage = &self.stages[stage];
-        let folder = std::path::absolute(&self.plan.file).unwrap_or_else(|_| self.plan.file.clone());
         for (entry, wanted) in self.plan.publish.iter().enumerate().filter(|(_, wanted)| wanted.stage == stage.id) {
             let Some(output) = stage.outputs.get(&wanted.output) else { continue };
-            let (tree, identity) = (output.tree, output.identity);
-            let target = folder.with_file_name("").join(&wanted.path);
+            let (output, seen) = (output.clone(), self.home.published_files());
+            let target = target(self.plan, wanted);
             let (store, publisher, on_changed) =
                 (self.store.clone(), self.publisher.clone(), self.options.on_changed_target);
             self.publishing += 1;
             self.timeline.iter_mut().for_each(|timeline| timeline.begin(&wanted.stage, "publish"));
             thread::spawn(move || {
-                let copy = AssertUnwindSafe(|| publish(&store, &tree, &identity, &target, on_changed));
+                let copy = AssertUnwindSafe(|| publish(&store, &output, &target, on_changed, &seen));
                 // The loop waits for this message; without it a defect would be a run that never ends.
                 let result = catch_unwind(copy).unwrap_or(Err(PublishError::Panicked));
                 let _ = publisher.send(PublishEnd { entry, target, result });

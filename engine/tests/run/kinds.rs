@@ -35,6 +35,7 @@ pub fn registry() -> Registry {
         .with::<Slow>()
         .with::<Unlucky>()
         .with::<Hungry>()
+        .with::<Named>()
 }
 
 fn number_of(context: &mut StageContext, input: &Input<Number>) -> Result<i64, StageError> {
@@ -437,6 +438,37 @@ impl Stage for Hungry {
         // An allocation that fails ends the process as it does everywhere. Memory that nothing is written to is none.
         let batch = std::hint::black_box(Vec::<u8>::with_capacity(params.batch * BATCH_BYTES));
         put(context, i64::try_from(batch.capacity() / BATCH_BYTES).unwrap_or(0))
+    }
+}
+
+/// `files`: files that hold their names.
+pub struct Named;
+
+#[derive(Debug, Parameters)]
+pub struct NamedParams {
+    #[semantic]
+    names: Vec<String>,
+}
+
+impl Stage for Named {
+    const NAME: &'static str = "files";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "makes files";
+    type Params = NamedParams;
+
+    fn outputs(_: &NamedParams) -> Vec<Output> {
+        vec![Output::new("files", "files")]
+    }
+
+    fn run(params: &NamedParams, context: &mut StageContext) -> Result<(), StageError> {
+        let draft = context.create("files")?;
+        for name in &params.names {
+            let path = draft.folder.join(name);
+            let folder = path.parent().expect("it lies in the draft");
+            let written = fs::create_dir_all(folder).and_then(|()| fs::write(&path, name));
+            written.or_fail(Cause::Machine, || "cannot write".into())?;
+        }
+        context.seal(draft, Facts::new(), None)
     }
 }
 

@@ -2,15 +2,28 @@
 
 use std::fs;
 
-use engine::publish::OnChanged;
-use engine::run::{Conclusion, RunEvent};
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+
+use engine::artifact::Description;
+use engine::publish::{Moment, OnChanged, check_targets, description, published_as};
+use engine::run::{Conclusion, RunError, RunEvent};
 
 use crate::project::{Project, Ran};
 
 pub const TESTS: &[(&str, fn())] = &[
     ("a_published_folder_follows_its_result", a_published_folder_follows_its_result),
     ("a_folder_that_somebody_changed_is_left_alone", a_folder_that_somebody_changed_is_left_alone),
-    ("a_foreign_folder_is_left_alone", a_foreign_folder_is_left_alone),
+    ("a_foreign_folder_is_found_before_anything_runs", a_foreign_folder_is_found_before_anything_runs),
+    ("a_bit_that_flipped_is_seen_whatever_the_times_say", a_bit_that_flipped_is_seen_whatever_the_times_say),
+    ("what_a_killed_process_left_is_put_back_or_removed", what_a_killed_process_left_is_put_back_or_removed),
+    (
+        "a_target_that_takes_along_what_is_read_or_kept_is_refused",
+        a_target_that_takes_along_what_is_read_or_kept_is_refused,
+    ),
+    ("a_link_is_replaced_and_not_what_it_leads_to", a_link_is_replaced_and_not_what_it_leads_to),
+    ("a_published_folder_says_what_it_is_wherever_it_goes", a_published_folder_says_what_it_is_wherever_it_goes),
+    ("a_file_with_the_name_of_the_record_is_refused_by_name", a_file_with_the_name_of_the_record_is_refused_by_name),
 ];
 
 const PUBLISHED: &str = "
@@ -55,27 +68,231 @@ fn a_folder_that_somebody_changed_is_left_alone() {
     project.run().succeeded();
     let notes = project.path("out/number/notes.txt");
     fs::write(&notes, "mine").unwrap();
-    let ran = project.run();
-    assert_eq!(ran.outcome.conclusion, Conclusion::Failed);
-    let Some(RunEvent::PublishFailed { messages, help, .. }) =
-        ran.events.iter().find(|event| matches!(event, RunEvent::PublishFailed { .. }))
-    else {
-        panic!("{:#?}", ran.events)
-    };
-    assert!(messages[0].ends_with("was changed since it was published: `notes.txt` was added"), "{messages:?}");
-    assert!(help.as_deref().unwrap().contains("--overwrite"));
+    // Before anything runs, and not only when the stage is done.
+    project.write(&PUBLISHED.replace("value: 4", "value: 5"));
+    let [(code, message)] = &refused(&project)[..] else { panic!("{:?}", refused(&project)) };
+    assert_eq!(code, "target-taken");
+    assert!(message.ends_with("was changed since it was published: `notes.txt` was added"), "{message}");
     assert_eq!(fs::read_to_string(&notes).unwrap(), "mine");
     project.options.on_changed_target = OnChanged::Overwrite;
     assert_eq!(written(&project.run().succeeded()), Some(true));
     assert!(!notes.exists());
 }
 
-fn a_foreign_folder_is_left_alone() {
-    let project = Project::new(PUBLISHED);
+/// Why a run does not begin: the codes and messages of the problems.
+fn refused(project: &Project) -> Vec<(String, String)> {
+    match project.try_run() {
+        Err(RunError::Targets(problems)) => {
+            problems.into_iter().map(|problem| (problem.code.to_owned(), problem.message)).collect()
+        }
+        Err(error) => panic!("{error}"),
+        Ok(ran) => panic!("{:#?}", ran.events),
+    }
+}
+
+fn a_foreign_folder_is_found_before_anything_runs() {
+    let mut project = Project::new(PUBLISHED);
     fs::create_dir_all(project.path("out/number")).unwrap();
     // An empty folder is nobody's.
     project.run().succeeded();
     fs::remove_file(project.path("out/number/.pipeline-published.json")).unwrap();
-    assert_eq!(project.run().outcome.conclusion, Conclusion::Failed);
+    let foreign = || {
+        let [(code, message)] = &refused(&project)[..] else { panic!("{:?}", refused(&project)) };
+        assert_eq!(code, "target-taken");
+        assert!(message.ends_with("was not made by this program"), "{message}");
+    };
+    foreign();
     assert!(project.path("out/number/number.txt").exists());
+    fs::remove_dir_all(project.path("out/number")).unwrap();
+    fs::write(project.path("out/number"), "mine").unwrap();
+    foreign();
+    let ahead = check_targets(&project.plan(), &project.home(), Moment::Ahead);
+    assert_eq!(ahead.iter().map(|problem| problem.code).collect::<Vec<_>>(), ["target-taken"]);
+    project.options.on_changed_target = OnChanged::Overwrite;
+    assert_eq!(written(&project.run().succeeded()), Some(true));
+    assert_eq!(fs::read_to_string(project.path("out/number/number.txt")).unwrap(), "4");
+}
+
+/// Other bytes, with the length and the times that the file had.
+fn flip(file: &Path) {
+    let modified = fs::metadata(file).unwrap().modified().unwrap();
+    fs::write(file, "9").unwrap();
+    fs::File::options().write(true).open(file).unwrap().set_modified(modified).unwrap();
+}
+
+fn a_bit_that_flipped_is_seen_whatever_the_times_say() {
+    let mut project = Project::new(PUBLISHED);
+    project.run().succeeded();
+    let target = project.path("out/number");
+    let file = target.join("number.txt");
+    // Known by its attributes, as in a run that comes later.
+    std::thread::sleep(std::time::Duration::from_millis(2100));
+    assert_eq!(written(&project.run().succeeded()), Some(false));
+    assert_eq!(published_as(&target).unwrap().unwrap().changed, None);
+    flip(&file);
+    assert_eq!(refused(&project)[0].0, "target-taken");
+    let how = published_as(&target).unwrap().unwrap().changed;
+    assert_eq!(how.as_deref(), Some("`number.txt` has another content"));
+    project.options.on_changed_target = OnChanged::Overwrite;
+    assert_eq!(written(&project.run().succeeded()), Some(true));
+    assert_eq!(fs::read_to_string(&file).unwrap(), "4");
+    assert_eq!(published_as(&target).unwrap().unwrap().changed, None);
+}
+
+fn what_a_killed_process_left_is_put_back_or_removed() {
+    let mut project = Project::new(PUBLISHED);
+    project.run().succeeded();
+    let (target, new) = (project.path("out/number"), project.path("out/.number.pipeline-new"));
+    let old = project.path("out/.number.pipeline-old");
+    let alone = |project: &Project| {
+        let left = fs::read_dir(project.path("out")).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(left.collect::<Vec<_>>(), ["number"]);
+    };
+    // Killed between the two renames of a file system that cannot exchange names.
+    fs::rename(&target, &old).unwrap();
+    fs::create_dir(&new).unwrap();
+    fs::write(new.join("number.txt"), "half").unwrap();
+    assert_eq!(written(&project.run().succeeded()), Some(false));
+    alone(&project);
+    // Behind them, before the old folder was removed; what it holds by then is not looked at.
+    fs::create_dir(&old).unwrap();
+    fs::write(old.join("number.txt"), "old").unwrap();
+    assert_eq!(written(&project.run().succeeded()), Some(false));
+    alone(&project);
+    // The old one was somebody's: it is back, and refused.
+    fs::write(target.join("notes.txt"), "mine").unwrap();
+    fs::rename(&target, &old).unwrap();
+    assert_eq!(refused(&project)[0].0, "target-taken");
+    assert_eq!(fs::read_to_string(target.join("notes.txt")).unwrap(), "mine");
+    // What replaces it fails: it stays as it is.
+    project.options.on_changed_target = OnChanged::Overwrite;
+    let object = project.store().list().unwrap().results[0].outputs[0].tree;
+    let object = project.store().tree(&object).unwrap().files()[0].digest;
+    fs::write(project.path("aside"), "").unwrap();
+    fs::rename(project.store().object_path(&object), project.path("aside")).unwrap();
+    fs::create_dir(project.store().object_path(&object)).unwrap();
+    assert_eq!(written(&project.run().succeeded()), Some(true), "the result was made again first");
+    alone(&project);
+}
+
+fn a_target_that_takes_along_what_is_read_or_kept_is_refused() {
+    let mut project = Project::new("");
+    project.options.on_changed_target = OnChanged::Overwrite;
+    let root = project.folder.path().to_owned();
+    fs::create_dir_all(project.path("data/deep")).unwrap();
+    fs::write(project.path("data/a.txt"), "1").unwrap();
+    fs::write(project.path("data/deep/b.txt"), "2").unwrap();
+    fs::write(project.path("pipeline.lock"), "").unwrap();
+    symlink(".", project.path("again")).unwrap();
+    symlink("data", project.path("alias")).unwrap();
+    symlink(&root, root.with_extension("elsewhere")).unwrap();
+    let home = project.home().root().to_owned();
+    let targets = [
+        (root.display().to_string(), "holds"),
+        (root.with_extension("elsewhere").display().to_string(), "holds"),
+        ("./data/..".to_owned(), "cannot be published to"),
+        ("./absent/../../x/..".to_owned(), "cannot be published to"),
+        ("./again".to_owned(), "holds"),
+        (root.parent().unwrap().display().to_string(), "holds"),
+        ("./pipeline.yaml".to_owned(), "is the pipeline file"),
+        ("./again/pipeline.yaml".to_owned(), "is the pipeline file"),
+        ("./.pipeline".to_owned(), "is the home"),
+        (home.join("out").display().to_string(), "lies in the home"),
+        ("./again/.pipeline/store".to_owned(), "lies in the home"),
+        ("./pipeline.lock".to_owned(), "is `pipeline.lock`"),
+        ("./data".to_owned(), "is `./data`, which stage `n` reads"),
+        ("./alias".to_owned(), "is `./data`, which stage `n` reads"),
+        ("./alias/out".to_owned(), "lies in `./data`, which stage `n` reads"),
+        ("./data/deep/out".to_owned(), "lies in `./data`, which stage `n` reads"),
+    ];
+    for (target, expected) in &targets {
+        let stages =
+            "  a: { uses: constant, with: { value: 4 } }\n  n: { uses: read_number, with: { source: ./data } }\n";
+        project.write(&format!("stages:\n{stages}publish: {{ a: \"{target}\" }}\n"));
+        let messages = match engine::plan::load(&project.file(), &[], &crate::kinds::registry()) {
+            Err(rejected) => rejected.problems.iter().map(|problem| problem.message.clone()).collect(),
+            Ok(plan) => {
+                let ahead = check_targets(&plan, &project.home(), Moment::Ahead);
+                assert!(ahead.iter().all(|problem| problem.code == "unsafe-target"), "{target}: {ahead:?}");
+                let at_run = refused(&project).into_iter().map(|(_, message)| message).collect::<Vec<_>>();
+                assert_eq!(at_run, ahead.iter().map(|problem| problem.message.clone()).collect::<Vec<_>>());
+                at_run
+            }
+        };
+        assert!(messages.len() == 1 && messages[0].contains(expected), "{target}: {messages:?}");
+    }
+    // What a stage reads that is not to run this time, or never, since its `when:` is false.
+    for (not_now, until) in [("", vec!["a".to_owned()]), ("when: \"a == b\", ", vec![])] {
+        let read = format!("{{ uses: read_number, {not_now}with: {{ source: ./data }} }}");
+        let stages = format!("  a: {{ uses: constant, with: {{ value: 4 }} }}\n  n: {read}\n");
+        project.write(&format!("stages:\n{stages}publish: {{ a: ./data }}\n"));
+        project.selection.until = until;
+        assert!(refused(&project)[0].1.contains("which stage `n` reads"), "{not_now}");
+    }
+    project.selection = engine::plan::Selection::default();
+    // One folder under two names.
+    let stages = "  a: { uses: constant, with: { value: 4 } }\n  b: { uses: constant, with: { value: 5 } }\n";
+    project.write(&format!("stages:\n{stages}publish: {{ a: ./out/x, b: ./again/out/x }}\n"));
+    assert!(refused(&project)[0].1.contains("which is published to as well"));
+    fs::remove_file(root.with_extension("elsewhere")).unwrap();
+    assert_eq!(fs::read_to_string(project.path("data/deep/b.txt")).unwrap(), "2");
+}
+
+fn a_link_is_replaced_and_not_what_it_leads_to() {
+    let mut project = Project::new(PUBLISHED);
+    fs::create_dir_all(project.path("elsewhere")).unwrap();
+    fs::write(project.path("elsewhere/mine"), "precious").unwrap();
+    fs::create_dir(project.path("out")).unwrap();
+    symlink("../elsewhere", project.path("out/number")).unwrap();
+    assert_eq!(refused(&project)[0].0, "target-taken");
+    project.options.on_changed_target = OnChanged::Overwrite;
+    assert_eq!(written(&project.run().succeeded()), Some(true));
+    assert!(!project.path("out/number").is_symlink() && project.path("out/number/number.txt").is_file());
+    assert_eq!(fs::read_to_string(project.path("elsewhere/mine")).unwrap(), "precious");
+}
+
+fn a_published_folder_says_what_it_is_wherever_it_goes() {
+    let project = Project::new(PUBLISHED);
+    let ran = project.run().succeeded();
+    let output = &ran.outcome.stages[0].outputs["number"];
+    let moved = project.path("moved");
+    fs::rename(project.path("out/number"), &moved).unwrap();
+    assert_eq!(description(&moved), Some(Description::new("number", output.identity, output.facts.clone())));
+    assert_eq!(published_as(&moved).unwrap().unwrap().changed, None);
+    let mut names: Vec<_> = fs::read_dir(&moved).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, [".pipeline-published.json", "number.txt"]);
+    // The record holds nothing of the machine or the moment.
+    let record = |folder: &str| fs::read(project.path(folder).join(".pipeline-published.json")).unwrap();
+    let first = record("moved");
+    project.run().succeeded();
+    assert_ne!(fs::metadata(&moved).unwrap().ino(), fs::metadata(project.path("out/number")).unwrap().ino());
+    assert_eq!(record("out/number"), first);
+    assert_eq!(description(project.folder.path()), None);
+}
+
+fn a_file_with_the_name_of_the_record_is_refused_by_name() {
+    let project = Project::new(
+        "
+stages:
+  a: { uses: files, with: { names: [artifact.json, .pipeline-published.json, x] } }
+  b: { uses: files, with: { names: [artifact.json, below/.pipeline-published.json, x] } }
+publish: { a: ./out/a, b: ./out/b }
+",
+    );
+    for _ in 0..2 {
+        let ran = project.run();
+        assert_eq!(ran.outcome.conclusion, Conclusion::Failed);
+        let told = ran.events.iter().find_map(|event| match event {
+            RunEvent::PublishFailed { stage, messages, .. } if stage == "a" => Some(messages[0].clone()),
+            _ => None,
+        });
+        assert!(told.as_ref().is_some_and(|told| told.contains("`.pipeline-published.json`")), "{told:?}");
+        assert!(!project.path("out/a").exists());
+        // Any other name is a file like any other.
+        for name in ["artifact.json", "below/.pipeline-published.json", "x"] {
+            assert_eq!(fs::read_to_string(project.path("out/b").join(name)).unwrap(), name);
+        }
+        assert_eq!(published_as(&project.path("out/b")).unwrap().unwrap().changed, None);
+    }
 }

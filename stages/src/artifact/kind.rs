@@ -5,7 +5,7 @@ use engine::parameter::ArtifactKind;
 
 /// A kind that an output can have, as opposed to one that only describes what an input accepts.
 pub trait OutputKind: ArtifactKind {
-    /// The kind's name in `artifact.json`.
+    /// The kind's name, as pipelines and records have it.
     const NAME: &'static str;
 
     /// An output of this kind.

@@ -9,7 +9,6 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use cache::Digest;
-use engine::artifact::{ARTIFACT_FILE, Description};
 use engine::error::{Cause, StageError};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
@@ -121,11 +120,6 @@ impl TableError {
         let path = path.to_owned();
         move |source| Self::Io { path, source }
     }
-}
-
-/// The description in a folder.
-pub fn description(folder: &Path) -> Result<Description, TableError> {
-    read_json(&folder.join(ARTIFACT_FILE))
 }
 
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, TableError> {

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 use super::identity::{IdentityHasher, TableHasher};
 use super::kind::{OutputKind, Rows};
-use super::parts::{BYTES_PER_GROUP, PartsReader, PartsWriter, ROWS_PER_GROUP, TableError, description};
+use super::parts::{BYTES_PER_GROUP, PartsReader, PartsWriter, ROWS_PER_GROUP, TableError};
 use crate::prompt::Template;
 
 /// What a row is.
@@ -370,16 +370,11 @@ impl RowsReader {
         Self::open_with(&artifact.folder, &artifact.description.kind, &artifact.description.facts)
     }
 
-    /// Opens a stored folder with its `artifact.json`.
+    /// Opens a stored folder of a kind, with its facts.
     ///
     /// # Errors
     /// As for [`RowsReader::open`].
-    pub fn open_folder(folder: &Path) -> Result<Self, TableError> {
-        let description = description(folder)?;
-        Self::open_with(folder, &description.kind, &description.facts)
-    }
-
-    pub(crate) fn open_with(folder: &Path, kind: &str, facts: &Facts) -> Result<Self, TableError> {
+    pub fn open_with(folder: &Path, kind: &str, facts: &Facts) -> Result<Self, TableError> {
         if kind != Rows::NAME {
             return Err(TableError::form(folder, format!("rows are expected, and it holds {kind}")));
         }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::identity::{IdentityHasher, TableHasher};
 use super::kind::{OutputKind, Packs, Tokens};
-use super::parts::{BYTES_PER_GROUP, PartsReader, PartsWriter, ROWS_PER_GROUP, TableError, description};
+use super::parts::{BYTES_PER_GROUP, PartsReader, PartsWriter, ROWS_PER_GROUP, TableError};
 use super::rows::Shape;
 use crate::prompt::{PromptParams, TrainOn};
 
@@ -342,16 +342,11 @@ impl TokensReader {
         Self::open_with(&artifact.folder, &artifact.description.kind, &artifact.description.facts)
     }
 
-    /// Opens a stored folder with its `artifact.json`.
+    /// Opens a stored folder of a kind, with its facts.
     ///
     /// # Errors
     /// As for [`TokensReader::open`].
-    pub fn open_folder(folder: &Path) -> Result<Self, TableError> {
-        let description = description(folder)?;
-        Self::open_with(folder, &description.kind, &description.facts)
-    }
-
-    fn open_with(folder: &Path, kind: &str, facts: &Facts) -> Result<Self, TableError> {
+    pub fn open_with(folder: &Path, kind: &str, facts: &Facts) -> Result<Self, TableError> {
         if kind != Tokens::NAME && kind != Packs::NAME {
             return Err(TableError::form(folder, format!("tokens or packs are expected, and it holds {kind}")));
         }

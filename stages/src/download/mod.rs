@@ -10,9 +10,9 @@ mod survey;
 
 use std::fs;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use engine::artifact::{Facts, Output};
+use engine::artifact::{ARTIFACT_FILE, Facts, Output, is_description};
 use engine::context::{Draft, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
@@ -25,6 +25,7 @@ use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage};
 use engine::survey::{LocalFiles, Survey};
 use model::config::Config;
 use model::peft::AdapterConfig;
+use serde_json::Value;
 
 use crate::artifact::{Adapter, Files, Model, OutputKind, TOKENIZER_FILES, Tokenizer};
 use crate::checkpoint;
@@ -219,14 +220,14 @@ impl Stage for Download {
             Form::Files => "files",
         };
         let draft = context.create(output)?;
-        let record = match params.origin() {
+        let weights = match params.origin() {
             Some(Origin::Hub(name)) => fetch(name, params, &selection, &draft, context)?,
             Some(Origin::Folder(_)) => copy(params.form, &selection, &draft, context)?,
             None => return Err(StageError::internal("a download without an origin passed the check")),
         };
         match params.form {
             Form::Files => context.seal(draft, Facts::new(), None)?,
-            Form::Adapter => seal_adapter(draft, record.as_deref(), context)?,
+            Form::Adapter => seal_adapter(draft, weights, context)?,
             Form::Model => seal_checkpoint(draft, params.repo.as_deref(), context)?,
         }
         forget_working_files(context.working())
@@ -237,7 +238,7 @@ fn bad_name(error: BadRepositoryName) -> StageError {
     StageError::new(Cause::BadParameters, error.to_string())
 }
 
-/// Fetches the selected files of a repository, and puts them under their own names into the output. Gives the record of an adapter,
+/// Fetches the selected files of a repository, and puts them under their own names into the output. Gives the weights that an adapter was trained on,
 /// where one lies with it.
 fn fetch(
     name: &str,
@@ -245,7 +246,7 @@ fn fetch(
     selection: &Selection,
     draft: &Draft,
     context: &mut StageContext,
-) -> Result<Option<PathBuf>, StageError> {
+) -> Result<Option<Value>, StageError> {
     let repository = Repository::parse(RepositoryKind::Model, name).map_err(bad_name)?;
     let service = repository.service();
     let request = params.pin_request(name).expect("the name is a repository's");
@@ -261,7 +262,8 @@ fn fetch(
     let listed = hub.pinned_files(&repository, &pinned).map_err(failed)?;
     let names: Vec<&str> = listed.iter().map(|file| file.path.as_str()).collect();
     let chosen = selection.choose(&names, &format!("`{name}`"))?;
-    let files: Vec<RemoteFile> = listed.iter().filter(|file| chosen.contains(&file.path.as_str())).cloned().collect();
+    let mut files: Vec<RemoteFile> =
+        listed.iter().filter(|file| chosen.contains(&file.path.as_str())).cloned().collect();
 
     let working = context.working().to_owned();
     let note = format!("{} files of {name}", files.len());
@@ -275,7 +277,7 @@ fn fetch(
         let folder = hub.download(&snapshot, &configuration, &working, &mut observe).map_err(failed)?;
         check_configuration(&folder.join(CONFIG))?;
     }
-    let record = listed.iter().find(|file| params.form == Form::Adapter && file.path == record::RECORD);
+    let record = listed.iter().filter(|file| params.form == Form::Adapter && record::is_one(&file.path));
     let all: Vec<RemoteFile> = files.iter().chain(record.filter(|record| !files.contains(record))).cloned().collect();
     let fetched = hub.download(&snapshot, &all, &working, &mut observe).map_err(failed)?;
     if params.form != Form::Files {
@@ -283,10 +285,16 @@ fn fetch(
         let check = |file: &RemoteFile| checkpoint::check_file(&fetched.join(&file.path), &file.path);
         files.iter().try_for_each(check)?;
     }
-    // Another one is written in its place.
-    let files = files.iter().filter(|file| record.is_none_or(|record| record.path != file.path));
-    files.clone().try_for_each(|file| put(&fetched.join(&file.path), &draft.folder.join(&file.path)))?;
-    Ok(record.map(|record| fetched.join(&record.path)))
+    let weights = (params.form == Form::Adapter).then(|| record::trained_on(&fetched)).flatten();
+    files.retain(|file| !is_own(&file.path, &fetched.join(&file.path)));
+    files.iter().try_for_each(|file| put(&fetched.join(&file.path), &draft.folder.join(&file.path)))?;
+    Ok(weights)
+}
+
+/// Whether a file is the description that a version of this program put into the folders that it published: it is no part of what was
+/// published, so that an artefact taken back is the one that it was.
+fn is_own(name: &str, path: &Path) -> bool {
+    name == ARTIFACT_FILE && is_description(path)
 }
 
 /// The largest `config.json` that is read: published ones have some kilobytes.
@@ -317,20 +325,18 @@ fn put(from: &Path, to: &Path) -> Result<(), StageError> {
 }
 
 /// Copies the selected files of the folder into the output; each copy is checked against the digest that the file was
-/// planned with. Gives the record of an adapter, where one lies with it.
+/// planned with. Gives the weights that an adapter was trained on, where one lies with it.
 fn copy(
     form: Form,
     selection: &Selection,
     draft: &Draft,
     context: &mut StageContext,
-) -> Result<Option<PathBuf>, StageError> {
+) -> Result<Option<Value>, StageError> {
     let granted: Vec<FileGrant> = context.files(role(form)).to_vec();
     let names: Vec<&str> = granted.iter().map(|file| file.relative.as_str()).collect();
     let chosen = selection.choose(&names, "the folder")?;
-    let record = granted.iter().find(|file| form == Form::Adapter && file.relative == record::RECORD);
-    // Another record is written in its place.
-    let is_wanted = |file: &&FileGrant| chosen.contains(&file.relative.as_str()) && record != Some(*file);
-    let files: Vec<&FileGrant> = granted.iter().filter(is_wanted).collect();
+    let chosen = granted.iter().filter(|file| chosen.contains(&file.relative.as_str()));
+    let files: Vec<&FileGrant> = chosen.filter(|file| !is_own(&file.relative, &file.path)).collect();
     if form == Form::Model {
         let configuration = files.iter().find(|file| file.relative == CONFIG).expect("it was chosen");
         check_configuration(&configuration.path)?;
@@ -356,14 +362,14 @@ fn copy(
         done += file.size;
     }
     context.progress("bytes", total, Some(total), None);
-    record.map_or(Ok(()), |record| context.verify(record))?;
-    Ok(record.map(|record| record.path.clone()))
+    let configuration = granted.iter().find(|file| form == Form::Adapter && file.relative == ADAPTER_CONFIG);
+    Ok(configuration.and_then(|file| record::trained_on(file.path.parent()?)))
 }
 
-/// Checks that the files are an adapter that we compute; of one that was made here, `record` says which weights it belongs to.
-fn seal_adapter(draft: Draft, record: Option<&Path>, context: &mut StageContext) -> Result<(), StageError> {
+/// Checks that the files are an adapter that we compute; of one that was made here, `weights` are those it was trained on.
+fn seal_adapter(draft: Draft, weights: Option<Value>, context: &mut StageContext) -> Result<(), StageError> {
     let mut facts = adapter_facts(&draft.folder)?;
-    facts.extend(record.and_then(record::trained_on).map(|weights| (checkpoint::WEIGHTS.to_owned(), weights)));
+    facts.extend(weights.map(|weights| (checkpoint::WEIGHTS.to_owned(), weights)));
     context.seal(draft, facts, None)
 }
 

@@ -61,9 +61,8 @@ pub(super) fn survey(params: &DownloadParams, files: &LocalFiles, span: Span) ->
             if let Some(Err(error)) = read {
                 survey.problems.push(problem(format!("the adapter cannot be used here: {error}")));
             }
-            // Whatever files are chosen.
-            let record = files.iter().find(|file| file.relative == record::RECORD && file.extent == Extent::Whole);
-            if let Some(weights) = record.and_then(|file| record::trained_on(&file.path)) {
+            let folder = chosen.named(ADAPTER_CONFIG).and_then(|file| file.path.parent());
+            if let Some(weights) = folder.and_then(record::trained_on) {
                 survey.fact("adapter", checkpoint::WEIGHTS, weights);
             }
         }

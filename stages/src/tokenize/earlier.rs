@@ -56,7 +56,7 @@ impl Earlier {
         let (result, piece) = self.places.get(identity)?;
         let opened = &mut self.results[*result];
         if let Opened::NotYet(reusable) = opened {
-            let reader = context.open_reusable(reusable).and_then(|folder| TokensReader::open_folder(&folder).ok());
+            let reader = context.open_reusable(reusable).and_then(|earlier| TokensReader::open(&earlier).ok());
             *opened = reader.map_or(Opened::Unusable, |reader| Opened::Yes(Box::new(reader)));
         }
         let Opened::Yes(reader) = opened else { return None };

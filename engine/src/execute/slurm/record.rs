@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-use cache::Digest;
+use cache::{Digest, regular};
 use serde::{Deserialize, Serialize};
 
 use crate::execute::whole_file::write_whole;
@@ -46,7 +46,7 @@ impl Records {
 
     /// The job that makes a result, if one was submitted. A record that cannot be read is none: it was never whole.
     pub fn find(&self, key: &Digest) -> Option<JobRecord> {
-        serde_json::from_slice(&fs::read(self.path(key)).ok()?).ok()
+        serde_json::from_slice(&regular::read(&self.path(key)).ok()?).ok()
     }
 
     /// A job other than that of `key` that works on the same working state.
@@ -58,7 +58,7 @@ impl Records {
     /// All records.
     pub fn all(&self) -> Vec<JobRecord> {
         let Ok(entries) = fs::read_dir(&self.folder) else { return Vec::new() };
-        let texts = entries.filter_map(|entry| fs::read(entry.ok()?.path()).ok());
+        let texts = entries.filter_map(|entry| regular::read(&entry.ok()?.path()).ok());
         texts.filter_map(|text| serde_json::from_slice(&text).ok()).collect()
     }
 

@@ -215,6 +215,51 @@ stages:
         },
     },
     ProblemCode {
+        code: "unsafe-target",
+        severity: Severity::Error,
+        title: "a folder that publishing would take along",
+        meaning: "`publish:` replaces a folder as a whole. This one is, holds or lies in the pipeline file, a file that it includes, the home, \
+            the shared cache, another target, or something that a stage of the file reads (`source`, `path`, `files`). Folders are compared \
+            by the places that they really are: links, `..` and absolute paths are other spellings. `--overwrite` changes nothing about it.",
+        advice: "Publish to a folder of its own, such as `./out/model`.",
+        example: Example::File {
+            wrong: "\
+version: 1
+stages:
+  rows: { uses: dataset, with: { source: ./data/rows.jsonl } }
+publish: { rows: ./data }
+",
+            right: "\
+version: 1
+stages:
+  rows: { uses: dataset, with: { source: ./data/rows.jsonl } }
+publish: { rows: ./out/rows }
+",
+        },
+    },
+    ProblemCode {
+        code: "target-taken",
+        severity: Severity::Warning,
+        title: "a folder to publish to that somebody else made or changed",
+        meaning: "Something is there already that this program did not put there, or no longer what it put there. A run refuses it before it \
+            begins (then this is an error), unless it may replace it (`--overwrite`).",
+        advice: "Move it away, publish to another folder, or run with `--overwrite`.",
+        example: Example::File {
+            wrong: "\
+version: 1
+stages:
+  rows: { uses: dataset, with: { source: ./rows.jsonl } }
+publish: { rows: ./notes.md }
+",
+            right: "\
+version: 1
+stages:
+  rows: { uses: dataset, with: { source: ./rows.jsonl } }
+publish: { rows: ./out/rows }
+",
+        },
+    },
+    ProblemCode {
         code: "duplicate-path",
         severity: Severity::Error,
         title: "two targets are published to one place",

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use cache::{Digest, Staging, Store, StoreError, Tree};
+use cache::{Digest, Staging, Store, StoreError};
 use devices::CpuList;
 use tokio::sync::mpsc::unbounded_channel;
 
@@ -62,8 +62,6 @@ impl Scratch {
             Err(error @ StoreError::CorruptTree { .. }) => return Err(NotTaken::Damaged(error.to_string())),
             Err(error) => return Err(NotTaken::Refused(stored(error))),
         };
-        let staging = self.store.staging().map_err(|error| NotTaken::Refused(stored(error)))?;
-        let link = staging.path().join("object");
         for file in list.files() {
             let object = from.object_path(&file.digest);
             match Digest::of_file(&object) {
@@ -74,21 +72,8 @@ impl Scratch {
                     return Err(NotTaken::Damaged(format!("`{path}` (object {short}) is damaged in the store")));
                 }
             }
-            self.take_object(&object, &link, file).map_err(NotTaken::Refused)?;
         }
-        self.finish(&list)
-    }
-
-    fn finish(&self, list: &Tree) -> Result<(), NotTaken> {
-        self.store.adopt_tree(list).map_err(|error| NotTaken::Refused(stored(error)))
-    }
-
-    fn take_object(&self, object: &Path, link: &Path, file: &cache::TreeFile) -> Result<(), StageError> {
-        // A second name of a read-only file costs nothing; where there can be none, its bytes are copied.
-        fs::hard_link(object, link)
-            .or_else(|_| fs::copy(object, link).map(drop))
-            .or_fail(Cause::Machine, || format!("cannot take `{}` over", object.display()))?;
-        self.store.adopt_object(link, file).map_err(stored)
+        self.store.take_tree(from, &list).map_err(|error| NotTaken::Refused(stored(error)))
     }
 
     /// Runs a job in this store.

@@ -1,0 +1,129 @@
+//! Homes that earlier versions left are read by this one: `tests/homes` holds one for each form that was changed since.
+//!
+//! Each was made by the version that it is named after, from the pipeline in it, and is opened in a folder of its own.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use flate2::read::GzDecoder;
+use serde_json::Value;
+use support::Project;
+
+/// The project with the home that a version left.
+fn project(name: &str) -> Project {
+    let project = Project::new();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/homes").join(name);
+    let mut archive = tar::Archive::new(GzDecoder::new(fs::File::open(path).unwrap()));
+    archive.set_preserve_mtime(true);
+    archive.unpack(project.path("")).unwrap();
+    project
+}
+
+/// The state and the key of each stage of a run.
+fn stages(ran: &Value) -> BTreeMap<String, (String, Value)> {
+    let stages = ran["stages"].as_array().unwrap().iter();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    stages.map(|stage| (text(&stage["stage"]), (text(&stage["state"]), stage["key"].clone()))).collect()
+}
+
+/// Version 0.1.0, which stored the description of an artefact as `artifact.json` among its files, also in published folders.
+const AMONG_FILES: &str = "0.1.0-records-among-files.tar.gz";
+
+/// The stages whose results are in that home; of `longer` there is a training that was cut off.
+const MADE: [&str; 10] =
+    ["questions", "text", "fresh", "tokens", "packs", "adapter", "merged", "scores", "samples", "notes"];
+
+#[test]
+fn results_are_taken_published_folders_are_current_and_a_training_goes_on() {
+    let project = project(AMONG_FILES);
+    let published = fs::read(project.path("out/adapter/.pipeline-published.json")).unwrap();
+    project.run(&["plan", "project.yaml"]).ends_with(0).says("goes on from step 65 of 240");
+    let ran = project.run(&["run", "project.yaml", "--format", "json"]).ends_with(0);
+    assert!(ran.stderr.contains("resuming from step 65 of 240"), "{ran}");
+    let stages = stages(&ran.json());
+    for stage in MADE {
+        assert_eq!(stages[stage].0, "cached", "{stage}");
+    }
+    assert_eq!((stages["longer"].0.as_str(), stages.len()), ("done", MADE.len() + 1));
+    // Nothing was published anew.
+    assert_eq!(fs::read(project.path("out/adapter/.pipeline-published.json")).unwrap(), published);
+    project.run(&["run", "project.yaml"]).ends_with(0).warns("nothing to do: all 11 stages are cached");
+}
+
+#[test]
+fn what_is_stored_is_shown_exported_and_traced() {
+    let project = project(AMONG_FILES);
+    for (output, said) in [
+        ("questions", "row 0"),
+        ("tokens", "trained"),
+        ("packs", "document 1"),
+        ("scores", "perplexity"),
+        ("samples", "completion"),
+        ("merged", "model.safetensors"),
+        ("fresh.tokenizer", "tokenizer.json"),
+        ("adapter.adapter", "adapter_model.safetensors"),
+        ("notes", "below/second.txt"),
+    ] {
+        let shown = project.run(&["show", "project.yaml", output]).ends_with(0).says(said);
+        assert!(!shown.stdout.contains("artifact.json"), "{shown}");
+    }
+    project.run(&["export", "project.yaml", "notes", "exported"]).ends_with(0);
+    let mut names: Vec<_> =
+        fs::read_dir(project.path("exported")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["below", "first.txt"]);
+    for path in ["out/adapter", "out/notes"] {
+        project.run(&["runs", "provenance", path]).ends_with(0).says("is what was published");
+    }
+    project.run(&["runs", "provenance", "exported"]).ends_with(0).says("is equal to what it holds");
+    project.run(&["runs", "ls"]).ends_with(0).says("cut off");
+    project.run(&["runs", "show", "latest"]).ends_with(0).says("longer");
+    project.run(&["cache", "ls"]).ends_with(0).says("adapter");
+}
+
+#[test]
+fn the_store_is_verified_collected_and_its_stages_are_done_again() {
+    let project = project(AMONG_FILES);
+    project.run(&["cache", "verify"]).ends_with(0).says("everything is intact");
+    project.run(&["cache", "gc"]).ends_with(0);
+    // What is trained differs between processors in its last bits; tokens do not.
+    project.run(&["runs", "verify", "latest~4", "tokens"]).ends_with(0).says("1 of 1 stage came out the same");
+    project.run(&["runs", "verify", "latest~2", "notes"]).ends_with(0).says("1 of 1 stage came out the same");
+    // What is made now and what was stored then are one artefact: nothing behind it runs again.
+    let ran = project.run(&["run", "project.yaml", "--until", "merged", "--force", "tokens", "--format", "json"]);
+    let stages = stages(&ran.ends_with(0).json());
+    assert_eq!((stages["tokens"].0.as_str(), stages["adapter"].0.as_str()), ("done", "cached"));
+}
+
+#[test]
+fn a_folder_that_was_published_then_is_taken_in_replaced_and_told_changed() {
+    let project = project(AMONG_FILES);
+    project.write(
+        "again.yaml",
+        "version: 1\nname: again\nstages:\n  adapter: { uses: download, with: { path: ./out/adapter, as: adapter } }\n  \
+         notes: { uses: download, with: { path: ./out/notes, as: files } }\n",
+    );
+    let ran = project.run(&["run", "again.yaml", "--format", "json"]).ends_with(0).json();
+    let then = project.run(&["run", "project.yaml", "--until", "adapter", "--format", "json"]).ends_with(0).json();
+    let identity = |ran: &Value, stage: &str| {
+        let stages = ran["stages"].as_array().unwrap().iter();
+        stages.filter(|of| of["stage"] == stage).map(|of| of["outputs"][stage]["identity"].clone()).next().unwrap()
+    };
+    // The program's own file is no part of it, then as now.
+    assert_eq!(identity(&ran, "adapter"), identity(&then, "adapter"));
+    assert_eq!(engine::publish::description(&project.path("out/adapter")).unwrap().kind, "adapter");
+    fs::write(project.path("out/notes/first.txt"), "fIrst\n").unwrap();
+    project.run(&["runs", "provenance", "out/notes"]).ends_with(0).says("is no longer what was published: `first.txt`");
+    project.run(&["run", "project.yaml", "--until", "notes"]).ends_with(2).warns("target-taken");
+    project.run(&["run", "project.yaml", "--until", "notes", "--overwrite"]).ends_with(0);
+    let names = fs::read_dir(project.path("out/notes")).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    assert_eq!(names, [".pipeline-published.json", "below", "first.txt"]);
+    project.run(&["run", "project.yaml", "--until", "notes"]).ends_with(0).warns("nothing to do");
+}
