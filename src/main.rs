@@ -2,6 +2,8 @@
 //!
 //! One file per command. It leaves to others: reading pipeline files, running stages, storing results.
 
+#![forbid(unsafe_code)]
+
 mod bars;
 mod cache;
 mod devices;

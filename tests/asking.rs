@@ -1,5 +1,6 @@
 //! Asking a model from the command line: `--prompt`, `--until`, and an answer that grows on a terminal.
 
+#![allow(unsafe_code, reason = "calls of the C library")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;

@@ -3,6 +3,8 @@
 //! A lock belongs to an open file description: it is free when the last process that has it is gone, however it went.
 //! A child process that inherits the descriptor keeps it held.
 
+#![allow(unsafe_code, reason = "between fork and exec")]
+
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};

@@ -2,6 +2,8 @@
 //!
 //! It leaves to others: memory, of which [`crate::memory`] tells, and files, whose errors say enough.
 
+#![allow(unsafe_code, reason = "signals and limits are calls of the C library")]
+
 use std::any::Any;
 
 use nix::libc::c_int;

@@ -14,6 +14,8 @@
 //! first step on, sampled, and the arithmetic of a step. All steps see the same batch, in which every token but the first of a row
 //! is a target, so the losses fall.
 
+#![allow(unsafe_code, reason = "vector instructions")]
+
 use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

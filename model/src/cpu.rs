@@ -4,6 +4,8 @@
 //! by one thread in one order; the number of threads changes nothing but speed. Weights stay row-major, in the type that is
 //! computed in: with bf16 they take half the memory, and what they are multiplied with is rounded to bf16 on the way.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 mod attention;
 mod blocks;
 mod cache;

@@ -5,6 +5,8 @@
 //! [`Profile::finish`] gives a [`Recording`], whose [`Summary`] has a row per phase and per kernel, and whose trace is in the Trace
 //! Event Format that Perfetto and Chrome open.
 
+#![forbid(unsafe_code)]
+
 mod log;
 mod recorder;
 mod summary;

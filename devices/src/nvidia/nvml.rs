@@ -3,6 +3,8 @@
 //! A handful of its functions is called, whose forms NVIDIA keeps from version to version (that is what the `_v2` in their names is for),
 //! so that a wrapper of the whole library would bring more than it saves.
 
+#![allow(unsafe_code, reason = "NVML is a C library")]
+
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::mpsc::channel;
 use std::thread;

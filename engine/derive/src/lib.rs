@@ -3,6 +3,8 @@
 //! The generated code holds no logic of its own: it lists the fields and calls `engine::parameter`, which reads, checks
 //! and describes them. So an error here is a mistake in a declaration, and everything else is ordinary, tested code.
 
+#![forbid(unsafe_code)]
+
 use proc_macro::TokenStream;
 use syn::{Data, DeriveInput, Error, Fields, parse_macro_input};
 

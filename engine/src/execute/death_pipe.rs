@@ -4,6 +4,8 @@
 //! Each process that this project starts inherits the read end and kills its own process group when it reads the end; one that is
 //! stopped reads nothing and is left to the [`watcher`](super::watcher). PR_SET_PDEATHSIG is not relied on: it fires when the *thread* that started the child ends.
 
+#![allow(unsafe_code, reason = "between fork and exec, descriptors, and signals")]
+
 use std::env;
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read};

@@ -4,6 +4,8 @@
 //! use for them, and one that it leaves behind would hold them for as long as it lives. So they are closed in every program that is
 //! started, but for those that are asked to keep them.
 
+#![allow(unsafe_code, reason = "between fork and exec, descriptors, and signals")]
+
 use std::fs;
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};

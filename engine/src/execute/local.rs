@@ -1,5 +1,7 @@
 //! The local executor: each stage is a child of this process, in a process group of its own, and dies with it.
 
+#![allow(unsafe_code, reason = "between fork and exec, descriptors, and signals")]
+
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;

@@ -4,6 +4,8 @@
 //! its inputs are open, hands them its job and the descriptors of the memory that they share, and waits for them. They stay in its
 //! process group, which the engine ends whole, and heed the death pipe. Of what they say one thing is heard: why one of them failed.
 
+#![allow(unsafe_code, reason = "between fork and exec, descriptors, and signals")]
+
 use std::fs;
 use std::io::{self, Read};
 use std::os::fd::RawFd;

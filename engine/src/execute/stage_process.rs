@@ -2,6 +2,8 @@
 //!
 //! It reads a job file, runs one stage kind, and speaks the worker protocol on standard output. It knows no plan and no other stage.
 
+#![allow(unsafe_code, reason = "between fork and exec, descriptors, and signals")]
+
 use std::any::Any;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};

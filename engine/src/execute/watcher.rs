@@ -7,6 +7,8 @@
 //! `pipeline __watch` is in a group of its own, so that what is sent to the engine's group does not reach it, and has nothing open but
 //! that pipe.
 
+#![allow(unsafe_code, reason = "between fork and exec, descriptors, and signals")]
+
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;

@@ -3,6 +3,8 @@
 //! A closed terminal or a lost connection (SIGHUP) is taken as a request to stop, as SIGTERM and Ctrl-C are, unless the program was started
 //! to go on then (`nohup`).
 
+#![allow(unsafe_code, reason = "signals and limits are calls of the C library")]
+
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr::null;

@@ -1,5 +1,7 @@
 //! A stage kind that does what it is told, good and bad.
 
+#![allow(unsafe_code, reason = "limits and signals of a process")]
+
 use std::hint::black_box;
 use std::io::Write;
 use std::thread::sleep;

@@ -1,5 +1,7 @@
 //! Stage kinds small enough to see through: they pass one whole number on.
 
+#![allow(unsafe_code, reason = "limits and signals of a process")]
+
 use std::fs;
 use std::path::Path;
 use std::process;

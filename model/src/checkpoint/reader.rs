@@ -4,6 +4,8 @@
 //! all threads, into memory that is warm: to map them would cost a page fault for every few pages, which takes longer than the copy.
 //! The headers, and tensors that are asked for as they lie, come through a map.
 
+#![allow(unsafe_code, reason = "a file is mapped")]
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read as _;

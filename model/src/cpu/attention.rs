@@ -10,6 +10,8 @@
 //!
 //! Source: Dao et al., arXiv:2205.14135 and arXiv:2307.08691.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 mod backward;
 mod floats;
 mod forms;

@@ -3,6 +3,8 @@
 //! For tests alone: every buffer takes three pages and two system calls. What lies before the values, down to the page's beginning, has a
 //! pattern that is compared when the memory is given back, so that a write before the buffer is found too.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 

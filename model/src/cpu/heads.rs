@@ -1,5 +1,7 @@
 //! Attention over documents: blocks of rows of each document and key head, cut over threads.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,5 +1,7 @@
 //! The instruction set of the kernels: each is a plain loop, compiled once per set and chosen at run time.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 /// Instruction sets that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum InstructionSet {
@@ -57,6 +59,7 @@ macro_rules! multiversion {
     ($(#[$meta:meta])* $visibility:vis fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
         $(#[$meta])*
         #[allow(clippy::too_many_arguments, reason = "kernels take their operands and dimensions")]
+        #[allow(unsafe_code, reason = "the machine has the set that was chosen")]
         $visibility fn $name(
             set: $crate::cpu::instructions::InstructionSet,
             $($argument: $kind),*

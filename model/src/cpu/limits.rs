@@ -1,5 +1,7 @@
 //! What the machine can do at most: arithmetic that stays in registers, and memory that is read once.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
     __m256, __m512, __m512bh, _mm256_fmadd_ps, _mm256_set1_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_set1_ps,

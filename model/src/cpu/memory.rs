@@ -1,6 +1,8 @@
 //! Memory of tensors and weights. Large pieces lie in mappings for which the system is asked to use huge pages: a product strides
 //! over many rows at once, and at 4 KiB a page it would wait for the translation of their addresses.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};

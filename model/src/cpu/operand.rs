@@ -3,6 +3,8 @@
 //! In f32 an operand is what it is a view of. In bf16 it is rounded into a buffer, whole ([`Cpu::operand`]) or by the kernel that
 //! computes it, a row or a piece of one at a time while that is in cache ([`OperandTarget`]).
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::marker::PhantomData;
 use std::ops::Range;
 

@@ -1,5 +1,7 @@
 //! The operations of the `cpu` set, on its tensors.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use profile::{Profile, Work};

@@ -1,5 +1,7 @@
 //! The optimizers over all elements of a tensor, cut over threads.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use super::product::Target;
 use super::{Cpu, Tensor, pointwise};
 use crate::ops::{AdamWStep, SgdStep};

@@ -4,6 +4,8 @@
 //! not depend on their number. The right operand may lie in a narrower type than f32: it is widened on the way, or, where the
 //! machine multiplies pairs of bf16, packed as it is.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 #[cfg(target_arch = "x86_64")]
 mod blocks;
 mod few_rows;

@@ -7,6 +7,8 @@
 //! Sixteen rows of a weight lie interleaved, a *group*: a register holds four numbers of each of them, and the lanes of a sum are
 //! the sixteen outputs.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]

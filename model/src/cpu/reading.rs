@@ -1,6 +1,8 @@
 //! Weights that are read straight to where they are kept: on all threads, each of which reads some rows and converts them while they are
 //! in its cache. A tensor read whole first would go through memory three times more, and take its place twice.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::sync::{Mutex, PoisonError};
 
 use half::bf16;

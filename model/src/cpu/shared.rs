@@ -3,6 +3,8 @@
 //! They lie one behind the other in the order in which a decoder is built, which is the same in every process; nothing else needs to be
 //! agreed on. The processes that read have them mapped read-only.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::fs::File;
 use std::io;
 use std::marker::PhantomData;

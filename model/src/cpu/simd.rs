@@ -4,6 +4,8 @@
 //! arithmetic is safe. A generic kernel is `#[inline(always)]` and called from a function with the `#[target_feature]`s of its
 //! vectors, so that each operation becomes its one instruction.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]

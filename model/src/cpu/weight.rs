@@ -1,5 +1,7 @@
 //! Weights as products read them: row-major, in f32 or, where that is computed in, bf16.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};

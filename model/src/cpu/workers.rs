@@ -4,6 +4,8 @@
 //! of parts watches for the next region for a moment and only then goes to sleep, whence waking it takes a system call and about
 //! as long as a small region. The calling thread is one of the threads; nothing is allocated for a region.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::io;

@@ -1,5 +1,7 @@
 //! One rank's process: its start, its two streams, its end.
 
+#![allow(unsafe_code, reason = "between fork and exec, descriptors, and signals")]
+
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read};

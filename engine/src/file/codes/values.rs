@@ -1,5 +1,7 @@
 //! Codes of values: of the wrong type, out of range, or at odds with each other.
 
+#![allow(unsafe_code, reason = "signals and limits are calls of the C library")]
+
 use super::{Example, ProblemCode};
 use crate::file::problem::Severity;
 

@@ -1,5 +1,7 @@
 //! The calls of NCCL, through cudarc.
 
+#![allow(unsafe_code, reason = "NCCL is a C library")]
+
 use std::ffi::c_char;
 use std::sync::{Arc, Mutex, PoisonError};
 

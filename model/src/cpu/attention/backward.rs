@@ -5,6 +5,8 @@
 //! number of threads, without a copy of them per thread. Blocks that start in that order hardly wait: each follows the one before
 //! it over the keys.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 

@@ -1,5 +1,7 @@
 //! Attention's products in f32, exact or of values rounded to bf16.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::marker::PhantomData;
 use std::ops::Range;
 

@@ -1,5 +1,7 @@
 //! One generic function for each form that queries, keys and values come in.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 /// Defines a function that runs a generic kernel on operands in whatever form they are in, with the instructions that its first
 /// argument names.
 ///

@@ -1,5 +1,7 @@
 //! The output of a block of rows.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::ops::Range;
 
 use super::forms::for_each_form;

@@ -2,6 +2,8 @@
 //!
 //! A kernel lays operands out as its products read them. In f32 most lie so already.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::ops::Range;
 
 use super::Columns;

@@ -1,6 +1,8 @@
 //! The small products inside attention: a tile of sums in registers, its left operand read word by word, its right operand in
 //! vectors. A word is a value or, of bf16, a pair of them along the inner index.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::ops::Range;
 
 use super::kernel::Kernel;

@@ -1,5 +1,7 @@
 //! The fused attention block: q, k and v side by side in one matrix, turned in place, their gradients likewise.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::ops::Range;
 
 use profile::Work;

@@ -1,6 +1,8 @@
 //! The fused MLP block: a part of gate and up is gated while it is in cache, and so is a part of the gradient of what was gated, which
 //! never lies in memory as a whole; nor do gate and up before they are rounded. What the next products read is written as they read it.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 mod backward;
 
 use std::ops::Range;

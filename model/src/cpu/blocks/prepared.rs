@@ -1,5 +1,7 @@
 //! What several products read: computed row by row, and rounded once for all of them while a row is in cache.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::ops::Range;
 
 use half::bf16;

@@ -1,5 +1,7 @@
 //! Projections of what was prepared once for several of them: the product with the weight, and an adapter in f32 beside it.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use profile::Work;
 
 use super::super::operand::OperandBuffer;

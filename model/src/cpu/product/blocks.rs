@@ -3,6 +3,8 @@
 //! A few panels of one block of the inner dimension stay in the second-level cache. The rows of a tile are read for each of them in
 //! turn, from the first-level cache after the first, so that the left operand is read from further away once per group of panels.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::cell::RefCell;
 use std::ops::Range;
 

@@ -5,6 +5,8 @@
 //! cost a tenth; with more rows there is too much arithmetic between two loads, and it pays. A dot product runs in the lanes of a
 //! register, in an order that depends on its length alone: a row's result does not depend on how many rows it is computed with.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod plain;

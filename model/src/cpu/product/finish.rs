@@ -1,5 +1,7 @@
 //! What becomes of the sums of a product.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::ops::Range;
 
 use super::Target;

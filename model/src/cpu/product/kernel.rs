@@ -3,6 +3,8 @@
 //! The right operand comes in a panel: some of its columns, and for each step along the inner dimension as many words side by side
 //! as the tile is wide. A word is an f32 or a pair of bf16. The left operand is read where it lies, a word of each row at each step.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::arch::x86_64::{
     __m256, __m256i, __m512, __m512bh, __m512i, _MM_HINT_ET0, _mm_prefetch, _mm256_add_ps, _mm256_cmpgt_epi32,
     _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_maskload_ps, _mm256_maskstore_ps, _mm256_mul_ps, _mm256_set1_epi32,

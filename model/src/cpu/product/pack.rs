@@ -3,6 +3,8 @@
 //! An operand is a weight or a tensor as it lies in memory, seen in either direction: its rows lie contiguously, which are then
 //! copied, or its columns do, which are then transposed a square of vectors at a time. Packing reads nothing outside of the operand.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::arch::x86_64::{
     __m512i, _mm256_loadu_si256, _mm256_maskz_loadu_epi16, _mm512_cvtepu16_epi32, _mm512_loadu_si512,
     _mm512_maskz_loadu_epi16, _mm512_maskz_loadu_epi32, _mm512_or_si512, _mm512_setzero_si512, _mm512_shuffle_i32x4,

@@ -1,5 +1,7 @@
 //! A product in plain loops: what the kernels of every instruction set are compared with.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::ops::Range;
 
 use super::{Element, Finish, Target, View};

@@ -1,5 +1,7 @@
 //! Every path against sums in f64, over odd shapes, with what must not be read or written around each matrix poisoned.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::marker::PhantomData;
 
 use half::bf16;

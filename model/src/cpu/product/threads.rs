@@ -1,5 +1,7 @@
 //! Products over the threads of a kernel set: each thread computes parts of the result, which do not overlap.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::ops::Range;
 
 use profile::Work;

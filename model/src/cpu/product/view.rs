@@ -1,5 +1,7 @@
 //! Matrices to read and to write: where the elements of an operand or a result lie.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::marker::PhantomData;
 use std::ops::Range;
 

@@ -1,5 +1,7 @@
 //! The kernel in registers of 256 bits: bytes widened to 16 bits, whose products are added in pairs.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::arch::x86_64::{
     __m128i, __m256i, _mm_and_si128, _mm_loadu_si128, _mm_set1_epi8, _mm_set1_epi32, _mm_srli_epi16, _mm256_add_epi32,
     _mm256_add_ps, _mm256_castsi256_ps, _mm256_cvtepi8_epi16, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi16,

@@ -1,5 +1,7 @@
 //! The kernel in registers of 512 bits, with the instruction that adds four products of bytes to each lane.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::arch::x86_64::{
     __m512i, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm512_add_ps, _mm512_and_si512, _mm512_castsi512_ps,
     _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32, _mm512_dpbusd_epi32, _mm512_load_si512, _mm512_mul_ps, _mm512_set1_epi8,

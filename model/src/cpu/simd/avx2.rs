@@ -1,5 +1,7 @@
 //! Eight lanes of AVX2 with fused multiply-add.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::arch::x86_64::*;
 use std::ops::Range;
 

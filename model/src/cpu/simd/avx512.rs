@@ -1,5 +1,7 @@
 //! Sixteen lanes of AVX-512.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::arch::x86_64::*;
 use std::ops::Range;
 

@@ -1,5 +1,7 @@
 //! Eight lanes as an array: what every machine can do, and what the other vectors are compared with.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::array::from_fn;
 use std::ops::Range;
 

@@ -1,5 +1,7 @@
 //! The workers of one machine as a [`Collective`].
 
+#![allow(unsafe_code, reason = "memory that processes share")]
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -6,6 +6,8 @@
 //! frozen weights lie once in memory: rank 0 prepares them, the others map them. Of several GPUs each holds its own, and gradients are added
 //! up on them where NCCL is there ([`devices`]). Rank 0 watches the others ([`watch`]) and alone writes anything.
 
+#![allow(unsafe_code, reason = "memory that processes share")]
+
 mod devices;
 mod group;
 mod share;

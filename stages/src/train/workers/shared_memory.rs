@@ -4,6 +4,8 @@
 //! part of each one's gradients, and for the sum of those. Everything that a worker may read while another writes is atomic; the rest is
 //! kept apart by meetings. All `unsafe` of this way of training is here, but for taking over inherited descriptors.
 
+#![allow(unsafe_code, reason = "memory that processes share")]
+
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};

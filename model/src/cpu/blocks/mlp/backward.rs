@@ -1,5 +1,7 @@
 //! The backward of the fused MLP block.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::ops::Range;
 
 use profile::Work;

@@ -1,5 +1,7 @@
 //! Lanes as an array, which the compiler turns into vector code.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use std::marker::PhantomData;
 
 use super::{Element, Lanes};

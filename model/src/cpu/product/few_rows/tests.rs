@@ -1,5 +1,7 @@
 //! Tests of products of few rows.
 
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
 use half::bf16;
 
 use super::super::{Element, Finish, InstructionSet, Into, Target, View};
