@@ -14,6 +14,7 @@ use super::pinning::pin;
 use super::require::require_machine;
 use super::scheduler::Scheduler;
 use super::signals::{ExitOnInterrupt, Signals};
+use crate::file::problem::Problem;
 use crate::history::{History, RunFolder, RunPlan};
 use crate::home::Home;
 use crate::keys::read_outside;
@@ -38,11 +39,18 @@ pub fn run(
 ) -> Result<RunOutcome, RunError> {
     // Nothing has begun that would have to be stopped in order, and hashing or a server may take long.
     let preparing = ExitOnInterrupt::new();
-    let problems = check_targets(plan, home, Moment::Run(options.on_changed_target));
-    if !problems.is_empty() {
-        return Err(RunError::Targets(problems));
-    }
-    let findings = checked(plan, home, options)?;
+    let targets = check_targets(plan, home, Moment::Run(options.on_changed_target));
+    let findings = match checked(plan, home, options) {
+        Ok(findings) if targets.is_empty() => findings,
+        Ok(_) => return Err(RunError::Targets(targets)),
+        // Told together, as `validate` tells them.
+        Err(RunError::Rejected(mut problems)) => {
+            problems.extend(targets);
+            problems.sort_by_key(Problem::place);
+            return Err(RunError::Rejected(problems));
+        }
+        Err(error) => return Err(error),
+    };
     let store = Store::open(home.store())?;
     let seen = require_machine(plan, home, &store, options)?;
     let mut lock = LockFile::read(&home.lock_file())?;
