@@ -72,7 +72,8 @@ fn no_damage_gives_a_wrong_byte_or_a_failed_run() {
     project.run(&["cache", "verify", "--repair"]).ends_with(0);
     project.run(&["run", "train.yaml"]).ends_with(0);
     project.run(&["cache", "verify"]).ends_with(0).says("everything is intact");
-    assert!(made_again > all / 10 && met > 0, "the damage was not met");
+    // Which of the two it is depends on what is damaged.
+    assert!(made_again + met as u64 > all / 10, "the damage was not met");
 }
 
 /// The identity of each output, by `stage.output`.

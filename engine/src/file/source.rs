@@ -36,7 +36,7 @@ pub struct Source {
     pub folder: Option<PathBuf>,
     /// Where its lines begin, once somebody asks.
     lines: OnceLock<Vec<usize>>,
-    /// How much lies before every so many bytes: a line may be as long as the file.
+    /// What is counted before every n-th byte: a line may be as long as the file.
     counts: OnceLock<Vec<Count>>,
 }
 

@@ -77,9 +77,9 @@ impl ExitOnInterrupt {
             unsafe { libc::_exit(INTERRUPTED) }
         }
         let action = SigAction::new(SigHandler::Handler(exit), SaFlags::SA_RESTART, SigSet::empty());
-        let heeded = STOPPING.into_iter().filter(|number| *number == Number::SIGINT || !is_ignored(*number));
+        let handled = STOPPING.into_iter().filter(|number| *number == Number::SIGINT || !is_ignored(*number));
         // SAFETY: the handler does nothing but end the process. Where it cannot be set, a signal kills as it always did.
-        Self(heeded.filter_map(|number| Some((number, unsafe { sigaction(number, &action) }.ok()?))).collect())
+        Self(handled.filter_map(|number| Some((number, unsafe { sigaction(number, &action) }.ok()?))).collect())
     }
 }
 

@@ -242,7 +242,7 @@ publish: { rows: ./out/rows }
     ProblemCode {
         code: "target-taken",
         severity: Severity::Warning,
-        title: "a folder to publish to that somebody else made or changed",
+        title: "a folder to publish to that others made or changed",
         meaning: "Something is there already that this program did not put there, or no longer what it put there. A run refuses it before it \
             begins (then this is an error), unless it may replace it (`--overwrite`).",
         advice: "Move it away, publish to another folder, or run with `--overwrite`.",
