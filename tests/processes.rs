@@ -15,7 +15,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, setrlimit};
-use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::signal::{SigHandler, Signal, kill, killpg, signal};
 use nix::unistd::Pid;
 use support::{Project, Ran};
 
@@ -34,9 +34,23 @@ fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
 fn begun(script: &str) -> (Project, Child) {
     let project = Project::new();
     write(&project, &format!("echo $$ >{}; {script}", project.path("begun").display()));
-    let engine = project.start(&["run", "p.yaml"]);
+    let mut command = project.command(&["run", "p.yaml"]);
+    let streams = (Stdio::null(), Stdio::piped(), Stdio::piped());
+    command.process_group(0).stdin(streams.0).stdout(streams.1).stderr(streams.2);
+    let engine = with_hang_up(&mut command).spawn().unwrap();
     wait_for("the program", || fs::read_to_string(project.path("begun")).is_ok_and(|text| text.ends_with('\n')));
     (project, engine)
+}
+
+/// A program is told when its terminal is gone, also where these tests were started not to be (`nohup`).
+fn with_hang_up(command: &mut Command) -> &mut Command {
+    // SAFETY: between fork and exec only `signal` is called, which is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            signal(Signal::SIGHUP, SigHandler::SigDfl)?;
+            Ok(())
+        })
+    }
 }
 
 fn write(project: &Project, script: &str) {
@@ -158,7 +172,7 @@ fn a_signal_while_a_hub_is_asked_ends_with_the_code_of_an_interruption() {
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut command = project.command(&["run", "p.yaml"]);
         command.env("HF_ENDPOINT", format!("http://{}", silent.local_addr().unwrap())).env_remove("HF_TOKEN");
-        let engine = command.stderr(Stdio::piped()).spawn().unwrap();
+        let engine = with_hang_up(&mut command).stderr(Stdio::piped()).spawn().unwrap();
         let _asked = silent.accept().unwrap();
         kill(pid_of(&engine), signal).unwrap();
         let (code, said) = said(engine);
@@ -241,9 +255,9 @@ fn nobody_else_may_write_to_a_home_whatever_the_mask() {
         modes(&project.path("out"), &mut found);
         assert!(found.len() > 20);
         for (path, mode) in found {
-            // What is stored is read-only for all: the folders around it say who may read it.
+            // What is stored is read-only for all.
             let is_object = path.is_file() && path.starts_with(project.path(".pipeline/store/objects"));
-            let wrong = if is_object { mode != 0o444 } else { mode & never != 0 };
+            let wrong = mode & never != 0 || is_object && mode & 0o222 != 0;
             assert!(!wrong, "umask {mask}: {} has {mode:o}", path.display());
         }
     }

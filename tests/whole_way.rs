@@ -24,7 +24,7 @@ fn the_whole_way_from_text_to_an_answer() {
     assert_eq!(none["rows"], serde_json::json!([]));
     // A published folder that was changed by hand is left alone, and says so.
     project.write("out/model/config.json", "{}");
-    project.run(&["run", "train.yaml"]).ends_with(1).warns("out/model");
+    project.run(&["run", "train.yaml"]).ends_with(2).warns("out/model");
     project.run(&["run", "train.yaml", "--overwrite"]).ends_with(0);
     assert_ne!(std::fs::read_to_string(project.path("out/model/config.json")).unwrap(), "{}");
 }

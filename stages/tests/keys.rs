@@ -46,7 +46,9 @@ impl Project {
             project.write(file, text);
         }
         let pins = ["hub-model:owner/model", "hub-model:owner/other", "hub-dataset:owner/rows"];
-        let pins = pins.iter().flat_map(|name| [format!("\"{name}@main\": \"c1\""), format!("\"{name}@v2\": \"c2\"")]);
+        let pins = pins
+            .iter()
+            .flat_map(|name| [format!("\"{name}@main\": \"c1{:038}\"", 0), format!("\"{name}@v2\": \"c2{:038}\"", 0)]);
         let pins = pins.collect::<Vec<_>>().join(", ");
         project.write("pipeline.lock", &format!("{{ \"version\": 1, \"pins\": {{ {pins} }} }}"));
         fs::copy(here("pipeline.yaml"), project.path("pipeline.yaml")).unwrap();

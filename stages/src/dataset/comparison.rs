@@ -176,13 +176,16 @@ mod tests {
     use minijinja::context;
 
     use super::*;
+    use crate::jinja::{Form, Program};
 
     fn truth(expression: &str, context: Value) -> Result<bool, String> {
         let mut environment = Environment::new();
+        jinja::bound(&mut environment);
         define(&mut environment);
         let expression = checked(expression);
-        let value = environment.compile_expression(&expression).unwrap().eval(context);
-        value.map(|value| value.is_true()).map_err(|error| error.detail().unwrap_or_default().to_owned())
+        let program = Program::compile(&expression, &Form::Expression).unwrap();
+        let truth = program.value(&environment, || context, |value| Ok(value.is_true()));
+        truth.map_err(|error| error.detail().unwrap_or_default().to_owned())
     }
 
     #[test]

@@ -301,8 +301,13 @@ fn strftime(pattern: &str) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use super::*;
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use minijinja::syntax::SyntaxConfig;
     use serde_json::json;
+
+    use super::*;
+    use crate::jinja::{Form, Program};
 
     #[test]
     fn json_is_written_as_python_writes_it() {
@@ -329,8 +334,10 @@ mod tests {
     /// What a template makes of `x`.
     fn rendered(template: &str, x: Value) -> Result<String, String> {
         let mut environment = Environment::new();
+        jinja::bound(&mut environment);
         define(&mut environment);
-        let rendered = environment.render_str(template, minijinja::context! { x });
+        let program = Program::compile(template, &Form::Template(SyntaxConfig::default())).unwrap();
+        let rendered = program.render(&environment, || minijinja::context! { x });
         rendered.map_err(|error| error.detail().unwrap_or_default().to_owned())
     }
 
