@@ -100,6 +100,10 @@ fn what_is_stored_is_shown_exported_and_traced() {
 
 fn is_shown(left: &Left) {
     let project = project(left.archive);
+    if !left.raised.is_empty() {
+        // Where a result lies that stands behind one of these is known when they are there.
+        project.run(&["run", "project.yaml"]).ends_with(0);
+    }
     for (output, said) in [
         ("questions", "row 0"),
         ("tokens", "trained"),
@@ -111,9 +115,6 @@ fn is_shown(left: &Left) {
         ("adapter.adapter", "adapter_model.safetensors"),
         ("notes", "below/second.txt"),
     ] {
-        if left.raised.contains(&output) {
-            continue;
-        }
         let shown = project.run(&["show", "project.yaml", output]).ends_with(0).says(said);
         assert!(!shown.stdout.contains("artifact.json"), "{shown}");
     }
