@@ -301,8 +301,6 @@ fn strftime(pattern: &str) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use minijinja::syntax::SyntaxConfig;
     use serde_json::json;
 

@@ -31,7 +31,7 @@ pub(super) struct Earlier {
 
 /// A result, opened when the first of its chunks is met.
 enum Opened {
-    NotYet(Reusable),
+    NotYet(Box<Reusable>),
     Yes(Box<TokensReader>),
     Unusable,
 }
@@ -46,7 +46,7 @@ impl Earlier {
             for piece in pieces {
                 places.entry(piece.identity).or_insert((results.len(), piece));
             }
-            results.push(Opened::NotYet(Reusable { pieces: serde_json::Value::Null, ..reusable }));
+            results.push(Opened::NotYet(Box::new(Reusable { pieces: serde_json::Value::Null, ..reusable })));
         }
         Self { results, places }
     }
