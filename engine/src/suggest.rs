@@ -1,7 +1,7 @@
 //! «Did you mean …?»: the nearest of the names that would have been right.
 //!
 //! To find it takes a look at every name, and a file may have tens of thousands of names and as many mistakes. So while one is read
-//! (see [`limited`]) only so many names are looked at in all; after that the names are listed, as far as they are few.
+//! (`limited`) only so many names are looked at in all; after that the names are listed, as far as they are few.
 
 use std::cell::Cell;
 
