@@ -56,7 +56,7 @@ GRID = [
     ("576x16", 256, 2, "lora", "bf16", False, "tokens"),
 ]
 
-# What an estimate may be wrong by: `MARGIN` of stages/src/train/preflight.rs.
+# What an estimate may be wrong by: `MARGIN` of stages/src/kinds/train/preflight.rs.
 MARGIN = 0.15
 
 # Seconds between two looks.

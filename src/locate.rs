@@ -6,7 +6,7 @@ use cache::{OutputRecord, Store, StoreError};
 use engine::explain::{Forecast, explain};
 use engine::plan::{Plan, PlannedStage, ResolvedInput};
 use engine::suggest;
-use stages::artifact::{OutputKind, Tokenizer};
+use stages::data::artifact::{OutputKind, Tokenizer};
 
 use crate::Global;
 use crate::render::{self, Exit, Failure, Message};

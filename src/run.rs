@@ -21,7 +21,7 @@ use engine::run::{
 };
 use engine::stage::{Registry, Stage as _};
 use serde_json::{Map, Value, json};
-use stages::generate::{self, Generate};
+use stages::kinds::generate::{self, Generate};
 
 use crate::profiles::Profiles;
 use crate::progress::{Progress, Screen, Verbosity};

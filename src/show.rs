@@ -8,10 +8,10 @@ use clap::Args;
 use engine::artifact::{Facts, stored_files};
 use engine::visible::on_one_line;
 use serde_json::{Map, Value, json};
-use stages::artifact::{Metrics, OutputKind, Packs, Rows, Samples, Tokens};
-use stages::generate;
-use stages::show::{DocumentView, Field, RowView, SegmentView, describe_rows, shortened};
-use stages::tokenizer::Tokenizer;
+use stages::data::artifact::{Metrics, OutputKind, Packs, Rows, Samples, Tokens};
+use stages::data::tokenizer::Tokenizer;
+use stages::kinds::generate;
+use stages::view::show::{DocumentView, Field, RowView, SegmentView, describe_rows, shortened};
 
 use crate::render::Failure;
 use crate::table::Table;

@@ -233,7 +233,7 @@ fn outputs(stage: &RecordedStage, made: Option<Origin>) -> Vec<(String, OutputRe
 
 /// The numbers among the facts of an output that differ, where there are two to compare.
 fn metrics([old, new]: [Option<&OutputRecord>; 2]) -> Vec<(String, [Option<f64>; 2])> {
-    use stages::artifact::{Metrics, OutputKind};
+    use stages::data::artifact::{Metrics, OutputKind};
     let is_metrics = |output: &&OutputRecord| output.kind == Metrics::NAME;
     let facts = [old, new].map(|output| output.filter(is_metrics).map(|output| &output.facts));
     if facts.contains(&None) {

@@ -48,7 +48,7 @@ pub fn run(args: &VerifyArgs, global: &Global) -> Result<(), Failure> {
         registry: &registry,
         run: &recorded,
         threads: args.threads.map(usize::from),
-        describe: &stages::difference::in_words,
+        describe: &stages::view::difference::in_words,
     };
     let chosen = if args.stages.is_empty() { verification.executed() } else { args.stages.clone() };
     if chosen.is_empty() {

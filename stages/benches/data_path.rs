@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use engine::test_bench::TestBench;
 use serde_json::{Value, json};
-use stages::artifact::{TokensFacts, TokensReader};
-use stages::{dataset::Dataset, pack::Pack, tokenize::Tokenize};
+use stages::data::artifact::{TokensFacts, TokensReader};
+use stages::kinds::{dataset::Dataset, pack::Pack, tokenize::Tokenize};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let options = options(std::env::args().skip(1))?;

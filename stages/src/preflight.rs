@@ -9,15 +9,14 @@ use model::config::Config;
 use model::ops::Compute;
 use serde_json::Value;
 
-use crate::checkpoint::CONFIG;
-use crate::tokenize::facts_of;
+use crate::compute::checkpoint::CONFIG;
 
 /// What a process of ours takes before it loads anything, in bytes; the pages of the program itself are those of a file.
 pub const PROCESS_BYTES: u64 = 8 << 20;
 
 /// The configuration of a model that a stage reads, where its facts have it.
 pub fn model_config(reference: &Reference, inputs: &InputFacts) -> Option<Config> {
-    config_of(facts_of(reference, inputs)?)
+    config_of(reference.facts_in(inputs)?)
 }
 
 fn config_of(facts: &Facts) -> Option<Config> {
@@ -26,14 +25,14 @@ fn config_of(facts: &Facts) -> Option<Config> {
 
 /// Says that an output will be a model of the same configuration as one that is read.
 pub fn expect_same_model(preflight: &mut Preflight, output: &str, model: &Reference, inputs: &InputFacts) {
-    if let Some(config) = facts_of(model, inputs).and_then(|facts| facts.get(CONFIG)) {
+    if let Some(config) = model.facts_in(inputs).and_then(|facts| facts.get(CONFIG)) {
         preflight.expect(output, CONFIG, config.clone());
     }
 }
 
 /// The number type of a model's weights on disk, as its configuration names it; f32 where it names none.
 pub fn stored_dtype(model: &Reference, inputs: &InputFacts) -> Dtype {
-    let config = facts_of(model, inputs).and_then(|facts| facts.get(CONFIG));
+    let config = model.facts_in(inputs).and_then(|facts| facts.get(CONFIG));
     let named = config.and_then(|config| config.get("torch_dtype").or_else(|| config.get("dtype")));
     match named.and_then(Value::as_str) {
         Some("bfloat16") => Dtype::BF16,
@@ -45,7 +44,7 @@ pub fn stored_dtype(model: &Reference, inputs: &InputFacts) -> Dtype {
 /// The size of a model's weights on disk.
 pub fn checkpoint_bytes(model: &Reference, inputs: &InputFacts) -> Option<u64> {
     let per_weight = stored_dtype(model, inputs).bitsize() as u64 / 8;
-    Some(config_of(facts_of(model, inputs)?)?.matrix_weights() * per_weight)
+    Some(config_of(model.facts_in(inputs)?)?.matrix_weights() * per_weight)
 }
 
 /// The memory of a process that runs a model without training it, over so many tokens at once.

@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use engine::file::problem::Problem;
 use engine::file::source::Sources;
 
-use crate::artifact::Message;
-use crate::dataset::split::Split;
-use crate::prompt::{ChatTemplate, Template, TrainOn};
-use crate::tokenizer::Tokenizer;
+use crate::data::artifact::Message;
+use crate::data::prompt::{ChatTemplate, Template, TrainOn};
+use crate::data::tokenizer::Tokenizer;
+use crate::kinds::dataset::split::Split;
 
-pub use crate::dataset::properties::filter;
 pub use crate::hub::properties::hub_answers;
+pub use crate::kinds::dataset::properties::filter;
 
 /// A whole pipeline file, with the stage kinds of this program: every problem is at a place in the text, and a second reading finds the same.
 pub fn pipeline_file(data: &[u8]) {

@@ -8,11 +8,11 @@ use engine::test_bench::TestBench;
 use model::generation::{Generator, Options, Request};
 use model::sampling::Sampling;
 use serde_json::{Value, json};
-use stages::artifact::{IGNORE_INDEX, Message, Row, RowsFacts, RowsWriter, TokenRow, TokensReader};
-use stages::evaluate::Evaluate;
-use stages::generate::Generate;
-use stages::prompt::Template;
-use stages::tokenize::Tokenize;
+use stages::data::artifact::{IGNORE_INDEX, Message, Row, RowsFacts, RowsWriter, TokenRow, TokensReader};
+use stages::data::prompt::Template;
+use stages::kinds::evaluate::Evaluate;
+use stages::kinds::generate::Generate;
+use stages::kinds::tokenize::Tokenize;
 use tiny::{PAIRS, TEMPLATE, Tiny};
 
 const MAX_NEW_TOKENS: usize = 6;

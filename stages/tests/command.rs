@@ -10,8 +10,8 @@ use engine::context::Artifact;
 use engine::error::{Cause, StageError};
 use engine::test_bench::TestBench;
 use serde_json::{Value, json};
-use stages::artifact::{Row, RowsReader};
-use stages::command::Command;
+use stages::data::artifact::{Row, RowsReader};
+use stages::kinds::command::Command;
 
 fn run(folder: &Path, parameters: Value) -> Result<BTreeMap<String, Artifact>, StageError> {
     TestBench::new(folder).run::<Command>(parameters)

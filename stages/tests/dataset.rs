@@ -11,8 +11,8 @@ use engine::file::source::Span;
 use engine::stage::{PinRequest, Stage as _};
 use engine::test_bench::TestBench;
 use serde_json::{Value, json};
-use stages::artifact::{Row, RowsReader};
-use stages::dataset::Dataset;
+use stages::data::artifact::{Row, RowsReader};
+use stages::kinds::dataset::Dataset;
 use support::{COMMIT, CONVERTED, Fault, FaultyHub};
 
 fn lines(from: usize, to: usize) -> Vec<u8> {

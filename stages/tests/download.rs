@@ -15,7 +15,7 @@ use engine::parameter::Reader;
 use engine::stage::{InputFacts, Outside};
 use engine::test_bench::TestBench;
 use serde_json::{Value, json};
-use stages::download::Download;
+use stages::kinds::download::Download;
 use support::{COMMIT, Fault, FaultyHub, content};
 
 const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512,

@@ -15,10 +15,10 @@ use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::peft::AdapterConfig;
 use serde_json::{Value, json};
-use stages::artifact::RowsFacts;
-use stages::bleu::Counts;
-use stages::evaluate::Evaluate;
-use stages::rouge::{Stemming, rouge};
+use stages::data::artifact::RowsFacts;
+use stages::kinds::evaluate::Evaluate;
+use stages::metrics::bleu::Counts;
+use stages::metrics::rouge::{Stemming, rouge};
 use tiny::{PAIRS, TEMPLATE, Tiny};
 
 fn metrics(artifact: &engine::context::Artifact) -> Value {

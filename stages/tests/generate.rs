@@ -12,7 +12,7 @@ use engine::parameter::Reader;
 use engine::stage::InputFacts;
 use model::batch::Batch;
 use serde_json::{Value, json};
-use stages::generate::Generate;
+use stages::kinds::generate::Generate;
 use tiny::{PAIRS, TEMPLATE, Tiny};
 
 fn samples(tiny: &Tiny, parameters: Value) -> (Vec<String>, engine::context::Artifact) {

@@ -21,7 +21,7 @@ use model::checkpoint::{Checkpoint, Dtype};
 use model::init::{Fill, fresh_tensor};
 use model::peft::{Adapter, AdapterConfig, AdapterModule, SavedTensor};
 use serde_json::{Value, json};
-use stages::merge::Merge;
+use stages::kinds::merge::Merge;
 use tiny::Tiny;
 
 const Q: &str = "model.layers.0.self_attn.q_proj";

@@ -13,8 +13,8 @@ use model::decoder::Decoder;
 use model::ops::Compute;
 use model::parameter::Keep;
 use serde_json::json;
-use stages::artifact::{IGNORE_INDEX, Shape, TokenRow, TokensFacts, TokensReader, TokensWriter};
-use stages::pack::Pack;
+use stages::data::artifact::{IGNORE_INDEX, Shape, TokenRow, TokensFacts, TokensReader, TokensWriter};
+use stages::kinds::pack::Pack;
 
 /// Documents of some lengths, of which each begins with a token of its own; every third token is not learned.
 fn documents() -> Vec<TokenRow> {

@@ -15,7 +15,7 @@ use engine::stage::InputFacts;
 use engine::test_bench::TestBench;
 use model::checkpoint::{Checkpoint, CheckpointWriter, Dtype, TensorSpec};
 use serde_json::{Value, json};
-use stages::artifact::{IGNORE_INDEX, TokenRow};
+use stages::data::artifact::{IGNORE_INDEX, TokenRow};
 use tiny::Tiny;
 use training::{adapter, bench, learned, problems, rows, steps, train, with, write_tokens};
 

@@ -20,8 +20,8 @@ use model::ops::Compute;
 use model::parameter::Keep;
 use model::peft;
 use serde_json::{Value, json};
-use stages::artifact::{TokenRow, TokensWriter};
-use stages::train::Train;
+use stages::data::artifact::{TokenRow, TokensWriter};
+use stages::kinds::train::Train;
 use tiny::Tiny;
 use training::{adapter, bench, facts, learned, problems, rows, steps, train, with};
 
@@ -99,7 +99,7 @@ fn packed(folder: &Path, rows: &[TokenRow]) -> engine::artifact::Facts {
             pack.document_lengths.push(row.input_ids.len() as u32);
         }
         pack.input_ids.resize(128, 0);
-        pack.labels.resize(128, stages::artifact::IGNORE_INDEX);
+        pack.labels.resize(128, stages::data::artifact::IGNORE_INDEX);
         writer.write(pack).unwrap();
     }
     writer.finish(|_| ()).unwrap().0.to_facts()

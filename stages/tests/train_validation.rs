@@ -9,12 +9,12 @@ mod training;
 use std::fs;
 
 use serde_json::{Value, json};
-use stages::train::Train;
+use stages::kinds::train::Train;
 use tiny::Tiny;
 use training::{adapter, bench, learned, records, rows, train, with};
 
 /// Rows of another kind, so that the loss on them falls at first and rises later.
-fn held_out() -> Vec<stages::artifact::TokenRow> {
+fn held_out() -> Vec<stages::data::artifact::TokenRow> {
     (0..5).map(|row| learned((0..7 + row % 3).map(|at| 3 + (7 * row + 5 * at + at * at % 3) % 200))).collect()
 }
 
@@ -179,7 +179,7 @@ fn what_goes_by_a_validation_needs_one() {
     assert_eq!(problems(json!({"validation": "held_out", "keep_best": true, "eval_steps": 3})), none);
     let tiny = Tiny::new();
     let folder = tempfile::tempdir().unwrap();
-    let masked = stages::artifact::TokenRow::document(vec![3, 4], vec![stages::artifact::IGNORE_INDEX; 2]);
+    let masked = stages::data::artifact::TokenRow::document(vec![3, 4], vec![stages::data::artifact::IGNORE_INDEX; 2]);
     let bench = bench(&tiny, folder.path(), rows(), Some(vec![masked]));
     let error = train(&bench, json!({"validation": "held_out"})).unwrap_err();
     assert!(error.message.contains("no validation row has a target token"), "{error:?}");

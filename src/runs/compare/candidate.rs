@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cache::Digest;
 use engine::history::{Origin, Recorded, RecordedStage, Words};
-use stages::artifact::{Metrics, OutputKind};
+use stages::data::artifact::{Metrics, OutputKind};
 
 use super::curves::{Curve, curves, tokens_per_second};
 use crate::render::Failure;

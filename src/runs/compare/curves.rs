@@ -8,7 +8,7 @@ use engine::history::{Events, Origin, Words};
 use engine::protocol::WorkerEvent;
 use engine::run::RunEvent;
 use serde_json::{Map, Value};
-use stages::artifact::{Metrics, OutputKind};
+use stages::data::artifact::{Metrics, OutputKind};
 
 use crate::runs::Past;
 

@@ -1,5 +1,6 @@
 //! The Hub as the stages see it: three questions, each a blocking call.
 
+use std::fs;
 use std::future::Future;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -8,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
+use engine::error::{Cause, OrFail, StageError};
 use engine::pin::Pinned;
 use engine::protocol::Network;
 use reqwest::Url;
@@ -384,4 +386,14 @@ fn runtime() -> Result<Runtime, HubError> {
 /// `api/models/owner/name`, in segments.
 fn api_path(repository: &Repository) -> impl Iterator<Item = &str> {
     ["api", repository.kind().api_segment()].into_iter().chain(repository.name().split('/'))
+}
+/// Removes the files that were kept for a run that is cut off; the outputs are in the store by now.
+pub(crate) fn forget_working_files(working: &Path) -> Result<(), StageError> {
+    for name in ["finished", "unfinished"] {
+        let folder = working.join(name);
+        if folder.exists() {
+            fs::remove_dir_all(&folder).or_fail(Cause::Machine, || format!("cannot remove `{}`", folder.display()))?;
+        }
+    }
+    Ok(())
 }

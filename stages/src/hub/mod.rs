@@ -22,6 +22,7 @@ mod repository;
 mod transfer;
 
 pub use checksum::Checksum;
+pub(crate) use client::forget_working_files;
 pub use client::{Hub, Progress};
 pub use connection::{Retry, Token};
 pub use error::HubError;

@@ -14,9 +14,9 @@ use model::ops::Compute;
 use model::parameter::Keep;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::json;
-use stages::artifact::{Row, RowsFacts, RowsWriter};
-use stages::new_model::NewModel;
-use stages::prompt::Template;
+use stages::data::artifact::{Row, RowsFacts, RowsWriter};
+use stages::data::prompt::Template;
+use stages::kinds::new_model::NewModel;
 
 /// Questions and answers.
 pub const PAIRS: &[(&str, &str)] = &[
@@ -84,8 +84,8 @@ impl Tiny {
     }
 
     /// Its tokenizer.
-    pub fn open_tokenizer(&self) -> stages::tokenizer::Tokenizer {
-        stages::tokenizer::Tokenizer::from_folder(&self.tokenizer.folder).unwrap()
+    pub fn open_tokenizer(&self) -> stages::data::tokenizer::Tokenizer {
+        stages::data::tokenizer::Tokenizer::from_folder(&self.tokenizer.folder).unwrap()
     }
 }
 

@@ -15,8 +15,8 @@ use engine::parameter::Reader;
 use engine::stage::InputFacts;
 use engine::test_bench::TestBench;
 use serde_json::{Value, json};
-use stages::artifact::{Shape, TokenRow, TokensFacts, TokensWriter};
-use stages::train::Train;
+use stages::data::artifact::{Shape, TokenRow, TokensFacts, TokensWriter};
+use stages::kinds::train::Train;
 
 use crate::tiny::Tiny;
 

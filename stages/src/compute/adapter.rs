@@ -1,0 +1,57 @@
+//! An Adapter artefact, and the model it belongs to.
+
+use engine::artifact::Facts;
+use engine::context::Artifact;
+use engine::error::{Cause, OrFail, StageError};
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::Reference;
+use model::peft::Adapter;
+
+use crate::compute::checkpoint::WEIGHTS;
+
+/// Reads an adapter that is to be used with a model.
+///
+/// Another model of the same shape would take it without a word and compute nonsense; so an adapter that was trained here
+/// must have been trained on these very weights. One from elsewhere does not say, and is taken at its word.
+///
+/// # Errors
+/// Fails if the adapter cannot be read or was trained on other weights.
+pub fn open(adapter: &Artifact, model: &Artifact) -> Result<Adapter, StageError> {
+    if is_of_others(Some(&adapter.description.facts), Some(&model.description.facts)) {
+        return Err(StageError::bad_data("the adapter was trained on another model than the one it is used with")
+            .with_help("give this stage the `model` that the adapter's `train` stage has"));
+    }
+    let adapter = Adapter::load(&adapter.folder).or_fail(Cause::BadData, || "cannot read the adapter".to_owned())?;
+    match not_finite(&adapter) {
+        Some(module) => {
+            Err(StageError::bad_data(format!("the adapter holds a value that is not finite in `{module}`"))
+                .with_help("its training diverged: lower the learning rate and train again"))
+        }
+        None => Ok(adapter),
+    }
+}
+
+/// Whether an adapter with these facts was trained on other weights than those of a model; one that does not say was not.
+pub fn is_of_others(adapter: Option<&Facts>, model: Option<&Facts>) -> bool {
+    let weights = |facts: Option<&Facts>| facts.and_then(|facts| facts.get(WEIGHTS)).cloned();
+    weights(adapter).zip(weights(model)).is_some_and(|(trained_on, model)| trained_on != model)
+}
+
+/// The problem that it is used with this model.
+pub fn problem(adapter: &Reference, model: &Reference, span: Span) -> Problem {
+    let message = format!("the adapter `{}` was trained on another model than `{}`", adapter.stage, model.stage);
+    Problem::error("wrong-input", span, message, "they meet in this stage")
+        .with_help("give this stage the `model` that the adapter's `train` stage has")
+}
+
+/// The first module with a value that is not finite, which would make every answer and every loss NaN.
+fn not_finite(adapter: &Adapter) -> Option<&str> {
+    let is_bad = |values: &[f32]| values.iter().any(|value| !value.is_finite());
+    let modules = adapter.modules.iter().filter(|(_, module)| {
+        let magnitude = module.magnitude.as_deref().unwrap_or_default();
+        is_bad(&module.lora_a) || is_bad(&module.lora_b) || is_bad(magnitude)
+    });
+    let saved = adapter.saved_tensors.iter().filter(|(_, tensor)| is_bad(&tensor.values));
+    modules.map(|(name, _)| name).chain(saved.map(|(name, _)| name)).next().map(String::as_str)
+}

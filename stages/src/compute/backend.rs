@@ -1,0 +1,288 @@
+//! Which program computes a stage: this one, or the torch worker.
+
+use devices::DeviceKind;
+use engine::context::StageContext;
+use engine::error::{Cause, StageError};
+use engine::file::interpolate::is_secret;
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::{Mapping, Parameters};
+use engine::stage::Workers;
+use serde::Serialize;
+
+use crate::compute::kernels::native_devices;
+use crate::compute::torch;
+
+/// What computes.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// This program where it serves the device and the parameters, else the torch worker.
+    Auto,
+    /// This program: on the processor, and on a CUDA device where it was built for them.
+    Native,
+    /// PyTorch, in processes of its own: on the processor, on GPUs and on NPUs.
+    Torch,
+}
+
+/// How several ranks share the work of training.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Parallel {
+    /// Each rank holds the whole model; gradients are summed.
+    Ddp,
+    /// Each rank holds a part of every weight, and gathers a layer when it is computed.
+    Fsdp2,
+}
+
+/// The attention that the torch worker computes with.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Attention {
+    /// The fastest one that the device has for packed rows.
+    Auto,
+    /// `scaled_dot_product_attention`, with a mask.
+    Sdpa,
+    /// `flex_attention`, which skips blocks between documents.
+    Flex,
+    /// FlashAttention over documents of any length; on NPUs their fused attention.
+    Flash,
+}
+
+/// Which of the two can compute what the parameters ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Serves {
+    /// Either.
+    Both,
+    /// This program alone; with the parameter that decides it.
+    Native(&'static str),
+    /// The torch worker alone; with the parameter that decides it.
+    Torch(&'static str),
+}
+
+/// Who computes, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    /// Whether it is the torch worker.
+    pub is_torch: bool,
+    /// A lower-case fragment.
+    pub because: String,
+    /// On what.
+    pub device: DeviceKind,
+}
+
+/// The devices that PyTorch serves beside the processor, in the order in which a machine is searched for them.
+const ACCELERATORS: [DeviceKind; 3] = [DeviceKind::Cuda, DeviceKind::Npu, DeviceKind::Rocm];
+
+impl Backend {
+    /// The kinds of device that it can compute on, the one that `device: auto` prefers first.
+    ///
+    /// A GPU is not preferred where the torch worker is not installed, so that a pipeline that runs on the processor today does not
+    /// need PyTorch because the machine has one.
+    pub fn devices(self, serves: Serves) -> Vec<DeviceKind> {
+        let processor_last = ACCELERATORS.into_iter().chain([DeviceKind::Cpu]).collect();
+        match (self, serves) {
+            (Self::Native, Serves::Native(_)) | (Self::Auto, Serves::Native(_)) => vec![DeviceKind::Cpu],
+            (Self::Native, _) => native_devices().to_vec(),
+            (Self::Torch, _) | (Self::Auto, Serves::Torch(_)) => processor_last,
+            (Self::Auto, Serves::Both) if torch::is_installed() => processor_last,
+            (Self::Auto, Serves::Both) => {
+                let mut preferred = native_devices().to_vec();
+                preferred.extend(ACCELERATORS.iter().filter(|device| !native_devices().contains(device)));
+                preferred
+            }
+        }
+    }
+
+    /// Whether it can spread a stage over several devices of which each answers for itself.
+    pub fn workers(self, serves: Serves) -> Workers {
+        match (self, serves) {
+            (Self::Native, _) | (Self::Auto, Serves::Native(_)) => Workers::One,
+            (Self::Torch | Self::Auto, _) => Workers::Many,
+        }
+    }
+
+    /// Who computes on so many devices of a kind.
+    pub fn choose(self, serves: Serves, device: DeviceKind, workers: usize) -> Choice {
+        let native = |because: String| Choice { is_torch: false, because, device };
+        let torch = |because: String| Choice { is_torch: true, because, device };
+        match (self, serves, device) {
+            (Self::Native, ..) => native("`backend: native` asks for it".to_owned()),
+            (Self::Torch, ..) => torch("`backend: torch` asks for it".to_owned()),
+            (Self::Auto, Serves::Native(what), _) => native(format!("{what} is for it alone")),
+            (Self::Auto, Serves::Torch(what), _) => torch(format!("{what} is for it alone")),
+            (Self::Auto, Serves::Both, DeviceKind::Cpu) => native("it serves the CPU".to_owned()),
+            (Self::Auto, Serves::Both, device) if native_devices().contains(&device) && workers == 1 => {
+                native(format!("it serves {device}"))
+            }
+            (Self::Auto, Serves::Both, device) if native_devices().contains(&device) => {
+                torch("it adds gradients up on the devices, and this program in the machine's memory".to_owned())
+            }
+            (Self::Auto, Serves::Both, device) => torch(format!("this program does not compute on {device}")),
+        }
+    }
+
+    /// What is missing where nothing but the torch worker can compute it, and that is not on this machine.
+    pub fn lacks(self, serves: Serves, span: Span) -> Option<Problem> {
+        self.lacks_worker(serves, span).filter(|_| !torch::is_usable())
+    }
+
+    /// What is missing without the torch worker.
+    fn lacks_worker(self, serves: Serves, span: Span) -> Option<Problem> {
+        let (what, field, instead) = match (self, serves) {
+            (Self::Torch, Serves::Both) => ("`backend: torch`", "backend", "leave `backend` out"),
+            // What goes without the worker is any other number type.
+            (Self::Torch | Self::Auto, Serves::Torch(what)) => {
+                (what, "dtype", "say `dtype: bf16`, which this program computes itself")
+            }
+            (Self::Native, _) | (Self::Auto, Serves::Both) | (_, Serves::Native(_)) => return None,
+        };
+        let message = format!("{what} needs the torch worker, which is not installed here");
+        let help = format!("{instead}, or install the worker: {}", torch::how_to_install());
+        Some(Problem::error("no-device", span, message, "nothing here computes it").with_help(help).at(field))
+    }
+
+    /// What is wrong where the parameters are for the other one.
+    pub fn problem(self, serves: Serves, span: Span) -> Option<Problem> {
+        let (what, other, field) = match (self, serves) {
+            (Self::Native, Serves::Torch(what)) => (what, "torch", "native"),
+            (Self::Torch, Serves::Native(what)) => (what, "native", "torch"),
+            _ => return None,
+        };
+        let message = format!("{what} is for `backend: {other}`, and the stage says `backend: {field}`");
+        let problem = Problem::error("bad-value", span, message, "they do not go together");
+        Some(problem.with_help("leave `backend` out: the one that serves is taken").at("backend"))
+    }
+}
+
+/// What is wrong with variables for the torch worker's processes.
+pub(crate) fn problems_of_env(env: &Mapping<String>, span: Span) -> Vec<Problem> {
+    let own = env.keys().filter(|name| OWN.contains(&name.as_str()) || name.starts_with("PIPELINE_"));
+    let mut problems: Vec<Problem> = own
+        .map(|name| {
+            let message = format!("`{name}` is a variable that the stage's processes are given");
+            Problem::error("bad-value", span, message, "not to be set here").at("env")
+        })
+        .collect();
+    let secrets = env.iter().filter(|(name, value)| is_secret(name) && value.parse::<f64>().is_err());
+    problems.extend(secrets.map(|(name, _)| {
+        let message = format!("`{name}` looks like a secret, and what a file says is written into records");
+        let help = "set it in the environment of `pipeline run`: the stage's processes inherit it";
+        Problem::error("secret-in-file", span, message, "in `env`").with_help(help).at("env")
+    }));
+    problems
+}
+
+/// By these the ranks find each other and their devices.
+const OWN: [&str; 10] = [
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "CUDA_VISIBLE_DEVICES",
+    "ASCEND_RT_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+];
+
+impl Choice {
+    /// Who computes in this stage; recorded with the result.
+    ///
+    /// # Errors
+    /// Fails where neither computes on the device that the stage was given.
+    pub fn of(asked: Backend, serves: Serves, context: &mut StageContext) -> Result<Self, StageError> {
+        let device = context.devices().kind;
+        let workers = context.devices().workers();
+        let choice = asked.choose(serves, device, workers);
+        let served = if choice.is_torch { device != DeviceKind::Metal } else { native_devices().contains(&device) };
+        if !served {
+            let message = format!("{} does not compute on {}", choice.name(), device.in_words());
+            return Err(StageError::new(Cause::BadParameters, message)
+                .with_help("leave `backend` out, or set `resources.device` to another kind"));
+        }
+        context.record("backend", choice.name());
+        context.record("backend_because", choice.because.as_str());
+        context.log(&format!("backend: {choice}"));
+        Ok(choice)
+    }
+
+    /// What the user is told at the end: who computed, and whether that was ever tried on such a device.
+    pub fn report(&self) -> String {
+        match self.device {
+            tried if tried.was_run_on_hardware() => format!("computed by {self}"),
+            untried => {
+                format!("computed by {self}\nnot yet run on hardware: {untried}. {}", untried.how_it_was_tried())
+            }
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        if self.is_torch { "torch" } else { "native" }
+    }
+}
+
+impl std::fmt::Display for Choice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}, since {}", self.name(), self.because)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::candle::Candle;
+
+    use super::*;
+
+    #[test]
+    fn native_where_it_serves_else_torch() {
+        let is_torch = |asked: Backend, serves, device| asked.choose(serves, device, 1).is_torch;
+        assert!(!is_torch(Backend::Auto, Serves::Both, DeviceKind::Cpu));
+        assert!(is_torch(Backend::Auto, Serves::Both, DeviceKind::Npu));
+        assert!(is_torch(Backend::Auto, Serves::Torch("`dtype: f16`"), DeviceKind::Cpu));
+        assert!(!is_torch(Backend::Auto, Serves::Native("`dtype: int8`"), DeviceKind::Cpu));
+        assert!(is_torch(Backend::Torch, Serves::Both, DeviceKind::Cpu));
+        let choice = Backend::Auto.choose(Serves::Both, DeviceKind::Npu, 1);
+        let report = choice.report();
+        assert!(report.starts_with("computed by torch, since this program does not compute on npu\nnot yet run on "));
+        let on_processor = Backend::Auto.choose(Serves::Both, DeviceKind::Cpu, 1);
+        assert_eq!(on_processor.report(), "computed by native, since it serves the CPU");
+        // Built with kernels for CUDA, it computes on one such device itself.
+        assert_eq!(is_torch(Backend::Auto, Serves::Both, DeviceKind::Cuda), !Candle::SERVES_CUDA);
+        assert!(Backend::Auto.choose(Serves::Both, DeviceKind::Cuda, 2).is_torch);
+    }
+
+    #[test]
+    fn devices_follow_the_backend() {
+        assert_eq!(Backend::Native.devices(Serves::Both), native_devices());
+        assert_eq!(Backend::Auto.devices(Serves::Native("`dtype: int4`")), [DeviceKind::Cpu]);
+        let torch = [DeviceKind::Cuda, DeviceKind::Npu, DeviceKind::Rocm, DeviceKind::Cpu];
+        assert_eq!(Backend::Torch.devices(Serves::Both), torch);
+        assert_eq!(Backend::Auto.devices(Serves::Both).len(), 4);
+    }
+
+    #[test]
+    fn what_needs_the_worker_says_what_to_do_without_it() {
+        let lacks = |asked: Backend, serves| asked.lacks_worker(serves, Span::default());
+        let f16 = lacks(Backend::Auto, Serves::Torch("`dtype: f16`")).expect("only the worker computes it");
+        assert_eq!(f16.field.as_deref(), Some("dtype"));
+        assert!(f16.help.is_some_and(|help| help.starts_with("say `dtype: bf16`") && help.contains("pip install")));
+        assert!(lacks(Backend::Torch, Serves::Both).is_some_and(|problem| problem.field.as_deref() == Some("backend")));
+        for (asked, serves) in [
+            (Backend::Auto, Serves::Both),
+            (Backend::Auto, Serves::Native("`dtype: int8`")),
+            // Refused already, since the two contradict each other.
+            (Backend::Native, Serves::Torch("`dtype: f16`")),
+        ] {
+            assert_eq!(lacks(asked, serves), None);
+        }
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_a_problem() {
+        let problem = Backend::Native.problem(Serves::Torch("`dtype: f16`"), Span::default());
+        let expected = "`dtype: f16` is for `backend: torch`, and the stage says `backend: native`";
+        assert_eq!(problem.map(|problem| problem.message).as_deref(), Some(expected));
+        assert!(Backend::Auto.problem(Serves::Torch("`dtype: f16`"), Span::default()).is_none());
+    }
+}

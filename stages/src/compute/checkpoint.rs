@@ -1,0 +1,209 @@
+//! A Model artefact as a folder in the Hub's form: its facts, and the files that go along with its weights.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+
+use cache::{Digest, Hasher};
+use engine::artifact::Facts;
+use engine::context::Draft;
+use engine::error::{Cause, OrFail, StageError};
+use engine::survey::MOST_READ;
+use model::checkpoint::{Checkpoint, CheckpointError, is_lfs_pointer};
+use serde_json::Value;
+
+use crate::data::artifact::TOKENIZER_FILES;
+use crate::data::tokenizer::has_chat_template;
+
+/// Files that a model derived from another takes over from it, besides the tokenizer's.
+const CARRIED_FILES: &[&str] = &["generation_config.json"];
+
+/// Fields of `config.json` that are facts of the artefact.
+const FACTS: &[&str] = &[
+    "model_type",
+    "vocab_size",
+    "max_position_embeddings",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "tie_word_embeddings",
+];
+
+/// The content of a model folder's `config.json`.
+///
+/// # Errors
+/// Fails if the file is missing or is no JSON object.
+pub fn config(folder: &Path) -> Result<serde_json::Map<String, Value>, StageError> {
+    let path = folder.join("config.json");
+    let text = fs::read(&path).or_fail(Cause::BadData, || "the model has no `config.json`".to_owned())?;
+    serde_json::from_slice(&text)
+        .or_fail(Cause::BadData, || "the model's `config.json` is not a JSON object".to_owned())
+}
+
+/// The fact of a model that is its `config.json`.
+pub const CONFIG: &str = "config";
+
+/// The fact of a model from the Hub that is its name there.
+pub const REPO: &str = "repo";
+
+/// The fact of a model, and of an adapter trained on it, that says which weights they are: a digest of the safetensors files.
+pub const WEIGHTS: &str = "weights";
+
+/// The fact of a tokenizer, and of a model with one, that says whether it has a chat template.
+pub const CHAT_TEMPLATE: &str = "chat_template";
+
+/// What later stages may want to know of a model in a draft, whose weights are all written: its architecture, its sizes, its number type, and which weights it has.
+///
+/// # Errors
+/// As [`config`], and if a weights file cannot be read.
+pub fn facts(draft: &mut Draft) -> Result<Facts, StageError> {
+    let mut facts = facts_of_config(config(&draft.folder)?);
+    facts.insert(WEIGHTS.to_owned(), weights(draft)?.to_string().into());
+    if let Some(has_template) = has_chat_template(&draft.folder) {
+        facts.insert(CHAT_TEMPLATE.to_owned(), has_template.into());
+    }
+    Ok(facts)
+}
+
+/// The facts that follow from a `config.json` alone.
+pub fn facts_of_config(config: serde_json::Map<String, Value>) -> Facts {
+    let mut facts = Facts::new();
+    if let Some(architecture) = config.get("architectures").and_then(|names| names.get(0)) {
+        facts.insert("architecture".to_owned(), architecture.clone());
+    }
+    for name in FACTS {
+        if let Some(value) = config.get(*name) {
+            facts.insert((*name).to_owned(), value.clone());
+        }
+    }
+    if let Some(dtype) = config.get("torch_dtype").or_else(|| config.get("dtype")) {
+        facts.insert("dtype".to_owned(), dtype.clone());
+    }
+    facts.insert(CONFIG.to_owned(), Value::Object(config));
+    facts
+}
+
+/// The names of [`facts_of_config`] and of what its tokenizer has, which a model keeps that is made from another.
+pub fn config_facts() -> impl Iterator<Item = &'static str> {
+    FACTS.iter().copied().chain(["architecture", "dtype", CONFIG, CHAT_TEMPLATE])
+}
+
+/// Makes sure that a file of a checkpoint is one, as far as its first bytes and its length tell: no git-LFS pointer, and of weights a whole
+/// safetensors file. A header that is longer than is read ahead is left to those who read the weights. `name` is what messages call it.
+///
+/// # Errors
+/// Fails with what it is instead.
+pub fn check_file(path: &Path, name: &str) -> Result<(), StageError> {
+    let unreadable = || format!("cannot read `{name}`");
+    let length = fs::metadata(path).or_fail(Cause::Machine, unreadable)?.len();
+    let is_weights = name.ends_with(".safetensors");
+    if !is_weights && length > LONGEST_POINTER {
+        return Ok(());
+    }
+    let mut first = Vec::new();
+    let file = fs::File::open(path).or_fail(Cause::Machine, unreadable)?;
+    file.take(BYTES_OF_A_POINTER).read_to_end(&mut first).or_fail(Cause::Machine, unreadable)?;
+    if is_lfs_pointer(&first) {
+        let message = format!("`{name}` is a git-LFS pointer, and the file that it stands for was not fetched");
+        return Err(StageError::bad_data(message).with_help("`git lfs pull` in its folder fetches it"));
+    }
+    if !is_weights {
+        return Ok(());
+    }
+    let header = first.first_chunk::<8>().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    if header > MOST_READ && header < length {
+        return Ok(());
+    }
+    let message = match Checkpoint::open_file(path) {
+        Ok(_) => return Ok(()),
+        Err(CheckpointError::WrongLength { expected, found, .. }) => {
+            let what = if found < expected { "cut off" } else { "too long" };
+            format!("`{name}` is {what}: it has {found} bytes, and its header declares {expected}")
+        }
+        Err(CheckpointError::BadHeader { source, .. }) => format!("`{name}` is not a safetensors file: {source}"),
+        Err(other) => return Err(StageError::bad_data(unreadable()).with_source(other)),
+    };
+    Err(StageError::bad_data(message).with_help("fetch or copy it anew"))
+}
+
+/// As much of a file as shows that it is a pointer, and the most that one has.
+const BYTES_OF_A_POINTER: u64 = 64;
+const LONGEST_POINTER: u64 = 1024;
+
+/// A digest of the names and contents of a model's safetensors files: equal for a copy without its tokenizer.
+fn weights(draft: &mut Draft) -> Result<Digest, StageError> {
+    let folder = draft.folder.clone();
+    let unreadable = || format!("cannot read `{}`", folder.display());
+    let mut files = Vec::new();
+    for entry in fs::read_dir(&folder).or_fail(Cause::Machine, unreadable)? {
+        let path = entry.or_fail(Cause::Machine, unreadable)?.path();
+        if path.extension().is_some_and(|extension| extension == "safetensors") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    let mut hasher = Hasher::new();
+    for path in files {
+        let digest = draft.digest(&path)?;
+        hasher.value(path.file_name().unwrap_or_default().as_encoded_bytes()).value(digest.as_bytes());
+    }
+    Ok(hasher.finish())
+}
+
+/// Copies what goes along with the weights (tokenizer, generation settings) from one model folder to another, as far as
+/// it is there.
+///
+/// # Errors
+/// Fails if the disk refuses.
+pub fn carry_along(from: &Path, to: &Path) -> Result<(), StageError> {
+    for name in TOKENIZER_FILES.iter().chain(CARRIED_FILES) {
+        if from.join(name).exists() {
+            copy(&from.join(name), &to.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Copies one file's content, not its permissions: what comes from the store is read-only.
+///
+/// # Errors
+/// Fails if the disk refuses.
+pub fn copy(from: &Path, to: &Path) -> Result<(), StageError> {
+    let mut source = fs::File::open(from).or_fail(Cause::Machine, || format!("cannot read `{}`", from.display()))?;
+    let mut target = fs::File::create(to).or_fail(Cause::Machine, || format!("cannot write `{}`", to.display()))?;
+    std::io::copy(&mut source, &mut target).or_fail(Cause::Machine, || format!("cannot write `{}`", to.display()))?;
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_not_what_its_name_says_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let told = |name: &str, content: &[u8]| {
+            let path = folder.path().join(name);
+            fs::write(&path, content).unwrap();
+            check_file(&path, name).err().map(|error| error.message)
+        };
+        let header = br#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+        let whole = [&(header.len() as u64).to_le_bytes()[..], header, &[0; 8]].concat();
+        assert_eq!(told("model.safetensors", &whole), None);
+        let declared = whole.len();
+        for cut in [declared - 1, declared - 8, 20, 3] {
+            let said = told("model.safetensors", &whole[..cut]).unwrap();
+            assert!(said.starts_with(&format!("`model.safetensors` is cut off: it has {cut} bytes")), "{said}");
+        }
+        assert!(told("model.safetensors", &[&whole[..], b"x"].concat()).unwrap().contains("is too long"));
+        assert!(told("model.safetensors", b"<!DOCTYPE html><html>").unwrap().contains("is not a safetensors file"));
+        let pointer = format!("version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 9\n", "a".repeat(64));
+        for name in ["model.safetensors", "tokenizer.json"] {
+            assert!(told(name, pointer.as_bytes()).unwrap().contains("is a git-LFS pointer"));
+        }
+        assert_eq!(told("tokenizer.json", b"{}"), None);
+    }
+}

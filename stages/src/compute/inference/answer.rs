@@ -1,0 +1,206 @@
+//! Prompts to answers: texts, cut where a stop string begins, and followed while they grow.
+
+use std::error::Error;
+
+use engine::context::StageContext;
+use engine::error::StageError;
+use engine::protocol::WorkerEvent;
+use model::generation::{Completion, Flow, Listener, Request, Stop};
+
+use super::{Asked, Detokenizer, Respondent, StopStrings, worker};
+use crate::data::tokenizer::Tokenizer;
+
+/// Why an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// The model ended it, or a stop token did.
+    EndOfText,
+    /// A stop string did.
+    StopString,
+    /// The limit did.
+    Length,
+}
+
+impl Ended {
+    /// Its name in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::EndOfText => "end_of_text",
+            Self::StopString => "stop_string",
+            Self::Length => "length",
+        }
+    }
+}
+
+/// What a model answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// The text, without special tokens, up to a stop string.
+    pub text: String,
+    /// Its tokens: those of a stop string count, the one that ended the text does not.
+    pub tokens: usize,
+    /// Why there is no more.
+    pub ended: Ended,
+}
+
+/// How much of an answer is said while it grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Aloud<'a> {
+    /// How many tokens there are.
+    Count,
+    /// Its text, for a person who waits for it.
+    Text {
+        /// What was asked.
+        prompt: &'a str,
+    },
+}
+
+/// Whose answers grow, for messages: `prompts`, `done` before these and `total`.
+#[derive(Debug, Clone, Copy)]
+pub struct Standing<'a> {
+    /// What is counted.
+    pub unit: &'a str,
+    /// Answered before.
+    pub done: u64,
+    /// In all, where known.
+    pub total: Option<u64>,
+    /// What is said of each answer.
+    pub aloud: Aloud<'a>,
+}
+
+impl Respondent {
+    /// Answers prompts, several at a time. Each must fit the model ([`Respondent::misfit`]).
+    ///
+    /// # Errors
+    /// Fails if a prompt does not fit, the model computes something that is no number, the device fails, or the user ends it.
+    pub fn answer(
+        &mut self,
+        requests: &[Request<'_>],
+        standing: Standing<'_>,
+        context: &mut StageContext,
+    ) -> Result<Vec<Answer>, StageError> {
+        if let (Aloud::Text { prompt }, false) = (standing.aloud, requests.is_empty()) {
+            let text = format!("{}\n{}", visible(prompt), " ".repeat(ANSWER_INDENT));
+            context.emit(WorkerEvent::Text { text });
+        }
+        let mut scribe = Scribe {
+            tokenizer: &self.tokenizer,
+            stop_strings: &self.stop_strings,
+            drafts: vec![Draft::default(); requests.len()],
+            standing,
+            tokens: 0,
+            context,
+        };
+        let completions = match &mut self.model {
+            Asked::Here(model) => {
+                let (completions, effort) = model.complete(requests, &self.options, &mut scribe)?;
+                self.effort += effort;
+                completions
+            }
+            Asked::Worker(worker) => {
+                let mut completions = worker.complete(requests, &self.options, scribe.context)?;
+                worker::follow(&mut completions, &mut scribe)?;
+                completions
+            }
+        };
+        let drafts = std::mem::take(&mut scribe.drafts);
+        drafts.into_iter().zip(completions).map(|(draft, completion)| scribe.finish(draft, completion)).collect()
+    }
+}
+
+/// An answer while it grows.
+#[derive(Debug, Clone, Default)]
+struct Draft {
+    detokenizer: Detokenizer,
+    text: String,
+    /// Bytes of the text that have been said.
+    said: usize,
+    /// Where the stop string begins that ended it.
+    stopped_at: Option<usize>,
+}
+
+/// Follows the answers.
+struct Scribe<'a> {
+    tokenizer: &'a Tokenizer,
+    stop_strings: &'a StopStrings,
+    drafts: Vec<Draft>,
+    standing: Standing<'a>,
+    tokens: u64,
+    context: &'a mut StageContext,
+}
+
+impl Listener for Scribe<'_> {
+    fn token(&mut self, request: usize, token: u32) -> Result<Flow, Box<dyn Error + Send + Sync>> {
+        self.tokens += 1;
+        let Standing { unit, done, total, aloud } = self.standing;
+        self.context.progress(unit, done, total, Some(format!("{} tokens", self.tokens)));
+        if self.stop_strings.is_empty() && aloud == Aloud::Count {
+            return Ok(Flow::Continue);
+        }
+        let draft = &mut self.drafts[request];
+        let before = draft.text.len();
+        draft.text.push_str(&draft.detokenizer.push(token, self.tokenizer)?);
+        draft.stopped_at = self.stop_strings.find(&draft.text, before);
+        if aloud != Aloud::Count {
+            let end = draft.stopped_at.unwrap_or(draft.text.len() - self.stop_strings.pending(&draft.text));
+            say(self.context, draft, end);
+        }
+        Ok(if draft.stopped_at.is_some() { Flow::Stop } else { Flow::Continue })
+    }
+
+    fn answered(&mut self, _: usize) {
+        self.standing.done += 1;
+    }
+
+    fn cancelled(&self) -> bool {
+        self.context.cancelled()
+    }
+}
+
+impl Scribe<'_> {
+    fn finish(&mut self, mut draft: Draft, completion: Completion) -> Result<Answer, StageError> {
+        let tokens = completion.ids.len();
+        if draft.stopped_at.is_none() && (!self.stop_strings.is_empty() || self.standing.aloud != Aloud::Count) {
+            let before = draft.text.len();
+            draft.text.push_str(&draft.detokenizer.finish(self.tokenizer)?);
+            draft.stopped_at = self.stop_strings.find(&draft.text, before);
+        }
+        let ended = match completion.stop {
+            _ if draft.stopped_at.is_some() => Ended::StopString,
+            Stop::EndOfText => Ended::EndOfText,
+            Stop::Listener => Ended::StopString,
+            Stop::Length => Ended::Length,
+        };
+        let text = match draft.stopped_at {
+            Some(end) => draft.text[..end].to_owned(),
+            None => self.tokenizer.decode(&completion.ids)?,
+        };
+        if self.standing.aloud != Aloud::Count {
+            let end = draft.stopped_at.unwrap_or(draft.text.len());
+            say(self.context, &mut draft, end);
+        }
+        Ok(Answer { text, tokens, ended })
+    }
+}
+
+/// Says an answer up to a byte of its text.
+fn say(context: &mut StageContext, draft: &mut Draft, end: usize) {
+    if end > draft.said {
+        let text = indented(&draft.text[draft.said..end], ANSWER_INDENT);
+        draft.said = end;
+        context.emit(WorkerEvent::Text { text });
+    }
+}
+
+/// Blanks before an answer that stands under its prompt.
+pub const ANSWER_INDENT: usize = 2;
+
+/// Keeps the lines of an answer under each other.
+pub fn indented(text: &str, by: usize) -> String {
+    visible(text).replace('\n', &format!("\n{}", " ".repeat(by)))
+}
+
+/// A model may write anything, and a terminal obeys control characters.
+pub fn visible(text: &str) -> String {
+    text.replace(|letter: char| letter.is_control() && letter != '\n' && letter != '\t', "\u{fffd}")
+}

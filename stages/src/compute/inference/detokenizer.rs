@@ -1,0 +1,115 @@
+//! Text from tokens as they come.
+
+use crate::data::tokenizer::{Tokenizer, TokenizerError};
+
+/// What a decoder writes where bytes do not make a character yet.
+const UNFINISHED: char = '\u{FFFD}';
+
+/// The text of tokens that come one by one. A character of several tokens comes with the last of them, and a word's space as the
+/// tokenizer writes it in company, not at a text's begin.
+///
+/// Each step decodes the last few tokens with and without the new one, as text-generation-inference does.
+#[derive(Debug, Clone, Default)]
+pub struct Detokenizer {
+    /// The tokens whose text is not settled, and those before them that it is decoded with.
+    ids: Vec<u32>,
+    /// How many of these have given their text.
+    settled: usize,
+}
+
+impl Detokenizer {
+    /// The text that a token adds; empty while it is unfinished.
+    ///
+    /// # Errors
+    /// Fails where the tokenizer does.
+    pub fn push(&mut self, token: u32, tokenizer: &Tokenizer) -> Result<String, TokenizerError> {
+        self.ids.push(token);
+        let text = tokenizer.decode(&self.ids)?;
+        if text.ends_with(UNFINISHED) {
+            return Ok(String::new());
+        }
+        self.settle(text, tokenizer)
+    }
+
+    /// What is left when no more tokens come.
+    ///
+    /// # Errors
+    /// Fails where the tokenizer does.
+    pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, TokenizerError> {
+        let text = tokenizer.decode(&self.ids)?;
+        self.settle(text, tokenizer)
+    }
+
+    fn settle(&mut self, text: String, tokenizer: &Tokenizer) -> Result<String, TokenizerError> {
+        let (context, fresh) = self.ids.split_at(self.settled);
+        let added = match text.strip_prefix(tokenizer.decode(context)?.as_str()) {
+            Some(added) => added.to_owned(),
+            // Tokens that are bytes are decoded as far as they follow each other: one that makes no character takes those before
+            // it along, which were characters without it.
+            None => tokenizer.decode_inside(fresh)?,
+        };
+        self.ids.drain(..self.settled);
+        self.settled = self.ids.len();
+        Ok(added)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::path::Path;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    /// The golden vocabulary of pieces, whose bytes are tokens for what no other token writes, as Llama 2 has them.
+    fn with_bytes() -> Tokenizer {
+        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/data/tokenizers/metaspace/tokenizer.json");
+        let mut json: Value = serde_json::from_slice(&std::fs::read(Path::new(golden)).unwrap()).unwrap();
+        json["added_tokens"].as_array_mut().unwrap().truncate(3);
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
+        Tokenizer::from_folder(folder.path()).unwrap()
+    }
+
+    /// The text of tokens, one after the other.
+    fn grown(tokens: &[&str], tokenizer: &Tokenizer) -> String {
+        let mut detokenizer = Detokenizer::default();
+        let mut text = String::new();
+        for token in tokens {
+            text += &detokenizer.push(tokenizer.token_id(token).unwrap(), tokenizer).unwrap();
+        }
+        text + &detokenizer.finish(tokenizer).unwrap()
+    }
+
+    #[test]
+    fn what_comes_behind_bytes_that_are_no_character_is_not_lost() {
+        let tokenizer = with_bytes();
+        for (tokens, text) in [
+            (&["▁o", "r", "<0x3C>", "<0xFF>", "a", "n", "y"][..], "or<\u{fffd}any"),
+            (
+                &["a", "<0x3C>", "<0xFF>", "<0xFE>", "▁o", "r", "<0x3C>", "<0xC3>", "a"],
+                "a<\u{fffd}\u{fffd} or<\u{fffd}a",
+            ),
+            (&["<0xFF>", "a", "<0xFF>", "<0x3C>", "n", "<0xE4>"], "\u{fffd}a\u{fffd}\u{fffd}n\u{fffd}"),
+            // A character of several bytes comes with the last, behind a byte that is a character by itself too.
+            (&["a", "<0x3C>", "<0xE4>", "<0xBD>", "<0xA0>", "n"], "a<你n"),
+            (&["▁o", "r", "▁o", "n"], "or on"),
+        ] {
+            assert_eq!(grown(tokens, &tokenizer), text, "{tokens:?}");
+        }
+    }
+
+    #[test]
+    fn texts_grow_to_what_their_tokens_decode_to() {
+        let tokenizer = with_bytes();
+        for text in ["Rain fell on the hills.", "你好 <b> 🦀 naïve\n\n  x", "\u{fffd} a \u{fffd}"] {
+            let mut detokenizer = Detokenizer::default();
+            let ids = tokenizer.encode(text).unwrap();
+            let parts = ids.iter().map(|id| detokenizer.push(*id, &tokenizer).unwrap()).collect::<String>();
+            assert_eq!(parts + &detokenizer.finish(&tokenizer).unwrap(), text);
+        }
+    }
+}

@@ -1,0 +1,430 @@
+//! A model that is asked: opened from artefacts, scored on batches, and made to complete prompts.
+//!
+//! It leaves to others: what the prompts are, and what becomes of the answers.
+
+mod answer;
+mod detokenizer;
+mod less_memory;
+mod score;
+mod speed;
+mod stop;
+mod worker;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use devices::DeviceKind;
+use engine::artifact::Facts;
+use engine::context::{Artifact, StageContext};
+use engine::error::{Cause, OrFail, StageError};
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::{Input, Mapping, Parameters};
+use engine::preflight::Preflight;
+use engine::protocol::WorkerEvent;
+use engine::stage::InputFacts;
+use model::batch::Batch;
+use model::blocks::Blocks;
+use model::decoder::{Decoder, RunError, TargetScore};
+use model::generation::{
+    CACHE_BYTES, Completion, Effort, Flow, GenerateError, Generator, Listener, Options, Request, TOKENS_PER_PASS,
+};
+use model::memory::cache_bytes;
+use model::ops::{Compute, Ops};
+use model::parameter::Keep;
+use model::peft::Adapter as AdapterWeights;
+use model::sampling::{Sampling, SamplingError};
+use model::session::SessionError;
+
+pub use answer::{ANSWER_INDENT, Aloud, Answer, Ended, Standing, indented, visible};
+pub use detokenizer::Detokenizer;
+use less_memory::BATCH_SIZE;
+pub use less_memory::with_less_memory;
+use speed::speed;
+pub use stop::{StopStrings, StopToken};
+pub use worker::RowScore;
+use worker::Worker;
+
+use crate::compute::adapter;
+use crate::compute::backend::{self, Backend, Choice, Serves};
+use crate::compute::kernels::{self, InferenceDtype, Kernels};
+use crate::compute::resources::peak_resident_bytes;
+use crate::data::artifact::{Adapter, Model, Tokenizer as TokenizerArtifact};
+use crate::data::prompt::Encoded;
+use crate::data::tokenizer::Tokenizer;
+use crate::preflight::{inference_bytes, model_config, stored_dtype};
+use crate::smoke::{self, Lowered};
+
+/// Which model is asked, and when its answers end: the same keys in `evaluate` and `generate`.
+#[derive(Parameters, Debug)]
+pub struct InferenceParams {
+    /// The model.
+    #[semantic]
+    pub model: Input<Model>,
+    /// An adapter to put onto it.
+    #[semantic]
+    pub adapter: Option<Input<Adapter>>,
+    /// Its tokenizer; the model's own if left out.
+    #[semantic]
+    pub tokenizer: Option<Input<TokenizerArtifact>>,
+    /// Longest answer, in tokens.
+    #[semantic(default = 128, range = 1..)]
+    pub max_new_tokens: usize,
+    /// Tokens that an answer has at least: no end of text and no stop token comes before.
+    #[semantic(default = 0)]
+    pub min_new_tokens: usize,
+    /// An answer ends before the first of these texts, wherever tokens begin and end.
+    #[semantic(default = Vec::new())]
+    pub stop_strings: Vec<String>,
+    /// Tokens that end an answer, beside those that the model and its tokenizer name: ids, or texts such as `<|im_end|>`.
+    #[semantic(default = Vec::new())]
+    pub stop_tokens: Vec<StopToken>,
+    /// Answers that grow together: decides speed and memory, not what is answered.
+    #[cosmetic(default = BATCH_SIZE, range = 1..)]
+    pub batch_size: usize,
+    /// Number type of the computation: of the weights, and of what is multiplied with them.
+    #[semantic(default = InferenceDtype::F32)]
+    pub dtype: InferenceDtype,
+    /// What computes: this program where it serves the device (today the CPU), else PyTorch in processes of its own.
+    #[cosmetic(default = Backend::Auto)]
+    pub backend: Backend,
+    /// The kernels that compute, for the native backend.
+    #[cosmetic(default = Kernels::Cpu)]
+    pub kernels: Kernels,
+    /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result.
+    #[cosmetic(default)]
+    pub env: Mapping<String>,
+}
+
+/// The shorter answers of a smoke run.
+pub fn lowered(parameters: &serde_json::Value) -> Lowered<'_> {
+    Lowered::from(parameters).at_most("max_new_tokens", smoke::NEW_TOKENS).cut("min_new_tokens", 1)
+}
+
+impl InferenceParams {
+    /// What is known of the model and of the adapter on it.
+    pub fn facts<'a>(&self, inputs: &'a InputFacts) -> (Option<&'a Facts>, Option<&'a Facts>) {
+        let adapter = self.adapter.as_ref().and_then(|adapter| adapter.reference.facts_in(inputs));
+        (self.model.reference.facts_in(inputs), adapter)
+    }
+
+    /// What is known of the tokenizer that its prompts are encoded with.
+    pub fn tokenizer_facts<'a>(&self, inputs: &'a InputFacts) -> Option<&'a Facts> {
+        let own = || self.model.reference.facts_in(inputs);
+        self.tokenizer.as_ref().map_or_else(own, |tokenizer| tokenizer.reference.facts_in(inputs))
+    }
+
+    /// What this machine lacks to compute it.
+    pub fn lacks(&self, span: Span) -> Vec<Problem> {
+        self.backend.lacks(self.serves(), span).into_iter().collect()
+    }
+
+    /// The memory that asking it takes, with prompts of [`TOKENS_PER_PASS`] tokens where the model has so many positions.
+    pub fn preflight(&self, inputs: &InputFacts) -> Preflight {
+        let mut ahead = Preflight::default();
+        if let Some(config) = model_config(&self.model.reference, inputs) {
+            let (positions, stored) = (config.max_position_embeddings, stored_dtype(&self.model.reference, inputs));
+            let each = (TOKENS_PER_PASS + self.max_new_tokens).min(positions);
+            let cached = cache_bytes(&config, (self.batch_size * each) as u64).min(CACHE_BYTES as u64);
+            let passing = TOKENS_PER_PASS.min(positions) as u64;
+            ahead.peak_memory_bytes = Some(inference_bytes(&config, self.dtype.compute(), stored, passing) + cached);
+        }
+        ahead
+    }
+
+    /// Which backend can compute what is asked for.
+    pub fn serves(&self) -> Serves {
+        match (self.dtype, self.kernels) {
+            (InferenceDtype::F16, _) => Serves::Torch("`dtype: f16`"),
+            (InferenceDtype::Int8, _) => Serves::Native("`dtype: int8`"),
+            (InferenceDtype::Int4, _) => Serves::Native("`dtype: int4`"),
+            (InferenceDtype::F32 | InferenceDtype::Bf16, Kernels::Candle) => Serves::Native("`kernels: candle`"),
+            (InferenceDtype::F32 | InferenceDtype::Bf16, Kernels::Cpu) => Serves::Both,
+        }
+    }
+
+    /// The kinds of device that it can be computed on.
+    pub fn devices(&self) -> Vec<DeviceKind> {
+        self.backend.devices(self.serves())
+    }
+
+    /// The problem of an adapter that belongs to another model, where both are known.
+    pub fn misfit_of_adapter(&self, inputs: &InputFacts, span: Span) -> Option<Problem> {
+        let (model, trained_on) = self.facts(inputs);
+        let adapter = self.adapter.as_ref().filter(|_| adapter::is_of_others(trained_on, model))?;
+        Some(adapter::problem(&adapter.reference, &self.model.reference, span))
+    }
+
+    /// What is wrong with the values taken together.
+    pub fn problems(&self, span: Span) -> Vec<Problem> {
+        let mut problems: Vec<Problem> = self.backend.problem(self.serves(), span).into_iter().collect();
+        problems.extend(backend::problems_of_env(&self.env, span));
+        if self.dtype == InferenceDtype::F16 && self.kernels == Kernels::Candle {
+            let message = "`kernels: candle` does not compute in f16";
+            problems.push(Problem::error("bad-value", span, message, "in this stage").at("kernels"));
+        }
+        if self.stop_strings.iter().any(String::is_empty) {
+            let message = "`stop_strings` has an empty text, which every answer holds at once";
+            let problem = Problem::error("bad-value", span, message, "in this stage");
+            problems.push(problem.with_help("take it out of the list").at("stop_strings"));
+        }
+        let compute = self.dtype.compute();
+        if self.kernels == Kernels::Candle && compute.only_infers() {
+            let message = format!("`kernels: candle` cannot compute in `{}`", compute.name());
+            let problem = Problem::error("bad-value", span, message, "in this stage");
+            problems.push(problem.with_help("leave `kernels` out, or choose `f32` or `bf16`").at("dtype"));
+        }
+        if self.min_new_tokens > self.max_new_tokens {
+            let message = format!(
+                "`min_new_tokens` is {}, more than `max_new_tokens`, which is {}",
+                self.min_new_tokens, self.max_new_tokens
+            );
+            let problem = Problem::error("bad-value", span, message, "in this stage");
+            problems.push(problem.with_help("raise `max_new_tokens`, or lower `min_new_tokens`").at("min_new_tokens"));
+        }
+        problems
+    }
+}
+
+/// A decoder that is only asked, on whichever kernel set.
+pub trait Inference {
+    /// Positions the model has: the most tokens of prompt and answer together.
+    fn max_position_embeddings(&self) -> usize;
+
+    /// Size of its vocabulary.
+    fn vocab_size(&self) -> usize;
+
+    /// Bytes of weights that a step of generation reads, whatever the number of answers that grow together.
+    fn weight_bytes_per_step(&self) -> u64;
+
+    /// Scores each target of a batch.
+    ///
+    /// # Errors
+    /// Fails if the batch does not fit the model or the device fails.
+    fn score(&mut self, batch: &Batch) -> Result<Vec<TargetScore>, StageError>;
+
+    /// Completes prompts, several at a time. Each must have a token at least, and fewer than the model has positions.
+    ///
+    /// # Errors
+    /// Fails if a prompt does not fit the model, the model computes something that is no number, the device fails, or the
+    /// listener does or gives up.
+    fn complete(
+        &self,
+        requests: &[Request<'_>],
+        options: &Options,
+        listener: &mut dyn Listener,
+    ) -> Result<(Vec<Completion>, Effort), StageError>;
+}
+
+/// Where a model is asked.
+enum Asked {
+    /// In this process.
+    Here(Box<dyn Inference>),
+    /// In those of the torch worker.
+    Worker(Box<Worker>),
+}
+
+/// A model with what it takes to ask it.
+pub struct Respondent {
+    model: Asked,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
+    options: Options,
+    stop_strings: StopStrings,
+    effort: Effort,
+}
+
+impl Respondent {
+    /// Opens what the parameters name.
+    ///
+    /// # Errors
+    /// Fails if the checkpoint, the adapter or the tokenizer cannot be used, the vocabulary has no such stop token, or the kernel
+    /// set cannot be made.
+    pub fn open(params: &InferenceParams, sampling: Sampling, context: &mut StageContext) -> Result<Self, StageError> {
+        let model = context.open(&params.model)?;
+        let adapter = params.adapter.as_ref().map(|input| context.open(input)).transpose()?;
+        let tokenizer = params.tokenizer.as_ref().map(|input| context.open(input)).transpose()?;
+        let tokenizer_folder = tokenizer.as_ref().map_or(&model.folder, |artifact| &artifact.folder);
+        let tokenizer = Tokenizer::from_folder(tokenizer_folder)?;
+        let options = Options {
+            max_new_tokens: params.max_new_tokens,
+            min_new_tokens: params.min_new_tokens,
+            stop_token_ids: stop::token_ids(params, &model.folder, &tokenizer)?,
+            sampling,
+            batch_size: params.batch_size,
+        };
+        let choice = Choice::of(params.backend, params.serves(), context)?;
+        let model = match choice.is_torch {
+            true => {
+                context.emit(WorkerEvent::Report { text: choice.report() });
+                Asked::Worker(Box::new(Worker::open(params, &model, adapter.as_ref())?))
+            }
+            false => {
+                if context.devices().workers() > 1 {
+                    context.warn("the native backend asks the model in one process: `resources.count` has no effect");
+                }
+                Asked::Here(open(&model, adapter.as_ref(), params.kernels, params.dtype.compute(), context)?)
+            }
+        };
+        let stop_strings = StopStrings::new(&params.stop_strings);
+        Ok(Self { model, tokenizer, options, stop_strings, effort: Effort::default() })
+    }
+
+    /// Positions the model has.
+    pub fn max_position_embeddings(&self) -> usize {
+        match &self.model {
+            Asked::Here(model) => model.max_position_embeddings(),
+            Asked::Worker(worker) => worker.config().max_position_embeddings,
+        }
+    }
+
+    /// Whether it is best asked everything at once, since each time it is asked its model is loaded anew.
+    pub fn prefers_all_at_once(&self) -> bool {
+        matches!(self.model, Asked::Worker(_))
+    }
+
+    /// Scores rows: each is a document of its own. `told` hears how many are done.
+    ///
+    /// # Errors
+    /// Fails if a row does not fit the model, the device fails, or the user ends it.
+    pub fn score(
+        &mut self,
+        rows: &[Encoded],
+        told: &mut dyn FnMut(usize, &mut StageContext),
+        context: &mut StageContext,
+    ) -> Result<Vec<RowScore>, StageError> {
+        match &mut self.model {
+            Asked::Here(model) => score::rows(&mut **model, rows, told, context),
+            Asked::Worker(worker) => worker.score(rows, context),
+        }
+    }
+
+    /// Checks that tokens are in the model's vocabulary; `whose` says where they come from.
+    ///
+    /// # Errors
+    /// Fails with the first that is not.
+    pub fn check_vocabulary(&self, ids: &[u32], whose: impl FnOnce() -> String) -> Result<(), StageError> {
+        let vocab_size = match &self.model {
+            Asked::Here(model) => model.vocab_size(),
+            Asked::Worker(worker) => worker.config().vocab_size,
+        };
+        let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) else { return Ok(()) };
+        let text = self.tokenizer.decode_with_special(&[*id])?;
+        let message =
+            format!("{} has the token `{text}` with id {id}, and the model's vocabulary ends at {vocab_size}", whose());
+        Err(StageError::bad_data(message)
+            .with_help("this tokenizer is not the model's: name the right one in `tokenizer`"))
+    }
+
+    /// Why a prompt cannot be asked, if it cannot.
+    pub fn misfit(&self, prompt: &[u32]) -> Option<String> {
+        let positions = self.max_position_embeddings();
+        match prompt.len() {
+            0 => Some("it has no tokens".to_owned()),
+            tokens if tokens >= positions => {
+                Some(format!("it has {tokens} tokens, and the model has {positions} positions"))
+            }
+            _ => None,
+        }
+    }
+
+    /// Time, bandwidth and memory that answering took so far, in lines for a person.
+    pub fn speed(&self) -> String {
+        match &self.model {
+            Asked::Here(model) => speed(&self.effort, model.weight_bytes_per_step(), peak_resident_bytes()),
+            Asked::Worker(worker) => worker.speed(),
+        }
+    }
+}
+
+/// Opens a model, with an adapter on it where there is one.
+fn open(
+    model: &Artifact,
+    adapter: Option<&Artifact>,
+    kernel_set: Kernels,
+    compute: Compute,
+    context: &mut StageContext,
+) -> Result<Box<dyn Inference>, StageError> {
+    let adapter = adapter.map(|artifact| adapter::open(artifact, model)).transpose()?;
+    context.record("threads", context.threads());
+    match kernel_set.on(context.devices().kind) {
+        Kernels::Cpu => {
+            let ops = kernels::cpu_computing(compute, context)?;
+            context.record("kernel_set", ops.describe());
+            load(ops, &model.folder, adapter.as_ref())
+        }
+        Kernels::Candle => {
+            let ops = Arc::new(kernels::candle_computing(compute, context)?);
+            context.record("kernel_set", ops.describe());
+            load(ops, &model.folder, adapter.as_ref())
+        }
+    }
+}
+
+fn load<B: Blocks>(
+    ops: Arc<B>,
+    folder: &Path,
+    adapter: Option<&AdapterWeights>,
+) -> Result<Box<dyn Inference>, StageError> {
+    let mut decoder =
+        Decoder::load(ops, folder, Keep::Frozen).or_fail(Cause::BadData, || "the model cannot be loaded".to_owned())?;
+    if let Some(adapter) = adapter {
+        decoder.attach(adapter).or_fail(Cause::BadData, || "the adapter does not fit the model".to_owned())?;
+    }
+    Ok(Box::new(decoder))
+}
+
+impl<B: Blocks> Inference for Decoder<B> {
+    fn max_position_embeddings(&self) -> usize {
+        self.config().max_position_embeddings
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.config().vocab_size
+    }
+
+    fn weight_bytes_per_step(&self) -> u64 {
+        Self::weight_bytes_per_step(self)
+    }
+
+    fn score(&mut self, batch: &Batch) -> Result<Vec<TargetScore>, StageError> {
+        Decoder::score(self, batch).map_err(|error| {
+            let cause = match &error {
+                RunError::Batch(_) => Cause::BadData,
+                RunError::Kernel(_) => Cause::Machine,
+            };
+            StageError::new(cause, "the model cannot score a batch").with_source(error)
+        })
+    }
+
+    fn complete(
+        &self,
+        requests: &[Request<'_>],
+        options: &Options,
+        listener: &mut dyn Listener,
+    ) -> Result<(Vec<Completion>, Effort), StageError> {
+        let mut generator = Generator::new(self, options.clone()).map_err(failure)?;
+        let completions = generator.complete(requests, listener).map_err(failure)?;
+        Ok((completions, generator.effort()))
+    }
+}
+
+/// A failed generation as a stage's failure.
+fn failure(error: GenerateError) -> StageError {
+    let cause = match &error {
+        GenerateError::Prompt { .. } | GenerateError::Listener(_) => Cause::BadData,
+        GenerateError::Sampling(SamplingError::NotFinite { .. }) => Cause::Numeric,
+        GenerateError::Sampling(SamplingError::OutOfRange { .. } | SamplingError::Empty) => Cause::BadParameters,
+        GenerateError::Session(SessionError::Kernel(_)) | GenerateError::Room(_) => Cause::Machine,
+        GenerateError::Session(SessionError::NoTokens(_) | SessionError::Vocabulary { .. }) => Cause::BadData,
+        GenerateError::Session(SessionError::Sequence { .. } | SessionError::Full { .. }) => Cause::Internal,
+        GenerateError::Cancelled => Cause::Cancelled,
+    };
+    let help = matches!(cause, Cause::Numeric)
+        .then_some("weights of the model that are not finite or too great do that: did its training diverge?");
+    let failure = StageError::new(cause, "prompts cannot be completed").with_source(error);
+    match help {
+        Some(help) => failure.with_help(help),
+        None => failure,
+    }
+}

@@ -1,0 +1,9 @@
+//! What stages compute with: models and adapters as artefacts, kernel sets, the torch worker, inference.
+
+pub mod adapter;
+pub mod backend;
+pub mod checkpoint;
+pub mod inference;
+pub mod kernels;
+pub mod resources;
+pub(crate) mod torch;

@@ -1,0 +1,7 @@
+//! The data that stages hand to each other, and how text becomes tokens.
+
+pub mod artifact;
+pub(crate) mod jinja;
+pub mod prompt;
+pub mod results;
+pub mod tokenizer;

@@ -1,0 +1,405 @@
+//! A model's own chat template: a conversation as text, turn by turn.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
+use minijinja::{Environment, Error, ErrorKind, Value, context};
+
+use super::python;
+use super::train_on::TrainOn;
+use crate::data::artifact::Message;
+use crate::data::jinja::{self, Form, Program};
+
+/// Noncharacters, which no text holds, around what `{% generation %}` marks.
+const MARK_BEGIN: char = '\u{FDD0}';
+const MARK_END: char = '\u{FDD1}';
+
+/// The letters of a template's own message that are shown.
+const LONGEST_MESSAGE: usize = 1000;
+
+/// Where all chat templates are rendered: what they expect of Python is there, within the limits of any template.
+static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
+    let mut environment = Environment::new();
+    jinja::bound(&mut environment);
+    python::install(&mut environment);
+    environment.add_filter("generation_mark", |text: &str| -> Result<String, Error> {
+        jinja::made(text.len() as u64)?;
+        Ok(format!("{MARK_BEGIN}{text}{MARK_END}"))
+    });
+    environment.add_function("raise_exception", |message: &str| -> Result<Value, Error> {
+        let message = message.chars().take(LONGEST_MESSAGE).collect::<String>();
+        Err(Error::new(ErrorKind::InvalidOperation, message))
+    });
+    environment
+});
+
+/// The text of a template for as long as the process lives. A compiled template borrows from its text; there are few of them, and
+/// the same one, opened again, is kept once.
+fn kept_text(text: String) -> &'static str {
+    static TEXTS: LazyLock<Mutex<HashSet<&'static str>>> = LazyLock::new(Mutex::default);
+    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = texts.get(text.as_str()) {
+        return known;
+    }
+    let text: &'static str = Box::leak(text.into_boxed_str());
+    texts.insert(text);
+    text
+}
+
+/// Why a conversation cannot be rendered.
+#[derive(Debug, thiserror::Error)]
+pub enum ChatError {
+    /// The template has a mistake.
+    #[error("the chat template cannot be read: {0}")]
+    Template(String),
+    /// The template refused the conversation, or failed over it.
+    #[error("the chat template refuses the conversation: {0}")]
+    Refused(String),
+    /// Marks and turns do not belong together one by one.
+    #[error("the chat template's `{{% generation %}}` marks are not one for each assistant's turn")]
+    Marks,
+    /// What a turn adds cannot be told.
+    #[error(
+        "turn {turn} cannot be told apart: the chat template rewrites earlier turns and has no `{{% generation %}}` marks"
+    )]
+    NotAPrefix {
+        /// The turn, from 1.
+        turn: usize,
+    },
+}
+
+/// Part of a rendered conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Turn {
+    /// Its text, special tokens written out.
+    pub text: String,
+    /// Whether an assistant says it, so that it is learned.
+    pub learn: bool,
+}
+
+/// What follows a conversation's messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Then {
+    /// Nothing.
+    End,
+    /// The header of an assistant's turn.
+    Answer,
+}
+
+/// A compiled chat template.
+pub struct ChatTemplate {
+    program: Program<'static>,
+    special_tokens: BTreeMap<String, String>,
+    has_marks: bool,
+}
+
+impl ChatTemplate {
+    /// Compiles a template as transformers does (jinja2 with `trim_blocks` and `lstrip_blocks`); `special_tokens` are
+    /// its variables `bos_token`, `eos_token` ….
+    ///
+    /// # Errors
+    /// Fails where it is no template.
+    pub fn new(source: &str, special_tokens: BTreeMap<String, String>) -> Result<Self, ChatError> {
+        let source = marks_as_filters(source);
+        let has_marks = source.contains("endfilter");
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        let form = Form::Template(syntax.expect("the default delimiters are fine"));
+        let program =
+            Program::compile(kept_text(source), &form).map_err(|error| ChatError::Template(first_line(&error)))?;
+        Ok(Self { program, special_tokens, has_marks })
+    }
+
+    /// The text of a conversation; `add_generation_prompt` appends the header of an assistant's turn.
+    ///
+    /// # Errors
+    /// Fails where the template refuses the conversation.
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
+        let mut text = self.render_with_marks(messages, add_generation_prompt)?;
+        text.retain(|letter| letter != MARK_BEGIN && letter != MARK_END);
+        Ok(text)
+    }
+
+    fn render_with_marks(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
+        let context = || {
+            context! {
+                messages => Value::from(Serde(messages)),
+                add_generation_prompt => add_generation_prompt,
+                tools => (),
+                documents => (),
+                ..Value::from(Serde(&self.special_tokens))
+            }
+        };
+        self.program.render(&ENVIRONMENT, context).map_err(|error| ChatError::Refused(first_line(&error)))
+    }
+
+    /// A conversation in pieces, each of which is learned or not: of an assistant's turn what it says and its end, but not
+    /// its header.
+    ///
+    /// An assistant's turn is what rendering one message more adds to the generation prompt. Where a template rewrites
+    /// earlier turns, its `{% generation %}` marks decide; [`TrainOn::All`] needs neither, and [`TrainOn::Last`] only that
+    /// the last turn can be told from what precedes it. Otherwise the pieces are the same whatever is learned.
+    ///
+    /// # Errors
+    /// Fails where the template refuses the conversation, or rewrites earlier turns and has no marks.
+    pub fn turns(&self, messages: &[Message], train_on: TrainOn) -> Result<Vec<Turn>, ChatError> {
+        let spoken = || (0..messages.len()).filter(|index| messages[*index].role == "assistant");
+        let learned: Vec<usize> = match train_on {
+            TrainOn::Last => spoken().next_back().into_iter().collect(),
+            TrainOn::All => spoken().collect(),
+            TrainOn::Assistant => spoken().filter(|index| has_weight(&messages[*index])).collect(),
+        };
+        let spoken: Vec<usize> = spoken().collect();
+        let turns = match self.turns_by_prefix(messages, Then::End, &spoken, &learned) {
+            // Only the borders of what is learned must be known.
+            Err(_) if train_on == TrainOn::Last => self.turns_by_prefix(messages, Then::End, &learned, &learned),
+            result => result,
+        };
+        let turns = match turns {
+            Err(ChatError::NotAPrefix { .. }) if train_on == TrainOn::All => {
+                Ok(vec![Turn { text: self.render(messages, false)?, learn: true }])
+            }
+            Err(_) if self.has_marks => self.turns_by_marks(messages, Then::End, &learned),
+            result => result,
+        };
+        let mut turns = turns?;
+        turns.iter_mut().for_each(|turn| turn.learn |= train_on == TrainOn::All);
+        Ok(turns)
+    }
+
+    /// A conversation up to an assistant's answer, in the pieces that [`ChatTemplate::turns`] has before that answer: no token
+    /// lies in two pieces, so a model is asked in the tokens it was trained on. One piece where the template rewrites earlier turns
+    /// and has no marks.
+    ///
+    /// # Errors
+    /// Fails where the template refuses the conversation.
+    pub fn asked(&self, messages: &[Message]) -> Result<Vec<Turn>, ChatError> {
+        let spoken: Vec<usize> = (0..messages.len()).filter(|index| messages[*index].role == "assistant").collect();
+        self.turns_by_prefix(messages, Then::Answer, &spoken, &[])
+            .or_else(|error| if self.has_marks { self.turns_by_marks(messages, Then::Answer, &[]) } else { Err(error) })
+            .or_else(|_| Ok(vec![Turn { text: self.render(messages, true)?, learn: false }]))
+    }
+
+    /// The pieces, with borders before and behind the turns of `told_apart`.
+    fn turns_by_prefix(
+        &self,
+        messages: &[Message],
+        then: Then,
+        told_apart: &[usize],
+        learned: &[usize],
+    ) -> Result<Vec<Turn>, ChatError> {
+        let whole = self.render(messages, then == Then::Answer)?;
+        let mut turns = Vec::new();
+        let mut done = 0;
+        let mut add = |end: Option<usize>, learn: bool, index: usize| {
+            let text = end.and_then(|end| whole.get(done..end)).ok_or(ChatError::NotAPrefix { turn: index + 1 })?;
+            if !text.is_empty() {
+                turns.push(Turn { text: text.to_owned(), learn });
+            }
+            done += text.len();
+            Ok(())
+        };
+        for &index in told_apart {
+            let asked = self.render(&messages[..index], true)?;
+            add(whole.starts_with(&asked).then_some(asked.len()), false, index)?;
+            let said = self.render(&messages[..=index], false)?;
+            add(self.end_within(&whole, &said), learned.contains(&index), index)?;
+        }
+        add(Some(whole.len()), false, messages.len().saturating_sub(1))?;
+        Ok(turns)
+    }
+
+    /// Where a conversation ends within a longer one. Some templates (Phi-3) close whatever they are given with the
+    /// end-of-text token, which the longer one has at its own end.
+    fn end_within(&self, whole: &str, shorter: &str) -> Option<usize> {
+        let eos = self.special_tokens.get("eos_token").map_or("", String::as_str);
+        let open = shorter.strip_suffix(eos).unwrap_or(shorter);
+        [shorter, open].into_iter().find(|text| whole.starts_with(text)).map(str::len)
+    }
+
+    /// As its marks alone decide, for tests.
+    #[cfg(test)]
+    pub(super) fn turns_by_marks_of_all(&self, messages: &[Message]) -> Result<Vec<Turn>, ChatError> {
+        self.turns_by_marks(messages, Then::End, &(0..messages.len()).collect::<Vec<_>>())
+    }
+
+    fn turns_by_marks(&self, messages: &[Message], then: Then, learned: &[usize]) -> Result<Vec<Turn>, ChatError> {
+        let text = self.render_with_marks(messages, then == Then::Answer)?;
+        let mut spoken = (0..messages.len()).filter(|index| messages[*index].role == "assistant");
+        if text.matches(MARK_END).count() != spoken.clone().count() {
+            return Err(ChatError::Marks);
+        }
+        let mut turns = Vec::new();
+        for piece in text.split_inclusive([MARK_BEGIN, MARK_END]) {
+            let said = piece.ends_with(MARK_END).then(|| spoken.next()).flatten();
+            let learn = said.is_some_and(|index| learned.contains(&index));
+            let text = piece.trim_end_matches([MARK_BEGIN, MARK_END]);
+            if !text.is_empty() {
+                turns.push(Turn { text: text.to_owned(), learn });
+            }
+        }
+        Ok(turns)
+    }
+}
+
+/// Whether a message is not taken out of the loss with `weight: 0`, as OpenAI's format has it.
+fn has_weight(message: &Message) -> bool {
+    message.other.get("weight").and_then(serde_json::Value::as_f64) != Some(0.0)
+}
+
+fn first_line(error: &Error) -> String {
+    let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+    match error.line() {
+        Some(line) => format!("{detail} (line {line} of the template)"),
+        None => detail,
+    }
+}
+
+/// `{% generation %}` is an extension of transformers; a filter block has the same form and can be defined here.
+fn marks_as_filters(source: &str) -> String {
+    let mut result = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at);
+        let Some(end) = tag.find("%}").map(|end| end + 2) else { break };
+        let (tag, after) = tag.split_at(end);
+        let name = tag.trim_start_matches("{%").trim_end_matches("%}").trim_matches(['-', '+']).trim();
+        result.push_str(before);
+        match name {
+            "generation" => result.push_str(&tag.replacen("generation", "filter generation_mark", 1)),
+            "endgeneration" => result.push_str(&tag.replacen("endgeneration", "endfilter", 1)),
+            _ => result.push_str(tag),
+        }
+        rest = after;
+    }
+    result + rest
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn template(source: &str) -> ChatTemplate {
+        ChatTemplate::new(source, BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())])).unwrap()
+    }
+
+    fn conversation() -> [Message; 4] {
+        [
+            Message::new("user", "one"),
+            Message::new("assistant", "two"),
+            Message::new("user", "three"),
+            Message::new("assistant", "four"),
+        ]
+    }
+
+    fn pieces(turns: &[Turn]) -> Vec<(&str, bool)> {
+        turns.iter().map(|turn| (turn.text.as_str(), turn.learn)).collect()
+    }
+
+    #[test]
+    fn an_assistants_header_is_not_learned() {
+        let source = "{{ bos_token }}{% for message in messages %}<{{ message.role }}>{{ message.content }}.{% endfor %}\
+                      {% if add_generation_prompt %}<assistant>{% endif %}";
+        let turns = template(source).turns(&conversation(), TrainOn::Assistant).unwrap();
+        let expected =
+            [("<s><user>one.<assistant>", false), ("two.", true), ("<user>three.<assistant>", false), ("four.", true)];
+        assert_eq!(pieces(&turns), expected);
+    }
+
+    #[test]
+    fn a_conversation_is_asked_in_the_pieces_it_is_taught_in() {
+        let template = template(
+            "{% for message in messages %}<{{ message.role }}>{{ message.content }}.{% endfor %}\
+             {% if add_generation_prompt %}<assistant>{% endif %}",
+        );
+        let asked = template.asked(&conversation()[..3]).unwrap();
+        assert_eq!(asked.len(), 3, "{asked:?}");
+        for train_on in [TrainOn::Assistant, TrainOn::Last] {
+            let taught = template.turns(&conversation(), train_on).unwrap();
+            let texts = |turns: &[Turn]| turns.iter().map(|turn| turn.text.clone()).collect::<Vec<_>>();
+            assert_eq!(texts(&asked), texts(&taught[..3]), "{train_on:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_rewritten_is_asked_in_the_pieces_of_its_marks_or_in_one() {
+        let asked = template(REWRITES).asked(&conversation()[..3]).unwrap();
+        assert_eq!(pieces(&asked), [("U:one|A:", false), ("t|", false), ("U:three|A:", false)]);
+        let unmarked = REWRITES.replace("{%- generation %}", "").replace("{% endgeneration %}", "");
+        let asked = template(&unmarked).asked(&conversation()[..3]).unwrap();
+        assert_eq!(
+            asked.iter().map(|turn| turn.text.trim()).collect::<String>().replace('\n', ""),
+            "U:one|A:t|U:three|A:"
+        );
+        assert_eq!(asked.len(), 1);
+    }
+
+    /// As some templates drop the reasoning of earlier turns.
+    const REWRITES: &str = "{% for message in messages %}\n\
+         {%- if message.role == 'assistant' %}\n\
+         A:{%- generation %}{{ message.content if loop.last else message.content[:1] }}|{% endgeneration %}\n\
+         {%- else %}U:{{ message.content }}|{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}";
+
+    #[test]
+    fn generation_marks_decide_where_earlier_turns_are_rewritten() {
+        let turns = template(REWRITES).turns(&conversation(), TrainOn::Assistant).unwrap();
+        assert_eq!(pieces(&turns), [("U:one|A:", false), ("t|", true), ("U:three|A:", false), ("four|", true)]);
+    }
+
+    #[test]
+    fn without_marks_a_rewritten_turn_is_an_error() {
+        let source = REWRITES.replace("{%- generation %}", "").replace("{% endgeneration %}", "");
+        let error = template(&source).turns(&conversation(), TrainOn::Assistant).unwrap_err();
+        assert!(matches!(error, ChatError::NotAPrefix { turn: 2 }), "{error}");
+    }
+
+    #[test]
+    fn a_template_can_refuse() {
+        let error =
+            template("{{ raise_exception('roles must alternate') }}").render(&conversation(), false).unwrap_err();
+        assert!(error.to_string().contains("roles must alternate"), "{error}");
+    }
+
+    #[test]
+    fn no_template_of_a_checkpoint_takes_the_machine() {
+        for source in [
+            "{{ '%2000000000s'|format(messages[0].content) }}",
+            "{{ (messages[0].content * 100000).replace('o', messages[0].content * 100000) }}",
+            "{{ range(90000)|join(messages[0].content * 10000) }}",
+            "{{ messages|batch(1000000000, 1)|list|length }}",
+            "{{ messages[0].content|indent(2000000000) }}",
+            "{{ messages|tojson(indent=2000000000) }}",
+            "{{ messages|tojson(separators=('a' * 100000, 'b' * 100000)) * 1000 }}",
+            "{{ (messages * 1000000)|tojson }}",
+            "{% set n = namespace(x=messages[0].content) %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+            "{% set n = namespace(x=messages) %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+            "{% set n = namespace(x=1) %}{% for i in range(100000) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x }}",
+            "{% for a in range(100000) %}{% for b in range(100000) %}{{ a }}{% endfor %}{% endfor %}",
+            "{% for a in range(100000) %}{% generation %}{{ 'a' * 100000 }}{% endgeneration %}{% endfor %}",
+            "{{ strftime_now('%F' * 100000000) }}",
+        ] {
+            let begin = std::time::Instant::now();
+            let refused = ChatTemplate::new(source, BTreeMap::new())
+                .and_then(|template| template.render(&conversation(), false))
+                .map(|text| text.len())
+                .expect_err(source);
+            assert!(begin.elapsed() < std::time::Duration::from_secs(10), "{source}: {:?}", begin.elapsed());
+            let told = ["256 MiB", "10000000 steps", "nested deeper", "constants"];
+            let refused = refused.to_string();
+            assert!(told.iter().any(|told| refused.contains(told)) && refused.len() < 300, "{source}: {refused}");
+        }
+        let deep = format!("{{{{ {}1 }}}}", "-".repeat(100_000));
+        assert!(matches!(ChatTemplate::new(&deep, BTreeMap::new()), Err(ChatError::Template(_))));
+    }
+
+    #[test]
+    fn what_templates_expect_of_python_is_there() {
+        let source = "{%- for message in messages %}\n    {%- if message['role'].startswith('user') %}\n\
+            {{- message.content.strip().upper() + '\\n' }}\n    {%- endif %}\n{%- endfor %}\n\
+            {{- messages[0] | tojson }}{{ strftime_now('%d %b %Y') }}{{ none }}{{ tools is none }}{{ x is defined }}";
+        let text = template(source).render(&conversation()[..2], false).unwrap();
+        assert_eq!(text, "ONE\n{\"role\": \"user\", \"content\": \"one\"}26 Jul 2024NoneTrueFalse");
+    }
+}

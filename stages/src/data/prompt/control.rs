@@ -1,0 +1,159 @@
+//! Control tokens that somebody wrote into the data: put between marks before a template sees them, so that they can be told
+//! from the template's own afterwards. transformers does so under `sanitize_control_tokens`.
+
+use serde_json::Value;
+
+use crate::data::artifact::Message;
+
+/// Stands before a control token that is to be read as plain text. A noncharacter, which no text should hold.
+pub const PLAIN_BEGIN: char = '\u{FDD2}';
+/// Stands behind it.
+pub const PLAIN_END: char = '\u{FDD3}';
+
+/// Noncharacters that have a meaning here or in a chat template; they are taken out of the data.
+const OUR_OWN: std::ops::RangeInclusive<char> = '\u{FDD0}'..=PLAIN_END;
+
+/// The control tokens of a vocabulary (its special tokens), as texts to look for.
+#[derive(Debug, Clone, Default)]
+pub struct ControlTexts {
+    /// Longest first.
+    texts: Vec<String>,
+    /// By byte: whether one of them, or a noncharacter of our own, begins with it.
+    begins: Vec<bool>,
+}
+
+/// What stands at a place of a text.
+enum Found<'a> {
+    Control(&'a str),
+    OurOwn(char),
+}
+
+impl ControlTexts {
+    /// For tokens of these texts.
+    pub fn new(texts: impl IntoIterator<Item = String>) -> Self {
+        let mut texts: Vec<String> = texts.into_iter().filter(|text| !text.is_empty()).collect();
+        texts.sort_by(|one, two| two.len().cmp(&one.len()).then_with(|| one.cmp(two)));
+        texts.dedup();
+        // Every character of `OUR_OWN` has the same first byte.
+        let own = PLAIN_BEGIN.to_string();
+        let mut begins = vec![false; 256];
+        texts.iter().chain([&own]).for_each(|text| begins[usize::from(text.as_bytes()[0])] = true);
+        Self { texts, begins }
+    }
+
+    /// The text with each control token in it between marks; `None` if it holds none.
+    pub fn mark(&self, text: &str) -> Option<String> {
+        let (mut at, mut found) = self.find(text)?;
+        let mut marked = String::with_capacity(text.len() + 16);
+        let mut rest = text;
+        loop {
+            marked.push_str(&rest[..at]);
+            let length = match found {
+                Found::Control(control) => {
+                    marked.push(PLAIN_BEGIN);
+                    marked.push_str(control);
+                    marked.push(PLAIN_END);
+                    control.len()
+                }
+                Found::OurOwn(own) => own.len_utf8(),
+            };
+            rest = &rest[at + length..];
+            match self.find(rest) {
+                Some(next) => (at, found) = next,
+                None => break,
+            }
+        }
+        marked.push_str(rest);
+        Some(marked)
+    }
+
+    /// The first control token or noncharacter of a text, and where it begins.
+    fn find(&self, text: &str) -> Option<(usize, Found<'_>)> {
+        let is_begin = |byte: u8| self.begins.get(usize::from(byte)).is_some_and(|begins| *begins);
+        let begins = text.bytes().enumerate().filter(|(_, byte)| is_begin(*byte));
+        begins.filter_map(|(at, _)| Some((at, self.found_at(text.get(at..)?)?))).next()
+    }
+
+    fn found_at(&self, text: &str) -> Option<Found<'_>> {
+        if let Some(control) = self.texts.iter().find(|control| text.starts_with(control.as_str())) {
+            return Some(Found::Control(control));
+        }
+        text.chars().next().filter(|letter| OUR_OWN.contains(letter)).map(Found::OurOwn)
+    }
+
+    /// The messages with every control token in them between marks; `None` if they hold none.
+    pub fn mark_messages(&self, messages: &[Message]) -> Option<Vec<Message>> {
+        let holds =
+            |message: &Message| self.is_in(&message.content) || message.other.values().any(|value| self.is_in(value));
+        if !messages.iter().any(holds) {
+            return None;
+        }
+        let mut marked = messages.to_vec();
+        for message in &mut marked {
+            self.mark_value(&mut message.content);
+            message.other.values_mut().for_each(|value| self.mark_value(value));
+        }
+        Some(marked)
+    }
+
+    fn is_in(&self, value: &Value) -> bool {
+        match value {
+            Value::String(text) => self.find(text).is_some(),
+            Value::Array(items) => items.iter().any(|item| self.is_in(item)),
+            Value::Object(map) => map.values().any(|item| self.is_in(item)),
+            Value::Null | Value::Bool(_) | Value::Number(_) => false,
+        }
+    }
+
+    fn mark_value(&self, value: &mut Value) {
+        match value {
+            Value::String(text) => *text = self.mark(text).unwrap_or_else(|| std::mem::take(text)),
+            Value::Array(items) => items.iter_mut().for_each(|item| self.mark_value(item)),
+            Value::Object(map) => map.values_mut().for_each(|item| self.mark_value(item)),
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+}
+
+/// Whether a text holds marks.
+pub fn is_marked(text: &str) -> bool {
+    text.contains([PLAIN_BEGIN, PLAIN_END])
+}
+
+/// A text without marks.
+pub fn without_marks(text: &str) -> String {
+    text.replace([PLAIN_BEGIN, PLAIN_END], "")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn texts() -> ControlTexts {
+        ControlTexts::new(["</s>", "<|end|>", "<|end|>x", "▁<eop>"].map(str::to_owned))
+    }
+
+    #[test]
+    fn control_tokens_are_marked_and_nothing_else() {
+        assert_eq!(texts().mark("a < b </ s> |end|> é"), None);
+        assert_eq!(texts().mark("x</s>y<|end|>").unwrap(), "x\u{FDD2}</s>\u{FDD3}y\u{FDD2}<|end|>\u{FDD3}");
+        assert_eq!(texts().mark("é▁<eop><|end|>x").unwrap(), "é\u{FDD2}▁<eop>\u{FDD3}\u{FDD2}<|end|>x\u{FDD3}");
+        assert_eq!(without_marks(&texts().mark("<</s></s>").unwrap()), "<</s></s>");
+    }
+
+    #[test]
+    fn marks_cannot_be_forged() {
+        assert_eq!(texts().mark("\u{FDD2}a\u{FDD1}\u{FDD3}").unwrap(), "a");
+        assert!(is_marked("a\u{FDD3}") && !is_marked("\u{FDD4}"));
+    }
+
+    #[test]
+    fn they_are_found_at_any_depth_of_a_message() {
+        let plain = Message::new("user", "hi");
+        assert_eq!(texts().mark_messages(std::slice::from_ref(&plain)), None);
+        let content = serde_json::json!([{"type": "text", "text": "</s>"}]);
+        let marked = texts().mark_messages(&[plain.clone(), Message { content, ..plain }]).unwrap();
+        assert_eq!(marked[1].content[0]["text"], "\u{FDD2}</s>\u{FDD3}");
+    }
+}

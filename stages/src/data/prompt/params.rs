@@ -1,0 +1,237 @@
+//! What a pipeline file may say about prompts: the same keys wherever text becomes what a model reads.
+
+use std::collections::BTreeMap;
+
+use engine::artifact::Facts;
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::file::tree::{Node, Value};
+use engine::parameter::{Json, KeyWriter, Parameter, Parameters, Reader};
+use engine::suggest;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::chat::ChatTemplate;
+use super::render::PromptError;
+use crate::compute::checkpoint::CHAT_TEMPLATE;
+
+/// How text becomes what a model reads, beside the template that stands with the rows.
+///
+/// A stage kind that makes prompts holds it as `#[semantic(flatten)] prompt: PromptParams`, so that `tokenize`, `evaluate`
+/// and `generate` know the same keys, and hands it to [`super::Prompter::new`] or [`super::PromptRenderer::new`], which
+/// are the only ways to make a prompt. It is stored with the tokens, as the fact `prompt`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Parameters)]
+#[serde(default)]
+pub struct PromptParams {
+    /// Whether prompts and texts begin with the beginning-of-text token; by default as the tokenizer's configuration says.
+    /// Conversations take it from the chat template.
+    #[semantic]
+    pub add_bos: Option<bool>,
+    /// Whether prompts and texts end with the end-of-text token, which is learned; by default where there is one.
+    /// Conversations take it from the chat template.
+    #[semantic]
+    pub add_eos: Option<bool>,
+    /// A chat template in place of the tokenizer's own: `chatml`, or the text of a Jinja template.
+    #[semantic]
+    pub chat_template: Option<ChatTemplateChoice>,
+    /// What a conversation begins with that has no system message of its own.
+    #[semantic]
+    pub system_prompt: Option<String>,
+    /// Whether special tokens that are written out in the data are read as plain text, so that a user who writes
+    /// `<|eot_id|>` ends nothing; by default in columns and conversations, and not in plain text.
+    #[semantic]
+    pub sanitize_control_tokens: Option<bool>,
+}
+
+/// The fact of tokens, and of what was trained on them, that says how their prompts were made.
+pub const PROMPT: &str = "prompt";
+
+impl PromptParams {
+    /// A warning where what was trained last, of a model and an adapter on it, was taught by prompts that were made in another way.
+    pub fn taught_otherwise(&self, model: Option<&Facts>, adapter: Option<&Facts>, span: Span) -> Option<Problem> {
+        let fact = |facts: Option<&Facts>| facts.and_then(|facts| facts.get(PROMPT)).cloned();
+        let taught: Self = serde_json::from_value(fact(adapter).or_else(|| fact(model))?).ok()?;
+        let keys: Vec<String> = self.differences(&taught).iter().map(|key| format!("`{key}`")).collect();
+        if keys.is_empty() {
+            return None;
+        }
+        let message = format!("the model was taught by prompts that were made with another {}", keys.join(", "));
+        let problem = Problem::warning("prompt-differs", span, message, "asks in another way");
+        Some(problem.with_help("give the same values here as in the `tokenize` stage that it was trained on"))
+    }
+
+    /// What is wrong where conversations are to be rendered, and neither these options nor the tokenizer have a chat template. `field` is
+    /// the parameter that names the conversations.
+    pub fn without_template(&self, tokenizer: Option<&Facts>, field: &str, span: Span) -> Option<Problem> {
+        let has_none = tokenizer?.get(CHAT_TEMPLATE)? == false && self.chat_template.is_none();
+        has_none.then(|| {
+            let error = PromptError::NoChatTemplate;
+            let help = error.help().expect("there is a way out");
+            Problem::error("no-chat-template", span, error.to_string(), "conversations").with_help(help).at(field)
+        })
+    }
+
+    /// Warnings of options that are for conversations alone, where there are none.
+    pub fn without_effect(&self, conversations: bool, span: Span) -> Vec<Problem> {
+        let given = [("chat_template", self.chat_template.is_some()), ("system_prompt", self.system_prompt.is_some())];
+        let idle = given.into_iter().filter(|(_, given)| *given && !conversations);
+        idle.map(|(key, _)| {
+            let message = format!("`{key}` is for conversations, and there are none here");
+            Problem::warning("no-effect", span, message, "nothing here is a conversation").at(key)
+        })
+        .collect()
+    }
+
+    /// The keys by which two sets of options differ, for a warning that names them.
+    pub fn differences(&self, other: &Self) -> Vec<&'static str> {
+        let differ = [
+            ("add_bos", self.add_bos != other.add_bos),
+            ("add_eos", self.add_eos != other.add_eos),
+            ("chat_template", self.chat_template != other.chat_template),
+            ("system_prompt", self.system_prompt != other.system_prompt),
+            ("sanitize_control_tokens", self.sanitize_control_tokens != other.sanitize_control_tokens),
+        ];
+        differ.into_iter().filter(|(_, differ)| *differ).map(|(key, _)| key).collect()
+    }
+}
+
+/// The chat templates that a name stands for.
+pub const NAMED_CHAT_TEMPLATES: &[(&str, &str)] = &[("chatml", CHATML)];
+
+/// torchtune's `ChatMLTemplate`: no system message of its own, content as it stands.
+const CHATML: &str = "{%- for message in messages %}\
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}\
+    {%- endfor %}\
+    {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
+
+/// What `chat_template:` says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ChatTemplateChoice(String);
+
+impl ChatTemplateChoice {
+    /// The template of a name, or one whose text is given.
+    pub fn new(name_or_text: impl Into<String>) -> Self {
+        Self(name_or_text.into())
+    }
+
+    /// The name or text, as the file gives it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The text of the template.
+    pub fn text(&self) -> &str {
+        NAMED_CHAT_TEMPLATES.iter().find(|(name, _)| *name == self.0).map_or(&self.0, |(_, text)| text)
+    }
+}
+
+impl Parameter for ChatTemplateChoice {
+    fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
+        let Value::String(text) = &node.value else {
+            reader.wrong_type(node, "a string");
+            return None;
+        };
+        let names = NAMED_CHAT_TEMPLATES.iter().map(|(name, _)| *name);
+        if names.clone().any(|name| name == text) {
+            return Some(Self(text.clone()));
+        }
+        if text.contains("{{") || text.contains("{%") {
+            return match ChatTemplate::new(text, BTreeMap::new()) {
+                Ok(_) => Some(Self(text.clone())),
+                Err(error) => {
+                    reader.bad_value(node, error.to_string(), "a Jinja template that can be compiled");
+                    None
+                }
+            };
+        }
+        let names: Vec<&str> = names.collect();
+        let help = suggest::help(text, "chat template", names.iter())
+            .map(|help| format!("{help}\nthe text of a Jinja template stands under `chat_template: |`"));
+        let message = format!("there is no chat template `{text}`");
+        reader.problems.push(
+            Problem::error("bad-value", node.span, message, "neither a known name nor a Jinja template")
+                .with_help_if(help),
+        );
+        None
+    }
+
+    fn write_key(&self, key: &mut KeyWriter<'_>) {
+        key.value(serde_json::to_string(self.text()).expect("a text is JSON"));
+    }
+
+    fn schema() -> Json {
+        let names: Vec<&str> = NAMED_CHAT_TEMPLATES.iter().map(|(name, _)| *name).collect();
+        json!({ "type": "string", "anyOf": [{ "enum": names }, { "pattern": "\\{[{%]" }] })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn read(json: serde_json::Value) -> Result<PromptParams, String> {
+        let mut reader = Reader::default();
+        let params = PromptParams::read(&Node::from_json(&json), &mut reader);
+        params.ok_or_else(|| format!("{} {:?}", reader.problems[0].message, reader.problems[0].help))
+    }
+
+    #[test]
+    fn a_chat_template_is_a_name_or_jinja() {
+        assert_eq!(read(json!({})).unwrap(), PromptParams::default());
+        assert_eq!(read(json!({"chat_template": "chatml"})).unwrap().chat_template.unwrap().text(), CHATML);
+        let own = "{% for m in messages %}{{ m.content }}{% endfor %}";
+        assert_eq!(read(json!({ "chat_template": own })).unwrap().chat_template.unwrap().text(), own);
+        let error = read(json!({"chat_template": "{% for m in messages %}{{ m.content"})).unwrap_err();
+        assert!(error.contains("line 1 of the template"), "{error}");
+        let error = read(json!({"chat_template": "chat_ml"})).unwrap_err();
+        assert!(error.contains("no chat template `chat_ml`") && error.contains("did you mean `chatml`"), "{error}");
+    }
+
+    #[test]
+    fn a_model_that_is_asked_in_another_way_is_warned_of() {
+        let facts = |add_bos| {
+            let taught = PromptParams { add_bos: Some(add_bos), ..Default::default() };
+            Facts::from_iter([(PROMPT.to_owned(), serde_json::to_value(taught).unwrap())])
+        };
+        let asked = PromptParams { add_bos: Some(true), ..Default::default() };
+        let (alike, otherwise, unknown) = (facts(true), facts(false), Facts::new());
+        let warning = |model, adapter| asked.taught_otherwise(model, adapter, Span::default());
+        assert!(warning(Some(&otherwise), None).unwrap().message.contains("`add_bos`"));
+        assert!(warning(Some(&alike), Some(&otherwise)).is_some());
+        // What the adapter was taught came last.
+        assert_eq!(warning(Some(&otherwise), Some(&alike)), None);
+        assert_eq!(warning(Some(&unknown), None), None);
+    }
+
+    #[test]
+    fn conversations_without_a_chat_template_are_refused() {
+        let tokenizer = |has_template: bool| Facts::from_iter([(CHAT_TEMPLATE.to_owned(), has_template.into())]);
+        let problem =
+            |params: &PromptParams, facts: &Facts| params.without_template(Some(facts), "data", Span::default());
+        let (by_default, given) = (PromptParams::default(), read(json!({"chat_template": "chatml"})).unwrap());
+        let found = problem(&by_default, &tokenizer(false)).unwrap();
+        assert!(found.code == "no-chat-template" && found.help.unwrap().contains("chatml"));
+        assert_eq!(problem(&by_default, &tokenizer(true)), None);
+        assert_eq!(problem(&given, &tokenizer(false)), None);
+        // Of a result of an earlier version nothing is known.
+        assert_eq!(problem(&by_default, &Facts::new()), None);
+        assert_eq!(by_default.without_template(None, "data", Span::default()), None);
+    }
+
+    #[test]
+    fn options_for_conversations_are_idle_without_any() {
+        let params = PromptParams { system_prompt: Some("Be brief.".into()), ..Default::default() };
+        assert!(params.without_effect(true, Span::default()).is_empty());
+        assert!(params.without_effect(false, Span::default())[0].message.contains("`system_prompt`"));
+        assert!(PromptParams::default().without_effect(false, Span::default()).is_empty());
+    }
+
+    #[test]
+    fn options_that_differ_are_named() {
+        let other =
+            PromptParams { add_bos: Some(false), system_prompt: Some("Be brief.".into()), ..Default::default() };
+        assert_eq!(PromptParams::default().differences(&other), ["add_bos", "system_prompt"]);
+    }
+}

@@ -1,0 +1,441 @@
+//! From a row to a prompt, and from a prompt to ids and labels.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use engine::error::{Cause, StageError};
+
+use super::chat::{ChatError, ChatTemplate};
+use super::control::{ControlTexts, is_marked, without_marks};
+use super::params::PromptParams;
+use super::template::Template;
+use super::train_on::TrainOn;
+use crate::data::artifact::{IGNORE_INDEX, Message, Row, RowsFacts, Shape};
+use crate::data::tokenizer::{Tokenizer, TokenizerError};
+
+/// Why a row does not become a prompt.
+#[derive(Debug, thiserror::Error)]
+pub enum PromptError {
+    /// The rows' facts name no template.
+    #[error("the rows do not say which template makes a prompt of them")]
+    NoTemplate,
+    /// Conversations need a chat template.
+    #[error("conversations need a chat template, and the tokenizer has none; `chat_template` can give one")]
+    NoChatTemplate,
+    /// The row is of another shape than its facts say.
+    #[error("a row is not what the facts about the rows say")]
+    OtherShape,
+    /// The chat template that was asked for does not compile.
+    #[error("`chat_template` cannot be used")]
+    ChatTemplate(#[source] ChatError),
+    /// The chat template fails over a conversation.
+    #[error("a conversation cannot be rendered")]
+    Chat(#[from] ChatError),
+    /// The tokenizer fails.
+    #[error("a prompt cannot be encoded")]
+    Tokenizer(#[from] TokenizerError),
+}
+
+impl PromptError {
+    /// What to do about it, in any stage.
+    pub fn help(&self) -> Option<&'static str> {
+        match self {
+            Self::NoChatTemplate => Some("set `chat_template: chatml`, or take the tokenizer of a chat model"),
+            Self::Chat(ChatError::NotAPrefix { .. } | ChatError::Marks) => {
+                Some("give a `chat_template` with `{% generation %}` around what an assistant says")
+            }
+            Self::Chat(ChatError::Refused(_)) => {
+                Some("give another `chat_template`, or leave such rows out with `filter` in the stage that makes them")
+            }
+            Self::NoTemplate
+            | Self::OtherShape
+            | Self::ChatTemplate(_)
+            | Self::Chat(ChatError::Template(_))
+            | Self::Tokenizer(_) => None,
+        }
+    }
+
+    /// As the failure of a stage, in these words.
+    pub fn failing(self, cause: Cause, message: impl Into<String>) -> StageError {
+        let help = self.help();
+        let failure = StageError::new(cause, message).with_source(self);
+        match help {
+            Some(help) => failure.with_help(help),
+            None => failure,
+        }
+    }
+}
+
+impl From<PromptError> for StageError {
+    fn from(error: PromptError) -> Self {
+        let cause = match &error {
+            PromptError::ChatTemplate(_) => Cause::BadParameters,
+            _ => Cause::BadData,
+        };
+        error.failing(cause, "a row cannot be turned into a prompt")
+    }
+}
+
+/// What a segment holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Piece {
+    /// Text. What stands between the marks of [`ControlTexts::mark`] is plain text.
+    Text(String),
+    /// Ids that no text stands for, such as the beginning of a text.
+    Ids(Vec<u32>),
+}
+
+/// A part of a prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Segment {
+    /// What it holds.
+    pub piece: Piece,
+    /// Whether the loss is taken over it.
+    pub learn: bool,
+}
+
+impl Segment {
+    fn text(&self) -> Option<&str> {
+        match &self.piece {
+            Piece::Text(text) => Some(text),
+            Piece::Ids(_) => None,
+        }
+    }
+}
+
+/// What a model is shown.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Prompt {
+    /// Its parts, in order.
+    pub segments: Vec<Segment>,
+}
+
+/// A prompt as ids, and what each position is to be predicted as.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Encoded {
+    /// Token ids.
+    pub input_ids: Vec<u32>,
+    /// Labels, not shifted; [`IGNORE_INDEX`] where nothing is learned.
+    pub labels: Vec<i32>,
+}
+
+impl Encoded {
+    fn add(&mut self, ids: &[u32], learn: bool) {
+        self.labels.extend(ids.iter().map(|id| if learn { *id as i32 } else { IGNORE_INDEX }));
+        self.input_ids.extend(ids);
+    }
+}
+
+/// A prompt without its answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Question {
+    /// What the model is asked.
+    pub prompt: Prompt,
+    /// What the data gives as the answer, if it gives one.
+    pub reference: Option<String>,
+}
+
+impl Prompt {
+    fn text(&mut self, text: impl Into<String>, learn: bool) {
+        self.segments.push(Segment { piece: Piece::Text(text.into()), learn });
+    }
+
+    fn id(&mut self, id: Option<u32>, learn: bool) {
+        if let Some(id) = id {
+            self.segments.push(Segment { piece: Piece::Ids(vec![id]), learn });
+        }
+    }
+
+    /// Encodes the text of the segments as the tokenizer does ([`Tokenizer::encode_texts`]), and cuts its ids where segments meet.
+    ///
+    /// # Errors
+    /// Fails where the tokenizer does.
+    pub fn encode(&self, tokenizer: &Tokenizer) -> Result<Encoded, PromptError> {
+        let mut encoded = Encoded::default();
+        for run in self.runs() {
+            let texts: Vec<&str> = run.iter().filter_map(Segment::text).collect();
+            let mut of_texts = tokenizer.encode_texts(&texts)?.into_iter();
+            for segment in run {
+                match &segment.piece {
+                    Piece::Text(_) => encoded.add(&of_texts.next().unwrap_or_default(), segment.learn),
+                    Piece::Ids(ids) => encoded.add(ids, segment.learn),
+                }
+            }
+        }
+        Ok(encoded)
+    }
+
+    /// Segments of text that follow each other, and each segment of ids by itself: a text begins anew behind them.
+    fn runs(&self) -> impl Iterator<Item = &[Segment]> {
+        self.segments.chunk_by(|one, next| one.text().is_some() && next.text().is_some())
+    }
+
+    /// The texts that the tokenizer is given.
+    pub(crate) fn encoded_texts(&self, tokenizer: &Tokenizer) -> Vec<String> {
+        let of_run = |run: &[Segment]| {
+            let texts: Vec<&str> = run.iter().filter_map(Segment::text).collect();
+            tokenizer.encoded_together(&texts).into_iter().map(Cow::into_owned).collect::<Vec<_>>()
+        };
+        self.runs().flat_map(of_run).collect()
+    }
+
+    /// Whether the data had control tokens written out that are read as plain text.
+    pub fn is_sanitized(&self) -> bool {
+        self.segments.iter().any(|segment| matches!(&segment.piece, Piece::Text(text) if is_marked(text)))
+    }
+
+    /// The text of the segments, for people.
+    pub fn to_text(&self, tokenizer: &Tokenizer) -> Result<String, PromptError> {
+        let mut text = String::new();
+        for segment in &self.segments {
+            match &segment.piece {
+                Piece::Text(piece) => text.push_str(&without_marks(piece)),
+                Piece::Ids(ids) => text.push_str(&tokenizer.decode_with_special(ids)?),
+            }
+        }
+        Ok(text)
+    }
+}
+
+/// Makes prompts of texts, in the one way that the parameters describe. [`PromptRenderer`] does so of rows.
+#[derive(Clone)]
+pub struct Prompter {
+    params: PromptParams,
+    /// The one asked for, else the tokenizer's.
+    chat_template: Option<Arc<ChatTemplate>>,
+}
+
+impl Prompter {
+    /// For a tokenizer; every call takes the same one.
+    ///
+    /// # Errors
+    /// Fails where `chat_template` does not compile.
+    pub fn new(params: &PromptParams, tokenizer: &Tokenizer) -> Result<Self, PromptError> {
+        let chat_template = match &params.chat_template {
+            Some(choice) => {
+                let template = ChatTemplate::new(choice.text(), tokenizer.special_tokens());
+                Some(Arc::new(template.map_err(PromptError::ChatTemplate)?))
+            }
+            None => tokenizer.chat_template().cloned(),
+        };
+        Ok(Self { params: params.clone(), chat_template })
+    }
+
+    /// A text as it stands, after the beginning-of-text token where one is wanted.
+    pub fn plain(&self, text: &str, tokenizer: &Tokenizer) -> Prompt {
+        let mut prompt = Prompt::default();
+        prompt.id(self.bos(tokenizer), false);
+        prompt.text(self.data(text, tokenizer, false), false);
+        prompt
+    }
+
+    /// What a template makes of columns, after the beginning-of-text token where one is wanted.
+    pub fn templated(&self, template: &Template, columns: &BTreeMap<String, String>, tokenizer: &Tokenizer) -> Prompt {
+        let mut prompt = Prompt::default();
+        prompt.id(self.bos(tokenizer), false);
+        prompt.text(self.fill(template, columns, tokenizer), false);
+        prompt
+    }
+
+    /// What a user says, in the words of the chat template, up to the assistant's answer.
+    ///
+    /// # Errors
+    /// Fails where there is no chat template or it refuses.
+    pub fn user_turn(&self, text: &str, tokenizer: &Tokenizer) -> Result<Prompt, PromptError> {
+        self.conversation(&[Message::new("user", text)], tokenizer)
+    }
+
+    /// A conversation up to the assistant's answer.
+    ///
+    /// # Errors
+    /// Fails where there is no chat template or it refuses.
+    pub fn conversation(&self, messages: &[Message], tokenizer: &Tokenizer) -> Result<Prompt, PromptError> {
+        self.asked(&self.messages(messages, tokenizer))
+    }
+
+    /// Messages as a chat template gets them, up to the assistant's answer.
+    fn asked(&self, messages: &[Message]) -> Result<Prompt, PromptError> {
+        let mut prompt = Prompt::default();
+        for turn in self.chat_template()?.asked(messages)? {
+            prompt.text(turn.text, false);
+        }
+        Ok(prompt)
+    }
+
+    /// Whether prompts and texts begin with the beginning-of-text token.
+    pub fn adds_bos(&self, tokenizer: &Tokenizer) -> bool {
+        self.bos(tokenizer).is_some()
+    }
+
+    fn chat_template(&self) -> Result<&ChatTemplate, PromptError> {
+        self.chat_template.as_deref().ok_or(PromptError::NoChatTemplate)
+    }
+
+    fn bos(&self, tokenizer: &Tokenizer) -> Option<u32> {
+        let wanted = self.params.add_bos.unwrap_or(tokenizer.wants_bos());
+        tokenizer.bos_token_id().filter(|_| wanted)
+    }
+
+    fn eos(&self, tokenizer: &Tokenizer) -> Option<u32> {
+        tokenizer.eos_token_id().filter(|_| self.params.add_eos.unwrap_or(true))
+    }
+
+    /// The end-of-text token behind a response that its template has ended already.
+    fn eos_if_asked(&self, tokenizer: &Tokenizer) -> Option<u32> {
+        tokenizer.eos_token_id().filter(|_| self.params.add_eos == Some(true))
+    }
+
+    /// A text of the data, in which control tokens are marked as plain text where that is asked for.
+    fn data(&self, text: &str, tokenizer: &Tokenizer, by_default: bool) -> String {
+        let marked = self.control_texts(tokenizer, by_default).and_then(|control| control.mark(text));
+        marked.unwrap_or_else(|| text.to_owned())
+    }
+
+    fn fill(&self, template: &Template, columns: &BTreeMap<String, String>, tokenizer: &Tokenizer) -> String {
+        let Some(control) = self.control_texts(tokenizer, true) else { return template.render(columns) };
+        let marked = columns.iter().filter_map(|(name, text)| Some((name.clone(), control.mark(text)?)));
+        let marked: BTreeMap<String, String> = marked.collect();
+        if marked.is_empty() {
+            return template.render(columns);
+        }
+        let mut columns = columns.clone();
+        columns.extend(marked);
+        template.render(&columns)
+    }
+
+    /// The messages as a chat template gets them: with a system message where one is to be added.
+    fn messages(&self, messages: &[Message], tokenizer: &Tokenizer) -> Vec<Message> {
+        let control = self.control_texts(tokenizer, true);
+        let mut all = Vec::with_capacity(messages.len() + 1);
+        if let Some(system) = &self.params.system_prompt
+            && !messages.iter().any(|message| message.role == "system")
+        {
+            all.push(Message::new("system", system));
+        }
+        match control.and_then(|control| control.mark_messages(messages)) {
+            Some(marked) => all.extend(marked),
+            None => all.extend_from_slice(messages),
+        }
+        all
+    }
+
+    fn control_texts<'a>(&self, tokenizer: &'a Tokenizer, by_default: bool) -> Option<&'a ControlTexts> {
+        let sanitize = self.params.sanitize_control_tokens.unwrap_or(by_default);
+        sanitize.then(|| tokenizer.control_texts())
+    }
+}
+
+/// Turns rows into prompts, in the one way that their facts and the parameters describe.
+#[derive(Clone)]
+pub struct PromptRenderer {
+    prompter: Prompter,
+    train_on: TrainOn,
+    shape: Shape,
+    template: Option<Template>,
+    response: String,
+}
+
+impl PromptRenderer {
+    /// A renderer for rows with these facts; it teaches what the model is to say. Every call takes the same tokenizer.
+    ///
+    /// # Errors
+    /// Fails where the rows name no template and need one, or `chat_template` does not compile.
+    pub fn new(params: &PromptParams, facts: &RowsFacts, tokenizer: &Tokenizer) -> Result<Self, PromptError> {
+        if facts.shape == Shape::Prompt && facts.template.is_none() {
+            return Err(PromptError::NoTemplate);
+        }
+        let prompter = Prompter::new(params, tokenizer)?;
+        let response = facts.response.clone().unwrap_or_default();
+        Ok(Self {
+            prompter,
+            train_on: TrainOn::Assistant,
+            shape: facts.shape,
+            template: facts.template.clone(),
+            response,
+        })
+    }
+
+    /// The same, with another choice of what is learned.
+    #[must_use]
+    pub fn train_on(self, train_on: TrainOn) -> Self {
+        Self { train_on, ..self }
+    }
+
+    /// What a row teaches: prompt and response with their ends, a conversation, or a whole text.
+    ///
+    /// Prompts and texts begin with the beginning-of-text token and end with the end-of-text token. Conversations take
+    /// both from the chat template.
+    ///
+    /// # Errors
+    /// Fails where the chat template is missing or refuses the conversation.
+    pub fn lesson(&self, row: &Row, tokenizer: &Tokenizer) -> Result<Prompt, PromptError> {
+        let prompter = &self.prompter;
+        match (self.shape, row) {
+            (Shape::Prompt, Row::Columns(columns)) => {
+                let mut prompt = self.asked(columns, tokenizer)?;
+                prompt.segments.iter_mut().for_each(|segment| segment.learn = self.train_on == TrainOn::All);
+                let response = columns.get(&self.response).map_or("", String::as_str);
+                let response = prompter.data(response, tokenizer, true);
+                match self.template.as_ref().and_then(|template| template.response_end.as_ref()) {
+                    Some(end) => {
+                        prompt.text(response + end, true);
+                        prompt.id(prompter.eos_if_asked(tokenizer), true);
+                    }
+                    None => {
+                        prompt.text(response, true);
+                        prompt.id(prompter.eos(tokenizer), true);
+                    }
+                }
+                Ok(prompt)
+            }
+            (Shape::Text, Row::Text(text)) => {
+                let mut prompt = prompter.plain(text, tokenizer);
+                prompt.segments.iter_mut().for_each(|segment| segment.learn = true);
+                prompt.id(prompter.eos(tokenizer), true);
+                Ok(prompt)
+            }
+            (Shape::Messages, Row::Messages(messages)) => {
+                let messages = prompter.messages(messages, tokenizer);
+                let mut prompt = Prompt::default();
+                for turn in prompter.chat_template()?.turns(&messages, self.train_on)? {
+                    prompt.text(turn.text, turn.learn);
+                }
+                Ok(prompt)
+            }
+            _ => Err(PromptError::OtherShape),
+        }
+    }
+
+    /// What a row asks: its prompt without the answer, and the answer the data gives. The last assistant's turn of a
+    /// conversation is its answer; a plain text is a prompt as it stands.
+    ///
+    /// # Errors
+    /// As for [`PromptRenderer::lesson`].
+    pub fn question(&self, row: &Row, tokenizer: &Tokenizer) -> Result<Question, PromptError> {
+        match (self.shape, row) {
+            (Shape::Prompt, Row::Columns(columns)) => {
+                let reference = columns.get(&self.response).cloned();
+                Ok(Question { prompt: self.asked(columns, tokenizer)?, reference })
+            }
+            (Shape::Text, Row::Text(text)) => {
+                Ok(Question { prompt: self.prompter.plain(text, tokenizer), reference: None })
+            }
+            (Shape::Messages, Row::Messages(messages)) => {
+                let answer = messages.iter().rposition(|message| message.role == "assistant");
+                // A system message counts wherever it stands in the row, as in a lesson.
+                let all = self.prompter.messages(messages, tokenizer);
+                let behind = messages.len() - answer.unwrap_or(messages.len());
+                let prompt = self.prompter.asked(&all[..all.len() - behind])?;
+                let text = |index: usize| messages[index].content.as_str().map(|text| text.trim().to_owned());
+                Ok(Question { prompt, reference: answer.and_then(text) })
+            }
+            _ => Err(PromptError::OtherShape),
+        }
+    }
+
+    fn asked(&self, columns: &BTreeMap<String, String>, tokenizer: &Tokenizer) -> Result<Prompt, PromptError> {
+        let template = self.template.as_ref().ok_or(PromptError::NoTemplate)?;
+        Ok(self.prompter.templated(template, columns, tokenizer))
+    }
+}

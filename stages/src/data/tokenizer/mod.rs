@@ -1,0 +1,452 @@
+//! A model's own tokenizer: text to ids and back, its special tokens, its chat template.
+//!
+//! The one place that knows the `tokenizers` crate. Where much is to be encoded, a faster one stands before it (`bulk`).
+
+mod bulk;
+mod hard_texts;
+mod limits;
+mod pieces;
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use engine::context::Artifact;
+use engine::error::{Cause, StageError};
+use serde_json::{Map, Value};
+
+use crate::data::prompt::{ChatError, ChatTemplate, ControlTexts};
+use bulk::BulkEncoder;
+pub(crate) use bulk::{Candidate, Unfit};
+
+/// Why a tokenizer cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    /// A file is missing or cannot be read.
+    #[error("cannot read `{}`", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file does not hold what its name says.
+    #[error("cannot understand `{}`", path.display())]
+    Form {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A special token is named that the vocabulary lacks.
+    #[error("the tokenizer names `{token}` as its {role}, and its vocabulary has no such token")]
+    UnknownSpecial {
+        /// `bos_token`, `eos_token` …
+        role: &'static str,
+        /// The token.
+        token: String,
+    },
+    /// The chat template does not compile.
+    #[error("the chat template cannot be used")]
+    ChatTemplate(#[source] ChatError),
+    /// A text cannot be encoded, or ids not decoded.
+    #[error("the tokenizer failed")]
+    Coding(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl From<TokenizerError> for StageError {
+    fn from(error: TokenizerError) -> Self {
+        let missing = match &error {
+            TokenizerError::Read { path, source } => {
+                source.kind() == std::io::ErrorKind::NotFound && path.ends_with("tokenizer.json")
+            }
+            _ => false,
+        };
+        let help = missing.then(|| {
+            "a `tokenizer.json` is needed; where a checkpoint has only `tokenizer.model`, or `vocab.json` and `merges.txt`, write one \
+             once with transformers: `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`"
+                .to_owned()
+        });
+        StageError { help, ..StageError::new(Cause::BadData, "the tokenizer cannot be used").with_source(error) }
+    }
+}
+
+/// A tokenizer with its special tokens and its chat template.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    bulk: Option<BulkEncoder>,
+    /// Whether texts that follow each other may be encoded apart.
+    encodes_apart: bool,
+    config: Map<String, Value>,
+    bos_token_id: Option<u32>,
+    eos_token_id: Option<u32>,
+    pad_token_id: Option<u32>,
+    chat_template: Option<Arc<ChatTemplate>>,
+    control_texts: ControlTexts,
+}
+
+impl Tokenizer {
+    /// Opens an input of kind Tokenizer.
+    ///
+    /// # Errors
+    /// Fails where a file is missing or does not hold what it should.
+    pub fn open(artifact: &Artifact) -> Result<Self, TokenizerError> {
+        Self::from_folder(&artifact.folder)
+    }
+
+    /// Opens a folder with `tokenizer.json` and its companions, such as a checkpoint.
+    ///
+    /// # Errors
+    /// As for [`Tokenizer::open`].
+    pub fn from_folder(folder: &Path) -> Result<Self, TokenizerError> {
+        let path = folder.join("tokenizer.json");
+        let form = |source| TokenizerError::Form { path: path.clone(), source };
+        let bytes = read_bounded(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
+        limits::check(&bytes).map_err(|problem| form(problem.into()))?;
+        let mut inner = unpanicked(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(form)?;
+        // Both are left behind in some published files; lengths are the pipeline's affair.
+        probe(&inner).map_err(form)?;
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|source| TokenizerError::Form { path: path.clone(), source })?;
+        let mut config = read_object(&folder.join("special_tokens_map.json"))?;
+        config.extend(read_object(&folder.join("tokenizer_config.json"))?);
+        let id = |role| special_id(&inner, &config, role);
+        let (bos_token_id, eos_token_id, pad_token_id) = (id("bos_token")?, id("eos_token")?, id("pad_token")?);
+        let chat_template = chat_template(folder, &config)?;
+        let added = inner.get_added_tokens_decoder();
+        let special = added.into_values().filter(|token| token.special).map(|token| token.content);
+        let control_texts = ControlTexts::new(special);
+        Ok(Self {
+            encodes_apart: pieces::encodes_apart(&inner),
+            inner,
+            bulk: None,
+            config,
+            bos_token_id,
+            eos_token_id,
+            pad_token_id,
+            chat_template,
+            control_texts,
+        })
+    }
+
+    /// From now on encodes with a faster encoder of the same folder, where that has the same ids for texts made to be hard and for
+    /// these. It takes a tenth of a second to find that out: worth it from some megabytes of text on.
+    ///
+    /// # Errors
+    /// Says why the faster encoder cannot be used; everything is then as it was.
+    pub(crate) fn speed_up(&mut self, candidate: Candidate, samples: &[String]) -> Result<(), Unfit> {
+        self.bulk = Some(BulkEncoder::new(candidate, &self.inner, samples)?);
+        Ok(())
+    }
+
+    /// The ids of a text, without any the tokenizer would add by itself. Special tokens written in the text are recognised.
+    ///
+    /// # Errors
+    /// Fails where the vocabulary has no way to write the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        if let Some(ids) = self.bulk.as_ref().and_then(|bulk| bulk.encode(text)) {
+            return Ok(ids);
+        }
+        let encoding = unpanicked(|| self.inner.encode_fast(text, false)).map_err(TokenizerError::Coding)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of ids, special tokens left out.
+    ///
+    /// # Errors
+    /// Fails where the decoder does.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
+        unpanicked(|| self.inner.decode(ids, true)).map_err(TokenizerError::Coding)
+    }
+
+    /// The text of ids, special tokens written out.
+    ///
+    /// # Errors
+    /// Fails where the decoder does.
+    pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, TokenizerError> {
+        unpanicked(|| self.inner.decode(ids, false)).map_err(TokenizerError::Coding)
+    }
+
+    /// The text of ids as they are written behind others, special tokens left out.
+    ///
+    /// # Errors
+    /// Fails where the decoder does.
+    pub fn decode_inside(&self, ids: &[u32]) -> Result<String, TokenizerError> {
+        let Some(before) = ["a", "e", "A", "0"].iter().find_map(|token| self.token_id(token)) else {
+            return self.decode(ids);
+        };
+        let text = self.decode(&[&[before], ids].concat())?;
+        match text.strip_prefix(self.decode(&[before])?.as_str()) {
+            Some(text) => Ok(text.to_owned()),
+            None => self.decode(ids),
+        }
+    }
+
+    /// How many ids there are, added tokens among them.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// The id of a token, if the vocabulary has it.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// Whether an id is a special token, such as an end of turn.
+    pub fn is_special(&self, id: u32) -> bool {
+        let token = self.inner.id_to_token(id);
+        token.is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
+    }
+
+    /// Beginning of text.
+    pub fn bos_token_id(&self) -> Option<u32> {
+        self.bos_token_id
+    }
+
+    /// End of text.
+    pub fn eos_token_id(&self) -> Option<u32> {
+        self.eos_token_id
+    }
+
+    /// Padding.
+    pub fn pad_token_id(&self) -> Option<u32> {
+        self.pad_token_id
+    }
+
+    /// Whether a text begins with the beginning-of-text token: where there is one and the configuration does not refuse it.
+    pub fn wants_bos(&self) -> bool {
+        self.bos_token_id.is_some() && self.config.get("add_bos_token") != Some(&Value::Bool(false))
+    }
+
+    /// Ids after which generation stops: end of text, and the end of a turn where the chat template writes one.
+    pub fn stop_token_ids(&self) -> Vec<u32> {
+        const ENDS_OF_TURN: [&str; 6] =
+            ["<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|eom_id|>", "<|endofturn|>"];
+        let turns = ENDS_OF_TURN.iter().filter_map(|token| self.token_id(token));
+        let mut ids: Vec<u32> = self.eos_token_id.into_iter().chain(turns).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+
+    /// The chat template, if the model has one.
+    pub fn chat_template(&self) -> Option<&Arc<ChatTemplate>> {
+        self.chat_template.as_ref()
+    }
+
+    /// The texts of its special tokens, to find them in data.
+    pub fn control_texts(&self) -> &ControlTexts {
+        &self.control_texts
+    }
+
+    /// Its special tokens by role, as a chat template knows them: `bos_token`, `eos_token` ….
+    pub fn special_tokens(&self) -> BTreeMap<String, String> {
+        special_tokens(&self.config)
+    }
+}
+
+/// What the `tokenizers` crate answers, a panic over a file that it should have refused included. What is known of such files is
+/// refused before ([`limits`]).
+fn unpanicked<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err("the `tokenizers` crate panics over it".into()))
+}
+
+/// Encodes some texts of all kinds: a file over which the crate panics is refused when it is opened, and not by the millionth row.
+fn probe(tokenizer: &tokenizers::Tokenizer) -> tokenizers::Result<()> {
+    for text in ["", " ", "a", "aa\n\n  b\t", "Hello, world! 123", "é漢字 🙂 ﷺ\u{200d}"] {
+        // That a vocabulary cannot write a text is no fault of the file.
+        let encode = || Ok(tokenizer.encode_fast(text, false).map(|_| ()).ok());
+        unpanicked(encode)?;
+    }
+    Ok(())
+}
+
+/// The bytes of a file, up to one more than a tokenizer's may have.
+fn read_bounded(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(limits::LARGEST_FILE + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn read_object(path: &Path) -> Result<Map<String, Value>, TokenizerError> {
+    let bytes = match read_bounded(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Map::new()),
+        Err(source) => return Err(TokenizerError::Read { path: path.to_owned(), source }),
+    };
+    serde_json::from_slice(&bytes)
+        .map_err(|source| TokenizerError::Form { path: path.to_owned(), source: source.into() })
+}
+
+/// A special token's text: the configuration holds a string, or an object with `content`.
+fn special_text<'a>(config: &'a Map<String, Value>, role: &str) -> Option<&'a str> {
+    match config.get(role)? {
+        Value::String(text) => Some(text),
+        Value::Object(token) => token.get("content")?.as_str(),
+        _ => None,
+    }
+}
+
+fn special_id(
+    inner: &tokenizers::Tokenizer,
+    config: &Map<String, Value>,
+    role: &'static str,
+) -> Result<Option<u32>, TokenizerError> {
+    let Some(token) = special_text(config, role) else { return Ok(None) };
+    let unknown = || TokenizerError::UnknownSpecial { role, token: token.to_owned() };
+    inner.token_to_id(token).map(Some).ok_or_else(unknown)
+}
+
+fn special_tokens(config: &Map<String, Value>) -> BTreeMap<String, String> {
+    let roles = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
+    roles.iter().filter_map(|role| Some(((*role).to_owned(), special_text(config, role)?.to_owned()))).collect()
+}
+
+/// Whether a tokenizer in a folder has a chat template, if its configuration can be read.
+pub(crate) fn has_chat_template(folder: &Path) -> Option<bool> {
+    let mut config = read_object(&folder.join("special_tokens_map.json")).ok()?;
+    config.extend(read_object(&folder.join("tokenizer_config.json")).ok()?);
+    Some(folder.join("chat_template.jinja").is_file() || template_in_config(&config).is_some())
+}
+
+fn chat_template(folder: &Path, config: &Map<String, Value>) -> Result<Option<Arc<ChatTemplate>>, TokenizerError> {
+    let path = folder.join("chat_template.jinja");
+    let source = match std::fs::read_to_string(&path) {
+        Ok(text) => Some(text),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => template_in_config(config),
+        Err(source) => return Err(TokenizerError::Read { path, source }),
+    };
+    let Some(source) = source else { return Ok(None) };
+    let template = ChatTemplate::new(&source, special_tokens(config)).map_err(TokenizerError::ChatTemplate)?;
+    Ok(Some(Arc::new(template)))
+}
+
+/// `chat_template` is a text, or a list of named ones of which `default` counts.
+pub(crate) fn template_in_config(config: &Map<String, Value>) -> Option<String> {
+    match config.get("chat_template")? {
+        Value::String(text) => Some(text.clone()),
+        Value::Array(named) => {
+            let default = named.iter().find(|one| one["name"] == "default")?;
+            default["template"].as_str().map(str::to_owned)
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn golden(name: &str) -> PathBuf {
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/data/tokenizers")).join(name)
+    }
+
+    /// A tokenizer with this `tokenizer.json`.
+    fn tokenizer(json: &Value) -> Tokenizer {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
+        Tokenizer::from_folder(folder.path()).unwrap()
+    }
+
+    fn special(id: u32, content: &str) -> Value {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    }
+
+    #[test]
+    fn padding_and_truncation_left_in_the_file_are_not_heeded() {
+        let mut json: Value =
+            serde_json::from_slice(&std::fs::read(golden("bytelevel/tokenizer.json")).unwrap()).unwrap();
+        let before = tokenizer(&json).encode("Rain fell on the hills all night.").unwrap();
+        json["truncation"] = json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
+        json["padding"] = json!({"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": null,
+            "pad_id": 0, "pad_type_id": 0, "pad_token": "<|end_of_text|>"});
+        let after = tokenizer(&json);
+        assert_eq!(after.encode("Rain fell on the hills all night.").unwrap(), before);
+        assert!(before.len() > 2 && before.len() < 64);
+    }
+
+    #[test]
+    fn word_pieces_are_read_and_special_tokens_in_data_are_not() {
+        let tokenizer = tokenizer(&json!({
+            "version": "1.0", "added_tokens": [special(1, "[SEP]")],
+            "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+                "strip_accents": null, "lowercase": true},
+            "pre_tokenizer": {"type": "BertPreTokenizer"}, "post_processor": null,
+            "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+            "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 100,
+                "vocab": {"[UNK]": 0, "[SEP]": 1, "rain": 2, "##s": 3, "[": 4, "]": 5, "sep": 6}},
+        }));
+        assert_eq!(tokenizer.encode("Rains [SEP]").unwrap(), [2, 3, 1]);
+        let marked = tokenizer.control_texts().mark("Rains [SEP]").unwrap();
+        assert_eq!(tokenizer.encode_marked(&marked).unwrap(), [2, 3, 4, 6, 5]);
+        assert_eq!(tokenizer.decode(&[2, 3]).unwrap(), "rains");
+    }
+
+    #[test]
+    fn a_vocabulary_of_pieces_is_read_and_finds_no_special_token_in_data() {
+        let pieces = [
+            ("<unk>", 0.0),
+            ("</s>", 0.0),
+            ("▁rain", -1.0),
+            ("<", -5.0),
+            ("/", -5.0),
+            ("s", -5.0),
+            (">", -5.0),
+            ("▁", -2.0),
+            ("\n", -5.0),
+        ];
+        let tokenizer = tokenizer(&json!({
+            "version": "1.0", "added_tokens": [special(1, "</s>")], "normalizer": null,
+            "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+            "post_processor": null,
+            "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+            "model": {"type": "Unigram", "unk_id": 0, "vocab": pieces, "byte_fallback": false},
+        }));
+        assert_eq!(tokenizer.encode("rain</s>").unwrap(), [2, 1]);
+        let marked = tokenizer.control_texts().mark("rain</s>").unwrap();
+        let ids = tokenizer.encode_marked(&marked).unwrap();
+        assert!(!ids.contains(&1), "{ids:?}");
+        assert_eq!(tokenizer.decode(&ids).unwrap().replace(' ', ""), "rain</s>");
+    }
+
+    #[test]
+    fn hostile_files_are_refused_and_nothing_panics() {
+        let golden: Value =
+            serde_json::from_slice(&std::fs::read(golden("bytelevel/tokenizer.json")).unwrap()).unwrap();
+        let replace = |pattern: &str, content: String| json!({"type": "Replace", "pattern": {"String": pattern}, "content": content});
+        for normalizer in [
+            json!({"type": "Sequence", "normalizers": vec![replace("a", "a".repeat(1000)); 5]}),
+            replace("", "b".to_owned()),
+            json!({"type": "Precompiled", "precompiled_charsmap": "BAAAAP////8AAAAA"}),
+        ] {
+            let mut json = golden.clone();
+            json["normalizer"] = normalizer;
+            let folder = tempfile::tempdir().unwrap();
+            std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
+            let begin = std::time::Instant::now();
+            let refused = Tokenizer::from_folder(folder.path()).err().map(StageError::from);
+            assert_eq!(refused.map(|error| error.cause), Some(Cause::BadData), "{}", json["normalizer"]);
+            assert!(begin.elapsed() < std::time::Duration::from_secs(1));
+        }
+    }
+
+    #[test]
+    fn a_folder_without_tokenizer_json_says_how_to_make_one() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.model"), "sentencepiece").unwrap();
+        let Err(error) = Tokenizer::from_folder(folder.path()) else { panic!("there is no tokenizer.json") };
+        let error = StageError::from(error);
+        let help = error.help.clone().unwrap();
+        assert!(help.contains("only `tokenizer.model`") && help.contains("save_pretrained"), "{help}");
+        assert_eq!(error.cause, Cause::BadData);
+    }
+}

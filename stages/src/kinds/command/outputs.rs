@@ -1,0 +1,148 @@
+//! What a program wrote: checked to be what was declared, described as the other stages describe theirs, and stored.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use engine::artifact::Facts;
+use engine::context::{Draft, StageContext};
+use engine::error::{Cause, OrFail, StageError};
+use serde_json::Value;
+
+use super::mask::Masker;
+use super::parameters::{OutputForm, OutputParams};
+use super::secrets;
+use crate::data::tokenizer::Tokenizer;
+use crate::kinds::dataset::{self, SourceFile};
+use crate::kinds::download;
+
+/// The file inside a Metrics artefact.
+const METRICS: &str = "metrics.json";
+
+/// An output in the making.
+pub(super) struct Made<'a> {
+    pub name: &'a str,
+    pub params: &'a OutputParams,
+    /// Where the program writes.
+    pub folder: PathBuf,
+    draft: Draft,
+}
+
+impl<'a> Made<'a> {
+    /// An empty folder for an output. Data files that become rows are written beside the output, everything else into it.
+    pub(super) fn begin(
+        name: &'a str,
+        params: &'a OutputParams,
+        context: &mut StageContext,
+    ) -> Result<Self, StageError> {
+        let draft = context.create(name)?;
+        let folder = match params.kind {
+            OutputForm::Rows => context.scratch().join("outputs").join(name),
+            _ => draft.folder.clone(),
+        };
+        super::make_folder(&folder)?;
+        Ok(Self { name, params, folder, draft })
+    }
+
+    /// Checks what the program wrote and stores it.
+    pub(super) fn seal(self, masker: &Masker, context: &mut StageContext) -> Result<(), StageError> {
+        let Self { name, params, folder, mut draft } = self;
+        let files = files_below(&folder)?;
+        if files.is_empty() {
+            let kind = kind_name(params.kind);
+            let variable = super::placeholders::variable(super::placeholders::OUTPUTS, name);
+            return Err(StageError::bad_data(format!(
+                "the program ended well and wrote nothing for its output `{name}`"
+            ))
+            .with_help(format!("it should write its {kind} into the folder `${variable}`, which is there and empty")));
+        }
+        secrets::refuse(name, &folder, masker)?;
+        let wrong = |error: StageError| {
+            let kind = kind_name(params.kind);
+            let cause = if error.cause == Cause::Machine { Cause::Machine } else { Cause::BadData };
+            let message = format!("the output `{name}` is declared as {kind}, and what the program wrote is not");
+            let help = error.help.clone();
+            StageError { help, ..StageError::new(cause, message).with_source(error) }
+        };
+        let sealed = match params.kind {
+            OutputForm::Files => context.seal(draft, Facts::new(), None),
+            OutputForm::Rows => seal_rows(params, &folder, &files, draft, context),
+            OutputForm::Model => download::model_facts(&mut draft).and_then(|facts| context.seal(draft, facts, None)),
+            OutputForm::Tokenizer => tokenizer_facts(&draft.folder).and_then(|facts| context.seal(draft, facts, None)),
+            OutputForm::Adapter => {
+                download::adapter_facts(&draft.folder).and_then(|facts| context.seal(draft, facts, None))
+            }
+            OutputForm::Metrics => metrics_facts(&draft.folder).and_then(|facts| context.seal(draft, facts, None)),
+        };
+        sealed.map_err(wrong)
+    }
+}
+
+fn kind_name(kind: OutputForm) -> &'static str {
+    match kind {
+        OutputForm::Files => "files",
+        OutputForm::Rows => "rows",
+        OutputForm::Model => "a model",
+        OutputForm::Tokenizer => "a tokenizer",
+        OutputForm::Adapter => "an adapter",
+        OutputForm::Metrics => "metrics",
+    }
+}
+
+fn seal_rows(
+    params: &OutputParams,
+    folder: &Path,
+    files: &[String],
+    draft: Draft,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
+    let mut sources = Vec::new();
+    for file in files {
+        let source = SourceFile::new(folder.join(file), file.clone()).ok_or_else(|| {
+            StageError::bad_data(format!("`{file}` is of no form that rows can be read from"))
+                .with_help("write data files such as `rows.jsonl`, and what is not rows into an output of its own")
+        })?;
+        sources.push(source);
+    }
+    let (facts, identity) =
+        dataset::rows_of_files(params.template.as_ref(), &params.column_map, &sources, &draft.folder, context)?;
+    context.seal(draft, facts, Some(identity))
+}
+
+fn tokenizer_facts(folder: &Path) -> Result<Facts, StageError> {
+    let tokenizer = Tokenizer::from_folder(folder)?;
+    Ok(Facts::from_iter([("vocab_size".to_owned(), tokenizer.vocab_size().into())]))
+}
+
+/// The figures at the top of `metrics.json`.
+fn metrics_facts(folder: &Path) -> Result<Facts, StageError> {
+    let text = fs::read(folder.join(METRICS)).or_fail(Cause::BadData, || format!("there is no `{METRICS}`"))?;
+    let metrics: Value =
+        serde_json::from_slice(&text).or_fail(Cause::BadData, || format!("`{METRICS}` is not JSON"))?;
+    let Value::Object(metrics) = metrics else {
+        return Err(StageError::bad_data(format!("`{METRICS}` is not a JSON object of figures")));
+    };
+    if metrics.is_empty() {
+        return Err(StageError::bad_data(format!("`{METRICS}` holds no figures")));
+    }
+    Ok(metrics.into_iter().filter(|(_, value)| value.is_number()).collect())
+}
+
+/// The paths of all files below a folder, sorted. What is no file is reported when the folder is stored.
+fn files_below(folder: &Path) -> Result<Vec<String>, StageError> {
+    fn walk(folder: &Path, prefix: &str, found: &mut Vec<String>) -> io::Result<()> {
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            let path = format!("{prefix}{}", entry.file_name().to_string_lossy());
+            match entry.file_type()?.is_dir() {
+                true => walk(&entry.path(), &format!("{path}/"), found)?,
+                false => found.push(path),
+            }
+        }
+        Ok(())
+    }
+    let mut found = Vec::new();
+    walk(folder, "", &mut found).or_fail(Cause::Machine, || format!("cannot list `{}`", folder.display()))?;
+    found.sort();
+    Ok(found)
+}

@@ -1,0 +1,211 @@
+//! Conversations: a list of turns, in OpenAI's spelling or in ShareGPT's.
+
+use serde_json::Value;
+
+use super::TurnOrder;
+use super::flaw::{Flaw, Reason, describe};
+use super::number;
+use crate::data::artifact::Message;
+
+fn flaw(problem: impl Into<String>) -> Flaw {
+    Flaw::new(Reason::Turns, problem)
+}
+
+/// A list of turns: `role` and `content`, or ShareGPT's `from` and `value`. A text may hold the list as JSON.
+pub(super) fn conversation(value: Value, order: TurnOrder) -> Result<Vec<Message>, Flaw> {
+    if let Some(digits) = number::find(&value) {
+        let digits: String = digits.chars().take(40).collect();
+        return Err(flaw(format!("holds the number {digits}, which JSON of 64 bits cannot hold; write it as text")));
+    }
+    let turns = match value {
+        Value::Array(turns) => turns,
+        Value::Null => return Err(Flaw::new(Reason::Null, "is null")),
+        Value::String(text) => return of_text(&text, order),
+        other => return Err(flaw(format!("holds {}, not a list of turns", describe(&other)))),
+    };
+    if turns.is_empty() {
+        return Err(Flaw::new(Reason::Empty, "holds a conversation without turns"));
+    }
+    let of_turn =
+        |(index, turn): (usize, Value)| message(turn).map_err(|problem| flaw(format!("turn {}: {problem}", index + 1)));
+    let messages = turns.into_iter().enumerate().map(of_turn).collect::<Result<Vec<_>, _>>()?;
+    match order {
+        TurnOrder::Any => Ok(messages),
+        TurnOrder::Alternate => check_order(&messages).map(|()| messages).map_err(flaw),
+    }
+}
+
+/// A list of turns that is text.
+fn of_text(text: &str, order: TurnOrder) -> Result<Vec<Message>, Flaw> {
+    let unreadable = |_| flaw("holds text that is no list of turns");
+    let mut turns: Value = serde_json::from_str(text).map_err(unreadable)?;
+    if number::may_be_rounded(&turns) {
+        turns = serde_json::from_str(&number::with_digits_kept(text)).map_err(unreadable)?;
+    }
+    if turns.is_array() { conversation(turns, order) } else { Err(flaw("holds text that is no list of turns")) }
+}
+
+fn message(turn: Value) -> Result<Message, String> {
+    let Value::Object(mut turn) = turn else {
+        return Err(format!("it is {}, not an object", describe(&turn)));
+    };
+    // Tables have every field in every row; those that are null say nothing.
+    turn.retain(|_, value| !value.is_null());
+    let role = match (turn.remove("role"), turn.remove("from")) {
+        (Some(Value::String(role)), _) | (None, Some(Value::String(role))) => known_role(role),
+        _ => return Err("it has no `role`".to_owned()),
+    };
+    if !turn.contains_key("content")
+        && let Some(value) = turn.remove("value")
+    {
+        turn.insert("content".to_owned(), value);
+    }
+    let content = turn.remove("content").unwrap_or(Value::Null);
+    match &content {
+        Value::String(_) | Value::Array(_) => {}
+        Value::Null if !turn.is_empty() => {}
+        Value::Null => return Err("it has no `content`".to_owned()),
+        other => return Err(format!("its `content` holds {}, not text", describe(other))),
+    }
+    Ok(Message { role, content, other: turn })
+}
+
+/// ShareGPT's names as chat templates know them, and `User` as `user`: a turn whose role no template knows is never learned.
+fn known_role(role: String) -> String {
+    let lower = role.to_ascii_lowercase();
+    match lower.as_str() {
+        "human" => "user".to_owned(),
+        "gpt" | "chatgpt" | "bing" | "bard" => "assistant".to_owned(),
+        "observation" | "function_response" => "tool".to_owned(),
+        _ if Speaker::of(&lower) != Speaker::Other => lower,
+        _ => role,
+    }
+}
+
+/// Who speaks, as far as the order of turns goes by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Speaker {
+    System,
+    User,
+    Assistant,
+    Tool,
+    /// A role that only the chat template knows: it may stand anywhere.
+    Other,
+}
+
+impl Speaker {
+    fn of(role: &str) -> Self {
+        match role {
+            "system" | "developer" => Self::System,
+            "user" => Self::User,
+            "assistant" | "model" => Self::Assistant,
+            "tool" | "ipython" | "function" => Self::Tool,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Instructions come first; then the user speaks, and the two take turns. What a tool says answers the assistant.
+fn check_order(messages: &[Message]) -> Result<(), String> {
+    let mut before = None;
+    for (index, message) in messages.iter().enumerate() {
+        let speaker = Speaker::of(&message.role);
+        let problem = match (speaker, before) {
+            (Speaker::System, Some(Speaker::System) | None) => None,
+            (Speaker::System, _) => Some("instructions stand behind other turns".to_owned()),
+            (Speaker::User, Some(Speaker::User)) => Some("the user speaks twice in a row".to_owned()),
+            (Speaker::Assistant, Some(Speaker::Assistant)) => Some("the assistant speaks twice in a row".to_owned()),
+            (Speaker::Assistant, None | Some(Speaker::System)) => Some("the assistant speaks first".to_owned()),
+            (Speaker::Tool, None | Some(Speaker::System | Speaker::User)) => {
+                Some("a tool answers, and no assistant has called it".to_owned())
+            }
+            _ => None,
+        };
+        if let Some(problem) = problem {
+            return Err(format!("turn {} (`{}`): {problem}", index + 1, message.role));
+        }
+        before = Some(speaker);
+    }
+    Ok(())
+}
+
+/// Whether a turn says nothing at all.
+pub(super) fn says_nothing(message: &Message) -> bool {
+    let blank = match &message.content {
+        Value::String(text) => text.trim().is_empty(),
+        Value::Array(parts) => parts.is_empty(),
+        _ => true,
+    };
+    blank && message.other.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn roles(roles: &[&str]) -> Result<Vec<Message>, Flaw> {
+        let turns: Vec<Value> = roles.iter().map(|role| json!({"role": role, "content": "x"})).collect();
+        conversation(turns.into(), TurnOrder::Alternate)
+    }
+
+    #[test]
+    fn turns_alternate_behind_the_instructions() {
+        for fine in [
+            &["user", "assistant"][..],
+            &["system", "user", "assistant", "user"],
+            &["developer", "system", "user"],
+            &["user", "assistant", "tool", "tool", "assistant", "user"],
+            &["user", "assistant", "narrator", "assistant"],
+            &["system"],
+        ] {
+            assert!(roles(fine).is_ok(), "{fine:?}");
+        }
+        for (wrong, turn, problem) in [
+            (&["assistant", "user"][..], "turn 1", "speaks first"),
+            (&["system", "assistant"], "turn 2", "speaks first"),
+            (&["user", "system", "assistant"], "turn 2", "instructions"),
+            (&["user", "user"], "turn 2", "the user speaks twice"),
+            (&["user", "assistant", "assistant"], "turn 3", "the assistant speaks twice"),
+            (&["user", "tool"], "turn 2", "no assistant"),
+        ] {
+            let flaw = roles(wrong).unwrap_err();
+            assert!(flaw.problem.contains(turn) && flaw.problem.contains(problem), "{wrong:?}: {}", flaw.problem);
+            let turns: Vec<Value> = wrong.iter().map(|role| json!({"role": role, "content": "x"})).collect();
+            assert!(conversation(turns.into(), TurnOrder::Any).is_ok());
+        }
+    }
+
+    #[test]
+    fn both_spellings_and_mixtures_of_them_are_read() {
+        let expected = vec![Message::new("user", "Hi"), Message::new("assistant", "Hello"), Message::new("tool", "7")];
+        for turns in [
+            json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}, {"role": "tool", "content": "7"}]),
+            json!([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}, {"from": "observation", "value": "7"}]),
+            json!([{"role": "user", "value": "Hi", "weight": null}, {"from": "assistant", "content": "Hello"}, {"from": "tool", "value": "7"}]),
+            json!([{"role": "human", "content": "Hi"}, {"role": "Assistant", "content": "Hello"}, {"from": "TOOL", "value": "7"}]),
+        ] {
+            assert_eq!(conversation(turns.clone(), TurnOrder::Alternate).unwrap(), expected, "{turns}");
+            assert_eq!(conversation(turns.to_string().into(), TurnOrder::Alternate).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn what_is_no_conversation_is_told_by_its_turn() {
+        for (turns, problem) in [
+            (json!(7), "a number"),
+            (json!("hello"), "no list of turns"),
+            (json!([]), "without turns"),
+            (json!(["hello"]), "turn 1: it is text, not an object"),
+            (json!([{"content": "x"}]), "no `role`"),
+            (json!([{"role": "user"}]), "no `content`"),
+            (json!([{"role": "user", "content": 7}]), "a number"),
+        ] {
+            let flaw = conversation(turns.clone(), TurnOrder::Any).unwrap_err();
+            assert!(flaw.problem.contains(problem), "{turns}: {}", flaw.problem);
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! From the columns of the data to rows: which column is what, and whether a value can be used.
+
+use std::collections::BTreeMap;
+
+use engine::error::StageError;
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::suggest;
+use serde_json::{Map, Value};
+
+use super::DatasetParams;
+use super::conversation::{conversation, says_nothing};
+use super::flaw::{Flaw, Reason, describe};
+use super::parameters::TurnOrder;
+use crate::data::artifact::{Row, RowsFacts, Shape};
+use crate::data::prompt::Template;
+
+/// The key of `column_map` for the response, and for the only placeholder of a template that has one.
+const OUTPUT: &str = "output";
+const INPUT: &str = "input";
+
+/// The column with the turns, as OpenAI and torchtune spell it, and as ShareGPT does.
+const MESSAGES: &str = "messages";
+const CONVERSATIONS: &str = "conversations";
+
+/// Columns of answers that were preferred to others, and of these.
+const PREFERENCE: [&str; 2] = ["chosen", "rejected"];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Need {
+    Required,
+    /// A row without it has an empty text there.
+    Optional,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Column {
+    /// What rows call it.
+    name: String,
+    /// What the data calls it.
+    source: String,
+    need: Need,
+}
+
+/// How records become rows.
+#[derive(Debug)]
+pub(super) struct RowMapping {
+    /// What the rows are.
+    pub facts: RowsFacts,
+    columns: Vec<Column>,
+    turn_order: TurnOrder,
+}
+
+/// The template that was asked for; `none` is the same as no word about it.
+fn template(params: &DatasetParams) -> Option<&Template> {
+    params.template.as_ref().map(|choice| &choice.0).filter(|template| template.name != "none")
+}
+
+/// The only placeholder of a template, which `input` stands for too, as in newer torchtune.
+fn only_placeholder(template: &Template) -> Option<String> {
+    let mut names = template.placeholders();
+    (names.len() == 1).then(|| names.remove(0))
+}
+
+/// Problems with `column_map` that need no data to be seen.
+pub(super) fn check_names(params: &DatasetParams, span: Span) -> Vec<Problem> {
+    let known: Vec<String> = match template(params) {
+        Some(template) => {
+            let also = only_placeholder(template).map(|_| INPUT.to_owned());
+            template.placeholders().into_iter().chain(also).chain([OUTPUT.to_owned()]).collect()
+        }
+        None => [MESSAGES, CONVERSATIONS, "text", INPUT, OUTPUT].map(str::to_owned).into(),
+    };
+    let unknown = params.column_map.iter().filter(|(key, _)| !known.contains(key));
+    unknown
+        .map(|(key, column)| {
+            let message = format!("`column_map` has `{key}`, which the template does not use");
+            let turned = known
+                .contains(column)
+                .then(|| format!("it maps the template's name to the data's column: `{column}: {key}`"));
+            let help = turned.or_else(|| suggest::help(key, "name", &known));
+            Problem::error("unknown-key", span, message, format!("for `{key}`, which is no name of the template"))
+                .with_help_if(help)
+                .at(format!("column_map.{key}"))
+        })
+        .collect()
+}
+
+/// What a row is, where the parameters alone decide it.
+pub(super) fn shape_asked_for(params: &DatasetParams) -> Option<Shape> {
+    let names = |keys: &[&str]| keys.iter().any(|key| params.column_map.contains_key(*key));
+    if template(params).is_some() {
+        Some(Shape::Prompt)
+    } else if names(&[MESSAGES, CONVERSATIONS]) {
+        Some(Shape::Messages)
+    } else if names(&["text"]) {
+        Some(Shape::Text)
+    } else {
+        names(&[INPUT, OUTPUT]).then_some(Shape::Prompt)
+    }
+}
+
+/// What rows will be, where the parameters alone decide it.
+pub(super) fn facts_asked_for(params: &DatasetParams) -> Option<RowsFacts> {
+    Some(match shape_asked_for(params)? {
+        Shape::Prompt => {
+            let none = || Template::named("none").expect("`none` is a template");
+            RowMapping::prompt(params, template(params).cloned().unwrap_or_else(none), &[]).facts
+        }
+        Shape::Messages => RowsFacts::messages(),
+        Shape::Text => RowsFacts::text(),
+    })
+}
+
+/// Why no rows can be made of data with these columns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ColumnMisfit {
+    /// The code of the problem.
+    code: &'static str,
+    /// The parameter that asks for the column, or should say what a row is.
+    field: String,
+    message: String,
+    help: String,
+}
+
+impl ColumnMisfit {
+    /// As a problem of the stage whose `with:` stands at `span`.
+    pub(super) fn problem(self, span: Span) -> Problem {
+        let label = if self.code == "unknown-column" { "no column of the data" } else { "which column is what?" };
+        Problem::error(self.code, span, self.message, label).with_help(self.help).at(self.field)
+    }
+}
+
+impl From<ColumnMisfit> for StageError {
+    fn from(misfit: ColumnMisfit) -> Self {
+        StageError::bad_data(misfit.message).with_help(misfit.help)
+    }
+}
+
+impl RowMapping {
+    /// Finds out what rows of these columns are.
+    pub(super) fn plan(params: &DatasetParams, columns: &[String], file: &str) -> Result<Self, ColumnMisfit> {
+        let has = |column: &str| columns.iter().any(|known| known == column);
+        let mapped = |name: &str| params.column_map.get(name).cloned();
+        let names_key = |name: &str| params.column_map.contains_key(name);
+        let turns = [MESSAGES, CONVERSATIONS];
+        let mapped_turns = turns.iter().find_map(|name| mapped(name));
+        let own_turns = turns.into_iter().find(|name| has(name));
+        let says_what = names_key(INPUT) || names_key(OUTPUT) || names_key("text");
+        let made = turns.iter().any(|name| params.map.contains_key(*name));
+        if let [true, true] = PREFERENCE.map(has)
+            && template(params).is_none()
+            && !(says_what || mapped_turns.is_some() || made)
+        {
+            return Err(preferences(own_turns, file));
+        }
+        let mapping = if let Some(template) = template(params) {
+            Self::prompt(params, template.clone(), columns)
+        } else if let Some(column) = mapped_turns.or_else(|| own_turns.filter(|_| !says_what).map(str::to_owned)) {
+            Self::single(params, RowsFacts::messages(), column)
+        } else if names_key("text") || (params.column_map.is_empty() && has("text") && !has(OUTPUT)) {
+            Self::single(params, RowsFacts::text(), mapped("text").unwrap_or_else(|| "text".to_owned()))
+        } else if names_key(INPUT) || names_key(OUTPUT) || (has(INPUT) && has(OUTPUT) && !has("instruction")) {
+            let template = Template::named("none").expect("`none` is a template");
+            Self::prompt(params, template, columns)
+        } else {
+            return Err(unclear(columns, file));
+        };
+        mapping.check_columns(params, columns, file)?;
+        Ok(mapping)
+    }
+
+    fn single(params: &DatasetParams, facts: RowsFacts, source: String) -> Self {
+        let column = Column { name: facts.columns[0].clone(), source, need: Need::Required };
+        Self { facts, columns: vec![column], turn_order: params.turn_order }
+    }
+
+    fn prompt(params: &DatasetParams, template: Template, columns: &[String]) -> Self {
+        let mapped = |name: &str| params.column_map.get(name).cloned();
+        let only = only_placeholder(&template);
+        let source = |name: &str| {
+            let is_only = only.as_deref() == Some(name);
+            let input_in_data = is_only && !columns.iter().any(|column| column == name);
+            let by_default = if input_in_data && columns.iter().any(|column| column == INPUT) { INPUT } else { name };
+            mapped(name).or_else(|| mapped(INPUT).filter(|_| is_only)).unwrap_or_else(|| by_default.to_owned())
+        };
+        let required = template.required();
+        let need = |name: &String| if required.contains(name) { Need::Required } else { Need::Optional };
+        let mut all: Vec<Column> = template
+            .placeholders()
+            .into_iter()
+            .map(|name| Column { source: source(&name), need: need(&name), name })
+            .collect();
+        // A template that uses `{output}` itself needs no second column of that name.
+        if !all.iter().any(|column| column.name == OUTPUT) {
+            let source = mapped(OUTPUT).unwrap_or_else(|| OUTPUT.to_owned());
+            all.push(Column { name: OUTPUT.to_owned(), source, need: Need::Required });
+        }
+        let names = all.iter().map(|column| column.name.clone());
+        let facts = RowsFacts::prompt(template, OUTPUT, names);
+        Self { facts, columns: all, turn_order: params.turn_order }
+    }
+
+    /// The columns that rows are made of, by the names that the data has for them.
+    pub(super) fn sources(&self) -> Vec<String> {
+        self.columns.iter().map(|column| column.source.clone()).collect()
+    }
+
+    fn check_columns(&self, params: &DatasetParams, columns: &[String], file: &str) -> Result<(), ColumnMisfit> {
+        let missing = |column: &&Column| column.need == Need::Required && !columns.contains(&column.source);
+        let Some(column) = self.columns.iter().find(missing) else { return Ok(()) };
+        let nearest = suggest::nearest(&column.source, columns);
+        let mean = nearest.map_or_else(String::new, |name| format!(" (did you mean `{name}`?)"));
+        let message =
+            format!("`{file}` has no column `{}`, which `{}` is to come from{mean}", column.source, column.name);
+        let help = format!("its columns are {}; name them in `column_map: {{{}: ...}}`", list(columns), column.name);
+        let mapped = params.column_map.iter().find(|(_, source)| **source == column.source);
+        let field = match (mapped, &params.template) {
+            (Some((name, _)), _) => format!("column_map.{name}"),
+            (None, Some(_)) => "template".to_owned(),
+            (None, None) => "source".to_owned(),
+        };
+        Err(ColumnMisfit { code: "unknown-column", field, message, help })
+    }
+
+    /// A row, or what is wrong with the record.
+    pub(super) fn row(&self, mut fields: Map<String, Value>) -> Result<Row, Flaw> {
+        match self.facts.shape {
+            Shape::Prompt => {
+                let columns: Result<BTreeMap<_, _>, Flaw> =
+                    self.columns.iter().map(|column| Ok((column.name.clone(), text_of(column, &fields)?))).collect();
+                columns.map(Row::Columns)
+            }
+            Shape::Text => text_of(&self.columns[0], &fields).map(Row::Text),
+            Shape::Messages => {
+                let source = &self.columns[0].source;
+                let value = fields.remove(source).ok_or_else(|| missing(source))?;
+                conversation(value, self.turn_order)
+                    .map(Row::Messages)
+                    .map_err(|flaw| Flaw { problem: format!("column `{source}` {}", flaw.problem), ..flaw })
+            }
+        }
+    }
+
+    /// What is said nothing in: a column that should hold something, or a turn.
+    pub(super) fn emptiness(&self, row: &Row) -> Option<String> {
+        match row {
+            Row::Columns(columns) => {
+                let empty = |column: &&Column| {
+                    let text = columns.get(&column.name).map_or("", String::as_str);
+                    column.need == Need::Required && text.trim().is_empty()
+                };
+                self.columns.iter().find(empty).map(|column| format!("column `{}` is empty", column.source))
+            }
+            Row::Text(text) => text.trim().is_empty().then(|| format!("column `{}` is empty", self.columns[0].source)),
+            Row::Messages(messages) => {
+                messages.iter().position(says_nothing).map(|index| format!("turn {} says nothing", index + 1))
+            }
+        }
+    }
+}
+
+fn missing(source: &str) -> Flaw {
+    Flaw::new(Reason::Missing, format!("column `{source}` is missing"))
+}
+
+/// How many columns a message names.
+const NAMED: usize = 24;
+
+pub(super) fn list(columns: &[String]) -> String {
+    let more = columns.len().saturating_sub(NAMED);
+    let named = columns.iter().take(NAMED).map(|column| format!("`{column}`")).collect::<Vec<_>>().join(", ");
+    if more > 0 { format!("{named} and {more} more") } else { named }
+}
+
+fn unclear(columns: &[String], file: &str) -> ColumnMisfit {
+    let help = if columns.iter().any(|column| column == "instruction") {
+        "set `template: alpaca` for instruction, input and output".to_owned()
+    } else if let [only] = columns
+        && only.contains([';', '\t', '|'])
+    {
+        "is another separator in use? the values of `.csv` are separated by commas, those of `.tsv` by tabs".to_owned()
+    } else if let [only] = columns
+        && file.contains(".json")
+    {
+        format!("where the rows lie under the key of one object in a `.json` file, say `field: {only}`")
+    } else {
+        "set `template:` and `column_map:`, or have `messages`, `text`, or `input` and `output`".to_owned()
+    };
+    let message = format!("what a row of `{file}` is cannot be told from its columns {}", list(columns));
+    ColumnMisfit { code: "unclear-rows", field: "source".to_owned(), message, help }
+}
+
+/// What is learned of pairs is that one is better than the other: without the answers nothing of them is left.
+fn preferences(turns: Option<&str>, file: &str) -> ColumnMisfit {
+    let [chosen, rejected] = PREFERENCE;
+    let help = match turns {
+        Some(turns) => format!(
+            "to learn the chosen answers alone, say `map: {{ messages: \"{{{{ {turns} + [{chosen}] }}}}\" }}`, or \
+             `column_map: {{ messages: {chosen} }}` where `{chosen}` holds whole conversations"
+        ),
+        None => format!(
+            "to learn the chosen answers alone, say `column_map: {{ messages: {chosen} }}` where these are conversations, or \
+             `template: \"{{prompt}}\"` and `column_map: {{ output: {chosen} }}` where they are text"
+        ),
+    };
+    let message = format!(
+        "`{file}` has columns `{chosen}` and `{rejected}`: pairs of a better and a worse answer are not learned by any stage here"
+    );
+    ColumnMisfit { code: "unclear-rows", field: "source".to_owned(), message, help }
+}
+
+fn text_of(column: &Column, fields: &Map<String, Value>) -> Result<String, Flaw> {
+    let source = &column.source;
+    match (fields.get(source), column.need) {
+        (Some(Value::String(text)), _) => Ok(text.clone()),
+        (None | Some(Value::Null), Need::Optional) => Ok(String::new()),
+        (None, Need::Required) => Err(missing(source)),
+        (Some(Value::Null), Need::Required) => Err(Flaw::new(Reason::Null, format!("column `{source}` is null"))),
+        (Some(other), _) => {
+            Err(Flaw::new(Reason::NotText, format!("column `{source}` holds {}, not text", describe(other))))
+        }
+    }
+}

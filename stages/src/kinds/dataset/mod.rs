@@ -1,0 +1,317 @@
+//! `uses: dataset`: rows of text out of files, out of a dataset on the Hub, or out of other datasets.
+//!
+//! Rows become what later stages need and no more: the columns of a template, a conversation, or plain text. A row that
+//! cannot be used is an error that names its file and line, or is left out and counted.
+//!
+//! The way of a row: a reader ([`read`]) gives a record; the recipe (filter, map, columns) makes a row of it or says what is wrong;
+//! the taker counts; the arranger puts rows into their order and writes them.
+
+mod arrange;
+mod comparison;
+mod conversation;
+mod expression;
+mod flaw;
+mod form;
+mod hub_card;
+mod hub_files;
+mod hub_metadata;
+mod hub_splits;
+mod lookup;
+mod mapping;
+mod mix;
+mod number;
+mod of_files;
+mod parameters;
+mod preflight;
+#[cfg(any(test, fuzzing))]
+pub mod properties;
+pub mod read;
+mod recipe;
+mod source;
+pub mod split;
+mod spool;
+mod survey;
+mod take;
+mod template_choice;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use engine::artifact::Output;
+use engine::change::{StoredArtifact, TableChange};
+use engine::context::StageContext;
+use engine::error::StageError;
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::metadata::FetchedFile;
+use engine::pin::Pinned;
+use engine::preflight::Preflight;
+use engine::protocol::{Network, WorkerEvent};
+use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage};
+use engine::suggest;
+use engine::survey::{LocalFiles, Survey};
+
+use crate::data::artifact::{OutputKind, Rows, RowsFacts, Shape};
+use crate::hub::forget_working_files;
+use crate::smoke::{self, Lowered};
+use arrange::Arranger;
+pub use expression::{Condition, NewColumn};
+pub use flaw::{Flaw, Reason};
+pub use form::{Compression, Form, Format, SourceFile};
+pub(crate) use of_files::rows_of_files;
+pub use parameters::{
+    DatasetParams, Mix, OnBadRow, OnEmpty, SampleBy, StoppingStrategy, TrainTestSplit, TurnOrder, WeightedRows,
+};
+use read::Reading;
+use recipe::Recipe;
+pub use source::{LocalSource, Source};
+pub use split::{Split, SplitError};
+use take::Taker;
+pub use template_choice::TemplateChoice;
+
+/// The split that local files are.
+const LOCAL_SPLIT: &str = "train";
+
+/// The stage kind.
+pub struct Dataset;
+
+impl Stage for Dataset {
+    const NAME: &'static str = "dataset";
+    const VERSION: u32 = 4; // 4: values without an order are not compared; numbers are read and written as Python does.
+    const ABOUT: &'static str =
+        "Takes rows of text out of files, out of a dataset on the Hub, or out of other datasets.";
+    type Params = DatasetParams;
+
+    fn outputs(params: &DatasetParams) -> Vec<Output> {
+        match params.train_test_split {
+            None => vec![Rows::output(arrange::ROWS)],
+            Some(_) => vec![Rows::output(arrange::TRAIN), Rows::output(arrange::TEST)],
+        }
+    }
+
+    fn check(params: &DatasetParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let datasets = params.datasets.as_deref().unwrap_or_default();
+        let mut problems = params.problems(span);
+        if params.source.is_some() && datasets.is_empty() {
+            problems.extend(mapping::check_names(params, span));
+        }
+        problems.extend(mix::problems(datasets, inputs));
+        problems
+    }
+
+    fn survey(params: &DatasetParams, inputs: &InputFacts, files: &LocalFiles, span: Span) -> Survey {
+        survey::survey(params, inputs, files, span)
+    }
+
+    fn fetch_metadata(
+        params: &DatasetParams,
+        pinned: &Pinned,
+        folder: &Path,
+        network: Network,
+    ) -> Result<Option<Vec<FetchedFile>>, StageError> {
+        hub_metadata::fetch(params, pinned, folder, network)
+    }
+
+    fn outside(params: &DatasetParams) -> Vec<Outside> {
+        let files = params.source.as_ref().map_or_else(Vec::new, Source::outside);
+        files.into_iter().chain(params.pin_request().map(Outside::Pin)).collect()
+    }
+
+    fn secrets(params: &DatasetParams) -> Vec<Secret> {
+        params.secrets()
+    }
+
+    fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
+        hub_files::pin(request)
+    }
+
+    fn smoke(parameters: &serde_json::Value) -> Smoke {
+        Lowered::from(parameters)
+            .at_most("limit", smoke::ROWS)
+            .replace("shuffle", false)
+            .replace("train_test_split.test_size", 0.25)
+            .done()
+    }
+
+    fn preflight(params: &DatasetParams, inputs: &InputFacts, _: Span) -> Preflight {
+        preflight::preflight(params, inputs)
+    }
+
+    fn compare(kind: &str, old: &StoredArtifact, new: &StoredArtifact) -> Option<TableChange> {
+        crate::data::artifact::compare(kind, old, new)
+    }
+
+    fn run(params: &DatasetParams, context: &mut StageContext) -> Result<(), StageError> {
+        match write_rows(params, context) {
+            Ok(()) => Ok(()),
+            // Half of another file reads like a malformed one: that it changed is what the user has to know.
+            Err(error) => Err(verify_files(params, context).err().unwrap_or(error)),
+        }
+    }
+}
+
+/// Reads the sources and makes the outputs.
+fn write_rows(params: &DatasetParams, context: &mut StageContext) -> Result<(), StageError> {
+    let (taker, what) = match (&params.source, &params.datasets) {
+        (Some(source), _) => (take_source(params, source, context)?, source.describe()),
+        (None, Some(datasets)) => (mix::take(params, datasets, context)?, "the mix".to_owned()),
+        (None, None) => return Err(StageError::bad_data("neither `source` nor `datasets` is set")),
+    };
+    let (arranger, counts, examples) = taker.finish(context);
+    if arranger.count() == 0 {
+        return Err(no_rows(params, &what, counts.filtered, &examples));
+    }
+    // A file that changed while it was read would be stored under the key of what it was.
+    verify_files(params, context)?;
+    let facts = arranger.facts().clone();
+    let made = arranger.finish(&counts, context)?;
+    context.emit(WorkerEvent::Report { text: summary(&facts, &made, counts.dropped, counts.filtered) });
+    forget_working_files(context.working())
+}
+
+fn no_rows(params: &DatasetParams, what: &str, filtered: u64, examples: &[String]) -> StageError {
+    let error = StageError::bad_data(format!("`{}` takes no rows of `{what}`", params.split.text));
+    match (filtered, examples.first()) {
+        (_, Some(example)) => error.with_help(format!("all of them are unusable, such as {example}")),
+        (1.., None) => error.with_help(format!("`filter` leaves out all {filtered} of them")),
+        (0, None) => error.with_help("there are none: check `split`, and that the file is the right one"),
+    }
+}
+
+/// Takes the rows of files.
+fn take_source<'a>(
+    params: &'a DatasetParams,
+    source: &Source,
+    context: &mut StageContext,
+) -> Result<Taker<'a>, StageError> {
+    let mut reading = params.reading();
+    let splits = match source {
+        Source::Local(_) => BTreeMap::from([(LOCAL_SPLIT.to_owned(), local_files(params, context)?)]),
+        Source::Hub { repository, .. } => {
+            let fetched = hub_files::fetch(repository, params, context)?;
+            reading.field = reading.field.or(fetched.field);
+            fetched.splits
+        }
+    };
+    let ranges = ranges(params, &splits, &reading)?;
+    let files = || ranges.iter().flat_map(|range| splits.get(&range.name).into_iter().flatten());
+    let (first, columns) = first_with_columns(files, &reading)?;
+    let environment = expression::environment();
+    let recipe = Recipe::plan(params, &environment, &columns, first)?;
+    recipe.oddities(&first.name).into_iter().for_each(|oddity| context.warn(oddity));
+
+    let mut taker = Taker::new(params, Arranger::new(params, recipe.facts().clone(), context)?);
+    for range in &ranges {
+        let files = splits.get(&range.name).map_or(&[][..], Vec::as_slice);
+        let rows = taker.take_files(files, range.rows.clone(), &recipe, &reading, context)?;
+        let fewer = range.asked.filter(|asked| *asked > rows && !range.rows.is_empty() && !taker.is_full());
+        if let Some(asked) = fewer {
+            context.warn(format!("`{}` ends at row {asked}, and there are {rows} rows", params.split.text));
+        }
+    }
+    Ok(taker)
+}
+
+/// The first file that has columns, and those. Files without any row say nothing about the others.
+fn first_with_columns<'a, I: Iterator<Item = &'a SourceFile>>(
+    files: impl Fn() -> I,
+    reading: &Reading,
+) -> Result<(&'a SourceFile, Vec<String>), StageError> {
+    for file in files() {
+        let columns = file.columns(reading)?;
+        if !columns.is_empty() {
+            return Ok((file, columns));
+        }
+    }
+    let Some(first) = files().next() else { return Err(StageError::bad_data("there are no files to read")) };
+    for file in files() {
+        if let Some(bad) = file.first_bad_row(reading)? {
+            let message = format!("{}: {}", file.place(bad.number), bad.flaw.problem);
+            return Err(StageError::bad_data(message).with_help("no row of the data can be used: mend the file"));
+        }
+    }
+    let message = format!("`{}` is empty: it has neither columns nor rows", first.name);
+    Err(StageError::bad_data(message).with_help("is it the right file? `source` says where the rows are"))
+}
+
+fn summary(facts: &RowsFacts, made: &[(&str, u64)], dropped: u64, filtered: u64) -> String {
+    let shape = match facts.shape {
+        Shape::Prompt => {
+            let template = facts.template.as_ref().map_or("none", |template| template.name.as_str());
+            format!("template {template}, columns {}", facts.columns.join(", "))
+        }
+        Shape::Messages => "conversations".to_owned(),
+        Shape::Text => "plain text".to_owned(),
+    };
+    let rows: Vec<String> = match made {
+        [(_, rows)] => vec![format!("{rows} rows")],
+        several => several.iter().map(|(name, rows)| format!("{rows} rows {name}")).collect(),
+    };
+    let filtered = if filtered > 0 { format!(", {filtered} filtered out") } else { String::new() };
+    format!("{} ({shape}), {dropped} left out{filtered}", rows.join(", "))
+}
+
+/// The roles of the local files, in the order of the sources.
+fn roles(params: &DatasetParams) -> Vec<&str> {
+    match &params.source {
+        Some(Source::Local(sources)) => sources.iter().map(|source| source.role.as_str()).collect(),
+        Some(Source::Hub { .. }) | None => Vec::new(),
+    }
+}
+
+/// Checks the files that were granted and can be read against the digests that they were planned with.
+fn verify_files(params: &DatasetParams, context: &StageContext) -> Result<(), StageError> {
+    let mut granted = roles(params).into_iter().flat_map(|role| context.files(role));
+    granted.try_for_each(|grant| if Form::of(&grant.path).is_some() { context.verify(grant) } else { Ok(()) })
+}
+
+/// The granted files, each checked against the digest that it was planned with.
+fn local_files(params: &DatasetParams, context: &mut StageContext) -> Result<Vec<SourceFile>, StageError> {
+    let mut files = Vec::new();
+    for role in roles(params) {
+        let granted = context.files(role);
+        for grant in granted {
+            // Without the `.` that joining `./rows.jsonl` leaves in it.
+            let path: PathBuf = grant.path.components().collect();
+            let name = path.display().to_string();
+            match SourceFile::new(path, name.clone()) {
+                Some(file) => files.push(file),
+                // A folder or glob may hold other things; a file that was named may not be one.
+                None if granted.len() > 1 => {}
+                None => {
+                    return Err(StageError::bad_data(format!("`{name}` is of no form that can be read"))
+                        .with_help(format!("it should end in {}", Form::known())));
+                }
+            }
+        }
+    }
+    verify_files(params, context)?;
+    Ok(files)
+}
+
+/// The rows to take; rows are counted only where a bound depends on their number.
+fn ranges(
+    params: &DatasetParams,
+    splits: &BTreeMap<String, Vec<SourceFile>>,
+    reading: &Reading,
+) -> Result<Vec<split::RowRange>, StageError> {
+    let mut counts = BTreeMap::new();
+    for (name, files) in splits {
+        let mut rows = u64::MAX;
+        if params.split.needs_count() && params.split.names().contains(&name.as_str()) {
+            rows = files.iter().try_fold(0, |rows, file| Ok::<_, StageError>(rows + file.count(reading)?))?;
+        }
+        counts.insert(name.clone(), rows);
+    }
+    params.split.ranges(|name| counts.get(name).copied()).map_err(|error| {
+        let help = match &error {
+            SplitError::NoSuchSplit { name } => suggest::help(name, "split", counts.keys()),
+            SplitError::TooFewRows { .. } => Some("without it, percentages are rounded to the nearest row".to_owned()),
+            _ => None,
+        };
+        StageError { help, ..StageError::bad_data(error.to_string()) }
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,260 @@
+//! What the first rows of files say before anything runs: what a row is, whether the columns asked for are there, and
+//! whether the rows can be used.
+
+use std::fs;
+use std::ops::{ControlFlow, Range};
+
+use engine::artifact::Facts;
+use engine::error::StageError;
+use engine::file::problem::{Problem, Severity};
+use engine::file::source::Span;
+use engine::stage::InputFacts;
+use engine::survey::{Extent, LocalFile, LocalFiles, MOST_READ, PINNED, Survey};
+
+use super::arrange::{ROWS, TEST, TRAIN};
+use super::flaw::{Flaw, Reason};
+use super::form::{Form, SourceFile};
+use super::hub_metadata::{self, FIRST_BYTES, README};
+use super::parameters::{DatasetParams, OnBadRow, WeightedRows};
+use super::read::Reading;
+use super::recipe::{Misfit, Recipe};
+use super::source::{LocalSource, Source};
+use super::{expression, first_with_columns, mapping};
+use crate::data::artifact::RowsFacts;
+
+/// Rows that are tried.
+const ROWS_TRIED: u64 = 64;
+
+/// Facts of the rows that are known already, and what is wrong with the sources.
+pub(super) fn survey(params: &DatasetParams, inputs: &InputFacts, files: &LocalFiles, span: Span) -> Survey {
+    let mut survey = Survey::default();
+    let facts = match (&params.source, &params.datasets) {
+        (Some(Source::Local(sources)), None) => {
+            let files = source_files(sources, files, &mut survey.problems);
+            of_files(params, &params.reading(), &files, Trial::FirstRows, span, &mut survey.problems)
+        }
+        (Some(Source::Hub { .. }), None) => match files.files(PINNED) {
+            [] => mapping::facts_asked_for(params),
+            listed => of_repository(params, listed, span, &mut survey.problems),
+        },
+        (None, Some(datasets)) => of_mix(datasets, inputs),
+        _ => None,
+    };
+    if let Some(facts) = facts.map(|facts| without_counts(&facts)) {
+        let outputs: &[&str] = if params.train_test_split.is_some() { &[TRAIN, TEST] } else { &[ROWS] };
+        survey.outputs = outputs.iter().map(|output| ((*output).to_owned(), facts.clone())).collect();
+    }
+    survey
+}
+
+/// What rows of a repository are, as far as its README and the first of its files tell that is read; what is wrong with it is reported.
+fn of_repository(
+    params: &DatasetParams,
+    listed: &[LocalFile],
+    span: Span,
+    problems: &mut Vec<Problem>,
+) -> Option<RowsFacts> {
+    let whole = |file: &&LocalFile| file.relative == README && file.extent == Extent::Whole;
+    let readme = listed.iter().find(whole).and_then(|file| fs::read(&file.path).ok());
+    let paths: Vec<&str> = listed.iter().map(|file| file.relative.as_str()).collect();
+    // A README that is too long to be read ahead may say anything.
+    if readme.is_none() && paths.contains(&README) {
+        return mapping::facts_asked_for(params);
+    }
+    let (configuration, splits) = match hub_metadata::splits(params, readme.as_deref(), &paths) {
+        Ok(found) => found,
+        Err(error) => {
+            let field = if params.config.is_some() && !error.message.contains("split") { "config" } else { "split" };
+            let problem = Problem::error("bad-value", span, chain(&error), "not a part of the dataset").at(field);
+            problems.push(problem.with_help_if(error.help));
+            return mapping::facts_asked_for(params);
+        }
+    };
+    let first = hub_metadata::first_file(params, &splits)?;
+    let seen = listed.iter().find(|file| file.relative == first && file.extent != Extent::Name);
+    let Some(file) = seen.and_then(|file| SourceFile::new(file.path.clone(), file.name.clone())) else {
+        return mapping::facts_asked_for(params);
+    };
+    let field = params.field.clone().or(configuration.and_then(|configuration| configuration.field));
+    let reading = Reading { field, ..params.reading() };
+    let is_whole = seen.is_some_and(|file| file.extent == Extent::Whole);
+    let file = SourceFile { at_most: Some(if is_whole { MOST_READ } else { FIRST_BYTES }), ..file };
+    // Where the first file says nothing, the next one may.
+    if first_with_columns(|| [&file].into_iter(), &reading).is_err() {
+        return mapping::facts_asked_for(params);
+    }
+    let rows_are_here = is_whole || file.form.format.has_lines();
+    let trial = if rows_are_here { Trial::FirstRows } else { Trial::ColumnsAlone };
+    of_files(params, &reading, &[file], trial, span, problems)
+}
+
+/// What of a file is tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trial {
+    /// Its first rows.
+    FirstRows,
+    /// Its columns: its rows are not here.
+    ColumnsAlone,
+}
+
+/// What is known without having counted anything.
+fn without_counts(facts: &RowsFacts) -> Facts {
+    let mut facts = facts.to_facts();
+    for count in ["rows", "dropped", "filtered", "empty"] {
+        facts.remove(count);
+    }
+    facts
+}
+
+/// A mix has the rows of its parts.
+fn of_mix(datasets: &[WeightedRows], inputs: &InputFacts) -> Option<RowsFacts> {
+    datasets.iter().find_map(|dataset| RowsFacts::from_facts(dataset.rows.reference.facts_in(inputs)?))
+}
+
+/// The files that can be read; one that was named and cannot be is reported.
+fn source_files(sources: &[LocalSource], files: &LocalFiles, problems: &mut Vec<Problem>) -> Vec<SourceFile> {
+    let mut found = Vec::new();
+    for source in sources {
+        let named = files.files(&source.role);
+        for file in named {
+            match SourceFile::new(file.path.clone(), file.name.clone()) {
+                Some(file) => found.push(SourceFile { at_most: Some(MOST_READ), ..file }),
+                None if named.len() > 1 => {}
+                None => {
+                    let message = format!("`{}` is of no form that can be read", file.name);
+                    let problem = Problem::error("unreadable-rows", source.span, message, "a file of rows?");
+                    problems.push(problem.with_help(format!("it should end in {}", Form::known())));
+                }
+            }
+        }
+    }
+    found
+}
+
+/// What rows of files are, as far as the first file tells; what is wrong with it is reported.
+fn of_files(
+    params: &DatasetParams,
+    reading: &Reading,
+    files: &[SourceFile],
+    trial: Trial,
+    span: Span,
+    problems: &mut Vec<Problem>,
+) -> Option<RowsFacts> {
+    if files.is_empty() {
+        return None;
+    }
+    let unreadable = |error: &StageError| {
+        let field = if params.field.is_some() { "field" } else { "source" };
+        let problem = Problem::error("unreadable-rows", span, chain(error), "cannot be read as rows").at(field);
+        problem.with_help_if(error.help.clone())
+    };
+    let (first, columns) = match first_with_columns(|| files.iter(), reading) {
+        Ok(found) => found,
+        // What lies beyond the bytes that are read may be all that is missing.
+        Err(_) if files.iter().any(SourceFile::is_cut) => return None,
+        Err(error) => {
+            problems.push(unreadable(&error));
+            return None;
+        }
+    };
+    let environment = expression::environment();
+    let recipe = match Recipe::plan(params, &environment, &columns, first) {
+        Ok(recipe) => recipe,
+        Err(Misfit::Columns(misfit)) => {
+            problems.push(misfit.problem(span));
+            return None;
+        }
+        Err(Misfit::Stage(error)) => {
+            problems.push(unreadable(&error));
+            return None;
+        }
+    };
+    let oddities = recipe.oddities(&first.name).into_iter();
+    problems
+        .extend(oddities.map(|oddity| Problem::warning("unknown-column", span, oddity, "not a column").at("filter")));
+    let rows = first_rows(params).filter(|_| trial == Trial::FirstRows);
+    if let Some(mut problem) = rows.and_then(|rows| try_rows(params, reading, first, rows, &recipe, span)) {
+        if problem.code == "unknown-column" {
+            problem.help = Some(format!("its columns are {}", mapping::list(&columns)));
+        }
+        problems.push(problem);
+    }
+    Some(recipe.facts().clone())
+}
+
+/// The first rows that the split takes of its first file, where that does not depend on how many there are.
+fn first_rows(params: &DatasetParams) -> Option<Range<u64>> {
+    if params.split.needs_count() {
+        return None;
+    }
+    let ranges = params.split.ranges(|_| Some(u64::MAX)).ok()?;
+    let rows = &ranges.first()?.rows;
+    // Those far behind are not looked for.
+    (rows.start < ROWS_TRIED).then(|| rows.start..rows.end.min(rows.start + ROWS_TRIED))
+}
+
+/// What was found in the rows that were tried.
+#[derive(Default)]
+struct Tried {
+    usable: u64,
+    unusable: u64,
+    /// The place of the first that cannot be used, and why.
+    first: Option<(u64, Flaw)>,
+}
+
+/// Makes rows of the first records, and says what the stage would stumble over.
+fn try_rows(
+    params: &DatasetParams,
+    reading: &Reading,
+    file: &SourceFile,
+    rows: Range<u64>,
+    recipe: &Recipe<'_>,
+    span: Span,
+) -> Option<Problem> {
+    let mut tried = Tried::default();
+    let read = file.read(rows, &recipe.wanted(), reading, &mut |record| {
+        let (number, made) = match record {
+            Ok(record) => (record.number, recipe.row(record).map(|_| ())),
+            Err(bad) => (bad.number, Err(bad.flaw)),
+        };
+        match made {
+            Ok(()) => tried.usable += 1,
+            Err(flaw) => {
+                tried.unusable += 1;
+                tried.first.get_or_insert((number, flaw));
+            }
+        }
+        let fails = tried.first.is_some() && params.on_bad_row == OnBadRow::Error;
+        Ok(if fails { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    });
+    if let Err(error) = read
+        && !file.is_cut()
+    {
+        let problem = Problem::error("unreadable-rows", span, chain(&error), "cannot be read as rows").at("source");
+        return Some(problem.with_help_if(error.help));
+    }
+    let (number, flaw) = tried.first?;
+    let field = flaw.field.clone().unwrap_or_else(|| "source".to_owned());
+    let place = file.place(number);
+    let (severity, message) = match params.on_bad_row {
+        OnBadRow::Error => (Severity::Error, format!("{place}: {}", flaw.problem)),
+        OnBadRow::Drop if tried.usable == 0 => {
+            let rows = tried.unusable;
+            (Severity::Warning, format!("none of the first {rows} rows can be used; {place}: {}", flaw.problem))
+        }
+        OnBadRow::Drop => return None,
+    };
+    // An expression that asks for what is not there is at fault itself.
+    let problem = match (flaw.reason, flaw.field) {
+        (Reason::Missing, Some(_)) => Problem::error("unknown-column", span, message, "no column of the data"),
+        _ => Problem::error("bad-row", span, message, "a row of this cannot be used")
+            .with_help("mend the data, name other columns, or leave such rows out with `on_bad_row: drop`"),
+    };
+    Some(Problem { severity, ..problem }.at(field))
+}
+
+/// An error and what lay beneath it, in one line.
+fn chain(error: &StageError) -> String {
+    let sources = std::iter::successors(std::error::Error::source(error), |error| error.source());
+    sources.fold(error.to_string(), |text, source| format!("{text}: {source}"))
+}

@@ -1,0 +1,422 @@
+//! Brings a checkpoint into the pipeline: from the Hub or a mirror, or from a folder on this machine.
+//!
+//! A repository is pinned to a commit when the pipeline is planned, so that a branch that moves changes nothing until it
+//! is pinned anew. Every file is checked against what the Hub lists, or against the digest it was planned with.
+
+mod metadata;
+mod record;
+mod selection;
+mod survey;
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use engine::artifact::{ARTIFACT_FILE, Facts, Output, is_description};
+use engine::context::{Draft, StageContext};
+use engine::error::{Cause, OrFail, StageError};
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::metadata::FetchedFile;
+use engine::parameter::{LocalPath, Parameters};
+use engine::pin::Pinned;
+use engine::protocol::{FileGrant, Network};
+use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage};
+use engine::survey::{LocalFiles, Survey};
+use model::config::Config;
+use model::peft::AdapterConfig;
+use serde_json::Value;
+
+use crate::compute::checkpoint;
+use crate::data::artifact::{Adapter, Files, Model, OutputKind, TOKENIZER_FILES, Tokenizer};
+use crate::data::tokenizer::Tokenizer as OpenTokenizer;
+use crate::hub::{
+    BadRepositoryName, Hub, HubError, Progress, RemoteFile, Repository, RepositoryKind, forget_working_files,
+};
+use selection::Selection;
+
+/// The settings of an adapter.
+const ADAPTER_CONFIG: &str = model::peft::CONFIG_FILE;
+/// The shape of a checkpoint's model.
+const CONFIG: &str = "config.json";
+
+/// The role of the files below `path`. It stands in the key, and what is made of an adapter has changed once: it says now which
+/// weights it was trained on.
+fn role(form: Form) -> &'static str {
+    match form {
+        Form::Model | Form::Files => "checkpoint",
+        Form::Adapter => "adapter",
+    }
+}
+
+/// What is made of the files.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// A checkpoint: outputs `model` (all files) and `tokenizer` (the tokenizer's files).
+    Model,
+    /// An adapter in PEFT's form: output `adapter`.
+    Adapter,
+    /// Whatever it is: one output `files`.
+    Files,
+}
+
+/// What a pipeline file may say under `with:` for `uses: download`.
+#[derive(Parameters, Debug)]
+pub struct DownloadParams {
+    /// A model on the Hub, `owner/name`, or on ModelScope, `modelscope:owner/name`. Either this or `path` is given.
+    #[semantic]
+    pub repo: Option<String>,
+    /// The branch, tag or commit of `repo`; `main` if left out, on ModelScope `master`.
+    #[semantic]
+    pub revision: Option<String>,
+    /// The environment variable that holds the access token; `HF_TOKEN` if left out, for ModelScope `MODELSCOPE_API_TOKEN`.
+    #[cosmetic]
+    pub token_env: Option<String>,
+    /// A folder with a checkpoint on this machine. Either this or `repo` is given.
+    #[semantic]
+    pub path: Option<LocalPath>,
+    /// Patterns of the files wanted, such as `*.json`; `*` also stands for `/`. All files if left out.
+    #[semantic]
+    pub include: Option<Vec<String>>,
+    /// Patterns of files not wanted.
+    ///
+    /// Where neither pattern is given and there are safetensors weights, copies of the weights in other forms are left
+    /// out too: `original/*`, `*.pth`, `*.bin`, `*.pt`, `*.gguf`, `*.h5`, `*.msgpack`, `*.onnx`.
+    #[semantic]
+    pub exclude: Option<Vec<String>>,
+    /// What is made of the files.
+    #[semantic(default = Form::Model, rename = "as")]
+    pub form: Form,
+}
+
+/// Where the files come from.
+enum Origin<'a> {
+    Hub(&'a str),
+    Folder(&'a LocalPath),
+}
+
+impl DownloadParams {
+    /// The origin; nothing where the parameters name none or two, which the check reports.
+    fn origin(&self) -> Option<Origin<'_>> {
+        match (&self.repo, &self.path) {
+            (Some(name), None) => Some(Origin::Hub(name)),
+            (None, Some(path)) => Some(Origin::Folder(path)),
+            _ => None,
+        }
+    }
+
+    /// The pin of a repository, where its name is one.
+    fn pin_request(&self, name: &str) -> Option<PinRequest> {
+        let repository = Repository::parse(RepositoryKind::Model, name).ok()?;
+        let revision = self.revision.as_deref().unwrap_or(repository.service().default_revision());
+        Some(PinRequest {
+            kind: repository.pin_kind().to_owned(),
+            name: repository.name().to_owned(),
+            revision: revision.to_owned(),
+            token_env: self.token_env.clone(),
+            span: Span::default(),
+        })
+    }
+}
+
+/// The stage kind.
+pub struct Download;
+
+impl Stage for Download {
+    const NAME: &'static str = "download";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "Brings a checkpoint from the Hub or a folder, every file checked.";
+    type Params = DownloadParams;
+
+    fn outputs(params: &DownloadParams) -> Vec<Output> {
+        match params.form {
+            Form::Model => vec![Model::output("model"), Tokenizer::output("tokenizer")],
+            Form::Adapter => vec![Adapter::output("adapter")],
+            Form::Files => vec![Files::output("files")],
+        }
+    }
+
+    fn check(params: &DownloadParams, _: &InputFacts, span: Span) -> Vec<Problem> {
+        let problem = |message: String, label: &str| Problem::error("bad-source", span, message, label);
+        let mut problems = Vec::new();
+        match (&params.repo, &params.path) {
+            (Some(_), Some(_)) => {
+                problems
+                    .push(problem("`repo` and `path` are both given".to_owned(), "one of them is enough").at("path"));
+            }
+            (None, None) => {
+                let missing = problem("neither `repo` nor `path` is given".to_owned(), "where does it come from?");
+                problems.push(missing.with_help("say `repo: owner/name` for the Hub, or `path: ./folder`"));
+            }
+            (None, Some(_)) if params.revision.is_some() => {
+                let problem = problem("`revision` belongs to `repo`".to_owned(), "a folder has no revisions");
+                problems.push(problem.at("revision"));
+            }
+            (None, Some(_)) if params.token_env.is_some() => {
+                problems.push(problem("`token_env` belongs to `repo`".to_owned(), "a folder needs no token"));
+            }
+            _ => {}
+        }
+        if let Some(Err(error)) = params.repo.as_ref().map(|name| Repository::parse(RepositoryKind::Model, name)) {
+            let help = "a repository is named `owner/name`; a folder on this machine is given as `path:`";
+            problems.push(problem(error.to_string(), "not a name on the Hub").with_help(help).at("repo"));
+        }
+        for (name, patterns) in [("include", &params.include), ("exclude", &params.exclude)] {
+            let patterns = patterns.iter().flatten().enumerate();
+            problems.extend(patterns.filter_map(|(index, pattern)| {
+                let error = selection::check(pattern).err()?;
+                let problem = problem(format!("`{pattern}` is not a pattern: {error}"), "cannot be matched");
+                Some(problem.at(format!("{name}[{index}]")))
+            }));
+        }
+        problems
+    }
+
+    fn outside(params: &DownloadParams) -> Vec<Outside> {
+        match params.origin() {
+            Some(Origin::Hub(name)) => params.pin_request(name).map(Outside::Pin).into_iter().collect(),
+            Some(Origin::Folder(path)) => {
+                vec![Outside::Files { role: role(params.form).to_owned(), pattern: path.text.clone(), span: path.span }]
+            }
+            None => Vec::new(),
+        }
+    }
+
+    fn secrets(params: &DownloadParams) -> Vec<Secret> {
+        let Some(Origin::Hub(name)) = params.origin() else { return Vec::new() };
+        let repository = Repository::parse(RepositoryKind::Model, name).ok();
+        let by_default = repository.map(|repository| repository.service().token_variable());
+        by_default.map(|variable| Secret::token(params.token_env.as_deref(), variable)).into_iter().collect()
+    }
+
+    fn survey(params: &DownloadParams, _: &InputFacts, files: &LocalFiles, span: Span) -> Survey {
+        survey::survey(params, files, span)
+    }
+
+    fn fetch_metadata(
+        params: &DownloadParams,
+        pinned: &Pinned,
+        folder: &Path,
+        network: Network,
+    ) -> Result<Option<Vec<FetchedFile>>, StageError> {
+        metadata::fetch(params, pinned, folder, network)
+    }
+
+    fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
+        let repository = Repository::of_pin(&request.kind, &request.name).map_err(bad_name)?;
+        let service = repository.service();
+        let hub = Hub::from_environment(service, request.token_env.as_deref());
+        hub.and_then(|hub| hub.pin(&repository, &request.revision)).map_err(|error| error.of(service))
+    }
+
+    /// A checkpoint has no smaller form; and what was fetched for a smoke run need not be fetched again.
+    fn smoke(_: &serde_json::Value) -> Smoke {
+        Smoke::Same
+    }
+
+    fn run(params: &DownloadParams, context: &mut StageContext) -> Result<(), StageError> {
+        let selection = Selection::new(params.include.as_deref(), params.exclude.as_deref(), params.form)?;
+        let output = match params.form {
+            Form::Model => "model",
+            Form::Adapter => "adapter",
+            Form::Files => "files",
+        };
+        let draft = context.create(output)?;
+        let weights = match params.origin() {
+            Some(Origin::Hub(name)) => fetch(name, params, &selection, &draft, context)?,
+            Some(Origin::Folder(_)) => copy(params.form, &selection, &draft, context)?,
+            None => return Err(StageError::internal("a download without an origin passed the check")),
+        };
+        match params.form {
+            Form::Files => context.seal(draft, Facts::new(), None)?,
+            Form::Adapter => seal_adapter(draft, weights, context)?,
+            Form::Model => seal_checkpoint(draft, params.repo.as_deref(), context)?,
+        }
+        forget_working_files(context.working())
+    }
+}
+
+fn bad_name(error: BadRepositoryName) -> StageError {
+    StageError::new(Cause::BadParameters, error.to_string())
+}
+
+/// Fetches the selected files of a repository, and puts them under their own names into the output. Gives the weights that an adapter was trained on,
+/// where one lies with it.
+fn fetch(
+    name: &str,
+    params: &DownloadParams,
+    selection: &Selection,
+    draft: &Draft,
+    context: &mut StageContext,
+) -> Result<Option<Value>, StageError> {
+    let repository = Repository::parse(RepositoryKind::Model, name).map_err(bad_name)?;
+    let service = repository.service();
+    let request = params.pin_request(name).expect("the name is a repository's");
+    let pin = format!("{}:{}@{}", request.kind, request.name, request.revision);
+    let pinned = context
+        .pin(&pin)
+        .ok_or_else(|| StageError::internal(format!("the job does not say which commit `{pin}` is")))?
+        .clone();
+    let snapshot = repository.at(&pinned.commit);
+    let failed = |error: HubError| error.of(service);
+    let hub = Hub::from_environment(service, params.token_env.as_deref()).map_err(failed)?;
+    let hub = hub.with_network(context.network());
+    let listed = hub.pinned_files(&repository, &pinned).map_err(failed)?;
+    let names: Vec<&str> = listed.iter().map(|file| file.path.as_str()).collect();
+    let chosen = selection.choose(&names, &format!("`{name}`"))?;
+    let mut files: Vec<RemoteFile> =
+        listed.iter().filter(|file| chosen.contains(&file.path.as_str())).cloned().collect();
+
+    let working = context.working().to_owned();
+    let note = format!("{} files of {name}", files.len());
+    let mut observe = |progress: Progress| {
+        context.progress("bytes", progress.done, Some(progress.total), Some(note.clone()));
+        if context.cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    if params.form == Form::Model {
+        // It comes alone and first: the gigabytes of a model that cannot be used are not moved.
+        let configuration: Vec<RemoteFile> = files.iter().filter(|file| file.path == CONFIG).cloned().collect();
+        let folder = hub.download(&snapshot, &configuration, &working, &mut observe).map_err(failed)?;
+        check_configuration(&folder.join(CONFIG))?;
+    }
+    let record = listed.iter().filter(|file| params.form == Form::Adapter && record::is_one(&file.path));
+    let all: Vec<RemoteFile> = files.iter().chain(record.filter(|record| !files.contains(record))).cloned().collect();
+    let fetched = hub.download(&snapshot, &all, &working, &mut observe).map_err(failed)?;
+    if params.form != Form::Files {
+        // What arrived is what was uploaded, and that may be half a file.
+        let check = |file: &RemoteFile| checkpoint::check_file(&fetched.join(&file.path), &file.path);
+        files.iter().try_for_each(check)?;
+    }
+    let weights = (params.form == Form::Adapter).then(|| record::trained_on(&fetched)).flatten();
+    files.retain(|file| !is_own(&file.path, &fetched.join(&file.path)));
+    files.iter().try_for_each(|file| put(&fetched.join(&file.path), &draft.folder.join(&file.path)))?;
+    Ok(weights)
+}
+
+/// Whether a file is the description that a version of this program put into the folders that it published: it is no part of what was
+/// published, so that an artefact taken back is the one that it was.
+fn is_own(name: &str, path: &Path) -> bool {
+    name == ARTIFACT_FILE && is_description(path)
+}
+
+/// The largest `config.json` that is read: published ones have some kilobytes.
+const LARGEST_CONFIGURATION: u64 = 16 << 20;
+
+/// Makes sure that the model is one that we compute.
+fn check_configuration(path: &Path) -> Result<(), StageError> {
+    let size = fs::metadata(path).map_or(0, |found| found.len());
+    if size > LARGEST_CONFIGURATION {
+        return Err(StageError::bad_data(format!("the checkpoint's `config.json` has {size} bytes and is not read")));
+    }
+    let text = fs::read_to_string(path).or_fail(Cause::Machine, || format!("cannot read `{}`", path.display()))?;
+    match Config::from_json(&text) {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            let message = "the checkpoint's `config.json` describes a model that cannot be used here";
+            let help = "its weights were left where they are; with `as: files` anything can be taken";
+            Err(StageError::bad_data(message).with_source(error).with_help(help))
+        }
+    }
+}
+
+/// Moves a fetched file into the output. A process that is killed between this and the seal has to fetch again: a second
+/// name for the file would let it change behind the store's back, and a second copy doubles the disk that a download takes.
+fn put(from: &Path, to: &Path) -> Result<(), StageError> {
+    create_parent(to)?;
+    fs::rename(from, to).or_else(|_| checkpoint::copy(from, to))
+}
+
+/// Copies the selected files of the folder into the output; each copy is checked against the digest that the file was
+/// planned with. Gives the weights that an adapter was trained on, where one lies with it.
+fn copy(
+    form: Form,
+    selection: &Selection,
+    draft: &Draft,
+    context: &mut StageContext,
+) -> Result<Option<Value>, StageError> {
+    let granted: Vec<FileGrant> = context.files(role(form)).to_vec();
+    let names: Vec<&str> = granted.iter().map(|file| file.relative.as_str()).collect();
+    let chosen = selection.choose(&names, "the folder")?;
+    let chosen = granted.iter().filter(|file| chosen.contains(&file.relative.as_str()));
+    let files: Vec<&FileGrant> = chosen.filter(|file| !is_own(&file.relative, &file.path)).collect();
+    if form == Form::Model {
+        let configuration = files.iter().find(|file| file.relative == CONFIG).expect("it was chosen");
+        check_configuration(&configuration.path)?;
+    }
+    if form != Form::Files {
+        files.iter().try_for_each(|file| checkpoint::check_file(&file.path, &file.path.display().to_string()))?;
+    }
+    let total = files.iter().map(|file| file.size).sum();
+    let mut done = 0;
+    for file in files {
+        let to = draft.folder.join(&file.relative);
+        create_parent(&to)?;
+        context.progress("bytes", done, Some(total), Some(file.relative.clone()));
+        checkpoint::copy(&file.path, &to)?;
+        let copied = FileGrant { path: to, ..file.clone() };
+        context.verify(&copied).map_err(|mut error| {
+            error.message = format!("`{}` changed while it was copied", file.path.display());
+            error
+        })?;
+        if context.cancelled() {
+            return Err(StageError::new(Cause::Cancelled, "the copy was stopped"));
+        }
+        done += file.size;
+    }
+    context.progress("bytes", total, Some(total), None);
+    let configuration = granted.iter().find(|file| form == Form::Adapter && file.relative == ADAPTER_CONFIG);
+    Ok(configuration.and_then(|file| record::trained_on(file.path.parent()?)))
+}
+
+/// Checks that the files are an adapter that we compute; of one that was made here, `weights` are those it was trained on.
+fn seal_adapter(draft: Draft, weights: Option<Value>, context: &mut StageContext) -> Result<(), StageError> {
+    let mut facts = adapter_facts(&draft.folder)?;
+    facts.extend(weights.map(|weights| (checkpoint::WEIGHTS.to_owned(), weights)));
+    context.seal(draft, facts, None)
+}
+
+/// What is known of an adapter in PEFT's form, if we compute it.
+pub(crate) fn adapter_facts(folder: &Path) -> Result<Facts, StageError> {
+    let config = AdapterConfig::read(&folder.join(ADAPTER_CONFIG))
+        .or_fail(Cause::BadData, || "the adapter cannot be used here".to_owned())?;
+    let mut facts = Facts::new();
+    facts.insert("rank".to_owned(), config.rank.into());
+    if let Some(base_model) = config.base_model {
+        facts.insert("base_model".to_owned(), base_model.into());
+    }
+    Ok(facts)
+}
+
+/// What is known of a checkpoint in the Hub's form, if it is whole and we compute its model.
+pub(crate) fn model_facts(draft: &mut Draft) -> Result<Facts, StageError> {
+    check_configuration(&draft.folder.join(CONFIG))?;
+    selection::check_shards(&draft.folder)?;
+    checkpoint::facts(draft)
+}
+
+/// Checks that the files are a checkpoint, and makes outputs of it and of its tokenizer. `repo` is what adapters call it.
+fn seal_checkpoint(mut draft: Draft, repo: Option<&str>, context: &mut StageContext) -> Result<(), StageError> {
+    selection::check_shards(&draft.folder)?;
+    let mut facts = checkpoint::facts(&mut draft)?;
+    if let Some(repo) = repo {
+        facts.insert(checkpoint::REPO.to_owned(), repo.into());
+    }
+    let tokenizer_draft = context.create("tokenizer")?;
+    for name in TOKENIZER_FILES {
+        let file = draft.folder.join(name);
+        if file.exists() {
+            checkpoint::copy(&file, &tokenizer_draft.folder.join(name))?;
+        }
+    }
+    let tokenizer = OpenTokenizer::from_folder(&tokenizer_draft.folder)?;
+    let mut tokenizer_facts = Facts::new();
+    tokenizer_facts.insert("vocab_size".to_owned(), tokenizer.vocab_size().into());
+    tokenizer_facts.insert(checkpoint::CHAT_TEMPLATE.to_owned(), tokenizer.chat_template().is_some().into());
+    context.seal(tokenizer_draft, tokenizer_facts, None)?;
+    context.seal(draft, facts, None)
+}
+
+fn create_parent(path: &Path) -> Result<(), StageError> {
+    let folder = path.parent().expect("a file has a folder");
+    fs::create_dir_all(folder).or_fail(Cause::Machine, || format!("cannot create folder `{}`", folder.display()))
+}

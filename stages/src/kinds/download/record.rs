@@ -1,0 +1,73 @@
+//! The record that lies with an adapter that was made here and published: which weights it was trained on.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+
+use engine::artifact::{ARTIFACT_FILE, Description};
+use engine::publish;
+use engine::survey::MOST_READ;
+use serde_json::Value;
+
+use crate::compute::checkpoint::WEIGHTS;
+use crate::data::artifact::{Adapter, OutputKind};
+
+/// Whether a file of an adapter's folder is where a version of this program kept the record.
+pub(super) fn is_one(name: &str) -> bool {
+    [publish::RECORD, ARTIFACT_FILE].contains(&name)
+}
+
+/// The fact of an adapter that is taken back: which weights it was trained on. None where the folder was not published here, as anybody may
+/// have a file of such a name.
+pub(super) fn trained_on(folder: &Path) -> Option<Value> {
+    let description = publish::description(folder).or_else(|| described(&folder.join(ARTIFACT_FILE)))?;
+    description.facts.get(WEIGHTS).filter(|weights| description.kind == Adapter::NAME && weights.is_string()).cloned()
+}
+
+/// What earlier versions put among the files.
+fn described(record: &Path) -> Option<Description> {
+    let mut text = Vec::new();
+    let is_file = fs::symlink_metadata(record).ok()?.is_file();
+    is_file.then(|| File::open(record).ok()?.take(MOST_READ).read_to_end(&mut text).ok())??;
+    serde_json::from_slice(&text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn only_the_record_of_an_adapter_tells_its_base() {
+        let folder = tempfile::tempdir().unwrap();
+        let record = folder.path().join(ARTIFACT_FILE);
+        assert_eq!(trained_on(folder.path()), None);
+        let identity = "ab".repeat(32);
+        for (text, expected) in [
+            ("no JSON".to_owned(), None),
+            ("{\"weights\": \"x\"}".to_owned(), None),
+            (
+                format!(
+                    "{{\"format\":1,\"kind\":\"model\",\"identity\":\"{identity}\",\"facts\":{{\"weights\":\"x\"}}}}"
+                ),
+                None,
+            ),
+            (
+                format!(
+                    "{{\"format\":1,\"kind\":\"adapter\",\"identity\":\"{identity}\",\"facts\":{{\"weights\":7}}}}"
+                ),
+                None,
+            ),
+            (
+                format!(
+                    "{{\"format\":1,\"kind\":\"adapter\",\"identity\":\"{identity}\",\"facts\":{{\"weights\":\"x\"}}}}"
+                ),
+                Some(Value::from("x")),
+            ),
+        ] {
+            std::fs::write(&record, &text).unwrap();
+            assert_eq!(trained_on(folder.path()), expected, "{text}");
+        }
+    }
+}

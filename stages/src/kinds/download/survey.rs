@@ -1,0 +1,149 @@
+//! What a checkpoint is, known from the names of its files, its configuration and the headers of its weights alone: of a folder on this
+//! machine, or of a repository whose metadata was fetched.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use engine::artifact::Facts;
+use engine::error::StageError;
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::survey::{Extent, LocalFile, LocalFiles, MOST_READ, PINNED, Survey};
+use model::config::Config;
+use model::peft::AdapterConfig;
+use serde_json::{Map, Value};
+
+use super::selection::Selection;
+use super::{ADAPTER_CONFIG, CONFIG, DownloadParams, Form, Origin, record, role};
+use crate::compute::checkpoint::{self, CHAT_TEMPLATE};
+use crate::data::tokenizer::template_in_config;
+
+/// Facts of what will be made of the files, and what would keep it from being made.
+pub(super) fn survey(params: &DownloadParams, files: &LocalFiles, span: Span) -> Survey {
+    let mut survey = Survey::default();
+    let (files, place) = match params.origin() {
+        Some(Origin::Folder(_)) => (files.files(role(params.form)), "the folder".to_owned()),
+        Some(Origin::Hub(name)) => (files.files(PINNED), format!("`{name}`")),
+        None => return survey,
+    };
+    // Of a repository nothing is known before its metadata is here.
+    if files.is_empty() {
+        return survey;
+    }
+    let problem = |message: String| match params.origin() {
+        Some(Origin::Folder(path)) => Problem::error("bad-checkpoint", path.span, message, "cannot be used"),
+        Some(Origin::Hub(_)) | None => Problem::error("bad-checkpoint", span, message, "cannot be used").at("repo"),
+    };
+    let names: Vec<&str> = files.iter().map(|file| file.relative.as_str()).collect();
+    let selection = Selection::new(params.include.as_deref(), params.exclude.as_deref(), params.form);
+    let mut chosen = match selection.and_then(|selection| selection.choose(&names, &place)) {
+        Ok(chosen) => Chosen(files.iter().filter(|file| chosen.contains(&file.relative.as_str())).collect()),
+        Err(error) => {
+            survey.problems.push(problem(error.to_string()).with_help_if(error.help));
+            return survey;
+        }
+    };
+    if params.form != Form::Files {
+        chosen.0.retain(|file| match damage(file) {
+            None => true,
+            Some(error) => {
+                survey.problems.push(problem(error.message).with_help_if(error.help));
+                false
+            }
+        });
+    }
+    let is_sound = survey.problems.is_empty();
+    match params.form {
+        Form::Files => {}
+        Form::Adapter => {
+            let read = chosen.whole(ADAPTER_CONFIG).map(|file| AdapterConfig::read(&file.path));
+            if let Some(Err(error)) = read {
+                survey.problems.push(problem(format!("the adapter cannot be used here: {error}")));
+            }
+            let folder = chosen.named(ADAPTER_CONFIG).and_then(|file| file.path.parent());
+            if let Some(weights) = folder.and_then(record::trained_on) {
+                survey.fact("adapter", checkpoint::WEIGHTS, weights);
+            }
+        }
+        Form::Model => match chosen.whole(CONFIG).map(model_facts) {
+            Some(Ok(facts)) => drop(survey.outputs.insert("model".to_owned(), facts)),
+            Some(Err(message)) => survey.problems.push(problem(message)),
+            None => {}
+        },
+    }
+    if params.form == Form::Model {
+        if let Some(ids) = chosen.whole("tokenizer.json").and_then(|file| ids(&file.path)) {
+            survey.fact("tokenizer", "vocab_size", ids);
+        }
+        if let Some(has_template) = chosen.chat_template().filter(|_| is_sound) {
+            ["model", "tokenizer"].into_iter().for_each(|output| survey.fact(output, CHAT_TEMPLATE, has_template));
+        }
+    }
+    survey
+}
+
+/// The files that are taken.
+struct Chosen<'a>(Vec<&'a LocalFile>);
+
+impl<'a> Chosen<'a> {
+    fn named(&self, name: &str) -> Option<&'a LocalFile> {
+        self.0.iter().copied().find(|file| file.relative == name)
+    }
+
+    /// A file that is here as a whole.
+    fn whole(&self, name: &str) -> Option<&'a LocalFile> {
+        self.named(name).filter(|file| file.extent == Extent::Whole)
+    }
+
+    /// Whether the tokenizer has a chat template; `None` where its configuration is too long to be read ahead.
+    fn chat_template(&self) -> Option<bool> {
+        if self.named("chat_template.jinja").is_some() {
+            return Some(true);
+        }
+        for name in ["tokenizer_config.json", "special_tokens_map.json"] {
+            let Some(file) = self.named(name) else { continue };
+            let text = self.whole(name).and_then(|_| read(&file.path))?;
+            let config: Map<String, Value> = serde_json::from_str(&text).ok()?;
+            if template_in_config(&config).is_some() {
+                return Some(true);
+            }
+        }
+        Some(false)
+    }
+}
+
+/// What is wrong with a file that is not what its name says.
+fn damage(file: &LocalFile) -> Option<StageError> {
+    let is_here = file.extent != Extent::Name;
+    is_here.then(|| checkpoint::check_file(&file.path, &file.name).err())?
+}
+
+/// The facts of a model, from its configuration; why it cannot be used, else.
+fn model_facts(file: &LocalFile) -> Result<Facts, String> {
+    let text = read(&file.path).ok_or_else(|| format!("cannot read `{}`", file.name))?;
+    Config::from_json(&text)
+        .map_err(|error| format!("`{}` describes a model that cannot be used here: {error}", file.name))?;
+    let config = serde_json::from_str(&text).map_err(|error| format!("`{}`: {error}", file.name))?;
+    Ok(checkpoint::facts_of_config(config))
+}
+
+/// How many ids a tokenizer has, where its file is small enough to be read ahead.
+fn ids(path: &Path) -> Option<usize> {
+    let tokenizer: Value = serde_json::from_str(&read(path)?).ok()?;
+    let vocabulary = match tokenizer.get("model")?.get("vocab")? {
+        Value::Object(ids) => ids.len(),
+        Value::Array(pieces) => pieces.len(),
+        _ => return None,
+    };
+    let added = tokenizer.get("added_tokens").and_then(Value::as_array).into_iter().flatten();
+    let added = added.filter_map(|token| token.get("id")?.as_u64()).filter(|id| *id >= vocabulary as u64).count();
+    Some(vocabulary + added)
+}
+
+/// A file as text, where it is no longer than is read ahead.
+fn read(path: &Path) -> Option<String> {
+    let mut text = String::new();
+    let read = File::open(path).ok()?.take(MOST_READ + 1).read_to_string(&mut text).ok()?;
+    (read as u64 <= MOST_READ).then_some(text)
+}

@@ -1,0 +1,301 @@
+//! `uses: evaluate`: how well a model predicts the responses of rows, and how close its own answers come to them.
+//!
+//! The prompts are those of training: the same code renders and encodes them. Rows are read, measured and written some hundreds at a time, so that memory stays bounded. Every figure says which convention it follows, since figures of
+//! different conventions cannot be compared.
+
+mod answers;
+mod exact_match;
+mod examples;
+mod figures;
+mod likelihood;
+mod report;
+
+use devices::DeviceKind;
+use engine::artifact::Output;
+use engine::context::StageContext;
+use engine::error::{Cause, OrFail, StageError};
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::{Input, OneOrMore, Parameters};
+use engine::preflight::{Preflight, Work};
+use engine::protocol::WorkerEvent;
+use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers};
+use model::sampling::Sampling;
+
+use crate::compute::inference::{self, InferenceParams, Respondent};
+use crate::data::artifact::{Metrics, OutputKind, Row, Rows, RowsFacts, RowsReader, Shape};
+use crate::data::prompt::{PromptParams, PromptRenderer};
+use crate::smoke;
+use answers::Answers;
+use examples::{Example, ExamplesWriter};
+use figures::Figures;
+use likelihood::Likelihood;
+
+pub use exact_match::Normalization;
+
+/// Something to measure.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Metric {
+    /// How surprised the model is by the responses that the rows give.
+    Perplexity,
+    /// How many of their tokens it would have chosen itself, each with the response before it given.
+    TokenAccuracy,
+    /// How many words and word sequences its own answers share with them.
+    Rouge,
+    /// How many word sequences its own answers share with them, over all rows together.
+    Bleu,
+    /// How many of its own answers equal them.
+    ExactMatch,
+}
+
+impl Metric {
+    /// Whether the model has to answer for it.
+    fn is_of_answers(self) -> bool {
+        match self {
+            Self::Perplexity | Self::TokenAccuracy => false,
+            Self::Rouge | Self::Bleu | Self::ExactMatch => true,
+        }
+    }
+
+    /// Its name in a pipeline file.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Perplexity => "perplexity",
+            Self::TokenAccuracy => "token_accuracy",
+            Self::Rouge => "rouge",
+            Self::Bleu => "bleu",
+            Self::ExactMatch => "exact_match",
+        }
+    }
+}
+
+/// What a pipeline file may say under `with:` for `uses: evaluate`.
+#[derive(Parameters, Debug)]
+pub struct EvaluateParams {
+    /// The model and the limits of its answers, which are greedy.
+    #[semantic(flatten)]
+    pub inference: InferenceParams,
+    /// The rows, which the model should not have seen.
+    #[semantic]
+    pub data: Input<Rows>,
+    /// How rows become prompts; the same as in `tokenize`.
+    #[semantic(flatten)]
+    pub prompt: PromptParams,
+    /// What is measured.
+    #[semantic(default = vec![Metric::Perplexity])]
+    pub metrics: Vec<Metric>,
+    /// Only the first so many rows.
+    #[semantic(range = 1..)]
+    pub limit: Option<u64>,
+    /// Longest row, in tokens, that perplexity and token accuracy are taken over; a longer one is cut. The model's positions if
+    /// left out.
+    #[semantic(range = 2..)]
+    pub max_seq_len: Option<usize>,
+    /// Whether ROUGE compares words by their stems.
+    #[semantic(default = true)]
+    pub use_stemmer: bool,
+    /// What `exact_match` does to answer and reference before it compares them.
+    #[semantic(default = Normalization::Strip)]
+    pub normalization: Normalization,
+    /// The metrics of other evaluations, to be shown beside these.
+    #[semantic]
+    pub compare_with: Option<OneOrMore<Input<Metrics>>>,
+}
+
+impl EvaluateParams {
+    fn measures(&self, metric: Metric) -> bool {
+        self.metrics.contains(&metric)
+    }
+
+    fn measures_likelihood(&self) -> bool {
+        self.metrics.iter().any(|metric| !metric.is_of_answers())
+    }
+
+    fn measures_answers(&self) -> bool {
+        self.metrics.iter().any(|metric| metric.is_of_answers())
+    }
+}
+
+/// The stage kind.
+pub struct Evaluate;
+
+impl Stage for Evaluate {
+    const NAME: &'static str = "evaluate";
+    const VERSION: u32 = 6; // 6: segments are cut out of the ids of their whole text.
+    const ABOUT: &'static str = "Measures a model on rows: perplexity and token accuracy of the responses; ROUGE, BLEU and exact match of its own.";
+    type Params = EvaluateParams;
+    const GOAL: bool = true;
+
+    fn outputs(_: &EvaluateParams) -> Vec<Output> {
+        vec![Metrics::output("metrics")]
+    }
+
+    fn check(params: &EvaluateParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let mut problems = params.inference.problems(span);
+        if params.metrics.is_empty() {
+            problems.push(
+                Problem::error("bad-value", span, "`metrics` is empty", "nothing would be measured").at("metrics"),
+            );
+        }
+        let (model, adapter) = params.inference.facts(inputs);
+        problems.extend(params.prompt.taught_otherwise(model, adapter, span));
+        problems.extend(params.inference.misfit_of_adapter(inputs, span));
+        let rows = params.data.reference.facts_in(inputs).and_then(RowsFacts::from_facts);
+        if let Some(rows) = &rows {
+            problems.extend(params.prompt.without_effect(rows.shape == Shape::Messages, span));
+            let tokenizer = params.inference.tokenizer_facts(inputs).filter(|_| rows.shape == Shape::Messages);
+            problems.extend(params.prompt.without_template(tokenizer, "data", span));
+        }
+        let of_answers = params.metrics.iter().find(|metric| metric.is_of_answers());
+        if let Some(metric) = of_answers.filter(|_| rows.is_some_and(|rows| rows.shape == Shape::Text)) {
+            let name = metric.name();
+            let message = format!("`{name}` compares answers, and the rows are plain text without any");
+            problems
+                .push(Problem::error("bad-value", span, message, format!("`{name}` is asked for here")).at("metrics"));
+        }
+        problems
+    }
+
+    fn smoke(parameters: &serde_json::Value) -> Smoke {
+        crate::compute::inference::lowered(parameters).at_most("limit", smoke::ROWS).done()
+    }
+
+    fn preflight(params: &EvaluateParams, inputs: &InputFacts, _: Span) -> Preflight {
+        let rows = params.data.reference.facts_in(inputs).and_then(|facts| facts.get("rows")?.as_u64());
+        let rows = rows.map(|rows| params.limit.map_or(rows, |limit| rows.min(limit)));
+        let work = rows.map(|rows| Work::new("rows", rows as f64));
+        Preflight { work, ..params.inference.preflight(inputs) }
+    }
+
+    fn threads(_: &EvaluateParams) -> Threads {
+        Threads::Many
+    }
+
+    fn workers(params: &EvaluateParams) -> Workers {
+        params.inference.backend.workers(params.inference.serves())
+    }
+
+    fn devices(params: &EvaluateParams) -> Vec<DeviceKind> {
+        params.inference.devices()
+    }
+
+    fn lacks(params: &EvaluateParams, span: Span) -> Vec<Problem> {
+        params.inference.lacks(span)
+    }
+
+    fn with_less_memory(parameters: &serde_json::Value) -> LessMemory {
+        inference::with_less_memory(parameters)
+    }
+
+    fn run(params: &EvaluateParams, context: &mut StageContext) -> Result<(), StageError> {
+        let mut others: Vec<(&str, Figures)> = Vec::new();
+        for input in params.compare_with.iter().flat_map(|others| &others.0) {
+            let figures = figures::read(&context.open(input)?.folder)?;
+            others.push((&input.reference.stage, figures));
+        }
+        let mut subject = Subject::open(params, context)?;
+        let profile = context.profile().clone();
+        let draft = context.create("metrics")?;
+        let mut writer = ExamplesWriter::create(&draft.folder);
+        let (mut likelihood, mut answers) = (Likelihood::default(), Answers::default());
+        while let Some(mut group) = subject.next_group()? {
+            if params.measures_likelihood() {
+                let _phase = profile.phase("likelihood");
+                likelihood.measure(params, &mut subject, &mut group, context)?;
+            }
+            if params.measures_answers() {
+                let _phase = profile.phase("answers");
+                answers.measure(params, &mut subject, &mut group, context)?;
+            }
+            let examples: Vec<Example> = group.into_iter().map(|(_, example)| example).collect();
+            writer.write(&examples)?;
+        }
+        writer.finish()?;
+        let found = figures(params, &subject, &likelihood, &answers, context)?;
+
+        figures::write(&found, &draft.folder)?;
+        let text = report::text(context.stage(), &found, &others);
+        context.emit(WorkerEvent::Report { text });
+        context.seal(draft, found.facts(), None)
+    }
+}
+
+/// The figures asked for, and warnings of what they leave out.
+fn figures(
+    params: &EvaluateParams,
+    subject: &Subject,
+    likelihood: &Likelihood,
+    answers: &Answers,
+    context: &mut StageContext,
+) -> Result<Figures, StageError> {
+    let mut found = Figures { rows: subject.count, ..Figures::default() };
+    if params.measures_likelihood() {
+        likelihood.warn(params, subject, context)?;
+        found.perplexity = params.measures(Metric::Perplexity).then(|| likelihood.perplexity()).transpose()?;
+        found.token_accuracy = params.measures(Metric::TokenAccuracy).then(|| likelihood.token_accuracy());
+    }
+    if params.measures_answers() {
+        answers.warn(params, context)?;
+        found.answers = Some(answers.counts());
+        found.rouge = params.measures(Metric::Rouge).then(|| answers.rouge(params.use_stemmer));
+        found.bleu = params.measures(Metric::Bleu).then(|| answers.bleu());
+        found.exact_match = params.measures(Metric::ExactMatch).then(|| answers.exact_match(params.normalization));
+    }
+    Ok(found)
+}
+
+/// Rows that are measured before the next ones are read.
+const ROWS_PER_GROUP: usize = 256;
+
+/// What they may have together, in bytes of text, unless a single one has more.
+const BYTES_PER_GROUP: usize = 32 << 20;
+
+/// What is evaluated, and on what.
+struct Subject {
+    respondent: Respondent,
+    renderer: PromptRenderer,
+    rows: RowsReader,
+    /// Rows that are evaluated on.
+    count: u64,
+    next: u64,
+}
+
+impl Subject {
+    fn open(params: &EvaluateParams, context: &mut StageContext) -> Result<Self, StageError> {
+        let rows = RowsReader::open(&context.open(&params.data)?)?;
+        if rows.is_empty() {
+            return Err(StageError::bad_data("there are no rows to evaluate on"));
+        }
+        let respondent = Respondent::open(&params.inference, Sampling::GREEDY, context)?;
+        Ok(Self {
+            renderer: PromptRenderer::new(&params.prompt, rows.facts(), &respondent.tokenizer)?,
+            respondent,
+            count: params.limit.unwrap_or(u64::MAX).min(rows.len()),
+            rows,
+            next: 0,
+        })
+    }
+
+    /// The next few rows, with nothing known of them; `None` at the end.
+    fn next_group(&mut self) -> Result<Option<Vec<(Row, Example)>>, StageError> {
+        let (mut group, mut bytes) = (Vec::new(), 0);
+        let all = self.respondent.prefers_all_at_once();
+        while self.next < self.count && (all || group.len() < ROWS_PER_GROUP && bytes < BYTES_PER_GROUP) {
+            let row = self.rows.row(self.next)?;
+            bytes += row.text_bytes();
+            group.push((row, Example::new(self.next)));
+            self.next += 1;
+        }
+        Ok((!group.is_empty()).then_some(group))
+    }
+}
+
+/// A failure that is about a row.
+fn of_row(row: u64) -> impl Fn(crate::data::prompt::PromptError) -> StageError {
+    move |error| error.failing(Cause::BadData, format!("row {row} cannot be turned into a prompt"))
+}
+
+/// Writes a text file of the output.
+fn write_text(path: &std::path::Path, text: &str) -> Result<(), StageError> {
+    std::fs::write(path, text).or_fail(Cause::Machine, || format!("cannot write `{}`", path.display()))
+}

@@ -1,0 +1,252 @@
+//! `uses: generate`: a model answers prompts, greedily or by drawing.
+//!
+//! Prompts are read, answered and written some hundreds at a time, so that memory stays bounded. A draw depends on the seed, the
+//! prompt's number and the position alone. Times are said on the screen and stand in no artefact, so that the same answers are the
+//! same artefact.
+
+mod prompts;
+mod report;
+pub(crate) mod samples;
+
+use devices::DeviceKind;
+use engine::artifact::{Facts, Output};
+use engine::context::StageContext;
+use engine::error::StageError;
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::{Input, OneOf, Parameters};
+use engine::preflight::{Preflight, Work};
+use engine::protocol::WorkerEvent;
+use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers};
+use model::generation::Request;
+use model::sampling::Sampling;
+
+use crate::compute::inference::{self, Aloud, InferenceParams, Respondent, Standing};
+use crate::data::artifact::{OutputKind, Rows, Samples};
+use crate::data::prompt::PromptParams;
+use crate::smoke;
+use prompts::{Asked, Prompts};
+use report::Shown;
+pub use report::answers;
+pub use samples::TABLE;
+use samples::{Sample, SamplesWriter};
+
+/// What a pipeline file may say under `with:` for `uses: generate`.
+#[derive(Parameters, Debug)]
+pub struct GenerateParams {
+    /// The model and its limits.
+    #[semantic(flatten)]
+    pub inference: InferenceParams,
+    /// What is asked: a list of texts, or a stage with rows, whose prompts are taken as training takes them.
+    #[semantic]
+    pub prompts: OneOf<Vec<String>, Input<Rows>>,
+    /// How a text becomes a prompt: the name of a template, a text with one placeholder, or `chat` for a user's turn in the
+    /// model's chat template. A text is a prompt as it stands if this is left out.
+    #[semantic]
+    pub template: Option<String>,
+    /// How texts and rows become prompts; the same as in `tokenize`.
+    #[semantic(flatten)]
+    pub prompt: PromptParams,
+    /// Only the first so many rows, for prompts from a stage.
+    #[semantic(range = 1..)]
+    pub limit: Option<u64>,
+    /// What becomes of a prompt that cannot be asked: it is empty, fills the model's positions, or its chat template refuses it.
+    #[semantic(default = OnBadPrompt::Skip)]
+    pub on_bad_prompt: OnBadPrompt,
+    /// Divides the logits; 0 always takes the most likely token.
+    #[semantic(default = 0.0, range = 0.0..)]
+    pub temperature: f64,
+    /// Draws among so many most likely tokens only, and those tied with the last of them.
+    #[semantic(range = 1..)]
+    pub top_k: Option<usize>,
+    /// Draws among the fewest most likely tokens whose probabilities reach this sum.
+    #[semantic(above = 0.0, range = ..=1.0)]
+    pub top_p: Option<f64>,
+    /// Draws among the tokens that are at least so likely, as a share of the most likely one's probability.
+    #[semantic(range = 0.0..=1.0)]
+    pub min_p: Option<f64>,
+    /// Divides the positive logits of tokens seen before, in prompt or answer, and multiplies the negative ones; 1 changes nothing.
+    #[semantic(above = 0.0)]
+    pub repetition_penalty: Option<f64>,
+    /// Decides the draws.
+    #[semantic(default = 0)]
+    pub seed: u64,
+    /// The samples of another stage, to be shown beside these.
+    #[semantic]
+    pub compare_with: Option<Input<Samples>>,
+}
+
+/// What becomes of a prompt that cannot be asked.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnBadPrompt {
+    /// It is counted, and stands in the results with the reason in place of an answer.
+    Skip,
+    /// It ends the stage.
+    Error,
+}
+
+impl GenerateParams {
+    fn sampling(&self) -> Sampling {
+        Sampling {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            seed: self.seed,
+        }
+    }
+}
+
+/// The stage kind.
+pub struct Generate;
+
+impl Stage for Generate {
+    const NAME: &'static str = "generate";
+    const VERSION: u32 = 6; // 6: segments are cut out of the ids of their whole text.
+    const ABOUT: &'static str = "Lets a model answer prompts.";
+    type Params = GenerateParams;
+    const GOAL: bool = true;
+
+    fn outputs(_: &GenerateParams) -> Vec<Output> {
+        vec![Samples::output("samples")]
+    }
+
+    fn check(params: &GenerateParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let mut problems = prompts::check(params, span);
+        if let Some(conversations) = prompts::are_conversations(params, inputs) {
+            problems.extend(params.prompt.without_effect(conversations, span));
+            let field = if params.template.is_some() { "template" } else { "prompts" };
+            let tokenizer = params.inference.tokenizer_facts(inputs).filter(|_| conversations);
+            problems.extend(params.prompt.without_template(tokenizer, field, span));
+        }
+        let (model, adapter) = params.inference.facts(inputs);
+        problems.extend(params.prompt.taught_otherwise(model, adapter, span));
+        problems.extend(params.inference.misfit_of_adapter(inputs, span));
+        problems.extend(params.inference.problems(span));
+        problems
+    }
+
+    fn smoke(parameters: &serde_json::Value) -> Smoke {
+        let lowered = crate::compute::inference::lowered(parameters);
+        match parameters.get("prompts").and_then(serde_json::Value::as_array) {
+            Some(prompts) => {
+                let few: Vec<_> = prompts.iter().take(smoke::PROMPTS as usize).cloned().collect();
+                lowered.set("prompts", few).done()
+            }
+            None => lowered.at_most("limit", smoke::PROMPTS).done(),
+        }
+    }
+
+    fn preflight(params: &GenerateParams, inputs: &InputFacts, _: Span) -> Preflight {
+        let prompts = match &params.prompts {
+            OneOf::Literal(texts) => Some(texts.len() as u64),
+            OneOf::Stage(rows) => rows.reference.facts_in(inputs).and_then(|facts| facts.get("rows")?.as_u64()),
+        };
+        let prompts = prompts.map(|prompts| params.limit.map_or(prompts, |limit| prompts.min(limit)));
+        let most = |prompts: u64| prompts as f64 * params.inference.max_new_tokens as f64;
+        let work = prompts.map(|prompts| Work::new("new tokens", most(prompts)));
+        Preflight { work, ..params.inference.preflight(inputs) }
+    }
+
+    fn threads(_: &GenerateParams) -> Threads {
+        Threads::Many
+    }
+
+    fn workers(params: &GenerateParams) -> Workers {
+        params.inference.backend.workers(params.inference.serves())
+    }
+
+    fn devices(params: &GenerateParams) -> Vec<DeviceKind> {
+        params.inference.devices()
+    }
+
+    fn lacks(params: &GenerateParams, span: Span) -> Vec<Problem> {
+        params.inference.lacks(span)
+    }
+
+    fn with_less_memory(parameters: &serde_json::Value) -> LessMemory {
+        inference::with_less_memory(parameters)
+    }
+
+    fn run(params: &GenerateParams, context: &mut StageContext) -> Result<(), StageError> {
+        let before = params.compare_with.as_ref().map(|input| context.open(input)).transpose()?;
+        let before = before.map(|artifact| samples::Earlier::open(&artifact.folder)).transpose()?;
+        let mut respondent = Respondent::open(&params.inference, params.sampling(), context)?;
+        let mut prompts = Prompts::open(params, &respondent.tokenizer, context)?;
+
+        let draft = context.create("samples")?;
+        let mut writer = SamplesWriter::create(&draft.folder)?;
+        let mut shown = Shown::default();
+        while let Some(asked) = prompts.next_group(&respondent)? {
+            let samples = answer(params, asked, prompts.len(), &mut respondent, context)?;
+            writer.write(&samples)?;
+            shown.take(samples);
+        }
+        let tally = writer.finish()?;
+        if tally.skipped > 0 {
+            context.warn(format!(
+                "{} of {} prompts could not be asked: {}",
+                tally.skipped,
+                tally.rows,
+                shown.first_problem().unwrap_or_default()
+            ));
+        }
+        if tally.skipped == tally.rows {
+            let message = format!("none of {} prompts could be asked", tally.rows);
+            return Err(match shown.first_problem() {
+                Some(problem) => StageError::bad_data(format!("{message}: {problem}")),
+                None => StageError::bad_data("there are no prompts to answer"),
+            });
+        }
+
+        let beside = before.map(|earlier| earlier.answers_to(shown.prompts())).transpose()?;
+        let beside = beside.as_ref().zip(params.compare_with.as_ref());
+        let beside = beside.map(|(answers, input)| (input.reference.stage.as_str(), answers));
+        context.emit(WorkerEvent::Report { text: shown.report(context.stage(), &tally, beside) });
+        context.emit(WorkerEvent::Report { text: respondent.speed() });
+        let mut facts = Facts::new();
+        facts.insert("rows".to_owned(), tally.rows.into());
+        facts.insert("tokens".to_owned(), tally.tokens.into());
+        facts.insert("skipped".to_owned(), tally.skipped.into());
+        context.seal(draft, facts, None)
+    }
+}
+
+/// Answers a group of prompts; those that cannot be asked become samples without an answer.
+fn answer(
+    params: &GenerateParams,
+    asked: Vec<Asked>,
+    total: u64,
+    respondent: &mut Respondent,
+    context: &mut StageContext,
+) -> Result<Vec<Sample>, StageError> {
+    for asked in &asked {
+        match &asked.ids {
+            Ok(ids) => respondent.check_vocabulary(ids, || format!("prompt {}", asked.row + 1))?,
+            Err(problem) if params.on_bad_prompt == OnBadPrompt::Error => {
+                return Err(StageError::bad_data(format!("prompt {} cannot be asked: {problem}", asked.row + 1))
+                    .with_help("`on_bad_prompt: skip` leaves such prompts out and counts them"));
+            }
+            Err(_) => {}
+        }
+    }
+    let fitting = asked.iter().filter_map(|asked| Some((asked.row, asked.ids.as_ref().ok()?)));
+    let requests: Vec<Request<'_>> = fitting.map(|(row, prompt)| Request { prompt, row }).collect();
+    // What grows on the screen is what the report will say, so answers to be compared do not.
+    let aloud = match asked.as_slice() {
+        [only] if total == 1 && params.compare_with.is_none() => Aloud::Text { prompt: &only.text },
+        _ => Aloud::Count,
+    };
+    let standing =
+        Standing { unit: "prompts", done: asked.first().map_or(0, |asked| asked.row), total: Some(total), aloud };
+    let mut answers = respondent.answer(&requests, standing, context)?.into_iter();
+    context.progress("prompts", asked.last().map_or(0, |asked| asked.row + 1), Some(total), None);
+    Ok(asked
+        .into_iter()
+        .map(|asked| {
+            let answer = asked.ids.is_ok().then(|| answers.next()).flatten();
+            Sample::new(asked, answer)
+        })
+        .collect())
+}

@@ -1,0 +1,265 @@
+//! Merges adapters into their base, and proves it: base and adapters together must compute what the merged model does.
+
+mod parameters;
+mod report;
+mod rows;
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use cache::{Digest, Hasher};
+use engine::artifact::Output;
+use engine::context::{Artifact, Draft, StageContext};
+use engine::error::{Cause, OrFail, StageError};
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::preflight::Preflight;
+use engine::protocol::WorkerEvent;
+use engine::stage::{InputFacts, Stage, Threads};
+use engine::survey::{LocalFiles, Survey};
+use model::batch::Batch;
+use model::checkpoint::Flush;
+use model::merge::WeightedAdapter;
+use model::merge::{Merge as ModelMerge, MergeError, MergeOptions, MergeReport, Progress, Proof, ProofError};
+use model::ops::Compute;
+use model::peft::Adapter as PeftAdapter;
+
+use serde_json::Value;
+
+use crate::compute::{adapter, checkpoint, kernels};
+use crate::data::artifact::{Model, OutputKind};
+use crate::data::prompt::PROMPT;
+pub use parameters::{Dtype, MergeParams, Weighted};
+
+/// What the stage writes beside the weights: what the merge did, and its proof.
+const REPORT_FILE: &str = "merge_report.json";
+
+/// The stage kind.
+pub struct Merge;
+
+impl Stage for Merge {
+    const NAME: &'static str = "merge";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "Merges adapters into their base model and proves the result.";
+    type Params = MergeParams;
+    const GOAL: bool = true;
+
+    fn outputs(_: &MergeParams) -> Vec<Output> {
+        vec![Model::output("model")]
+    }
+
+    fn check(params: &MergeParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        parameters::check(params, inputs, span)
+    }
+
+    fn survey(params: &MergeParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+        let mut survey = Survey::default();
+        let base = params.model.reference.facts_in(inputs);
+        let names: Vec<&str> = checkpoint::config_facts().chain([PROMPT]).collect();
+        survey.pass("model", base, &names);
+        if let Some((adapter, _)) = params.weighted().first() {
+            survey.pass("model", adapter.reference.facts_in(inputs), &[PROMPT]);
+        }
+        survey
+    }
+
+    fn preflight(params: &MergeParams, inputs: &InputFacts, _: Span) -> Preflight {
+        parameters::preflight(params, inputs)
+    }
+
+    fn threads(_: &MergeParams) -> Threads {
+        Threads::Many
+    }
+
+    fn run(params: &MergeParams, context: &mut StageContext) -> Result<(), StageError> {
+        let base = context.open(&params.model)?;
+        let adapters = open_adapters(params, &base, context)?;
+        let weighted: Vec<WeightedAdapter<'_>> =
+            adapters.iter().map(|opened| WeightedAdapter { adapter: &opened.adapter, weight: opened.weight }).collect();
+        let repo = base.description.facts.get(checkpoint::REPO).and_then(|repo| repo.as_str());
+        let options = MergeOptions {
+            max_shard_bytes: params.max_shard_size.0,
+            dtype: params.dtype.map(Dtype::stored),
+            base_model: params.base_name.as_deref().or(repo),
+            // The store flushes what it takes in; meanwhile the merge is proved.
+            flush: Flush::Later,
+        };
+        for (opened, weighted) in adapters.iter().zip(&weighted) {
+            let misfit = |error| failure(error, &format!("adapter `{}` does not fit the model", opened.stage));
+            ModelMerge::new(&base.folder, std::slice::from_ref(weighted), options).map_err(misfit)?;
+        }
+        let whole = "cannot merge the adapters into the model";
+        let merge = ModelMerge::new(&base.folder, &weighted, options).map_err(|error| failure(error, whole))?;
+
+        let mut draft = context.create("model")?;
+        let profile = context.profile().clone();
+        let writing = profile.phase("merge and write");
+        let written = write(&merge, &draft, context)?;
+        drop(writing);
+        draft.begin_flush()?;
+        checkpoint::carry_along(&base.folder, &draft.folder)?;
+        report::warn_of_rounding(&written, context);
+        let batches = rows::batches(params, &base.folder, context)?;
+        let proving = profile.phase("prove");
+        let proof = prove(&merge, &draft, &batches, context)?;
+        drop(proving);
+        let taught = taught(&base, &adapters);
+        seal(params, draft, &written, &proof, taught, context)
+    }
+}
+
+/// An adapter of the file, opened.
+struct Opened {
+    /// The stage that made it.
+    stage: String,
+    adapter: PeftAdapter,
+    weight: f64,
+    /// Its fact [`PROMPT`].
+    taught: Option<Value>,
+}
+
+fn open_adapters(params: &MergeParams, base: &Artifact, context: &mut StageContext) -> Result<Vec<Opened>, StageError> {
+    let open = |(input, weight)| {
+        let artifact = context.open::<crate::data::artifact::Adapter>(input)?;
+        let stage = input.reference.stage.clone();
+        let adapter = adapter::open(&artifact, base).map_err(|mut error| {
+            error.message = format!("adapter `{stage}`: {}", error.message);
+            error
+        })?;
+        let taught = artifact.description.facts.get(PROMPT).cloned();
+        Ok(Opened { stage, adapter, weight, taught })
+    };
+    params.weighted().into_iter().map(open).collect()
+}
+
+fn write(merge: &ModelMerge<'_>, draft: &Draft, context: &mut StageContext) -> Result<MergeReport, StageError> {
+    let threads = rayon::ThreadPoolBuilder::new().num_threads(context.threads());
+    let threads = threads.build().or_fail(Cause::Machine, || "cannot start threads".to_owned())?;
+    let mut observe = |Progress { done, total }| {
+        context.progress("bytes", done, Some(total), Some("merging".to_owned()));
+        if context.cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    threads
+        .install(|| merge.write(&draft.folder, &mut observe))
+        .map_err(|error| failure(error, "cannot merge the adapters into the model"))
+}
+
+fn prove(
+    merge: &ModelMerge<'_>,
+    draft: &Draft,
+    batches: &[Batch],
+    context: &mut StageContext,
+) -> Result<Proof, StageError> {
+    // The stored weights are used once each.
+    let ops = Arc::new(kernels::cpu_on(context.threads(), Compute::F32, context)?.for_passing_weights());
+    let mut observe = |Progress { done, total }| {
+        context.progress("layers", done, Some(total), Some("proving".to_owned()));
+        if context.cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    merge.prove(&ops, &draft.folder, batches, &mut observe).map_err(unproved)
+}
+
+/// How the prompts were made that the adapters were trained on, where they agree; those of the base where none says it.
+fn taught(base: &Artifact, adapters: &[Opened]) -> Option<Value> {
+    let said: Vec<&Value> = adapters.iter().filter_map(|opened| opened.taught.as_ref()).collect();
+    match said.split_first() {
+        None => base.description.facts.get(PROMPT).cloned(),
+        Some((first, others)) => others.iter().all(|other| other == first).then(|| (*first).clone()),
+    }
+}
+
+/// Writes the report, fails if the merge is not proved, and hands the model over.
+fn seal(
+    params: &MergeParams,
+    mut draft: Draft,
+    written: &MergeReport,
+    proof: &Proof,
+    taught: Option<Value>,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
+    let hashing = context.profile().phase("hash weights");
+    let mut facts = checkpoint::facts(&mut draft)?;
+    drop(hashing);
+    facts.extend(taught.map(|prompt| (PROMPT.to_owned(), prompt)));
+    // The figures of the proof are about the model and no part of it: other rows to compare on give the same model.
+    let weights = facts.get(checkpoint::WEIGHTS).and_then(|weights| weights.as_str()).unwrap_or_default();
+    let identity = identity(weights, &mut draft)?;
+    let report = report::of(params, written, proof);
+    fs::write(draft.folder.join(REPORT_FILE), format!("{report:#}\n"))
+        .or_fail(Cause::Machine, || format!("cannot write `{REPORT_FILE}`"))?;
+    proof.check().map_err(unproved)?;
+    context.emit(WorkerEvent::Report { text: report::text(written, proof) });
+    context.seal(draft, facts, Some(identity))
+}
+
+/// A digest of the weights and of the contents of all other files that are there.
+fn identity(weights: &str, draft: &mut Draft) -> Result<Digest, StageError> {
+    let folder = draft.folder.clone();
+    let unreadable = || format!("cannot read `{}`", folder.display());
+    let mut files = Vec::new();
+    for entry in fs::read_dir(&folder).or_fail(Cause::Machine, unreadable)? {
+        let path = entry.or_fail(Cause::Machine, unreadable)?.path();
+        if path.extension().is_none_or(|extension| extension != "safetensors") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    let mut hasher = Hasher::new();
+    hasher.value(weights.as_bytes());
+    for path in files {
+        let digest = draft.digest(&path)?;
+        hasher.value(path.file_name().unwrap_or_default().as_encoded_bytes()).value(digest.as_bytes());
+    }
+    Ok(hasher.finish())
+}
+
+fn failure(error: MergeError, message: &str) -> StageError {
+    let cause = match &error {
+        MergeError::Read(_) | MergeError::Write(_) => Cause::Machine,
+        MergeError::Stopped => Cause::Cancelled,
+        _ => Cause::BadData,
+    };
+    let help = help(&error);
+    let error = StageError::new(cause, message).with_source(error);
+    match help {
+        Some(help) => error.with_help(help),
+        None => error,
+    }
+}
+
+fn help(error: &MergeError) -> Option<&'static str> {
+    Some(match error {
+        MergeError::UnknownModule { .. } | MergeError::WrongShape { .. } => {
+            "give `model` the model that the adapter was trained on"
+        }
+        MergeError::OtherBase { .. } => {
+            "give `model` the model that the adapter was trained on; if this is a copy of it, say so with `base_name`"
+        }
+        MergeError::NotAFloat { .. } => "merge into the model before it was quantised",
+        MergeError::AdapterNotFinite { .. } => "its training diverged: lower the learning rate and train again",
+        MergeError::Overflow { .. } => "`dtype: bf16` has the range of f32",
+        _ => return None,
+    })
+}
+
+fn unproved(error: ProofError) -> StageError {
+    let cause = match &error {
+        ProofError::Differs { .. } => Cause::Numeric,
+        ProofError::Stopped => Cause::Cancelled,
+        ProofError::Read(_) => Cause::Machine,
+        ProofError::Config(_) | ProofError::Run(_) | ProofError::NoToken => Cause::BadData,
+    };
+    let help = match &error {
+        ProofError::Differs { .. } => Some(
+            "nothing was handed over; `dtype: f32` shows whether it is the rounding, other `data` whether it is these rows",
+        ),
+        ProofError::NoToken => Some("give `data` rows with tokens, or leave it out for rows of random tokens"),
+        _ => None,
+    };
+    let error = StageError::new(cause, "the merge is not proved").with_source(error);
+    match help {
+        Some(help) => error.with_help(help),
+        None => error,
+    }
+}

@@ -1,0 +1,29 @@
+//! The stage kinds, one folder each.
+
+use engine::stage::Registry;
+
+pub mod command;
+pub mod dataset;
+pub mod download;
+pub mod evaluate;
+pub mod generate;
+pub mod merge;
+pub mod new_model;
+pub mod pack;
+pub mod tokenize;
+pub mod train;
+
+/// All stage kinds of this program.
+pub fn registry() -> Registry {
+    Registry::new()
+        .with::<dataset::Dataset>()
+        .with::<download::Download>()
+        .with::<new_model::NewModel>()
+        .with::<tokenize::Tokenize>()
+        .with::<pack::Pack>()
+        .with::<train::Train>()
+        .with::<merge::Merge>()
+        .with::<evaluate::Evaluate>()
+        .with::<generate::Generate>()
+        .with::<command::Command>()
+}

@@ -1,0 +1,194 @@
+//! Makes a model from nothing: a llama-shaped decoder with random weights, and a tokenizer trained on rows of text.
+
+mod bpe;
+
+use engine::artifact::{Facts, Output};
+use engine::context::StageContext;
+use engine::error::{Cause, OrFail, StageError};
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::{Input, Parameters};
+use engine::preflight::Preflight;
+use engine::stage::{InputFacts, Stage};
+use engine::survey::{LocalFiles, Survey};
+use model::config::Config;
+use model::init::NewModel as Shape;
+
+use crate::compute::checkpoint;
+use crate::data::artifact::{Model, OutputKind, Row, Rows, RowsReader, Tokenizer};
+
+/// Text that the tokenizer is trained on at most, in bytes: more changes few merges and costs memory.
+const MOST_TEXT_BYTES: usize = 64 << 20;
+
+/// What a pipeline file may say under `with:` for `uses: new_model`. The names of the shape are those of a published
+/// `config.json`.
+#[derive(Parameters, Debug)]
+pub struct NewModelParams {
+    /// Rows whose text the tokenizer is trained on.
+    #[semantic]
+    pub text: Input<Rows>,
+    /// Ids of the tokenizer, at most; the decoder gets as many as the tokenizer has in the end.
+    #[semantic(range = 260..)]
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    #[semantic(range = 1..)]
+    pub hidden_size: usize,
+    /// Width of the MLP.
+    #[semantic(range = 1..)]
+    pub intermediate_size: usize,
+    /// Decoder layers.
+    #[semantic(range = 1..)]
+    pub num_hidden_layers: usize,
+    /// Query heads.
+    #[semantic(range = 1..)]
+    pub num_attention_heads: usize,
+    /// Key and value heads; as many as query heads if left out.
+    #[semantic(range = 1..)]
+    pub num_key_value_heads: Option<usize>,
+    /// Width of a head; `hidden_size / num_attention_heads` if left out.
+    #[semantic(range = 1..)]
+    pub head_dim: Option<usize>,
+    /// Positions the model is meant for.
+    #[semantic(default = 2048, range = 1..)]
+    pub max_position_embeddings: usize,
+    /// Base of the rotary embedding.
+    #[semantic(default = 10_000.0, range = 1.0..)]
+    pub rope_theta: f64,
+    /// The epsilon of the norms.
+    #[semantic(default = 1e-5, range = 0.0..)]
+    pub rms_norm_eps: f64,
+    /// Whether the output head is the embedding.
+    #[semantic(default = true)]
+    pub tie_word_embeddings: bool,
+    /// Standard deviation of the fresh weights.
+    #[semantic(default = 0.02, range = 0.0..)]
+    pub initializer_range: f64,
+    /// Decides the weights.
+    #[semantic(default = 0)]
+    pub seed: u64,
+}
+
+impl NewModelParams {
+    fn shape(&self, vocab_size: usize) -> Shape {
+        Shape {
+            vocab_size,
+            hidden_size: self.hidden_size,
+            intermediate_size: self.intermediate_size,
+            num_hidden_layers: self.num_hidden_layers,
+            num_attention_heads: self.num_attention_heads,
+            num_key_value_heads: self.num_key_value_heads.unwrap_or(self.num_attention_heads),
+            head_dim: self.head_dim,
+            max_position_embeddings: self.max_position_embeddings,
+            rope_theta: self.rope_theta,
+            rms_norm_eps: self.rms_norm_eps,
+            tie_word_embeddings: self.tie_word_embeddings,
+            initializer_range: self.initializer_range,
+            bos_token_id: None,
+            eos_token_id: None,
+            pad_token_id: None,
+        }
+    }
+}
+
+/// The stage kind.
+pub struct NewModel;
+
+impl Stage for NewModel {
+    const NAME: &'static str = "new_model";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "Makes a decoder with random weights and trains a tokenizer for it.";
+    type Params = NewModelParams;
+
+    fn outputs(_: &NewModelParams) -> Vec<Output> {
+        vec![Model::output("model"), Tokenizer::output("tokenizer")]
+    }
+
+    fn check(params: &NewModelParams, _: &InputFacts, span: Span) -> Vec<Problem> {
+        match params.shape(params.vocab_size).check() {
+            Ok(()) => Vec::new(),
+            Err(error) => vec![Problem::error("bad-shape", span, error.to_string(), "this shape cannot be built")],
+        }
+    }
+
+    fn survey(params: &NewModelParams, _: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+        let mut survey = Survey::default();
+        if let Ok(config) = params.shape(params.vocab_size).config(safetensors::Dtype::F32) {
+            survey.outputs.insert("model".to_owned(), checkpoint::facts_of_config(config));
+            survey.fact("tokenizer", "vocab_size", params.vocab_size);
+            ["model", "tokenizer"].into_iter().for_each(|output| survey.fact(output, checkpoint::CHAT_TEMPLATE, false));
+        }
+        survey
+    }
+
+    fn preflight(params: &NewModelParams, _: &InputFacts, _: Span) -> Preflight {
+        let mut ahead = Preflight::default();
+        if let Ok(config) = params.shape(params.vocab_size).config(safetensors::Dtype::F32) {
+            let config = serde_json::Value::Object(config);
+            if let Ok(shape) = Config::from_json(&config.to_string()) {
+                let weights = shape.matrix_weights();
+                ahead.figure("parameters", weights, format!("{weights}, if the text has pairs for every id"));
+                ahead.disk_bytes = Some(weights * 4);
+            }
+            ahead.expect("model", checkpoint::CONFIG, config);
+        }
+        ahead
+    }
+
+    fn run(params: &NewModelParams, context: &mut StageContext) -> Result<(), StageError> {
+        let texts = read_texts(params, context)?;
+        let tokenizer_draft = context.create("tokenizer")?;
+        let tokenizer = bpe::train(&texts, params.vocab_size, params.max_position_embeddings, &tokenizer_draft.folder)
+            .or_fail(Cause::Internal, || "cannot train the tokenizer".to_owned())?;
+        if tokenizer.vocab_size < params.vocab_size {
+            context.warn(format!(
+                "the text has pairs for {} of the {} ids asked for; the model gets {}",
+                tokenizer.vocab_size, params.vocab_size, tokenizer.vocab_size
+            ));
+        }
+
+        let shape = Shape {
+            bos_token_id: Some(tokenizer.bos_token_id),
+            eos_token_id: Some(tokenizer.eos_token_id),
+            pad_token_id: Some(tokenizer.pad_token_id),
+            ..params.shape(tokenizer.vocab_size)
+        };
+        let mut model_draft = context.create("model")?;
+        shape
+            .write(&model_draft.folder, params.seed, safetensors::Dtype::F32)
+            .or_fail(Cause::Machine, || "cannot write the model".to_owned())?;
+        checkpoint::carry_along(&tokenizer_draft.folder, &model_draft.folder)?;
+
+        let mut facts = Facts::new();
+        facts.insert("vocab_size".to_owned(), tokenizer.vocab_size.into());
+        facts.insert(checkpoint::CHAT_TEMPLATE.to_owned(), false.into());
+        context.seal(tokenizer_draft, facts, None)?;
+        let facts = checkpoint::facts(&mut model_draft)?;
+        context.seal(model_draft, facts, None)
+    }
+}
+
+/// The text of the rows, up to a limit.
+fn read_texts(params: &NewModelParams, context: &mut StageContext) -> Result<Vec<String>, StageError> {
+    let mut rows = RowsReader::open(&context.open(&params.text)?)?;
+    let mut texts = Vec::new();
+    let mut bytes = 0;
+    for row in rows.iter() {
+        let added = match row? {
+            Row::Text(text) => vec![text],
+            Row::Columns(columns) => columns.into_values().collect(),
+            Row::Messages(messages) => {
+                messages.iter().filter_map(|message| message.content.as_str().map(str::to_owned)).collect()
+            }
+        };
+        bytes += added.iter().map(String::len).sum::<usize>();
+        texts.extend(added);
+        if bytes > MOST_TEXT_BYTES {
+            context.warn(format!("the tokenizer is trained on the first {} rows, 64 MiB of text", texts.len()));
+            break;
+        }
+    }
+    if bytes == 0 {
+        return Err(StageError::bad_data("the rows hold no text to train a tokenizer on"));
+    }
+    Ok(texts)
+}

@@ -1,0 +1,222 @@
+//! `uses: pack`: documents of tokens are laid into rows of one length, so that little of a row is padding.
+
+mod best_fit;
+mod next_fit;
+
+use engine::artifact::{Facts, Output};
+use engine::change::{StoredArtifact, TableChange};
+use engine::context::StageContext;
+use engine::error::StageError;
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::{Input, Parameters};
+use engine::preflight::{Preflight, Work};
+use engine::protocol::WorkerEvent;
+use engine::stage::{InputFacts, Stage, Threads};
+use engine::survey::{LocalFiles, Survey};
+
+use crate::compute::resources::thread_pool;
+use crate::data::artifact::{OutputKind, Packs, Shape, TokenRow, Tokens, TokensFacts, TokensReader, TokensWriter};
+use crate::data::prompt::PROMPT;
+use crate::kinds::tokenize::LONGEST_POSSIBLE;
+pub use best_fit::BestFit;
+pub use next_fit::{NextFit, TooLong};
+
+/// Which row a document goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Parameters)]
+pub enum Strategy {
+    /// In order: a row closes when the next document would overflow it, as in torchtune.
+    NextFit,
+    /// The longest document first, into the fullest row that has room for it: little padding, in another order.
+    BestFit,
+}
+
+/// What a pipeline file may say under `with:` for `uses: pack`.
+#[derive(Debug, Parameters)]
+pub struct PackParams {
+    /// The tokens.
+    #[semantic]
+    pub tokens: Input<Tokens>,
+    /// Length of every row, in tokens.
+    #[semantic(range = 2..=16_777_216)]
+    pub max_seq_len: usize,
+    /// Whether a document that does not fit into the rest of a row is cut there and goes on in the next; by default plain
+    /// text is, and prompts and conversations are not.
+    #[semantic]
+    pub split_across_pack: Option<bool>,
+    /// Which row a document goes to.
+    #[semantic(default = Strategy::NextFit)]
+    pub strategy: Strategy,
+}
+
+impl PackParams {
+    fn splits(&self, shape: Shape) -> bool {
+        self.split_across_pack.unwrap_or(shape == Shape::Text)
+    }
+}
+
+/// The stage kind.
+pub struct Pack;
+
+impl Stage for Pack {
+    const NAME: &'static str = "pack";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "Lays several documents into each row, so that little of it is padding.";
+    type Params = PackParams;
+
+    fn outputs(_: &PackParams) -> Vec<Output> {
+        vec![Packs::output("packs")]
+    }
+
+    fn check(params: &PackParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let facts = params.tokens.reference.facts_in(inputs);
+        if let Some(problem) = may_be_too_long(params, facts, span) {
+            return vec![problem];
+        }
+        let tokens = facts.and_then(TokensFacts::from_facts);
+        let too_long =
+            tokens.filter(|tokens| tokens.longest_row > params.max_seq_len as u64 && !params.splits(tokens.shape));
+        let problem = |tokens: TokensFacts| {
+            let longest = tokens.longest_row;
+            let message = format!("the longest row has {longest} tokens, and `max_seq_len` is {}", params.max_seq_len);
+            Problem::error("out-of-range", span, message, "too short for the tokens").with_help(FITS).at("max_seq_len")
+        };
+        too_long.map(problem).into_iter().collect()
+    }
+
+    fn survey(params: &PackParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+        let mut survey = Survey::default();
+        let tokens = params.tokens.reference.facts_in(inputs);
+        survey.pass("packs", tokens, &["shape", "vocab_size", PROMPT]);
+        let longest = tokens.and_then(|facts| facts.get(LONGEST_POSSIBLE)?.as_u64());
+        let own = params.max_seq_len as u64;
+        survey.fact("packs", LONGEST_POSSIBLE, longest.map_or(own, |longest| longest.min(own)));
+        survey
+    }
+
+    fn preflight(params: &PackParams, inputs: &InputFacts, _: Span) -> Preflight {
+        let mut ahead = Preflight::default();
+        let tokens = params.tokens.reference.facts_in(inputs).and_then(|facts| facts.get("tokens")?.as_f64());
+        ahead.work = tokens.map(|tokens| Work::new("tokens", tokens));
+        ahead.expect("packs", "longest_row", params.max_seq_len);
+        ahead
+    }
+
+    fn threads(_: &PackParams) -> Threads {
+        Threads::Many
+    }
+
+    fn compare(kind: &str, old: &StoredArtifact, new: &StoredArtifact) -> Option<TableChange> {
+        crate::data::artifact::compare(kind, old, new)
+    }
+
+    fn run(params: &PackParams, context: &mut StageContext) -> Result<(), StageError> {
+        let mut tokens = TokensReader::open(&context.open(&params.tokens)?)?;
+        let facts = tokens.facts().clone();
+        let mut packer = Packer::new(params, &facts);
+        let draft = context.create("packs")?;
+        let max_seq_len = Some(params.max_seq_len as u64);
+        let mut writer = TokensWriter::packs(&draft.folder, TokensFacts { max_seq_len, ..facts.clone() });
+        let total = tokens.len();
+        // Within the pool, so that the writer encodes on its threads.
+        thread_pool(context)?.install(|| {
+            for index in 0..total {
+                let document = tokens.row(index)?;
+                packer.push(&document).map_err(|error| too_long(error, index))?;
+                while let Some(pack) = packer.next_full() {
+                    writer.write(pack)?;
+                }
+                if index % 256 == 255 {
+                    context.stop_if_cancelled()?;
+                    context.progress("rows", index + 1, Some(total), None);
+                }
+            }
+            packer.finish().try_for_each(|pack| writer.write(pack)).map_err(StageError::from)
+        })?;
+        context.progress("rows", total, Some(total), None);
+        let (packed, identity) = writer.finish(|_| ())?;
+        context.emit(WorkerEvent::Report { text: summary(total, &packed) });
+        check(&packed)?;
+        context.seal(draft, packed.to_facts(), Some(identity))
+    }
+}
+
+/// A packer of either strategy.
+enum Packer {
+    NextFit(NextFit),
+    BestFit(BestFit),
+}
+
+impl Packer {
+    fn new(params: &PackParams, facts: &TokensFacts) -> Self {
+        let (splits, padding_id) = (params.splits(facts.shape), facts.pad_token_id.unwrap_or(0));
+        match params.strategy {
+            Strategy::NextFit => Self::NextFit(NextFit::new(params.max_seq_len, splits, padding_id)),
+            Strategy::BestFit => Self::BestFit(BestFit::new(params.max_seq_len, splits, padding_id)),
+        }
+    }
+
+    fn push(&mut self, document: &TokenRow) -> Result<(), TooLong> {
+        match self {
+            Self::NextFit(packer) => packer.push(document),
+            Self::BestFit(packer) => packer.push(document),
+        }
+    }
+
+    fn next_full(&mut self) -> Option<TokenRow> {
+        match self {
+            Self::NextFit(packer) => packer.next_full(),
+            Self::BestFit(packer) => packer.next_full(),
+        }
+    }
+
+    fn finish(self) -> Box<dyn Iterator<Item = TokenRow>> {
+        match self {
+            Self::NextFit(packer) => Box::new(packer.finish().into_iter()),
+            Self::BestFit(packer) => Box::new(packer.finish()),
+        }
+    }
+}
+
+const FITS: &str = "raise `max_seq_len` here, lower it in `tokenize`, or set `split_across_pack: true`";
+
+fn too_long(error: TooLong, index: u64) -> StageError {
+    StageError::bad_data(format!("row {index} of the tokens does not fit into a pack"))
+        .with_source(error)
+        .with_help(FITS)
+}
+
+fn summary(rows: u64, packed: &TokensFacts) -> String {
+    let all = packed.tokens + packed.padding;
+    let share = 100.0 * packed.padding as f64 / all.max(1) as f64;
+    format!(
+        "{rows} rows in {} packs of {}: {} tokens, {} of them trained, {share:.1}% padding",
+        packed.rows, packed.longest_row, packed.tokens, packed.target_tokens
+    )
+}
+
+/// Rows that are not cut have to fit, and may be longer.
+fn may_be_too_long(params: &PackParams, tokens: Option<&Facts>, span: Span) -> Option<Problem> {
+    let longest = tokens?.get(LONGEST_POSSIBLE)?.as_u64()?;
+    let shape = serde_json::from_value(tokens?.get("shape")?.clone()).ok()?;
+    if longest <= params.max_seq_len as u64 || params.splits(shape) {
+        return None;
+    }
+    let message = format!("a row may have {longest} tokens, and `max_seq_len` is {} here", params.max_seq_len);
+    let problem = Problem::warning("out-of-range", span, message, "too short for the longest rows");
+    Some(
+        problem
+            .with_help("packing fails at the first row that is longer: give `tokenize` this `max_seq_len` too")
+            .at("max_seq_len"),
+    )
+}
+
+fn check(packed: &TokensFacts) -> Result<(), StageError> {
+    match packed.target_tokens {
+        0 => Err(StageError::bad_data("the packs hold no token to learn")),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

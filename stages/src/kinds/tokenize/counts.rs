@@ -1,0 +1,156 @@
+//! What became of the rows: counted, said to the user, and stored with the tokens.
+
+use engine::context::StageContext;
+use engine::error::StageError;
+use engine::protocol::WorkerEvent;
+use serde::{Deserialize, Serialize};
+
+use super::row::{Fate, Outcome};
+use crate::data::artifact::{TokenRow, TokensFacts};
+
+/// What became of the rows read so far.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Counts {
+    pub read: u64,
+    truncated: u64,
+    fully_masked: u64,
+    without_eos: u64,
+    too_long: u64,
+    dropped: u64,
+    sanitized: u64,
+}
+
+impl Counts {
+    /// Counts a row and gives what is to be written of it.
+    pub(super) fn note(&mut self, outcome: Outcome) -> Vec<TokenRow> {
+        self.read += 1;
+        self.sanitized += u64::from(outcome.sanitized);
+        match outcome.fate {
+            Fate::Kept { rows, truncated, fully_masked, without_eos } => {
+                self.truncated += u64::from(truncated);
+                self.fully_masked += u64::from(fully_masked);
+                self.without_eos += u64::from(without_eos);
+                rows
+            }
+            Fate::TooLong => {
+                self.too_long += 1;
+                self.dropped += 1;
+                Vec::new()
+            }
+            Fate::NoTarget { truncated } => {
+                self.truncated += u64::from(truncated);
+                self.fully_masked += 1;
+                self.dropped += 1;
+                Vec::new()
+            }
+        }
+    }
+
+    /// Takes in the counts of some more rows.
+    pub(super) fn add(&mut self, other: &Self) {
+        let Self { read, truncated, fully_masked, without_eos, too_long, dropped, sanitized } = other;
+        self.read += read;
+        self.truncated += truncated;
+        self.fully_masked += fully_masked;
+        self.without_eos += without_eos;
+        self.too_long += too_long;
+        self.dropped += dropped;
+        self.sanitized += sanitized;
+    }
+
+    /// Puts the counts into the facts.
+    pub(super) fn write_to(&self, facts: &mut TokensFacts) {
+        facts.truncated = self.truncated;
+        facts.fully_masked = self.fully_masked;
+        facts.without_eos = self.without_eos;
+        facts.dropped = self.dropped;
+        facts.sanitized = self.sanitized;
+    }
+
+    /// Says what became of the rows, `taken_over` of which an earlier result had.
+    pub(super) fn report(&self, facts: &TokensFacts, taken_over: u64, context: &mut StageContext) {
+        let mut text = self.text(facts);
+        if taken_over > 0 {
+            text.push_str(&format!(
+                "\n{taken_over} of the rows read were tokenized before: taken over from an earlier result"
+            ));
+        }
+        context.emit(WorkerEvent::Report { text });
+        if self.dropped > 0 {
+            context.warn(format!("{} of {} rows are left out and not trained on", self.dropped, self.read));
+        }
+        if self.sanitized > 0 {
+            context.warn(format!(
+                "{} rows have special tokens written out, which are read as plain text; \
+                 `sanitize_control_tokens: false` reads them as tokens",
+                self.sanitized
+            ));
+        }
+    }
+
+    /// The report: what was read and written, and what was lost on the way.
+    pub(super) fn text(&self, facts: &TokensFacts) -> String {
+        let TokensFacts { tokens, target_tokens, longest_row, .. } = facts;
+        format!(
+            "{} rows read, {} written: {tokens} tokens, {target_tokens} of them trained, longest row {longest_row}\n\
+             {} truncated, {} too long and left out, {} without anything to learn, {} without an end of text, {} left out in all",
+            self.read, facts.rows, self.truncated, self.too_long, self.fully_masked, self.without_eos, self.dropped
+        )
+    }
+
+    /// A run that would learn nothing fails here, not after hours.
+    ///
+    /// # Errors
+    /// Fails where there are no rows, or none with a token to learn.
+    pub(super) fn check(&self, facts: &TokensFacts) -> Result<(), StageError> {
+        if self.read == 0 {
+            return Err(StageError::bad_data("the dataset has no rows"));
+        }
+        if facts.target_tokens > 0 {
+            return Ok(());
+        }
+        let message = format!("none of the {} rows has a token to learn", self.read);
+        let help = if self.truncated > 0 {
+            "the prompts alone fill `max_seq_len`: raise it"
+        } else {
+            "check the response column, or set `train_on: all`"
+        };
+        Err(StageError::bad_data(message).with_help(help))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::artifact::Shape;
+
+    #[test]
+    fn every_row_is_counted_where_it_belongs() {
+        let kept = |truncated, fully_masked, without_eos| Fate::Kept {
+            rows: vec![TokenRow::document(vec![5, 6], vec![5, 6])],
+            truncated,
+            fully_masked,
+            without_eos,
+        };
+        let fates = [
+            kept(false, false, false),
+            kept(true, false, true),
+            kept(true, true, false),
+            Fate::TooLong,
+            Fate::NoTarget { truncated: true },
+        ];
+        let mut counts = Counts::default();
+        let written: usize = fates.into_iter().map(|fate| counts.note(Outcome { fate, sanitized: false }).len()).sum();
+        let mut facts =
+            TokensFacts { rows: 3, tokens: 6, target_tokens: 2, longest_row: 2, ..TokensFacts::none(Shape::Prompt) };
+        counts.write_to(&mut facts);
+        assert_eq!(written, 3);
+        assert_eq!((facts.truncated, facts.fully_masked, facts.without_eos, facts.dropped), (3, 2, 1, 2));
+        assert_eq!(
+            counts.text(&facts),
+            "5 rows read, 3 written: 6 tokens, 2 of them trained, longest row 2\n\
+             3 truncated, 1 too long and left out, 2 without anything to learn, 1 without an end of text, 2 left out in all"
+        );
+    }
+}

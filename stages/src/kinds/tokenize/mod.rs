@@ -1,0 +1,286 @@
+//! `uses: tokenize`: rows of text become token ids and labels, with a model's own tokenizer.
+//!
+//! Every row is accounted for: shortened, left out, without anything to learn, without an end. The counts are printed
+//! and stored with the tokens.
+//!
+//! Rows are gone through in chunks, and a chunk that an earlier result was made of is taken over from there: rows that
+//! are added to a data set cost what they alone cost.
+
+mod batch;
+mod chunk;
+mod counts;
+mod earlier;
+mod row;
+mod speed;
+
+use engine::artifact::{Facts, Output};
+use engine::change::{StoredArtifact, TableChange};
+use engine::context::StageContext;
+use engine::error::{Cause, StageError};
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::{Input, Parameters};
+use engine::preflight::{Preflight, Work};
+use engine::stage::{InputFacts, Stage, Threads};
+use engine::survey::{LocalFiles, Survey};
+
+use crate::compute::resources::thread_pool;
+use crate::data::artifact::{OutputKind, Rows, RowsFacts, RowsReader, Shape, TokensFacts, TokensWriter};
+use crate::data::prompt::{PROMPT, PromptParams, PromptRenderer, TrainOn};
+use crate::data::tokenizer::Tokenizer;
+use batch::{Batch, Done};
+use chunk::Chunks;
+use counts::Counts;
+use earlier::{Earlier, Piece};
+use row::RowEncoder;
+use speed::{FirstRows, Opened};
+
+/// What happens to a row of more than `max_seq_len` tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Parameters)]
+pub enum OnTooLong {
+    /// Its end is cut off, and its last token becomes the end-of-text token.
+    Truncate,
+    /// It is left out, and counted.
+    Drop,
+    /// The stage fails and names it.
+    Error,
+    /// It is cut into several rows; for plain text.
+    Split,
+}
+
+/// What happens to a row of which nothing is learned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Parameters)]
+pub enum OnNoTarget {
+    /// It is left out, and counted.
+    Drop,
+    /// It stays; where it was shortened, its end-of-text token is learned, as in torchtune.
+    Keep,
+    /// The stage fails and names it.
+    Error,
+}
+
+/// What a pipeline file may say under `with:` for `uses: tokenize`.
+#[derive(Debug, Parameters)]
+pub struct TokenizeParams {
+    /// The rows.
+    #[semantic]
+    pub dataset: Input<Rows>,
+    /// The tokenizer: a checkpoint's own.
+    #[semantic]
+    pub tokenizer: Input<crate::data::artifact::Tokenizer>,
+    /// Longest row kept, in tokens. Without it every row keeps its length.
+    #[semantic(range = 2..)]
+    pub max_seq_len: Option<usize>,
+    /// What the loss is taken over; `assistant` where neither this nor `train_on_input` is given.
+    #[semantic]
+    pub train_on: Option<TrainOn>,
+    /// torchtune's name for `train_on: all`; `false` says `assistant`.
+    #[semantic]
+    pub train_on_input: Option<bool>,
+    /// What happens to a longer row; by default plain text is split, and everything else truncated.
+    #[semantic]
+    pub on_too_long: Option<OnTooLong>,
+    /// What happens to a row of which nothing is learned.
+    #[semantic(default = OnNoTarget::Drop)]
+    pub on_no_target: OnNoTarget,
+    /// How a row becomes a prompt.
+    #[semantic(flatten)]
+    pub prompt: PromptParams,
+}
+
+impl TokenizeParams {
+    /// Whether rows with these facts, as far as they are known, may become more rows of tokens than there are.
+    fn may_split(&self, facts: Option<&Facts>) -> bool {
+        let shape = facts.and_then(|facts| serde_json::from_value(facts.get("shape")?.clone()).ok());
+        self.max_seq_len.is_some() && self.on_too_long(shape.unwrap_or(Shape::Text)) == OnTooLong::Split
+    }
+
+    fn on_too_long(&self, shape: Shape) -> OnTooLong {
+        let default = if shape == Shape::Text { OnTooLong::Split } else { OnTooLong::Truncate };
+        self.on_too_long.unwrap_or(default)
+    }
+
+    /// What is learned; `None` where the two keys for it contradict each other.
+    fn train_on(&self) -> Option<TrainOn> {
+        match (self.train_on, self.train_on_input) {
+            (Some(train_on), Some(on_input)) if (train_on == TrainOn::All) != on_input => None,
+            (Some(train_on), _) => Some(train_on),
+            (None, Some(true)) => Some(TrainOn::All),
+            (None, _) => Some(TrainOn::Assistant),
+        }
+    }
+}
+
+/// The stage kind.
+pub struct Tokenize;
+
+impl Stage for Tokenize {
+    const NAME: &'static str = "tokenize";
+    const VERSION: u32 = 4; // 4: segments are cut out of the ids of their whole text.
+    const ABOUT: &'static str = "Turns rows into token ids and labels with a model's own tokenizer.";
+    type Params = TokenizeParams;
+
+    fn outputs(_: &TokenizeParams) -> Vec<Output> {
+        vec![crate::data::artifact::Tokens::output("tokens")]
+    }
+
+    fn check(params: &TokenizeParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let rows = params.dataset.reference.facts_in(inputs).and_then(RowsFacts::from_facts);
+        let splits_prompts =
+            params.on_too_long == Some(OnTooLong::Split) && rows.as_ref().is_some_and(|rows| rows.shape != Shape::Text);
+        let tokenizer = params.tokenizer.reference.facts_in(inputs);
+        let are_conversations = rows.as_ref().is_some_and(|rows| rows.shape == Shape::Messages);
+        let untold = are_conversations.then(|| params.prompt.without_template(tokenizer, "dataset", span)).flatten();
+        let idle = rows.map_or_else(Vec::new, |rows| params.prompt.without_effect(rows.shape == Shape::Messages, span));
+        let problem = || {
+            Problem::error("bad-value", span, SPLIT_IS_FOR_TEXT, "`on_too_long: split` stands here")
+                .with_help("use truncate, drop or error")
+                .at("on_too_long")
+        };
+        let contradiction = || {
+            let help = "`train_on_input: true` is `train_on: all`: leave one of them out";
+            Problem::error("bad-value", span, TWO_ANSWERS, "says otherwise").with_help(help).at("train_on_input")
+        };
+        let problems = [splits_prompts.then(problem), params.train_on().is_none().then(contradiction)];
+        problems.into_iter().flatten().chain(untold).chain(idle).collect()
+    }
+
+    fn survey(params: &TokenizeParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+        let mut survey = Survey::default();
+        survey.pass("tokens", params.dataset.reference.facts_in(inputs), &["shape"]);
+        survey.pass("tokens", params.tokenizer.reference.facts_in(inputs), &["vocab_size"]);
+        survey.fact("tokens", PROMPT, serde_json::to_value(&params.prompt).expect("options are JSON"));
+        if let Some(longest) = params.max_seq_len {
+            survey.fact("tokens", LONGEST_POSSIBLE, longest);
+        }
+        survey
+    }
+
+    fn preflight(params: &TokenizeParams, inputs: &InputFacts, _: Span) -> Preflight {
+        let mut ahead = Preflight::default();
+        let facts = params.dataset.reference.facts_in(inputs);
+        let rows = facts.and_then(|facts| facts.get("rows")?.as_u64());
+        ahead.work = rows.map(|rows| Work::new("rows", rows as f64));
+        // Without splitting, each row of text becomes one of tokens, unless it is left out.
+        if let Some(rows) = rows.filter(|_| !params.may_split(facts)) {
+            ahead.expect("tokens", "rows", rows);
+        }
+        if let Some(longest) = params.max_seq_len {
+            ahead.expect("tokens", "longest_row", longest);
+        }
+        ahead
+    }
+
+    fn threads(_: &TokenizeParams) -> Threads {
+        Threads::Many
+    }
+
+    fn compare(kind: &str, old: &StoredArtifact, new: &StoredArtifact) -> Option<TableChange> {
+        crate::data::artifact::compare(kind, old, new)
+    }
+
+    fn run(params: &TokenizeParams, context: &mut StageContext) -> Result<(), StageError> {
+        let pool = thread_pool(context)?;
+        let mut rows = RowsReader::open(&context.open(&params.dataset)?)?;
+        let folder = context.open(&params.tokenizer)?.folder;
+        let first = FirstRows::read(&mut rows)?;
+        let opened = pool.install(|| Opened::from_folder(&folder, first))?;
+        let shape = rows.facts().shape;
+        if shape != Shape::Text && params.on_too_long == Some(OnTooLong::Split) {
+            return Err(StageError::new(Cause::BadParameters, SPLIT_IS_FOR_TEXT));
+        }
+        check_ends(params, &opened.tokenizer, shape, context)?;
+        let train_on = params.train_on().ok_or_else(|| StageError::new(Cause::BadParameters, TWO_ANSWERS))?;
+        let renderer = PromptRenderer::new(&params.prompt, rows.facts(), &opened.tokenizer)?.train_on(train_on);
+        let tokenizer = pool.install(|| opened.speed_up(&renderer, context));
+        let encoder = RowEncoder {
+            tokenizer: &tokenizer,
+            renderer: &renderer,
+            max_seq_len: params.max_seq_len,
+            on_too_long: params.on_too_long(shape),
+            on_no_target: params.on_no_target,
+        };
+        let family = context.family::<Self>(params, &params.dataset.reference)?;
+        let mut earlier = Earlier::new(context, &family);
+        let draft = context.create("tokens")?;
+        let mut writer = TokensWriter::tokens(&draft.folder, no_tokens_yet(&tokenizer, shape, params));
+        let (mut counts, mut pieces, mut taken_over) = (Counts::default(), Vec::new(), 0);
+        let (rows_facts, total) = (rows.facts().clone(), rows.len());
+        let mut chunks = Chunks::new(&mut rows, &rows_facts);
+        // Within the pool, so that the writer encodes on its threads too.
+        pool.install(|| {
+            let mut batch = Batch::read(&mut chunks, &mut earlier, context)?;
+            while !batch.is_empty() {
+                context.stop_if_cancelled()?;
+                let (done, next) =
+                    rayon::join(|| batch.encode(&encoder), || Batch::read(&mut chunks, &mut earlier, context));
+                for Done { identity, rows, counts: of_chunk, taken_over: is_taken } in done? {
+                    counts.add(&of_chunk);
+                    taken_over += if is_taken { of_chunk.read } else { 0 };
+                    let first = writer.facts().rows;
+                    pieces.push(Piece { identity, first, rows: rows.len() as u64, counts: of_chunk });
+                    rows.into_iter().try_for_each(|row| writer.write(row))?;
+                }
+                context.progress("rows", counts.read, Some(total), None);
+                batch = next?;
+            }
+            Ok::<_, StageError>(())
+        })?;
+        let (facts, identity) = writer.finish(|facts| counts.write_to(facts))?;
+        counts.report(&facts, taken_over, context);
+        counts.check(&facts)?;
+        context.record("rows_taken_over", taken_over);
+        context.seal(draft, facts.to_facts(), Some(identity))?;
+        context.offer(&family, "tokens", serde_json::to_value(pieces).expect("pieces are plain data"))
+    }
+}
+
+/// The fact of tokens that are still to be made that says how many a document may have at most.
+pub(crate) const LONGEST_POSSIBLE: &str = "longest_possible_document";
+
+const SPLIT_IS_FOR_TEXT: &str =
+    "only plain text can be split: of a prompt or a conversation the rest would lack its beginning";
+
+const TWO_ANSWERS: &str = "`train_on` and `train_on_input` contradict each other";
+
+/// What is asked of the ends of rows must be possible.
+fn check_ends(
+    params: &TokenizeParams,
+    tokenizer: &Tokenizer,
+    shape: Shape,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
+    let ends = [
+        ("add_bos", params.prompt.add_bos, "bos_token", tokenizer.bos_token_id()),
+        ("add_eos", params.prompt.add_eos, "eos_token", tokenizer.eos_token_id()),
+    ];
+    for (name, asked, role, id) in ends {
+        if asked == Some(true) && id.is_none() {
+            let message = format!("`{name}: true` is asked for, and the tokenizer has no `{role}`");
+            return Err(StageError::new(Cause::BadParameters, message));
+        }
+        if asked.is_some() && shape == Shape::Messages {
+            context.warn(format!("`{name}` is not heeded: conversations are framed by the chat template"));
+        }
+    }
+    if shape != Shape::Messages && params.prompt.add_eos.is_none() && tokenizer.eos_token_id().is_none() {
+        context.warn("the tokenizer has no end-of-text token: the model does not learn where to stop");
+    }
+    Ok(())
+}
+
+fn no_tokens_yet(tokenizer: &Tokenizer, shape: Shape, params: &TokenizeParams) -> TokensFacts {
+    TokensFacts {
+        max_seq_len: params.max_seq_len.map(|length| length as u64),
+        vocab_size: tokenizer.vocab_size() as u64,
+        bos_token_id: tokenizer.bos_token_id(),
+        eos_token_id: tokenizer.eos_token_id(),
+        pad_token_id: tokenizer.pad_token_id(),
+        prompt: Some(params.prompt.clone()),
+        train_on: params.train_on(),
+        ..TokensFacts::none(shape)
+    }
+}
+
+#[cfg(test)]
+mod tests;

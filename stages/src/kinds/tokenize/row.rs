@@ -1,0 +1,171 @@
+//! One row: encoded, cut to length, and judged by what is left to learn of it.
+
+use engine::error::StageError;
+
+use super::{OnNoTarget, OnTooLong};
+use crate::data::artifact::{IGNORE_INDEX, Row, TokenRow};
+use crate::data::prompt::{ChatError, Encoded, PromptError, PromptRenderer};
+use crate::data::tokenizer::Tokenizer;
+
+/// Why a row cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RowError {
+    #[error("it cannot be turned into tokens")]
+    Prompt(#[from] PromptError),
+    #[error("it has {tokens} tokens, and `max_seq_len` is {limit}")]
+    TooLong { tokens: usize, limit: usize },
+    #[error("nothing of it is learned")]
+    NoTarget,
+}
+
+impl RowError {
+    /// As the failure of the stage over the row of an index, from 0.
+    pub(super) fn at_row(self, index: u64) -> StageError {
+        let help = match &self {
+            Self::Prompt(PromptError::Chat(ChatError::NotAPrefix { .. } | ChatError::Marks)) => Some(
+                "set `train_on: last` or `all`, or a `chat_template` with `{% generation %}` around what an assistant says"
+                    .to_owned(),
+            ),
+            Self::Prompt(error) => error.help().map(str::to_owned),
+            Self::TooLong { .. } => Some("set `on_too_long` to truncate or drop, or raise `max_seq_len`".to_owned()),
+            Self::NoTarget => Some("set `on_no_target` to drop or keep".to_owned()),
+        };
+        let error = StageError::bad_data(format!("row {index} of the dataset cannot be used")).with_source(self);
+        StageError { help, ..error }
+    }
+}
+
+/// What was made of a row.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Outcome {
+    pub fate: Fate,
+    /// Whether special tokens that it has written out are read as plain text.
+    pub sanitized: bool,
+}
+
+/// What becomes of a row.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It stays, as one row or as several pieces.
+    Kept { rows: Vec<TokenRow>, truncated: bool, fully_masked: bool, without_eos: bool },
+    /// It is left out because of its length.
+    TooLong,
+    /// It is left out because nothing of it is learned.
+    NoTarget { truncated: bool },
+}
+
+/// Encodes rows, all in the same way; shared by threads.
+pub(super) struct RowEncoder<'a> {
+    pub tokenizer: &'a Tokenizer,
+    pub renderer: &'a PromptRenderer,
+    pub max_seq_len: Option<usize>,
+    pub on_too_long: OnTooLong,
+    pub on_no_target: OnNoTarget,
+}
+
+impl RowEncoder<'_> {
+    /// # Errors
+    /// Fails where the row cannot be encoded, or a policy says that such a row is an error.
+    pub(super) fn encode(&self, row: &Row) -> Result<Outcome, RowError> {
+        let prompt = self.renderer.lesson(row, self.tokenizer)?;
+        Ok(Outcome { fate: self.judge(prompt.encode(self.tokenizer)?)?, sanitized: prompt.is_sanitized() })
+    }
+
+    fn judge(&self, encoded: Encoded) -> Result<Fate, RowError> {
+        let Encoded { mut input_ids, mut labels } = encoded;
+        let limit = self.max_seq_len.unwrap_or(usize::MAX);
+        let mut truncated = false;
+        if input_ids.len() > limit {
+            match self.on_too_long {
+                OnTooLong::Drop => return Ok(Fate::TooLong),
+                OnTooLong::Error => return Err(RowError::TooLong { tokens: input_ids.len(), limit }),
+                OnTooLong::Split => return Ok(self.pieces(&input_ids, &labels, limit)),
+                OnTooLong::Truncate => {
+                    truncate(&mut input_ids, &mut labels, limit, self.tokenizer.eos_token_id());
+                    truncated = true;
+                }
+            }
+        }
+        let fully_masked = !learns(&labels);
+        if fully_masked {
+            match self.on_no_target {
+                OnNoTarget::Drop => return Ok(Fate::NoTarget { truncated }),
+                OnNoTarget::Error => return Err(RowError::NoTarget),
+                OnNoTarget::Keep => {
+                    // As torchtune does: the end-of-text token that replaced the last one is learned in any case.
+                    if let (true, Some(eos), Some(last)) = (truncated, self.tokenizer.eos_token_id(), labels.last_mut())
+                    {
+                        *last = eos as i32;
+                    }
+                }
+            }
+        }
+        let without_eos = !self.has_an_end(&input_ids);
+        Ok(Fate::Kept { rows: vec![TokenRow::document(input_ids, labels)], truncated, fully_masked, without_eos })
+    }
+
+    fn pieces(&self, input_ids: &[u32], labels: &[i32], limit: usize) -> Fate {
+        let rows: Vec<TokenRow> = input_ids
+            .chunks(limit)
+            .zip(labels.chunks(limit))
+            // A piece of one token teaches nothing: it is predicted from nothing.
+            .filter(|(ids, _)| ids.len() > 1)
+            .map(|(ids, labels)| TokenRow::document(ids.to_vec(), labels.to_vec()))
+            .collect();
+        let end_is_learned = self.has_an_end(input_ids) && input_ids.len() % limit != 1;
+        Fate::Kept { rows, truncated: false, fully_masked: false, without_eos: !end_is_learned }
+    }
+
+    /// Whether the last token says that here is an end: of the text, or of a turn.
+    fn has_an_end(&self, input_ids: &[u32]) -> bool {
+        let (bos, eos) = (self.tokenizer.bos_token_id(), self.tokenizer.eos_token_id());
+        let ends = |id: &u32| self.tokenizer.is_special(*id) && Some(*id) != bos;
+        // Chat templates often end a turn with a line break after its mark.
+        let tail = &input_ids[input_ids.len().saturating_sub(2)..];
+        tail.last().is_some_and(|last| Some(*last) == eos) || tail.iter().any(ends)
+    }
+}
+
+/// Whether anything is learned; nothing predicts the first token.
+fn learns(labels: &[i32]) -> bool {
+    labels.iter().skip(1).any(|label| *label != IGNORE_INDEX)
+}
+
+/// Cuts a row, and makes its last token the end-of-text token. That one is learned only where it follows something learned
+/// and replaces something that would have been: a prompt that was cut off has not ended.
+fn truncate(input_ids: &mut Vec<u32>, labels: &mut Vec<i32>, limit: usize, eos: Option<u32>) {
+    input_ids.truncate(limit);
+    labels.truncate(limit);
+    let (Some(eos), Some(last)) = (eos, limit.checked_sub(1)) else { return };
+    input_ids[last] = eos;
+    let learned = labels[last] != IGNORE_INDEX && learns(&labels[..last]);
+    labels[last] = if learned { eos as i32 } else { IGNORE_INDEX };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NO: i32 = IGNORE_INDEX;
+
+    #[test]
+    fn a_shortened_response_ends_and_the_end_is_learned() {
+        let (mut ids, mut labels) = (vec![5, 6, 7, 8, 9], vec![NO, NO, 7, 8, 9]);
+        truncate(&mut ids, &mut labels, 4, Some(1));
+        assert_eq!((ids, labels), (vec![5, 6, 7, 1], vec![NO, NO, 7, 1]));
+    }
+
+    #[test]
+    fn the_end_of_a_shortened_prompt_is_not_learned() {
+        let (mut ids, mut labels) = (vec![5, 6, 7, 8], vec![NO, NO, 7, 8]);
+        truncate(&mut ids, &mut labels, 3, Some(1));
+        assert_eq!((ids, labels), (vec![5, 6, 1], vec![NO, NO, NO]), "the first response token was replaced");
+    }
+
+    #[test]
+    fn without_an_end_of_text_token_a_row_is_only_cut() {
+        let (mut ids, mut labels) = (vec![5, 6, 7], vec![5, 6, 7]);
+        truncate(&mut ids, &mut labels, 2, None);
+        assert_eq!((ids, labels), (vec![5, 6], vec![5, 6]));
+    }
+}

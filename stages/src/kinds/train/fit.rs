@@ -1,0 +1,103 @@
+//! Whether a model can be trained on rows of tokens and with an adapter at all: known from their facts, before the first step.
+
+use engine::artifact::Facts;
+use engine::error::StageError;
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::preflight::known;
+use engine::stage::InputFacts;
+use serde_json::Value;
+
+use super::parameters::{AdapterOrigin, Method, TrainParams};
+use crate::compute::adapter;
+use crate::data::artifact::TokensFacts;
+use crate::kinds::tokenize::LONGEST_POSSIBLE;
+use crate::preflight::model_config;
+
+/// What does not fit together, as far as results say that are there.
+pub(super) fn problems(params: &TrainParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+    let inputs = &known(inputs);
+    let mut problems = Vec::new();
+    let wrong_input = |message: String, help: &str| {
+        Problem::error("wrong-input", span, message, "they meet in this stage").with_help(help)
+    };
+    let model = params.model.reference.facts_in(inputs);
+    for data in [Some(&params.data), params.validation.as_ref()].into_iter().flatten() {
+        let (Some(facts), Some(model)) = (data.reference.facts_in(inputs), model) else { continue };
+        let Some(tokens) = TokensFacts::from_facts(facts) else {
+            problems.extend(ahead(facts, model, data.reference.span));
+            continue;
+        };
+        let size = |name: &str| model.get(name).and_then(Value::as_u64).unwrap_or(u64::MAX);
+        let misfit = check(&tokens, size("vocab_size"), size("max_position_embeddings"));
+        problems.extend(misfit.err().map(|misfit| wrong_input(misfit.to_string(), misfit.help())));
+    }
+    if params.method == Method::Full {
+        return problems;
+    }
+    if let Some(config) = model_config(&params.model.reference, inputs) {
+        let origin = if params.adapter.is_some() { AdapterOrigin::Existing } else { AdapterOrigin::Fresh };
+        problems.extend(params.lora.problem_on(&config, origin, span));
+    }
+    let others = params.adapter.iter().filter(|it| adapter::is_of_others(it.reference.facts_in(inputs), model));
+    problems.extend(others.map(|it| adapter::problem(&it.reference, &params.model.reference, span)));
+    problems
+}
+
+/// What may not fit, as far as it is known before there are tokens.
+fn ahead(tokens: &Facts, model: &Facts, span: Span) -> Vec<Problem> {
+    let fact = |facts: &Facts, name: &str| facts.get(name).and_then(Value::as_u64);
+    let both = |of_tokens: &str, of_model: &str| {
+        let (needed, there) = (fact(tokens, of_tokens)?, fact(model, of_model)?);
+        (needed > there).then_some((needed, there))
+    };
+    let vocabulary = both("vocab_size", "vocab_size").map(|(ids, there)| {
+        let message = format!("the tokens' tokenizer has {ids} ids, and the model has {there}");
+        Problem::warning("wrong-input", span, message, "made with another tokenizer?")
+            .with_help("tokenize with the tokenizer of the model that is trained")
+    });
+    let length = both(LONGEST_POSSIBLE, "max_position_embeddings").map(|(longest, positions)| {
+        let message = format!("a document may have {longest} tokens, and the model has {positions} positions");
+        Problem::warning("too-long-for-model", span, message, "longer than the model reads")
+            .with_help("lower `max_seq_len` of `tokenize` (or of `pack`): training fails at the first longer document")
+    });
+    vocabulary.into_iter().chain(length).collect()
+}
+
+/// Why a model cannot be trained on these rows.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Misfit {
+    /// The rows were made for a larger vocabulary.
+    #[error("the tokens go up to id {largest_id} (their tokenizer has {tokenizer} ids), and the model has {model}")]
+    Vocabulary { largest_id: u32, tokenizer: u64, model: u64 },
+    /// A document has more tokens than the model has positions.
+    #[error("the longest document has {tokens} tokens, and the model has {positions} positions")]
+    TooLong { tokens: u64, positions: u64 },
+}
+
+impl Misfit {
+    /// What to do about it.
+    pub(super) fn help(&self) -> &'static str {
+        match self {
+            Self::Vocabulary { .. } => "tokenize with the tokenizer of the model that is trained",
+            Self::TooLong { .. } => "lower `max_seq_len` of `tokenize` (or of `pack`)",
+        }
+    }
+}
+
+impl From<Misfit> for StageError {
+    fn from(misfit: Misfit) -> Self {
+        StageError::bad_data(misfit.to_string()).with_help(misfit.help())
+    }
+}
+
+/// Compares what the rows need with what the model has.
+pub(super) fn check(tokens: &TokensFacts, vocab_size: u64, positions: u64) -> Result<(), Misfit> {
+    if let Some(largest_id) = tokens.largest_id.filter(|id| u64::from(*id) >= vocab_size) {
+        return Err(Misfit::Vocabulary { largest_id, tokenizer: tokens.vocab_size, model: vocab_size });
+    }
+    if tokens.longest_document > positions {
+        return Err(Misfit::TooLong { tokens: tokens.longest_document, positions });
+    }
+    Ok(())
+}

@@ -1,0 +1,168 @@
+//! Trains a model on tokens: an adapter beside frozen weights, or every weight.
+//!
+//! An optimizer step takes `micro_batch_size × gradient_accumulation_steps` rows; its loss is summed over their target
+//! tokens and divided once by their number. An interrupted run goes on from its last saved step and ends with the very
+//! bytes of an uninterrupted one.
+
+mod checkpoints;
+mod failure;
+mod figures;
+mod fit;
+mod less_memory;
+mod order;
+mod output;
+mod parameters;
+mod preflight;
+mod prepare;
+mod rows;
+mod session;
+mod state;
+mod summary;
+mod tensorboard;
+mod torch;
+mod validation;
+mod workers;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use devices::DeviceKind;
+use engine::artifact::Output;
+use engine::context::StageContext;
+use engine::error::StageError;
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::KeyWriter;
+use engine::preflight::Preflight;
+use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers, WorkingState};
+use engine::survey::{LocalFiles, Survey};
+
+pub use parameters::{
+    EarlyStopping, Given, Leftover, LoraParams, LossScale, Method, MinLr, OptimizerName, OptimizerParams,
+    SchedulerName, SchedulerParams, Shape, Targets, TrainParams, Warmup,
+};
+
+use crate::compute::backend::Choice;
+use crate::compute::checkpoint;
+use crate::compute::kernels::{self, Kernels};
+use crate::data::artifact::{Adapter, Metrics, Model, OutputKind};
+use crate::data::prompt::PROMPT;
+use crate::smoke::{self, Lowered};
+
+/// The stage kind.
+pub struct Train;
+
+impl Stage for Train {
+    const NAME: &'static str = "train";
+    const VERSION: u32 = 5; // 5: gradients of an adapter's B are summed over a micro-batch before they are added to those before.
+    const ABOUT: &'static str = "Trains an adapter (LoRA) or every weight of a model.";
+    type Params = TrainParams;
+    const GOAL: bool = true;
+
+    fn outputs(params: &TrainParams) -> Vec<Output> {
+        let trained = match params.method {
+            Method::Lora => Adapter::output("adapter"),
+            Method::Full => Model::output("model"),
+        };
+        vec![trained, Metrics::output("metrics")]
+    }
+
+    fn check(params: &TrainParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let mut problems = params.problems(span);
+        problems.extend(fit::problems(params, inputs, span));
+        problems
+    }
+
+    fn smoke(parameters: &serde_json::Value) -> Smoke {
+        Lowered::from(parameters)
+            .at_most("max_steps", smoke::STEPS)
+            .set("epochs", smoke::STEPS)
+            .replace("gradient_accumulation_steps", 1)
+            .replace("leftover", "step")
+            .cut("scheduler.warmup_steps", 1)
+            .cut("eval_steps", 1)
+            .done()
+    }
+
+    fn survey(params: &TrainParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
+        let mut survey = Survey::default();
+        let trained = match params.method {
+            Method::Lora => "adapter",
+            Method::Full => {
+                let names: Vec<&str> = checkpoint::config_facts().collect();
+                survey.pass("model", params.model.reference.facts_in(inputs), &names);
+                "model"
+            }
+        };
+        survey.pass(trained, params.data.reference.facts_in(inputs), &[PROMPT]);
+        survey
+    }
+
+    fn preflight(params: &TrainParams, inputs: &InputFacts, span: Span) -> Preflight {
+        preflight::preflight(params, inputs, span)
+    }
+
+    fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: usize) -> Option<u64> {
+        preflight::peak_memory(params, inputs, workers)
+    }
+
+    fn write_derived_key(params: &TrainParams, key: &mut KeyWriter<'_>) {
+        params.write_derived_key(key);
+    }
+
+    fn with_less_memory(parameters: &serde_json::Value) -> LessMemory {
+        less_memory::with_less_memory(parameters)
+    }
+
+    fn lacks(params: &TrainParams, span: Span) -> Vec<Problem> {
+        params.backend.value.lacks(params.serves(), span).into_iter().collect()
+    }
+
+    fn derived_from(entry: &str) -> &'static [&'static str] {
+        match entry {
+            "rows_per_step" => &["micro_batch_size", "gradient_accumulation_steps"],
+            "lora_given" => &["lora"],
+            _ => &[],
+        }
+    }
+
+    fn working_state(params: &TrainParams, folder: &Path, inputs: &InputFacts) -> Option<WorkingState> {
+        checkpoints::standing(params, folder, inputs)
+    }
+
+    fn threads(_: &TrainParams) -> Threads {
+        Threads::Many
+    }
+
+    fn workers(_: &TrainParams) -> Workers {
+        Workers::Many
+    }
+
+    fn devices(params: &TrainParams) -> Vec<DeviceKind> {
+        params.backend.value.devices(params.serves())
+    }
+
+    fn run(params: &TrainParams, context: &mut StageContext) -> Result<(), StageError> {
+        let choice = Choice::of(params.backend.value, params.serves(), context)?;
+        if choice.is_torch {
+            return torch::run(params, &choice, context);
+        }
+        let mut workers = workers::Workers::form(params, context)?;
+        let compute = params.dtype.compute();
+        match params.kernels.on(context.devices().kind) {
+            Kernels::Cpu => {
+                let kernels = kernels::cpu_on(workers.threads, compute, context)?;
+                let kernels = match workers.weights.take() {
+                    Some(weights) => kernels.sharing(weights),
+                    None => kernels,
+                };
+                session::run(params, Arc::new(kernels), workers, context)
+            }
+            Kernels::Candle => {
+                let kernels = kernels::candle_computing(compute, context)?;
+                let kernels = workers.join_devices(kernels, context)?;
+                session::run(params, Arc::new(kernels), workers, context)
+            }
+        }
+    }
+}

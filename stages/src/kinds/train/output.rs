@@ -1,0 +1,102 @@
+//! What training leaves: a PEFT folder or a checkpoint, and the figures of every step.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use engine::artifact::Facts;
+use engine::context::{Artifact, Draft, StageContext};
+use engine::error::{Cause, OrFail, StageError};
+use model::blocks::Blocks;
+use model::checkpoint::{Checkpoint, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, Flush, TensorSpec};
+use model::config::HeadWeight;
+use model::peft::Adapter;
+use model::trainer::{TrainedPart, TrainedView, Trainer};
+
+use crate::compute::checkpoint;
+use crate::data::artifact::TokensReader;
+use crate::data::prompt::PROMPT;
+
+/// Writes the adapter in PEFT's form; it belongs to the very weights it was trained on.
+pub(super) fn adapter(
+    adapter: &Adapter,
+    facts: &Facts,
+    base: &Artifact,
+    rows: &TokensReader,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
+    let draft = context.create("adapter")?;
+    adapter.save(&draft.folder).or_fail(Cause::Machine, || "cannot write the adapter".to_owned())?;
+    let trained_on = base.description.facts.get(checkpoint::WEIGHTS).cloned();
+    let trained_on = trained_on.map(|weights| (checkpoint::WEIGHTS.to_owned(), weights));
+    let facts = facts.clone().into_iter().chain(trained_on).chain(taught(rows)).collect();
+    context.seal(draft, facts, None)
+}
+
+/// How the rows ask, so that what learned from them can be asked in the same way.
+pub(super) fn taught(rows: &TokensReader) -> Facts {
+    rows.facts().to_facts().into_iter().filter(|(name, _)| name == PROMPT).collect()
+}
+
+/// Whatever went wrong while weights were read or written.
+type Failed = Box<dyn std::error::Error + Send + Sync>;
+
+/// Writes the trained weights in the base's own tensor types, with what goes along with them; `taught` are facts of the data.
+pub(super) fn model<B: Blocks>(
+    trainer: &Trainer<B>,
+    base: &Path,
+    taught: Facts,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
+    let trained = trainer.trained_tensors();
+    let trained: BTreeMap<&str, &TrainedView<'_, B>> = trained.iter().map(|tensor| (tensor.name(), tensor)).collect();
+    let draft = context.create("model")?;
+    let written = (|| -> Result<(), Failed> {
+        let original = Checkpoint::open(base)?;
+        // A file may hold the head of a tied model once more: a copy that the training left behind would contradict it.
+        let tied = trainer.decoder().config().head == HeadWeight::Tied;
+        let kept = || original.tensors().filter(|(name, _)| !(tied && *name == "lm_head.weight"));
+        let specs = kept().map(|(name, info)| TensorSpec::new(name, info.dtype, &info.shape)).collect();
+        let mut writer = CheckpointWriter::create(&draft.folder, specs, DEFAULT_MAX_SHARD_BYTES)?;
+        for (name, _) in kept() {
+            match trained.get(name) {
+                Some(tensor) => writer.write_f32(name, &tensor.read(TrainedPart::Value)?)?,
+                None => {
+                    let take = |(): &mut (), first: usize, piece: &mut [u8]| -> Result<(), Failed> {
+                        Ok(original.read_bytes(name, first, piece)?)
+                    };
+                    writer.write_pieces(name, 1, take)?;
+                }
+            }
+        }
+        // The store flushes what it takes in.
+        writer.finish_with(Flush::Later)?;
+        Ok(())
+    })();
+    written.or_fail(Cause::Machine, || "cannot write the model".to_owned())?;
+    seal_model(draft, base, taught, context)
+}
+
+/// Ends a model whose weights are written: what goes along with them is the base's.
+pub(super) fn seal_model(
+    mut draft: Draft,
+    base: &Path,
+    taught: Facts,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
+    checkpoint::copy(&base.join("config.json"), &draft.folder.join("config.json"))?;
+    checkpoint::carry_along(base, &draft.folder)?;
+    let mut facts = checkpoint::facts(&mut draft)?;
+    facts.extend(taught);
+    context.seal(draft, facts, None)
+}
+
+/// Writes the figures: one line per step, and a summary. They hold no times and no rates.
+pub(super) fn metrics(lines: &str, facts: Facts, context: &mut StageContext) -> Result<(), StageError> {
+    let draft = context.create("metrics")?;
+    let summary = format!("{:#}\n", serde_json::Value::Object(facts.clone()));
+    for (name, text) in [("metrics.jsonl", lines), ("metrics.json", summary.as_str())] {
+        fs::write(draft.folder.join(name), text).or_fail(Cause::Machine, || format!("cannot write `{name}`"))?;
+    }
+    context.seal(draft, facts, None)
+}

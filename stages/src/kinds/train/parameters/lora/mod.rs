@@ -1,0 +1,360 @@
+//! `lora:`: the adapter, with its modules named as in PEFT or in torchtune.
+
+use std::collections::BTreeMap;
+
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::file::tree::{Node, Value};
+use engine::parameter::{Json, KeyWriter, Mapping, Parameter, Parameters, Reader};
+use model::config::Config;
+use model::peft::targets::{self, ALL_LINEAR, TargetError, Torchtune};
+use model::peft::{AdapterConfig, AdapterConfigError, TargetModules};
+use serde_json::json;
+
+use super::Given;
+
+/// The adapter of `method: lora`.
+#[derive(Parameters, Debug, Clone, PartialEq)]
+pub struct LoraParams {
+    /// Rank of the update.
+    #[semantic(default = 8, range = 1..)]
+    pub rank: usize,
+    /// The update is scaled by `alpha / rank`.
+    #[semantic(default = 16.0, above = 0.0)]
+    pub alpha: f64,
+    /// Share of the adapter's inputs that are left out, at random in each step.
+    #[semantic(default = 0.0, range = 0.0..1.0)]
+    pub dropout: f64,
+    /// The linear layers that get an adapter: names, `all-linear` (all but the head), or a regular expression, as in PEFT.
+    #[semantic(default = Targets::default())]
+    pub target_modules: Targets,
+    /// The same in torchtune's words: any of `q_proj`, `k_proj`, `v_proj`, `output_proj`.
+    #[semantic(default = Vec::new())]
+    pub lora_attn_modules: Vec<String>,
+    /// The MLP's layers, too; beside `lora_attn_modules`.
+    #[semantic(default = false)]
+    pub apply_lora_to_mlp: bool,
+    /// The head, too; beside `lora_attn_modules`.
+    #[semantic(default = false)]
+    pub apply_lora_to_output: bool,
+    /// Scales by `alpha / sqrt(rank)` instead (Kalajdzievski, arXiv:2312.03732).
+    #[semantic(default = false)]
+    pub use_rslora: bool,
+    /// Learns magnitude and direction apart (Liu et al., arXiv:2402.09353).
+    #[semantic(default = false)]
+    pub use_dora: bool,
+    /// Modules that are trained as a whole and saved with the adapter.
+    #[semantic(default = Vec::new())]
+    pub modules_to_save: Vec<String>,
+    /// Other ranks for modules whose names end like this (a regular expression).
+    #[semantic(default = Mapping::new(), range = 1..)]
+    pub rank_pattern: Mapping<usize>,
+    /// Other alphas for modules whose names end like this (a regular expression).
+    #[semantic(default = Mapping::new(), above = 0.0)]
+    pub alpha_pattern: Mapping<f64>,
+}
+
+impl Default for LoraParams {
+    fn default() -> Self {
+        Self {
+            rank: 8,
+            alpha: 16.0,
+            dropout: 0.0,
+            target_modules: Targets::default(),
+            lora_attn_modules: Vec::new(),
+            apply_lora_to_mlp: false,
+            apply_lora_to_output: false,
+            use_rslora: false,
+            use_dora: false,
+            modules_to_save: Vec::new(),
+            rank_pattern: Mapping::new(),
+            alpha_pattern: Mapping::new(),
+        }
+    }
+}
+
+/// The modules that get an adapter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Targets(pub TargetModules);
+
+impl Default for Targets {
+    fn default() -> Self {
+        Self(TargetModules::Names(vec!["q_proj".to_owned(), "v_proj".to_owned()]))
+    }
+}
+
+impl Parameter for Targets {
+    fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
+        match &node.value {
+            Value::String(text) => Some(Self(TargetModules::Pattern(text.clone()))),
+            _ => Vec::<String>::read(node, reader).map(|names| Self(TargetModules::Names(names))),
+        }
+    }
+
+    fn write_key(&self, key: &mut KeyWriter<'_>) {
+        match &self.0 {
+            TargetModules::Names(names) => names.write_key(key),
+            TargetModules::Pattern(pattern) => pattern.write_key(key),
+        }
+    }
+
+    fn schema() -> Json {
+        json!({ "anyOf": [{ "type": "array", "items": { "type": "string" } }, { "type": "string" }], "examples": [ALL_LINEAR] })
+    }
+}
+
+/// No layer is wider, and a rank beyond a layer's width says nothing more.
+const MOST_RANK: usize = 1 << 16;
+
+/// torchtune's keys.
+const TORCHTUNE: [&str; 3] = ["lora_attn_modules", "apply_lora_to_mlp", "apply_lora_to_output"];
+
+/// An adapter that cannot be put onto a model.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::kinds::train) enum LoraError {
+    /// A name fits no module.
+    #[error(transparent)]
+    Targets(#[from] TargetError),
+    /// A pattern is no regular expression.
+    #[error(transparent)]
+    Patterns(#[from] AdapterConfigError),
+}
+
+impl LoraParams {
+    /// The settings of the adapter on a model, as PEFT knows them, and what a user should hear about them.
+    ///
+    /// # Errors
+    /// Fails if a target is no module of the model.
+    pub(in crate::kinds::train) fn settings(&self, config: &Config) -> Result<(AdapterConfig, Vec<String>), LoraError> {
+        let mut settings = AdapterConfig::new(self.rank, self.alpha, Vec::new());
+        let mut notes = Vec::new();
+        settings.target_modules = if self.is_torchtune() {
+            let words = Torchtune {
+                lora_attn_modules: self.lora_attn_modules.clone(),
+                apply_lora_to_mlp: self.apply_lora_to_mlp,
+                apply_lora_to_output: self.apply_lora_to_output,
+            };
+            let targets = words.targets(config)?;
+            notes = targets.notes;
+            TargetModules::Names(targets.modules)
+        } else {
+            self.target_modules.0.clone()
+        };
+        settings.dropout = self.dropout;
+        settings.use_rslora = self.use_rslora;
+        settings.use_dora = self.use_dora;
+        settings.modules_to_save.clone_from(&self.modules_to_save);
+        settings.rank_pattern.clone_from(&self.rank_pattern);
+        settings.alpha_pattern.clone_from(&self.alpha_pattern);
+        settings.check_patterns()?;
+        let adapted = targets::resolve(config, &settings)?;
+        targets::resolve_saved(config, &settings)?;
+        notes.extend(idle_patterns(&settings, &adapted));
+        Ok((settings, notes))
+    }
+
+    /// How many values the adapter has on a model.
+    ///
+    /// # Errors
+    /// As [`LoraParams::settings`].
+    pub(in crate::kinds::train) fn trained_values(&self, config: &Config) -> Result<u64, LoraError> {
+        let (settings, _) = self.settings(config)?;
+        let shapes: BTreeMap<String, Vec<usize>> = config.tensors().into_iter().collect();
+        // The head of a tied model has the shape of the embedding.
+        let shape = |tensor: &str| shapes.get(tensor).or_else(|| shapes.get("model.embed_tokens.weight"));
+        let size = |tensor: &str| shape(tensor).map_or(0, |shape| shape.iter().product::<usize>());
+        let of_module = |module: &String| {
+            let Some([out_features, in_features]) = shape(&format!("{module}.weight")).map(Vec::as_slice) else {
+                return 0;
+            };
+            let magnitude = if settings.use_dora { *out_features } else { 0 };
+            settings.rank_of(module) * (out_features + in_features) + magnitude
+        };
+        let adapted: usize = targets::resolve(config, &settings)?.iter().map(of_module).sum();
+        let saved: usize = targets::resolve_saved(config, &settings)?.iter().map(|tensor| size(tensor)).sum();
+        Ok((adapted + saved) as u64)
+    }
+
+    /// Values that the adapter keeps of each token for its backward, over all layers of a model: what goes through the low ranks
+    /// and, with DoRA, the direction of each output.
+    ///
+    /// # Errors
+    /// As [`LoraParams::settings`].
+    pub(in crate::kinds::train) fn kept_columns(&self, config: &Config) -> Result<u64, LoraError> {
+        let (settings, _) = self.settings(config)?;
+        let shapes: BTreeMap<String, Vec<usize>> = config.tensors().into_iter().collect();
+        let of_module = |module: &String| {
+            let direction = match shapes.get(&format!("{module}.weight")) {
+                Some(shape) if settings.use_dora => shape[0],
+                _ => 0,
+            };
+            settings.rank_of(module) + direction
+        };
+        Ok(targets::resolve(config, &settings)?.iter().map(of_module).sum::<usize>() as u64)
+    }
+
+    fn is_torchtune(&self) -> bool {
+        !self.lora_attn_modules.is_empty() || self.apply_lora_to_mlp || self.apply_lora_to_output
+    }
+}
+
+/// Patterns that fit none of the adapted modules: PEFT passes them over without a word.
+fn idle_patterns(settings: &AdapterConfig, adapted: &[String]) -> Vec<String> {
+    let plain = AdapterConfig { rank_pattern: Mapping::new(), alpha_pattern: Mapping::new(), ..settings.clone() };
+    let fits = |with: AdapterConfig| adapted.iter().any(|module| with.scaling_of(module) != plain.scaling_of(module));
+    let ranks = settings.rank_pattern.keys().filter(|pattern| {
+        let other = Mapping::from([((*pattern).clone(), plain.rank + 1)]);
+        !fits(AdapterConfig { rank_pattern: other, ..plain.clone() })
+    });
+    let alphas = settings.alpha_pattern.keys().filter(|pattern| {
+        let other = Mapping::from([((*pattern).clone(), plain.alpha * 2.0)]);
+        !fits(AdapterConfig { alpha_pattern: other, ..plain.clone() })
+    });
+    let named = ranks.map(|pattern| ("rank_pattern", pattern)).chain(alphas.map(|pattern| ("alpha_pattern", pattern)));
+    let note = |(key, pattern)| format!("`lora.{key}` has `{pattern}`, which fits none of the adapted modules");
+    named.map(note).collect()
+}
+
+/// Where the adapter comes from that is trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::kinds::train) enum AdapterOrigin {
+    /// It is made: the settings of the file and their defaults hold.
+    Fresh,
+    /// It is another stage's: its own settings hold, and those of the file must agree with them.
+    Existing,
+}
+
+impl Given<LoraParams> {
+    /// Whether the file says which modules get an adapter.
+    fn names_targets(&self) -> bool {
+        TORCHTUNE.into_iter().chain(["target_modules"]).any(|key| self.key(key).is_some())
+    }
+
+    /// The values with these targets in the place of those that the file does not give.
+    fn with_targets(&self, targets: &TargetModules) -> LoraParams {
+        let mut lora = self.value.clone();
+        if !self.names_targets() {
+            lora.target_modules = Targets(targets.clone());
+        }
+        lora
+    }
+
+    /// What is wrong with the values taken together.
+    pub(super) fn problems(&self, span: Span) -> Vec<Problem> {
+        let lora = &self.value;
+        let torchtune: Vec<&str> = TORCHTUNE.into_iter().filter(|key| self.key(key).is_some()).collect();
+        let place = |key: &str| self.key(key).unwrap_or(span);
+        if let (Some(targets), Some(word)) = (self.key("target_modules"), torchtune.first()) {
+            let message = format!("`lora.target_modules` and `lora.{word}` both say which layers get an adapter");
+            return vec![
+                Problem::error("bad-value", targets, message, "give one of them")
+                    .with_related(place(word), "the other"),
+            ];
+        }
+        if let Some(word) = torchtune.first()
+            && self.key("lora_attn_modules").is_none()
+        {
+            let message = format!("`lora.{word}` stands beside `lora.lora_attn_modules`, which is missing");
+            let help = "`lora_attn_modules: []` if no layer of the attention is to get an adapter";
+            return vec![
+                Problem::error("missing-key", place(word), message, "one of torchtune's words").with_help(help),
+            ];
+        }
+        let ranks = [("rank", lora.rank)].into_iter();
+        let mut ranks = ranks.chain(lora.rank_pattern.values().map(|rank| ("rank_pattern", *rank)));
+        if let Some((key, rank)) = ranks.find(|(_, rank)| *rank > MOST_RANK) {
+            let message = format!("`lora.{key}` is {rank}, more than any layer is wide");
+            return vec![
+                Problem::error("out-of-range", place(key), message, "too great").with_help("4 to 256 are usual"),
+            ];
+        }
+        let none = match torchtune.is_empty() {
+            true => lora.target_modules.0 == TargetModules::Names(Vec::new()),
+            false => !lora.is_torchtune(),
+        };
+        if none && lora.modules_to_save.is_empty() {
+            let key = if torchtune.is_empty() { "target_modules" } else { "lora_attn_modules" };
+            let message = format!("`lora.{key}` is empty: nothing would be trained");
+            return vec![Problem::error("out-of-range", place(key), message, "names no module")];
+        }
+        Vec::new()
+    }
+
+    /// What is wrong with the values on this model.
+    pub(in crate::kinds::train) fn problem_on(
+        &self,
+        config: &Config,
+        origin: AdapterOrigin,
+        span: Span,
+    ) -> Option<Problem> {
+        let settings = match origin {
+            AdapterOrigin::Fresh => self.value.settings(config),
+            // Its own targets are known when it is read; every model has linear layers.
+            AdapterOrigin::Existing => {
+                self.with_targets(&TargetModules::Pattern(ALL_LINEAR.to_owned())).settings(config)
+            }
+        };
+        let error = settings.err()?;
+        let key = match &error {
+            LoraError::Targets(TargetError::NothingToSave { .. }) => "modules_to_save",
+            LoraError::Targets(TargetError::NotTorchtune { .. }) => "lora_attn_modules",
+            LoraError::Targets(_) => "target_modules",
+            LoraError::Patterns(AdapterConfigError::Pattern { key, .. }) => key,
+            LoraError::Patterns(_) => "rank_pattern",
+        };
+        let place = self.key(key).or(self.keys.first().map(|(_, span)| *span)).unwrap_or(span);
+        let problem = Problem::error("wrong-input", place, format!("`lora.{key}`: {error}"), "does not fit the model");
+        let is_name = |text: &String| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        Some(match (&error, &self.value.target_modules.0) {
+            (LoraError::Targets(_), TargetModules::Pattern(text)) if key == "target_modules" && text == "all" => {
+                problem.with_help(format!("every linear layer but the head is `target_modules: {ALL_LINEAR}`"))
+            }
+            (LoraError::Targets(_), TargetModules::Pattern(text)) if key == "target_modules" && is_name(text) => {
+                problem.with_help(format!(
+                    "a text is a regular expression for the whole path; a list has names: `target_modules: [{text}]`"
+                ))
+            }
+            _ => problem,
+        })
+    }
+
+    /// The first setting of the file that an existing adapter contradicts, by its name, with both values. What happens only while
+    /// training (dropout) is the file's to say.
+    pub(in crate::kinds::train) fn contradiction(
+        &self,
+        adapter: &AdapterConfig,
+        config: &Config,
+    ) -> Result<Option<(String, String, String)>, LoraError> {
+        let (asked, _) = self.with_targets(&adapter.target_modules).settings(config)?;
+        let resolved = |settings: &AdapterConfig| -> Result<String, LoraError> {
+            Ok(targets::resolve(config, settings)?.join(", "))
+        };
+        let targets = TORCHTUNE.into_iter().chain(["target_modules"]).find(|key| self.key(key).is_some());
+        let json = |settings: &AdapterConfig, key: &str| match key {
+            "rank" => json!(settings.rank),
+            "alpha" => json!(settings.alpha),
+            "use_rslora" => json!(settings.use_rslora),
+            "use_dora" => json!(settings.use_dora),
+            "modules_to_save" => json!(settings.modules_to_save),
+            "rank_pattern" => json!(settings.rank_pattern),
+            _ => json!(settings.alpha_pattern),
+        };
+        let plain = ["rank", "alpha", "use_rslora", "use_dora", "modules_to_save", "rank_pattern", "alpha_pattern"];
+        for key in plain.into_iter().filter(|key| self.key(key).is_some()) {
+            let (file, adapters) = (json(&asked, key), json(adapter, key));
+            if file != adapters {
+                return Ok(Some((key.to_owned(), file.to_string(), adapters.to_string())));
+            }
+        }
+        if let Some(key) = targets {
+            let (file, adapters) = (resolved(&asked)?, resolved(adapter)?);
+            if file != adapters {
+                return Ok(Some((key.to_owned(), file, adapters)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,348 @@
+//! What a pipeline file may say under `with:` for `uses: train`.
+
+mod given;
+mod lora;
+mod optimizer;
+mod scheduler;
+
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::{Input, KeyWriter, Mapping, Parameter as _, Parameters};
+use model::schedule::Schedule;
+use model::trainer::{LossScaling, Recompute, Trained};
+
+pub use given::Given;
+pub(super) use lora::AdapterOrigin;
+pub use lora::{LoraParams, Targets};
+pub use optimizer::{OptimizerName, OptimizerParams};
+pub use scheduler::{MinLr, SchedulerName, SchedulerParams, Shape, Warmup};
+
+pub use super::order::Leftover;
+use super::order::{Division, Shuffle};
+use crate::compute::backend::{self, Attention, Backend, Parallel, Serves};
+use crate::compute::kernels::{Dtype, Kernels};
+use crate::data::artifact::{Adapter, Model, TokensOrPacks};
+
+/// What a pipeline file may say under `with:` for `uses: train`.
+#[derive(Parameters, Debug)]
+pub struct TrainParams {
+    /// The model to start from.
+    #[semantic]
+    pub model: Input<Model>,
+    /// The rows to train on.
+    #[semantic]
+    pub data: Input<TokensOrPacks>,
+    /// Rows to measure the loss on, which are not trained on.
+    #[semantic]
+    pub validation: Option<Input<TokensOrPacks>>,
+    /// What is trained.
+    #[semantic(default = Method::Lora)]
+    pub method: Method,
+    /// The adapter, for `method: lora`.
+    #[semantic(default = Given::default_of(LoraParams::default()))]
+    pub lora: Given<LoraParams>,
+    /// An adapter to go on from, ours or PEFT's; `lora` follows from it.
+    #[semantic]
+    pub adapter: Option<Input<Adapter>>,
+    /// The optimizer.
+    #[semantic(default = OptimizerParams::default())]
+    pub optimizer: OptimizerParams,
+    /// The learning rate over the run.
+    #[semantic(default = SchedulerParams::default())]
+    pub scheduler: SchedulerParams,
+    /// Rows computed at once, over all devices together, of which each computes at least one; with `gradient_accumulation_steps` it
+    /// decides the rows of an optimizer step, and alone it decides memory and speed, never the result.
+    #[cosmetic(default = 1, range = 1..)]
+    pub micro_batch_size: usize,
+    /// Micro-batches of an optimizer step, over all devices together.
+    #[cosmetic(default = 1, range = 1..)]
+    pub gradient_accumulation_steps: usize,
+    /// Passes over the data.
+    #[resumable(default = 1, range = 1..)]
+    pub epochs: u64,
+    /// Optimizer steps after which training ends, whatever `epochs` says.
+    #[resumable(range = 1..)]
+    pub max_steps: Option<u64>,
+    /// Optimizer steps after which an epoch ends, whatever rows are left.
+    #[semantic(range = 1..)]
+    pub max_steps_per_epoch: Option<u64>,
+    /// What becomes of an epoch's last rows where they do not fill a step.
+    #[semantic(default = Leftover::Step)]
+    pub leftover: Leftover,
+    /// Whether each epoch has an order of its own.
+    #[semantic(default = true)]
+    pub shuffle: bool,
+    /// Decides the row order, the adapter's first values and dropout.
+    #[semantic(default = 0)]
+    pub seed: u64,
+    /// Largest norm of the gradient over all trained tensors; larger ones are scaled down to it. None if left out.
+    #[semantic(above = 0.0)]
+    pub clip_grad_norm: Option<f64>,
+    /// Number type of the computation.
+    #[semantic(default = Dtype::F32)]
+    pub dtype: Dtype,
+    /// The factor on the loss, for computation in f16, whose small gradients would round to zero.
+    #[semantic]
+    pub loss_scale: Option<Given<LossScale>>,
+    /// Computes each layer's forward again in the backward instead of keeping what it made: less memory, more time, the same
+    /// numbers.
+    #[cosmetic(default = false)]
+    pub activation_checkpointing: bool,
+    /// What computes: this program where it serves the device (today the CPU), else PyTorch in processes of its own.
+    #[cosmetic(default = Given::default_of(Backend::Auto))]
+    pub backend: Given<Backend>,
+    /// The kernels that compute, for the native backend.
+    #[cosmetic(default = Kernels::Cpu)]
+    pub kernels: Kernels,
+    /// How several devices share the work, for the torch backend.
+    #[cosmetic(default = Parallel::Ddp)]
+    pub parallel: Parallel,
+    /// The attention that the torch backend computes with.
+    #[cosmetic(default = Attention::Auto)]
+    pub attention: Attention,
+    /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result.
+    #[cosmetic(default)]
+    pub env: Mapping<String>,
+    /// Seconds that an exchange between several workers may take, or that one of the native backend may do nothing, before the stage is
+    /// ended, with the worker, the step and the exchange named.
+    #[cosmetic(default = 600, range = 1..)]
+    pub watchdog_seconds: u64,
+    /// Optimizer steps between two validations; the end of each epoch if left out.
+    #[semantic(range = 1..)]
+    pub eval_steps: Option<Given<u64>>,
+    /// Whether the result is the step with the lowest validation loss, instead of the last one.
+    #[semantic(default = Given::default_of(false))]
+    pub keep_best: Given<bool>,
+    /// Ends training once validation no longer improves.
+    #[semantic]
+    pub early_stopping: Option<Given<EarlyStopping>>,
+    /// Optimizer steps between two saved states; an interrupted run goes on from the last one.
+    #[cosmetic(default = 20, range = 1..)]
+    pub save_every: u64,
+    /// Saved states that are kept; with one alone, a damaged one costs the whole run.
+    #[cosmetic(default = 2, range = 1..)]
+    pub keep_last: usize,
+}
+
+impl TrainParams {
+    /// Rows of an optimizer step.
+    pub fn rows_per_step(&self) -> usize {
+        self.micro_batch_size.saturating_mul(self.gradient_accumulation_steps)
+    }
+
+    /// How so many rows are divided into epochs and steps.
+    pub fn division(&self, rows: usize) -> Division {
+        Division {
+            rows,
+            rows_per_step: self.rows_per_step(),
+            leftover: self.leftover,
+            max_steps_per_epoch: self.max_steps_per_epoch,
+        }
+    }
+
+    /// Optimizer steps of a run over so many rows.
+    pub fn total_steps(&self, rows: usize) -> u64 {
+        self.division(rows).total_steps(self.epochs, self.max_steps)
+    }
+
+    /// The learning rate over a run of so many steps, as factors on `optimizer.learning_rate`.
+    pub fn schedule(&self, total_steps: u64) -> Schedule {
+        self.scheduler.schedule(self.optimizer.learning_rate, total_steps)
+    }
+
+    /// What is trained, as the trainer takes it.
+    pub(super) fn trained(&self) -> Trained {
+        match self.method {
+            Method::Lora => Trained::Adapter,
+            Method::Full => Trained::Weights,
+        }
+    }
+
+    /// What the backward computes again, as the trainer takes it.
+    pub(super) fn recompute(&self) -> Recompute {
+        if self.activation_checkpointing { Recompute::Layers } else { Recompute::None }
+    }
+
+    /// Why the learning rate stays below its highest in a run of so many steps, if it does.
+    pub(super) fn low_peak(&self, total_steps: u64) -> Option<String> {
+        let (schedule, base) = (self.schedule(total_steps), self.optimizer.learning_rate);
+        let share = schedule.peak(total_steps);
+        let because = match schedule.warmup_steps {
+            warmup if warmup >= total_steps => format!("the warm-up of {warmup} steps does not end within the run of"),
+            // One-cycle's top may lie between two steps.
+            _ if share < 0.9 => "the schedule has no place for its highest rate in the run of".to_owned(),
+            _ => return None,
+        };
+        Some(format!("{because} {total_steps}: the learning rate reaches {:.3e} of {base:.3e}", share * base))
+    }
+
+    /// The order of the rows.
+    pub(super) fn shuffle(&self) -> Shuffle {
+        if self.shuffle { Shuffle::Seeded(self.seed) } else { Shuffle::No }
+    }
+
+    /// The factor on the loss: for f16, whose small gradients would round to zero, there is one whatever the file says.
+    pub(super) fn loss_scale(&self) -> Option<LossScale> {
+        let given = self.loss_scale.as_ref().map(|scale| scale.value);
+        given.or_else(|| (self.dtype == Dtype::F16).then(LossScale::default))
+    }
+
+    /// When training ends early, if it may.
+    pub(super) fn early_stopping(&self) -> Option<&EarlyStopping> {
+        self.early_stopping.as_ref().map(|stopping| &stopping.value)
+    }
+
+    /// What is wrong with the values taken together.
+    pub(super) fn problems(&self, span: Span) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        match self.method {
+            Method::Lora => problems.extend(self.lora.problems(span)),
+            Method::Full => problems.extend(self.adapter_of_full(span)),
+        }
+        problems.extend(self.problems_of_the_backend(span));
+        if let Some(loss_scale) = self.loss_scale.as_ref().filter(|_| self.dtype != Dtype::F16) {
+            let message = "`loss_scale` is for computation in f16, and there is none here";
+            problems.push(
+                Problem::error("wrong-option", loss_scale.span, message, "not needed")
+                    .with_help("leave it out: f32 and bf16 hold the smallest gradients without a factor"),
+            );
+        }
+        problems.extend(self.scheduler.problem(self.optimizer.learning_rate));
+        problems.extend(self.without_validation());
+        if let Some(validation) = self.validation.as_ref().filter(|rows| {
+            (&rows.reference.stage, &rows.reference.output) == (&self.data.reference.stage, &self.data.reference.output)
+        }) {
+            let message = "`validation` is what is trained on: its loss says nothing about other rows";
+            problems.push(Problem::warning(
+                "bad-value",
+                validation.reference.span,
+                message,
+                "the same stage as `data`",
+            ));
+        }
+        problems
+    }
+
+    /// Which backend can compute what is asked for.
+    pub(super) fn serves(&self) -> Serves {
+        match (self.dtype, self.kernels) {
+            (Dtype::F16, _) => Serves::Torch("`dtype: f16`"),
+            (Dtype::F32 | Dtype::Bf16, Kernels::Candle) => Serves::Native("`kernels: candle`"),
+            (Dtype::F32 | Dtype::Bf16, Kernels::Cpu) => Serves::Both,
+        }
+    }
+
+    fn problems_of_the_backend(&self, span: Span) -> Vec<Problem> {
+        let mut problems: Vec<Problem> =
+            self.backend.value.problem(self.serves(), self.backend.span).into_iter().collect();
+        if self.dtype == Dtype::F16 && self.kernels == Kernels::Candle {
+            let message = "`kernels: candle` does not compute in f16";
+            problems.push(Problem::error("bad-value", span, message, "in this stage").at("kernels"));
+        }
+        if self.backend.value == Backend::Native && !self.env.is_empty() {
+            let message = "`env` is for the processes of `backend: torch`";
+            problems
+                .push(Problem::error("bad-value", span, message, "the native backend reads no variables").at("env"));
+        }
+        problems.extend(backend::problems_of_env(&self.env, span));
+        problems
+    }
+
+    /// What describes an adapter, where none is trained.
+    fn adapter_of_full(&self, span: Span) -> Option<Problem> {
+        let lora = self.lora.keys.first().map(|(_, span)| ("lora", *span));
+        let (name, place) = lora.or(self.adapter.as_ref().map(|adapter| ("adapter", adapter.reference.span)))?;
+        let place = if name == "lora" && self.lora.span == Span::default() { span } else { place };
+        let message = format!("`{name}` describes an adapter, and `method: full` trains every weight");
+        let problem = Problem::error("bad-value", place, message, "does not go with `method: full`");
+        Some(problem.with_help(format!("leave `{name}` out, or set `method: lora`")))
+    }
+
+    /// What would need validation rows, where there are none.
+    fn without_validation(&self) -> Vec<Problem> {
+        if self.validation.is_some() {
+            return Vec::new();
+        }
+        let needs = [
+            ("eval_steps", self.eval_steps.as_ref().map(|steps| steps.span)),
+            ("keep_best", self.keep_best.value.then_some(self.keep_best.span)),
+            ("early_stopping", self.early_stopping.as_ref().map(|stopping| stopping.span)),
+        ];
+        let found = needs.into_iter().filter_map(|(name, span)| Some((name, span?)));
+        let problem = |(name, span)| {
+            let message = format!("`{name}` goes by the validation loss, and there is no `validation`");
+            Problem::error("missing-key", span, message, "needs validation rows")
+                .with_help("name the stage that makes them: `validation: held_out_tokens`")
+        };
+        found.map(problem).collect()
+    }
+
+    /// The product of micro-batch size and accumulation decides the result; how it is split does not.
+    pub(super) fn write_derived_key(&self, key: &mut KeyWriter<'_>) {
+        key.field("rows_per_step", cache::Class::Semantic, |key| key.value(self.rows_per_step().to_string()));
+        // A setting that the file gives must agree with an existing adapter even where it is the default.
+        if self.adapter.is_some() {
+            let given: Vec<String> = self.lora.keys.iter().map(|(name, _)| name.clone()).collect();
+            key.field("lora_given", cache::Class::Semantic, |key| given.write_key(key));
+        }
+    }
+}
+
+/// When training ends before its last step.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq)]
+pub struct EarlyStopping {
+    /// Validations without an improvement after which it ends.
+    #[semantic(range = 1..)]
+    pub patience: u64,
+    /// A loss that is lower by no more than this is no improvement.
+    #[semantic(default = 0.0, range = 0.0..)]
+    pub min_delta: f64,
+}
+
+/// What is trained.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// Low-rank adapters beside frozen weights (Hu et al., arXiv:2106.09685).
+    Lora,
+    /// Every weight.
+    Full,
+}
+
+/// How the factor on the loss follows what the gradients bear, as `torch.amp.GradScaler`.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq)]
+pub struct LossScale {
+    /// The factor at first.
+    #[semantic(default = 1024.0, above = 0.0)]
+    pub init_scale: f64,
+    /// It is multiplied by this after `growth_interval` steps without an overflow.
+    #[semantic(default = 2.0, above = 1.0)]
+    pub growth_factor: f64,
+    /// It is multiplied by this at an overflow; such a step is skipped.
+    #[semantic(default = 0.5, above = 0.0, range = ..1.0)]
+    pub backoff_factor: f64,
+    /// Steps without an overflow after which it grows.
+    #[semantic(default = 2000, range = 1..)]
+    pub growth_interval: u64,
+}
+
+impl Default for LossScale {
+    fn default() -> Self {
+        Self { init_scale: 1024.0, growth_factor: 2.0, backoff_factor: 0.5, growth_interval: 2000 }
+    }
+}
+
+impl LossScale {
+    /// As the trainer takes it.
+    pub(super) fn options(&self) -> LossScaling {
+        LossScaling {
+            init_scale: self.init_scale,
+            growth_factor: self.growth_factor,
+            backoff_factor: self.backoff_factor,
+            growth_interval: self.growth_interval,
+            ..LossScaling::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,249 @@
+//! What a training run would do and cost, from its parameters and the facts of its inputs.
+
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::preflight::{Preflight, Work, is_known};
+use engine::stage::InputFacts;
+use model::checkpoint::Dtype;
+use model::config::Config;
+use model::memory::{Lengths, TrainingLoad, TrainingMemory, Weights};
+use model::trainer::Trained;
+use serde_json::Value;
+
+use super::order::Division;
+use super::parameters::{Method, TrainParams};
+use super::workers::meeting_bytes;
+use crate::compute::backend::Backend;
+use crate::compute::kernels::Kernels;
+use crate::preflight::{PROCESS_BYTES, checkpoint_bytes, expect_same_model, model_config, stored_dtype};
+
+/// Bytes of a saved number.
+const F32_BYTES: u64 = 4;
+
+/// Within which share of the estimate `benches/memory.py` finds the peak of each of its configurations.
+const MARGIN: f64 = 0.15;
+
+/// Everything that can be foretold.
+pub(super) fn preflight(params: &TrainParams, inputs: &InputFacts, span: Span) -> Preflight {
+    let mut ahead = Preflight::default();
+    steps(params, inputs, span, &mut ahead);
+    let config = model_config(&params.model.reference, inputs);
+    if let Some(config) = &config {
+        memory(params, inputs, config, &mut ahead);
+    }
+    ahead.work = work(params, inputs, config.as_ref());
+    if params.method == Method::Full {
+        expect_same_model(&mut ahead, "model", &params.model.reference, inputs);
+    }
+    ahead
+}
+
+/// Rows, steps and learning rates.
+fn steps(params: &TrainParams, inputs: &InputFacts, span: Span, ahead: &mut Preflight) {
+    let rows_per_step = params.rows_per_step();
+    let product = format!(
+        "{rows_per_step} = micro_batch_size {} × gradient_accumulation_steps {}",
+        params.micro_batch_size, params.gradient_accumulation_steps
+    );
+    let data = params.data.reference.facts_in(inputs);
+    let count = |name: &str| data.and_then(|facts| facts.get(name)).and_then(Value::as_u64);
+    let Some(rows) = count("rows").and_then(|rows| usize::try_from(rows).ok()) else {
+        ahead.figure("rows_per_step", rows_per_step, product);
+        return;
+    };
+    let known = data.is_some_and(is_known);
+    let source = &params.data.reference.stage;
+    ahead.figure("rows", rows, if known { rows.to_string() } else { format!("{rows}, if `{source}` has so many") });
+    ahead.figure("rows_per_step", rows_per_step, product);
+    let division = params.division(rows);
+    ahead.figure("steps_per_epoch", division.steps_per_epoch(), epoch_in_words(&division));
+    let total = params.total_steps(rows);
+    ahead.figure("optimizer_steps", total, format!("{total} in {}", epochs_in_words(params, &division, total)));
+    learning_rate(params, total, span, ahead);
+    if known
+        && let (Some(tokens), Some(targets), Some(padding)) =
+            (count("tokens"), count("target_tokens"), count("padding"))
+    {
+        let (of_epoch, text) = tokens_of_epoch(&division, tokens, targets, padding);
+        ahead.figure("tokens_per_epoch", of_epoch, text);
+    }
+}
+
+/// What there is to compute: tokens times the weights that each goes through, as far as both are known.
+fn work(params: &TrainParams, inputs: &InputFacts, config: Option<&Config>) -> Option<Work> {
+    let data = params.data.reference.facts_in(inputs)?;
+    let count = |name: &str| data.get(name).and_then(Value::as_u64);
+    let rows = usize::try_from(count("rows")?).ok().filter(|rows| *rows > 0)?;
+    let taken = (params.total_steps(rows) * params.rows_per_step() as u64).min(params.epochs * rows as u64) as f64;
+    Some(match (count("tokens"), config) {
+        (Some(tokens), Some(config)) => {
+            let tokens = taken * tokens as f64 / rows as f64;
+            Work::new("tokens × weights", tokens * config.matrix_weights() as f64)
+        }
+        (Some(tokens), None) => Work::new("tokens", taken * tokens as f64 / rows as f64),
+        (None, _) => Work::new("rows", taken),
+    })
+}
+
+/// The tokens of an epoch, from those of all rows: where some rows are left out, which ones differs from epoch to epoch.
+fn tokens_of_epoch(division: &Division, tokens: u64, targets: u64, padding: u64) -> (u64, String) {
+    let share = 100.0 * padding as f64 / (tokens + padding).max(1) as f64;
+    let left_out = division.rows_left_out();
+    if left_out == 0 {
+        let text = format!("{tokens}, {targets} of them targets; {padding} of padding ({share:.1} %) not computed");
+        return (tokens, text);
+    }
+    let taken = (division.rows - left_out) as f64 / division.rows as f64;
+    let [tokens_taken, targets_taken] = [tokens, targets].map(|all| (all as f64 * taken).round() as u64);
+    let text = format!(
+        "about {tokens_taken} of {tokens}, {targets_taken} of them targets; padding ({share:.1} %) not computed"
+    );
+    (tokens_taken, text)
+}
+
+fn epoch_in_words(division: &Division) -> String {
+    let steps = division.steps_per_epoch();
+    let rows_of = |step: u64| division.place(step).rows.len();
+    let last = steps.checked_sub(1).map_or(0, rows_of);
+    let full = if last == division.rows_per_step { steps } else { steps.saturating_sub(1) };
+    let mut text = match (full, steps) {
+        (full, steps) if full == steps => format!("{full} of {} rows", division.rows_per_step),
+        (0, _) => format!("1 of {last} rows"),
+        _ => format!("{steps}: {full} of {} rows and one of {last}", division.rows_per_step),
+    };
+    let left_out = division.rows_left_out();
+    if left_out > 0 {
+        text += &format!("; {left_out} rows are left out");
+    }
+    text
+}
+
+fn epochs_in_words(params: &TrainParams, division: &Division, total: u64) -> String {
+    let all = division.total_steps(params.epochs, None);
+    let epochs = if params.epochs == 1 { "one epoch".to_owned() } else { format!("{} epochs", params.epochs) };
+    if total < all { format!("part of {epochs}: `max_steps` ends them") } else { epochs }
+}
+
+/// What the learning rate comes to, with a warning where the warm-up does not end.
+fn learning_rate(params: &TrainParams, total: u64, span: Span, ahead: &mut Preflight) {
+    let Some(last_step) = total.checked_sub(1) else {
+        let message = format!("`{}` makes no optimizer step", params.data.reference.stage);
+        ahead.warnings.push(
+            Problem::warning("no-steps", span, message, "fewer rows than a step takes")
+                .with_help("lower gradient_accumulation_steps, or keep the last rows with `leftover: step`")
+                .at("gradient_accumulation_steps"),
+        );
+        return;
+    };
+    let schedule = params.schedule(total);
+    let base = params.optimizer.learning_rate;
+    let (last, peak) = (base * schedule.factor(last_step, total), base * schedule.peak(total));
+    let warmup = schedule.warmup_steps;
+    ahead.figure("peak_learning_rate", peak, format!("{peak:.3e} of {base:.3e}"));
+    let text = if warmup == 0 { format!("{last:.3e}") } else { format!("{last:.3e}, after {warmup} steps of warm-up") };
+    let text = match warmup >= total {
+        true => format!("{last:.3e}: the warm-up of {warmup} steps never completes"),
+        false => text,
+    };
+    ahead.figure("last_learning_rate", last, text);
+    if let Some(message) = params.low_peak(total) {
+        let (code, field, help) = match warmup >= total {
+            true => ("warmup-too-long", "scheduler.warmup_steps", "lower `scheduler.warmup_steps`, or train longer"),
+            false => ("schedule-too-long", "scheduler", "lower what `scheduler` says of its steps, or train longer"),
+        };
+        let problem = Problem::warning(code, span, message, "trains at a lower rate than it says");
+        ahead.warnings.push(problem.with_help(help).at(field));
+    }
+}
+
+/// What is trained, and what it takes in memory and on disk.
+fn memory(params: &TrainParams, inputs: &InputFacts, config: &Config, ahead: &mut Preflight) {
+    let Some(trained) = trained_values(params, config) else { return };
+    let all = config.matrix_weights();
+    let share = 100.0 * trained as f64 / (all.max(1)) as f64;
+    ahead.figure("trainable_parameters", trained, format!("{trained} beside {all} ({share:.3} %)"));
+    let result = match params.method {
+        Method::Lora => Some(trained * F32_BYTES),
+        Method::Full => checkpoint_bytes(&params.model.reference, inputs),
+    };
+    ahead.disk_bytes = result.map(|result| result + trained * saved_bytes_per_value(params));
+    ahead.peak_memory_bytes = peak_memory(params, inputs, 1);
+    // It is the memory of the `cpu` kernels that was measured.
+    let is_measured = params.kernels == Kernels::Cpu && params.backend.value != Backend::Torch;
+    ahead.memory_margin = is_measured.then_some(MARGIN);
+}
+
+/// The most memory that so many workers hold together.
+pub(super) fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: usize) -> Option<u64> {
+    let config = &model_config(&params.model.reference, inputs)?;
+    let trained = trained_values(params, config)?;
+    let data = params.data.reference.facts_in(inputs);
+    let count = |name: &str| data.and_then(|facts| facts.get(name)).and_then(Value::as_u64);
+    let longest = count("longest_row")?;
+    let load = TrainingLoad {
+        compute: params.dtype.compute(),
+        // Several workers have those in f32 between them, and so do kernels that are not our own.
+        stored: match (params.kernels, workers) {
+            (Kernels::Cpu, 1) => stored_dtype(&params.model.reference, inputs),
+            _ => Dtype::F32,
+        },
+        what: params.trained(),
+        trained,
+        moments: params.optimizer.optimizer.moments(),
+        adapter_columns: match params.method {
+            Method::Lora => params.lora.value.kept_columns(config).unwrap_or(0),
+            Method::Full => 0,
+        },
+        tokens: params.micro_batch_size.div_ceil(workers) as u64 * longest,
+        lengths: lengths(longest, count("tokens"), count("rows")),
+        recompute: params.recompute(),
+    };
+    let weights = match (params.kernels, params.trained()) {
+        (Kernels::Cpu, Trained::Adapter) => Weights::Shared,
+        (Kernels::Cpu, Trained::Weights) | (Kernels::Candle, _) => Weights::Own,
+    };
+    let memory = TrainingMemory::estimate(config, &load).of_workers(workers as u64, weights);
+    Some(workers as u64 * PROCESS_BYTES + memory.total() + meeting_bytes(workers, trained))
+}
+
+/// Whether rows are about as long as the longest, as packs are; where their number is not known yet, they are taken to be.
+fn lengths(longest: u64, tokens: Option<u64>, rows: Option<u64>) -> Lengths {
+    let (Some(tokens), Some(rows)) = (tokens, rows) else { return Lengths::Equal };
+    // Buffers of lengths that differ by less are mostly of one size.
+    if tokens * 8 < rows * longest * 7 { Lengths::Varying } else { Lengths::Equal }
+}
+
+/// Bytes that the working state keeps of a trained value: itself and its moments in each saved step and in the one that is written,
+/// and itself once for the best step and once for the one that takes its place.
+fn saved_bytes_per_value(params: &TrainParams) -> u64 {
+    let moments = params.optimizer.optimizer.moments().count() as u64;
+    let best = if params.keep_best.value { 2 } else { 0 };
+    F32_BYTES * ((1 + moments) * (params.keep_last as u64 + 1) + best)
+}
+
+/// How many values are trained; not known of an adapter to go on from, or where a target is no module of the model.
+fn trained_values(params: &TrainParams, config: &Config) -> Option<u64> {
+    match (params.method, &params.adapter) {
+        (Method::Full, _) => Some(config.matrix_weights()),
+        (Method::Lora, Some(_)) => None,
+        (Method::Lora, None) => params.lora.value.trained_values(config).ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::train::parameters::Leftover;
+
+    #[test]
+    fn tokens_of_rows_that_are_left_out_are_not_counted() {
+        let all = Division { rows: 24, rows_per_step: 5, leftover: Leftover::Step, max_steps_per_epoch: None };
+        assert_eq!(tokens_of_epoch(&all, 1041, 313, 0).0, 1041);
+        let drop = Division { leftover: Leftover::Drop, ..all };
+        let (tokens, text) = tokens_of_epoch(&drop, 1041, 313, 0);
+        assert_eq!(tokens, 868);
+        assert!(text.starts_with("about 868 of 1041, 261 of them targets"), "{text}");
+        let short = Division { max_steps_per_epoch: Some(2), ..all };
+        assert_eq!(tokens_of_epoch(&short, 1041, 313, 0).0, 434);
+    }
+}

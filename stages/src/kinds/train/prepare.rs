@@ -1,0 +1,137 @@
+//! The model of a run, loaded and ready to be trained.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use engine::context::{Artifact, StageContext};
+use engine::error::{Cause, OrFail, StageError};
+use model::blocks::Blocks;
+use model::checkpoint::Checkpoint;
+use model::config::Config;
+use model::decoder::Decoder;
+use model::parameter::Keep;
+use model::peft::{Adapter, AdapterConfig};
+use model::trainer::{TrainOptions, Trained, Trainer};
+
+use super::failure;
+use super::parameters::{Method, TrainParams};
+use crate::compute::adapter;
+
+/// The trainer of a run, and the settings of its adapter where one is trained.
+pub(super) fn trainer<B: Blocks>(
+    params: &TrainParams,
+    ops: Arc<B>,
+    base: &Artifact,
+    context: &mut StageContext,
+) -> Result<(Trainer<B>, Option<AdapterConfig>), StageError> {
+    let keep = match params.trained() {
+        Trained::Adapter => Keep::Frozen,
+        Trained::Weights => Keep::Trainable,
+    };
+    let decoder = Decoder::load(ops, &base.folder, keep);
+    let mut decoder = decoder.or_fail(Cause::BadData, || "cannot load the model".to_owned())?;
+    let settings = match (params.method, &params.adapter) {
+        (Method::Full, _) => None,
+        (Method::Lora, None) => Some(fresh(params, &mut decoder, context)?),
+        (Method::Lora, Some(input)) => {
+            let existing = context.open(input)?;
+            Some(warm(params, &mut decoder, base, &existing)?)
+        }
+    };
+    let options = TrainOptions {
+        max_grad_norm: params.clip_grad_norm,
+        loss_scaling: params.loss_scale.as_ref().map(|scale| scale.value.options()),
+        recompute: params.recompute(),
+        seed: params.seed,
+        ..TrainOptions::new(params.trained(), params.optimizer.optimizer)
+    };
+    let trainer = Trainer::new(decoder, options).map_err(|error| failure::of_rows(error, &[]))?;
+    Ok((trainer, settings))
+}
+
+/// Attaches an adapter that changes nothing yet.
+fn fresh<B: Blocks>(
+    params: &TrainParams,
+    decoder: &mut Decoder<B>,
+    context: &mut StageContext,
+) -> Result<AdapterConfig, StageError> {
+    let settings = settings(params, decoder.config(), context)?;
+    let fresh = decoder.fresh_adapter(&settings, params.seed);
+    let fresh = fresh.or_fail(Cause::BadParameters, cannot_make)?;
+    decoder.attach(&fresh).or_fail(Cause::BadParameters, || "cannot attach the adapter".to_owned())?;
+    Ok(settings)
+}
+
+/// Attaches an adapter that was trained before.
+fn warm<B: Blocks>(
+    params: &TrainParams,
+    decoder: &mut Decoder<B>,
+    base: &Artifact,
+    existing: &Artifact,
+) -> Result<AdapterConfig, StageError> {
+    let existing = trained_before(params, decoder.config(), base, existing)?;
+    decoder.attach(&existing).or_fail(Cause::BadData, || "cannot attach the adapter".to_owned())?;
+    Ok(existing.config)
+}
+
+/// Writes the values that an adapter is trained from into a folder, without loading the model, for a worker that reads them there.
+pub(super) fn first_values(
+    params: &TrainParams,
+    config: &Config,
+    base: &Artifact,
+    folder: &Path,
+    context: &mut StageContext,
+) -> Result<AdapterConfig, StageError> {
+    let (adapter, settings) = match &params.adapter {
+        None => {
+            let settings = settings(params, config, context)?;
+            let files =
+                Checkpoint::open(&base.folder).or_fail(Cause::BadData, || "cannot read the model".to_owned())?;
+            let adapter = Adapter::fresh(config, &files, &settings, params.seed);
+            (adapter.or_fail(Cause::BadParameters, cannot_make)?, settings)
+        }
+        Some(input) => {
+            let adapter = trained_before(params, config, base, &context.open(input)?)?;
+            let settings = adapter.config.clone();
+            (adapter, settings)
+        }
+    };
+    let failed = || "cannot write the adapter's first values".to_owned();
+    fs::create_dir_all(folder).or_fail(Cause::Machine, failed)?;
+    adapter.save(folder).or_fail(Cause::Machine, failed)?;
+    Ok(settings)
+}
+
+/// The settings of a fresh adapter.
+fn settings(params: &TrainParams, config: &Config, context: &mut StageContext) -> Result<AdapterConfig, StageError> {
+    let settings = params.lora.value.settings(config);
+    let (settings, notes) = settings.or_fail(Cause::BadParameters, cannot_make)?;
+    notes.into_iter().for_each(|note| context.warn(note));
+    Ok(settings)
+}
+
+/// An adapter that was trained before; what the file says of it must hold.
+fn trained_before(
+    params: &TrainParams,
+    config: &Config,
+    base: &Artifact,
+    existing: &Artifact,
+) -> Result<Adapter, StageError> {
+    let mut existing = adapter::open(existing, base)?;
+    let contradiction = params.lora.contradiction(&existing.config, config);
+    let unusable = || "cannot go on from the adapter".to_owned();
+    if let Some((key, file, adapters)) = contradiction.or_fail(Cause::BadParameters, unusable)? {
+        let message = format!("`lora.{key}` is {file}, and the adapter to go on from has {adapters}");
+        return Err(StageError::new(Cause::BadParameters, message)
+            .with_help("leave it out: the settings of an existing adapter are its own, but for `dropout`"));
+    }
+    if params.lora.key("dropout").is_some() {
+        existing.config.dropout = params.lora.value.dropout;
+    }
+    Ok(existing)
+}
+
+fn cannot_make() -> String {
+    "cannot make the adapter".to_owned()
+}

@@ -1,0 +1,200 @@
+//! Validation: when the model is scored on rows that it does not learn from, and what follows from it.
+
+use std::ops::ControlFlow;
+
+use engine::context::StageContext;
+use engine::error::{Cause, StageError};
+use model::batch::Batch;
+use model::blocks::Blocks;
+use model::trainer::{Phase, Trainer};
+use serde::{Deserialize, Serialize};
+
+use super::failure;
+use super::order::Division;
+use super::parameters::EarlyStopping;
+use super::rows::{listed, push};
+use super::workers::Crew;
+use crate::data::artifact::{TokensFacts, TokensReader};
+
+/// The validation rows.
+pub(super) struct Validator {
+    rows: TokensReader,
+    /// Rows that a worker computes at once.
+    rows_at_once: usize,
+    crew: Crew,
+    /// Optimizer steps between two validations; each epoch's end if left out.
+    every: Option<u64>,
+}
+
+/// The loss over all validation rows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Validated {
+    /// Mean negative log-likelihood over all targets together, in nats.
+    pub(super) loss: f64,
+    /// Rows.
+    pub(super) rows: u64,
+    /// Targets.
+    pub(super) target_tokens: u64,
+}
+
+impl Validator {
+    /// A validator of rows that have targets.
+    ///
+    /// # Errors
+    /// Fails where they have none.
+    pub(super) fn new(
+        rows: TokensReader,
+        rows_at_once: usize,
+        crew: Crew,
+        every: Option<u64>,
+    ) -> Result<Self, StageError> {
+        if rows.facts().target_tokens == 0 {
+            let message = "no validation row has a target token: there is nothing to measure";
+            return Err(StageError::bad_data(message).with_help("look at the rows with `pipeline show`"));
+        }
+        Ok(Self { rows, rows_at_once, crew, every })
+    }
+
+    /// What is known about its rows.
+    pub(super) fn facts(&self) -> &TokensFacts {
+        self.rows.facts()
+    }
+
+    /// Whether it is due once so many steps are done. It is before the first one, so that a curve shows what training changed.
+    pub(super) fn is_due(&self, steps: u64, division: &Division) -> bool {
+        match self.every {
+            Some(every) => steps.is_multiple_of(every),
+            None => steps == 0 || division.ends_epoch(steps),
+        }
+    }
+
+    /// Scores every row, a micro-batch at a time, which go around among the workers; breaks off where the user wants to stop.
+    ///
+    /// # Errors
+    /// Fails where a row cannot be read or scored, or its loss is not finite.
+    pub(super) fn validate<B: Blocks>(
+        &mut self,
+        trainer: &mut Trainer<B>,
+        step: u64,
+        context: &StageContext,
+    ) -> Result<ControlFlow<(), Validated>, StageError> {
+        let (mut nll, mut target_tokens) = (0.0, 0.0);
+        let rows: Vec<u64> = (0..self.rows.len()).collect();
+        for micro_batch in rows.chunks(self.rows_at_once).skip(self.crew.rank()).step_by(self.crew.size()) {
+            trainer.collective().note(step, Phase::Validation);
+            if context.cancelled() {
+                return Ok(ControlFlow::Break(()));
+            }
+            let mut batch = Batch::default();
+            for &row in micro_batch {
+                push(&mut batch, row, &self.rows.row(row)?);
+            }
+            if batch.tokens() == 0 {
+                continue;
+            }
+            let scores = trainer.decoder_mut().score(&batch).map_err(|error| {
+                StageError::new(Cause::Machine, "cannot score the validation rows").with_source(error)
+            })?;
+            let of_batch: f64 = scores.iter().map(|score| f64::from(score.nll)).sum();
+            if !of_batch.is_finite() {
+                let message = format!("the validation loss is {of_batch} after step {step}");
+                let help = format!(
+                    "{}; the micro-batch's rows of the validation data: {}",
+                    match step {
+                        0 => "nothing has been trained yet: the model or the adapter to go on from is at fault",
+                        _ => "lower `optimizer.learning_rate`, or set `clip_grad_norm`",
+                    },
+                    listed(micro_batch)
+                );
+                return Err(StageError::new(Cause::Numeric, message).with_help(help));
+            }
+            nll += of_batch;
+            target_tokens += scores.len() as f64;
+        }
+        let mut totals = [nll, target_tokens];
+        trainer.collective().note(step, Phase::SumOfValidation);
+        trainer.collective().sum_totals(&mut totals).map_err(failure::of_workers)?;
+        let [nll, target_tokens] = totals;
+        let loss = nll / target_tokens;
+        Ok(ControlFlow::Continue(Validated { loss, rows: self.rows.len(), target_tokens: target_tokens as u64 }))
+    }
+}
+
+/// How validation has gone so far: part of the working state.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Course {
+    /// Steps done before the last validation.
+    pub last: Option<u64>,
+    /// The lowest loss of those after a step.
+    pub best: Option<Best>,
+    /// Validations since one that was an improvement.
+    pub without_improvement: u64,
+}
+
+/// The step with the lowest validation loss.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Best {
+    /// Steps done.
+    pub step: u64,
+    /// The loss.
+    pub loss: f64,
+}
+
+impl Course {
+    /// Takes in the loss after so many steps; whether it is the lowest. The loss before the first step is there to be looked
+    /// at: it is no candidate.
+    pub(super) fn add(&mut self, step: u64, loss: f64, stopping: Option<&EarlyStopping>) -> bool {
+        self.last = Some(step);
+        if step == 0 {
+            return false;
+        }
+        let least = self.best.map(|best| best.loss);
+        let min_delta = stopping.map_or(0.0, |stopping| stopping.min_delta);
+        if least.is_none_or(|least| least - loss > min_delta) {
+            self.without_improvement = 0;
+        } else {
+            self.without_improvement += 1;
+        }
+        let lowest = least.is_none_or(|least| loss < least);
+        if lowest {
+            self.best = Some(Best { step, loss });
+        }
+        lowest
+    }
+
+    /// Whether training ends here.
+    pub(super) fn ends_early(&self, stopping: Option<&EarlyStopping>) -> bool {
+        stopping.is_some_and(|stopping| self.without_improvement >= stopping.patience)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn training_ends_after_so_many_validations_without_enough_improvement() {
+        let stopping = EarlyStopping { patience: 2, min_delta: 0.1 };
+        let mut course = Course::default();
+        let mut ends = Vec::new();
+        // The third is lower than the second, and not by enough.
+        for (step, loss) in [(0, 0.1), (5, 3.0), (10, 2.5), (15, 2.45), (20, 2.3), (25, 2.4), (30, 2.3)] {
+            course.add(step, loss, Some(&stopping));
+            ends.push(course.ends_early(Some(&stopping)));
+        }
+        assert_eq!(ends, [false, false, false, false, false, false, true]);
+        assert_eq!(course.best, Some(Best { step: 20, loss: 2.3 }));
+        assert!(!course.ends_early(None));
+    }
+
+    #[test]
+    fn an_equal_loss_is_no_improvement_and_the_first_of_equals_stays_the_best() {
+        let stopping = EarlyStopping { patience: 1, min_delta: 0.0 };
+        let mut course = Course::default();
+        assert!(course.add(1, 2.0, Some(&stopping)) && !course.add(2, 2.0, Some(&stopping)));
+        assert!(course.ends_early(Some(&stopping)));
+        assert_eq!(course.best.map(|best| best.step), Some(1));
+    }
+}
