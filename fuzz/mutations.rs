@@ -72,7 +72,7 @@ fn near(seeds: Vec<Vec<u8>>, words: Vec<Vec<u8>>) -> impl Strategy<Value = Vec<u
 }
 
 /// Tries a property on texts near the seeds of the fuzzer's target of this name.
-pub fn hold(property: fn(&[u8]), target: &str) {
+pub(super) fn hold(property: fn(&[u8]), target: &str) {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz"));
     let mut seeds = Vec::new();
     read_all(&folder.join("seeds").join(target), &mut seeds);

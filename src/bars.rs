@@ -13,7 +13,7 @@ use crate::terminal::Look;
 const LONGEST_NOTE_BESIDE_BAR: usize = 16;
 
 /// The bars of a run.
-pub struct Bars {
+pub(crate) struct Bars {
     all: MultiProgress,
     footer: ProgressBar,
     /// Width of the column of stage ids.
@@ -22,7 +22,7 @@ pub struct Bars {
 }
 
 /// The bar of a running stage.
-pub struct StageBar {
+pub(crate) struct StageBar {
     bar: ProgressBar,
     /// The stage's id as it stands in a template.
     name: String,
@@ -43,7 +43,7 @@ enum Shape {
 
 impl Bars {
     /// Begins to show a run of this many stages.
-    pub fn new(stages: u64, width: usize, look: Look) -> Self {
+    pub(crate) fn new(stages: u64, width: usize, look: Look) -> Self {
         let all = MultiProgress::new();
         let footer = all.add(ProgressBar::new(stages));
         let dot = look.either("·", "-");
@@ -53,7 +53,7 @@ impl Bars {
     }
 
     /// Adds a running stage.
-    pub fn stage(&self, stage: &str, text: &str) -> StageBar {
+    pub(crate) fn stage(&self, stage: &str, text: &str) -> StageBar {
         let bar = self.all.insert_before(&self.footer, ProgressBar::new(0));
         let name = self.pad(stage).replace('{', "{{").replace('}', "}}");
         let shape = Shape::WithoutBar;
@@ -66,30 +66,30 @@ impl Bars {
     }
 
     /// Prints a line about a stage above the bars.
-    pub fn say(&self, sign: &str, stage: &str, text: &str) {
+    pub(crate) fn say(&self, sign: &str, stage: &str, text: &str) {
         // A line that cannot be written to the terminal is lost; the record of the run has it.
         let _ = self.all.println(format!("{sign} {}  {text}", self.pad(stage)));
     }
 
     /// Counts a stage that has ended.
-    pub fn ended(&self) {
+    pub(crate) fn ended(&self) {
         self.footer.inc(1);
     }
 
     /// Takes the bars off the screen for a while.
-    pub fn hide(&self) {
+    pub(crate) fn hide(&self) {
         // A screen that cannot be cleared keeps a stale bar, which is no harm.
         let _ = self.all.clear();
         self.all.set_draw_target(ProgressDrawTarget::hidden());
     }
 
     /// Puts them back.
-    pub fn show(&self) {
+    pub(crate) fn show(&self) {
         self.all.set_draw_target(ProgressDrawTarget::stderr());
     }
 
     /// Takes everything off the screen.
-    pub fn finish(self) {
+    pub(crate) fn finish(self) {
         self.footer.finish_and_clear();
         // A screen that cannot be cleared is no reason to fail a finished run.
         let _ = self.all.clear();
@@ -102,7 +102,7 @@ impl Bars {
 
 impl StageBar {
     /// Shows how far the stage is: `count` is short, `note` may be long or empty.
-    pub fn show(&mut self, done: u64, total: Option<u64>, count: String, note: String) {
+    pub(crate) fn show(&mut self, done: u64, total: Option<u64>, count: String, note: String) {
         let shape = match total {
             _ if table::width(&note) > LONGEST_NOTE_BESIDE_BAR => Shape::TwoLines,
             Some(_) => Shape::OneLine,
@@ -119,7 +119,7 @@ impl StageBar {
     }
 
     /// Takes the bar off the screen.
-    pub fn finish(self) {
+    pub(crate) fn finish(self) {
         self.bar.finish_and_clear();
     }
 }

@@ -18,7 +18,7 @@ use crate::terminal::Look;
 ///
 /// `pipeline validate` names the code of each problem.
 #[derive(Args)]
-pub struct ExplainArgs {
+pub(crate) struct ExplainArgs {
     /// A code, such as `unknown-key`.
     code: Option<String>,
     /// How to print it.
@@ -27,7 +27,7 @@ pub struct ExplainArgs {
 }
 
 /// Prints one code, or all of them.
-pub fn run(args: &ExplainArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let Some(name) = &args.code else { return list(args.format) };
     let code = codes::find(name).ok_or_else(|| unknown(name))?;
     match args.format {

@@ -6,14 +6,14 @@ use crate::table::Table;
 use crate::words;
 
 /// Named figures, a nested one under its dotted name.
-pub fn table(figures: &Value) -> Table {
+pub(crate) fn table(figures: &Value) -> Table {
     let mut table = Table::new(["metric", "value"]);
     flatten(figures, String::new(), &mut |name, value| table.row([name, words::figure(value)]));
     table
 }
 
 /// Named figures as indented lines, a nested one under its dotted name; those without a value are left out.
-pub fn lines(figures: &Value) -> String {
+pub(crate) fn lines(figures: &Value) -> String {
     let mut lines = Vec::new();
     flatten(figures, String::new(), &mut |name, value| {
         if !value.is_null() {
@@ -25,7 +25,7 @@ pub fn lines(figures: &Value) -> String {
 }
 
 /// Records with the same fields, as many of them as asked for, evenly spread: the first and the last are among them.
-pub fn spread(records: &[Map<String, Value>], count: usize) -> Table {
+pub(crate) fn spread(records: &[Map<String, Value>], count: usize) -> Table {
     let names: Vec<&String> = records.first().map(|record| record.keys().collect()).unwrap_or_default();
     let mut table = Table::new(names.iter().map(|name| name.as_str()));
     for at in spread_over(records.len(), count) {
@@ -35,7 +35,7 @@ pub fn spread(records: &[Map<String, Value>], count: usize) -> Table {
 }
 
 /// Records by their `kind` (the steps of a training, its validations), each in its order; those without one are of one kind.
-pub fn by_kind(records: &[Map<String, Value>]) -> Vec<Vec<Map<String, Value>>> {
+pub(crate) fn by_kind(records: &[Map<String, Value>]) -> Vec<Vec<Map<String, Value>>> {
     let mut kinds: Vec<Vec<Map<String, Value>>> = Vec::new();
     for record in records {
         match kinds.iter_mut().find(|of_kind| of_kind[0].get("kind") == record.get("kind")) {
@@ -55,7 +55,7 @@ fn spread_over(length: usize, count: usize) -> Vec<usize> {
 }
 
 /// Gives each figure, a nested one under its dotted name.
-pub fn flatten(value: &Value, name: String, add: &mut dyn FnMut(String, &Value)) {
+pub(crate) fn flatten(value: &Value, name: String, add: &mut dyn FnMut(String, &Value)) {
     let below = |key: &str| if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") };
     match value {
         Value::Object(map) => map.iter().for_each(|(key, value)| flatten(value, below(key), add)),

@@ -9,7 +9,7 @@ use engine::home::{HomeError, advice_when_full};
 use engine::run::RunError;
 
 /// Help for an error beneath which lies a full disk.
-pub fn help(error: &(dyn Error + 'static)) -> Option<String> {
+pub(crate) fn help(error: &(dyn Error + 'static)) -> Option<String> {
     let mut path = None;
     let mut next = Some(error);
     while let Some(error) = next {

@@ -11,7 +11,7 @@ use crate::render::{self, Failure};
 
 /// Print the graph of a pipeline, for Mermaid or Graphviz.
 #[derive(Args)]
-pub struct GraphArgs {
+pub(crate) struct GraphArgs {
     /// The pipeline file.
     file: PathBuf,
     /// Changes to the file, as `stage.path=value` or `vars.name=value`.
@@ -32,7 +32,7 @@ enum Format {
 }
 
 /// Prints the graph.
-pub fn run(args: &GraphArgs, global: &Global) -> Result<(), Failure> {
+pub(crate) fn run(args: &GraphArgs, global: &Global) -> Result<(), Failure> {
     let plan = engine::plan::load(&args.file, &args.overrides, &stages::registry())?;
     render::warnings(&plan.sources, &plan.warnings, global.verbosity());
     render::left_out(&plan, global.verbosity());

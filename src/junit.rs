@@ -7,7 +7,7 @@ use engine::file::source::Sources;
 use engine::visible::is_hidden;
 
 /// One file, its problems and the texts that they lie in.
-pub struct Suite<'a> {
+pub(crate) struct Suite<'a> {
     /// As on the command line.
     pub file: &'a str,
     /// Whether the file passed every check.
@@ -19,7 +19,7 @@ pub struct Suite<'a> {
 }
 
 /// The report on several files.
-pub fn report(suites: &[Suite<'_>]) -> String {
+pub(crate) fn report(suites: &[Suite<'_>]) -> String {
     let mut xml = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
     let failures: usize = suites.iter().map(Suite::failures).sum();
     let tests: usize = suites.iter().map(Suite::tests).sum();

@@ -8,7 +8,7 @@ use engine::limits;
 use crate::render::{self, Failure};
 
 /// Begins to heed them. `ends` says whether a refusal ends the program: a stage's process tells its engine instead.
-pub fn heed(ends: Ends) {
+pub(crate) fn heed(ends: Ends) {
     limits::heed_file_size();
     let before = panic::take_hook();
     panic::set_hook(Box::new(move |info| match (limits::words(info.payload()).and_then(limits::refused), ends) {
@@ -20,7 +20,7 @@ pub fn heed(ends: Ends) {
 
 /// What a refusal ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ends {
+pub(crate) enum Ends {
     /// This program. What it has started ends with it.
     Program,
     /// The stage, whose failure is told by its process.

@@ -15,7 +15,7 @@ use crate::render::{self, Exit, Failure, Message};
 const MOST_NAMED: usize = 6;
 
 /// An output that is in the store.
-pub struct Located {
+pub(crate) struct Located {
     /// The pipeline's home.
     pub store: Store,
     /// `stage.output`.
@@ -30,7 +30,7 @@ pub struct Located {
 ///
 /// # Errors
 /// Fails where the file is wrong, there is no such stage or output, or it has not been made yet.
-pub fn output(file: &Path, overrides: &[String], name: &str, global: &Global) -> Result<Located, Failure> {
+pub(crate) fn output(file: &Path, overrides: &[String], name: &str, global: &Global) -> Result<Located, Failure> {
     let plan = engine::plan::load(file, overrides, &stages::registry())?;
     render::warnings(&plan.sources, &plan.warnings, global.verbosity());
     let (stage, output) = split(&plan, name)?;
@@ -69,7 +69,7 @@ pub fn output(file: &Path, overrides: &[String], name: &str, global: &Global) ->
 }
 
 /// The failure of reading what was located. A damaged file is removed from the store, since only what is missing is made again.
-pub fn unreadable(error: StoreError, store: &Store, file: &Path) -> Failure {
+pub(crate) fn unreadable(error: StoreError, store: &Store, file: &Path) -> Failure {
     let damaged = matches!(error, StoreError::CorruptTree { .. } | StoreError::MissingTree { .. });
     match error.object() {
         None if !damaged => return Failure::machine(error),
@@ -94,7 +94,7 @@ fn tokenizer_behind<'a>(stages: &'a [PlannedStage], stage: &'a PlannedStage) -> 
 ///
 /// # Errors
 /// Fails where a name means no stage of the plan.
-pub fn stages(plan: &Plan, names: &[String]) -> Result<Vec<String>, Failure> {
+pub(crate) fn stages(plan: &Plan, names: &[String]) -> Result<Vec<String>, Failure> {
     let mut ids = Vec::with_capacity(names.len());
     for name in names {
         let found = plan.ids_of(name);
@@ -117,7 +117,7 @@ pub fn stages(plan: &Plan, names: &[String]) -> Result<Vec<String>, Failure> {
 }
 
 /// The failure of a stage's name that is none.
-pub fn unknown_stage(name: &str, known: &[&str]) -> Failure {
+pub(crate) fn unknown_stage(name: &str, known: &[&str]) -> Failure {
     Failure::wrong(format!("there is no stage `{name}`")).with_help_if(suggest::help(
         name,
         "the stages",

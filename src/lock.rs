@@ -16,7 +16,7 @@ use crate::{Format, Global, terminal, words};
 ///
 /// Without an option what is not pinned yet is looked up and added. Nothing is fetched but listings.
 #[derive(Args)]
-pub struct LockArgs {
+pub(crate) struct LockArgs {
     /// The pipeline files.
     #[arg(required = true)]
     files: Vec<PathBuf>,
@@ -32,7 +32,7 @@ pub struct LockArgs {
 }
 
 /// Pins what is to be pinned.
-pub fn run(args: &LockArgs, global: &Global) -> Result<(), Failure> {
+pub(crate) fn run(args: &LockArgs, global: &Global) -> Result<(), Failure> {
     let registry = stages::registry();
     let mut all = Vec::new();
     let mut missing = Vec::new();

@@ -19,7 +19,7 @@ use crate::{Format, Global};
 /// Print what a stage's process wrote on standard error.
 #[derive(Args)]
 #[command(allow_missing_positional = true)]
-pub struct LogsArgs {
+pub(crate) struct LogsArgs {
     /// The run: an id or its beginning, `latest`, `latest~1` [default: the newest run in which the stage's process was started].
     run: Option<String>,
     /// The stage.
@@ -40,7 +40,7 @@ pub struct LogsArgs {
 const POLL: Duration = Duration::from_millis(150);
 
 /// Prints the log.
-pub fn run(args: &LogsArgs, global: &Global) -> Result<(), Failure> {
+pub(crate) fn run(args: &LogsArgs, global: &Global) -> Result<(), Failure> {
     let past = Past::open(global)?;
     let recorded = args.recorded(&past)?;
     let stage = stage_of(&recorded, &args.stage)?;
@@ -296,8 +296,6 @@ fn last_lines(file: &mut File, lines: usize) -> io::Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     fn file(text: &str) -> File {

@@ -28,7 +28,7 @@ use crate::{Format, Global, terminal, words};
 ///
 /// Nothing runs, and nothing is fetched. Ends with 2 when a stage would refuse what it reads.
 #[derive(Args)]
-pub struct PlanArgs {
+pub(crate) struct PlanArgs {
     /// The pipeline file.
     file: PathBuf,
     /// Changes to the file, as `stage.path=value` or `vars.name=value`.
@@ -48,7 +48,7 @@ pub struct PlanArgs {
 }
 
 /// Prints the forecast.
-pub fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
+pub(crate) fn run(args: &PlanArgs, global: &Global) -> Result<(), Failure> {
     let overrides = args.selection.overrides(&args.overrides);
     let home = global.home_to_look(&args.file);
     let plan = engine::plan::load_at(crate::scale(args.smoke), &args.file, &overrides, &stages::registry());

@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 
 /// One pair of axes.
-pub struct Panel {
+pub(crate) struct Panel {
     /// What stands along the vertical axis.
     pub title: String,
     /// What stands along the horizontal axis.
@@ -15,7 +15,7 @@ pub struct Panel {
 }
 
 /// One line.
-pub struct Series {
+pub(crate) struct Series {
     /// Its name in the legend.
     pub name: String,
     /// Its points, from left to right.
@@ -47,7 +47,7 @@ const STYLE: &str = "\
     @media (prefers-color-scheme: dark) { svg { background: #16181d; color: #e6e8eb; } }\n";
 
 /// Draws the panels below each other.
-pub fn svg(panels: &[Panel]) -> String {
+pub(crate) fn svg(panels: &[Panel]) -> String {
     let heights: Vec<f64> = panels.iter().map(height).collect();
     let height: f64 = heights.iter().sum();
     let mut text = format!(
@@ -63,7 +63,7 @@ pub fn svg(panels: &[Panel]) -> String {
 }
 
 /// A page with a drawing and what belongs below it.
-pub fn html(title: &str, svg: &str, below: &str) -> String {
+pub(crate) fn html(title: &str, svg: &str, below: &str) -> String {
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>{title}</title>\n<style>\n\
          body {{ font: 14px system-ui, sans-serif; margin: 2em auto; max-width: 960px; color-scheme: light dark; }}\n\
@@ -76,7 +76,7 @@ pub fn html(title: &str, svg: &str, below: &str) -> String {
 }
 
 /// Text between tags or in quotes.
-pub fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     let visible = text.replace(engine::visible::is_hidden, "\u{fffd}");
     visible.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -17,7 +17,7 @@ use crate::words;
 const LEAST_SHARE: f64 = 0.001;
 
 /// What a run recorded of where its time went.
-pub struct Profiles {
+pub(crate) struct Profiles {
     /// By stage, in the order of the plan.
     stages: Vec<(String, Summary)>,
     trace: Option<PathBuf>,
@@ -29,7 +29,7 @@ pub struct Profiles {
 
 impl Profiles {
     /// Those of a run that ended.
-    pub fn of(outcome: &RunOutcome, plan: &Plan, asked: Profiling) -> Self {
+    pub(crate) fn of(outcome: &RunOutcome, plan: &Plan, asked: Profiling) -> Self {
         let is_asked =
             |stage: &str| asked == Profiling::All || plan.stage(stage).is_some_and(|planned| planned.profile);
         let asked = || outcome.stages.iter().filter(|stage| is_asked(&stage.stage));
@@ -50,7 +50,7 @@ impl Profiles {
     }
 
     /// As a program reads it.
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let stages = self.stages.iter().map(|(stage, summary)| json!({ "stage": stage, "profile": summary }));
         json!({ "trace": self.trace, "own_traces": self.own_traces, "stages": stages.collect::<Vec<_>>(), "cached": self.cached })
     }
@@ -59,7 +59,7 @@ impl Profiles {
     ///
     /// # Errors
     /// Fails where the output does.
-    pub fn print(&self) -> io::Result<()> {
+    pub(crate) fn print(&self) -> io::Result<()> {
         let mut out = crate::screen::stdout();
         for (stage, summary) in &self.stages {
             print(&mut out, stage, summary)?;
@@ -68,7 +68,7 @@ impl Profiles {
     }
 
     /// Says where the trace is, and what has none.
-    pub fn tell(&self) {
+    pub(crate) fn tell(&self) {
         for trace in self.trace.iter().chain(&self.own_traces) {
             terminal::tell_line(format_args!("trace: {} (https://ui.perfetto.dev opens it)", words::path(trace)));
         }
@@ -97,7 +97,7 @@ fn read(path: &Path) -> Option<Summary> {
 ///
 /// # Errors
 /// Fails where the output does.
-pub fn print(out: &mut dyn Write, stage: &str, summary: &Summary) -> io::Result<()> {
+pub(crate) fn print(out: &mut dyn Write, stage: &str, summary: &Summary) -> io::Result<()> {
     let took = words::seconds(summary.seconds);
     writeln!(out, "\n{}", Look::stdout().paint("1", &format!("[{stage}] where {took} went")))?;
     let phases = phases(&summary.phases);

@@ -19,7 +19,7 @@ use crate::words;
 
 /// How much to say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Verbosity {
+pub(crate) enum Verbosity {
     /// Errors and results alone.
     Quiet,
     /// Each stage's states and how far it is.
@@ -32,7 +32,7 @@ pub enum Verbosity {
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// Shows the stages of one run.
-pub struct Progress {
+pub(crate) struct Progress {
     look: Look,
     verbosity: Verbosity,
     bars: Option<Bars>,
@@ -49,7 +49,7 @@ struct Running {
 
 /// Whether a stage's report is on the screen already, since it was shown as it grew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Screen {
+pub(crate) enum Screen {
     /// It is.
     HasIt,
     /// It is not, or nothing was reported.
@@ -83,7 +83,7 @@ fn cause(why: &[String]) -> Option<&str> {
 
 impl Progress {
     /// Begins to show a run of these stages.
-    pub fn new<'a>(stages: impl Iterator<Item = &'a str>, verbosity: Verbosity, look: Look) -> Self {
+    pub(crate) fn new<'a>(stages: impl Iterator<Item = &'a str>, verbosity: Verbosity, look: Look) -> Self {
         let ids: Vec<&str> = stages.collect();
         let width = ids.iter().map(|id| crate::table::width(id)).max().unwrap_or(0).min(28);
         let bars = (look.live && verbosity > Verbosity::Quiet).then(|| Bars::new(ids.len() as u64, width, look));
@@ -92,12 +92,12 @@ impl Progress {
 
     /// Shows answers as they grow, beside or in place of the bars.
     #[must_use]
-    pub fn with_stream(self, stream: Stream) -> Self {
+    pub(crate) fn with_stream(self, stream: Stream) -> Self {
         Self { stream: Some(stream), ..self }
     }
 
     /// Shows one thing that happened. Of a report it says whether the screen has it already.
-    pub fn event(&mut self, event: &RunEvent) -> Screen {
+    pub(crate) fn event(&mut self, event: &RunEvent) -> Screen {
         if let RunEvent::Worker { stage, said } = event {
             return self.worker(stage, said);
         }
@@ -229,7 +229,7 @@ impl Progress {
     }
 
     /// Takes everything that moves off the screen.
-    pub fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         self.running.clear();
         if let Some(bars) = self.bars.take() {
             bars.finish();

@@ -14,7 +14,7 @@ const VARIABLE: &str = "PIPELINE_REMOTE";
 
 /// The choice of a shared cache.
 #[derive(Args)]
-pub struct RemoteArgs {
+pub(crate) struct RemoteArgs {
     /// Shared cache: `s3://bucket/prefix`, `gs://…`, `az://…`, `file:///…` or a folder [default: `$PIPELINE_REMOTE`, else the file's `remote:`].
     #[arg(long, value_name = "URL", conflicts_with = "no_remote")]
     remote: Option<String>,
@@ -25,12 +25,12 @@ pub struct RemoteArgs {
 
 impl RemoteArgs {
     /// As `--remote URL` on the command line, or nothing there.
-    pub fn named(url: Option<&str>) -> Self {
+    pub(crate) fn named(url: Option<&str>) -> Self {
         Self { remote: url.map(str::to_owned), no_remote: false }
     }
 
     /// The shared cache of a plan, if there is one.
-    pub fn settings(&self, plan: Option<&Plan>) -> Result<Option<RemoteSettings>, Failure> {
+    pub(crate) fn settings(&self, plan: Option<&Plan>) -> Result<Option<RemoteSettings>, Failure> {
         if self.no_remote {
             return Ok(None);
         }
@@ -43,7 +43,7 @@ impl RemoteArgs {
     }
 
     /// As [`RemoteArgs::settings`], where there is nothing to do without one.
-    pub fn required(&self, plan: Option<&Plan>) -> Result<RemoteSettings, Failure> {
+    pub(crate) fn required(&self, plan: Option<&Plan>) -> Result<RemoteSettings, Failure> {
         self.settings(plan)?.ok_or_else(|| {
             let help = format!("give `--remote URL`, set {VARIABLE}, or write `remote:` into the pipeline file");
             Failure::wrong("no shared cache is named".to_owned()).with_help(help)

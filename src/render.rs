@@ -83,7 +83,7 @@ impl From<Cause> for Exit {
 
 /// Why a command did not do what was asked.
 #[derive(Debug)]
-pub enum Failure {
+pub(crate) enum Failure {
     /// A pipeline file with mistakes in it.
     Rejected(Box<Rejected>),
     /// One message with what lies beneath it.
@@ -101,12 +101,12 @@ pub enum Failure {
 
 impl Failure {
     /// The command line asks for something that is not there.
-    pub fn wrong(message: impl Into<String>) -> Self {
+    pub(crate) fn wrong(message: impl Into<String>) -> Self {
         Self::Told { exit: Exit::Wrong, message: Message::new(message) }
     }
 
     /// The machine refused something.
-    pub fn machine(error: impl Error + 'static) -> Self {
+    pub(crate) fn machine(error: impl Error + 'static) -> Self {
         Self::Told { exit: Exit::Machine, message: Message::of(&error) }.with_help_if(full_disk::help(&error))
     }
 
@@ -114,7 +114,7 @@ impl Failure {
     ///
     /// # Errors
     /// Fails with `exit` where that is no success, else where the result could not be printed.
-    pub fn after(exit: Exit, printed: Result<(), Self>) -> Result<(), Self> {
+    pub(crate) fn after(exit: Exit, printed: Result<(), Self>) -> Result<(), Self> {
         match exit {
             Exit::Done => printed,
             Exit::StageFailed | Exit::Wrong | Exit::Machine | Exit::Interrupted => Err(Self::Shown(exit)),
@@ -123,7 +123,7 @@ impl Failure {
 
     /// Adds what to do about it.
     #[must_use]
-    pub fn with_help(mut self, help: impl Into<String>) -> Self {
+    pub(crate) fn with_help(mut self, help: impl Into<String>) -> Self {
         if let Self::Told { message, .. } = &mut self {
             message.help = Some(help.into());
         }
@@ -134,7 +134,7 @@ impl Failure {
 impl Failure {
     /// Adds what to do about it, where something is known.
     #[must_use]
-    pub fn with_help_if(self, help: Option<String>) -> Self {
+    pub(crate) fn with_help_if(self, help: Option<String>) -> Self {
         match help {
             Some(help) => self.with_help(help),
             None => self,
@@ -142,7 +142,7 @@ impl Failure {
     }
 
     /// A plan that cannot be explained; `sources` are the texts of the plan.
-    pub fn explain(error: ExplainError, sources: Sources) -> Self {
+    pub(crate) fn explain(error: ExplainError, sources: Sources) -> Self {
         match error {
             ExplainError::Sources(problems) => Rejected::new(sources, problems).into(),
             ExplainError::Lock(error) => error.into(),
@@ -153,7 +153,7 @@ impl Failure {
 
 impl Failure {
     /// A run that did not begin; `sources` are the texts of the plan.
-    pub fn run(error: RunError, sources: Sources) -> Self {
+    pub(crate) fn run(error: RunError, sources: Sources) -> Self {
         match error {
             RunError::Sources(problems) | RunError::Rejected(problems) | RunError::Targets(problems) => {
                 Rejected::new(sources, problems).into()
@@ -214,7 +214,7 @@ impl From<std::io::Error> for Failure {
 
 /// An error for a person: a message, what lay beneath it, and what to do.
 #[derive(Debug, Default)]
-pub struct Message {
+pub(crate) struct Message {
     text: String,
     source: Option<Box<Message>>,
     help: Option<String>,
@@ -222,17 +222,17 @@ pub struct Message {
 
 impl Message {
     /// A message alone.
-    pub fn new(text: impl Into<String>) -> Self {
+    pub(crate) fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), source: None, help: None }
     }
 
     /// An error and the chain of its sources.
-    pub fn of(error: &dyn Error) -> Self {
+    pub(crate) fn of(error: &dyn Error) -> Self {
         Self { text: error.to_string(), source: error.source().map(|source| Box::new(Self::of(source))), help: None }
     }
 
     /// Messages of a chain, outermost first.
-    pub fn chain(texts: &[String], help: Option<String>) -> Self {
+    pub(crate) fn chain(texts: &[String], help: Option<String>) -> Self {
         let inner =
             |source: Option<Box<Self>>, text: &String| Some(Box::new(Self { text: text.clone(), source, help: None }));
         let chain = texts.iter().rev().fold(None, inner);
@@ -259,7 +259,7 @@ impl Diagnostic for Message {
 }
 
 /// Prints a failure on standard error and says how the program ends.
-pub fn failure(failure: &Failure) -> Exit {
+pub(crate) fn failure(failure: &Failure) -> Exit {
     let look = Look::stderr();
     match failure {
         Failure::Rejected(rejected) => {
@@ -277,19 +277,19 @@ pub fn failure(failure: &Failure) -> Exit {
 }
 
 /// Prints a message on standard error in the form of an error.
-pub fn message(message: &Message) {
+pub(crate) fn message(message: &Message) {
     terminal::tell(report(message, Look::stderr()));
 }
 
 /// Says which stages of a file are not in its plan, and why.
-pub fn left_out(plan: &Plan, verbosity: Verbosity) {
+pub(crate) fn left_out(plan: &Plan, verbosity: Verbosity) {
     if verbosity > Verbosity::Quiet {
         plan.left_out.iter().for_each(|left_out| terminal::tell_line(words::left_out(left_out, &plan.sources)));
     }
 }
 
 /// Prints warnings about a pipeline file on standard error, unless errors and results alone are wanted.
-pub fn warnings(sources: &Sources, warnings: &[Problem], verbosity: Verbosity) {
+pub(crate) fn warnings(sources: &Sources, warnings: &[Problem], verbosity: Verbosity) {
     if verbosity == Verbosity::Quiet {
         return;
     }
@@ -300,7 +300,7 @@ pub fn warnings(sources: &Sources, warnings: &[Problem], verbosity: Verbosity) {
 const MOST_SHOWN: usize = 200;
 
 /// The problems of a file, in the order of the text, each with its place underlined.
-pub fn problems(sources: &Sources, problems: &[Problem], look: Look) -> String {
+pub(crate) fn problems(sources: &Sources, problems: &[Problem], look: Look) -> String {
     let mut problems: Vec<&Problem> = problems.iter().collect();
     problems.sort_by_key(|problem| (problem.span.source.0, problem.span.offset));
     let texts: Vec<Cow<'_, str>> = sources.all().map(|source| in_place(&source.text)).collect();
@@ -336,7 +336,7 @@ fn in_place(text: &str) -> Cow<'_, str> {
 }
 
 /// `2 errors, 1 warning`.
-pub fn count(problems: &[Problem]) -> String {
+pub(crate) fn count(problems: &[Problem]) -> String {
     let of = |severity| problems.iter().filter(|problem| problem.severity == severity).count();
     match (of(Severity::Error), of(Severity::Warning)) {
         (errors, 0) => plural(errors, "error"),
@@ -346,7 +346,7 @@ pub fn count(problems: &[Problem]) -> String {
 }
 
 /// A problem as a program reads it.
-pub fn problem_json(sources: &Sources, problem: &Problem) -> serde_json::Value {
+pub(crate) fn problem_json(sources: &Sources, problem: &Problem) -> serde_json::Value {
     let (line, column) = sources.line_column(problem.span);
     let end = Span { offset: problem.span.offset + problem.span.len, ..problem.span };
     let (end_line, end_column) = sources.line_column(end);
@@ -370,7 +370,7 @@ pub fn problem_json(sources: &Sources, problem: &Problem) -> serde_json::Value {
 }
 
 /// A problem as an annotation that GitHub Actions puts beside the line.
-pub fn problem_github(sources: &Sources, problem: &Problem) -> String {
+pub(crate) fn problem_github(sources: &Sources, problem: &Problem) -> String {
     let escape = |text: &str| visible(text).replace('%', "%25").replace('\n', "%0A");
     let property = |text: &str| escape(text).replace(':', "%3A").replace(',', "%2C");
     let (line, column) = sources.line_column(problem.span);

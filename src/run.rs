@@ -36,7 +36,7 @@ use crate::{Format, Global, locate, words};
 ///
 /// Samples and tables that stages report come on standard output at the end, everything else on standard error.
 #[derive(Args)]
-pub struct RunArgs {
+pub(crate) struct RunArgs {
     /// The pipeline file.
     file: PathBuf,
     /// Changes to the file, as `stage.path=value` or `vars.name=value`.
@@ -132,7 +132,7 @@ struct Failed {
 }
 
 /// Runs the pipeline.
-pub fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
+pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     let began = Instant::now();
     let preparing = ExitOnInterrupt::new();
     let registry = stages::registry();
@@ -377,7 +377,7 @@ fn exit(outcome: &RunOutcome, told: &Told) -> Exit {
 }
 
 /// ` (xsum.yaml:12:5)`: where a stage's parameters stand.
-pub fn place(plan: &Plan, stage: &str) -> String {
+pub(crate) fn place(plan: &Plan, stage: &str) -> String {
     let Some(stage) = plan.stages.iter().find(|planned| planned.id == stage) else { return String::new() };
     let Some(source) = plan.sources.get(stage.span.source) else { return String::new() };
     let (line, column) = plan.sources.line_column(stage.span);
@@ -400,7 +400,7 @@ fn summary(outcome: &RunOutcome, exit: Exit, began: Instant) -> String {
 }
 
 /// `3 ran, 5 cached`: the counts that are not zero.
-pub fn counts(counts: Counts) -> String {
+pub(crate) fn counts(counts: Counts) -> String {
     let Counts { done, cached, failed, skipped } = counts;
     let counts = [(done, "ran"), (cached, "cached"), (failed, "failed"), (skipped, "skipped")];
     let counts = counts.iter().filter(|(count, _)| *count > 0).map(|(count, word)| format!("{count} {word}"));

@@ -13,7 +13,7 @@ const VERSION: &str = "2.1.0";
 const SCHEMA: &str = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json";
 
 /// The problems of several files, each with the texts that they lie in.
-pub fn log<'a>(files: impl Iterator<Item = (&'a Sources, &'a [Problem])> + Clone) -> Value {
+pub(crate) fn log<'a>(files: impl Iterator<Item = (&'a Sources, &'a [Problem])> + Clone) -> Value {
     let used: BTreeSet<&str> = files.clone().flat_map(|(_, problems)| problems).map(|problem| problem.code).collect();
     let rules: Vec<Value> = codes::all().filter(|code| used.contains(code.code)).map(rule).collect();
     let of_file =

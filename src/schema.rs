@@ -14,7 +14,7 @@ use crate::table::Table;
 ///
 /// With the YAML language server, put `# yaml-language-server: $schema=./pipeline.schema.json` on a file's first line.
 #[derive(Args)]
-pub struct SchemaArgs {
+pub(crate) struct SchemaArgs {
     /// Print instead how each field of each stage kind takes part in cache keys: semantic, resumable or cosmetic.
     #[arg(long)]
     keys: bool,
@@ -24,7 +24,7 @@ pub struct SchemaArgs {
 }
 
 /// Prints the schema.
-pub fn run(args: &SchemaArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &SchemaArgs) -> Result<(), Failure> {
     let registry = stages::registry();
     if !args.keys {
         return crate::print_json(&engine::schema::json_schema(&registry));
@@ -53,7 +53,7 @@ pub fn run(args: &SchemaArgs) -> Result<(), Failure> {
 }
 
 /// A class, as stages declare it.
-pub fn class_name(class: Class) -> &'static str {
+pub(crate) fn class_name(class: Class) -> &'static str {
     match class {
         Class::Semantic => "semantic",
         Class::Resumable => "resumable",

@@ -13,12 +13,12 @@ use crate::terminal::Look;
 const LONGEST_CODE: usize = 20;
 
 /// Standard output for a person.
-pub fn stdout() -> Screen<StdoutLock<'static>> {
+pub(crate) fn stdout() -> Screen<StdoutLock<'static>> {
     Screen::new(io::stdout().lock(), Look::stdout())
 }
 
 /// A stream in which nothing is hidden.
-pub struct Screen<W: Write> {
+pub(crate) struct Screen<W: Write> {
     out: W,
     colour: bool,
     /// The end of what came so far that may be the beginning of a character or of a code.
@@ -27,7 +27,7 @@ pub struct Screen<W: Write> {
 
 impl<W: Write> Screen<W> {
     /// One in which the codes of colours pass where colour is used.
-    pub fn new(out: W, look: Look) -> Self {
+    pub(crate) fn new(out: W, look: Look) -> Self {
         Self { out, colour: look.colour, held: Vec::new() }
     }
 
@@ -62,7 +62,7 @@ impl<W: Write> Drop for Screen<W> {
 }
 
 /// A text with nothing hidden in it.
-pub fn shown(text: &str, colour: bool) -> String {
+pub(crate) fn shown(text: &str, colour: bool) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(letter) = rest.chars().next() {
@@ -122,8 +122,6 @@ fn unfinished_code(bytes: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     fn printed(bytes: &[u8], pieces: usize, colour: bool) -> String {

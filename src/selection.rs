@@ -8,7 +8,7 @@ use crate::render::Failure;
 
 /// What selects stages, and what there is for them.
 #[derive(Args)]
-pub struct SelectionArgs {
+pub(crate) struct SelectionArgs {
     /// Only this stage and what it needs; may be given several times.
     #[arg(long, value_name = "STAGE")]
     until: Vec<String>,
@@ -28,13 +28,13 @@ pub struct SelectionArgs {
 
 impl SelectionArgs {
     /// The overrides of the command line with the slots among them.
-    pub fn overrides(&self, overrides: &[String]) -> Vec<String> {
+    pub(crate) fn overrides(&self, overrides: &[String]) -> Vec<String> {
         let slots = self.slots.iter().map(|slot| format!("slots.{slot}"));
         overrides.iter().cloned().chain(slots).collect()
     }
 
     /// The part of a plan that is meant.
-    pub fn of(&self, plan: Plan) -> Result<Plan, Failure> {
+    pub(crate) fn of(&self, plan: Plan) -> Result<Plan, Failure> {
         let force = match self.force.as_slice() {
             [] => Force::Nothing,
             names if names.iter().any(String::is_empty) => Force::Everything,

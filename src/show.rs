@@ -20,7 +20,7 @@ use crate::{Format, Global, figures, locate, words};
 
 /// Show what a stage made: rows as text, trained tokens in brackets, borders of documents in packs; metrics; files.
 #[derive(Args)]
-pub struct ShowArgs {
+pub(crate) struct ShowArgs {
     /// The pipeline file.
     file: PathBuf,
     /// The stage, with its output where it has several.
@@ -69,7 +69,7 @@ enum Body {
 }
 
 /// Shows the artefact.
-pub fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
+pub(crate) fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
     let located = locate::output(&args.file, &args.overrides, &args.output, global)?;
     let staging = located.store.staging_to_look().map_err(Failure::machine)?;
     let folder = staging.path().join("shown");

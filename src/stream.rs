@@ -10,7 +10,7 @@ use engine::visible::visible;
 use crate::terminal::Look;
 
 /// Shows what a stage says piece by piece.
-pub struct Stream {
+pub(crate) struct Stream {
     out: Box<dyn Write>,
     look: Look,
     /// The stage that is shown.
@@ -23,22 +23,22 @@ pub struct Stream {
 
 impl Stream {
     /// A stream onto a terminal.
-    pub fn new(out: Box<dyn Write>, look: Look) -> Self {
+    pub(crate) fn new(out: Box<dyn Write>, look: Look) -> Self {
         Self { out, look, stage: None, late: BTreeSet::new(), mid_line: false }
     }
 
     /// Whether a stage is shown at present.
-    pub fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.stage.is_some()
     }
 
     /// Whether a piece of this stage will be shown.
-    pub fn takes(&self, stage: &str) -> bool {
+    pub(crate) fn takes(&self, stage: &str) -> bool {
         !self.late.contains(stage) && self.stage.as_deref().is_none_or(|shown| shown == stage)
     }
 
     /// Shows the next piece of what a stage says, unless another is shown.
-    pub fn piece(&mut self, stage: &str, text: &str) {
+    pub(crate) fn piece(&mut self, stage: &str, text: &str) {
         if !self.takes(stage) {
             self.late.insert(stage.to_owned());
             return;
@@ -51,14 +51,14 @@ impl Stream {
     }
 
     /// Makes room for a line of another kind.
-    pub fn interrupt(&mut self) {
+    pub(crate) fn interrupt(&mut self) {
         if self.mid_line {
             self.write("\n");
         }
     }
 
     /// Ends what a stage says; whether it was shown from its begin to its end.
-    pub fn close(&mut self, stage: &str) -> bool {
+    pub(crate) fn close(&mut self, stage: &str) -> bool {
         self.late.remove(stage);
         let shown = self.stage.as_deref() == Some(stage);
         if shown {
@@ -77,8 +77,6 @@ impl Stream {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use std::io;
     use std::sync::{Arc, Mutex};
 

@@ -6,24 +6,24 @@ use engine::visible::on_one_line;
 
 /// Rows of cells under a header.
 #[derive(Debug, Clone, Default)]
-pub struct Table {
+pub(crate) struct Table {
     header: Vec<String>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
     /// A table with these column names.
-    pub fn new<S: Into<String>>(header: impl IntoIterator<Item = S>) -> Self {
+    pub(crate) fn new<S: Into<String>>(header: impl IntoIterator<Item = S>) -> Self {
         Self { header: header.into_iter().map(Into::into).collect(), rows: Vec::new() }
     }
 
     /// Adds a row.
-    pub fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
+    pub(crate) fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
         self.rows.push(cells.into_iter().map(|cell| on_one_line(&cell.into()).into_owned()).collect());
     }
 
     /// Whether it has no row.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
@@ -59,7 +59,7 @@ impl fmt::Display for Table {
 }
 
 /// How many columns a text takes on a terminal: East Asian wide characters take two, combining marks none.
-pub fn width(text: &str) -> usize {
+pub(crate) fn width(text: &str) -> usize {
     unicode_width::UnicodeWidthStr::width(text)
 }
 

@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 
 /// How to write to one stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Look {
+pub(crate) struct Look {
     /// Colours may be used; they never carry meaning alone.
     pub colour: bool,
     /// Characters beyond ASCII may be used for drawing.
@@ -21,12 +21,12 @@ const DEFAULT_WIDTH: usize = 120;
 
 impl Look {
     /// How to write to standard output.
-    pub fn stdout() -> Self {
+    pub(crate) fn stdout() -> Self {
         Self::of(std::io::stdout().is_terminal(), &|name| std::env::var(name).ok())
     }
 
     /// How to write to standard error.
-    pub fn stderr() -> Self {
+    pub(crate) fn stderr() -> Self {
         Self::of(std::io::stderr().is_terminal(), &|name| std::env::var(name).ok())
     }
 
@@ -46,25 +46,25 @@ impl Look {
     }
 
     /// Wraps text in an SGR code, such as `32` for green, where colour may be used.
-    pub fn paint(self, code: &str, text: &str) -> String {
+    pub(crate) fn paint(self, code: &str, text: &str) -> String {
         if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
     /// The first text where Unicode may be used, else the second.
-    pub fn either(self, unicode: &'static str, ascii: &'static str) -> &'static str {
+    pub(crate) fn either(self, unicode: &'static str, ascii: &'static str) -> &'static str {
         if self.unicode { unicode } else { ascii }
     }
 }
 
 /// Writes to standard error. Where its reader has gone away or its disk is full there is nobody left to tell, which is no
 /// reason to end a run half-way, as the panic of `eprintln!` would. Nothing in it is obeyed but colours, where they are used.
-pub fn tell(text: impl Display) {
+pub(crate) fn tell(text: impl Display) {
     let shown = crate::screen::shown(&text.to_string(), Look::stderr().colour);
     let _ = std::io::stderr().lock().write_all(shown.as_bytes());
 }
 
 /// As [`tell`], of a line.
-pub fn tell_line(text: impl Display) {
+pub(crate) fn tell_line(text: impl Display) {
     tell(format_args!("{text}\n"));
 }
 

@@ -23,7 +23,7 @@ use crate::words;
 ///
 /// Nothing runs, and nothing is fetched. Ends with 2 when any file is wrong.
 #[derive(Args)]
-pub struct ValidateArgs {
+pub(crate) struct ValidateArgs {
     /// Pipeline files.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
@@ -57,7 +57,7 @@ struct Checked {
 }
 
 /// Checks each file.
-pub fn run(args: &ValidateArgs, global: &Global) -> Result<(), Failure> {
+pub(crate) fn run(args: &ValidateArgs, global: &Global) -> Result<(), Failure> {
     let registry = stages::registry();
     let home = global.named_home();
     let checked: Vec<Checked> = args.files.iter().map(|file| check(file, home.as_deref(), &registry)).collect();

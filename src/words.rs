@@ -10,12 +10,12 @@ use engine::file::source::Sources;
 use engine::plan::LeftOut;
 
 /// Text of the user's data, which may hold anything: a terminal obeys control characters.
-pub fn visible(text: &str) -> String {
+pub(crate) fn visible(text: &str) -> String {
     engine::visible::visible(text).into_owned()
 }
 
 /// `14 ms`, `3.2 s`, `2 min 05 s`, `1 h 12 min`.
-pub fn duration(duration: Duration) -> String {
+pub(crate) fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {
         0 => format!("{} ms", duration.as_millis()),
@@ -27,7 +27,7 @@ pub fn duration(duration: Duration) -> String {
 }
 
 /// Why a stage of the file is not run.
-pub fn left_out(left_out: &LeftOut, sources: &Sources) -> String {
+pub(crate) fn left_out(left_out: &LeftOut, sources: &Sources) -> String {
     let LeftOut { stage, follows, span, publish } = left_out;
     let (line, column) = sources.line_column(*span);
     let name = sources.get(span.source).map_or("", |source| source.name.as_str());
@@ -42,7 +42,7 @@ pub fn left_out(left_out: &LeftOut, sources: &Sources) -> String {
 }
 
 /// `Slurm job 17 runs on n1`.
-pub fn job(job: Option<&str>, news: &JobNews) -> String {
+pub(crate) fn job(job: Option<&str>, news: &JobNews) -> String {
     let name = job.map_or_else(|| "a Slurm job".to_owned(), |job| format!("Slurm job {job}"));
     match news {
         JobNews::Submitted => format!("{name} submitted"),
@@ -56,19 +56,19 @@ pub fn job(job: Option<&str>, news: &JobNews) -> String {
 }
 
 /// `Slurm job 17 waiting: Resources (for nodes that are in use)`.
-pub fn in_queue(job: Option<&str>, reason: &str, meaning: &str) -> String {
+pub(crate) fn in_queue(job: Option<&str>, reason: &str, meaning: &str) -> String {
     let name = job.map(|job| format!("Slurm job {job} ")).unwrap_or_default();
     let meaning = if meaning.is_empty() { String::new() } else { format!(" ({meaning})") };
     format!("{name}waiting: {reason}{meaning}")
 }
 
 /// As [`duration`], of a number of seconds.
-pub fn seconds(seconds: f64) -> String {
+pub(crate) fn seconds(seconds: f64) -> String {
     duration(Duration::try_from_secs_f64(seconds).unwrap_or_default())
 }
 
 /// `just now`, `5 min ago`, `3 days ago`: roughly, for lists.
-pub fn ago(time: Duration) -> String {
+pub(crate) fn ago(time: Duration) -> String {
     let minutes = time.as_secs() / 60;
     match minutes {
         0 => "just now".to_owned(),
@@ -79,7 +79,7 @@ pub fn ago(time: Duration) -> String {
 }
 
 /// As [`seconds`], as exact as an estimate is: `40 ms`, `3 s`, `4 min`, `1 h 10 min`.
-pub fn about(seconds: f64) -> String {
+pub(crate) fn about(seconds: f64) -> String {
     let tens = |value: f64| if value >= 20.0 { (value / 10.0).round() * 10.0 } else { value.round() };
     match seconds {
         seconds if seconds < 0.995 => format!("{:.0} ms", tens(seconds * 1000.0)),
@@ -94,7 +94,7 @@ pub fn about(seconds: f64) -> String {
 }
 
 /// `512 B`, `3.0 MiB`.
-pub fn bytes(count: u64) -> String {
+pub(crate) fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if count < 1024 {
         return format!("{count} B");
@@ -109,12 +109,12 @@ pub fn bytes(count: u64) -> String {
 }
 
 /// `1 stage`, `2 stages`.
-pub fn plural(count: usize, word: &str) -> String {
+pub(crate) fn plural(count: usize, word: &str) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Where a stage computes, where that is more than one worker on the processor: ` on cuda 0, 1`.
-pub fn on_devices(grant: &DeviceGrant) -> String {
+pub(crate) fn on_devices(grant: &DeviceGrant) -> String {
     let numbers: Vec<String> = grant.indices.iter().map(u32::to_string).collect();
     let nodes = if grant.nodes > 1 { format!(" of each of {} nodes", grant.nodes) } else { String::new() };
     match (grant.kind, numbers.as_slice()) {
@@ -126,7 +126,7 @@ pub fn on_devices(grant: &DeviceGrant) -> String {
 }
 
 /// What is said where there is nothing to do.
-pub fn all_cached(stages: usize) -> String {
+pub(crate) fn all_cached(stages: usize) -> String {
     match stages {
         1 => "nothing to do: its only stage is cached".to_owned(),
         _ => format!("nothing to do: all {stages} stages are cached"),
@@ -134,7 +134,7 @@ pub fn all_cached(stages: usize) -> String {
 }
 
 /// A path as a person would type it here: without `.` in the middle, and from the present folder where it lies below.
-pub fn path(path: &Path) -> String {
+pub(crate) fn path(path: &Path) -> String {
     let plain: PathBuf = path.components().collect();
     let here = std::env::current_dir().ok();
     let below = here.and_then(|here| plain.strip_prefix(here).map(Path::to_owned).ok());
@@ -142,12 +142,12 @@ pub fn path(path: &Path) -> String {
 }
 
 /// A count of `unit`s: bytes with their own unit, all else plain.
-pub fn amount(count: u64, unit: &str) -> String {
+pub(crate) fn amount(count: u64, unit: &str) -> String {
     if unit == "bytes" { bytes(count) } else { count.to_string() }
 }
 
 /// A rate in `unit`s per second.
-pub fn rate(per_second: f64, unit: &str) -> String {
+pub(crate) fn rate(per_second: f64, unit: &str) -> String {
     match unit {
         "bytes" => format!("{}/s", bytes(per_second as u64)),
         _ if per_second >= 10.0 => format!("{per_second:.0} {unit}/s"),
@@ -156,12 +156,12 @@ pub fn rate(per_second: f64, unit: &str) -> String {
 }
 
 /// `step 5, loss 2.31`: named figures in their order, floats to five digits.
-pub fn figures(values: &serde_json::Map<String, serde_json::Value>) -> String {
+pub(crate) fn figures(values: &serde_json::Map<String, serde_json::Value>) -> String {
     values.iter().map(|(name, value)| format!("{name} {}", figure(value))).collect::<Vec<_>>().join(", ")
 }
 
 /// `validation loss 2.3123 after step 40, the lowest so far`: the figures of a validation, which are few and worth a line.
-pub fn validation(values: &serde_json::Map<String, serde_json::Value>) -> Option<String> {
+pub(crate) fn validation(values: &serde_json::Map<String, serde_json::Value>) -> Option<String> {
     if values.get("kind")? != "validation" {
         return None;
     }
@@ -172,7 +172,7 @@ pub fn validation(values: &serde_json::Map<String, serde_json::Value>) -> Option
 }
 
 /// One value: floats to five significant digits, text without quotes.
-pub fn figure(value: &serde_json::Value) -> String {
+pub(crate) fn figure(value: &serde_json::Value) -> String {
     match value {
         serde_json::Value::Number(number) if number.is_f64() => float(number.as_f64().unwrap_or(f64::NAN)),
         serde_json::Value::String(text) => text.clone(),

@@ -1,8 +1,7 @@
 //! Asking a model from the command line: `--prompt`, `--until`, and an answer that grows on a terminal.
 
-#![allow(unsafe_code, reason = "calls of the C library")]
 #![allow(clippy::unwrap_used, reason = "tests")]
-
+#![allow(unsafe_code, reason = "calls of the C library")]
 mod support;
 
 use std::fs::File;

@@ -1,8 +1,7 @@
 //! What a program of the user's is given, what stays of it when its engine is killed, and how the machine's own limits and signals end a run.
 
-#![allow(unsafe_code, reason = "calls of the C library")]
 #![allow(clippy::unwrap_used, reason = "tests")]
-
+#![allow(unsafe_code, reason = "calls of the C library")]
 mod support;
 
 use std::fs;

@@ -137,8 +137,6 @@ fn swap_by_renaming(new: &Path, target: &Path, aside: &Path) -> Result<(), Store
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     fn names(folder: &Path) -> Vec<String> {

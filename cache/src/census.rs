@@ -332,8 +332,6 @@ impl Below {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
     use crate::testing::{add, put, store};
 

@@ -42,8 +42,6 @@ impl fmt::Display for Disk {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     #[test]

@@ -110,8 +110,6 @@ pub(crate) fn ensure_own_folder(folder: &Path) -> Result<(), StoreError> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use std::os::unix::fs::symlink;
 
     use nix::sys::stat::Mode;

@@ -148,8 +148,6 @@ fn make_folders(tree: &Tree, target: &Path) -> Result<(), StoreError> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use super::*;

@@ -220,8 +220,6 @@ fn without_interruption(mut lock: impl FnMut() -> io::Result<()>) -> io::Result<
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use std::fs::TryLockError;
     use std::sync::atomic::{AtomicI32, Ordering};
     use std::thread;

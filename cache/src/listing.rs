@@ -161,8 +161,6 @@ pub(crate) fn entries(folder: &Path) -> Result<Vec<(PathBuf, fs::Metadata)>, Sto
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use std::fs;
 
     use super::*;

@@ -166,8 +166,6 @@ struct StoredRef<'a> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use std::fs::{File, FileTimes};
 
     use super::*;

@@ -399,8 +399,6 @@ fn is_whole(path: &Path, size: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use std::os::unix::fs::MetadataExt;
     use std::thread;
 

@@ -1,7 +1,5 @@
 //! What the tests of several modules need: stores and folders with known content.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use std::fs;
 use std::path::Path;
 

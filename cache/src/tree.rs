@@ -223,8 +223,6 @@ fn hash(path: String, place: &Path, finished: &FinishedFiles) -> Result<TreeFile
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::symlink;

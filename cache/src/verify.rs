@@ -328,8 +328,6 @@ fn check_object(object: &DigestFile) -> Option<Fault> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use std::fs;
     use std::sync::Mutex;
 

@@ -47,7 +47,6 @@ fn kibibytes(text: &str, name: &str) -> Option<u64> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may unwrap")]
 mod tests {
     use std::fs;
 

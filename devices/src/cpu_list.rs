@@ -98,7 +98,6 @@ impl Serialize for CpuList {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may unwrap")]
 mod tests {
     use super::*;
 

@@ -282,7 +282,6 @@ fn on(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LeaseError
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may unwrap")]
 mod tests {
     use std::process::{Command, Stdio};
     use std::sync::atomic::{AtomicUsize, Ordering};

@@ -171,7 +171,6 @@ fn subsets(of: usize, count: usize) -> Vec<Vec<usize>> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may unwrap")]
 mod tests {
     use super::*;
     use crate::{Health, Link};

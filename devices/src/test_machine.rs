@@ -1,7 +1,5 @@
 //! A folder that looks like a machine, with tools that are small shell scripts.
 
-#![allow(clippy::unwrap_used, reason = "tests may unwrap")]
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;

@@ -58,7 +58,7 @@ fn after_colon(said: &str) -> String {
 ///
 /// # Errors
 /// Fails if it cannot be started, fails, or does not end within the limit.
-pub fn run(program: &Path, arguments: &[&str], limit: Duration) -> Result<String, ToolError> {
+pub(crate) fn run(program: &Path, arguments: &[&str], limit: Duration) -> Result<String, ToolError> {
     let mut command = Command::new(program);
     command.args(arguments);
     run_command(command, limit)
@@ -68,7 +68,7 @@ pub fn run(program: &Path, arguments: &[&str], limit: Duration) -> Result<String
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_command(mut command: Command, limit: Duration) -> Result<String, ToolError> {
+pub(crate) fn run_command(mut command: Command, limit: Duration) -> Result<String, ToolError> {
     let deadline = Instant::now() + limit;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // Of their own group, so that a wrapper script is ended together with what it waits for. In English, whatever the locale.
@@ -178,7 +178,6 @@ pub(crate) fn said(complaint: &str, printed: &str) -> String {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may unwrap")]
 mod tests {
     use super::*;
 

@@ -195,8 +195,6 @@ fn wrong_option(node: &Node) -> Option<Problem> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     fn read(json: Json) -> Result<ExecutorSettings, Vec<String>> {

@@ -85,7 +85,7 @@ pub(crate) fn look_outside(stage: &PlannedStage, plan: &Plan) -> Reads {
 
 impl Reads {
     /// The same with digests and commits, where all of them are known without a file being read.
-    pub fn outside<'a>(
+    pub(crate) fn outside<'a>(
         &self,
         digest: &dyn Fn(&Path) -> Option<(Digest, u64)>,
         pinned: &dyn Fn(&PinRequest) -> Option<&'a Pinned>,
@@ -375,8 +375,6 @@ pub(crate) fn base_folder(plan: &Plan) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     fn names(base: &Path, pattern: &str) -> Vec<String> {

@@ -354,8 +354,6 @@ fn is_or_are(missing: &[(String, String)]) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use std::fs;
 
     use super::*;

@@ -168,8 +168,6 @@ fn field(file: &Path, name: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     fn write(folder: &Path, file: &str, text: &str) {

@@ -44,12 +44,12 @@ pub struct FetchedFile {
 
 impl MetadataCache {
     /// That of a home.
-    pub fn of(home: &Home) -> Self {
+    pub(crate) fn of(home: &Home) -> Self {
         Self { folder: home.metadata() }
     }
 
     /// The files of what a stage of this key has pinned, if their metadata is here.
-    pub fn look(&self, key: &Digest, request: &PinRequest) -> Option<Vec<LocalFile>> {
+    pub(crate) fn look(&self, key: &Digest, request: &PinRequest) -> Option<Vec<LocalFile>> {
         let folder = self.folder.join(key.to_string());
         let list: Vec<FetchedFile> = serde_json::from_slice(&fs::read(folder.join(LIST)).ok()?).ok()?;
         let file = |FetchedFile { path, extent }| LocalFile {
@@ -63,7 +63,7 @@ impl MetadataCache {
 
     /// Fetches the metadata of stages that have none; whether there is more than before. A server that does not answer is no failure
     /// here: the stage itself will say so, and try again where it is told to.
-    pub fn fetch(&self, plan: &Plan, unseen: &[Unseen], network: Network) -> bool {
+    pub(crate) fn fetch(&self, plan: &Plan, unseen: &[Unseen], network: Network) -> bool {
         let fetched = unseen.iter().filter(|unseen| match self.fetch_one(plan, unseen, network) {
             Ok(fetched) => fetched,
             Err(error) => {
@@ -90,7 +90,7 @@ impl MetadataCache {
     }
 
     /// Removes what has not been fetched anew for long. What cannot be removed stays: it takes little room.
-    pub fn tidy(&self) {
+    pub(crate) fn tidy(&self) {
         let _ = self.remove_older_than(SystemTime::now() - KEPT);
     }
 
@@ -133,8 +133,6 @@ fn remove(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
     use crate::file::source::Span;
 

@@ -44,7 +44,7 @@ struct RemoteKeys {
 
 impl RemoteKey {
     /// The settings of a file that lies in `folder`.
-    pub fn settings(&self, folder: &Path) -> Result<RemoteSettings, BadPlace> {
+    pub(crate) fn settings(&self, folder: &Path) -> Result<RemoteSettings, BadPlace> {
         let RemoteKeys { url, push, endpoint, region } = &self.keys;
         let mut place = RemotePlace::parse(url, folder)?;
         if let Some(endpoint) = endpoint {
@@ -57,7 +57,7 @@ impl RemoteKey {
     }
 
     /// What is wrong with it.
-    pub fn problem(&self) -> Option<Problem> {
+    pub(crate) fn problem(&self) -> Option<Problem> {
         let error = self.settings(Path::new("/")).err()?;
         Some(Problem::error("bad-remote", self.span, error.to_string(), "not a remote").with_help(error.help()))
     }

@@ -368,7 +368,6 @@ fn agreeing_layer_types(fields: &Fields<'_>, config: Config) -> Result<Config, C
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

@@ -263,7 +263,6 @@ pub fn fresh_lora_a(seed: u64, module: &str, rank: usize, in_features: usize) ->
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use crate::checkpoint::Checkpoint;

@@ -38,6 +38,8 @@
 //! # }
 //! ```
 
+#![warn(missing_docs)]
+
 pub mod adapter;
 pub mod batch;
 pub mod blocks;

@@ -277,7 +277,6 @@ pub(crate) fn chunk_rows(rows: usize, most: usize) -> usize {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

@@ -221,7 +221,6 @@ fn blend(stretched: f64, plain: f64, kept: f64) -> f64 {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use crate::cpu::Cpu;

@@ -162,7 +162,6 @@ fn one_cycle(step: f64, total: f64, pct_start: f64, div_factor: f64, final_div_f
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

@@ -17,7 +17,7 @@ use crate::{Format, words};
 /// A file that several results share is stored once. `size` counts it for each group; `own` counts what only that group's results
 /// hold: the room that removing all of them would make.
 #[derive(Args)]
-pub struct DuArgs {
+pub(super) struct DuArgs {
     /// What to add up.
     #[arg(long, value_enum, default_value_t)]
     by: By,
@@ -39,7 +39,7 @@ enum By {
 const NO_RUN: &str = "(in no recorded run)";
 
 /// Shows it.
-pub fn run(args: &DuArgs, opened: Option<&Opened>, format: Format) -> Result<(), Failure> {
+pub(super) fn run(args: &DuArgs, opened: Option<&Opened>, format: Format) -> Result<(), Failure> {
     let census = match opened {
         Some(opened) => opened.store.census().map_err(Failure::machine)?,
         None => Census::default(),

@@ -19,7 +19,7 @@ use crate::{Format, words};
 /// given. Without any limit no result is removed. With `--keep-runs` alone every other result is. For `--max-size` those go first that
 /// are large, quick to make again and long unused.
 #[derive(Args)]
-pub struct GcArgs {
+pub(super) struct GcArgs {
     /// Remove results until the store takes no more than this, such as `20GiB`.
     #[arg(long, value_name = "SIZE")]
     max_size: Option<ByteSize>,
@@ -35,7 +35,7 @@ pub struct GcArgs {
 }
 
 /// Makes room.
-pub fn run(args: &GcArgs, opened: Option<&Opened>, format: Format) -> Result<(), Failure> {
+pub(super) fn run(args: &GcArgs, opened: Option<&Opened>, format: Format) -> Result<(), Failure> {
     let removal = if args.dry_run { Removal::DryRun } else { Removal::Real };
     let collected = match opened {
         Some(opened) => opened.store.collect_garbage(&args.policy(opened), removal).map_err(Failure::machine)?,

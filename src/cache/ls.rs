@@ -11,7 +11,7 @@ use crate::table::Table;
 use crate::{Format, words};
 
 /// Lists the results.
-pub fn run(opened: Option<&Opened>, format: Format) -> Result<(), Failure> {
+pub(super) fn run(opened: Option<&Opened>, format: Format) -> Result<(), Failure> {
     let listing = match opened {
         Some(opened) => opened.store.list().map_err(Failure::machine)?,
         None => Listing::default(),

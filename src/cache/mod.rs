@@ -20,7 +20,7 @@ use crate::{Format, Global, words};
 
 /// Look at the store of results, check it, and make room.
 #[derive(Args)]
-pub struct CacheArgs {
+pub(crate) struct CacheArgs {
     #[command(subcommand)]
     command: CacheCommand,
     /// How to print the result.
@@ -47,7 +47,7 @@ struct Opened {
 }
 
 /// Does what was asked.
-pub fn run(args: &CacheArgs, global: &Global) -> Result<(), Failure> {
+pub(crate) fn run(args: &CacheArgs, global: &Global) -> Result<(), Failure> {
     let opened = match (&args.command, global.home_here()) {
         // They open the home of their pipeline file themselves, to write to it.
         (CacheCommand::Push(_) | CacheCommand::Pull(_), _) | (_, None) => None,

@@ -15,7 +15,7 @@ use crate::render::Failure;
 ///
 /// One that a run uses at the moment stays.
 #[derive(Args)]
-pub struct RmArgs {
+pub(super) struct RmArgs {
     /// The stages whose results go, as `STAGE` or `PIPELINE/STAGE`, or the keys of results, as `cache ls` prints them.
     #[arg(value_name = "STAGE|KEY", required = true)]
     names: Vec<String>,
@@ -28,7 +28,7 @@ pub struct RmArgs {
 const SHORTEST_KEY: usize = 6;
 
 /// Removes them.
-pub fn run(args: &RmArgs, opened: Option<&Opened>, format: Format) -> Result<(), Failure> {
+pub(super) fn run(args: &RmArgs, opened: Option<&Opened>, format: Format) -> Result<(), Failure> {
     let Some(opened) = opened else { return Err(unknown(&args.names[0], None)) };
     let present = keys(&opened.store)?;
     let mut chosen = BTreeSet::new();

@@ -21,7 +21,7 @@ use crate::{Format, Global, locate, words};
 
 /// Send results to the shared cache; what is there already is not sent again.
 #[derive(Args)]
-pub struct PushArgs {
+pub(super) struct PushArgs {
     /// The pipeline file whose results are sent, as it stands now; without one, all results of the home.
     file: Option<PathBuf>,
     /// Only these stages.
@@ -36,7 +36,7 @@ pub struct PushArgs {
 
 /// Fetch the results of a pipeline from the shared cache, each file compared with its digest.
 #[derive(Args)]
-pub struct PullArgs {
+pub(super) struct PullArgs {
     /// The pipeline file whose results are fetched, as it stands now.
     file: PathBuf,
     /// Only these stages; what they were made of stays where it is.
@@ -60,7 +60,7 @@ struct Line {
 }
 
 /// Sends results.
-pub fn push(args: &PushArgs, global: &Global, format: Format) -> Result<(), Failure> {
+pub(super) fn push(args: &PushArgs, global: &Global, format: Format) -> Result<(), Failure> {
     let plan = args.file.as_deref().map(|file| load(file, global)).transpose()?;
     let settings = args.remote.required(plan.as_ref())?;
     let home = match &args.file {
@@ -102,7 +102,7 @@ pub fn push(args: &PushArgs, global: &Global, format: Format) -> Result<(), Fail
 }
 
 /// Fetches results.
-pub fn pull(args: &PullArgs, global: &Global, format: Format) -> Result<(), Failure> {
+pub(super) fn pull(args: &PullArgs, global: &Global, format: Format) -> Result<(), Failure> {
     let plan = load(&args.file, global)?;
     let settings = args.remote.required(Some(&plan))?;
     let home = global.home(&args.file)?;

@@ -18,14 +18,19 @@ use crate::{Format, words};
 ///
 /// Ends with 1 where something is damaged and stays so.
 #[derive(Args)]
-pub struct VerifyArgs {
+pub(super) struct VerifyArgs {
     /// Remove what is damaged and the results that need it, so that the next run makes them again.
     #[arg(long)]
     repair: bool,
 }
 
 /// Checks the store.
-pub fn run(args: &VerifyArgs, opened: Option<&Opened>, format: Format, verbosity: Verbosity) -> Result<(), Failure> {
+pub(super) fn run(
+    args: &VerifyArgs,
+    opened: Option<&Opened>,
+    format: Format,
+    verbosity: Verbosity,
+) -> Result<(), Failure> {
     let report = match opened {
         Some(opened) => check(opened, verbosity)?,
         None => VerifyReport::default(),

@@ -21,7 +21,7 @@ use crate::{Format, words};
 /// With a file also the variables that it sets, and whether its stages can ever have what they ask for. Ends with 1 where something is
 /// wrong, and with 0 where there is nothing, or only what is worth a warning.
 #[derive(Args)]
-pub struct DoctorArgs {
+pub(super) struct DoctorArgs {
     /// A pipeline file to look at, too.
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
@@ -36,7 +36,7 @@ const JSON_VERSION: u32 = 1;
 const IMPORT_TAKES: u32 = 8;
 
 /// Examines the machine, and the file where there is one.
-pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let plan = args.file.as_deref().map(load).transpose()?;
     let machine = args.list.machine();
     let inventory = Inventory::of(&machine, &DeviceKind::ALL);

@@ -19,7 +19,7 @@ use crate::{Format, words};
 /// `system_profiler`. A tool that fails or hangs is named with what it said.
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true, flatten_help = true)]
-pub struct DevicesArgs {
+pub(crate) struct DevicesArgs {
     #[command(subcommand)]
     command: Option<DevicesCommand>,
     #[command(flatten)]
@@ -46,7 +46,7 @@ struct ListArgs {
 const JSON_VERSION: u32 = 1;
 
 /// Does what was asked.
-pub fn run(args: &DevicesArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &DevicesArgs) -> Result<(), Failure> {
     match &args.command {
         Some(DevicesCommand::Doctor(args)) => doctor::run(args),
         None => list(&args.list),

@@ -26,7 +26,7 @@ const STAGE: &str = "{{inputs.parameters.stage}}";
 const TASK: &str = "{{inputs.parameters.task}}";
 
 /// Writes the workflow.
-pub fn run(args: &ClusterArgs, global: &Global) -> Result<(), Failure> {
+pub(super) fn run(args: &ClusterArgs, global: &Global) -> Result<(), Failure> {
     let job = Job::load(args, Through::SharedCache, global)?;
     replaced_by_argo(&job)?;
     job.write("an Argo workflow", &documents(&job), global)

@@ -10,11 +10,11 @@ use engine::plan::DeviceRequest;
 use crate::remote::RemoteArgs;
 
 /// The folder of all that a pod is given.
-pub const POD: &str = "/pipeline";
+pub(super) const POD: &str = "/pipeline";
 
 /// What is exported, and how the cluster is to run it.
 #[derive(Args)]
-pub struct ClusterArgs {
+pub(super) struct ClusterArgs {
     /// The pipeline file.
     pub file: PathBuf,
     /// Changes to the file, as `stage.path=value` or `vars.name=value`: the pods run it with them.
@@ -59,7 +59,7 @@ pub struct ClusterArgs {
 
 /// `cuda:accelerator=h100`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeSelector {
+pub(super) struct NodeSelector {
     /// The pods that it is for; all, where it names none.
     pub device: Option<DeviceRequest>,
     /// The label of a node.
@@ -70,7 +70,7 @@ pub struct NodeSelector {
 
 /// `npu=huawei.com/Ascend310P`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceResource {
+pub(super) struct DeviceResource {
     /// The device of a pipeline file.
     pub device: DeviceRequest,
     /// The cluster's name for it.
@@ -79,7 +79,7 @@ pub struct DeviceResource {
 
 /// `NAME=VALUE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Variable {
+pub(super) struct Variable {
     /// The variable.
     pub name: String,
     /// Its value.
@@ -88,7 +88,7 @@ pub struct Variable {
 
 /// `claim=/mnt/cache`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Volume {
+pub(super) struct Volume {
     /// The persistent volume claim.
     pub claim: String,
     /// Where pods see it.
@@ -97,7 +97,7 @@ pub struct Volume {
 
 impl ClusterArgs {
     /// Whether pods see a path of this machine under the same name.
-    pub fn is_mounted(&self, path: &Path) -> bool {
+    pub(super) fn is_mounted(&self, path: &Path) -> bool {
         self.volumes.iter().any(|volume| path.starts_with(&volume.folder))
     }
 }

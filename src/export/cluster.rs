@@ -25,7 +25,7 @@ const MARK: usize = 8;
 const LONGEST_NAME: usize = 52;
 
 /// A pipeline that is ready to be written for a cluster.
-pub struct Job<'a> {
+pub(super) struct Job<'a> {
     /// The command line.
     pub args: &'a ClusterArgs,
     /// The pipeline.
@@ -38,7 +38,7 @@ pub struct Job<'a> {
 
 /// How a cluster's pods hand on results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Through {
+pub(super) enum Through {
     /// Through the shared cache alone.
     SharedCache,
     /// There is one pod, whose home may keep them.
@@ -47,7 +47,7 @@ pub enum Through {
 
 impl<'a> Job<'a> {
     /// Reads the pipeline, and finds all that would keep its pods from working.
-    pub fn load(args: &'a ClusterArgs, through: Through, global: &Global) -> Result<Self, Failure> {
+    pub(super) fn load(args: &'a ClusterArgs, through: Through, global: &Global) -> Result<Self, Failure> {
         let plan = engine::plan::load(&args.file, &args.overrides, &stages::registry())?;
         render::warnings(&plan.sources, &plan.warnings, global.verbosity());
         render::left_out(&plan, global.verbosity());
@@ -72,7 +72,7 @@ impl<'a> Job<'a> {
     }
 
     /// What `pipeline` is given in a pod, without the stage.
-    pub fn arguments(&self) -> Vec<String> {
+    pub(super) fn arguments(&self) -> Vec<String> {
         let mut arguments = vec!["run".to_owned(), self.files.pipeline.clone()];
         arguments.extend(self.args.overrides.iter().cloned());
         if !self.plan.publish.is_empty() {
@@ -96,7 +96,7 @@ impl<'a> Job<'a> {
     }
 
     /// Environment variables of a pod for stages: those that the file refers to, those given, and secrets by reference.
-    pub fn environment<'p>(&self, stages: impl IntoIterator<Item = &'p PlannedStage>) -> Vec<Value> {
+    pub(super) fn environment<'p>(&self, stages: impl IntoIterator<Item = &'p PlannedStage>) -> Vec<Value> {
         let mut variables: BTreeMap<&str, &str> = BTreeMap::new();
         let mut secrets: BTreeMap<String, bool> = BTreeMap::new();
         for (name, value) in &self.plan.variables {
@@ -125,7 +125,7 @@ impl<'a> Job<'a> {
     }
 
     /// The name of what is written: another pipeline, or another version of it, has another one.
-    pub fn name(&self, content: &Value) -> String {
+    pub(super) fn name(&self, content: &Value) -> String {
         let of_pipeline = match label(&self.plan.name) {
             name if name.is_empty() => "pipeline".to_owned(),
             name => name,
@@ -135,7 +135,7 @@ impl<'a> Job<'a> {
     }
 
     /// The ConfigMap that brings what pods read, and its name. Nobody changes it: other files have another one.
-    pub fn config_map(&self, content: &Value) -> (String, Value) {
+    pub(super) fn config_map(&self, content: &Value) -> (String, Value) {
         let name = self.name(content);
         let mut document =
             json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": self.metadata(&name), "immutable": true });
@@ -144,7 +144,7 @@ impl<'a> Job<'a> {
     }
 
     /// What every object that is written says of itself.
-    pub fn metadata(&self, name: &str) -> Value {
+    pub(super) fn metadata(&self, name: &str) -> Value {
         let mut metadata = json!({ "name": name });
         if let Some(namespace) = &self.args.namespace {
             metadata["namespace"] = namespace.clone().into();
@@ -159,7 +159,7 @@ impl<'a> Job<'a> {
     }
 
     /// Writes the documents where the command line says, after a comment that says how to use them.
-    pub fn write(&self, kind: &str, documents: &[Value], global: &Global) -> Result<(), Failure> {
+    pub(super) fn write(&self, kind: &str, documents: &[Value], global: &Global) -> Result<(), Failure> {
         let target = match &self.args.output {
             Some(path) => path.display().to_string(),
             None => "-".to_owned(),

@@ -11,7 +11,7 @@ use crate::{Global, locate, terminal, words};
 
 /// What is copied, and where to.
 #[derive(Args)]
-pub struct CopyArgs {
+pub(super) struct CopyArgs {
     /// The pipeline file.
     file: PathBuf,
     /// The stage, with its output where it has several.
@@ -25,7 +25,7 @@ pub struct CopyArgs {
 }
 
 /// Copies the output.
-pub fn run(args: &CopyArgs, global: &Global) -> Result<(), Failure> {
+pub(super) fn run(args: &CopyArgs, global: &Global) -> Result<(), Failure> {
     let folder = &args.folder;
     let located = locate::output(&args.file, &args.overrides, &args.output, global)?;
     // An empty folder is nobody's: only such a one can be removed so.

@@ -31,7 +31,7 @@ const WHOLE: &str = "job";
 const LONGEST_KEY: usize = 253;
 
 /// What the pods read.
-pub struct Files {
+pub(super) struct Files {
     /// The pipeline file, as pods name it.
     pub pipeline: String,
     /// What a ConfigMap brings, by path below [`WHOLE`]; nothing where the image has it.
@@ -45,13 +45,13 @@ struct File {
 
 impl Files {
     /// Those of a folder that the image, or a volume, has.
-    pub fn of_the_image(folder: &Path, file: &Path) -> Self {
+    pub(super) fn of_the_image(folder: &Path, file: &Path) -> Self {
         let pipeline = folder.join(file.file_name().unwrap_or_default()).display().to_string();
         Self { pipeline, brought: BTreeMap::new() }
     }
 
     /// The data of the ConfigMap, and the paths that its entries are to have; `None` where none is needed.
-    pub fn config_map(&self) -> Option<(Value, Value)> {
+    pub(super) fn config_map(&self) -> Option<(Value, Value)> {
         if self.brought.is_empty() {
             return None;
         }
@@ -81,7 +81,12 @@ impl Files {
 ///
 /// # Errors
 /// Fails where a source is missing or cannot be read; what pods could not be given is added to `problems`.
-pub fn collect(plan: &Plan, args: &ClusterArgs, home: &Home, problems: &mut Vec<Message>) -> Result<Files, Failure> {
+pub(super) fn collect(
+    plan: &Plan,
+    args: &ClusterArgs,
+    home: &Home,
+    problems: &mut Vec<Message>,
+) -> Result<Files, Failure> {
     let lock = LockFile::read(&home.lock_file())?;
     let mut known = StatCache::load(&home.stat_cache());
     let outside = match read_outside(plan, &mut known, &lock) {

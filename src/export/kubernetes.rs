@@ -14,7 +14,7 @@ use crate::Global;
 use crate::render::Failure;
 
 /// Writes the Job.
-pub fn run(args: &ClusterArgs, global: &Global) -> Result<(), Failure> {
+pub(super) fn run(args: &ClusterArgs, global: &Global) -> Result<(), Failure> {
     let job = Job::load(args, Through::HomeOrSharedCache, global)?;
     let asks = whole(&job.plan.stages)?;
     job.write("a Kubernetes Job", &documents(&job, &asks), global)

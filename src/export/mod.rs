@@ -24,7 +24,7 @@ use crate::render::Failure;
 /// independent of the store; `publish:` in the file does the same after every run.
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-pub struct ExportArgs {
+pub(crate) struct ExportArgs {
     #[command(subcommand)]
     target: Option<Target>,
     #[command(flatten)]
@@ -40,7 +40,7 @@ enum Target {
 }
 
 /// Copies or writes.
-pub fn run(args: &ExportArgs, global: &Global) -> Result<(), Failure> {
+pub(crate) fn run(args: &ExportArgs, global: &Global) -> Result<(), Failure> {
     match (&args.target, &args.copy) {
         (Some(Target::Argo(args)), _) => argo::run(args, global),
         (Some(Target::Kubernetes(args)), _) => kubernetes::run(args, global),

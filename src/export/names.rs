@@ -8,19 +8,19 @@ use cache::Digest;
 const MARK: usize = 6;
 
 /// Hands out names.
-pub struct Names {
+pub(super) struct Names {
     taken: HashSet<String>,
     longest: usize,
 }
 
 impl Names {
     /// Names of at most so many letters, none of them among those that are reserved.
-    pub fn new(longest: usize, reserved: &[&str]) -> Self {
+    pub(super) fn new(longest: usize, reserved: &[&str]) -> Self {
         Self { taken: reserved.iter().map(|&name| name.to_owned()).collect(), longest }
     }
 
     /// A label that reads like a name: the same for the same names in the same order. `adapter[lora.rank=4]` is `adapter-lora-rank-4`.
-    pub fn label(&mut self, name: &str) -> String {
+    pub(super) fn label(&mut self, name: &str) -> String {
         let plain = label(name);
         let mut wanted = plain.clone();
         let digest = Digest::of(name.as_bytes()).to_string();
@@ -35,14 +35,14 @@ impl Names {
 }
 
 /// A label with a mark behind it, of at most so many letters.
-pub fn marked(label: &str, mark: &str, longest: usize) -> String {
+pub(super) fn marked(label: &str, mark: &str, longest: usize) -> String {
     let room = longest.saturating_sub(mark.len() + 1);
     let kept = label[..label.len().min(room)].trim_end_matches('-');
     if kept.is_empty() { mark.to_owned() } else { format!("{kept}-{mark}") }
 }
 
 /// Small letters and digits, all else one hyphen between them; empty where nothing is left.
-pub fn label(name: &str) -> String {
+pub(super) fn label(name: &str) -> String {
     let words = name.split(|letter: char| !letter.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     words.map(str::to_ascii_lowercase).collect::<Vec<_>>().join("-")
 }

@@ -21,7 +21,7 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// What the stages of one pod ask for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Asks {
+pub(super) struct Asks {
     cpu: Option<usize>,
     memory: Option<u64>,
     device: Option<(DeviceRequest, u32)>,
@@ -31,7 +31,7 @@ pub struct Asks {
 
 impl Asks {
     /// What a stage asks for.
-    pub fn of(stage: &PlannedStage) -> Self {
+    pub(super) fn of(stage: &PlannedStage) -> Self {
         let resources = &stage.resources;
         // `all` of the processor is one worker; of devices a pod has none that it does not count, which is refused before.
         let count = match resources.count {
@@ -50,7 +50,7 @@ impl Asks {
     ///
     /// # Errors
     /// The two devices, where they are of two kinds.
-    pub fn or(self, other: Self) -> Result<Self, (DeviceRequest, DeviceRequest)> {
+    pub(super) fn or(self, other: Self) -> Result<Self, (DeviceRequest, DeviceRequest)> {
         let device = match (self.device, other.device) {
             (Some((one, _)), Some((other, _))) if one != other => return Err((one, other)),
             (one, other) => larger(one, other),
@@ -80,7 +80,7 @@ impl Asks {
     }
 
     /// Where the pod may run: labels of nodes, and the taint that clusters keep other pods from device nodes with.
-    pub fn placement(&self, args: &ClusterArgs) -> Map<String, Value> {
+    pub(super) fn placement(&self, args: &ClusterArgs) -> Map<String, Value> {
         let mut fields = Map::new();
         let device = self.device.map(|(device, _)| device);
         let of = device.unwrap_or(DeviceRequest::Cpu);
@@ -121,7 +121,7 @@ impl ClusterArgs {
 }
 
 /// The container of a pod.
-pub fn container(job: &Job<'_>, asks: &Asks, arguments: &[String], environment: &[Value], home: &str) -> Value {
+pub(super) fn container(job: &Job<'_>, asks: &Asks, arguments: &[String], environment: &[Value], home: &str) -> Value {
     let mut container = json!({
         "name": "main",
         "image": job.args.image,
@@ -151,7 +151,7 @@ pub fn container(job: &Job<'_>, asks: &Asks, arguments: &[String], environment: 
 }
 
 /// The volumes of pods; `files` is the name of the ConfigMap.
-pub fn volumes(job: &Job<'_>, files: Option<(&str, Value)>, shares_memory: bool) -> Vec<Value> {
+pub(super) fn volumes(job: &Job<'_>, files: Option<(&str, Value)>, shares_memory: bool) -> Vec<Value> {
     let home = match &job.args.home_claim {
         Some(claim) => json!({ "name": "home", "persistentVolumeClaim": { "claimName": claim } }),
         None => json!({ "name": "home", "emptyDir": {} }),
@@ -172,12 +172,12 @@ pub fn volumes(job: &Job<'_>, files: Option<(&str, Value)>, shares_memory: bool)
 }
 
 /// Whether the workers of a pod share memory.
-pub fn shares_memory(asks: &Asks) -> bool {
+pub(super) fn shares_memory(asks: &Asks) -> bool {
     asks.shares_memory
 }
 
 /// After how many seconds a pod is given up; `None` where its stage may take for ever.
-pub fn deadline_seconds(stage: &PlannedStage) -> Option<u64> {
+pub(super) fn deadline_seconds(stage: &PlannedStage) -> Option<u64> {
     let timeout = stage.timeout?;
     let tries = stage.retries.max.saturating_add(1);
     let waits: Duration = (1..tries).map(|failed| stage.retries.delay_after(failed)).sum();

@@ -11,7 +11,7 @@ use serde_json::Value;
 const NOT_TEXT: [&str; 12] = ["true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan", "inf", "infinity"];
 
 /// Documents one after the other.
-pub fn documents(documents: &[Value]) -> String {
+pub(super) fn documents(documents: &[Value]) -> String {
     let mut out = String::new();
     for document in documents {
         out.push_str("---\n");
@@ -159,8 +159,6 @@ fn quoted(value: &str, out: &mut String) {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use serde_json::json;
 
     use super::*;

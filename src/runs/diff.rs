@@ -16,7 +16,7 @@ use crate::{Format, Global, words};
 
 /// Compare two runs stage by stage: parameters, metrics, outputs. Ends with 1 where anything differs.
 #[derive(Args)]
-pub struct DiffArgs {
+pub(super) struct DiffArgs {
     /// The run to compare with.
     #[arg(default_value = "latest~1")]
     old: String,
@@ -29,7 +29,7 @@ pub struct DiffArgs {
 }
 
 /// Compares the two.
-pub fn run(args: &DiffArgs, global: &Global) -> Result<(), Failure> {
+pub(super) fn run(args: &DiffArgs, global: &Global) -> Result<(), Failure> {
     let past = Past::open(global)?;
     let old = past.recorded(&past.find(&args.old)?.run, Words::Skip)?;
     let new = past.recorded(&past.find(&args.new)?.run, Words::Skip)?;

@@ -12,7 +12,7 @@ use crate::{Global, terminal, words};
 
 /// Write a run into one archive: its plan, events, logs, metrics and the records of its results, without the results themselves.
 #[derive(Args)]
-pub struct ExportArgs {
+pub(super) struct ExportArgs {
     /// The run.
     run: String,
     /// The archive to make.
@@ -21,7 +21,7 @@ pub struct ExportArgs {
 }
 
 /// Writes the archive.
-pub fn run(args: &ExportArgs, global: &Global) -> Result<(), Failure> {
+pub(super) fn run(args: &ExportArgs, global: &Global) -> Result<(), Failure> {
     let name = args.file.to_string_lossy();
     if !name.ends_with(".tar.gz") && !name.ends_with(".tgz") {
         return Err(Failure::wrong(format!("`{name}` is no name of an archive")).with_help("end it in `.tar.gz`"));

@@ -15,7 +15,7 @@ use crate::{Format, Global, words};
 
 /// List the runs, the newest first.
 #[derive(Args)]
-pub struct LsArgs {
+pub(super) struct LsArgs {
     /// Only runs of the pipeline of this name.
     #[arg(long, value_name = "NAME")]
     pipeline: Option<String>,
@@ -58,7 +58,7 @@ impl From<Status> for RunState {
 }
 
 /// Lists the runs.
-pub fn run(args: &LsArgs, global: &Global) -> Result<(), Failure> {
+pub(super) fn run(args: &LsArgs, global: &Global) -> Result<(), Failure> {
     let (runs, ids) = match global.home_here() {
         Some(home) => {
             let history = History::open(&home).map_err(Failure::machine)?;
@@ -91,7 +91,7 @@ fn table(runs: &[RunSummary], ids: &[String]) -> Table {
 }
 
 /// The beginning of an id that no other of the sorted `ids` has; to the second at least, which is what a person reads.
-pub fn shortest<'a>(id: &'a str, ids: &[String]) -> &'a str {
+pub(super) fn shortest<'a>(id: &'a str, ids: &[String]) -> &'a str {
     const TO_THE_SECOND: usize = "20260301-090507".len();
     let common = |other: &String| id.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
     let at = ids.partition_point(|other| other.as_str() < id);

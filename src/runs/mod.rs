@@ -11,7 +11,7 @@ mod show;
 mod stage;
 mod verify;
 
-pub use show::stage_of;
+pub(crate) use show::stage_of;
 
 use cache::{Digest, Store};
 use clap::{Args, Subcommand};
@@ -25,7 +25,7 @@ use crate::render::Failure;
 ///
 /// RUN is a run's id, a beginning of it that no other has, `latest`, or `latest~1` for the one before the latest.
 #[derive(Args)]
-pub struct RunsArgs {
+pub(crate) struct RunsArgs {
     #[command(subcommand)]
     command: RunsCommand,
 }
@@ -44,7 +44,7 @@ enum RunsCommand {
 }
 
 /// Does what the subcommand says.
-pub fn run(args: &RunsArgs, global: &Global) -> Result<(), Failure> {
+pub(crate) fn run(args: &RunsArgs, global: &Global) -> Result<(), Failure> {
     match &args.command {
         RunsCommand::Ls(args) => ls::run(args, global),
         RunsCommand::Show(args) => show::run(args, global),
@@ -59,7 +59,7 @@ pub fn run(args: &RunsArgs, global: &Global) -> Result<(), Failure> {
 }
 
 /// The runs of a home.
-pub struct Past {
+pub(crate) struct Past {
     /// The home.
     pub home: Home,
     /// Its runs.
@@ -73,7 +73,7 @@ impl Past {
     ///
     /// # Errors
     /// Fails where there is none, or its history cannot be read.
-    pub fn open(global: &Global) -> Result<Self, Failure> {
+    pub(crate) fn open(global: &Global) -> Result<Self, Failure> {
         let home = global.home_here().ok_or_else(nothing_yet)?;
         let history = History::open(&home).map_err(Failure::machine)?;
         // Looking works on a home that cannot be written to as well.
@@ -88,7 +88,7 @@ impl Past {
     ///
     /// # Errors
     /// Fails where the index or the store does.
-    pub fn made(&self, key: &Digest) -> Result<Option<Origin>, Failure> {
+    pub(crate) fn made(&self, key: &Digest) -> Result<Option<Origin>, Failure> {
         Origin::find(&self.home, &self.history, &self.store, key).map_err(Failure::machine)
     }
 
@@ -96,7 +96,7 @@ impl Past {
     ///
     /// # Errors
     /// Fails where it is none, or several.
-    pub fn find(&self, name: &str) -> Result<RunSummary, Failure> {
+    pub(crate) fn find(&self, name: &str) -> Result<RunSummary, Failure> {
         match self.history.find(name).map_err(Failure::machine)? {
             Found::Run(run) => Ok(run),
             Found::Several(ids) => Err(several(name, &ids)),
@@ -110,17 +110,17 @@ impl Past {
     ///
     /// # Errors
     /// Fails where the folder went away meanwhile.
-    pub fn recorded(&self, run: &str, words: Words) -> Result<Recorded, Failure> {
+    pub(crate) fn recorded(&self, run: &str, words: Words) -> Result<Recorded, Failure> {
         Recorded::read(&self.home.run(run), words)
             .ok_or_else(|| Failure::wrong(format!("the record of run `{run}` cannot be read")))
     }
 }
 
 /// The name of the newest run.
-pub const LATEST: &str = "latest";
+pub(crate) const LATEST: &str = "latest";
 
 /// The failure where there is no run to name.
-pub fn nothing_yet() -> Failure {
+pub(crate) fn nothing_yet() -> Failure {
     Failure::wrong("nothing has been run yet").with_help(
         "`pipeline run FILE` starts a run; those of a pipeline elsewhere are seen from its folder, or with `--home`",
     )
@@ -135,7 +135,7 @@ fn several(name: &str, ids: &[String]) -> Failure {
 }
 
 /// A state in words.
-pub fn state(state: RunState) -> &'static str {
+pub(crate) fn state(state: RunState) -> &'static str {
     match state {
         RunState::Running => "running",
         RunState::CutOff => "cut off",

@@ -10,7 +10,7 @@ use crate::{Format, Global, profiles, words};
 
 /// Show where the time of a run's stages went, of those that were run with `--profile` or `profile: true`.
 #[derive(Args)]
-pub struct ProfileArgs {
+pub(super) struct ProfileArgs {
     /// The run.
     #[arg(default_value = LATEST)]
     run: String,
@@ -22,7 +22,7 @@ pub struct ProfileArgs {
 }
 
 /// Prints the tables.
-pub fn run(args: &ProfileArgs, global: &Global) -> Result<(), Failure> {
+pub(super) fn run(args: &ProfileArgs, global: &Global) -> Result<(), Failure> {
     let past = Past::open(global)?;
     let summary = past.find(&args.run)?;
     let recorded = past.recorded(&summary.run, Words::Skip)?;

@@ -19,7 +19,7 @@ use crate::{Format, Global, words};
 
 /// Tell where a result comes from: every step on the way to it, back to source files with their digests and pinned versions.
 #[derive(Args)]
-pub struct ProvenanceArgs {
+pub(super) struct ProvenanceArgs {
     /// A stage, with its output where it has several; a published or exported folder, or a file of it; or the beginning of a key, of an
     /// identity or of another digest.
     #[arg(value_name = "STAGE[.OUTPUT] | PATH | DIGEST")]
@@ -42,7 +42,7 @@ struct Target {
 }
 
 /// Traces it.
-pub fn run(args: &ProvenanceArgs, global: &Global) -> Result<(), Failure> {
+pub(super) fn run(args: &ProvenanceArgs, global: &Global) -> Result<(), Failure> {
     let past = Past::open(global)?;
     let target = args.resolve(&past)?;
     let mut tracer = Tracer::new(&past.home, &past.history, &past.store);

@@ -14,7 +14,7 @@ use crate::{Format, Global, words};
 
 /// Remove the records of runs, with their logs. Their results stay in the store, and a run that goes on is never removed.
 #[derive(Args)]
-pub struct RmArgs {
+pub(super) struct RmArgs {
     /// Runs to remove; without any, `--older-than` or `--keep` choose among all.
     #[arg(value_name = "RUN")]
     runs: Vec<String>,
@@ -33,7 +33,7 @@ pub struct RmArgs {
 }
 
 /// Removes them.
-pub fn run(args: &RmArgs, global: &Global) -> Result<(), Failure> {
+pub(super) fn run(args: &RmArgs, global: &Global) -> Result<(), Failure> {
     if args.runs.is_empty() && args.older_than.is_none() && args.keep.is_none() {
         return Err(Failure::wrong("nothing says which runs to remove")
             .with_help("name runs, or choose among all with `--older-than 30d` or `--keep 20`"));

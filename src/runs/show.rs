@@ -16,7 +16,7 @@ use crate::{Format, Global, locate, words};
 
 /// Show what happened in a run: its stages, why each ran, why those that failed did. With a stage, all about that one.
 #[derive(Args)]
-pub struct ShowArgs {
+pub(super) struct ShowArgs {
     /// The run.
     #[arg(default_value = LATEST)]
     run: String,
@@ -28,7 +28,7 @@ pub struct ShowArgs {
 }
 
 /// Shows the run or the stage.
-pub fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
+pub(super) fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
     let past = Past::open(global)?;
     let summary = past.find(&args.run)?;
     let recorded = past.recorded(&summary.run, Words::Read)?;
@@ -51,7 +51,7 @@ pub fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
 ///
 /// # Errors
 /// Fails where there is none, and names the nearest.
-pub fn stage_of<'a>(recorded: &'a Recorded, id: &str) -> Result<&'a RecordedStage, Failure> {
+pub(crate) fn stage_of<'a>(recorded: &'a Recorded, id: &str) -> Result<&'a RecordedStage, Failure> {
     recorded.stage(id).ok_or_else(|| {
         let ids: Vec<&str> = recorded.stages.iter().map(|stage| stage.summary.stage.as_str()).collect();
         locate::unknown_stage(id, &ids)

@@ -12,7 +12,7 @@ use crate::terminal::Look;
 use crate::{figures, words};
 
 /// One stage of a run.
-pub struct StageStory<'a> {
+pub(super) struct StageStory<'a> {
     recorded: &'a Recorded,
     stage: &'a RecordedStage,
     /// Where and how the result was made, here or in an earlier run; `None` where there is no result, or all trace of it is gone.
@@ -24,7 +24,7 @@ impl<'a> StageStory<'a> {
     ///
     /// # Errors
     /// Fails where the store or the history does.
-    pub fn of(past: &Past, recorded: &'a Recorded, stage: &'a RecordedStage) -> Result<Self, Failure> {
+    pub(super) fn of(past: &Past, recorded: &'a Recorded, stage: &'a RecordedStage) -> Result<Self, Failure> {
         let made = match &stage.summary.key {
             Some(key) => past.made(key)?,
             None => None,
@@ -33,7 +33,7 @@ impl<'a> StageStory<'a> {
     }
 
     /// As a program reads it.
-    pub fn json(&self) -> Value {
+    pub(super) fn json(&self) -> Value {
         let mut value = json!(self.stage.summary);
         let (stage, plan) = (self.stage, &self.stage.plan);
         value["run"] = json!(self.recorded.summary.run);
@@ -58,7 +58,7 @@ impl<'a> StageStory<'a> {
     ///
     /// # Errors
     /// Fails where the output does.
-    pub fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+    pub(super) fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         self.heading(out)?;
         for reason in &self.stage.why {
             writeln!(out, "  because {reason}")?;
@@ -141,14 +141,14 @@ fn properties(schema: &Value) -> Option<&Map<String, Value>> {
 }
 
 /// The values of a mapping under their dotted names, lists and texts as JSON would have them on one line.
-pub fn flattened(value: &Value) -> Vec<(String, String)> {
+pub(super) fn flattened(value: &Value) -> Vec<(String, String)> {
     let mut values = Vec::new();
     figures::flatten(value, String::new(), &mut |name, value| values.push((name, words::figure(value))));
     values
 }
 
 /// What went wrong with a stage, attempt by attempt.
-pub fn print_attempts(out: &mut dyn Write, stage: &RecordedStage) -> io::Result<()> {
+pub(super) fn print_attempts(out: &mut dyn Write, stage: &RecordedStage) -> io::Result<()> {
     let several = stage.attempts.len() > 1;
     for Attempt { number, seconds, failure, .. } in &stage.attempts {
         let Some(failure) = failure else { continue };
@@ -163,7 +163,7 @@ pub fn print_attempts(out: &mut dyn Write, stage: &RecordedStage) -> io::Result<
 }
 
 /// A value of the parameters, as the file would have it.
-pub fn print_values(out: &mut dyn Write, title: &str, value: &Value) -> io::Result<()> {
+pub(super) fn print_values(out: &mut dyn Write, title: &str, value: &Value) -> io::Result<()> {
     let values = flattened(value);
     let widest = values.iter().map(|(name, _)| width(name)).max().unwrap_or(0);
     if widest > 0 {

@@ -17,7 +17,7 @@ use crate::{Format, Global, terminal, words};
 /// Without stages, those that the run executed, but for those that fetch from a server. Ends with 1 where anything differs, or a record
 /// or a stored file was changed.
 #[derive(Args)]
-pub struct VerifyArgs {
+pub(super) struct VerifyArgs {
     /// The run.
     #[arg(default_value = LATEST)]
     run: String,
@@ -33,7 +33,7 @@ pub struct VerifyArgs {
 }
 
 /// Checks the run.
-pub fn run(args: &VerifyArgs, global: &Global) -> Result<(), Failure> {
+pub(super) fn run(args: &VerifyArgs, global: &Global) -> Result<(), Failure> {
     let past = Past::open(global)?;
     let summary = past.find(&args.run)?;
     let recorded = past.recorded(&summary.run, Words::Skip)?;

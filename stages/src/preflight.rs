@@ -12,10 +12,10 @@ use serde_json::Value;
 use crate::compute::checkpoint::CONFIG;
 
 /// What a process of ours takes before it loads anything, in bytes; the pages of the program itself are those of a file.
-pub const PROCESS_BYTES: u64 = 8 << 20;
+pub(crate) const PROCESS_BYTES: u64 = 8 << 20;
 
 /// The configuration of a model that a stage reads, where its facts have it.
-pub fn model_config(reference: &Reference, inputs: &InputFacts) -> Option<Config> {
+pub(crate) fn model_config(reference: &Reference, inputs: &InputFacts) -> Option<Config> {
     config_of(reference.facts_in(inputs)?)
 }
 
@@ -24,14 +24,14 @@ fn config_of(facts: &Facts) -> Option<Config> {
 }
 
 /// Says that an output will be a model of the same configuration as one that is read.
-pub fn expect_same_model(preflight: &mut Preflight, output: &str, model: &Reference, inputs: &InputFacts) {
+pub(crate) fn expect_same_model(preflight: &mut Preflight, output: &str, model: &Reference, inputs: &InputFacts) {
     if let Some(config) = model.facts_in(inputs).and_then(|facts| facts.get(CONFIG)) {
         preflight.expect(output, CONFIG, config.clone());
     }
 }
 
 /// The number type of a model's weights on disk, as its configuration names it; f32 where it names none.
-pub fn stored_dtype(model: &Reference, inputs: &InputFacts) -> Dtype {
+pub(crate) fn stored_dtype(model: &Reference, inputs: &InputFacts) -> Dtype {
     let config = model.facts_in(inputs).and_then(|facts| facts.get(CONFIG));
     let named = config.and_then(|config| config.get("torch_dtype").or_else(|| config.get("dtype")));
     match named.and_then(Value::as_str) {
@@ -42,12 +42,12 @@ pub fn stored_dtype(model: &Reference, inputs: &InputFacts) -> Dtype {
 }
 
 /// The size of a model's weights on disk.
-pub fn checkpoint_bytes(model: &Reference, inputs: &InputFacts) -> Option<u64> {
+pub(crate) fn checkpoint_bytes(model: &Reference, inputs: &InputFacts) -> Option<u64> {
     let per_weight = stored_dtype(model, inputs).bitsize() as u64 / 8;
     Some(config_of(model.facts_in(inputs)?)?.matrix_weights() * per_weight)
 }
 
 /// The memory of a process that runs a model without training it, over so many tokens at once.
-pub fn inference_bytes(config: &Config, compute: Compute, stored: Dtype, tokens: u64) -> u64 {
+pub(crate) fn inference_bytes(config: &Config, compute: Compute, stored: Dtype, tokens: u64) -> u64 {
     PROCESS_BYTES + model::memory::inference_bytes(config, compute, stored, tokens)
 }

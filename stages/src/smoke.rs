@@ -4,16 +4,16 @@ use engine::stage::Smoke;
 use serde_json::Value;
 
 /// Rows of a dataset.
-pub const ROWS: u64 = 8;
+pub(crate) const ROWS: u64 = 8;
 
 /// Optimizer steps of a training.
-pub const STEPS: u64 = 2;
+pub(crate) const STEPS: u64 = 2;
 
 /// Tokens of an answer.
-pub const NEW_TOKENS: u64 = 8;
+pub(crate) const NEW_TOKENS: u64 = 8;
 
 /// Prompts that are answered.
-pub const PROMPTS: u64 = 2;
+pub(crate) const PROMPTS: u64 = 2;
 
 /// The parameters that a smoke run replaces.
 pub struct Lowered<'a> {

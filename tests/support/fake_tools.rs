@@ -8,19 +8,19 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// The folder, gone when the test ends.
-pub struct FakeTools {
+pub(crate) struct FakeTools {
     folder: tempfile::TempDir,
 }
 
 /// A block that a tool printed, from the readers' own tests.
-pub fn block(path: &str) -> String {
+pub(crate) fn block(path: &str) -> String {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("devices/tests").join(path);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 impl FakeTools {
     /// A machine without any tool.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         for program in ["cat", "sleep"] {
             let real = ["/bin", "/usr/bin"]
@@ -36,26 +36,26 @@ impl FakeTools {
     }
 
     /// Installs a tool: the text of a shell script.
-    pub fn script(&self, name: &str, script: &str) {
+    pub(crate) fn script(&self, name: &str, script: &str) {
         let path = self.folder.path().join(name);
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
     /// Installs a tool that prints one of these by its first argument that matches.
-    pub fn answers(&self, name: &str, answers: &[(&str, &str)]) {
+    pub(crate) fn answers(&self, name: &str, answers: &[(&str, &str)]) {
         let case = |(pattern, answer): &(&str, &str)| format!("{pattern}) cat <<'END'\n{answer}\nEND\n;;\n");
         self.script(name, &format!("case \"$*\" in\n{}esac", answers.iter().map(case).collect::<String>()));
     }
 
     /// Installs an `npu-smi` that prints these blocks of `devices/tests/npu-smi`.
-    pub fn npu_smi(&self, info: &str, topo: &str) {
+    pub(crate) fn npu_smi(&self, info: &str, topo: &str) {
         let (info, topo) = (block(&format!("npu-smi/{info}")), block(&format!("npu-smi/{topo}")));
         self.answers("npu-smi", &[("info", &info), ("'info -t topo'", &topo)]);
     }
 
     /// Lets a command see these tools and no others, and none of the caller's variables for devices.
-    pub fn give_to(&self, command: &mut Command) {
+    pub(crate) fn give_to(&self, command: &mut Command) {
         command.env("PATH", self.folder.path()).env("LD_LIBRARY_PATH", self.folder.path().join("lib"));
         command.env_remove("PIPELINE_PYTHON");
         let ours = ["HCCL_", "ASCEND_", "NCCL_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "MASTER_"];

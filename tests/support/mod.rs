@@ -2,19 +2,19 @@
 
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its own part of this; tests may unwrap")]
 
-pub mod fake_tools;
+pub(crate) mod fake_tools;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 /// A folder with a pipeline in it, gone when the test ends.
-pub struct Project {
+pub(crate) struct Project {
     folder: tempfile::TempDir,
 }
 
 /// What a run of the program left behind.
-pub struct Ran {
+pub(crate) struct Ran {
     arguments: String,
     pub code: Option<i32>,
     pub stdout: String,
@@ -23,12 +23,12 @@ pub struct Ran {
 
 impl Project {
     /// An empty project.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
 
     /// A project with the small pipeline of `tests/pipelines/NAME` and its data.
-    pub fn with_pipeline(name: &str) -> Self {
+    pub(crate) fn with_pipeline(name: &str) -> Self {
         let project = Self::new();
         let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pipelines");
         for entry in fs::read_dir(&from).unwrap() {
@@ -43,36 +43,36 @@ impl Project {
     }
 
     /// A path in the project.
-    pub fn path(&self, relative: &str) -> PathBuf {
+    pub(crate) fn path(&self, relative: &str) -> PathBuf {
         self.folder.path().join(relative)
     }
 
     /// Writes a file of the project.
-    pub fn write(&self, relative: &str, text: &str) {
+    pub(crate) fn write(&self, relative: &str, text: &str) {
         fs::write(self.path(relative), text).unwrap();
     }
 
     /// Replaces text that stands once in a file of the project.
-    pub fn edit(&self, relative: &str, from: &str, to: &str) {
+    pub(crate) fn edit(&self, relative: &str, from: &str, to: &str) {
         let text = fs::read_to_string(self.path(relative)).unwrap();
         assert_eq!(text.matches(from).count(), 1, "`{from}` should stand once in {relative}");
         self.write(relative, &text.replace(from, to));
     }
 
     /// The program, to be run in the project's folder with nothing of the caller's environment that it reads.
-    pub fn command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = program(self.folder.path());
         command.args(arguments);
         command
     }
 
     /// Runs the program to its end.
-    pub fn run(&self, arguments: &[&str]) -> Ran {
+    pub(crate) fn run(&self, arguments: &[&str]) -> Ran {
         Ran::of(self.command(arguments), arguments)
     }
 
     /// Starts the program in a process group of its own.
-    pub fn start(&self, arguments: &[&str]) -> Child {
+    pub(crate) fn start(&self, arguments: &[&str]) -> Child {
         use std::os::unix::process::CommandExt;
         self.command(arguments)
             .process_group(0)
@@ -84,7 +84,7 @@ impl Project {
     }
 
     /// Processes whose command line names this project's folder, with their arguments: the stages of its runs.
-    pub fn processes(&self) -> Vec<(i32, String)> {
+    pub(crate) fn processes(&self) -> Vec<(i32, String)> {
         let folder = self.folder.path().to_string_lossy().into_owned();
         let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
             let path = entry.ok()?.path();
@@ -98,7 +98,7 @@ impl Project {
 }
 
 /// The program in a folder, with a plain environment.
-pub fn program(folder: &Path) -> Command {
+pub(crate) fn program(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pipeline"));
     for name in ["PIPELINE_HOME", "CLICOLOR_FORCE", "NO_COLOR", "COLUMNS", "LC_ALL", "LC_CTYPE", "TERM"] {
         command.env_remove(name);
@@ -109,7 +109,7 @@ pub fn program(folder: &Path) -> Command {
 
 impl Ran {
     /// Runs a command to its end.
-    pub fn of(mut command: Command, arguments: &[&str]) -> Self {
+    pub(crate) fn of(mut command: Command, arguments: &[&str]) -> Self {
         let Output { status, stdout, stderr } = command.output().unwrap();
         Self {
             arguments: arguments.join(" "),
@@ -121,28 +121,28 @@ impl Ran {
 
     /// Asserts the exit code.
     #[track_caller]
-    pub fn ends_with(self, code: i32) -> Self {
+    pub(crate) fn ends_with(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "{self}");
         self
     }
 
     /// Asserts that standard output holds a text.
     #[track_caller]
-    pub fn says(self, text: &str) -> Self {
+    pub(crate) fn says(self, text: &str) -> Self {
         assert!(self.stdout.contains(text), "standard output lacks `{text}`:\n{self}");
         self
     }
 
     /// Asserts that standard error holds a text.
     #[track_caller]
-    pub fn warns(self, text: &str) -> Self {
+    pub(crate) fn warns(self, text: &str) -> Self {
         assert!(self.stderr.contains(text), "standard error lacks `{text}`:\n{self}");
         self
     }
 
     /// Standard output as JSON.
     #[track_caller]
-    pub fn json(&self) -> serde_json::Value {
+    pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}:\n{self}"))
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// What a cluster has.
 #[derive(Debug, Clone)]
-pub struct Shape {
+pub(crate) struct Shape {
     pub nodes: usize,
     /// Processors of each node, whatever the machine has.
     pub cpus: usize,
@@ -37,7 +37,7 @@ impl Default for Shape {
 }
 
 /// A running cluster. Dropping it ends its jobs and its daemons.
-pub struct Cluster {
+pub(crate) struct Cluster {
     folder: tempfile::TempDir,
     shape: Shape,
     controller: Option<Child>,
@@ -49,7 +49,7 @@ const BOOT: Duration = Duration::from_secs(60);
 
 impl Cluster {
     /// A cluster, or nothing and a word why where Slurm is not installed.
-    pub fn start(shape: Shape) -> Option<Self> {
+    pub(crate) fn start(shape: Shape) -> Option<Self> {
         let missing = ["slurmctld", "slurmd", "sbatch", "squeue"].into_iter().find(|program| find(program).is_none());
         if let Some(program) = missing {
             // Into the error stream itself: the harness keeps what `eprintln!` says of a test that passes.
@@ -71,19 +71,19 @@ impl Cluster {
     }
 
     /// The file that says to Slurm's commands which cluster is meant.
-    pub fn configuration(&self) -> PathBuf {
+    pub(crate) fn configuration(&self) -> PathBuf {
         self.folder.path().join("slurm.conf")
     }
 
     /// One of Slurm's commands, to its end; what it printed.
-    pub fn ask(&self, program: &str, arguments: &[&str]) -> String {
+    pub(crate) fn ask(&self, program: &str, arguments: &[&str]) -> String {
         let mut command = Command::new(find(program).unwrap());
         let output = command.args(arguments).env("SLURM_CONF", self.configuration()).output().unwrap();
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// The jobs that the controller knows: number, name, state.
-    pub fn jobs(&self) -> Vec<(String, String, String)> {
+    pub(crate) fn jobs(&self) -> Vec<(String, String, String)> {
         let said = self.ask("squeue", &["--noheader", "--states=all", "--format=%i|%j|%T"]);
         let jobs = said.lines().filter_map(|line| {
             let mut fields = line.split('|').map(str::to_owned);
@@ -93,21 +93,21 @@ impl Cluster {
     }
 
     /// The jobs whose name ends in these words.
-    pub fn jobs_of(&self, stage: &str) -> Vec<(String, String)> {
+    pub(crate) fn jobs_of(&self, stage: &str) -> Vec<(String, String)> {
         let jobs = self.jobs().into_iter().filter(|(_, name, _)| name.ends_with(stage));
         jobs.map(|(id, _, state)| (id, state)).collect()
     }
 
     /// Waits until a job of a stage is in a state; its number.
     #[track_caller]
-    pub fn wait_for_job(&self, stage: &str, state: &str) -> String {
+    pub(crate) fn wait_for_job(&self, stage: &str, state: &str) -> String {
         let found = || self.jobs_of(stage).into_iter().find(|(_, now)| now == state).map(|(id, _)| id);
         self.wait_for(&format!("a job of `{stage}` to be {state}"), Duration::from_secs(60), || found().is_some());
         found().unwrap_or_default()
     }
 
     /// Ends the controller, as a crash of its machine does.
-    pub fn stop_controller(&mut self) {
+    pub(crate) fn stop_controller(&mut self) {
         if let Some(mut controller) = self.controller.take() {
             let _ = controller.kill();
             let _ = controller.wait();
@@ -115,13 +115,13 @@ impl Cluster {
     }
 
     /// Starts the controller with what the one before it had saved.
-    pub fn start_controller(&mut self) {
+    pub(crate) fn start_controller(&mut self) {
         self.controller = Some(self.daemon("slurmctld", &[]));
     }
 
     /// Ends a node with everything that runs on it, as a power cut does. Nothing may run elsewhere: what supervises a job does not say on
     /// which node it does.
-    pub fn lose_node(&mut self, node: usize) {
+    pub(crate) fn lose_node(&mut self, node: usize) {
         if let Some(mut daemon) = self.nodes[node].take() {
             let _ = daemon.kill();
             let _ = daemon.wait();
@@ -156,7 +156,7 @@ impl Cluster {
     }
 
     #[track_caller]
-    pub fn wait_for(&self, what: &str, at_most: Duration, mut is_so: impl FnMut() -> bool) {
+    pub(crate) fn wait_for(&self, what: &str, at_most: Duration, mut is_so: impl FnMut() -> bool) {
         let began = Instant::now();
         while !is_so() {
             assert!(began.elapsed() < at_most, "waited in vain for {what}\n{}", self.told());

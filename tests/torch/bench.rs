@@ -15,10 +15,10 @@ use serde_json::Value;
 
 use crate::support::{Project, Ran};
 
-pub const PIPELINE: &str = "torch.yaml";
+pub(crate) const PIPELINE: &str = "torch.yaml";
 
 /// How far losses may be apart, relative to the native ones.
-pub const LOSS_BOUND: f64 = 1e-5;
+pub(crate) const LOSS_BOUND: f64 = 1e-5;
 
 /// How far a value of the adapter may be from the native one, relative to the greatest value of its tensor.
 const ADAPTER_BOUND: f64 = 1e-4;
@@ -55,12 +55,12 @@ fn python() -> Option<&'static Path> {
 }
 
 /// A folder of the worker's package.
-pub fn worker(folder: &str) -> PathBuf {
+pub(crate) fn worker(folder: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("workers/torch").join(folder)
 }
 
 /// A project for one test at a time: each starts processes that take some GB of memory together.
-pub struct Bench {
+pub(crate) struct Bench {
     pub project: Project,
     pub python: PathBuf,
     _alone: MutexGuard<'static, ()>,
@@ -68,7 +68,7 @@ pub struct Bench {
 
 impl Bench {
     /// None, and a line that says so, where nothing can compute.
-    pub fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         static ALONE: Mutex<()> = Mutex::new(());
         let Some(python) = python() else {
             // Into the error stream itself: the harness keeps what `println!` says of a test that passes.
@@ -83,7 +83,7 @@ impl Bench {
     }
 
     /// Writes down some variables of each rank from here on, for [`Bench::witnessed`].
-    pub fn witness(&mut self, variables: &[&str]) {
+    pub(crate) fn witness(&mut self, variables: &[&str]) {
         let (real, seen) = (self.python.display(), self.project.path("witnessed"));
         let (look, variables) = (self.project.path("witness.py"), variables.join(" "));
         fs::write(&look, WITNESS).unwrap();
@@ -96,34 +96,34 @@ impl Bench {
     }
 
     /// What was written down of each rank since the last time, in the order in which they began.
-    pub fn witnessed(&self) -> Vec<Value> {
+    pub(crate) fn witnessed(&self) -> Vec<Value> {
         let path = self.project.path("witnessed");
         let text = fs::read_to_string(&path).unwrap_or_default();
         let _ = fs::remove_file(path);
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    pub fn command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = self.project.command(arguments);
         command.env("PIPELINE_PYTHON", &self.python).env("PYTHONPATH", worker("src"));
         command
     }
 
-    pub fn run(&self, arguments: &[&str]) -> Ran {
+    pub(crate) fn run(&self, arguments: &[&str]) -> Ran {
         Ran::of(self.command(arguments), arguments)
     }
 
-    pub fn start(&self, arguments: &[&str]) -> Child {
+    pub(crate) fn start(&self, arguments: &[&str]) -> Child {
         self.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
     /// Trains until so many steps are done.
-    pub fn train(&self, more: &[&str]) -> Ran {
+    pub(crate) fn train(&self, more: &[&str]) -> Ran {
         self.run(&[&["run", PIPELINE, "--until", "adapter"], more].concat())
     }
 
     /// A file of an output, as these overrides make it.
-    pub fn result(&self, output: &str, file: &str, more: &[&str]) -> Vec<u8> {
+    pub(crate) fn result(&self, output: &str, file: &str, more: &[&str]) -> Vec<u8> {
         let folder = self.project.path("exported");
         let _ = fs::remove_dir_all(&folder);
         self.run(&[&["export", PIPELINE, output, "exported"], more].concat()).ends_with(0);
@@ -131,19 +131,19 @@ impl Bench {
     }
 
     /// The adapter and its figures.
-    pub fn trained(&self, more: &[&str]) -> Trained {
+    pub(crate) fn trained(&self, more: &[&str]) -> Trained {
         let adapter = self.result("adapter.adapter", "adapter_model.safetensors", more);
         Trained { records: self.records(more), weights: adapter }
     }
 
     /// The figures of the training.
-    pub fn records(&self, more: &[&str]) -> Vec<Value> {
+    pub(crate) fn records(&self, more: &[&str]) -> Vec<Value> {
         let metrics = String::from_utf8(self.result("adapter.metrics", "metrics.jsonl", more)).unwrap();
         metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     /// What two ranks of PyTorch make of the file as it is: trained once for all tests.
-    pub fn trained_by_two_ranks(&self) -> &'static Trained {
+    pub(crate) fn trained_by_two_ranks(&self) -> &'static Trained {
         static TRAINED: OnceLock<Trained> = OnceLock::new();
         TRAINED.get_or_init(|| {
             // In a home of its own: the result of the native backend would be taken, since the backend is in no key.
@@ -154,7 +154,7 @@ impl Bench {
     }
 
     /// The ranks that run, by number.
-    pub fn ranks(&self) -> BTreeMap<String, Pid> {
+    pub(crate) fn ranks(&self) -> BTreeMap<String, Pid> {
         let processes = self.project.processes().into_iter().filter(|(_, line)| line.contains("pipeline_torch_worker"));
         let rank = |pid: i32| {
             let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
@@ -173,7 +173,7 @@ impl Bench {
 
     /// Waits until a step after these is saved.
     #[track_caller]
-    pub fn wait_for_a_step_after(&self, steps: u64) {
+    pub(crate) fn wait_for_a_step_after(&self, steps: u64) {
         let began = Instant::now();
         while self.saved_step().is_none_or(|saved| saved <= steps) {
             assert!(began.elapsed() < Duration::from_secs(300), "no step was saved");
@@ -183,7 +183,7 @@ impl Bench {
 }
 
 /// What a training left.
-pub struct Trained {
+pub(crate) struct Trained {
     pub records: Vec<Value>,
     /// A safetensors file.
     pub weights: Vec<u8>,
@@ -192,7 +192,7 @@ pub struct Trained {
 impl Trained {
     /// Checks that the figures are those of another training, the losses to their bound.
     #[track_caller]
-    pub fn is_like(&self, other: &Self) {
+    pub(crate) fn is_like(&self, other: &Self) {
         assert_eq!(self.records.len(), other.records.len());
         for (ours, theirs) in self.records.iter().zip(&other.records) {
             for name in ["kind", "step", "epoch", "rows", "tokens", "target_tokens", "learning_rate"] {
@@ -216,7 +216,7 @@ impl Trained {
 }
 
 /// The losses of the steps, without those of validations.
-pub fn losses(records: &[Value]) -> Vec<f64> {
+pub(crate) fn losses(records: &[Value]) -> Vec<f64> {
     records.iter().filter(|record| record["kind"] == "train").map(|record| record["loss"].as_f64().unwrap()).collect()
 }
 

@@ -335,8 +335,6 @@ fn belongs_to_a_key(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
     use super::*;

@@ -96,17 +96,17 @@ pub(super) struct Now {
 
 impl Now {
     /// Whether something that was last used at a time is in use.
-    pub fn protects(&self, last_use: SystemTime) -> bool {
+    pub(super) fn protects(&self, last_use: SystemTime) -> bool {
         self.in_use_since.is_some_and(|since| last_use.checked_add(FRESH).is_none_or(|until| until >= since))
     }
 
     /// Whether a file that last changed at a time is what a process that lives has stored or held.
-    pub fn is_new(&self, changed: SystemTime) -> bool {
+    pub(super) fn is_new(&self, changed: SystemTime) -> bool {
         self.in_use_since.is_some_and(|since| changed >= since)
     }
 
     /// How long ago a time is.
-    pub fn age(&self, time: SystemTime) -> Duration {
+    pub(super) fn age(&self, time: SystemTime) -> Duration {
         self.now.duration_since(time).unwrap_or_default()
     }
 }
@@ -285,8 +285,6 @@ impl<'a> Choosing<'a> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
     use crate::census::{CountedObject, CountedPartial};
 

@@ -86,8 +86,6 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use crate::testing::store;
     use crate::{Class, Digest, KeyDocument, ResultRecord};
 

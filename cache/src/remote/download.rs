@@ -19,7 +19,7 @@ const PART: u64 = 8 << 20;
 impl Shared {
     /// Fetches an object into a new file. Where this succeeds the file has the digest and the length that it should have;
     /// where it does not, what was written is worth nothing.
-    pub async fn download(
+    pub(super) async fn download(
         &self,
         file: &TreeFile,
         place: &Path,

@@ -210,8 +210,6 @@ fn absolute(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     fn parse(text: &str) -> Result<RemotePlace, BadPlace> {

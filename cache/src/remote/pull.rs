@@ -73,7 +73,7 @@ impl Remote {
 
 impl Shared {
     /// A tree, from the local store or from the shared one, compared with its digest.
-    pub async fn fetch_tree(&self, store: &Store, digest: &Digest) -> Result<Tree, RemoteError> {
+    pub(super) async fn fetch_tree(&self, store: &Store, digest: &Digest) -> Result<Tree, RemoteError> {
         match block_in_place(|| store.tree(digest)) {
             Err(StoreError::MissingTree { .. } | StoreError::CorruptTree { .. }) => {}
             found => return Ok(found?),

@@ -159,53 +159,53 @@ impl Drop for Remote {
 
 impl Shared {
     /// The name of an object.
-    pub fn object(&self, digest: &Digest) -> Name {
+    pub(super) fn object(&self, digest: &Digest) -> Name {
         self.sharded("objects", digest)
     }
 
     /// The name of a tree.
-    pub fn tree(&self, digest: &Digest) -> Name {
+    pub(super) fn tree(&self, digest: &Digest) -> Name {
         self.sharded("trees", digest)
     }
 
     /// The name of a record.
-    pub fn record(&self, key: &Digest) -> Name {
+    pub(super) fn record(&self, key: &Digest) -> Name {
         self.prefix.clone().join("results").join(format!("{key}.json"))
     }
 
     /// The service's client.
-    pub fn store(&self) -> &dyn ObjectStore {
+    pub(super) fn store(&self) -> &dyn ObjectStore {
         &*self.store
     }
 
     /// The failure of a request.
-    pub fn failed(&self, error: &object_store::Error) -> RemoteError {
+    pub(super) fn failed(&self, error: &object_store::Error) -> RemoteError {
         RemoteError::of(&self.remote, error)
     }
 
     /// Remembers and tells what is not what its name says.
-    pub fn refuse(&self, name: &Name, reason: impl Into<String>) -> RemoteError {
+    pub(super) fn refuse(&self, name: &Name, reason: impl Into<String>) -> RemoteError {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone());
         RemoteError::Refused { remote: self.remote.clone(), name: name.to_string(), reason: reason.into() }
     }
 
     /// Whether something was refused under this name.
-    pub fn is_refused(&self, name: &Name) -> bool {
+    pub(super) fn is_refused(&self, name: &Name) -> bool {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).contains(name)
     }
 
     /// What is there has been replaced by what should be.
-    pub fn accept(&self, name: &Name) {
+    pub(super) fn accept(&self, name: &Name) {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
     }
 
     /// Something that another thing names is gone.
-    pub fn missing(&self, name: &Name) -> RemoteError {
+    pub(super) fn missing(&self, name: &Name) -> RemoteError {
         RemoteError::Missing { remote: self.remote.clone(), name: name.to_string() }
     }
 
     /// The length of what has a name, if there is something.
-    pub async fn size(&self, name: &Name) -> Result<Option<u64>, RemoteError> {
+    pub(super) async fn size(&self, name: &Name) -> Result<Option<u64>, RemoteError> {
         let _request = self.request().await;
         match self.store.head(name).await {
             Ok(found) => Ok(Some(found.size)),
@@ -215,7 +215,7 @@ impl Shared {
     }
 
     /// The whole of a small thing.
-    pub async fn read(&self, name: &Name) -> Result<Option<Vec<u8>>, RemoteError> {
+    pub(super) async fn read(&self, name: &Name) -> Result<Option<Vec<u8>>, RemoteError> {
         let _request = self.request().await;
         let found = match self.store.get_opts(name, GetOptions::default()).await {
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
@@ -228,7 +228,7 @@ impl Shared {
     }
 
     /// Writes a small thing; what is there already stays, unless `mode` says otherwise.
-    pub async fn write(&self, name: &Name, bytes: Vec<u8>, mode: PutMode) -> Result<(), RemoteError> {
+    pub(super) async fn write(&self, name: &Name, bytes: Vec<u8>, mode: PutMode) -> Result<(), RemoteError> {
         let _request = self.request().await;
         match self.store.put_opts(name, bytes.into(), mode.into()).await {
             Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => Ok(()),
@@ -237,7 +237,7 @@ impl Shared {
     }
 
     /// The result of a key.
-    pub async fn result(&self, key: &Digest) -> Result<Option<ResultRecord>, RemoteError> {
+    pub(super) async fn result(&self, key: &Digest) -> Result<Option<ResultRecord>, RemoteError> {
         let name = self.record(key);
         let Some(bytes) = self.read(&name).await? else { return Ok(None) };
         match Stored::read(&bytes, key) {
@@ -248,7 +248,7 @@ impl Shared {
     }
 
     /// Makes sure that what is there is ours to read; nothing at all is, too.
-    pub async fn check_marker(&self) -> Result<(), RemoteError> {
+    pub(super) async fn check_marker(&self) -> Result<(), RemoteError> {
         if self.marked.get().is_some() {
             return Ok(());
         }
@@ -265,7 +265,7 @@ impl Shared {
     }
 
     /// Marks an empty place as ours.
-    pub async fn mark(&self) -> Result<(), RemoteError> {
+    pub(super) async fn mark(&self) -> Result<(), RemoteError> {
         self.check_marker().await?;
         if self.marked.get().is_none() {
             let marker = Marker { version: VERSION, digest: "blake3".to_owned() };

@@ -21,11 +21,11 @@ use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
 /// The only account of the server.
-pub const ACCOUNT: [(&str, &str); 3] =
+pub(crate) const ACCOUNT: [(&str, &str); 3] =
     [("AWS_ACCESS_KEY_ID", "AKID"), ("AWS_SECRET_ACCESS_KEY", "SECRET"), ("AWS_REGION", "us-east-1")];
 
 /// A server with one bucket, `bucket`. It ends with its value.
-pub struct S3 {
+pub(crate) struct S3 {
     folder: tempfile::TempDir,
     address: SocketAddr,
     state: Arc<State>,
@@ -47,7 +47,7 @@ struct State {
 
 impl S3 {
     /// Starts one.
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("bucket")).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -68,22 +68,22 @@ impl S3 {
     }
 
     /// `http://127.0.0.1:PORT`.
-    pub fn endpoint(&self) -> String {
+    pub(crate) fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
 
     /// Where an object of the bucket lies.
-    pub fn file(&self, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.bucket().join(name)
     }
 
     /// The bucket's folder.
-    pub fn bucket(&self) -> PathBuf {
+    pub(crate) fn bucket(&self) -> PathBuf {
         self.folder.path().join("bucket")
     }
 
     /// The names of all objects, sorted.
-    pub fn names(&self) -> Vec<String> {
+    pub(crate) fn names(&self) -> Vec<String> {
         let mut names = Vec::new();
         collect(&self.bucket(), &self.bucket(), &mut names);
         names.sort();
@@ -91,22 +91,22 @@ impl S3 {
     }
 
     /// Answers the next requests with 503.
-    pub fn be_busy(&self, requests: u32) {
+    pub(crate) fn be_busy(&self, requests: u32) {
         self.state.busy.store(requests, Ordering::SeqCst);
     }
 
     /// Lets every request wait.
-    pub fn be_slow(&self, milliseconds: u64) {
+    pub(crate) fn be_slow(&self, milliseconds: u64) {
         self.state.delay_milliseconds.store(milliseconds, Ordering::SeqCst);
     }
 
     /// Requests so far.
-    pub fn requests(&self) -> u64 {
+    pub(crate) fn requests(&self) -> u64 {
         self.state.requests.load(Ordering::SeqCst)
     }
 
     /// Requests so far that brought content.
-    pub fn writes(&self) -> u64 {
+    pub(crate) fn writes(&self) -> u64 {
         self.state.writes.load(Ordering::SeqCst)
     }
 }

@@ -187,7 +187,6 @@ fn cells(line: &str) -> Option<Vec<&str>> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may unwrap")]
 mod tests {
     use super::*;
 

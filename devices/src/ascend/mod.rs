@@ -138,7 +138,6 @@ fn numbered(nodes: &[u32]) -> Vec<Device> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may unwrap")]
 mod tests {
     use super::*;
     use crate::link::LinkKind;

@@ -8,7 +8,6 @@ pub(crate) fn read(text: &str) -> Option<Matrix> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may unwrap")]
 mod tests {
     use super::*;
     use crate::link::LinkKind;

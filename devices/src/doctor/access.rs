@@ -97,7 +97,6 @@ fn group_name(machine: &Machine, id: u32) -> String {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may unwrap")]
 mod tests {
     use super::*;
     use crate::doctor::{Limits, Python};

@@ -38,7 +38,6 @@ fn taken(device: &Device) -> Option<Finding> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may unwrap")]
 mod tests {
     use super::*;
     use crate::Process;

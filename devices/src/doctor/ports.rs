@@ -99,7 +99,6 @@ fn listening_port(line: &str) -> Option<u16> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may unwrap")]
 mod tests {
     use super::*;
     use crate::doctor::{Limits, Place, Python, Variable};

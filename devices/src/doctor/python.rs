@@ -112,7 +112,6 @@ fn ask(program: &Path, what: &str, set: &[(&str, &str)], limit: Duration) -> Res
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may unwrap")]
 mod tests {
     use super::*;
     use crate::test_machine::TestMachine;

@@ -233,7 +233,6 @@ fn compare(a: &str, b: &str) -> Ordering {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may unwrap")]
 mod tests {
     use super::*;
     use crate::doctor::{Limits, Place, Python, Variable};

@@ -97,7 +97,6 @@ fn bus_id(printed: &str) -> String {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may unwrap")]
 mod tests {
     use super::*;
     use crate::link::LinkKind;

@@ -336,7 +336,6 @@ fn until_zero(text: &[c_char]) -> String {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may unwrap")]
 mod tests {
     use std::process::Command;
 

@@ -74,7 +74,6 @@ fn health(cells: &[&str]) -> Health {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may unwrap")]
 mod tests {
     use super::*;
 

@@ -96,7 +96,6 @@ impl Inventory {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may unwrap")]
 mod tests {
     use super::*;
     use crate::link::LinkKind;

@@ -6,14 +6,14 @@ use syn::{Attribute, Error, Expr, ExprLit, ExprRange, Lit, LitStr, Meta, RangeLi
 
 /// How a field takes part in keys; the names of `cache::Class`.
 #[derive(Clone, Copy)]
-pub enum Class {
+pub(crate) enum Class {
     Semantic,
     Resumable,
     Cosmetic,
 }
 
 /// Where the value of a field comes from that the file leaves out.
-pub enum DefaultValue {
+pub(crate) enum DefaultValue {
     /// `default`: the type's own.
     OfType,
     /// `default = expr`.
@@ -21,7 +21,7 @@ pub enum DefaultValue {
 }
 
 /// One `#[semantic(…)]`, `#[resumable(…)]` or `#[cosmetic(…)]`.
-pub struct Attributes {
+pub(crate) struct Attributes {
     /// `None` where the field says nothing.
     pub class: Option<Class>,
     pub default: Option<DefaultValue>,
@@ -34,7 +34,7 @@ pub struct Attributes {
 
 impl Attributes {
     /// Reads the one attribute of ours among `attributes`.
-    pub fn parse(attributes: &[Attribute]) -> Result<Self> {
+    pub(crate) fn parse(attributes: &[Attribute]) -> Result<Self> {
         let mut found = Self { class: None, default: None, rename: None, flatten: false, range: None, above: None };
         for attribute in attributes {
             let Some(class) = class_of(attribute) else { continue };
@@ -91,7 +91,7 @@ impl Attributes {
     }
 
     /// The limits of a number, as an expression.
-    pub fn limits(&self) -> TokenStream {
+    pub(crate) fn limits(&self) -> TokenStream {
         let mut limits = quote!(::engine::parameter::Limits::NONE);
         if let Some(start) = self.range.as_ref().and_then(|range| range.start.as_ref()) {
             limits = quote!(#limits.at_least((#start) as f64));
@@ -112,7 +112,7 @@ impl Attributes {
 }
 
 /// The doc comment as one text: lines joined, paragraphs kept apart.
-pub fn doc_comment(attributes: &[Attribute]) -> String {
+pub(crate) fn doc_comment(attributes: &[Attribute]) -> String {
     let mut text = String::new();
     for attribute in attributes {
         let Meta::NameValue(pair) = &attribute.meta else { continue };

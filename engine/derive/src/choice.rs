@@ -8,7 +8,7 @@ use syn::{DataEnum, DeriveInput, Error, Fields, LitStr, Result, Variant};
 use crate::attributes::{Attributes, doc_comment};
 
 /// The implementation for an enum.
-pub fn expand(input: &DeriveInput, data: &DataEnum) -> Result<TokenStream> {
+pub(crate) fn expand(input: &DeriveInput, data: &DataEnum) -> Result<TokenStream> {
     let names = data.variants.iter().map(name_of).collect::<Result<Vec<_>>>()?;
     let variants: Vec<_> = data.variants.iter().map(|variant| &variant.ident).collect();
     let docs = data.variants.iter().map(|variant| doc_comment(&variant.attrs));

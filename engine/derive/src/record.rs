@@ -105,7 +105,7 @@ impl<'a> Key<'a> {
 }
 
 /// The implementation for a struct.
-pub fn expand(input: &DeriveInput, fields: &FieldsNamed) -> Result<TokenStream> {
+pub(crate) fn expand(input: &DeriveInput, fields: &FieldsNamed) -> Result<TokenStream> {
     let keys = fields.named.iter().map(Key::new).collect::<Result<Vec<_>>>()?;
     let (ident, doc) = (&input.ident, doc_comment(&input.attrs));
     let (impl_generics, type_generics, where_clause) = input.generics.split_for_impl();

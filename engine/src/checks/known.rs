@@ -26,7 +26,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    pub fn open(home: &Home) -> Self {
+    pub(super) fn open(home: &Home) -> Self {
         Self {
             store: Store::look(home.store()).ok().flatten(),
             lock: LockFile::read(&home.lock_file()).ok(),
@@ -37,13 +37,13 @@ impl Known {
     }
 
     /// What something is pinned to.
-    pub fn pinned(&self, request: &PinRequest) -> Option<&Pinned> {
+    pub(super) fn pinned(&self, request: &PinRequest) -> Option<&Pinned> {
         self.lock.as_ref()?.get(request)
     }
 
     /// The result of a stage, here or remembered to be in the shared cache, and its key; each where it is known. The digest of a long
     /// source file is known as long as the file's attributes are those that it was read with.
-    pub fn look_up(
+    pub(super) fn look_up(
         &mut self,
         stage: &PlannedStage,
         reads: &Reads,

@@ -1,7 +1,5 @@
 //! What the context promises to a stage.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use super::*;
 use crate::artifact::Output;
 use crate::artifact::{ARTIFACT_FILE, description_file};

@@ -78,8 +78,6 @@ fn gib(bytes: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use std::fs;
     use std::time::Duration;
 

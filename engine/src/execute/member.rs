@@ -166,8 +166,6 @@ pub fn main(registry: &Registry, job: &Path, membership: Membership) -> ExitCode
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     #[test]

@@ -8,18 +8,18 @@ pub(crate) struct PrivatePaths(Vec<String>);
 
 impl PrivatePaths {
     /// Those of a job.
-    pub fn of(job: &Job) -> Self {
+    pub(crate) fn of(job: &Job) -> Self {
         let folders = [job.inputs_folder.clone(), job.staging.join("outputs"), job.staging.clone()];
         Self(folders.iter().map(|folder| format!("{}/", folder.display())).collect())
     }
 
     /// A text without them: `tokens.tokens/part-00000.parquet` is what is left of an input's file.
-    pub fn hide(&self, text: &str) -> String {
+    pub(crate) fn hide(&self, text: &str) -> String {
         self.0.iter().fold(text.to_owned(), |text, folder| text.replace(folder, ""))
     }
 
     /// A message without them.
-    pub fn hide_in(&self, event: WorkerEvent) -> WorkerEvent {
+    pub(crate) fn hide_in(&self, event: WorkerEvent) -> WorkerEvent {
         match event {
             WorkerEvent::Warning { message } => WorkerEvent::Warning { message: self.hide(&message) },
             WorkerEvent::Report { text } => WorkerEvent::Report { text: self.hide(&text) },

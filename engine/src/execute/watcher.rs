@@ -33,17 +33,17 @@ pub(super) struct Watcher {
 
 impl Watcher {
     /// Starts a watcher. Where that fails there is none: the death pipe does by itself, but for a process that is stopped.
-    pub fn start() -> Self {
+    pub(super) fn start() -> Self {
         Self { told: Mutex::new(spawn().ok()) }
     }
 
     /// A process group was started.
-    pub fn began(&self, leader: Pid) {
+    pub(super) fn began(&self, leader: Pid) {
         self.tell('+', leader);
     }
 
     /// A process group is gone; to be said before its number can be that of another.
-    pub fn ended(&self, leader: Pid) {
+    pub(super) fn ended(&self, leader: Pid) {
         self.tell('-', leader);
     }
 

@@ -20,7 +20,7 @@ impl Past<'_> {
     ///
     /// # Errors
     /// Fails where the history or the store does.
-    pub fn reasons(&self, now: &Present<'_>) -> Result<Vec<Reason>, ExplainError> {
+    pub(crate) fn reasons(&self, now: &Present<'_>) -> Result<Vec<Reason>, ExplainError> {
         let mut reasons = match self.last(now.stage)? {
             Last::Never => vec![Reason::NeverRan],
             Last::Gone => vec![Reason::ResultMissing],

@@ -12,7 +12,7 @@ pub(super) struct Edits(BTreeMap<String, (Option<String>, Option<String>)>);
 
 impl Edits {
     /// The edits between two values of `with:`.
-    pub fn between(old: &Value, new: &Value) -> Self {
+    pub(super) fn between(old: &Value, new: &Value) -> Self {
         let (old, mut new) = (leaves(old), leaves(new));
         let mut edits = BTreeMap::new();
         for (path, before) in old {
@@ -26,17 +26,17 @@ impl Edits {
     }
 
     /// The edit of a value, by its own path.
-    pub fn at(&self, path: &str) -> Option<&(Option<String>, Option<String>)> {
+    pub(super) fn at(&self, path: &str) -> Option<&(Option<String>, Option<String>)> {
         self.0.get(path)
     }
 
     /// Whether something at, in or around a path was edited.
-    pub fn touch(&self, path: &str) -> bool {
+    pub(super) fn touch(&self, path: &str) -> bool {
         self.0.keys().any(|edited| is_in(edited, path) || is_in(path, edited))
     }
 
     /// The edits at or in a path.
-    pub fn inside<'a>(
+    pub(super) fn inside<'a>(
         &'a self,
         path: &'a str,
     ) -> impl Iterator<Item = (&'a str, &'a (Option<String>, Option<String>))> {

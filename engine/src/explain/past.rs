@@ -59,7 +59,7 @@ pub(super) enum Last {
 
 impl<'a> Past<'a> {
     /// The past of a plan in a home's store and history.
-    pub fn new(plan: &'a Plan, store: Option<&'a Store>, history: &'a History) -> Self {
+    pub(crate) fn new(plan: &'a Plan, store: Option<&'a Store>, history: &'a History) -> Self {
         Self { plan, store, history, plans: RefCell::default(), artifacts: OnceCell::new() }
     }
 
@@ -83,7 +83,7 @@ impl<'a> Past<'a> {
     }
 
     /// An input as people name it: its stage, and the output where the stage has several.
-    pub fn name_of(&self, input: &ResolvedInput) -> String {
+    pub(crate) fn name_of(&self, input: &ResolvedInput) -> String {
         match self.plan.stage(&input.stage) {
             Some(stage) if stage.outputs.len() == 1 => input.stage.clone(),
             _ => format!("{}.{}", input.stage, input.output),
@@ -91,7 +91,7 @@ impl<'a> Past<'a> {
     }
 
     /// How far an earlier attempt came, where it left anything.
-    pub fn working_state(&self, now: &Present<'_>) -> Option<WorkingState> {
+    pub(crate) fn working_state(&self, now: &Present<'_>) -> Option<WorkingState> {
         let folder = self.store?.root().join("partial").join(now.document.working_key().to_string());
         folder.read_dir().ok()?.next()?.ok()?;
         Some(now.stage.bound.working_state(&folder, now.facts).unwrap_or(WorkingState::Unmeasured))

@@ -1,7 +1,5 @@
 //! What reading a text promises: right values, right places, and one clear problem where it is not YAML.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use std::time::{Duration, Instant};
 
 use super::parse::parse;

@@ -148,8 +148,6 @@ fn says_a_process(line: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
     use crate::protocol::WorkerEvent;
     use crate::run::WaitsFor;

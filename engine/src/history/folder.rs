@@ -269,8 +269,6 @@ pub fn stage_folder(stage: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
     use crate::history::events::{Events, Words};
 

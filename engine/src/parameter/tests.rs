@@ -1,7 +1,5 @@
 //! What `#[derive(Parameters)]` and the readers of values promise to a stage kind.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use std::time::Duration;
 
 use cache::{Class, Digest, KeyDocument};

@@ -54,7 +54,7 @@ pub(super) struct Unit {
 }
 
 impl Unit {
-    pub fn into_candidate(self) -> Candidate {
+    pub(super) fn into_candidate(self) -> Candidate {
         (self.entry, self.bound)
     }
 }
@@ -162,7 +162,7 @@ pub(super) fn read(mut stage: Entry, file: &File<'_>, found: Vec<Problem>) -> Ca
 }
 
 impl OwnAxis {
-    pub fn of_family(&self, place: usize) -> FamilyAxis {
+    pub(super) fn of_family(&self, place: usize) -> FamilyAxis {
         FamilyAxis { name: self.name.clone(), span: self.span, origins: vec![place] }
     }
 }

@@ -77,7 +77,7 @@ pub(super) struct TwoAxes {
 }
 
 impl Misfit {
-    pub fn problem(self, stage: &str, span: Span, sources: &[Source]) -> Problem {
+    pub(super) fn problem(self, stage: &str, span: Span, sources: &[Source]) -> Problem {
         match self {
             Self::TooMany(count) => too_many(span, count),
             Self::Nothing => {

@@ -20,7 +20,7 @@ struct Because {
 
 impl LeftOuts {
     /// Looks at the stages in an order in which each comes after those that it waits for.
-    pub fn find(stages: &[StageEntry], bound: &[Bound], order: &[usize]) -> Self {
+    pub(super) fn find(stages: &[StageEntry], bound: &[Bound], order: &[usize]) -> Self {
         let mut found: Vec<Option<Because>> = stages.iter().map(|_| None).collect();
         for place in order {
             let own = stages[*place].left_out.map(|span| Because { follows: None, span });
@@ -34,12 +34,12 @@ impl LeftOuts {
     }
 
     /// Whether the stage at a place is left out.
-    pub fn has(&self, place: usize) -> bool {
+    pub(super) fn has(&self, place: usize) -> bool {
         self.0[place].is_some()
     }
 
     /// Each stage of the file that is left out, once; what was to be published of it goes from `publish` to it.
-    pub fn into_list(self, stages: &[StageEntry], publish: &mut Vec<Publish>) -> Vec<LeftOut> {
+    pub(super) fn into_list(self, stages: &[StageEntry], publish: &mut Vec<Publish>) -> Vec<LeftOut> {
         let mut list: Vec<LeftOut> = Vec::new();
         let left_out = stages.iter().zip(&self.0).filter(|(_, because)| because.is_some());
         let ids: HashSet<&str> = left_out.map(|(stage, _)| stage.id.text.as_str()).collect();

@@ -17,7 +17,7 @@ pub(super) struct Mistakes<'a> {
 }
 
 impl<'a> Mistakes<'a> {
-    pub fn of(problems: &[Problem], interpolated: &'a Interpolated) -> Self {
+    pub(super) fn of(problems: &[Problem], interpolated: &'a Interpolated) -> Self {
         let errors = problems.iter().filter(|problem| problem.severity == Severity::Error);
         let spans: HashSet<Span> = errors.map(|problem| problem.span).collect();
         let mut begin: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
@@ -27,7 +27,7 @@ impl<'a> Mistakes<'a> {
     }
 
     /// Whether one of them is in the parameters of a stage: what follows from it needs no saying.
-    pub fn touch(&self, stage: &StageEntry) -> bool {
+    pub(super) fn touch(&self, stage: &StageEntry) -> bool {
         let whole = stage.with.span;
         let is_within = self.begin.get(&whole.source.0).is_some_and(|offsets| {
             let next = offsets.partition_point(|offset| *offset < whole.offset);

@@ -224,7 +224,7 @@ pub(super) enum Misfit {
 
 impl Misfit {
     /// What to say, where the kind is not what is wrong.
-    pub fn problem(&self, reference: &Reference, outputs: &[Output]) -> Problem {
+    pub(super) fn problem(&self, reference: &Reference, outputs: &[Output]) -> Problem {
         let Reference { stage, output, span } = reference;
         let names = outputs.iter().map(|output| output.name.as_str());
         match (self, output) {

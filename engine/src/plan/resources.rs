@@ -74,7 +74,7 @@ pub(super) struct ResourceSpans {
 
 impl ResourceSpans {
     /// Those of a stage's entry.
-    pub fn of(stage: &Node) -> Self {
+    pub(super) fn of(stage: &Node) -> Self {
         let resources = stage.get("resources");
         let at = |key| Some(resources?.get(key)?.span);
         Self { device: at("device"), count: at("count") }

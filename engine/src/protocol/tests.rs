@@ -1,7 +1,5 @@
 //! The protocol and its JSON Schema say the same: every message fits the schema, and whatever the schema requires is read.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use serde_json::{Map, Value, json};
 
 use super::*;

@@ -60,7 +60,7 @@ pub(super) enum Look<'a> {
 
 impl Record {
     /// The record of a folder that `files` are copied to.
-    pub fn new(output: &OutputRecord, files: &Tree) -> Self {
+    pub(super) fn new(output: &OutputRecord, files: &Tree) -> Self {
         let file = |file: &cache::TreeFile| {
             (file.path.clone(), RecordedFile { digest: file.digest, size: file.size, modified: None })
         };
@@ -75,13 +75,13 @@ impl Record {
     }
 
     /// The record in a folder; `None` where there is none that this version understands.
-    pub fn read(folder: &Path) -> Result<Option<Self>, PublishError> {
+    pub(super) fn read(folder: &Path) -> Result<Option<Self>, PublishError> {
         let Some(text) = read(&folder.join(RECORD))? else { return Ok(None) };
         let record = serde_json::from_slice::<Self>(&text).ok();
         Ok(record.filter(|record| matches!(record.version, 1 | VERSION)))
     }
 
-    pub fn to_json(&self) -> Vec<u8> {
+    pub(super) fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec_pretty(self).expect("a record is plain data")
     }
 
@@ -103,7 +103,7 @@ impl Record {
     ///
     /// # Errors
     /// Fails with [`PublishError::Changed`], which names the first file that differs.
-    pub fn compare(&self, folder: &Path, mut look: Look<'_>) -> Result<(), PublishError> {
+    pub(super) fn compare(&self, folder: &Path, mut look: Look<'_>) -> Result<(), PublishError> {
         let changed = |file: &str, how| PublishError::Changed { target: folder.to_owned(), file: file.to_owned(), how };
         let mut present = Vec::new();
         list(folder, "", &mut present).map_err(failed("list", folder))?;

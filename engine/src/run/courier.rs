@@ -54,7 +54,7 @@ enum Connection {
 
 impl Courier {
     /// A courier between a store and a shared cache.
-    pub fn new(place: RemotePlace, store: Store, heard: UnboundedSender<Delivery>) -> Self {
+    pub(super) fn new(place: RemotePlace, store: Store, heard: UnboundedSender<Delivery>) -> Self {
         let client = Arc::new(Client { place, remote: Mutex::new(Connection::None), store, heard });
         let (questions, asked) = channel();
         let (fetches, to_fetch) = channel();
@@ -70,23 +70,23 @@ impl Courier {
     }
 
     /// Asks whether there is a result.
-    pub fn ask(&self, stage: usize, key: Digest) {
+    pub(super) fn ask(&self, stage: usize, key: Digest) {
         // The threads are there as long as this is.
         let _ = self.questions.send((stage, key));
     }
 
     /// Fetches a result.
-    pub fn fetch(&self, stage: usize, record: ResultRecord) {
+    pub(super) fn fetch(&self, stage: usize, record: ResultRecord) {
         let _ = self.fetches.send((stage, record));
     }
 
     /// Sends a result.
-    pub fn send(&self, key: Digest) {
+    pub(super) fn send(&self, key: Digest) {
         let _ = self.sendings.send(key);
     }
 
     /// Ends every errand, now and from now on, with [`RemoteError::Stopped`].
-    pub fn stop(&self) {
+    pub(super) fn stop(&self) {
         if let Connection::Open(remote) = std::mem::replace(&mut *self.client.connection(), Connection::Stopped) {
             remote.stop();
         }

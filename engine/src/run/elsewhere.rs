@@ -36,51 +36,51 @@ pub(super) enum Abroad {
 }
 
 impl Elsewhere {
-    pub fn new(settings: Option<RemoteSettings>, plan: &Plan) -> Self {
+    pub(super) fn new(settings: Option<RemoteSettings>, plan: &Plan) -> Self {
         let (deliverer, deliveries) = unbounded_channel();
         let results = plan.stages.iter().map(|_| Abroad::NotAsked).collect();
         Self { settings, courier: None, deliverer, deliveries, results, given_up: false, sending: 0 }
     }
 
     /// The next that is heard of it.
-    pub async fn hear(&mut self) -> Delivery {
+    pub(super) async fn hear(&mut self) -> Delivery {
         self.deliveries.recv().await.expect("this holds a sender itself")
     }
 
     /// Whether results are still on their way out.
-    pub fn is_sending(&self) -> bool {
+    pub(super) fn is_sending(&self) -> bool {
         self.sending > 0
     }
 
     /// Ends all errands: what was to be sent is noted, and sent by the next run.
-    pub fn stop(&self) {
+    pub(super) fn stop(&self) {
         self.courier.iter().for_each(Courier::stop);
     }
 
     /// Makes a stage's result count as unknown: what was here turned out to be damaged.
-    pub fn ask_again(&mut self, stage: usize) {
+    pub(super) fn ask_again(&mut self, stage: usize) {
         self.results[stage] = Abroad::NotAsked;
     }
 
     /// What messages call it.
-    pub fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         let named = self.settings.as_ref().map(|settings| settings.place.to_string());
         // Noted by a run that had one.
         named.unwrap_or_else(|| "a shared cache".to_owned())
     }
 
     /// The shared cache, where a stage's result lies there and not here.
-    pub fn holds(&self, stage: usize) -> Option<String> {
+    pub(super) fn holds(&self, stage: usize) -> Option<String> {
         matches!(self.results[stage], Abroad::Has(_)).then(|| self.name())
     }
 
     /// Whether an answer, or files, are on their way for a stage.
-    pub fn is_awaited(&self, stage: usize) -> bool {
+    pub(super) fn is_awaited(&self, stage: usize) -> bool {
         matches!(self.results[stage], Abroad::Asked | Abroad::Coming)
     }
 
     /// Whoever runs errands, unless there is no shared cache or it failed.
-    pub fn courier(&mut self, store: &Store) -> Option<&Courier> {
+    pub(super) fn courier(&mut self, store: &Store) -> Option<&Courier> {
         let settings = self.settings.as_ref().filter(|_| !self.given_up)?;
         Some(
             self.courier

@@ -28,7 +28,7 @@ pub(super) struct Executors {
 
 impl Executors {
     /// Those that a plan needs.
-    pub fn new(plan: &Plan, home: &Home, store: &Store, options: &RunOptions) -> Result<Self, RunError> {
+    pub(super) fn new(plan: &Plan, home: &Home, store: &Store, options: &RunOptions) -> Result<Self, RunError> {
         let records = Records::at(home.jobs());
         let local = Local::new().map_err(|source| machine("open a pipe for", home.root(), source))?;
         let submits = (0..plan.stages.len()).any(|stage| is_on_cluster(plan, options, stage));
@@ -41,7 +41,11 @@ impl Executors {
     }
 
     /// Starts a process where its launch says.
-    pub fn start(&self, launch: &Launch, messages: UnboundedSender<Message>) -> Result<Box<dyn Process>, StartError> {
+    pub(super) fn start(
+        &self,
+        launch: &Launch,
+        messages: UnboundedSender<Message>,
+    ) -> Result<Box<dyn Process>, StartError> {
         match (&launch.cluster, &self.slurm) {
             (Some(_), Some(slurm)) => slurm.start(launch, messages),
             (Some(_), None) => Slurm::new(self.records.clone())?.start(launch, messages),

@@ -69,7 +69,7 @@ pub(super) struct Scheduler<'a> {
 
 impl<'a> Scheduler<'a> {
     #[expect(clippy::too_many_arguments, reason = "called once, from the function that makes each of them")]
-    pub fn new(
+    pub(super) fn new(
         plan: &'a Plan,
         warnings: Vec<Problem>,
         home: &'a Home,
@@ -114,7 +114,7 @@ impl<'a> Scheduler<'a> {
     }
 
     /// Runs everything to its end.
-    pub async fn run(mut self, run: String, mut signals: Signals) -> RunOutcome {
+    pub(super) async fn run(mut self, run: String, mut signals: Signals) -> RunOutcome {
         let started = Instant::now();
         let stages = self.stages.iter().map(|stage| stage.id.clone()).collect();
         self.tell(RunEvent::RunStarted { run: run.clone(), pipeline: self.plan.name.clone(), stages });
@@ -140,14 +140,14 @@ impl<'a> Scheduler<'a> {
     }
 
     /// The one place where a stage's state changes.
-    pub fn transition(&mut self, stage: usize, to: State) {
+    pub(super) fn transition(&mut self, stage: usize, to: State) {
         let stage = &mut self.stages[stage];
         assert!(stage.state.may_become(to), "stage `{}` cannot go from {:?} to {to:?}", stage.id, stage.state);
         stage.state = to;
     }
 
     /// Tells the observer and the run's folder.
-    pub fn tell(&mut self, event: RunEvent) {
+    pub(super) fn tell(&mut self, event: RunEvent) {
         // A full disk fails the stages themselves; it must not keep the loop from stopping them in order.
         let _ = self.recorder.append(&event);
         if let Some(timeline) = &mut self.timeline {

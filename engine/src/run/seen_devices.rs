@@ -34,7 +34,7 @@ pub(super) struct Given {
 }
 
 impl Given {
-    pub fn unleased(grant: DeviceGrant) -> Self {
+    pub(super) fn unleased(grant: DeviceGrant) -> Self {
         Self { grant, env: Vec::new(), cores: CpuList::default(), lease: None }
     }
 }
@@ -51,23 +51,23 @@ pub(super) enum Answer {
 
 impl Devices {
     /// For a run of a plan; `seen` is what was looked at before it began.
-    pub fn new(plan: &Plan, seen: Option<Seen>) -> Self {
+    pub(super) fn new(plan: &Plan, seen: Option<Seen>) -> Self {
         let (looker, looked) = unbounded_channel();
         Self { kinds: kinds_of(plan), seen, leases: None, looking: false, looker, looked }
     }
 
     /// What the tools say, when they have been asked.
-    pub async fn hear(&mut self) -> Seen {
+    pub(super) async fn hear(&mut self) -> Seen {
         self.looked.recv().await.expect("this holds a sender itself")
     }
 
     /// Notes it.
-    pub fn note(&mut self, seen: Seen) {
+    pub(super) fn note(&mut self, seen: Seen) {
         self.looking = false;
         self.seen = Some(seen);
     }
 
-    pub fn look_again(&mut self) -> Answer {
+    pub(super) fn look_again(&mut self) -> Answer {
         if !self.looking {
             self.looking = true;
             let (kinds, looker) = (self.kinds.clone(), self.looker.clone());
@@ -76,7 +76,7 @@ impl Devices {
         Answer::Looking
     }
 
-    pub fn leases(&mut self) -> Result<LeaseFolder, StageError> {
+    pub(super) fn leases(&mut self) -> Result<LeaseFolder, StageError> {
         if let Some(leases) = &self.leases {
             return Ok(leases.clone());
         }

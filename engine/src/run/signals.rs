@@ -28,13 +28,13 @@ pub(super) struct Signals {
 
 impl Signals {
     /// Begins to heed them, in the runtime that has been entered.
-    pub fn new() -> io::Result<Self> {
+    pub(super) fn new() -> io::Result<Self> {
         let hang_up = (!is_ignored(Number::SIGHUP)).then(|| signal(SignalKind::hangup())).transpose()?;
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())?, hang_up })
     }
 
     /// Waits for the next one.
-    pub async fn next(&mut self) -> Request {
+    pub(super) async fn next(&mut self) -> Request {
         let hang_up = async {
             match &mut self.hang_up {
                 Some(signal) => drop(signal.recv().await),

@@ -20,11 +20,11 @@ use nix::sys::signal::{Signal, raise};
 use serde_json::json;
 
 /// The kind.
-pub struct Act;
+pub(crate) struct Act;
 
 /// What it does, in the order of the fields.
 #[derive(Debug, Parameters)]
-pub struct ActParams {
+pub(crate) struct ActParams {
     /// Says so many metrics.
     #[semantic(default)]
     metrics: u32,

@@ -22,26 +22,26 @@ const AT_MOST: Duration = Duration::from_secs(120);
 
 /// Which executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     Local,
     Slurm,
 }
 
 impl Kind {
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Local => "local",
             Self::Slurm => "slurm",
         }
     }
 
-    pub fn parse(name: &str) -> Self {
+    pub(crate) fn parse(name: &str) -> Self {
         if name == "slurm" { Self::Slurm } else { Self::Local }
     }
 }
 
 /// An executor with a home of its own.
-pub struct Bench {
+pub(crate) struct Bench {
     pub kind: Kind,
     pub executor: Box<dyn Executor>,
     pub store: Store,
@@ -51,7 +51,7 @@ pub struct Bench {
 }
 
 /// A process that was started.
-pub struct Started {
+pub(crate) struct Started {
     process: Box<dyn Process>,
     heard: UnboundedReceiver<Message>,
     events: Vec<WorkerEvent>,
@@ -61,21 +61,21 @@ pub struct Started {
 }
 
 /// What became of it.
-pub struct Ended {
+pub(crate) struct Ended {
     pub events: Vec<WorkerEvent>,
     pub exit: Exit,
     pub log: String,
 }
 
 impl Bench {
-    pub fn new(kind: Kind) -> Self {
+    pub(crate) fn new(kind: Kind) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().to_owned();
         Self { _folder: Some(folder), ..Self::at(kind, &root) }
     }
 
     /// In a folder that is somebody else's.
-    pub fn at(kind: Kind, root: &Path) -> Self {
+    pub(crate) fn at(kind: Kind, root: &Path) -> Self {
         let store = Store::open(root.join("store")).unwrap();
         let executor: Box<dyn Executor> = match kind {
             Kind::Local => Box::new(Local::new().unwrap()),
@@ -84,22 +84,22 @@ impl Bench {
         Self { kind, executor, store, root: root.to_owned(), _folder: None }
     }
 
-    pub fn root(&self) -> &Path {
+    pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
     /// The locks of a process.
-    pub fn working(name: &str) -> String {
+    pub(crate) fn working(name: &str) -> String {
         format!("working-{}", Digest::of(name.as_bytes()))
     }
 
     /// Starts a stage that does what its parameters say.
-    pub fn start(&self, name: &str, parameters: Value) -> Started {
+    pub(crate) fn start(&self, name: &str, parameters: Value) -> Started {
         self.start_as(name, parameters, |_| {})
     }
 
     /// As [`Bench::start`], with a change to what a cluster is told.
-    pub fn start_as(&self, name: &str, parameters: Value, change: impl FnOnce(&mut ClusterJob)) -> Started {
+    pub(crate) fn start_as(&self, name: &str, parameters: Value, change: impl FnOnce(&mut ClusterJob)) -> Started {
         let folder = self.root.join(name);
         fs::create_dir_all(&folder).unwrap();
         let key = Digest::of(name.as_bytes());
@@ -150,14 +150,14 @@ impl Bench {
     }
 
     /// The record of a job that an engine has left behind.
-    pub fn record_of(&self, name: &str) -> JobRecord {
+    pub(crate) fn record_of(&self, name: &str) -> JobRecord {
         Records::at(self.root.join("jobs")).find(&Digest::of(name.as_bytes())).unwrap()
     }
 }
 
 impl Started {
     /// Waits until something was said.
-    pub fn wait_for(&mut self, is_it: impl Fn(&WorkerEvent) -> bool) -> &mut Self {
+    pub(crate) fn wait_for(&mut self, is_it: impl Fn(&WorkerEvent) -> bool) -> &mut Self {
         let began = Instant::now();
         while !self.events.iter().any(&is_it) {
             match self.next(began) {
@@ -169,22 +169,22 @@ impl Started {
         self
     }
 
-    pub fn wait_until_it_runs(&mut self) -> &mut Self {
+    pub(crate) fn wait_until_it_runs(&mut self) -> &mut Self {
         self.wait_for(|event| matches!(event, WorkerEvent::Started { .. }))
     }
 
-    pub fn stop(&mut self, how: Stop) -> &mut Self {
+    pub(crate) fn stop(&mut self, how: Stop) -> &mut Self {
         self.process.stop(how);
         self
     }
 
     /// What the engine holds of it is let go of, as when an engine dies.
-    pub fn let_go_of_locks(&mut self) {
+    pub(crate) fn let_go_of_locks(&mut self) {
         self.locks.clear();
     }
 
     /// Hears it to its end.
-    pub fn end(mut self) -> Ended {
+    pub(crate) fn end(mut self) -> Ended {
         let began = Instant::now();
         loop {
             match self.next(began) {

@@ -15,7 +15,7 @@ use crate::bench::{Bench, Ended, Kind};
 
 type Test = (&'static str, fn(&Bench));
 
-pub const TESTS: &[Test] = &[
+pub(crate) const TESTS: &[Test] = &[
     ("what_is_said_comes_whole_and_in_order", what_is_said_comes_whole_and_in_order),
     ("output_that_is_no_event_goes_to_the_log", output_that_is_no_event_goes_to_the_log),
     ("a_failure_comes_with_its_words", a_failure_comes_with_its_words),
@@ -148,7 +148,7 @@ fn locks_are_held_as_long_as_the_process_lives(bench: &Bench) {
 }
 
 /// An engine that starts a stage and is to be killed.
-pub fn engine_process(kind: Kind, root: &Path) -> ExitCode {
+pub(crate) fn engine_process(kind: Kind, root: &Path) -> ExitCode {
     let bench = Bench::at(kind, root);
     let mut started = bench.start("a", json!({ "metrics": 5, "wait_ms": 8_000 }));
     started.wait_until_it_runs();

@@ -8,7 +8,7 @@ use engine::run::RunEvent;
 use crate::kinds::commit;
 use crate::project::{GRACE, Project};
 
-pub const TESTS: &[(&str, fn())] = &[
+pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_second_run_does_nothing", a_second_run_does_nothing),
     ("a_finished_pipeline_is_checked_fast", a_finished_pipeline_is_checked_fast),
     ("a_parameter_reruns_exactly_what_is_downstream", a_parameter_reruns_exactly_what_is_downstream),

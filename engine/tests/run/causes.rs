@@ -9,7 +9,7 @@ use engine::run::{Conclusion, RunEvent};
 use crate::kinds::BATCH_BYTES;
 use crate::project::{Project, Ran};
 
-pub const TESTS: &[(&str, fn())] = &[
+pub(crate) const TESTS: &[(&str, fn())] = &[
     ("each_cause_is_known_and_tried_again_by_the_table", each_cause_is_known_and_tried_again_by_the_table),
     ("a_kill_where_memory_is_full_is_a_lack_of_memory", a_kill_where_memory_is_full_is_a_lack_of_memory),
     ("a_batch_is_halved_until_it_fits_and_the_key_stays", a_batch_is_halved_until_it_fits_and_the_key_stays),

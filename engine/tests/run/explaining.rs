@@ -8,7 +8,7 @@ use engine::home::Home;
 use crate::kinds::commit;
 use crate::project::Project;
 
-pub const TESTS: &[(&str, fn())] = &[
+pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_plan_tells_what_would_run", a_plan_tells_what_would_run),
     ("a_plan_names_the_field", a_plan_names_the_field),
     ("a_plan_looks_ahead", a_plan_looks_ahead),

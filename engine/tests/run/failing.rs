@@ -8,7 +8,7 @@ use engine::run::{Conclusion, OnFailure, RunEvent};
 
 use crate::project::Project;
 
-pub const TESTS: &[(&str, fn())] = &[
+pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_failure_stops_what_has_not_begun", a_failure_stops_what_has_not_begun),
     ("keep_going_runs_the_other_branches", keep_going_runs_the_other_branches),
     ("only_causes_that_may_pass_are_tried_again", only_causes_that_may_pass_are_tried_again),

@@ -8,7 +8,7 @@ use engine::run::RunEvent;
 
 use crate::project::{Project, Ran};
 
-pub const TESTS: &[(&str, fn())] = &[
+pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_damaged_object_is_made_again", a_damaged_object_is_made_again),
     ("a_missing_object_reruns_its_producer_alone", a_missing_object_reruns_its_producer_alone),
     ("a_lost_tree_is_made_again", a_lost_tree_is_made_again),

@@ -22,13 +22,13 @@ use nix::libc;
 use nix::sys::signal::{Signal, raise};
 
 /// An artefact that is one number in `number.txt`.
-pub struct Number;
+pub(crate) struct Number;
 
 impl ArtifactKind for Number {
     const KINDS: &'static [&'static str] = &["number"];
 }
 
-pub fn registry() -> Registry {
+pub(crate) fn registry() -> Registry {
     Registry::new()
         .with::<Constant>()
         .with::<Sum>()
@@ -56,10 +56,10 @@ fn put(context: &mut StageContext, number: i64) -> Result<(), StageError> {
 }
 
 /// `constant`: a number from the file, or a pinned one.
-pub struct Constant;
+pub(crate) struct Constant;
 
 #[derive(Debug, Parameters)]
-pub struct ConstantParams {
+pub(crate) struct ConstantParams {
     #[semantic(default = 0)]
     value: i64,
     #[cosmetic(default)]
@@ -124,15 +124,15 @@ impl Stage for Constant {
 }
 
 /// A number as a commit.
-pub fn commit(number: usize) -> String {
+pub(crate) fn commit(number: usize) -> String {
     format!("{number:040}")
 }
 
 /// `sum`: of numbers.
-pub struct Sum;
+pub(crate) struct Sum;
 
 #[derive(Debug, Parameters)]
-pub struct SumParams {
+pub(crate) struct SumParams {
     #[semantic]
     of: Vec<Input<Number>>,
     #[semantic(default = 0)]
@@ -176,10 +176,10 @@ impl Stage for Sum {
 }
 
 /// `half`: rounded down, so that different inputs can have equal outputs.
-pub struct Half;
+pub(crate) struct Half;
 
 #[derive(Debug, Parameters)]
-pub struct HalfParams {
+pub(crate) struct HalfParams {
     #[semantic]
     of: Input<Number>,
 }
@@ -201,10 +201,10 @@ impl Stage for Half {
 }
 
 /// `read_number`: the sum of the numbers in some files.
-pub struct ReadNumber;
+pub(crate) struct ReadNumber;
 
 #[derive(Debug, Parameters)]
-pub struct ReadNumberParams {
+pub(crate) struct ReadNumberParams {
     #[semantic]
     source: LocalPath,
 }
@@ -237,10 +237,10 @@ impl Stage for ReadNumber {
 }
 
 /// `slow`: counts to its parameter, saving after each step, and passes on how many processes it took.
-pub struct Slow;
+pub(crate) struct Slow;
 
 #[derive(Debug, Parameters)]
-pub struct SlowParams {
+pub(crate) struct SlowParams {
     /// Read and not used.
     #[semantic]
     after: Option<Input<Number>>,
@@ -309,10 +309,10 @@ impl Stage for Slow {
 }
 
 /// `unlucky`: fails in a way of the file's choice until it has been tried often enough.
-pub struct Unlucky;
+pub(crate) struct Unlucky;
 
 #[derive(Debug, Parameters)]
-pub struct UnluckyParams {
+pub(crate) struct UnluckyParams {
     #[semantic]
     how: How,
     #[semantic(default = 1000)]
@@ -392,13 +392,13 @@ impl Stage for Unlucky {
 }
 
 /// `hungry`: needs memory in proportion to its batch, of which there is little.
-pub struct Hungry;
+pub(crate) struct Hungry;
 
 /// What an allocation of a batch of one takes: much more than the address space that the allocator sets aside for each new thread.
-pub const BATCH_BYTES: usize = 512 << 20;
+pub(crate) const BATCH_BYTES: usize = 512 << 20;
 
 #[derive(Debug, Parameters)]
-pub struct HungryParams {
+pub(crate) struct HungryParams {
     #[cosmetic(default = 1)]
     batch: usize,
     #[cosmetic(default = 1)]
@@ -444,10 +444,10 @@ impl Stage for Hungry {
 }
 
 /// `files`: files that hold their names.
-pub struct Named;
+pub(crate) struct Named;
 
 #[derive(Debug, Parameters)]
-pub struct NamedParams {
+pub(crate) struct NamedParams {
     #[semantic]
     names: Vec<String>,
 }

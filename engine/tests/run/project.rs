@@ -16,25 +16,25 @@ use tempfile::TempDir;
 use crate::kinds::registry;
 
 /// Makes this program an engine; the pipeline file and the grace in seconds follow.
-pub const ENGINE_ARGUMENT: &str = "__engine";
+pub(crate) const ENGINE_ARGUMENT: &str = "__engine";
 
 /// How long a stage that was asked to stop has, where a test does not say.
-pub const GRACE: Duration = Duration::from_secs(1);
+pub(crate) const GRACE: Duration = Duration::from_secs(1);
 
-pub struct Project {
+pub(crate) struct Project {
     pub folder: TempDir,
     pub options: RunOptions,
     pub selection: Selection,
 }
 
 /// What a run said and how it ended.
-pub struct Ran {
+pub(crate) struct Ran {
     pub outcome: RunOutcome,
     pub events: Vec<RunEvent>,
 }
 
 impl Project {
-    pub fn new(stages: &str) -> Self {
+    pub(crate) fn new(stages: &str) -> Self {
         let options = RunOptions { grace: GRACE, ..RunOptions::default() };
         let project = Self { folder: tempfile::tempdir().unwrap(), options, selection: Selection::default() };
         project.write(stages);
@@ -42,59 +42,59 @@ impl Project {
     }
 
     /// Replaces the pipeline file.
-    pub fn write(&self, stages: &str) {
+    pub(crate) fn write(&self, stages: &str) {
         fs::write(self.file(), format!("version: 1\nname: test\n{stages}")).unwrap();
     }
 
-    pub fn file(&self) -> PathBuf {
+    pub(crate) fn file(&self) -> PathBuf {
         self.path("pipeline.yaml")
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    pub fn home(&self) -> Home {
+    pub(crate) fn home(&self) -> Home {
         Home::open(&self.file(), None).unwrap()
     }
 
-    pub fn store(&self) -> cache::Store {
+    pub(crate) fn store(&self) -> cache::Store {
         cache::Store::open(self.home().store()).unwrap()
     }
 
-    pub fn plan(&self) -> Plan {
+    pub(crate) fn plan(&self) -> Plan {
         let plan = load(&self.file(), &[], &registry());
         let plan = plan.unwrap_or_else(|rejected| panic!("{:#?}", rejected.problems));
         plan.select(&self.selection).unwrap()
     }
 
-    pub fn try_run(&self) -> Result<Ran, RunError> {
+    pub(crate) fn try_run(&self) -> Result<Ran, RunError> {
         let mut events = Vec::new();
         let outcome = run(&self.plan(), &self.home(), &registry(), &self.options, |event| events.push(event.clone()))?;
         Ok(Ran { outcome, events })
     }
 
-    pub fn run(&self) -> Ran {
+    pub(crate) fn run(&self) -> Ran {
         self.try_run().unwrap()
     }
 
-    pub fn explain(&self) -> Vec<StageForecast> {
+    pub(crate) fn explain(&self) -> Vec<StageForecast> {
         explain(&self.plan(), &self.home()).unwrap()
     }
 
     /// What the checks say before anything runs.
-    pub fn check(&self) -> Vec<Problem> {
+    pub(crate) fn check(&self) -> Vec<Problem> {
         engine::checks::check(&self.plan(), Some(&self.home()), None).into_problems()
     }
 
     /// The reasons of one stage's forecast, as a person reads them.
-    pub fn reasons(&self, stage: &str) -> Vec<String> {
+    pub(crate) fn reasons(&self, stage: &str) -> Vec<String> {
         let forecast = self.explain().into_iter().find(|forecast| forecast.stage == stage).unwrap();
         forecast.reasons.iter().map(ToString::to_string).collect()
     }
 
     /// Starts an engine as a process of its own, in its own group, so that a signal reaches it alone.
-    pub fn spawn_engine(&self, grace: Duration) -> Child {
+    pub(crate) fn spawn_engine(&self, grace: Duration) -> Child {
         use std::os::unix::process::CommandExt;
         let program = std::env::current_exe().unwrap();
         let mut command = Command::new(program);
@@ -104,7 +104,7 @@ impl Project {
     }
 
     /// The stage processes of this project.
-    pub fn stage_processes(&self) -> Vec<i32> {
+    pub(crate) fn stage_processes(&self) -> Vec<i32> {
         let folder = self.folder.path().to_str().unwrap().to_owned();
         let ours = |process: &Alive| {
             let arguments = fs::read_to_string(format!("/proc/{}/cmdline", process.id)).unwrap_or_default();
@@ -114,7 +114,7 @@ impl Project {
     }
 
     /// How many processes are alive in the groups of some stage processes.
-    pub fn alive_in_groups(groups: &[i32]) -> usize {
+    pub(crate) fn alive_in_groups(groups: &[i32]) -> usize {
         alive().filter(|process| groups.contains(&process.group)).count()
     }
 }
@@ -140,7 +140,7 @@ fn alive() -> impl Iterator<Item = Alive> {
 
 impl Ran {
     /// The states of the stages, by id in the plan's order: `a done, b cached`.
-    pub fn states(&self) -> String {
+    pub(crate) fn states(&self) -> String {
         let word = |state| match state {
             State::Waiting => "waiting",
             State::Ready => "ready",
@@ -155,22 +155,22 @@ impl Ran {
         stages.join(", ")
     }
 
-    pub fn number(&self, stage: &str) -> i64 {
+    pub(crate) fn number(&self, stage: &str) -> i64 {
         let stage = self.outcome.stages.iter().find(|outcome| outcome.stage == stage).unwrap();
         stage.outputs["number"].facts["number"].as_i64().unwrap()
     }
 
-    pub fn failure(&self, stage: &str) -> &engine::run::Failure {
+    pub(crate) fn failure(&self, stage: &str) -> &engine::run::Failure {
         let stage = self.outcome.stages.iter().find(|outcome| outcome.stage == stage).unwrap();
         stage.failure.as_ref().unwrap()
     }
 
-    pub fn succeeded(self) -> Self {
+    pub(crate) fn succeeded(self) -> Self {
         assert_eq!(self.outcome.conclusion, Conclusion::Succeeded, "{:#?}", self.events);
         self
     }
 
-    pub fn why(&self, stage: &str) -> Vec<String> {
+    pub(crate) fn why(&self, stage: &str) -> Vec<String> {
         let why = self.events.iter().find_map(|event| match event {
             RunEvent::StageStarted { stage: started, why, .. } if started == stage => Some(why.clone()),
             _ => None,
@@ -178,7 +178,7 @@ impl Ran {
         why.unwrap()
     }
 
-    pub fn checkpoints(&self) -> usize {
+    pub(crate) fn checkpoints(&self) -> usize {
         let is_checkpoint =
             |event: &&RunEvent| matches!(event, RunEvent::Worker { said: WorkerEvent::Checkpoint { .. }, .. });
         self.events.iter().filter(is_checkpoint).count()
@@ -186,7 +186,7 @@ impl Ran {
 }
 
 /// Waits until something holds.
-pub fn wait_for(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
+pub(crate) fn wait_for(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
         assert!(started.elapsed() < limit, "waited {limit:?} for {what}");
@@ -195,7 +195,7 @@ pub fn wait_for(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
 }
 
 /// The engine that `spawn_engine` starts. It exits as the command line does: 0, 1, or 130.
-pub fn engine_process(file: &Path, grace: Duration) -> ExitCode {
+pub(crate) fn engine_process(file: &Path, grace: Duration) -> ExitCode {
     let plan = load(file, &[], &registry()).unwrap_or_else(|rejected| panic!("{:#?}", rejected.problems));
     let home = Home::open(file, None).unwrap();
     let options = RunOptions { grace, ..RunOptions::default() };

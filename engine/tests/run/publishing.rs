@@ -11,7 +11,7 @@ use engine::run::{Conclusion, RunError, RunEvent};
 
 use crate::project::{Project, Ran};
 
-pub const TESTS: &[(&str, fn())] = &[
+pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_published_folder_follows_its_result", a_published_folder_follows_its_result),
     ("a_folder_that_somebody_changed_is_left_alone", a_folder_that_somebody_changed_is_left_alone),
     ("a_foreign_folder_is_found_before_anything_runs", a_foreign_folder_is_found_before_anything_runs),

@@ -9,7 +9,7 @@ use engine::run::{RunError, RunEvent, WaitsFor};
 
 use crate::project::{Project, Ran};
 
-pub const TESTS: &[(&str, fn())] = &[
+pub(crate) const TESTS: &[(&str, fn())] = &[
     ("no_more_stages_run_than_there_are_jobs", no_more_stages_run_than_there_are_jobs),
     ("slots_are_taken_while_a_stage_runs", slots_are_taken_while_a_stage_runs),
     ("memory_is_promised_to_one_stage_at_a_time", memory_is_promised_to_one_stage_at_a_time),

@@ -7,7 +7,7 @@ use engine::run::{Compared, RunEvent};
 
 use crate::project::{Project, Ran};
 
-pub const TESTS: &[(&str, fn())] = &[
+pub(crate) const TESTS: &[(&str, fn())] = &[
     ("what_a_part_reads_must_have_been_made", what_a_part_reads_must_have_been_made),
     ("a_part_is_made_and_nothing_else", a_part_is_made_and_nothing_else),
     ("a_forced_stage_is_made_from_its_begin_and_compared", a_forced_stage_is_made_from_its_begin_and_compared),

@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 
 use crate::project::{GRACE, Project, wait_for};
 
-pub const TESTS: &[(&str, fn())] = &[
+pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_killed_engine_takes_its_stages_with_it", a_killed_engine_takes_its_stages_with_it),
     ("killed_at_any_moment_the_next_run_succeeds", killed_at_any_moment_the_next_run_succeeds),
     ("ctrl_c_lets_stages_save", ctrl_c_lets_stages_save),

@@ -3,7 +3,7 @@
 use profile::{Profile, Summary};
 
 /// What `--profile` asks for.
-pub fn profile(word: &str) -> Result<Profile, String> {
+pub(crate) fn profile(word: &str) -> Result<Profile, String> {
     match word {
         "yes" => Ok(Profile::recording()),
         "no" => Ok(Profile::OFF),
@@ -12,7 +12,7 @@ pub fn profile(word: &str) -> Result<Profile, String> {
 }
 
 /// The kernels, the longest first.
-pub fn print(summary: &Summary) {
+pub(crate) fn print(summary: &Summary) {
     let giga = |rate: Option<f64>| rate.unwrap_or_default() / 1e9;
     for kernel in &summary.kernels {
         eprintln!(

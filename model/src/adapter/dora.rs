@@ -171,7 +171,6 @@ pub(crate) fn row_norms<B: Ops>(ops: &B, matrix: &Matrix<B>) -> Result<Vec<f32>>
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use crate::cpu::Cpu;

@@ -441,7 +441,6 @@ fn widen(set: InstructionSet, dtype: Dtype, bytes: &[u8], values: &mut [f32]) {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use crate::checkpoint::{CheckpointWriter, TensorSpec};

@@ -66,7 +66,6 @@ impl Bf16Rows for StoredRows<'_> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use crate::checkpoint::{CheckpointWriter, TensorSpec};

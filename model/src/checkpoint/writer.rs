@@ -422,7 +422,6 @@ pub fn encode_float(dtype: Dtype, values: &[f32], bytes: &mut [u8]) -> bool {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use half::bf16;

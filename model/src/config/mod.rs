@@ -232,7 +232,6 @@ impl Config {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use crate::rope::{Ramp, RopeScaling, Yarn};

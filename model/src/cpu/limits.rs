@@ -153,7 +153,6 @@ multiversion! {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use crate::ops::Compute;

@@ -89,7 +89,6 @@ fn bytes_of(values: &mut [bf16]) -> &mut [u8] {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use crate::checkpoint::{Checkpoint, CheckpointWriter, Dtype, TensorSpec};

@@ -136,7 +136,6 @@ impl<T: Plain> Deref for SharedValues<T> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use half::bf16;
 

@@ -323,7 +323,6 @@ impl Cpu {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::super::InstructionSet;
     use super::super::operand::OperandBuffer;

@@ -289,7 +289,6 @@ fn watch(is_true: impl Fn() -> bool) -> bool {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

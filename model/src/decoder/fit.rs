@@ -49,7 +49,6 @@ impl Config {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::path::Path;
     use std::sync::Arc;

@@ -211,7 +211,6 @@ fn outputs_of(module: &AdapterModule, outputs: Range<usize>) -> AdapterModule {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::path::Path;
 

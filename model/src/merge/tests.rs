@@ -1,7 +1,5 @@
 //! What a merge promises: the weights of PEFT, everything else untouched, and refusals by name.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
-
 use super::*;
 use crate::init::{NewModel, fresh_lora_a};
 use crate::peft::{AdapterConfig, AdapterModule};

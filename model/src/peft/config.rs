@@ -372,7 +372,6 @@ fn find_pattern<T: Copy>(patterns: &BTreeMap<String, T>, module: &str) -> Option
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

@@ -333,7 +333,6 @@ fn strings(value: &Value) -> Option<Vec<String>> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::path::Path;
 

@@ -1,7 +1,5 @@
 //! Processed logits against transformers', draws against the softmax.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use std::collections::BTreeMap;
 
 use serde::Deserialize;

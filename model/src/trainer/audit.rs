@@ -132,7 +132,6 @@ fn frozen<B: Blocks>(decoder: &Decoder<B>) -> impl Iterator<Item = (&str, Result
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::sync::Arc;
 

@@ -83,7 +83,6 @@ impl LossScaler {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use serde_json::Value;
 

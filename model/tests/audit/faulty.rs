@@ -13,7 +13,7 @@ use model::random::DropoutMask;
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// Nothing.
     None,
     /// The backward of a linear writes into the weight of this shape that it should only read.
@@ -27,7 +27,7 @@ pub enum Fault {
 }
 
 /// A kernel set with a fault.
-pub struct Faulty {
+pub(crate) struct Faulty {
     cpu: Cpu,
     fault: Fault,
     /// Tensors of a single row are read with another value than was written.
@@ -35,13 +35,13 @@ pub struct Faulty {
 }
 
 /// A weight that can be written through a shared reference, as every weight can on a device.
-pub struct SharedWeight {
+pub(crate) struct SharedWeight {
     weight: Mutex<Weight>,
     shape: (usize, usize),
 }
 
 impl Faulty {
-    pub fn new(fault: Fault) -> Self {
+    pub(crate) fn new(fault: Fault) -> Self {
         let cpu = Cpu::new(1, Compute::F32).expect("a thread");
         Self { cpu, fault, norms_are_damaged: AtomicBool::new(false) }
     }

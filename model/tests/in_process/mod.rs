@@ -13,19 +13,19 @@ type Given = Mutex<Vec<Vec<f64>>>;
 
 /// One of several workers.
 #[derive(Clone)]
-pub struct Worker {
+pub(crate) struct Worker {
     rank: usize,
     given: Arc<Given>,
     barrier: Arc<Barrier>,
 }
 
 /// Runs a function for each of so many workers, on a thread of its own, and gives what each made.
-pub fn workers<T: Send>(size: usize, run: impl Fn(usize, Box<dyn Collective>) -> T + Sync) -> Vec<T> {
+pub(crate) fn workers<T: Send>(size: usize, run: impl Fn(usize, Box<dyn Collective>) -> T + Sync) -> Vec<T> {
     workers_with_devices(size, |rank, collective, _| run(rank, collective))
 }
 
 /// As [`workers`], each with a device that adds up with those of the others.
-pub fn workers_with_devices<T: Send>(
+pub(crate) fn workers_with_devices<T: Send>(
     size: usize,
     run: impl Fn(usize, Box<dyn Collective>, Arc<dyn DeviceSums>) -> T + Sync,
 ) -> Vec<T> {

@@ -18,7 +18,7 @@ struct Graph<'a> {
 }
 
 /// Forward and gradients of the three blocks, under the names of [`Case::run_blocks`].
-pub fn run_blocks(case: &Case) -> Result<Results> {
+pub(crate) fn run_blocks(case: &Case) -> Result<Results> {
     let mut results = Results::new();
     let output = differentiate(case, "attention", &mut results, |graph, x| graph.attention(x))?;
     results.insert("attention_cached".to_owned(), output.clone());

@@ -12,16 +12,16 @@ use model::parameter::{Keep, Matrix, Moments, Parameter};
 use model::random::{Address, Purpose, Stream};
 
 /// Named results.
-pub type Results = BTreeMap<String, Vec<f32>>;
+pub(crate) type Results = BTreeMap<String, Vec<f32>>;
 
 /// Factor on the adapters' outputs.
-pub const SCALING: f32 = 1.5;
+pub(crate) const SCALING: f32 = 1.5;
 /// Rank of the adapters.
-pub const RANK: usize = 3;
+pub(crate) const RANK: usize = 3;
 
 /// Whether a family's optional parts are there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Extras {
+pub(crate) enum Extras {
     /// A llama.
     None,
     /// Biases, norms on heads and after the branches, and fused projections.
@@ -30,7 +30,7 @@ pub enum Extras {
 
 /// A shape.
 #[derive(Debug, Clone)]
-pub struct Case {
+pub(crate) struct Case {
     pub documents: Vec<usize>,
     pub hidden_size: usize,
     pub inner: usize,
@@ -44,14 +44,14 @@ pub struct Case {
 }
 
 /// Numbers near 0, a function of the name alone.
-pub fn values(name: &str, count: usize) -> Vec<f32> {
+pub(crate) fn values(name: &str, count: usize) -> Vec<f32> {
     let stream = Stream::new(17, Address::named(Purpose::ModelInit, name));
     (0..count as u64).map(|index| stream.uniform_at(index, 0.5)).collect()
 }
 
 impl Case {
     /// All shapes.
-    pub fn all() -> Vec<Self> {
+    pub(crate) fn all() -> Vec<Self> {
         let plain = RmsNorm { eps: 1e-5, weight: NormWeight::Plain };
         let plus_one = RmsNorm { eps: 1e-6, weight: NormWeight::PlusOne };
         let heads = |num_attention_heads, num_key_value_heads, head_dim, window, soft_cap| AttentionShape {
@@ -115,31 +115,31 @@ impl Case {
         ]
     }
 
-    pub fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         self.documents.iter().sum()
     }
 
-    pub fn q_width(&self) -> usize {
+    pub(crate) fn q_width(&self) -> usize {
         self.shape.num_attention_heads * self.shape.head_dim
     }
 
-    pub fn kv_width(&self) -> usize {
+    pub(crate) fn kv_width(&self) -> usize {
         self.shape.num_key_value_heads * self.shape.head_dim
     }
 
     /// A tensor whose values follow from its name.
-    pub fn tensor<B: Ops>(&self, ops: &B, name: &str, rows: usize, columns: usize) -> B::Tensor {
+    pub(crate) fn tensor<B: Ops>(&self, ops: &B, name: &str, rows: usize, columns: usize) -> B::Tensor {
         ops.tensor(rows, columns, &values(name, rows * columns)).expect("a tensor")
     }
 
     /// Rotary angles of every position a row may have.
-    pub fn angles(&self) -> Vec<f32> {
+    pub(crate) fn angles(&self) -> Vec<f32> {
         let half = self.rotary_dims / 2;
         let positions = *self.documents.iter().max().expect("documents") + 8;
         (0..positions * half).map(|i| (i / half) as f32 * 10.0_f32.powf(-((i % half) as f32))).collect()
     }
 
-    pub fn rope<B: Ops>(&self, ops: &B) -> RopeTables<B::Tensor> {
+    pub(crate) fn rope<B: Ops>(&self, ops: &B) -> RopeTables<B::Tensor> {
         let (angles, half) = (self.angles(), self.rotary_dims / 2);
         let table = |f: fn(f32) -> f32| {
             let values: Vec<f32> = angles.iter().map(|angle| f(*angle)).collect();
@@ -156,11 +156,17 @@ impl Case {
         parameter
     }
 
-    pub fn norm<B: Ops>(&self, ops: &B, name: &str, columns: usize) -> Norm<B> {
+    pub(crate) fn norm<B: Ops>(&self, ops: &B, name: &str, columns: usize) -> Norm<B> {
         Norm { rms: self.norm, weight: self.parameter(ops, name, &[columns]) }
     }
 
-    pub fn projection<B: Ops>(&self, ops: &B, name: &str, out_features: usize, in_features: usize) -> Projection<B> {
+    pub(crate) fn projection<B: Ops>(
+        &self,
+        ops: &B,
+        name: &str,
+        out_features: usize,
+        in_features: usize,
+    ) -> Projection<B> {
         let shape = [out_features, in_features];
         let weights = values(name, out_features * in_features);
         let mut matrix = Matrix::new(ops, name, shape, weights, Keep::Trainable).expect("a weight");
@@ -176,7 +182,7 @@ impl Case {
         Projection { matrix, bias, lora: Some(lora) }
     }
 
-    pub fn attention_block<B: Ops>(&self, ops: &B) -> AttentionBlock<B> {
+    pub(crate) fn attention_block<B: Ops>(&self, ops: &B) -> AttentionBlock<B> {
         let (hidden, q, kv) = (self.hidden_size, self.q_width(), self.kv_width());
         let extras = self.extras == Extras::All;
         let head_norm = |name| self.norm(ops, name, self.shape.head_dim);
@@ -198,7 +204,7 @@ impl Case {
         }
     }
 
-    pub fn mlp_block<B: Ops>(&self, ops: &B) -> MlpBlock<B> {
+    pub(crate) fn mlp_block<B: Ops>(&self, ops: &B) -> MlpBlock<B> {
         let (hidden, inner) = (self.hidden_size, self.inner);
         let extras = self.extras == Extras::All;
         MlpBlock {
@@ -218,12 +224,12 @@ impl Case {
     }
 
     /// The target of each row.
-    pub fn targets(&self) -> Vec<u32> {
+    pub(crate) fn targets(&self) -> Vec<u32> {
         (0..self.rows()).map(|row| (row * 7 % self.vocab_size) as u32).collect()
     }
 
     /// Forward, backward and gradients of the three blocks; the gradient of the output is that of its product with `g`.
-    pub fn run_blocks<B: Blocks>(&self, ops: &B) -> Results {
+    pub(crate) fn run_blocks<B: Blocks>(&self, ops: &B) -> Results {
         let mut results = Results::new();
         self.run_attention(ops, &mut results);
         self.run_cached(ops, &mut results);

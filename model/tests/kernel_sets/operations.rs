@@ -16,7 +16,7 @@ struct Run<'a, B: Ops> {
 }
 
 /// Runs every operation.
-pub fn run<B: Ops>(ops: &B, case: &Case) -> Results {
+pub(crate) fn run<B: Ops>(ops: &B, case: &Case) -> Results {
     let mut run = Run { ops, case, results: Results::new() };
     run.memory();
     run.rows_and_columns();

@@ -1,10 +1,10 @@
 //! What the system says of this process's memory.
 
 /// Bytes of a mebibyte.
-pub const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// A field of `/proc/self/status`, in bytes.
-pub fn status_bytes(field: &str) -> u64 {
+pub(crate) fn status_bytes(field: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux has it");
     let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("the field");
     let kib = line.trim_start_matches(':').trim_end_matches("kB").trim();

@@ -16,7 +16,7 @@ const SIZES: &str = r#""vocab_size": 37, "hidden_size": 20, "intermediate_size":
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "max_position_embeddings": 64"#;
 
 /// One configuration for each way in which families differ, by name.
-pub const SHAPES: [(&str, &str); 6] = [
+pub(crate) const SHAPES: [(&str, &str); 6] = [
     ("llama", r#""model_type": "llama", "tie_word_embeddings": true"#),
     ("llama, untied, biases", r#""model_type": "llama", "attention_bias": true, "mlp_bias": true"#),
     ("mistral", r#""model_type": "mistral", "sliding_window": 3"#),
@@ -30,7 +30,7 @@ pub const SHAPES: [(&str, &str); 6] = [
 ];
 
 /// A decoder of one of the [`SHAPES`].
-pub fn decoder<B: Blocks>(ops: &Arc<B>, shape_name: &str, keep: Keep) -> Decoder<B> {
+pub(crate) fn decoder<B: Blocks>(ops: &Arc<B>, shape_name: &str, keep: Keep) -> Decoder<B> {
     let (_, own) = SHAPES.iter().find(|(name, _)| *name == shape_name).unwrap();
     let config = Config::from_json(&format!("{{{SIZES}, {own}}}")).unwrap();
     Decoder::build(Arc::clone(ops), config, keep, |name, shape| {
@@ -44,7 +44,7 @@ pub fn decoder<B: Blocks>(ops: &Arc<B>, shape_name: &str, keep: Keep) -> Decoder
 }
 
 /// Documents of these lengths, some of their labels ignored.
-pub fn documents(seed: u32, lengths: &[usize]) -> Batch {
+pub(crate) fn documents(seed: u32, lengths: &[usize]) -> Batch {
     let mut batch = Batch::default();
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
     for (row, &length) in lengths.iter().enumerate() {

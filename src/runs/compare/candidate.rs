@@ -13,7 +13,7 @@ use crate::runs::stage::flattened;
 use crate::words;
 
 /// One of the things that are compared.
-pub struct Candidate {
+pub(super) struct Candidate {
     /// What tells it from the others.
     pub name: String,
     /// Its run.
@@ -31,7 +31,7 @@ pub struct Candidate {
 }
 
 /// Gathers candidates; what several of them share is looked up once.
-pub struct Gatherer<'a> {
+pub(super) struct Gatherer<'a> {
     past: &'a Past,
     /// Whether curves are wanted.
     curves: bool,
@@ -41,7 +41,7 @@ pub struct Gatherer<'a> {
 
 impl<'a> Gatherer<'a> {
     /// One that has gathered nothing yet.
-    pub fn new(past: &'a Past, curves: bool) -> Self {
+    pub(super) fn new(past: &'a Past, curves: bool) -> Self {
         Self { past, curves, recorded: BTreeMap::new(), made: BTreeMap::new() }
     }
 
@@ -49,7 +49,7 @@ impl<'a> Gatherer<'a> {
     ///
     /// # Errors
     /// Fails where its record or the store cannot be read.
-    pub fn run(&mut self, run: &str) -> Result<Candidate, Failure> {
+    pub(super) fn run(&mut self, run: &str) -> Result<Candidate, Failure> {
         let recorded = self.recorded(run)?;
         let ids = self.past.history.ids().map_err(Failure::machine)?;
         let mut candidate = Candidate {
@@ -74,7 +74,7 @@ impl<'a> Gatherer<'a> {
     ///
     /// # Errors
     /// As [`Gatherer::run`].
-    pub fn child(&mut self, run: &str, id: &str, label: Option<&str>) -> Result<Candidate, Failure> {
+    pub(super) fn child(&mut self, run: &str, id: &str, label: Option<&str>) -> Result<Candidate, Failure> {
         let recorded = self.recorded(run)?;
         let stage = crate::runs::stage_of(&recorded, id)?;
         let axes: Vec<String> =

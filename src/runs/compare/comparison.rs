@@ -16,7 +16,7 @@ use crate::terminal::Look;
 use crate::words;
 
 /// Candidates and what they are compared in.
-pub struct Comparison {
+pub(super) struct Comparison {
     candidates: Vec<Candidate>,
     /// The parameters that are not the same in all.
     parameters: Vec<String>,
@@ -69,7 +69,7 @@ enum Column<'a> {
 
 impl Comparison {
     /// Compares.
-    pub fn of(mut candidates: Vec<Candidate>) -> Self {
+    pub(super) fn of(mut candidates: Vec<Candidate>) -> Self {
         let names: BTreeSet<&String> = candidates.iter().flat_map(|candidate| candidate.parameters.keys()).collect();
         let differs = |name: &&&String| {
             let values: BTreeSet<_> = candidates.iter().map(|candidate| candidate.parameters.get(**name)).collect();
@@ -87,12 +87,12 @@ impl Comparison {
     }
 
     /// The names of its columns.
-    pub fn names(&self) -> Vec<String> {
+    pub(super) fn names(&self) -> Vec<String> {
         self.parameters.iter().chain(&self.figures).cloned().collect()
     }
 
     /// Orders by a column, named in full or by its last parts; false where there is no such column.
-    pub fn sort(&mut self, column: &str) -> bool {
+    pub(super) fn sort(&mut self, column: &str) -> bool {
         let named = |name: &&String| **name == column || name.ends_with(&format!(".{column}"));
         if let Some(figure) = self.figures.iter().find(named) {
             let better = Better::of(figure).unwrap_or(Better::Lower);
@@ -116,7 +116,7 @@ impl Comparison {
     }
 
     /// For a person: as many columns beside each other as the terminal has room for, the others below.
-    pub fn text(&self, look: Look) -> String {
+    pub(super) fn text(&self, look: Look) -> String {
         let (columns, titles) = (self.columns(), self.titles());
         let cells: Vec<Vec<String>> = columns.iter().map(|column| self.cells(*column)).collect();
         let widest = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or(0);
@@ -150,7 +150,7 @@ impl Comparison {
     }
 
     /// For a program.
-    pub fn json(&self) -> Value {
+    pub(super) fn json(&self) -> Value {
         let rows = self.candidates.iter().map(|candidate| {
             let parameters = self.parameters.iter().map(|name| (name.clone(), json!(candidate.parameters.get(name))));
             let figures = candidate.figures.iter().map(|(name, value)| (name.clone(), json!(value)));
@@ -165,7 +165,7 @@ impl Comparison {
     }
 
     /// For a spreadsheet: full names and full precision.
-    pub fn csv(&self) -> String {
+    pub(super) fn csv(&self) -> String {
         let quoted = |text: &str| match text.contains([',', '"', '\n', '\r']) {
             true => format!("\"{}\"", text.replace('"', "\"\"")),
             false => text.to_owned(),
@@ -188,7 +188,7 @@ impl Comparison {
     }
 
     /// For a README: the best in bold.
-    pub fn markdown(&self) -> String {
+    pub(super) fn markdown(&self) -> String {
         let escaped = |text: &str| text.replace('|', "\\|").replace('\n', " ");
         let columns = self.columns();
         let titles: Vec<String> = self.titles().iter().map(|title| escaped(title)).collect();
@@ -201,7 +201,7 @@ impl Comparison {
     }
 
     /// The table below a drawing.
-    pub fn html_table(&self) -> String {
+    pub(super) fn html_table(&self) -> String {
         let escaped = crate::plot::escaped;
         let head: String = self.titles().iter().map(|title| format!("<th>{}</th>", escaped(title))).collect();
         let mut text = format!("<table>\n<tr><th></th>{head}</tr>\n");
@@ -217,7 +217,7 @@ impl Comparison {
     }
 
     /// What there is to draw: the losses of training, those of validation and the speed-up where there are any.
-    pub fn panels(&self) -> Vec<Panel> {
+    pub(super) fn panels(&self) -> Vec<Panel> {
         let panel = |kind: Kind, title: &str| {
             let of_kind = self.candidates.iter().flat_map(|candidate| {
                 let curves = candidate.curves.iter().filter(move |curve| curve.kind == kind);
@@ -308,7 +308,7 @@ impl<'a> Column<'a> {
 }
 
 impl Candidate {
-    pub fn figure(&self, name: &str) -> Option<f64> {
+    pub(super) fn figure(&self, name: &str) -> Option<f64> {
         self.figures.iter().find(|(known, _)| known == name).map(|(_, value)| *value)
     }
 }

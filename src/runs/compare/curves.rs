@@ -16,7 +16,7 @@ use crate::runs::Past;
 const STEPS_FILE: &str = "metrics.jsonl";
 
 /// A loss over steps.
-pub struct Curve {
+pub(super) struct Curve {
     /// The stage, where several of one candidate are drawn.
     pub stage: String,
     /// What the loss is taken over.
@@ -27,7 +27,7 @@ pub struct Curve {
 
 /// What a loss is taken over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(super) enum Kind {
     /// The rows of a step.
     Train,
     /// The rows to validate on.
@@ -35,7 +35,7 @@ pub enum Kind {
 }
 
 /// The curves of a training: from its result, else from the events of the run that made it, which lack what was done before a resume.
-pub fn curves(past: &Past, made: &Origin, stage: &str) -> Vec<Curve> {
+pub(super) fn curves(past: &Past, made: &Origin, stage: &str) -> Vec<Curve> {
     let mut train = Curve { stage: stage.to_owned(), kind: Kind::Train, points: Vec::new() };
     let mut validation = Curve { stage: stage.to_owned(), kind: Kind::Validation, points: Vec::new() };
     let mut add = |values: &Map<String, Value>| {
@@ -53,7 +53,7 @@ pub fn curves(past: &Past, made: &Origin, stage: &str) -> Vec<Curve> {
 }
 
 /// Tokens computed per second, over all steps of the run that made the result.
-pub fn tokens_per_second(past: &Past, made: &Origin) -> Option<f64> {
+pub(super) fn tokens_per_second(past: &Past, made: &Origin) -> Option<f64> {
     let (mut tokens, mut seconds) = (0.0, 0.0);
     each_figure(past, made, &mut |values| {
         let (Some(count), Some(rate)) = (number(values, "tokens"), number(values, "tokens_per_second")) else { return };

@@ -29,7 +29,7 @@ use crate::{Global, words};
 /// Two runs or more are compared as a whole. A stage stands for the children of its sweep in the newest run that has them, or else for
 /// every different result of it in all runs.
 #[derive(Args)]
-pub struct CompareArgs {
+pub(super) struct CompareArgs {
     /// Runs, or one stage.
     #[arg(required = true, value_name = "RUN… | STAGE")]
     targets: Vec<String>,
@@ -64,7 +64,7 @@ enum Format {
 }
 
 /// Compares.
-pub fn run(args: &CompareArgs, global: &Global) -> Result<(), Failure> {
+pub(super) fn run(args: &CompareArgs, global: &Global) -> Result<(), Failure> {
     let drawing = args.plot.as_deref().map(drawing).transpose()?;
     let past = Past::open(global)?;
     let candidates = args.candidates(&past)?;

@@ -11,10 +11,10 @@ use crate::plot::{Panel, Series};
 const AXES: [&str; 3] = ["resources.count", "resources.nodes", "resources.threads"];
 
 /// How often as fast as the child with the fewest.
-pub const SPEED_UP: &str = "speed_up";
+pub(super) const SPEED_UP: &str = "speed_up";
 
 /// The speed-up by how many times as much was used: 1 is all that can be had.
-pub const EFFICIENCY: &str = "efficiency";
+pub(super) const EFFICIENCY: &str = "efficiency";
 
 /// What a rate is taken from: work per second, else the whole time.
 const RATES: [&str; 2] = ["tokens_per_second", "seconds"];
@@ -27,7 +27,7 @@ struct Family {
 }
 
 /// Adds speed-up and efficiency to the candidates of a sweep over devices, nodes or threads; `parameters` are those that differ.
-pub fn add(candidates: &mut [Candidate], parameters: &[String]) {
+pub(super) fn add(candidates: &mut [Candidate], parameters: &[String]) {
     let Some(axis) = axis(parameters) else { return };
     for family in families(candidates, parameters, axis) {
         let (_, fewest, slowest) = family.members[0];
@@ -41,7 +41,7 @@ pub fn add(candidates: &mut [Candidate], parameters: &[String]) {
 }
 
 /// Speed-up over the axis, with the line that nothing can be above.
-pub fn panel(candidates: &[Candidate], parameters: &[String]) -> Option<Panel> {
+pub(super) fn panel(candidates: &[Candidate], parameters: &[String]) -> Option<Panel> {
     let axis = axis(parameters)?;
     let mut series: Vec<Series> = Vec::new();
     let mut ideal: Option<Vec<(f64, f64)>> = None;
@@ -87,7 +87,6 @@ fn families(candidates: &[Candidate], parameters: &[String], axis: &str) -> Vec<
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

@@ -178,7 +178,6 @@ pub fn copy(from: &Path, to: &Path) -> Result<(), StageError> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

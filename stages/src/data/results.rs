@@ -114,8 +114,6 @@ impl TextReader {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use std::sync::Arc;
 
     use arrow::array::UInt64Array;

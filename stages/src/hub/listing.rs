@@ -162,8 +162,6 @@ pub(super) fn next_page(link: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     fn entry(json: serde_json::Value) -> Result<Option<RemoteFile>, HubError> {

@@ -47,8 +47,6 @@ fn file(path: &str, line: &str) -> Result<RemoteFile, HubError> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     #[test]

@@ -146,8 +146,6 @@ fn text(old: &Path, new: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use safetensors::Dtype;
     use safetensors::tensor::TensorView;
 

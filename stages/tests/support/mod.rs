@@ -12,14 +12,14 @@ use std::time::Duration;
 use sha2::Digest as _;
 
 /// The commit that `main` is at.
-pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// The commit that `refs/convert/parquet` is at, where there is one.
-pub const CONVERTED: &str = "fedcba9876543210fedcba9876543210fedcba98";
+pub(crate) const CONVERTED: &str = "fedcba9876543210fedcba9876543210fedcba98";
 
 /// What goes wrong with the answer to one request for a file.
 #[derive(Debug, Clone)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// Another status, with a body that is not the file's.
     Status(u16, Option<&'static str>),
     /// The connection ends after so many bytes of the body.
@@ -44,7 +44,7 @@ pub enum Fault {
 
 /// One request, as it arrived.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
+pub(crate) struct Request {
     /// Path and query.
     pub target: String,
     /// `Range`.
@@ -57,7 +57,7 @@ pub struct Request {
 
 /// What the answers to the API have no end of.
 #[derive(Debug, Clone, Copy)]
-pub enum Endless {
+pub(crate) enum Endless {
     Blanks,
     Headers,
     /// Two pages of a listing that name each other as the next.
@@ -84,7 +84,7 @@ struct State {
 }
 
 /// A running server with the one repository `owner/name`.
-pub struct FaultyHub {
+pub(crate) struct FaultyHub {
     /// `http://127.0.0.1:port`
     pub endpoint: String,
     state: Arc<Mutex<State>>,
@@ -92,7 +92,7 @@ pub struct FaultyHub {
 
 impl FaultyHub {
     /// Serves files; those named `*.safetensors` are listed with SHA-256, the others with their git object id.
-    pub fn serve(files: &[(&str, &[u8])]) -> Self {
+    pub(crate) fn serve(files: &[(&str, &[u8])]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let state = Arc::new(Mutex::new(State {
@@ -119,58 +119,58 @@ impl FaultyHub {
     }
 
     /// Serves files of the Hub's own conversion, too.
-    pub fn convert(&self, files: &[(&str, &[u8])]) {
+    pub(crate) fn convert(&self, files: &[(&str, &[u8])]) {
         let files = files.iter().map(|(path, content)| ((*path).to_owned(), content.to_vec()));
         self.state.lock().unwrap().converted = files.collect();
     }
 
     /// The next requests for a file go wrong in these ways, one each.
-    pub fn fail(&self, path: &str, faults: &[Fault]) {
+    pub(crate) fn fail(&self, path: &str, faults: &[Fault]) {
         self.state.lock().unwrap().faults.entry(path.to_owned()).or_default().extend(faults.iter().cloned());
     }
 
     /// The next requests to the API go wrong in these ways, one each.
-    pub fn fail_api(&self, faults: &[Fault]) {
+    pub(crate) fn fail_api(&self, faults: &[Fault]) {
         self.state.lock().unwrap().api_faults.extend(faults.iter().cloned());
     }
 
     /// Refuses everything without the token `secret`.
-    pub fn gate(&self, code: &'static str) {
+    pub(crate) fn gate(&self, code: &'static str) {
         self.state.lock().unwrap().gate = Some(code);
     }
 
     /// Lists so many entries per page.
-    pub fn paginate(&self, page_size: usize) {
+    pub(crate) fn paginate(&self, page_size: usize) {
         self.state.lock().unwrap().page_size = page_size;
     }
 
     /// Lists one more entry, as it is.
-    pub fn list_besides(&self, entry: serde_json::Value) {
+    pub(crate) fn list_besides(&self, entry: serde_json::Value) {
         self.state.lock().unwrap().listed_besides.push(entry);
     }
 
     /// ModelScope's listing no longer says which commit is the newest.
-    pub fn hide_commit(&self) {
+    pub(crate) fn hide_commit(&self) {
         self.state.lock().unwrap().names_commit = false;
     }
 
     /// From now on has no end of answers.
-    pub fn never_end(&self, endless: Endless) {
+    pub(crate) fn never_end(&self, endless: Endless) {
         self.state.lock().unwrap().endless = Some(endless);
     }
 
     /// Adds or replaces a file.
-    pub fn put(&self, path: &str, content: &[u8]) {
+    pub(crate) fn put(&self, path: &str, content: &[u8]) {
         self.state.lock().unwrap().files.insert(path.to_owned(), content.to_vec());
     }
 
     /// All requests so far.
-    pub fn requests(&self) -> Vec<Request> {
+    pub(crate) fn requests(&self) -> Vec<Request> {
         self.state.lock().unwrap().requests.clone()
     }
 
     /// How many bytes of a file were sent so far, whatever went wrong with them, as far as the requests tell.
-    pub fn bytes_asked_for(&self, path: &str) -> u64 {
+    pub(crate) fn bytes_asked_for(&self, path: &str) -> u64 {
         let length = self.state.lock().unwrap().files[path].len() as u64;
         let asked = self.requests_for(path).into_iter().map(|request| {
             let range = request.range.unwrap_or_else(|| "bytes=0-".to_owned());
@@ -181,14 +181,14 @@ impl FaultyHub {
     }
 
     /// The requests for one file so far.
-    pub fn requests_for(&self, path: &str) -> Vec<Request> {
+    pub(crate) fn requests_for(&self, path: &str) -> Vec<Request> {
         let ending = format!("/resolve/{COMMIT}/{path}");
         self.requests().into_iter().filter(|request| request.target.ends_with(&ending)).collect()
     }
 }
 
 /// Bytes that no other offset has in the same order.
-pub fn content(length: usize) -> Vec<u8> {
+pub(crate) fn content(length: usize) -> Vec<u8> {
     (0..length as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
 }
 

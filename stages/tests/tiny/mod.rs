@@ -19,7 +19,7 @@ use stages::data::prompt::Template;
 use stages::kinds::new_model::NewModel;
 
 /// Questions and answers.
-pub const PAIRS: &[(&str, &str)] = &[
+pub(crate) const PAIRS: &[(&str, &str)] = &[
     ("Who are you?", "I am a small model."),
     ("What can you do?", "I answer short questions, and no long ones."),
     ("你是谁?", "我是一个小模型。"),
@@ -28,10 +28,10 @@ pub const PAIRS: &[(&str, &str)] = &[
 ];
 
 /// How they are asked.
-pub const TEMPLATE: &str = "Question: {question}\nAnswer: ";
+pub(crate) const TEMPLATE: &str = "Question: {question}\nAnswer: ";
 
 /// A model, its folder, and rows, on a bench.
-pub struct Tiny {
+pub(crate) struct Tiny {
     pub root: tempfile::TempDir,
     pub model: Artifact,
     pub tokenizer: Artifact,
@@ -41,7 +41,7 @@ pub struct Tiny {
 
 impl Tiny {
     /// Makes all of it.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         let rows = root.path().join("rows");
         std::fs::create_dir(&rows).unwrap();
@@ -53,7 +53,7 @@ impl Tiny {
     }
 
     /// A bench with the model as `base`, and the rows as `rows`.
-    pub fn bench(&self) -> TestBench {
+    pub(crate) fn bench(&self) -> TestBench {
         TestBench::new(self.root.path())
             .input_of("base.model", &self.model.folder)
             .unwrap()
@@ -64,27 +64,27 @@ impl Tiny {
     }
 
     /// Rows of other questions and answers, asked in the same words.
-    pub fn rows(&self, pairs: &[(&str, &str)]) -> (tempfile::TempDir, engine::artifact::Facts) {
+    pub(crate) fn rows(&self, pairs: &[(&str, &str)]) -> (tempfile::TempDir, engine::artifact::Facts) {
         let folder = tempfile::tempdir().unwrap();
         let facts = write_rows(folder.path(), pairs);
         (folder, facts)
     }
 
     /// A model like this one, whose vocabulary is smaller.
-    pub fn model_with_vocabulary(&self, vocab_size: usize) -> Artifact {
+    pub(crate) fn model_with_vocabulary(&self, vocab_size: usize) -> Artifact {
         let mut parameters = model_parameters();
         parameters["vocab_size"] = vocab_size.into();
         self.bench().run::<NewModel>(parameters).unwrap().remove("model").unwrap()
     }
 
     /// The model, opened without the code under test.
-    pub fn decoder(&self) -> Decoder<Cpu> {
+    pub(crate) fn decoder(&self) -> Decoder<Cpu> {
         let ops = Arc::new(Cpu::new(1, Compute::F32).unwrap());
         Decoder::load(ops, &self.model.folder, Keep::Frozen).unwrap()
     }
 
     /// Its tokenizer.
-    pub fn open_tokenizer(&self) -> stages::data::tokenizer::Tokenizer {
+    pub(crate) fn open_tokenizer(&self) -> stages::data::tokenizer::Tokenizer {
         stages::data::tokenizer::Tokenizer::from_folder(&self.tokenizer.folder).unwrap()
     }
 }
@@ -110,7 +110,7 @@ fn write_rows(folder: &Path, pairs: &[(&str, &str)]) -> engine::artifact::Facts 
 }
 
 /// A column of a Parquet file.
-pub fn column<A: Array + Clone + 'static>(path: &Path, name: &str) -> A {
+pub(crate) fn column<A: Array + Clone + 'static>(path: &Path, name: &str) -> A {
     let file = std::fs::File::open(path).unwrap();
     let mut batches = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap();
     let batch = batches.next().unwrap().unwrap();
@@ -119,17 +119,17 @@ pub fn column<A: Array + Clone + 'static>(path: &Path, name: &str) -> A {
 }
 
 /// A column of text; absent values are empty.
-pub fn texts(path: &Path, name: &str) -> Vec<String> {
+pub(crate) fn texts(path: &Path, name: &str) -> Vec<String> {
     let values: StringArray = column(path, name);
     values.iter().map(|value| value.unwrap_or_default().to_owned()).collect()
 }
 
 /// A column of numbers.
-pub fn numbers(path: &Path, name: &str) -> Vec<Option<f64>> {
+pub(crate) fn numbers(path: &Path, name: &str) -> Vec<Option<f64>> {
     column::<Float64Array>(path, name).iter().collect()
 }
 
 /// A column of counts.
-pub fn counts(path: &Path, name: &str) -> Vec<Option<u64>> {
+pub(crate) fn counts(path: &Path, name: &str) -> Vec<Option<u64>> {
     column::<UInt64Array>(path, name).iter().collect()
 }

@@ -30,12 +30,12 @@ pub(super) struct Verdict {
 
 impl Verdict {
     /// The stage would not go on.
-    pub fn refused(&mut self, error: StageError) {
+    pub(super) fn refused(&mut self, error: StageError) {
         self.refused.get_or_insert(error);
     }
 
     /// A rank says that it failed.
-    pub fn failed(&mut self, rank: usize, cause: Cause, messages: &[String], help: Option<String>) {
+    pub(super) fn failed(&mut self, rank: usize, cause: Cause, messages: &[String], help: Option<String>) {
         let place = if cause == Cause::Cancelled { &mut self.cancelled } else { &mut self.failed };
         if place.is_some() {
             return;
@@ -53,14 +53,14 @@ impl Verdict {
     }
 
     /// No rank has said anything for so long.
-    pub fn silent(&mut self, ranks: usize, silence: Duration) {
+    pub(super) fn silent(&mut self, ranks: usize, silence: Duration) {
         let who = if ranks == 1 { "the worker has".to_owned() } else { format!("none of {ranks} ranks has") };
         let message = format!("{who} said anything for {} s: they were stopped", silence.as_secs());
         self.silent.get_or_insert(StageError::new(Cause::Crashed, message));
     }
 
     /// A rank ended badly; `was_asked`: after it was asked to stop.
-    pub fn ended(&mut self, number: usize, of: usize, rank: &Rank, was_asked: bool) {
+    pub(super) fn ended(&mut self, number: usize, of: usize, rank: &Rank, was_asked: bool) {
         let who = if of == 1 { "the worker".to_owned() } else { format!("rank {number} of {of}") };
         match rank.ending {
             Some(Ending::Signal(signal)) if !was_asked => {
@@ -83,7 +83,7 @@ impl Verdict {
     }
 
     /// The failure of the whole, if there is one; `ran_out`: the kernel has killed a process for want of memory meanwhile.
-    pub fn conclude(self, ran_out: bool, context: &StageContext) -> Result<(), StageError> {
+    pub(super) fn conclude(self, ran_out: bool, context: &StageContext) -> Result<(), StageError> {
         let Self { refused, silent, died, failed, cancelled, ended } = self;
         if let Some(error) = refused {
             return Err(error);

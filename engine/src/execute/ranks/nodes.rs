@@ -23,7 +23,7 @@ impl Nodes {
     ///
     /// # Errors
     /// Fails outside of one, and where it has fewer than wanted.
-    pub fn of_allocation(wanted: usize) -> Result<Self, StageError> {
+    pub(super) fn of_allocation(wanted: usize) -> Result<Self, StageError> {
         let lack = |message: String| {
             StageError::new(Cause::Machine, message)
                 .with_help("several machines are given by a cluster: `pipeline run --executor slurm`")
@@ -44,7 +44,7 @@ impl Nodes {
     }
 
     /// What stands before the command of a rank on a node. The steps share what the job has, so that each sees all devices of its node.
-    pub fn prefix(&self, node: usize, per_node: usize) -> Vec<OsString> {
+    pub(super) fn prefix(&self, node: usize, per_node: usize) -> Vec<OsString> {
         let mut words = vec![
             "srun".to_owned(),
             "--nodes=1".to_owned(),

@@ -53,7 +53,7 @@ impl Ending {
     }
 
     /// Whether its work is done.
-    pub fn is_well(self) -> bool {
+    pub(super) fn is_well(self) -> bool {
         self == Self::Code(0)
     }
 }
@@ -77,7 +77,7 @@ pub(super) struct Stream {
 
 impl Rank {
     /// Starts a rank with these variables beside those of all.
-    pub fn spawn(ranks: &Ranks, env: BTreeMap<String, OsString>) -> io::Result<(Self, [Stream; 2])> {
+    pub(super) fn spawn(ranks: &Ranks, env: BTreeMap<String, OsString>) -> io::Result<(Self, [Stream; 2])> {
         let nothing = || io::Error::new(io::ErrorKind::InvalidInput, "an empty command");
         let (program, arguments) = ranks.command.split_first().ok_or_else(nothing)?;
         let mut command = Command::new(program);
@@ -108,7 +108,7 @@ impl Rank {
     }
 
     /// Looks whether it is gone: its process has ended, and so have its streams.
-    pub fn look(&mut self) -> Option<Ending> {
+    pub(super) fn look(&mut self) -> Option<Ending> {
         if self.exited.is_none()
             && let Ok(Some(status)) = self.child.try_wait()
         {
@@ -122,26 +122,26 @@ impl Rank {
     }
 
     /// Sends a signal to a process that has not been waited for, whose id is therefore its own.
-    pub fn signal(&self, signal: Signal) {
+    pub(super) fn signal(&self, signal: Signal) {
         if self.exited.is_none() {
             let _ = kill(Pid::from_raw(self.child.id().cast_signed()), signal);
         }
     }
 
     /// Waits for a process that was killed.
-    pub fn reap(&mut self) {
+    pub(super) fn reap(&mut self) {
         if self.exited.is_none() {
             let _ = self.child.wait();
         }
     }
 
     /// Its process's id.
-    pub fn id(&self) -> u32 {
+    pub(super) fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Keeps a line as one of the last.
-    pub fn remember(&mut self, line: String) {
+    pub(super) fn remember(&mut self, line: String) {
         if self.last_lines.len() == LAST_LINES {
             self.last_lines.pop_front();
         }
@@ -149,14 +149,14 @@ impl Rank {
     }
 
     /// What it said last, the oldest first.
-    pub fn last_lines(&self) -> impl DoubleEndedIterator<Item = &str> {
+    pub(super) fn last_lines(&self) -> impl DoubleEndedIterator<Item = &str> {
         self.last_lines.iter().map(String::as_str)
     }
 }
 
 impl Stream {
     /// Tells what it has until its end, or until nobody hears.
-    pub fn listen(mut self, tell: &mut dyn FnMut(Spoken) -> bool) {
+    pub(super) fn listen(mut self, tell: &mut dyn FnMut(Spoken) -> bool) {
         let mut line = Vec::new();
         while self.lines.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
             let event = self.speaks_protocol.then(|| serde_json::from_slice(&line).ok()).flatten();

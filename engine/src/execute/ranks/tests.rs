@@ -1,7 +1,5 @@
 //! Ranks are started with the right variables, heard, and stopped whatever becomes of one of them.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use std::path::Path;
 
 use super::*;

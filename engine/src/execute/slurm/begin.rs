@@ -32,7 +32,7 @@ pub(super) enum Begun {
 
 impl Follower {
     /// Writes down all that a job needs, so that from now on whoever asks finds it.
-    pub fn new(
+    pub(super) fn new(
         slurm: &Slurm,
         launch: &Launch,
         messages: UnboundedSender<Message>,

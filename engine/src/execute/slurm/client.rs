@@ -25,7 +25,7 @@ pub(super) enum Refusal {
 
 impl Refusal {
     /// Its words.
-    pub fn words(self) -> String {
+    pub(super) fn words(self) -> String {
         match self {
             Self::NotNow(words) | Self::Never(words) | Self::NoSlurm(words) => words,
         }
@@ -58,7 +58,7 @@ const FULL: [&str; 2] = ["MaxSubmitJob", "MaxJobCount"];
 
 impl Client {
     /// Submits a batch script; the job's number.
-    pub fn submit(&self, arguments: &[String], script: &Path) -> Result<String, Refusal> {
+    pub(super) fn submit(&self, arguments: &[String], script: &Path) -> Result<String, Refusal> {
         let said = output(command("sbatch").arg("--parsable").args(arguments).arg(script))?;
         // `17;cluster` where there are several.
         let id = said.trim().lines().last().and_then(|line| line.split(';').next()).unwrap_or_default();
@@ -69,7 +69,7 @@ impl Client {
     }
 
     /// How these jobs stand; one that is not among the answers is not known to the controller (any more).
-    pub fn states(&self, ids: &[String]) -> Result<Vec<(String, Seen)>, Refusal> {
+    pub(super) fn states(&self, ids: &[String]) -> Result<Vec<(String, Seen)>, Refusal> {
         let mut asked = command("squeue");
         asked.args(["--noheader", "--states=all", &format!("--jobs={}", ids.join(",")), "--format=%i|%T|%N|%r"]);
         match output(&mut asked) {
@@ -81,7 +81,7 @@ impl Client {
     }
 
     /// The numbers of this user's jobs of a name, the newest last.
-    pub fn named(&self, name: &str) -> Result<Vec<String>, Refusal> {
+    pub(super) fn named(&self, name: &str) -> Result<Vec<String>, Refusal> {
         let mut asked = command("squeue");
         asked.args(["--noheader", "--states=all", "--me", &format!("--name={name}"), "--format=%i"]);
         let mut ids: Vec<u64> = output(&mut asked)?.lines().filter_map(|line| line.trim().parse().ok()).collect();
@@ -90,7 +90,7 @@ impl Client {
     }
 
     /// All that the controller tells of a job; `None` where it does not know it.
-    pub fn details(&self, id: &str) -> Result<Option<Details>, Refusal> {
+    pub(super) fn details(&self, id: &str) -> Result<Option<Details>, Refusal> {
         match output(command("scontrol").args(["show", "job", "--oneliner", id])) {
             Ok(said) => Ok(Some(Details::parse(&said))),
             Err(Refusal::Never(words)) if words.contains("Invalid job id") => Ok(None),
@@ -99,7 +99,7 @@ impl Client {
     }
 
     /// The last state of a job in the accounting, where there is one.
-    pub fn accounted(&self, id: &str) -> Option<Seen> {
+    pub(super) fn accounted(&self, id: &str) -> Option<Seen> {
         let mut asked = command("sacct");
         asked.args([
             "--noheader",
@@ -113,24 +113,24 @@ impl Client {
     }
 
     /// Asks what runs in a job to end: the keeper, which asks the stage.
-    pub fn ask(&self, id: &str) -> Result<(), Refusal> {
+    pub(super) fn ask(&self, id: &str) -> Result<(), Refusal> {
         output(command("scancel").args(["--batch", "--signal=TERM", id])).map(drop)
     }
 
     /// Ends a job, and everything in it at once.
-    pub fn kill(&self, id: &str) -> Result<(), Refusal> {
+    pub(super) fn kill(&self, id: &str) -> Result<(), Refusal> {
         // The plain request lets processes linger for the cluster's KillWait.
         let at_once = output(command("scancel").args(["--full", "--signal=KILL", id]));
         output(command("scancel").arg(id)).map(drop).or_else(|refusal| at_once.map(drop).map_err(|_| refusal))
     }
 
     /// Ends a job that has not begun.
-    pub fn cancel(&self, id: &str) -> Result<(), Refusal> {
+    pub(super) fn cancel(&self, id: &str) -> Result<(), Refusal> {
         output(command("scancel").arg(id)).map(drop)
     }
 
     /// The partitions that there are.
-    pub fn partitions(&self) -> Vec<String> {
+    pub(super) fn partitions(&self) -> Vec<String> {
         let said = output(command("sinfo").args(["--noheader", "--format=%R"])).unwrap_or_default();
         said.lines().map(|line| line.trim().to_owned()).filter(|name| !name.is_empty()).collect()
     }

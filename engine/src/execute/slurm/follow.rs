@@ -37,7 +37,7 @@ const SILENCE: Duration = Duration::from_secs(20);
 
 impl Follower {
     /// Follows the job to its end and tells it.
-    pub fn run(mut self) {
+    pub(super) fn run(mut self) {
         let begun = if self.job.adopt.is_some() { self.adopt() } else { self.submit() };
         let end = match begun {
             Begun::Follow(id) => {

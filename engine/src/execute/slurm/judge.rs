@@ -107,8 +107,6 @@ fn words(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     fn details(state: &str) -> Details {

@@ -52,12 +52,12 @@ pub(super) struct Sighting {
 
 impl Queue {
     /// A queue in which nobody follows a job.
-    pub fn new(client: Arc<Client>) -> Self {
+    pub(super) fn new(client: Arc<Client>) -> Self {
         Self { shared: Arc::new(Shared { client, watched: Mutex::default(), changed: Condvar::new() }) }
     }
 
     /// Begins to follow a job.
-    pub fn watch(&self, id: &str, poll: Duration) {
+    pub(super) fn watch(&self, id: &str, poll: Duration) {
         let mut watched = self.shared.watched();
         watched.jobs.insert(id.to_owned(), Sighting::default());
         watched.polls.insert(id.to_owned(), poll);
@@ -71,14 +71,14 @@ impl Queue {
     }
 
     /// Ends it.
-    pub fn forget(&self, id: &str) {
+    pub(super) fn forget(&self, id: &str) {
         let mut watched = self.shared.watched();
         watched.jobs.remove(id);
         watched.polls.remove(id);
     }
 
     /// How a job was seen last.
-    pub fn sighting(&self, id: &str) -> Sighting {
+    pub(super) fn sighting(&self, id: &str) -> Sighting {
         let watched = self.shared.watched();
         let mut sighting = watched.jobs.get(id).cloned().unwrap_or_default();
         sighting.silent = watched.silent.clone();
@@ -86,7 +86,7 @@ impl Queue {
     }
 
     /// Something is about to change: the next look is to be soon.
-    pub fn hurry(&self) {
+    pub(super) fn hurry(&self) {
         self.shared.watched().hurry = true;
         self.shared.changed.notify_all();
     }

@@ -27,7 +27,7 @@ pub(super) enum Standing {
 
 impl Seen {
     /// Reads a line `id|state|nodes|reason`.
-    pub fn parse(line: &str) -> Option<(String, Self)> {
+    pub(super) fn parse(line: &str) -> Option<(String, Self)> {
         let mut fields = line.trim().splitn(4, '|').map(str::to_owned);
         let id = fields.next().filter(|id| !id.is_empty())?;
         // The accounting says `CANCELLED by 1000`.
@@ -38,7 +38,7 @@ impl Seen {
     }
 
     /// What the state comes to. One that this program does not know is taken for one that goes on.
-    pub fn standing(&self) -> Standing {
+    pub(super) fn standing(&self) -> Standing {
         match self.state.as_str() {
             "PENDING" | "REQUEUED" | "REQUEUE_FED" | "REQUEUE_HOLD" | "SPECIAL_EXIT" | "CONFIGURING" => Standing::Waits,
             "COMPLETED" | "FAILED" | "CANCELLED" | "TIMEOUT" | "OUT_OF_MEMORY" | "NODE_FAIL" | "PREEMPTED"
@@ -48,7 +48,7 @@ impl Seen {
     }
 
     /// Why a job that waits will never begin, where it will not.
-    pub fn never_begins(&self, id: &str) -> Option<Verdict> {
+    pub(super) fn never_begins(&self, id: &str) -> Option<Verdict> {
         let reason = self.reason.replace(' ', "_");
         if reason.contains("launch_failed_requeued_held") || self.state == "SPECIAL_EXIT" {
             return Some(Verdict {
@@ -66,7 +66,7 @@ impl Seen {
     }
 
     /// What the reason for waiting means, in a few words, and what may be done about it; empty where the name says it all.
-    pub fn meaning(&self) -> &'static str {
+    pub(super) fn meaning(&self) -> &'static str {
         WAITING.iter().find(|(known, _)| self.reason.starts_with(known)).map_or("", |(_, means)| means)
     }
 }
@@ -156,7 +156,7 @@ pub(super) struct Details {
 
 impl Details {
     /// Reads the one line of `scontrol show job --oneliner`.
-    pub fn parse(line: &str) -> Self {
+    pub(super) fn parse(line: &str) -> Self {
         let field = |name: &str| {
             let value = line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
             value.unwrap_or_default().to_owned()
@@ -173,7 +173,7 @@ impl Details {
     }
 
     /// As the queue says it.
-    pub fn seen(&self) -> Seen {
+    pub(super) fn seen(&self) -> Seen {
         Seen { state: self.state.clone(), nodes: self.nodes.clone(), reason: self.reason.clone() }
     }
 }
@@ -188,8 +188,6 @@ fn seconds(text: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     #[test]

@@ -18,13 +18,13 @@ pub(super) struct Tail {
 
 impl Tail {
     /// A file from its beginning; it need not be there yet.
-    pub fn new(path: PathBuf) -> Self {
+    pub(super) fn new(path: PathBuf) -> Self {
         Self { path, read: 0, open: Vec::new() }
     }
 
     /// The bytes that came since the last look. The file is opened each time: a network file system shows a file as it is to who opens
     /// it, and to others what they have seen before.
-    pub fn bytes(&mut self) -> Vec<u8> {
+    pub(super) fn bytes(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let read = File::open(&self.path).and_then(|mut file| {
             file.seek(SeekFrom::Start(self.read))?;
@@ -38,7 +38,7 @@ impl Tail {
     }
 
     /// The lines that have become whole since the last look.
-    pub fn lines(&mut self) -> Vec<Vec<u8>> {
+    pub(super) fn lines(&mut self) -> Vec<Vec<u8>> {
         let bytes = self.bytes();
         self.open.extend(bytes);
         let Some(end) = self.open.iter().rposition(|byte| *byte == b'\n') else { return Vec::new() };
@@ -50,8 +50,6 @@ impl Tail {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use std::fs::OpenOptions;
     use std::io::Write;
 

@@ -16,7 +16,7 @@ use crate::protocol::{Job, StoredOutput};
 use crate::stage::Registry;
 
 /// The records of one result.
-pub struct Records {
+pub(super) struct Records {
     stage: String,
     key: Digest,
     /// What its process was told.
@@ -32,7 +32,7 @@ pub struct Records {
 
 impl Records {
     /// Reads what there is, and changes nothing: who asks the store for a result that is damaged makes it forget it.
-    pub fn read(home: &Home, store: &Store, run: &Recorded, stage: &str, key: &Digest) -> Self {
+    pub(super) fn read(home: &Home, store: &Store, run: &Recorded, stage: &str, key: &Digest) -> Self {
         let kept = run.stage_folder(stage).join(RESULT_FILE);
         let copy = fs::read(&kept).ok().map(|text| {
             let record = serde_json::from_slice(&text).map_err(|error| format!("cannot be read: {error}"));
@@ -67,7 +67,7 @@ impl Records {
     }
 
     /// Where the records contradict each other.
-    pub fn contradictions(&self, registry: &Registry) -> Vec<String> {
+    pub(super) fn contradictions(&self, registry: &Registry) -> Vec<String> {
         let mut found = self.unreadable.clone();
         for (name, copy) in &self.copies {
             match copy {
@@ -85,7 +85,7 @@ impl Records {
     }
 
     /// What explains a difference that nobody is to blame for.
-    pub fn notes(&self, registry: &Registry) -> Vec<String> {
+    pub(super) fn notes(&self, registry: &Registry) -> Vec<String> {
         let mut notes = Vec::new();
         let program = env!("CARGO_PKG_VERSION");
         if self.program != program {
@@ -103,7 +103,7 @@ impl Records {
     }
 
     /// Stored files of the outputs that are not what they were.
-    pub fn damaged_outputs(&self, store: &Store) -> Vec<String> {
+    pub(super) fn damaged_outputs(&self, store: &Store) -> Vec<String> {
         let mut found = Vec::new();
         for (name, output) in &self.outputs {
             let tree = match store.tree(&output.tree) {

@@ -16,7 +16,7 @@ use crate::execute::{Ending, Executor, Launch, Local, Message};
 use crate::protocol::{Job, StoredOutput, WorkerEvent};
 
 /// A store, and a way to run stages in it.
-pub struct Scratch {
+pub(super) struct Scratch {
     folder: Staging,
     store: Store,
     executor: Local,
@@ -24,7 +24,7 @@ pub struct Scratch {
 }
 
 /// Why a stored folder could not be taken over.
-pub enum NotTaken {
+pub(super) enum NotTaken {
     /// It is not there.
     Missing,
     /// A file of it is not what it was.
@@ -38,7 +38,7 @@ type Ended = Result<(BTreeMap<String, StoredOutput>, f64), Vec<String>>;
 
 impl Scratch {
     /// An empty store within the private part of another.
-    pub fn new(beside: &Store) -> Result<Self, StageError> {
+    pub(super) fn new(beside: &Store) -> Result<Self, StageError> {
         let folder = beside.staging().map_err(stored)?;
         let store = Store::open(folder.path().join("store")).map_err(stored)?;
         let executor = Local::new().or_fail(Cause::Machine, || "cannot open a pipe".to_owned())?;
@@ -46,13 +46,13 @@ impl Scratch {
     }
 
     /// The store, which has what the stages made.
-    pub fn store(&self) -> &Store {
+    pub(super) fn store(&self) -> &Store {
         &self.store
     }
 
     /// Takes a folder over from the real store, each file compared with its digest. One that a stage has made here again already
     /// need not be there any more.
-    pub fn take_in(&self, from: &Store, tree: &Digest) -> Result<(), NotTaken> {
+    pub(super) fn take_in(&self, from: &Store, tree: &Digest) -> Result<(), NotTaken> {
         if self.store.complete(tree) {
             return Ok(());
         }
@@ -77,7 +77,7 @@ impl Scratch {
     }
 
     /// Runs a job in this store.
-    pub fn execute(&mut self, job: &Job, threads: Option<usize>) -> Result<Ended, StageError> {
+    pub(super) fn execute(&mut self, job: &Job, threads: Option<usize>) -> Result<Ended, StageError> {
         self.jobs += 1;
         let staging = self.store.staging().map_err(stored)?;
         let own = self.own_folder()?;

@@ -21,12 +21,12 @@ pub(in crate::cpu) struct Sight {
 
 impl Sight {
     /// Number of rows.
-    pub fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         self.queries * self.group
     }
 
     /// The keys that some row of a range sees.
-    pub fn keys(&self, rows: &Range<usize>) -> Range<usize> {
+    pub(crate) fn keys(&self, rows: &Range<usize>) -> Range<usize> {
         if rows.is_empty() {
             return 0..0;
         }
@@ -34,20 +34,20 @@ impl Sight {
     }
 
     /// The rows that see some key of a range.
-    pub fn rows_seeing(&self, keys: &Range<usize>) -> Range<usize> {
+    pub(crate) fn rows_seeing(&self, keys: &Range<usize>) -> Range<usize> {
         let row = |position: usize| position.saturating_sub(self.start).min(self.queries) * self.group;
         let last = self.window.map_or(self.rows(), |window| row((keys.end + window).saturating_sub(1)));
         row(keys.start)..last
     }
 
     /// Whether each row of a range sees each key of another.
-    pub fn all_seen(&self, rows: &Range<usize>, keys: &Range<usize>) -> bool {
+    pub(crate) fn all_seen(&self, rows: &Range<usize>, keys: &Range<usize>) -> bool {
         let (first, last) = (self.keys_of(rows.start), self.keys_of(rows.end - 1));
         last.start <= keys.start && keys.end <= first.end
     }
 
     /// The key that a row sees, if it sees no other.
-    pub fn only_key(&self, row: usize) -> Option<usize> {
+    pub(crate) fn only_key(&self, row: usize) -> Option<usize> {
         let keys = self.keys_of(row);
         (keys.len() == 1).then_some(keys.start)
     }

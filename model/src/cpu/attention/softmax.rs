@@ -27,7 +27,7 @@ impl Block<'_> {
     }
 
     /// Columns of the block whose rows see some of the block's keys, widened to whole vectors.
-    pub fn columns<V: Vector>(&self, keys: Range<usize>) -> Range<usize> {
+    pub(super) fn columns<V: Vector>(&self, keys: Range<usize>) -> Range<usize> {
         let keys = self.keys.start + keys.start..self.keys.start + keys.end;
         let seeing = within(self.sight.rows_seeing(&keys), &self.rows);
         if seeing.is_empty() {
@@ -37,13 +37,13 @@ impl Block<'_> {
     }
 
     /// Rows of the block that see some of the block's keys.
-    pub fn seeing(&self, keys: Range<usize>) -> Range<usize> {
+    pub(super) fn seeing(&self, keys: Range<usize>) -> Range<usize> {
         let keys = self.keys.start + keys.start..self.keys.start + keys.end;
         within(self.sight.rows_seeing(&keys), &self.rows)
     }
 
     /// Keys of the block that some of the block's rows see.
-    pub fn seen(&self, rows: Range<usize>) -> Range<usize> {
+    pub(super) fn seen(&self, rows: Range<usize>) -> Range<usize> {
         within(self.sight.keys(&(self.rows.start + rows.start..self.rows.start + rows.end)), &self.keys)
     }
 

@@ -1,8 +1,6 @@
 //! Against attention by its definition in double precision, in matrices with more columns and rows than those that count.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use super::{Columns, Operands, Qkv};
 use crate::batch::Documents;
 use crate::cpu::product::{Element, Target};

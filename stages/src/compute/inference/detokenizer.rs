@@ -56,8 +56,6 @@ impl Detokenizer {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use std::path::Path;
 
     use serde_json::Value;

@@ -239,8 +239,6 @@ fn read_lines<T: DeserializeOwned>(path: &Path, expected: usize) -> Result<Vec<T
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use std::error::Error;
 
     use super::*;

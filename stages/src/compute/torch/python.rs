@@ -45,7 +45,7 @@ pub(super) type Packages = BTreeMap<String, String>;
 
 impl Python {
     /// The one that `PIPELINE_PYTHON` names, else `python3` of `PATH`.
-    pub fn find() -> Self {
+    pub(super) fn find() -> Self {
         match std::env::var_os(VARIABLE).filter(|program| !program.is_empty()) {
             Some(program) => Self { program, named: true },
             None => Self { program: "python3".into(), named: false },
@@ -53,7 +53,7 @@ impl Python {
     }
 
     /// The program.
-    pub fn program(&self) -> &OsString {
+    pub(super) fn program(&self) -> &OsString {
         &self.program
     }
 
@@ -61,7 +61,7 @@ impl Python {
     ///
     /// # Errors
     /// Fails where it cannot be started, or lacks one that every device needs; says how to install it.
-    pub fn packages(&self) -> Result<Packages, StageError> {
+    pub(super) fn packages(&self) -> Result<Packages, StageError> {
         let packages = self.look().map_err(|error| self.not_there(&error))?;
         let missing: Vec<&str> = NEEDED.into_iter().filter(|name| !packages.contains_key(*name)).collect();
         if missing.is_empty() {
@@ -156,7 +156,6 @@ fn is_below(prefixes: Vec<PathBuf>) -> bool {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 

@@ -52,7 +52,7 @@ impl Summary {
     ///
     /// # Errors
     /// Fails where it is not there, or not of this form.
-    pub fn get<T: DeserializeOwned>(&self, name: &str) -> Result<T, StageError> {
+    pub(crate) fn get<T: DeserializeOwned>(&self, name: &str) -> Result<T, StageError> {
         let value = self.0.get(name).cloned().unwrap_or_default();
         serde_json::from_value(value)
             .or_fail(Cause::Internal, || format!("the torch worker's `{SUMMARY}` has no `{name}`"))
@@ -69,7 +69,7 @@ impl Summary {
     }
 
     /// The most memory of any rank, where they say.
-    pub fn peak_memory_bytes(&self) -> Option<u64> {
+    pub(crate) fn peak_memory_bytes(&self) -> Option<u64> {
         let ranks: Vec<Option<u64>> = self.get(PEAK_MEMORY).ok()?;
         ranks.into_iter().flatten().max()
     }
@@ -80,7 +80,7 @@ impl Work {
     ///
     /// # Errors
     /// Fails where the worker is not installed.
-    pub fn begin(name: &str, context: &StageContext) -> Result<Self, StageError> {
+    pub(crate) fn begin(name: &str, context: &StageContext) -> Result<Self, StageError> {
         let python = Python::find();
         python.packages()?;
         let folder = context.scratch().join(name);
@@ -90,7 +90,7 @@ impl Work {
     }
 
     /// What every job says.
-    pub fn common(
+    pub(crate) fn common(
         &self,
         dtype: &'static str,
         model: PathBuf,
@@ -112,7 +112,7 @@ impl Work {
     ///
     /// # Errors
     /// The worker's failure, or that of `heard`.
-    pub fn run(
+    pub(crate) fn run(
         &self,
         job: &Job,
         context: &mut StageContext,
@@ -154,7 +154,7 @@ impl Work {
     ///
     /// # Errors
     /// Fails where it left none.
-    pub fn left(&self, name: &str) -> Result<String, StageError> {
+    pub(crate) fn left(&self, name: &str) -> Result<String, StageError> {
         let path = self.output.join(name);
         fs::read_to_string(&path).or_fail(Cause::Internal, || format!("the torch worker left no `{name}`"))
     }

@@ -127,8 +127,6 @@ fn row_digest(batch: &RecordBatch, row: usize) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use std::fs;
     use std::path::Path;
 

@@ -415,7 +415,6 @@ fn row_at(batch: &RecordBatch, position: usize) -> Option<TokenRow> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

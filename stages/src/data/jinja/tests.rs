@@ -1,7 +1,5 @@
 //! Each thing that is built in, asked for far more than there is: refused at a limit, at once.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use std::time::{Duration, Instant};
 
 use minijinja::syntax::SyntaxConfig;

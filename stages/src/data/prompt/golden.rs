@@ -1,7 +1,5 @@
 //! Prompts against transformers' chat templates and torchtune's instruction templates.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

@@ -167,7 +167,6 @@ impl Parameter for ChatTemplateChoice {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

@@ -299,7 +299,6 @@ fn strftime(pattern: &str) -> String {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use minijinja::syntax::SyntaxConfig;
     use serde_json::json;

@@ -162,7 +162,6 @@ fn placeholder(text: &str, letters: &mut impl Iterator<Item = char>) -> Result<S
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

@@ -261,7 +261,6 @@ fn fallback_byte(token: &str) -> Option<u8> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::path::Path;
 

@@ -237,7 +237,6 @@ fn from_base64(text: &str) -> Option<Vec<u8>> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::time::{Duration, Instant};
 

@@ -338,7 +338,6 @@ pub(crate) fn template_in_config(config: &Map<String, Value>) -> Option<String> 
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use serde_json::json;
 

@@ -127,7 +127,6 @@ fn holds(text: &[u8], wanted: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

@@ -141,8 +141,6 @@ pub(super) fn says_nothing(message: &Message) -> bool {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use serde_json::json;
 
     use super::*;

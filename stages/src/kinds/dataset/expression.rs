@@ -323,8 +323,6 @@ fn as_json(value: &Value) -> Result<serde_json::Value, minijinja::Error> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     fn params(with: serde_json::Value) -> Result<DatasetParams, Vec<String>> {

@@ -76,21 +76,21 @@ impl Flaw {
 
 /// How many rows had which flaw.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Tally(BTreeMap<Reason, u64>);
+pub(super) struct Tally(BTreeMap<Reason, u64>);
 
 impl Tally {
     /// Counts one more.
-    pub fn add(&mut self, reason: Reason) {
+    pub(super) fn add(&mut self, reason: Reason) {
         *self.0.entry(reason).or_default() += 1;
     }
 
     /// How many in all.
-    pub fn total(&self) -> u64 {
+    pub(super) fn total(&self) -> u64 {
         self.0.values().sum()
     }
 
     /// The counts by name.
-    pub fn by_name(&self) -> BTreeMap<String, u64> {
+    pub(super) fn by_name(&self) -> BTreeMap<String, u64> {
         self.0.iter().map(|(reason, count)| (reason.name().to_owned(), *count)).collect()
     }
 }

@@ -48,7 +48,7 @@ pub enum Compression {
 }
 
 /// The extensions of the forms that can be read.
-pub const EXTENSIONS: &[(&str, Format)] = &[
+pub(super) const EXTENSIONS: &[(&str, Format)] = &[
     ("jsonl", Format::JsonLines),
     ("ndjson", Format::JsonLines),
     ("json", Format::Json),

@@ -90,8 +90,6 @@ fn data_files(value: &Value) -> Option<Vec<(String, Vec<String>)>> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     #[test]

@@ -252,8 +252,6 @@ impl<D: Iterator<Item = usize>> Iterator for Drawn<D> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use engine::file::tree::Node;
     use engine::parameter::{Parameter, Reader};
 

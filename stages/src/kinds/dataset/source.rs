@@ -160,7 +160,6 @@ impl Parameter for Source {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

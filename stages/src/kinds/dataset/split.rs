@@ -225,7 +225,6 @@ impl Parameter for Split {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

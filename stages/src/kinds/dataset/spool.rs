@@ -210,8 +210,6 @@ fn read_text(from: &mut impl Read) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     /// Keys that are spread as draws are.

@@ -34,8 +34,6 @@ fn described(record: &Path) -> Option<Description> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     #[test]

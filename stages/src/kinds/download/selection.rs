@@ -169,8 +169,6 @@ fn list(names: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     const LLAMA: &[&str] = &[

@@ -219,8 +219,6 @@ fn in_one_line(error: StageError) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     #[test]

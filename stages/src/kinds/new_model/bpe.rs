@@ -10,15 +10,15 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, TokenizerBuilder};
 
 /// Begins a text.
-pub const BOS_TOKEN: &str = "<|begin_of_text|>";
+pub(super) const BOS_TOKEN: &str = "<|begin_of_text|>";
 /// Ends a text.
-pub const EOS_TOKEN: &str = "<|end_of_text|>";
+pub(super) const EOS_TOKEN: &str = "<|end_of_text|>";
 /// Fills up rows.
-pub const PAD_TOKEN: &str = "<|pad|>";
+pub(super) const PAD_TOKEN: &str = "<|pad|>";
 
 /// Ids of a tokenizer that was made here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BpeTokenizer {
+pub(super) struct BpeTokenizer {
     /// Number of ids.
     pub vocab_size: usize,
     /// Id of [`BOS_TOKEN`].
@@ -34,7 +34,7 @@ pub struct BpeTokenizer {
 ///
 /// # Errors
 /// Fails if the tokenizer cannot be trained or a file cannot be written.
-pub fn train(
+pub(super) fn train(
     texts: &[String],
     vocab_size: usize,
     max_position_embeddings: usize,
@@ -83,8 +83,6 @@ pub fn train(
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     #[test]

@@ -10,10 +10,10 @@ use super::next_fit::TooLong;
 use crate::data::artifact::{IGNORE_INDEX, TokenRow};
 
 /// So many documents are packed together.
-pub const WINDOW_DOCUMENTS: usize = 1 << 15;
+pub(super) const WINDOW_DOCUMENTS: usize = 1 << 15;
 
 /// Fewer documents are, if they have so many tokens, of 8 bytes each.
-pub const WINDOW_TOKENS: usize = 1 << 24;
+pub(super) const WINDOW_TOKENS: usize = 1 << 24;
 
 /// Packs documents by their lengths.
 ///

@@ -1,7 +1,5 @@
 //! The packer and the stage, against torchtune's packs and the laws of packing.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use std::path::{Path, PathBuf};
 
 use engine::error::Cause;

@@ -1,7 +1,5 @@
 //! The stage, against the golden cases and its own rules.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

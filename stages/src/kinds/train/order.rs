@@ -79,7 +79,7 @@ impl Division {
 
 /// Whether each epoch has an order of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shuffle {
+pub(super) enum Shuffle {
     /// The order of the data, in every epoch.
     No,
     /// [`permutation`] of this seed and the epoch.
@@ -88,7 +88,7 @@ pub enum Shuffle {
 
 /// The order in which epochs visit the rows; that of one epoch is kept at a time.
 #[derive(Debug)]
-pub struct RowOrder {
+pub(super) struct RowOrder {
     shuffle: Shuffle,
     rows: usize,
     made: Option<(u64, Vec<usize>)>,
@@ -96,12 +96,12 @@ pub struct RowOrder {
 
 impl RowOrder {
     /// The orders of so many rows.
-    pub fn new(shuffle: Shuffle, rows: usize) -> Self {
+    pub(super) fn new(shuffle: Shuffle, rows: usize) -> Self {
         Self { shuffle, rows, made: None }
     }
 
     /// The rows of a step, as indices into the data.
-    pub fn rows(&mut self, place: &StepPlace) -> &[usize] {
+    pub(super) fn rows(&mut self, place: &StepPlace) -> &[usize] {
         let made = self.made.take().filter(|(epoch, _)| *epoch == place.epoch);
         let order = made.map_or_else(|| self.of_epoch(place.epoch), |(_, order)| order);
         let (_, order) = self.made.insert((place.epoch, order));

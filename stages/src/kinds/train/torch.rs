@@ -250,8 +250,6 @@ impl From<&EarlyStopping> for job::EarlyStopping {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use engine::file::tree::Node;
     use engine::parameter::{Parameter, Reader};
 

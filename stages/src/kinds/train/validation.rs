@@ -123,7 +123,7 @@ impl Validator {
 /// How validation has gone so far: part of the working state.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Course {
+pub(super) struct Course {
     /// Steps done before the last validation.
     pub last: Option<u64>,
     /// The lowest loss of those after a step.
@@ -135,7 +135,7 @@ pub struct Course {
 /// The step with the lowest validation loss.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Best {
+pub(super) struct Best {
     /// Steps done.
     pub step: u64,
     /// The loss.

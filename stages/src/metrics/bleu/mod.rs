@@ -129,8 +129,6 @@ impl std::ops::AddAssign for Counts {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use serde::Deserialize;
 
     use super::*;

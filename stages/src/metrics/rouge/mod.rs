@@ -183,8 +183,6 @@ fn mark_lcs(expected: &[String], predicted: &[String], marks: &mut [bool]) {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     #[derive(serde::Deserialize)]

@@ -36,7 +36,7 @@ pub(crate) struct Common {
 
 impl Common {
     /// The version of the protocol that jobs are written in.
-    pub const PROTOCOL: u32 = PROTOCOL;
+    pub(crate) const PROTOCOL: u32 = PROTOCOL;
 }
 
 /// Training.
@@ -140,7 +140,7 @@ pub(crate) struct EarlyStopping {
 
 impl RowsFiles {
     /// The files of a table.
-    pub fn of(rows: &TokensReader) -> Self {
+    pub(crate) fn of(rows: &TokensReader) -> Self {
         Self { parts: rows.part_files(), packed: rows.is_packed(), rows: rows.len() }
     }
 }

@@ -1,7 +1,5 @@
 //! What we write is what the worker's schema describes.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use jsonschema::Validator;
 use model::trainer::{AdamW, Sgd};
 use serde_json::Value;

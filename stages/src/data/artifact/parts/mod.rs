@@ -387,7 +387,6 @@ fn decode(
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::io;
 

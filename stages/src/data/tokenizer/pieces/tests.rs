@@ -1,7 +1,5 @@
 //! Against what `tokenizers` makes of the whole text.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};

@@ -171,8 +171,6 @@ fn describe(value: &Value) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use minijinja::context;
 
     use super::*;

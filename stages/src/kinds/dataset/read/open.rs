@@ -161,8 +161,6 @@ impl<R: Read> Read for Metered<R> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     #[test]

@@ -106,8 +106,6 @@ impl<R: Read> Read for Quotes<R> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     fn read(text: &str) -> io::Result<String> {

@@ -1,7 +1,5 @@
 //! The readers, on well-formed and broken files.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use std::path::PathBuf;
 
 use super::*;

@@ -146,7 +146,6 @@ impl Written {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use cache::KeyDocument;
     use serde_json::json;

@@ -1,7 +1,5 @@
 //! What parameters come to when they are taken together.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use cache::KeyDocument;
 use engine::file::tree::Node;
 use engine::parameter::{Json, Parameter, Reader};

@@ -20,7 +20,7 @@ use model::ops::KernelError;
 use model::trainer::{LossScalerState, TrainedPart, TrainedTensor};
 use serde::{Deserialize, Serialize};
 
-pub use tensors::ToSave;
+pub(super) use tensors::ToSave;
 use tensors::{decode, write_tensors};
 
 use super::validation::Course;
@@ -43,7 +43,7 @@ const BEST_FOLDER: &str = "best";
 /// Where a saved run stood.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Progress {
+pub(super) struct Progress {
     /// Optimizer steps done, skipped ones among them.
     pub step: u64,
     /// Steps whose gradients overflowed, for which the schedule stood still.
@@ -66,7 +66,7 @@ pub struct Progress {
 
 impl Progress {
     /// A run before its first step.
-    pub fn fresh(total_steps: u64, computed_by: String) -> Self {
+    pub(super) fn fresh(total_steps: u64, computed_by: String) -> Self {
         Self {
             step: 0,
             skipped_steps: 0,
@@ -84,7 +84,7 @@ impl Progress {
 /// The weights of a step, kept apart from the saved steps.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct BestWeights {
+pub(super) struct BestWeights {
     /// Steps done.
     pub step: u64,
     /// Digest of their file.
@@ -93,7 +93,7 @@ pub struct BestWeights {
 
 /// A saved run, or one that is to be saved.
 #[derive(Debug, Clone, PartialEq)]
-pub struct State<T = TrainedTensor> {
+pub(super) struct State<T = TrainedTensor> {
     /// Where it stood.
     pub progress: Progress,
     /// The trained tensors and their moments; sorted by name where they were read.
@@ -126,7 +126,7 @@ impl StateFile {
 
 /// Why a state cannot be saved or read.
 #[derive(Debug, thiserror::Error)]
-pub enum StateError {
+pub(super) enum StateError {
     /// The disk refused.
     #[error("cannot write or read `{path}`")]
     Io {
@@ -154,7 +154,7 @@ pub enum StateError {
 ///
 /// # Errors
 /// Fails if the disk or the device refuses; no half-written state is left to be taken for a whole one.
-pub fn save<T: ToSave>(working: &Path, state: &State<T>, keep: usize) -> Result<(), StateError> {
+pub(super) fn save<T: ToSave>(working: &Path, state: &State<T>, keep: usize) -> Result<(), StateError> {
     let unfinished = working.join("unfinished");
     remove(&unfinished)?;
     fs::create_dir_all(&unfinished).map_err(at(&unfinished))?;
@@ -184,7 +184,7 @@ pub fn save<T: ToSave>(working: &Path, state: &State<T>, keep: usize) -> Result<
 ///
 /// # Errors
 /// Fails if the disk or the device refuses; the file is there whole or not at all.
-pub fn save_best<T: ToSave>(working: &Path, step: u64, tensors: &[T]) -> Result<BestWeights, StateError> {
+pub(super) fn save_best<T: ToSave>(working: &Path, step: u64, tensors: &[T]) -> Result<BestWeights, StateError> {
     let folder = working.join(BEST_FOLDER);
     if folder.is_file() {
         remove(&folder)?;
@@ -206,7 +206,7 @@ pub fn save_best<T: ToSave>(working: &Path, step: u64, tensors: &[T]) -> Result<
 ///
 /// # Errors
 /// Fails if the file is not what was saved.
-pub fn load_best(working: &Path, best: &BestWeights, tensors: &mut [TrainedTensor]) -> Result<(), StateError> {
+pub(super) fn load_best(working: &Path, best: &BestWeights, tensors: &mut [TrainedTensor]) -> Result<(), StateError> {
     let path = best_file(working, best.step);
     let saved = decode(&read_file(&path, Some(&best.digest))?, &path)?;
     let same = |(tensor, (name, shape, _)): (&TrainedTensor, &(String, Vec<usize>, Vec<f32>))| {
@@ -225,7 +225,7 @@ pub fn load_best(working: &Path, best: &BestWeights, tensors: &mut [TrainedTenso
 ///
 /// # Errors
 /// Fails if the folder cannot be listed.
-pub fn newest(working: &Path) -> Result<(Option<State>, Vec<StateError>), StateError> {
+pub(super) fn newest(working: &Path) -> Result<(Option<State>, Vec<StateError>), StateError> {
     let mut damaged = Vec::new();
     for (_, folder) in saved_steps(working)?.into_iter().rev() {
         match read(&folder) {
@@ -237,13 +237,13 @@ pub fn newest(working: &Path) -> Result<(Option<State>, Vec<StateError>), StateE
 }
 
 /// A saved step: where the run stood, and its folder.
-pub type SavedStep = (Progress, PathBuf);
+pub(super) type SavedStep = (Progress, PathBuf);
 
 /// As [`newest`], by its folder: its files are checked and not held in memory.
 ///
 /// # Errors
 /// Fails if the folder cannot be listed.
-pub fn newest_whole(working: &Path) -> Result<(Option<SavedStep>, Vec<StateError>), StateError> {
+pub(super) fn newest_whole(working: &Path) -> Result<(Option<SavedStep>, Vec<StateError>), StateError> {
     let mut damaged = Vec::new();
     for (_, folder) in saved_steps(working)?.into_iter().rev() {
         match check(&folder) {
@@ -258,7 +258,7 @@ pub fn newest_whole(working: &Path) -> Result<(Option<SavedStep>, Vec<StateError
 ///
 /// # Errors
 /// Fails if the folder cannot be listed.
-pub fn newest_progress(working: &Path) -> Result<Option<Progress>, StateError> {
+pub(super) fn newest_progress(working: &Path) -> Result<Option<Progress>, StateError> {
     let mut saved = saved_steps(working)?.into_iter().rev();
     Ok(saved.find_map(|(_, folder)| read_state_file(&folder).ok()).map(|file| file.progress))
 }
@@ -267,7 +267,7 @@ pub fn newest_progress(working: &Path) -> Result<Option<Progress>, StateError> {
 ///
 /// # Errors
 /// Fails if the disk refuses.
-pub fn clear(working: &Path) -> Result<(), StateError> {
+pub(super) fn clear(working: &Path) -> Result<(), StateError> {
     for (_, folder) in saved_steps(working)? {
         remove(&folder)?;
     }

@@ -1,7 +1,5 @@
 //! What is saved comes back whole or not at all.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use super::*;
 
 fn state(step: u64) -> State {

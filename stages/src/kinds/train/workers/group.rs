@@ -168,7 +168,6 @@ impl Collective for Group {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::fs::File;
     use std::sync::atomic::AtomicUsize;

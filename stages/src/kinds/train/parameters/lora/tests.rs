@@ -1,7 +1,5 @@
 //! Modules by PEFT's names and by torchtune's words, and what does not go together.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use super::*;
 
 const LLAMA: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/llama31/config.json"));

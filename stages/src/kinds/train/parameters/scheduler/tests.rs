@@ -1,7 +1,5 @@
 //! Every shape read from a file has the learning rates of transformers and torch, and takes no option but its own.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use cache::KeyDocument;
 use serde_json::{Value, json};
 
