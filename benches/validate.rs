@@ -1,10 +1,11 @@
-//! What `pipeline validate` costs on a file of a thousand stages, and which share of it the parser has; and on files with tens of
-//! thousands of variables, or of mistakes.
+//! What `pipeline validate` costs on a file of a thousand stages, and which share of it the parser has; and on files
+//! with tens of thousands of variables, or of mistakes.
 //!
 //!     cargo bench --bench validate
 //!
-//! The file is made anew in a temporary folder: 250 times dataset, tokenize, pack and train, beside one model, over one file of
-//! rows. Times are CPU time, user and system together, the median of 15; the peak is the system's own figure for the process.
+//! The file is made anew in a temporary folder: 250 times dataset, tokenize, pack and train, beside one model, over one
+//! file of rows. Times are CPU time, user and system together, the median of 15; the peak is the system's own figure
+//! for the process.
 
 #![allow(clippy::unwrap_used, reason = "a bench may unwrap")]
 

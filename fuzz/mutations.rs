@@ -1,7 +1,8 @@
-//! Texts near to well-formed ones: the fuzzer's seeds and words (`fuzz/seeds`, `fuzz/dictionaries`), cut and spliced, as a proptest strategy.
+//! Texts near to well-formed ones: the fuzzer's seeds and words (`fuzz/seeds`, `fuzz/dictionaries`), cut and spliced,
+//! as a proptest strategy.
 //!
-//! The crates' own property tests include this file. A fuzzer with coverage goes further; this has a fixed budget and the same cases on every
-//! machine (`PROPTEST_CASES` and `PROPTEST_RNG_SEED` change both).
+//! The crates' own property tests include this file. A fuzzer with coverage goes further; this has a fixed budget and
+//! the same cases on every machine (`PROPTEST_CASES` and `PROPTEST_RNG_SEED` change both).
 
 use std::fs;
 use std::path::Path;

@@ -34,7 +34,8 @@ pub(crate) fn spread(records: &[Map<String, Value>], count: usize) -> Table {
     table
 }
 
-/// Records by their `kind` (the steps of a training, its validations), each in its order; those without one are of one kind.
+/// Records by their `kind` (the steps of a training, its validations), each in its order; those without one are of one
+/// kind.
 pub(crate) fn by_kind(records: &[Map<String, Value>]) -> Vec<Vec<Map<String, Value>>> {
     let mut kinds: Vec<Vec<Map<String, Value>>> = Vec::new();
     for record in records {

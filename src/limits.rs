@@ -1,4 +1,5 @@
-//! Limits of the shell, for the whole program: what they refuse is told, and ends with the code for what the machine lacks.
+//! Limits of the shell, for the whole program: what they refuse is told, and ends with the code for what the machine
+//! lacks.
 
 use std::panic;
 use std::process;

@@ -68,7 +68,8 @@ pub(crate) fn output(file: &Path, overrides: &[String], name: &str, global: &Glo
     Ok(Located { store, name: format!("{id}.{output}"), record, tokenizer })
 }
 
-/// The failure of reading what was located. A damaged file is removed from the store, since only what is missing is made again.
+/// The failure of reading what was located. A damaged file is removed from the store, since only what is missing is
+/// made again.
 pub(crate) fn unreadable(error: StoreError, store: &Store, file: &Path) -> Failure {
     let damaged = matches!(error, StoreError::CorruptTree { .. } | StoreError::MissingTree { .. });
     match error.object() {

@@ -20,7 +20,8 @@ use crate::{Format, Global};
 #[derive(Args)]
 #[command(allow_missing_positional = true)]
 pub(crate) struct LogsArgs {
-    /// The run: an id or its beginning, `latest`, `latest~1` [default: the newest run in which the stage's process was started].
+    /// The run: an id or its beginning, `latest`, `latest~1` [default: the newest run in which the stage's process was
+    /// started].
     run: Option<String>,
     /// The stage.
     #[arg(required = true)]
@@ -170,8 +171,8 @@ impl Following {
     }
 }
 
-/// Gives each state of a bar that drew itself anew a line of its own: on the way back to the begin of its line it would hide what stands
-/// there.
+/// Gives each state of a bar that drew itself anew a line of its own: on the way back to the begin of its line it would
+/// hide what stands there.
 struct Lines<W> {
     out: W,
     /// The last byte began a line by itself.

@@ -24,7 +24,8 @@ use crate::selection::SelectionArgs;
 use crate::table::{Table, width};
 use crate::{Format, Global, terminal, words};
 
-/// Print what a run would do: which stages are cached, which would run, which field is the reason, and what it would take.
+/// Print what a run would do: which stages are cached, which would run, which field is the reason, and what it would
+/// take.
 ///
 /// Nothing runs, and nothing is fetched. Ends with 2 when a stage would refuse what it reads.
 #[derive(Args)]

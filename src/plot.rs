@@ -34,7 +34,8 @@ const LEGEND_LINE: f64 = 20.0;
 /// Points of a line that are drawn: two for each pixel across, so that no peak is lost.
 const MOST_POINTS: usize = 2 * WIDTH as usize;
 
-/// Colours that people with any kind of sight tell apart, on white and on dark grey (Okabe and Ito, but for black and yellow).
+/// Colours that people with any kind of sight tell apart, on white and on dark grey (Okabe and Ito, but for black and
+/// yellow).
 const COLOURS: [&str; 6] = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9"];
 
 /// Further lines take the colours again, dashed.

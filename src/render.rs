@@ -313,8 +313,8 @@ pub(crate) fn problems(sources: &Sources, problems: &[Problem], look: Look) -> S
     text
 }
 
-/// A text in which nothing is hidden and everything stays at its place: each character that a terminal would obey is replaced by one of
-/// as many bytes.
+/// A text in which nothing is hidden and everything stays at its place: each character that a terminal would obey is
+/// replaced by one of as many bytes.
 fn in_place(text: &str) -> Cow<'_, str> {
     let is_hidden = |letter: char| is_hidden(letter) && !matches!(letter, '\n' | '\t');
     if !text.contains(is_hidden) {
@@ -447,8 +447,8 @@ impl fmt::Display for Shown<'_> {
 impl Error for Shown<'_> {}
 
 impl Shown<'_> {
-    /// The text that the problem lies in, if there is anything in it to point at. An empty file has a line to point at all
-    /// the same; one that could not be read has none, and its problem no label.
+    /// The text that the problem lies in, if there is anything in it to point at. An empty file has a line to point at
+    /// all the same; one that could not be read has none, and its problem no label.
     fn text(&self) -> Option<&str> {
         if self.is_on_a_long_line() {
             return None;

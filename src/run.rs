@@ -59,11 +59,12 @@ pub(crate) struct RunArgs {
     /// Threads for all stages together [default: what the machine has].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
-    /// Where stages run, whatever the file says; those that it keeps on this machine stay. The file's settings of the cluster hold.
+    /// Where stages run, whatever the file says; those that it keeps on this machine stay. The file's settings of the
+    /// cluster hold.
     #[arg(long, value_enum)]
     executor: Option<ExecutorArg>,
-    /// Find out in a minute whether the whole file works: 8 rows, 2 optimizer steps, short answers, results with keys of their own,
-    /// nothing published.
+    /// Find out in a minute whether the whole file works: 8 rows, 2 optimizer steps, short answers, results with keys
+    /// of their own, nothing published.
     #[arg(long)]
     smoke: bool,
     /// Replace published folders that were changed by hand, and what else has the name of a target.
@@ -83,8 +84,8 @@ pub(crate) struct RunArgs {
     /// Send what this run makes to the shared cache, whatever the file says.
     #[arg(long, conflicts_with_all = ["no_remote", "smoke"])]
     push: bool,
-    /// Be one task of another scheduler's graph: as `--push`, and what was made but did not arrive there fails the run (3); a result that
-    /// lies there stays there, unless a stage that runs here reads it.
+    /// Be one task of another scheduler's graph: as `--push`, and what was made but did not arrive there fails the run
+    /// (3); a result that lies there stays there, unless a stage that runs here reads it.
     #[arg(long, conflicts_with_all = ["no_remote", "smoke"])]
     hand_over: bool,
     /// How to print the result.
@@ -181,7 +182,8 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     Failure::after(exit, printed)
 }
 
-/// The answers that the store had already to the prompts of the command line: nothing ran that would have reported them.
+/// The answers that the store had already to the prompts of the command line: nothing ran that would have reported
+/// them.
 fn answers_before(
     outcome: &RunOutcome,
     plan: &Plan,
@@ -359,10 +361,11 @@ impl Told {
     }
 }
 
-/// Where several stages failed: a stage's own failure outweighs a mistake of the file, and both what the machine lacks, since that
-/// alone may be mended by trying elsewhere.
+/// Where several stages failed: a stage's own failure outweighs a mistake of the file, and both what the machine lacks,
+/// since that alone may be mended by trying elsewhere.
 ///
-/// A run that could not hand over what it made has done nothing for those who wait for it, and what it could not find may be there.
+/// A run that could not hand over what it made has done nothing for those who wait for it, and what it could not find
+/// may be there.
 fn exit(outcome: &RunOutcome, told: &Told) -> Exit {
     let failed = |exit| told.failures.iter().any(|failure| failure.exit == exit);
     match outcome.conclusion {

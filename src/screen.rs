@@ -1,7 +1,8 @@
-//! The two streams as people read them: whatever goes through here shows every control character of others instead of obeying it.
+//! The two streams as people read them: whatever goes through here shows every control character of others instead of
+//! obeying it.
 //!
-//! Line breaks and tabs stay, and so do the codes for colours where colour is used, which are this program's own. What is printed for
-//! another program (JSON, manifests) goes past this.
+//! Line breaks and tabs stay, and so do the codes for colours where colour is used, which are this program's own. What
+//! is printed for another program (JSON, manifests) goes past this.
 
 use std::io::{self, StdoutLock, Write};
 

@@ -56,8 +56,9 @@ impl Look {
     }
 }
 
-/// Writes to standard error. Where its reader has gone away or its disk is full there is nobody left to tell, which is no
-/// reason to end a run half-way, as the panic of `eprintln!` would. Nothing in it is obeyed but colours, where they are used.
+/// Writes to standard error. Where its reader has gone away or its disk is full there is nobody left to tell, which is
+/// no reason to end a run half-way, as the panic of `eprintln!` would. Nothing in it is obeyed but colours, where they
+/// are used.
 pub(crate) fn tell(text: impl Display) {
     let shown = crate::screen::shown(&text.to_string(), Look::stderr().colour);
     let _ = std::io::stderr().lock().write_all(shown.as_bytes());

@@ -160,7 +160,8 @@ pub(crate) fn figures(values: &serde_json::Map<String, serde_json::Value>) -> St
     values.iter().map(|(name, value)| format!("{name} {}", figure(value))).collect::<Vec<_>>().join(", ")
 }
 
-/// `validation loss 2.3123 after step 40, the lowest so far`: the figures of a validation, which are few and worth a line.
+/// `validation loss 2.3123 after step 40, the lowest so far`: the figures of a validation, which are few and worth a
+/// line.
 pub(crate) fn validation(values: &serde_json::Map<String, serde_json::Value>) -> Option<String> {
     if values.get("kind")? != "validation" {
         return None;

@@ -47,7 +47,8 @@ fn an_adapter_that_is_taken_back_belongs_to_its_model() {
 
     // Another model of the same shape would take it without a word and compute nonsense.
     project.edit("taken.yaml", "seed: 1", "seed: 2");
-    // The weights are known as soon as the model is made: the stage is not even started, which a wrong file ends with 2.
+    // The weights are known as soon as the model is made: the stage is not even started, which a wrong file ends with
+    // 2.
     let other = "the adapter `adapter` was trained on another model than `fresh`";
     for stage in ["merged", "samples"] {
         project.run(&["run", "taken.yaml", "--until", stage]).ends_with(2).warns(other);

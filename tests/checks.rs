@@ -1,5 +1,5 @@
-//! What is checked before anything runs: `validate`, `plan` and `run` make the same checks, and what a server has is looked at before it is
-//! fetched.
+//! What is checked before anything runs: `validate`, `plan` and `run` make the same checks, and what a server has is
+//! looked at before it is fetched.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -130,8 +130,9 @@ impl<'a> OnHub<'a> {
         Ran::of(command, arguments)
     }
 
-    /// Runs it, and makes sure that it is refused with this problem before a byte of `weights` behind its first `header` was asked for,
-    /// and before any stage was started; that the other commands say the same from then on; and that nothing is asked for twice.
+    /// Runs it, and makes sure that it is refused with this problem before a byte of `weights` behind its first
+    /// `header` was asked for, and before any stage was started; that the other commands say the same from then on;
+    /// and that nothing is asked for twice.
     #[track_caller]
     fn is_refused(&self, code: &str, weights: &str, header: u64) -> Ran {
         self.pipeline(&["validate", "hub.yaml"]).ends_with(0);

@@ -1,7 +1,8 @@
 //! Damage all over a store that real stages have filled: never a wrong byte, and never a run that fails for it.
 //!
-//! `PIPELINE_DAMAGE=350 cargo test --release --test damage -- --nocapture` does what the claim says: 250 flipped bits, 50 files cut short and
-//! 50 emptied, among objects, lists, records and remembered digests. Without it, 30 in all. `PIPELINE_SEED` chooses others.
+//! `PIPELINE_DAMAGE=350 cargo test --release --test damage -- --nocapture` does what the claim says: 250 flipped bits,
+//! 50 files cut short and 50 emptied, among objects, lists, records and remembered digests. Without it, 30 in all.
+//! `PIPELINE_SEED` chooses others.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -127,7 +128,8 @@ fn below(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Damages a file of the store in place, keeping its time: a flipped bit in five of seven cases, else cut short or emptied.
+/// Damages a file of the store in place, keeping its time: a flipped bit in five of seven cases, else cut short or
+/// emptied.
 fn damage(project: &Project, random: &mut Random) -> String {
     let home = project.path(".pipeline");
     let mut files = vec![home.join("files.json")];

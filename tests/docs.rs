@@ -1,5 +1,5 @@
-//! The pages say what is so: those of the stage kinds have every parameter and none that is not there, pipeline files are valid, and the commands
-//! of guides are taken.
+//! The pages say what is so: those of the stage kinds have every parameter and none that is not there, pipeline files
+//! are valid, and the commands of guides are taken.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -175,5 +175,38 @@ fn the_overrides_of_the_guides_are_taken() {
             project.run(&arguments).ends_with(0);
         }
         assert!(seen >= least, "{guide}: {seen} commands");
+    }
+}
+
+#[test]
+fn no_comment_is_wider_than_the_code() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    for folder in ["benches", "cache", "devices", "engine", "model", "profile", "src", "stages", "tests"] {
+        sources(&root.join(folder), &mut files);
+    }
+    assert!(files.len() > 500, "found only {} files", files.len());
+    let mut wide = Vec::new();
+    for file in files {
+        for (number, line) in fs::read_to_string(&file).unwrap().lines().enumerate() {
+            // What cannot be broken stays: a row of a table, an address, a text in back quotes.
+            let comment = line.trim_start();
+            let breakable = !comment.contains('|') && !comment.contains('`') && !comment.contains("://");
+            if comment.starts_with("//") && breakable && line.chars().count() > 120 {
+                wide.push(format!("{}:{}", file.display(), number + 1));
+            }
+        }
+    }
+    assert!(wide.is_empty(), "scripts/wrap-comments wraps these: {}", wide.join(", "));
+}
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
     }
 }

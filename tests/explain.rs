@@ -1,4 +1,5 @@
-//! What a rerun says of its cause, and what content makes run again: the file, the field and the row that somebody changed.
+//! What a rerun says of its cause, and what content makes run again: the file, the field and the row that somebody
+//! changed.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -212,7 +213,8 @@ fn write_parquet(project: &Project, file: &str, rows: &[(String, String)], codec
     writer.close().unwrap();
 }
 
-/// Rows are what they say: another codec, other row groups, several files, another order of keys rerun nothing behind them.
+/// Rows are what they say: another codec, other row groups, several files, another order of keys rerun nothing behind
+/// them.
 #[test]
 fn a_source_that_says_the_same_in_another_form_reruns_nothing_behind_it() {
     let project = Project::with_pipeline("data.yaml");

@@ -1,7 +1,9 @@
-//! `pipeline export argo` and `export kubernetes`: what is written is of the published schemas, says what the file asks for, holds no secret,
-//! and does what the pipeline does: its tasks are run here, each as a pod would, on a machine of its own.
+//! `pipeline export argo` and `export kubernetes`: what is written is of the published schemas, says what the file asks
+//! for, holds no secret, and does what the pipeline does: its tasks are run here, each as a pod would, on a machine of
+//! its own.
 //!
-//! `PIPELINE_MANIFESTS=FOLDER` keeps the manifests that are checked against the schemas, for other checks (docs/kubernetes.md).
+//! `PIPELINE_MANIFESTS=FOLDER` keeps the manifests that are checked against the schemas, for other checks
+//! (docs/kubernetes.md).
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

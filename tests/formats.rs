@@ -39,7 +39,8 @@ fn sarif_is_that_of_the_published_schema_and_holds_every_problem() {
     let log = validate("sarif").json();
     let schema = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sarif/sarif-schema-2.1.0.json");
     let mut schema: Value = serde_json::from_slice(&fs::read(schema).unwrap()).unwrap();
-    // The published pattern of languages has a bracket too many, which JavaScript lets pass and others do not; we write none.
+    // The published pattern of languages has a bracket too many, which JavaScript lets pass and others do not; we write
+    // none.
     for object in ["run", "toolComponent"] {
         schema["definitions"][object]["properties"]["language"].as_object_mut().unwrap().remove("pattern").unwrap();
     }

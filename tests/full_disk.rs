@@ -77,7 +77,8 @@ fn a_full_disk_is_named_with_what_to_do_and_the_next_run_goes_on() {
     let Some(disk) = SmallDisk::mount("2m") else { return };
     let mut failed = 0;
     let mut most = 0;
-    // With each step another write is the first that fails: of the home, of the run's folder, of rows, of a record, of a model.
+    // With each step another write is the first that fails: of the home, of the run's folder, of rows, of a record, of
+    // a model.
     for left in (0..16).map(|step| step * 24 * 1024) {
         disk.fill_but(left);
         let ran = disk.run(&["run", "data.yaml"]);

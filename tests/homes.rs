@@ -42,7 +42,8 @@ struct Left {
     runs: [&'static str; 2],
 }
 
-/// Version 0.1.0 as long as it stored the description of an artefact as `artifact.json` among its files, also in published folders.
+/// Version 0.1.0 as long as it stored the description of an artefact as `artifact.json` among its files, also in
+/// published folders.
 const AMONG_FILES: Left = Left {
     archive: "0.1.0-records-among-files.tar.gz",
     raised: &["questions", "text", "tokens", "scores", "samples"],

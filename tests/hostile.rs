@@ -1,4 +1,5 @@
-//! Templates and filters that ask for the memory and the time of the machine: refused at a limit, by `validate` and by `run`.
+//! Templates and filters that ask for the memory and the time of the machine: refused at a limit, by `validate` and by
+//! `run`.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

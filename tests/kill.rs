@@ -117,7 +117,8 @@ fn merged(project: &Project) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Starts a merge and kills its process, or the engine with it, while the weights are being written; whether it was met in that.
+/// Starts a merge and kills its process, or the engine with it, while the weights are being written; whether it was met
+/// in that.
 fn kill_while_writing(project: &Project, engine_too: bool) -> bool {
     run_until("adapter", project).ends_with(0);
     let mut engine = project.start(&[["run", "--until", "merged"].as_slice(), &MERGE].concat());

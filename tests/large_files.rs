@@ -1,4 +1,5 @@
-//! Files with tens of thousands of things, and of mistakes: the time to check them grows with their length, and no faster.
+//! Files with tens of thousands of things, and of mistakes: the time to check them grows with their length, and no
+//! faster.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -9,7 +10,8 @@ use std::time::Duration;
 use nix::sys::resource::{UsageWho, getrusage};
 use support::Project;
 
-/// Seconds of CPU time that one of these may take in a build without optimizations. What grew with the square took minutes.
+/// Seconds of CPU time that one of these may take in a build without optimizations. What grew with the square took
+/// minutes.
 const AT_MOST: Duration = Duration::from_secs(15);
 
 /// The CPU time of all that was run so far.

@@ -32,8 +32,8 @@ fn is_near(value: &Value, expected: f64) {
     assert!((value - expected).abs() < 1e-9, "{value} is not {expected}");
 }
 
-/// The figures of the published study whose warm-up of 100 steps never ends: 40 steps where the last rows of an epoch form a
-/// step, 30 where they are dropped as in torchtune.
+/// The figures of the published study whose warm-up of 100 steps never ends: 40 steps where the last rows of an epoch
+/// form a step, 30 where they are dropped as in torchtune.
 #[test]
 fn a_warm_up_longer_than_the_run_is_foretold() {
     let project = project();

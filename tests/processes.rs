@@ -1,4 +1,5 @@
-//! What a program of the user's is given, what stays of it when its engine is killed, and how the machine's own limits and signals end a run.
+//! What a program of the user's is given, what stays of it when its engine is killed, and how the machine's own limits
+//! and signals end a run.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(unsafe_code, reason = "calls of the C library")]
@@ -200,7 +201,8 @@ fn a_limit_of_the_shell_is_told() {
     project.run(&["run", "p.yaml"]).ends_with(0);
 }
 
-/// A machine that gives neither processes nor threads refuses in words. Root has no such limit, so this is asked as somebody else.
+/// A machine that gives neither processes nor threads refuses in words. Root has no such limit, so this is asked as
+/// somebody else.
 #[test]
 fn a_machine_without_processes_is_told() {
     if !nix::unistd::geteuid().is_root() {

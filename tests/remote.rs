@@ -1,4 +1,5 @@
-//! The shared cache: a second machine, what is fetched and what is not, damage, kill -9, and a server that is not there.
+//! The shared cache: a second machine, what is fetched and what is not, damage, kill -9, and a server that is not
+//! there.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

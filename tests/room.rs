@@ -36,7 +36,8 @@ fn eight_runs_at_once_make_each_result_once() {
     project.run(&["cache", "verify"]).ends_with(0).says("everything is intact");
 }
 
-/// Before each round everything is as if nobody had used it for a day, so that collectors and runs race for every result.
+/// Before each round everything is as if nobody had used it for a day, so that collectors and runs race for every
+/// result.
 #[test]
 fn a_collector_in_a_loop_fails_no_run_and_takes_nothing_in_use() {
     const GC: [&str; 6] = ["cache", "gc", "--older-than", "1h", "--format", "json"];

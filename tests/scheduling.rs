@@ -1,5 +1,5 @@
-//! Devices and the runs that share them, on a machine of four emulated GPUs: `nvidia-smi` is a script of these tests, and the stages are
-//! commands that say which devices they had.
+//! Devices and the runs that share them, on a machine of four emulated GPUs: `nvidia-smi` is a script of these tests,
+//! and the stages are commands that say which devices they had.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -1,5 +1,5 @@
-//! Runs on a real Slurm: whole ones, ones whose engine dies, and everything that a cluster does to jobs. Without Slurm they are skipped,
-//! and say so.
+//! Runs on a real Slurm: whole ones, ones whose engine dies, and everything that a cluster does to jobs. Without Slurm
+//! they are skipped, and say so.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

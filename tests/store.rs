@@ -1,4 +1,5 @@
-//! What a store withstands: stages done again beside it, whatever stands in the place of its files, any umask, any name of a user's file.
+//! What a store withstands: stages done again beside it, whatever stands in the place of its files, any umask, any name
+//! of a user's file.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -37,9 +37,11 @@ pub(crate) fn write_flushed(path: &Path, bytes: &[u8]) -> Result<(), StoreError>
     file.sync_all().map_err(StoreError::on("flush", path))
 }
 
-/// Puts a finished, flushed folder in the place of whatever has a name, in one step where the file system can exchange names.
+/// Puts a finished, flushed folder in the place of whatever has a name, in one step where the file system can exchange
+/// names.
 ///
-/// Both must lie on one file system. What had the name is removed afterwards; where nothing had it, the new folder is renamed.
+/// Both must lie on one file system. What had the name is removed afterwards; where nothing had it, the new folder is
+/// renamed.
 ///
 /// # Errors
 /// Fails where the disk refuses; under the name is then the old or the new, whole. Only where names cannot be

@@ -1,7 +1,7 @@
 //! A census: everything in a store, how much room it takes, and which results hold it.
 //!
-//! What `cache du` shows and what garbage collection decides by. It reads every record and every tree, and of the objects their
-//! attributes alone.
+//! What `cache du` shows and what garbage collection decides by. It reads every record and every tree, and of the
+//! objects their attributes alone.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -122,8 +122,8 @@ impl Store {
         Ok(census)
     }
 
-    /// Every record, with the trees that it names. One of another version of this program gives every digest that it holds, so that
-    /// what that version needs is kept.
+    /// Every record, with the trees that it names. One of another version of this program gives every digest that it
+    /// holds, so that what that version needs is kept.
     fn read_records(&self, census: &mut Census) -> Result<Vec<Record>, StoreError> {
         let mut records = Vec::new();
         for (path, key) in self.record_files()? {

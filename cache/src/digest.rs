@@ -159,8 +159,8 @@ impl<'de> Deserialize<'de> for Digest {
 #[derive(Clone, Default)]
 pub struct Hasher {
     inner: blake3::Hasher,
-    /// Bytes not handed on yet: BLAKE3 takes many chunks at once where it is given many, and several times as long where
-    /// each comes by itself.
+    /// Bytes not handed on yet: BLAKE3 takes many chunks at once where it is given many, and several times as long
+    /// where each comes by itself.
     waiting: Vec<u8>,
 }
 

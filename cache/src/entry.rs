@@ -1,7 +1,7 @@
 //! Entries of the store, whatever stands in their place by now: a folder, a link to nowhere, a named pipe.
 //!
-//! Nothing here follows a link or waits for a pipe. What is not a regular file is damage like any other, and can be removed like any
-//! other.
+//! Nothing here follows a link or waits for a pipe. What is not a regular file is damage like any other, and can be
+//! removed like any other.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};

@@ -1,5 +1,5 @@
-//! Files that are finished, on their way into the store: each is hashed once, however many ask for its digest, and flushed while other
-//! work goes on.
+//! Files that are finished, on their way into the store: each is hashed once, however many ask for its digest, and
+//! flushed while other work goes on.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -59,8 +59,8 @@ fn attributes(path: &Path) -> Result<Attributes, StoreError> {
 
 /// Files on their way to the disk.
 ///
-/// The system tells of a failed write once, to who flushes first. So the result must be asked for: a later flush of the same files
-/// would find nothing wrong.
+/// The system tells of a failed write once, to who flushes first. So the result must be asked for: a later flush of the
+/// same files would find nothing wrong.
 #[derive(Debug)]
 #[must_use = "a failed write is told here and nowhere else"]
 pub struct Flushing(JoinHandle<Result<(), StoreError>>);

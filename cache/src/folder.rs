@@ -63,8 +63,8 @@ impl Store {
         copied
     }
 
-    /// Takes a tree over from another store, whose objects the caller has compared with their digests: each as a second name of the
-    /// file where the file system lends one, else as a copy of its own.
+    /// Takes a tree over from another store, whose objects the caller has compared with their digests: each as a second
+    /// name of the file where the file system lends one, else as a copy of its own.
     ///
     /// # Errors
     /// Fails where an object is not what it was, or the disk refuses.
@@ -74,7 +74,8 @@ impl Store {
             if self.has(file) {
                 continue;
             }
-            // A name for each: one that is still there is that of a stored file, and nothing may ever be written through it.
+            // A name for each: one that is still there is that of a stored file, and nothing may ever be written
+            // through it.
             let own = staging.path().join(number.to_string());
             if fs::hard_link(from.object_path(&file.digest), &own).is_ok() {
                 self.name_object(&own, file)?;

@@ -22,7 +22,8 @@ pub struct Holder {
 }
 
 impl Store {
-    /// The processes of this machine that hold a lock. Empty where it is free, held on another machine, or the system does not tell.
+    /// The processes of this machine that hold a lock. Empty where it is free, held on another machine, or the system
+    /// does not tell.
     ///
     /// # Errors
     /// Fails where the name is none of a lock.
@@ -34,8 +35,8 @@ impl Store {
 fn holders(path: &Path) -> Vec<Holder> {
     let Ok(file) = fs::metadata(path) else { return Vec::new() };
     let identity = (file.dev(), file.ino());
-    // A lock belongs to the open file, which may have passed from the process that took it to others: they are looked for first.
-    // Those of other users do not show what they have open, but the kernel tells who took a lock.
+    // A lock belongs to the open file, which may have passed from the process that took it to others: they are looked
+    // for first. Those of other users do not show what they have open, but the kernel tells who took a lock.
     let mut pids = those_with_it_open(identity);
     if pids.is_empty() {
         pids = those_who_took_it(identity.1);
@@ -61,8 +62,8 @@ fn is_locked(pid: u32, descriptor: &str) -> bool {
     told.lines().any(|line| line.starts_with("lock:"))
 }
 
-/// Those that took a lock on a file of this number: `1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF`. A waiting one has `->` behind
-/// the first number.
+/// Those that took a lock on a file of this number: `1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF`. A waiting one
+/// has `->` behind the first number.
 fn those_who_took_it(inode: u64) -> Vec<u32> {
     let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
     let taken = locks.lines().filter_map(|line| {

@@ -1,26 +1,28 @@
 //! How processes that work with a store, and one that collects its garbage, live side by side.
 //!
-//! **Users.** Whoever opens a store is a *user* of it until the last clone of its [`crate::Store`] is dropped: it holds a kernel lock on
-//! a file of its own in `users/`, whose modification time is the moment at which it came. A process that dies, however, is a user no
-//! more. The oldest user alive gives the moment *since* which the store is in use.
+//! **Users.** Whoever opens a store is a *user* of it until the last clone of its [`crate::Store`] is dropped: it holds
+//! a kernel lock on a file of its own in `users/`, whose modification time is the moment at which it came. A process
+//! that dies, however, is a user no more. The oldest user alive gives the moment *since* which the store is in use.
 //!
 //! **What is in use** follows from times alone, so that a run writes nothing but what it makes:
-//! - a result that was recorded, or taken by [`crate::Store::take`], since then. Taking a result sets the modification time of its record
-//!   to now, unless it was taken within the last [`FRESH`], so a finished pipeline that is looked at over and over writes nothing;
-//! - every object and tree whose change time lies after that moment: what a live process has stored and not recorded yet.
-//!   Storing content that is there already replaces the file, and so its time.
+//! - a result that was recorded, or taken by [`crate::Store::take`], since then. Taking a result sets the modification
+//!   time of its record to now, unless it was taken within the last [`FRESH`], so a finished pipeline that is looked at
+//!   over and over writes nothing;
+//! - every object and tree whose change time lies after that moment: what a live process has stored and not recorded
+//!   yet. Storing content that is there already replaces the file, and so its time.
 //!
-//! **The gate** makes looking and removing exclude each other. Taking a result, and giving a file its final name, happen between
-//! `Gate::pass` and its end (shared); garbage is removed in short batches behind `Gate::close` (exclusive). Each batch first asks
-//! again since when the store is in use, and each file again for its time. So one of two things holds for a user that takes a result: it passed
-//! before the batch, and the batch sees the new time and leaves the result alone; or it passes after it, finds no result, and makes it.
+//! **The gate** makes looking and removing exclude each other. Taking a result, and giving a file its final name,
+//! happen between `Gate::pass` and its end (shared); garbage is removed in short batches behind `Gate::close`
+//! (exclusive). Each batch first asks again since when the store is in use, and each file again for its time. So one of
+//! two things holds for a user that takes a result: it passed before the batch, and the batch sees the new time and
+//! leaves the result alone; or it passes after it, finds no result, and makes it.
 //!
-//! **Order.** Results are removed before the trees that they name, and trees before their objects, so that a process that is killed
-//! halfway leaves garbage and no result that lacks something.
+//! **Order.** Results are removed before the trees that they name, and trees before their objects, so that a process
+//! that is killed halfway leaves garbage and no result that lacks something.
 //!
-//! All times are those of one file system and are compared with nothing else, so a clock that differs between the machines that share a
-//! store does no harm. Should a file be lost all the same (a file system without locks, somebody's `rm`), its reader fails with
-//! [`crate::StoreError::MissingObject`] and the run makes it again.
+//! All times are those of one file system and are compared with nothing else, so a clock that differs between the
+//! machines that share a store does no harm. Should a file be lost all the same (a file system without locks,
+//! somebody's `rm`), its reader fails with [`crate::StoreError::MissingObject`] and the run makes it again.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -62,7 +64,8 @@ impl User {
         self.since
     }
 
-    /// The mode that a file gets which this process makes in the store, and says nothing about: what its umask lets through.
+    /// The mode that a file gets which this process makes in the store, and says nothing about: what its umask lets
+    /// through.
     pub(crate) fn mode(&self) -> u32 {
         self.mode
     }
@@ -122,7 +125,8 @@ pub(crate) struct Gate {
     passing: Mutex<Passing>,
 }
 
-/// How many threads are in the gate, and the file that is locked meanwhile. Kept open: a finished pipeline passes once per stage.
+/// How many threads are in the gate, and the file that is locked meanwhile. Kept open: a finished pipeline passes once
+/// per stage.
 #[derive(Debug, Default)]
 struct Passing {
     file: Option<File>,

@@ -13,14 +13,16 @@ use crate::{Digest, Hasher};
 pub enum Class {
     /// Decides the result: part of the result's key and of the working state's key.
     Semantic,
-    /// Decides the result, but working state made under another value can be continued (epochs): in the result's key only.
+    /// Decides the result, but working state made under another value can be continued (epochs): in the result's key
+    /// only.
     Resumable,
     /// Changes how the work is done and never its result (log level): in no key.
     Cosmetic,
 }
 
 impl Class {
-    /// The class of something declared as `inner` inside something of this class: the outermost that is not semantic holds.
+    /// The class of something declared as `inner` inside something of this class: the outermost that is not semantic
+    /// holds.
     #[must_use]
     pub fn within(self, inner: Self) -> Self {
         match (self, inner) {

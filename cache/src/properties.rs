@@ -1,5 +1,5 @@
-//! What the readers of the store's records hold for any bytes: they end without a panic, what was written is read again as it was, and no
-//! path leads out of a folder.
+//! What the readers of the store's records hold for any bytes: they end without a panic, what was written is read again
+//! as it was, and no path leads out of a folder.
 //!
 //! Compiled for the tests here and for the fuzzer alone (`fuzz/`).
 

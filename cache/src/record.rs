@@ -1,7 +1,8 @@
 //! Records of results: what a key led to, and how that came about.
 //!
-//! A record is a JSON document whose first line holds the digest of all that follows it: what it says of an output (the tree, the
-//! identity that enters other keys, the facts that other stages are checked by) is in no key, so nothing else would show a flipped bit.
+//! A record is a JSON document whose first line holds the digest of all that follows it: what it says of an output (the
+//! tree, the identity that enters other keys, the facts that other stages are checked by) is in no key, so nothing else
+//! would show a flipped bit.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,8 +19,8 @@ use crate::entry::{Entry, is_absent, read_entry, remove_entry};
 use crate::in_use::{FRESH, is_read_only};
 use crate::{Digest, KeyDocument, Store, StoreError};
 
-/// Version of the record's form on disk. Records of version 1 are read; their trees may hold files that describe the output, which
-/// those of version 2 never do: a program that looks for them passes over these.
+/// Version of the record's form on disk. Records of version 1 are read; their trees may hold files that describe the
+/// output, which those of version 2 never do: a program that looks for them passes over these.
 pub const RECORD_VERSION: u32 = 2;
 
 /// The oldest version that is read.
@@ -101,8 +102,8 @@ pub(crate) fn to_bytes(record: &ResultRecord) -> Vec<u8> {
     format!("{}{}{}{fields}\n", CHECK.0, Digest::of(format!("{fields}\n").as_bytes()), CHECK.1).into_bytes()
 }
 
-/// The document without the line of its check. `None` where the two contradict each other. A record of before that line was written
-/// is taken as it is.
+/// The document without the line of its check. `None` where the two contradict each other. A record of before that line
+/// was written is taken as it is.
 fn checked(bytes: &[u8]) -> Option<Vec<u8>> {
     let Some(rest) = bytes.strip_prefix(CHECK.0.as_bytes()) else { return Some(bytes.to_vec()) };
     let (digits, rest) = rest.split_at_checked(DIGITS)?;
@@ -169,8 +170,9 @@ impl Store {
         }
     }
 
-    /// The result of a key if every file of it is there, taken into use: as long as this store is open, no garbage collection
-    /// removes it. Whoever goes on to read a result takes it; [`Store::result`] is for those who look at the record alone.
+    /// The result of a key if every file of it is there, taken into use: as long as this store is open, no garbage
+    /// collection removes it. Whoever goes on to read a result takes it; [`Store::result`] is for those who look at
+    /// the record alone.
     ///
     /// # Errors
     /// As [`Store::result`], and where the lock on the store fails.

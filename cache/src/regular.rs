@@ -1,4 +1,5 @@
-//! Regular files, read without waiting for what is none: a named pipe in a file's place would be waited for without end.
+//! Regular files, read without waiting for what is none: a named pipe in a file's place would be waited for without
+//! end.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};

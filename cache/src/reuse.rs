@@ -2,8 +2,8 @@
 //!
 //! A family is everything a stage depends on but the one input that it works through in pieces. Its table says which
 //! pieces the newest results were made of, and what a piece became; the stage that asks reads those parts of the stored
-//! result instead of making them again. A table is an aid and never the truth: one that is lost costs work, and one that
-//! is damaged counts as lost.
+//! result instead of making them again. A table is an aid and never the truth: one that is lost costs work, and one
+//! that is damaged counts as lost.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! Digests of source files, remembered as long as the files' attributes stay what they were.
 //!
-//! The file's first line is the digest of the rest: a flipped bit in a remembered digest would otherwise make a source file that never
-//! changed one that changes in every run.
+//! The file's first line is the digest of the rest: a flipped bit in a remembered digest would otherwise make a source
+//! file that never changed one that changes in every run.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata};

@@ -72,8 +72,9 @@ impl Store {
         Ok(Self::opened(root, Some(user)))
     }
 
-    /// Opens a store to look at it, if it is there. Nothing is made or swept up, so this works on a read-only file system and on a
-    /// full one. Where it can, this process becomes a user all the same, so that what it looks at is not removed meanwhile.
+    /// Opens a store to look at it, if it is there. Nothing is made or swept up, so this works on a read-only file
+    /// system and on a full one. Where it can, this process becomes a user all the same, so that what it looks at
+    /// is not removed meanwhile.
     ///
     /// # Errors
     /// Fails where the folder is there and cannot be looked at.
@@ -124,8 +125,8 @@ impl Store {
         Staging::create(&self.folder("staging"))
     }
 
-    /// A new private folder for links to what is looked at: in the store, or among the temporary files where the store cannot be
-    /// written to.
+    /// A new private folder for links to what is looked at: in the store, or among the temporary files where the store
+    /// cannot be written to.
     ///
     /// # Errors
     /// Fails where neither can be.
@@ -178,8 +179,8 @@ impl Store {
         flush_folder(parent(&place))
     }
 
-    /// Whether an object is there, read and compared with its digest; from then on it is in use (see [`crate::in_use`]), so that who
-    /// finds it need not bring it once more.
+    /// Whether an object is there, read and compared with its digest; from then on it is in use (see
+    /// [`crate::in_use`]), so that who finds it need not bring it once more.
     ///
     /// # Errors
     /// Fails where the disk refuses.
@@ -202,8 +203,8 @@ impl Store {
         Ok(true)
     }
 
-    /// Whether a tree is there with all its objects, by their lengths; from then on these are in use, whatever becomes of the result
-    /// that they belong to.
+    /// Whether a tree is there with all its objects, by their lengths; from then on these are in use, whatever becomes
+    /// of the result that they belong to.
     ///
     /// # Errors
     /// Fails where the disk refuses.
@@ -319,7 +320,8 @@ impl Store {
         is_whole(&self.object_path(&file.digest), file.size)
     }
 
-    /// The mode of an object that this process stores: nobody writes to it, and those read it whom the process lets read what it makes.
+    /// The mode of an object that this process stores: nobody writes to it, and those read it whom the process lets
+    /// read what it makes.
     fn mode(&self) -> u32 {
         self.opened.user.as_ref().map_or(0o400, |user| 0o400 | 0o444 & user.mode())
     }
@@ -342,8 +344,8 @@ impl Store {
         flush_folder(parent(path))
     }
 
-    /// Gives the files of a folder their places, over whatever lies there: what was just hashed is known to be sound, and the new
-    /// file's time says that it is in use. Who has the old file open keeps reading that.
+    /// Gives the files of a folder their places, over whatever lies there: what was just hashed is known to be sound,
+    /// and the new file's time says that it is in use. Who has the old file open keeps reading that.
     fn move_in(&self, folder: &Path, tree: &Tree, places: &[PathBuf]) -> Result<(), StoreError> {
         let _passage = self.pass()?;
         let mut moved = BTreeSet::new();

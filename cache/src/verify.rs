@@ -122,7 +122,8 @@ impl fmt::Display for Users<'_> {
 }
 
 impl Fault {
-    /// Whether a result is the worse for it. What only does not belong into the store is nobody's loss, and not ours to remove.
+    /// Whether a result is the worse for it. What only does not belong into the store is nobody's loss, and not ours to
+    /// remove.
     pub fn is_damage(&self) -> bool {
         !matches!(self, Self::Stranger { .. })
     }
@@ -165,8 +166,8 @@ impl Store {
         Ok(report)
     }
 
-    /// Removes what a check found damaged, and the results that lack something of it, so that the next run that needs one makes it
-    /// again. Safe beside runs: one that meets a gap fills it.
+    /// Removes what a check found damaged, and the results that lack something of it, so that the next run that needs
+    /// one makes it again. Safe beside runs: one that meets a gap fills it.
     ///
     /// # Errors
     /// Fails where something cannot be removed.

@@ -1,5 +1,5 @@
-//! Copies out of the store, on the file systems that can be had here: shared blocks where there are such, plain copies elsewhere, and
-//! across file systems.
+//! Copies out of the store, on the file systems that can be had here: shared blocks where there are such, plain copies
+//! elsewhere, and across file systems.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

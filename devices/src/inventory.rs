@@ -21,10 +21,11 @@ pub struct Inventory {
 pub struct Device {
     /// Its kind.
     pub kind: DeviceKind,
-    /// The number by which a process asks for it: what the device variable of its kind takes. Counted from 0 over what there is.
+    /// The number by which a process asks for it: what the device variable of its kind takes. Counted from 0 over what
+    /// there is.
     pub index: u32,
-    /// The number by which the driver knows it (`/dev/davinciN`, `/dev/nvidiaN`), which differs where devices have dropped out or
-    /// a container sees some of them.
+    /// The number by which the driver knows it (`/dev/davinciN`, `/dev/nvidiaN`), which differs where devices have
+    /// dropped out or a container sees some of them.
     pub physical_index: Option<u32>,
     /// A name for it that no other device has.
     pub uuid: Option<String>,
@@ -164,8 +165,8 @@ impl Device {
         self
     }
 
-    /// What tells this physical device from every other of the machine, for whoever sees it under whichever index: its place on the
-    /// bus, else its UUID, else its number.
+    /// What tells this physical device from every other of the machine, for whoever sees it under whichever index: its
+    /// place on the bus, else its UUID, else its number.
     pub fn identity(&self) -> String {
         match (&self.bus_id, &self.uuid) {
             (Some(bus_id), _) => format!("{}-{}", self.kind, bus_id),

@@ -36,8 +36,8 @@ impl DeviceKind {
         }
     }
 
-    /// The environment variable by which a process sees some of a machine's devices and no others: their indices, ascending. None
-    /// where there is no such variable.
+    /// The environment variable by which a process sees some of a machine's devices and no others: their indices,
+    /// ascending. None where there is no such variable.
     ///
     /// The one for NPUs is that of the process; `ASCEND_VISIBLE_DEVICES` is read by container runtimes alone.
     pub fn visible_variable(self) -> Option<&'static str> {
@@ -49,7 +49,8 @@ impl DeviceKind {
         }
     }
 
-    /// All that is set for a process that is to compute on these devices of a machine and on no others, whatever order they come in.
+    /// All that is set for a process that is to compute on these devices of a machine and on no others, whatever order
+    /// they come in.
     ///
     /// CUDA counts the fastest device first unless it is told to count as its driver's tools do, and the indices of an
     /// [`Inventory`](crate::Inventory) are theirs. Ascend's runtime takes ids only in ascending order.

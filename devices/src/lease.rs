@@ -1,8 +1,9 @@
 //! Leases: which physical device is in use, by locks that the kernel holds.
 //!
-//! There is one file for each device, in a folder of the machine that all its users share: runs with different homes, of different
-//! users, see the same devices. A lease is the lock on that file. It belongs to the open file, which the process that computes inherits;
-//! so the device is free when the last process that has it is gone, however it went, and no file with a process id in it can lie.
+//! There is one file for each device, in a folder of the machine that all its users share: runs with different homes,
+//! of different users, see the same devices. A lease is the lock on that file. It belongs to the open file, which the
+//! process that computes inherits; so the device is free when the last process that has it is gone, however it went,
+//! and no file with a process id in it can lie.
 //!
 //! A file stays when its device is free. What stands in it says, for messages alone, who took the device last.
 
@@ -19,9 +20,9 @@ use nix::libc;
 /// The variable that names another folder for leases, such as one that a container shares with its host.
 pub const LEASES_VARIABLE: &str = "PIPELINE_LEASES";
 
-/// The places for lock files, with what their names begin with there; the first that can be used is taken. Each is the same for every
-/// user of the machine; a folder below `$XDG_RUNTIME_DIR` or `$TMPDIR` would be another for each of them. None is made here: whoever made
-/// it could remove what others lock in it.
+/// The places for lock files, with what their names begin with there; the first that can be used is taken. Each is the
+/// same for every user of the machine; a folder below `$XDG_RUNTIME_DIR` or `$TMPDIR` would be another for each of
+/// them. None is made here: whoever made it could remove what others lock in it.
 const PLACES: [(&str, &str); 3] = [("/run/lock/pipeline", ""), ("/run/lock", "pipeline-"), ("/tmp", "pipeline-lease-")];
 
 /// Writable for all, and only who made a file may remove it: the permissions of `/tmp`.
@@ -96,8 +97,8 @@ impl LeaseFolder {
     /// One at a path, made if need be.
     ///
     /// # Errors
-    /// Fails where it cannot be made, is none that this user can write to, or is one in which others could remove what is locked: another
-    /// user's, or one without the sticky bit that others can write to.
+    /// Fails where it cannot be made, is none that this user can write to, or is one in which others could remove what
+    /// is locked: another user's, or one without the sticky bit that others can write to.
     pub fn at(path: &Path) -> Result<Self, LeaseError> {
         match DirBuilder::new().mode(SHARED).create(path) {
             // The mask of this process has taken away what other users need.
@@ -178,7 +179,8 @@ impl LeaseFolder {
 }
 
 impl Lease {
-    /// The descriptors that hold it. They are close-on-exec: whoever wants a child to hold it too clears that flag there.
+    /// The descriptors that hold it. They are close-on-exec: whoever wants a child to hold it too clears that flag
+    /// there.
     pub fn descriptors(&self) -> Vec<RawFd> {
         self.0.iter().map(AsRawFd::as_raw_fd).collect()
     }
@@ -190,8 +192,8 @@ fn look(path: &Path) -> Result<Metadata, LeaseError> {
     if found.is_dir() { Ok(found) } else { Err(on("keep leases in", path)(io::ErrorKind::NotADirectory.into())) }
 }
 
-/// Whether something belongs to root, also where this process cannot see that: in a user namespace without root, as containers of users
-/// have it, what is root's outside belongs to the overflow user.
+/// Whether something belongs to root, also where this process cannot see that: in a user namespace without root, as
+/// containers of users have it, what is root's outside belongs to the overflow user.
 fn is_roots(found: &Metadata) -> bool {
     let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u32>().ok();
     let maps_root = || {

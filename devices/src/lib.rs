@@ -1,7 +1,7 @@
 //! What a machine has to compute on: the kinds of device, which there are, and who uses them.
 //!
-//! It knows machines and processes, and nothing of stages, plans or tensors. All that it tells of a device comes from the driver's own
-//! library or tool, run with a time limit: a hung driver hangs nobody else.
+//! It knows machines and processes, and nothing of stages, plans or tensors. All that it tells of a device comes from
+//! the driver's own library or tool, run with a time limit: a hung driver hangs nobody else.
 
 mod ascend;
 mod cpu;

@@ -19,8 +19,8 @@ pub(crate) struct Matrix {
 }
 
 impl Matrix {
-    /// Reads the devices whose labels begin with one of `prefixes`; network cards and all else are passed over. None where there is no
-    /// such matrix.
+    /// Reads the devices whose labels begin with one of `prefixes`; network cards and all else are passed over. None
+    /// where there is no such matrix.
     pub(crate) fn read(text: &str, prefixes: &[&str]) -> Option<Self> {
         let plain = without_escapes(text);
         let mut lines = plain.lines();

@@ -1,7 +1,7 @@
 //! Placement: which devices of a machine a process may have, and which of those that are free it gets.
 //!
-//! Up to [`EXACT`] free devices every choice is compared, so that none is better; beyond, the choice grows from each device in turn. Equal
-//! machines give equal choices.
+//! Up to [`EXACT`] free devices every choice is compared, so that none is better; beyond, the choice grows from each
+//! device in turn. Equal machines give equal choices.
 
 use std::cmp::Reverse;
 
@@ -19,8 +19,8 @@ pub struct Seat<'a> {
     pub id: u32,
 }
 
-/// The devices of a kind that this process may have: those of the machine, or of them those that `variable` names, where whoever
-/// started this process has set the device variable.
+/// The devices of a kind that this process may have: those of the machine, or of them those that `variable` names,
+/// where whoever started this process has set the device variable.
 pub fn seats<'a>(
     inventory: &'a Inventory,
     kind: DeviceKind,
@@ -44,8 +44,8 @@ pub fn seats<'a>(
     seats
 }
 
-/// The devices that the value of a device variable names: by number, or by the begin of a UUID. As the runtimes do, it ends at the
-/// first name that is none.
+/// The devices that the value of a device variable names: by number, or by the begin of a UUID. As the runtimes do, it
+/// ends at the first name that is none.
 fn select<'a>(all: &[Seat<'a>], named: &str) -> Vec<Seat<'a>> {
     let mut found: Vec<Seat<'a>> = Vec::new();
     for name in named.split(',').map(str::trim) {
@@ -62,8 +62,8 @@ fn select<'a>(all: &[Seat<'a>], named: &str) -> Vec<Seat<'a>> {
     found
 }
 
-/// Whether a device can be worked on as far as its driver says, and has so much memory free. Where it is not known how much is wanted,
-/// half of it has to be: a device that others have filled is one that others compute on.
+/// Whether a device can be worked on as far as its driver says, and has so much memory free. Where it is not known how
+/// much is wanted, half of it has to be: a device that others have filled is one that others compute on.
 pub fn is_usable(device: &Device, memory: Option<u64>) -> bool {
     let enough = |free: u64| match (memory, device.memory_total) {
         (Some(wanted), _) => free >= wanted,
@@ -73,10 +73,12 @@ pub fn is_usable(device: &Device, memory: Option<u64>) -> bool {
     device.health.is_usable() && device.memory_free.is_none_or(enough)
 }
 
-/// The best of the free devices, ascending; `None` where there are too few. `cores` are the processors that this process may use.
+/// The best of the free devices, ascending; `None` where there are too few. `cores` are the processors that this
+/// process may use.
 ///
-/// Best are, one after the other: devices that nobody else holds memory on; the fastest links, of which the slowest counts first, since
-/// all wait for it; devices near to our cores and to each other; what leaves the fastest links among the others; the lowest numbers.
+/// Best are, one after the other: devices that nobody else holds memory on; the fastest links, of which the slowest
+/// counts first, since all wait for it; devices near to our cores and to each other; what leaves the fastest links
+/// among the others; the lowest numbers.
 pub fn choose(inventory: &Inventory, free: &[Seat<'_>], count: usize, cores: &CpuList) -> Option<Vec<u32>> {
     if count == 0 || free.len() < count {
         return None;
@@ -95,8 +97,8 @@ struct Field<'a> {
     cores: &'a CpuList,
 }
 
-/// What speaks against a choice, the weightiest first: devices in use, links within (slowest first, the faster the better), devices far
-/// from our cores, groups of cores, links torn (fastest first), the numbers themselves.
+/// What speaks against a choice, the weightiest first: devices in use, links within (slowest first, the faster the
+/// better), devices far from our cores, groups of cores, links torn (fastest first), the numbers themselves.
 type Cost = (usize, Reverse<Vec<LinkKind>>, usize, usize, Vec<LinkKind>, Vec<usize>);
 
 impl<'a> Field<'a> {

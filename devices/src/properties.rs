@@ -1,4 +1,5 @@
-//! What the readers of the vendors' tools hold for any text: they end without a panic, and what they return is plausible.
+//! What the readers of the vendors' tools hold for any text: they end without a panic, and what they return is
+//! plausible.
 //!
 //! Compiled for the tests here and for the fuzzer alone (`fuzz/`).
 

@@ -1,7 +1,7 @@
 //! Runs the vendors' tools: with a time limit, with bounded output, and in a process group of their own.
 //!
-//! A tool talks to a driver, and a driver can hang in ways that no signal ends. So nothing here waits for a tool beyond its limit, not
-//! even for one that was killed.
+//! A tool talks to a driver, and a driver can hang in ways that no signal ends. So nothing here waits for a tool beyond
+//! its limit, not even for one that was killed.
 
 use std::io::{self, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -71,7 +71,8 @@ pub(crate) fn run(program: &Path, arguments: &[&str], limit: Duration) -> Result
 pub(crate) fn run_command(mut command: Command, limit: Duration) -> Result<String, ToolError> {
     let deadline = Instant::now() + limit;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Of their own group, so that a wrapper script is ended together with what it waits for. In English, whatever the locale.
+    // Of their own group, so that a wrapper script is ended together with what it waits for. In English, whatever the
+    // locale.
     command.process_group(0).env("LC_ALL", "C");
     let mut child = start(&mut command)?;
     let stdout = read(child.stdout.take());
@@ -80,7 +81,8 @@ pub(crate) fn run_command(mut command: Command, limit: Duration) -> Result<Strin
     if !matches!(status, Ok(Some(_))) {
         end(child);
     }
-    // Something that the tool started may hold its pipes open: what was printed is waited for no longer than the tool itself.
+    // Something that the tool started may hold its pipes open: what was printed is waited for no longer than the tool
+    // itself.
     let grace = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(100));
     let printed = collect(&stdout, grace);
     let complaint = collect(&stderr, Duration::from_millis(100));
@@ -96,8 +98,8 @@ pub(crate) fn run_command(mut command: Command, limit: Duration) -> Result<Strin
     }
 }
 
-/// A script that another thread of ours is still writing somewhere cannot be started for a moment (`ETXTBSY`): forks inherit
-/// descriptors until they start their program.
+/// A script that another thread of ours is still writing somewhere cannot be started for a moment (`ETXTBSY`): forks
+/// inherit descriptors until they start their program.
 fn start(command: &mut Command) -> io::Result<Child> {
     let mut tries = 0;
     loop {

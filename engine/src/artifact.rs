@@ -1,8 +1,8 @@
 //! Artefacts: folders that stages hand to each other, each with a description.
 //!
-//! The description is no file of the artefact: it is part of the result's record, and a stage finds it beside the folder that it reads.
-//! Versions that stored it among the artefact's files, as `artifact.json`, left folders that are still in stores: here alone is known
-//! how to tell such a file from one of the user.
+//! The description is no file of the artefact: it is part of the result's record, and a stage finds it beside the
+//! folder that it reads. Versions that stored it among the artefact's files, as `artifact.json`, left folders that are
+//! still in stores: here alone is known how to tell such a file from one of the user.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -72,7 +72,8 @@ impl Description {
     }
 }
 
-/// Where the description of an artefact that a stage reads is: beside its folder, under the folder's name with `.artifact.json` behind it.
+/// Where the description of an artefact that a stage reads is: beside its folder, under the folder's name with
+/// `.artifact.json` behind it.
 pub fn description_file(folder: &Path) -> PathBuf {
     let mut name = folder.file_name().unwrap_or_default().to_owned();
     name.push(".artifact.json");
@@ -89,10 +90,11 @@ pub fn stored_files(store: &Store, tree: &Digest, identity: &Digest) -> Result<T
     Ok(if described { tree.without(ARTIFACT_FILE) } else { tree })
 }
 
-/// The description that was stored among the files of an artefact; `None` where there is none, as in all that this version stores.
+/// The description that was stored among the files of an artefact; `None` where there is none, as in all that this
+/// version stores.
 ///
-/// A description holds the identity of the artefact that it is part of. No file of a user does: an identity covers all of the user's
-/// files.
+/// A description holds the identity of the artefact that it is part of. No file of a user does: an identity covers all
+/// of the user's files.
 pub fn described_among(store: &Store, tree: &Tree, is_identity: impl Fn(&Digest) -> bool) -> Option<Description> {
     let file = tree.get(ARTIFACT_FILE).filter(|file| file.size <= LONGEST)?;
     let mut text = Vec::new();

@@ -1,6 +1,7 @@
 //! How two versions of something differ, in words: the files of a folder, the rows of a table.
 //!
-//! It leaves to others: which versions are compared ([`crate::explain`]), and how a kind of artefact lies on disk (the stage kinds).
+//! It leaves to others: which versions are compared ([`crate::explain`]), and how a kind of artefact lies on disk (the
+//! stage kinds).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +16,8 @@ use crate::artifact::Facts;
 pub struct StoredArtifact {
     /// Its facts.
     pub facts: Facts,
-    /// Where each of its files lies, by its name in the artefact. They are not verified: an explanation may fail, and nothing is made of it.
+    /// Where each of its files lies, by its name in the artefact. They are not verified: an explanation may fail, and
+    /// nothing is made of it.
     pub files: BTreeMap<String, PathBuf>,
 }
 

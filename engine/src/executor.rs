@@ -45,7 +45,8 @@ pub struct SlurmSettings {
     /// The longest that a job may run, such as `12h`; without it the stage's `timeout`, or the partition's own.
     #[cosmetic]
     pub time: Option<Period>,
-    /// What the cluster calls its devices: `gpu:h200` gets the number that the stage asks for, `gpu:h200:2` is asked for as it stands.
+    /// What the cluster calls its devices: `gpu:h200` gets the number that the stage asks for, `gpu:h200:2` is asked
+    /// for as it stands.
     #[cosmetic]
     pub gres: Option<String>,
     /// Features that the nodes must have, such as `a100|h100`.
@@ -91,8 +92,8 @@ const RESERVED: [(&str, &str); 15] = [
 const POLL: Duration = Duration::from_secs(10);
 
 impl ExecutorSettings {
-    /// Where a stage runs, and with which settings: `self` is what the stage says, `file` what the file does, `forced` the command line.
-    /// A stage that is to stay on this machine stays there.
+    /// Where a stage runs, and with which settings: `self` is what the stage says, `file` what the file does, `forced`
+    /// the command line. A stage that is to stay on this machine stays there.
     pub fn resolve(&self, file: &Self, forced: Option<ExecutorKind>) -> (ExecutorKind, SlurmSettings) {
         let own = self.kind;
         let kind = match forced {

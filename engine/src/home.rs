@@ -37,8 +37,9 @@ pub enum HomeError {
 }
 
 impl Home {
-    /// Finds the home of a pipeline file and prepares it. `explicit` (`--home`, else `$PIPELINE_HOME`) is taken as it is; else it is
-    /// `.pipeline/` in the nearest folder above the file that has one, else in the nearest that has `.git`, else beside the file.
+    /// Finds the home of a pipeline file and prepares it. `explicit` (`--home`, else `$PIPELINE_HOME`) is taken as it
+    /// is; else it is `.pipeline/` in the nearest folder above the file that has one, else in the nearest that has
+    /// `.git`, else beside the file.
     ///
     /// # Errors
     /// Fails where the folder cannot be written.
@@ -48,8 +49,8 @@ impl Home {
         Ok(home)
     }
 
-    /// The home that [`Home::open`] would open, where it is there already. To look at it makes none: a home made in passing, in
-    /// `/` or a user's folder, would become that of every pipeline below.
+    /// The home that [`Home::open`] would open, where it is there already. To look at it makes none: a home made in
+    /// passing, in `/` or a user's folder, would become that of every pipeline below.
     pub fn existing(pipeline_file: &Path, explicit: Option<&Path>) -> Option<Self> {
         let home = Self::at(pipeline_file, explicit);
         home.root.is_dir().then_some(home)
@@ -120,8 +121,8 @@ impl Home {
         self.root.join("published.json")
     }
 
-    /// The pins of moving things: a file of the project, to be kept in git, so it lies beside the default home even when the home
-    /// itself is elsewhere.
+    /// The pins of moving things: a file of the project, to be kept in git, so it lies beside the default home even
+    /// when the home itself is elsewhere.
     pub fn lock_file(&self) -> PathBuf {
         self.project.join("pipeline.lock")
     }
@@ -153,9 +154,9 @@ fn put(path: &Path, text: &str) -> io::Result<()> {
     fs::write(path, text)
 }
 
-/// Under a mask that lets everybody write (`umask 000`), which nobody chooses, lets only the owner write to what this process makes: who could
-/// write to a record or a folder of the store could make results up. Any other mask holds as it is. To be called before any thread is
-/// started; what this process starts has the mask too.
+/// Under a mask that lets everybody write (`umask 000`), which nobody chooses, lets only the owner write to what this
+/// process makes: who could write to a record or a folder of the store could make results up. Any other mask holds as
+/// it is. To be called before any thread is started; what this process starts has the mask too.
 pub fn keep_from_others() {
     let before = umask(Mode::S_IWGRP | Mode::S_IWOTH);
     if before.contains(Mode::S_IWOTH) {

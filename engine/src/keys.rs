@@ -1,6 +1,7 @@
 //! Keys of a plan's stages: what each reads from outside, and the document that says everything its result depends on.
 //!
-//! It leaves to others: how the parameters write themselves ([`crate::parameter`]), and what is done with a key ([`crate::run`]).
+//! It leaves to others: how the parameters write themselves ([`crate::parameter`]), and what is done with a key
+//! ([`crate::run`]).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -108,7 +109,8 @@ impl Reads {
     }
 }
 
-/// Finds and hashes the source files of each stage, in the order of the plan. Files whose attributes are unchanged are not read.
+/// Finds and hashes the source files of each stage, in the order of the plan. Files whose attributes are unchanged are
+/// not read.
 ///
 /// # Errors
 /// All problems: files that are missing or cannot be read.
@@ -159,7 +161,8 @@ pub fn input_of<'a>(stage: &'a PlannedStage, reference: &Reference, kinds: &[&st
 }
 
 impl StageOutside {
-    /// As much of a file's name as a reader may act upon. Its folder never counts: a data set that moved is the same data set.
+    /// As much of a file's name as a reader may act upon. Its folder never counts: a data set that moved is the same
+    /// data set.
     fn keyed_name(&self, role: &str, grant: &FileGrant) -> String {
         match self.named.get(role) {
             Some(Named::Below) => grant.relative.clone(),
@@ -285,7 +288,8 @@ fn refuse_twice(files: &[(PathBuf, String)], pattern: &str, span: Span) -> Resul
     Ok(())
 }
 
-/// Lists a folder with all that lies below it, also behind links. `open` holds the real paths of the folders on the way.
+/// Lists a folder with all that lies below it, also behind links. `open` holds the real paths of the folders on the
+/// way.
 fn walk(
     folder: &Path,
     prefix: &str,
@@ -359,7 +363,8 @@ fn unreadable(span: Span, message: String) -> Box<Problem> {
     Box::new(Problem::error("file-unreadable", span, message, "cannot be read"))
 }
 
-/// The folder that a path is relative to: that of the file it is written in, and of the pipeline file where that is the command line.
+/// The folder that a path is relative to: that of the file it is written in, and of the pipeline file where that is the
+/// command line.
 pub(crate) fn folder_of(plan: &Plan, written: Span) -> PathBuf {
     match plan.sources.get(written.source).and_then(|source| source.folder.as_ref()) {
         Some(folder) => std::path::absolute(folder).unwrap_or_else(|_| folder.clone()),
@@ -367,7 +372,8 @@ pub(crate) fn folder_of(plan: &Plan, written: Span) -> PathBuf {
     }
 }
 
-/// The folder that paths in a pipeline file are relative to, absolute: stage processes have the same working folder, but only by luck.
+/// The folder that paths in a pipeline file are relative to, absolute: stage processes have the same working folder,
+/// but only by luck.
 pub(crate) fn base_folder(plan: &Plan) -> PathBuf {
     let file = std::path::absolute(&plan.file).unwrap_or_else(|_| plan.file.clone());
     file.parent().map_or_else(|| PathBuf::from("/"), Path::to_owned)
@@ -394,7 +400,8 @@ mod tests {
         for file in ["data/b.jsonl", "data/a.jsonl", "data/deep/c.jsonl", "data/notes.txt", "data/[0].jsonl"] {
             fs::write(base.join(file), file).unwrap();
         }
-        // A published folder is found without the note that publishing leaves in it; a user's file of that name is found.
+        // A published folder is found without the note that publishing leaves in it; a user's file of that name is
+        // found.
         let note = format!(r#"{{"version":1,"tree":"{0}","identity":"{0}","files":{{}}}}"#, Digest::of(b"tree"));
         fs::write(base.join("data").join(crate::publish::RECORD), note).unwrap();
         fs::create_dir(base.join("own")).unwrap();

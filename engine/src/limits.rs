@@ -1,4 +1,5 @@
-//! Limits that the shell sets (`ulimit`): what they refuse is an error with a message, as any other refusal of the machine.
+//! Limits that the shell sets (`ulimit`): what they refuse is an error with a message, as any other refusal of the
+//! machine.
 //!
 //! It leaves to others: memory, of which [`crate::memory`] tells, and files, whose errors say enough.
 

@@ -1,7 +1,8 @@
-//! `pipeline.lock`: what moving things (a branch of a hub repository) were when they were first used, and what was in them.
+//! `pipeline.lock`: what moving things (a branch of a hub repository) were when they were first used, and what was in
+//! them.
 //!
-//! The file belongs in git: it is sorted, and has a line for each commit and each file. It leaves to the stage kinds how a pin is
-//! found.
+//! The file belongs in git: it is sorted, and has a line for each commit and each file. It leaves to the stage kinds
+//! how a pin is found.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -189,7 +190,8 @@ impl LockFile {
         wanted
     }
 
-    /// Pins everything that the plan reads and that is not pinned yet, and writes the file if anything was. Says what was added.
+    /// Pins everything that the plan reads and that is not pinned yet, and writes the file if anything was. Says what
+    /// was added.
     ///
     /// # Errors
     /// Fails where a pin is missing and may not be made, cannot be found, or the file cannot be written.
@@ -220,8 +222,8 @@ impl LockFile {
         Ok(changes)
     }
 
-    /// Finds out anew what the things are that the plan reads, or those of them that `names` means (a pin's name, a repository,
-    /// or a repository and a revision). Says what differs; [`LockFile::accept`] writes it down.
+    /// Finds out anew what the things are that the plan reads, or those of them that `names` means (a pin's name, a
+    /// repository, or a repository and a revision). Says what differs; [`LockFile::accept`] writes it down.
     ///
     /// # Errors
     /// Fails where one cannot be found.

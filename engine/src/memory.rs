@@ -1,7 +1,8 @@
-//! The machine's memory as the kernel tells it: how much there is, how much is free, and whether a process was killed for want of it.
+//! The machine's memory as the kernel tells it: how much there is, how much is free, and whether a process was killed
+//! for want of it.
 //!
-//! A control group may allow less than the machine has (containers, Slurm); the tighter of the two is what counts. Both versions of
-//! control groups are read.
+//! A control group may allow less than the machine has (containers, Slurm); the tighter of the two is what counts. Both
+//! versions of control groups are read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -85,8 +86,8 @@ impl Memory {
 }
 
 impl Kills {
-    /// Whether a process that ran since `self` may have been among those killed. The count of its own control group decides;
-    /// without one that of the machine.
+    /// Whether a process that ran since `self` may have been among those killed. The count of its own control group
+    /// decides; without one that of the machine.
     pub fn rose_until(self, now: Self) -> bool {
         let rose = |before: Option<u64>, now: Option<u64>| Some(now? > before?);
         rose(self.group, now.group).or_else(|| rose(self.machine, now.machine)).unwrap_or(false)

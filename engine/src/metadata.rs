@@ -1,8 +1,9 @@
-//! Metadata of what is pinned on servers: small files, headers and first rows, fetched before anything runs, so that the checks have facts
-//! of a model or a data set before its gigabytes are moved.
+//! Metadata of what is pinned on servers: small files, headers and first rows, fetched before anything runs, so that
+//! the checks have facts of a model or a data set before its gigabytes are moved.
 //!
-//! It is kept in the home, by the key of the stage that will fetch the rest, until the stage's result is there. It leaves to the stage
-//! kinds what is fetched and how ([`crate::stage::Stage::fetch_metadata`]), and to [`crate::checks`] what follows from it.
+//! It is kept in the home, by the key of the stage that will fetch the rest, until the stage's result is there. It
+//! leaves to the stage kinds what is fetched and how ([`crate::stage::Stage::fetch_metadata`]), and to
+//! [`crate::checks`] what follows from it.
 
 use std::fs;
 use std::io;
@@ -61,8 +62,8 @@ impl MetadataCache {
         Some(list.into_iter().map(file).collect())
     }
 
-    /// Fetches the metadata of stages that have none; whether there is more than before. A server that does not answer is no failure
-    /// here: the stage itself will say so, and try again where it is told to.
+    /// Fetches the metadata of stages that have none; whether there is more than before. A server that does not answer
+    /// is no failure here: the stage itself will say so, and try again where it is told to.
     pub(crate) fn fetch(&self, plan: &Plan, unseen: &[Unseen], network: Network) -> bool {
         let fetched = unseen.iter().filter(|unseen| match self.fetch_one(plan, unseen, network) {
             Ok(fetched) => fetched,

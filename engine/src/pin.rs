@@ -13,8 +13,8 @@ const LISTING: &str = "@sha256:";
 pub struct Pinned {
     /// The commit.
     pub commit: String,
-    /// The files at that commit, each with its checksum and length in the words of the stage kind that pinned it. Empty where
-    /// the commit alone is written down.
+    /// The files at that commit, each with its checksum and length in the words of the stage kind that pinned it.
+    /// Empty where the commit alone is written down.
     #[serde(default)]
     pub files: BTreeMap<String, String>,
 }
@@ -25,7 +25,8 @@ impl Pinned {
         Self { commit: commit.into(), files: BTreeMap::new() }
     }
 
-    /// What is wrong with it, if anything: what is pinned never moves, so that a branch's name is no pin, and its files lie in its folder.
+    /// What is wrong with it, if anything: what is pinned never moves, so that a branch's name is no pin, and its files
+    /// lie in its folder.
     pub fn fault(&self) -> Option<String> {
         if !is_commit(&self.commit) && !is_listing(&self.commit) {
             return Some(format!("`{}` is no commit, which has 40 hexadecimal digits", self.commit));

@@ -1,6 +1,7 @@
 //! What a stage would do and cost, as far as its parameters and the facts of its inputs say, before anything runs.
 //!
-//! Facts come from results that are in the store; where an input is still to be made, its stage may say what it expects.
+//! Facts come from results that are in the store; where an input is still to be made, its stage may say what it
+//! expects.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,8 +23,8 @@ pub struct Preflight {
     pub figures: Vec<Figure>,
     /// Peak of the memory that its process would need, in bytes, files in the page cache apart.
     pub peak_memory_bytes: Option<u64>,
-    /// Within which share of `peak_memory_bytes` processes were measured to stay, where they were; without it the figure is for people,
-    /// and no start is judged by it.
+    /// Within which share of `peak_memory_bytes` processes were measured to stay, where they were; without it the
+    /// figure is for people, and no start is judged by it.
     #[serde(skip)]
     pub memory_margin: Option<f64>,
     /// What it would write to disk, results and working state together, in bytes.
@@ -33,7 +34,8 @@ pub struct Preflight {
     /// What a user should hear before it runs.
     #[serde(serialize_with = "messages")]
     pub warnings: Vec<Problem>,
-    /// Facts that its outputs will have, by output, as far as they are known; marked by [`EXPECTED`] when they reach a reader.
+    /// Facts that its outputs will have, by output, as far as they are known; marked by [`EXPECTED`] when they reach a
+    /// reader.
     #[serde(skip)]
     pub outputs: BTreeMap<String, Facts>,
 }

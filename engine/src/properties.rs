@@ -1,5 +1,5 @@
-//! What the readers of pipeline files and of records hold for any text: they end without a panic, every place they name is in the text,
-//! and what was written is read again as it was.
+//! What the readers of pipeline files and of records hold for any text: they end without a panic, every place they name
+//! is in the text, and what was written is read again as it was.
 //!
 //! Compiled for the tests here and for the fuzzer alone (`fuzz/`).
 
@@ -18,7 +18,8 @@ use crate::file::tree::{Node, Value};
 use crate::history::{RunPlan, TimedEvent};
 use crate::protocol::{Job, WorkerEvent};
 
-/// Variables, references, conditions and overrides: a text is taken for a pipeline file, and each of its lines for a condition and for an override.
+/// Variables, references, conditions and overrides: a text is taken for a pipeline file, and each of its lines for a
+/// condition and for an override.
 pub fn interpolation(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut sources = Sources::default();

@@ -1,7 +1,8 @@
 //! The JSON Schema of pipeline files, for editors: what `pipeline schema` prints.
 //!
-//! It is put together from what the readers themselves say of their fields, so it cannot disagree with them about names,
-//! types, limits or defaults. What a schema cannot say (references, cycles, what a kind checks) `pipeline validate` does.
+//! It is put together from what the readers themselves say of their fields, so it cannot disagree with them about
+//! names, types, limits or defaults. What a schema cannot say (references, cycles, what a kind checks) `pipeline
+//! validate` does.
 
 use serde_json::{Map, Value, json};
 

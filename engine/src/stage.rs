@@ -60,8 +60,8 @@ pub struct PinRequest {
 pub enum Smoke {
     /// The same as ever: its result has the key of a real run, and serves one.
     Same,
-    /// Less: parameters by dotted path, and the values they have in place of the file's. Its result has a key of its own, also where
-    /// nothing is replaced.
+    /// Less: parameters by dotted path, and the values they have in place of the file's. Its result has a key of its
+    /// own, also where nothing is replaced.
     With(Vec<(String, serde_json::Value)>),
 }
 
@@ -75,7 +75,8 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// A token for a server: of a variable that the file names, which must then be set, else of the one that is used where it is.
+    /// A token for a server: of a variable that the file names, which must then be set, else of the one that is used
+    /// where it is.
     pub fn token(named: Option<&str>, by_default: &str) -> Self {
         Self { variable: named.unwrap_or(by_default).to_owned(), field: named.map(|_| "token_env") }
     }
@@ -163,8 +164,8 @@ pub trait Stage: 'static {
     const ABOUT: &'static str;
     /// What the file may say under `with:`.
     type Params: Parameter + Send + Sync + 'static;
-    /// The first names of references in texts that the kind replaces itself: with `inputs` among them, `${inputs.rows}` reaches it as
-    /// it stands, where every other kind's file would be refused.
+    /// The first names of references in texts that the kind replaces itself: with `inputs` among them, `${inputs.rows}`
+    /// reaches it as it stands, where every other kind's file would be refused.
     const PLACEHOLDERS: &'static [&'static str] = &[];
     /// Whether pipelines are run for what it makes, so that nothing else need read it.
     const GOAL: bool = false;
@@ -177,9 +178,9 @@ pub trait Stage: 'static {
         Vec::new()
     }
 
-    /// What is certain of its outputs before it runs, and what its local files show to be wrong. `inputs` are facts that are
-    /// certain; there may be others. Of a file no more than [`crate::survey::MOST_READ`] bytes are read: a header, the first rows,
-    /// a configuration.
+    /// What is certain of its outputs before it runs, and what its local files show to be wrong. `inputs` are facts
+    /// that are certain; there may be others. Of a file no more than [`crate::survey::MOST_READ`] bytes are read: a
+    /// header, the first rows, a configuration.
     fn survey(_params: &Self::Params, _inputs: &InputFacts, _files: &LocalFiles, _span: Span) -> Survey {
         Survey::default()
     }
@@ -248,13 +249,14 @@ pub trait Stage: 'static {
         None
     }
 
-    /// How far the attempt came that left its working state in `folder`, which is not empty; `None` where the kind cannot tell. It
-    /// reads little: a plan asks for it.
+    /// How far the attempt came that left its working state in `folder`, which is not empty; `None` where the kind
+    /// cannot tell. It reads little: a plan asks for it.
     fn working_state(_params: &Self::Params, _folder: &Path, _inputs: &InputFacts) -> Option<WorkingState> {
         None
     }
 
-    /// How two versions of an output of this kind of artefact differ, for kinds that are tables; `None` where they cannot be compared.
+    /// How two versions of an output of this kind of artefact differ, for kinds that are tables; `None` where they
+    /// cannot be compared.
     fn compare(_kind: &str, _old: &StoredArtifact, _new: &StoredArtifact) -> Option<TableChange> {
         None
     }
@@ -274,7 +276,8 @@ pub trait Stage: 'static {
         Workers::One
     }
 
-    /// What to do where the memory of the machine or of a device did not suffice for these parameters, as the file gives them.
+    /// What to do where the memory of the machine or of a device did not suffice for these parameters, as the file
+    /// gives them.
     fn with_less_memory(_parameters: &serde_json::Value) -> LessMemory {
         LessMemory::Nothing
     }

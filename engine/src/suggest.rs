@@ -1,7 +1,8 @@
 //! «Did you mean …?»: the nearest of the names that would have been right.
 //!
-//! To find it takes a look at every name, and a file may have tens of thousands of names and as many mistakes. So while one is read
-//! (`limited`) only so many names are looked at in all; after that the names are listed, as far as they are few.
+//! To find it takes a look at every name, and a file may have tens of thousands of names and as many mistakes. So while
+//! one is read (`limited`) only so many names are looked at in all; after that the names are listed, as far as they are
+//! few.
 
 use std::cell::Cell;
 
@@ -52,8 +53,8 @@ pub(crate) fn spend(names: usize) -> bool {
 /// The candidate nearest to `name`, if one is near enough to be a slip of the keyboard or of memory.
 ///
 /// Edits count first (Damerau–Levenshtein, over lower-case letters, `-` and `_` being one): one for every three letters
-/// of the longer name may differ, and one at least. Where no candidate is that near, a name is taken that begins the same,
-/// is a part of the other or has all its words (`lr_scheduler` for `scheduler`, `max_len` for `max_seq_len`).
+/// of the longer name may differ, and one at least. Where no candidate is that near, a name is taken that begins the
+/// same, is a part of the other or has all its words (`lr_scheduler` for `scheduler`, `max_len` for `max_seq_len`).
 pub fn nearest<'a, S>(name: &str, candidates: impl IntoIterator<Item = &'a S>) -> Option<&'a str>
 where
     S: AsRef<str> + ?Sized + 'a,

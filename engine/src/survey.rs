@@ -1,7 +1,7 @@
 //! What a stage finds out of its sources before anything runs.
 //!
-//! A stage kind says what is certain of its outputs ([`crate::stage::Stage::survey`]); what it merely expects is told by its
-//! preflight. [`crate::checks`] goes through a plan with it.
+//! A stage kind says what is certain of its outputs ([`crate::stage::Stage::survey`]); what it merely expects is told
+//! by its preflight. [`crate::checks`] goes through a plan with it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -48,7 +48,8 @@ impl Survey {
 pub enum Extent {
     /// All of it.
     Whole,
-    /// The pieces that describe it (a header, a footer, the first rows), in a file of its true length whose other bytes are zeros.
+    /// The pieces that describe it (a header, a footer, the first rows), in a file of its true length whose other bytes
+    /// are zeros.
     Pieces,
     /// Its name alone.
     Name,

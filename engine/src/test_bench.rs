@@ -1,4 +1,5 @@
-//! A bench for stage authors: runs one stage kind on given folders, in this process, without an engine or a pipeline file.
+//! A bench for stage authors: runs one stage kind on given folders, in this process, without an engine or a pipeline
+//! file.
 //!
 //! It uses the real store and the real context, so a stage that passes here sees the same in a run.
 

@@ -1,5 +1,5 @@
-//! Text of others (names, data, answers of servers), as it may be shown: a terminal obeys control characters, and a reader believes what
-//! stands before them.
+//! Text of others (names, data, answers of servers), as it may be shown: a terminal obeys control characters, and a
+//! reader believes what stands before them.
 //!
 //! What is hidden is escaped as in a Rust text, so that it is seen and told apart: `\x1b`, `\u{202e}`.
 
@@ -16,7 +16,8 @@ pub fn on_one_line(text: &str) -> Cow<'_, str> {
     escaped(text, is_hidden)
 }
 
-/// Whether a character does something to what is shown around it: control characters, and those that turn the direction of writing.
+/// Whether a character does something to what is shown around it: control characters, and those that turn the direction
+/// of writing.
 pub fn is_hidden(letter: char) -> bool {
     letter.is_control()
         || matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

@@ -4,9 +4,10 @@
 //! cargo bench -p model --bench attention -- --heads 9 --kv-heads 3 --head-dim 64 --threads 1 --repetitions 9
 //! ```
 //!
-//! Prints a line of JSON for each length: processor seconds of one forward and one backward (the median of the repetitions and the
-//! least), what they compute of what a query sees (two products of a query with a key in the forward, five in the backward) per
-//! processor second, and the most anonymous memory of the process beside what operands and results take of it.
+//! Prints a line of JSON for each length: processor seconds of one forward and one backward (the median of the
+//! repetitions and the least), what they compute of what a query sees (two products of a query with a key in the
+//! forward, five in the backward) per processor second, and the most anonymous memory of the process beside what
+//! operands and results take of it.
 
 #[path = "support/machine.rs"]
 mod machine;

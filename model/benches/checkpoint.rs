@@ -1,16 +1,18 @@
-//! Times the reading of a checkpoint and the merge of an adapter into it, beside what the machine reads and copies in the same run.
+//! Times the reading of a checkpoint and the merge of an adapter into it, beside what the machine reads and copies in
+//! the same run.
 //!
 //! ```text
 //! cargo run --release -p model --example random_checkpoint -- FOLDER
 //! cargo bench -p model --bench checkpoint -- --folder FOLDER --out OUT --threads 2 --rounds 3
 //! ```
 //!
-//! `FOLDER/base` is loaded in each type that is computed in, `FOLDER/adapter` merged into it and the merge proved on as many tokens as
-//! the `merge` stage takes where it is given no rows. What is written goes to a folder in `OUT` and is removed; without it the system's
-//! for temporary files is taken, and one in memory leaves the disk out. The work goes in turn, so many rounds. `--cold yes` drops the
-//! files from the page cache before each reading (by `dd … iflag=nocache`). Prints a line of JSON for each piece of work: seconds,
-//! processor seconds, and gigabytes of stored weights a second, the medians of the rounds; and the ratio to the bare `read` or `copy`
-//! of the same files, or to `fill`: writing to fresh memory, as much as the weights take in f32, which loading them takes at least.
+//! `FOLDER/base` is loaded in each type that is computed in, `FOLDER/adapter` merged into it and the merge proved on as
+//! many tokens as the `merge` stage takes where it is given no rows. What is written goes to a folder in `OUT` and is
+//! removed; without it the system's for temporary files is taken, and one in memory leaves the disk out. The work goes
+//! in turn, so many rounds. `--cold yes` drops the files from the page cache before each reading (by `dd …
+//! iflag=nocache`). Prints a line of JSON for each piece of work: seconds, processor seconds, and gigabytes of stored
+//! weights a second, the medians of the rounds; and the ratio to the bare `read` or `copy` of the same files, or to
+//! `fill`: writing to fresh memory, as much as the weights take in f32, which loading them takes at least.
 
 #[path = "support/machine.rs"]
 mod machine;

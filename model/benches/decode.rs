@@ -5,11 +5,11 @@
 //!     --vocab 49152 --prompt 64 --new 128 --batch 1 --weights bf16 --threads 2 --repetitions 5
 //! ```
 //!
-//! Prints one line of JSON. The prompts are read in the prefill, which also gives the first token of each answer; decoding adds
-//! `--new` more to each of `--batch` answers, which grow together. Rates are medians over the repetitions, their spread the lowest
-//! and the highest. The read bandwidth is measured in the same run, by the same number of threads.
-//! `--profile yes` has the kernels recorded, the prefill's and those of an untimed first round too, and a table of them on standard
-//! error.
+//! Prints one line of JSON. The prompts are read in the prefill, which also gives the first token of each answer;
+//! decoding adds `--new` more to each of `--batch` answers, which grow together. Rates are medians over the
+//! repetitions, their spread the lowest and the highest. The read bandwidth is measured in the same run, by the same
+//! number of threads. `--profile yes` has the kernels recorded, the prefill's and those of an untimed first round too,
+//! and a table of them on standard error.
 
 #[path = "support/machine.rs"]
 mod machine;

@@ -4,9 +4,9 @@
 //! cargo bench -p model --bench gemm -- --threads 1 --dtype f32,bf16 --shapes 512x576x576,1024x2048x8192
 //! ```
 //!
-//! A shape is `tokens x in x out`. Of each: the product with a weight `[out, in]` in either direction, and in f32 the gradient of the
-//! weight, added. Prints one line of JSON for each shape and type: billions of operations in a second of processor time, the mean of
-//! the calls of a while, and their share of the peak. Those in bf16 include
+//! A shape is `tokens x in x out`. Of each: the product with a weight `[out, in]` in either direction, and in f32 the
+//! gradient of the weight, added. Prints one line of JSON for each shape and type: billions of operations in a second
+//! of processor time, the mean of the calls of a while, and their share of the peak. Those in bf16 include
 //! the rounding of what the weight is multiplied with.
 
 #[path = "support/machine.rs"]
@@ -138,7 +138,8 @@ fn time(cpu: &Cpu, compute: Compute, peaks: Peaks, shape: Shape, arguments: &Arg
     Ok(())
 }
 
-/// The processor time of a call, in seconds: the mean of many, for the system may count it no finer than in ticks of some milliseconds.
+/// The processor time of a call, in seconds: the mean of many, for the system may count it no finer than in ticks of
+/// some milliseconds.
 fn mean(duration: Duration, run: &mut dyn FnMut() -> model::ops::Result) -> Result<f64, Box<dyn Error>> {
     run()?;
     let (began, before) = (Instant::now(), cpu_time());

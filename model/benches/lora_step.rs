@@ -1,4 +1,5 @@
-//! Times training steps (forward, backward, clipping, AdamW) on a llama with random weights in memory and tied embeddings.
+//! Times training steps (forward, backward, clipping, AdamW) on a llama with random weights in memory and tied
+//! embeddings.
 //!
 //! ```text
 //! cargo bench -p model --bench lora_step -- --hidden 576 --layers 30 --heads 9 --kv-heads 3 --intermediate 1536 \
@@ -6,13 +7,13 @@
 //!     --recompute none
 //! ```
 //!
-//! `--targets all-linear` puts the adapter onto every projection but the head, `--trained weights` trains all weights and no adapter.
-//! `--stored bf16` writes the weights to a checkpoint first and reads them from it, as a stage does. `--profile yes` has the kernels
-//! recorded, and a table of them on standard error and in the JSON.
+//! `--targets all-linear` puts the adapter onto every projection but the head, `--trained weights` trains all weights
+//! and no adapter. `--stored bf16` writes the weights to a checkpoint first and reads them from it, as a stage does.
+//! `--profile yes` has the kernels recorded, and a table of them on standard error and in the JSON.
 //!
-//! Prints one line of JSON: medians over the steps after the warm-up, the loss of every step, the peak of anonymous memory from the
-//! first step on, sampled, and the arithmetic of a step. All steps see the same batch, in which every token but the first of a row
-//! is a target, so the losses fall.
+//! Prints one line of JSON: medians over the steps after the warm-up, the loss of every step, the peak of anonymous
+//! memory from the first step on, sampled, and the arithmetic of a step. All steps see the same batch, in which every
+//! token but the first of a row is a target, so the losses fall.
 
 #![allow(unsafe_code, reason = "vector instructions")]
 
@@ -201,8 +202,9 @@ impl Arguments {
         Ok(())
     }
 
-    /// Multiplications and additions that a step cannot do without: the products with weights and those of attention, forward and
-    /// backward. An adapter's own are a hundredth of them and left out, as is what is computed a second time.
+    /// Multiplications and additions that a step cannot do without: the products with weights and those of attention,
+    /// forward and backward. An adapter's own are a hundredth of them and left out, as is what is computed a second
+    /// time.
     fn flop(&self, config: &Config) -> f64 {
         let tokens = (self.seq * self.batch) as f64;
         // `x · W`, `dy · W`, and `dyᵀ · x` where W is trained.

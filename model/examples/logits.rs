@@ -4,9 +4,9 @@
 //! cargo run --release -p model --example logits -- --model FOLDER [--adapter FOLDER] --ids ids.json --out logits.safetensors
 //! ```
 //!
-//! `--model` is a checkpoint in the Hub's form, `--adapter` a PEFT folder. `ids.json` is a list of documents, each a list of token
-//! ids; they are run packed, one after the other. The result has one f32 tensor per document, `logits.0` and so on,
-//! `[tokens, vocab_size]`. `--kernels candle` computes with the other kernel set.
+//! `--model` is a checkpoint in the Hub's form, `--adapter` a PEFT folder. `ids.json` is a list of documents, each a
+//! list of token ids; they are run packed, one after the other. The result has one f32 tensor per document, `logits.0`
+//! and so on, `[tokens, vocab_size]`. `--kernels candle` computes with the other kernel set.
 
 use std::error::Error;
 use std::path::PathBuf;

@@ -1,8 +1,8 @@
-//! Writes a model of random bf16 weights in the shape of Llama-3.2-1B (2.5 GB), a tokenizer of one word that goes with it, and a
-//! PEFT adapter of rank 16 on all of its projections: something to measure a merge on.
+//! Writes a model of random bf16 weights in the shape of Llama-3.2-1B (2.5 GB), a tokenizer of one word that goes with
+//! it, and a PEFT adapter of rank 16 on all of its projections: something to measure a merge on.
 //!
-//! `cargo run --release -p model --example random_checkpoint -- FOLDER` makes `FOLDER/base` and `FOLDER/adapter`; a second argument
-//! gives another number of layers than 16.
+//! `cargo run --release -p model --example random_checkpoint -- FOLDER` makes `FOLDER/base` and `FOLDER/adapter`; a
+//! second argument gives another number of layers than 16.
 
 use std::error::Error;
 use std::fs;

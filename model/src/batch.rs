@@ -17,8 +17,8 @@ pub struct Batch {
     pub labels: Vec<i32>,
     /// Tokens per document; they add up to the tokens.
     pub document_lengths: Vec<usize>,
-    /// The row of the data that each document belongs to, for the addresses of dropout's draws; documents of a row follow each
-    /// other. Empty: 0, 1, 2 and so on.
+    /// The row of the data that each document belongs to, for the addresses of dropout's draws; documents of a row
+    /// follow each other. Empty: 0, 1, 2 and so on.
     pub rows: Vec<u64>,
 }
 
@@ -85,8 +85,8 @@ impl Batch {
         Self::document(input_ids, labels)
     }
 
-    /// Adds the tokens of the packed row of this number in the data: its first `Σ document_lengths` tokens, leaving out the padding
-    /// behind them.
+    /// Adds the tokens of the packed row of this number in the data: its first `Σ document_lengths` tokens, leaving out
+    /// the padding behind them.
     pub fn push_row(&mut self, row: u64, input_ids: &[u32], labels: &[i32], document_lengths: &[usize]) {
         let tokens: usize = document_lengths.iter().sum();
         for document in self.rows.len()..self.document_lengths.len() {

@@ -1,7 +1,7 @@
 //! The families of decoders: what each does its own way, read from its `config.json`. One function per family.
 //!
-//! A key counts for a family as it does in transformers. One that would change the result there and is not computed here is
-//! refused by name; one that transformers does not read for the family is not read here either.
+//! A key counts for a family as it does in transformers. One that would change the result there and is not computed
+//! here is refused by name; one that transformers does not read for the family is not read here either.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -355,8 +355,8 @@ fn layer_windows(
     types.into_iter().map(of_type).collect::<Result<_, _>>().map(Some)
 }
 
-/// The configuration, if `layer_types` does not contradict it: these families have one kind of layer in transformers, which does
-/// not read that key for them. A file that says otherwise means another model.
+/// The configuration, if `layer_types` does not contradict it: these families have one kind of layer in transformers,
+/// which does not read that key for them. A file that says otherwise means another model.
 fn agreeing_layer_types(fields: &Fields<'_>, config: Config) -> Result<Config, ConfigError> {
     let window = config.windows.first().copied().flatten();
     match layer_windows(fields, window, config.num_hidden_layers)? {

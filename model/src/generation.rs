@@ -1,7 +1,7 @@
 //! Completes prompts: several at a time, and where one is answered the next takes its place.
 //!
-//! Prompts are read in passes of their own, in pieces of a bounded length, so that reading and writing can be timed apart and
-//! memory stays bounded whatever a prompt's length. What a prompt is answered does not depend on its company.
+//! Prompts are read in passes of their own, in pieces of a bounded length, so that reading and writing can be timed
+//! apart and memory stays bounded whatever a prompt's length. What a prompt is answered does not depend on its company.
 
 use std::time::{Duration, Instant};
 
@@ -205,8 +205,8 @@ impl<'a, B: Blocks> Generator<'a, B> {
         request.prompt.len().saturating_add(self.options.max_new_tokens).min(positions)
     }
 
-    /// Splits the requests so that the caches of each group have room: those that are too long to stand beside others are a group
-    /// of their own.
+    /// Splits the requests so that the caches of each group have room: those that are too long to stand beside others
+    /// are a group of their own.
     fn groups(&self, requests: &[Request<'_>]) -> Vec<Group> {
         let positions = self.decoder.attention_shapes().map(|shape| 2 * shape.num_key_value_heads * shape.head_dim);
         let room = CACHE_BYTES / (positions.sum::<usize>() * BYTES_PER_ELEMENT).max(1);
@@ -261,8 +261,8 @@ impl<'a, B: Blocks> Generator<'a, B> {
         }
     }
 
-    /// Reads the prompts of the sequences that are new, in passes of a bounded length, and chooses the first token of each answer.
-    /// Returns how many tokens were read.
+    /// Reads the prompts of the sequences that are new, in passes of a bounded length, and chooses the first token of
+    /// each answer. Returns how many tokens were read.
     fn read_prompts(
         &mut self,
         session: &mut Session<'_, B>,
@@ -403,8 +403,9 @@ impl<'a> Growing<'a> {
 }
 
 impl<B: Blocks> Decoder<B> {
-    /// Bytes of weights that a step of generation reads, whatever the number of sequences: every projection, with its adapter, and
-    /// the output matrix. Of the embedding a step reads a few rows, and norms are small; neither counts.
+    /// Bytes of weights that a step of generation reads, whatever the number of sequences: every projection, with its
+    /// adapter, and the output matrix. Of the embedding a step reads a few rows, and norms are small; neither
+    /// counts.
     pub fn weight_bytes_per_step(&self) -> u64 {
         let of_projection = |projection: &Projection<B>| {
             let (out_features, in_features) = (projection.matrix.out_features, projection.matrix.in_features);

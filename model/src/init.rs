@@ -213,7 +213,8 @@ impl NewModel {
         Ok(config)
     }
 
-    /// Writes a new model into `folder`: its weights, rounded once to `dtype`, and `config.json`. Returns the paths written.
+    /// Writes a new model into `folder`: its weights, rounded once to `dtype`, and `config.json`. Returns the paths
+    /// written.
     ///
     /// Memory holds one tensor at a time.
     ///

@@ -1,9 +1,9 @@
 //! A trainable decoder: forward and backward, LoRA, kernels, optimizer, checkpoints, sampling.
 //!
-//! A [`decoder::Decoder`] is loaded from a Hub checkpoint onto a kernel set ([`cpu::Cpu`], [`candle::Candle`]); its family is
-//! data ([`config::Config`]). There is no autograd: a kernel set has each operation's forward and backward ([`ops::Ops`]) and
-//! may fuse them into blocks ([`blocks::Blocks`]). A [`trainer::Trainer`] sums gradients over micro-batches and steps; a
-//! [`generation::Generator`] completes prompts. Pipelines and artefacts are left to others.
+//! A [`decoder::Decoder`] is loaded from a Hub checkpoint onto a kernel set ([`cpu::Cpu`], [`candle::Candle`]); its
+//! family is data ([`config::Config`]). There is no autograd: a kernel set has each operation's forward and backward
+//! ([`ops::Ops`]) and may fuse them into blocks ([`blocks::Blocks`]). A [`trainer::Trainer`] sums gradients over
+//! micro-batches and steps; a [`generation::Generator`] completes prompts. Pipelines and artefacts are left to others.
 //!
 //! Fine-tuning with LoRA, from a checkpoint to an adapter that PEFT reads:
 //!

@@ -1,7 +1,8 @@
 //! What training and inference take in memory, estimated from a model's configuration before anything is loaded.
 //!
-//! It counts what the decoder keeps: weights, what is trained with its gradient and moments, what blocks save for their backward,
-//! and the largest of the buffers that come and go. Files in the page cache are not counted: the system takes them back.
+//! It counts what the decoder keeps: weights, what is trained with its gradient and moments, what blocks save for their
+//! backward, and the largest of the buffers that come and go. Files in the page cache are not counted: the system takes
+//! them back.
 
 use crate::checkpoint::Dtype;
 
@@ -175,8 +176,8 @@ impl TrainingMemory {
     }
 }
 
-/// An estimate of the memory of running a model without training it, in bytes: its weights, read from the stored type, and what passes
-/// through one layer.
+/// An estimate of the memory of running a model without training it, in bytes: its weights, read from the stored type,
+/// and what passes through one layer.
 pub fn inference_bytes(config: &Config, compute: Compute, stored: Dtype, tokens: u64) -> u64 {
     weight_bytes(config, compute, stored)
         + saved_per_token(config, compute) * tokens * F32_BYTES
@@ -207,9 +208,9 @@ pub fn weight_bytes(config: &Config, compute: Compute, stored: Dtype) -> u64 {
     }
 }
 
-/// Values that a layer keeps of each token: the residual stream at both blocks, queries, keys, values and the output of attention,
-/// gate and up, and what norms and softmax divided by. Of gate and up and of queries, keys and values, where bf16 is computed in, two
-/// are kept in the place of one.
+/// Values that a layer keeps of each token: the residual stream at both blocks, queries, keys, values and the output of
+/// attention, gate and up, and what norms and softmax divided by. Of gate and up and of queries, keys and values, where
+/// bf16 is computed in, two are kept in the place of one.
 fn saved_per_token(config: &Config, compute: Compute) -> u64 {
     let Widths { hidden, queries, keys, inner } = Widths::of(config);
     let heads = config.num_attention_heads as u64;
@@ -226,12 +227,12 @@ fn saved_per_token(config: &Config, compute: Compute) -> u64 {
     2 * (hidden + 1) + queries + qkv + heads + gate_up + head_norms + post_norms
 }
 
-/// Buffers that come and go. Those of one size are used again and again, while those of other sizes wait: so what counts is, for each
-/// width, the most that a forward or a backward has at once.
+/// Buffers that come and go. Those of one size are used again and again, while those of other sizes wait: so what
+/// counts is, for each width, the most that a forward or a backward has at once.
 fn buffer_bytes(config: &Config, compute: Compute, tokens: u64) -> u64 {
     let Widths { hidden, queries, keys, inner } = Widths::of(config);
-    // Through the head: its input, that normed, the gradients of both and, a chunk at a time, of the logits' input once more.
-    // Through attention: the gradients of its output and of the queries.
+    // Through the head: its input, that normed, the gradients of both and, a chunk at a time, of the logits' input once
+    // more. Through attention: the gradients of its output and of the queries.
     let residual = if queries == hidden { 6 * hidden } else { 5 * hidden + 2 * queries };
     // The gradients of keys and values, and of the product of gate and up, whose own take the place of what was saved.
     let mut per_token = residual + 2 * keys + inner;
@@ -264,8 +265,8 @@ impl Widths {
     }
 }
 
-/// The most rows of logits that exist at a time: 64 MiB of them, but not so few that the product over them is slow. The whole table
-/// is read for each chunk, forward and backward.
+/// The most rows of logits that exist at a time: 64 MiB of them, but not so few that the product over them is slow. The
+/// whole table is read for each chunk, forward and backward.
 pub(crate) fn logit_rows(vocab_size: usize) -> usize {
     const LOGIT_BYTES: usize = 64 << 20;
     (LOGIT_BYTES / 4 / vocab_size).max(16)

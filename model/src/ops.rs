@@ -51,8 +51,8 @@ pub enum WeightRole {
     Table,
 }
 
-/// Products of up to so many rows may be summed in another order than those of more. Within each of the two kinds a row's bits do not
-/// depend on how many there are.
+/// Products of up to so many rows may be summed in another order than those of more. Within each of the two kinds a
+/// row's bits do not depend on how many there are.
 pub const FEW_ROWS: usize = 16;
 
 /// The result of an operation.
@@ -60,9 +60,10 @@ pub type Result<T = ()> = std::result::Result<T, KernelError>;
 
 /// The number type of the large products. A setting of a kernel set, fixed when the set is made.
 ///
-/// The large products are those with a prepared weight ([`Ops::linear`], [`Ops::linear_backward`]): a weight is kept in this type
-/// alone, with bf16 at half the memory, and what it is multiplied with is rounded to it. The residual stream, norms, attention, adapters,
-/// gradients, moments and the loss are f32 under each of them, as are the values of a weight in training.
+/// The large products are those with a prepared weight ([`Ops::linear`], [`Ops::linear_backward`]): a weight is kept in
+/// this type alone, with bf16 at half the memory, and what it is multiplied with is rounded to it. The residual stream,
+/// norms, attention, adapters, gradients, moments and the loss are f32 under each of them, as are the values of a
+/// weight in training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compute {
     /// 32-bit floats throughout.
@@ -86,7 +87,8 @@ impl Compute {
         }
     }
 
-    /// Whether a model can only be asked: its weights are too coarse for a step of training to change them, and have no backward.
+    /// Whether a model can only be asked: its weights are too coarse for a step of training to change them, and have no
+    /// backward.
     pub fn only_infers(self) -> bool {
         match self {
             Self::F32 | Self::Bf16 => false,
@@ -159,8 +161,9 @@ pub struct AttentionShape {
     pub soft_cap: Option<f32>,
 }
 
-/// Cosines and sines of the rotary embedding, one row per position: `[positions, rotary_dims / 2]` each. Where a model turns
-/// long documents by other frequencies, their rows stand below those for short ones; [`RopeTables::rows`] chooses.
+/// Cosines and sines of the rotary embedding, one row per position: `[positions, rotary_dims / 2]` each. Where a model
+/// turns long documents by other frequencies, their rows stand below those for short ones; [`RopeTables::rows`]
+/// chooses.
 ///
 /// Of each head the first `rotary_dims` elements turn, element `i` with `i + rotary_dims / 2`; the rest stay.
 pub struct RopeTables<T> {
@@ -229,7 +232,8 @@ pub struct AdamWStep {
 /// The numbers of one update by gradient descent with momentum.
 ///
 /// With `g = gradient · gradient_scale + decay·p`: without momentum `p -= lr·g`. Else `b = g` in the first step and
-/// `b = momentum·b + (1 - dampening)·g` in each after it; then `p -= lr·(g + momentum·b)` if nesterov, else `p -= lr·b`.
+/// `b = momentum·b + (1 - dampening)·g` in each after it; then `p -= lr·(g + momentum·b)` if nesterov, else `p -=
+/// lr·b`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SgdStep {
     /// The learning rate of this step.
@@ -296,7 +300,8 @@ pub trait Ops: Send + Sync + 'static {
     fn table(&self, vocab_size: usize, hidden_size: usize, values: Vec<f32>) -> Result<Self::Weight> {
         self.weight(vocab_size, hidden_size, values)
     }
-    /// As [`Ops::weight`] or [`Ops::table`], of rows `[out, in]` that are read: a set may have them read straight to where it keeps them.
+    /// As [`Ops::weight`] or [`Ops::table`], of rows `[out, in]` that are read: a set may have them read straight to
+    /// where it keeps them.
     fn read_weight(
         &self,
         role: WeightRole,
@@ -314,13 +319,13 @@ pub trait Ops: Send + Sync + 'static {
     fn share(&self, weight: Self::Weight) -> Result<Self::Weight> {
         Ok(weight)
     }
-    /// The frozen weight that another process has moved there next; none where this process prepares its own. A decoder asks for its
-    /// weights in the same order in every process.
+    /// The frozen weight that another process has moved there next; none where this process prepares its own. A decoder
+    /// asks for its weights in the same order in every process.
     fn shared(&self, _out_features: usize, _in_features: usize) -> Result<Option<Self::Weight>> {
         Ok(None)
     }
-    /// A weight prepared from trained values, `[out, in]`. A set whose weights are as these values are may have it read them where they
-    /// lie.
+    /// A weight prepared from trained values, `[out, in]`. A set whose weights are as these values are may have it read
+    /// them where they lie.
     fn weight_of(&self, role: WeightRole, values: &mut Self::Tensor) -> Result<Self::Weight> {
         let (out_features, in_features) = self.shape(values);
         let values = self.read(values)?;
@@ -331,8 +336,8 @@ pub trait Ops: Send + Sync + 'static {
     }
     /// Prepares such a weight again after its values changed.
     fn refresh(&self, weight: &mut Self::Weight, values: &mut Self::Tensor) -> Result;
-    /// Says that the values of such a weight are about to change, and that it is refreshed before it is used. Else a set that reads them
-    /// where they lie copies them first.
+    /// Says that the values of such a weight are about to change, and that it is refreshed before it is used. Else a
+    /// set that reads them where they lie copies them first.
     fn release(&self, _weight: &mut Self::Weight) {}
     /// A number that changes with every change of a single value of the weight, and by all odds with any other.
     fn fingerprint(&self, weight: &Self::Weight) -> Result<u64>;
@@ -341,9 +346,10 @@ pub trait Ops: Send + Sync + 'static {
 
     // Workers.
 
-    /// Begins to replace tensors by their sums over all workers that train together, where the devices of their sets reach each other:
-    /// false where they do not, and the tensors are as they were. All workers name tensors of the same shapes in the same order. The
-    /// tensors are the sums to every later operation; [`Ops::sums_are_over`] tells when this process need not wait for them any more.
+    /// Begins to replace tensors by their sums over all workers that train together, where the devices of their sets
+    /// reach each other: false where they do not, and the tensors are as they were. All workers name tensors of the
+    /// same shapes in the same order. The tensors are the sums to every later operation; [`Ops::sums_are_over`]
+    /// tells when this process need not wait for them any more.
     fn begin_sums(&self, _tensors: &mut [&mut Self::Tensor]) -> Result<bool> {
         Ok(false)
     }

@@ -227,7 +227,8 @@ impl<B: Ops> Matrix<B> {
         }
     }
 
-    /// Says that its trained values, if it has any, are about to change; [`Matrix::refresh`] comes before the next product.
+    /// Says that its trained values, if it has any, are about to change; [`Matrix::refresh`] comes before the next
+    /// product.
     pub fn release(&mut self, ops: &B) {
         if self.trained.is_some() {
             ops.release(&mut self.weight);

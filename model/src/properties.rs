@@ -1,5 +1,5 @@
-//! What the readers of published checkpoints hold for any bytes: they end without a panic, soon and in little memory, and what they accept
-//! is whole.
+//! What the readers of published checkpoints hold for any bytes: they end without a panic, soon and in little memory,
+//! and what they accept is whole.
 //!
 //! Compiled for the tests here and for the fuzzer alone (`fuzz/`).
 

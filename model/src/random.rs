@@ -1,7 +1,8 @@
 //! Random draws that are addressed, not carried: each is a function of a seed and of what it is for.
 //!
 //! Nothing here has state that a checkpoint would have to save. A resumed run, a run on more devices and a run whose
-//! rows are visited in another order draw the same numbers, because a draw depends on its [`Address`] and its index alone.
+//! rows are visited in another order draw the same numbers, because a draw depends on its [`Address`] and its index
+//! alone.
 //!
 //! The generator is Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011).
 
@@ -186,8 +187,9 @@ pub struct StepSeed {
 
 /// Which of dropout's draws a training pass makes: those of an optimizer step, for rows at these places in the data.
 ///
-/// The mask of a module is a function of seed, step, the module's name, the token's row and number in it, and the column. So it is the same
-/// however a step is cut into micro-batches, and a backward draws it again instead of keeping it.
+/// The mask of a module is a function of seed, step, the module's name, the token's row and number in it, and the
+/// column. So it is the same however a step is cut into micro-batches, and a backward draws it again instead of keeping
+/// it.
 #[derive(Debug, Clone, Copy)]
 pub struct Draws<'a> {
     /// The step.
@@ -206,8 +208,8 @@ impl Draws<'_> {
 /// The mask of dropout on the input of one module, for the rows of an activation.
 ///
 /// Element `(token, column)` of a row of `columns` is dropped if word `column % 4` of block
-/// `token · ⌈columns / 4⌉ + ⌊column / 4⌋` of the row's stream is below `probability · 2³²`, rounded. What stays is scaled by
-/// `1 / (1 - probability)`, so that its mean stays (inverted dropout).
+/// `token · ⌈columns / 4⌉ + ⌊column / 4⌋` of the row's stream is below `probability · 2³²`, rounded. What stays is
+/// scaled by `1 / (1 - probability)`, so that its mean stays (inverted dropout).
 #[derive(Debug, Clone, Copy)]
 pub struct DropoutMask<'a> {
     /// The draws of the pass.
@@ -320,7 +322,8 @@ mod tests {
         }
     }
 
-    /// Answers of an implementation in Python, written from the documentation of [`Stream::new`] and [`permutation`] alone.
+    /// Answers of an implementation in Python, written from the documentation of [`Stream::new`] and [`permutation`]
+    /// alone.
     #[test]
     fn streams_and_orders_are_as_documented() {
         let order = [17, 8, 15, 1, 6, 18, 16, 5, 11, 13, 7, 0, 14, 9, 3, 19, 4, 10, 12, 2];

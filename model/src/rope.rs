@@ -1,8 +1,9 @@
 //! The frequencies of the rotary embedding and its tables.
 //!
-//! One kind (longrope) turns long documents by other frequencies than short ones. What counts here is the length of each
-//! document alone: a packed row turns each of its documents as if it stood alone, so packing changes nothing. A cached sequence that
-//! outgrows the short frequencies has to be computed anew from its first token; [`crate::session`] does so.
+//! One kind (longrope) turns long documents by other frequencies than short ones. What counts here is the length of
+//! each document alone: a packed row turns each of its documents as if it stood alone, so packing changes nothing. A
+//! cached sequence that outgrows the short frequencies has to be computed anew from its first token; [`crate::session`]
+//! does so.
 
 use std::borrow::Cow;
 use std::f64::consts::TAU;
@@ -125,7 +126,8 @@ impl Rope {
         }
     }
 
-    /// The tokens of the longest document that is turned by the frequencies for short ones; none where there are no others.
+    /// The tokens of the longest document that is turned by the frequencies for short ones; none where there are no
+    /// others.
     pub fn short_positions(&self) -> Option<usize> {
         match &self.scaling {
             RopeScaling::LongRope(long) => Some(long.original_max_position_embeddings),
@@ -135,14 +137,16 @@ impl Rope {
         }
     }
 
-    /// Whether a sequence that grows from `before` tokens to `after` changes its frequencies, so that keys made so far are void.
+    /// Whether a sequence that grows from `before` tokens to `after` changes its frequencies, so that keys made so far
+    /// are void.
     pub fn turns_anew(&self, before: usize, after: usize) -> bool {
         self.short_positions().is_some_and(|short| before <= short && after > short)
     }
 
     /// Tables for documents of up to so many tokens.
     ///
-    /// Angles are products in f32, as in the reference: at position 100,000 their rounding is larger than that of the cosine.
+    /// Angles are products in f32, as in the reference: at position 100,000 their rounding is larger than that of the
+    /// cosine.
     ///
     /// # Errors
     /// Fails if the device does.

@@ -27,7 +27,8 @@ pub enum Decay {
         /// The least factor, `r`.
         min_lr_rate: f64,
     },
-    /// `½(1 + cos(π·(cycles·p mod 1)))`, 0 from the end on. Source: `get_cosine_with_hard_restarts_schedule_with_warmup`.
+    /// `½(1 + cos(π·(cycles·p mod 1)))`, 0 from the end on. Source:
+    /// `get_cosine_with_hard_restarts_schedule_with_warmup`.
     CosineWithRestarts {
         /// How often the rate falls from 1 to 0.
         cycles: f64,
@@ -44,16 +45,17 @@ pub enum Decay {
         /// Steps after which the rate has fallen to `1/√2`; transformers takes `W`, or 10000 without a warm-up.
         timescale: f64,
     },
-    /// Stays at 1 and falls along half a cosine to a minimum over the last steps; the warm-up, too, begins at the minimum.
-    /// Source: `get_wsd_schedule`, its default forms.
+    /// Stays at 1 and falls along half a cosine to a minimum over the last steps; the warm-up, too, begins at the
+    /// minimum. Source: `get_wsd_schedule`, its default forms.
     WarmupStableDecay {
         /// Steps of the fall, at the end of the run.
         decay_steps: u64,
         /// The factor at the end.
         min_lr_rate: f64,
     },
-    /// Smith's one cycle, which has a warm-up of its own: along half cosines from `1/div_factor` to 1 at step `pct_start·T − 1`,
-    /// then to `1/(div_factor·final_div_factor)` at step `T − 1`. Source: `torch.optim.lr_scheduler.OneCycleLR`.
+    /// Smith's one cycle, which has a warm-up of its own: along half cosines from `1/div_factor` to 1 at step
+    /// `pct_start·T − 1`, then to `1/(div_factor·final_div_factor)` at step `T − 1`. Source:
+    /// `torch.optim.lr_scheduler.OneCycleLR`.
     ///
     /// torch also moves Adam's first beta unless told `cycle_momentum=False`; we do not.
     OneCycle {

@@ -1,4 +1,5 @@
-//! Several sequences of unequal length that grow together, their keys and values cached; [`crate::generation`] completes prompts on it.
+//! Several sequences of unequal length that grow together, their keys and values cached; [`crate::generation`]
+//! completes prompts on it.
 
 use std::sync::Arc;
 
@@ -87,11 +88,12 @@ impl<'a, B: Blocks> Session<'a, B> {
         self.tokens[sequence].clear();
     }
 
-    /// Appends tokens to some of the sequences and returns, for each of these in their order, the logits after its last token.
+    /// Appends tokens to some of the sequences and returns, for each of these in their order, the logits after its last
+    /// token.
     ///
     /// # Errors
-    /// Fails if a sequence is unknown or full, a token is not in the vocabulary, or the device fails. Nothing has been appended then,
-    /// unless the device failed.
+    /// Fails if a sequence is unknown or full, a token is not in the vocabulary, or the device fails. Nothing has been
+    /// appended then, unless the device failed.
     pub fn append(&mut self, new: &[Append<'_>]) -> Result<Vec<Vec<f32>>, SessionError> {
         self.check(new)?;
         let rows: Vec<usize> =
@@ -160,8 +162,9 @@ impl<'a, B: Blocks> Session<'a, B> {
     }
 }
 
-/// Which pieces, of so many rows each, run together: those of few rows apart from those of many, so that the products of a sequence
-/// are summed in the same order in whatever company. Of each piece one row goes through the head, hence the same bound there.
+/// Which pieces, of so many rows each, run together: those of few rows apart from those of many, so that the products
+/// of a sequence are summed in the same order in whatever company. Of each piece one row goes through the head, hence
+/// the same bound there.
 fn passes(rows: &[usize]) -> Vec<Vec<usize>> {
     let (few, many): (Vec<usize>, Vec<usize>) = (0..rows.len()).partition(|&index| rows[index] <= FEW_ROWS);
     let mut passes: Vec<Vec<usize>> = Vec::new();

@@ -114,7 +114,8 @@ fn neither_threads_nor_recomputed_layers_nor_a_resume_change_a_bit() {
     }
 }
 
-/// Adapters, magnitudes and copies stay f32 where the products are bf16: a step is that of f32 but for the rounding of operands.
+/// Adapters, magnitudes and copies stay f32 where the products are bf16: a step is that of f32 but for the rounding of
+/// operands.
 #[test]
 fn every_kind_trains_in_bf16() {
     let half = Arc::new(Cpu::new(2, Compute::Bf16).unwrap());
@@ -151,8 +152,9 @@ fn gradients_under_dropout_are_those_of_the_loss() {
     gradients(&Arc::new(Candle::on_processor()));
 }
 
-/// Moves each trained tensor along a direction and compares the loss of a training pass with its gradient. The norm that DoRA takes for a
-/// constant moves with A and B, so that of DoRA only the magnitudes obey; the golden cases have the rest.
+/// Moves each trained tensor along a direction and compares the loss of a training pass with its gradient. The norm
+/// that DoRA takes for a constant moves with A and B, so that of DoRA only the magnitudes obey; the golden cases have
+/// the rest.
 fn gradients<B: Blocks>(ops: &Arc<B>) {
     for (kind, config) in kinds() {
         for shape in ["gemma2", "phi3"] {

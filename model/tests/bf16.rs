@@ -19,8 +19,8 @@ use model::parameter::Keep;
 use model::peft::AdapterConfig;
 use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, TrainedTensor, Trainer};
 
-/// Logits in bf16 are within this share of the largest one of those in f32. Rounding an operand moves it by at most 2⁻⁹ of itself;
-/// the rest is what two layers make of that.
+/// Logits in bf16 are within this share of the largest one of those in f32. Rounding an operand moves it by at most 2⁻⁹
+/// of itself; the rest is what two layers make of that.
 const LOGITS: f32 = 0.04;
 /// No loss in a run of training is further than this from that of the run in f32, in nats.
 const LOSS: f64 = 1e-2;

@@ -21,9 +21,9 @@ use model::session::{Append, Session};
 use model::trainer::{AdamW, Optimizer, TrainError, TrainOptions, Trained, Trainer};
 
 const TYPES: [Compute; 4] = [Compute::F32, Compute::Bf16, Compute::Int8, Compute::Int4];
-/// The root of the mean squared distance of logits from those in f32 is within this share of the logits' own, in 8 and in 4 bits.
-/// Blocks of 8 bits are off by 0.5 % of normally distributed values, of 4 bits by 8 %; the rest is what two layers make of that, with
-/// random weights, whose logits nothing keeps apart.
+/// The root of the mean squared distance of logits from those in f32 is within this share of the logits' own, in 8 and
+/// in 4 bits. Blocks of 8 bits are off by 0.5 % of normally distributed values, of 4 bits by 8 %; the rest is what two
+/// layers make of that, with random weights, whose logits nothing keeps apart.
 const LOGITS: [(Compute, f64); 2] = [(Compute::Int8, 0.06), (Compute::Int4, 0.5)];
 
 fn golden(family: &str) -> PathBuf {
@@ -104,7 +104,8 @@ fn every_set_answers_alike_in_blocks() {
         let expected = answers(InstructionSet::Portable);
         for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
             for (found, expected) in answers(set).concat().iter().zip(expected.concat()) {
-                // All but the large products may round otherwise, and what is rounded to blocks after it may then be a step off.
+                // All but the large products may round otherwise, and what is rounded to blocks after it may then be a
+                // step off.
                 assert!((found - expected).abs() < 0.05, "{} {}: {found} {expected}", compute.name(), set.name());
             }
         }

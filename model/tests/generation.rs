@@ -186,7 +186,8 @@ fn prompts_that_do_not_fit_are_refused_and_effort_is_counted() {
     assert_eq!(generator.complete(&room_for_one, &mut ()).unwrap()[0].ids.len(), 1);
 }
 
-/// By hand from `config.json`: 2 layers of hidden size 64, intermediate 144, 4 query and 2 key heads of 16; vocabulary 320.
+/// By hand from `config.json`: 2 layers of hidden size 64, intermediate 144, 4 query and 2 key heads of 16; vocabulary
+/// 320.
 #[test]
 fn a_step_reads_every_matrix_once() {
     let layer = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 64 * 144;

@@ -1,7 +1,8 @@
 //! Compares the decoder with its reference implementation (transformers, PEFT) on tiny models, on every kernel set.
 //!
-//! The cases lie in `tests/golden` of the repository, or in the folder that `PIPELINE_GOLDEN_DIR` names. Every family and adapter found
-//! there is run; those that are not supported are printed. Each tensor must agree to `max|a-b| ≤ 1e-4 · max|b|`.
+//! The cases lie in `tests/golden` of the repository, or in the folder that `PIPELINE_GOLDEN_DIR` names. Every family
+//! and adapter found there is run; those that are not supported are printed. Each tensor must agree to `max|a-b| ≤ 1e-4
+//! · max|b|`.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -297,7 +298,8 @@ fn check_workers(family: &Path, variant: &Path, findings: &mut Findings) {
     }
 }
 
-/// A fresh adapter of these settings has the modules and ranks of PEFT's, and the base's values where it has whole tensors.
+/// A fresh adapter of these settings has the modules and ranks of PEFT's, and the base's values where it has whole
+/// tensors.
 fn check_fresh<B: Blocks>(decoder: &Decoder<B>, expected: &Adapter, name: &str, findings: &mut Findings) {
     let fresh = decoder.fresh_adapter(&expected.config, 1).unwrap();
     let shapes = |adapter: &Adapter| -> Vec<_> {

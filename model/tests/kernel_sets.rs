@@ -1,7 +1,7 @@
 //! One suite for all kernel sets: every operation and every block of each set against the `cpu` set, over odd shapes.
 //!
-//! The `candle` set's blocks are also compared with what candle's autograd makes of a naive forward, which shares no line with
-//! either set.
+//! The `candle` set's blocks are also compared with what candle's autograd makes of a naive forward, which shares no
+//! line with either set.
 
 #[path = "kernel_sets/autograd.rs"]
 mod autograd;
@@ -83,12 +83,13 @@ fn block_gradients_are_those_of_autograd() {
     }
 }
 
-/// Attention in bf16 differs by at most this share of the greatest value: its weights are rounded between its products, where a last
-/// digit of f32 may decide; and candle's attention stays in f32.
+/// Attention in bf16 differs by at most this share of the greatest value: its weights are rounded between its products,
+/// where a last digit of f32 may decide; and candle's attention stays in f32.
 const OF_ATTENTION: f32 = 0.03;
 
-/// In bf16 an operation rounds what it is given, and from then on sums in f32: all sets and instructions agree as closely as in f32.
-/// (Blocks do not, nor does attention: a last digit of f32 may decide how an operand in their middle is rounded.)
+/// In bf16 an operation rounds what it is given, and from then on sums in f32: all sets and instructions agree as
+/// closely as in f32. (Blocks do not, nor does attention: a last digit of f32 may decide how an operand in their middle
+/// is rounded.)
 #[test]
 fn every_operation_in_bf16_is_that_of_portable() {
     let portable = Cpu::with_instructions(1, Compute::Bf16, InstructionSet::Portable).expect("a thread");

@@ -1,5 +1,5 @@
-//! Merging holds about one tensor in memory and proving it about one layer, however large the model. Alone in its process, whose
-//! peak is measured.
+//! Merging holds about one tensor in memory and proving it about one layer, however large the model. Alone in its
+//! process, whose peak is measured.
 
 mod process_memory;
 
@@ -78,7 +78,8 @@ fn peak_memory_is_two_of_the_largest_tensors_and_two_layers() {
     }
 }
 
-/// The peak of the process's memory in a piece of work, above what it had before; nothing where the system does not tell.
+/// The peak of the process's memory in a piece of work, above what it had before; nothing where the system does not
+/// tell.
 fn peak_of(work: impl FnOnce()) -> Option<u64> {
     // Sets the peak back to the present.
     if std::fs::write("/proc/self/clear_refs", "5").is_err() {

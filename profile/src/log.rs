@@ -1,4 +1,5 @@
-//! What one thread recorded: the spans that are open, totals of those that ended, and each of them as an event while there is room.
+//! What one thread recorded: the spans that are open, totals of those that ended, and each of them as an event while
+//! there is room.
 
 use crate::work::Work;
 
@@ -65,7 +66,8 @@ impl ThreadLog {
         self.open.len() - 1
     }
 
-    /// Closes the span at a depth, and any above it that were forgotten. `keep` says whether there is room for one more event.
+    /// Closes the span at a depth, and any above it that were forgotten. `keep` says whether there is room for one more
+    /// event.
     pub(crate) fn close(&mut self, depth: usize, now: u64, mut keep: impl FnMut(Kind) -> bool) {
         while self.open.len() > depth {
             let Some(Open { node: index, began, work, within }) = self.open.pop() else { return };
@@ -85,7 +87,8 @@ impl ThreadLog {
         }
     }
 
-    /// The totals that a span belongs to. There are some dozens of them, the last used ones at the end more often than not.
+    /// The totals that a span belongs to. There are some dozens of them, the last used ones at the end more often than
+    /// not.
     fn node(&mut self, parent: Option<u32>, kind: Kind, name: &'static str, work: &Work) -> u32 {
         let is_it = |node: &Node| {
             node.parent == parent && node.work.shape == work.shape && std::ptr::eq(node.name, name) && node.kind == kind

@@ -11,7 +11,8 @@ use crate::summary::{self, Summary};
 use crate::trace::{self, Process};
 use crate::work::{Limits, Work};
 
-/// Events that are kept; the totals go on when there is no more room. An event takes 40 bytes here and about 130 in a trace.
+/// Events that are kept; the totals go on when there is no more room. An event takes 40 bytes here and about 130 in a
+/// trace.
 const MOST_EVENTS: usize = 1 << 18;
 
 /// Of these, what is left for phases when the kernels have filled the rest: they are few, and say the most.

@@ -1,4 +1,5 @@
-//! The totals of a recording: a row for each phase, in the order of their beginning, and one for each kernel, the longest first.
+//! The totals of a recording: a row for each phase, in the order of their beginning, and one for each kernel, the
+//! longest first.
 
 use serde::{Deserialize, Serialize};
 
@@ -59,8 +60,8 @@ pub struct KernelRow {
     pub bytes: u64,
     /// The arithmetic that bounds it.
     pub rate: Rate,
-    /// The least time that its work can take on this machine, over the time that it took. Above 1 where operands come from a cache
-    /// and not from memory.
+    /// The least time that its work can take on this machine, over the time that it took. Above 1 where operands come
+    /// from a cache and not from memory.
     pub share_of_limit: Option<f64>,
 }
 

@@ -14,8 +14,8 @@ use crate::{Format, words};
 
 /// Show what takes how much room: by stage, by pipeline or by stage kind.
 ///
-/// A file that several results share is stored once. `size` counts it for each group; `own` counts what only that group's results
-/// hold: the room that removing all of them would make.
+/// A file that several results share is stored once. `size` counts it for each group; `own` counts what only that
+/// group's results hold: the room that removing all of them would make.
 #[derive(Args)]
 pub(super) struct DuArgs {
     /// What to add up.

@@ -15,9 +15,9 @@ use crate::{Format, words};
 
 /// Make room: remove what no result needs and, where a limit is given, results.
 ///
-/// Results in use by a run that goes on stay, and so do those that the newest runs of each pipeline refer to where `--keep-runs` is
-/// given. Without any limit no result is removed. With `--keep-runs` alone every other result is. For `--max-size` those go first that
-/// are large, quick to make again and long unused.
+/// Results in use by a run that goes on stay, and so do those that the newest runs of each pipeline refer to where
+/// `--keep-runs` is given. Without any limit no result is removed. With `--keep-runs` alone every other result is. For
+/// `--max-size` those go first that are large, quick to make again and long unused.
 #[derive(Args)]
 pub(super) struct GcArgs {
     /// Remove results until the store takes no more than this, such as `20GiB`.

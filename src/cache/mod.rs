@@ -1,4 +1,5 @@
-//! `pipeline cache`: what the store holds, whether it is intact, and how to make room. One file per command, in `cache/`.
+//! `pipeline cache`: what the store holds, whether it is intact, and how to make room. One file per command, in
+//! `cache/`.
 
 mod du;
 mod gc;
@@ -65,7 +66,8 @@ pub(crate) fn run(args: &CacheArgs, global: &Global) -> Result<(), Failure> {
 }
 
 impl Opened {
-    /// Opens a home's store without writing to it, so that a read-only or full one can be looked at; `None` where there is none.
+    /// Opens a home's store without writing to it, so that a read-only or full one can be looked at; `None` where there
+    /// is none.
     fn look(home: &Home) -> Result<Option<Self>, Failure> {
         let Some(store) = Store::look(home.store()).map_err(Failure::machine)? else { return Ok(None) };
         let history = History::look(home).map_err(Failure::machine)?;

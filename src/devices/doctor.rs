@@ -18,8 +18,8 @@ use crate::{Format, words};
 
 /// Look for what people get wrong: versions, variables, device nodes, memory, ports, limits; each with what to do.
 ///
-/// With a file also the variables that it sets, and whether its stages can ever have what they ask for. Ends with 1 where something is
-/// wrong, and with 0 where there is nothing, or only what is worth a warning.
+/// With a file also the variables that it sets, and whether its stages can ever have what they ask for. Ends with 1
+/// where something is wrong, and with 0 where there is nothing, or only what is worth a warning.
 #[derive(Args)]
 pub(super) struct DoctorArgs {
     /// A pipeline file to look at, too.
@@ -87,7 +87,8 @@ fn place(sources: &Sources, stage: &PlannedStage, variable: &str) -> String {
     format!("{name}:{line}:{column} (stage {})", stage.id)
 }
 
-/// The stages that can never have what they ask for on this machine. Of those that a cluster runs this machine says nothing.
+/// The stages that can never have what they ask for on this machine. Of those that a cluster runs this machine says
+/// nothing.
 fn never_met(plan: &Plan, inventory: &Inventory) -> Vec<Finding> {
     let here = |index: &usize| plan.executor_of(*index, None).0 == ExecutorKind::Local;
     let stages = (0..plan.stages.len()).filter(here).map(|index| &plan.stages[index]);

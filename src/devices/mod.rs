@@ -15,8 +15,8 @@ use crate::{Format, words};
 
 /// List what this machine has to compute on: processors, GPUs, NPUs, their memory and the links between them.
 ///
-/// What a device is and how it fares is told by its driver's own tool: NVML or `nvidia-smi`, `npu-smi`, `amd-smi` or `rocm-smi`,
-/// `system_profiler`. A tool that fails or hangs is named with what it said.
+/// What a device is and how it fares is told by its driver's own tool: NVML or `nvidia-smi`, `npu-smi`, `amd-smi` or
+/// `rocm-smi`, `system_profiler`. A tool that fails or hangs is named with what it said.
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true, flatten_help = true)]
 pub(crate) struct DevicesArgs {

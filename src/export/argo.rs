@@ -1,7 +1,7 @@
 //! `pipeline export argo`: an Argo workflow with a task for each stage.
 //!
-//! A task runs its stage alone and hands it over through the shared cache, so that a stage whose result lies there costs a few seconds. The
-//! children of a sweep share a template, which is given the stage's id.
+//! A task runs its stage alone and hands it over through the shared cache, so that a stage whose result lies there
+//! costs a few seconds. The children of a sweep share a template, which is given the stage's id.
 
 use engine::plan::{Plan, PlannedStage};
 use serde_json::{Value, json};
@@ -137,8 +137,8 @@ fn template(job: &Job<'_>, stage: &PlannedStage) -> Value {
     template
 }
 
-/// What the run in the pod cannot try again: a pod that was lost, evicted or killed. What it did try again, and what is no use to try, ends
-/// with 1 and 2.
+/// What the run in the pod cannot try again: a pod that was lost, evicted or killed. What it did try again, and what is
+/// no use to try, ends with 1 and 2.
 fn retry_strategy(stage: &PlannedStage) -> Value {
     json!({
         "limit": stage.retries.max.to_string(),

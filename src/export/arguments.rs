@@ -23,7 +23,8 @@ pub(super) struct ClusterArgs {
     /// Where to write it [default: standard output].
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// The image that the pods run: it has `pipeline` on its PATH, and what `backend: torch` or a `command` stage needs.
+    /// The image that the pods run: it has `pipeline` on its PATH, and what `backend: torch` or a `command` stage
+    /// needs.
     #[arg(long)]
     pub image: String,
     /// The namespace to run in [default: that of whoever applies it].
@@ -50,7 +51,8 @@ pub(super) struct ClusterArgs {
     /// A persistent volume claim for the pods' homes: a training whose pod is lost goes on from its saved steps.
     #[arg(long, value_name = "CLAIM")]
     pub home_claim: Option<String>,
-    /// Where the folder of the pipeline file lies in the image or on a volume. Without it a ConfigMap brings the file and its sources.
+    /// Where the folder of the pipeline file lies in the image or on a volume. Without it a ConfigMap brings the file
+    /// and its sources.
     #[arg(long, value_name = "FOLDER")]
     pub folder: Option<PathBuf>,
     #[command(flatten)]

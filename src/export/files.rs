@@ -1,4 +1,5 @@
-//! What the pods of a pipeline read from the machine that exports it: the file, those it includes, sources and pins, in a ConfigMap.
+//! What the pods of a pipeline read from the machine that exports it: the file, those it includes, sources and pins, in
+//! a ConfigMap.
 //!
 //! They keep their places to one another, since paths in a pipeline file are relative to it.
 
@@ -23,8 +24,8 @@ use crate::words;
 /// The most that a ConfigMap holds.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// The folder of a ConfigMap that holds everything: beside it lie the links that Kubernetes replaces a ConfigMap by, which a glob over
-/// the pipeline's own folder must not find.
+/// The folder of a ConfigMap that holds everything: beside it lie the links that Kubernetes replaces a ConfigMap by,
+/// which a glob over the pipeline's own folder must not find.
 const WHOLE: &str = "job";
 
 /// The longest key of a ConfigMap.

@@ -1,7 +1,7 @@
 //! `pipeline export kubernetes`: a Job that runs the whole file in one pod.
 //!
-//! Kubernetes itself starts no pod after another has ended, so a graph of Jobs would be pods that hold their devices while they wait. One pod
-//! has the engine's own scheduler; who wants a pod for each stage has Argo.
+//! Kubernetes itself starts no pod after another has ended, so a graph of Jobs would be pods that hold their devices
+//! while they wait. One pod has the engine's own scheduler; who wants a pod for each stage has Argo.
 
 use engine::plan::{DeviceRequest, PlannedStage};
 use serde_json::{Map, Value, json};
@@ -55,7 +55,8 @@ fn documents(job: &Job<'_>, asks: &Asks) -> Vec<Value> {
     let retries = job.plan.stages.iter().map(|stage| stage.retries.max).max().unwrap_or(0);
     let spec = json!({
         "backoffLimit": retries,
-        // A pod that was moved away counts as no try. What the run in it tried again already, and what is no use to try, ends with 1 and 2.
+        // A pod that was moved away counts as no try. What the run in it tried again already, and what is no use to
+        // try, ends with 1 and 2.
         "podFailurePolicy": { "rules": [
             { "action": "Ignore", "onPodConditions": [{ "type": "DisruptionTarget", "status": "True" }] },
             { "action": "FailJob", "onExitCodes": { "containerName": "main", "operator": "In", "values": [1, 2] } },

@@ -1,7 +1,9 @@
-//! `pipeline export`: what leaves this program for others: an output as a folder, a whole pipeline as a job of a cluster.
+//! `pipeline export`: what leaves this program for others: an output as a folder, a whole pipeline as a job of a
+//! cluster.
 //!
-//! A file each: [`copy`] for outputs; [`argo`] and [`kubernetes`] for manifests, over what both need: [`arguments`] (the command line),
-//! [`cluster`] (the plan), [`files`] (what pods read), [`pod`] (what a pod asks for and is given), [`names`] and [`yaml`].
+//! A file each: [`copy`] for outputs; [`argo`] and [`kubernetes`] for manifests, over what both need: [`arguments`]
+//! (the command line), [`cluster`] (the plan), [`files`] (what pods read), [`pod`] (what a pod asks for and is given),
+//! [`names`] and [`yaml`].
 
 mod argo;
 mod arguments;
@@ -20,8 +22,8 @@ use crate::render::Failure;
 
 /// Copy a stage's output into a folder, or write a pipeline as a job of a cluster.
 ///
-/// `pipeline export FILE STAGE FOLDER` copies an output out of the store into a new or empty folder. The copy is checked, writable and
-/// independent of the store; `publish:` in the file does the same after every run.
+/// `pipeline export FILE STAGE FOLDER` copies an output out of the store into a new or empty folder. The copy is
+/// checked, writable and independent of the store; `publish:` in the file does the same after every run.
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct ExportArgs {

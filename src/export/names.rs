@@ -19,7 +19,8 @@ impl Names {
         Self { taken: reserved.iter().map(|&name| name.to_owned()).collect(), longest }
     }
 
-    /// A label that reads like a name: the same for the same names in the same order. `adapter[lora.rank=4]` is `adapter-lora-rank-4`.
+    /// A label that reads like a name: the same for the same names in the same order. `adapter[lora.rank=4]` is
+    /// `adapter-lora-rank-4`.
     pub(super) fn label(&mut self, name: &str) -> String {
         let plain = label(name);
         let mut wanted = plain.clone();

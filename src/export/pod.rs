@@ -8,12 +8,13 @@ use serde_json::{Map, Value, json};
 use super::arguments::{ClusterArgs, POD};
 use super::cluster::Job;
 
-/// Memory of a pod beside what its stage asks for: the run itself, and what its kernel keeps for it. Were it all promised to the stage, the
-/// stage would wait for it for ever.
+/// Memory of a pod beside what its stage asks for: the run itself, and what its kernel keeps for it. Were it all
+/// promised to the stage, the stage would wait for it for ever.
 const BESIDE_STAGE: u64 = 512 << 20;
 
-/// Time of a pod beside what its stage may take: bringing the image and the inputs, sending the result. `timeout` is kept by the run in
-/// the pod, which asks the stage to save what it has; the pod's deadline is for a pod that does nothing any more.
+/// Time of a pod beside what its stage may take: bringing the image and the inputs, sending the result. `timeout` is
+/// kept by the run in the pod, which asks the stage to save what it has; the pod's deadline is for a pod that does
+/// nothing any more.
 const BESIDE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// How long a stage that is asked to stop may take to save what it has: that of `run --grace`.
@@ -33,7 +34,8 @@ impl Asks {
     /// What a stage asks for.
     pub(super) fn of(stage: &PlannedStage) -> Self {
         let resources = &stage.resources;
-        // `all` of the processor is one worker; of devices a pod has none that it does not count, which is refused before.
+        // `all` of the processor is one worker; of devices a pod has none that it does not count, which is refused
+        // before.
         let count = match resources.count {
             DeviceCount::Exactly(count) => count,
             DeviceCount::All => 1,
@@ -63,8 +65,8 @@ impl Asks {
         })
     }
 
-    /// The container's `resources`. What is asked for is also the limit: a stage finds out from it how many threads and how much memory
-    /// it has.
+    /// The container's `resources`. What is asked for is also the limit: a stage finds out from it how many threads and
+    /// how much memory it has.
     fn resources(&self, args: &ClusterArgs) -> Option<Value> {
         let mut amounts = Map::new();
         if let Some(threads) = self.cpu {

@@ -1,7 +1,7 @@
 //! Writes plain data as YAML, in the block style that people read and edit.
 //!
-//! Texts stand plain only where no reader of YAML 1.1 or 1.2 could take them for anything else (`on`, `1e3`, `~`); texts of several lines
-//! stand as blocks where that keeps every letter.
+//! Texts stand plain only where no reader of YAML 1.1 or 1.2 could take them for anything else (`on`, `1e3`, `~`);
+//! texts of several lines stand as blocks where that keeps every letter.
 
 use std::fmt::Write as _;
 
@@ -108,7 +108,8 @@ fn is_plain(value: &str) -> bool {
     begins && value.chars().all(goes_on) && !NOT_TEXT.contains(&value.to_ascii_lowercase().as_str())
 }
 
-/// Whether a block keeps a text as it is: no letter that must be escaped, no first line whose blanks would be taken for indentation.
+/// Whether a block keeps a text as it is: no letter that must be escaped, no first line whose blanks would be taken for
+/// indentation.
 fn is_block(value: &str) -> bool {
     let kept = |letter: char| letter == '\n' || letter == '\t' || is_printable(letter);
     let first = value.lines().next().unwrap_or_default();

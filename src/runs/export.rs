@@ -10,7 +10,8 @@ use crate::progress::Verbosity;
 use crate::render::Failure;
 use crate::{Global, terminal, words};
 
-/// Write a run into one archive: its plan, events, logs, metrics and the records of its results, without the results themselves.
+/// Write a run into one archive: its plan, events, logs, metrics and the records of its results, without the results
+/// themselves.
 #[derive(Args)]
 pub(super) struct ExportArgs {
     /// The run.

@@ -17,11 +17,12 @@ use crate::render::Failure;
 use crate::terminal::Look;
 use crate::{Format, Global, words};
 
-/// Tell where a result comes from: every step on the way to it, back to source files with their digests and pinned versions.
+/// Tell where a result comes from: every step on the way to it, back to source files with their digests and pinned
+/// versions.
 #[derive(Args)]
 pub(super) struct ProvenanceArgs {
-    /// A stage, with its output where it has several; a published or exported folder, or a file of it; or the beginning of a key, of an
-    /// identity or of another digest.
+    /// A stage, with its output where it has several; a published or exported folder, or a file of it; or the
+    /// beginning of a key, of an identity or of another digest.
     #[arg(value_name = "STAGE[.OUTPUT] | PATH | DIGEST")]
     target: String,
     /// The run whose result of the stage is meant [default: the newest that has one].

@@ -12,7 +12,8 @@ use super::Past;
 use crate::render::{Exit, Failure};
 use crate::{Format, Global, words};
 
-/// Remove the records of runs, with their logs. Their results stay in the store, and a run that goes on is never removed.
+/// Remove the records of runs, with their logs. Their results stay in the store, and a run that goes on is never
+/// removed.
 #[derive(Args)]
 pub(super) struct RmArgs {
     /// Runs to remove; without any, `--older-than` or `--keep` choose among all.

@@ -15,7 +15,8 @@ use crate::{figures, words};
 pub(super) struct StageStory<'a> {
     recorded: &'a Recorded,
     stage: &'a RecordedStage,
-    /// Where and how the result was made, here or in an earlier run; `None` where there is no result, or all trace of it is gone.
+    /// Where and how the result was made, here or in an earlier run; `None` where there is no result, or all trace of
+    /// it is gone.
     made: Option<Origin>,
 }
 

@@ -14,8 +14,8 @@ use crate::{Format, Global, terminal, words};
 
 /// Do stages of a run again, apart from the store, and compare what comes out with what was recorded.
 ///
-/// Without stages, those that the run executed, but for those that fetch from a server. Ends with 1 where anything differs, or a record
-/// or a stored file was changed.
+/// Without stages, those that the run executed, but for those that fetch from a server. Ends with 1 where anything
+/// differs, or a record or a stored file was changed.
 #[derive(Args)]
 pub(super) struct VerifyArgs {
     /// The run.

@@ -1,8 +1,8 @@
 //! Rows a second of `dataset`, `tokenize` and `pack`: the stages themselves, store and checksums among them.
 //!
 //! `cargo bench -p stages --bench data_path -- --rows FILE --tokenizer FOLDER [--column-map JSON] [--max-seq-len 2048]
-//! [--threads 2]` prints one JSON line. Without a tokenizer only `dataset` is measured, and its peak of memory with it; `--with JSON`
-//! adds parameters, such as `{"shuffle": true}`.
+//! [--threads 2]` prints one JSON line. Without a tokenizer only `dataset` is measured, and its peak of memory with it;
+//! `--with JSON` adds parameters, such as `{"shuffle": true}`.
 
 use std::collections::BTreeMap;
 use std::error::Error;

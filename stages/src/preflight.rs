@@ -11,7 +11,8 @@ use serde_json::Value;
 
 use crate::compute::checkpoint::CONFIG;
 
-/// What a process of ours takes before it loads anything, in bytes; the pages of the program itself are those of a file.
+/// What a process of ours takes before it loads anything, in bytes; the pages of the program itself are those of a
+/// file.
 pub(crate) const PROCESS_BYTES: u64 = 8 << 20;
 
 /// The configuration of a model that a stage reads, where its facts have it.

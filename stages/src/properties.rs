@@ -1,5 +1,5 @@
-//! What the readers of foreign text hold for any text: they end without a panic, soon and in little memory, and what they return keeps its
-//! promises.
+//! What the readers of foreign text hold for any text: they end without a panic, soon and in little memory, and what
+//! they return keeps its promises.
 //!
 //! Compiled for the tests here and for the fuzzer alone (`fuzz/`).
 
@@ -17,7 +17,8 @@ use crate::kinds::dataset::split::Split;
 pub use crate::hub::properties::hub_answers;
 pub use crate::kinds::dataset::properties::filter;
 
-/// A whole pipeline file, with the stage kinds of this program: every problem is at a place in the text, and a second reading finds the same.
+/// A whole pipeline file, with the stage kinds of this program: every problem is at a place in the text, and a second
+/// reading finds the same.
 pub fn pipeline_file(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let read = || engine::plan::load_text(Path::new("/nonexistent/pipeline.yaml"), &text, &[], &crate::registry());

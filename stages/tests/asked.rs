@@ -1,4 +1,5 @@
-//! A model is asked in the tokens it was taught by: `generate` and `evaluate` read what `tokenize` put before the response.
+//! A model is asked in the tokens it was taught by: `generate` and `evaluate` read what `tokenize` put before the
+//! response.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

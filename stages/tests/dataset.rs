@@ -40,8 +40,8 @@ fn parquet(folder: &Path, from: usize, to: usize) -> Vec<u8> {
     std::fs::read(path).unwrap()
 }
 
-/// Pins and reads the dataset `owner/name` of a server, in a process whose environment names that server. The commit and the summaries
-/// of the rows, or the message and the help of the failure.
+/// Pins and reads the dataset `owner/name` of a server, in a process whose environment names that server. The commit
+/// and the summaries of the rows, or the message and the help of the failure.
 fn read(server: &FaultyHub, with: Value) -> Result<(String, Vec<String>), String> {
     let root = tempfile::tempdir().unwrap();
     let result = root.path().join("result.json");

@@ -35,7 +35,8 @@ fn encode(tiny: &Tiny, question: &str, answer: &str) -> (Vec<u32>, Vec<u32>) {
     (prompt, response)
 }
 
-/// Summed negative log-likelihood of a response, and how many of its tokens are the most likely ones, straight from the logits.
+/// Summed negative log-likelihood of a response, and how many of its tokens are the most likely ones, straight from the
+/// logits.
 fn likelihood(decoder: &mut Decoder<Cpu>, prompt: &[u32], response: &[u32]) -> (f64, u64) {
     let ids: Vec<u32> = [prompt, response].concat();
     let logits = decoder.logits(&Batch::text(ids.clone())).unwrap();

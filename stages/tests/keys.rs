@@ -1,7 +1,9 @@
-//! Which stages go stale when something changes: every field of every kind is given another value, in a pipeline of all kinds.
+//! Which stages go stale when something changes: every field of every kind is given another value, in a pipeline of all
+//! kinds.
 //!
-//! `keys/flips.txt` holds a flip for each field that a kind declares. A field without one fails the test, and so does one without a
-//! class, which does not compile. Nothing runs: an output's identity is taken to be another one whenever its stage's key is.
+//! `keys/flips.txt` holds a flip for each field that a kind declares. A field without one fails the test, and so does
+//! one without a class, which does not compile. Nothing runs: an output's identity is taken to be another one whenever
+//! its stage's key is.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -1,4 +1,5 @@
-//! The stage kind `merge`, without an engine: what it makes of weighted adapters, and which adapters it refuses by name.
+//! The stage kind `merge`, without an engine: what it makes of weighted adapters, and which adapters it refuses by
+//! name.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -1,5 +1,5 @@
-//! Proxies and certificates, as the environment names them: the same program again, with variables set, before a server with a
-//! certificate that nobody trusts and behind a proxy.
+//! Proxies and certificates, as the environment names them: the same program again, with variables set, before a server
+//! with a certificate that nobody trusts and behind a proxy.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -91,7 +91,8 @@ fn pass_on(mut client: TcpStream, to: u16, heads: &Mutex<Vec<String>>) -> std::i
     std::io::copy(&mut client, &mut server).map(drop)
 }
 
-/// Asks the Hub that the environment names, and says what came of it. Run by the tests below, each with variables of its own.
+/// Asks the Hub that the environment names, and says what came of it. Run by the tests below, each with variables of
+/// its own.
 #[test]
 #[ignore = "the tests of this file start it, with an environment"]
 fn ask() {

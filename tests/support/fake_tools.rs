@@ -1,4 +1,5 @@
-//! Stand-ins for the vendors' tools: shell scripts that print what the real ones do, in a folder that is the whole `PATH`.
+//! Stand-ins for the vendors' tools: shell scripts that print what the real ones do, in a folder that is the whole
+//! `PATH`.
 
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its own part of this; tests may unwrap")]
 

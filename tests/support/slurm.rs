@@ -1,7 +1,9 @@
-//! A throw-away Slurm cluster on this machine: emulated nodes with emulated GPUs, in a folder of its own, on ports of its own.
+//! A throw-away Slurm cluster on this machine: emulated nodes with emulated GPUs, in a folder of its own, on ports of
+//! its own.
 //!
-//! Needs the daemons and no more, neither systemd nor munge nor root: `apt-get install -y --no-install-recommends slurmctld slurmd
-//! slurm-client`. Everyone on this machine could submit to it (`auth/none`), so it listens on the loopback alone and goes with the test.
+//! Needs the daemons and no more, neither systemd nor munge nor root: `apt-get install -y --no-install-recommends
+//! slurmctld slurmd slurm-client`. Everyone on this machine could submit to it (`auth/none`), so it listens on the
+//! loopback alone and goes with the test.
 
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its own part of this; tests may unwrap")]
 
@@ -119,8 +121,8 @@ impl Cluster {
         self.controller = Some(self.daemon("slurmctld", &[]));
     }
 
-    /// Ends a node with everything that runs on it, as a power cut does. Nothing may run elsewhere: what supervises a job does not say on
-    /// which node it does.
+    /// Ends a node with everything that runs on it, as a power cut does. Nothing may run elsewhere: what supervises a
+    /// job does not say on which node it does.
     pub(crate) fn lose_node(&mut self, node: usize) {
         if let Some(mut daemon) = self.nodes[node].take() {
             let _ = daemon.kill();

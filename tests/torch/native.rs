@@ -1,4 +1,5 @@
-//! The torch worker beside the native backend: the same losses, adapters, scores and answers, and runs that one begins and the other ends.
+//! The torch worker beside the native backend: the same losses, adapters, scores and answers, and runs that one begins
+//! and the other ends.
 
 use serde_json::Value;
 

@@ -1,5 +1,5 @@
-//! The whole way on NPUs, none of which is one: `npu-smi` is a script that prints what the real one did, and torch_npu a module of the
-//! worker's tests that computes on the processor.
+//! The whole way on NPUs, none of which is one: `npu-smi` is a script that prints what the real one did, and torch_npu
+//! a module of the worker's tests that computes on the processor.
 
 use std::env;
 use std::fs;

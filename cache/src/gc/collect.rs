@@ -1,4 +1,5 @@
-//! Removing what was chosen, and then what no result holds: results, trees, objects, in this order and in short batches behind the gate.
+//! Removing what was chosen, and then what no result holds: results, trees, objects, in this order and in short batches
+//! behind the gate.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -406,7 +407,8 @@ mod tests {
         assert_eq!((collected.results.len(), collected.objects, collected.left_bytes), (1, 2, 0));
     }
 
-    /// A run comes when the collector has chosen already, and stands between finding a result and saying that it uses it.
+    /// A run comes when the collector has chosen already, and stands between finding a result and saying that it uses
+    /// it.
     #[test]
     fn the_collector_waits_for_who_is_taking_a_result() {
         let (home, store) = store();
@@ -471,8 +473,9 @@ mod tests {
         assert!(store.complete(&tree) && foreign.exists());
     }
 
-    /// Runs that take or make results, and check every byte of them, while the collector removes all it may, over and over. Before each
-    /// round everything is set back by days, so that the collector and the runs race for the same results.
+    /// Runs that take or make results, and check every byte of them, while the collector removes all it may, over and
+    /// over. Before each round everything is set back by days, so that the collector and the runs race for the same
+    /// results.
     #[test]
     fn nothing_in_use_is_lost_to_a_collector_in_a_loop() {
         let (home, store) = store();

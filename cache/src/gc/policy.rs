@@ -3,13 +3,14 @@
 //! Never removed: what is pinned, and what is in use. Of the rest go, in this order,
 //! 1. with [`Unpinned::Remove`], all;
 //! 2. those whose last use lies further back than `older_than`;
-//! 3. while the store holds more than `max_bytes`: first working state whose stage has a result, the longest unwritten first; then
-//!    results by *worth*, the least first. The worth of a result is the seconds that making it took, divided by the bytes that removing
-//!    it would free and by the hours since its last use: what is large, quick to make again and long unused goes before what took
-//!    a night. A file that several results hold is divided among them, and counts for nothing where one of them stays in any case.
+//! 3. while the store holds more than `max_bytes`: first working state whose stage has a result, the longest unwritten
+//!    first; then results by *worth*, the least first. The worth of a result is the seconds that making it took,
+//!    divided by the bytes that removing it would free and by the hours since its last use: what is large, quick to
+//!    make again and long unused goes before what took a night. A file that several results hold is divided among them,
+//!    and counts for nothing where one of them stays in any case.
 //!
-//! Working state whose stage has a result is old after `finished_partials`. Without a result it is what is left of a run that was cut
-//! off, which nothing but time makes worthless: only `older_than` removes it.
+//! Working state whose stage has a result is old after `finished_partials`. Without a result it is what is left of a
+//! run that was cut off, which nothing but time makes worthless: only `older_than` removes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
@@ -33,8 +34,8 @@ pub struct Policy {
     pub seconds: BTreeMap<Digest, f64>,
     /// Working state whose stage has a result goes when it has not been written for so long.
     pub finished_partials: Duration,
-    /// What no result holds, and none that is removed held, goes when it is older than this. For machines that share a store and whose
-    /// file system does not tell one of the other's locks.
+    /// What no result holds, and none that is removed held, goes when it is older than this. For machines that share a
+    /// store and whose file system does not tell one of the other's locks.
     pub grace: Duration,
 }
 
@@ -257,7 +258,8 @@ impl<'a> Choosing<'a> {
         let worth = |position: usize| {
             let result = &self.census.results[position];
             let bytes: f64 = result.objects.iter().map(share).sum();
-            // A second and an hour are added, so that what took no time, or was used just now, is still compared by the rest.
+            // A second and an hour are added, so that what took no time, or was used just now, is still compared by the
+            // rest.
             let hours = self.now.age(result.last_use).as_secs_f64() / 3600.0 + 1.0;
             (bytes > 0.0).then(|| (self.policy.seconds(result) + 1.0) / bytes / hours)
         };
@@ -409,7 +411,8 @@ mod tests {
         assert_eq!(chosen(&Policy { older_than: Some(24 * HOUR), ..Policy::default() }, &census), [1]);
     }
 
-    /// The law of the order: what is left after making room is dearer to make again than what the oldest-first order leaves.
+    /// The law of the order: what is left after making room is dearer to make again than what the oldest-first order
+    /// leaves.
     #[test]
     fn what_is_left_is_worth_more_than_what_oldest_first_leaves() {
         let mut random = 7_u64;

@@ -17,8 +17,8 @@ use crate::{Digest, StoreError, TreeFile};
 const PART: u64 = 8 << 20;
 
 impl Shared {
-    /// Fetches an object into a new file. Where this succeeds the file has the digest and the length that it should have;
-    /// where it does not, what was written is worth nothing.
+    /// Fetches an object into a new file. Where this succeeds the file has the digest and the length that it should
+    /// have; where it does not, what was written is worth nothing.
     pub(super) async fn download(
         &self,
         file: &TreeFile,
@@ -54,7 +54,8 @@ impl Shared {
         let options = GetOptions { range: Some(range.into()), ..GetOptions::default() };
         let found = match self.store().get_opts(name, options).await {
             Err(object_store::Error::NotFound { .. }) => return Err(self.missing(name)),
-            // A range beyond the end has an answer of its own at each service: the length tells it from trouble on the way.
+            // A range beyond the end has an answer of its own at each service: the length tells it from trouble on the
+            // way.
             Err(error) => return Err(self.wrong_size(name, size).await?.unwrap_or_else(|| self.failed(&error))),
             Ok(found) => found,
         };

@@ -115,11 +115,13 @@ impl RemoteError {
         }
     }
 
-    /// Sorts a failure by what can be done about it. One that says that something is not there is for the caller to judge.
+    /// Sorts a failure by what can be done about it. One that says that something is not there is for the caller to
+    /// judge.
     pub(super) fn of(remote: &str, error: &object_store::Error) -> Self {
         let (remote, reason) = (remote.to_owned(), innermost(error));
         match error {
-            // Without credentials the machine's own role is asked for, at an address that only machines of a cloud have.
+            // Without credentials the machine's own role is asked for, at an address that only machines of a cloud
+            // have.
             _ if error.to_string().contains(METADATA_SERVICE) => {
                 Self::Denied { remote, reason: "the environment has no credentials".to_owned() }
             }

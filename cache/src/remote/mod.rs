@@ -7,10 +7,10 @@
 //! results/<key>.json    key → outputs
 //! ```
 //!
-//! The layout and every file in it are those of the local [`crate::Store`]. A result is sent after everything that it names, so
-//! that who finds it finds the rest. What comes back is compared with its digest before it gets a name in the local store; what
-//! does not hold up is refused by name. Nothing is believed of a bucket but that a key belongs to a result, which its
-//! writers are trusted with.
+//! The layout and every file in it are those of the local [`crate::Store`]. A result is sent after everything that it
+//! names, so that who finds it finds the rest. What comes back is compared with its digest before it gets a name in the
+//! local store; what does not hold up is refused by name. Nothing is believed of a bucket but that a key belongs to a
+//! result, which its writers are trusted with.
 //!
 //! It leaves to others: when to ask, and what to do when there is no answer.
 

@@ -20,12 +20,14 @@ pub struct Pulled {
 }
 
 impl Remote {
-    /// Brings a result into the local store: its objects, its trees, then its record. What is there already is not fetched.
+    /// Brings a result into the local store: its objects, its trees, then its record. What is there already is not
+    /// fetched.
     ///
     /// `observe` is called from several threads. What was brought before a failure stays, and is not fetched again.
     ///
     /// # Errors
-    /// Fails where the remote cannot be reached, lacks something, holds something else than it should, or the disk refuses.
+    /// Fails where the remote cannot be reached, lacks something, holds something else than it should, or the disk
+    /// refuses.
     pub fn pull(
         &self,
         store: &Store,

@@ -1,4 +1,5 @@
-//! From the local store into a shared one: objects, then trees, then the record, so that a record never names what is not there.
+//! From the local store into a shared one: objects, then trees, then the record, so that a record never names what is
+//! not there.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -73,8 +74,8 @@ impl Remote {
     /// `observe` is called from several threads.
     ///
     /// # Errors
-    /// Fails where the remote cannot be reached or refuses, or the local store lacks something of the result or holds something
-    /// damaged, which is then not sent.
+    /// Fails where the remote cannot be reached or refuses, or the local store lacks something of the result or holds
+    /// something damaged, which is then not sent.
     pub fn push(
         &self,
         store: &Store,
@@ -215,7 +216,8 @@ impl Shared {
             self.write(&name, content, mode).await?;
             moved(file.size);
         } else {
-            // Parts cannot be written on condition. Two that send the same bytes under the name of those bytes do no harm.
+            // Parts cannot be written on condition. Two that send the same bytes under the name of those bytes do no
+            // harm.
             let upload = self.store().put_multipart(&name).await.map_err(|error| self.failed(&error))?;
             self.send_parts(upload, &mut source, place, file, moved).await?;
         }

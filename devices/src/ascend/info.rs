@@ -1,8 +1,9 @@
 //! `npu-smi info`: which NPUs there are, and how they are.
 //!
-//! The tool prints a table for people and no other form. A chip takes two lines, under a header of two lines. The header says what there
-//! is: cards of several chips have a column for the chip's number in the machine (`Device`, later `Phy-ID`), old versions have none for
-//! huge pages, and chips without HBM show `Memory-Usage` alone. The newest chips (950) have the number and the name in columns apart.
+//! The tool prints a table for people and no other form. A chip takes two lines, under a header of two lines. The
+//! header says what there is: cards of several chips have a column for the chip's number in the machine (`Device`,
+//! later `Phy-ID`), old versions have none for huge pages, and chips without HBM show `Memory-Usage` alone. The newest
+//! chips (950) have the number and the name in columns apart.
 
 /// What the table says of a chip.
 #[derive(Debug, Clone, PartialEq, Default)]

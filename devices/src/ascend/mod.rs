@@ -71,7 +71,8 @@ impl Inventory {
     }
 }
 
-/// The devices of the table. Processes count them from 0 in the order of their physical numbers, whichever a container sees.
+/// The devices of the table. Processes count them from 0 in the order of their physical numbers, whichever a container
+/// sees.
 fn devices(info: &info::Info) -> Vec<Device> {
     let mut chips: Vec<&info::Chip> = info.chips.iter().collect();
     chips.sort_by_key(|chip| (chip.physical, chip.card, chip.chip));

@@ -8,7 +8,8 @@ use crate::{DeviceKind, Machine};
 
 /// Open files that ranks with their links, readers and collectives come to.
 const OPEN_FILES: u64 = 4096;
-/// Shared memory below which NCCL's and the data loaders' segments run out; a container has 64 MiB unless it is told otherwise.
+/// Shared memory below which NCCL's and the data loaders' segments run out; a container has 64 MiB unless it is told
+/// otherwise.
 const SHARED_MEMORY: u64 = 512 << 20;
 
 /// What a process may use. None where it cannot be asked or there is no limit.

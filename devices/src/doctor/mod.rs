@@ -1,7 +1,8 @@
-//! What is wrong with a machine, or with the variables set on it: the things that people get wrong, each with what to do.
+//! What is wrong with a machine, or with the variables set on it: the things that people get wrong, each with what to
+//! do.
 //!
-//! Nothing is changed, and nothing is taken for wrong that may be meant: what is certain is an error, what is likely a warning, and
-//! what is only good to know a note.
+//! Nothing is changed, and nothing is taken for wrong that may be meant: what is certain is an error, what is likely a
+//! warning, and what is only good to know a note.
 
 mod access;
 mod limits;

@@ -1,7 +1,7 @@
 //! The Python that the torch worker runs on: what is installed in it, and whether it can be imported.
 //!
-//! It is asked in a process of its own, with a time limit: importing torch takes seconds, and with a broken driver beneath it may hang
-//! or crash.
+//! It is asked in a process of its own, with a time limit: importing torch takes seconds, and with a broken driver
+//! beneath it may hang or crash.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -110,14 +110,15 @@ impl Known {
     }
 }
 
-/// Collectives alone read names of these prefixes. The others are build tools' too, so that a name must be very near to be a slip.
+/// Collectives alone read names of these prefixes. The others are build tools' too, so that a name must be very near to
+/// be a slip.
 fn is_surely_a_slip(name: &str, edits: usize) -> bool {
     let closed = ["HCCL_", "NCCL_"].iter().any(|prefix| name.starts_with(prefix));
     closed || (edits <= 2 && name.len() >= 12)
 }
 
-/// The known variable that a name is nearest to, with the edits between them, if it is near enough for a slip: half of the letters
-/// after the prefix may differ, and no more than seven.
+/// The known variable that a name is nearest to, with the edits between them, if it is near enough for a slip: half of
+/// the letters after the prefix may differ, and no more than seven.
 fn nearest(name: &str) -> Option<(&'static Known, usize)> {
     let edits = |known: &'static Known| (known, strsim::damerau_levenshtein(name, known.name));
     let named = KNOWN.iter().filter(|known| !known.name.ends_with('*'));

@@ -136,11 +136,13 @@ fn container_variable(inventory: &Inventory, variables: &[Variable], name: &str,
     let variable = variables.iter().rev().find(|variable| variable.name == name)?;
     let process = kind.visible_variable()?;
     let ids: Option<Vec<u32>> = variable.value.split(',').map(|part| part.trim().parse().ok()).collect();
-    // `all`, `none` and `void` are set in every image of NVIDIA's; ranges and UUIDs say nothing of what a process is to see.
+    // `all`, `none` and `void` are set in every image of NVIDIA's; ranges and UUIDs say nothing of what a process is to
+    // see.
     let ids = ids?;
     let seen = inventory.of_kind(kind).count();
     let in_file = matches!(variable.place, Place::File(_));
-    // Where it did its work, exactly so many devices are left. Then it was right, though it says nothing to this process.
+    // Where it did its work, exactly so many devices are left. Then it was right, though it says nothing to this
+    // process.
     if !in_file && (seen == 0 || seen == ids.len()) {
         return None;
     }

@@ -1,7 +1,7 @@
 //! NVIDIA GPUs, by NVML, else by `nvidia-smi`.
 //!
-//! Both count GPUs in the order of the bus. CUDA itself counts the fastest first unless `CUDA_DEVICE_ORDER=PCI_BUS_ID` is set, which
-//! therefore belongs beside every `CUDA_VISIBLE_DEVICES` that is made from these numbers: see
+//! Both count GPUs in the order of the bus. CUDA itself counts the fastest first unless `CUDA_DEVICE_ORDER=PCI_BUS_ID`
+//! is set, which therefore belongs beside every `CUDA_VISIBLE_DEVICES` that is made from these numbers: see
 //! [`DeviceKind::environment`](crate::DeviceKind::environment).
 
 mod nvml;

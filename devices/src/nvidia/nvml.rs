@@ -1,7 +1,7 @@
 //! NVIDIA's management library, loaded at run time: a program that was linked to it would not start without a driver.
 //!
-//! A handful of its functions is called, whose forms NVIDIA keeps from version to version (that is what the `_v2` in their names is for),
-//! so that a wrapper of the whole library would bring more than it saves.
+//! A handful of its functions is called, whose forms NVIDIA keeps from version to version (that is what the `_v2` in
+//! their names is for), so that a wrapper of the whole library would bring more than it saves.
 
 #![allow(unsafe_code, reason = "NVML is a C library")]
 
@@ -91,7 +91,8 @@ struct ProcessInfo {
 pub(crate) fn ask(machine: &Machine) -> Result<Inventory, NvmlError> {
     let here = machine.path(&format!("/usr/lib/{SONAME}"));
     let name = if machine.is_here() { SONAME.into() } else { here.into_os_string() };
-    // SAFETY: loading runs the library's initializers. It is NVIDIA's own library, under the name that the driver installs.
+    // SAFETY: loading runs the library's initializers. It is NVIDIA's own library, under the name that the driver
+    // installs.
     let library = unsafe { Library::new(name) }.map_err(|_| NvmlError::NotInstalled)?;
     // In a thread, since a hung driver hangs its callers, and nothing ends them.
     let (sender, receiver) = channel();
@@ -106,7 +107,8 @@ struct Nvml {
 /// Calls a function of the library by its name, with the types that NVIDIA's header gives its parameters.
 macro_rules! call {
     ($nvml:expr, $name:ident ( $($type:ty = $argument:expr),* )) => {{
-        // SAFETY: the type is that of the function of this name in NVIDIA's nvml.h, and what its pointers point to outlives the call.
+        // SAFETY: the type is that of the function of this name in NVIDIA's nvml.h, and what its pointers point to
+        // outlives the call.
         let function = unsafe { $nvml.library.get::<unsafe extern "C" fn($($type),*) -> c_int>(stringify!($name).as_bytes()) }?;
         // SAFETY: as above.
         unsafe { function($($argument),*) }
@@ -302,7 +304,8 @@ struct FastLinks {
 }
 
 impl FastLinks {
-    /// How many reach another GPU. Through a switch every GPU reaches every other, with as many as the one that has fewer.
+    /// How many reach another GPU. Through a switch every GPU reaches every other, with as many as the one that has
+    /// fewer.
     fn to(&self, place: Option<&str>, other: &Self) -> u32 {
         let direct = self.to_devices.iter().filter(|end| Some(end.as_str()) == place).count() as u32;
         direct + self.to_switch.min(other.to_switch)

@@ -4,7 +4,8 @@ use crate::DeviceKind;
 use crate::inventory::{Device, Health, Process};
 use crate::nvidia::bus_id;
 
-/// What is asked of each GPU. All of it is understood by the tools of the last ten years: one name that is not would fail the query.
+/// What is asked of each GPU. All of it is understood by the tools of the last ten years: one name that is not would
+/// fail the query.
 pub(crate) const GPUS: &str = "--query-gpu=index,uuid,name,pci.bus_id,memory.total,memory.used,memory.free,power.draw,temperature.gpu,driver_version";
 
 /// What is asked of each process.

@@ -1,7 +1,7 @@
 //! `amd-smi … --json`, the successor of `rocm-smi`.
 //!
-//! Its versions before ROCm 7 print a list of GPUs, later ones an object with that list under `gpu_data`; figures come with their unit,
-//! and `"N/A"` stands for what a GPU does not tell.
+//! Its versions before ROCm 7 print a list of GPUs, later ones an object with that list under `gpu_data`; figures come
+//! with their unit, and `"N/A"` stands for what a GPU does not tell.
 
 use std::collections::BTreeMap;
 
@@ -82,7 +82,8 @@ pub(crate) fn version(fixed: &Answer) -> Option<String> {
     fixed.values().find_map(|gpu| text(gpu.pointer("/driver/version")))
 }
 
-/// What joins the GPUs, by their numbers, from either form of the answer: links in a list, and before ROCm 6.1 types by name.
+/// What joins the GPUs, by their numbers, from either form of the answer: links in a list, and before ROCm 6.1 types by
+/// name.
 pub(crate) fn links(answer: &Answer) -> Vec<([u32; 2], LinkKind)> {
     let mut links = BTreeMap::new();
     for (number, gpu) in answer {

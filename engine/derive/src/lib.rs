@@ -16,8 +16,8 @@ mod record;
 ///
 /// A field is `#[semantic]`, `#[resumable]` or `#[cosmetic]`, and says which; each takes `default` or `default = expr`,
 /// `range = a..b`, `above = a` and `rename = "name"`; a struct under `#[semantic(flatten)]` lends its own fields to the
-/// mapping around it, so that several kinds can share keys. Doc comments become descriptions in the JSON Schema. A variant is
-/// written in snake case, or as `#[semantic(rename = "name")]` says.
+/// mapping around it, so that several kinds can share keys. Doc comments become descriptions in the JSON Schema. A
+/// variant is written in snake case, or as `#[semantic(rename = "name")]` says.
 #[proc_macro_derive(Parameters, attributes(semantic, resumable, cosmetic))]
 pub fn derive_parameters(input: TokenStream) -> TokenStream {
     let input = parse_macro_input!(input as DeriveInput);

@@ -41,8 +41,8 @@ impl Known {
         self.lock.as_ref()?.get(request)
     }
 
-    /// The result of a stage, here or remembered to be in the shared cache, and its key; each where it is known. The digest of a long
-    /// source file is known as long as the file's attributes are those that it was read with.
+    /// The result of a stage, here or remembered to be in the shared cache, and its key; each where it is known. The
+    /// digest of a long source file is known as long as the file's attributes are those that it was read with.
     pub(super) fn look_up(
         &mut self,
         stage: &PlannedStage,

@@ -1,8 +1,8 @@
 //! The checks of a plan before anything runs: the same ones, on the same facts, for `validate`, `plan` and `run`.
 //!
-//! Facts flow from stage to stage: those of results that are there, of local files, and of what servers said about what is pinned
-//! ([`crate::metadata`]). Each stage without a result is checked against those of its inputs. Nothing is run, fetched or written
-//! here, and of each file little is read.
+//! Facts flow from stage to stage: those of results that are there, of local files, and of what servers said about what
+//! is pinned ([`crate::metadata`]). Each stage without a result is checked against those of its inputs. Nothing is run,
+//! fetched or written here, and of each file little is read.
 
 mod known;
 
@@ -43,8 +43,8 @@ pub(crate) struct Unseen {
     pub pinned: Pinned,
 }
 
-/// Checks a plan. `home` is where results are, if there is one; `executor` is where the command line wants stages to run, if it says so.
-/// What the plan itself has said already is not said again.
+/// Checks a plan. `home` is where results are, if there is one; `executor` is where the command line wants stages to
+/// run, if it says so. What the plan itself has said already is not said again.
 pub fn check(plan: &Plan, home: Option<&Home>, executor: Option<ExecutorKind>) -> Findings {
     let mut flow = Flow::new(plan, home.map(Known::open), executor);
     // What a check of the plan as a whole finds is said here, by `flow.report(None, problem)`.
@@ -52,7 +52,8 @@ pub fn check(plan: &Plan, home: Option<&Home>, executor: Option<ExecutorKind>) -
     flow.findings
 }
 
-/// Adds to the problems of a file what its data flow shows, as far as a plan could be made of it: one look at the file tells all.
+/// Adds to the problems of a file what its data flow shows, as far as a plan could be made of it: one look at the file
+/// tells all.
 pub fn complete(mut rejected: Rejected, home: Option<&Home>) -> Rejected {
     if let Some(plan) = rejected.readable.take() {
         rejected.problems.extend(check(&plan, home, None).into_problems());
@@ -178,7 +179,8 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// What a stage reads from outside: the files on this machine, and those on a server as far as their metadata is here.
+    /// What a stage reads from outside: the files on this machine, and those on a server as far as their metadata is
+    /// here.
     fn files(&mut self, at: usize, reads: Reads, key: Option<Digest>) -> LocalFiles {
         let mut files: BTreeMap<String, Vec<LocalFile>> = BTreeMap::new();
         for (role, found) in reads.files {

@@ -33,7 +33,8 @@ pub(crate) static CANCELLED: AtomicBool = AtomicBool::new(false);
 /// An input, opened: every file in it has been checked against its digest.
 #[derive(Debug, Clone)]
 pub struct Artifact {
-    /// A read-only folder of links with the original names. Its description lies beside it ([`crate::artifact::description_file`]).
+    /// A read-only folder of links with the original names. Its description lies beside it
+    /// ([`crate::artifact::description_file`]).
     pub folder: PathBuf,
     /// Its description.
     pub description: Description,
@@ -133,8 +134,8 @@ impl StageContext {
         })
     }
 
-    /// A context for one of the processes that [`StageContext::start_member`] starts: it says nothing, makes nothing, and opens what
-    /// the stage's process has opened.
+    /// A context for one of the processes that [`StageContext::start_member`] starts: it says nothing, makes nothing,
+    /// and opens what the stage's process has opened.
     pub(crate) fn of_member(job: Job, membership: Membership) -> Result<Self, StageError> {
         let job = Job { profile: None, ..job };
         Ok(Self { membership: Some(membership), ..Self::new(job, Voice::Silent)? })
@@ -201,8 +202,8 @@ impl StageContext {
         Ok(Draft { output: output.to_owned(), folder, finished: FinishedFiles::default(), flushing: None })
     }
 
-    /// Ends an output: flushes it and moves it into the store. `identity` is the logical identity where the kind has one; else it is
-    /// the digest of (path, content) pairs.
+    /// Ends an output: flushes it and moves it into the store. `identity` is the logical identity where the kind has
+    /// one; else it is the digest of (path, content) pairs.
     ///
     /// # Errors
     /// Fails where the disk refuses.
@@ -260,7 +261,8 @@ impl StageContext {
         &self.job.working
     }
 
-    /// The stage's folder in this run, for logs and curves with times; nothing in it is part of a result. It need not exist yet.
+    /// The stage's folder in this run, for logs and curves with times; nothing in it is part of a result. It need not
+    /// exist yet.
     pub fn run_folder(&self) -> &Path {
         &self.job.run_folder
     }
@@ -379,8 +381,8 @@ pub(crate) fn say(event: &WorkerEvent) {
     let _ = out.write_all(&line).and_then(|()| out.flush());
 }
 
-/// The candidate that a reference stands for: the named output, else the one of the kind that comes first in `kinds`, of which an
-/// empty list accepts every kind. The plan has refused references that fit two outputs alike.
+/// The candidate that a reference stands for: the named output, else the one of the kind that comes first in `kinds`,
+/// of which an empty list accepts every kind. The plan has refused references that fit two outputs alike.
 pub(crate) fn pick<'a, T>(
     reference: &Reference,
     kinds: &[&str],
@@ -397,7 +399,8 @@ pub(crate) fn pick<'a, T>(
         .map(|(_, item)| item)
 }
 
-/// The description of an input. A job of a version that did not grant it comes with an artefact that has it among its files.
+/// The description of an input. A job of a version that did not grant it comes with an artefact that has it among its
+/// files.
 fn granted_description(store: &Store, grant: &InputGrant) -> Result<Description, StageError> {
     if let Some(facts) = &grant.facts {
         return Ok(Description::new(&grant.kind, grant.identity, facts.clone()));
@@ -407,7 +410,8 @@ fn granted_description(store: &Store, grant: &InputGrant) -> Result<Description,
     described.ok_or_else(|| StageError::internal("the job does not say what an input is, and neither does the input"))
 }
 
-/// A failure of the store as a stage's failure; the damaged object stays reachable as its source (see [`damaged_object`]).
+/// A failure of the store as a stage's failure; the damaged object stays reachable as its source (see
+/// [`damaged_object`]).
 pub(crate) fn stored(error: StoreError) -> StageError {
     let cause = match &error {
         StoreError::CorruptObject { .. }

@@ -1,4 +1,5 @@
-//! Work that earlier results have in them: a stage that goes through an input piece by piece takes over what it made of equal pieces.
+//! Work that earlier results have in them: a stage that goes through an input piece by piece takes over what it made of
+//! equal pieces.
 
 use cache::{Class, Digest, KeyDocument, Reusable, Verify};
 use serde_json::Value;
@@ -10,7 +11,8 @@ use crate::parameter::{KeyWriter, Parameter, Reference};
 use crate::stage::Stage;
 
 impl StageContext {
-    /// What a result of this stage depends on apart from one input: results that agree in it were made of equal pieces in equal ways.
+    /// What a result of this stage depends on apart from one input: results that agree in it were made of equal pieces
+    /// in equal ways.
     ///
     /// # Errors
     /// Fails where the job does not grant an input that the parameters name, which is a defect of the engine.
@@ -45,8 +47,8 @@ impl StageContext {
         self.store.reusable(family).unwrap_or_default()
     }
 
-    /// Opens one of them: a read-only folder of links in which every file has been checked against its digest, gone when the stage
-    /// ends. `None` where it cannot be used, and the work is to be done anew.
+    /// Opens one of them: a read-only folder of links in which every file has been checked against its digest, gone
+    /// when the stage ends. `None` where it cannot be used, and the work is to be done anew.
     pub fn open_reusable(&self, reusable: &Reusable) -> Option<Artifact> {
         let folder = self.scratch.join("earlier").join(reusable.tree.to_string());
         // The run does not refer to that result, so nothing but this keeps it from being collected.

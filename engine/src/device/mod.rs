@@ -1,7 +1,7 @@
 //! Devices: what a stage may compute on.
 //!
-//! A stage that asks for what its kind cannot use, or this machine does not have, is refused before anything runs, in words that name
-//! the way around it.
+//! A stage that asks for what its kind cannot use, or this machine does not have, is refused before anything runs, in
+//! words that name the way around it.
 
 use devices::DeviceKind;
 use serde::{Deserialize, Serialize};
@@ -23,8 +23,8 @@ pub struct DeviceGrant {
     pub kind: DeviceKind,
     /// How many there are on each node. On the processor: how many workers share its cores.
     pub count: usize,
-    /// Which of the machine's devices of this kind they are, ascending. A process sees no others and counts these from 0. Empty on
-    /// the processor, and where the device variable was set by somebody else (a cluster).
+    /// Which of the machine's devices of this kind they are, ascending. A process sees no others and counts these from
+    /// 0. Empty on the processor, and where the device variable was set by somebody else (a cluster).
     #[serde(default)]
     pub indices: Vec<u32>,
     /// Machines that take part, with `count` devices each.

@@ -39,8 +39,8 @@ impl StageError {
         Self::new(Cause::Internal, message)
     }
 
-    /// The cause, looked for beneath it where the one that was given says less: a write that met a full disk failed for want of
-    /// disk, whatever the crate between made of it.
+    /// The cause, looked for beneath it where the one that was given says less: a write that met a full disk failed for
+    /// want of disk, whatever the crate between made of it.
     pub fn known_cause(&self) -> Cause {
         if matches!(self.cause, Cause::Cancelled | Cause::CorruptInput) {
             return self.cause;

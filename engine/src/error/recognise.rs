@@ -1,7 +1,7 @@
 //! Recognises a lack of disk or memory, and a lost device, beneath whatever else an error says.
 //!
-//! What meets a full disk is a write of any crate in any stage, and what it becomes on the way up is that crate's affair; what the
-//! operating system said is at the bottom of the chain.
+//! What meets a full disk is a write of any crate in any stage, and what it becomes on the way up is that crate's
+//! affair; what the operating system said is at the bottom of the chain.
 
 use std::error::Error;
 use std::io;
@@ -10,8 +10,8 @@ use nix::libc::{EDQUOT, ENOMEM, ENOSPC};
 
 use super::Cause;
 
-/// Words that libraries and drivers print, and what they mean. The first that is found decides: a device's lack of memory is told in
-/// the words of a lack of memory, too.
+/// Words that libraries and drivers print, and what they mean. The first that is found decides: a device's lack of
+/// memory is told in the words of a lack of memory, too.
 const WORDS: [(&str, Cause); 20] = [
     ("CUDA_ERROR_OUT_OF_MEMORY", Cause::DeviceOutOfMemory),
     ("CUDA out of memory", Cause::DeviceOutOfMemory),

@@ -1,8 +1,9 @@
-//! The death pipe: a pipe whose write end only the engine holds, so that its end tells every process below that the engine is gone,
-//! however it went.
+//! The death pipe: a pipe whose write end only the engine holds, so that its end tells every process below that the
+//! engine is gone, however it went.
 //!
-//! Each process that this project starts inherits the read end and kills its own process group when it reads the end; one that is
-//! stopped reads nothing and is left to the [`watcher`](super::watcher). PR_SET_PDEATHSIG is not relied on: it fires when the *thread* that started the child ends.
+//! Each process that this project starts inherits the read end and kills its own process group when it reads the end;
+//! one that is stopped reads nothing and is left to the [`watcher`](super::watcher). PR_SET_PDEATHSIG is not relied on:
+//! it fires when the *thread* that started the child ends.
 
 #![allow(unsafe_code, reason = "between fork and exec, descriptors, and signals")]
 
@@ -47,8 +48,8 @@ impl DeathPipe {
 /// Without [`VARIABLE`], or where it names no pipe, nothing happens: the process was started by hand.
 pub fn obey() {
     let Some(descriptor) = env::var(VARIABLE).ok().and_then(|text| text.parse::<RawFd>().ok()) else { return };
-    // SAFETY: the variable is set only by a parent that passes the descriptor, and nothing else in this process owns it.
-    // It is checked to be a pipe before it is read; one that is not is given back unclosed.
+    // SAFETY: the variable is set only by a parent that passes the descriptor, and nothing else in this process owns
+    // it. It is checked to be a pipe before it is read; one that is not is given back unclosed.
     let mut pipe = unsafe { File::from_raw_fd(descriptor) };
     if !pipe.metadata().is_ok_and(|metadata| metadata.file_type().is_fifo()) {
         std::mem::forget(pipe);

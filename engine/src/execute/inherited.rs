@@ -1,8 +1,8 @@
 //! What this process was started with open: locks, leases, the death pipe.
 //!
-//! They are for this project's own processes, which are in their place until all work under them is over. A program of the user's has no
-//! use for them, and one that it leaves behind would hold them for as long as it lives. So they are closed in every program that is
-//! started, but for those that are asked to keep them.
+//! They are for this project's own processes, which are in their place until all work under them is over. A program of
+//! the user's has no use for them, and one that it leaves behind would hold them for as long as it lives. So they are
+//! closed in every program that is started, but for those that are asked to keep them.
 
 #![allow(unsafe_code, reason = "between fork and exec, descriptors, and signals")]
 
@@ -24,7 +24,8 @@ const LISTS: [&str; 2] = ["/proc/self/fd", "/dev/fd"];
 /// Where there is no list, so many are looked at.
 const MOST: RawFd = 1024;
 
-/// Closes what this process has inherited in the programs that it starts from now on. To be called before any file is opened.
+/// Closes what this process has inherited in the programs that it starts from now on. To be called before any file is
+/// opened.
 pub(super) fn seal() {
     INHERITED.get_or_init(|| {
         let inherited: Vec<RawFd> =

@@ -1,8 +1,8 @@
 //! The keeper of a cluster's job: what `pipeline __job FOLDER` does on the node.
 //!
-//! For the stage's process it is what the engine is on a single machine: it takes the locks and the private folder, starts the process by
-//! the local executor, and is its parent. What it hears it writes into files, which an engine reads that may come and go. It knows no plan
-//! and no cluster: only that SIGTERM means to stop.
+//! For the stage's process it is what the engine is on a single machine: it takes the locks and the private folder,
+//! starts the process by the local executor, and is its parent. What it hears it writes into files, which an engine
+//! reads that may come and go. It knows no plan and no cluster: only that SIGTERM means to stop.
 
 use std::collections::BTreeMap;
 use std::env;

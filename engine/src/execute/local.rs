@@ -26,8 +26,8 @@ use super::inherited::keep_on_exec;
 use super::stragglers;
 use super::watcher::Watcher;
 
-/// A process that left the group may keep the output open; after this its words are no longer waited for. What was said before
-/// the end is in the pipe and read at once, unless the machine is very busy: then its result would be lost.
+/// A process that left the group may keep the output open; after this its words are no longer waited for. What was said
+/// before the end is in the pipe and read at once, unless the machine is very busy: then its result would be lost.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
 /// A longer line is taken in pieces, so that output without line ends does not fill the memory of the engine.
@@ -70,8 +70,9 @@ impl Local {
             cores.stay();
             inherit.iter().try_for_each(|descriptor| keep_on_exec(*descriptor))
         };
-        // SAFETY: between fork and exec only `fcntl` and `sched_setaffinity` are called, plain system calls that touch no memory of
-        // the parent, the former on descriptors that the parent keeps open until `spawn` has returned.
+        // SAFETY: between fork and exec only `fcntl` and `sched_setaffinity` are called, plain system calls that touch
+        // no memory of the parent, the former on descriptors that the parent keeps open until `spawn` has
+        // returned.
         unsafe { command.pre_exec(before_exec) };
         command
     }

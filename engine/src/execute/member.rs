@@ -1,8 +1,9 @@
 //! Members: further processes of this very program that compute a stage together with the stage's process.
 //!
-//! The stage's process is member 0 and alone speaks with the engine, saves working state and makes outputs. It starts the others once
-//! its inputs are open, hands them its job and the descriptors of the memory that they share, and waits for them. They stay in its
-//! process group, which the engine ends whole, and heed the death pipe. Of what they say one thing is heard: why one of them failed.
+//! The stage's process is member 0 and alone speaks with the engine, saves working state and makes outputs. It starts
+//! the others once its inputs are open, hands them its job and the descriptors of the memory that they share, and waits
+//! for them. They stay in its process group, which the engine ends whole, and heed the death pipe. Of what they say one
+//! thing is heard: why one of them failed.
 
 #![allow(unsafe_code, reason = "between fork and exec, descriptors, and signals")]
 

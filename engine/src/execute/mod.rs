@@ -1,7 +1,7 @@
 //! Executors: how a stage's process is started, heard and stopped.
 //!
-//! They know a job file and a process, and nothing of plans, keys or caches; deciding what runs and what its end means is the
-//! [`crate::run`] loop's.
+//! They know a job file and a process, and nothing of plans, keys or caches; deciding what runs and what its end means
+//! is the [`crate::run`] loop's.
 
 pub(crate) mod crash;
 pub mod death_pipe;

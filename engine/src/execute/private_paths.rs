@@ -1,4 +1,5 @@
-//! The folders that a stage process has for itself: they are gone when somebody reads what it said, so its words name files without them.
+//! The folders that a stage process has for itself: they are gone when somebody reads what it said, so its words name
+//! files without them.
 
 use crate::protocol::{Job, WorkerEvent};
 

@@ -1,6 +1,7 @@
 //! The stage process: what `pipeline __stage JOB` does.
 //!
-//! It reads a job file, runs one stage kind, and speaks the worker protocol on standard output. It knows no plan and no other stage.
+//! It reads a job file, runs one stage kind, and speaks the worker protocol on standard output. It knows no plan and no
+//! other stage.
 
 #![allow(unsafe_code, reason = "between fork and exec, descriptors, and signals")]
 
@@ -83,7 +84,8 @@ pub(super) fn bind(registry: &Registry, job: &Job) -> Result<Box<dyn BoundStage>
     })
 }
 
-/// A request to stop sets a flag that the stage looks at between steps; the engine kills the process if it takes too long.
+/// A request to stop sets a flag that the stage looks at between steps; the engine kills the process if it takes too
+/// long.
 fn heed_signals() {
     extern "C" fn cancel(_: c_int) {
         CANCELLED.store(true, Ordering::Relaxed);

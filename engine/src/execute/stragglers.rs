@@ -1,7 +1,8 @@
-//! Stragglers: processes that a program of the user's has left running, in whatever group or session they have put themselves.
+//! Stragglers: processes that a program of the user's has left running, in whatever group or session they have put
+//! themselves.
 //!
-//! They are known by a mark in their environment, which begins with the id of the stage's process. Whoever ends that process, or sees
-//! it end badly, ends them too: nobody would read what they still write, and they may hold a device.
+//! They are known by a mark in their environment, which begins with the id of the stage's process. Whoever ends that
+//! process, or sees it end badly, ends them too: nobody would read what they still write, and they may hold a device.
 
 use std::fs;
 use std::hash::{BuildHasher, Hasher, RandomState};

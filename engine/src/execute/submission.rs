@@ -1,4 +1,5 @@
-//! What passes between an engine and the keeper of a job that it submitted to a cluster, by files in a folder that both see.
+//! What passes between an engine and the keeper of a job that it submitted to a cluster, by files in a folder that both
+//! see.
 
 use std::path::PathBuf;
 use std::time::Duration;

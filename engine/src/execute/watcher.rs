@@ -1,11 +1,13 @@
-//! The watcher: one small process beside an engine, which outlives it by a moment and ends what the engine's death has left.
+//! The watcher: one small process beside an engine, which outlives it by a moment and ends what the engine's death has
+//! left.
 //!
-//! A stage's process heeds the death pipe by itself, unless it is stopped (SIGSTOP, a debugger): then none of its threads runs, and it
-//! would stay behind with its locks. SIGKILL reaches a stopped process too, but somebody has to send it. So the engine tells a process
-//! that it starts for this alone which process groups are there, over a pipe whose end says that the engine is gone.
+//! A stage's process heeds the death pipe by itself, unless it is stopped (SIGSTOP, a debugger): then none of its
+//! threads runs, and it would stay behind with its locks. SIGKILL reaches a stopped process too, but somebody has to
+//! send it. So the engine tells a process that it starts for this alone which process groups are there, over a pipe
+//! whose end says that the engine is gone.
 //!
-//! `pipeline __watch` is in a group of its own, so that what is sent to the engine's group does not reach it, and has nothing open but
-//! that pipe.
+//! `pipeline __watch` is in a group of its own, so that what is sent to the engine's group does not reach it, and has
+//! nothing open but that pipe.
 
 #![allow(unsafe_code, reason = "between fork and exec, descriptors, and signals")]
 
@@ -32,7 +34,8 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// Starts a watcher. Where that fails there is none: the death pipe does by itself, but for a process that is stopped.
+    /// Starts a watcher. Where that fails there is none: the death pipe does by itself, but for a process that is
+    /// stopped.
     pub(super) fn start() -> Self {
         Self { told: Mutex::new(spawn().ok()) }
     }
@@ -67,7 +70,8 @@ fn spawn() -> io::Result<ChildStdin> {
         .process_group(0)
         .spawn()?;
     let told = child.stdin.take().expect("standard input is piped");
-    // Waited for, so that it does not stay as a zombie; a machine that has no thread left for that keeps one until the engine ends.
+    // Waited for, so that it does not stay as a zombie; a machine that has no thread left for that keeps one until the
+    // engine ends.
     let _ = thread::Builder::new().name("watcher".to_owned()).spawn(move || child.wait());
     Ok(told)
 }

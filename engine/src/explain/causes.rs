@@ -1,5 +1,5 @@
-//! From two key documents to what somebody did: the field that was edited, the file that was changed, the input that came out
-//! different. Entries that only follow from another one stand behind it, or are left out where it says it all.
+//! From two key documents to what somebody did: the field that was edited, the file that was changed, the input that
+//! came out different. Entries that only follow from another one stand behind it, or are left out where it says it all.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,8 @@ use crate::plan::ResolvedInput;
 use crate::stage::{Outside, WorkingState};
 
 impl Past<'_> {
-    /// Why a stage whose result is not there runs, as far as its key document is known: causes first, what follows from them behind.
+    /// Why a stage whose result is not there runs, as far as its key document is known: causes first, what follows from
+    /// them behind.
     ///
     /// # Errors
     /// Fails where the history or the store does.

@@ -1,4 +1,5 @@
-//! What somebody edited: the values in which a stage's parameters differ from those of an earlier run, by the paths that keys spell.
+//! What somebody edited: the values in which a stage's parameters differ from those of an earlier run, by the paths
+//! that keys spell.
 
 use std::collections::BTreeMap;
 

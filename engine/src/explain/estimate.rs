@@ -1,4 +1,5 @@
-//! How long a stage would take, from how long it took before: as long for the same work, else in proportion, else as the last time.
+//! How long a stage would take, from how long it took before: as long for the same work, else in proportion, else as
+//! the last time.
 
 use std::collections::BTreeMap;
 use std::fmt;

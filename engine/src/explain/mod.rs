@@ -81,8 +81,8 @@ pub enum ExplainError {
     History(#[from] HistoryError),
 }
 
-/// What would become of each stage, in the order of the plan. Nothing is run, fetched or made; what is learnt about source files is
-/// remembered where the home can be written.
+/// What would become of each stage, in the order of the plan. Nothing is run, fetched or made; what is learnt about
+/// source files is remembered where the home can be written.
 ///
 /// # Errors
 /// Fails where source files are missing, or the home cannot be read.

@@ -1,4 +1,5 @@
-//! What earlier runs left behind: the key document of a stage's last result, the parameters it was made with, its working state.
+//! What earlier runs left behind: the key document of a stage's last result, the parameters it was made with, its
+//! working state.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;

@@ -122,7 +122,8 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A value of a key as a person writes it: small numbers with an exponent, as learning rates are, and nothing longer than a line.
+/// A value of a key as a person writes it: small numbers with an exponent, as learning rates are, and nothing longer
+/// than a line.
 fn readable(value: &str) -> String {
     const LONGEST: usize = 60;
     if let Ok(number) = value.parse::<f64>()

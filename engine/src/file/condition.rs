@@ -1,7 +1,7 @@
 //! Conditions: what `when:` of a stage may say, over variables and the environment.
 //!
-//! `${vars.size} == large and not ${env.CI}`: comparisons with `==` and `!=`, joined by `not`, `and`, `or` and parentheses. There is
-//! nothing else, so that a reader of the file knows what a stage depends on.
+//! `${vars.size} == large and not ${env.CI}`: comparisons with `==` and `!=`, joined by `not`, `and`, `or` and
+//! parentheses. There is nothing else, so that a reader of the file knows what a stage depends on.
 
 use super::scalar;
 use super::source::Span;
@@ -19,7 +19,8 @@ pub enum ConditionError {
     Said,
 }
 
-/// The truth of a condition; `value_of` gives what `${…}` stands for, by the whole of it and the name in it, or has said why not.
+/// The truth of a condition; `value_of` gives what `${…}` stands for, by the whole of it and the name in it, or has
+/// said why not.
 ///
 /// # Errors
 /// Fails where the text is no condition, compares what cannot be compared, or refers to nothing.

@@ -1,7 +1,8 @@
 //! `${vars.x}` and `${env.X}` in strings, replaced before anything is checked.
 //!
-//! A value that is one whole reference becomes what it refers to, with its type. `$${` stands for `${` itself. `${matrix.x}` stands for
-//! another value in each child of a sweep: it is left in place, for who knows the children. `when:` of a stage becomes true or false.
+//! A value that is one whole reference becomes what it refers to, with its type. `$${` stands for `${` itself.
+//! `${matrix.x}` stands for another value in each child of a sweep: it is left in place, for who knows the children.
+//! `when:` of a stage becomes true or false.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,8 +12,8 @@ use super::source::{Sources, Span};
 use super::tree::{Entry, Node, Value};
 use crate::suggest;
 
-/// How many bytes references may add up to: enough to share a block between all stages, far from variables that double each
-/// other until the memory is full.
+/// How many bytes references may add up to: enough to share a block between all stages, far from variables that double
+/// each other until the memory is full.
 const MAX_REPLACED_BYTES: usize = 16 << 20;
 
 /// What was replaced, for the problems found later.
@@ -44,11 +45,12 @@ impl Interpolated {
     }
 }
 
-/// Replaces every reference in the tree. A variable may use those declared above it. `placeholders` gives, for the name of a stage kind,
-/// the first names of references that it replaces itself (`inputs` of `${inputs.rows}`): in its parameters those stay as they are.
+/// Replaces every reference in the tree. A variable may use those declared above it. `placeholders` gives, for the name
+/// of a stage kind, the first names of references that it replaces itself (`inputs` of `${inputs.rows}`): in its
+/// parameters those stay as they are.
 ///
-/// In the stages of an included file its own variables hold, with the values that it was given; those are read as the file that gives
-/// them reads its own.
+/// In the stages of an included file its own variables hold, with the values that it was given; those are read as the
+/// file that gives them reads its own.
 pub fn interpolate(
     root: &mut Node,
     scopes: &mut [Scope],
@@ -433,8 +435,8 @@ impl Walk<'_> {
 
     /// Where a reference stands inside the text of its value.
     ///
-    /// A text may hold thousands of them: each is looked for behind the one before, and none where one was not found, which is written
-    /// otherwise than it is read.
+    /// A text may hold thousands of them: each is looked for behind the one before, and none where one was not found,
+    /// which is written otherwise than it is read.
     fn place(&mut self, whole: &str, span: Span) -> Span {
         if self.place_from.0 != span {
             self.place_from = (span, Some(0));
@@ -471,8 +473,8 @@ struct Target {
     given: Option<Span>,
 }
 
-/// A text that holds `${matrix.x}`, with the values of one child in it; `value_of` gives them, by the whole reference and the name of
-/// the axis, or has said that there is none.
+/// A text that holds `${matrix.x}`, with the values of one child in it; `value_of` gives them, by the whole reference
+/// and the name of the axis, or has said that there is none.
 pub fn with_axes(text: &str, value_of: &mut dyn FnMut(&str, &str) -> Option<Value>) -> Option<Value> {
     let pieces = pieces(text);
     if let [Piece::Reference(whole, name)] = pieces.as_slice() {

@@ -1,7 +1,7 @@
 //! Overrides: `adapter.optimizer.learning_rate=1e-4` on the command line, put into the tree before anything is checked.
 //!
-//! Each override is a text of its own with places of its own, so what it sets wrong is reported as in the file. Several values for a
-//! parameter that takes one (`adapter.lora.rank=4,8`) become an axis of the stage's `matrix:`.
+//! Each override is a text of its own with places of its own, so what it sets wrong is reported as in the file. Several
+//! values for a parameter that takes one (`adapter.lora.rank=4,8`) become an axis of the stage's `matrix:`.
 
 use super::parse;
 use super::problem::Problem;
@@ -23,7 +23,8 @@ const YAML: [char; 4] = ['[', '{', '"', '\''];
 /// Keys of the file that an override can reach beside the stages.
 const FILE_KEYS: [&str; 6] = ["vars", "name", "publish", "slots", "executor", "include"];
 
-/// Whether the parameter at a path of a stage's `with:` or `resources:`, by the stage's kind, takes one value that can hold no comma.
+/// Whether the parameter at a path of a stage's `with:` or `resources:`, by the stage's kind, takes one value that can
+/// hold no comma.
 pub type TakesOneValue<'a> = &'a dyn Fn(&str, &[&str]) -> bool;
 
 /// Puts each override into the tree, in order; what cannot be put there is reported and left out.
@@ -74,8 +75,8 @@ fn apply_one(
     set(root, &path, value)
 }
 
-/// The axis of a stage's matrix that an override sets, if it sets one: an axis itself, a parameter that the stage is swept over
-/// already, or several values for a parameter that takes one.
+/// The axis of a stage's matrix that an override sets, if it sets one: an axis itself, a parameter that the stage is
+/// swept over already, or several values for a parameter that takes one.
 fn axis(root: &Node, path: &[Segment], value: &str, takes_one_value: TakesOneValue<'_>) -> Option<Vec<Segment>> {
     let [stages, id, key, below @ ..] = path else { return None };
     if stages.name != "stages" || below.is_empty() {
@@ -179,7 +180,8 @@ fn read_value(source: SourceId, text: &str, start: usize, problems: &mut Vec<Pro
     if !trimmed.starts_with(YAML) {
         let offset = start + (value.len() - value.trim_start().len());
         let plain = match scalar::plain(trimmed) {
-            // The shell has taken its quotes away: what blanks are left belong to the text, such as the end of a template.
+            // The shell has taken its quotes away: what blanks are left belong to the text, such as the end of a
+            // template.
             Value::String(_) => Value::String(value.to_owned()),
             other => other,
         };

@@ -25,8 +25,8 @@ const MAX_VALUES: usize = 250_000;
 /// How many values may come from aliases: enough to share a block between all stages, far from an alias bomb.
 const MAX_ALIASED_EVENTS: usize = 100_000;
 
-/// Reads a text. Duplicate keys and the like are added to `problems` and the tree goes on without them; a text that is not
-/// YAML is the error, and the only one.
+/// Reads a text. Duplicate keys and the like are added to `problems` and the tree goes on without them; a text that is
+/// not YAML is the error, and the only one.
 ///
 /// # Errors
 /// The text is not one YAML document, or is larger or deeper than a pipeline file can be.

@@ -28,8 +28,8 @@ pub struct Problem {
     pub help: Option<String>,
     /// Other places that belong to it, each with what stands under its underline.
     pub related: Vec<(Span, String)>,
-    /// The parameter that it is about, as a dotted path below `with:`, where its span is that of the whole mapping: the engine
-    /// knows where each parameter stands, and a stage kind does not.
+    /// The parameter that it is about, as a dotted path below `with:`, where its span is that of the whole mapping:
+    /// the engine knows where each parameter stands, and a stage kind does not.
     pub field: Option<String>,
 }
 

@@ -1,7 +1,8 @@
-//! A run as one file: the folder of the run, the records of results that it took from the store, its metrics, and a list of it all.
+//! A run as one file: the folder of the run, the records of results that it took from the store, its metrics, and a
+//! list of it all.
 //!
-//! The layout is in docs/runs.md, so that other programs can read it. Results themselves are not in it, and no secret can be: the
-//! value of one enters no record.
+//! The layout is in docs/runs.md, so that other programs can read it. Results themselves are not in it, and no secret
+//! can be: the value of one enters no record.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -70,8 +71,8 @@ pub enum ArchiveError {
     },
 }
 
-/// Writes a run into an archive, under another name first, so that what has the name is whole. Gives the number of files in it and
-/// its length.
+/// Writes a run into an archive, under another name first, so that what has the name is whole. Gives the number of
+/// files in it and its length.
 ///
 /// # Errors
 /// Fails where something cannot be read, or the archive not be written.

@@ -1,5 +1,5 @@
-//! Reading `events.jsonl`: line by line, since the record of a long training is large, and forgiving, since the record of a run that was
-//! killed may end anywhere.
+//! Reading `events.jsonl`: line by line, since the record of a long training is large, and forgiving, since the record
+//! of a run that was killed may end anywhere.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -26,7 +26,8 @@ pub struct TimedEvent {
 
 /// The events of a run, in their order.
 ///
-/// Lines that this program cannot read are left out: those of a later version, and those that are no JSON, which it counts.
+/// Lines that this program cannot read are left out: those of a later version, and those that are no JSON, which it
+/// counts.
 #[derive(Debug)]
 pub struct Events {
     lines: BufReader<File>,

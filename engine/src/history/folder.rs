@@ -90,7 +90,8 @@ pub struct RunStage {
     pub kind: String,
     /// Its parameters, after variables and overrides.
     pub parameters: Value,
-    /// The version of its kind; 0 in records of earlier versions of this program, as all that follows is empty in them.
+    /// The version of its kind; 0 in records of earlier versions of this program, as all that follows is empty in
+    /// them.
     #[serde(default)]
     pub version: u32,
     /// What it makes.
@@ -115,7 +116,8 @@ pub struct RunInput {
     pub kind: String,
 }
 
-/// Where, when and at what cost a process of a run came to its end. `host` is this machine, where the process does not say another.
+/// Where, when and at what cost a process of a run came to its end. `host` is this machine, where the process does not
+/// say another.
 pub(crate) fn circumstances(run: &str, host: &str, exit: &Exit) -> Map<String, Value> {
     let known = json!({
         "program": env!("CARGO_PKG_VERSION"),
@@ -163,8 +165,8 @@ impl RunPlan {
     }
 }
 
-/// A run's folder, while the run goes on. The events file is locked as long as this lives, so that others can tell a run that
-/// goes on from one that was cut off.
+/// A run's folder, while the run goes on. The events file is locked as long as this lives, so that others can tell a
+/// run that goes on from one that was cut off.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
@@ -201,14 +203,14 @@ impl RunFolder {
         Ok(folder)
     }
 
-    /// Where, when and at what cost a result of this run was made: goes into its record, so that an artefact can be traced back to the
-    /// run.
+    /// Where, when and at what cost a result of this run was made: goes into its record, so that an artefact can be
+    /// traced back to the run.
     pub fn circumstances(&self, exit: &Exit) -> Map<String, Value> {
         circumstances(&self.path.file_name().unwrap_or_default().to_string_lossy(), &self.host, exit)
     }
 
-    /// Keeps a copy of a result's record beside the stage's log, so that the run can be told from its folder alone when the store has
-    /// let go of the result.
+    /// Keeps a copy of a result's record beside the stage's log, so that the run can be told from its folder alone when
+    /// the store has let go of the result.
     ///
     /// # Errors
     /// Fails where the disk refuses.
@@ -216,7 +218,8 @@ impl RunFolder {
         fs::write(self.stage(stage)?.join(RESULT_FILE), serde_json::to_vec_pretty(record)?)
     }
 
-    /// Adds an event, unless it only repeats: of progress some is kept, of the pieces of an answer none, since the report has it.
+    /// Adds an event, unless it only repeats: of progress some is kept, of the pieces of an answer none, since the
+    /// report has it.
     ///
     /// # Errors
     /// Fails where the disk refuses.
@@ -256,8 +259,8 @@ pub(super) fn is_alive(folder: &Path) -> bool {
     matches!(events.try_lock_shared(), Err(fs::TryLockError::WouldBlock))
 }
 
-/// The name of a stage's folder within a run's. Ids of a matrix hold characters that a path should not; those get a digest, so that
-/// two of them never share a folder.
+/// The name of a stage's folder within a run's. Ids of a matrix hold characters that a path should not; those get a
+/// digest, so that two of them never share a folder.
 pub fn stage_folder(stage: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     if stage.chars().all(plain) && !stage.starts_with('.') {

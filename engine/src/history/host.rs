@@ -37,8 +37,8 @@ impl Host {
     }
 }
 
-/// The beginning of one of the kernel's files. Not more: `/proc/cpuinfo` is made as it is read, core by core, which takes
-/// milliseconds on a large machine.
+/// The beginning of one of the kernel's files. Not more: `/proc/cpuinfo` is made as it is read, core by core, which
+/// takes milliseconds on a large machine.
 fn beginning_of(path: &str) -> String {
     let mut bytes = [0; 1024];
     let read = File::open(path).and_then(|mut file| file.read(&mut bytes)).unwrap_or(0);

@@ -96,8 +96,8 @@ impl History {
         Ok(history)
     }
 
-    /// The history for one who only looks: where the index cannot be kept (the home is not there yet, or nothing can be written) it is
-    /// made in memory, from the run folders.
+    /// The history for one who only looks: where the index cannot be kept (the home is not there yet, or nothing can be
+    /// written) it is made in memory, from the run folders.
     ///
     /// # Errors
     /// Fails where the folders cannot be read.
@@ -161,8 +161,8 @@ impl History {
         })
     }
 
-    /// The run that a name stands for: its id, a beginning of it that no other has, `latest`, or `latest~2` for the second before
-    /// the latest.
+    /// The run that a name stands for: its id, a beginning of it that no other has, `latest`, or `latest~2` for the
+    /// second before the latest.
     ///
     /// # Errors
     /// Fails where the index does.
@@ -197,8 +197,8 @@ impl History {
         })
     }
 
-    /// The runs that have a stage with this id in the file, and a result of it, the newest first: each with its stages of that id,
-    /// which are several in a sweep.
+    /// The runs that have a stage with this id in the file, and a result of it, the newest first: each with its stages
+    /// of that id, which are several in a sweep.
     ///
     /// # Errors
     /// Fails where the index does.
@@ -227,8 +227,8 @@ impl History {
         })
     }
 
-    /// Gives each result that a run made or took, with its pipeline and stage and, where the run made it, the seconds that took; the
-    /// newest run first.
+    /// Gives each result that a run made or took, with its pipeline and stage and, where the run made it, the seconds
+    /// that took; the newest run first.
     ///
     /// # Errors
     /// Fails where the index does.

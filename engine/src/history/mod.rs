@@ -1,4 +1,5 @@
-//! The history of runs: a folder per run, which is the truth, and an index over them, which can be made again from the folders.
+//! The history of runs: a folder per run, which is the truth, and an index over them, which can be made again from the
+//! folders.
 
 mod archive;
 mod events;

@@ -33,7 +33,8 @@ pub enum LookUpError {
 }
 
 impl Origin {
-    /// The result of a key: from the records of the run that made it, else from the store; `None` where all trace of it is gone.
+    /// The result of a key: from the records of the run that made it, else from the store; `None` where all trace of it
+    /// is gone.
     ///
     /// # Errors
     /// Fails where the index or the store does.

@@ -32,7 +32,8 @@ pub struct Ancestor {
     pub stage: Option<String>,
     /// The run that made it.
     pub run: Option<String>,
-    /// The parameters as the file gave them, where the record of the run is still there; else those of the key, defaults filled in.
+    /// The parameters as the file gave them, where the record of the run is still there; else those of the key,
+    /// defaults filled in.
     pub parameters: Value,
     /// How it came about: kernel set, threads, program, machine, time.
     pub how: Map<String, Value>,

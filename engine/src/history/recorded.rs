@@ -201,8 +201,8 @@ impl Recorded {
         serde_json::from_slice(&regular::read(&self.stage_folder(stage).join(PROFILE_FILE)).ok()?).ok()
     }
 
-    /// The trace of the run, or of a stage of a run that goes on or was cut off, where there is one, and those that programs of
-    /// stages have written.
+    /// The trace of the run, or of a stage of a run that goes on or was cut off, where there is one, and those that
+    /// programs of stages have written.
     pub fn traces(&self) -> Vec<PathBuf> {
         let of_stages: Vec<PathBuf> = self.stages.iter().map(|stage| self.stage_folder(&stage.summary.stage)).collect();
         let folders = std::iter::once(&self.folder).chain(&of_stages);

@@ -16,7 +16,8 @@ use crate::home::Home;
 const REMOVED: &str = ".removed-";
 
 impl History {
-    /// Removes the record of a run; false, and nothing is done, where the run goes on. Results that it made stay in the store.
+    /// Removes the record of a run; false, and nothing is done, where the run goes on. Results that it made stay in the
+    /// store.
     ///
     /// # Errors
     /// Fails where the disk refuses.
@@ -26,7 +27,8 @@ impl History {
             return Ok(false);
         }
         let events = folder.join(EVENTS_FILE);
-        // Held until the folder has its other name: whoever looks meanwhile takes the run for one that goes on, and waits for nothing.
+        // Held until the folder has its other name: whoever looks meanwhile takes the run for one that goes on, and
+        // waits for nothing.
         let _lock = match regular::open(&events) {
             Ok(events) => match events.try_lock() {
                 Ok(()) => Some(events),

@@ -1,4 +1,5 @@
-//! What the history knows of a stage's earlier results: the newest, those that a process made, and with what they were made.
+//! What the history knows of a stage's earlier results: the newest, those that a process made, and with what they were
+//! made.
 
 use cache::{Digest, ResultRecord, regular};
 use rusqlite::{OptionalExtension, Row, params};

@@ -26,7 +26,8 @@ const TABLES: &str = "
     CREATE INDEX makers ON stages (key) WHERE status = 'done';
 ";
 
-/// How a run of a state is written in the index. One that goes on is read again each time; one that was cut off can never change.
+/// How a run of a state is written in the index. One that goes on is read again each time; one that was cut off can
+/// never change.
 pub(super) fn conclusion(state: RunState) -> Option<&'static str> {
     match state {
         RunState::Running => None,

@@ -125,8 +125,8 @@ pub fn only_reference(fields: &[(&'static str, Option<Collected>)]) -> Option<Co
     }
 }
 
-/// Notes a `{ collect: stage }`: who knows the children writes them out, and the list is read again. What else stands in the mapping
-/// goes into each item.
+/// Notes a `{ collect: stage }`: who knows the children writes them out, and the list is read again. What else stands
+/// in the mapping goes into each item.
 fn collect(node: &Node, place: Collected, reader: &mut Reader) {
     let Value::Map(entries) = &node.value else { return };
     for entry in entries {
@@ -148,7 +148,8 @@ fn collect_stage(node: &Node, place: Collected, reader: &mut Reader) {
     }
 }
 
-/// The schema of `{ collect: stage }`. It stands under `allOf`, since its fields are those of the items, declared there.
+/// The schema of `{ collect: stage }`. It stands under `allOf`, since its fields are those of the items, declared
+/// there.
 fn all_children(place: Collected, mut item: Json) -> Json {
     let stage = json!({ "type": "string", "description": "Every child of this stage, which has a `matrix:`." });
     let mut properties = serde_json::Map::new();

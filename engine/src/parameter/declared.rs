@@ -16,8 +16,8 @@ pub struct DeclaredField {
     pub class: Class,
 }
 
-/// Every field of a schema that holds no named fields itself, in the order of their declaration. A mapping with keys of the user's
-/// choice, or a list of plain values, is one field.
+/// Every field of a schema that holds no named fields itself, in the order of their declaration. A mapping with keys of
+/// the user's choice, or a list of plain values, is one field.
 ///
 /// # Panics
 /// If a field has no class: the derive macro gives every field one, so its schema was written by hand and lacks it.

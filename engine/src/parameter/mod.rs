@@ -79,7 +79,8 @@ pub(crate) const NOT_KNOWN: &str = "not known yet";
 pub struct Reader {
     /// What was wrong so far.
     pub problems: Vec<Problem>,
-    /// The references met so far, with the kinds that each accepts: known even where the parameters around them are wrong.
+    /// The references met so far, with the kinds that each accepts: known even where the parameters around them are
+    /// wrong.
     pub references: Vec<(Reference, &'static [&'static str])>,
     /// Where stages are named, for what replaces the name of a swept stage by those of its children.
     pub(crate) named: Vec<Named>,

@@ -34,7 +34,8 @@ pub(super) fn id(declared: &str, settings: &[Setting]) -> String {
     format!("{declared}[{}]", values.join(","))
 }
 
-/// The declared stage and the values in a name such as `adapter[lora.rank=4]`; a comma inside brackets belongs to its value.
+/// The declared stage and the values in a name such as `adapter[lora.rank=4]`; a comma inside brackets belongs to its
+/// value.
 pub(super) fn split(name: &str) -> Option<(&str, Vec<(&str, &str)>)> {
     let (declared, values) = name.strip_suffix(']')?.split_once('[')?;
     let mut settings = Vec::new();
@@ -74,8 +75,8 @@ pub(super) fn path(axis: &str) -> Vec<&str> {
     below_with.then_some("with").into_iter().chain(axis.split('.')).collect()
 }
 
-/// A stage with the values of some axes in it: of its own axes at their paths, of all of them in the place of `${matrix.x}`. An axis
-/// that the stage names so sets nothing else.
+/// A stage with the values of some axes in it: of its own axes at their paths, of all of them in the place of
+/// `${matrix.x}`. An axis that the stage names so sets nothing else.
 ///
 /// `of_axes` are the places of the texts that hold `${matrix.x}`; those of axes that are not set are left as they are.
 pub(super) fn with_values(

@@ -1,5 +1,5 @@
-//! What a stage's own matrix makes of it: the stage once for each combination, before anything is known of what it reads; and which of
-//! its axes change no result.
+//! What a stage's own matrix makes of it: the stage once for each combination, before anything is known of what it
+//! reads; and which of its axes change no result.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;

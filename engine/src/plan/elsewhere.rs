@@ -1,5 +1,6 @@
-//! Unknown keys of a stage that are known elsewhere: a level deeper (`learning_rate` is `optimizer.learning_rate`), or in
-//! another kind (`max_seq_len` belongs to `tokenize`). Both are common with files that were written for other programs.
+//! Unknown keys of a stage that are known elsewhere: a level deeper (`learning_rate` is `optimizer.learning_rate`), or
+//! in another kind (`max_seq_len` belongs to `tokenize`). Both are common with files that were written for other
+//! programs.
 
 use crate::file::problem::Problem;
 use crate::file::source::Span;

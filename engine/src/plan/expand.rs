@@ -1,8 +1,8 @@
 //! Sweeps: a stage with a `matrix:` becomes one stage for each combination, and so do those that read it.
 //!
-//! Stages are taken in the order in which they read each other. What a stage reads has its children by then; the stage has one child
-//! for each way to take one child of everything it reads such that they agree on the axes they share (a natural join), times its own
-//! combinations. A file without sweeps passes through untouched.
+//! Stages are taken in the order in which they read each other. What a stage reads has its children by then; the stage
+//! has one child for each way to take one child of everything it reads such that they agree on the axes they share (a
+//! natural join), times its own combinations. A file without sweeps passes through untouched.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::rc::Rc;

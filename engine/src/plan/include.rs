@@ -1,8 +1,8 @@
 //! `include:`: the stages of other pipeline files, under a prefix, before anything else is done with the tree.
 //!
-//! Of an included file its `stages`, its `vars` and its own `include` are taken, and nothing else. Its stages keep their places in its
-//! text, so that what is wrong with them is shown there. A stage `articles` of the file included as `data` is `data/articles`: the
-//! slash can stand in no id of a file, so that the two never collide.
+//! Of an included file its `stages`, its `vars` and its own `include` are taken, and nothing else. Its stages keep
+//! their places in its text, so that what is wrong with them is shown there. A stage `articles` of the file included as
+//! `data` is `data/articles`: the slash can stand in no id of a file, so that the two never collide.
 
 use std::collections::HashSet;
 use std::path::{Component, Path, PathBuf};
@@ -202,7 +202,8 @@ impl Expander<'_> {
         })
     }
 
-    /// The tree of an included file. That it cannot be read is shown where it is asked for, what is no YAML in it in its own text.
+    /// The tree of an included file. That it cannot be read is shown where it is asked for, what is no YAML in it in
+    /// its own text.
     fn read(&mut self, path: &Path, asked: Span) -> Option<Node> {
         let text = match read_included(path) {
             Ok(text) => text,

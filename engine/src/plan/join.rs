@@ -105,8 +105,8 @@ impl Misfit {
     }
 }
 
-/// The children of a stage that reads `sources` and has its own values, those of `own`. `own_values` are all that its own axes have,
-/// over all of its combinations.
+/// The children of a stage that reads `sources` and has its own values, those of `own`. `own_values` are all that its
+/// own axes have, over all of its combinations.
 pub(super) fn join(
     families: &[Family],
     sources: &[Source],

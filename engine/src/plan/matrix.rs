@@ -1,6 +1,7 @@
 //! `matrix:` of a stage: its axes, and the combinations of their values that are wanted.
 //!
-//! It leaves to others: what a combination does to the stage ([`super::child`]), and which stages follow ([`super::expand`]).
+//! It leaves to others: what a combination does to the stage ([`super::child`]), and which stages follow
+//! ([`super::expand`]).
 
 use std::collections::HashSet;
 use std::rc::Rc;

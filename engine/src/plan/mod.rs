@@ -64,7 +64,8 @@ pub struct Plan {
     pub sources: Sources,
     /// The stages, each after those it depends on.
     pub stages: Vec<PlannedStage>,
-    /// The same as a graph: a node's weight is an index into `stages`, an edge points from a stage to one that reads it.
+    /// The same as a graph: a node's weight is an index into `stages`, an edge points from a stage to one that reads
+    /// it.
     pub graph: DiGraph<usize, Edge>,
     /// What is copied out of the store when its stage is done.
     pub publish: Vec<Publish>,
@@ -78,8 +79,8 @@ pub struct Plan {
     pub left_out: Vec<LeftOut>,
     /// Where results are shared.
     pub remote: Option<RemoteSettings>,
-    /// The environment variables that the file refers to (`${env.NAME}`), and what they were: on another machine it is this plan only
-    /// where they are the same.
+    /// The environment variables that the file refers to (`${env.NAME}`), and what they were: on another machine it is
+    /// this plan only where they are the same.
     pub variables: BTreeMap<String, Option<String>>,
     /// Problems that do not stop a run.
     pub warnings: Vec<Problem>,
@@ -286,8 +287,9 @@ pub struct Rejected {
     pub sources: Sources,
     /// What is wrong; at least one is an error.
     pub problems: Vec<Problem>,
-    /// What could be read, for checks that tell more of it at once ([`crate::checks::complete`]): stages with nothing wrong in their own
-    /// parameters, some of whose inputs may be missing. Its warnings are all that was said already.
+    /// What could be read, for checks that tell more of it at once ([`crate::checks::complete`]): stages with nothing
+    /// wrong in their own parameters, some of whose inputs may be missing. Its warnings are all that was said
+    /// already.
     pub readable: Option<Box<Plan>>,
 }
 
@@ -309,8 +311,8 @@ impl Plan {
         self.stages[stage].executor.resolve(&self.executor, forced)
     }
 
-    /// The ids of the stages that a name given by a user means: one stage, all children of a stage that is swept, or those of them
-    /// with some values (`adapter[lora.rank=4]`). Empty where there is none of that name.
+    /// The ids of the stages that a name given by a user means: one stage, all children of a stage that is swept, or
+    /// those of them with some values (`adapter[lora.rank=4]`). Empty where there is none of that name.
     pub fn ids_of(&self, name: &str) -> Vec<&str> {
         if let Some(stage) = self.stage(name) {
             return vec![&stage.id];
@@ -322,7 +324,8 @@ impl Plan {
         self.stages.iter().filter(meant).map(|stage| stage.id.as_str()).collect()
     }
 
-    /// Every name that [`Plan::ids_of`] knows a user to write: the stages of the file, then the children of those that are swept.
+    /// Every name that [`Plan::ids_of`] knows a user to write: the stages of the file, then the children of those that
+    /// are swept.
     pub fn names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = Vec::with_capacity(self.stages.len());
         let mut seen = HashSet::with_capacity(self.stages.len());

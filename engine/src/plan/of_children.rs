@@ -1,4 +1,5 @@
-//! Problems of the children of a sweep: what many of them have in common is said once, and what is wrong with some says with which.
+//! Problems of the children of a sweep: what many of them have in common is said once, and what is wrong with some says
+//! with which.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,4 +1,5 @@
-//! Which parameters take one value, and none that holds a comma: several values with commas between them are then several settings.
+//! Which parameters take one value, and none that holds a comma: several values with commas between them are then
+//! several settings.
 
 use serde_json::Value as Json;
 
@@ -6,7 +7,8 @@ use super::resources::ResourceKeys;
 use crate::parameter::Parameter;
 use crate::stage::Registry;
 
-/// Whether the parameter at a path below a stage's own keys is a number, a truth value, a name out of a few, a time or a size.
+/// Whether the parameter at a path below a stage's own keys is a number, a truth value, a name out of a few, a time or
+/// a size.
 pub(super) fn takes_one_value(registry: &Registry, uses: &str, path: &[&str]) -> bool {
     match path {
         ["resources", below @ ..] => find(&ResourceKeys::schema(), below).is_some_and(|field| is_one_value(&field)),

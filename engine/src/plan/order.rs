@@ -14,8 +14,8 @@ use crate::file::problem::Problem;
 /// Stages of a cycle that are named.
 const MOST_TOLD: usize = 20;
 
-/// The places of the stages, each after those it waits for, else in the order of the file; `None` where there is a cycle,
-/// which is reported.
+/// The places of the stages, each after those it waits for, else in the order of the file; `None` where there is a
+/// cycle, which is reported.
 pub(super) fn order(stages: &[StageEntry], bound: &[Bound], problems: &mut Vec<Problem>) -> Option<Vec<usize>> {
     let cycles = cycles(bound);
     for cycle in &cycles {

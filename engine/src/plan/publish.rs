@@ -15,7 +15,8 @@ use crate::file::tree::Value;
 use crate::parameter::{Json, Reference};
 use crate::suggest;
 
-/// Resolves the entries of `publish:`. A target that is swept is each of its children, with its values in the place of `${matrix.x}`.
+/// Resolves the entries of `publish:`. A target that is swept is each of its children, with its values in the place of
+/// `${matrix.x}`.
 pub(super) fn resolve(
     document: &Document,
     bound: &[Bound],
@@ -90,7 +91,8 @@ impl<'a> Targets<'a> {
         Self { stages, places: places(stages), children, bound }
     }
 
-    /// The stages that a target means, by place, with the output of each; none where there is something wrong, which is said.
+    /// The stages that a target means, by place, with the output of each; none where there is something wrong, which is
+    /// said.
     fn find(&self, target: &Text, problems: &mut Vec<Problem>) -> Vec<(usize, String)> {
         let Some(reference) = Reference::parse(&target.text, target.span) else {
             let message = format!("`{}` is not a reference", target.text);

@@ -1,8 +1,9 @@
-//! References of included stages: `articles`, written in the file that is included as `data`, is the stage `data/articles`.
+//! References of included stages: `articles`, written in the file that is included as `data`, is the stage
+//! `data/articles`.
 //!
-//! Which texts are references only the stage kinds know: each reads its parameters once, and the places of its references are noted.
-//! A name is looked up in the file that it stands in, then in the one that includes that; so a file can be given a stage of the other
-//! by a variable.
+//! Which texts are references only the stage kinds know: each reads its parameters once, and the places of its
+//! references are noted. A name is looked up in the file that it stands in, then in the one that includes that; so a
+//! file can be given a stage of the other by a variable.
 
 use std::collections::HashSet;
 

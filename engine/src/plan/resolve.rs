@@ -146,8 +146,8 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// Refuses what is the same in all children of a measurement: it would be made once for each value of the axis, and read as if it
-    /// were several.
+    /// Refuses what is the same in all children of a measurement: it would be made once for each value of the axis, and
+    /// read as if it were several.
     fn require_result(&mut self, place: usize, output: &Output, reference: &Reference) {
         let stage = &self.stages[place];
         let Some(axis) = stage.axes.iter().find(|axis| axis.measured) else { return };
@@ -201,7 +201,8 @@ impl<'a> Resolver<'a> {
 const MOST_MAKERS: usize = 40;
 
 impl Resolver<'_> {
-    /// The other stages that make one of these kinds; `None` where so much was looked for already that this would take too long.
+    /// The other stages that make one of these kinds; `None` where so much was looked for already that this would take
+    /// too long.
     fn makers(&self, kinds: &[&str]) -> Option<Vec<&str>> {
         if !suggest::spend(1 + self.stages.len() / 16) {
             return None;

@@ -56,7 +56,8 @@ pub enum SelectionError {
 }
 
 impl Plan {
-    /// Keeps the stages that are selected and those that they depend on, and what is published of those that are selected.
+    /// Keeps the stages that are selected and those that they depend on, and what is published of those that are
+    /// selected.
     ///
     /// # Errors
     /// Fails where the plan does not have what is selected.

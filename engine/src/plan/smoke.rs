@@ -1,7 +1,7 @@
 //! A smoke run's plan: the same stages and checks, each stage doing as little as its kind can.
 //!
-//! What "little" is every kind says itself ([`Stage::smoke`](crate::stage::Stage::smoke)); here its values take the place of the file's,
-//! in the tree, so that what is wrong with the rest is still shown where it stands.
+//! What "little" is every kind says itself ([`Stage::smoke`](crate::stage::Stage::smoke)); here its values take the
+//! place of the file's, in the tree, so that what is wrong with the rest is still shown where it stands.
 
 use super::Plan;
 use crate::file::source::Span;
@@ -40,7 +40,8 @@ pub(super) fn shrink_stage(stage: &mut Entry, registry: &Registry) {
     }
 }
 
-/// The plan as that of a smoke run: results with keys of their own, a name of its own in the history, and nothing published.
+/// The plan as that of a smoke run: results with keys of their own, a name of its own in the history, and nothing
+/// published.
 pub(super) fn marked(mut plan: Plan, registry: &Registry) -> Plan {
     for stage in &mut plan.stages {
         stage.smoke = registry.get(stage.kind).is_some_and(|kind| kind.smoke(&stage.parameters) != Smoke::Same);
@@ -50,7 +51,8 @@ pub(super) fn marked(mut plan: Plan, registry: &Registry) -> Plan {
     plan
 }
 
-/// Sets the value at a path below mappings. Where something else than a mapping is in the way the file is wrong, which its check says.
+/// Sets the value at a path below mappings. Where something else than a mapping is in the way the file is wrong, which
+/// its check says.
 fn set(node: &mut Node, path: &[&str], value: &serde_json::Value, otherwise: Span) {
     let [first, rest @ ..] = path else {
         node.value = Node::from_json(value).value;

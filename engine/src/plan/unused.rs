@@ -9,8 +9,9 @@ use super::resolve::Bound;
 use crate::file::problem::{Problem, Severity};
 use crate::stage::Registry;
 
-/// Warns of each stage that nothing reads, waits for or publishes, where the file has goals and the stage is none of them. A file
-/// without any goal is one that prepares something to be looked at; and where something is wrong, the missing reader may be that.
+/// Warns of each stage that nothing reads, waits for or publishes, where the file has goals and the stage is none of
+/// them. A file without any goal is one that prepares something to be looked at; and where something is wrong, the
+/// missing reader may be that.
 pub(super) fn warn(
     stages: &[StageEntry],
     bound: &[Bound],

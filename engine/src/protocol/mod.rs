@@ -1,6 +1,7 @@
 //! The worker protocol: a job file in, JSON lines on standard output out, results in the folder the job names.
 //!
-//! Its JSON Schema, for workers in other languages, is `engine/protocol.schema.json`; the tests here hold the two together.
+//! Its JSON Schema, for workers in other languages, is `engine/protocol.schema.json`; the tests here hold the two
+//! together.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -47,7 +48,8 @@ pub struct Job {
     pub staging: PathBuf,
     /// The stage's resumable working state; it stays until the cache is collected.
     pub working: PathBuf,
-    /// The stage's folder in this run, for what a person may want to look at and no result may hold: logs, curves with times.
+    /// The stage's folder in this run, for what a person may want to look at and no result may hold: logs, curves with
+    /// times.
     pub run_folder: PathBuf,
     /// The key of the result.
     pub key: Digest,

@@ -1,4 +1,5 @@
-//! The protocol and its JSON Schema say the same: every message fits the schema, and whatever the schema requires is read.
+//! The protocol and its JSON Schema say the same: every message fits the schema, and whatever the schema requires is
+//! read.
 
 use serde_json::{Map, Value, json};
 

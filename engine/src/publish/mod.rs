@@ -1,8 +1,8 @@
 //! Publishing: copies of artefacts outside the store, for people and other programs.
 //!
-//! A copy is exchanged with the old one whole. What was published is written down in a record in the copy, with enough to tell whether
-//! somebody has changed it since; it leaves to the store how a folder is copied and exchanged. Where nothing may be published is found
-//! before anything runs.
+//! A copy is exchanged with the old one whole. What was published is written down in a record in the copy, with enough
+//! to tell whether somebody has changed it since; it leaves to the store how a folder is copied and exchanged. Where
+//! nothing may be published is found before anything runs.
 
 mod record;
 mod targets;
@@ -190,7 +190,8 @@ fn beside(target: &Path, which: &str) -> PathBuf {
     target.with_file_name(format!(".{name}.pipeline-{which}"))
 }
 
-/// Removes what a process left that was killed while it published, or puts the old folder back where that has no other name.
+/// Removes what a process left that was killed while it published, or puts the old folder back where that has no other
+/// name.
 fn tidy(target: &Path) -> Result<(), PublishError> {
     remove(&beside(target, NEW))?;
     let old = beside(target, OLD);

@@ -1,7 +1,7 @@
 //! The record in a published folder: what it is a copy of, and whether it still is.
 //!
-//! It is the one file of this program in there, so that a folder that is moved or sent elsewhere says what it is. It holds no time and
-//! nothing of the machine.
+//! It is the one file of this program in there, so that a folder that is moved or sent elsewhere says what it is. It
+//! holds no time and nothing of the machine.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
@@ -18,7 +18,8 @@ use crate::artifact::{ARTIFACT_FILE, ARTIFACT_FORMAT, Description, Facts};
 /// The file's name. An output that holds a file of this name cannot be published.
 pub const RECORD: &str = ".pipeline-published.json";
 
-/// Version of the file's form. Version 1 had no kind and no facts, which lay in a file of the folder, and times instead.
+/// Version of the file's form. Version 1 had no kind and no facts, which lay in a file of the folder, and times
+/// instead.
 const VERSION: u32 = 2;
 
 /// The longest that is taken for a record.
@@ -52,7 +53,8 @@ struct RecordedFile {
 pub(super) enum Look<'a> {
     /// Their names and lengths.
     Names,
-    /// Their contents, where their attributes (the times and the number of the file) do not say that they were compared before.
+    /// Their contents, where their attributes (the times and the number of the file) do not say that they were compared
+    /// before.
     Attributes(&'a mut StatCache),
     /// Their contents.
     Contents,
@@ -158,7 +160,8 @@ pub fn published_as(target: &Path) -> Result<Option<PublishedAs>, PublishError> 
     Ok(Some(PublishedAs { tree: record.tree, identity: record.identity, changed }))
 }
 
-/// What a published folder says of itself: its kind, its identity when it was published, its facts. `None` for any other folder.
+/// What a published folder says of itself: its kind, its identity when it was published, its facts. `None` for any
+/// other folder.
 ///
 /// Its files may have been changed since; [`published_as`] finds that out.
 pub fn description(folder: &Path) -> Option<Description> {

@@ -1,8 +1,8 @@
 //! Where nothing may be published: what a run reads or keeps, and what others made. Found before anything runs.
 //!
-//! A target is replaced as a whole. So one that is, holds or lies in the pipeline file, the home or a source of the same file would take
-//! it along, and is an error whatever the command line says. Folders are compared by the places that they really are: `..`, links
-//! and absolute paths are other spellings of the same.
+//! A target is replaced as a whole. So one that is, holds or lies in the pipeline file, the home or a source of the
+//! same file would take it along, and is an error whatever the command line says. Folders are compared by the places
+//! that they really are: `..`, links and absolute paths are other spellings of the same.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +22,8 @@ use crate::plan::{Plan, Publish, Reads};
 /// When the targets are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
-    /// By a command that only looks: what `--overwrite` would replace is a warning, nothing is written, and no file is read.
+    /// By a command that only looks: what `--overwrite` would replace is a warning, nothing is written, and no file is
+    /// read.
     Ahead,
     /// When a run begins.
     Run(OnChanged),

@@ -185,7 +185,8 @@ impl Scheduler<'_> {
         self.stages.iter().find(|run| run.id == stage)?.outputs.get(output)
     }
 
-    /// Both locks or none, so that two runs never wait for each other; or the job of a cluster that makes the result already.
+    /// Both locks or none, so that two runs never wait for each other; or the job of a cluster that makes the result
+    /// already.
     fn try_claim(&self, stage: usize) -> Result<Claimed, StageError> {
         let keyed = self.stages[stage].key.as_ref().expect("the key was made before");
         let working = keyed.document.working_key();
@@ -207,7 +208,8 @@ impl Scheduler<'_> {
         }
     }
 
-    /// Lets a stage wait for who holds a lock. They are looked for once, since to find them takes a look at every process.
+    /// Lets a stage wait for who holds a lock. They are looked for once, since to find them takes a look at every
+    /// process.
     fn wait_for_another_run(&mut self, stage: usize, lock: &str) {
         let waits_for = match &self.stages[stage].waits_for {
             Some(said @ WaitsFor::AnotherRun { .. }) => said.clone(),

@@ -11,8 +11,8 @@ use crate::metadata::MetadataCache;
 use crate::plan::Plan;
 use crate::remote::Asking;
 
-/// What the checks find, where that is nothing that keeps the plan from being run. What others have made needs nothing of this machine: before
-/// a plan is refused, the shared cache is asked for its results.
+/// What the checks find, where that is nothing that keeps the plan from being run. What others have made needs nothing
+/// of this machine: before a plan is refused, the shared cache is asked for its results.
 pub(super) fn checked(plan: &Plan, home: &Home, options: &RunOptions) -> Result<Findings, RunError> {
     let look = || check(plan, Some(home), options.executor);
     let mut findings = look();
@@ -26,7 +26,8 @@ pub(super) fn checked(plan: &Plan, home: &Home, options: &RunOptions) -> Result<
     if findings.are_fine() { Ok(findings) } else { Err(RunError::Rejected(findings.into_problems())) }
 }
 
-/// Checks again with the metadata of what is pinned, before anything large is moved. A result that the shared cache has needs none.
+/// Checks again with the metadata of what is pinned, before anything large is moved. A result that the shared cache has
+/// needs none.
 pub(super) fn look_closer(
     plan: &Plan,
     home: &Home,

@@ -57,7 +57,8 @@ impl Moment {
         Self { milliseconds: self.milliseconds.saturating_sub(milliseconds) }
     }
 
-    /// A new run's id, such as `20260301-090507-042-5f3a`: sorted by time, and different even for runs of the same millisecond.
+    /// A new run's id, such as `20260301-090507-042-5f3a`: sorted by time, and different even for runs of the same
+    /// millisecond.
     pub fn run_id(self) -> String {
         let (year, month, day) = self.date();
         let (hour, minute, second) = self.time();
@@ -74,7 +75,8 @@ impl Moment {
 
     /// Year, month and day of the Gregorian calendar, from days since 1970.
     ///
-    /// Source: Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`, for days not before 1970.
+    /// Source: Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`, for days not before
+    /// 1970.
     fn date(self) -> (u64, u64, u64) {
         let days = self.milliseconds / 86_400_000 + 719_468;
         let era = days / 146_097;

@@ -19,8 +19,8 @@ use crate::history::stage_folder;
 use crate::stage::LessMemory;
 
 impl Scheduler<'_> {
-    /// Decides what the end of a stage's process means. `running` still holds the locks until this returns, so that nobody else
-    /// starts the stage before its result is recorded.
+    /// Decides what the end of a stage's process means. `running` still holds the locks until this returns, so that
+    /// nobody else starts the stage before its result is recorded.
     pub(super) fn conclude(&mut self, stage: usize, mut running: Running, exit: Exit) {
         if let (Some((outputs, mut how)), Ending::Code(0)) = (running.finished.take(), &exit.ending) {
             how.extend(running.work.take().map(|work| (WORK.to_owned(), json!(work))));

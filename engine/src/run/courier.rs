@@ -145,7 +145,8 @@ impl Client {
         self.tell(Delivery::Sent { key, sent, took: began.elapsed() })
     }
 
-    /// Does something with the remote. The loop waits for how it went; without that a defect would be a run that never ends.
+    /// Does something with the remote. The loop waits for how it went; without that a defect would be a run that never
+    /// ends.
     fn guarded<T>(&self, work: impl FnOnce(&Remote) -> Result<T, RemoteError>) -> Result<T, RemoteError> {
         let remote = self.remote()?;
         catch_unwind(AssertUnwindSafe(|| work(&remote))).unwrap_or_else(|_| {

@@ -1,7 +1,7 @@
 //! Devices within a run: which a stage gets, what it waits for, and what its process is told of them.
 //!
-//! The drivers' tools are asked in a thread of its own, since they may take seconds: the loop goes on meanwhile. They are asked only
-//! where a stage that is to run may use more than the processor.
+//! The drivers' tools are asked in a thread of its own, since they may take seconds: the loop goes on meanwhile. They
+//! are asked only where a stage that is to run may use more than the processor.
 
 use std::time::Duration;
 
@@ -47,8 +47,8 @@ impl Scheduler<'_> {
         self.take_devices(stage, &demand)
     }
 
-    /// The threads that belong to a stage's devices: a machine's cores are shared by its devices, so that each can be given to another
-    /// stage. All cores for one that computes on the processor.
+    /// The threads that belong to a stage's devices: a machine's cores are shared by its devices, so that each can be
+    /// given to another stage. All cores for one that computes on the processor.
     pub(super) fn share_of_cores(&self, stage: usize) -> usize {
         let seen = self.devices.seen.as_ref();
         match (demand(&self.plan.stages[stage], seen), seen) {

@@ -23,8 +23,8 @@ use crate::plan::Plan;
 use crate::publish::{Moment, check_targets};
 use crate::stage::Registry;
 
-/// Runs a plan: takes what is in the store, makes what is not. Ctrl-C once asks the stages to save and stop, twice kills them;
-/// before the first stage is looked at it ends the program, with the code of an interrupted run.
+/// Runs a plan: takes what is in the store, makes what is not. Ctrl-C once asks the stages to save and stop, twice
+/// kills them; before the first stage is looked at it ends the program, with the code of an interrupted run.
 ///
 /// It builds its own single-threaded event loop, so it must not be called from asynchronous code.
 ///

@@ -27,12 +27,14 @@ pub enum RunEvent {
         /// The stages, in the order of the plan.
         stages: Vec<String>,
     },
-    /// Finding out what moving things are at present takes a while. Told before the run begins, so that no record has it.
+    /// Finding out what moving things are at present takes a while. Told before the run begins, so that no record has
+    /// it.
     Pinning {
         /// The names of the pins.
         pins: Vec<String>,
     },
-    /// What a user should hear of the file, found by the checks of its data flow. Told before the run begins, so that no record has it.
+    /// What a user should hear of the file, found by the checks of its data flow. Told before the run begins, so that
+    /// no record has it.
     #[serde(skip)]
     Checked {
         /// Warnings.
@@ -308,8 +310,8 @@ pub enum WaitsFor {
         /// Who has the others, in words, as far as that is known.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         held_by: Vec<String>,
-        /// Set where nobody has leased them and it is their memory that is in use: what each is to have free, 0 where half of it
-        /// would do.
+        /// Set where nobody has leased them and it is their memory that is in use: what each is to have free, 0 where
+        /// half of it would do.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         wanted_bytes: Option<u64>,
     },

@@ -63,8 +63,8 @@ pub(super) fn is_on_cluster(plan: &Plan, options: &RunOptions, stage: usize) -> 
     plan.executor_of(stage, options.executor).0 == ExecutorKind::Slurm
 }
 
-/// What keeps two machines from making the same result at once is the kernel's lock on a file that both see. A file system that lends
-/// the same lock twice, or none, is found here and not by a damaged result.
+/// What keeps two machines from making the same result at once is the kernel's lock on a file that both see. A file
+/// system that lends the same lock twice, or none, is found here and not by a damaged result.
 fn probe_locks(store: &Store) -> Result<(), RunError> {
     let probe = || store.try_lock("probe");
     let useless = |error: Option<StoreError>| RunError::NoLocks {

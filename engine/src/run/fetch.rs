@@ -1,8 +1,10 @@
-//! Results that lie in a shared cache: found by their keys, fetched when somebody has to read them, sent when they are made.
+//! Results that lie in a shared cache: found by their keys, fetched when somebody has to read them, sent when they are
+//! made.
 //!
-//! A record comes first, and is small. It says what a result is, which is all that the keys of the stages behind it need. The files
-//! come only when a stage that has to run reads them, when they are published, or when nothing in the plan reads them, since then they
-//! are what the run is for. So a machine that finds a trained adapter does not fetch the model it was trained from.
+//! A record comes first, and is small. It says what a result is, which is all that the keys of the stages behind it
+//! need. The files come only when a stage that has to run reads them, when they are published, or when nothing in the
+//! plan reads them, since then they are what the run is for. So a machine that finds a trained adapter does not fetch
+//! the model it was trained from.
 
 use std::time::Duration;
 
@@ -77,8 +79,8 @@ impl Scheduler<'_> {
         all
     }
 
-    /// Notes that a result is to be sent, if the pipeline's results are to be shared. Before the result is recorded: it is never here,
-    /// found by every later run, and not on its way.
+    /// Notes that a result is to be sent, if the pipeline's results are to be shared. Before the result is recorded: it
+    /// is never here, found by every later run, and not on its way.
     pub(super) fn note_to_send(&self, stage: usize) {
         let Some(settings) = self.elsewhere.settings.as_ref().filter(|settings| settings.push) else { return };
         let key = self.stages[stage].key.as_ref().expect("a stage that ran has a key").key;
@@ -115,8 +117,8 @@ impl Scheduler<'_> {
         }
     }
 
-    /// Whether the run has to have the files of a stage's result: they are published, or nothing in the plan reads them and it is not
-    /// for the runs of other machines.
+    /// Whether the run has to have the files of a stage's result: they are published, or nothing in the plan reads them
+    /// and it is not for the runs of other machines.
     fn is_wanted(&self, stage: usize) -> bool {
         let id = &self.stages[stage].id;
         let is_read = self.plan.stages.iter().flat_map(|other| &other.inputs).any(|input| input.stage == *id);

@@ -1,6 +1,7 @@
 //! Healing: a stored file that is not what it was is removed, and the stage that made it runs again.
 //!
-//! The loop reads no file to find out what else is damaged: the stage that runs again replaces every file of its result.
+//! The loop reads no file to find out what else is damaged: the stage that runs again replaces every file of its
+//! result.
 
 use cache::{Digest, StoreError};
 
@@ -73,8 +74,8 @@ impl Scheduler<'_> {
         Ok(())
     }
 
-    /// The stages that have to run again so that `stage` can read its inputs. Several may have made the same file: the first of them
-    /// is enough, and is never behind one that is costlier for no gain.
+    /// The stages that have to run again so that `stage` can read its inputs. Several may have made the same file: the
+    /// first of them is enough, and is never behind one that is costlier for no gain.
     fn producers(&self, stage: usize, object: Option<Digest>) -> Vec<usize> {
         let Some(object) = object else {
             let before = &self.stages[stage].upstream;

@@ -1,7 +1,7 @@
 //! Running a plan: one loop that owns all state and is started by messages.
 //!
-//! [`run`] is the way in. It leaves to others: how a key is made ([`crate::keys`]), how a process is started ([`crate::execute`]), and
-//! what is printed (the command line, which observes the events).
+//! [`run`] is the way in. It leaves to others: how a key is made ([`crate::keys`]), how a process is started
+//! ([`crate::execute`]), and what is printed (the command line, which observes the events).
 
 mod begin;
 mod checking;

@@ -79,10 +79,12 @@ pub enum OnFailure {
 /// What the shared cache is to a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sharing {
-    /// It spares work: results that nothing here reads are fetched, since they are what the run is for, and without it all is made.
+    /// It spares work: results that nothing here reads are fetched, since they are what the run is for, and without it
+    /// all is made.
     #[default]
     SparesWork,
-    /// It takes what is made to the runs of other machines: what lies there stays there, unless a stage that runs here reads it.
+    /// It takes what is made to the runs of other machines: what lies there stays there, unless a stage that runs here
+    /// reads it.
     HandsOver,
 }
 

@@ -2,8 +2,8 @@
 
 use super::stage_run::StageRun;
 
-/// The stages in the order in which they are to be started: the longest remaining chain first, equal ones in the order of the plan.
-/// `weight` is what a stage itself takes, and must be positive; so the order is one of the graph, too.
+/// The stages in the order in which they are to be started: the longest remaining chain first, equal ones in the order
+/// of the plan. `weight` is what a stage itself takes, and must be positive; so the order is one of the graph, too.
 pub(super) fn by_longest_chain(stages: &[StageRun], weight: impl Fn(&StageRun) -> f64) -> Vec<usize> {
     // Each stage stands after those it depends on, so from the end on what follows each is known.
     let mut longest = vec![0.0_f64; stages.len()];

@@ -1,7 +1,8 @@
-//! Memory that a stage is started with: what the file asks for, else what its kind estimates, against what the machine has.
+//! Memory that a stage is started with: what the file asks for, else what its kind estimates, against what the machine
+//! has.
 //!
-//! An estimate is as good as its kind says. What does not fit even at its lower end is not started: it would push everything else out,
-//! and be killed hours later. What may fit is started, and said.
+//! An estimate is as good as its kind says. What does not fit even at its lower end is not started: it would push
+//! everything else out, and be killed hours later. What may fit is started, and said.
 
 use super::event::{RunEvent, WaitsFor};
 use super::scheduler::Scheduler;

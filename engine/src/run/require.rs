@@ -22,8 +22,8 @@ pub fn missing_memory(plan: &Plan, memory: &Memory) -> Vec<MemoryMissing> {
     too_much.map(|(stage, wanted_bytes)| MemoryMissing { stage: stage.id.clone(), wanted_bytes, total_bytes }).collect()
 }
 
-/// Refuses stages that this machine cannot run, unless their results are there: a finished pipeline is finished on every machine. What
-/// was seen of its devices, where some stage that is to run may use more than the processor.
+/// Refuses stages that this machine cannot run, unless their results are there: a finished pipeline is finished on
+/// every machine. What was seen of its devices, where some stage that is to run may use more than the processor.
 pub(super) fn require_machine(
     plan: &Plan,
     home: &Home,

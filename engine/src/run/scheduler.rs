@@ -31,8 +31,9 @@ use crate::protocol::WorkerEvent;
 /// How often a result that another run is making is looked for.
 pub(super) const LOCK_POLL: Duration = Duration::from_millis(200);
 
-/// A run's state. Its parts: this file holds the loop, `room` says what may start, `devices` what it computes on, `begin` starts it, `conclude` ends it, `heal` replaces
-/// damaged results, `publishing` copies results out, `stopping` ends what must not go on.
+/// A run's state. Its parts: this file holds the loop, `room` says what may start, `devices` what it computes on,
+/// `begin` starts it, `conclude` ends it, `heal` replaces damaged results, `publishing` copies results out, `stopping`
+/// ends what must not go on.
 pub(super) struct Scheduler<'a> {
     pub plan: &'a Plan,
     /// What was said of the file before the run began.
@@ -121,7 +122,8 @@ impl<'a> Scheduler<'a> {
         self.send_what_is_left();
         loop {
             self.advance();
-            // A second Ctrl-C does not wait for copies either: a half-made one has a name of its own and is removed by the next.
+            // A second Ctrl-C does not wait for copies either: a half-made one has a name of its own and is removed by
+            // the next.
             let may_leave = self.publishing == 0 && !self.elsewhere.is_sending() || self.stopping == Stopping::Killed;
             if may_leave && self.stages.iter().all(|stage| stage.state.is_settled()) {
                 break;
@@ -156,8 +158,8 @@ impl<'a> Scheduler<'a> {
         (self.observer)(&event);
     }
 
-    /// Moves every stage as far as it can go without a message: first those that need no process, then, the longest chain of work
-    /// first, those that do.
+    /// Moves every stage as far as it can go without a message: first those that need no process, then, the longest
+    /// chain of work first, those that do.
     fn advance(&mut self) {
         loop {
             let mut moved = false;
@@ -188,7 +190,8 @@ impl<'a> Scheduler<'a> {
         moved
     }
 
-    /// The order in which stages are started; what a stage takes is what it took last time, and the mean of those where it never ran.
+    /// The order in which stages are started; what a stage takes is what it took last time, and the mean of those where
+    /// it never ran.
     fn by_longest_chain(&self) -> Vec<usize> {
         let history = self.history.get_or_init(|| History::open(self.home).ok());
         let known = history.as_ref().and_then(|history| history.durations(&self.plan.name).ok()).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! The signals that stop a run: those that the loop hears, and those before it.
 //!
-//! A closed terminal or a lost connection (SIGHUP) is taken as a request to stop, as SIGTERM and Ctrl-C are, unless the program was started
-//! to go on then (`nohup`).
+//! A closed terminal or a lost connection (SIGHUP) is taken as a request to stop, as SIGTERM and Ctrl-C are, unless the
+//! program was started to go on then (`nohup`).
 
 #![allow(unsafe_code, reason = "signals and limits are calls of the C library")]
 
@@ -54,12 +54,14 @@ impl Signals {
 pub(super) enum Request {
     /// An end; asked for a second time, an end at once.
     Stop,
-    /// An end. The kernel and the shell each tell of a terminal that is gone, so that a second word means no more than the first.
+    /// An end. The kernel and the shell each tell of a terminal that is gone, so that a second word means no more than
+    /// the first.
     StopOnce,
 }
 
-/// While this lives a signal that asks for an end ends the program at once. A program that a signal kills has no exit code, and callers
-/// wait for one. To be dropped before [`run`](super::run) begins, whose handlers call those that were there before.
+/// While this lives a signal that asks for an end ends the program at once. A program that a signal kills has no exit
+/// code, and callers wait for one. To be dropped before [`run`](super::run) begins, whose handlers call those that were
+/// there before.
 #[derive(Debug)]
 pub struct ExitOnInterrupt(Vec<(Number, SigAction)>);
 
@@ -78,7 +80,8 @@ impl ExitOnInterrupt {
         }
         let action = SigAction::new(SigHandler::Handler(exit), SaFlags::SA_RESTART, SigSet::empty());
         let handled = STOPPING.into_iter().filter(|number| *number == Number::SIGINT || !is_ignored(*number));
-        // SAFETY: the handler does nothing but end the process. Where it cannot be set, a signal kills as it always did.
+        // SAFETY: the handler does nothing but end the process. Where it cannot be set, a signal kills as it always
+        // did.
         Self(handled.filter_map(|number| Some((number, unsafe { sigaction(number, &action) }.ok()?))).collect())
     }
 }

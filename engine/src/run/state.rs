@@ -33,8 +33,8 @@ impl State {
         matches!(self, Self::Cached | Self::Done | Self::Failed | Self::Skipped)
     }
 
-    /// Whether `next` may follow. Beside the plain way (waiting, ready, running, done) there are three more: a cached result,
-    /// another try of a stage that failed, and a result that was damaged and is made again.
+    /// Whether `next` may follow. Beside the plain way (waiting, ready, running, done) there are three more: a cached
+    /// result, another try of a stage that failed, and a result that was damaged and is made again.
     pub(super) fn may_become(self, next: Self) -> bool {
         match self {
             Self::Waiting => matches!(next, Self::Ready | Self::Skipped),

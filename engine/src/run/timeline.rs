@@ -1,4 +1,5 @@
-//! The trace of a run: when each stage's process ran and what was copied, and within it what the stages recorded themselves.
+//! The trace of a run: when each stage's process ran and what was copied, and within it what the stages recorded
+//! themselves.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -1,7 +1,7 @@
 //! What every executor does, asked of each of them: the local one, and Slurm where it is installed.
 //!
-//! A stage's process is the program that starts it, which here is this test program. So it has a `main` of its own: `__stage` makes it a
-//! stage process, `__job` the keeper of a job, `__engine` an engine that a test can kill.
+//! A stage's process is the program that starts it, which here is this test program. So it has a `main` of its own:
+//! `__stage` makes it a stage process, `__job` the keeper of a job, `__engine` an engine that a test can kill.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -394,7 +394,8 @@ impl Stage for Unlucky {
 /// `hungry`: needs memory in proportion to its batch, of which there is little.
 pub(crate) struct Hungry;
 
-/// What an allocation of a batch of one takes: much more than the address space that the allocator sets aside for each new thread.
+/// What an allocation of a batch of one takes: much more than the address space that the allocator sets aside for each
+/// new thread.
 pub(crate) const BATCH_BYTES: usize = 512 << 20;
 
 #[derive(Debug, Parameters)]

@@ -1,7 +1,8 @@
 //! Whole runs with small stage kinds: what is cached, what runs again, and what happens when things go wrong.
 //!
-//! A stage is a process of the program that runs the pipeline, which here is this test program. So it has a `main` of its own: `__stage`
-//! makes it a stage process, `__engine` an engine that a test can kill, and anything else runs the tests.
+//! A stage is a process of the program that runs the pipeline, which here is this test program. So it has a `main` of
+//! its own: `__stage` makes it a stage process, `__engine` an engine that a test can kill, and anything else runs the
+//! tests.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

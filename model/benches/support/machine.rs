@@ -17,7 +17,8 @@ pub(crate) fn cpu_time() -> Duration {
     Duration::from_nanos(times.sum())
 }
 
-/// Processor time of the whole process, of threads that have ended too, which the system counts in hundredths of a second.
+/// Processor time of the whole process, of threads that have ended too, which the system counts in hundredths of a
+/// second.
 pub(crate) fn process_time() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     // The program's name stands in parentheses and may hold anything.
@@ -33,7 +34,8 @@ pub(crate) fn peak_rss_mib() -> u64 {
     peak.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) / 1024
 }
 
-/// The most anonymous memory that this process has held since the sampler was started; the pages of files are not in it.
+/// The most anonymous memory that this process has held since the sampler was started; the pages of files are not in
+/// it.
 pub(crate) struct MemorySampler {
     peak: Arc<AtomicU64>,
     _ends_with_it: Sender<()>,

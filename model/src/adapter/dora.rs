@@ -1,9 +1,11 @@
 //! DoRA: an adapter that gives each output a magnitude of its own, apart from the direction of its weights.
 //!
-//! `y = m/n · (Wx + s·B(Ax)) + bias`, where `n` is the norm of each row of `W + s·BA` and a constant for the gradient. With dropout `D`
-//! on the adapter's input it is `y = Wx + bias + m/n · (W·Dx + s·B(A·Dx)) - W·Dx`, as PEFT computes it.
+//! `y = m/n · (Wx + s·B(Ax)) + bias`, where `n` is the norm of each row of `W + s·BA` and a constant for the gradient.
+//! With dropout `D` on the adapter's input it is `y = Wx + bias + m/n · (W·Dx + s·B(A·Dx)) - W·Dx`, as PEFT computes
+//! it.
 //!
-//! Source: Liu et al., "DoRA: Weight-Decomposed Low-Rank Adaptation", arXiv:2402.09353; the constant is its section 4.3.
+//! Source: Liu et al., "DoRA: Weight-Decomposed Low-Rank Adaptation", arXiv:2402.09353; the constant is its section
+//! 4.3.
 
 use super::{Lora, ProjectionSaved};
 use crate::ops::{Form, NormWeight, Ops, Result, RmsNorm, Write};
@@ -41,8 +43,8 @@ impl<B: Ops> Dora<B> {
 
     /// Computes the norms again, after A, B, m or W changed: once per optimizer step.
     ///
-    /// The rows of `W + s·BA` are made and measured a chunk at a time, as PEFT does for all of them at once. To expand the square
-    /// (‖W‖² + 2s·W·(BA) + s²·‖BA‖²) would save the chunk, but cancels where the adapter nears -W.
+    /// The rows of `W + s·BA` are made and measured a chunk at a time, as PEFT does for all of them at once. To expand
+    /// the square (‖W‖² + 2s·W·(BA) + s²·‖BA‖²) would save the chunk, but cancels where the adapter nears -W.
     pub(super) fn refresh(
         &mut self,
         ops: &B,
@@ -131,7 +133,8 @@ pub(super) fn backward<B: Ops>(
 
 /// One over the norm of each row of `W (+ scaling · BA)`, `[1, out]`.
 ///
-/// A row of zeros, as of an id that no text has, counts as one of the least norm there is, where PEFT's becomes not a number.
+/// A row of zeros, as of an id that no text has, counts as one of the least norm there is, where PEFT's becomes not a
+/// number.
 fn inverse_row_norms<B: Ops>(
     ops: &B,
     matrix: &Matrix<B>,
@@ -197,7 +200,8 @@ mod tests {
 
     #[test]
     fn norms_hold_where_the_adapter_cancels_the_weight() {
-        // The sum is made element by element, so that its error is that of f32 over what is left: 6e-8 / 1e-3 at worst here.
+        // The sum is made element by element, so that its error is that of f32 over what is left: 6e-8 / 1e-3 at worst
+        // here.
         for (factor, scaling, bound) in [(0.0, 1.0, 5e-7), (0.25, 2.0, 5e-7), (-0.4995, 2.0, 1e-4)] {
             for (found, exact) in std::iter::zip(norms(factor, scaling).0, norms(factor, scaling).1) {
                 let error = (f64::from(found) - exact).abs() / exact;

@@ -96,7 +96,8 @@ impl<B: Ops> Projection<B> {
         }
     }
 
-    /// Adds the gradients of what is trained here and, where `dx` is given, writes that of the input. `draws` are the forward's.
+    /// Adds the gradients of what is trained here and, where `dx` is given, writes that of the input. `draws` are the
+    /// forward's.
     ///
     /// # Errors
     /// Fails if the device does.
@@ -134,7 +135,8 @@ impl<B: Ops> Projection<B> {
 }
 
 impl<B: Ops> Matrix<B> {
-    /// The backward of `y = Wx`: adds W's gradient where it is trained and, where `dx` is given, writes that of the input.
+    /// The backward of `y = Wx`: adds W's gradient where it is trained and, where `dx` is given, writes that of the
+    /// input.
     fn backward(&mut self, ops: &B, x: &B::Tensor, dy: &B::Tensor, dx: Option<(Write, &mut B::Tensor)>) -> Result {
         let (weight, gradient) = self.split();
         if let Some(gradient) = gradient {

@@ -1,7 +1,7 @@
 //! The blocks of a decoder, which a kernel set may fuse: attention, MLP and head, each with its backward.
 //!
-//! [`composed`] has each of them written with [`Ops`] alone. A set starts by naming those (see [`Blocks`]) and replaces the
-//! ones that profit; tests compare every replacement with the composed one.
+//! [`composed`] has each of them written with [`Ops`] alone. A set starts by naming those (see [`Blocks`]) and replaces
+//! the ones that profit; tests compare every replacement with the composed one.
 
 pub mod composed;
 
@@ -124,13 +124,14 @@ pub enum InputGradient {
 
 /// The blocks of a kernel set.
 ///
-/// In each forward `x` is the residual stream and is updated in place; `saved` is written for the backward, whatever it held. In
-/// each backward `gradient` comes in as the loss's gradient with respect to the block's output and leaves as that with respect to
-/// its input; gradients of trained parameters are added where they are kept. `saved` of a forward serves one backward. `draws` are
-/// dropout's for the rows of `x`, none outside training; forward and backward get the same.
+/// In each forward `x` is the residual stream and is updated in place; `saved` is written for the backward, whatever it
+/// held. In each backward `gradient` comes in as the loss's gradient with respect to the block's output and leaves as
+/// that with respect to its input; gradients of trained parameters are added where they are kept. `saved` of a forward
+/// serves one backward. `draws` are dropout's for the rows of `x`, none outside training; forward and backward get the
+/// same.
 ///
-/// A set that fuses nothing writes `type AttentionSaved = composed::AttentionSaved<Self::Tensor>` and so on, and in each method calls
-/// the function of that name in [`composed`]; [`crate::composed_blocks`] does it.
+/// A set that fuses nothing writes `type AttentionSaved = composed::AttentionSaved<Self::Tensor>` and so on, and in
+/// each method calls the function of that name in [`composed`]; [`crate::composed_blocks`] does it.
 pub trait Blocks: Ops + Sized {
     /// What an attention block keeps for its backward.
     type AttentionSaved: Default + Send + Sync;
@@ -184,8 +185,8 @@ pub trait Blocks: Ops + Sized {
         input_gradient: InputGradient,
     ) -> Result;
 
-    /// Scores one target per row and computes the backward at once: `gradient` becomes that of the summed loss with respect to
-    /// `x`. All gradients are times `loss_scale`, the scores are not.
+    /// Scores one target per row and computes the backward at once: `gradient` becomes that of the summed loss with
+    /// respect to `x`. All gradients are times `loss_scale`, the scores are not.
     #[expect(clippy::too_many_arguments, reason = "a forward and its backward at once")]
     fn head_loss(
         &self,

@@ -62,7 +62,8 @@ impl Heads {
         Self { kv_heads, group: num_attention_heads / kv_heads, head_dim }
     }
 
-    /// `(rows, heads · head_dim)` of queries as `(kv_heads, group · rows, head_dim)`: the queries that share a key are rows of one product.
+    /// `(rows, heads · head_dim)` of queries as `(kv_heads, group · rows, head_dim)`: the queries that share a key are
+    /// rows of one product.
     fn split_queries(self, x: &Tensor) -> Result<Tensor> {
         let rows = x.dim(0)?;
         let x = x.reshape((rows, self.kv_heads, self.group, self.head_dim))?.permute((1, 2, 0, 3))?.contiguous()?;
@@ -188,8 +189,8 @@ pub(super) fn cached(
 
 /// The gradients of queries, keys and values.
 ///
-/// With `P` the probabilities, which are computed again from the log-sum-exp, and `D` the row sums of `dy ∘ y`: `dV = PᵀdY`,
-/// `dS = P ∘ (dY·Vᵀ − D)`, through the cap times `1 − tanh²`, `dQ = scale · dS·K`, `dK = scale · dSᵀQ`.
+/// With `P` the probabilities, which are computed again from the log-sum-exp, and `D` the row sums of `dy ∘ y`: `dV =
+/// PᵀdY`, `dS = P ∘ (dY·Vᵀ − D)`, through the cap times `1 − tanh²`, `dQ = scale · dS·K`, `dK = scale · dSᵀQ`.
 ///
 /// Source: Dao et al., arXiv:2205.14135, appendix B.
 pub(super) fn backward(

@@ -1,7 +1,7 @@
 //! CUDA devices for the `candle` set: opening one, and in which words it is said that there is none.
 //!
-//! Built without the feature `cuda`, it opens none. Built with it, the program starts on every machine (`scripts/build-cuda.sh` says how), so what
-//! is missing shows here first.
+//! Built without the feature `cuda`, it opens none. Built with it, the program starts on every machine
+//! (`scripts/build-cuda.sh` says how), so what is missing shows here first.
 
 use candle_core::Device;
 

@@ -56,7 +56,8 @@ impl Scored {
         is_greatest.where_cond(&indices.contiguous()?, &none)?.min_keepdim(1)
     }
 
-    /// The gradient of the summed loss with respect to the logits before the cap: `softmax − one-hot`, times `1 − tanh²`.
+    /// The gradient of the summed loss with respect to the logits before the cap: `softmax − one-hot`, times `1 −
+    /// tanh²`.
     pub(super) fn gradient(&self) -> Result<Tensor> {
         let probabilities = self.logits.broadcast_sub(&self.greatest)?.broadcast_sub(&self.log_sum)?.exp()?;
         let minus_one = self.targets.to_dtype(DType::F32)?.zeros_like()?.affine(1.0, -1.0)?;

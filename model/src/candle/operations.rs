@@ -458,7 +458,8 @@ impl Candle {
 
 /// `a · b` of f32 or bf16 matrices, as f32. An empty inner dimension gives zeros, which candle's products refuse.
 ///
-/// On the processor bf16 goes on as f32, which has its values and sums: candle's product of bf16 there rounds the result to it.
+/// On the processor bf16 goes on as f32, which has its values and sums: candle's product of bf16 there rounds the
+/// result to it.
 fn product(a: &Tensor, b: &Tensor) -> candle_core::Result<Tensor> {
     let ((rows, inner), (_, columns)) = (a.dims2()?, b.dims2()?);
     if rows * inner * columns == 0 {

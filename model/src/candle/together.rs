@@ -11,8 +11,8 @@ pub trait DeviceSums: Send + Sync {
     /// Who does it, in a log: `NCCL 2.30.4`.
     fn describe(&self) -> String;
 
-    /// Begins to replace the values of a contiguous tensor of f32 by their sums over all workers, after all that its device was given
-    /// to do before, and before all that it is given later.
+    /// Begins to replace the values of a contiguous tensor of f32 by their sums over all workers, after all that its
+    /// device was given to do before, and before all that it is given later.
     ///
     /// # Errors
     /// Fails where the device does not take it.

@@ -1,7 +1,7 @@
 //! Checkpoints in the form of the Hugging Face Hub: safetensors files, one or several with an index.
 //!
-//! [`Checkpoint`] reads a folder (or one file), [`CheckpointWriter`] streams tensors out, one at a time; both in pieces, on all threads.
-//! What the tensors mean is left to the decoder, the adapters and the merge.
+//! [`Checkpoint`] reads a folder (or one file), [`CheckpointWriter`] streams tensors out, one at a time; both in
+//! pieces, on all threads. What the tensors mean is left to the decoder, the adapters and the merge.
 
 mod error;
 mod reader;

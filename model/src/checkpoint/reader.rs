@@ -1,8 +1,8 @@
 //! Reads safetensors checkpoints and widens their floats to f32.
 //!
-//! Knows files, names, shapes and dtypes; what a tensor is for is left to the caller. Values are read from the files piece by piece, on
-//! all threads, into memory that is warm: to map them would cost a page fault for every few pages, which takes longer than the copy.
-//! The headers, and tensors that are asked for as they lie, come through a map.
+//! Knows files, names, shapes and dtypes; what a tensor is for is left to the caller. Values are read from the files
+//! piece by piece, on all threads, into memory that is warm: to map them would cost a page fault for every few pages,
+//! which takes longer than the copy. The headers, and tensors that are asked for as they lie, come through a map.
 
 #![allow(unsafe_code, reason = "a file is mapped")]
 
@@ -24,8 +24,8 @@ use crate::cpu::{InstructionSet, widen_bf16};
 /// Values that one thread reads; more of them are cut over threads.
 const PIECE_VALUES: usize = 1 << 16;
 
-/// The largest header of a file, in bytes, and the most tensors in it. The checkpoints with the most tensors have some 90 000 of them,
-/// in all of their shards together.
+/// The largest header of a file, in bytes, and the most tensors in it. The checkpoints with the most tensors have some
+/// 90 000 of them, in all of their shards together.
 const LARGEST_HEADER: u64 = 64 << 20;
 const MOST_TENSORS: u64 = 200_000;
 
@@ -84,8 +84,8 @@ struct Index {
 impl Checkpoint {
     /// Opens the checkpoint in `folder`: `model.safetensors`, or the files that `model.safetensors.index.json` names.
     ///
-    /// All headers are read and checked against the files' lengths; no value is read yet. Where there is an index it decides: files
-    /// that it does not name, and tensors of a shard that it does not list, are passed over.
+    /// All headers are read and checked against the files' lengths; no value is read yet. Where there is an index it
+    /// decides: files that it does not name, and tensors of a shard that it does not list, are passed over.
     ///
     /// # Errors
     /// Fails if there are no weights, a shard is missing or cut off, or a header is damaged.
@@ -332,8 +332,8 @@ impl Checkpoint {
         })
     }
 
-    /// Widens the elements from a byte of a tensor on, on this thread: who reads some rows at a time has threads of its own, and to hand
-    /// these to those of another pool would only make it wait for them.
+    /// Widens the elements from a byte of a tensor on, on this thread: who reads some rows at a time has threads of its
+    /// own, and to hand these to those of another pool would only make it wait for them.
     fn read_piece(&self, name: &str, dtype: Dtype, begin: usize, values: &mut [f32]) -> Result<(), CheckpointError> {
         let set = InstructionSet::detect();
         let width = dtype.bitsize() / 8;
@@ -355,8 +355,8 @@ impl Checkpoint {
             return;
         }
         let map = &self.files[info.file].map;
-        // SAFETY: the map is shared, read-only and backed by a file, so dropped pages are read again with the same content.
-        // It is advice: a refusal costs memory, never correctness.
+        // SAFETY: the map is shared, read-only and backed by a file, so dropped pages are read again with the same
+        // content. It is advice: a refusal costs memory, never correctness.
         let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, info.begin, info.end - info.begin) };
     }
 

@@ -79,7 +79,8 @@ pub enum Flush {
     /// Before they get their names: who sees a name sees a whole file, whatever happens to the machine.
     #[default]
     Now,
-    /// By the caller, before anybody may take them for whole. Until then a loss of power leaves zeros under their names.
+    /// By the caller, before anybody may take them for whole. Until then a loss of power leaves zeros under their
+    /// names.
     Later,
 }
 
@@ -233,13 +234,14 @@ impl CheckpointWriter {
         Ok(())
     }
 
-    /// Writes a tensor in pieces that are made on several threads: `fill` gets room to work in that a thread keeps for a while, the
-    /// number of a piece's first byte in the tensor, and a buffer to fill with its bytes. A piece is a whole number of `unit_bytes`
-    /// (a row), as many as fit into [`PIECE_BYTES`] and at least one; memory holds one piece per thread. Returns what `fill` did, in
-    /// the order of the pieces.
+    /// Writes a tensor in pieces that are made on several threads: `fill` gets room to work in that a thread keeps for
+    /// a while, the number of a piece's first byte in the tensor, and a buffer to fill with its bytes. A piece is a
+    /// whole number of `unit_bytes` (a row), as many as fit into [`PIECE_BYTES`] and at least one; memory holds one
+    /// piece per thread. Returns what `fill` did, in the order of the pieces.
     ///
     /// # Errors
-    /// Fails if `fill` does, if the tensor is not declared, not made of such units or already written, or the disk refuses.
+    /// Fails if `fill` does, if the tensor is not declared, not made of such units or already written, or the disk
+    /// refuses.
     pub fn write_pieces<R: Default, T: Send, E: From<CheckpointWriteError> + Send>(
         &mut self,
         name: &str,
@@ -275,7 +277,8 @@ impl CheckpointWriter {
         self.slots.get(name).ok_or_else(|| CheckpointWriteError::Undeclared(name.to_owned()))
     }
 
-    /// Flushes the files, gives them their names, and writes the index where there are several. Returns the paths written.
+    /// Flushes the files, gives them their names, and writes the index where there are several. Returns the paths
+    /// written.
     ///
     /// # Errors
     /// Fails if a declared tensor was never written, or the disk refuses.
@@ -392,7 +395,8 @@ fn header(specs: &[TensorSpec]) -> (Vec<u8>, u64) {
     (header, offset as u64)
 }
 
-/// Rounds f32 values to `dtype` (to nearest, ties to even) as little-endian bytes. False if `dtype` is not F32, BF16 or F16.
+/// Rounds f32 values to `dtype` (to nearest, ties to even) as little-endian bytes. False if `dtype` is not F32, BF16 or
+/// F16.
 ///
 /// # Panics
 /// Panics if `bytes` has not the size of the values in that type.

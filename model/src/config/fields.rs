@@ -4,8 +4,8 @@ use serde_json::{Map, Value};
 
 use super::ConfigError;
 
-/// What no model comes near: the largest that are published have 126 layers, a width of 16 384 and a vocabulary of 262 144. Within
-/// these, products of sizes fit 64 bits, and what has an entry per layer fits memory.
+/// What no model comes near: the largest that are published have 126 layers, a width of 16 384 and a vocabulary of 262
+/// 144. Within these, products of sizes fit 64 bits, and what has an entry per layer fits memory.
 const LARGEST: [(&str, usize); 7] = [
     ("vocab_size", 1 << 24),
     ("hidden_size", 1 << 18),

@@ -1,7 +1,9 @@
-//! Memory that ends where a page begins that nobody may touch: a kernel that reads or writes past its buffer is stopped at that instruction.
+//! Memory that ends where a page begins that nobody may touch: a kernel that reads or writes past its buffer is stopped
+//! at that instruction.
 //!
-//! For tests alone: every buffer takes three pages and two system calls. What lies before the values, down to the page's beginning, has a
-//! pattern that is compared when the memory is given back, so that a write before the buffer is found too.
+//! For tests alone: every buffer takes three pages and two system calls. What lies before the values, down to the
+//! page's beginning, has a pattern that is compared when the memory is given back, so that a write before the buffer is
+//! found too.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -36,7 +38,8 @@ fn page() -> usize {
 }
 
 impl<T: Plain> Guarded<T> {
-    /// So many zeros, aligned to `alignment` bytes. They end at the guard page, or as little before it as the alignment asks for.
+    /// So many zeros, aligned to `alignment` bytes. They end at the guard page, or as little before it as the alignment
+    /// asks for.
     pub(super) fn zeros(length: usize, alignment: usize) -> Self {
         let page = page();
         let bytes = length * size_of::<T>();

@@ -105,7 +105,8 @@ impl Cpu {
         unsafe { self.attend_columns_backward(qkv, operands, documents, shape, gradients) };
     }
 
-    /// The gradients of [`Cpu::attend_columns`] with respect to q, k and v, replaced; each may be columns of a wider matrix.
+    /// The gradients of [`Cpu::attend_columns`] with respect to q, k and v, replaced; each may be columns of a wider
+    /// matrix.
     ///
     /// The other operands are y, logsumexp and the gradient of y.
     ///
@@ -140,12 +141,14 @@ impl Cpu {
                 dv: dv.offset(first, part.key_column),
                 turns: Turns { taken: &taken[part.key_blocks], broken: &broken },
             };
-            // SAFETY: each document and head has its own rows and columns, whose blocks begin in the order of descending rows.
+            // SAFETY: each document and head has its own rows and columns, whose blocks begin in the order of
+            // descending rows.
             unsafe { backward(self.set, &head, part.rows) };
         });
     }
 
-    /// Attention over cached keys and values, in f32 whatever is computed in; see [`crate::ops::Ops::attention_cached`].
+    /// Attention over cached keys and values, in f32 whatever is computed in; see
+    /// [`crate::ops::Ops::attention_cached`].
     pub(super) fn attend_cached(
         &self,
         q: &Tensor,
@@ -180,8 +183,8 @@ impl Cpu {
     }
 }
 
-/// The parts of an attention: a block of rows of a key head of a document each, large ones first, and blocks of one document by
-/// descending rows.
+/// The parts of an attention: a block of rows of a key head of a document each, large ones first, and blocks of one
+/// document by descending rows.
 struct Parts<'a> {
     shape: &'a AttentionShape,
     spans: &'a [Span],

@@ -27,7 +27,8 @@ const SAMPLES: usize = 32;
 const BYTES: usize = 256 << 20;
 
 impl Cpu {
-    /// Measures what as many threads can do as these kernels have, with their instructions. Takes about a quarter of a second.
+    /// Measures what as many threads can do as these kernels have, with their instructions. Takes about a quarter of a
+    /// second.
     pub fn limits(&self) -> Limits {
         let (threads, set) = (self.threads(), self.set);
         let f32_flops = side_by_side(threads, || match set {
@@ -122,8 +123,8 @@ fn portable() -> [[f32; LANES]; CHAINS] {
 }
 
 impl Cpu {
-    /// Bytes a second that as many threads as these kernels have read together from memory that lies as weights do, far more of it
-    /// than the caches hold: the best of a few passes.
+    /// Bytes a second that as many threads as these kernels have read together from memory that lies as weights do, far
+    /// more of it than the caches hold: the best of a few passes.
     pub fn read_bandwidth(&self) -> f64 {
         let mut memory = Memory::<f32>::zeros(BYTES / size_of::<f32>());
         memory.fill(1.0);

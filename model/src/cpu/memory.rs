@@ -1,5 +1,5 @@
-//! Memory of tensors and weights. Large pieces lie in mappings for which the system is asked to use huge pages: a product strides
-//! over many rows at once, and at 4 KiB a page it would wait for the translation of their addresses.
+//! Memory of tensors and weights. Large pieces lie in mappings for which the system is asked to use huge pages: a
+//! product strides over many rows at once, and at 4 KiB a page it would wait for the translation of their addresses.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -14,8 +14,8 @@ use super::guarded::Guarded;
 use super::plain::Plain;
 use super::shared::SharedValues;
 
-/// From so many bytes on a piece is a mapping of its own. (The system joins mappings that lie side by side, and only ranges of whole
-/// huge pages become such, so that none is larger for it.)
+/// From so many bytes on a piece is a mapping of its own. (The system joins mappings that lie side by side, and only
+/// ranges of whole huge pages become such, so that none is larger for it.)
 const LARGE: usize = 1 << 20;
 
 /// Owned values. The default has none.
@@ -101,7 +101,8 @@ impl<T: Plain> Deref for Memory<T> {
             Self::Heap(values) => values,
             // SAFETY: any bits are a value of the type; a mapping begins at a page, so that all its values are aligned.
             Self::Mapping(mapping, length) => unsafe { &mapping.align_to().1[..*length] },
-            // SAFETY: any bits are a value of the type; the part is aligned, lies within its mapping, and was given to nobody else.
+            // SAFETY: any bits are a value of the type; the part is aligned, lies within its mapping, and was given to
+            // nobody else.
             Self::Part(part) => unsafe { std::slice::from_raw_parts(part.address(), part.length) },
             #[cfg(any(test, feature = "guard-pages"))]
             Self::Guarded(values) => values,
@@ -139,8 +140,8 @@ fn map(bytes: usize) -> Option<MmapMut> {
     Some(mapping)
 }
 
-/// Memory for the weights of a model: those that are no larger than a few huge pages lie side by side in one mapping after the other.
-/// A mapping for each would begin and end within a huge page, and mostly lie in small ones.
+/// Memory for the weights of a model: those that are no larger than a few huge pages lie side by side in one mapping
+/// after the other. A mapping for each would begin and end within a huge page, and mostly lie in small ones.
 #[derive(Default)]
 pub(super) struct WeightMemory {
     open: Mutex<Option<Open>>,
@@ -155,7 +156,8 @@ struct Open {
     taken: usize,
 }
 
-/// Bytes of a mapping of weights. It is held until the last of them is gone, and takes memory only where it was written.
+/// Bytes of a mapping of weights. It is held until the last of them is gone, and takes memory only where it was
+/// written.
 const MAPPING: usize = 32 << 20;
 /// From so many bytes on a weight has a mapping of its own, of which little lies in small pages.
 const LARGE_WEIGHT: usize = MAPPING / 4;
@@ -163,8 +165,8 @@ const LARGE_WEIGHT: usize = MAPPING / 4;
 const ALIGNMENT: usize = 64;
 
 impl WeightMemory {
-    /// One for weights that come and go, layer by layer: the system clears each page that it gives, which would take as long as reading
-    /// the weights, so that mappings are used again.
+    /// One for weights that come and go, layer by layer: the system clears each page that it gives, which would take as
+    /// long as reading the weights, so that mappings are used again.
     pub(super) fn for_passing_weights() -> Self {
         Self { passing: Some(Passing::default()), ..Self::default() }
     }
@@ -233,8 +235,8 @@ impl<T> Part<T> {
 struct Passing(Mutex<Vec<Arc<MmapRaw>>>);
 
 impl Passing {
-    /// The smallest that is not in use and large enough. If there is none, a new one takes the place of all that are not in use: so
-    /// there are never many more than were in use at once.
+    /// The smallest that is not in use and large enough. If there is none, a new one takes the place of all that are
+    /// not in use: so there are never many more than were in use at once.
     fn take(&self, bytes: usize) -> Option<Arc<MmapRaw>> {
         let mut mappings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_free = |mapping: &mut Arc<MmapRaw>| Arc::get_mut(mapping).is_some();

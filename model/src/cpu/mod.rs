@@ -1,8 +1,9 @@
 //! The `cpu` kernel set: plain blocked loops, compiled for several instruction sets and cut over threads.
 //!
-//! It is the default and the oracle: other sets are compared with it. Work is cut so that each element of a result is computed
-//! by one thread in one order; the number of threads changes nothing but speed. Weights stay row-major, in the type that is
-//! computed in: with bf16 they take half the memory, and what they are multiplied with is rounded to bf16 on the way.
+//! It is the default and the oracle: other sets are compared with it. Work is cut so that each element of a result is
+//! computed by one thread in one order; the number of threads changes nothing but speed. Weights stay row-major, in the
+//! type that is computed in: with bf16 they take half the memory, and what they are multiplied with is rounded to bf16
+//! on the way.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -134,7 +135,8 @@ impl Cpu {
         Self { shared: Some(weights), ..self }
     }
 
-    /// Has memory of weights that are gone serve those that are read next: for weights that are used once, layer by layer, as in a proof.
+    /// Has memory of weights that are gone serve those that are read next: for weights that are used once, layer by
+    /// layer, as in a proof.
     #[must_use]
     pub fn for_passing_weights(self) -> Self {
         Self { weights: WeightMemory::for_passing_weights(), ..self }

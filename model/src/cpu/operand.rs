@@ -1,7 +1,8 @@
-//! Left operands of products with weights: prepared once, in the form that is computed in, and used by several products.
+//! Left operands of products with weights: prepared once, in the form that is computed in, and used by several
+//! products.
 //!
-//! In f32 an operand is what it is a view of. In bf16 it is rounded into a buffer, whole ([`Cpu::operand`]) or by the kernel that
-//! computes it, a row or a piece of one at a time while that is in cache ([`OperandTarget`]).
+//! In f32 an operand is what it is a view of. In bf16 it is rounded into a buffer, whole ([`Cpu::operand`]) or by the
+//! kernel that computes it, a row or a piece of one at a time while that is in cache ([`OperandTarget`]).
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -127,8 +128,8 @@ impl<'a> OperandTarget<'a> {
     /// Writes columns of one row, from `first_column` on.
     ///
     /// # Safety
-    /// Nobody else may read or write these elements meanwhile, nor those of the same word, of which two columns from an even
-    /// one on are made.
+    /// Nobody else may read or write these elements meanwhile, nor those of the same word, of which two columns from an
+    /// even one on are made.
     pub(super) unsafe fn write(self, row: usize, first_column: usize, values: &[f32]) {
         let columns = first_column..first_column + values.len();
         assert!(columns.end <= self.columns, "columns {columns:?} of an operand of {}", self.columns);

@@ -81,7 +81,8 @@ impl Cpu {
         });
     }
 
-    /// Scores rows of logits; see [`Ops::cross_entropy`]. The gradient of each row goes to `rounded`, too, if that is given.
+    /// Scores rows of logits; see [`Ops::cross_entropy`]. The gradient of each row goes to `rounded`, too, if that is
+    /// given.
     pub(super) fn score_rows(
         &self,
         logits: &mut Tensor,

@@ -1,5 +1,6 @@
-//! Weights that are read straight to where they are kept: on all threads, each of which reads some rows and converts them while they are
-//! in its cache. A tensor read whole first would go through memory three times more, and take its place twice.
+//! Weights that are read straight to where they are kept: on all threads, each of which reads some rows and converts
+//! them while they are in its cache. A tensor read whole first would go through memory three times more, and take its
+//! place twice.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -20,7 +21,8 @@ use crate::ops::Compute;
 const PIECE: usize = 1 << 15;
 
 impl Cpu {
-    /// A weight of these rows, in the type that is computed in; in bf16 where they are stored so and f32 is computed in.
+    /// A weight of these rows, in the type that is computed in; in bf16 where they are stored so and f32 is computed
+    /// in.
     pub(super) fn weight_of_rows(
         &self,
         compute: Compute,
@@ -29,7 +31,8 @@ impl Cpu {
     ) -> Result<Weight, CheckpointError> {
         let (length, columns) = (out_features * in_features, in_features);
         let quantized = |bits| Quantized::read(self, out_features, in_features, rows, bits).map(Values::Quantized);
-        // In f32 products widen them as they go, to the same results. Those that other processes see are all of one type.
+        // In f32 products widen them as they go, to the same results. Those that other processes see are all of one
+        // type.
         let keeps_bf16 = compute == Compute::Bf16 || compute == Compute::F32 && self.shared.is_none();
         let values = match (compute, rows.as_bf16().filter(|_| keeps_bf16)) {
             (_, Some(stored)) => {

@@ -35,7 +35,8 @@ pub(super) fn with_buffers<const COUNT: usize, R>(
     })
 }
 
-/// The same with each buffer between guard pages, and full of values that no result may come from: what is read before it is written shows.
+/// The same with each buffer between guard pages, and full of values that no result may come from: what is read before
+/// it is written shows.
 #[cfg(any(test, feature = "guard-pages"))]
 pub(super) fn with_buffers<const COUNT: usize, R>(
     lengths: [usize; COUNT],

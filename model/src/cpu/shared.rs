@@ -1,7 +1,8 @@
-//! Frozen weights in memory that several processes map: one of them prepares them, and the others read what it has prepared.
+//! Frozen weights in memory that several processes map: one of them prepares them, and the others read what it has
+//! prepared.
 //!
-//! They lie one behind the other in the order in which a decoder is built, which is the same in every process; nothing else needs to be
-//! agreed on. The processes that read have them mapped read-only.
+//! They lie one behind the other in the order in which a decoder is built, which is the same in every process; nothing
+//! else needs to be agreed on. The processes that read have them mapped read-only.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -56,7 +57,8 @@ impl SharedWeightsError {
 }
 
 impl SharedWeights {
-    /// The place, in the process that prepares the weights. The file is memory (`memfd_create`) of [`SharedWeights::bytes_for`] them.
+    /// The place, in the process that prepares the weights. The file is memory (`memfd_create`) of
+    /// [`SharedWeights::bytes_for`] them.
     ///
     /// # Errors
     /// Fails if it cannot be mapped.
@@ -93,8 +95,8 @@ impl SharedWeights {
     /// A copy of a weight, where every process sees it.
     pub(super) fn put<T: Plain>(&self, values: &[T]) -> Result<SharedValues<T>, SharedWeightsError> {
         let place: SharedValues<T> = self.next(values.len())?;
-        // SAFETY: the mapping is writable in the process that prepares weights, the place lies within it, is aligned, and was given
-        // to nobody else; no other process reads it before it is told that all weights are there.
+        // SAFETY: the mapping is writable in the process that prepares weights, the place lies within it, is aligned,
+        // and was given to nobody else; no other process reads it before it is told that all weights are there.
         unsafe { place.address().cast_mut().copy_from_nonoverlapping(values.as_ptr(), values.len()) };
         Ok(place)
     }
@@ -129,8 +131,8 @@ impl<T: Plain> Deref for SharedValues<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: any bits are a value of the type; the place lies within the mapping and is aligned, as that is to a page; nobody
-        // writes to it any more once its weight is made, and the mapping lives as long as this.
+        // SAFETY: any bits are a value of the type; the place lies within the mapping and is aligned, as that is to a
+        // page; nobody writes to it any more once its weight is made, and the mapping lives as long as this.
         unsafe { std::slice::from_raw_parts(self.address(), self.length) }
     }
 }

@@ -1,7 +1,7 @@
 //! Tensors in main memory, their buffers taken from and given back to a pool.
 //!
-//! A decoder's activations come and go at the same sizes in every step. Fresh memory for each would cost a page fault per 4 KiB,
-//! which can be half of a step; a pool costs a lock per tensor.
+//! A decoder's activations come and go at the same sizes in every step. Fresh memory for each would cost a page fault
+//! per 4 KiB, which can be half of a step; a pool costs a lock per tensor.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -76,9 +76,10 @@ pub(super) struct BufferPool {
 
 /// Free buffers by size class, and how many values are in them and in use.
 ///
-/// Rows of changing length need buffers of other classes in each step, so the free ones would pile up. Together with those in use they
-/// hold at most a quarter more than was once in use at a time: before a new one goes beyond that, those go that were free for longest.
-/// (None more would not do: temporary buffers of one step are not all in use together, and would be made anew in each.)
+/// Rows of changing length need buffers of other classes in each step, so the free ones would pile up. Together with
+/// those in use they hold at most a quarter more than was once in use at a time: before a new one goes beyond that,
+/// those go that were free for longest. (None more would not do: temporary buffers of one step are not all in use
+/// together, and would be made anew in each.)
 #[derive(Default)]
 struct Shelves {
     free: HashMap<usize, VecDeque<FreeBuffer>>,

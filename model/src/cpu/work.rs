@@ -11,8 +11,8 @@ pub(super) const FORWARD: usize = 2;
 /// As [`FORWARD`], backward: the scores again, the gradients of the weights, and those of q, k and v.
 pub(super) const BACKWARD: usize = 5;
 
-/// Attention with so many products per pair of a query and a key that it sees. Exponentials are not counted, nor are the tiles on
-/// the border that are computed and not seen.
+/// Attention with so many products per pair of a query and a key that it sees. Exponentials are not counted, nor are
+/// the tiles on the border that are computed and not seen.
 pub(super) fn of_attention(products: usize, documents: &Documents, shape: &AttentionShape) -> Work {
     let seen = |start: usize, length: usize| -> usize {
         let window = shape.window.unwrap_or(usize::MAX);

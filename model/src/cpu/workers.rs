@@ -1,8 +1,9 @@
 //! The threads of a `cpu` kernel set: they run the parts of one region of work after another.
 //!
-//! A training step has thousands of regions, many of a few microseconds, one right after the other. So a thread that has run out
-//! of parts watches for the next region for a moment and only then goes to sleep, whence waking it takes a system call and about
-//! as long as a small region. The calling thread is one of the threads; nothing is allocated for a region.
+//! A training step has thousands of regions, many of a few microseconds, one right after the other. So a thread that
+//! has run out of parts watches for the next region for a moment and only then goes to sleep, whence waking it takes a
+//! system call and about as long as a small region. The calling thread is one of the threads; nothing is allocated for
+//! a region.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -51,7 +52,8 @@ struct Job {
     caller: Option<Thread>,
 }
 
-/// Lets helpers into a region, and tells when all have left: the number of the region, how many are inside, and three flags.
+/// Lets helpers into a region, and tells when all have left: the number of the region, how many are inside, and three
+/// flags.
 struct Gate(AtomicU64);
 
 /// Whether helpers may enter.
@@ -74,7 +76,8 @@ impl Gate {
     /// Lets helpers into the next region. The gate is closed and nobody inside.
     fn open(&self) {
         let state = self.0.load(Ordering::Relaxed);
-        // `SeqCst`, here and where a helper falls asleep: either it sees the new region or the caller sees that it sleeps.
+        // `SeqCst`, here and where a helper falls asleep: either it sees the new region or the caller sees that it
+        // sleeps.
         self.0.store((Self::region(state) + 1).wrapping_mul(REGION) | OPEN, Ordering::SeqCst);
     }
 
@@ -154,9 +157,11 @@ impl Workers {
         self.helpers.len() + 1
     }
 
-    /// Runs a function for each of `0 .. parts` and returns when all have run. Parts begin in their order, on whatever thread is free.
+    /// Runs a function for each of `0 .. parts` and returns when all have run. Parts begin in their order, on whatever
+    /// thread is free.
     ///
-    /// A part that calls this in turn runs all of that on its own thread, and so does a second thread that calls it meanwhile.
+    /// A part that calls this in turn runs all of that on its own thread, and so does a second thread that calls it
+    /// meanwhile.
     ///
     /// # Panics
     /// With what a part panics with; parts that no thread had begun are left out.
@@ -180,7 +185,8 @@ impl Workers {
     /// Runs a region and returns what one of its parts panicked with.
     fn run_region<'a>(&self, parts: usize, run: &'a (dyn Fn(usize) + Sync + 'a)) -> Option<Box<dyn Any + Send>> {
         let run: *const (dyn Fn(usize) + Sync + 'a) = run;
-        // SAFETY: only the lifetime changes. It is called by who is inside the gate, and that is nobody when this returns.
+        // SAFETY: only the lifetime changes. It is called by who is inside the gate, and that is nobody when this
+        // returns.
         let run =
             unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + 'a), *const (dyn Fn(usize) + Sync)>(run) };
         let Shared { gate, next, job, .. } = &*self.shared;

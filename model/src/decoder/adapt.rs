@@ -57,8 +57,8 @@ pub enum AttachError {
 }
 
 impl<B: Blocks> Decoder<B> {
-    /// A fresh adapter for this model: A uniform by seed and name, B zero, magnitudes and modules to save as in the base, so that it
-    /// changes nothing yet. `all-linear` becomes the names that it means.
+    /// A fresh adapter for this model: A uniform by seed and name, B zero, magnitudes and modules to save as in the
+    /// base, so that it changes nothing yet. `all-linear` becomes the names that it means.
     ///
     /// # Errors
     /// Fails if a target fits no projection, or the device fails.

@@ -1,4 +1,5 @@
-//! The embedding and the output projection, which of a tied model are one matrix, unless an adapter has a copy of one of them.
+//! The embedding and the output projection, which of a tied model are one matrix, unless an adapter has a copy of one
+//! of them.
 
 use crate::adapter::Projection;
 use crate::ops::{Ops, Result};
@@ -9,7 +10,8 @@ use crate::peft::{SavedTensor, saved_tensor_name};
 /// The embedding and the output projection.
 #[expect(clippy::large_enum_variant, reason = "one per decoder")]
 pub(super) enum Embeddings<B: Ops> {
-    /// One matrix is both. An adapter on the output, or a copy of one of the two, leaves the other as it is: in effect, unties them.
+    /// One matrix is both. An adapter on the output, or a copy of one of the two, leaves the other as it is: in effect,
+    /// unties them.
     Tied {
         /// The output projection, with the embedding as its matrix.
         shared: Projection<B>,

@@ -1,4 +1,5 @@
-//! Whether the weights of a checkpoint are those of its configuration: looked up in the headers, before a value is read.
+//! Whether the weights of a checkpoint are those of its configuration: looked up in the headers, before a value is
+//! read.
 
 use std::collections::BTreeSet;
 
@@ -9,8 +10,9 @@ const HEAD: &str = "lm_head.weight";
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
 impl Config {
-    /// Checks that a checkpoint has every weight of this configuration, in its shape and in a type that we read, and none of the
-    /// decoder that the configuration has no place for: a bias or a layer left out would change the results and tell nobody.
+    /// Checks that a checkpoint has every weight of this configuration, in its shape and in a type that we read, and
+    /// none of the decoder that the configuration has no place for: a bias or a layer left out would change the
+    /// results and tell nobody.
     ///
     /// What lies beside the decoder (a value head, say) and the tables of frequencies in older files are passed over.
     ///

@@ -87,8 +87,8 @@ impl<B: Blocks> Decoder<B> {
 /// Gives the rows of a matrix by its name and shape, where it can be read.
 pub(super) type RowsOf<'a> = Box<dyn Fn(&str, [usize; 2]) -> Result<Option<Box<dyn Rows + 'a>>, CheckpointError> + 'a>;
 
-/// Builds the parts of a decoder, of the values that `values` gives for a tensor's name and shape, and of what `rows` has to read
-/// for a frozen matrix.
+/// Builds the parts of a decoder, of the values that `values` gives for a tensor's name and shape, and of what `rows`
+/// has to read for a frozen matrix.
 pub(super) struct Builder<'a, 'r, B, F> {
     pub(super) ops: &'a B,
     pub(super) config: &'a Config,

@@ -1,7 +1,7 @@
 //! The decoder: embedding, layers and head, with the weights of a checkpoint and perhaps an adapter.
 //!
-//! It knows how blocks follow each other and which of them need a gradient. What a block computes is in [`crate::blocks`],
-//! how parameters change in [`crate::trainer`], generation with a cache in [`crate::session`].
+//! It knows how blocks follow each other and which of them need a gradient. What a block computes is in
+//! [`crate::blocks`], how parameters change in [`crate::trainer`], generation with a cache in [`crate::session`].
 
 mod adapt;
 mod embeddings;
@@ -94,7 +94,8 @@ impl<B: Blocks> Decoder<B> {
         found
     }
 
-    /// The matrices that products read, trained or not, and one that is both embedding and head though copies stand in for it.
+    /// The matrices that products read, trained or not, and one that is both embedding and head though copies stand in
+    /// for it.
     pub(crate) fn matrices(&self) -> Vec<&Matrix<B>> {
         let table = (!self.embeddings.is_shared()).then(|| self.embeddings.embed_tokens());
         let in_use = table.into_iter().chain(self.projections().into_iter().map(|projection| &projection.matrix));

@@ -94,8 +94,8 @@ pub struct GradientOptions {
 pub enum Recompute {
     /// Every block keeps what its backward needs.
     None,
-    /// Only the input of each layer is kept, and the layer's forward runs again before its backward: for about a third more
-    /// arithmetic, activations take the memory of one layer and of one tensor per layer.
+    /// Only the input of each layer is kept, and the layer's forward runs again before its backward: for about a third
+    /// more arithmetic, activations take the memory of one layer and of one tensor per layer.
     Layers,
 }
 
@@ -107,8 +107,8 @@ enum Rows<'a> {
 }
 
 impl<B: Blocks> Decoder<B> {
-    /// Adds the gradients of the *summed* loss over the batch's targets, and returns each target's score. Where the sum is not
-    /// finite there is no backward through the layers, and gradients there stay what they were.
+    /// Adds the gradients of the *summed* loss over the batch's targets, and returns each target's score. Where the sum
+    /// is not finite there is no backward through the layers, and gradients there stay what they were.
     ///
     /// # Errors
     /// Fails if the batch does not fit the model or the device fails.

@@ -1,8 +1,9 @@
-//! A decoder that is never whole in memory: documents go through it layer by layer, and each layer's weights are read when it is
-//! its turn.
+//! A decoder that is never whole in memory: documents go through it layer by layer, and each layer's weights are read
+//! when it is its turn.
 //!
-//! It serves where a model is run once over a little text, as in the proof of a merge: memory holds the residual streams and one
-//! layer, of the embedding the rows that occur, of the head a block of the vocabulary. Results are those of [`super::Decoder`].
+//! It serves where a model is run once over a little text, as in the proof of a merge: memory holds the residual
+//! streams and one layer, of the embedding the rows that occur, of the head a block of the vocabulary. Results are
+//! those of [`super::Decoder`].
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -84,8 +85,8 @@ struct Stream<B: Blocks> {
 }
 
 impl<'a, B: Blocks> StreamedDecoder<'a, B> {
-    /// Embeds the batches, so that they are ready for the first layer. An adapter's deltas are added to what each projection
-    /// computes; modules that it trained as a whole are for `weights` to give.
+    /// Embeds the batches, so that they are ready for the first layer. An adapter's deltas are added to what each
+    /// projection computes; modules that it trained as a whole are for `weights` to give.
     ///
     /// # Errors
     /// Fails if a batch does not fit the model, the embedding cannot be read, or the device fails.
@@ -132,7 +133,8 @@ impl<'a, B: Blocks> StreamedDecoder<'a, B> {
         Ok(self.ops.read(&self.batches[batch].x)?)
     }
 
-    /// The logits of each batch's tokens for a part of the vocabulary, `[tokens, ids]`, once they are through all layers.
+    /// The logits of each batch's tokens for a part of the vocabulary, `[tokens, ids]`, once they are through all
+    /// layers.
     ///
     /// # Errors
     /// Fails if the head cannot be loaded, the adapter does not fit it, or the device fails.

@@ -9,8 +9,8 @@ use crate::peft::{Adapter, AdapterConfig, AdapterModule};
 /// The sum of weighted adapters as a single adapter, to be attached to a decoder.
 ///
 /// In each module the low ranks lie side by side, as in PEFT's `combination_type="cat"`: `A = [A₁; A₂; …]` and
-/// `B = [w₁s₁B₁ | w₂s₂B₂ | …]` with `s` the adapters' scalings, and scaling 1, so that `B·A = Σ w·s·B·A`. The adapters fit
-/// together as [`super::Merge::new`] has checked.
+/// `B = [w₁s₁B₁ | w₂s₂B₂ | …]` with `s` the adapters' scalings, and scaling 1, so that `B·A = Σ w·s·B·A`. The adapters
+/// fit together as [`super::Merge::new`] has checked.
 pub(super) fn combined<'a>(adapters: &[WeightedAdapter<'a>]) -> Cow<'a, Adapter> {
     if let [WeightedAdapter { adapter, weight: 1.0 }] = *adapters {
         return Cow::Borrowed(adapter);

@@ -1,9 +1,10 @@
 //! Merges adapters into a base checkpoint for good, tensor by tensor, and proves the result.
 //!
 //! Each adapted weight becomes `W + Σ weight · scaling · B·A`: the delta is computed and added in f32 and the sum is
-//! rounded once to the stored type. Everything else is copied. Memory holds a few pieces of a tensor, whatever its size. The sum
-//! is that of PEFT's `add_weighted_adapter` with `combination_type="cat"`, merged ("linear" multiplies the sums of the A and of the
-//! B instead, which is another thing). [`Merge::prove`] then runs base with adapters beside the merged model, layer by layer.
+//! rounded once to the stored type. Everything else is copied. Memory holds a few pieces of a tensor, whatever its
+//! size. The sum is that of PEFT's `add_weighted_adapter` with `combination_type="cat"`, merged ("linear" multiplies
+//! the sums of the A and of the B instead, which is another thing). [`Merge::prove`] then runs base with adapters
+//! beside the merged model, layer by layer.
 
 mod combine;
 mod delta;
@@ -63,8 +64,8 @@ pub struct MergedTensor {
     pub max_abs_delta: f32,
     /// The greatest value of the base, to compare that with.
     pub max_abs_base: f32,
-    /// Norm of what rounding to the stored type changed, over the norm of what the adapters changed. Above 1 the noise of rounding
-    /// is greater than the adapters' effect on this weight; 0 where nothing is rounded or changed.
+    /// Norm of what rounding to the stored type changed, over the norm of what the adapters changed. Above 1 the noise
+    /// of rounding is greater than the adapters' effect on this weight; 0 where nothing is rounded or changed.
     pub rounding_over_delta: f64,
 }
 
@@ -77,7 +78,8 @@ pub struct MergeReport {
     pub replaced: Vec<String>,
     /// How many tensors were taken over as they stood.
     pub copied: usize,
-    /// The output head was the embedding and has become a weight of its own, because an adapter changed one of them alone.
+    /// The output head was the embedding and has become a weight of its own, because an adapter changed one of them
+    /// alone.
     pub untied_head: bool,
     /// The files written.
     #[serde(skip)]
@@ -128,7 +130,8 @@ impl<'a> Merge<'a> {
         Ok(Self { base: base.to_path_buf(), checkpoint, config, adapters: adapters.to_vec(), options, plan })
     }
 
-    /// Writes the merged checkpoint to a folder: weights, `config.json` and, where there is one, `generation_config.json`.
+    /// Writes the merged checkpoint to a folder: weights, `config.json` and, where there is one,
+    /// `generation_config.json`.
     ///
     /// A head that is tied to the embedding, of which only one is changed, is written as a weight of its own, with
     /// `tie_word_embeddings` false. `observe` hears how many bytes are written and may stop the merge.

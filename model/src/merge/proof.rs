@@ -1,7 +1,8 @@
-//! The proof of a merge: base with adapters, the merge before it is rounded, and the merged checkpoint run side by side.
+//! The proof of a merge: base with adapters, the merge before it is rounded, and the merged checkpoint run side by
+//! side.
 //!
-//! The first two compute the same in f32 and may differ by the order of sums alone; the last two differ by one rounding of the
-//! weights. So a mistake of the merge shows, however coarse the type that the result is stored in.
+//! The first two compute the same in f32 and may differ by the order of sums alone; the last two differ by one rounding
+//! of the weights. So a mistake of the merge shows, however coarse the type that the result is stored in.
 
 use std::collections::BTreeSet;
 use std::ops::{ControlFlow, Range};
@@ -165,8 +166,9 @@ impl Proof {
 impl Merge<'_> {
     /// Compares base with adapters and the checkpoint that this merge wrote to `merged`, on the tokens of `batches`.
     ///
-    /// The models are run in f32, layer by layer: memory holds one decoder layer at a time, and the residual streams of some
-    /// thousand tokens. `observe` hears of the layers and may stop the proof. Whether the bounds hold is for [`Proof::check`] to say.
+    /// The models are run in f32, layer by layer: memory holds one decoder layer at a time, and the residual streams of
+    /// some thousand tokens. `observe` hears of the layers and may stop the proof. Whether the bounds hold is for
+    /// [`Proof::check`] to say.
     ///
     /// # Errors
     /// Fails if the batches hold no token or do not fit the model, the checkpoint cannot be read, or the device fails.
@@ -252,11 +254,12 @@ fn coarsest(checkpoint: &Checkpoint) -> Dtype {
     [Dtype::BF16, Dtype::F16].into_iter().find(|dtype| dtypes.contains(dtype)).unwrap_or(Dtype::F32)
 }
 
-/// Share of the greatest value by which one rounding of the weights to this type, carried through the layers, may change any.
+/// Share of the greatest value by which one rounding of the weights to this type, carried through the layers, may
+/// change any.
 ///
-/// A value of bf16 has 8 significant bits and one of f16 has 11: a rounded weight is off by up to 2⁻⁹ or 2⁻¹² of itself.
-/// Errors of single weights are independent and mostly cancel in a product. These bounds are an order of magnitude above what models
-/// of the field show, and as far below what a forgotten or doubled adapter does.
+/// A value of bf16 has 8 significant bits and one of f16 has 11: a rounded weight is off by up to 2⁻⁹ or 2⁻¹² of
+/// itself. Errors of single weights are independent and mostly cancel in a product. These bounds are an order of
+/// magnitude above what models of the field show, and as far below what a forgotten or doubled adapter does.
 fn rounding_tolerance(dtype: Dtype) -> f32 {
     match dtype {
         Dtype::BF16 => 5e-2,

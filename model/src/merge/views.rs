@@ -1,5 +1,5 @@
-//! The two models that a merged checkpoint is compared with, as sources of weights: the base that the adapters go with, and the
-//! merge before its rounding.
+//! The two models that a merged checkpoint is compared with, as sources of weights: the base that the adapters go with,
+//! and the merge before its rounding.
 
 use super::delta::{Share, merge_rows};
 use super::plan::TensorChange;
@@ -7,8 +7,8 @@ use super::{Merge, block_rows};
 use crate::checkpoint::{CheckpointError, Rows};
 use crate::decoder::Weights;
 
-/// The base without its adapters' deltas, under the names of the merged checkpoint: a head that is untied is there twice, and
-/// modules that were trained as a whole are in their place.
+/// The base without its adapters' deltas, under the names of the merged checkpoint: a head that is untied is there
+/// twice, and modules that were trained as a whole are in their place.
 pub(super) struct Base<'a>(pub(super) &'a Merge<'a>);
 
 /// The merged weights in f32, as they were before they were rounded.

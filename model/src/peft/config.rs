@@ -95,10 +95,11 @@ pub struct AdapterConfig {
     pub use_rslora: bool,
     /// Magnitude and direction are apart (Liu et al., arXiv:2402.09353).
     pub use_dora: bool,
-    /// Modules that are trained as a whole and saved with the adapter: names, matched as those of the target modules are.
+    /// Modules that are trained as a whole and saved with the adapter: names, matched as those of the target modules
+    /// are.
     pub modules_to_save: Vec<String>,
-    /// Ranks of single modules, by regular expressions for the end of their names; of several that match, the first in the order of
-    /// the alphabet counts, which is PEFT's own order once it has written a file.
+    /// Ranks of single modules, by regular expressions for the end of their names; of several that match, the first in
+    /// the order of the alphabet counts, which is PEFT's own order once it has written a file.
     pub rank_pattern: BTreeMap<String, usize>,
     /// Alphas of single modules, by expressions as in `rank_pattern`.
     pub alpha_pattern: BTreeMap<String, f64>,
@@ -253,8 +254,8 @@ impl AdapterConfig {
     }
 }
 
-/// Whether a tensor belongs to a module whose path ends with `name`. As in PEFT, the end may begin within a word: `norm` is
-/// `model.norm` and each `input_layernorm`.
+/// Whether a tensor belongs to a module whose path ends with `name`. As in PEFT, the end may begin within a word:
+/// `norm` is `model.norm` and each `input_layernorm`.
 pub(super) fn is_within(tensor: &str, name: &str) -> bool {
     let mut path = tensor;
     while let Some((module, _)) = path.rsplit_once('.') {
@@ -268,8 +269,9 @@ pub(super) fn is_within(tensor: &str, name: &str) -> bool {
 
 /// Keys that change what an adapter computes, refused unless they are null, false or empty.
 ///
-/// `fan_in_fan_out` is GPT-2's transposed weights. `inference_mode`, `task_type`, `exclude_modules`, `layers_to_transform` and the
-/// like say how the adapter came about and are harmless: the tensors say which modules it has.
+/// `fan_in_fan_out` is GPT-2's transposed weights. `inference_mode`, `task_type`, `exclude_modules`,
+/// `layers_to_transform` and the like say how the adapter came about and are harmless: the tensors say which modules it
+/// has.
 const CHANGES_RESULTS: &[&str] = &[
     "alora_invocation_tokens",
     "arrow_config",
@@ -365,7 +367,8 @@ fn expression(pattern: &str) -> Result<Regex, regex::Error> {
     Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$"))
 }
 
-/// The value of the first pattern that matches. One that is no expression, in settings that nobody checked, matches nothing.
+/// The value of the first pattern that matches. One that is no expression, in settings that nobody checked, matches
+/// nothing.
 fn find_pattern<T: Copy>(patterns: &BTreeMap<String, T>, module: &str) -> Option<T> {
     let matches = |pattern: &str| expression(pattern).is_ok_and(|expression| expression.is_match(module));
     patterns.iter().find(|(pattern, _)| matches(pattern)).map(|(_, value)| *value)

@@ -1,4 +1,5 @@
-//! Adapters that change nothing yet, made from a configuration and the files of a checkpoint, without a decoder in memory.
+//! Adapters that change nothing yet, made from a configuration and the files of a checkpoint, without a decoder in
+//! memory.
 
 use std::collections::BTreeMap;
 
@@ -23,8 +24,8 @@ pub enum FreshError {
 }
 
 impl Adapter {
-    /// The first values of an adapter on the model of these files: those of [`crate::decoder::Decoder::fresh_adapter`], with DoRA's
-    /// magnitudes to their last digits. One tensor of the base is in memory at a time.
+    /// The first values of an adapter on the model of these files: those of [`crate::decoder::Decoder::fresh_adapter`],
+    /// with DoRA's magnitudes to their last digits. One tensor of the base is in memory at a time.
     ///
     /// # Errors
     /// Fails if a target fits no projection, or a tensor that is to be copied or measured cannot be read.

@@ -1,6 +1,7 @@
 //! Which modules of a model an adapter is put onto: names, `all-linear`, regular expressions, and torchtune's words.
 //!
-//! Names and expressions are matched as PEFT 0.21 matches them, so that a configuration means the same modules here and there.
+//! Names and expressions are matched as PEFT 0.21 matches them, so that a configuration means the same modules here and
+//! there.
 
 use std::collections::BTreeSet;
 
@@ -133,7 +134,8 @@ pub fn all_linear(config: &Config) -> Vec<String> {
 impl Torchtune {
     /// The module names that these words mean on a model.
     ///
-    /// Where a family has one matrix for queries, keys and values, or for gate and up, a word for one of them means the whole matrix.
+    /// Where a family has one matrix for queries, keys and values, or for gate and up, a word for one of them means the
+    /// whole matrix.
     ///
     /// # Errors
     /// Fails if a word is none of torchtune's.
@@ -175,8 +177,8 @@ impl Torchtune {
 
 /// The paths of the modules that an adapter of these settings is put onto, layer by layer.
 ///
-/// `exclude_modules`, `layers_to_transform` and `layers_pattern` narrow them, and modules that are trained as a whole have no
-/// adapter beside that.
+/// `exclude_modules`, `layers_to_transform` and `layers_pattern` narrow them, and modules that are trained as a whole
+/// have no adapter beside that.
 ///
 /// # Errors
 /// Fails if a name fits no projection, or none is left.

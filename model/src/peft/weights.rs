@@ -81,13 +81,14 @@ impl AdapterPart {
     }
 }
 
-/// The name in `adapter_model.safetensors` of a part of the adapter on `module`, such as `model.layers.0.self_attn.q_proj`
-/// (the name of the base tensor without `.weight`).
+/// The name in `adapter_model.safetensors` of a part of the adapter on `module`, such as
+/// `model.layers.0.self_attn.q_proj` (the name of the base tensor without `.weight`).
 pub fn adapter_tensor_name(module: &str, part: AdapterPart) -> String {
     format!("{PREFIX}{module}.{}", part.suffix())
 }
 
-/// The name in `adapter_model.safetensors` of the tensor that stands in for one of the base model, such as `lm_head.weight`.
+/// The name in `adapter_model.safetensors` of the tensor that stands in for one of the base model, such as
+/// `lm_head.weight`.
 pub fn saved_tensor_name(tensor: &str) -> String {
     format!("{PREFIX}{tensor}")
 }
@@ -97,7 +98,8 @@ pub fn is_adapter_tensor_name(name: &str) -> bool {
     name.starts_with(PREFIX)
 }
 
-/// The tensor of the base model that one of this name in `adapter_model.safetensors` stands in for, if it is no part of a LoRA module.
+/// The tensor of the base model that one of this name in `adapter_model.safetensors` stands in for, if it is no part of
+/// a LoRA module.
 pub fn parse_saved_tensor_name(name: &str) -> Option<&str> {
     match parse_adapter_tensor_name(name) {
         Some(_) => None,
@@ -138,8 +140,9 @@ pub struct Adapter {
     pub config: AdapterConfig,
     /// The matrices, by module: the name of the base tensor without `.weight`.
     pub modules: BTreeMap<String, AdapterModule>,
-    /// The tensors of the modules that were trained as a whole (`modules_to_save`), by the name of the base tensor that each stands
-    /// in for, such as `lm_head.weight`. Of a tied model a head here is apart from the embedding, and the other way round.
+    /// The tensors of the modules that were trained as a whole (`modules_to_save`), by the name of the base tensor
+    /// that each stands in for, such as `lm_head.weight`. Of a tied model a head here is apart from the embedding,
+    /// and the other way round.
     pub saved_tensors: BTreeMap<String, SavedTensor>,
 }
 
@@ -250,8 +253,8 @@ impl Adapter {
     }
 }
 
-/// PEFT adds the base's own weight to an adapter on an embedding or a head, as it stands. That it was of this shape is all that
-/// can be said of it here; it is not kept.
+/// PEFT adds the base's own weight to an adapter on an embedding or a head, as it stands. That it was of this shape is
+/// all that can be said of it here; it is not kept.
 fn check_copies_of_base(
     modules: &BTreeMap<String, AdapterModule>,
     copies: Vec<(String, Vec<usize>)>,

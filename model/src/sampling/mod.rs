@@ -1,8 +1,10 @@
-//! Chooses the next token from logits: the most likely one, or one drawn from what is left after temperature, top-k, top-p and min-p.
+//! Chooses the next token from logits: the most likely one, or one drawn from what is left after temperature, top-k,
+//! top-p and min-p.
 //!
-//! Each setting is that of the logits processor of its name in transformers, and they apply in its order: repetition penalty,
-//! tokens that must not come yet, temperature, top-k, top-p, min-p. The draw is our own: it depends on the seed, the row and
-//! the position alone, so a batch gives the same texts in whatever order or company its rows are computed.
+//! Each setting is that of the logits processor of its name in transformers, and they apply in its order: repetition
+//! penalty, tokens that must not come yet, temperature, top-k, top-p, min-p. The draw is our own: it depends on the
+//! seed, the row and the position alone, so a batch gives the same texts in whatever order or company its rows are
+//! computed.
 
 use crate::random::{Address, Purpose, Stream};
 
@@ -117,8 +119,8 @@ impl Sampler {
         Ok(self.draw(Stream::new(self.sampling.seed, address).uniform()))
     }
 
-    /// The logits that the choice is made by, those of excluded tokens −∞. At temperature 0 nothing but the penalty and the ban
-    /// applies.
+    /// The logits that the choice is made by, those of excluded tokens −∞. At temperature 0 nothing but the penalty and
+    /// the ban applies.
     ///
     /// # Errors
     /// Fails if `logits` holds NaN or infinity (a masked token may be −∞), or no token is left.
@@ -174,7 +176,8 @@ impl Sampler {
         }
     }
 
-    /// Takes tokens away from the least likely on, as long as together they have no more than `1 − top_p`; never the last one.
+    /// Takes tokens away from the least likely on, as long as together they have no more than `1 − top_p`; never the
+    /// last one.
     fn keep_top_p(&mut self, top_p: f64) {
         let logits = &mut self.logits;
         let greatest = greatest(logits);

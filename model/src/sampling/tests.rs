@@ -57,7 +57,8 @@ fn logits_are_processed_as_in_transformers() {
         let mut found = sampler.process(&logits, &case.seen, &case.banned).unwrap().to_vec();
         let mut processed: Vec<f32> = case.processed.iter().map(|logit| logit.unwrap_or(f32::NEG_INFINITY)).collect();
         if matches!(case.logits.as_str(), "tied" | "equal") {
-            // Which of several equals top-p takes away is left open by the reference, whose sort is not stable; how many, is not.
+            // Which of several equals top-p takes away is left open by the reference, whose sort is not stable; how
+            // many, is not.
             found.sort_by(f32::total_cmp);
             processed.sort_by(f32::total_cmp);
         }

@@ -1,7 +1,8 @@
-//! The audit of a training run: gradients must have moved all that is trained, and nothing may have moved what is frozen.
+//! The audit of a training run: gradients must have moved all that is trained, and nothing may have moved what is
+//! frozen.
 //!
-//! A tensor that stays where it was is the mark of a graph cut somewhere, which no loss curve shows; a frozen weight that moves
-//! makes an adapter that fits no base model but the one in memory.
+//! A tensor that stays where it was is the mark of a graph cut somewhere, which no loss curve shows; a frozen weight
+//! that moves makes an adapter that fits no base model but the one in memory.
 
 use crate::blocks::Blocks;
 use crate::decoder::Decoder;
@@ -38,8 +39,9 @@ struct TrainedAudit {
 }
 
 impl Audit {
-    /// AdamW's update is about as large as the learning rate, however small the gradient; that of SGD is in proportion to the
-    /// gradient, and may well round away where it is small, as that of a fresh adapter's A, whose B is hardly more than zero.
+    /// AdamW's update is about as large as the learning rate, however small the gradient; that of SGD is in proportion
+    /// to the gradient, and may well round away where it is small, as that of a fresh adapter's A, whose B is
+    /// hardly more than zero.
     pub(super) fn new<B: Blocks>(decoder: &Decoder<B>, optimizer: &Optimizer) -> Result<Self, KernelError> {
         let rate_moves = matches!(optimizer, Optimizer::AdamW(_));
         let mut audit = Self { trained: None, frozen: Vec::new(), rate_moves, steps: 0, looked_at_frozen: false };
@@ -117,8 +119,8 @@ pub(super) fn fingerprints<B: Blocks>(decoder: &Decoder<B>) -> Result<Vec<u64>, 
     trained.map(|parameter| Ok(fingerprint::of_f32(&decoder.ops().read(&parameter.value)?))).collect()
 }
 
-/// Name and fingerprint of each frozen tensor: norms and biases as they are kept, matrices in the form that products read. Those of
-/// the base model, too, in whose place an adapter's copies are trained.
+/// Name and fingerprint of each frozen tensor: norms and biases as they are kept, matrices in the form that products
+/// read. Those of the base model, too, in whose place an adapter's copies are trained.
 fn frozen<B: Blocks>(decoder: &Decoder<B>) -> impl Iterator<Item = (&str, Result<u64, KernelError>)> {
     let ops = decoder.ops();
     let parameters = decoder.parameters().into_iter().flat_map(Parameter::frozen).map(|parameter| {

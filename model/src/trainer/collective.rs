@@ -1,7 +1,8 @@
 //! Workers that train one model together: each computes a share of a step's rows, and all apply the same update.
 //!
-//! This module does not know how workers reach each other. Where their kernel sets add up on their own devices ([`Ops::begin_sums`]),
-//! gradients stay there; else they go through host memory as plain f32, whatever device they were computed on. All else does so always.
+//! This module does not know how workers reach each other. Where their kernel sets add up on their own devices
+//! ([`Ops::begin_sums`]), gradients stay there; else they go through host memory as plain f32, whatever device they
+//! were computed on. All else does so always.
 
 use std::error::Error;
 use std::thread;
@@ -12,8 +13,8 @@ use crate::blocks::Blocks;
 use crate::fingerprint;
 use crate::ops::{KernelError, Ops};
 
-/// The workers that train one model, as one of them sees them. Every worker makes the same calls in the same order; a call returns
-/// when all have made it.
+/// The workers that train one model, as one of them sees them. Every worker makes the same calls in the same order; a
+/// call returns when all have made it.
 pub trait Collective: Send {
     /// The number of this worker, from 0.
     fn rank(&self) -> usize;
@@ -24,8 +25,8 @@ pub trait Collective: Send {
     /// Says what this worker is about to do, for whoever looks why it does not come.
     fn note(&mut self, _step: u64, _phase: Phase) {}
 
-    /// Replaces values by their sums over all workers, added in the order of ranks: the same workers always get the same bits, and all
-    /// of them get the same.
+    /// Replaces values by their sums over all workers, added in the order of ranks: the same workers always get the
+    /// same bits, and all of them get the same.
     ///
     /// # Errors
     /// Fails where a worker is gone or does not answer.
@@ -58,8 +59,8 @@ pub trait Collective: Send {
         self.sum_totals(&mut [])
     }
 
-    /// Waits for something that this worker's device does with those of the others, once all workers have had theirs begin it. `over`
-    /// tells whether it is done.
+    /// Waits for something that this worker's device does with those of the others, once all workers have had theirs
+    /// begin it. `over` tells whether it is done.
     ///
     /// # Errors
     /// As [`Collective::sum`]: a worker that is gone by then leaves the devices of the others waiting for ever.
@@ -120,17 +121,17 @@ impl Collective for Alone {
     }
 }
 
-/// Gradients are added up so many values at a time, or a tensor at a time where one has more: hundreds of small tensors cost the
-/// workers no meeting each.
+/// Gradients are added up so many values at a time, or a tensor at a time where one has more: hundreds of small tensors
+/// cost the workers no meeting each.
 const BUCKET: usize = 1 << 20;
 
-/// Updates since the start, or since a saved state was taken up, after which workers compare what they hold. Before the first they do,
-/// too, and at the end of the run.
+/// Updates since the start, or since a saved state was taken up, after which workers compare what they hold. Before the
+/// first they do, too, and at the end of the run.
 pub(super) const COMPARED: [u64; 2] = [1, 3];
 
 impl<B: Blocks> Trainer<B> {
-    /// Has it train together with other workers, of which each accumulates other rows of a step and calls [`Trainer::step`] once,
-    /// also where it had none. Losses, gradients and the audit are then those of all rows.
+    /// Has it train together with other workers, of which each accumulates other rows of a step and calls
+    /// [`Trainer::step`] once, also where it had none. Losses, gradients and the audit are then those of all rows.
     #[must_use]
     pub fn together(mut self, collective: Box<dyn Collective>) -> Self {
         self.collective = collective;
@@ -142,7 +143,8 @@ impl<B: Blocks> Trainer<B> {
         &mut *self.collective
     }
 
-    /// Adds up over all workers what the micro-batches since the last step gave: their loss and their number of targets.
+    /// Adds up over all workers what the micro-batches since the last step gave: their loss and their number of
+    /// targets.
     pub(super) fn sum_losses(&mut self, step: u64, loss_sum: f64, targets: usize) -> Result<(f64, usize), TrainError> {
         if self.collective.size() == 1 {
             return Ok((loss_sum, targets));

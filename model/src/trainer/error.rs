@@ -28,9 +28,9 @@ pub enum TrainError {
         loss: f64,
         /// Indices in the micro-batch of the documents whose own loss is not finite.
         documents: Vec<usize>,
-        /// The trained tensor with the largest gradient before this micro-batch: among the step's micro-batches so far or, at
-        /// its first, in the step before. None in the very first micro-batch. (The gradient of a loss that is not finite says
-        /// nothing: it is not finite everywhere.)
+        /// The trained tensor with the largest gradient before this micro-batch: among the step's micro-batches so far
+        /// or, at its first, in the step before. None in the very first micro-batch. (The gradient of a loss
+        /// that is not finite says nothing: it is not finite everywhere.)
         largest_gradient: Option<String>,
     },
     /// A gradient is infinite or not a number.

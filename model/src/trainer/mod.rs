@@ -50,8 +50,8 @@ pub struct StepReport {
     pub learning_rate: f64,
     /// The factor on the loss, with loss scaling.
     pub loss_scale: Option<f64>,
-    /// Gradients overflowed under that factor: nothing moved, moments included, and the step does not count, so that the next
-    /// one has the same number (and should have the same learning rate).
+    /// Gradients overflowed under that factor: nothing moved, moments included, and the step does not count, so that
+    /// the next one has the same number (and should have the same learning rate).
     pub skipped: bool,
 }
 
@@ -139,8 +139,8 @@ impl<B: Blocks> Trainer<B> {
         Ok(MicroReport { loss_sum, target_tokens: scores.len() })
     }
 
-    /// Updates what is trained by the gradients since the last step, those of all workers, and forgets them. With loss scaling, gradients that
-    /// overflowed are forgotten without an update, and the report says so.
+    /// Updates what is trained by the gradients since the last step, those of all workers, and forgets them. With loss
+    /// scaling, gradients that overflowed are forgotten without an update, and the report says so.
     ///
     /// # Errors
     /// Fails if there was no target, a gradient is not finite, a tensor does not move, or the device fails.
@@ -192,9 +192,9 @@ impl<B: Blocks> Trainer<B> {
         Ok(report)
     }
 
-    /// Compares the bits of everything frozen with what they were when training began. It is done after the first step by itself;
-    /// at the end of a run it proves that the adapter was trained on the base model as it was loaded. Reads every weight once. Several
-    /// workers compare what they hold, too.
+    /// Compares the bits of everything frozen with what they were when training began. It is done after the first step
+    /// by itself; at the end of a run it proves that the adapter was trained on the base model as it was loaded.
+    /// Reads every weight once. Several workers compare what they hold, too.
     ///
     /// # Errors
     /// Fails with the first tensor that has changed, or if the device fails.
@@ -203,7 +203,8 @@ impl<B: Blocks> Trainer<B> {
         self.compare_workers(self.step)
     }
 
-    /// The gradients of the mean loss since the last step, by tensor name, before clipping: those of this worker's rows.
+    /// The gradients of the mean loss since the last step, by tensor name, before clipping: those of this worker's
+    /// rows.
     ///
     /// # Errors
     /// Fails if the device does.
@@ -261,8 +262,8 @@ impl<B: Blocks> Trainer<B> {
         Ok(report)
     }
 
-    /// The error of a micro-batch without a finite loss. Its layers had no backward, so that the gradients are those of the
-    /// micro-batches before it, but for the head's.
+    /// The error of a micro-batch without a finite loss. Its layers had no backward, so that the gradients are those of
+    /// the micro-batches before it, but for the head's.
     fn loss_not_finite(&self, batch: &Batch, scores: &[TokenScore], loss: f64) -> TrainError {
         let mut largest = (0.0, None);
         if self.pending.target_tokens > 0 {

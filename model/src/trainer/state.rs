@@ -45,8 +45,8 @@ impl TrainedTensor {
     }
 }
 
-/// A trained tensor where it lies. Its values are read when they are asked for, so that a state larger than what is left of the
-/// memory can be saved.
+/// A trained tensor where it lies. Its values are read when they are asked for, so that a state larger than what is
+/// left of the memory can be saved.
 pub struct TrainedView<'a, B: Blocks> {
     ops: &'a B,
     parameter: &'a Parameter<B>,
@@ -122,8 +122,9 @@ pub enum RestoreError {
 }
 
 impl<B: Blocks> Trainer<B> {
-    /// All trained tensors where they lie, in the order of the layers. Read between a step and the next micro-batch, they are all that
-    /// a resume needs besides [`Trainer::steps`] and, with loss scaling, [`Trainer::loss_scaler`].
+    /// All trained tensors where they lie, in the order of the layers. Read between a step and the next micro-batch,
+    /// they are all that a resume needs besides [`Trainer::steps`] and, with loss scaling,
+    /// [`Trainer::loss_scaler`].
     pub fn trained_tensors(&self) -> Vec<TrainedView<'_, B>> {
         let ops = &**self.decoder.ops();
         trained(&self.decoder).map(|(parameter, training)| TrainedView { ops, parameter, training }).collect()

@@ -77,7 +77,8 @@ impl Collective for Worker {
     }
 }
 
-/// A device that lies in the processor's memory. Like NCCL it adds up in place, and in no tensor's memory but the one it is given.
+/// A device that lies in the processor's memory. Like NCCL it adds up in place, and in no tensor's memory but the one
+/// it is given.
 struct Device(Worker);
 
 impl DeviceSums for Device {

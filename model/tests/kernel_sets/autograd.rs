@@ -1,6 +1,7 @@
 //! The blocks once more, written plainly with candle's differentiable operations and differentiated by its autograd.
 //!
-//! Attention is one dense matrix of scores over all rows with a mask between documents; nothing is shared with the sets.
+//! Attention is one dense matrix of scores over all rows with a mask between documents; nothing is shared with the
+//! sets.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,4 +1,5 @@
-//! The fused blocks of the `cpu` set against the composed ones of the same set: over the shapes, and over what is trained in them.
+//! The fused blocks of the `cpu` set against the composed ones of the same set: over the shapes, and over what is
+//! trained in them.
 
 use model::adapter::{Dora, Dropout, Lora, Projection};
 use model::batch::{Documents, TokenPlace};
@@ -234,7 +235,8 @@ fn run(ops: &Cpu, case: &Case, tuned: Tuned, form: Form, input_gradient: InputGr
 
 #[test]
 fn every_fused_block_is_the_composed_one() {
-    // In bf16 a last digit of f32 may decide how an operand is rounded, and gate and up are kept in bf16 by the fused form alone.
+    // In bf16 a last digit of f32 may decide how an operand is rounded, and gate and up are kept in bf16 by the fused
+    // form alone.
     for (compute, tolerance) in [(Compute::F32, crate::TOLERANCE), (Compute::Bf16, 0.03)] {
         let ops = Cpu::new(2, compute).expect("two threads");
         for case in Case::all() {

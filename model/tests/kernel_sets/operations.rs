@@ -86,7 +86,8 @@ impl<B: Ops> Run<'_, B> {
         self.columns_and_dropout(&x);
     }
 
-    /// What DoRA and dropout need; `x` is `[rows, hidden]`. These results are checked here, too: they are their own definition.
+    /// What DoRA and dropout need; `x` is `[rows, hidden]`. These results are checked here, too: they are their own
+    /// definition.
     fn columns_and_dropout(&mut self, x: &B::Tensor) {
         let (ops, rows, hidden) = (self.ops, self.case.rows(), self.case.hidden_size);
         let before = self.tensor("before", rows, hidden);

@@ -69,8 +69,8 @@ impl<'a> Gatherer<'a> {
         Ok(candidate)
     }
 
-    /// One stage of a run with all that led to it, and what was found out about its results alone. It is named by its axes, and by
-    /// `label` where runs are to be told apart.
+    /// One stage of a run with all that led to it, and what was found out about its results alone. It is named by its
+    /// axes, and by `label` where runs are to be told apart.
     ///
     /// # Errors
     /// As [`Gatherer::run`].
@@ -170,7 +170,8 @@ impl<'a> Gatherer<'a> {
     }
 }
 
-/// An entry of a key as something to compare: identities of inputs are consequences of what the stages before were told.
+/// An entry of a key as something to compare: identities of inputs are consequences of what the stages before were
+/// told.
 fn keyed(path: &str, value: &str) -> Option<(String, String)> {
     if let Some(file) = path.strip_prefix("@files.") {
         let digest = value.rsplit_once(' ').map_or(value, |(_, digest)| digest);

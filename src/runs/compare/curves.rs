@@ -34,7 +34,8 @@ pub(super) enum Kind {
     Validation,
 }
 
-/// The curves of a training: from its result, else from the events of the run that made it, which lack what was done before a resume.
+/// The curves of a training: from its result, else from the events of the run that made it, which lack what was done
+/// before a resume.
 pub(super) fn curves(past: &Past, made: &Origin, stage: &str) -> Vec<Curve> {
     let mut train = Curve { stage: stage.to_owned(), kind: Kind::Train, points: Vec::new() };
     let mut validation = Curve { stage: stage.to_owned(), kind: Kind::Validation, points: Vec::new() };

@@ -26,8 +26,8 @@ use crate::{Global, words};
 
 /// Compare runs, or the children of a sweep: the parameters that differ, the metrics, the best of each marked.
 ///
-/// Two runs or more are compared as a whole. A stage stands for the children of its sweep in the newest run that has them, or else for
-/// every different result of it in all runs.
+/// Two runs or more are compared as a whole. A stage stands for the children of its sweep in the newest run that has
+/// them, or else for every different result of it in all runs.
 #[derive(Args)]
 pub(super) struct CompareArgs {
     /// Runs, or one stage.
@@ -42,7 +42,8 @@ pub(super) struct CompareArgs {
     /// Order by this metric, the best first, or by this parameter.
     #[arg(long, value_name = "COLUMN")]
     sort: Option<String>,
-    /// Draw the losses over the steps, and the speed-up over devices or threads, into this file, as SVG, or as HTML with the table below.
+    /// Draw the losses over the steps, and the speed-up over devices or threads, into this file, as SVG, or as HTML
+    /// with the table below.
     #[arg(long, value_name = "FILE.svg|FILE.html")]
     plot: Option<PathBuf>,
     /// How to print the result.

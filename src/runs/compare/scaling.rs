@@ -1,4 +1,5 @@
-//! How much faster more devices (or threads) are: the speed-up and the efficiency of the children of a sweep over their number.
+//! How much faster more devices (or threads) are: the speed-up and the efficiency of the children of a sweep over their
+//! number.
 //!
 //! Children are compared that differ in nothing else; the one with the fewest is what the others are measured against.
 
@@ -26,7 +27,8 @@ struct Family {
     members: Vec<(usize, f64, f64)>,
 }
 
-/// Adds speed-up and efficiency to the candidates of a sweep over devices, nodes or threads; `parameters` are those that differ.
+/// Adds speed-up and efficiency to the candidates of a sweep over devices, nodes or threads; `parameters` are those
+/// that differ.
 pub(super) fn add(candidates: &mut [Candidate], parameters: &[String]) {
     let Some(axis) = axis(parameters) else { return };
     for family in families(candidates, parameters, axis) {

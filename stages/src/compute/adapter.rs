@@ -12,8 +12,8 @@ use crate::compute::checkpoint::WEIGHTS;
 
 /// Reads an adapter that is to be used with a model.
 ///
-/// Another model of the same shape would take it without a word and compute nonsense; so an adapter that was trained here
-/// must have been trained on these very weights. One from elsewhere does not say, and is taken at its word.
+/// Another model of the same shape would take it without a word and compute nonsense; so an adapter that was trained
+/// here must have been trained on these very weights. One from elsewhere does not say, and is taken at its word.
 ///
 /// # Errors
 /// Fails if the adapter cannot be read or was trained on other weights.
@@ -32,7 +32,8 @@ pub fn open(adapter: &Artifact, model: &Artifact) -> Result<Adapter, StageError>
     }
 }
 
-/// Whether an adapter with these facts was trained on other weights than those of a model; one that does not say was not.
+/// Whether an adapter with these facts was trained on other weights than those of a model; one that does not say was
+/// not.
 pub fn is_of_others(adapter: Option<&Facts>, model: Option<&Facts>) -> bool {
     let weights = |facts: Option<&Facts>| facts.and_then(|facts| facts.get(WEIGHTS)).cloned();
     weights(adapter).zip(weights(model)).is_some_and(|(trained_on, model)| trained_on != model)

@@ -76,8 +76,8 @@ const ACCELERATORS: [DeviceKind; 3] = [DeviceKind::Cuda, DeviceKind::Npu, Device
 impl Backend {
     /// The kinds of device that it can compute on, the one that `device: auto` prefers first.
     ///
-    /// A GPU is not preferred where the torch worker is not installed, so that a pipeline that runs on the processor today does not
-    /// need PyTorch because the machine has one.
+    /// A GPU is not preferred where the torch worker is not installed, so that a pipeline that runs on the processor
+    /// today does not need PyTorch because the machine has one.
     pub fn devices(self, serves: Serves) -> Vec<DeviceKind> {
         let processor_last = ACCELERATORS.into_iter().chain([DeviceKind::Cpu]).collect();
         match (self, serves) {

@@ -48,13 +48,15 @@ pub const CONFIG: &str = "config";
 /// The fact of a model from the Hub that is its name there.
 pub const REPO: &str = "repo";
 
-/// The fact of a model, and of an adapter trained on it, that says which weights they are: a digest of the safetensors files.
+/// The fact of a model, and of an adapter trained on it, that says which weights they are: a digest of the safetensors
+/// files.
 pub const WEIGHTS: &str = "weights";
 
 /// The fact of a tokenizer, and of a model with one, that says whether it has a chat template.
 pub const CHAT_TEMPLATE: &str = "chat_template";
 
-/// What later stages may want to know of a model in a draft, whose weights are all written: its architecture, its sizes, its number type, and which weights it has.
+/// What later stages may want to know of a model in a draft, whose weights are all written: its architecture, its
+/// sizes, its number type, and which weights it has.
 ///
 /// # Errors
 /// As [`config`], and if a weights file cannot be read.
@@ -90,8 +92,9 @@ pub fn config_facts() -> impl Iterator<Item = &'static str> {
     FACTS.iter().copied().chain(["architecture", "dtype", CONFIG, CHAT_TEMPLATE])
 }
 
-/// Makes sure that a file of a checkpoint is one, as far as its first bytes and its length tell: no git-LFS pointer, and of weights a whole
-/// safetensors file. A header that is longer than is read ahead is left to those who read the weights. `name` is what messages call it.
+/// Makes sure that a file of a checkpoint is one, as far as its first bytes and its length tell: no git-LFS pointer,
+/// and of weights a whole safetensors file. A header that is longer than is read ahead is left to those who read the
+/// weights. `name` is what messages call it.
 ///
 /// # Errors
 /// Fails with what it is instead.

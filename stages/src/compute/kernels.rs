@@ -46,7 +46,8 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// The number type as kernels know it. Kernels of ours do not compute in f16; what a value takes is what one in bf16 takes.
+    /// The number type as kernels know it. Kernels of ours do not compute in f16; what a value takes is what one in
+    /// bf16 takes.
     pub fn compute(self) -> Compute {
         match self {
             Self::F32 => Compute::F32,
@@ -101,8 +102,8 @@ pub fn cpu_on(threads: usize, compute: Compute, context: &StageContext) -> Resul
     Ok(kernels.recorded_by(context.profile().clone()))
 }
 
-/// Candle's tensors, on the device that a stage has: of the CUDA devices that its process sees the one with this worker's number, else
-/// the processor.
+/// Candle's tensors, on the device that a stage has: of the CUDA devices that its process sees the one with this
+/// worker's number, else the processor.
 ///
 /// # Errors
 /// Fails where there is no such device, or this build has no kernels for it.

@@ -9,13 +9,14 @@ pub(crate) fn thread_pool(context: &StageContext) -> Result<rayon::ThreadPool, S
     pool.or_fail(Cause::Machine, || "cannot start threads".to_owned())
 }
 
-/// The most memory that this process has had resident at once, files mapped into it (the weights) included: Linux's `VmHWM`. None
-/// where the system does not say.
+/// The most memory that this process has had resident at once, files mapped into it (the weights) included: Linux's
+/// `VmHWM`. None where the system does not say.
 pub fn peak_resident_bytes() -> Option<u64> {
     field(&status()?, "VmHWM:")
 }
 
-/// As [`peak_resident_bytes`], without what it shares with other processes at present: files, and memory that they map too.
+/// As [`peak_resident_bytes`], without what it shares with other processes at present: files, and memory that they map
+/// too.
 pub fn peak_private_bytes() -> Option<u64> {
     let status = status()?;
     let shared = field(&status, "RssFile:")? + field(&status, "RssShmem:")?;

@@ -1,5 +1,5 @@
-//! Tables of results, one Parquet file each: written a few rows at a time and read in batches, so that a million rows cost no more
-//! memory than a few.
+//! Tables of results, one Parquet file each: written a few rows at a time and read in batches, so that a million rows
+//! cost no more memory than a few.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

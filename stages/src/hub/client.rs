@@ -65,9 +65,9 @@ struct RevisionInfo {
 }
 
 impl Hub {
-    /// The Hub that the environment names: `HF_ENDPOINT`; the token of `HF_TOKEN`, else the stored one; the cache that other tools
-    /// fill. For ModelScope: `MODELSCOPE_ENDPOINT`, else `MODELSCOPE_DOMAIN`; `MODELSCOPE_API_TOKEN`. `token_env` names another
-    /// variable for the token.
+    /// The Hub that the environment names: `HF_ENDPOINT`; the token of `HF_TOKEN`, else the stored one; the cache that
+    /// other tools fill. For ModelScope: `MODELSCOPE_ENDPOINT`, else `MODELSCOPE_DOMAIN`; `MODELSCOPE_API_TOKEN`.
+    /// `token_env` names another variable for the token.
     ///
     /// # Errors
     /// Fails where the endpoint is not a web address, or the token cannot be one.
@@ -166,8 +166,8 @@ impl Hub {
         Ok(Pinned { commit, files })
     }
 
-    /// The files of a pinned commit: those written down, else those that the Hub lists. A service whose commits are not addresses is
-    /// asked where it may be, since only its listing shows that a branch has moved.
+    /// The files of a pinned commit: those written down, else those that the Hub lists. A service whose commits are not
+    /// addresses is asked where it may be, since only its listing shows that a branch has moved.
     ///
     /// # Errors
     /// As [`Hub::list_files`]; also where what is written down makes no sense.
@@ -250,8 +250,8 @@ impl Hub {
         })
     }
 
-    /// Puts files of a snapshot into `folder`, several at a time, and returns the folder below it in which they lie under
-    /// their own paths. Each of them has been checked against its listed size and checksum.
+    /// Puts files of a snapshot into `folder`, several at a time, and returns the folder below it in which they lie
+    /// under their own paths. Each of them has been checked against its listed size and checksum.
     ///
     /// `folder` is working state: what an earlier call left there, finished or not, is checked and continued. `observe`
     /// is called on the caller's thread; where it breaks, the transfer stops and keeps what it has.

@@ -17,8 +17,8 @@ use super::repository::{Repository, Service};
 /// The longest wait that a server may ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// The largest answer to a question, in bytes. A page of a listing has at most a thousand entries of some hundred bytes; ModelScope lists a
-/// whole model at once.
+/// The largest answer to a question, in bytes. A page of a listing has at most a thousand entries of some hundred
+/// bytes; ModelScope lists a whole model at once.
 const LARGEST_ANSWER: usize = 16 << 20;
 
 /// How many times the longest silence an answer may take.
@@ -336,8 +336,9 @@ pub(super) fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
     Some((range.split_once('-')?.0.parse().ok()?, total.parse().ok()))
 }
 
-/// Certificates that are trusted besides the machine's, from the file that `REQUESTS_CA_BUNDLE` names, as Python's tools know it.
-/// (`SSL_CERT_FILE` and `SSL_CERT_DIR` take the place of the machine's; the TLS library reads them itself.)
+/// Certificates that are trusted besides the machine's, from the file that `REQUESTS_CA_BUNDLE` names, as Python's
+/// tools know it. (`SSL_CERT_FILE` and `SSL_CERT_DIR` take the place of the machine's; the TLS library reads them
+/// itself.)
 fn certificates() -> Result<Vec<reqwest::Certificate>, HubError> {
     let Some(path) = std::env::var_os("REQUESTS_CA_BUNDLE").filter(|path| !path.is_empty()) else {
         return Ok(Vec::new());

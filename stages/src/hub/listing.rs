@@ -19,8 +19,8 @@ pub struct RemoteFile {
     pub checksum: Checksum,
 }
 
-/// The most files of a repository, pages of its listing and bytes of all of them, and the longest query of a page. The largest data sets that
-/// are files at all have some ten thousand.
+/// The most files of a repository, pages of its listing and bytes of all of them, and the longest query of a page. The
+/// largest data sets that are files at all have some ten thousand.
 const MOST_FILES: usize = 200_000;
 const MOST_PAGES: usize = 2_000;
 const MOST_BYTES: usize = 128 << 20;

@@ -1,8 +1,8 @@
 //! ModelScope: the same questions as to the Hub, asked in its own API's words.
 //!
-//! Known from its Python SDK and from what other clients read: a listing names for each file the SHA-256 of its content, its length and
-//! the commit that changed it last, and for the whole the first digits of the newest commit. A revision that does not exist is an empty
-//! listing and no error.
+//! Known from its Python SDK and from what other clients read: a listing names for each file the SHA-256 of its
+//! content, its length and the commit that changed it last, and for the whole the first digits of the newest commit. A
+//! revision that does not exist is an empty listing and no error.
 
 use reqwest::Url;
 use serde::Deserialize;
@@ -23,7 +23,8 @@ const MOST_PAGES: usize = 500;
 /// Bytes of all pages of a listing.
 const MOST_BYTES: usize = 128 << 20;
 
-/// Stands between a revision and the digest of its listing, in the pin of a repository whose commit the API does not name.
+/// Stands between a revision and the digest of its listing, in the pin of a repository whose commit the API does not
+/// name.
 const LISTING: &str = "@sha256:";
 
 #[derive(Deserialize)]
@@ -69,7 +70,8 @@ pub(super) fn file_url(connection: &Connection, snapshot: &Snapshot, path: &str)
     url
 }
 
-/// What a revision is at present: its commit, or, where the API does not name that, the revision and a digest of what it lists.
+/// What a revision is at present: its commit, or, where the API does not name that, the revision and a digest of what
+/// it lists.
 pub(super) async fn resolve(connection: &Connection, repository: &Repository, asked: &str) -> Result<String, HubError> {
     let (entries, latest) = entries(connection, repository, asked, Subject::Revision(asked)).await?;
     let commits = || entries.iter().filter_map(|entry| entry.revision.as_deref()).filter(|commit| is_commit(commit));

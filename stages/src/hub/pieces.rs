@@ -1,7 +1,9 @@
-//! Pieces of files that describe the whole: headers, footers, first bytes. By range requests, so that the rest stays where it is.
+//! Pieces of files that describe the whole: headers, footers, first bytes. By range requests, so that the rest stays
+//! where it is.
 //!
-//! A piece is put at its place in a file of the true length, so that readers of headers read it as they read any file. It cannot be
-//! compared with the file's checksum, and counts for checks alone: what a stage computes from is fetched whole.
+//! A piece is put at its place in a file of the true length, so that readers of headers read it as they read any file.
+//! It cannot be compared with the file's checksum, and counts for checks alone: what a stage computes from is fetched
+//! whole.
 
 use std::fs::{self, File};
 use std::ops::Range;
@@ -161,7 +163,8 @@ impl Origin<'_> {
     }
 }
 
-/// What the first bytes say is to be read, too; nothing where they make no sense, which whoever reads the file will say.
+/// What the first bytes say is to be read, too; nothing where they make no sense, which whoever reads the file will
+/// say.
 fn rest(piece: Piece, first: &[u8], size: u64) -> Option<Range<u64>> {
     let range = match piece {
         Piece::SafetensorsHeader => {

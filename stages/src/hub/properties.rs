@@ -1,5 +1,5 @@
-//! What the readers of a Hub's answers hold for any bytes: they end without a panic, and no file is outside of its folder or without a
-//! checksum.
+//! What the readers of a Hub's answers hold for any bytes: they end without a panic, and no file is outside of its
+//! folder or without a checksum.
 
 use std::path::{Component, Path};
 

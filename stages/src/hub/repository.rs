@@ -91,8 +91,8 @@ pub struct Repository {
 pub struct BadRepositoryName(String);
 
 impl Repository {
-    /// A repository by its name: `owner/name`, or a bare `name` for the few old ones that have no owner; `modelscope:owner/name` on
-    /// ModelScope.
+    /// A repository by its name: `owner/name`, or a bare `name` for the few old ones that have no owner;
+    /// `modelscope:owner/name` on ModelScope.
     ///
     /// # Errors
     /// Fails where the Hub could not have given the name to anything; such a text never becomes part of a URL.

@@ -150,8 +150,8 @@ impl Transfer {
             other => other?,
         };
         self.check_range(&response, partial)?;
-        // A server may announce more than there is and keep the connection: what is listed is all that is waited for. Whether it is the
-        // file its checksum tells.
+        // A server may announce more than there is and keep the connection: what is listed is all that is waited for.
+        // Whether it is the file its checksum tells.
         while partial.length < self.file.size {
             let chunk = response.chunk().await.map_err(|error| self.cut(partial.length, Some(error)))?;
             let Some(bytes) = chunk else { break };

@@ -1,4 +1,5 @@
-//! How two versions of a file differ, in words: tensors by their largest difference, text by its first line that differs.
+//! How two versions of a file differ, in words: tensors by their largest difference, text by its first line that
+//! differs.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,7 +16,8 @@ const MOST_TEXT: u64 = 64 << 20;
 /// How much of a tensor is compared at a time; a multiple of the size of every type.
 const BLOCK: usize = 1 << 20;
 
-/// How two files differ, where both are tensors or both are text; `None` where nothing more than that they do can be said.
+/// How two files differ, where both are tensors or both are text; `None` where nothing more than that they do can be
+/// said.
 pub fn in_words(old: &Path, new: &Path) -> Option<String> {
     tensors(old, new).or_else(|| text(old, new))
 }
@@ -85,8 +87,8 @@ impl Tensors {
     }
 }
 
-/// The largest difference of two values in the same place; `Some(None)` where all bytes are the same, `None` where nothing can be
-/// said.
+/// The largest difference of two values in the same place; `Some(None)` where all bytes are the same, `None` where
+/// nothing can be said.
 fn distance(old: &mut Tensors, new: &mut Tensors, info: &TensorInfo, after: (u64, u64)) -> Option<Option<f64>> {
     let (from, to) = info.data_offsets;
     let length = to.checked_sub(from)?;

@@ -323,7 +323,8 @@ fn answer_api(stream: &mut TcpStream, state: &Mutex<State>, path: &str, request:
     }
 }
 
-/// The API of ModelScope: models are listed at once, datasets in pages; a revision that is not there is an empty answer.
+/// The API of ModelScope: models are listed at once, datasets in pages; a revision that is not there is an empty
+/// answer.
 fn answer_modelscope(
     stream: &mut TcpStream,
     state: &Mutex<State>,

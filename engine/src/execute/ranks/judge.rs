@@ -1,7 +1,7 @@
 //! Which of the ranks that failed began it, and how that is told.
 //!
-//! Where one dies, the others lose their partner and fail as well, some of them sooner than its end is known. A death from outside
-//! comes first, then what the ranks say themselves, then an end without a word.
+//! Where one dies, the others lose their partner and fail as well, some of them sooner than its end is known. A death
+//! from outside comes first, then what the ranks say themselves, then an end without a word.
 
 use std::time::Duration;
 
@@ -82,7 +82,8 @@ impl Verdict {
         }
     }
 
-    /// The failure of the whole, if there is one; `ran_out`: the kernel has killed a process for want of memory meanwhile.
+    /// The failure of the whole, if there is one; `ran_out`: the kernel has killed a process for want of memory
+    /// meanwhile.
     pub(super) fn conclude(self, ran_out: bool, context: &StageContext) -> Result<(), StageError> {
         let Self { refused, silent, died, failed, cancelled, ended } = self;
         if let Some(error) = refused {

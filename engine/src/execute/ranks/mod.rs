@@ -1,8 +1,8 @@
 //! Ranks: the processes that compute one stage together, started, heard and stopped as one.
 //!
-//! They are children of the stage's process and stay in its process group, which the engine ends whole; the read end of the death
-//! pipe is theirs too. Each finds the variables that `torchrun` would set. Standard output is the worker protocol, a line that is
-//! none of it goes to the stage's log with the rank's name, and so does standard error.
+//! They are children of the stage's process and stay in its process group, which the engine ends whole; the read end of
+//! the death pipe is theirs too. Each finds the variables that `torchrun` would set. Standard output is the worker
+//! protocol, a line that is none of it goes to the stage's log with the rank's name, and so does standard error.
 //!
 //! It leaves to others: what is to be started, and what the words of the protocol mean for the stage.
 
@@ -31,8 +31,8 @@ use process::{Rank, Spoken};
 /// How often it is looked whether a process has ended.
 const TICK: Duration = Duration::from_millis(20);
 
-/// After the first bad news: how long the others may take to end by themselves, so that the one that began it is told from those that
-/// lost their partner.
+/// After the first bad news: how long the others may take to end by themselves, so that the one that began it is told
+/// from those that lost their partner.
 const SETTLING: Duration = Duration::from_secs(1);
 
 /// How long a rank that was asked to stop may take.
@@ -143,8 +143,8 @@ struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// On this machine, the first of those that take part, at a port that is free now. Somebody else may take it before rank 0 does: the
-    /// ranks say so then.
+    /// On this machine, the first of those that take part, at a port that is free now. Somebody else may take it before
+    /// rank 0 does: the ranks say so then.
     fn of(nodes: Option<&Nodes>) -> Result<Self, StageError> {
         let (address, interface) = match nodes {
             Some(nodes) => (nodes.address.clone(), Ipv4Addr::UNSPECIFIED),
@@ -172,7 +172,8 @@ impl Rendezvous {
 }
 
 impl RunningRanks {
-    /// Waits until something is heard of a rank, and not longer than `at_most`. What is no word of the protocol is written to the log.
+    /// Waits until something is heard of a rank, and not longer than `at_most`. What is no word of the protocol is
+    /// written to the log.
     pub fn hear(&mut self, at_most: Duration, context: &StageContext) -> Option<Heard> {
         let until = Instant::now() + at_most;
         loop {
@@ -209,8 +210,8 @@ impl RunningRanks {
         }
     }
 
-    /// Follows them to their end. `heard` gets what they say of their work; where one fails or dies, or the user wants to stop, all are
-    /// stopped.
+    /// Follows them to their end. `heard` gets what they say of their work; where one fails or dies, or the user wants
+    /// to stop, all are stopped.
     ///
     /// # Errors
     /// Says which rank ended how, in its own words where it had some, or fails as `heard` did.
@@ -256,7 +257,8 @@ impl RunningRanks {
         if over(trouble, SETTLING) || context.cancelled() {
             self.stop();
         }
-        // Where the user wants to stop, the engine decides how long that may take, and ends this process with the ranks.
+        // Where the user wants to stop, the engine decides how long that may take, and ends this process with the
+        // ranks.
         if !self.killed && !context.cancelled() && over(self.asked, GRACE) {
             self.killed = true;
             self.signal(Signal::SIGKILL);

@@ -1,4 +1,5 @@
-//! The machines of an allocation: which they are, where the ranks on them meet, and how a rank is started on one of them.
+//! The machines of an allocation: which they are, where the ranks on them meet, and how a rank is started on one of
+//! them.
 
 use std::env;
 use std::ffi::OsString;
@@ -12,7 +13,8 @@ use crate::execute::death_pipe;
 pub(super) struct Nodes {
     /// Their names, this one first.
     names: Vec<String>,
-    /// Where the first one is reached. Names need not resolve on the nodes of a cluster; addresses are what Slurm itself uses.
+    /// Where the first one is reached. Names need not resolve on the nodes of a cluster; addresses are what Slurm
+    /// itself uses.
     pub address: String,
     /// Processors on each that are this job's.
     cpus: Option<usize>,
@@ -43,7 +45,8 @@ impl Nodes {
         Ok(Self { names, address, cpus })
     }
 
-    /// What stands before the command of a rank on a node. The steps share what the job has, so that each sees all devices of its node.
+    /// What stands before the command of a rank on a node. The steps share what the job has, so that each sees all
+    /// devices of its node.
     pub(super) fn prefix(&self, node: usize, per_node: usize) -> Vec<OsString> {
         let mut words = vec![
             "srun".to_owned(),
@@ -65,10 +68,12 @@ impl Nodes {
 
 const ASCEND: &str = "ASCEND_RT_VISIBLE_DEVICES";
 
-/// Slurm tells CUDA and ROCm which devices of a node are the job's, and Ascend's runtime nothing: on another node they may be others.
+/// Slurm tells CUDA and ROCm which devices of a node are the job's, and Ascend's runtime nothing: on another node they
+/// may be others.
 const ASCEND_IDS: &str = r#"export ASCEND_RT_VISIBLE_DEVICES="${SLURM_STEP_GPUS:-${SLURM_JOB_GPUS:-$ASCEND_RT_VISIBLE_DEVICES}}"; exec "$@""#;
 
-/// On another machine the number of the death pipe means some other file. A rank there ends with its step, and that with the job.
+/// On another machine the number of the death pipe means some other file. A rank there ends with its step, and that
+/// with the job.
 pub(super) fn without_death_pipe() -> (String, OsString) {
     (death_pipe::VARIABLE.to_owned(), OsString::new())
 }

@@ -89,10 +89,11 @@ impl Rank {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let inherit: Vec<RawFd> = ranks.inherit.clone();
-        // SAFETY: between fork and exec only `fcntl` is called, which is async-signal-safe, on descriptors that the caller keeps open
-        // until `spawn` has returned.
+        // SAFETY: between fork and exec only `fcntl` is called, which is async-signal-safe, on descriptors that the
+        // caller keeps open until `spawn` has returned.
         unsafe { command.pre_exec(move || inherit.iter().try_for_each(|descriptor| keep_on_exec(*descriptor))) };
-        // It computes on the stage's devices and writes its working state. What starts ranks on other machines does neither.
+        // It computes on the stage's devices and writes its working state. What starts ranks on other machines does
+        // neither.
         if ranks.nodes <= 1 {
             inherited::pass_on(&mut command);
         }

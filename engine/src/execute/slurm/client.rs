@@ -53,7 +53,8 @@ const PASSING: [&str; 17] = [
     "Munge encode failed",
 ];
 
-/// Words that say that a user has as many jobs as may be submitted. The message for people is the same as of a job that is too large.
+/// Words that say that a user has as many jobs as may be submitted. The message for people is the same as of a job that
+/// is too large.
 const FULL: [&str; 2] = ["MaxSubmitJob", "MaxJobCount"];
 
 impl Client {
@@ -136,8 +137,8 @@ impl Client {
     }
 }
 
-/// One of Slurm's commands, with nothing in its environment that an engine inside a job would pass on by chance: what that job asked
-/// for is not what this one asks for.
+/// One of Slurm's commands, with nothing in its environment that an engine inside a job would pass on by chance: what
+/// that job asked for is not what this one asks for.
 fn command(program: &str) -> Command {
     let mut command = Command::new(program);
     let of_a_job = |name: &str| name.starts_with("SLURM_") && !["SLURM_CONF", "SLURM_CLUSTERS"].contains(&name);
@@ -147,7 +148,8 @@ fn command(program: &str) -> Command {
         }
     }
     command.env_remove(death_pipe::VARIABLE).env("LC_ALL", "C").stdin(Stdio::null());
-    // A terminal's Ctrl-C is meant for the engine: a command that it cuts short may have submitted a job that nobody knows of.
+    // A terminal's Ctrl-C is meant for the engine: a command that it cuts short may have submitted a job that nobody
+    // knows of.
     command.process_group(0);
     command
 }

@@ -17,7 +17,8 @@ use crate::protocol::WorkerEvent;
 /// How often the files of a job are looked at.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// How long the word of a job may take to reach this machine over a network file system, once Slurm says that the job is over.
+/// How long the word of a job may take to reach this machine over a network file system, once Slurm says that the job
+/// is over.
 const LAST_WORDS: Duration = Duration::from_secs(8);
 
 /// Answers in a row without a job before it counts as forgotten.
@@ -243,7 +244,8 @@ impl Follower {
         }
     }
 
-    /// The keeper of a job that speaks holds its lock. Where that is free here, the file system's locks end at the machine.
+    /// The keeper of a job that speaks holds its lock. Where that is free here, the file system's locks end at the
+    /// machine.
     fn look_at_locks(&mut self, nodes: &str) {
         let due = self.heard_since.is_some_and(|since| since.elapsed() >= LOCKS_AFTER);
         if self.locks_were_looked_at || !due {

@@ -10,8 +10,9 @@
 //! | death with the engine | none: a record in the home ([`record`]) says which job makes which result, and the next engine adopts it |
 //! | the end of the whole group | the node's own supervisor ends what is left of a job |
 //!
-//! The keeper's file is the truth of how a job ended. What Slurm says is asked for what the file cannot tell: that a job waits and for
-//! what, and why it ended without a word (`state.rs`). A controller that does not answer says nothing about a job.
+//! The keeper's file is the truth of how a job ended. What Slurm says is asked for what the file cannot tell: that a
+//! job waits and for what, and why it ended without a word (`state.rs`). A controller that does not answer says nothing
+//! about a job.
 
 mod begin;
 mod client;
@@ -50,8 +51,8 @@ pub struct Slurm {
 }
 
 impl Slurm {
-    /// An executor whose jobs are recorded in a folder, and that makes jobs run this very program, which has to lie where the nodes
-    /// find it under the same name.
+    /// An executor whose jobs are recorded in a folder, and that makes jobs run this very program, which has to lie
+    /// where the nodes find it under the same name.
     ///
     /// # Errors
     /// Fails where the program's own file cannot be found, such as after another build took its place.

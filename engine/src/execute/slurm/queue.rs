@@ -1,6 +1,7 @@
 //! The queue as it was seen last: asked once for all jobs of this engine, by one thread, seldom.
 //!
-//! A controller that does not answer leaves what was seen before; only an answer in which a job is missing says that it is missing.
+//! A controller that does not answer leaves what was seen before; only an answer in which a job is missing says that it
+//! is missing.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -1,8 +1,9 @@
 //! Which job makes which result: a file per key in the home, so that an engine finds the jobs of one that is gone.
 //!
-//! A record is written before its job is submitted, while the locks of the stage are held, and removed when the job's end is known. So who
-//! holds the lock of a result and finds no record knows that no job makes it, and who finds one adopts the job. A record says what
-//! was so when it was written; whether the job lives is for Slurm to say, and for the lock that its keeper holds.
+//! A record is written before its job is submitted, while the locks of the stage are held, and removed when the job's
+//! end is known. So who holds the lock of a result and finds no record knows that no job makes it, and who finds one
+//! adopts the job. A record says what was so when it was written; whether the job lives is for Slurm to say, and for
+//! the lock that its keeper holds.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,5 @@
-//! What a job asks the cluster for: a stage's resources and the settings of the file, as options of `sbatch`; and its batch script.
+//! What a job asks the cluster for: a stage's resources and the settings of the file, as options of `sbatch`; and its
+//! batch script.
 
 use std::path::Path;
 use std::time::Duration;
@@ -52,7 +53,8 @@ pub(super) fn arguments(job: &ClusterJob, folder: &Path) -> Vec<String> {
     arguments
 }
 
-/// The longest that a job may take: what the file says of the cluster, else what the stage may take and what is around that.
+/// The longest that a job may take: what the file says of the cluster, else what the stage may take and what is around
+/// that.
 fn time_limit(job: &ClusterJob) -> Option<Duration> {
     let of_stage = job.timeout.map(|timeout| timeout + job.grace + AROUND);
     job.settings.time.map(|time| time.0).or(of_stage)
@@ -63,14 +65,14 @@ fn notice(limit: Duration) -> Duration {
     NOTICE.min(limit / 10).max(Duration::from_secs(1))
 }
 
-/// Whether a job that was told to stop after so many seconds was told so since its time was nearly over. Slurm may say so up to a
-/// minute earlier than it was asked to.
+/// Whether a job that was told to stop after so many seconds was told so since its time was nearly over. Slurm may say
+/// so up to a minute earlier than it was asked to.
 pub(super) fn was_nearly_over(run_seconds: u64, limit_seconds: u64) -> bool {
     run_seconds + notice(Duration::from_secs(limit_seconds)).as_secs() + 60 >= limit_seconds
 }
 
-/// The devices to ask for on each node. Words with a number at their end are asked for as they stand, also by a stage that does not
-/// say what it computes on; without one they name the devices of a stage that wants some.
+/// The devices to ask for on each node. Words with a number at their end are asked for as they stand, also by a stage
+/// that does not say what it computes on; without one they name the devices of a stage that wants some.
 fn gres(words: Option<&str>, wanted: Option<(DeviceKind, u32)>) -> Option<String> {
     if let Some(words) = words.filter(|words| is_complete(words)) {
         return Some(words.to_owned());

@@ -65,7 +65,8 @@ impl Seen {
         })
     }
 
-    /// What the reason for waiting means, in a few words, and what may be done about it; empty where the name says it all.
+    /// What the reason for waiting means, in a few words, and what may be done about it; empty where the name says it
+    /// all.
     pub(super) fn meaning(&self) -> &'static str {
         WAITING.iter().find(|(known, _)| self.reason.starts_with(known)).map_or("", |(_, means)| means)
     }

@@ -22,8 +22,8 @@ impl Tail {
         Self { path, read: 0, open: Vec::new() }
     }
 
-    /// The bytes that came since the last look. The file is opened each time: a network file system shows a file as it is to who opens
-    /// it, and to others what they have seen before.
+    /// The bytes that came since the last look. The file is opened each time: a network file system shows a file as it
+    /// is to who opens it, and to others what they have seen before.
     pub(super) fn bytes(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let read = File::open(&self.path).and_then(|mut file| {

@@ -1,7 +1,7 @@
 //! The codes of problems: for each what it means, what to do, and a file that has it beside one that has not.
 //!
-//! The one place that knows them: `pipeline explain`, the SARIF rules, `docs/problems.md` and the tests read this table.
-//! Examples are whole pipeline files, checked beside the files of [`BESIDE`].
+//! The one place that knows them: `pipeline explain`, the SARIF rules, `docs/problems.md` and the tests read this
+//! table. Examples are whole pipeline files, checked beside the files of [`BESIDE`].
 
 mod data;
 mod names;

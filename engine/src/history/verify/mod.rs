@@ -1,8 +1,8 @@
-//! Checks a run by doing it again: chosen stages are executed with what they were told and read, in a store of their own, and what
-//! they make is compared with what was recorded.
+//! Checks a run by doing it again: chosen stages are executed with what they were told and read, in a store of their
+//! own, and what they make is compared with what was recorded.
 //!
-//! Nothing of the home changes. Before a stage runs, its records are held against each other and its inputs against their digests, so
-//! that a record or a stored file that somebody changed is named.
+//! Nothing of the home changes. Before a stage runs, its records are held against each other and its inputs against
+//! their digests, so that a record or a stored file that somebody changed is named.
 
 mod record;
 mod scratch;
@@ -141,7 +141,8 @@ impl Verified {
 }
 
 impl Verification<'_> {
-    /// The stages that are checked where none is named: those that this run executed, but for those that fetch from a server.
+    /// The stages that are checked where none is named: those that this run executed, but for those that fetch from a
+    /// server.
     pub fn executed(&self) -> Vec<String> {
         let done = self.run.stages.iter().filter(|stage| stage.summary.status == "done");
         let fetches = |id: &str| self.run.job(id).is_some_and(|job| !job.pins.is_empty());

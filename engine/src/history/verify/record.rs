@@ -1,4 +1,5 @@
-//! What is recorded of a result, in several places, held against each other: all hang on the key, whose digest nobody can make up.
+//! What is recorded of a result, in several places, held against each other: all hang on the key, whose digest nobody
+//! can make up.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -143,7 +144,8 @@ impl Records {
         self.outputs.iter().filter_map(differs).collect()
     }
 
-    /// Where the job would have had another key. A field that this version of the kind has and that one had not is no difference.
+    /// Where the job would have had another key. A field that this version of the kind has and that one had not is no
+    /// difference.
     fn job_against_key(&self, job: &Job, document: &KeyDocument, registry: &Registry) -> Vec<String> {
         let stage = &self.stage;
         let mut found = Vec::new();

@@ -1,5 +1,5 @@
-//! A store of its own to do stages again in; it lies on the home's file system and goes when the check ends, or with the next sweep of
-//! the store where the check was killed.
+//! A store of its own to do stages again in; it lies on the home's file system and goes when the check ends, or with
+//! the next sweep of the store where the check was killed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -50,8 +50,8 @@ impl Scratch {
         &self.store
     }
 
-    /// Takes a folder over from the real store, each file compared with its digest. One that a stage has made here again already
-    /// need not be there any more.
+    /// Takes a folder over from the real store, each file compared with its digest. One that a stage has made here
+    /// again already need not be there any more.
     pub(super) fn take_in(&self, from: &Store, tree: &Digest) -> Result<(), NotTaken> {
         if self.store.complete(tree) {
             return Ok(());

@@ -1,7 +1,7 @@
 //! NCCL, by which the CUDA devices of one machine's workers add up among themselves.
 //!
-//! Built with the feature `nccl`, the program opens the library when it is first called (`scripts/build-cuda.sh`); so what is missing shows
-//! here. Nothing of this has run on hardware yet.
+//! Built with the feature `nccl`, the program opens the library when it is first called (`scripts/build-cuda.sh`); so
+//! what is missing shows here. Nothing of this has run on hardware yet.
 
 #[cfg(feature = "nccl")]
 mod linked;
@@ -103,7 +103,8 @@ impl Invitation {
     }
 }
 
-/// A set whose device is about to be joined with those of the other workers, which takes until the last of them has come.
+/// A set whose device is about to be joined with those of the other workers, which takes until the last of them has
+/// come.
 pub struct Joining {
     set: Candle,
     connecting: JoinHandle<Result<Arc<dyn DeviceSums>, NcclError>>,

@@ -1,9 +1,9 @@
 //! The gradients of a block of rows.
 //!
-//! A block of rows has its own gradient of the queries, and adds to those of the keys and values it sees. Blocks of a document
-//! add in the order of descending rows, each waiting for its turn at each block of keys: the sums have one order, whatever the
-//! number of threads, without a copy of them per thread. Blocks that start in that order hardly wait: each follows the one before
-//! it over the keys.
+//! A block of rows has its own gradient of the queries, and adds to those of the keys and values it sees. Blocks of a
+//! document add in the order of descending rows, each waiting for its turn at each block of keys: the sums have one
+//! order, whatever the number of threads, without a copy of them per thread. Blocks that start in that order hardly
+//! wait: each follows the one before it over the keys.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -71,12 +71,12 @@ impl Turns<'_> {
     }
 }
 
-/// Computes the gradients of one block of rows. The first block to come to a block of keys replaces their gradients, the others
-/// add.
+/// Computes the gradients of one block of rows. The first block to come to a block of keys replaces their gradients,
+/// the others add.
 ///
 /// # Safety
-/// The machine has the instructions. Nobody but other blocks may touch these columns of the results meanwhile. Each block of rows
-/// of the document is run once, and none before all with higher rows have been begun.
+/// The machine has the instructions. Nobody but other blocks may touch these columns of the results meanwhile. Each
+/// block of rows of the document is run once, and none before all with higher rows have been begun.
 pub(in crate::cpu) unsafe fn backward(set: InstructionSet, head: &Backward<'_>, rows: Range<usize>) {
     let Backward { shape, sight, qkv, y, dy, logsumexp, .. } = head;
     let head_dim = shape.head_dim;

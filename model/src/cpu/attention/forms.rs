@@ -2,11 +2,11 @@
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
-/// Defines a function that runs a generic kernel on operands in whatever form they are in, with the instructions that its first
-/// argument names.
+/// Defines a function that runs a generic kernel on operands in whatever form they are in, with the instructions that
+/// its first argument names.
 ///
-/// The argument must be a set that the machine has; [`crate::cpu::Cpu`] makes sure of it, and of the instructions for pairs where
-/// there are some.
+/// The argument must be a set that the machine has; [`crate::cpu::Cpu`] makes sure of it, and of the instructions for
+/// pairs where there are some.
 macro_rules! for_each_form {
     ($visibility:vis unsafe fn $name:ident($($argument:ident: $kind:ty),* $(,)?) = $kernel:ident) => {
         $visibility unsafe fn $name(

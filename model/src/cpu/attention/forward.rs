@@ -22,7 +22,8 @@ pub(in crate::cpu) struct Forward<'a> {
     pub shape: &'a AttentionShape,
     /// Which keys a row sees.
     pub sight: Sight,
-    /// Queries, from the first head of the group and the document's first new row on; keys and values, from position 0 on.
+    /// Queries, from the first head of the group and the document's first new row on; keys and values, from position 0
+    /// on.
     pub qkv: Qkv<'a>,
     /// The output, as the queries.
     pub y: Target<'a>,

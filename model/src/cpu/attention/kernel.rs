@@ -10,8 +10,8 @@ use super::Columns;
 use super::operands::{Left, Product, Right};
 use crate::cpu::simd::Vector;
 
-/// A way to multiply and sum. All of its functions want the machine to have its instructions, and what they are given to be of
-/// the size that they say.
+/// A way to multiply and sum. All of its functions want the machine to have its instructions, and what they are given
+/// to be of the size that they say.
 pub(super) trait Kernel {
     /// Sums, and what softmax computes with.
     type Vector: Vector;
@@ -52,7 +52,8 @@ pub(super) trait Kernel {
         to: *mut Self::Word,
         stride: usize,
     ) -> Right<Self::Word>;
-    /// What lies with keys in rows of [`ROWS`] as a left operand of which the keys are summed over, laid out at `to` or in place.
+    /// What lies with keys in rows of [`ROWS`] as a left operand of which the keys are summed over, laid out at `to` or
+    /// in place.
     unsafe fn over_keys(weights: *mut f32, keys: usize, to: *mut Self::Word) -> Left<Self::Word>;
     /// The same as a left operand with a row for each key.
     unsafe fn over_rows(weights: *mut f32, keys: usize, to: *mut Self::Word) -> Left<Self::Word>;

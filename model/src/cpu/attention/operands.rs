@@ -1,4 +1,5 @@
-//! What the small products inside attention read and write. A word is a value or, of bf16, a pair of them along the inner index.
+//! What the small products inside attention read and write. A word is a value or, of bf16, a pair of them along the
+//! inner index.
 
 use std::ops::Range;
 
@@ -42,7 +43,8 @@ pub(super) struct Output {
 
 /// What of a product there is to do for some rows of the result.
 pub(super) struct Extent {
-    /// The elements that are summed; the others count as zero. (Of a pair with one of these, the other is zero or nothing.)
+    /// The elements that are summed; the others count as zero. (Of a pair with one of these, the other is zero or
+    /// nothing.)
     pub inner: Range<usize>,
     /// The columns that are wanted.
     pub columns: Range<usize>,

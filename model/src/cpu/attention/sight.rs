@@ -1,8 +1,8 @@
 //! Which keys a query sees.
 //!
 //! The queries of a document that read the same key head are *rows*: row `r` is query head `r % group` at position
-//! `start + r / group`. So one block of rows shares its keys, whatever the number of heads per key head; and a row sees no key
-//! before those of the row above it, and none beyond those of the row below.
+//! `start + r / group`. So one block of rows shares its keys, whatever the number of heads per key head; and a row sees
+//! no key before those of the row above it, and none beyond those of the row below.
 
 use std::ops::Range;
 

@@ -1,4 +1,5 @@
-//! From scores to weights and from the weights' gradients to those of the scores, for a block that lies with its rows in lanes.
+//! From scores to weights and from the weights' gradients to those of the scores, for a block that lies with its rows
+//! in lanes.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -71,8 +72,8 @@ pub(super) struct Running {
     pub correction: *mut f32,
 }
 
-/// Turns the scores of a block into exponentials relative to the largest score so far; zero where a row does not see. Whether
-/// that changed for some row.
+/// Turns the scores of a block into exponentials relative to the largest score so far; zero where a row does not see.
+/// Whether that changed for some row.
 ///
 /// # Safety
 /// The machine has the instructions, and the pointers are those of buffers for a block.
@@ -160,7 +161,8 @@ pub(super) struct Known {
     pub scale: f32,
 }
 
-/// Turns the scores of a block into weights, and the gradients of those into gradients of the products of queries with keys.
+/// Turns the scores of a block into weights, and the gradients of those into gradients of the products of queries with
+/// keys.
 ///
 /// # Safety
 /// The machine has the instructions, and the pointers are those of buffers for a block.

@@ -1,4 +1,5 @@
-//! Against attention by its definition in double precision, in matrices with more columns and rows than those that count.
+//! Against attention by its definition in double precision, in matrices with more columns and rows than those that
+//! count.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 use super::{Columns, Operands, Qkv};
@@ -346,7 +347,8 @@ fn every_shape_form_and_set_equals_the_definition() {
     }
 }
 
-/// All sets round the same. A last digit of f32 may decide how one of many weights is rounded, but not how most of them are.
+/// All sets round the same. A last digit of f32 may decide how one of many weights is rounded, but not how most of them
+/// are.
 #[test]
 fn every_form_of_bf16_agrees_with_the_portable_one() {
     let portable = Cpu::with_instructions(1, Compute::Bf16, InstructionSet::Portable).unwrap();

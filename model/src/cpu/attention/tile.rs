@@ -1,5 +1,5 @@
-//! The small products inside attention: a tile of sums in registers, its left operand read word by word, its right operand in
-//! vectors. A word is a value or, of bf16, a pair of them along the inner index.
+//! The small products inside attention: a tile of sums in registers, its left operand read word by word, its right
+//! operand in vectors. A word is a value or, of bf16, a pair of them along the inner index.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -12,8 +12,8 @@ use crate::cpu::simd::Vector;
 /// Goes over the result in tiles of up to `MR` rows and `NV` vectors.
 ///
 /// # Safety
-/// The machine has the instructions; all words and elements within the extents can be read and written, the written ones by nobody
-/// else.
+/// The machine has the instructions; all words and elements within the extents can be read and written, the written
+/// ones by nobody else.
 #[inline(always)]
 pub(super) unsafe fn tiles<K: Kernel, const MR: usize, const NV: usize>(product: &Product<'_, K::Word>) {
     for first in (0..product.rows).step_by(MR) {

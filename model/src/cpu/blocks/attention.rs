@@ -22,7 +22,8 @@ pub(super) struct FusedAttentionSaved {
     x: Tensor,
     inverse_rms: Tensor,
     head_norms: HeadNormsSaved,
-    /// Queries, keys and values side by side, after norms and RoPE, as attention reads them: rounded where bf16 is computed in.
+    /// Queries, keys and values side by side, after norms and RoPE, as attention reads them: rounded where bf16 is
+    /// computed in.
     qkv: OperandBuffer,
     /// The output of attention.
     y: Tensor,
@@ -152,7 +153,8 @@ impl Cpu {
         Ok(())
     }
 
-    /// Norms the heads of q and k, where the block does, and turns them, in place; rounds them, with v, where attention reads them so.
+    /// Norms the heads of q and k, where the block does, and turns them, in place; rounds them, with v, where attention
+    /// reads them so.
     fn norm_and_turn_heads(
         &self,
         block: &AttentionBlock<Self>,
@@ -273,8 +275,8 @@ impl Cpu {
         Ok(dqkv)
     }
 
-    /// Turns the gradients of q and k back, takes them through the norms of the heads, and rounds all for the projections' products:
-    /// a buffer each where they are rounded.
+    /// Turns the gradients of q and k back, takes them through the norms of the heads, and rounds all for the
+    /// projections' products: a buffer each where they are rounded.
     fn heads_backward(
         &self,
         block: &mut AttentionBlock<Self>,
@@ -342,7 +344,8 @@ impl Cpu {
         buffers
     }
 
-    /// Adds the gradients of the weights of the norms over heads, where they are trained; `dqk` is that of their outputs.
+    /// Adds the gradients of the weights of the norms over heads, where they are trained; `dqk` is that of their
+    /// outputs.
     fn head_norm_gradients(
         &self,
         norms: &mut QkNorms<Self>,

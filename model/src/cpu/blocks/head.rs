@@ -1,4 +1,5 @@
-//! The fused head: the gradient of each row of logits is rounded for the product that reads it while the row is in cache.
+//! The fused head: the gradient of each row of logits is rounded for the product that reads it while the row is in
+//! cache.
 
 use super::super::operand::{Operand, OperandBuffer};
 use super::super::product::Into;

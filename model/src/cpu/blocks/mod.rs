@@ -1,9 +1,9 @@
 //! The blocks of the `cpu` set: fused where all of a block is covered, else composed of operations.
 //!
-//! What is fused computes what [`composed`] defines, in fewer passes over memory: an input of several projections is normed and
-//! rounded once, q, k and v lie side by side as their products write them, gate and up are gated a part at a time while they are in
-//! cache, rotation happens in place, and what a product reads rounded is written so by the kernel that computes it. Where bf16 is
-//! computed in, an MLP keeps gate and up in it.
+//! What is fused computes what [`composed`] defines, in fewer passes over memory: an input of several projections is
+//! normed and rounded once, q, k and v lie side by side as their products write them, gate and up are gated a part at a
+//! time while they are in cache, rotation happens in place, and what a product reads rounded is written so by the
+//! kernel that computes it. Where bf16 is computed in, an MLP keeps gate and up in it.
 
 mod attention;
 mod head;

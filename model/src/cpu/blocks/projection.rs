@@ -1,4 +1,5 @@
-//! Projections of what was prepared once for several of them: the product with the weight, and an adapter in f32 beside it.
+//! Projections of what was prepared once for several of them: the product with the weight, and an adapter in f32 beside
+//! it.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -16,8 +17,8 @@ use crate::ops::{Ops, Result, Write};
 use crate::parameter::Parameter;
 use crate::random::Draws;
 
-/// Whether the fused blocks compute this projection. Not with magnitudes of its own (DoRA): then a second product with the weight may
-/// be in the middle of it.
+/// Whether the fused blocks compute this projection. Not with magnitudes of its own (DoRA): then a second product with
+/// the weight may be in the middle of it.
 pub(super) fn is_covered(projection: &Projection<Cpu>) -> bool {
     projection.lora.as_ref().is_none_or(|lora| lora.dora.is_none())
 }
@@ -119,7 +120,8 @@ impl Cpu {
         Some(dropped)
     }
 
-    /// Adds the gradients of what is trained in a projection and, where `dx` is given, writes that of the input, `[rows, in]`.
+    /// Adds the gradients of what is trained in a projection and, where `dx` is given, writes that of the input,
+    /// `[rows, in]`.
     ///
     /// `x` is the projection's input in f32, and is given where something is trained.
     pub(super) fn project_backward(
@@ -144,7 +146,8 @@ impl Cpu {
         self.dropout(&of_dropped, &mask, 1.0, Write::Add, dx)
     }
 
-    /// Adds the gradients of what is trained in a projection. Returns that of `Ax` of its adapter, if it has one and that is needed.
+    /// Adds the gradients of what is trained in a projection. Returns that of `Ax` of its adapter, if it has one and
+    /// that is needed.
     ///
     /// With `t = Ax`: `dB += s · dyᵀt`, `dt = s · dy B`, `dA += dtᵀx`; then `dx += dt A`.
     pub(super) fn project_gradients(

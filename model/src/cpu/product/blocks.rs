@@ -1,7 +1,9 @@
-//! A product in blocks that fit the caches: panels of the right operand are packed, and each is multiplied with all rows of the left.
+//! A product in blocks that fit the caches: panels of the right operand are packed, and each is multiplied with all
+//! rows of the left.
 //!
-//! A few panels of one block of the inner dimension stay in the second-level cache. The rows of a tile are read for each of them in
-//! turn, from the first-level cache after the first, so that the left operand is read from further away once per group of panels.
+//! A few panels of one block of the inner dimension stay in the second-level cache. The rows of a tile are read for
+//! each of them in turn, from the first-level cache after the first, so that the left operand is read from further away
+//! once per group of panels.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -42,8 +44,8 @@ struct Line {
 /// `c (+)= scale · a · b (+ bias)` of each side by the calling thread, the inner dimension in words of `a`.
 ///
 /// # Safety
-/// The machine has the kernel's instructions, the sides are of one shape, and nobody else may read or write the `a.rows × b.columns`
-/// elements of each `c` meanwhile.
+/// The machine has the kernel's instructions, the sides are of one shape, and nobody else may read or write the `a.rows
+/// × b.columns` elements of each `c` meanwhile.
 pub(super) unsafe fn product<K: Pack<T>, T: Copy>(a: View<'_, K::Word>, sides: &[Side<'_, T>]) {
     let columns = sides[0].b.columns();
     assert!(sides.iter().all(|side| side.b.columns() == columns), "sides of one shape");
@@ -125,7 +127,8 @@ impl<K: Pack<T>, T: Copy> Blocks<'_, K, T> {
         let in_place = |side: &Side<'_, T>, columns: &Range<usize>| {
             if self.a.rows() <= IN_PLACE * K::ROWS { K::in_place(side.b, &inner, columns) } else { None }
         };
-        // Contiguous rows are gone along a few at a time, through all panels; contiguous columns one panel after the other.
+        // Contiguous rows are gone along a few at a time, through all panels; contiguous columns one panel after the
+        // other.
         let length = if self.sides[0].b.column_stride() == 1 { STEPS } else { inner.len() };
         for steps in blocks_of(inner.len(), length) {
             for (number, side, columns) in self.panels(&group) {
@@ -177,7 +180,8 @@ impl<K: Pack<T>, T: Copy> Blocks<'_, K, T> {
         self.buffer.wrapping_add(GROUP * self.panel_words)
     }
 
-    /// Copies rows of the left operand, those of each tile side by side, as steps that lie far apart would each be on another page.
+    /// Copies rows of the left operand, those of each tile side by side, as steps that lie far apart would each be on
+    /// another page.
     ///
     /// # Safety
     /// The buffer has room for them.
@@ -191,7 +195,8 @@ impl<K: Pack<T>, T: Copy> Blocks<'_, K, T> {
                 for step in steps.clone() {
                     let words = self.a.pointer(first, inner.start + step);
                     prefetch(words.wrapping_add(AHEAD));
-                    // SAFETY: the caller vouches for the room, and the words are of a column of `a`, which lies contiguously.
+                    // SAFETY: the caller vouches for the room, and the words are of a column of `a`, which lies
+                    // contiguously.
                     unsafe {
                         let copy = self.copied().add(tile * length + step * K::ROWS);
                         if count == K::ROWS {

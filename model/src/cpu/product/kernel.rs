@@ -1,7 +1,9 @@
-//! The innermost loop of a product, for each set of vector instructions: a tile of the result, its sums kept in registers.
+//! The innermost loop of a product, for each set of vector instructions: a tile of the result, its sums kept in
+//! registers.
 //!
-//! The right operand comes in a panel: some of its columns, and for each step along the inner dimension as many words side by side
-//! as the tile is wide. A word is an f32 or a pair of bf16. The left operand is read where it lies, a word of each row at each step.
+//! The right operand comes in a panel: some of its columns, and for each step along the inner dimension as many words
+//! side by side as the tile is wide. A word is an f32 or a pair of bf16. The left operand is read where it lies, a word
+//! of each row at each step.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 

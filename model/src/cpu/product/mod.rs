@@ -1,8 +1,8 @@
 //! Matrix products of any orientation, over all or a part of the result, summed in f32.
 //!
-//! Each element is summed over the inner dimension in one order whatever the partition over threads, so that the result does
-//! not depend on their number. The right operand may lie in a narrower type than f32: it is widened on the way, or, where the
-//! machine multiplies pairs of bf16, packed as it is.
+//! Each element is summed over the inner dimension in one order whatever the partition over threads, so that the result
+//! does not depend on their number. The right operand may lie in a narrower type than f32: it is widened on the way,
+//! or, where the machine multiplies pairs of bf16, packed as it is.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -128,8 +128,8 @@ unsafe fn product_along<T: Element>(path: Path, set: InstructionSet, a: View<'_>
         return sides.iter().for_each(|side| unsafe { side.nothing(a.rows()) });
     }
     match (path, set) {
-        // SAFETY: the caller vouches for all of each result, and a set other than the portable one is only ever chosen where the
-        // machine has it.
+        // SAFETY: the caller vouches for all of each result, and a set other than the portable one is only ever chosen
+        // where the machine has it.
         #[cfg(target_arch = "x86_64")]
         (Path::Blocks, InstructionSet::Avx2 | InstructionSet::Avx512 | InstructionSet::Avx512Bf16) => unsafe {
             T::blocks(set, a, sides);

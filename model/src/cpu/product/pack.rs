@@ -1,7 +1,8 @@
 //! Panels: columns of a right operand, laid out as [`Kernel`]s read them.
 //!
-//! An operand is a weight or a tensor as it lies in memory, seen in either direction: its rows lie contiguously, which are then
-//! copied, or its columns do, which are then transposed a square of vectors at a time. Packing reads nothing outside of the operand.
+//! An operand is a weight or a tensor as it lies in memory, seen in either direction: its rows lie contiguously, which
+//! are then copied, or its columns do, which are then transposed a square of vectors at a time. Packing reads nothing
+//! outside of the operand.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -24,14 +25,15 @@ const LANES: usize = 16;
 
 /// A kernel that can pack operands of a type.
 pub(super) trait Pack<T>: Kernel {
-    /// Copies words `inner` of some columns to `[inner][vectors · LANES]`, in as many vectors as they need; columns beyond the last
-    /// are zero.
+    /// Copies words `inner` of some columns to `[inner][vectors · LANES]`, in as many vectors as they need; columns
+    /// beyond the last are zero.
     ///
     /// # Safety
     /// The machine has the instructions, and the panel may be written.
     unsafe fn pack(b: View<'_, T>, inner: Range<usize>, columns: Range<usize>, panel: *mut Self::Word);
 
-    /// Where words of some columns begin that lie as a panel does but for the distance of their steps, and that distance.
+    /// Where words of some columns begin that lie as a panel does but for the distance of their steps, and that
+    /// distance.
     fn in_place(_b: View<'_, T>, _inner: &Range<usize>, _columns: &Range<usize>) -> Option<(*const Self::Word, usize)> {
         None
     }
@@ -130,7 +132,8 @@ trait Words {
     /// The machine has the instructions.
     unsafe fn across(b: View<'_, Self::Element>, row: usize, column: usize, count: usize) -> __m512i;
 
-    /// A word of each of as many columns as a vector has lanes, from the first one's first element on, rows being so far apart.
+    /// A word of each of as many columns as a vector has lanes, from the first one's first element on, rows being so
+    /// far apart.
     ///
     /// # Safety
     /// The machine has the instructions, and all of the elements lie there.

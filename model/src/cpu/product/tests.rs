@@ -97,15 +97,16 @@ fn value(row: usize, column: usize, seed: usize) -> f32 {
     ((row * 37 + column * 11 + seed * 7) % 23) as f32 / 23.0 - 0.5
 }
 
-/// Kernel sets of some compute type: each set of instructions of this machine that `wanted` names, with several numbers of threads.
+/// Kernel sets of some compute type: each set of instructions of this machine that `wanted` names, with several numbers
+/// of threads.
 fn machines(compute: Compute, wanted: impl Fn(InstructionSet) -> bool) -> Vec<Vec<Cpu>> {
     let sets = InstructionSet::ALL.into_iter().filter(|set| set.is_available() && wanted(*set));
     let with = |set, threads| Cpu::with_instructions(threads, compute, set).expect("threads");
     sets.map(|set| [1, 2, 3, 5].map(|threads| with(set, threads)).into()).collect()
 }
 
-/// Runs a product in each way to finish, on each machine: each element must be near its definition, no bit may depend on the number
-/// of threads, and nothing beside the result may change.
+/// Runs a product in each way to finish, on each machine: each element must be near its definition, no bit may depend
+/// on the number of threads, and nothing beside the result may change.
 fn check(
     machines: &[Vec<Cpu>],
     (rows, columns): (usize, usize),

@@ -14,8 +14,8 @@ use super::product_of_pairs;
 use super::{Element, Finish, Into, Path, Side, View, ViewMut, product_along};
 use crate::ops::FEW_ROWS;
 
-/// The parts into which a product is cut for threads: a grid, of which the last parts are cut once more, so that no thread waits long
-/// for the one that took the last.
+/// The parts into which a product is cut for threads: a grid, of which the last parts are cut once more, so that no
+/// thread waits long for the one that took the last.
 pub(super) struct Partition {
     rows: usize,
     columns: usize,

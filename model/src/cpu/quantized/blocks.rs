@@ -1,8 +1,9 @@
 //! From a weight's values to blocks.
 //!
-//! A scale is rounded to bf16 before the numbers are chosen, so that rounding it costs nothing. In 8 bits the largest number takes
-//! the scale up to the end of the range. In 4 bits that is seldom the best: of several scales around it that with the least sum of
-//! squared errors is taken, which on normally distributed weights takes away a twentieth of the error of GGUF's `q4_0`.
+//! A scale is rounded to bf16 before the numbers are chosen, so that rounding it costs nothing. In 8 bits the largest
+//! number takes the scale up to the end of the range. In 4 bits that is seldom the best: of several scales around it
+//! that with the least sum of squared errors is taken, which on normally distributed weights takes away a twentieth of
+//! the error of GGUF's `q4_0`.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -31,7 +32,8 @@ impl Quantized {
         quantized
     }
 
-    /// Quantises a weight of these rows: each thread reads those of a group and quantises them while they are in its cache.
+    /// Quantises a weight of these rows: each thread reads those of a group and quantises them while they are in its
+    /// cache.
     pub(in crate::cpu) fn read(
         cpu: &Cpu,
         out_features: usize,
@@ -127,8 +129,8 @@ fn largest(x: &[f32; BLOCK]) -> f32 {
     x.iter().fold(0.0f32, |largest, &x| if x.abs() > largest.abs() { x } else { largest })
 }
 
-/// The largest magnitude, as the bits of a float that is not negative: these are in the order of the floats, and integers are compared
-/// side by side. That of a block with a number that is not finite is not.
+/// The largest magnitude, as the bits of a float that is not negative: these are in the order of the floats, and
+/// integers are compared side by side. That of a block with a number that is not finite is not.
 #[inline(always)]
 fn largest_magnitude(x: &[f32; BLOCK]) -> f32 {
     f32::from_bits(x.iter().fold(0, |largest, x| largest.max(x.abs().to_bits())))

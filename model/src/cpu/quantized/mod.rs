@@ -1,11 +1,12 @@
 //! Weights in blocks of 8- or 4-bit numbers, for models that are only asked.
 //!
-//! A block is 32 numbers along the input with one scale, as in GGUF's `q8_0` and `q4_0`. What is multiplied with them is rounded to
-//! blocks of 8-bit numbers, too, so that a block's product is a sum of integers, which is exact; the products of blocks are then
-//! added in f32 in the order of the input. So every instruction set gives the same bits, and so does every number of rows.
+//! A block is 32 numbers along the input with one scale, as in GGUF's `q8_0` and `q4_0`. What is multiplied with them
+//! is rounded to blocks of 8-bit numbers, too, so that a block's product is a sum of integers, which is exact; the
+//! products of blocks are then added in f32 in the order of the input. So every instruction set gives the same bits,
+//! and so does every number of rows.
 //!
-//! Sixteen rows of a weight lie interleaved, a *group*: a register holds four numbers of each of them, and the lanes of a sum are
-//! the sixteen outputs.
+//! Sixteen rows of a weight lie interleaved, a *group*: a register holds four numbers of each of them, and the lanes of
+//! a sum are the sixteen outputs.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 

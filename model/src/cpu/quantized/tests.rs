@@ -62,7 +62,8 @@ fn numbers_are_the_nearest_of_their_block() {
             for (exact, found) in exact.chunks(in_features).zip(values(&weight).chunks(in_features)) {
                 for (exact, found) in exact.chunks(BLOCK).zip(found.chunks(BLOCK)) {
                     let largest = exact.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
-                    // Half a step, which rounding the scale makes a little longer; a number beyond the range of 4 bits is further off.
+                    // Half a step, which rounding the scale makes a little longer; a number beyond the range of 4 bits
+                    // is further off.
                     let most = match bits {
                         Bits::Eight => largest / 127.0 * 0.51,
                         Bits::Four => largest / 6.5 * 0.51 + largest * 0.13,

@@ -25,8 +25,8 @@ unsafe fn lanes(range: Range<usize>) -> __m256i {
     }
 }
 
-// SAFETY (of each block that has no other): a vector is at hand, or the caller vouches that one may be made; so the machine has the
-// instruction.
+// SAFETY (of each block that has no other): a vector is at hand, or the caller vouches that one may be made; so the
+// machine has the instruction.
 impl Vector for Avx2 {
     const LANES: usize = 8;
 

@@ -31,8 +31,8 @@ fn first(count: usize) -> __mmask16 {
     ((1u32 << count) - 1) as __mmask16
 }
 
-// SAFETY (of each block that has no other): a vector is at hand, or the caller vouches that one may be made; so the machine has the
-// instruction.
+// SAFETY (of each block that has no other): a vector is at hand, or the caller vouches that one may be made; so the
+// machine has the instruction.
 impl Vector for Avx512 {
     const LANES: usize = 16;
 

@@ -1,8 +1,8 @@
 //! Vectors of f32 behind one trait, for kernels that are written once and compiled for each instruction set.
 //!
 //! Making a vector is unsafe: only where the machine has its instructions may one be made. With one at hand the rest of
-//! arithmetic is safe. A generic kernel is `#[inline(always)]` and called from a function with the `#[target_feature]`s of its
-//! vectors, so that each operation becomes its one instruction.
+//! arithmetic is safe. A generic kernel is `#[inline(always)]` and called from a function with the `#[target_feature]`s
+//! of its vectors, so that each operation becomes its one instruction.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -86,8 +86,8 @@ pub(super) trait Vector: Copy {
     /// `2` to the power of each lane, to about one unit in the last place; zero where the result would be below 2⁻¹²⁶.
     fn exp2(self) -> Self;
 
-    /// Turns up to [`Vector::LANES`] rows into columns: element `j` of row `i` goes to `to[j · stride + i]`, bit by bit.
-    /// Lanes without a row become zero.
+    /// Turns up to [`Vector::LANES`] rows into columns: element `j` of row `i` goes to `to[j · stride + i]`, bit by
+    /// bit. Lanes without a row become zero.
     ///
     /// # Safety
     /// As [`Vector::splat`]; each row has `columns` values, and `to` room for as many rows of `LANES`.
@@ -105,7 +105,8 @@ pub(super) trait Vector: Copy {
     }
 }
 
-/// Coefficients of `(2ʳ - 1) / r` for `|r| ≤ ½`, from that of `r⁴` down: minimax, with a relative error of 2ʳ below 10⁻⁷.
+/// Coefficients of `(2ʳ - 1) / r` for `|r| ≤ ½`, from that of `r⁴` down: minimax, with a relative error of 2ʳ below
+/// 10⁻⁷.
 #[expect(clippy::approx_constant, reason = "the last one is near ln 2, not equal to it")]
 const EXP2: [f32; 5] = [1.326_472_7e-3, 9.671_513e-3, 5.550_733_6e-2, 2.402_224_2e-1, 6.931_47e-1];
 
@@ -138,8 +139,8 @@ macro_rules! vectorised {
             }
 
             use $crate::cpu::instructions::InstructionSet;
-            // SAFETY: the caller vouches for the arguments; a set other than the portable one is only ever chosen where the machine
-            // has it.
+            // SAFETY: the caller vouches for the arguments; a set other than the portable one is only ever chosen where
+            // the machine has it.
             unsafe {
                 match set {
                     #[cfg(target_arch = "x86_64")]

@@ -72,7 +72,8 @@ impl Respondent {
     /// Answers prompts, several at a time. Each must fit the model ([`Respondent::misfit`]).
     ///
     /// # Errors
-    /// Fails if a prompt does not fit, the model computes something that is no number, the device fails, or the user ends it.
+    /// Fails if a prompt does not fit, the model computes something that is no number, the device fails, or the user
+    /// ends it.
     pub fn answer(
         &mut self,
         requests: &[Request<'_>],

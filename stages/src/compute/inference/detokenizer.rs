@@ -5,8 +5,8 @@ use crate::data::tokenizer::{Tokenizer, TokenizerError};
 /// What a decoder writes where bytes do not make a character yet.
 const UNFINISHED: char = '\u{FFFD}';
 
-/// The text of tokens that come one by one. A character of several tokens comes with the last of them, and a word's space as the
-/// tokenizer writes it in company, not at a text's begin.
+/// The text of tokens that come one by one. A character of several tokens comes with the last of them, and a word's
+/// space as the tokenizer writes it in company, not at a text's begin.
 ///
 /// Each step decodes the last few tokens with and without the new one, as text-generation-inference does.
 #[derive(Debug, Clone, Default)]
@@ -44,8 +44,8 @@ impl Detokenizer {
         let (context, fresh) = self.ids.split_at(self.settled);
         let added = match text.strip_prefix(tokenizer.decode(context)?.as_str()) {
             Some(added) => added.to_owned(),
-            // Tokens that are bytes are decoded as far as they follow each other: one that makes no character takes those before
-            // it along, which were characters without it.
+            // Tokens that are bytes are decoded as far as they follow each other: one that makes no character takes
+            // those before it along, which were characters without it.
             None => tokenizer.decode_inside(fresh)?,
         };
         self.ids.drain(..self.settled);

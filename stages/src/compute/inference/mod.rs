@@ -76,7 +76,8 @@ pub struct InferenceParams {
     /// An answer ends before the first of these texts, wherever tokens begin and end.
     #[semantic(default = Vec::new())]
     pub stop_strings: Vec<String>,
-    /// Tokens that end an answer, beside those that the model and its tokenizer name: ids, or texts such as `<|im_end|>`.
+    /// Tokens that end an answer, beside those that the model and its tokenizer name: ids, or texts such as
+    /// `<|im_end|>`.
     #[semantic(default = Vec::new())]
     pub stop_tokens: Vec<StopToken>,
     /// Answers that grow together: decides speed and memory, not what is answered.
@@ -119,7 +120,8 @@ impl InferenceParams {
         self.backend.lacks(self.serves(), span).into_iter().collect()
     }
 
-    /// The memory that asking it takes, with prompts of [`TOKENS_PER_PASS`] tokens where the model has so many positions.
+    /// The memory that asking it takes, with prompts of [`TOKENS_PER_PASS`] tokens where the model has so many
+    /// positions.
     pub fn preflight(&self, inputs: &InputFacts) -> Preflight {
         let mut ahead = Preflight::default();
         if let Some(config) = model_config(&self.model.reference, inputs) {
@@ -206,8 +208,8 @@ pub trait Inference {
     /// Completes prompts, several at a time. Each must have a token at least, and fewer than the model has positions.
     ///
     /// # Errors
-    /// Fails if a prompt does not fit the model, the model computes something that is no number, the device fails, or the
-    /// listener does or gives up.
+    /// Fails if a prompt does not fit the model, the model computes something that is no number, the device fails, or
+    /// the listener does or gives up.
     fn complete(
         &self,
         requests: &[Request<'_>],
@@ -238,8 +240,8 @@ impl Respondent {
     /// Opens what the parameters name.
     ///
     /// # Errors
-    /// Fails if the checkpoint, the adapter or the tokenizer cannot be used, the vocabulary has no such stop token, or the kernel
-    /// set cannot be made.
+    /// Fails if the checkpoint, the adapter or the tokenizer cannot be used, the vocabulary has no such stop token, or
+    /// the kernel set cannot be made.
     pub fn open(params: &InferenceParams, sampling: Sampling, context: &mut StageContext) -> Result<Self, StageError> {
         let model = context.open(&params.model)?;
         let adapter = params.adapter.as_ref().map(|input| context.open(input)).transpose()?;

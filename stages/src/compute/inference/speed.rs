@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use model::generation::Effort;
 
-/// Time, bandwidth and memory, one line each. The rates are of this process on this machine and belong into no artefact.
+/// Time, bandwidth and memory, one line each. The rates are of this process on this machine and belong into no
+/// artefact.
 pub(super) fn speed(effort: &Effort, weight_bytes_per_step: u64, peak_memory_bytes: Option<u64>) -> String {
     let Effort { prompt_tokens, prefill, first_tokens, decode_tokens, decode_steps, decode } = *effort;
     let total = prefill + decode;

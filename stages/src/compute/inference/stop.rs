@@ -43,8 +43,8 @@ impl Parameter for StopToken {
     }
 }
 
-/// The ids that end an answer: those of `generation_config.json` and `config.json`, those of the tokenizer, and those of the
-/// parameters. A stop string that is the text of a special token, which no decoded text holds, is one of them.
+/// The ids that end an answer: those of `generation_config.json` and `config.json`, those of the tokenizer, and those
+/// of the parameters. A stop string that is the text of a special token, which no decoded text holds, is one of them.
 ///
 /// # Errors
 /// Fails if one of the files is no JSON, or the vocabulary has no such token.

@@ -1,4 +1,5 @@
-//! A model that is asked through the torch worker: all rows or prompts of a stage in one go, since each go loads it anew.
+//! A model that is asked through the torch worker: all rows or prompts of a stage in one go, since each go loads it
+//! anew.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -144,7 +145,8 @@ impl Worker {
         Ok(answers.into_iter().map(Completion::from).collect())
     }
 
-    /// Time and memory, in the words of `speed`. The rates are of these processes on this machine and belong into no artefact.
+    /// Time and memory, in the words of `speed`. The rates are of these processes on this machine and belong into no
+    /// artefact.
     pub(super) fn speed(&self) -> String {
         let Done { new_tokens, took, peak_memory_bytes, .. } = self.done;
         let seconds = took.as_secs_f64();

@@ -1,16 +1,16 @@
 //! The variables of the ranks' processes.
 //!
-//! They inherit those of the stage's process, the engine's with the device variable. What is set here are defaults: a variable that
-//! the machine sets is left as it is, and one that the stage gives under `env:` goes before both. Defaults of single devices (of
-//! HCCL, of allocators) are the worker's own.
+//! They inherit those of the stage's process, the engine's with the device variable. What is set here are defaults: a
+//! variable that the machine sets is left as it is, and one that the stage gives under `env:` goes before both.
+//! Defaults of single devices (of HCCL, of allocators) are the worker's own.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use engine::device::DeviceGrant;
 
-/// No package is taken from the folder where `pipeline run` was started, no output is held back, hashes are the same in each run,
-/// nothing is looked up outside, and no process starts threads beside those it is given.
+/// No package is taken from the folder where `pipeline run` was started, no output is held back, hashes are the same in
+/// each run, nothing is looked up outside, and no process starts threads beside those it is given.
 const DEFAULTS: [(&str, &str); 6] = [
     ("PYTHONSAFEPATH", "1"),
     ("PYTHONUNBUFFERED", "1"),

@@ -1,8 +1,9 @@
-//! The torch worker: PyTorch, transformers and PEFT in processes of their own, for devices that this program does not compute on.
+//! The torch worker: PyTorch, transformers and PEFT in processes of their own, for devices that this program does not
+//! compute on.
 //!
-//! It is a Python package, `pipeline_torch_worker` (in `workers/torch`), which reads a job file and answers in the words of the worker
-//! protocol. This side writes the job, starts the ranks, and hears them. What a job is for, and what becomes of the files that it
-//! leaves, is the business of the stage kinds.
+//! It is a Python package, `pipeline_torch_worker` (in `workers/torch`), which reads a job file and answers in the
+//! words of the worker protocol. This side writes the job, starts the ranks, and hears them. What a job is for, and
+//! what becomes of the files that it leaves, is the business of the stage kinds.
 
 mod environment;
 pub(crate) mod job;

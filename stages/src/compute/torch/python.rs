@@ -16,7 +16,8 @@ const VARIABLE: &str = "PIPELINE_PYTHON";
 /// The package.
 pub(super) const PACKAGE: &str = "pipeline_torch_worker";
 
-/// Looks for the package and what it needs, without importing any of it: that takes seconds, and some of it needs a device.
+/// Looks for the package and what it needs, without importing any of it: that takes seconds, and some of it needs a
+/// device.
 const LOOK: &str = "
 import importlib.metadata, importlib.util, json, sys
 found = {'python': sys.version.split()[0]}
@@ -117,8 +118,8 @@ pub(crate) fn how_to_install() -> String {
     )
 }
 
-/// Whether the torch worker can be started, where nothing else will do: as folders tell, and where they do not, as Python says itself,
-/// which takes a moment.
+/// Whether the torch worker can be started, where nothing else will do: as folders tell, and where they do not, as
+/// Python says itself, which takes a moment.
 pub(crate) fn is_usable() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     is_installed() || *ANSWER.get_or_init(|| Python::find().packages().is_ok())

@@ -1,7 +1,7 @@
 //! How two versions of a table differ: how many rows, and which of the attributes that readers go by.
 //!
-//! Parts are compared by their identities first; only the rows of parts that are not on both sides are read, as digests. Rows are
-//! compared as a bag: one that was inserted at the top changes itself alone, and not all behind it.
+//! Parts are compared by their identities first; only the rows of parts that are not on both sides are read, as
+//! digests. Rows are compared as a bag: one that was inserted at the top changes itself alone, and not all behind it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -16,7 +16,8 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use super::kind::{OutputKind, Packs, Rows, Tokens};
 use super::parts::{Listed, listed_parts};
 
-/// Parts whose rows are compared at most, on both sides together: a million rows, of which a digest of 8 bytes each is held.
+/// Parts whose rows are compared at most, on both sides together: a million rows, of which a digest of 8 bytes each is
+/// held.
 const MOST_PARTS: usize = 128;
 
 /// Rows decoded at once.
@@ -103,7 +104,8 @@ fn each_row(files: &BTreeMap<String, PathBuf>, part: &Listed, see: &mut dyn FnMu
     Some(())
 }
 
-/// The first bytes of a digest of a row's values: two rows among a million share them with a chance of one in ten million.
+/// The first bytes of a digest of a row's values: two rows among a million share them with a chance of one in ten
+/// million.
 fn row_digest(batch: &RecordBatch, row: usize) -> Option<u64> {
     let mut hasher = cache::Hasher::new();
     for column in batch.columns() {

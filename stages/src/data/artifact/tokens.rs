@@ -48,7 +48,8 @@ impl TokenRow {
         self.document_lengths.iter().map(|length| *length as usize).sum()
     }
 
-    /// How many tokens the loss is taken over. Nothing predicts the first token of a document, so its label does not count.
+    /// How many tokens the loss is taken over. Nothing predicts the first token of a document, so its label does not
+    /// count.
     pub fn target_tokens(&self) -> usize {
         let mut start = 0;
         let mut targets = 0;
@@ -103,7 +104,8 @@ pub struct TokensFacts {
     /// Rows in which the data wrote out special tokens that are read as plain text.
     #[serde(default)]
     pub sanitized: u64,
-    /// How the prompts were made, so that a model can be asked in the way it was taught; `None` in what older versions wrote.
+    /// How the prompts were made, so that a model can be asked in the way it was taught; `None` in what older versions
+    /// wrote.
     #[serde(default)]
     pub prompt: Option<PromptParams>,
     /// What the loss is taken over; `None` in what older versions wrote.

@@ -1,4 +1,5 @@
-//! What is inserted before instructions: filters that charge what the instruction is about to do, and give back what they were given.
+//! What is inserted before instructions: filters that charge what the instruction is about to do, and give back what
+//! they were given.
 
 use std::fmt::{self, Write as _};
 
@@ -70,7 +71,8 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     several(environment, REMEMBER, remember);
 }
 
-/// The checks of the two sides of an operator that copies both. It is the most frequent one of all, and this takes no memory.
+/// The checks of the two sides of an operator that copies both. It is the most frequent one of all, and this takes no
+/// memory.
 fn sides(environment: &mut Environment<'_>, [right, left]: [&'static str; 2], size: fn(&Value) -> Result<u64, Error>) {
     environment.add_filter(right, move |value: ValueOrKwargs| -> Result<Value, Error> {
         let value = value.into_value();

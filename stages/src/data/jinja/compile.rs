@@ -1,5 +1,5 @@
-//! From the text of a template to a program that can be run: parsed, compiled and given its checks on a stack of its own, whose depth
-//! the limits on the text bound.
+//! From the text of a template to a program that can be run: parsed, compiled and given its checks on a stack of its
+//! own, whose depth the limits on the text bound.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -106,7 +106,8 @@ impl<'s> Program<'s> {
         })
     }
 
-    /// What `finish` makes of the value of an expression, which is worked out to its end and as small as the limits say.
+    /// What `finish` makes of the value of an expression, which is worked out to its end and as small as the limits
+    /// say.
     ///
     /// # Errors
     /// Fails where the expression does, or meets a limit.
@@ -135,7 +136,8 @@ impl<'s> Program<'s> {
     }
 }
 
-/// Does some work on an account of its own. The engine panics over some things that Python takes (an empty list walked backwards).
+/// Does some work on an account of its own. The engine panics over some things that Python takes (an empty list walked
+/// backwards).
 fn within_limits<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     let (result, met) = meter::on_account(|| catch_unwind(AssertUnwindSafe(work)));
     match (met, result) {

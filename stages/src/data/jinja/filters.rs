@@ -1,4 +1,5 @@
-//! What is built in, with its price: filters, tests and functions charge what they will make and look through before they begin.
+//! What is built in, with its price: filters, tests and functions charge what they will make and look through before
+//! they begin.
 
 use minijinja::functions::Function;
 use minijinja::value::{FunctionArgs, FunctionResult, Rest, ValueKind, ValueOrKwargs};
@@ -287,7 +288,8 @@ pub(super) fn listed_text(value: &Value) -> Result<u64, Error> {
     Ok(bytes)
 }
 
-/// What a format says may be as wide as the numbers in it and as the arguments, and print an argument at each of its marks.
+/// What a format says may be as wide as the numbers in it and as the arguments, and print an argument at each of its
+/// marks.
 pub(super) fn formatted(values: &[Value]) -> Result<(), Error> {
     let Some(format) = values.first().and_then(Value::as_str) else { return Ok(()) };
     meter::looked_at(format.len() as u64)?;
@@ -335,7 +337,8 @@ pub(crate) fn priced_as_json(values: &[Value]) -> Result<(), Error> {
     meter::made(spaces.saturating_add(size.printed()))
 }
 
-/// A list of what is walked, or several. Filters can be chained, each a level deeper: so what they are given is measured.
+/// A list of what is walked, or several. Filters can be chained, each a level deeper: so what they are given is
+/// measured.
 fn list(values: &[Value]) -> Result<(), Error> {
     let mut sum = 0u64;
     for value in values {

@@ -3,7 +3,8 @@
 use minijinja::machinery::ast::{BinOpKind, CallArg, Expr, Stmt};
 use minijinja::{Error, ErrorKind};
 
-/// The bytes of all constants of a template that are worked out: they are worked out again at each level that they stand in.
+/// The bytes of all constants of a template that are worked out: they are worked out again at each level that they
+/// stand in.
 const MOST_FOLDED: f64 = 1_048_576.0;
 
 /// What an expression of constants comes to, at most.

@@ -1,6 +1,7 @@
 //! Which instruction is preceded by which check.
 //!
-//! minijinja's machinery is not stable, so every instruction is named here: a version with another one does not compile.
+//! minijinja's machinery is not stable, so every instruction is named here: a version with another one does not
+//! compile.
 
 use minijinja::machinery::{Instruction, Instructions};
 use minijinja::value::ValueKind;
@@ -129,7 +130,8 @@ impl<'p, 's> Writer<'p, 's> {
         self.add(at, Instruction::ApplyFilter(check, Some(count), place));
     }
 
-    /// Writes an instruction with what precedes it. `before` is the instruction before it, where nothing else leads to it.
+    /// Writes an instruction with what precedes it. `before` is the instruction before it, where nothing else leads to
+    /// it.
     fn write(
         &mut self,
         at: u32,

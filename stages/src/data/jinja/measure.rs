@@ -9,8 +9,8 @@ use minijinja::{Error, Value};
 use super::meter::{self, Limit};
 use super::space::Space;
 
-/// How deep lists and objects may be nested in what a name holds. Dropping, printing and comparing a value take the stack once per
-/// level; JSON is not read deeper than 128.
+/// How deep lists and objects may be nested in what a name holds. Dropping, printing and comparing a value take the
+/// stack once per level; JSON is not read deeper than 128.
 pub(super) const DEEPEST: usize = 200;
 
 /// Bytes that an entry of a list takes, with its share of what holds it.
@@ -59,7 +59,8 @@ impl Size {
     }
 }
 
-/// The size of a value. Each value in it costs a step, so that one that holds itself many times over is not walked to the end.
+/// The size of a value. Each value in it costs a step, so that one that holds itself many times over is not walked to
+/// the end.
 pub(super) fn measure(value: &Value) -> Result<Size, Error> {
     measure_at(value, 0)
 }
@@ -123,8 +124,8 @@ pub(super) fn entries(value: &Value) -> u64 {
     }
 }
 
-/// A list in place of what is worked out anew each time it is walked: a slice of a slice of a slice is as deep in the stack as there
-/// are slices, and as long as it likes. Other values as they are.
+/// A list in place of what is worked out anew each time it is walked: a slice of a slice of a slice is as deep in the
+/// stack as there are slices, and as long as it likes. Other values as they are.
 pub(super) fn settled(value: Value) -> Result<Value, Error> {
     if value.kind() != ValueKind::Iterable || value.downcast_object_ref::<Settled>().is_some() {
         return Ok(value);

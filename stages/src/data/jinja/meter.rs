@@ -1,12 +1,14 @@
 //! The account of a rendering: the steps it may still take and the bytes it may still make.
 //!
-//! A rendering stays on one thread, and filters know no other state that they all could reach, so the account is the thread's.
+//! A rendering stays on one thread, and filters know no other state that they all could reach, so the account is the
+//! thread's.
 
 use std::cell::Cell;
 
 use minijinja::{Error, ErrorKind};
 
-/// Steps that one rendering may take: instructions, and what they look through or copy, counted by [`looked_at`] and [`made`].
+/// Steps that one rendering may take: instructions, and what they look through or copy, counted by [`looked_at`] and
+/// [`made`].
 pub(crate) const MOST_STEPS: u64 = 10_000_000;
 
 /// Bytes that one rendering may make: its text and all that is made on the way, taken together.

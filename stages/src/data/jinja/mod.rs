@@ -1,18 +1,19 @@
-//! Jinja templates and expressions of strangers, within limits: a row of a data set, or a checkpoint of the Hub, brings text that is
-//! worked out here, and must take neither the memory nor the time of the machine, nor end the process.
+//! Jinja templates and expressions of strangers, within limits: a row of a data set, or a checkpoint of the Hub, brings
+//! text that is worked out here, and must take neither the memory nor the time of the machine, nor end the process.
 //!
-//! minijinja counts the instructions of a template (its fuel), and not what one of them does: `text * 1000` is one instruction, and
-//! so is a filter that fills a gigabyte. So a template is compiled to minijinja's own instructions, and before each that can make
-//! something large, or look through something large, another is inserted that charges it to an [account](meter) first. Filters,
-//! tests, functions and methods are wrapped in the same way. What cannot be charged is refused when the template is compiled.
+//! minijinja counts the instructions of a template (its fuel), and not what one of them does: `text * 1000` is one
+//! instruction, and so is a filter that fills a gigabyte. So a template is compiled to minijinja's own instructions,
+//! and before each that can make something large, or look through something large, another is inserted that charges it
+//! to an [account](meter) first. Filters, tests, functions and methods are wrapped in the same way. What cannot be
+//! charged is refused when the template is compiled.
 //!
 //! - [`compile`]: from text to instructions, in bounded depth; [`fold`]: constants that the compiler would work out.
 //! - [`instrument`]: which instruction is preceded by which check; [`checks`]: the checks.
 //! - [`filters`], [`methods`]: what is built in, with its price.
 //! - [`measure`]: how large and deep a value is; [`meter`]: the account.
 //!
-//! The limits are those of one rendering: [`meter::MOST_STEPS`] and [`meter::MOST_BYTES`], the bytes of everything that is made on the
-//! way taken together, so that what is alive at once is within them whatever is kept.
+//! The limits are those of one rendering: [`meter::MOST_STEPS`] and [`meter::MOST_BYTES`], the bytes of everything that
+//! is made on the way taken together, so that what is alive at once is within them whatever is kept.
 
 mod checks;
 mod compile;

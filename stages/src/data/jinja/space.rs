@@ -1,7 +1,7 @@
 //! `namespace()`: what templates carry from one turn of a loop to the next.
 //!
-//! minijinja's own namespaces may hold themselves: then they are never freed, and printing one never ends. These hold only what is
-//! older than they are.
+//! minijinja's own namespaces may hold themselves: then they are never freed, and printing one never ends. These hold
+//! only what is older than they are.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -35,8 +35,8 @@ static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| {
     environment
 });
 
-/// The text of a template for as long as the process lives. A compiled template borrows from its text; there are few of them, and
-/// the same one, opened again, is kept once.
+/// The text of a template for as long as the process lives. A compiled template borrows from its text; there are few of
+/// them, and the same one, opened again, is kept once.
 fn kept_text(text: String) -> &'static str {
     static TEXTS: LazyLock<Mutex<HashSet<&'static str>>> = LazyLock::new(Mutex::default);
     let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -134,12 +134,12 @@ impl ChatTemplate {
         self.program.render(&ENVIRONMENT, context).map_err(|error| ChatError::Refused(first_line(&error)))
     }
 
-    /// A conversation in pieces, each of which is learned or not: of an assistant's turn what it says and its end, but not
-    /// its header.
+    /// A conversation in pieces, each of which is learned or not: of an assistant's turn what it says and its end, but
+    /// not its header.
     ///
     /// An assistant's turn is what rendering one message more adds to the generation prompt. Where a template rewrites
-    /// earlier turns, its `{% generation %}` marks decide; [`TrainOn::All`] needs neither, and [`TrainOn::Last`] only that
-    /// the last turn can be told from what precedes it. Otherwise the pieces are the same whatever is learned.
+    /// earlier turns, its `{% generation %}` marks decide; [`TrainOn::All`] needs neither, and [`TrainOn::Last`] only
+    /// that the last turn can be told from what precedes it. Otherwise the pieces are the same whatever is learned.
     ///
     /// # Errors
     /// Fails where the template refuses the conversation, or rewrites earlier turns and has no marks.
@@ -168,9 +168,9 @@ impl ChatTemplate {
         Ok(turns)
     }
 
-    /// A conversation up to an assistant's answer, in the pieces that [`ChatTemplate::turns`] has before that answer: no token
-    /// lies in two pieces, so a model is asked in the tokens it was trained on. One piece where the template rewrites earlier turns
-    /// and has no marks.
+    /// A conversation up to an assistant's answer, in the pieces that [`ChatTemplate::turns`] has before that answer:
+    /// no token lies in two pieces, so a model is asked in the tokens it was trained on. One piece where the
+    /// template rewrites earlier turns and has no marks.
     ///
     /// # Errors
     /// Fails where the template refuses the conversation.

@@ -1,5 +1,5 @@
-//! Control tokens that somebody wrote into the data: put between marks before a template sees them, so that they can be told
-//! from the template's own afterwards. transformers does so under `sanitize_control_tokens`.
+//! Control tokens that somebody wrote into the data: put between marks before a template sees them, so that they can be
+//! told from the template's own afterwards. transformers does so under `sanitize_control_tokens`.
 
 use serde_json::Value;
 

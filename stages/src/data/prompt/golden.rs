@@ -130,7 +130,8 @@ fn control_tokens_in_the_data_are_plain_text_as_in_transformers() {
     }
 }
 
-/// The golden vocabulary of pieces as Llama 2 has it: with Llama 2's chat template, or with one that has special tokens for turns.
+/// The golden vocabulary of pieces as Llama 2 has it: with Llama 2's chat template, or with one that has special tokens
+/// for turns.
 fn llama_2(pre_tokenizer: Value, normalizer: Value) -> (tempfile::TempDir, Tokenizer, tokenizers::Tokenizer) {
     let folder = tempfile::tempdir().unwrap();
     let bytes = std::fs::read(golden("tokenizers/metaspace/tokenizer.json")).unwrap();

@@ -17,14 +17,15 @@ use crate::compute::checkpoint::CHAT_TEMPLATE;
 
 /// How text becomes what a model reads, beside the template that stands with the rows.
 ///
-/// A stage kind that makes prompts holds it as `#[semantic(flatten)] prompt: PromptParams`, so that `tokenize`, `evaluate`
-/// and `generate` know the same keys, and hands it to [`super::Prompter::new`] or [`super::PromptRenderer::new`], which
-/// are the only ways to make a prompt. It is stored with the tokens, as the fact `prompt`.
+/// A stage kind that makes prompts holds it as `#[semantic(flatten)] prompt: PromptParams`, so that `tokenize`,
+/// `evaluate` and `generate` know the same keys, and hands it to [`super::Prompter::new`] or
+/// [`super::PromptRenderer::new`], which are the only ways to make a prompt. It is stored with the tokens, as the fact
+/// `prompt`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, Parameters)]
 #[serde(default)]
 pub struct PromptParams {
-    /// Whether prompts and texts begin with the beginning-of-text token; by default as the tokenizer's configuration says.
-    /// Conversations take it from the chat template.
+    /// Whether prompts and texts begin with the beginning-of-text token; by default as the tokenizer's configuration
+    /// says. Conversations take it from the chat template.
     #[semantic]
     pub add_bos: Option<bool>,
     /// Whether prompts and texts end with the end-of-text token, which is learned; by default where there is one.
@@ -47,7 +48,8 @@ pub struct PromptParams {
 pub const PROMPT: &str = "prompt";
 
 impl PromptParams {
-    /// A warning where what was trained last, of a model and an adapter on it, was taught by prompts that were made in another way.
+    /// A warning where what was trained last, of a model and an adapter on it, was taught by prompts that were made in
+    /// another way.
     pub fn taught_otherwise(&self, model: Option<&Facts>, adapter: Option<&Facts>, span: Span) -> Option<Problem> {
         let fact = |facts: Option<&Facts>| facts.and_then(|facts| facts.get(PROMPT)).cloned();
         let taught: Self = serde_json::from_value(fact(adapter).or_else(|| fact(model))?).ok()?;
@@ -60,8 +62,8 @@ impl PromptParams {
         Some(problem.with_help("give the same values here as in the `tokenize` stage that it was trained on"))
     }
 
-    /// What is wrong where conversations are to be rendered, and neither these options nor the tokenizer have a chat template. `field` is
-    /// the parameter that names the conversations.
+    /// What is wrong where conversations are to be rendered, and neither these options nor the tokenizer have a chat
+    /// template. `field` is the parameter that names the conversations.
     pub fn without_template(&self, tokenizer: Option<&Facts>, field: &str, span: Span) -> Option<Problem> {
         let has_none = tokenizer?.get(CHAT_TEMPLATE)? == false && self.chat_template.is_none();
         has_none.then(|| {

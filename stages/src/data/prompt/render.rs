@@ -147,7 +147,8 @@ impl Prompt {
         }
     }
 
-    /// Encodes the text of the segments as the tokenizer does ([`Tokenizer::encode_texts`]), and cuts its ids where segments meet.
+    /// Encodes the text of the segments as the tokenizer does ([`Tokenizer::encode_texts`]), and cuts its ids where
+    /// segments meet.
     ///
     /// # Errors
     /// Fails where the tokenizer does.

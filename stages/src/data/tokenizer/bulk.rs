@@ -1,9 +1,10 @@
 //! The fast way to turn texts into ids: tokenizers 1.0, wherever it gives the ids of 0.23.
 //!
-//! It is a release candidate, it refuses some files, and it recognises words by hashes of them. So nothing of it is taken on
-//! trust: before it is used for a tokenizer it is compared with 0.23 over texts made to be hard, over the vocabulary itself and
-//! over the first of the data, and of every text afterwards its ids must spell that text again. Where they do not — a normalizer
-//! has changed the text, a letter is unknown, two words have one hash — the text is for 0.23 to encode.
+//! It is a release candidate, it refuses some files, and it recognises words by hashes of them. So nothing of it is
+//! taken on trust: before it is used for a tokenizer it is compared with 0.23 over texts made to be hard, over the
+//! vocabulary itself and over the first of the data, and of every text afterwards its ids must spell that text again.
+//! Where they do not — a normalizer has changed the text, a letter is unknown, two words have one hash — the text is
+//! for 0.23 to encode.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -51,15 +52,16 @@ impl Candidate {
     }
 }
 
-/// Encodes with tokenizers 1.0. Memory holds a table of words per thread, of fixed size, and room for the longest text met.
+/// Encodes with tokenizers 1.0. Memory holds a table of words per thread, of fixed size, and room for the longest text
+/// met.
 pub(super) struct BulkEncoder {
     inner: PipelineTokenizer,
     spelling: Spelling,
 }
 
 impl BulkEncoder {
-    /// The candidate of the same `tokenizer.json` as `tokenizer`, if it does the same: over hard texts and these `samples`. They
-    /// are encoded on all threads of the pool that this runs in.
+    /// The candidate of the same `tokenizer.json` as `tokenizer`, if it does the same: over hard texts and these
+    /// `samples`. They are encoded on all threads of the pool that this runs in.
     ///
     /// # Errors
     /// Says why it is not to be used.
@@ -236,7 +238,8 @@ impl Spelling {
     }
 }
 
-/// The byte that a letter of a byte-level vocabulary stands for: printable Latin-1 for itself, the others from U+0100 on.
+/// The byte that a letter of a byte-level vocabulary stands for: printable Latin-1 for itself, the others from U+0100
+/// on.
 fn byte_of(letter: char, hidden: &[u8]) -> Option<u8> {
     let code = u32::from(letter);
     match u8::try_from(code) {

@@ -1,5 +1,6 @@
-//! What a `tokenizer.json` of a stranger may ask for. It is looked at before the `tokenizers` crate reads it, which takes whatever it
-//! is told: a replacement that makes a thousand letters of one, five times over, or a map that points beside itself.
+//! What a `tokenizer.json` of a stranger may ask for. It is looked at before the `tokenizers` crate reads it, which
+//! takes whatever it is told: a replacement that makes a thousand letters of one, five times over, or a map that points
+//! beside itself.
 
 use std::fmt;
 
@@ -13,8 +14,8 @@ pub(super) const LARGEST_FILE: u64 = 64 << 20;
 /// The largest id of a token: what is indexed by ids has an entry for each up to it.
 const LARGEST_ID: u64 = (1 << 24) - 1;
 
-/// How many bytes may come of one, all steps of a normalizer or decoder taken together: SentencePiece's own make three of a space, and
-/// NFKC eleven of a few letters.
+/// How many bytes may come of one, all steps of a normalizer or decoder taken together: SentencePiece's own make three
+/// of a space, and NFKC eleven of a few letters.
 const MOST_GROWTH: f64 = 32.0;
 
 /// The longest text that is put before or behind another.
@@ -179,8 +180,9 @@ fn replacement(name: &'static str, pattern: &Value, content: &str) -> Result<f64
     if regex::Regex::new(text).is_ok_and(everywhere) { Err(TooMuch::Empty(name)) } else { Ok(content + 1.0) }
 }
 
-/// How many bytes come of one by the rules of a SentencePiece map: a trie as an array of units, and the texts that its leaves point to,
-/// each up to a zero. Every place that a text can lead to is looked at: the crate that uses the map trusts it.
+/// How many bytes come of one by the rules of a SentencePiece map: a trie as an array of units, and the texts that its
+/// leaves point to, each up to a zero. Every place that a text can lead to is looked at: the crate that uses the map
+/// trusts it.
 fn precompiled_growth(map: &[u8]) -> Result<f64, &'static str> {
     let (length, rest) = map.split_first_chunk::<4>().ok_or("it has no length")?;
     let length = u32::from_le_bytes(*length) as usize / 4 * 4;

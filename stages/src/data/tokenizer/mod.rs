@@ -1,6 +1,7 @@
 //! A model's own tokenizer: text to ids and back, its special tokens, its chat template.
 //!
-//! The one place that knows the `tokenizers` crate. Where much is to be encoded, a faster one stands before it (`bulk`).
+//! The one place that knows the `tokenizers` crate. Where much is to be encoded, a faster one stands before it
+//! (`bulk`).
 
 mod bulk;
 mod hard_texts;
@@ -133,8 +134,8 @@ impl Tokenizer {
         })
     }
 
-    /// From now on encodes with a faster encoder of the same folder, where that has the same ids for texts made to be hard and for
-    /// these. It takes a tenth of a second to find that out: worth it from some megabytes of text on.
+    /// From now on encodes with a faster encoder of the same folder, where that has the same ids for texts made to be
+    /// hard and for these. It takes a tenth of a second to find that out: worth it from some megabytes of text on.
     ///
     /// # Errors
     /// Says why the faster encoder cannot be used; everything is then as it was.
@@ -143,7 +144,8 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The ids of a text, without any the tokenizer would add by itself. Special tokens written in the text are recognised.
+    /// The ids of a text, without any the tokenizer would add by itself. Special tokens written in the text are
+    /// recognised.
     ///
     /// # Errors
     /// Fails where the vocabulary has no way to write the text.
@@ -217,7 +219,8 @@ impl Tokenizer {
         self.pad_token_id
     }
 
-    /// Whether a text begins with the beginning-of-text token: where there is one and the configuration does not refuse it.
+    /// Whether a text begins with the beginning-of-text token: where there is one and the configuration does not refuse
+    /// it.
     pub fn wants_bos(&self) -> bool {
         self.bos_token_id.is_some() && self.config.get("add_bos_token") != Some(&Value::Bool(false))
     }
@@ -249,13 +252,14 @@ impl Tokenizer {
     }
 }
 
-/// What the `tokenizers` crate answers, a panic over a file that it should have refused included. What is known of such files is
-/// refused before ([`limits`]).
+/// What the `tokenizers` crate answers, a panic over a file that it should have refused included. What is known of such
+/// files is refused before ([`limits`]).
 fn unpanicked<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err("the `tokenizers` crate panics over it".into()))
 }
 
-/// Encodes some texts of all kinds: a file over which the crate panics is refused when it is opened, and not by the millionth row.
+/// Encodes some texts of all kinds: a file over which the crate panics is refused when it is opened, and not by the
+/// millionth row.
 fn probe(tokenizer: &tokenizers::Tokenizer) -> tokenizers::Result<()> {
     for text in ["", " ", "a", "aa\n\n  b\t", "Hello, world! 123", "é漢字 🙂 ﷺ\u{200d}"] {
         // That a vocabulary cannot write a text is no fault of the file.

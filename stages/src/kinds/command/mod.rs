@@ -1,8 +1,9 @@
 //! `uses: command`: any program as a stage, with declared inputs, files, outputs and environment.
 //!
-//! What the program may depend on is what its key holds: the words that start it, the contents of the files named, the identities of
-//! its inputs, the environment given. It runs in an empty folder of its own with an environment of its own, so that a thing that was
-//! not declared is missing, and not silently different on the next machine. What it writes is checked to be what was declared.
+//! What the program may depend on is what its key holds: the words that start it, the contents of the files named, the
+//! identities of its inputs, the environment given. It runs in an empty folder of its own with an environment of its
+//! own, so that a thing that was not declared is missing, and not silently different on the next machine. What it
+//! writes is checked to be what was declared.
 
 mod mask;
 mod outputs;
@@ -40,8 +41,8 @@ use process::{Ended, Start};
 /// Set to 1 in a smoke run.
 const SMOKE: &str = "PIPELINE_SMOKE";
 
-/// What a program gets of the environment of `pipeline run`: where programs and the user's own files are, how to reach the network, and
-/// which devices the stage was given. Nothing of it is meant to change a result.
+/// What a program gets of the environment of `pipeline run`: where programs and the user's own files are, how to reach
+/// the network, and which devices the stage was given. Nothing of it is meant to change a result.
 const INHERITED: [&str; 20] = [
     "PATH",
     "HOME",
@@ -68,7 +69,8 @@ const INHERITED: [&str; 20] = [
 /// What a job of a cluster is told of itself, so that `srun` and `mpirun` find its nodes.
 const OF_A_JOB: &str = "SLURM_";
 
-/// What is the same on every machine, since results tend to depend on it: the order of sorted lines, dates, the order of Python's sets.
+/// What is the same on every machine, since results tend to depend on it: the order of sorted lines, dates, the order
+/// of Python's sets.
 const FIXED: [(&str, &str); 3] = [("LANG", "C.UTF-8"), ("TZ", "UTC"), ("PYTHONHASHSEED", "0")];
 
 /// The stage kind.
@@ -211,7 +213,8 @@ fn paths(
     Ok(paths)
 }
 
-/// Copies the files of a name, each checked to be what was planned with, and gives the path of the one file, or of the folder.
+/// Copies the files of a name, each checked to be what was planned with, and gives the path of the one file, or of the
+/// folder.
 fn copy_files(name: &str, path: &LocalPath, context: &StageContext) -> Result<PathBuf, StageError> {
     let granted: Vec<FileGrant> = context.files(name).to_vec();
     let folder = context.scratch().join("files").join(name);
@@ -237,7 +240,8 @@ fn copy_files(name: &str, path: &LocalPath, context: &StageContext) -> Result<Pa
     }
 }
 
-/// The words that start the program. A script reads paths as its shell's variables, so that nothing in a path is read as shell.
+/// The words that start the program. A script reads paths as its shell's variables, so that nothing in a path is read
+/// as shell.
 fn arguments(program: &Program, paths: &BTreeMap<String, PathBuf>) -> Vec<String> {
     match program {
         Program::Arguments(arguments) => arguments.iter().map(|argument| filled(argument, paths)).collect(),

@@ -29,7 +29,8 @@ pub(super) struct Made<'a> {
 }
 
 impl<'a> Made<'a> {
-    /// An empty folder for an output. Data files that become rows are written beside the output, everything else into it.
+    /// An empty folder for an output. Data files that become rows are written beside the output, everything else into
+    /// it.
     pub(super) fn begin(
         name: &'a str,
         params: &'a OutputParams,

@@ -1,7 +1,8 @@
-//! The program's process: started with an environment of its own, heard line by line, and gone with everything it started.
+//! The program's process: started with an environment of its own, heard line by line, and gone with everything it
+//! started.
 //!
-//! It stays in the stage's process group, which the engine ends whole, also where the engine itself dies. What a program put into
-//! another group is found by a mark in its environment. Nothing is open in it but its three streams.
+//! It stays in the stage's process group, which the engine ends whole, also where the engine itself dies. What a
+//! program put into another group is found by a mark in its environment. Nothing is open in it but its three streams.
 
 use std::collections::BTreeMap;
 use std::io::{self, PipeReader, Read, Write};

@@ -1,5 +1,5 @@
-//! Values of `pass_env` in what a program leaves: refused in outputs, which are kept, shared and published, and removed from what it keeps
-//! for its next try.
+//! Values of `pass_env` in what a program leaves: refused in outputs, which are kept, shared and published, and removed
+//! from what it keeps for its next try.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
@@ -41,8 +41,8 @@ pub(super) fn refuse(output: &str, folder: &Path, masker: &Masker) -> Result<(),
         .with_help("nothing of it was stored; a value that is no secret belongs under `env:`"))
 }
 
-/// Keeps the folder for the next try to this user, and removes what holds a value there. What a program that was killed left is looked at
-/// before the next one starts.
+/// Keeps the folder for the next try to this user, and removes what holds a value there. What a program that was killed
+/// left is looked at before the next one starts.
 pub(super) fn clean_working(context: &mut StageContext, masker: &Masker) -> Result<(), StageError> {
     if masker.secrets().is_empty() {
         return Ok(());

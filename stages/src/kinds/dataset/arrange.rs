@@ -1,8 +1,9 @@
 //! The order of the rows and what becomes of them: shuffle, limit, train and test.
 //!
-//! Every choice is a function of a seed and of a row's number among the rows that were taken, so that nothing depends on threads or
-//! on how rows lie in files. A shuffle puts rows in the order of their draws; `test` are the rows with the smallest draws under the
-//! split's own seed, so that another shuffle leaves the two parts as they are. With a limit, a shuffle's first rows stay.
+//! Every choice is a function of a seed and of a row's number among the rows that were taken, so that nothing depends
+//! on threads or on how rows lie in files. A shuffle puts rows in the order of their draws; `test` are the rows with
+//! the smallest draws under the split's own seed, so that another shuffle leaves the two parts as they are. With a
+//! limit, a shuffle's first rows stay.
 
 use engine::context::{Draft, StageContext};
 use engine::error::{Cause, OrFail, StageError};
@@ -41,8 +42,8 @@ struct Smallest {
 }
 
 impl Smallest {
-    /// The `take` rows with the smallest draws, of which there are so many at least. Memory does not grow with their number: the
-    /// draws are made twice.
+    /// The `take` rows with the smallest draws, of which there are so many at least. Memory does not grow with their
+    /// number: the draws are made twice.
     fn choose<I: Iterator<Item = (u64, u64)>>(take: u64, candidates: impl Fn() -> I) -> Self {
         let bucket = |draw: u64| (draw >> 48) as usize;
         let mut counts = vec![0_u64; 1 << 16];

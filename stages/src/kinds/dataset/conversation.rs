@@ -70,7 +70,8 @@ fn message(turn: Value) -> Result<Message, String> {
     Ok(Message { role, content, other: turn })
 }
 
-/// ShareGPT's names as chat templates know them, and `User` as `user`: a turn whose role no template knows is never learned.
+/// ShareGPT's names as chat templates know them, and `User` as `user`: a turn whose role no template knows is never
+/// learned.
 fn known_role(role: String) -> String {
     let lower = role.to_ascii_lowercase();
     match lower.as_str() {

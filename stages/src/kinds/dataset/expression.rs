@@ -81,7 +81,8 @@ impl Parameter for NewColumn {
 }
 
 impl Source {
-    /// Reads what can be compiled as it is written (which bounds how deep brackets lie) and with its comparisons checked.
+    /// Reads what can be compiled as it is written (which bounds how deep brackets lie) and with its comparisons
+    /// checked.
     fn read(
         written: &str,
         checked: fn(&str) -> String,
@@ -198,7 +199,8 @@ impl Compiled<'_> {
             }),
             Form::Template(_) => self.code.program.render(self.environment, context).map(|text| Some(T::from(text))),
         };
-        // A comparison with nothing is no error of the language, and a slip of the pen in a name would filter out all rows.
+        // A comparison with nothing is no error of the language, and a slip of the pen in a name would filter out all
+        // rows.
         let is_global = |name: &String| self.environment.globals().any(|(global, _)| global == name);
         if let Some(name) = lookup.missed().into_iter().find(|name| !is_global(name)) {
             return Err(self.missing(&name, fields));
@@ -294,7 +296,8 @@ impl<'a> Expressions<'a> {
         oddities
     }
 
-    /// A row as the expressions leave it, or a break where the filter leaves it out. Every expression sees the row as the data has it.
+    /// A row as the expressions leave it, or a break where the filter leaves it out. Every expression sees the row as
+    /// the data has it.
     pub(super) fn apply(&self, fields: Fields) -> Result<ControlFlow<(), Fields>, Flaw> {
         let fields = Arc::new(fields);
         if let Some(filter) = &self.filter

@@ -100,7 +100,8 @@ pub struct SourceFile {
     pub name: String,
     /// Its form.
     pub form: Form,
-    /// The most that is read of a text form, in bytes; what lies behind is an error of the reader. All of it if left out.
+    /// The most that is read of a text form, in bytes; what lies behind is an error of the reader. All of it if left
+    /// out.
     pub at_most: Option<u64>,
 }
 

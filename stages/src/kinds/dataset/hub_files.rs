@@ -19,8 +19,8 @@ use crate::hub::{Hub, HubError, Progress, RemoteFile, Repository, Service, Snaps
 /// Where the Hub keeps its own conversion of a dataset to Parquet.
 const CONVERTED: &str = "refs/convert/parquet";
 
-/// The commit of a dataset. A dataset that is made by a script has no data files on `main`; the Hub's conversion of it is
-/// taken instead.
+/// The commit of a dataset. A dataset that is made by a script has no data files on `main`; the Hub's conversion of it
+/// is taken instead.
 pub(super) fn pin(request: &PinRequest) -> Result<Pinned, StageError> {
     let repository = Repository::of_pin(&request.kind, &request.name)
         .map_err(|error| StageError::new(Cause::BadParameters, error.to_string()))?;

@@ -1,5 +1,5 @@
-//! What of a dataset on the Hub is fetched ahead: its README, which says what its splits are, and of the first file that will be read as much
-//! as names its columns.
+//! What of a dataset on the Hub is fetched ahead: its README, which says what its splits are, and of the first file
+//! that will be read as much as names its columns.
 
 use std::fs;
 use std::path::Path;

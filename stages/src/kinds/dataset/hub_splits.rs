@@ -82,7 +82,8 @@ fn several_configurations(names: &[&str]) -> StageError {
         .with_help("choose one with `config:`")
 }
 
-/// The files of the splits of these names. `paths` are those of all data files; `configuration` is what the README says.
+/// The files of the splits of these names. `paths` are those of all data files; `configuration` is what the README
+/// says.
 pub(super) fn choose(
     paths: &[&str],
     configuration: Option<&Configuration>,
@@ -165,7 +166,8 @@ fn is_conversion(paths: &[&str]) -> bool {
     !paths.is_empty() && paths.iter().all(fits)
 }
 
-/// The splits of one converted configuration. Of a large split the Hub may have converted the beginning alone: `partial-train`.
+/// The splits of one converted configuration. Of a large split the Hub may have converted the beginning alone:
+/// `partial-train`.
 fn of_conversion(paths: &[&str], asked: Option<&str>) -> Result<Splits, StageError> {
     let folder = |path: &&str| path.split('/').next().unwrap_or_default().to_owned();
     let folders: BTreeSet<String> = paths.iter().map(folder).collect();
@@ -205,8 +207,8 @@ fn of_folder<'a>(paths: &[&'a str], asked: Option<&str>) -> Result<Vec<&'a str>,
 /// Tells the split of a path, where it can.
 type Rule<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
-/// The splits that names tell: of shards `data/name-00000-of-00001.parquet`, else of folders, else of files. Where they tell none, all
-/// files are `train`.
+/// The splits that names tell: of shards `data/name-00000-of-00001.parquet`, else of folders, else of files. Where they
+/// tell none, all files are `train`.
 fn by_names(paths: &[&str], folder: &str) -> Splits {
     let inside = |path: &str| path.strip_prefix(folder).unwrap_or(path).trim_start_matches('/').to_owned();
     let of_folders = |path: &str| {

@@ -1,4 +1,5 @@
-//! A row as an expression sees it: columns by their names, the row as a whole, and the names that were asked for in vain.
+//! A row as an expression sees it: columns by their names, the row as a whole, and the names that were asked for in
+//! vain.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,8 +16,8 @@ pub(super) const ROW: &str = "row";
 /// A record's values by column.
 pub(super) type Fields = Map<String, serde_json::Value>;
 
-/// What the names in an expression stand for. A column becomes a value of the expression when it is asked for, so that long texts
-/// that nothing asks for are not copied.
+/// What the names in an expression stand for. A column becomes a value of the expression when it is asked for, so that
+/// long texts that nothing asks for are not copied.
 #[derive(Debug)]
 pub(super) struct Lookup {
     row: Arc<WholeRow>,

@@ -183,7 +183,8 @@ fn in_turns(lengths: Vec<u64>, strategy: StoppingStrategy) -> impl Iterator<Item
     })
 }
 
-/// Endless draws of datasets by their weights: draw `i` is the first dataset whose weights up to it exceed uniform number `i`.
+/// Endless draws of datasets by their weights: draw `i` is the first dataset whose weights up to it exceed uniform
+/// number `i`.
 fn draws(seed: u64, weights: &[f64]) -> impl Iterator<Item = usize> + use<> {
     let sum: f64 = weights.iter().sum();
     let mut up_to = 0.0;

@@ -3,8 +3,8 @@
 //! Rows become what later stages need and no more: the columns of a template, a conversation, or plain text. A row that
 //! cannot be used is an error that names its file and line, or is left out and counted.
 //!
-//! The way of a row: a reader ([`read`]) gives a record; the recipe (filter, map, columns) makes a row of it or says what is wrong;
-//! the taker counts; the arranger puts rows into their order and writes them.
+//! The way of a row: a reader ([`read`]) gives a record; the recipe (filter, map, columns) makes a row of it or says
+//! what is wrong; the taker counts; the arranger puts rows into their order and writes them.
 
 mod arrange;
 mod comparison;

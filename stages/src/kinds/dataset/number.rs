@@ -1,5 +1,6 @@
-//! Numbers that JSON, as it is held here, has no word for: NaN, the infinities, integers of more than 64 bits. They stand in a
-//! record as an object with one key, which no data should have, and become numbers again where an expression asks for them.
+//! Numbers that JSON, as it is held here, has no word for: NaN, the infinities, integers of more than 64 bits. They
+//! stand in a record as an object with one key, which no data should have, and become numbers again where an expression
+//! asks for them.
 
 use minijinja::value::{Serde, ValueKind};
 use minijinja::{Error, ErrorKind, Value};

@@ -1,4 +1,5 @@
-//! Rows of files that are there already, for stages that make data files: columns and template as in `uses: dataset`, nothing else.
+//! Rows of files that are there already, for stages that make data files: columns and template as in `uses: dataset`,
+//! nothing else.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -16,8 +17,8 @@ use super::template_choice::TemplateChoice;
 use super::{expression, first_with_columns};
 use crate::data::artifact::{RowCounts, RowsWriter};
 
-/// Writes the rows of files, one file after the other, as a Rows artefact into a folder, and gives its facts and identity. A row that
-/// cannot be used is an error.
+/// Writes the rows of files, one file after the other, as a Rows artefact into a folder, and gives its facts and
+/// identity. A row that cannot be used is an error.
 ///
 /// # Errors
 /// Fails where the files hold no rows or something else than rows, and where the disk refuses.

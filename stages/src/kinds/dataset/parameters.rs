@@ -14,7 +14,8 @@ use super::split::Split;
 use super::template_choice::TemplateChoice;
 use crate::data::artifact::Rows;
 
-/// What happens to a row that cannot be used: not an object, a column missing or without text, bytes that are not UTF-8.
+/// What happens to a row that cannot be used: not an object, a column missing or without text, bytes that are not
+/// UTF-8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Parameters)]
 pub enum OnBadRow {
     /// The stage fails and names it.
@@ -124,14 +125,15 @@ pub struct DatasetParams {
     /// Which rows, in the grammar of Hugging Face datasets. Local files are one split, `train`.
     #[semantic(default = Split::parse("train").expect("`train` is a split"))]
     pub split: Split,
-    /// The branch, tag or commit of a dataset on the Hub; by default `main`, or the Hub's own conversion to Parquet where
-    /// `main` has no data files; on ModelScope `master`.
+    /// The branch, tag or commit of a dataset on the Hub; by default `main`, or the Hub's own conversion to Parquet
+    /// where `main` has no data files; on ModelScope `master`.
     #[semantic]
     pub revision: Option<String>,
     /// The configuration of a dataset on the Hub that has several.
     #[semantic]
     pub config: Option<String>,
-    /// The environment variable that holds the access token; `HF_TOKEN` if left out, for ModelScope `MODELSCOPE_API_TOKEN`.
+    /// The environment variable that holds the access token; `HF_TOKEN` if left out, for ModelScope
+    /// `MODELSCOPE_API_TOKEN`.
     #[cosmetic]
     pub token_env: Option<String>,
     /// The key under which an object in a `.json` file holds the rows.
@@ -150,8 +152,8 @@ pub struct DatasetParams {
     /// template: `messages` or `text`.
     #[semantic(default)]
     pub column_map: Mapping<String>,
-    /// How columns become a prompt: `summarize`, `alpaca`, `grammar`, `question_answer`, or a text with `{placeholders}`.
-    /// Without it rows hold `messages`, or `input` and `output`, or `text`.
+    /// How columns become a prompt: `summarize`, `alpaca`, `grammar`, `question_answer`, or a text with
+    /// `{placeholders}`. Without it rows hold `messages`, or `input` and `output`, or `text`.
     #[semantic]
     pub template: Option<TemplateChoice>,
     /// Which conversations are rows; the others cannot be used.

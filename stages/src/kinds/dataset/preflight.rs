@@ -8,8 +8,8 @@ use super::arrange::{ROWS, TEST, TRAIN};
 use super::mapping;
 use super::parameters::{DatasetParams, Mix};
 
-/// The rows of each output, where they follow from the split, a limit or the datasets that are joined, and what a row is, where
-/// that follows from a template or `column_map`.
+/// The rows of each output, where they follow from the split, a limit or the datasets that are joined, and what a row
+/// is, where that follows from a template or `column_map`.
 pub(super) fn preflight(params: &DatasetParams, inputs: &InputFacts) -> Preflight {
     let mut ahead = Preflight::default();
     if let Some(shape) = mapping::shape_asked_for(params) {

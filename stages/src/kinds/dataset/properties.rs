@@ -1,4 +1,5 @@
-//! What expressions hold for any text: they end without a panic, within their limits, and say the same of a row each time.
+//! What expressions hold for any text: they end without a panic, within their limits, and say the same of a row each
+//! time.
 
 use std::ops::ControlFlow;
 

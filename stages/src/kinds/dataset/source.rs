@@ -129,8 +129,8 @@ impl Parameter for Source {
         }
     }
 
-    /// The files' contents and the dataset's commit enter the key by themselves; a path never does. Of a compressed file the name
-    /// says what is in it, which its last extension alone does not.
+    /// The files' contents and the dataset's commit enter the key by themselves; a path never does. Of a compressed
+    /// file the name says what is in it, which its last extension alone does not.
     fn write_key(&self, key: &mut KeyWriter<'_>) {
         let form = |source: &LocalSource| match Form::of(Path::new(&source.pattern)) {
             Some(form) if form.compression != Compression::None => format!("files, {:?} compressed", form.format),

@@ -1,7 +1,7 @@
 //! Rows put aside until their order is known: in memory while they are few, else on disk, in order of their keys.
 //!
-//! Sorting is by distribution: the top bits of a key choose a file, and a file that is still too large is distributed again. So
-//! memory holds a fixed amount, whatever the number of rows, and every pass is sequential.
+//! Sorting is by distribution: the top bits of a key choose a file, and a file that is still too large is distributed
+//! again. So memory holds a fixed amount, whatever the number of rows, and every pass is sequential.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read, Write};

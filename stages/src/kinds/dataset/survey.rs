@@ -47,7 +47,8 @@ pub(super) fn survey(params: &DatasetParams, inputs: &InputFacts, files: &LocalF
     survey
 }
 
-/// What rows of a repository are, as far as its README and the first of its files tell that is read; what is wrong with it is reported.
+/// What rows of a repository are, as far as its README and the first of its files tell that is read; what is wrong with
+/// it is reported.
 fn of_repository(
     params: &DatasetParams,
     listed: &[LocalFile],

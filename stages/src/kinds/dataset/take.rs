@@ -44,7 +44,8 @@ impl<'a> Taker<'a> {
         }
     }
 
-    /// Takes the rows of a range out of files that follow each other, and returns how many rows there are up to its end.
+    /// Takes the rows of a range out of files that follow each other, and returns how many rows there are up to its
+    /// end.
     pub(super) fn take_files(
         &mut self,
         files: &[SourceFile],

@@ -1,7 +1,7 @@
 //! Brings a checkpoint into the pipeline: from the Hub or a mirror, or from a folder on this machine.
 //!
-//! A repository is pinned to a commit when the pipeline is planned, so that a branch that moves changes nothing until it
-//! is pinned anew. Every file is checked against what the Hub lists, or against the digest it was planned with.
+//! A repository is pinned to a commit when the pipeline is planned, so that a branch that moves changes nothing until
+//! it is pinned anew. Every file is checked against what the Hub lists, or against the digest it was planned with.
 
 mod metadata;
 mod record;
@@ -40,8 +40,8 @@ const ADAPTER_CONFIG: &str = model::peft::CONFIG_FILE;
 /// The shape of a checkpoint's model.
 const CONFIG: &str = "config.json";
 
-/// The role of the files below `path`. It stands in the key, and what is made of an adapter has changed once: it says now which
-/// weights it was trained on.
+/// The role of the files below `path`. It stands in the key, and what is made of an adapter has changed once: it says
+/// now which weights it was trained on.
 fn role(form: Form) -> &'static str {
     match form {
         Form::Model | Form::Files => "checkpoint",
@@ -69,7 +69,8 @@ pub struct DownloadParams {
     /// The branch, tag or commit of `repo`; `main` if left out, on ModelScope `master`.
     #[semantic]
     pub revision: Option<String>,
-    /// The environment variable that holds the access token; `HF_TOKEN` if left out, for ModelScope `MODELSCOPE_API_TOKEN`.
+    /// The environment variable that holds the access token; `HF_TOKEN` if left out, for ModelScope
+    /// `MODELSCOPE_API_TOKEN`.
     #[cosmetic]
     pub token_env: Option<String>,
     /// A folder with a checkpoint on this machine. Either this or `repo` is given.
@@ -240,8 +241,8 @@ fn bad_name(error: BadRepositoryName) -> StageError {
     StageError::new(Cause::BadParameters, error.to_string())
 }
 
-/// Fetches the selected files of a repository, and puts them under their own names into the output. Gives the weights that an adapter was trained on,
-/// where one lies with it.
+/// Fetches the selected files of a repository, and puts them under their own names into the output. Gives the weights
+/// that an adapter was trained on, where one lies with it.
 fn fetch(
     name: &str,
     params: &DownloadParams,
@@ -293,8 +294,8 @@ fn fetch(
     Ok(weights)
 }
 
-/// Whether a file is the description that a version of this program put into the folders that it published: it is no part of what was
-/// published, so that an artefact taken back is the one that it was.
+/// Whether a file is the description that a version of this program put into the folders that it published: it is no
+/// part of what was published, so that an artefact taken back is the one that it was.
 fn is_own(name: &str, path: &Path) -> bool {
     name == ARTIFACT_FILE && is_description(path)
 }
@@ -319,8 +320,9 @@ fn check_configuration(path: &Path) -> Result<(), StageError> {
     }
 }
 
-/// Moves a fetched file into the output. A process that is killed between this and the seal has to fetch again: a second
-/// name for the file would let it change behind the store's back, and a second copy doubles the disk that a download takes.
+/// Moves a fetched file into the output. A process that is killed between this and the seal has to fetch again: a
+/// second name for the file would let it change behind the store's back, and a second copy doubles the disk that a
+/// download takes.
 fn put(from: &Path, to: &Path) -> Result<(), StageError> {
     create_parent(to)?;
     fs::rename(from, to).or_else(|_| checkpoint::copy(from, to))
@@ -368,7 +370,8 @@ fn copy(
     Ok(configuration.and_then(|file| record::trained_on(file.path.parent()?)))
 }
 
-/// Checks that the files are an adapter that we compute; of one that was made here, `weights` are those it was trained on.
+/// Checks that the files are an adapter that we compute; of one that was made here, `weights` are those it was trained
+/// on.
 fn seal_adapter(draft: Draft, weights: Option<Value>, context: &mut StageContext) -> Result<(), StageError> {
     let mut facts = adapter_facts(&draft.folder)?;
     facts.extend(weights.map(|weights| (checkpoint::WEIGHTS.to_owned(), weights)));
@@ -394,7 +397,8 @@ pub(crate) fn model_facts(draft: &mut Draft) -> Result<Facts, StageError> {
     checkpoint::facts(draft)
 }
 
-/// Checks that the files are a checkpoint, and makes outputs of it and of its tokenizer. `repo` is what adapters call it.
+/// Checks that the files are a checkpoint, and makes outputs of it and of its tokenizer. `repo` is what adapters call
+/// it.
 fn seal_checkpoint(mut draft: Draft, repo: Option<&str>, context: &mut StageContext) -> Result<(), StageError> {
     selection::check_shards(&draft.folder)?;
     let mut facts = checkpoint::facts(&mut draft)?;

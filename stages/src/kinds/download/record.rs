@@ -17,8 +17,8 @@ pub(super) fn is_one(name: &str) -> bool {
     [publish::RECORD, ARTIFACT_FILE].contains(&name)
 }
 
-/// The fact of an adapter that is taken back: which weights it was trained on. None where the folder was not published here, as anybody may
-/// have a file of such a name.
+/// The fact of an adapter that is taken back: which weights it was trained on. None where the folder was not published
+/// here, as anybody may have a file of such a name.
 pub(super) fn trained_on(folder: &Path) -> Option<Value> {
     let description = publish::description(folder).or_else(|| described(&folder.join(ARTIFACT_FILE)))?;
     description.facts.get(WEIGHTS).filter(|weights| description.kind == Adapter::NAME && weights.is_string()).cloned()

@@ -43,8 +43,8 @@ impl Selection {
         Ok(Self { include: include.map(compile).transpose()?, exclude: exclude.map(compile).transpose()?, form })
     }
 
-    /// The names that are wanted. For a checkpoint: also whether it has all that a model needs; `place` says whose files
-    /// these are.
+    /// The names that are wanted. For a checkpoint: also whether it has all that a model needs; `place` says whose
+    /// files these are.
     pub(super) fn choose<'a>(&self, names: &[&'a str], place: &str) -> Result<Vec<&'a str>, StageError> {
         let left_out: Vec<Pattern> = if self.leaves_other_weights_out(names) {
             OTHER_WEIGHTS.iter().map(|text| Pattern::new(text).expect("a constant pattern is well-formed")).collect()

@@ -1,5 +1,5 @@
-//! What a checkpoint is, known from the names of its files, its configuration and the headers of its weights alone: of a folder on this
-//! machine, or of a repository whose metadata was fetched.
+//! What a checkpoint is, known from the names of its files, its configuration and the headers of its weights alone: of
+//! a folder on this machine, or of a repository whose metadata was fetched.
 
 use std::fs::File;
 use std::io::Read;

@@ -7,7 +7,8 @@ use engine::parameter::Parameters;
 pub enum Normalization {
     /// White space around them is taken away.
     Strip,
-    /// As SQuAD's script does: lower case, without ASCII punctuation, without the words `a`, `an` and `the`, and with single blanks.
+    /// As SQuAD's script does: lower case, without ASCII punctuation, without the words `a`, `an` and `the`, and with
+    /// single blanks.
     Squad,
 }
 

@@ -1,6 +1,7 @@
 //! `uses: evaluate`: how well a model predicts the responses of rows, and how close its own answers come to them.
 //!
-//! The prompts are those of training: the same code renders and encodes them. Rows are read, measured and written some hundreds at a time, so that memory stays bounded. Every figure says which convention it follows, since figures of
+//! The prompts are those of training: the same code renders and encodes them. Rows are read, measured and written some
+//! hundreds at a time, so that memory stays bounded. Every figure says which convention it follows, since figures of
 //! different conventions cannot be compared.
 
 mod answers;
@@ -87,8 +88,8 @@ pub struct EvaluateParams {
     /// Only the first so many rows.
     #[semantic(range = 1..)]
     pub limit: Option<u64>,
-    /// Longest row, in tokens, that perplexity and token accuracy are taken over; a longer one is cut. The model's positions if
-    /// left out.
+    /// Longest row, in tokens, that perplexity and token accuracy are taken over; a longer one is cut. The model's
+    /// positions if left out.
     #[semantic(range = 2..)]
     pub max_seq_len: Option<usize>,
     /// Whether ROUGE compares words by their stems.

@@ -1,8 +1,8 @@
 //! `uses: generate`: a model answers prompts, greedily or by drawing.
 //!
-//! Prompts are read, answered and written some hundreds at a time, so that memory stays bounded. A draw depends on the seed, the
-//! prompt's number and the position alone. Times are said on the screen and stand in no artefact, so that the same answers are the
-//! same artefact.
+//! Prompts are read, answered and written some hundreds at a time, so that memory stays bounded. A draw depends on the
+//! seed, the prompt's number and the position alone. Times are said on the screen and stand in no artefact, so that the
+//! same answers are the same artefact.
 
 mod prompts;
 mod report;
@@ -40,8 +40,8 @@ pub struct GenerateParams {
     /// What is asked: a list of texts, or a stage with rows, whose prompts are taken as training takes them.
     #[semantic]
     pub prompts: OneOf<Vec<String>, Input<Rows>>,
-    /// How a text becomes a prompt: the name of a template, a text with one placeholder, or `chat` for a user's turn in the
-    /// model's chat template. A text is a prompt as it stands if this is left out.
+    /// How a text becomes a prompt: the name of a template, a text with one placeholder, or `chat` for a user's turn
+    /// in the model's chat template. A text is a prompt as it stands if this is left out.
     #[semantic]
     pub template: Option<String>,
     /// How texts and rows become prompts; the same as in `tokenize`.
@@ -50,7 +50,8 @@ pub struct GenerateParams {
     /// Only the first so many rows, for prompts from a stage.
     #[semantic(range = 1..)]
     pub limit: Option<u64>,
-    /// What becomes of a prompt that cannot be asked: it is empty, fills the model's positions, or its chat template refuses it.
+    /// What becomes of a prompt that cannot be asked: it is empty, fills the model's positions, or its chat template
+    /// refuses it.
     #[semantic(default = OnBadPrompt::Skip)]
     pub on_bad_prompt: OnBadPrompt,
     /// Divides the logits; 0 always takes the most likely token.
@@ -65,7 +66,8 @@ pub struct GenerateParams {
     /// Draws among the tokens that are at least so likely, as a share of the most likely one's probability.
     #[semantic(range = 0.0..=1.0)]
     pub min_p: Option<f64>,
-    /// Divides the positive logits of tokens seen before, in prompt or answer, and multiplies the negative ones; 1 changes nothing.
+    /// Divides the positive logits of tokens seen before, in prompt or answer, and multiplies the negative ones; 1
+    /// changes nothing.
     #[semantic(above = 0.0)]
     pub repetition_penalty: Option<f64>,
     /// Decides the draws.

@@ -24,8 +24,8 @@ pub struct MergeParams {
     /// Several adapters, each with a weight; the sum of their weighted deltas is merged.
     #[semantic(default)]
     pub adapters: Vec<Weighted>,
-    /// What adapters from elsewhere call the model that they were trained on (`base_model_name_or_path`); the name on the Hub that
-    /// the model was downloaded by, if left out.
+    /// What adapters from elsewhere call the model that they were trained on (`base_model_name_or_path`); the name on
+    /// the Hub that the model was downloaded by, if left out.
     #[cosmetic]
     pub base_name: Option<String>,
     /// Number type of the merged weights; that of the base if left out.

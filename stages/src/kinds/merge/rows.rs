@@ -21,8 +21,8 @@ const TOKENS_PER_DRAWN_ROW: usize = 32;
 /// Tokens that are computed at once.
 const TOKENS_PER_BATCH: usize = 256;
 
-/// What a proof holds beside a decoder layer, in bytes: three residual streams, what a batch takes in a layer, and two blocks of
-/// the head.
+/// What a proof holds beside a decoder layer, in bytes: three residual streams, what a batch takes in a layer, and two
+/// blocks of the head.
 pub(super) fn proof_bytes(rows: usize, config: &Config) -> u64 {
     let tokens = rows.saturating_mul(TOKENS_PER_ROW).min(GROUP_TOKENS);
     let streams = 3 * tokens * config.hidden_size;

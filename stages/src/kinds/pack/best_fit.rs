@@ -1,7 +1,7 @@
 //! Best-fit decreasing, in windows: the longest document first, each into the fullest row that still has room for it.
 //!
-//! A window is a stretch of documents that is packed by itself, so that memory is bounded, the tokens are read once and in
-//! order, and documents stay near their place in the data. 2¹⁵ documents are enough for hardly any padding.
+//! A window is a stretch of documents that is packed by itself, so that memory is bounded, the tokens are read once and
+//! in order, and documents stay near their place in the data. 2¹⁵ documents are enough for hardly any padding.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
@@ -44,7 +44,8 @@ impl BestFit {
         Self { max_seq_len, splits, padding_id, window, window_tokens: 0, packed, rows }
     }
 
-    /// Adds a document (or several, if the row holds several). Take what is full with [`BestFit::next_full`] before the next.
+    /// Adds a document (or several, if the row holds several). Take what is full with [`BestFit::next_full`] before the
+    /// next.
     ///
     /// # Errors
     /// Fails where one is longer than a row and documents are not to be cut.

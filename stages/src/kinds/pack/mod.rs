@@ -40,8 +40,8 @@ pub struct PackParams {
     /// Length of every row, in tokens.
     #[semantic(range = 2..=16_777_216)]
     pub max_seq_len: usize,
-    /// Whether a document that does not fit into the rest of a row is cut there and goes on in the next; by default plain
-    /// text is, and prompts and conversations are not.
+    /// Whether a document that does not fit into the rest of a row is cut there and goes on in the next; by default
+    /// plain text is, and prompts and conversations are not.
     #[semantic]
     pub split_across_pack: Option<bool>,
     /// Which row a document goes to.

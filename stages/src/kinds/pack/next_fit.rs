@@ -16,8 +16,8 @@ pub struct TooLong {
 
 /// Packs documents one after the other.
 ///
-/// A row closes when the next document would overflow it; a row that is exactly full waits for that. The rest of a row is
-/// padding, which [`TokenRow::document_lengths`] does not cover.
+/// A row closes when the next document would overflow it; a row that is exactly full waits for that. The rest of a row
+/// is padding, which [`TokenRow::document_lengths`] does not cover.
 pub struct NextFit {
     max_seq_len: usize,
     splits: bool,
@@ -39,7 +39,8 @@ impl NextFit {
         Self { max_seq_len, splits, padding_id, open: Open::default() }
     }
 
-    /// Adds a document (or several, if the row holds several). Take what is full with [`NextFit::next_full`] before the next.
+    /// Adds a document (or several, if the row holds several). Take what is full with [`NextFit::next_full`] before the
+    /// next.
     ///
     /// # Errors
     /// Fails where it is longer than a row and documents are not to be cut.

@@ -11,7 +11,8 @@ use super::earlier::{Earlier, Taken};
 use super::row::{Outcome, RowEncoder, RowError};
 use crate::data::artifact::{TableError, TokenRow};
 
-/// How much text is encoded together, and short rows of how many: memory holds two batches at a time, and a chunk of each more.
+/// How much text is encoded together, and short rows of how many: memory holds two batches at a time, and a chunk of
+/// each more.
 const BYTES: usize = 4 << 20;
 const ROWS: usize = 1 << 14;
 

@@ -1,4 +1,5 @@
-//! Rows in chunks whose borders follow from the rows themselves, so that a row put in, taken out or changed moves no border but its own.
+//! Rows in chunks whose borders follow from the rows themselves, so that a row put in, taken out or changed moves no
+//! border but its own.
 
 use cache::Digest;
 

@@ -131,8 +131,8 @@ fn learns(labels: &[i32]) -> bool {
     labels.iter().skip(1).any(|label| *label != IGNORE_INDEX)
 }
 
-/// Cuts a row, and makes its last token the end-of-text token. That one is learned only where it follows something learned
-/// and replaces something that would have been: a prompt that was cut off has not ended.
+/// Cuts a row, and makes its last token the end-of-text token. That one is learned only where it follows something
+/// learned and replaces something that would have been: a prompt that was cut off has not ended.
 fn truncate(input_ids: &mut Vec<u32>, labels: &mut Vec<i32>, limit: usize, eos: Option<u32>) {
     input_ids.truncate(limit);
     labels.truncate(limit);

@@ -48,9 +48,9 @@ fn written(folder: &Path, facts: RowsFacts, rows: &[Row]) -> (PathBuf, Facts) {
     (source, writer.finish(0).unwrap().0)
 }
 
-/// A row that becomes these tokens again, and how many of them it can be held to. Prompt and response were encoded apart,
-/// so each is what its own tokens decode to. A row that was cut off goes on with other words, of which the first may join
-/// the last token kept.
+/// A row that becomes these tokens again, and how many of them it can be held to. Prompt and response were encoded
+/// apart, so each is what its own tokens decode to. A row that was cut off goes on with other words, of which the first
+/// may join the last token kept.
 fn sft_row(tokenizer: &Tokenizer, expected: &Value) -> (Row, usize) {
     let (tokens, labels) = (ids(&expected["tokens"]), ints(&expected["labels"]));
     let cut = tokens.len() == 512;

@@ -39,7 +39,8 @@ pub(super) fn resume<B: Blocks>(
     Ok(Some((progress, metrics)))
 }
 
-/// The newest saved step, where there is one that this run continues, by its folder: for a worker that takes it up itself.
+/// The newest saved step, where there is one that this run continues, by its folder: for a worker that takes it up
+/// itself.
 pub(super) fn to_resume(
     params: &TrainParams,
     fresh: &Progress,
@@ -90,8 +91,8 @@ fn goes_on(
     Ok(true)
 }
 
-/// How far an interrupted run came, for one who asks before it goes on. Only what a saved step says of itself is read: whether its
-/// tensors are whole is found out by [`resume`].
+/// How far an interrupted run came, for one who asks before it goes on. Only what a saved step says of itself is read:
+/// whether its tensors are whole is found out by [`resume`].
 pub(super) fn standing(params: &TrainParams, working: &Path, inputs: &InputFacts) -> Option<WorkingState> {
     let saved = state::newest_progress(working).ok()??;
     let rows = params.data.reference.facts_in(inputs).filter(|facts| is_known(facts));

@@ -1,7 +1,7 @@
 //! The figures of training: lines of `metrics.jsonl`, the log line, events and TensorBoard's curves.
 //!
-//! What depends on nothing but the run's inputs is in [`Record`], which becomes part of a result. Speed and memory are told
-//! and not kept there.
+//! What depends on nothing but the run's inputs is in [`Record`], which becomes part of a result. Speed and memory are
+//! told and not kept there.
 
 use std::time::{Duration, Instant};
 
@@ -112,8 +112,8 @@ pub(super) struct Tokens {
     pub(super) targets: usize,
     /// Tokens of documents: `tokens_per_second`.
     pub(super) computed: usize,
-    /// What they are with padding, as other programs compute and count them: each row of a micro-batch as long as the longest
-    /// (`padded_tokens_per_second`).
+    /// What they are with padding, as other programs compute and count them: each row of a micro-batch as long as the
+    /// longest (`padded_tokens_per_second`).
     pub(super) padded: usize,
 }
 

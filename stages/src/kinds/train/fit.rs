@@ -1,4 +1,5 @@
-//! Whether a model can be trained on rows of tokens and with an adapter at all: known from their facts, before the first step.
+//! Whether a model can be trained on rows of tokens and with an adapter at all: known from their facts, before the
+//! first step.
 
 use engine::artifact::Facts;
 use engine::error::StageError;

@@ -3,7 +3,8 @@
 use engine::stage::LessMemory;
 use serde_json::Value;
 
-/// Micro-batches of at most half as many rows, and as many more of them: their product, and with it the key, is the same.
+/// Micro-batches of at most half as many rows, and as many more of them: their product, and with it the key, is the
+/// same.
 pub(super) fn with_less_memory(parameters: &Value) -> LessMemory {
     let whole = |name: &str| parameters.get(name).and_then(Value::as_u64).unwrap_or(1).max(1);
     let (rows, parts) = (whole("micro_batch_size"), whole("gradient_accumulation_steps"));
@@ -15,7 +16,8 @@ pub(super) fn with_less_memory(parameters: &Value) -> LessMemory {
     LessMemory::Set { parameters: lowered, change }
 }
 
-/// The largest micro-batch of at most half the rows that the rows of a step can be divided into, and how many there are of it.
+/// The largest micro-batch of at most half the rows that the rows of a step can be divided into, and how many there are
+/// of it.
 fn split(rows: u64, parts: u64) -> Option<(u64, u64)> {
     let product = rows.checked_mul(parts)?;
     (1..=rows / 2).rev().find(|fewer| product.is_multiple_of(*fewer)).map(|fewer| (fewer, product / fewer))

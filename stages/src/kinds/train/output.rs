@@ -41,7 +41,8 @@ pub(super) fn taught(rows: &TokensReader) -> Facts {
 /// Whatever went wrong while weights were read or written.
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
-/// Writes the trained weights in the base's own tensor types, with what goes along with them; `taught` are facts of the data.
+/// Writes the trained weights in the base's own tensor types, with what goes along with them; `taught` are facts of the
+/// data.
 pub(super) fn model<B: Blocks>(
     trainer: &Trainer<B>,
     base: &Path,

@@ -85,7 +85,8 @@ fn work(params: &TrainParams, inputs: &InputFacts, config: Option<&Config>) -> O
     })
 }
 
-/// The tokens of an epoch, from those of all rows: where some rows are left out, which ones differs from epoch to epoch.
+/// The tokens of an epoch, from those of all rows: where some rows are left out, which ones differs from epoch to
+/// epoch.
 fn tokens_of_epoch(division: &Division, tokens: u64, targets: u64, padding: u64) -> (u64, String) {
     let share = 100.0 * padding as f64 / (tokens + padding).max(1) as f64;
     let left_out = division.rows_left_out();
@@ -206,15 +207,16 @@ pub(super) fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: us
     Some(workers as u64 * PROCESS_BYTES + memory.total() + meeting_bytes(workers, trained))
 }
 
-/// Whether rows are about as long as the longest, as packs are; where their number is not known yet, they are taken to be.
+/// Whether rows are about as long as the longest, as packs are; where their number is not known yet, they are taken to
+/// be.
 fn lengths(longest: u64, tokens: Option<u64>, rows: Option<u64>) -> Lengths {
     let (Some(tokens), Some(rows)) = (tokens, rows) else { return Lengths::Equal };
     // Buffers of lengths that differ by less are mostly of one size.
     if tokens * 8 < rows * longest * 7 { Lengths::Varying } else { Lengths::Equal }
 }
 
-/// Bytes that the working state keeps of a trained value: itself and its moments in each saved step and in the one that is written,
-/// and itself once for the best step and once for the one that takes its place.
+/// Bytes that the working state keeps of a trained value: itself and its moments in each saved step and in the one that
+/// is written, and itself once for the best step and once for the one that takes its place.
 fn saved_bytes_per_value(params: &TrainParams) -> u64 {
     let moments = params.optimizer.optimizer.moments().count() as u64;
     let best = if params.keep_best.value { 2 } else { 0 };

@@ -75,7 +75,8 @@ fn warm<B: Blocks>(
     Ok(existing.config)
 }
 
-/// Writes the values that an adapter is trained from into a folder, without loading the model, for a worker that reads them there.
+/// Writes the values that an adapter is trained from into a folder, without loading the model, for a worker that reads
+/// them there.
 pub(super) fn first_values(
     params: &TrainParams,
     config: &Config,

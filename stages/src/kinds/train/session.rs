@@ -81,7 +81,8 @@ pub(super) fn run<B: Blocks>(
     output::metrics(teller.history().lines(), facts, context)
 }
 
-/// How the rows are divided into steps, and how many there are; warns of what a user would otherwise find out from a loss curve.
+/// How the rows are divided into steps, and how many there are; warns of what a user would otherwise find out from a
+/// loss curve.
 pub(super) fn extent(
     params: &TrainParams,
     rows: &TokensReader,
@@ -194,8 +195,8 @@ impl<B: Blocks> Session<'_, B> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Adds up the gradients of this worker's share of a step's rows, a micro-batch at a time. Looks between them whether the user wants
-    /// to stop: a step can take longer than the time that is left then.
+    /// Adds up the gradients of this worker's share of a step's rows, a micro-batch at a time. Looks between them
+    /// whether the user wants to stop: a step can take longer than the time that is left then.
     fn accumulate(&mut self, rows: &[u64], context: &StageContext) -> Result<ControlFlow<(), Tokens>, StageError> {
         let mut read = self.read(rows, context)?;
         let lengths: Vec<usize> = read.iter().map(TokenRow::real_tokens).collect();
@@ -264,7 +265,8 @@ impl<B: Blocks> Session<'_, B> {
         self.progress.validation.last != Some(step) && self.validator.as_ref().is_some_and(due)
     }
 
-    /// Validates after the last whole step and says whether it is the best one; broken off where the user wants to stop.
+    /// Validates after the last whole step and says whether it is the best one; broken off where the user wants to
+    /// stop.
     fn validate(&mut self, context: &mut StageContext) -> Result<ControlFlow<(), bool>, StageError> {
         let Some(validator) = &mut self.validator else { return Ok(ControlFlow::Continue(false)) };
         let profile = context.profile().clone();
@@ -314,8 +316,8 @@ impl<B: Blocks> Session<'_, B> {
         Err(StageError::new(Cause::Cancelled, message).with_help("run again to go on from there"))
     }
 
-    /// What follows the last step and is no part of the working state, so that a longer run can go on from there: a last
-    /// validation where none was due, the choice of the result, and a summary.
+    /// What follows the last step and is no part of the working state, so that a longer run can go on from there: a
+    /// last validation where none was due, the choice of the result, and a summary.
     fn conclude(&mut self, context: &mut StageContext) -> Result<Map<String, Value>, StageError> {
         require_targets(&self.progress)?;
         // An adapter is of use only with the base model that it was trained on, to the bit.

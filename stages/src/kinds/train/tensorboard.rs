@@ -1,8 +1,10 @@
-//! TensorBoard event files: the curves of a run, with wall times. They lie beside the run's log and are no part of a result.
+//! TensorBoard event files: the curves of a run, with wall times. They lie beside the run's log and are no part of a
+//! result.
 //!
-//! A file is a sequence of records: length (u64), its checksum, the bytes of an `Event` protocol buffer, their checksum. All numbers
-//! are little-endian, the checksums CRC-32C, masked. Of the protocol buffers only four messages are needed, so they are
-//! written by hand. Source: `tensorflow/core/lib/io/record_writer.h`, `tensorflow/core/util/event.proto`, `summary.proto`.
+//! A file is a sequence of records: length (u64), its checksum, the bytes of an `Event` protocol buffer, their
+//! checksum. All numbers are little-endian, the checksums CRC-32C, masked. Of the protocol buffers only four messages
+//! are needed, so they are written by hand. Source: `tensorflow/core/lib/io/record_writer.h`,
+//! `tensorflow/core/util/event.proto`, `summary.proto`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -16,8 +18,8 @@ pub(super) struct EventFile {
 }
 
 impl EventFile {
-    /// Begins a file in a folder, which is made. Where an earlier attempt left a file, what that one says of steps after
-    /// `done` no longer holds.
+    /// Begins a file in a folder, which is made. Where an earlier attempt left a file, what that one says of steps
+    /// after `done` no longer holds.
     pub(super) fn create(folder: &Path, done: u64) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let now = now();
@@ -146,7 +148,8 @@ mod tests {
         }
     }
 
-    /// The first record that TensorFlow writes to any file, but for its time: 24 bytes of which the length's checksum is known.
+    /// The first record that TensorFlow writes to any file, but for its time: 24 bytes of which the length's checksum
+    /// is known.
     #[test]
     fn checksums_are_those_of_tensorflow() {
         // RFC 3720, B.4: 32 bytes of zeros.

@@ -1,7 +1,8 @@
-//! Training by the torch worker: its job from the stage's parameters, its words as the stage's, its files as the stage's outputs.
+//! Training by the torch worker: its job from the stage's parameters, its words as the stage's, its files as the
+//! stage's outputs.
 //!
-//! The rows and the learning rate of each step, the adapter's first values, what is saved and what may be gone on from are the same
-//! as of the native backend, so that a run that one of them began can be ended by the other.
+//! The rows and the learning rate of each step, the adapter's first values, what is saved and what may be gone on from
+//! are the same as of the native backend, so that a run that one of them began can be ended by the other.
 
 use std::fs;
 use std::fs::File;

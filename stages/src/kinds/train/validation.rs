@@ -60,7 +60,8 @@ impl Validator {
         self.rows.facts()
     }
 
-    /// Whether it is due once so many steps are done. It is before the first one, so that a curve shows what training changed.
+    /// Whether it is due once so many steps are done. It is before the first one, so that a curve shows what training
+    /// changed.
     pub(super) fn is_due(&self, steps: u64, division: &Division) -> bool {
         match self.every {
             Some(every) => steps.is_multiple_of(every),
@@ -68,7 +69,8 @@ impl Validator {
         }
     }
 
-    /// Scores every row, a micro-batch at a time, which go around among the workers; breaks off where the user wants to stop.
+    /// Scores every row, a micro-batch at a time, which go around among the workers; breaks off where the user wants to
+    /// stop.
     ///
     /// # Errors
     /// Fails where a row cannot be read or scored, or its loss is not finite.
@@ -143,8 +145,8 @@ pub(super) struct Best {
 }
 
 impl Course {
-    /// Takes in the loss after so many steps; whether it is the lowest. The loss before the first step is there to be looked
-    /// at: it is no candidate.
+    /// Takes in the loss after so many steps; whether it is the lowest. The loss before the first step is there to be
+    /// looked at: it is no candidate.
     pub(super) fn add(&mut self, step: u64, loss: f64, stopping: Option<&EarlyStopping>) -> bool {
         self.last = Some(step);
         if step == 0 {

@@ -1,10 +1,10 @@
 //! BLEU, equal to the figures of the `sacrebleu` package with its defaults.
 //!
-//! The convention: tokenizer `13a`, case kept, one reference, n-grams of 1 to 4 tokens, exponential smoothing, and for a corpus
-//! one score from the counts of all pairs together (not the mean of theirs). From 0 to 100.
+//! The convention: tokenizer `13a`, case kept, one reference, n-grams of 1 to 4 tokens, exponential smoothing, and for
+//! a corpus one score from the counts of all pairs together (not the mean of theirs). From 0 to 100.
 //!
-//! Source: Papineni et al., "BLEU: a Method for Automatic Evaluation of Machine Translation", ACL 2002; Post, "A Call for
-//! Clarity in Reporting BLEU Scores", arXiv:1804.08771.
+//! Source: Papineni et al., "BLEU: a Method for Automatic Evaluation of Machine Translation", ACL 2002; Post, "A Call
+//! for Clarity in Reporting BLEU Scores", arXiv:1804.08771.
 
 mod tokenize_13a;
 
@@ -76,7 +76,8 @@ impl Counts {
         self.score(Order::All)
     }
 
-    /// The score of one pair alone, as sacrebleu's `sentence_bleu`: it goes up to the longest n-gram that the hypothesis has.
+    /// The score of one pair alone, as sacrebleu's `sentence_bleu`: it goes up to the longest n-gram that the
+    /// hypothesis has.
     pub fn sentence(&self) -> Bleu {
         self.score(Order::Effective)
     }

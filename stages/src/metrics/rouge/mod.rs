@@ -1,7 +1,7 @@
 //! ROUGE-1, ROUGE-2, ROUGE-L and ROUGE-Lsum, equal to the figures of the `rouge_score` package.
 //!
-//! The convention: lower case, everything but `a`–`z` and `0`–`9` separates tokens, F is the harmonic mean. Text in other
-//! scripts therefore has no tokens and scores 0. The stemmer, where it is used, changes tokens of more than three
+//! The convention: lower case, everything but `a`–`z` and `0`–`9` separates tokens, F is the harmonic mean. Text in
+//! other scripts therefore has no tokens and scores 0. The stemmer, where it is used, changes tokens of more than three
 //! letters only.
 //!
 //! Source: Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004, as in google-research/rouge.
@@ -133,8 +133,8 @@ fn take_one<T: std::hash::Hash + Eq>(counts: &mut HashMap<T, usize>, item: T) ->
     }
 }
 
-/// The length of the longest common subsequence. `leads_left` hears of the pairs of unequal tokens before which leaving out the
-/// predicted token keeps a longer subsequence than leaving out the expected one.
+/// The length of the longest common subsequence. `leads_left` hears of the pairs of unequal tokens before which leaving
+/// out the predicted token keeps a longer subsequence than leaving out the expected one.
 ///
 /// One row of the table of lengths is held, not all: a reference may be a book.
 fn lcs_length(expected: &[String], predicted: &[String], mut leads_left: impl FnMut(usize, usize)) -> usize {

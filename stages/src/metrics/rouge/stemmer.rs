@@ -74,7 +74,8 @@ fn ends_in_double_consonant(word: &str) -> bool {
     length >= 2 && letters[length - 1] == letters[length - 2] && is_consonant(word, length - 1)
 }
 
-/// Whether a word ends in consonant, vowel, consonant, the last not `w`, `x` or `y`; or is a vowel and a consonant (NLTK).
+/// Whether a word ends in consonant, vowel, consonant, the last not `w`, `x` or `y`; or is a vowel and a consonant
+/// (NLTK).
 fn ends_in_short_syllable(word: &str) -> bool {
     let length = word.len();
     if length == 2 {

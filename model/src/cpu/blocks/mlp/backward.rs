@@ -135,7 +135,8 @@ impl Cpu {
         })
     }
 
-    /// Where the rounded gradients of gate and up go, and to which column on: of one projection to both, side by side in the first.
+    /// Where the rounded gradients of gate and up go, and to which column on: of one projection to both, side by side
+    /// in the first.
     fn gradient_targets<'a>(
         &self,
         block: &MlpBlock<Self>,

@@ -1,5 +1,6 @@
-//! The fused MLP block: a part of gate and up is gated while it is in cache, and so is a part of the gradient of what was gated, which
-//! never lies in memory as a whole; nor do gate and up before they are rounded. What the next products read is written as they read it.
+//! The fused MLP block: a part of gate and up is gated while it is in cache, and so is a part of the gradient of what
+//! was gated, which never lies in memory as a whole; nor do gate and up before they are rounded. What the next products
+//! read is written as they read it.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -28,8 +29,8 @@ const PART: usize = 1 << 17;
 pub(super) struct FusedMlpSaved {
     x: Tensor,
     inverse_rms: Tensor,
-    /// Gate and up: side by side in f32 or, where that is computed in, in bf16, both of an element in a word. In f32 the backward writes
-    /// their gradients in their place.
+    /// Gate and up: side by side in f32 or, where that is computed in, in bf16, both of an element in a word. In f32
+    /// the backward writes their gradients in their place.
     gate_up: Tensor,
     low_rank: LowRank,
     post_norm: PostNormSaved<Tensor>,
@@ -171,7 +172,8 @@ impl Cpu {
             let count = columns.len();
             let lengths = [if is_rounded { rows.len() * 2 * count } else { 0 }, count];
             with_buffers(lengths, |[products, hidden]| {
-                // SAFETY: the buffers have these lengths, and each part of what is kept and of what is made is one thread's.
+                // SAFETY: the buffers have these lengths, and each part of what is kept and of what is made is one
+                // thread's.
                 unsafe {
                     let halves_of_part = if is_rounded {
                         let products = std::slice::from_raw_parts_mut(products, rows.len() * 2 * count);
@@ -241,7 +243,8 @@ impl Cpu {
         }
     }
 
-    /// Columns of gate and up of a row, from what was kept; what is rounded is widened into `scratch`, of twice as many.
+    /// Columns of gate and up of a row, from what was kept; what is rounded is widened into `scratch`, of twice as
+    /// many.
     fn kept_gate_up<'a>(
         &self,
         kept: View<'a>,

@@ -1,9 +1,10 @@
 //! Products of few rows with a weight that is read once, where it lies: what decoding does.
 //!
-//! Reading the weight is nearly all of the work, so it is streamed: [`TILE`] of its rows side by side, each load of them serving up
-//! to [`TILE`] rows of the left operand. For one row the processor is ahead of these streams by itself, and asking for memory
-//! cost a tenth; with more rows there is too much arithmetic between two loads, and it pays. A dot product runs in the lanes of a
-//! register, in an order that depends on its length alone: a row's result does not depend on how many rows it is computed with.
+//! Reading the weight is nearly all of the work, so it is streamed: [`TILE`] of its rows side by side, each load of
+//! them serving up to [`TILE`] rows of the left operand. For one row the processor is ahead of these streams by itself,
+//! and asking for memory cost a tenth; with more rows there is too much arithmetic between two loads, and it pays. A
+//! dot product runs in the lanes of a register, in an order that depends on its length alone: a row's result does not
+//! depend on how many rows it is computed with.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -151,8 +152,8 @@ unsafe fn rows<L: Lanes>(a: View<'_, L::Left>, b: View<'_, L::Right>, finish: Fi
         let columns = first..b.columns().min(first + BLOCK);
         let right = Columns { first: weight.row(first).as_ptr(), stride: b.column_stride(), inner: b.rows() };
         let whole = columns.len() / TILE * TILE;
-        // SAFETY: each row of `a` was seen to hold `inner` values, as do these columns of the view `b`; the caller vouches for the
-        // machine.
+        // SAFETY: each row of `a` was seen to hold `inner` values, as do these columns of the view `b`; the caller
+        // vouches for the machine.
         unsafe {
             for column in (0..whole).step_by(TILE) {
                 tiles::<L, TILE>(&lefts[..a.rows()], right, column, &mut sums);
@@ -169,7 +170,8 @@ unsafe fn rows<L: Lanes>(a: View<'_, L::Left>, b: View<'_, L::Right>, finish: Fi
     }
 }
 
-/// Columns of the weight as plain addresses: looking a place up in a view would take longer than a tile waits for its memory.
+/// Columns of the weight as plain addresses: looking a place up in a view would take longer than a tile waits for its
+/// memory.
 #[derive(Clone, Copy)]
 struct Columns<T> {
     first: *const T,

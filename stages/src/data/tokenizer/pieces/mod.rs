@@ -1,9 +1,9 @@
 //! Texts that follow each other, as ids.
 //!
-//! Tokenizers made after SentencePiece put a space before a text, and so before each of several texts that are encoded one by
-//! one: their ids would stand for another text than the one rendered. So such texts are encoded as the one text they are, and its
-//! ids are cut where the texts meet. Where a token would lie on both sides of such a border, the border stays one: what
-//! follows it is encoded as the middle of a text.
+//! Tokenizers made after SentencePiece put a space before a text, and so before each of several texts that are encoded
+//! one by one: their ids would stand for another text than the one rendered. So such texts are encoded as the one text
+//! they are, and its ids are cut where the texts meet. Where a token would lie on both sides of such a border, the
+//! border stays one: what follows it is encoded as the middle of a text.
 
 use std::borrow::Cow;
 
@@ -15,8 +15,8 @@ use tokenizers::{
 use super::{Tokenizer, TokenizerError};
 use crate::data::prompt::{PLAIN_BEGIN, PLAIN_END, is_marked};
 
-/// Texts that a piece is put behind to be encoded as the middle of a text. One will do that shares no token with the piece: few
-/// tokens hold a line break and something else, and fewer the other.
+/// Texts that a piece is put behind to be encoded as the middle of a text. One will do that shares no token with the
+/// piece: few tokens hold a line break and something else, and fewer the other.
 const ANCHORS: [&str; 2] = ["\n", "§"];
 
 /// Ids of a text that holds borders.
@@ -68,8 +68,8 @@ enum Part<'a> {
 }
 
 impl Tokenizer {
-    /// The ids of a text in which some control tokens stand between marks ([`ControlTexts::mark`]): those are plain text, all
-    /// others are recognised. The same ids as transformers' under `sanitize_control_tokens`.
+    /// The ids of a text in which some control tokens stand between marks ([`ControlTexts::mark`]): those are plain
+    /// text, all others are recognised. The same ids as transformers' under `sanitize_control_tokens`.
     ///
     /// # Errors
     /// As for [`Tokenizer::encode`].
@@ -79,10 +79,12 @@ impl Tokenizer {
         Ok(self.encode_joined(&[text])?.concat())
     }
 
-    /// The ids of texts that follow each other, for each text its own. They may hold marks, as for [`Tokenizer::encode_marked`].
+    /// The ids of texts that follow each other, for each text its own. They may hold marks, as for
+    /// [`Tokenizer::encode_marked`].
     ///
-    /// All ids together are those of all the texts together, where no token lies in two texts; else they are ids that spell the
-    /// texts. With a tokenizer that encodes a text alike wherever it stands, they are those of each text apart.
+    /// All ids together are those of all the texts together, where no token lies in two texts; else they are ids that
+    /// spell the texts. With a tokenizer that encodes a text alike wherever it stands, they are those of each text
+    /// apart.
     ///
     /// # Errors
     /// As for [`Tokenizer::encode`].
@@ -176,8 +178,8 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Encodes a text with borders in it. One in the middle of others is encoded behind something else, which is then taken away,
-    /// so that no space is put before it that belongs at the beginning of a text.
+    /// Encodes a text with borders in it. One in the middle of others is encoded behind something else, which is then
+    /// taken away, so that no space is put before it that belongs at the beginning of a text.
     fn cut_at(
         &self,
         text: &str,
@@ -211,7 +213,8 @@ impl Tokenizer {
         self.cut_with_offsets(text, borders, added).map_err(TokenizerError::Coding)
     }
 
-    /// By the steps of `tokenizers::Tokenizer::encode` but for the last: a post-processor may take blanks out of offsets.
+    /// By the steps of `tokenizers::Tokenizer::encode` but for the last: a post-processor may take blanks out of
+    /// offsets.
     fn cut_with_offsets(&self, text: &str, borders: &[usize], added: AddedTokens) -> tokenizers::Result<Cut> {
         let mut pieces = match added {
             AddedTokens::Recognised => {
@@ -234,9 +237,9 @@ impl Tokenizer {
     }
 }
 
-/// Whether texts that follow each other may be encoded apart: where a text has the same ids at the beginning of another as in its
-/// middle. That is so of vocabularies of bytes: every byte is a token, no token says that a word or a text begins with it, and no
-/// space is put before a text.
+/// Whether texts that follow each other may be encoded apart: where a text has the same ids at the beginning of another
+/// as in its middle. That is so of vocabularies of bytes: every byte is a token, no token says that a word or a text
+/// begins with it, and no space is put before a text.
 pub(super) fn encodes_apart(tokenizer: &tokenizers::Tokenizer) -> bool {
     let marks_words = match tokenizer.get_model() {
         ModelWrapper::BPE(bpe) => bpe.continuing_subword_prefix.is_some() || bpe.end_of_word_suffix.is_some(),

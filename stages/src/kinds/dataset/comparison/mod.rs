@@ -1,9 +1,9 @@
 //! `<`, `<=`, `>` and `>=` as Python has them.
 //!
-//! The expression language puts all values in one order: null before numbers, numbers before texts, texts before lists. So
-//! `score < 5` would keep a row without a score, and `score > 3` every row of a CSV, which knows no numbers; Python refuses both. Its
-//! operators cannot be replaced, so an expression is compiled with a function in their place: `score < 5` as
-//! `__ordered('score < 5', score, '<', 5)`.
+//! The expression language puts all values in one order: null before numbers, numbers before texts, texts before lists.
+//! So `score < 5` would keep a row without a score, and `score > 3` every row of a CSV, which knows no numbers; Python
+//! refuses both. Its operators cannot be replaced, so an expression is compiled with a function in their place: `score
+//! < 5` as `__ordered('score < 5', score, '<', 5)`.
 
 mod rewriting;
 

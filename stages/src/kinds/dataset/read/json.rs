@@ -1,4 +1,5 @@
-//! JSON: an object per line, an array of objects, objects one after the other, or an object that holds an array of them.
+//! JSON: an object per line, an array of objects, objects one after the other, or an object that holds an array of
+//! them.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;

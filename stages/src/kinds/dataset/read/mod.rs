@@ -177,8 +177,8 @@ impl SourceFile {
         counted.map_err(|error| self.failed(error))
     }
 
-    /// Gives the rows of a range to `sink`, until that breaks, and returns how many rows the file was found to have, up to the
-    /// range's end. Of tables only the columns `wanted` are read.
+    /// Gives the rows of a range to `sink`, until that breaks, and returns how many rows the file was found to have, up
+    /// to the range's end. Of tables only the columns `wanted` are read.
     ///
     /// # Errors
     /// Fails where the file cannot be read on, and with the sink's own failure.

@@ -1,4 +1,5 @@
-//! Opening a text file: decompressed, behind its byte order mark, and a line or value at a time without trusting its length.
+//! Opening a text file: decompressed, behind its byte order mark, and a line or value at a time without trusting its
+//! length.
 
 use std::cell::Cell;
 use std::fs::File;

@@ -1,7 +1,7 @@
 //! Watches a CSV file on its way to the reader: where its rows begin, and whether each quote is closed.
 //!
-//! A CSV reader takes all that follows an open quote for one field and says nothing, so that rows vanish into a text. The lines that it
-//! tells are off by those that are blank and by the second halves of line ends.
+//! A CSV reader takes all that follows an open quote for one field and says nothing, so that rows vanish into a text.
+//! The lines that it tells are off by those that are blank and by the second halves of line ends.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

@@ -217,8 +217,8 @@ fn as_json(name: &str, column: &ArrayRef) -> Result<Vec<Value>, ReadError> {
     Ok(values)
 }
 
-/// Puts floats in their places, of which the writer of JSON makes null where they are not finite, and of those of 32 bits other
-/// numbers than Python reads.
+/// Puts floats in their places, of which the writer of JSON makes null where they are not finite, and of those of 32
+/// bits other numbers than Python reads.
 fn restore_floats(values: &mut [Value], column: &ArrayRef) -> Result<(), ReadError> {
     if !holds_floats(column.data_type()) {
         return Ok(());

@@ -10,8 +10,8 @@ use super::super::form::SourceFile;
 use super::open::{LONGEST, Line, next_line, open};
 use super::{BadRecord, ReadError, Record, Visit};
 
-/// Calls `visit` with each line and its number from 1; line ends (LF or CRLF) are taken off. A line that is too long to be held is
-/// `None`.
+/// Calls `visit` with each line and its number from 1; line ends (LF or CRLF) are taken off. A line that is too long to
+/// be held is `None`.
 pub(super) fn for_each_line(
     file: &SourceFile,
     mut visit: impl FnMut(u64, Option<&[u8]>) -> ControlFlow<()>,

@@ -50,8 +50,9 @@ pub struct TrainParams {
     /// The learning rate over the run.
     #[semantic(default = SchedulerParams::default())]
     pub scheduler: SchedulerParams,
-    /// Rows computed at once, over all devices together, of which each computes at least one; with `gradient_accumulation_steps` it
-    /// decides the rows of an optimizer step, and alone it decides memory and speed, never the result.
+    /// Rows computed at once, over all devices together, of which each computes at least one; with
+    /// `gradient_accumulation_steps` it decides the rows of an optimizer step, and alone it decides memory and
+    /// speed, never the result.
     #[cosmetic(default = 1, range = 1..)]
     pub micro_batch_size: usize,
     /// Micro-batches of an optimizer step, over all devices together.
@@ -84,8 +85,8 @@ pub struct TrainParams {
     /// The factor on the loss, for computation in f16, whose small gradients would round to zero.
     #[semantic]
     pub loss_scale: Option<Given<LossScale>>,
-    /// Computes each layer's forward again in the backward instead of keeping what it made: less memory, more time, the same
-    /// numbers.
+    /// Computes each layer's forward again in the backward instead of keeping what it made: less memory, more time,
+    /// the same numbers.
     #[cosmetic(default = false)]
     pub activation_checkpointing: bool,
     /// What computes: this program where it serves the device (today the CPU), else PyTorch in processes of its own.
@@ -103,8 +104,8 @@ pub struct TrainParams {
     /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result.
     #[cosmetic(default)]
     pub env: Mapping<String>,
-    /// Seconds that an exchange between several workers may take, or that one of the native backend may do nothing, before the stage is
-    /// ended, with the worker, the step and the exchange named.
+    /// Seconds that an exchange between several workers may take, or that one of the native backend may do nothing,
+    /// before the stage is ended, with the worker, the step and the exchange named.
     #[cosmetic(default = 600, range = 1..)]
     pub watchdog_seconds: u64,
     /// Optimizer steps between two validations; the end of each epoch if left out.

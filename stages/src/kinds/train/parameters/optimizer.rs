@@ -19,7 +19,8 @@ struct Written {
     /// `adamw`: decay rates of the two moments, [0.9, 0.999] if left out.
     #[semantic(range = 0.0..1.0)]
     betas: Option<Vec<f64>>,
-    /// `adamw`: added to the root of the second moment, 1e-8 if left out; without it a gradient of zero would divide zero by zero.
+    /// `adamw`: added to the root of the second moment, 1e-8 if left out; without it a gradient of zero would divide
+    /// zero by zero.
     #[semantic(above = 0.0)]
     eps: Option<f64>,
     /// `adamw`: decoupled weight decay, 0.01 if left out. `sgd`: coupled (added to the gradient), 0 if left out.

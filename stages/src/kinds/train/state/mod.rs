@@ -1,12 +1,12 @@
 //! Working state: what an interrupted run continues from, exactly.
 //!
-//! Each saved step is a folder `step-<n>` with the trained tensors and their moments as f32 safetensors under their PEFT
-//! or Hub names, the metrics up to that step, and `state.json`, which holds the digests of the others and is what makes
-//! the folder count. A folder appears under its name only when it is whole; one that is damaged later is noticed by its
-//! digests, and the one before it is used.
+//! Each saved step is a folder `step-<n>` with the trained tensors and their moments as f32 safetensors under their
+//! PEFT or Hub names, the metrics up to that step, and `state.json`, which holds the digests of the others and is what
+//! makes the folder count. A folder appears under its name only when it is whole; one that is damaged later is noticed
+//! by its digests, and the one before it is used.
 //!
-//! The weights of the step with the lowest validation loss lie beside them, as `best/step-<n>.safetensors`. A saved step names
-//! the best one of its time by its digest, so an older one stays until no saved step names it.
+//! The weights of the step with the lowest validation loss lie beside them, as `best/step-<n>.safetensors`. A saved
+//! step names the best one of its time by its digest, so an older one stays until no saved step names it.
 
 mod tensors;
 
@@ -60,7 +60,8 @@ pub(super) struct Progress {
     pub best_weights: Option<BestWeights>,
     /// The factor on the loss, with loss scaling.
     pub loss_scaler: Option<LossScalerState>,
-    /// The kernel set, its instructions and its threads, and the micro-batch size; with others the last digits may differ.
+    /// The kernel set, its instructions and its threads, and the micro-batch size; with others the last digits may
+    /// differ.
     pub computed_by: String,
 }
 
@@ -149,8 +150,8 @@ pub(super) enum StateError {
     },
 }
 
-/// Saves a state under `working` and removes all but the `keep` newest up to it: later ones, which were damaged or passed over,
-/// are no part of this run.
+/// Saves a state under `working` and removes all but the `keep` newest up to it: later ones, which were damaged or
+/// passed over, are no part of this run.
 ///
 /// # Errors
 /// Fails if the disk or the device refuses; no half-written state is left to be taken for a whole one.

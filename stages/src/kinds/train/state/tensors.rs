@@ -16,8 +16,8 @@ use super::{StateError, flush};
 /// f32 tensors as a file has them: name, shape, values; sorted by name.
 pub(super) type Tensors = Vec<(String, Vec<usize>, Vec<f32>)>;
 
-/// A trained tensor to be saved. Its values are asked for when their turn to be written comes, so that no more than those of one
-/// tensor need be in memory beside the ones in training.
+/// A trained tensor to be saved. Its values are asked for when their turn to be written comes, so that no more than
+/// those of one tensor need be in memory beside the ones in training.
 pub(crate) trait ToSave {
     /// Its name in the file.
     fn name(&self) -> &str;

@@ -10,8 +10,8 @@ use super::Workers;
 use crate::kinds::train::failure;
 
 impl Workers {
-    /// Has the devices of the workers add up among themselves, where all workers find NCCL; else gradients go through the machine's
-    /// memory.
+    /// Has the devices of the workers add up among themselves, where all workers find NCCL; else gradients go through
+    /// the machine's memory.
     ///
     /// # Errors
     /// Fails where NCCL is there and does not connect the devices, or a worker is gone.

@@ -103,7 +103,8 @@ impl Group {
 
     fn sum_block(&self, block: Range<usize>) {
         let size = self.memory.size();
-        // SAFETY: between these meetings all parts are read, and this piece of the sum is written to by this worker alone.
+        // SAFETY: between these meetings all parts are read, and this piece of the sum is written to by this worker
+        // alone.
         let part =
             |rank: usize| unsafe { std::slice::from_raw_parts(self.memory.part(rank).add(block.start), block.len()) };
         // SAFETY: as above; pieces do not overlap.
@@ -152,7 +153,8 @@ impl Collective for Group {
 
     fn sum_totals(&mut self, totals: &mut [f64]) -> Result<(), CollectiveError> {
         self.memory.state(self.rank).tell_peak(peak_private_bytes().unwrap_or(0));
-        // Two sets in turn: who gives the next one has read the last, but others may not have, until all have come to the next meeting.
+        // Two sets in turn: who gives the next one has read the last, but others may not have, until all have come to
+        // the next meeting.
         let set = self.totals % 2;
         self.totals += 1;
         let own = self.memory.totals(set, self.rank);

@@ -1,10 +1,11 @@
 //! Training on several worker processes of one machine: data parallel.
 //!
-//! The stage's process is rank 0 and starts the others ([`engine::execute::member`]), which run the same stage code on the same job. Each
-//! computes its share of a step's rows ([`share`]); losses and gradients are added up through shared memory ([`group`],
-//! [`shared_memory`]), in the order of ranks, and every worker makes the same update of its own copy of what is trained. On the processor
-//! frozen weights lie once in memory: rank 0 prepares them, the others map them. Of several GPUs each holds its own, and gradients are added
-//! up on them where NCCL is there ([`devices`]). Rank 0 watches the others ([`watch`]) and alone writes anything.
+//! The stage's process is rank 0 and starts the others ([`engine::execute::member`]), which run the same stage code on
+//! the same job. Each computes its share of a step's rows ([`share`]); losses and gradients are added up through shared
+//! memory ([`group`], [`shared_memory`]), in the order of ranks, and every worker makes the same update of its own copy
+//! of what is trained. On the processor frozen weights lie once in memory: rank 0 prepares them, the others map them.
+//! Of several GPUs each holds its own, and gradients are added up on them where NCCL is there ([`devices`]). Rank 0
+//! watches the others ([`watch`]) and alone writes anything.
 
 #![allow(unsafe_code, reason = "memory that processes share")]
 
@@ -174,8 +175,8 @@ impl Workers {
         self.crew.clone()
     }
 
-    /// Makes what every worker has of the model. Where they share weights, rank 0 prepares these before the others look for them, and
-    /// nobody can write to them afterwards who has not mapped them by then.
+    /// Makes what every worker has of the model. Where they share weights, rank 0 prepares these before the others look
+    /// for them, and nobody can write to them afterwards who has not mapped them by then.
     pub(super) fn load<T>(&mut self, load: impl FnOnce() -> Result<T, StageError>) -> Result<T, StageError> {
         if !self.shares_weights {
             return load();
@@ -232,8 +233,8 @@ fn memory_of_weights(params: &TrainParams, context: &mut StageContext) -> Result
     )
 }
 
-/// What so many workers take to add up the gradients of so many trained values: each a part of them, and their sum; beside it a copy
-/// of each worker's.
+/// What so many workers take to add up the gradients of so many trained values: each a part of them, and their sum;
+/// beside it a copy of each worker's.
 pub(super) fn meeting_bytes(workers: usize, trained: u64) -> u64 {
     if workers == 1 {
         return 0;

@@ -1,7 +1,7 @@
 //! Which rows of a step a worker computes: a fixed rule that every worker follows by itself.
 
-/// Deals out the rows of a step by their tokens, the longest first, each to the worker that has the fewest tokens so far: all wait for the
-/// slowest. Within a worker's share rows keep their order. One worker has them all.
+/// Deals out the rows of a step by their tokens, the longest first, each to the worker that has the fewest tokens so
+/// far: all wait for the slowest. Within a worker's share rows keep their order. One worker has them all.
 pub(in crate::kinds::train) fn shares(tokens: &[usize], workers: usize) -> Vec<Vec<usize>> {
     let mut longest_first: Vec<usize> = (0..tokens.len()).collect();
     longest_first.sort_by_key(|row| (std::cmp::Reverse(tokens[*row]), *row));

@@ -1,8 +1,10 @@
-//! The memory through which workers add up what they compute: a mapping that all of them have, and how they wait for each other there.
+//! The memory through which workers add up what they compute: a mapping that all of them have, and how they wait for
+//! each other there.
 //!
-//! It begins with a word that workers sleep on, then has a line for each worker's state, then two sets of totals for each, then room for a
-//! part of each one's gradients, and for the sum of those. Everything that a worker may read while another writes is atomic; the rest is
-//! kept apart by meetings. All `unsafe` of this way of training is here, but for taking over inherited descriptors.
+//! It begins with a word that workers sleep on, then has a line for each worker's state, then two sets of totals for
+//! each, then room for a part of each one's gradients, and for the sum of those. Everything that a worker may read
+//! while another writes is atomic; the rest is kept apart by meetings. All `unsafe` of this way of training is here,
+//! but for taking over inherited descriptors.
 
 #![allow(unsafe_code, reason = "memory that processes share")]
 
@@ -146,7 +148,8 @@ impl SharedMemory {
     /// The state of a worker.
     pub(super) fn state(&self, rank: usize) -> &State {
         assert!(rank < self.size, "rank {rank} of {}", self.size);
-        // SAFETY: it lies within the mapping, after the first line, and is aligned; any bits are a value of it, and all of it is atomic.
+        // SAFETY: it lies within the mapping, after the first line, and is aligned; any bits are a value of it, and all
+        // of it is atomic.
         unsafe { &*self.mapping.as_ptr().add(LINE * (1 + rank)).cast() }
     }
 
@@ -221,8 +224,8 @@ impl SharedMemory {
 /// Sleeps while a word has a value, until it is woken or the time is over.
 fn sleep_on(word: &AtomicU32, value: u32, at_most: Duration) {
     let time = libc::timespec { tv_sec: at_most.as_secs().cast_signed(), tv_nsec: at_most.subsec_nanos().into() };
-    // SAFETY: word and time live throughout the call. Without the private flag the word is the same in every process. Whatever it
-    // returns, the caller looks again.
+    // SAFETY: word and time live throughout the call. Without the private flag the word is the same in every process.
+    // Whatever it returns, the caller looks again.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const time) };
 }
 

@@ -1,7 +1,7 @@
 //! The watch over the other workers: rank 0 looks, while it waits for them, whether they are alive and do something.
 //!
-//! A worker that waits for others may wait for long. One that does not must begin something new or use a processor; one that does neither
-//! for the time allowed is stopped, or waits for something that does not come.
+//! A worker that waits for others may wait for long. One that does not must begin something new or use a processor; one
+//! that does neither for the time allowed is stopped, or waits for something that does not come.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;

@@ -25,7 +25,8 @@ pub struct LoraParams {
     /// Share of the adapter's inputs that are left out, at random in each step.
     #[semantic(default = 0.0, range = 0.0..1.0)]
     pub dropout: f64,
-    /// The linear layers that get an adapter: names, `all-linear` (all but the head), or a regular expression, as in PEFT.
+    /// The linear layers that get an adapter: names, `all-linear` (all but the head), or a regular expression, as in
+    /// PEFT.
     #[semantic(default = Targets::default())]
     pub target_modules: Targets,
     /// The same in torchtune's words: any of `q_proj`, `k_proj`, `v_proj`, `output_proj`.
@@ -175,8 +176,8 @@ impl LoraParams {
         Ok((adapted + saved) as u64)
     }
 
-    /// Values that the adapter keeps of each token for its backward, over all layers of a model: what goes through the low ranks
-    /// and, with DoRA, the direction of each output.
+    /// Values that the adapter keeps of each token for its backward, over all layers of a model: what goes through the
+    /// low ranks and, with DoRA, the direction of each output.
     ///
     /// # Errors
     /// As [`LoraParams::settings`].
@@ -318,8 +319,8 @@ impl Given<LoraParams> {
         })
     }
 
-    /// The first setting of the file that an existing adapter contradicts, by its name, with both values. What happens only while
-    /// training (dropout) is the file's to say.
+    /// The first setting of the file that an existing adapter contradicts, by its name, with both values. What happens
+    /// only while training (dropout) is the file's to say.
     pub(in crate::kinds::train) fn contradiction(
         &self,
         adapter: &AdapterConfig,

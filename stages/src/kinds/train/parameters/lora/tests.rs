@@ -142,7 +142,8 @@ fn a_rank_wider_than_any_layer_is_refused() {
     assert!(problems(json!({"rank": 65_536})).is_empty());
 }
 
-/// What a fresh adapter would have by default is no module of every model; an adapter that is there has modules of its own.
+/// What a fresh adapter would have by default is no module of every model; an adapter that is there has modules of its
+/// own.
 #[test]
 fn the_defaults_of_the_file_do_not_hold_for_an_adapter_that_is_there() {
     let phi3 = config(PHI3);

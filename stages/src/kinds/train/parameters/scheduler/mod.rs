@@ -20,8 +20,8 @@ struct Written {
     /// The same as a share of all steps, rounded up.
     #[semantic(range = 0.0..=1.0)]
     warmup_ratio: Option<f64>,
-    /// `cosine`, `cosine_with_min_lr`: waves in the run, 0.5 if left out. `cosine_with_restarts`: how often it falls from the
-    /// full rate to zero, 1 if left out.
+    /// `cosine`, `cosine_with_min_lr`: waves in the run, 0.5 if left out. `cosine_with_restarts`: how often it falls
+    /// from the full rate to zero, 1 if left out.
     #[semantic(above = 0.0)]
     num_cycles: Option<f64>,
     /// `cosine_with_min_lr`: the rate at the end.
