@@ -169,7 +169,7 @@ fn document(ids: &[u32], labels: &[i32], tokenizer: Option<&Tokenizer>) -> Resul
     for stretch in labels.chunk_by(|one, two| (*one == IGNORE_INDEX) == (*two == IGNORE_INDEX)) {
         let end = start + stretch.len();
         let text = match tokenizer {
-            Some(tokenizer) => tokenizer.decode_with_special(&ids[start..end])?,
+            Some(tokenizer) => text_of(&ids[..end], start, tokenizer)?,
             None => ids[start..end].iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
         };
         segments.push(SegmentView { text, tokens: stretch.len(), trained: stretch[0] != IGNORE_INDEX });
@@ -180,6 +180,17 @@ fn document(ids: &[u32], labels: &[i32], tokenizer: Option<&Tokenizer>) -> Resul
     Ok(DocumentView { tokens: ids.len(), trained, segments })
 }
 
+/// The text that the ids from `start` on add to those before them. SentencePiece tokenizers drop a space at the
+/// beginning of a text, which a segment inside a document is not.
+fn text_of(ids: &[u32], start: usize, tokenizer: &Tokenizer) -> Result<String, StageError> {
+    let (before, whole) = (tokenizer.decode_with_special(&ids[..start])?, tokenizer.decode_with_special(ids)?);
+    match whole.strip_prefix(&before) {
+        Some(added) => Ok(added.to_owned()),
+        // The segment ends inside a character of several tokens.
+        None => Ok(tokenizer.decode_with_special(&ids[start..])?),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -188,6 +199,17 @@ mod tests {
 
     use super::*;
     use crate::data::results::TableWriter;
+
+    #[test]
+    fn a_segment_inside_a_document_keeps_its_leading_space() {
+        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/data/tokenizers/metaspace");
+        let tokenizer = Tokenizer::from_folder(std::path::Path::new(golden)).unwrap();
+        let ids = ["▁o", "r", "▁o", "n"].map(|token| tokenizer.token_id(token).unwrap());
+        let labels = [IGNORE_INDEX, IGNORE_INDEX, ids[2] as i32, ids[3] as i32];
+        let document = document(&ids, &labels, Some(&tokenizer)).unwrap();
+        let texts: Vec<&str> = document.segments.iter().map(|segment| segment.text.as_str()).collect();
+        assert_eq!(texts, ["or", " on"]);
+    }
 
     #[test]
     fn of_a_long_text_beginning_and_end_are_shown() {
