@@ -1,10 +1,10 @@
-//! `pipeline explain`: what the code of a problem means, and a case of it.
+//! `pipeline explain`: what the code of a problem means, with an example.
 
 use std::fmt::Write as _;
 use std::io::Write;
 
 use clap::Args;
-use engine::file::codes::{self, Example, OVERRIDDEN, ProblemCode};
+use engine::file::codes::{self, ProblemCode};
 use engine::file::problem::Severity;
 use engine::suggest;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use crate::render::Failure;
 use crate::table::{Table, width};
 use crate::terminal::Look;
 
-/// Say what a problem's code means, with a file that has it beside one that has not; without a code, list them.
+/// Explain the code of a problem, with an example with and without the problem; without a code, list all codes.
 ///
 /// `pipeline validate` names the code of each problem.
 #[derive(Args)]
@@ -49,7 +49,7 @@ fn list(format: Format) -> Result<(), Failure> {
     if format == Format::Json {
         return crate::print_json(&codes::all().map(as_json).collect());
     }
-    let mut table = Table::new(["code", "", "what is wrong"]);
+    let mut table = Table::new(["code", "", "problem"]);
     for code in codes::all() {
         table.row([code.code, severity(code), code.title]);
     }
@@ -65,36 +65,22 @@ fn severity(code: &ProblemCode) -> &'static str {
 }
 
 fn as_json(code: &ProblemCode) -> Value {
-    let (wrong, right) = case(code.example);
     json!({
         "code": code.code,
         "severity": severity(code),
         "title": code.title,
         "meaning": code.meaning,
         "advice": code.advice,
-        "wrong": wrong,
-        "right": right,
+        "wrong": code.wrong,
+        "right": code.right,
     })
 }
 
-/// The two texts of an example, the mistake first.
-fn case(example: Example) -> (String, String) {
-    match example {
-        Example::File { wrong, right } => (wrong.to_owned(), right.to_owned()),
-        Example::Override { wrong, right } => {
-            let command = |text: &str| format!("{OVERRIDDEN}\n$ pipeline run FILE '{text}'\n");
-            (command(wrong), command(right))
-        }
-        Example::Made { told, right, .. } => (format!("# {told}\n"), right.to_owned()),
-    }
-}
-
 fn in_words(code: &ProblemCode, columns: usize) -> String {
-    let (wrong, right) = case(code.example);
     let mut text = format!("{}: {} ({})\n\n", code.code, code.title, severity(code));
-    text += &wrapped(code.meaning, columns);
+    text += &wrapped(&code.meaning, columns);
     text += &wrapped(&format!("What to do: {}", code.advice), columns);
-    for (name, example) in [("Wrong", wrong), ("Right", right)] {
+    for (name, example) in [("Wrong", code.wrong), ("Right", code.right)] {
         write!(text, "\n{name}:\n\n").expect("writing to a string cannot fail");
         for line in example.lines() {
             text += format!("    {line}").trim_end();
@@ -104,7 +90,7 @@ fn in_words(code: &ProblemCode, columns: usize) -> String {
     text
 }
 
-/// A paragraph in lines of so many columns, where its words allow.
+/// A paragraph in lines of at most `columns` columns, longer words excepted.
 fn wrapped(paragraph: &str, columns: usize) -> String {
     let mut text = String::new();
     let mut used = 0;
@@ -134,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn every_code_is_told_with_both_texts() {
+    fn every_code_is_printed_with_both_examples() {
         for code in codes::all() {
             let text = in_words(code, 80);
             assert!(text.contains("\nWrong:\n\n    ") && text.contains("\nRight:\n\n    "), "{text}");

@@ -120,6 +120,14 @@ impl StoreError {
         move |source| Self::io(action, path, source)
     }
 
+    /// The error of the operating system beneath, for callers that name the path themselves.
+    pub fn into_io(self) -> io::Error {
+        match self {
+            Self::Io { source, .. } | Self::DiskFull { source, .. } | Self::Rename { source, .. } => source,
+            other => io::Error::other(other),
+        }
+    }
+
     /// The damaged or missing object to evict and make again, where that is what happened.
     pub fn object(&self) -> Option<Digest> {
         match self {

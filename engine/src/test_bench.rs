@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cache::{Digest, Store, Tree, Verify};
+use cache::{Digest, OutputRecord, Store, Tree, Verify};
 use serde_json::{Map, Value};
 
 use crate::artifact::{Description, Facts};
@@ -17,7 +17,7 @@ use crate::error::{Cause, OrFail, StageError};
 use crate::file::tree::Node;
 use crate::parameter::Reader;
 use crate::pin::Pinned;
-use crate::protocol::{FileGrant, InputGrant, Job, Network, PROTOCOL, StoredOutput};
+use crate::protocol::{FileGrant, InputGrant, Job, Network, PROTOCOL};
 use crate::stage::{Registry, Stage};
 
 /// What a stage recorded about how its result came about.
@@ -181,7 +181,7 @@ impl TestBench {
         Store::open(self.root.join("store")).map_err(stored)
     }
 
-    fn opened(&self, store: &Store, output: StoredOutput) -> Result<Artifact, StageError> {
+    fn opened(&self, store: &Store, output: OutputRecord) -> Result<Artifact, StageError> {
         let description = Description::new(output.kind, output.identity, output.facts);
         // Equal files may be different artefacts.
         let name = format!("{} {description:?}", output.tree);

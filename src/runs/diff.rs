@@ -222,13 +222,7 @@ fn outputs(stage: &RecordedStage, made: Option<Origin>) -> Vec<(String, OutputRe
     if stage.outputs.is_empty() {
         return made.map(|made| made.record.outputs.into_iter().collect()).unwrap_or_default();
     }
-    let record = |output: &engine::protocol::StoredOutput| OutputRecord {
-        kind: output.kind.clone(),
-        tree: output.tree,
-        identity: output.identity,
-        facts: output.facts.clone(),
-    };
-    stage.outputs.iter().map(|(name, output)| (name.clone(), record(output))).collect()
+    stage.outputs.clone().into_iter().collect()
 }
 
 /// The numbers among the facts of an output that differ, where there are two to compare.

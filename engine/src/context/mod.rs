@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cache::{Digest, FinishedFiles, Flushing, Store, StoreError, Tree, Verify};
+use cache::{Digest, FinishedFiles, Flushing, OutputRecord, Store, StoreError, Tree, Verify};
 use profile::Profile;
 use serde_json::{Map, Value};
 
@@ -19,7 +19,7 @@ use crate::execute::private_paths::PrivatePaths;
 use crate::history::stage_folder;
 use crate::parameter::{ArtifactKind, Input, Reference};
 use crate::pin::Pinned;
-use crate::protocol::{FileGrant, InputGrant, Job, Network, ProfileRequest, StoredOutput, WorkerEvent};
+use crate::protocol::{FileGrant, InputGrant, Job, Network, ProfileRequest, WorkerEvent};
 use crate::visible::visible;
 
 mod reuse;
@@ -76,7 +76,7 @@ impl Draft {
 #[derive(Debug)]
 pub struct Outcome {
     /// By output name.
-    pub outputs: BTreeMap<String, StoredOutput>,
+    pub outputs: BTreeMap<String, OutputRecord>,
     /// How it came about: backend, kernel set, threads.
     pub how: Map<String, Value>,
 }
@@ -98,7 +98,7 @@ pub struct StageContext {
     private: PrivatePaths,
     scratch: PathBuf,
     opened: BTreeMap<String, Artifact>,
-    outputs: BTreeMap<String, StoredOutput>,
+    outputs: BTreeMap<String, OutputRecord>,
     how: Map<String, Value>,
     last_progress: Option<Instant>,
     profile: Profile,
@@ -222,7 +222,7 @@ impl StageContext {
         flushing.map_or(Ok(()), Flushing::end).map_err(stored)?;
         let tree = self.store.add_tree(&folder, &tree).map_err(stored)?;
         drop(storing);
-        self.outputs.insert(output, StoredOutput { kind, tree, identity, facts });
+        self.outputs.insert(output, OutputRecord { kind, tree, identity, facts });
         Ok(())
     }
 

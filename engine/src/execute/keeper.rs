@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use cache::{Lock, ResultRecord, Staging, Store};
+use cache::{Lock, OutputRecord, ResultRecord, Staging, Store};
 use devices::CpuList;
 use serde_json::{Map, Value};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -24,12 +24,13 @@ use super::crash::{Evidence, crash};
 use super::ending::{Ending, Verdict};
 use super::executor::{Executor, Exit, Launch, Message, Process, Stop};
 use super::local::Local;
-use super::submission::{EVENTS_FILE, EXIT_FILE, JOB_FILE, Left, SUBMISSION_FILE, Stopped, Submission, job_lock};
-use super::whole_file::write_whole;
+use super::submission::{
+    EVENTS_FILE, EXIT_FILE, JOB_FILE, Left, SUBMISSION_FILE, Stopped, Submission, job_lock, write_json,
+};
 use crate::error::Cause;
 use crate::history::circumstances;
 use crate::memory::Memory;
-use crate::protocol::{Job, StoredOutput, WorkerEvent};
+use crate::protocol::{Job, WorkerEvent};
 
 /// The argument that makes this program a keeper; the folder of the submission follows it.
 pub const KEEPER_ARGUMENT: &str = "__job";
@@ -48,7 +49,7 @@ pub fn main(folder: &Path) -> ExitCode {
     let ended = Keeper::open(folder).and_then(|keeper| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let left = runtime.block_on(keeper.keep())?;
-        write_whole(&folder.join(EXIT_FILE), &left)?;
+        write_json(&folder.join(EXIT_FILE), &left)?;
         Ok(left)
     });
     match ended {
@@ -73,7 +74,7 @@ struct Keeper {
 /// What the stage's process said and how it ended.
 struct Heard {
     exit: Exit,
-    finished: Option<(BTreeMap<String, StoredOutput>, Map<String, Value>)>,
+    finished: Option<(BTreeMap<String, OutputRecord>, Map<String, Value>)>,
     failed: bool,
     stopped: Option<Stopped>,
 }

@@ -19,7 +19,6 @@ pub mod stage_process;
 pub mod stragglers;
 pub mod submission;
 pub mod watcher;
-mod whole_file;
 
 pub use ending::{Ending, Verdict};
 pub use executor::{Executor, Exit, JobNews, Launch, Message, Process, StartError, Stop};

@@ -1,10 +1,12 @@
 //! What passes between an engine and the keeper of a job that it submitted to a cluster, by files in a folder that both
 //! see.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cache::{Digest, KeyDocument};
+use cache::atomic::write_atomically;
+use cache::{Digest, KeyDocument, StoreError};
 use devices::DeviceKind;
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +25,14 @@ pub const EVENTS_FILE: &str = "events.jsonl";
 
 /// How it ended.
 pub const EXIT_FILE: &str = "exit.json";
+
+/// Writes a value as a JSON file that other machines, which may read it at any moment, find whole or not at all.
+///
+/// # Errors
+/// Fails with the error of the operating system; the caller names the path.
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    write_atomically(path, &serde_json::to_vec_pretty(value)?).map_err(StoreError::into_io)
+}
 
 /// What an engine asks of a cluster for one process.
 #[derive(Debug, Clone)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use cache::{Digest, ResultRecord, regular};
+use cache::{Digest, OutputRecord, ResultRecord, regular};
 use profile::Summary;
 use serde::Serialize;
 use serde_json::Value;
@@ -14,7 +14,7 @@ use super::folder::{
     JOB_FILE, PROFILE_FILE, RESULT_FILE, RunPlan, RunStage, TRACE_FILE, is_alive, own_traces, stage_folder,
 };
 use crate::error::Cause;
-use crate::protocol::{Job, StoredOutput, WorkerEvent};
+use crate::protocol::{Job, WorkerEvent};
 use crate::run::event::{Conclusion, Counts, RunEvent};
 
 /// A run, in a line.
@@ -112,7 +112,7 @@ pub struct RecordedStage {
     /// Each start of its process.
     pub attempts: Vec<Attempt>,
     /// What it made in this run; empty where it was cached.
-    pub outputs: BTreeMap<String, StoredOutput>,
+    pub outputs: BTreeMap<String, OutputRecord>,
     /// What it warned of, where words were read.
     pub warnings: Vec<String>,
 }

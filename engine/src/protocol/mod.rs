@@ -159,7 +159,7 @@ pub enum WorkerEvent {
     /// All outputs are stored.
     Finished {
         /// By output name.
-        outputs: BTreeMap<String, StoredOutput>,
+        outputs: BTreeMap<String, OutputRecord>,
         /// How the result came about: backend, kernel set, threads. Not part of any key.
         how: serde_json::Map<String, serde_json::Value>,
     },
@@ -174,31 +174,6 @@ pub enum WorkerEvent {
         /// For [`Cause::CorruptInput`]: the damaged object.
         object: Option<Digest>,
     },
-}
-
-/// An output in the store.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct StoredOutput {
-    /// The artefact's kind.
-    pub kind: String,
-    /// The stored folder.
-    pub tree: Digest,
-    /// What enters downstream keys.
-    pub identity: Digest,
-    /// Facts for later checks.
-    pub facts: Facts,
-}
-
-impl From<OutputRecord> for StoredOutput {
-    fn from(OutputRecord { kind, tree, identity, facts }: OutputRecord) -> Self {
-        Self { kind, tree, identity, facts }
-    }
-}
-
-impl From<StoredOutput> for OutputRecord {
-    fn from(StoredOutput { kind, tree, identity, facts }: StoredOutput) -> Self {
-        Self { kind, tree, identity, facts }
-    }
 }
 
 #[cfg(test)]

@@ -91,7 +91,7 @@ fn map(value: Value) -> Map<String, Value> {
 /// Every event, with and without what may be left out. The match fails to compile for an event that is not here.
 fn events() -> Vec<WorkerEvent> {
     let stored =
-        StoredOutput { kind: "rows".into(), tree: digest(), identity: digest(), facts: map(json!({ "rows": 3 })) };
+        OutputRecord { kind: "rows".into(), tree: digest(), identity: digest(), facts: map(json!({ "rows": 3 })) };
     let failed = |cause, help, object| WorkerEvent::Failed { cause, messages: vec!["no".into()], help, object };
     let events = vec![
         WorkerEvent::Started { protocol: PROTOCOL },

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use cache::Digest;
+use cache::{Digest, OutputRecord};
 use devices::DeviceKind;
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ use crate::error::Cause;
 use crate::execute::JobNews;
 use crate::executor::ExecutorKind;
 use crate::file::problem::Problem;
-use crate::protocol::{StoredOutput, WorkerEvent};
+use crate::protocol::WorkerEvent;
 
 /// One thing that happened.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -173,7 +173,7 @@ pub enum RunEvent {
         /// The most memory that the process held at once, by the operating system's count.
         peak_memory_bytes: u64,
         /// What it made.
-        outputs: BTreeMap<String, StoredOutput>,
+        outputs: BTreeMap<String, OutputRecord>,
         /// How that compares with the result before, where it was made again although there was one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         compared: Option<Compared>,

@@ -15,7 +15,6 @@ use crate::execute::Process;
 use crate::memory::Kills;
 use crate::plan::{Plan, Wanted};
 use crate::preflight::{Estimate, Work};
-use crate::protocol::StoredOutput;
 use crate::publish::{PublishError, Published};
 
 /// The end of a copy out of the store.
@@ -81,7 +80,7 @@ pub(super) struct Running {
     pub timeout_at: Option<Instant>,
     pub kill_at: Option<Instant>,
     pub timed_out: bool,
-    pub finished: Option<(BTreeMap<String, StoredOutput>, Map<String, Value>)>,
+    pub finished: Option<(BTreeMap<String, OutputRecord>, Map<String, Value>)>,
     pub failed: Option<Failure>,
     /// What there was to do when it was started.
     pub work: Option<Work>,

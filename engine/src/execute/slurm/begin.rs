@@ -17,8 +17,7 @@ use super::request::{OUTPUT_FILE, arguments, script};
 use super::state::Details;
 use super::tail::Tail;
 use crate::error::Cause;
-use crate::execute::submission::{ClusterJob, EVENTS_FILE, SUBMISSION_FILE, Submission};
-use crate::execute::whole_file::write_whole;
+use crate::execute::submission::{ClusterJob, EVENTS_FILE, SUBMISSION_FILE, Submission, write_json};
 use crate::execute::{Ending, JobNews, Launch, Message, StartError, Stop, Verdict};
 
 /// The longest wait between two tries to submit.
@@ -183,7 +182,7 @@ fn prepare(slurm: &Slurm, launch: &Launch, job: &ClusterJob, stage_folder: &Path
         grace_seconds: job.grace.as_secs_f64(),
     };
     let path = folder.join(SUBMISSION_FILE);
-    write_whole(&path, &submission).map_err(failed("write", &path))?;
+    write_json(&path, &submission).map_err(failed("write", &path))?;
     let path = folder.join("script");
     fs::write(&path, script(&slurm.program, &folder, job)).map_err(failed("write", &path))?;
     let record = JobRecord {

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use cache::{Digest, regular};
 use serde::{Deserialize, Serialize};
 
-use crate::execute::whole_file::write_whole;
+use crate::execute::submission::write_json;
 
 /// A job that makes a result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,7 +69,7 @@ impl Records {
     /// Fails where the disk refuses.
     pub fn write(&self, record: &JobRecord) -> io::Result<()> {
         fs::create_dir_all(&self.folder)?;
-        write_whole(&self.path(&record.key), record)
+        write_json(&self.path(&record.key), record)
     }
 
     /// Removes the record of a key; one that is not there is removed.

@@ -10,7 +10,7 @@ mod scratch;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use cache::{Digest, Store, Tree};
+use cache::{Digest, OutputRecord, Store, Tree};
 use serde::Serialize;
 
 use self::record::Records;
@@ -21,7 +21,7 @@ use super::recorded::Recorded;
 use crate::artifact::stored_files;
 use crate::error::StageError;
 use crate::home::Home;
-use crate::protocol::{Job, StoredOutput};
+use crate::protocol::Job;
 use crate::stage::Registry;
 
 /// What is to be checked, and with what.
@@ -208,7 +208,7 @@ impl Verification<'_> {
     fn again(
         &self,
         job: &Job,
-        recorded: &BTreeMap<String, StoredOutput>,
+        recorded: &BTreeMap<String, OutputRecord>,
         scratch: &mut Scratch,
         tampered: &mut Vec<String>,
     ) -> Result<Verdict, VerifyError> {
@@ -246,11 +246,11 @@ impl Verification<'_> {
     fn compare(
         &self,
         name: &str,
-        recorded: &StoredOutput,
-        now: Option<&StoredOutput>,
+        recorded: &OutputRecord,
+        now: Option<&OutputRecord>,
         scratch: &Store,
     ) -> Option<DifferentOutput> {
-        let files = |store: &Store, output: &StoredOutput| stored_files(store, &output.tree, &output.identity).ok();
+        let files = |store: &Store, output: &OutputRecord| stored_files(store, &output.tree, &output.identity).ok();
         let before = files(self.store, recorded);
         let after = now.and_then(|now| files(scratch, now));
         let same_facts = now.is_some_and(|now| now.facts == recorded.facts);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use cache::{Digest, Examined, KeyDocument, ResultRecord, Store};
+use cache::{Digest, Examined, KeyDocument, OutputRecord, ResultRecord, Store};
 
 use crate::context::pick;
 use crate::file::tree::Node;
@@ -13,7 +13,7 @@ use crate::history::folder::{JOB_FILE, RESULT_FILE};
 use crate::history::recorded::Recorded;
 use crate::home::Home;
 use crate::parameter::{KeyWriter, Reader, Reference};
-use crate::protocol::{Job, StoredOutput};
+use crate::protocol::Job;
 use crate::stage::Registry;
 
 /// The records of one result.
@@ -23,7 +23,7 @@ pub(super) struct Records {
     /// What its process was told.
     pub job: Option<Job>,
     /// What came out, by the events of the run.
-    pub outputs: BTreeMap<String, StoredOutput>,
+    pub outputs: BTreeMap<String, OutputRecord>,
     /// The run's copy, and the store's record, each with its name.
     copies: Vec<(String, Result<ResultRecord, String>)>,
     program: String,
@@ -134,7 +134,7 @@ impl Records {
     }
 
     fn other_outputs(&self, name: &str, record: &ResultRecord) -> Vec<String> {
-        let differs = |(output, recorded): (&String, &StoredOutput)| {
+        let differs = |(output, recorded): (&String, &OutputRecord)| {
             let other = record.outputs.get(output);
             let same = other.is_some_and(|other| {
                 (other.tree, other.identity, &other.kind) == (recorded.tree, recorded.identity, &recorded.kind)

@@ -6,14 +6,14 @@ use std::fs;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
-use cache::{Digest, Staging, Store, StoreError};
+use cache::{Digest, OutputRecord, Staging, Store, StoreError};
 use devices::CpuList;
 use tokio::sync::mpsc::unbounded_channel;
 
 use crate::context::stored;
 use crate::error::{Cause, OrFail, StageError};
 use crate::execute::{Ending, Executor, Launch, Local, Message};
-use crate::protocol::{Job, StoredOutput, WorkerEvent};
+use crate::protocol::{Job, WorkerEvent};
 
 /// A store, and a way to run stages in it.
 pub(super) struct Scratch {
@@ -34,7 +34,7 @@ pub(super) enum NotTaken {
 }
 
 /// What a stage made and how long it took, or why it failed.
-type Ended = Result<(BTreeMap<String, StoredOutput>, f64), Vec<String>>;
+type Ended = Result<(BTreeMap<String, OutputRecord>, f64), Vec<String>>;
 
 impl Scratch {
     /// An empty store within the private part of another.
