@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use profile::{Profile, Work};
 
 use super::operand::{OperandBuffer, OperandTarget};
-use super::product::{Into, Target, View, ViewMut};
+use super::product::{Target, View, ViewMut};
 use super::weight::Sense;
 use super::{Cache, Cpu, Tensor, Weight, loss, norm, pointwise};
 use crate::batch::Documents;
@@ -30,15 +30,11 @@ impl Cpu {
     }
 
     /// Shapes an output that is replaced, or checks one that is added to.
-    fn output(&self, write: Write, y: &mut Tensor, rows: usize, columns: usize) -> Into {
+    fn output(&self, write: Write, y: &mut Tensor, rows: usize, columns: usize) {
         match write {
-            Write::Replace => {
-                y.reshape(&self.buffers, rows, columns);
-                Into::Replace
-            }
+            Write::Replace => y.reshape(&self.buffers, rows, columns),
             Write::Add => {
                 assert_eq!((y.rows(), y.columns()), (rows, columns), "shape of an output that is added to");
-                Into::Add
             }
         }
     }
@@ -56,11 +52,11 @@ impl Cpu {
     }
 
     /// `y (+)= scale · mask ∘ x`, of one shape; see [`Ops::dropout`].
-    pub(super) fn drop_elements(&self, x: View<'_>, mask: &DropoutMask<'_>, scale: f32, write: Into, y: &mut Tensor) {
+    pub(super) fn drop_elements(&self, x: View<'_>, mask: &DropoutMask<'_>, scale: f32, write: Write, y: &mut Tensor) {
         let _kernel = self.profile.kernel("dropout", || Work::values(2 * x.rows() * x.columns()));
         let columns = x.columns();
         self.each_rows(y.values_mut(), columns, |first, y| {
-            if write == Into::Replace {
+            if write == Write::Replace {
                 y.fill(0.0);
             }
             let mut factors = vec![0.0; columns];
@@ -357,9 +353,9 @@ impl Ops for Cpu {
     ) -> Result {
         let _kernel = self.profile.kernel("scale columns", || Work::values(2 * x.rows() * x.columns()));
         let columns = x.columns();
-        let write = self.output(write, y, x.rows(), columns);
+        self.output(write, y, x.rows(), columns);
         self.each_rows(y.values_mut(), columns, |first, y| {
-            if write == Into::Replace {
+            if write == Write::Replace {
                 y.fill(0.0);
             }
             let x = &x.values()[first * columns..][..y.len()];
@@ -374,13 +370,13 @@ impl Ops for Cpu {
     }
 
     fn dropout(&self, x: &Tensor, mask: &DropoutMask<'_>, scale: f32, write: Write, y: &mut Tensor) -> Result {
-        let write = self.output(write, y, x.rows(), x.columns());
+        self.output(write, y, x.rows(), x.columns());
         self.drop_elements(x.view(), mask, scale, write, y);
         Ok(())
     }
 
     fn linear(&self, x: &Tensor, weight: &Weight, bias: Option<&Tensor>, write: Write, y: &mut Tensor) -> Result {
-        let write = self.output(write, y, x.rows(), weight.out_features);
+        self.output(write, y, x.rows(), weight.out_features);
         let bias = bias.map(Tensor::values);
         self.weight_product(
             self.operand(x.view(), &mut OperandBuffer::default()),
@@ -394,7 +390,7 @@ impl Ops for Cpu {
     }
 
     fn linear_backward(&self, dy: &Tensor, weight: &Weight, write: Write, dx: &mut Tensor) -> Result {
-        let write = self.output(write, dx, dy.rows(), weight.in_features);
+        self.output(write, dx, dy.rows(), weight.in_features);
         self.weight_product(
             self.operand(dy.view(), &mut OperandBuffer::default()),
             weight,
@@ -412,7 +408,7 @@ impl Ops for Cpu {
             Form::Nt => (a.view(), b.view().transposed()),
             Form::Tn => (a.view().transposed(), b.view()),
         };
-        let write = self.output(write, c, a.rows(), b.columns());
+        self.output(write, c, a.rows(), b.columns());
         self.product(scale, a, b, write, c.view_mut());
         Ok(())
     }
@@ -446,9 +442,9 @@ impl Ops for Cpu {
     ) -> Result {
         let _kernel = self.profile.kernel("norm backward", || Work::values(3 * x.rows() * x.columns()));
         let (columns, width, runs) = (x.columns(), weight.columns(), inverse_rms.columns());
-        let write = self.output(write, dx, x.rows(), columns);
+        self.output(write, dx, x.rows(), columns);
         self.each_rows(dx.values_mut(), columns, |first, dx| {
-            if write == Into::Replace {
+            if write == Write::Replace {
                 dx.fill(0.0);
             }
             let (x, dy) = (&x.values()[first * columns..][..dx.len()], &dy.values()[first * columns..][..dx.len()]);

@@ -12,13 +12,13 @@ use profile::{Rate, Work};
 use super::Cpu;
 use super::memory::Memory;
 use super::operand::Operand;
-use super::product::{Element, Finish, Into, Path, Side, Target, View, ViewMut};
+use super::product::{Element, Finish, Path, Side, Target, View, ViewMut};
 use super::quantized::{Bits, Quantized};
 use super::rounding::round;
 use super::shared::SharedWeightsError;
 use super::tensor::Tensor;
 use crate::fingerprint;
-use crate::ops::{Compute, WeightRole};
+use crate::ops::{Compute, WeightRole, Write};
 
 /// A weight `[out, in]`, row-major, in the type that is computed in.
 pub struct Weight {
@@ -60,7 +60,7 @@ pub(super) struct WeightPart<'a> {
 impl<'a> WeightPart<'a> {
     fn side<T: Copy>(&self, values: &'a [T], sense: Sense) -> Side<'a, T> {
         let b = self.weight.view(values, sense).column_range(self.columns.clone());
-        Side { b, finish: Finish { scale: 1.0, bias: self.bias, write: Into::Replace }, c: self.c }
+        Side { b, finish: Finish { scale: 1.0, bias: self.bias, write: Write::Replace }, c: self.c }
     }
 }
 
@@ -290,7 +290,7 @@ impl Cpu {
         weight: &Weight,
         sense: Sense,
         bias: Option<&[f32]>,
-        write: Into,
+        write: Write,
         c: ViewMut<'_>,
     ) {
         let name = match sense {
@@ -356,7 +356,7 @@ mod tests {
                     let mut buffer = OperandBuffer::default();
                     let a = cpu.operand(View::new(&a, rows, inner, inner), &mut buffer);
                     let target = ViewMut::new(&mut c, rows, columns, columns);
-                    cpu.weight_product(a, &weight, sense, None, Into::Add, target);
+                    cpu.weight_product(a, &weight, sense, None, Write::Add, target);
                     for (index, found) in c.into_iter().enumerate() {
                         let expected = element(index / columns, index % columns);
                         assert_eq!(found, expected, "{rows}x{out_features}x{in_features} {} {index}", set.name());
