@@ -11,10 +11,9 @@ use super::product::{Target, View, ViewMut};
 use super::weight::Sense;
 use super::{Cache, Cpu, Tensor, Weight, loss, norm, pointwise};
 use crate::batch::Documents;
-use crate::checkpoint::Rows;
 use crate::ops::{
     Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, LogitGradient, Ops,
-    ReadWeightError, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, WeightRole, Write,
+    PrepareError, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, WeightRole, WeightSource, Write,
 };
 use crate::random::DropoutMask;
 
@@ -183,41 +182,17 @@ impl Ops for Cpu {
         Ok(())
     }
 
-    fn weight(&self, out_features: usize, in_features: usize, values: Vec<f32>) -> Result<Weight> {
-        let _kernel = self.profile.kernel("prepare weight", || Work::values(values.len()));
-        Ok(self.make_weight(out_features, in_features, values))
-    }
-
-    fn table(&self, vocab_size: usize, hidden_size: usize, values: Vec<f32>) -> Result<Weight> {
-        Ok(self.make_table(vocab_size, hidden_size, values))
-    }
-
-    fn read_weight(
+    fn prepare(
         &self,
-        role: WeightRole,
+        source: WeightSource<'_, Tensor>,
         shape: [usize; 2],
-        rows: &dyn Rows,
-    ) -> std::result::Result<Weight, ReadWeightError> {
-        let _kernel = self.profile.kernel("read weight", || Work::values(shape[0] * shape[1]));
-        let compute = match (role, self.compute) {
-            // 4 bits would be too few to tell tokens apart.
-            (WeightRole::Table, Compute::Int4) => Compute::Int8,
-            (WeightRole::Matrix | WeightRole::Table, compute) => compute,
-        };
-        Ok(self.weight_of_rows(compute, shape, rows)?)
-    }
-
-    fn share(&self, weight: Weight) -> Result<Weight> {
-        self.move_to_shared(weight).map_err(|error| error.in_operation("share"))
-    }
-
-    fn shared(&self, out_features: usize, in_features: usize) -> Result<Option<Weight>> {
-        self.next_shared(out_features, in_features).map_err(|error| error.in_operation("shared"))
-    }
-
-    fn weight_of(&self, role: WeightRole, values: &mut Tensor) -> Result<Weight> {
-        let _kernel = self.profile.kernel("prepare weight", || Work::values(values.rows() * values.columns()));
-        Ok(self.weight_of_values(role, values))
+        role: WeightRole,
+    ) -> std::result::Result<Weight, PrepareError> {
+        let _kernel = self.profile.kernel("prepare weight", || Work::values(shape[0] * shape[1]));
+        match source {
+            WeightSource::Rows(rows) => self.frozen_weight(role, shape, rows),
+            WeightSource::Trained(values) => Ok(self.weight_of_values(role, values)),
+        }
     }
 
     fn refresh(&self, weight: &mut Weight, values: &mut Tensor) -> Result {

@@ -46,7 +46,7 @@ impl Cpu {
         });
         inverse_rms.reshape(&self.buffers, rows, 1);
         let inverse_rms = inverse_rms.target();
-        self.prepare(rows, columns, wanted, |row, y| {
+        self.prepared_rows(rows, columns, wanted, |row, y| {
             let x = x.view().row(row);
             if let Some(input) = input {
                 // SAFETY: each row is written once.
