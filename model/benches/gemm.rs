@@ -15,8 +15,9 @@ mod machine;
 use std::error::Error;
 use std::time::{Duration, Instant};
 
+use model::checkpoint::ValueRows;
 use model::cpu::{Cpu, Tensor};
-use model::ops::{Compute, Form, Ops, Write};
+use model::ops::{Compute, Form, Ops, WeightRole, WeightSource, Write};
 
 use machine::cpu_time;
 
@@ -106,7 +107,9 @@ fn time(cpu: &Cpu, compute: Compute, peaks: Peaks, shape: Shape, arguments: &Arg
     let Shape { tokens, inputs, outputs } = shape;
     let value = |index: usize| ((index * 37) % 101) as f32 / 101.0 - 0.5;
     let values = |count: usize| (0..count).map(value).collect::<Vec<_>>();
-    let weight = cpu.weight(outputs, inputs, values(outputs * inputs))?;
+    let rows = values(outputs * inputs);
+    let rows = WeightSource::Rows(&ValueRows::new(&rows, inputs));
+    let weight = cpu.prepare(rows, [outputs, inputs], WeightRole::Matrix)?;
     let x = cpu.tensor(tokens, inputs, &values(tokens * inputs))?;
     let dy = cpu.tensor(tokens, outputs, &values(tokens * outputs))?;
     let (mut y, mut dx) = (Tensor::default(), Tensor::default());

@@ -31,10 +31,10 @@ pub struct KernelError {
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// Why a weight cannot be made of rows that are read.
+/// Why a weight cannot be prepared.
 #[derive(Debug, thiserror::Error)]
-pub enum ReadWeightError {
-    /// They cannot be read.
+pub enum PrepareError {
+    /// Its rows cannot be read.
     #[error(transparent)]
     Read(#[from] CheckpointError),
     /// The device failed.
@@ -42,12 +42,22 @@ pub enum ReadWeightError {
     Kernel(#[from] KernelError),
 }
 
+/// Where the values of a weight come from.
+pub enum WeightSource<'a, T> {
+    /// Rows that are read, of a frozen weight: a set may have them read straight to where it stores the weight.
+    Rows(&'a dyn Rows),
+    /// Trained values, which the weight follows: see [`Ops::refresh`]. A set whose weights are as these values are may
+    /// read them in place.
+    Trained(&'a mut T),
+}
+
 /// What a weight is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightRole {
     /// Products with activations.
     Matrix,
-    /// The embedding or the head, which tell tokens apart: a set may keep them in a finer type.
+    /// The token embedding or the LM head, which are sensitive to quantisation: a set may store them at higher
+    /// precision.
     Table,
 }
 
@@ -294,50 +304,23 @@ pub trait Ops: Send + Sync + 'static {
     }
     /// Makes `to` a copy of `from`.
     fn copy(&self, from: &Self::Tensor, to: &mut Self::Tensor) -> Result;
-    /// A prepared weight of these values, `[out, in]` row by row.
-    fn weight(&self, out_features: usize, in_features: usize, values: Vec<f32>) -> Result<Self::Weight>;
-    /// As [`Ops::weight`], of the embedding or the head, which tell tokens apart: a set may keep them in a finer type.
-    fn table(&self, vocab_size: usize, hidden_size: usize, values: Vec<f32>) -> Result<Self::Weight> {
-        self.weight(vocab_size, hidden_size, values)
-    }
-    /// As [`Ops::weight`] or [`Ops::table`], of rows `[out, in]` that are read: a set may have them read straight to
-    /// where it keeps them.
-    fn read_weight(
+    /// A weight `[out, in]`, in the form that products read.
+    ///
+    /// A set may move a weight of rows to memory that other processes map, or take it from there where one of them has
+    /// prepared it, without reading a row. A decoder prepares its weights in the same order in every process.
+    ///
+    /// # Errors
+    /// Fails if rows cannot be read, or the device fails.
+    fn prepare(
         &self,
+        source: WeightSource<'_, Self::Tensor>,
+        shape: [usize; 2],
         role: WeightRole,
-        [out_features, in_features]: [usize; 2],
-        rows: &dyn Rows,
-    ) -> std::result::Result<Self::Weight, ReadWeightError> {
-        let mut values = vec![0.0; out_features * in_features];
-        rows.read(0, &mut values)?;
-        Ok(match role {
-            WeightRole::Matrix => self.weight(out_features, in_features, values)?,
-            WeightRole::Table => self.table(out_features, in_features, values)?,
-        })
-    }
-    /// Moves a frozen weight to where other processes see it, for a set that has such a place.
-    fn share(&self, weight: Self::Weight) -> Result<Self::Weight> {
-        Ok(weight)
-    }
-    /// The frozen weight that another process has moved there next; none where this process prepares its own. A decoder
-    /// asks for its weights in the same order in every process.
-    fn shared(&self, _out_features: usize, _in_features: usize) -> Result<Option<Self::Weight>> {
-        Ok(None)
-    }
-    /// A weight prepared from trained values, `[out, in]`. A set whose weights are as these values are may have it read
-    /// them where they lie.
-    fn weight_of(&self, role: WeightRole, values: &mut Self::Tensor) -> Result<Self::Weight> {
-        let (out_features, in_features) = self.shape(values);
-        let values = self.read(values)?;
-        match role {
-            WeightRole::Matrix => self.weight(out_features, in_features, values),
-            WeightRole::Table => self.table(out_features, in_features, values),
-        }
-    }
-    /// Prepares such a weight again after its values changed.
+    ) -> std::result::Result<Self::Weight, PrepareError>;
+    /// Prepares a weight of [`WeightSource::Trained`] values again after these changed.
     fn refresh(&self, weight: &mut Self::Weight, values: &mut Self::Tensor) -> Result;
-    /// Says that the values of such a weight are about to change, and that it is refreshed before it is used. Else a
-    /// set that reads them where they lie copies them first.
+    /// Announces that the values of such a weight are about to change, and that it is refreshed before it is used. Else
+    /// a set whose weights share memory with these values copies them first.
     fn release(&self, _weight: &mut Self::Weight) {}
     /// A number that changes with every change of a single value of the weight, and by all odds with any other.
     fn fingerprint(&self, weight: &Self::Weight) -> Result<u64>;

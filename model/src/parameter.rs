@@ -1,7 +1,7 @@
 //! The values of a model: frozen, or trained with a gradient and moments beside them.
 
 use crate::checkpoint::Rows;
-use crate::ops::{Ops, ReadWeightError, Result, WeightRole};
+use crate::ops::{Ops, PrepareError, Result, WeightRole, WeightSource};
 
 /// A tensor that a checkpoint or an adapter names: a norm weight, a bias, an adapter matrix, or a trained weight.
 pub struct Parameter<B: Ops> {
@@ -150,70 +150,48 @@ pub enum Keep {
 }
 
 impl<B: Ops> Matrix<B> {
-    /// A matrix of these values, `[out, in]` row by row.
-    ///
-    /// # Errors
-    /// Fails if the device does.
-    pub fn new(ops: &B, name: impl Into<String>, shape: [usize; 2], values: Vec<f32>, keep: Keep) -> Result<Self> {
-        Self::prepared_for(WeightRole::Matrix, ops, name.into(), shape, values, keep)
-    }
-
-    /// As [`Matrix::new`], for an embedding or a head.
-    ///
-    /// # Errors
-    /// Fails if the device does.
-    pub fn table(ops: &B, name: impl Into<String>, shape: [usize; 2], values: Vec<f32>, keep: Keep) -> Result<Self> {
-        Self::prepared_for(WeightRole::Table, ops, name.into(), shape, values, keep)
-    }
-
-    fn prepared_for(
-        role: WeightRole,
-        ops: &B,
-        name: String,
-        shape: [usize; 2],
-        values: Vec<f32>,
-        keep: Keep,
-    ) -> Result<Self> {
-        let [out_features, in_features] = shape;
-        let (weight, trained) = match (keep, role) {
-            (Keep::Frozen, WeightRole::Matrix) => (ops.share(ops.weight(out_features, in_features, values)?)?, None),
-            (Keep::Frozen, WeightRole::Table) => (ops.share(ops.table(out_features, in_features, values)?)?, None),
-            (Keep::Trainable, role) => {
-                let mut parameter = Parameter::new(ops, name.clone(), &shape, &values)?;
-                (ops.weight_of(role, &mut parameter.value)?, Some(parameter))
-            }
-        };
-        Ok(Self { name, out_features, in_features, weight, trained, replaced: None })
-    }
-
-    /// A frozen matrix of rows that are read.
+    /// A frozen matrix of rows that are read. Where processes share their weights, only one of them reads the rows.
     ///
     /// # Errors
     /// Fails if they cannot be read, or the device fails.
-    pub(crate) fn read(
+    pub fn frozen(
         ops: &B,
-        name: String,
+        name: impl Into<String>,
         shape: [usize; 2],
         role: WeightRole,
         rows: &dyn Rows,
-    ) -> std::result::Result<Self, ReadWeightError> {
-        let [out_features, in_features] = shape;
-        let weight = ops.share(ops.read_weight(role, shape, rows)?)?;
-        Ok(Self { name, out_features, in_features, weight, trained: None, replaced: None })
+    ) -> std::result::Result<Self, PrepareError> {
+        let weight = ops.prepare(WeightSource::Rows(rows), shape, role)?;
+        Ok(Self::of(name.into(), shape, weight, None))
     }
 
-    /// A frozen matrix that another process has prepared; none where this process prepares its own.
+    /// A matrix of these values, `[out, in]` row by row, which are a parameter that can be trained.
     ///
     /// # Errors
     /// Fails if the device does.
-    pub(crate) fn shared(ops: &B, name: &str, shape: [usize; 2], keep: Keep) -> Result<Option<Self>> {
-        let [out_features, in_features] = shape;
-        if keep == Keep::Trainable {
-            return Ok(None);
+    pub fn trainable(
+        ops: &B,
+        name: impl Into<String>,
+        shape: [usize; 2],
+        role: WeightRole,
+        values: &[f32],
+    ) -> Result<Self> {
+        let name = name.into();
+        let mut parameter = Parameter::new(ops, name.clone(), &shape, values)?;
+        match ops.prepare(WeightSource::Trained(&mut parameter.value), shape, role) {
+            Ok(weight) => Ok(Self::of(name, shape, weight, Some(parameter))),
+            Err(PrepareError::Kernel(error)) => Err(error),
+            Err(PrepareError::Read(_)) => unreachable!("trained values are not read from a file"),
         }
-        let of_weight =
-            |weight| Self { name: name.to_owned(), out_features, in_features, weight, trained: None, replaced: None };
-        Ok(ops.shared(out_features, in_features)?.map(of_weight))
+    }
+
+    fn of(
+        name: String,
+        [out_features, in_features]: [usize; 2],
+        weight: B::Weight,
+        trained: Option<Parameter<B>>,
+    ) -> Self {
+        Self { name, out_features, in_features, weight, trained, replaced: None }
     }
 
     /// Prepares the weight again from its trained values; nothing to do for a frozen one.
@@ -227,7 +205,7 @@ impl<B: Ops> Matrix<B> {
         }
     }
 
-    /// Says that its trained values, if it has any, are about to change; [`Matrix::refresh`] comes before the next
+    /// Announces that its trained values, if it has any, are about to change; [`Matrix::refresh`] comes before the next
     /// product.
     pub fn release(&mut self, ops: &B) {
         if self.trained.is_some() {

@@ -176,17 +176,18 @@ pub(crate) fn row_norms<B: Ops>(ops: &B, matrix: &Matrix<B>) -> Result<Vec<f32>>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::ValueRows;
     use crate::cpu::Cpu;
     use crate::init::{Fill, fresh_tensor};
-    use crate::ops::Compute;
-    use crate::parameter::Keep;
+    use crate::ops::{Compute, WeightRole};
 
     /// The norms of `W + s·BA` for A = W and B = c·1, so that it is (1 + s·c)·W, and those norms in f64.
     fn norms(factor: f32, scaling: f32) -> (Vec<f32>, Vec<f64>) {
         let (rows, columns) = (7, 150);
         let values = fresh_tensor(3, "w", rows * columns, Fill::Normal(1.0));
         let ops = Cpu::new(2, Compute::F32).unwrap();
-        let matrix = Matrix::new(&ops, "w", [rows, columns], values.clone(), Keep::Frozen).unwrap();
+        let stored = ValueRows::new(&values, columns);
+        let matrix = Matrix::frozen(&ops, "w", [rows, columns], WeightRole::Matrix, &stored).unwrap();
         let a = ops.tensor(rows, columns, &values).unwrap();
         let diagonal: Vec<f32> =
             (0..rows * rows).map(|index| if index % (rows + 1) == 0 { factor } else { 0.0 }).collect();

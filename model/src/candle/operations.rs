@@ -8,7 +8,8 @@ use crate::batch::Documents;
 use crate::fingerprint;
 use crate::ops::{
     Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, KernelError,
-    LogitGradient, Ops, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, Write,
+    LogitGradient, Ops, PrepareError, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, WeightRole, WeightSource,
+    Write,
 };
 use crate::random::DropoutMask;
 
@@ -70,11 +71,21 @@ impl Ops for Candle {
         Ok(())
     }
 
-    fn weight(&self, out_features: usize, in_features: usize, values: Vec<f32>) -> Result<CandleWeight> {
-        self.named("weight", || {
-            let values = Tensor::from_vec(values, (out_features, in_features), &self.device)?;
-            Ok(CandleWeight(self.operand(&values)?))
-        })
+    fn prepare(
+        &self,
+        source: WeightSource<'_, CandleTensor>,
+        [out_features, in_features]: [usize; 2],
+        _role: WeightRole,
+    ) -> std::result::Result<CandleWeight, PrepareError> {
+        let values = match source {
+            WeightSource::Rows(rows) => {
+                let mut values = vec![0.0; out_features * in_features];
+                rows.read(0, &mut values)?;
+                self.tensor(out_features, in_features, &values)?
+            }
+            WeightSource::Trained(values) => values.clone(),
+        };
+        Ok(self.named("prepare", || Ok(CandleWeight(self.operand(values.get())?)))?)
     }
 
     fn refresh(&self, weight: &mut CandleWeight, values: &mut CandleTensor) -> Result {

@@ -25,6 +25,26 @@ pub trait Bf16Rows: Sync {
     fn read_bytes(&self, first: usize, bytes: &mut [u8]) -> Result<(), CheckpointError>;
 }
 
+/// Rows of values in memory.
+pub struct ValueRows<'a> {
+    values: &'a [f32],
+    columns: usize,
+}
+
+impl<'a> ValueRows<'a> {
+    /// The rows of these values, of so many columns.
+    pub fn new(values: &'a [f32], columns: usize) -> Self {
+        Self { values, columns }
+    }
+}
+
+impl Rows for ValueRows<'_> {
+    fn read(&self, first: usize, values: &mut [f32]) -> Result<(), CheckpointError> {
+        values.copy_from_slice(&self.values[first * self.columns..][..values.len()]);
+        Ok(())
+    }
+}
+
 /// Rows of a tensor in a checkpoint.
 pub struct StoredRows<'a> {
     checkpoint: &'a Checkpoint,

@@ -7,14 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use profile::{Profile, Work};
 
 use super::operand::{OperandBuffer, OperandTarget};
-use super::product::{Into, Target, View, ViewMut};
+use super::product::{Target, View, ViewMut};
 use super::weight::Sense;
 use super::{Cache, Cpu, Tensor, Weight, loss, norm, pointwise};
 use crate::batch::Documents;
-use crate::checkpoint::Rows;
 use crate::ops::{
     Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, LogitGradient, Ops,
-    ReadWeightError, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, WeightRole, Write,
+    PrepareError, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, WeightRole, WeightSource, Write,
 };
 use crate::random::DropoutMask;
 
@@ -30,15 +29,11 @@ impl Cpu {
     }
 
     /// Shapes an output that is replaced, or checks one that is added to.
-    fn output(&self, write: Write, y: &mut Tensor, rows: usize, columns: usize) -> Into {
+    fn output(&self, write: Write, y: &mut Tensor, rows: usize, columns: usize) {
         match write {
-            Write::Replace => {
-                y.reshape(&self.buffers, rows, columns);
-                Into::Replace
-            }
+            Write::Replace => y.reshape(&self.buffers, rows, columns),
             Write::Add => {
                 assert_eq!((y.rows(), y.columns()), (rows, columns), "shape of an output that is added to");
-                Into::Add
             }
         }
     }
@@ -56,11 +51,11 @@ impl Cpu {
     }
 
     /// `y (+)= scale · mask ∘ x`, of one shape; see [`Ops::dropout`].
-    pub(super) fn drop_elements(&self, x: View<'_>, mask: &DropoutMask<'_>, scale: f32, write: Into, y: &mut Tensor) {
+    pub(super) fn drop_elements(&self, x: View<'_>, mask: &DropoutMask<'_>, scale: f32, write: Write, y: &mut Tensor) {
         let _kernel = self.profile.kernel("dropout", || Work::values(2 * x.rows() * x.columns()));
         let columns = x.columns();
         self.each_rows(y.values_mut(), columns, |first, y| {
-            if write == Into::Replace {
+            if write == Write::Replace {
                 y.fill(0.0);
             }
             let mut factors = vec![0.0; columns];
@@ -187,41 +182,17 @@ impl Ops for Cpu {
         Ok(())
     }
 
-    fn weight(&self, out_features: usize, in_features: usize, values: Vec<f32>) -> Result<Weight> {
-        let _kernel = self.profile.kernel("prepare weight", || Work::values(values.len()));
-        Ok(self.make_weight(out_features, in_features, values))
-    }
-
-    fn table(&self, vocab_size: usize, hidden_size: usize, values: Vec<f32>) -> Result<Weight> {
-        Ok(self.make_table(vocab_size, hidden_size, values))
-    }
-
-    fn read_weight(
+    fn prepare(
         &self,
-        role: WeightRole,
+        source: WeightSource<'_, Tensor>,
         shape: [usize; 2],
-        rows: &dyn Rows,
-    ) -> std::result::Result<Weight, ReadWeightError> {
-        let _kernel = self.profile.kernel("read weight", || Work::values(shape[0] * shape[1]));
-        let compute = match (role, self.compute) {
-            // 4 bits would be too few to tell tokens apart.
-            (WeightRole::Table, Compute::Int4) => Compute::Int8,
-            (WeightRole::Matrix | WeightRole::Table, compute) => compute,
-        };
-        Ok(self.weight_of_rows(compute, shape, rows)?)
-    }
-
-    fn share(&self, weight: Weight) -> Result<Weight> {
-        self.move_to_shared(weight).map_err(|error| error.in_operation("share"))
-    }
-
-    fn shared(&self, out_features: usize, in_features: usize) -> Result<Option<Weight>> {
-        self.next_shared(out_features, in_features).map_err(|error| error.in_operation("shared"))
-    }
-
-    fn weight_of(&self, role: WeightRole, values: &mut Tensor) -> Result<Weight> {
-        let _kernel = self.profile.kernel("prepare weight", || Work::values(values.rows() * values.columns()));
-        Ok(self.weight_of_values(role, values))
+        role: WeightRole,
+    ) -> std::result::Result<Weight, PrepareError> {
+        let _kernel = self.profile.kernel("prepare weight", || Work::values(shape[0] * shape[1]));
+        match source {
+            WeightSource::Rows(rows) => self.frozen_weight(role, shape, rows),
+            WeightSource::Trained(values) => Ok(self.weight_of_values(role, values)),
+        }
     }
 
     fn refresh(&self, weight: &mut Weight, values: &mut Tensor) -> Result {
@@ -357,9 +328,9 @@ impl Ops for Cpu {
     ) -> Result {
         let _kernel = self.profile.kernel("scale columns", || Work::values(2 * x.rows() * x.columns()));
         let columns = x.columns();
-        let write = self.output(write, y, x.rows(), columns);
+        self.output(write, y, x.rows(), columns);
         self.each_rows(y.values_mut(), columns, |first, y| {
-            if write == Into::Replace {
+            if write == Write::Replace {
                 y.fill(0.0);
             }
             let x = &x.values()[first * columns..][..y.len()];
@@ -374,13 +345,13 @@ impl Ops for Cpu {
     }
 
     fn dropout(&self, x: &Tensor, mask: &DropoutMask<'_>, scale: f32, write: Write, y: &mut Tensor) -> Result {
-        let write = self.output(write, y, x.rows(), x.columns());
+        self.output(write, y, x.rows(), x.columns());
         self.drop_elements(x.view(), mask, scale, write, y);
         Ok(())
     }
 
     fn linear(&self, x: &Tensor, weight: &Weight, bias: Option<&Tensor>, write: Write, y: &mut Tensor) -> Result {
-        let write = self.output(write, y, x.rows(), weight.out_features);
+        self.output(write, y, x.rows(), weight.out_features);
         let bias = bias.map(Tensor::values);
         self.weight_product(
             self.operand(x.view(), &mut OperandBuffer::default()),
@@ -394,7 +365,7 @@ impl Ops for Cpu {
     }
 
     fn linear_backward(&self, dy: &Tensor, weight: &Weight, write: Write, dx: &mut Tensor) -> Result {
-        let write = self.output(write, dx, dy.rows(), weight.in_features);
+        self.output(write, dx, dy.rows(), weight.in_features);
         self.weight_product(
             self.operand(dy.view(), &mut OperandBuffer::default()),
             weight,
@@ -412,7 +383,7 @@ impl Ops for Cpu {
             Form::Nt => (a.view(), b.view().transposed()),
             Form::Tn => (a.view().transposed(), b.view()),
         };
-        let write = self.output(write, c, a.rows(), b.columns());
+        self.output(write, c, a.rows(), b.columns());
         self.product(scale, a, b, write, c.view_mut());
         Ok(())
     }
@@ -446,9 +417,9 @@ impl Ops for Cpu {
     ) -> Result {
         let _kernel = self.profile.kernel("norm backward", || Work::values(3 * x.rows() * x.columns()));
         let (columns, width, runs) = (x.columns(), weight.columns(), inverse_rms.columns());
-        let write = self.output(write, dx, x.rows(), columns);
+        self.output(write, dx, x.rows(), columns);
         self.each_rows(dx.values_mut(), columns, |first, dx| {
-            if write == Into::Replace {
+            if write == Write::Replace {
                 dx.fill(0.0);
             }
             let (x, dy) = (&x.values()[first * columns..][..dx.len()], &dy.values()[first * columns..][..dx.len()]);

@@ -12,13 +12,14 @@ use profile::{Rate, Work};
 use super::Cpu;
 use super::memory::Memory;
 use super::operand::Operand;
-use super::product::{Element, Finish, Into, Path, Side, Target, View, ViewMut};
+use super::product::{Element, Finish, Path, Side, Target, View, ViewMut};
 use super::quantized::{Bits, Quantized};
 use super::rounding::round;
 use super::shared::SharedWeightsError;
 use super::tensor::Tensor;
+use crate::checkpoint::Rows;
 use crate::fingerprint;
-use crate::ops::{Compute, WeightRole};
+use crate::ops::{Compute, PrepareError, WeightRole, Write};
 
 /// A weight `[out, in]`, row-major, in the type that is computed in.
 pub struct Weight {
@@ -60,7 +61,7 @@ pub(super) struct WeightPart<'a> {
 impl<'a> WeightPart<'a> {
     fn side<T: Copy>(&self, values: &'a [T], sense: Sense) -> Side<'a, T> {
         let b = self.weight.view(values, sense).column_range(self.columns.clone());
-        Side { b, finish: Finish { scale: 1.0, bias: self.bias, write: Into::Replace }, c: self.c }
+        Side { b, finish: Finish { scale: 1.0, bias: self.bias, write: Write::Replace }, c: self.c }
     }
 }
 
@@ -136,30 +137,48 @@ fn scaled<T: Element>(values: &[T], factor: f32, target: &mut [f32]) {
 }
 
 impl Cpu {
+    /// A frozen weight of these rows: prepared here, and put where other processes see it, or taken from there.
+    pub(super) fn frozen_weight(
+        &self,
+        role: WeightRole,
+        shape: [usize; 2],
+        rows: &dyn Rows,
+    ) -> Result<Weight, PrepareError> {
+        let shared = |error: SharedWeightsError| PrepareError::Kernel(error.in_operation("prepare"));
+        if let Some(weight) = self.next_shared(shape).map_err(shared)? {
+            return Ok(weight);
+        }
+        self.move_to_shared(self.weight_of_rows(self.stored_as(role), shape, rows)?).map_err(shared)
+    }
+
+    /// What weights of a role are stored as.
+    fn stored_as(&self, role: WeightRole) -> Compute {
+        match (role, self.compute) {
+            // 4 bits would be too few to tell tokens apart.
+            (WeightRole::Table, Compute::Int4) => Compute::Int8,
+            (WeightRole::Matrix | WeightRole::Table, compute) => compute,
+        }
+    }
+
     /// A weight of these values, in the type that is computed in.
+    #[cfg(test)]
     pub(super) fn make_weight(&self, out_features: usize, in_features: usize, values: Vec<f32>) -> Weight {
-        self.make_weight_in(self.compute, out_features, in_features, values)
+        self.make_weight_in(self.compute, out_features, in_features, &values)
     }
 
-    /// The weight of an embedding or a head: 4 bits would be too few to tell tokens apart.
-    pub(super) fn make_table(&self, vocab_size: usize, hidden_size: usize, values: Vec<f32>) -> Weight {
-        let compute = if self.compute == Compute::Int4 { Compute::Int8 } else { self.compute };
-        self.make_weight_in(compute, vocab_size, hidden_size, values)
-    }
-
-    fn make_weight_in(&self, compute: Compute, out_features: usize, in_features: usize, values: Vec<f32>) -> Weight {
+    fn make_weight_in(&self, compute: Compute, out_features: usize, in_features: usize, values: &[f32]) -> Weight {
         assert_eq!(values.len(), out_features * in_features, "values of a weight");
         let values = match compute {
-            Compute::Int8 => Values::Quantized(Quantized::new(self, out_features, in_features, &values, Bits::Eight)),
-            Compute::Int4 => Values::Quantized(Quantized::new(self, out_features, in_features, &values, Bits::Four)),
+            Compute::Int8 => Values::Quantized(Quantized::new(self, out_features, in_features, values, Bits::Eight)),
+            Compute::Int4 => Values::Quantized(Quantized::new(self, out_features, in_features, values, Bits::Four)),
             Compute::F32 => {
                 let mut copy = self.weights.zeros(values.len());
-                copy.copy_from_slice(&values);
+                copy.copy_from_slice(values);
                 Values::F32(copy)
             }
             Compute::Bf16 => {
                 let mut rounded = self.weights.zeros(values.len());
-                self.round(&values, &mut rounded);
+                self.round(values, &mut rounded);
                 Values::Bf16(rounded)
             }
         };
@@ -167,7 +186,7 @@ impl Cpu {
     }
 
     /// Moves a frozen weight to where other processes see it, where there is such a place.
-    pub(super) fn move_to_shared(&self, weight: Weight) -> Result<Weight, SharedWeightsError> {
+    fn move_to_shared(&self, weight: Weight) -> Result<Weight, SharedWeightsError> {
         let Some(shared) = &self.shared else { return Ok(weight) };
         let values = match weight.values {
             Values::F32(values) => Values::F32(Memory::Shared(shared.put(&values)?)),
@@ -179,11 +198,7 @@ impl Cpu {
     }
 
     /// The next weight that another process has moved there; none where this process prepares its own.
-    pub(super) fn next_shared(
-        &self,
-        out_features: usize,
-        in_features: usize,
-    ) -> Result<Option<Weight>, SharedWeightsError> {
+    fn next_shared(&self, [out_features, in_features]: [usize; 2]) -> Result<Option<Weight>, SharedWeightsError> {
         let Some(shared) = self.shared.as_ref().filter(|shared| shared.are_made_elsewhere()) else { return Ok(None) };
         let length = out_features * in_features;
         let values = match self.compute {
@@ -197,10 +212,9 @@ impl Cpu {
     /// A weight prepared from trained values: in f32 it reads them where they lie.
     pub(super) fn weight_of_values(&self, role: WeightRole, values: &mut Tensor) -> Weight {
         let (out_features, in_features) = (values.rows(), values.columns());
-        match (self.compute, role) {
-            (Compute::F32, _) => Weight { out_features, in_features, values: Values::F32(values.lend()) },
-            (_, WeightRole::Matrix) => self.make_weight(out_features, in_features, values.values().to_vec()),
-            (_, WeightRole::Table) => self.make_table(out_features, in_features, values.values().to_vec()),
+        match self.compute {
+            Compute::F32 => Weight { out_features, in_features, values: Values::F32(values.lend()) },
+            _ => self.make_weight_in(self.stored_as(role), out_features, in_features, values.values()),
         }
     }
 
@@ -290,7 +304,7 @@ impl Cpu {
         weight: &Weight,
         sense: Sense,
         bias: Option<&[f32]>,
-        write: Into,
+        write: Write,
         c: ViewMut<'_>,
     ) {
         let name = match sense {
@@ -356,7 +370,7 @@ mod tests {
                     let mut buffer = OperandBuffer::default();
                     let a = cpu.operand(View::new(&a, rows, inner, inner), &mut buffer);
                     let target = ViewMut::new(&mut c, rows, columns, columns);
-                    cpu.weight_product(a, &weight, sense, None, Into::Add, target);
+                    cpu.weight_product(a, &weight, sense, None, Write::Add, target);
                     for (index, found) in c.into_iter().enumerate() {
                         let expected = element(index / columns, index % columns);
                         assert_eq!(found, expected, "{rows}x{out_features}x{in_features} {} {index}", set.name());

@@ -2,8 +2,8 @@
 //! of them.
 
 use crate::adapter::Projection;
-use crate::ops::{Ops, Result};
-use crate::parameter::{Keep, Matrix, Parameter};
+use crate::ops::{Ops, Result, WeightRole};
+use crate::parameter::{Matrix, Parameter};
 use crate::peft::targets::HEAD;
 use crate::peft::{SavedTensor, saved_tensor_name};
 
@@ -143,7 +143,7 @@ impl<B: Ops> Embeddings<B> {
 /// An adapter's copy of a matrix of the base, trainable under PEFT's name for it.
 pub(super) fn copy_of_matrix<B: Ops>(ops: &B, base: &Matrix<B>, name: &str, copy: &SavedTensor) -> Result<Matrix<B>> {
     let shape = [base.out_features, base.in_features];
-    let mut matrix = Matrix::table(ops, name, shape, copy.values.clone(), Keep::Trainable)?;
+    let mut matrix = Matrix::trainable(ops, name, shape, WeightRole::Table, &copy.values)?;
     if let Some(trained) = &mut matrix.trained {
         trained.name = saved_tensor_name(name);
     }

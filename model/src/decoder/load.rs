@@ -7,9 +7,9 @@ use super::embeddings::Embeddings;
 use super::{Decoder, Layer};
 use crate::adapter::Projection;
 use crate::blocks::{AttentionBlock, Blocks, GateUpProjections, HeadBlock, MlpBlock, Norm, QkNorms, QkvProjections};
-use crate::checkpoint::{Checkpoint, CheckpointError, Rows};
+use crate::checkpoint::{Checkpoint, CheckpointError, Rows, ValueRows};
 use crate::config::{AttentionBias, Config, ConfigError, HeadWeight, LayerNorms, MlpBias, Projections, QkNorm};
-use crate::ops::{AttentionShape, KernelError, ReadWeightError, RmsNorm, WeightRole};
+use crate::ops::{AttentionShape, KernelError, PrepareError, RmsNorm, WeightRole};
 use crate::parameter::{Keep, Matrix, Parameter};
 
 /// Positions for which tables are made at first.
@@ -29,11 +29,11 @@ pub enum LoadError {
     Kernel(#[from] KernelError),
 }
 
-impl From<ReadWeightError> for LoadError {
-    fn from(error: ReadWeightError) -> Self {
+impl From<PrepareError> for LoadError {
+    fn from(error: PrepareError) -> Self {
         match error {
-            ReadWeightError::Read(error) => Self::Weights(error),
-            ReadWeightError::Kernel(error) => Self::Kernel(error),
+            PrepareError::Read(error) => Self::Weights(error),
+            PrepareError::Kernel(error) => Self::Kernel(error),
         }
     }
 }
@@ -103,37 +103,24 @@ impl<B: Blocks, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>> B
         Ok(Parameter::new(self.ops, name, &[size], &values)?)
     }
 
-    fn matrix(&mut self, name: String, shape: [usize; 2]) -> Result<Matrix<B>, LoadError> {
-        if let Some(matrix) = Matrix::shared(self.ops, &name, shape, self.keep)? {
-            return Ok(matrix);
-        }
-        if let Some(matrix) = self.read(&name, shape, WeightRole::Matrix)? {
-            return Ok(matrix);
+    fn matrix(&mut self, name: String, shape: [usize; 2], role: WeightRole) -> Result<Matrix<B>, LoadError> {
+        let rows = match self.keep {
+            Keep::Frozen => (self.rows)(&name, shape)?,
+            Keep::Trainable => None,
+        };
+        if let Some(rows) = rows {
+            return Ok(Matrix::frozen(self.ops, name, shape, role, &*rows)?);
         }
         let values = (self.values)(&name, &shape)?;
-        Ok(Matrix::new(self.ops, name, shape, values, self.keep)?)
-    }
-
-    /// A frozen matrix that can be read.
-    fn read(&self, name: &str, shape: [usize; 2], role: WeightRole) -> Result<Option<Matrix<B>>, LoadError> {
-        if self.keep == Keep::Trainable {
-            return Ok(None);
-        }
-        let Some(rows) = (self.rows)(name, shape)? else { return Ok(None) };
-        Ok(Some(Matrix::read(self.ops, name.to_owned(), shape, role, &*rows)?))
+        Ok(match self.keep {
+            Keep::Frozen => Matrix::frozen(self.ops, name, shape, role, &ValueRows::new(&values, shape[1]))?,
+            Keep::Trainable => Matrix::trainable(self.ops, name, shape, role, &values)?,
+        })
     }
 
     fn table(&mut self, name: &str) -> Result<Matrix<B>, LoadError> {
         let shape = [self.config.vocab_size, self.config.hidden_size];
-        let name = format!("{name}.weight");
-        if let Some(matrix) = Matrix::shared(self.ops, &name, shape, self.keep)? {
-            return Ok(matrix);
-        }
-        if let Some(matrix) = self.read(&name, shape, WeightRole::Table)? {
-            return Ok(matrix);
-        }
-        let values = (self.values)(&name, &shape)?;
-        Ok(Matrix::table(self.ops, name, shape, values, self.keep)?)
+        self.matrix(format!("{name}.weight"), shape, WeightRole::Table)
     }
 
     fn norm(&mut self, name: &str, size: usize) -> Result<Norm<B>, LoadError> {
@@ -142,7 +129,7 @@ impl<B: Blocks, F: FnMut(&str, &[usize]) -> Result<Vec<f32>, CheckpointError>> B
     }
 
     fn projection(&mut self, name: &str, shape: [usize; 2], bias: Bias) -> Result<Projection<B>, LoadError> {
-        let matrix = self.matrix(format!("{name}.weight"), shape)?;
+        let matrix = self.matrix(format!("{name}.weight"), shape, WeightRole::Matrix)?;
         let bias = match bias {
             Bias::None => None,
             Bias::Present => Some(self.parameter(format!("{name}.bias"), shape[0])?),

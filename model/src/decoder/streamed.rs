@@ -14,9 +14,9 @@ use super::{AttachError, Layer, LoadError, RunError};
 use crate::adapter::{Lora, Projection};
 use crate::batch::{Batch, Documents};
 use crate::blocks::{Blocks, HeadBlock, Pass};
-use crate::checkpoint::{Checkpoint, CheckpointError, Rows};
+use crate::checkpoint::{Checkpoint, CheckpointError, Rows, ValueRows};
 use crate::config::{Config, HeadWeight};
-use crate::ops::{KernelError, RopeTables, WeightRole};
+use crate::ops::{KernelError, RopeTables, WeightRole, WeightSource};
 use crate::parameter::{Keep, Matrix};
 use crate::peft::{Adapter, AdapterModule};
 
@@ -146,7 +146,7 @@ impl<'a, B: Blocks> StreamedDecoder<'a, B> {
             HeadWeight::Own => HEAD,
         };
         let rows = self.weights.rows(stored_as, &shape, ids.start)?;
-        let matrix = Matrix::read(&*self.ops, HEAD.to_owned(), [ids.len(), shape[1]], WeightRole::Matrix, &*rows)
+        let matrix = Matrix::frozen(&*self.ops, HEAD, [ids.len(), shape[1]], WeightRole::Matrix, &*rows)
             .map_err(LoadError::from)?;
         let mut output = Projection { matrix, bias: None, lora: None };
         self.attach(&mut output, Some(ids))?;
@@ -189,7 +189,10 @@ impl<'a, B: Blocks> StreamedDecoder<'a, B> {
             rows.read(id as usize, values)?;
             *of_id = place as u32;
         }
-        let table = self.ops.weight(places.len(), shape[1], values)?;
+        let table_shape = [places.len(), shape[1]];
+        let rows = ValueRows::new(&values, shape[1]);
+        let table = self.ops.prepare(WeightSource::Rows(&rows), table_shape, WeightRole::Matrix);
+        let table = table.map_err(LoadError::from)?;
         let stream = |batch: &Batch| {
             let ids: Vec<u32> = batch.input_ids.iter().map(|id| places[id]).collect();
             let mut x = B::Tensor::default();

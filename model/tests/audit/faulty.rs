@@ -7,7 +7,7 @@ use model::batch::Documents;
 use model::cpu::{Cache, Cpu, Tensor, Weight};
 use model::ops::{
     Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, LogitGradient, Ops,
-    Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, Write,
+    PrepareError, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, WeightRole, WeightSource, Write,
 };
 use model::random::DropoutMask;
 
@@ -37,7 +37,7 @@ pub(crate) struct Faulty {
 /// A weight that can be written through a shared reference, as every weight can on a device.
 pub(crate) struct SharedWeight {
     weight: Mutex<Weight>,
-    shape: (usize, usize),
+    shape: [usize; 2],
 }
 
 impl Faulty {
@@ -84,9 +84,13 @@ impl Ops for Faulty {
         format!("{}, {:?}", self.cpu.describe(), self.fault)
     }
 
-    fn weight(&self, out_features: usize, in_features: usize, values: Vec<f32>) -> Result<SharedWeight> {
-        let weight = Mutex::new(self.cpu.weight(out_features, in_features, values)?);
-        Ok(SharedWeight { weight, shape: (out_features, in_features) })
+    fn prepare(
+        &self,
+        source: WeightSource<'_, Tensor>,
+        shape: [usize; 2],
+        role: WeightRole,
+    ) -> std::result::Result<SharedWeight, PrepareError> {
+        Ok(SharedWeight { weight: Mutex::new(self.cpu.prepare(source, shape, role)?), shape })
     }
 
     fn refresh(&self, weight: &mut SharedWeight, values: &mut Tensor) -> Result {
@@ -110,7 +114,7 @@ impl Ops for Faulty {
     }
 
     fn linear_backward(&self, dy: &Tensor, weight: &SharedWeight, write: Write, dx: &mut Tensor) -> Result {
-        let (out_features, in_features) = weight.shape;
+        let [out_features, in_features] = weight.shape;
         weight.with(|weight| {
             self.cpu.linear_backward(dy, weight, write, dx)?;
             if self.fault != Fault::WritesWeight(out_features, in_features) {

@@ -7,8 +7,8 @@ use model::batch::Documents;
 use model::blocks::{
     AttentionBlock, Blocks, GateUpProjections, HeadBlock, InputGradient, MlpBlock, Norm, Pass, QkNorms, QkvProjections,
 };
-use model::ops::{Activation, AttentionShape, NormWeight, Ops, RmsNorm, RopeTables};
-use model::parameter::{Keep, Matrix, Moments, Parameter};
+use model::ops::{Activation, AttentionShape, NormWeight, Ops, RmsNorm, RopeTables, WeightRole};
+use model::parameter::{Matrix, Moments, Parameter};
 use model::random::{Address, Purpose, Stream};
 
 /// Named results.
@@ -169,7 +169,7 @@ impl Case {
     ) -> Projection<B> {
         let shape = [out_features, in_features];
         let weights = values(name, out_features * in_features);
-        let mut matrix = Matrix::new(ops, name, shape, weights, Keep::Trainable).expect("a weight");
+        let mut matrix = Matrix::trainable(ops, name, shape, WeightRole::Matrix, &weights).expect("a weight");
         matrix.trained.as_mut().expect("kept").train(ops, Moments::None).expect("a gradient");
         let bias = (self.extras == Extras::All).then(|| self.parameter(ops, &format!("{name}.bias"), &[out_features]));
         let lora = Lora {

@@ -1,8 +1,10 @@
 //! Every operation of a kernel set once, on tensors of a case's shapes.
 
 use model::batch::{Documents, TokenPlace};
+use model::checkpoint::ValueRows;
 use model::ops::{
-    Activation, AdamWStep, AttentionGradients, AttentionOperands, Form, LogitGradient, Ops, SgdStep, Turn, Write,
+    Activation, AdamWStep, AttentionGradients, AttentionOperands, Form, LogitGradient, Ops, SgdStep, Turn, WeightRole,
+    WeightSource, Write,
 };
 use model::random::{Address, Draws, DropoutMask, Purpose, StepSeed};
 
@@ -56,7 +58,9 @@ impl<B: Ops> Run<'_, B> {
         let (ops, rows, hidden, vocab) = (self.ops, self.case.rows(), self.case.hidden_size, self.case.vocab_size);
         let x = self.tensor("x", rows, hidden);
         let mut y = B::Tensor::default();
-        let table = ops.weight(vocab, hidden, values("table", vocab * hidden)).expect("a weight");
+        let stored = values("table", vocab * hidden);
+        let stored = WeightSource::Rows(&ValueRows::new(&stored, hidden));
+        let table = ops.prepare(stored, [vocab, hidden], WeightRole::Table).expect("a weight");
         let ids: Vec<u32> = (0..rows).map(|row| (row * row % vocab) as u32).collect();
         ops.embed(&table, &ids, 1.25, &mut y).expect("embed");
         self.record("embed", &y);
@@ -133,7 +137,8 @@ impl<B: Ops> Run<'_, B> {
     fn products(&mut self) {
         let (ops, rows, hidden, inner) = (self.ops, self.case.rows(), self.case.hidden_size, self.case.inner);
         let (x, dy) = (self.tensor("x", rows, hidden), self.tensor("dy", rows, inner));
-        let mut weight = ops.weight(inner, hidden, values("other", inner * hidden)).expect("a weight");
+        let source = WeightSource::Trained(&mut self.tensor("other", inner, hidden));
+        let mut weight = ops.prepare(source, [inner, hidden], WeightRole::Matrix).expect("a weight");
         ops.refresh(&mut weight, &mut self.tensor("weight", inner, hidden)).expect("refresh");
         let bias = self.tensor("bias", 1, inner);
         for (name, write, bias) in [

@@ -7,7 +7,7 @@ use std::ops::Range;
 use profile::Work;
 
 use super::super::operand::{Operand, OperandBuffer};
-use super::super::product::{Into, View};
+use super::super::product::View;
 use super::super::{Cpu, Tensor, norm, pointwise};
 use super::prepared::{Input, Wanted};
 use super::projection::{is_covered, reads_values};
@@ -147,7 +147,7 @@ impl Cpu {
         };
         for (projection, columns, low_rank) in projections {
             let y = products.view_mut().column_range(columns);
-            self.project(projection, normed.input(), pass.draws, Into::Replace, y, low_rank)?;
+            self.project(projection, normed.input(), pass.draws, Write::Replace, y, low_rank)?;
         }
         self.norm_and_turn_heads(block, pass, products, qkv, head_norms);
         Ok(())
@@ -234,14 +234,14 @@ impl Cpu {
             ],
             QkvProjections::Fused { qkv_proj } => vec![(qkv_proj, 0..columns.all(), &low_rank.q)],
         };
-        let mut write = Into::Replace;
+        let mut write = Write::Replace;
         for ((projection, columns, low_rank), buffer) in projections.into_iter().zip(&buffers) {
             let values = dqkv.view().column_range(columns);
             let operand = buffer.as_ref().map_or(Operand::F32(values), OperandBuffer::operand);
             let dy = Input { operand, values: Some(values) };
             let (normed, into) = (normed.as_ref().map(Tensor::view), dnormed.as_mut().map(|dx| (write, dx)));
             self.project_backward(projection, low_rank, normed, pass.draws, dy, into)?;
-            write = Into::Add;
+            write = Write::Add;
         }
         match dnormed {
             Some(dnormed) => block.norm.backward(self, x, inverse_rms, &dnormed, Write::Add, gradient),
@@ -263,7 +263,7 @@ impl Cpu {
         let branch = branch_gradient(self, block.post_norm.as_mut(), post_norm, gradient)?;
         let mut buffer = OperandBuffer::default();
         let of_branch = self.input_of(branch.as_ref().unwrap_or(gradient), &mut buffer);
-        let into = Some((Into::Replace, &mut dy));
+        let into = Some((Write::Replace, &mut dy));
         self.project_backward(&mut block.o_proj, &low_rank.o, Some(y.view()), pass.draws, of_branch, into)?;
         let mut dqkv = self.shaped(y.rows(), columns.all());
         let qkv = qkv.qkv(columns.firsts());

@@ -2,7 +2,6 @@
 //! cache.
 
 use super::super::operand::{Operand, OperandBuffer};
-use super::super::product::Into;
 use super::super::{Cpu, Tensor};
 use super::prepared::{Input, Wanted};
 use super::projection::reads_values;
@@ -35,7 +34,7 @@ impl Cpu {
             let draws = draws.as_ref().map(|draws| draws.of_rows(rows.clone()));
             let normed = normed.input().row_range(rows.clone());
             logits.reshape(&self.buffers, rows.len(), output.matrix.out_features);
-            self.project(output, normed, draws, Into::Replace, logits.view_mut(), &mut low_rank)?;
+            self.project(output, normed, draws, Write::Replace, logits.view_mut(), &mut low_rank)?;
             let in_place = LogitGradient::InPlace { scale: loss_scale };
             let mut rounded = (self.compute == Compute::Bf16).then(OperandBuffer::default);
             let target = rounded.as_mut().map(|rounded| self.operand_target(rows.len(), logits.columns(), rounded));
@@ -43,7 +42,7 @@ impl Cpu {
             let operand = rounded.as_ref().map_or(Operand::F32(logits.view()), OperandBuffer::operand);
             let dy = Input { operand, values: Some(logits.view()) };
             dx.reshape(&self.buffers, rows.len(), x.columns());
-            self.project_backward(output, &low_rank, normed.values, draws, dy, Some((Into::Replace, &mut dx)))?;
+            self.project_backward(output, &low_rank, normed.values, draws, dy, Some((Write::Replace, &mut dx)))?;
             let (first, width) = (rows.start * dnormed.columns(), dx.values().len());
             dnormed.values_mut()[first..first + width].copy_from_slice(dx.values());
         }
@@ -64,7 +63,7 @@ impl Cpu {
         for rows in chunks(targets.len(), head.chunk_rows) {
             let normed = normed.input().row_range(rows.clone());
             logits.reshape(&self.buffers, rows.len(), output.matrix.out_features);
-            self.project(output, normed, None, Into::Replace, logits.view_mut(), &mut low_rank)?;
+            self.project(output, normed, None, Write::Replace, logits.view_mut(), &mut low_rank)?;
             self.score_rows(&mut logits, &targets[rows], head.soft_cap, LogitGradient::Skip, scores, None);
         }
         Ok(())

@@ -151,7 +151,7 @@ impl Cpu {
     }
 
     /// A matrix of which `produce` computes each row, over the threads.
-    pub(super) fn prepare(
+    pub(super) fn prepared_rows(
         &self,
         rows: usize,
         columns: usize,

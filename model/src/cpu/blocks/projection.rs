@@ -6,7 +6,7 @@
 use profile::Work;
 
 use super::super::operand::OperandBuffer;
-use super::super::product::{Into, View, ViewMut};
+use super::super::product::{View, ViewMut};
 use super::super::weight::Sense;
 use super::super::{Cpu, Tensor, norm};
 use super::prepared::{Input, Prepared, Wanted};
@@ -46,7 +46,7 @@ impl Cpu {
         });
         inverse_rms.reshape(&self.buffers, rows, 1);
         let inverse_rms = inverse_rms.target();
-        self.prepare(rows, columns, wanted, |row, y| {
+        self.prepared_rows(rows, columns, wanted, |row, y| {
             let x = x.view().row(row);
             if let Some(input) = input {
                 // SAFETY: each row is written once.
@@ -71,7 +71,7 @@ impl Cpu {
         projection: &Projection<Self>,
         x: Input<'_>,
         draws: Option<Draws<'_>>,
-        write: Into,
+        write: Write,
         mut y: ViewMut<'_>,
         low_rank: &mut Tensor,
     ) -> Result {
@@ -79,7 +79,7 @@ impl Cpu {
         self.weight_product(x.operand, &projection.matrix.weight, Sense::Forward, bias, write, y.reborrow());
         if let Some(lora) = &projection.lora {
             self.project_low(lora, x, draws, low_rank);
-            self.product(lora.scaling, low_rank.view(), lora.b.value.view().transposed(), Into::Add, y);
+            self.product(lora.scaling, low_rank.view(), lora.b.value.view().transposed(), Write::Add, y);
         }
         Ok(())
     }
@@ -89,7 +89,7 @@ impl Cpu {
         let dropped = self.dropped(lora, x.values(), draws);
         let x = dropped.as_ref().map_or(x.values(), Tensor::view);
         low_rank.reshape(&self.buffers, x.rows(), lora.a.value.rows());
-        self.product(1.0, x, lora.a.value.view().transposed(), Into::Replace, low_rank.view_mut());
+        self.product(1.0, x, lora.a.value.view().transposed(), Write::Replace, low_rank.view_mut());
     }
 
     /// Projects the output of a branch and adds it to the residual stream, through the branch's norm where it has one.
@@ -105,10 +105,10 @@ impl Cpu {
         saved: &mut PostNormSaved<Tensor>,
     ) -> Result {
         if post_norm.is_none() {
-            return self.project(projection, branch, draws, Into::Add, x.view_mut(), low_rank);
+            return self.project(projection, branch, draws, Write::Add, x.view_mut(), low_rank);
         }
         let mut y = self.shaped(x.rows(), x.columns());
-        self.project(projection, branch, draws, Into::Replace, y.view_mut(), low_rank)?;
+        self.project(projection, branch, draws, Write::Replace, y.view_mut(), low_rank)?;
         add_branch(self, post_norm, y, x, saved)
     }
 
@@ -116,7 +116,7 @@ impl Cpu {
     fn dropped(&self, lora: &Lora<Self>, x: View<'_>, draws: Option<Draws<'_>>) -> Option<Tensor> {
         let mask = lora.mask(draws)?;
         let mut dropped = self.shaped(x.rows(), x.columns());
-        self.drop_elements(x, &mask, 1.0, Into::Replace, &mut dropped);
+        self.drop_elements(x, &mask, 1.0, Write::Replace, &mut dropped);
         Some(dropped)
     }
 
@@ -131,18 +131,18 @@ impl Cpu {
         x: Option<View<'_>>,
         draws: Option<Draws<'_>>,
         dy: Input<'_>,
-        dx: Option<(Into, &mut Tensor)>,
+        dx: Option<(Write, &mut Tensor)>,
     ) -> Result {
         let of_low_rank = self.project_gradients(projection, low_rank, x, draws, dy, dx.is_some());
         let Some((write, dx)) = dx else { return Ok(()) };
         self.weight_product(dy.operand, &projection.matrix.weight, Sense::Backward, None, write, dx.view_mut());
         let (Some(lora), Some(of_low_rank)) = (&projection.lora, of_low_rank) else { return Ok(()) };
         let Some(mask) = lora.mask(draws) else {
-            self.product(1.0, of_low_rank.view(), lora.a.value.view(), Into::Add, dx.view_mut());
+            self.product(1.0, of_low_rank.view(), lora.a.value.view(), Write::Add, dx.view_mut());
             return Ok(());
         };
         let mut of_dropped = self.shaped(dx.rows(), dx.columns());
-        self.product(1.0, of_low_rank.view(), lora.a.value.view(), Into::Replace, of_dropped.view_mut());
+        self.product(1.0, of_low_rank.view(), lora.a.value.view(), Write::Replace, of_dropped.view_mut());
         self.dropout(&of_dropped, &mask, 1.0, Write::Add, dx)
     }
 
@@ -164,7 +164,7 @@ impl Cpu {
             self.add_sums_of_columns(dy.values(), gradient);
         }
         if let (_, Some(gradient)) = projection.matrix.split() {
-            self.product(1.0, dy.values().transposed(), x(), Into::Add, gradient.view_mut());
+            self.product(1.0, dy.values().transposed(), x(), Write::Add, gradient.view_mut());
         }
         let lora = projection.lora.as_mut()?;
         let (dy, scaling) = (dy.values(), lora.scaling);
@@ -173,7 +173,7 @@ impl Cpu {
         if let Some(gradient) = b_gradient {
             // Transposed: its columns are too few to fill vectors.
             let mut transposed = self.shaped(low_rank.columns(), dy.columns());
-            self.product(scaling, low_rank.view().transposed(), dy, Into::Replace, transposed.view_mut());
+            self.product(scaling, low_rank.view().transposed(), dy, Write::Replace, transposed.view_mut());
             self.add_transposed(&transposed, gradient);
         }
         let (a, a_gradient) = lora.a.split();
@@ -181,10 +181,10 @@ impl Cpu {
             return None;
         }
         let mut of_low_rank = self.shaped(dy.rows(), a.rows());
-        self.product(scaling, dy, b.view(), Into::Replace, of_low_rank.view_mut());
+        self.product(scaling, dy, b.view(), Write::Replace, of_low_rank.view_mut());
         if let Some(gradient) = a_gradient {
             let x = dropped.as_ref().map_or_else(x, Tensor::view);
-            self.product(1.0, of_low_rank.view().transposed(), x, Into::Add, gradient.view_mut());
+            self.product(1.0, of_low_rank.view().transposed(), x, Write::Add, gradient.view_mut());
         }
         Some(of_low_rank)
     }

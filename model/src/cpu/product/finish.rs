@@ -5,15 +5,7 @@
 use std::ops::Range;
 
 use super::Target;
-
-/// What a product does with what it finds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::cpu) enum Into {
-    /// Overwrites it.
-    Replace,
-    /// Adds to it.
-    Add,
-}
+use crate::ops::Write;
 
 /// What becomes of sums: `c (+)= scale · sum (+ bias)`.
 #[derive(Clone, Copy)]
@@ -23,7 +15,7 @@ pub(in crate::cpu) struct Finish<'a> {
     /// A number for each column.
     pub bias: Option<&'a [f32]>,
     /// Whether the result is added to what is there.
-    pub write: Into,
+    pub write: Write,
 }
 
 impl Finish<'_> {
@@ -34,15 +26,15 @@ impl Finish<'_> {
 
     /// That of sums over a later block of the inner dimension.
     pub(super) fn later(self) -> Self {
-        Self { bias: None, write: Into::Add, ..self }
+        Self { bias: None, write: Write::Add, ..self }
     }
 
     /// Finishes the sums of some columns of one row.
     #[inline(always)]
     pub(in crate::cpu) fn row(self, sums: &[f32], target: &mut [f32]) {
         match self.write {
-            Into::Replace => target.iter_mut().zip(sums).for_each(|(element, sum)| *element = self.scale * sum),
-            Into::Add => target.iter_mut().zip(sums).for_each(|(element, sum)| *element += self.scale * sum),
+            Write::Replace => target.iter_mut().zip(sums).for_each(|(element, sum)| *element = self.scale * sum),
+            Write::Add => target.iter_mut().zip(sums).for_each(|(element, sum)| *element += self.scale * sum),
         }
         if let Some(bias) = self.bias {
             target.iter_mut().zip(bias).for_each(|(element, bias)| *element += bias);

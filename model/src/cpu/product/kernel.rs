@@ -15,7 +15,8 @@ use std::arch::x86_64::{
     _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
 };
 
-use super::{Finish, Into};
+use super::Finish;
+use crate::ops::Write;
 
 /// A tile of a product and its operands.
 pub(super) struct Tile<'a, W> {
@@ -166,8 +167,8 @@ macro_rules! sums_of_512_bits {
                 let mask = (0xffff_u32 >> (Self::LANES - lanes)) as u16;
                 let scale = _mm512_set1_ps(finish.scale);
                 let mut result = match finish.write {
-                    Into::Replace => _mm512_mul_ps(scale, sums),
-                    Into::Add => _mm512_fmadd_ps(scale, sums, _mm512_maskz_loadu_ps(mask, c)),
+                    Write::Replace => _mm512_mul_ps(scale, sums),
+                    Write::Add => _mm512_fmadd_ps(scale, sums, _mm512_maskz_loadu_ps(mask, c)),
                 };
                 if finish.bias.is_some() {
                     result = _mm512_add_ps(result, _mm512_maskz_loadu_ps(mask, bias));
@@ -286,8 +287,8 @@ impl Kernel for Avx2 {
             let mask = first_lanes(lanes);
             let scale = _mm256_set1_ps(finish.scale);
             let mut result = match finish.write {
-                Into::Replace => _mm256_mul_ps(scale, sums),
-                Into::Add => _mm256_fmadd_ps(scale, sums, _mm256_maskload_ps(c, mask)),
+                Write::Replace => _mm256_mul_ps(scale, sums),
+                Write::Add => _mm256_fmadd_ps(scale, sums, _mm256_maskload_ps(c, mask)),
             };
             if finish.bias.is_some() {
                 result = _mm256_add_ps(result, _mm256_maskload_ps(bias, mask));

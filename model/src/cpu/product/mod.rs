@@ -22,7 +22,7 @@ use half::bf16;
 
 use super::instructions::InstructionSet;
 use crate::ops::FEW_ROWS;
-pub(super) use finish::{Finish, Into};
+pub(super) use finish::Finish;
 pub(super) use view::{Target, View, ViewMut};
 
 /// A number type of a right operand.

@@ -9,7 +9,7 @@ use memmap2::{MmapMut, MmapOptions};
 
 use super::super::Cpu;
 use super::*;
-use crate::ops::Compute;
+use crate::ops::{Compute, Write};
 
 /// Shapes `(m, n, k)`: one, primes, one off the sizes of tiles, panels and blocks.
 const SHAPES: [(usize, usize, usize); 14] = [
@@ -117,11 +117,11 @@ fn check(
     let bias = Some(&bias[..]);
     let sums: Vec<f64> = (0..rows * columns).map(|index| sum(index / columns, index % columns)).collect();
     for (scale, bias, write) in
-        [(1.0, None, Into::Replace), (0.5, None, Into::Add), (1.0, bias, Into::Add), (2.0, bias, Into::Replace)]
+        [(1.0, None, Write::Replace), (0.5, None, Write::Add), (1.0, bias, Write::Add), (2.0, bias, Write::Replace)]
     {
         let finish = Finish { scale, bias, write };
         let expected = |before: f32, row: usize, column: usize| {
-            let kept = if write == Into::Add { f64::from(before) } else { 0.0 };
+            let kept = if write == Write::Add { f64::from(before) } else { 0.0 };
             kept + f64::from(scale) * sums[row * columns + column] + bias.map_or(0.0, |bias| f64::from(bias[column]))
         };
         for machines in machines {
@@ -199,7 +199,7 @@ fn weights_in_bf16_are_widened_or_multiplied_in_pairs() {
 
 #[test]
 fn no_product_goes_beyond_the_end_of_an_operand() {
-    let finish = Finish { scale: 1.0, bias: None, write: Into::Add };
+    let finish = Finish { scale: 1.0, bias: None, write: Write::Add };
     let machines: Vec<Cpu> = [Compute::F32, Compute::Bf16]
         .into_iter()
         .flat_map(|compute| machines(compute, |_| true))
@@ -250,7 +250,7 @@ fn small_parts_of_several_sides_have_the_bits_of_whole_products() {
         let columns = [2, 3].map(|seed| Poisoned::new(n, k, f32::NAN, |row, column| value(column, row, seed)));
         let (a, weights) = (a.view(), [weights.each_ref(), columns.each_ref()]);
         let sides = [weights[0].map(Poisoned::view), weights[1].map(|columns| columns.view().transposed())];
-        let finish = [None, Some(&bias[..n])].map(|bias| Finish { scale: 0.5, bias, write: Into::Add });
+        let finish = [None, Some(&bias[..n])].map(|bias| Finish { scale: 0.5, bias, write: Write::Add });
         for (cpu, b) in machines(Compute::F32, |_| true).iter().flatten().flat_map(|cpu| sides.map(|b| (cpu, b))) {
             let results = || [4, 5].map(|seed| Poisoned::new(m, n, -7.0, |row, column| value(row, column, seed)));
             let mut whole = results();

@@ -11,8 +11,8 @@ use half::bf16;
 use super::super::Cpu;
 #[cfg(target_arch = "x86_64")]
 use super::product_of_pairs;
-use super::{Element, Finish, Into, Path, Side, View, ViewMut, product_along};
-use crate::ops::FEW_ROWS;
+use super::{Element, Finish, Path, Side, View, ViewMut, product_along};
+use crate::ops::{FEW_ROWS, Write};
 
 /// The parts into which a product is cut for threads: a grid, of which the last parts are cut once more, so that no
 /// thread waits long for the one that took the last.
@@ -131,7 +131,7 @@ impl Cpu {
         scale: f32,
         a: View<'_>,
         b: View<'_, T>,
-        write: Into,
+        write: Write,
         c: ViewMut<'_>,
     ) {
         let _kernel = self.profile.kernel("product", || Work::product(a.rows(), a.columns(), b.columns()));

@@ -2,10 +2,10 @@
 
 use half::bf16;
 
-use super::super::product::{Element, Finish, Into, View, ViewMut};
+use super::super::product::{Element, Finish, View, ViewMut};
 use super::rows::QuantizedRows;
 use super::{BLOCK, Bits, Cpu, GROUP, InstructionSet, Quantized};
-use crate::ops::Compute;
+use crate::ops::{Compute, Write};
 
 const BITS: [Bits; 2] = [Bits::Eight, Bits::Four];
 /// Rows, outputs, inputs.
@@ -39,7 +39,7 @@ fn values(weight: &Quantized) -> Vec<f32> {
     values
 }
 
-fn product(cpu: &Cpu, x: &[f32], weight: &Quantized, write: Into, rows: usize) -> Vec<f32> {
+fn product(cpu: &Cpu, x: &[f32], weight: &Quantized, write: Write, rows: usize) -> Vec<f32> {
     let (columns, inner) = (weight.out_features, weight.in_features);
     let mut poisoned = vec![f32::NAN; BORDER];
     poisoned.extend(x);
@@ -112,13 +112,13 @@ fn every_set_gives_the_bits_of_the_portable_one_on_any_number_of_threads() {
             let weight = normal(out_features * in_features, 5);
             let x = normal(rows * in_features, 6);
             let expected_weight = Quantized::new(&portable, out_features, in_features, &weight, bits);
-            let expected = product(&portable, &x, &expected_weight, Into::Add, rows);
+            let expected = product(&portable, &x, &expected_weight, Write::Add, rows);
             for set in sets() {
                 for threads in 1..=3 {
                     let cpu = cpu(threads, set);
                     let weight = Quantized::new(&cpu, out_features, in_features, &weight, bits);
                     assert_eq!(weight.fingerprint(), expected_weight.fingerprint(), "{}", set.name());
-                    let found = product(&cpu, &x, &weight, Into::Add, rows);
+                    let found = product(&cpu, &x, &weight, Write::Add, rows);
                     assert_eq!(found, expected, "{bits:?} {rows}x{out_features}x{in_features} {}", set.name());
                 }
             }
@@ -134,7 +134,7 @@ fn a_product_is_that_of_the_numbers() {
             let weight = normal(out_features * in_features, 8);
             let weight = Quantized::new(&cpu, out_features, in_features, &weight, bits);
             let x = normal(rows * in_features, 9);
-            let found = product(&cpu, &x, &weight, Into::Replace, rows);
+            let found = product(&cpu, &x, &weight, Write::Replace, rows);
             let quantized = QuantizedRows::new(&cpu, View::new(&x, rows, in_features, in_features), bits);
             let weights = values(&weight);
             for (index, found) in found.into_iter().enumerate() {
@@ -156,9 +156,9 @@ fn a_row_does_not_depend_on_its_company() {
     let cpu = cpu(2, InstructionSet::detect());
     let weight = Quantized::new(&cpu, 3 * GROUP, 100, &normal(3 * GROUP * 100, 1), Bits::Four);
     let x = normal(30 * 100, 2);
-    let together = product(&cpu, &x, &weight, Into::Replace, 30);
+    let together = product(&cpu, &x, &weight, Write::Replace, 30);
     for (x, expected) in x.chunks(100).zip(together.chunks(3 * GROUP)) {
-        assert_eq!(product(&cpu, x, &weight, Into::Replace, 1), expected);
+        assert_eq!(product(&cpu, x, &weight, Write::Replace, 1), expected);
     }
 }
 
@@ -169,13 +169,13 @@ fn what_is_not_finite_stays_so_and_nothing_stays_zero() {
         let mut weight = vec![0.0; 2 * BLOCK];
         weight[3] = f32::INFINITY;
         let weight = Quantized::new(&cpu, 2, BLOCK, &weight, bits);
-        let found = product(&cpu, &[1.0; BLOCK], &weight, Into::Replace, 1);
+        let found = product(&cpu, &[1.0; BLOCK], &weight, Write::Replace, 1);
         assert!(found[0].is_nan() && found[1] == 0.0, "{found:?}");
         let of_ones = Quantized::new(&cpu, 1, BLOCK, &[bf16::ONE.widen(); BLOCK], bits);
         let mut x = [1.0; BLOCK];
         x[5] = f32::NAN;
-        assert!(product(&cpu, &x, &of_ones, Into::Replace, 1)[0].is_nan());
-        let tiny = product(&cpu, &[1e-38; BLOCK], &of_ones, Into::Replace, 1)[0];
+        assert!(product(&cpu, &x, &of_ones, Write::Replace, 1)[0].is_nan());
+        let tiny = product(&cpu, &[1e-38; BLOCK], &of_ones, Write::Replace, 1)[0];
         assert!(tiny.abs() < 1e-30, "{tiny}");
     }
 }

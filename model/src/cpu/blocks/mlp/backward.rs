@@ -7,7 +7,7 @@ use std::ops::Range;
 use profile::Work;
 
 use super::super::super::operand::{Operand, OperandBuffer};
-use super::super::super::product::{Into, Target, View};
+use super::super::super::product::{Target, View};
 use super::super::super::scratch::with_buffers;
 use super::super::super::weight::Sense;
 use super::super::super::{Cpu, Tensor, pointwise};
@@ -72,13 +72,13 @@ impl Cpu {
         let normed = normed.as_ref().map(Tensor::view);
         match &mut block.gate_up {
             GateUpProjections::Split { gate_proj, up_proj } => {
-                let into = dnormed.as_mut().map(|dx| (Into::Replace, dx));
+                let into = dnormed.as_mut().map(|dx| (Write::Replace, dx));
                 self.project_backward(gate_proj, &low_rank.gate, normed, draws, of_first, into)?;
-                let into = dnormed.as_mut().map(|dx| (Into::Add, dx));
+                let into = dnormed.as_mut().map(|dx| (Write::Add, dx));
                 self.project_backward(up_proj, &low_rank.up, normed, draws, of_second, into)?;
             }
             GateUpProjections::Fused { gate_up_proj } => {
-                let into = dnormed.as_mut().map(|dx| (Into::Replace, dx));
+                let into = dnormed.as_mut().map(|dx| (Write::Replace, dx));
                 self.project_backward(gate_up_proj, &low_rank.gate, normed, draws, of_first, into)?;
             }
         }
@@ -215,8 +215,8 @@ impl Cpu {
         let mask = lora.mask(draws)?;
         let a = &lora.a.value;
         let [mut of_dropped, mut of_input] = [(); 2].map(|()| self.shaped(of_low_rank.rows(), a.columns()));
-        self.product(1.0, of_low_rank.view(), a.view(), Into::Replace, of_dropped.view_mut());
-        self.drop_elements(of_dropped.view(), &mask, 1.0, Into::Replace, &mut of_input);
+        self.product(1.0, of_low_rank.view(), a.view(), Write::Replace, of_dropped.view_mut());
+        self.drop_elements(of_dropped.view(), &mask, 1.0, Write::Replace, &mut of_input);
         Some(of_input)
     }
 

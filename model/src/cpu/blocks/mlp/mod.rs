@@ -9,7 +9,7 @@ mod backward;
 use std::ops::Range;
 
 use super::super::operand::Operand;
-use super::super::product::{Finish, Into, Path, Side, Target, View};
+use super::super::product::{Finish, Path, Side, Target, View};
 use super::super::scratch::with_buffers;
 use super::super::weight::{Sense, WeightPart};
 use super::super::{Cpu, Tensor, pointwise};
@@ -18,7 +18,7 @@ use super::projection::{is_covered, reads_values};
 use crate::adapter::{Lora, Projection};
 use crate::blocks::composed::PostNormSaved;
 use crate::blocks::{GateUpProjections, MlpBlock};
-use crate::ops::{Compute, Result};
+use crate::ops::{Compute, Result, Write};
 use crate::random::Draws;
 
 /// Values that are computed and used before the next: they stay in a cache of the second level.
@@ -235,7 +235,7 @@ impl Cpu {
         for (product, &c) in results().filter(|_| with_adapters) {
             let Some(lora) = &product.projection.lora else { continue };
             let scale = if sense == Sense::Forward { lora.scaling } else { 1.0 };
-            let finish = Finish { scale, bias: None, write: Into::Add };
+            let finish = Finish { scale, bias: None, write: Write::Add };
             let side = Side { b: adapter(lora, sense).column_range(of(product)), finish, c };
             let low_rank = product.low_rank.view().row_range(rows.clone());
             // SAFETY: as above.

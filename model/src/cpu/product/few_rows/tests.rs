@@ -4,8 +4,8 @@
 
 use half::bf16;
 
-use super::super::{Element, Finish, InstructionSet, Into, Target, View};
-use crate::ops::FEW_ROWS;
+use super::super::{Element, Finish, InstructionSet, Target, View};
+use crate::ops::{FEW_ROWS, Write};
 
 const SHAPES: [[usize; 2]; 9] = [[1, 1], [3, 7], [4, 8], [5, 31], [7, 16], [9, 65], [33, 100], [2, 0], [6, 1000]];
 /// Values of a border, which nobody may read or write.
@@ -36,7 +36,7 @@ fn check<A: Element, B: Element>(
             let stride = columns + 1;
             let mut c = vec![0.5; rows * stride];
             let a = View::new(left, rows, inner, inner);
-            kernel(a, b, Finish { scale, bias: None, write: Into::Add }, Target::new(&mut c, stride));
+            kernel(a, b, Finish { scale, bias: None, write: Write::Add }, Target::new(&mut c, stride));
             for (row, found) in c.chunks(stride).enumerate() {
                 for (column, found) in found[..columns].iter().enumerate() {
                     let term = |index: usize| left[row * inner + index].widen() * right[column * inner + index].widen();
@@ -81,7 +81,7 @@ fn a_row_does_not_depend_on_its_company() {
                 set,
                 a,
                 b,
-                Finish { scale: 1.0, bias: None, write: Into::Replace },
+                Finish { scale: 1.0, bias: None, write: Write::Replace },
                 Target::new(&mut c, COLUMNS),
             )
         };
