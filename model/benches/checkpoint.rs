@@ -160,14 +160,10 @@ impl Bench {
         let bytes = sizes.sum::<std::io::Result<u64>>()?;
         let vocab_size = model::config::Config::read(&base)?.vocab_size as u64;
         let adapter = Adapter::load(&arguments.folder.join("adapter"))?;
-        let mut batch = Batch::text(Vec::new());
-        (batch.input_ids, batch.labels, batch.document_lengths) = Default::default();
+        let mut batch = Batch::default();
         for row in 0..PROOF.0 {
             let mut stream = Stream::new(0, Address::new(Purpose::Sampling).row(row));
-            let document = Batch::text((0..PROOF.1).map(|_| stream.below(vocab_size) as u32).collect());
-            batch.input_ids.extend(document.input_ids);
-            batch.labels.extend(document.labels);
-            batch.document_lengths.extend(document.document_lengths);
+            batch.extend(&Batch::text((0..PROOF.1).map(|_| stream.below(vocab_size) as u32).collect()));
         }
         let (out, threads) = (arguments.out.clone(), arguments.threads);
         Ok(Self { base, out, files, bytes, wide_bytes, adapter, batches: vec![batch], threads })

@@ -35,7 +35,7 @@ fn documents() -> Vec<TokenRow> {
 
 /// The negative log-likelihoods of each document of a row, by its tokens.
 fn scores(decoder: &mut Decoder<Cpu>, row: &TokenRow, found: &mut BTreeMap<Vec<u32>, Vec<f32>>) {
-    let lengths: Vec<usize> = row.document_lengths.iter().map(|length| *length as usize).collect();
+    let lengths = row.document_lengths.clone();
     let real = row.real_tokens();
     let batch = Batch {
         input_ids: row.input_ids[..real].to_vec(),
@@ -80,7 +80,7 @@ fn a_packed_row_scores_as_its_documents_one_by_one() {
                 scores(&mut decoder, &pack, &mut packed);
                 let mut start = 0;
                 for length in &pack.document_lengths {
-                    let range = start..start + *length as usize;
+                    let range = start..start + length;
                     start = range.end;
                     let one = TokenRow::document(pack.input_ids[range.clone()].to_vec(), pack.labels[range].to_vec());
                     scores(&mut decoder, &one, &mut alone);

@@ -96,7 +96,7 @@ fn packed(folder: &Path, rows: &[TokenRow]) -> engine::artifact::Facts {
         for row in rows {
             pack.input_ids.extend(&row.input_ids);
             pack.labels.extend(&row.labels);
-            pack.document_lengths.push(row.input_ids.len() as u32);
+            pack.document_lengths.push(row.input_ids.len());
         }
         pack.input_ids.resize(128, 0);
         pack.labels.resize(128, stages::data::artifact::IGNORE_INDEX);

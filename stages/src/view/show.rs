@@ -7,6 +7,7 @@ use std::path::Path;
 
 use engine::artifact::Facts;
 use engine::error::StageError;
+use model::batch::target_count;
 use serde::Serialize;
 
 use crate::data::artifact::{
@@ -156,7 +157,7 @@ fn token_row(index: u64, row: &TokenRow, tokenizer: Option<&Tokenizer>) -> Resul
     let mut documents = Vec::new();
     let mut start = 0;
     for length in &row.document_lengths {
-        let end = start + *length as usize;
+        let end = start + length;
         documents.push(document(&row.input_ids[start..end], &row.labels[start..end], tokenizer)?);
         start = end;
     }
@@ -175,9 +176,7 @@ fn document(ids: &[u32], labels: &[i32], tokenizer: Option<&Tokenizer>) -> Resul
         segments.push(SegmentView { text, tokens: stretch.len(), trained: stretch[0] != IGNORE_INDEX });
         start = end;
     }
-    // Nothing predicts the first token, whatever its label.
-    let trained = labels.iter().skip(1).filter(|label| **label != IGNORE_INDEX).count();
-    Ok(DocumentView { tokens: ids.len(), trained, segments })
+    Ok(DocumentView { tokens: ids.len(), trained: target_count(labels), segments })
 }
 
 /// The text that the ids from `start` on add to those before them. SentencePiece tokenizers drop a space at the
@@ -259,8 +258,8 @@ mod tests {
         for at in prompt.len()..prompt.len() + 2 * answer.len() + 1 {
             labels[at] = ids[at] as i32;
         }
-        let document_lengths = vec![(prompt.len() + answer.len() + 1) as u32, answer.len() as u32];
-        let row = TokenRow { input_ids: ids, labels, document_lengths };
+        let document_lengths = vec![prompt.len() + answer.len() + 1, answer.len()];
+        let row = TokenRow { input_ids: ids, labels, document_lengths, ..TokenRow::default() };
         let RowView::Tokens { documents, padding, .. } = token_row(0, &row, Some(&tokenizer)).unwrap() else {
             panic!("no row of tokens")
         };

@@ -37,6 +37,22 @@ impl IdentityHasher {
         self.0.words(labels, i32::to_le_bytes);
     }
 
+    /// Takes in a list of weights.
+    pub fn weights(&mut self, weights: &[f32]) {
+        self.0.words(weights, f32::to_le_bytes);
+    }
+
+    /// Takes in a list of groups.
+    pub fn groups(&mut self, groups: &[u64]) {
+        let halves: Vec<u32> = groups.iter().flat_map(|group| [*group as u32, (*group >> 32) as u32]).collect();
+        self.ids(&halves);
+    }
+
+    /// Takes in a list of bytes.
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        self.0.value(bytes);
+    }
+
     /// The identity of what was taken in.
     pub fn finish(&self) -> Digest {
         self.0.finish()

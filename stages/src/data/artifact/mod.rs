@@ -18,4 +18,4 @@ pub use kind::{
 };
 pub use parts::{ROWS_PER_PART, TableError};
 pub use rows::{Message, Row, RowCounts, RowIdentities, RowsFacts, RowsReader, RowsWriter, Shape};
-pub use tokens::{IGNORE_INDEX, TokenRow, TokensFacts, TokensReader, TokensWriter};
+pub use tokens::{IGNORE_INDEX, OptionalColumn, Role, TokenRow, TokensFacts, TokensReader, TokensWriter};

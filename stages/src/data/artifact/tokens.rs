@@ -3,9 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, Int32Array, ListArray, RecordBatch, UInt32Array};
+use arrow::array::{
+    Array, ArrayRef, Float32Array, Int32Array, ListArray, PrimitiveArray, RecordBatch, UInt8Array, UInt32Array,
+    UInt64Array,
+};
 use arrow::buffer::{OffsetBuffer, ScalarBuffer};
-use arrow::datatypes::{DataType, Field, Schema};
+use arrow::datatypes::{
+    ArrowPrimitiveType, DataType, Field, Float32Type, Int32Type, Schema, UInt8Type, UInt32Type, UInt64Type,
+};
 use cache::Digest;
 use engine::artifact::Facts;
 use engine::context::Artifact;
@@ -19,46 +24,49 @@ use super::parts::{BYTES_PER_GROUP, PartsReader, PartsWriter, ROWS_PER_GROUP, Ta
 use super::rows::Shape;
 use crate::data::prompt::{PromptParams, TrainOn};
 
-/// The label of a token without loss.
-pub const IGNORE_INDEX: i32 = -100;
+/// A row of a table of tokens: a document, or several of them and padding.
+pub use model::batch::Batch as TokenRow;
+pub use model::batch::{IGNORE_INDEX, Role};
 
 /// An id and a label.
 const BYTES_PER_TOKEN: usize = 8;
 
-/// One row of tokens: a document, or several of them and padding.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TokenRow {
-    /// Token ids.
-    pub input_ids: Vec<u32>,
-    /// What each position is to be predicted as, not shifted; [`IGNORE_INDEX`] for no loss.
-    pub labels: Vec<i32>,
-    /// Lengths of the documents, in order; what lies beyond their sum is padding.
-    pub document_lengths: Vec<u32>,
+/// A column that a table of tokens may have beside its ids and labels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OptionalColumn {
+    /// The weight of each token in the loss.
+    Weight,
+    /// The group of each document.
+    Group,
+    /// The role of each document within its group.
+    Role,
 }
 
-impl TokenRow {
-    /// A row of one document.
-    pub fn document(input_ids: Vec<u32>, labels: Vec<i32>) -> Self {
-        let document_lengths = vec![input_ids.len() as u32];
-        Self { input_ids, labels, document_lengths }
-    }
-
-    /// How many tokens belong to documents.
-    pub fn real_tokens(&self) -> usize {
-        self.document_lengths.iter().map(|length| *length as usize).sum()
-    }
-
-    /// How many tokens the loss is taken over. Nothing predicts the first token of a document, so its label does not
-    /// count.
-    pub fn target_tokens(&self) -> usize {
-        let mut start = 0;
-        let mut targets = 0;
-        for length in &self.document_lengths {
-            let document = &self.labels[start..start + *length as usize];
-            targets += document.iter().skip(1).filter(|label| **label != IGNORE_INDEX).count();
-            start += *length as usize;
+impl OptionalColumn {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Weight => "weight",
+            Self::Group => "group",
+            Self::Role => "role",
         }
-        targets
+    }
+
+    fn item(self) -> DataType {
+        match self {
+            Self::Weight => DataType::Float32,
+            Self::Group => DataType::UInt64,
+            Self::Role => DataType::UInt8,
+        }
+    }
+
+    /// As the identity of a table spells it.
+    fn described(self) -> &'static str {
+        match self {
+            Self::Weight => "weight: list<f32>",
+            Self::Group => "group: list<u64>",
+            Self::Role => "role: list<u8>",
+        }
     }
 }
 
@@ -111,6 +119,9 @@ pub struct TokensFacts {
     /// What the loss is taken over; `None` in what older versions wrote.
     #[serde(default)]
     pub train_on: Option<TrainOn>,
+    /// The optional columns, in the order of the table.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub columns: Vec<OptionalColumn>,
 }
 
 impl TokensFacts {
@@ -138,6 +149,7 @@ impl TokensFacts {
             sanitized: 0,
             prompt: None,
             train_on: None,
+            columns: Vec::new(),
         }
     }
 
@@ -182,15 +194,22 @@ struct Columns {
     input_ids: Vec<u32>,
     labels: Vec<i32>,
     document_lengths: Vec<u32>,
+    weights: Vec<f32>,
+    groups: Vec<u64>,
+    roles: Vec<u8>,
     row_lengths: Vec<usize>,
     rows_documents: Vec<usize>,
 }
 
 impl Columns {
-    fn push(&mut self, row: &TokenRow) {
+    /// Adds a row with all that these columns may hold.
+    fn push(&mut self, row: &TokenRow, values: &OptionalValues) {
         self.input_ids.extend_from_slice(&row.input_ids);
         self.labels.extend_from_slice(&row.labels);
-        self.document_lengths.extend_from_slice(&row.document_lengths);
+        self.document_lengths.extend(row.document_lengths.iter().map(|length| *length as u32));
+        self.weights.extend_from_slice(&values.weights);
+        self.groups.extend_from_slice(&values.groups);
+        self.roles.extend_from_slice(&values.roles);
         self.row_lengths.push(row.input_ids.len());
         self.rows_documents.push(row.document_lengths.len());
     }
@@ -199,19 +218,63 @@ impl Columns {
         self.row_lengths.len() == ROWS_PER_GROUP || self.input_ids.len() * BYTES_PER_TOKEN >= BYTES_PER_GROUP
     }
 
-    /// As a batch of this schema, which has the document lengths or has not.
-    fn into_batch(self, schema: &Arc<Schema>) -> RecordBatch {
+    /// As a batch of a table of this kind with these optional columns.
+    fn into_batch(self, schema: &Arc<Schema>, kind: &str, optional: &[OptionalColumn]) -> RecordBatch {
         let rows = OffsetBuffer::from_lengths(self.row_lengths);
         let documents = OffsetBuffer::from_lengths(self.rows_documents);
-        let ids = |values: Vec<u32>| Arc::new(UInt32Array::new(ScalarBuffer::from(values), None));
-        let labels = Arc::new(Int32Array::new(ScalarBuffer::from(self.labels), None));
-        let columns = [
-            list(DataType::UInt32, rows.clone(), ids(self.input_ids)),
-            list(DataType::Int32, rows, labels),
-            list(DataType::UInt32, documents, ids(self.document_lengths)),
-        ];
-        let columns = columns.into_iter().take(schema.fields().len()).collect();
+        let mut columns =
+            vec![list::<UInt32Type>(rows.clone(), self.input_ids), list::<Int32Type>(rows.clone(), self.labels)];
+        if kind == Packs::NAME {
+            columns.push(list::<UInt32Type>(documents.clone(), self.document_lengths));
+        }
+        let (mut weights, mut groups, mut roles) = (self.weights, self.groups, self.roles);
+        columns.extend(optional.iter().map(|column| match column {
+            OptionalColumn::Weight => list::<Float32Type>(rows.clone(), std::mem::take(&mut weights)),
+            OptionalColumn::Group => list::<UInt64Type>(documents.clone(), std::mem::take(&mut groups)),
+            OptionalColumn::Role => list::<UInt8Type>(documents.clone(), std::mem::take(&mut roles)),
+        }));
         RecordBatch::try_new(schema.clone(), columns).expect("columns are equally long")
+    }
+}
+
+/// The values of a row in the optional columns that a table has; in the others nothing.
+#[derive(Default)]
+struct OptionalValues {
+    weights: Vec<f32>,
+    groups: Vec<u64>,
+    roles: Vec<u8>,
+}
+
+impl OptionalValues {
+    /// # Panics
+    /// If the row has values for a column that the table lacks: they would be lost.
+    fn of(row: &TokenRow, columns: &[OptionalColumn]) -> Self {
+        let (tokens, documents) = (0..row.input_ids.len(), 0..row.document_lengths.len());
+        let has = |column| columns.contains(&column);
+        assert!(has(OptionalColumn::Weight) || row.weights.is_empty(), "the table has a column of weights");
+        assert!(has(OptionalColumn::Group) || row.groups.is_empty(), "the table has a column of groups");
+        assert!(has(OptionalColumn::Role) || row.roles.is_empty(), "the table has a column of roles");
+        let mut values = Self::default();
+        if has(OptionalColumn::Weight) {
+            values.weights = tokens.map(|token| row.weight(token)).collect();
+        }
+        if has(OptionalColumn::Group) {
+            values.groups = documents.clone().map(|document| row.group(document)).collect();
+        }
+        if has(OptionalColumn::Role) {
+            values.roles = documents.map(|document| row.role(document) as u8).collect();
+        }
+        values
+    }
+
+    fn hash(&self, columns: &[OptionalColumn], hasher: &mut IdentityHasher) {
+        for column in columns {
+            match column {
+                OptionalColumn::Weight => hasher.weights(&self.weights),
+                OptionalColumn::Group => hasher.groups(&self.groups),
+                OptionalColumn::Role => hasher.bytes(&self.roles),
+            }
+        }
     }
 }
 
@@ -234,6 +297,7 @@ impl TokensWriter {
         if kind == Packs::NAME {
             fields.push(list("document_lengths", DataType::UInt32));
         }
+        fields.extend(facts.columns.iter().map(|column| list(column.name(), column.item())));
         let schema = Arc::new(Schema::new(fields));
         // The upper bytes of ids are mostly alike: apart from the lower ones they take next to no room.
         let parts = PartsWriter::new(folder, schema.clone(), Encoding::BYTE_STREAM_SPLIT);
@@ -267,12 +331,15 @@ impl TokensWriter {
     pub fn write(&mut self, row: TokenRow) -> Result<(), TableError> {
         assert_eq!(row.input_ids.len(), row.labels.len(), "each id has a label");
         assert!(row.real_tokens() <= row.input_ids.len(), "documents lie within their row");
+        let optional = OptionalValues::of(&row, &self.facts.columns);
+        let lengths: Vec<u32> = row.document_lengths.iter().map(|length| *length as u32).collect();
         self.identities.take(|hasher| {
             hasher.ids(&row.input_ids);
             hasher.labels(&row.labels);
             if self.kind == Packs::NAME {
-                hasher.ids(&row.document_lengths);
+                hasher.ids(&lengths);
             }
+            optional.hash(&self.facts.columns, hasher);
         });
         let (length, real) = (row.input_ids.len() as u64, row.real_tokens() as u64);
         self.facts.rows += 1;
@@ -282,9 +349,9 @@ impl TokensWriter {
         self.facts.target_tokens += row.target_tokens() as u64;
         self.facts.longest_row = self.facts.longest_row.max(length);
         let longest = row.document_lengths.iter().copied().max().unwrap_or(0);
-        self.facts.longest_document = self.facts.longest_document.max(u64::from(longest));
+        self.facts.longest_document = self.facts.longest_document.max(longest as u64);
         self.facts.largest_id = self.facts.largest_id.max(row.input_ids[..real as usize].iter().copied().max());
-        self.filling.push(&row);
+        self.filling.push(&row, &optional);
         let ends_part = self.filling.row_lengths.len() as u64 == self.parts.room();
         if ends_part || self.filling.is_full() {
             self.end_group()?;
@@ -296,7 +363,8 @@ impl TokensWriter {
     }
 
     fn end_group(&mut self) -> Result<(), TableError> {
-        self.parts.write(std::mem::take(&mut self.filling).into_batch(&self.schema))
+        let filled = std::mem::take(&mut self.filling);
+        self.parts.write(filled.into_batch(&self.schema, self.kind, &self.facts.columns))
     }
 
     fn end_part(&mut self) -> Result<(), TableError> {
@@ -319,13 +387,17 @@ impl TokensWriter {
 }
 
 fn hasher(kind: &str, facts: &TokensFacts) -> IdentityHasher {
-    let schema = ["input_ids: list<u32>", "labels: list<i32>", "document_lengths: list<u32>"];
-    let columns = if kind == Packs::NAME { 3 } else { 2 };
-    IdentityHasher::new(kind, &schema[..columns], &facts.attributes())
+    let mut schema = vec!["input_ids: list<u32>", "labels: list<i32>"];
+    if kind == Packs::NAME {
+        schema.push("document_lengths: list<u32>");
+    }
+    schema.extend(facts.columns.iter().map(|column| column.described()));
+    IdentityHasher::new(kind, &schema, &facts.attributes())
 }
 
-fn list(item: DataType, offsets: OffsetBuffer<i32>, values: ArrayRef) -> ArrayRef {
-    Arc::new(ListArray::new(Arc::new(Field::new("element", item, false)), offsets, values, None))
+fn list<T: ArrowPrimitiveType>(offsets: OffsetBuffer<i32>, values: Vec<T::Native>) -> ArrayRef {
+    let values = Arc::new(PrimitiveArray::<T>::new(ScalarBuffer::from(values), None));
+    Arc::new(ListArray::new(Arc::new(Field::new("element", T::DATA_TYPE, false)), offsets, values, None))
 }
 
 /// Reads a Tokens or a Packs artefact; memory holds some dozens of rows at a time.
@@ -408,12 +480,38 @@ fn row_at(batch: &RecordBatch, position: usize) -> Option<TokenRow> {
     let ids = |column: &str| list(column)?.as_any().downcast_ref::<UInt32Array>().map(|array| array.values().to_vec());
     let input_ids = ids("input_ids")?;
     let labels = list("labels")?.as_any().downcast_ref::<Int32Array>()?.values().to_vec();
-    let document_lengths = match batch.column_by_name("document_lengths") {
-        Some(_) => ids("document_lengths")?,
-        None => vec![input_ids.len() as u32],
+    let document_lengths: Vec<usize> = match batch.column_by_name("document_lengths") {
+        Some(_) => ids("document_lengths")?.into_iter().map(|length| length as usize).collect(),
+        None => vec![input_ids.len()],
     };
-    let row = TokenRow { input_ids, labels, document_lengths };
-    (row.input_ids.len() == row.labels.len() && row.real_tokens() <= row.input_ids.len()).then_some(row)
+    let optional = |column: OptionalColumn| match batch.column_by_name(column.name()) {
+        Some(_) => list(column.name()).map(Some),
+        None => Some(None),
+    };
+    let weights = values::<Float32Array, _>(optional(OptionalColumn::Weight)?, |array| array.values().to_vec())?;
+    let groups = values::<UInt64Array, _>(optional(OptionalColumn::Group)?, |array| array.values().to_vec())?;
+    let roles = values::<UInt8Array, _>(optional(OptionalColumn::Role)?, |array| array.values().to_vec())?;
+    let roles = roles.into_iter().map(role).collect::<Option<Vec<Role>>>()?;
+    let (tokens, documents) = (input_ids.len(), document_lengths.len());
+    let fits = |entries: usize, places: usize| entries == 0 || entries == places;
+    let row = TokenRow { input_ids, labels, document_lengths, weights, groups, roles, ..TokenRow::default() };
+    let is_whole = row.labels.len() == tokens
+        && row.real_tokens() <= tokens
+        && fits(row.weights.len(), tokens)
+        && fits(row.groups.len(), documents)
+        && fits(row.roles.len(), documents);
+    is_whole.then_some(row)
+}
+
+/// The values of an optional column, none where the table lacks it; `None` where they have another type.
+fn values<A: 'static, T>(list: Option<ArrayRef>, values: impl Fn(&A) -> Vec<T>) -> Option<Vec<T>> {
+    let Some(list) = list else { return Some(Vec::new()) };
+    list.as_any().downcast_ref::<A>().map(values)
+}
+
+/// The role that a table holds as this number.
+fn role(number: u8) -> Option<Role> {
+    [Role::Chosen, Role::Rejected].into_iter().find(|role| *role as u8 == number)
 }
 
 #[cfg(test)]
@@ -448,6 +546,32 @@ mod tests {
         }
         assert!(matches!(reader.row(17_000), Err(TableError::NoSuchRow { index: 17_000, rows: 17_000 })));
         assert!(reader.iter().enumerate().all(|(index, read)| read.unwrap() == row(index as u32)));
+    }
+
+    #[test]
+    fn optional_columns_are_read_as_they_were_written_and_decide_the_identity() {
+        let weighted = |number: u32| {
+            let row = row(number);
+            let weights = (0..row.input_ids.len()).map(|token| token as f32 / 4.0).collect();
+            let role = if number.is_multiple_of(2) { Role::Chosen } else { Role::Rejected };
+            TokenRow { weights, groups: vec![u64::from(number / 2)], roles: vec![role], ..row }
+        };
+        let columns = vec![OptionalColumn::Weight, OptionalColumn::Group, OptionalColumn::Role];
+        let with_columns = TokensFacts { columns, ..facts() };
+        let folder = tempfile::tempdir().unwrap();
+        let (written, identity) = write(folder.path(), with_columns.clone(), (0..100).map(weighted));
+        let mut reader = TokensReader::open_with(folder.path(), "tokens", &written.to_facts()).unwrap();
+        assert_eq!(reader.facts().columns, with_columns.columns);
+        assert!((0..100).all(|index| reader.row(index).unwrap() == weighted(index as u32)));
+        let other = tempfile::tempdir().unwrap();
+        let heavier = |number| {
+            let mut row = weighted(number);
+            row.weights[0] += 1.0;
+            row
+        };
+        assert_ne!(write(other.path(), with_columns, (0..100).map(heavier)).1, identity);
+        let plain = tempfile::tempdir().unwrap();
+        assert!(!write(plain.path(), facts(), (0..100).map(row)).0.to_facts().contains_key("columns"));
     }
 
     #[test]

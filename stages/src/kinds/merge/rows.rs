@@ -44,7 +44,7 @@ pub(super) fn batches(params: &MergeParams, base: &Path, context: &mut StageCont
             let rows = reader.len().min(params.proof_rows as u64);
             for index in 0..rows {
                 let row = reader.row(index)?;
-                let first = row.document_lengths.first().map_or(0, |length| *length as usize);
+                let first = row.document_lengths.first().copied().unwrap_or(0);
                 batches.add(&row.input_ids[..first.min(most_tokens(TOKENS_PER_ROW))]);
             }
         }
@@ -74,9 +74,7 @@ impl Batches {
         let document = Batch::text(ids.to_vec());
         match self.full.last_mut() {
             Some(batch) if batch.tokens() + ids.len() <= TOKENS_PER_BATCH => {
-                batch.input_ids.extend(document.input_ids);
-                batch.labels.extend(document.labels);
-                batch.document_lengths.extend(document.document_lengths);
+                batch.extend(&document);
             }
             _ => self.full.push(document),
         }

@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
 use super::next_fit::TooLong;
-use crate::data::artifact::{IGNORE_INDEX, TokenRow};
+use crate::data::artifact::TokenRow;
 
 /// So many documents are packed together.
 pub(super) const WINDOW_DOCUMENTS: usize = 1 << 15;
@@ -22,19 +22,12 @@ pub struct BestFit {
     max_seq_len: usize,
     splits: bool,
     padding_id: u32,
-    /// What is still to be packed.
-    window: Vec<Document>,
+    /// What is still to be packed: documents, or pieces of those that are longer than a row.
+    window: Vec<TokenRow>,
     window_tokens: usize,
     /// A window that is packed, and which of its documents each row takes.
-    packed: Vec<Document>,
+    packed: Vec<TokenRow>,
     rows: VecDeque<Vec<usize>>,
-}
-
-/// A document, or a piece of one that is longer than a row.
-#[derive(Default)]
-struct Document {
-    input_ids: Vec<u32>,
-    labels: Vec<i32>,
 }
 
 impl BestFit {
@@ -51,15 +44,15 @@ impl BestFit {
     /// Fails where one is longer than a row and documents are not to be cut.
     pub fn push(&mut self, row: &TokenRow) -> Result<(), TooLong> {
         let mut start = 0;
-        for length in &row.document_lengths {
-            let end = start + *length as usize;
-            if end - start > self.max_seq_len && !self.splits {
-                return Err(TooLong { tokens: end - start, max_seq_len: self.max_seq_len });
+        for (document, &length) in row.document_lengths.iter().enumerate() {
+            let end = start + length;
+            if length > self.max_seq_len && !self.splits {
+                return Err(TooLong { tokens: length, max_seq_len: self.max_seq_len });
             }
-            let pieces = row.input_ids[start..end].chunks(self.max_seq_len);
-            for (input_ids, labels) in pieces.zip(row.labels[start..end].chunks(self.max_seq_len)) {
-                self.window_tokens += input_ids.len();
-                self.window.push(Document { input_ids: input_ids.to_vec(), labels: labels.to_vec() });
+            for first in (start..end).step_by(self.max_seq_len) {
+                let piece = row.piece(document, first..end.min(first + self.max_seq_len));
+                self.window_tokens += piece.input_ids.len();
+                self.window.push(piece);
             }
             start = end;
         }
@@ -73,13 +66,9 @@ impl BestFit {
     pub fn next_full(&mut self) -> Option<TokenRow> {
         let mut row = TokenRow::default();
         for document in self.rows.pop_front()? {
-            let Document { input_ids, labels } = std::mem::take(&mut self.packed[document]);
-            row.document_lengths.push(input_ids.len() as u32);
-            row.input_ids.extend(input_ids);
-            row.labels.extend(labels);
+            row.extend(&std::mem::take(&mut self.packed[document]));
         }
-        row.input_ids.resize(self.max_seq_len, self.padding_id);
-        row.labels.resize(self.max_seq_len, IGNORE_INDEX);
+        row.pad(self.max_seq_len, self.padding_id);
         Some(row)
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::data::artifact::{IGNORE_INDEX, TokenRow};
+use crate::data::artifact::{Role, TokenRow};
 
 /// A document longer than a row, where documents are not to be cut.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -30,7 +30,15 @@ pub struct NextFit {
 struct Open {
     input_ids: VecDeque<u32>,
     labels: VecDeque<i32>,
-    document_lengths: VecDeque<u32>,
+    weights: VecDeque<f32>,
+    documents: VecDeque<Document>,
+}
+
+/// A document, or what is left of one.
+struct Document {
+    length: usize,
+    group: Option<u64>,
+    role: Option<Role>,
 }
 
 impl NextFit {
@@ -45,15 +53,24 @@ impl NextFit {
     /// # Errors
     /// Fails where it is longer than a row and documents are not to be cut.
     pub fn push(&mut self, row: &TokenRow) -> Result<(), TooLong> {
-        if let Some(length) = row.document_lengths.iter().find(|length| **length as usize > self.max_seq_len)
+        if let Some(&tokens) = row.document_lengths.iter().find(|length| **length > self.max_seq_len)
             && !self.splits
         {
-            return Err(TooLong { tokens: *length as usize, max_seq_len: self.max_seq_len });
+            return Err(TooLong { tokens, max_seq_len: self.max_seq_len });
         }
         let real = row.real_tokens();
         self.open.input_ids.extend(&row.input_ids[..real]);
         self.open.labels.extend(&row.labels[..real]);
-        self.open.document_lengths.extend(row.document_lengths.iter().filter(|length| **length > 0));
+        if !row.weights.is_empty() {
+            self.open.weights.extend(&row.weights[..real]);
+        }
+        let document = |(index, &length): (usize, &usize)| Document {
+            length,
+            group: row.groups.get(index).copied(),
+            role: row.roles.get(index).copied(),
+        };
+        let documents = row.document_lengths.iter().enumerate().filter(|(_, length)| **length > 0);
+        self.open.documents.extend(documents.map(document));
         Ok(())
     }
 
@@ -62,38 +79,44 @@ impl NextFit {
         if self.open.input_ids.len() <= self.max_seq_len {
             return None;
         }
-        let mut lengths = Vec::new();
+        let mut documents = Vec::new();
         let mut taken = 0;
-        while let Some(length) = self.open.document_lengths.front_mut() {
+        while let Some(document) = self.open.documents.front_mut() {
             let room = self.max_seq_len - taken;
-            if *length as usize > room {
+            if document.length > room {
                 if self.splits && room > 0 {
-                    *length -= room as u32;
-                    lengths.push(room as u32);
+                    document.length -= room;
+                    documents.push(Document { length: room, ..*document });
                     taken = self.max_seq_len;
                 }
                 break;
             }
-            lengths.push(*length);
-            taken += *length as usize;
-            self.open.document_lengths.pop_front();
+            taken += document.length;
+            documents.extend(self.open.documents.pop_front());
         }
-        Some(self.close(taken, lengths))
+        Some(self.close(taken, &documents))
     }
 
     /// The last row, which may be far from full.
     pub fn finish(mut self) -> Option<TokenRow> {
-        let lengths = std::mem::take(&mut self.open.document_lengths).into();
+        let documents: Vec<Document> = std::mem::take(&mut self.open.documents).into();
         let taken = self.open.input_ids.len();
-        (taken > 0).then(|| self.close(taken, lengths))
+        (taken > 0).then(|| self.close(taken, &documents))
     }
 
     /// A row of the first `taken` tokens, padded.
-    fn close(&mut self, taken: usize, document_lengths: Vec<u32>) -> TokenRow {
-        let mut input_ids: Vec<u32> = self.open.input_ids.drain(..taken).collect();
-        let mut labels: Vec<i32> = self.open.labels.drain(..taken).collect();
-        input_ids.resize(self.max_seq_len, self.padding_id);
-        labels.resize(self.max_seq_len, IGNORE_INDEX);
-        TokenRow { input_ids, labels, document_lengths }
+    fn close(&mut self, taken: usize, documents: &[Document]) -> TokenRow {
+        let weights = taken.min(self.open.weights.len());
+        let mut row = TokenRow {
+            input_ids: self.open.input_ids.drain(..taken).collect(),
+            labels: self.open.labels.drain(..taken).collect(),
+            weights: self.open.weights.drain(..weights).collect(),
+            document_lengths: documents.iter().map(|document| document.length).collect(),
+            groups: documents.iter().filter_map(|document| document.group).collect(),
+            roles: documents.iter().filter_map(|document| document.role).collect(),
+            ..TokenRow::default()
+        };
+        row.pad(self.max_seq_len, self.padding_id);
+        row
     }
 }

@@ -7,7 +7,7 @@ use engine::test_bench::TestBench;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::data::artifact::IGNORE_INDEX;
+use crate::data::artifact::{IGNORE_INDEX, Role};
 
 fn golden_json(path: &str) -> Value {
     let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/data"));
@@ -55,15 +55,16 @@ fn packs_equal_torchtunes() {
             assert_eq!(pack.labels, labels(&expected["labels"]));
             let mut lengths = pack.document_lengths.clone();
             // torchtune counts padding as one more document.
-            lengths.extend(Some((max_seq_len - pack.real_tokens()) as u32).filter(|padding| *padding > 0));
-            assert_eq!(lengths, ids(&expected["seq_lens"]));
+            lengths.extend(Some(max_seq_len - pack.real_tokens()).filter(|padding| *padding > 0));
+            let expected: Vec<usize> = ids(&expected["seq_lens"]).into_iter().map(|length| length as usize).collect();
+            assert_eq!(lengths, expected);
         }
     }
 }
 
 #[test]
 fn a_row_that_is_exactly_full_holds_no_part_of_the_next_document() {
-    let lengths = |splits, documents: &[usize]| -> Vec<Vec<u32>> {
+    let lengths = |splits, documents: &[usize]| -> Vec<Vec<usize>> {
         let packs = pack(NextFit::new(8, splits, 0), documents.iter().map(|length| document(*length))).unwrap();
         packs.into_iter().map(|pack| pack.document_lengths).collect()
     };
@@ -169,6 +170,47 @@ fn a_document_of_millions_of_tokens_is_cut_in_one_pass() {
 }
 
 #[test]
+fn weights_groups_and_roles_go_where_their_documents_go() {
+    let documents = || {
+        (0..9u32).map(|number| {
+            let length = 2 + number as usize % 4;
+            let ids: Vec<u32> = (10 * number..).take(length).collect();
+            TokenRow {
+                weights: ids.iter().map(|id| *id as f32 / 8.0).collect(),
+                groups: vec![u64::from(number)],
+                roles: vec![if number % 2 == 0 { Role::Chosen } else { Role::Rejected }],
+                ..TokenRow::text(ids)
+            }
+        })
+    };
+    let mut best = BestFit::new(8, false, 0);
+    documents().for_each(|document| best.push(&document).unwrap());
+    let best: Vec<TokenRow> = best.finish().collect();
+    for packs in [
+        pack(NextFit::new(8, false, 0), documents()).unwrap(),
+        pack(NextFit::new(8, true, 0), documents()).unwrap(),
+        best,
+    ] {
+        let mut found = 0;
+        for pack in &packs {
+            assert_eq!((pack.weights.len(), pack.groups.len()), (8, pack.document_lengths.len()));
+            let mut start = 0;
+            for (document, length) in pack.document_lengths.iter().enumerate() {
+                for token in start..start + length {
+                    let id = pack.input_ids[token];
+                    assert_eq!((pack.weights[token], pack.group(document)), (id as f32 / 8.0, u64::from(id / 10)));
+                    assert_eq!(pack.role(document) == Role::Chosen, id / 10 % 2 == 0);
+                    found += 1;
+                }
+                start += length;
+            }
+            assert!(pack.weights[start..].iter().all(|weight| *weight == 0.0));
+        }
+        assert_eq!(found, documents().map(|document| document.real_tokens()).sum::<usize>());
+    }
+}
+
+#[test]
 fn one_row_is_one_pack_and_no_rows_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let outputs = tokens(folder.path(), Shape::Prompt, &[5]).run::<Pack>(json!({"tokens": "tokens", "max_seq_len": 8}));
@@ -203,7 +245,7 @@ fn best_fit_loses_no_token_and_pads_less() {
             .document_lengths
             .iter()
             .map(|length| {
-                let end = start + *length as usize;
+                let end = start + length;
                 let ids = &pack.input_ids[start..end];
                 assert!(ids.iter().all(|id| *id == ids[0]), "a document stays in one piece");
                 assert!(pack.labels[start..end].iter().all(|label| *label as u32 == ids[0]));
@@ -217,7 +259,7 @@ fn best_fit_loses_no_token_and_pads_less() {
         assert!(pack.labels[start..].iter().all(|label| *label == IGNORE_INDEX));
     }
     assert!(first.is_sorted(), "and rows in that of their first documents");
-    assert_eq!(found, documents().iter().map(|document| document.input_ids.len() as u32).collect::<Vec<_>>());
+    assert_eq!(found, documents().iter().map(|document| document.input_ids.len()).collect::<Vec<_>>());
     let next = pack(NextFit::new(64, false, 9), documents()).unwrap();
     let tokens: usize = lengths(500, 50).sum();
     assert!(best.len() < next.len() && best.len() <= tokens.div_ceil(64) + 2, "{} of {}", best.len(), next.len());

@@ -1,6 +1,7 @@
 //! One row: encoded, cut to length, and judged by what is left to learn of it.
 
 use engine::error::StageError;
+use model::batch::target_count;
 
 use super::{OnNoTarget, OnTooLong};
 use crate::data::artifact::{IGNORE_INDEX, Row, TokenRow};
@@ -36,7 +37,7 @@ impl RowError {
 }
 
 /// What was made of a row.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(super) struct Outcome {
     pub fate: Fate,
     /// Whether special tokens that it has written out are read as plain text.
@@ -44,7 +45,7 @@ pub(super) struct Outcome {
 }
 
 /// What becomes of a row.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(super) enum Fate {
     /// It stays, as one row or as several pieces.
     Kept { rows: Vec<TokenRow>, truncated: bool, fully_masked: bool, without_eos: bool },
@@ -86,7 +87,7 @@ impl RowEncoder<'_> {
                 }
             }
         }
-        let fully_masked = !learns(&labels);
+        let fully_masked = target_count(&labels) == 0;
         if fully_masked {
             match self.on_no_target {
                 OnNoTarget::Drop => return Ok(Fate::NoTarget { truncated }),
@@ -126,11 +127,6 @@ impl RowEncoder<'_> {
     }
 }
 
-/// Whether anything is learned; nothing predicts the first token.
-fn learns(labels: &[i32]) -> bool {
-    labels.iter().skip(1).any(|label| *label != IGNORE_INDEX)
-}
-
 /// Cuts a row, and makes its last token the end-of-text token. That one is learned only where it follows something
 /// learned and replaces something that would have been: a prompt that was cut off has not ended.
 fn truncate(input_ids: &mut Vec<u32>, labels: &mut Vec<i32>, limit: usize, eos: Option<u32>) {
@@ -138,7 +134,7 @@ fn truncate(input_ids: &mut Vec<u32>, labels: &mut Vec<i32>, limit: usize, eos: 
     labels.truncate(limit);
     let (Some(eos), Some(last)) = (eos, limit.checked_sub(1)) else { return };
     input_ids[last] = eos;
-    let learned = labels[last] != IGNORE_INDEX && learns(&labels[..last]);
+    let learned = labels[last] != IGNORE_INDEX && target_count(&labels[..last]) > 0;
     labels[last] = if learned { eos as i32 } else { IGNORE_INDEX };
 }
 

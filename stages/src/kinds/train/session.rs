@@ -16,7 +16,6 @@ use serde_json::{Map, Value};
 use super::figures::{History, Record, Teller, Tokens};
 use super::order::{Division, RowOrder, StepPlace};
 use super::parameters::TrainParams;
-use super::rows::push;
 use super::state::Progress;
 use super::summary::{self, surprises};
 use super::validation::Validator;
@@ -209,7 +208,7 @@ impl<B: Blocks> Session<'_, B> {
             }
             let mut batch = Batch::default();
             for &index in micro_batch {
-                push(&mut batch, rows[index], &std::mem::take(&mut read[index]));
+                batch.push(rows[index], &std::mem::take(&mut read[index]));
             }
             // A row may be empty, where rows without targets are kept.
             if batch.tokens() == 0 {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::failure;
 use super::order::Division;
 use super::parameters::EarlyStopping;
-use super::rows::{listed, push};
+use super::rows::listed;
 use super::workers::Crew;
 use crate::data::artifact::{TokensFacts, TokensReader};
 
@@ -89,7 +89,7 @@ impl Validator {
             }
             let mut batch = Batch::default();
             for &row in micro_batch {
-                push(&mut batch, row, &self.rows.row(row)?);
+                batch.push(row, &self.rows.row(row)?);
             }
             if batch.tokens() == 0 {
                 continue;
