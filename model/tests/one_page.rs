@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use model::batch::{Batch, IGNORED};
+use model::batch::{Batch, IGNORE_INDEX};
 use model::config::Config;
 use model::cpu::Cpu;
 use model::decoder::Decoder;
@@ -268,7 +268,7 @@ impl Model {
         let logits = multiply(&norm(&x, &self.final_norm), &transpose(&self.head));
         let mut loss = 0.0;
         let mut d_logits = vec![vec![0.0; VOCABULARY]; logits.len()];
-        for t in (1..labels.len()).filter(|&t| labels[t] != IGNORED) {
+        for t in (1..labels.len()).filter(|&t| labels[t] != IGNORE_INDEX) {
             let p = softmax(&logits[t - 1]);
             let label = labels[t] as usize;
             loss -= p[label].ln();
@@ -344,7 +344,7 @@ fn the_decoder_agrees_with_plain_loops() {
     for tied in [false, true] {
         let (mut trainer, mut model) = both(tied);
         let documents: [(Vec<u32>, Vec<i32>); 2] = [
-            (vec![3, 17, 0, 8, 8, 11, 2], vec![IGNORED, IGNORED, 0, 8, IGNORED, 11, 2]),
+            (vec![3, 17, 0, 8, 8, 11, 2], vec![IGNORE_INDEX, IGNORE_INDEX, 0, 8, IGNORE_INDEX, 11, 2]),
             (vec![5, 1, 18], vec![5, 1, 18]),
         ];
         let mut batch = Batch::default();
