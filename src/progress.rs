@@ -261,7 +261,7 @@ impl Progress {
                 None => self.detail(stage, &words::figures(values)),
             },
             WorkerEvent::Checkpoint { step } => self.detail(stage, &format!("working state saved at step {step}")),
-            WorkerEvent::Started { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Failed { .. } => {}
+            WorkerEvent::Started { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Failed(_) => {}
         }
         Screen::LacksIt
     }

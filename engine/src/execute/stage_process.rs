@@ -20,7 +20,7 @@ use super::inherited;
 use super::private_paths::PrivatePaths;
 use super::recording::Recorder;
 use crate::context::{CANCELLED, Outcome, StageContext, Voice, damaged_object, say};
-use crate::error::{Cause, OrFail, StageError, chain};
+use crate::error::{Cause, Failure, OrFail, StageError};
 use crate::file::tree::Node;
 use crate::limits;
 use crate::parameter::Reader;
@@ -98,13 +98,7 @@ fn heed_signals() {
 }
 
 pub(super) fn failure(error: &StageError) -> WorkerEvent {
-    let cause = error.known_cause();
-    WorkerEvent::Failed {
-        cause,
-        messages: chain(error),
-        help: error.help.clone().or_else(|| cause.advice().map(str::to_owned)),
-        object: damaged_object(error),
-    }
+    WorkerEvent::Failed(Failure { object: damaged_object(error), ..error.into() })
 }
 
 pub(super) fn panicked(panic: &(dyn Any + Send)) -> StageError {

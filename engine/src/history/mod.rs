@@ -26,9 +26,7 @@ pub use host::Host;
 pub use index::{Found, History, HistoryError, Selection};
 pub use origin::{LookUpError, Origin};
 pub use provenance::{Ancestor, InputOrigin, Provenance, SourceFile, Tracer};
-pub use recorded::{
-    Attempt, LastRun, Recorded, RecordedCopy, RecordedFailure, RecordedStage, RunState, RunSummary, StageSummary,
-};
+pub use recorded::{Attempt, LastRun, Recorded, RecordedCopy, RecordedStage, RunState, RunSummary, StageSummary};
 pub use references::{References, StageOf};
 pub use results::{LastResult, Made};
 pub use verify::{DifferentFile, DifferentOutput, Verdict, Verification, Verified, VerifyError};

@@ -7,13 +7,12 @@ use cache::{OutputRecord, ResultRecord};
 use serde_json::{Map, Value, json};
 
 use super::event::{Compared, RunEvent};
-use super::outcome::Failure;
 use super::scheduler::Scheduler;
 use super::stage_run::Running;
 use super::state::{State, Stopping};
-use crate::error::{Cause, OrFail};
+use crate::error::{Cause, Failure, OrFail};
 use crate::execute::crash::{Evidence, crash};
-use crate::execute::{Ending, Exit, Verdict};
+use crate::execute::{Ending, Exit};
 use crate::explain::WORK;
 use crate::history::stage_folder;
 use crate::stage::LessMemory;
@@ -97,7 +96,7 @@ impl Scheduler<'_> {
         let compared = run.before.take().map(|before| compare(&before, &run.outputs));
         let keyed = run.key.as_ref().expect("a stage that ran has a key");
         self.store.remove_partial_if_empty(&keyed.document.working_key());
-        let outputs = run.outputs.iter().map(|(name, output)| (name.clone(), output.clone().into())).collect();
+        let outputs = run.outputs.clone();
         let event = RunEvent::StageDone {
             stage: run.id.clone(),
             key: keyed.key,
@@ -169,14 +168,14 @@ impl Scheduler<'_> {
 
     fn failure(&self, stage: usize, running: Running, exit: &Exit) -> Failure {
         if let Some(verdict) = exit.verdict.clone() {
-            return verdict.into();
+            return verdict;
         }
         if running.timed_out {
-            return Verdict::timeout(self.plan.stages[stage].timeout.unwrap_or_default()).into();
+            return Failure::timeout(self.plan.stages[stage].timeout.unwrap_or_default());
         }
         let Running { failed, kills, log, log_from, .. } = running;
         let evidence = Evidence { memory: &self.options.memory, kills, log: &log, log_from };
-        failed.unwrap_or_else(|| crash(exit, &evidence).into())
+        failed.unwrap_or_else(|| crash(exit, &evidence))
     }
 }
 

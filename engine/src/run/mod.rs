@@ -36,7 +36,7 @@ mod timeline;
 pub use enter::run;
 pub use error::{MemoryMissing, RunError};
 pub use event::{Compared, Conclusion, Counts, RunEvent, WaitsFor};
-pub use outcome::{Failure, OnFailure, Profiling, RunOptions, RunOutcome, Sharing, StageOutcome};
+pub use outcome::{OnFailure, Profiling, RunOptions, RunOutcome, Sharing, StageOutcome};
 pub use require::missing_memory;
 pub use signals::ExitOnInterrupt;
 pub use state::State;

@@ -11,7 +11,7 @@ use tokio::time::sleep_until;
 use super::elsewhere::Elsewhere;
 use super::event::{Conclusion, Counts, RunEvent};
 use super::executors::Executors;
-use super::outcome::{Failure, OnFailure, Profiling, RunOptions, RunOutcome, StageOutcome};
+use super::outcome::{OnFailure, Profiling, RunOptions, RunOutcome, StageOutcome};
 use super::priority::by_longest_chain;
 use super::seen_devices::Devices;
 use super::signals::Signals;
@@ -265,9 +265,7 @@ impl<'a> Scheduler<'a> {
         }
         match event {
             WorkerEvent::Finished { outputs, how } => running.finished = Some((outputs, how)),
-            WorkerEvent::Failed { cause, messages, help, object } => {
-                running.failed = Some(Failure { cause, messages, help, object });
-            }
+            WorkerEvent::Failed(failure) => running.failed = Some(failure),
             said @ (WorkerEvent::Started { .. }
             | WorkerEvent::Progress { .. }
             | WorkerEvent::Metrics { .. }

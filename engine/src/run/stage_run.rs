@@ -9,8 +9,8 @@ use devices::lease::Lease;
 use serde_json::{Map, Value};
 
 use super::event::WaitsFor;
-use super::outcome::Failure;
 use super::state::State;
+use crate::error::Failure;
 use crate::execute::Process;
 use crate::memory::Kills;
 use crate::plan::{Plan, Wanted};
