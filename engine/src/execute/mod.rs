@@ -12,7 +12,6 @@ pub mod local;
 pub mod member;
 pub(crate) mod private_paths;
 pub mod ranks;
-mod recording;
 pub mod slurm;
 pub mod stage_process;
 pub mod stragglers;

@@ -272,7 +272,7 @@ fn stage_of(event: &RunEvent) -> Option<&str> {
         | RunEvent::Worker { stage, .. }
         | RunEvent::StageDone { stage, .. }
         | RunEvent::StageFailed { stage, .. }
-        | RunEvent::StageHealing { stage, .. }
+        | RunEvent::StageRebuilding { stage, .. }
         | RunEvent::ResultFetching { stage, .. }
         | RunEvent::ResultFetched { stage, .. }
         | RunEvent::ResultRefused { stage, .. }
@@ -360,7 +360,7 @@ impl RecordedStage {
             RunEvent::Worker { .. }
             | RunEvent::StageWaiting { .. }
             | RunEvent::StageJob { .. }
-            | RunEvent::StageHealing { .. }
+            | RunEvent::StageRebuilding { .. }
             | RunEvent::ResultFetching { .. }
             | RunEvent::ResultFetched { .. }
             | RunEvent::ResultSent { .. }
