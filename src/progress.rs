@@ -179,7 +179,7 @@ impl Progress {
                 let text = format!("failed after {}: {}; {next}", words::seconds(*seconds), messages.join(": "));
                 self.say(Mark::Bad, stage, &text);
             }
-            RunEvent::StageHealing { stage, producers, .. } => {
+            RunEvent::StageRebuilding { stage, producers, .. } => {
                 self.leave(stage);
                 let text = format!("met a damaged object in the store, so {} runs again", producers.join(", "));
                 self.say(Mark::Note, stage, &text);
@@ -261,7 +261,7 @@ impl Progress {
                 None => self.detail(stage, &words::figures(values)),
             },
             WorkerEvent::Checkpoint { step } => self.detail(stage, &format!("working state saved at step {step}")),
-            WorkerEvent::Started { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Failed { .. } => {}
+            WorkerEvent::Started { .. } | WorkerEvent::Finished { .. } | WorkerEvent::Failed(_) => {}
         }
         Screen::LacksIt
     }

@@ -338,7 +338,7 @@ impl Told {
             | RunEvent::StageJob { .. }
             | RunEvent::Worker { .. }
             | RunEvent::StageFailed { .. }
-            | RunEvent::StageHealing { .. }
+            | RunEvent::StageRebuilding { .. }
             | RunEvent::ResultFetching { .. }
             | RunEvent::ResultFetched { .. }
             | RunEvent::ResultRefused { .. }

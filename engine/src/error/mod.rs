@@ -1,6 +1,10 @@
 //! Why a stage failed: a cause that decides what happens next, and words for a person.
 
 use std::error::Error;
+use std::time::Duration;
+
+use cache::Digest;
+use serde::{Deserialize, Serialize};
 
 mod cause;
 mod recognise;
@@ -63,6 +67,56 @@ impl StageError {
     pub fn with_source(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
+    }
+}
+
+/// Why a stage failed, in the form that passes between processes and into records: a [`StageError`] without its types.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// Decides retries and the exit code.
+    pub cause: Cause,
+    /// The message and its sources, outermost first.
+    pub messages: Vec<String>,
+    /// What to do about it.
+    pub help: Option<String>,
+    /// For [`Cause::CorruptInput`]: the damaged object.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object: Option<Digest>,
+}
+
+impl Failure {
+    /// A failure with the advice of its cause, if that has any.
+    pub(crate) fn new(cause: Cause, messages: Vec<String>) -> Self {
+        Self { cause, messages, help: cause.advice().map(str::to_owned), object: None }
+    }
+
+    /// A process that ran longer than its stage may.
+    pub(crate) fn timeout(limit: Duration) -> Self {
+        Self::new(Cause::Timeout, vec![format!("it took longer than its timeout of {limit:?}")])
+            .with_help("raise `timeout:`; what the stage had saved is kept")
+    }
+
+    /// Replaces the advice of the cause by a better one.
+    #[must_use]
+    pub(crate) fn with_help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+}
+
+impl From<&StageError> for Failure {
+    fn from(error: &StageError) -> Self {
+        let failure = Self::new(error.known_cause(), chain(error));
+        match &error.help {
+            Some(help) => failure.with_help(help),
+            None => failure,
+        }
+    }
+}
+
+impl From<StageError> for Failure {
+    fn from(error: StageError) -> Self {
+        (&error).into()
     }
 }
 

@@ -4,9 +4,8 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-use super::ending::{Ending, Verdict};
-use super::executor::Exit;
-use crate::error::{Cause, of_words};
+use super::executor::{Ending, Exit};
+use crate::error::{Cause, Failure, of_words};
 use crate::memory::{Kills, Memory};
 
 /// As much of a log's end is looked at for last words.
@@ -28,19 +27,19 @@ pub(crate) struct Evidence<'a> {
 }
 
 /// A process that died without a word: of which cause, as far as that can be known.
-pub(crate) fn crash(exit: &Exit, evidence: &Evidence<'_>) -> Verdict {
+pub(crate) fn crash(exit: &Exit, evidence: &Evidence<'_>) -> Failure {
     let message = match &exit.ending {
         Ending::Signal(signal) if signal == "SIGKILL" => return killed(exit, evidence),
         Ending::Signal(signal) => format!("the stage's process died of {signal}"),
         Ending::Code(code) => format!("the stage's process exited with {code} and gave no result"),
     };
     match last_words(evidence.log, evidence.log_from) {
-        Some((line, cause)) => verdict(cause, vec![message, line], cause.advice().map(str::to_owned)),
-        None => verdict(Cause::Crashed, vec![message], None),
+        Some((line, cause)) => Failure::new(cause, vec![message, line]),
+        None => Failure::new(Cause::Crashed, vec![message]),
     }
 }
 
-fn killed(exit: &Exit, evidence: &Evidence<'_>) -> Verdict {
+fn killed(exit: &Exit, evidence: &Evidence<'_>) -> Failure {
     let peak = exit.peak_memory_bytes;
     let total = evidence.memory.total();
     let held = format!(
@@ -51,14 +50,10 @@ fn killed(exit: &Exit, evidence: &Evidence<'_>) -> Verdict {
     let nearly_all = total.is_some_and(|total| peak as f64 >= total as f64 * NEARLY_ALL);
     if nearly_all || evidence.kills.rose_until(evidence.memory.kills()) {
         let message = format!("the stage's process was killed since memory ran out: {held}");
-        return verdict(Cause::OutOfMemory, vec![message], Cause::OutOfMemory.advice().map(str::to_owned));
+        return Failure::new(Cause::OutOfMemory, vec![message]);
     }
     let help = format!("somebody or something killed it: nothing says that memory ran out, {held}");
-    verdict(Cause::Crashed, vec!["the stage's process was killed (SIGKILL)".to_owned()], Some(help))
-}
-
-fn verdict(cause: Cause, messages: Vec<String>, help: Option<String>) -> Verdict {
-    Verdict { cause, messages, help }
+    Failure::new(Cause::Crashed, vec!["the stage's process was killed (SIGKILL)".to_owned()]).with_help(help)
 }
 
 /// The last line of a log that gives a cause away, and the cause.

@@ -9,8 +9,8 @@ use devices::CpuList;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::ending::{Ending, Verdict};
 use super::submission::ClusterJob;
+use crate::error::Failure;
 use crate::protocol::WorkerEvent;
 
 /// The argument that makes this program a stage process; the job file follows it.
@@ -72,6 +72,16 @@ pub enum Message {
     },
 }
 
+/// A process's last status.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// It exited with a code.
+    Code(i32),
+    /// A signal ended it, such as `SIGKILL`.
+    Signal(String),
+}
+
 /// How a process ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Exit {
@@ -84,7 +94,7 @@ pub struct Exit {
     /// The time of processors that it took, on all of them together.
     pub cpu: Duration,
     /// What it died of, where whoever started it knows that better than the process and the engine.
-    pub verdict: Option<Verdict>,
+    pub verdict: Option<Failure>,
     /// The machine that it ran on, where that is another.
     pub host: Option<String>,
 }

@@ -21,13 +21,12 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{interval, sleep, sleep_until};
 
 use super::crash::{Evidence, crash};
-use super::ending::{Ending, Verdict};
-use super::executor::{Executor, Exit, Launch, Message, Process, Stop};
+use super::executor::{Ending, Executor, Exit, Launch, Message, Process, Stop};
 use super::local::Local;
 use super::submission::{
     EVENTS_FILE, EXIT_FILE, JOB_FILE, Left, SUBMISSION_FILE, Stopped, Submission, job_lock, write_json,
 };
-use crate::error::Cause;
+use crate::error::{Cause, Failure};
 use crate::history::circumstances;
 use crate::memory::Memory;
 use crate::protocol::{Job, WorkerEvent};
@@ -219,7 +218,7 @@ impl Keeper {
                         unflushed = true;
                         match event {
                             WorkerEvent::Finished { outputs, how } => finished = Some((outputs, how)),
-                            WorkerEvent::Failed { .. } => failed = true,
+                            WorkerEvent::Failed(_) => failed = true,
                             _ => {}
                         }
                     }
@@ -264,12 +263,12 @@ impl Keeper {
         self.events.write_all(&line)
     }
 
-    fn timed_out(&self) -> Verdict {
+    fn timed_out(&self) -> Failure {
         let limit = Duration::from_secs_f64(self.submission.timeout_seconds.unwrap_or_default());
-        Verdict::timeout(limit)
+        Failure::timeout(limit)
     }
 
-    fn left_early(&self, verdict: Verdict, stopped: Option<Stopped>) -> Left {
+    fn left_early(&self, verdict: Failure, stopped: Option<Stopped>) -> Left {
         self.left(&Exit { verdict: Some(verdict), ..self.exit(Ending::Code(1)) }, stopped)
     }
 
@@ -307,11 +306,11 @@ fn number<T: std::str::FromStr>(variable: &str) -> Option<T> {
     env::var(variable).ok()?.parse().ok()
 }
 
-fn machine(message: &str, error: &dyn std::error::Error) -> Verdict {
+fn machine(message: &str, error: &dyn std::error::Error) -> Failure {
     let causes = std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string);
     let messages = std::iter::once(message.to_owned()).chain(causes).collect();
     let help = "the home must lie on a file system that the nodes share, with working locks (flock)";
-    Verdict { cause: Cause::Machine, messages, help: Some(help.to_owned()) }
+    Failure::new(Cause::Machine, messages).with_help(help)
 }
 
 fn named(path: &Path, error: &io::Error) -> io::Error {

@@ -20,8 +20,7 @@ use nix::unistd::Pid;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::death_pipe::{self, DeathPipe};
-use super::ending::Ending;
-use super::executor::{Executor, Exit, Launch, Message, Process, STAGE_ARGUMENT, StartError, Stop};
+use super::executor::{Ending, Executor, Exit, Launch, Message, Process, STAGE_ARGUMENT, StartError, Stop};
 use super::inherited::keep_on_exec;
 use super::stragglers;
 use super::watcher::Watcher;

@@ -22,7 +22,7 @@ use super::inherited;
 use super::local::this_program;
 use super::stage_process::{bind, failure, panicked, read_job};
 use crate::context::{StageContext, say};
-use crate::error::{Cause, OrFail, StageError};
+use crate::error::{Cause, Failure, OrFail, StageError};
 use crate::protocol::WorkerEvent;
 use crate::stage::Registry;
 
@@ -136,7 +136,9 @@ impl Drop for Member {
 }
 
 fn failure_said(line: &str) -> Option<StageError> {
-    let WorkerEvent::Failed { cause, messages, help, .. } = serde_json::from_str(line).ok()? else { return None };
+    let WorkerEvent::Failed(Failure { cause, messages, help, .. }) = serde_json::from_str(line).ok()? else {
+        return None;
+    };
     let mut error = StageError::new(cause, messages.join(": "));
     error.help = help;
     Some(error)

@@ -5,7 +5,6 @@
 
 pub(crate) mod crash;
 pub mod death_pipe;
-pub mod ending;
 pub mod executor;
 mod inherited;
 pub mod keeper;
@@ -13,15 +12,13 @@ pub mod local;
 pub mod member;
 pub(crate) mod private_paths;
 pub mod ranks;
-mod recording;
 pub mod slurm;
 pub mod stage_process;
 pub mod stragglers;
 pub mod submission;
 pub mod watcher;
 
-pub use ending::{Ending, Verdict};
-pub use executor::{Executor, Exit, JobNews, Launch, Message, Process, StartError, Stop};
+pub use executor::{Ending, Executor, Exit, JobNews, Launch, Message, Process, StartError, Stop};
 pub use local::Local;
 pub use member::{Member, MemberEnd, Membership};
 pub use ranks::{Heard, Ranks, RunningRanks};

@@ -1,6 +1,7 @@
 //! The folders that a stage process has for itself: they are gone when somebody reads what it said, so its words name
 //! files without them.
 
+use crate::error::Failure;
 use crate::protocol::{Job, WorkerEvent};
 
 /// The beginnings of private paths, the longest first.
@@ -24,12 +25,11 @@ impl PrivatePaths {
         match event {
             WorkerEvent::Warning { message } => WorkerEvent::Warning { message: self.hide(&message) },
             WorkerEvent::Report { text } => WorkerEvent::Report { text: self.hide(&text) },
-            WorkerEvent::Failed { cause, messages, help, object } => WorkerEvent::Failed {
-                cause,
-                messages: messages.iter().map(|message| self.hide(message)).collect(),
-                help: help.map(|help| self.hide(&help)),
-                object,
-            },
+            WorkerEvent::Failed(failure) => WorkerEvent::Failed(Failure {
+                messages: failure.messages.iter().map(|message| self.hide(message)).collect(),
+                help: failure.help.map(|help| self.hide(&help)),
+                ..failure
+            }),
             other => other,
         }
     }

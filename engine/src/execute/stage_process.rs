@@ -6,25 +6,26 @@
 #![allow(unsafe_code, reason = "between fork and exec, descriptors, and signals")]
 
 use std::any::Any;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, BufWriter};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
 use nix::libc::c_int;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use profile::{Process, Profile, TraceWriter};
 
-use super::death_pipe;
-use super::inherited;
 use super::private_paths::PrivatePaths;
-use super::recording::Recorder;
+use super::{death_pipe, inherited};
 use crate::context::{CANCELLED, Outcome, StageContext, Voice, damaged_object, say};
-use crate::error::{Cause, OrFail, StageError, chain};
+use crate::error::{Cause, Failure, OrFail, StageError};
 use crate::file::tree::Node;
+use crate::history::{PROFILE_FILE, TRACE_FILE};
 use crate::limits;
 use crate::parameter::Reader;
-use crate::protocol::{Job, PROTOCOL, WorkerEvent};
+use crate::protocol::{Job, PROTOCOL, ProfileRequest, WorkerEvent};
 use crate::stage::{BoundStage, Registry};
 
 /// Runs the job of a file and says how it ended, on standard output and by the exit code.
@@ -98,13 +99,7 @@ fn heed_signals() {
 }
 
 pub(super) fn failure(error: &StageError) -> WorkerEvent {
-    let cause = error.known_cause();
-    WorkerEvent::Failed {
-        cause,
-        messages: chain(error),
-        help: error.help.clone().or_else(|| cause.advice().map(str::to_owned)),
-        object: damaged_object(error),
-    }
+    WorkerEvent::Failed(Failure { object: damaged_object(error), ..error.into() })
 }
 
 pub(super) fn panicked(panic: &(dyn Any + Send)) -> StageError {
@@ -114,4 +109,37 @@ pub(super) fn panicked(panic: &(dyn Any + Send)) -> StageError {
     }
     StageError::internal(format!("the stage panicked: {}", words.unwrap_or("without a message")))
         .with_help("this is a defect of the program; the log has the place")
+}
+
+// What a stage process leaves behind where its time is recorded: `profile.json` and `trace.json` in its run folder.
+
+/// A recording that goes on, and where it is to be written.
+pub(super) struct Recorder {
+    profile: Profile,
+    request: ProfileRequest,
+    stage: String,
+    folder: PathBuf,
+}
+
+impl Recorder {
+    /// That of a stage, where there is one.
+    pub(super) fn of(context: &StageContext) -> Option<Self> {
+        let request = context.profile_request()?;
+        let (stage, folder) = (context.stage().to_owned(), context.run_folder().to_owned());
+        Some(Self { profile: context.profile().clone(), request, stage, folder })
+    }
+
+    /// Ends the recording and writes it.
+    pub(super) fn write(self) -> io::Result<()> {
+        let Some(recording) = self.profile.finish() else { return Ok(()) };
+        fs::create_dir_all(&self.folder)?;
+        let summary = serde_json::to_vec_pretty(&recording.summary())?;
+        fs::write(self.folder.join(PROFILE_FILE), summary)?;
+        let process = Process { number: self.request.process, name: self.stage };
+        let mut writer = TraceWriter::new(BufWriter::new(File::create(self.folder.join(TRACE_FILE))?))?;
+        for line in recording.trace(&process, self.request.origin_unix_micros) {
+            writer.line(&line)?;
+        }
+        writer.finish()
+    }
 }

@@ -10,8 +10,9 @@ use cache::{Digest, KeyDocument, StoreError};
 use devices::DeviceKind;
 use serde::{Deserialize, Serialize};
 
-use super::ending::{Ending, Verdict};
+use super::executor::Ending;
 use super::slurm::record::JobRecord;
+use crate::error::Failure;
 use crate::executor::SlurmSettings;
 
 /// The job of the stage's process, before the keeper gives it folders on its node.
@@ -147,7 +148,7 @@ pub struct Left {
     /// Why it was told to stop, if it was.
     pub stopped: Option<Stopped>,
     /// What it died of, where it said no word.
-    pub verdict: Option<Verdict>,
+    pub verdict: Option<Failure>,
 }
 
 /// Why a keeper told a stage to stop.

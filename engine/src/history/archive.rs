@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use super::folder::{RESULT_FILE, stage_folder};
 use super::index::History;
-use super::origin::{LookUpError, Origin};
 use super::recorded::Recorded;
+use super::results::{LookUpError, Origin};
 use crate::home::Home;
 use crate::run::clock::Moment;
 

@@ -6,7 +6,6 @@ mod events;
 mod folder;
 mod host;
 mod index;
-mod origin;
 mod provenance;
 mod recorded;
 mod references;
@@ -24,11 +23,9 @@ pub use folder::{
 };
 pub use host::Host;
 pub use index::{Found, History, HistoryError, Selection};
-pub use origin::{LookUpError, Origin};
 pub use provenance::{Ancestor, InputOrigin, Provenance, SourceFile, Tracer};
-pub use recorded::{
-    Attempt, LastRun, Recorded, RecordedCopy, RecordedFailure, RecordedStage, RunState, RunSummary, StageSummary,
-};
+pub use recorded::{Attempt, LastRun, Recorded, RecordedCopy, RecordedStage, RunState, RunSummary, StageSummary};
 pub use references::{References, StageOf};
 pub use results::{LastResult, Made};
+pub use results::{LookUpError, Origin};
 pub use verify::{DifferentFile, DifferentOutput, Verdict, Verification, Verified, VerifyError};

@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 
 use super::Words;
 use super::index::History;
-use super::origin::{LookUpError, Origin};
 use super::recorded::Recorded;
+use super::results::{LookUpError, Origin};
 use crate::home::Home;
 
 /// The results that led to one, that one first; each once.

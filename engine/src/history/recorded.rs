@@ -13,7 +13,7 @@ use super::events::{Events, TimedEvent, Words};
 use super::folder::{
     JOB_FILE, PROFILE_FILE, RESULT_FILE, RunPlan, RunStage, TRACE_FILE, is_alive, own_traces, stage_folder,
 };
-use crate::error::Cause;
+use crate::error::Failure;
 use crate::protocol::{Job, WorkerEvent};
 use crate::run::event::{Conclusion, Counts, RunEvent};
 
@@ -127,20 +127,9 @@ pub struct Attempt {
     /// How long it ran, once it ended.
     pub seconds: Option<f64>,
     /// Why it failed, where it did.
-    pub failure: Option<RecordedFailure>,
+    pub failure: Option<Failure>,
     /// Where in the log what it printed begins, in bytes.
     pub log_from: u64,
-}
-
-/// Why an attempt failed.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct RecordedFailure {
-    /// What kind of failure.
-    pub cause: Cause,
-    /// The message and its sources, outermost first.
-    pub messages: Vec<String>,
-    /// What to do about it.
-    pub help: Option<String>,
 }
 
 /// A copy out of the store.
@@ -283,7 +272,7 @@ fn stage_of(event: &RunEvent) -> Option<&str> {
         | RunEvent::Worker { stage, .. }
         | RunEvent::StageDone { stage, .. }
         | RunEvent::StageFailed { stage, .. }
-        | RunEvent::StageHealing { stage, .. }
+        | RunEvent::StageRebuilding { stage, .. }
         | RunEvent::ResultFetching { stage, .. }
         | RunEvent::ResultFetched { stage, .. }
         | RunEvent::ResultRefused { stage, .. }
@@ -334,7 +323,7 @@ impl RecordedStage {
     }
 
     /// The failure that it ended with.
-    pub fn failure(&self) -> Option<&RecordedFailure> {
+    pub fn failure(&self) -> Option<&Failure> {
         let last = self.attempts.last()?.failure.as_ref();
         last.filter(|_| self.summary.status == "failed")
     }
@@ -360,7 +349,7 @@ impl RecordedStage {
             }
             RunEvent::StageFailed { cause, messages, help, seconds, retry_in_seconds, .. } => {
                 let status = if retry_in_seconds.is_some() { "waiting" } else { "failed" };
-                self.end(status, seconds, Some(RecordedFailure { cause, messages, help }));
+                self.end(status, seconds, Some(Failure { cause, messages, help, object: None }));
             }
             RunEvent::StageSkipped { because, .. } => {
                 self.becomes("skipped", None);
@@ -371,7 +360,7 @@ impl RecordedStage {
             RunEvent::Worker { .. }
             | RunEvent::StageWaiting { .. }
             | RunEvent::StageJob { .. }
-            | RunEvent::StageHealing { .. }
+            | RunEvent::StageRebuilding { .. }
             | RunEvent::ResultFetching { .. }
             | RunEvent::ResultFetched { .. }
             | RunEvent::ResultSent { .. }
@@ -391,7 +380,7 @@ impl RecordedStage {
         self.summary.key = key;
     }
 
-    fn end(&mut self, status: &str, seconds: f64, failure: Option<RecordedFailure>) {
+    fn end(&mut self, status: &str, seconds: f64, failure: Option<Failure>) {
         status.clone_into(&mut self.summary.status);
         self.summary.seconds = Some(seconds);
         match self.attempts.last_mut() {

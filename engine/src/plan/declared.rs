@@ -4,12 +4,12 @@
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-use super::bind::bind;
 use super::child::{self, Setting};
 use super::entry::{StageEntry, read_stage};
 use super::join::FamilyAxis;
 use super::matrix::{self, AxisValue, Matrix};
 use super::resolve::Bound;
+use super::resolve::bind;
 use super::smoke::{Scale, shrink_stage};
 use crate::file::problem::Problem;
 use crate::file::source::Span;

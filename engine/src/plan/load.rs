@@ -2,30 +2,26 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use super::bind::bind;
-use super::declared::File;
+use nix::libc;
+
+use super::declared::File as PipelineFile;
 use super::entry::{self, Document, StageEntry};
 use super::expand::expand;
-use super::field_spans::field_spans;
-use super::include;
-use super::left_out::LeftOuts;
-use super::of_children;
-use super::one_value;
-use super::order;
-use super::publish;
-use super::qualify::qualify;
-use super::read_text::read_text;
-use super::readable::Mistakes;
+use super::fields::field_spans;
+use super::include::qualify;
+use super::order::LeftOuts;
+use super::resolve::bind;
 use super::resolve::{Bound, resolve};
-use super::slots;
 use super::smoke::{self, Scale};
-use super::unused;
-use super::{Plan, PlannedStage, Reads, Rejected, Wanted};
-use crate::file::interpolate::interpolate;
+use super::{Plan, PlannedStage, Reads, Rejected, Wanted, expand, include, matrix, order, publish, resources};
+use crate::file::interpolate::{Interpolated, interpolate};
 use crate::file::overrides;
-use crate::file::parse::parse;
+use crate::file::parse::{MAX_BYTES, parse};
 use crate::file::problem::{Problem, Severity};
 use crate::file::source::{Sources, Span};
 use crate::file::tree::{Node, Value};
@@ -90,7 +86,7 @@ fn load_limited(
         problems.push(problem);
         return Err(Rejected::new(sources, in_order(problems)));
     }
-    let takes_one_value = |uses: &str, path: &[&str]| one_value::takes_one_value(registry, uses, path);
+    let takes_one_value = |uses: &str, path: &[&str]| matrix::takes_one_value(registry, uses, path);
     include::lengthen(&mut root);
     let (of_includes, overrides): (Vec<String>, Vec<String>) =
         overrides.iter().cloned().partition(|text| text.trim_start().starts_with("include."));
@@ -114,7 +110,7 @@ fn load_limited(
     }
 
     let mut found = Vec::new();
-    let file = File { root: &root, registry, scale, of_axes: &interpolated.of_axes };
+    let file = PipelineFile { root: &root, registry, scale, of_axes: &interpolated.of_axes };
     let checked = check(&file, &mut found);
     interpolated.refine(&mut found);
     problems.extend(found);
@@ -144,7 +140,7 @@ struct Checked {
 }
 
 /// Checks the tree; `None` where nothing was left to make a plan of.
-fn check(file: &File<'_>, problems: &mut Vec<Problem>) -> Option<Checked> {
+fn check(file: &PipelineFile<'_>, problems: &mut Vec<Problem>) -> Option<Checked> {
     let mut reader = Reader::default();
     let mut document = entry::read(file.root, &mut reader);
     problems.append(&mut reader.problems);
@@ -156,7 +152,7 @@ fn check(file: &File<'_>, problems: &mut Vec<Problem>) -> Option<Checked> {
     let (stages, mut bound): (Vec<StageEntry>, Vec<Bound>) = expand(candidates, file, problems).into_iter().unzip();
     document.stages = stages;
     resolve(&document.stages, &mut bound);
-    slots::check(&document, problems);
+    resources::check_slots(&document, problems);
     for (stage, bound) in document.stages.iter().zip(&mut bound) {
         if let Some(stage_kind) = &bound.kind {
             let found = stage_kind.check(&InputFacts::new(), stage.with.span);
@@ -168,11 +164,11 @@ fn check(file: &File<'_>, problems: &mut Vec<Problem>) -> Option<Checked> {
             }
         }
     }
-    problems.extend(of_children::problems(&document.stages, &mut bound));
+    problems.extend(expand::problems_of_children(&document.stages, &mut bound));
     let publish = publish::resolve(&document, &bound, file.of_axes, problems);
     let order = order::order(&document.stages, &bound, problems)?;
     let left_out = LeftOuts::find(&document.stages, &bound, &order);
-    unused::warn(&document.stages, &bound, &publish, &left_out, file.registry, problems);
+    order::warn_unused(&document.stages, &bound, &publish, &left_out, file.registry, problems);
     Some(Checked { document, bound, publish, order, left_out })
 }
 
@@ -292,4 +288,104 @@ fn in_order(mut problems: Vec<Problem>) -> Vec<Problem> {
     let mut seen = HashSet::with_capacity(problems.len());
     problems.retain(|problem| seen.insert((problem.code, problem.span, problem.message.clone())));
     problems
+}
+
+// Reading the file itself: that it is there, small enough, and UTF-8.
+
+/// The text of a pipeline file, which the command line names and which may be a pipe.
+pub(super) fn read_text(path: &Path) -> Result<String, Rejected> {
+    text(path, File::open(path))
+}
+
+/// The text of a file that another one names: a pipe there has nobody who writes into it, and would be waited for.
+pub(super) fn read_included(path: &Path) -> Result<String, Rejected> {
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).and_then(|file| {
+        let kind = file.metadata()?.file_type();
+        if kind.is_file() || kind.is_dir() { Ok(file) } else { Err(io::Error::other("it is no regular file")) }
+    });
+    text(path, opened)
+}
+
+fn text(path: &Path, opened: io::Result<File>) -> Result<String, Rejected> {
+    let name = path.display();
+    let bytes = opened.and_then(read_bytes).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => unread(path, "file-missing", format!("there is no file `{name}`")),
+        io::ErrorKind::IsADirectory => unread(path, "file-unreadable", format!("`{name}` is a folder")),
+        _ => unread(path, "file-unreadable", format!("cannot read `{name}`: {error}")),
+    })?;
+    if bytes.len() > MAX_BYTES {
+        return Err(unread(path, "too-large", format!("`{name}` is too large: at most {MAX_BYTES} bytes are read")));
+    }
+    String::from_utf8(bytes).map_err(|error| not_utf8(path, &error))
+}
+
+/// A pipe has no length beforehand, and some never end: one byte more than allowed tells.
+fn read_bytes(file: File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// A file of which there is no text to show.
+fn unread(path: &Path, code: &'static str, message: String) -> Rejected {
+    rejected(path, String::new(), |span| Problem::error(code, span, message, ""))
+}
+
+fn not_utf8(path: &Path, error: &std::string::FromUtf8Error) -> Rejected {
+    let offset = error.utf8_error().valid_up_to();
+    // The text is shown with a replacement character where the byte stood.
+    let text = String::from_utf8_lossy(error.as_bytes()).into_owned();
+    rejected(path, text, |start| {
+        let span = Span { offset, len: char::REPLACEMENT_CHARACTER.len_utf8(), ..start };
+        Problem::error("not-utf8", span, "the file is not UTF-8", "this byte").with_help("save it as UTF-8")
+    })
+}
+
+fn rejected(path: &Path, text: String, problem: impl FnOnce(Span) -> Problem) -> Rejected {
+    let mut sources = Sources::default();
+    let source = sources.add(path.display().to_string(), text);
+    let problem = problem(Span { source, offset: 0, len: 0 });
+    Rejected::new(sources, vec![problem])
+}
+
+// What of a file with mistakes can still be checked further: stages with none in their own parameters.
+
+/// Where a file is wrong.
+pub(super) struct Mistakes<'a> {
+    interpolated: &'a Interpolated,
+    /// Where errors begin, by text, in order.
+    begin: BTreeMap<u32, Vec<usize>>,
+    spans: HashSet<Span>,
+}
+
+impl<'a> Mistakes<'a> {
+    pub(super) fn of(problems: &[Problem], interpolated: &'a Interpolated) -> Self {
+        let errors = problems.iter().filter(|problem| problem.severity == Severity::Error);
+        let spans: HashSet<Span> = errors.map(|problem| problem.span).collect();
+        let mut begin: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        spans.iter().for_each(|span| begin.entry(span.source.0).or_default().push(span.offset));
+        begin.values_mut().for_each(|offsets| offsets.sort_unstable());
+        Self { interpolated, begin, spans }
+    }
+
+    /// Whether one of them is in the parameters of a stage: what follows from it needs no saying.
+    pub(super) fn touch(&self, stage: &StageEntry) -> bool {
+        let whole = stage.with.span;
+        let is_within = self.begin.get(&whole.source.0).is_some_and(|offsets| {
+            let next = offsets.partition_point(|offset| *offset < whole.offset);
+            offsets.get(next).is_some_and(|offset| *offset < whole.end())
+        });
+        // A key may come from the command line, and a value from there or from a variable.
+        is_within || any(&stage.with, &|span| self.spans.contains(&span) || self.interpolated.is_unknown(&span))
+    }
+}
+
+/// Whether something holds of the place of a value, or of a key or value in it.
+fn any(node: &Node, holds: &dyn Fn(Span) -> bool) -> bool {
+    let within = match &node.value {
+        Value::Map(entries) => entries.iter().any(|entry| holds(entry.key_span) || any(&entry.value, holds)),
+        Value::List(items) => items.iter().any(|item| any(item, holds)),
+        _ => false,
+    };
+    within || holds(node.span)
 }

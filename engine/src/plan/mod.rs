@@ -17,36 +17,25 @@ use crate::preflight::Preflight;
 use crate::remote::RemoteSettings;
 use crate::stage::BoundStage;
 
-mod bind;
 mod child;
 mod declared;
-mod elsewhere;
 pub(crate) mod entry;
 mod expand;
-mod field_spans;
+mod fields;
 mod graph_text;
 mod include;
 mod join;
-mod left_out;
 mod load;
 mod matrix;
-mod not_served;
-mod of_children;
-mod one_value;
 mod order;
 mod publish;
-mod qualify;
-mod read_text;
-mod readable;
 mod resolve;
 pub(crate) mod resources;
 mod retries;
 mod selection;
-mod slots;
 mod smoke;
 #[cfg(test)]
 mod tests;
-mod unused;
 
 pub use graph_text::{GraphFormat, graph_text};
 pub use load::{load, load_at, load_text};

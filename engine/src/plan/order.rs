@@ -2,14 +2,17 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
+use std::path::PathBuf;
 
 use petgraph::algo::kosaraju_scc;
 use petgraph::graph::{DiGraph, NodeIndex};
 
-use super::Edge;
 use super::entry::StageEntry;
 use super::resolve::{Bound, Wait};
-use crate::file::problem::Problem;
+use super::{Edge, LeftOut, Publish};
+use crate::file::problem::{Problem, Severity};
+use crate::file::source::Span;
+use crate::stage::Registry;
 
 /// Stages of a cycle that are named.
 const MOST_TOLD: usize = 20;
@@ -128,4 +131,106 @@ fn sorted(bound: &[Bound]) -> Vec<usize> {
         }
     }
     order
+}
+
+// Stages that are left out: those whose `when:` is false, and those that need one of them.
+
+/// Which stages are left out, and why.
+pub(super) struct LeftOuts(Vec<Option<Because>>);
+
+/// Why a stage is left out.
+struct Because {
+    /// The stage before it that is, by place.
+    follows: Option<usize>,
+    span: Span,
+}
+
+impl LeftOuts {
+    /// Looks at the stages in an order in which each comes after those that it waits for.
+    pub(super) fn find(stages: &[StageEntry], bound: &[Bound], order: &[usize]) -> Self {
+        let mut found: Vec<Option<Because>> = stages.iter().map(|_| None).collect();
+        for place in order {
+            let own = stages[*place].left_out.map(|span| Because { follows: None, span });
+            let before = || {
+                let wait = bound[*place].waits_for.iter().find(|wait| found[wait.stage].is_some())?;
+                Some(Because { follows: Some(wait.stage), span: wait.span })
+            };
+            found[*place] = own.or_else(before);
+        }
+        Self(found)
+    }
+
+    /// Whether the stage at a place is left out.
+    pub(super) fn has(&self, place: usize) -> bool {
+        self.0[place].is_some()
+    }
+
+    /// Each stage of the file that is left out, once; what was to be published of it goes from `publish` to it.
+    pub(super) fn into_list(self, stages: &[StageEntry], publish: &mut Vec<Publish>) -> Vec<LeftOut> {
+        let mut list: Vec<LeftOut> = Vec::new();
+        let left_out = stages.iter().zip(&self.0).filter(|(_, because)| because.is_some());
+        let ids: HashSet<&str> = left_out.map(|(stage, _)| stage.id.text.as_str()).collect();
+        let mut unpublished: HashMap<String, Vec<PathBuf>> = HashMap::new();
+        for entry in publish.extract_if(.., |entry| ids.contains(entry.stage.as_str())) {
+            unpublished.entry(entry.stage).or_default().push(entry.path);
+        }
+        for (stage, because) in stages.iter().zip(&self.0) {
+            let Some(because) = because else { continue };
+            let entries = unpublished.remove(&stage.id.text).unwrap_or_default();
+            match list.last_mut().filter(|last| last.stage == stage.declared) {
+                Some(last) => last.publish.extend(entries),
+                None => list.push(LeftOut {
+                    stage: stage.declared.clone(),
+                    follows: because.follows.map(|place| stages[place].declared.clone()),
+                    span: because.span,
+                    publish: entries,
+                }),
+            }
+        }
+        list
+    }
+}
+
+// Stages whose results nobody uses.
+
+/// Warns of each stage that nothing reads, waits for or publishes, where the file has goals and the stage is none of
+/// them. A file without any goal is one that prepares something to be looked at; and where something is wrong, the
+/// missing reader may be that.
+pub(super) fn warn_unused(
+    stages: &[StageEntry],
+    bound: &[Bound],
+    publish: &[Publish],
+    left_out: &LeftOuts,
+    registry: &Registry,
+    problems: &mut Vec<Problem>,
+) {
+    let wrong = |bound: &Bound| bound.kind.is_none();
+    if bound.iter().any(wrong) || problems.iter().any(|problem| problem.severity == Severity::Error) {
+        return;
+    }
+    let goals =
+        bound.iter().enumerate().filter(|(_, bound)| registry.get(bound.name).is_some_and(|kind| kind.is_goal()));
+    let goals: Vec<usize> = goals.map(|(place, _)| place).collect();
+    if publish.is_empty() && goals.is_empty() {
+        return;
+    }
+    // One child of a sweep that is used is enough.
+    let waited_for = bound.iter().flat_map(|bound| &bound.waits_for).map(|wait| wait.stage);
+    let mut used: HashSet<&str> = waited_for.chain(goals).map(|place| stages[place].declared.as_str()).collect();
+    let published: HashSet<&str> = publish.iter().map(|publish| publish.stage.as_str()).collect();
+    used.extend(
+        stages.iter().filter(|stage| published.contains(stage.id.text.as_str())).map(|stage| stage.declared.as_str()),
+    );
+    for (place, (stage, bound)) in stages.iter().zip(bound).enumerate() {
+        let id = stage.declared.as_str();
+        if left_out.has(place) || !used.insert(id) {
+            continue;
+        }
+        let message = format!("nothing uses what stage `{id}` makes");
+        let help = format!("let a stage read it, publish it, or remove it; a `{}` is no end in itself", bound.name);
+        problems.push(
+            Problem::warning("unused-stage", stage.id.span, message, "read by no stage, and not published")
+                .with_help(help),
+        );
+    }
 }

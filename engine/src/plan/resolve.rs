@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 
 use super::entry::{StageEntry, Text};
-use super::field_spans::field_at;
-use super::{Edge, ResolvedInput};
+use super::fields::field_at;
+use super::{DeviceCount, Edge, ResolvedInput, fields};
 use crate::artifact::Output;
+use crate::device;
 use crate::file::problem::Problem;
 use crate::file::source::Span;
-use crate::parameter::{Named, Reference};
-use crate::stage::BoundStage;
+use crate::parameter::{Named, Reader, Reference};
+use crate::stage::{BoundStage, Registry, Workers};
 use crate::suggest;
 
 /// The kind of artefact that a measurement is read for.
@@ -292,4 +293,55 @@ fn alternatives(names: impl Iterator<Item = impl AsRef<str>>, word: &str) -> Str
         text.push_str(name.as_ref());
     }
     text
+}
+
+// A stage of the file and its kind: the kind reads the parameters.
+
+/// Finds a stage's kind and lets it read its parameters.
+pub(super) fn bind(stage: &StageEntry, registry: &Registry) -> Bound {
+    let Some(uses) = &stage.uses else { return Bound::default() };
+    let Some(kind) = registry.get(&uses.text) else {
+        let names: Vec<&str> = registry.kinds().map(|kind| kind.name()).collect();
+        let problem = Problem::error(
+            "unknown-kind",
+            uses.span,
+            format!("unknown stage kind `{}`", uses.text),
+            "no kind of this name",
+        );
+        let problem = problem.with_help_if(suggest::help(&uses.text, "known kinds", names.iter().copied()));
+        return Bound { problems: vec![problem], ..Bound::default() };
+    };
+    let mut reader = Reader::default();
+    let read = kind.read(&stage.with, &mut reader);
+    if reader.problems.iter().any(|problem| problem.code == "unknown-key") {
+        fields::point_to(kind, &stage.with, registry, &mut reader.problems);
+    }
+    let references = read.as_ref().map_or(reader.references, |read| read.inputs());
+    let outputs = read.as_ref().map(|read| read.outputs());
+    let (named, problems) = (reader.named, reader.problems);
+    let (name, version) = (kind.name(), kind.version());
+    let mut bound = Bound { name, version, kind: read, outputs, references, named, problems, ..Bound::default() };
+    bound.problems.extend(unused_requests(stage, &bound));
+    bound
+}
+
+// What a stage asks of the machine and its kind cannot use.
+
+/// What a stage asks for and its kind has no use for, so that nobody counts on it.
+fn unused_requests(stage: &StageEntry, bound: &Bound) -> Vec<Problem> {
+    let Some(kind) = &bound.kind else { return Vec::new() };
+    let (id, name, served) = (&stage.declared, bound.name, kind.devices());
+    let device = stage.resource_spans.device.zip(stage.resources.device.kind());
+    let device = device.filter(|(_, wanted)| !served.contains(wanted)).map(|(span, wanted)| {
+        let message =
+            format!("{} is asked for, and `{name}` computes on {}", wanted.in_words(), device::names(&served));
+        let help = format!("leave it out, or run with `{id}.resources.device={}`", served[0]);
+        Problem::warning("no-device", span, message, "not served by this kind of stage").with_help(help)
+    });
+    let several = !matches!(stage.resources.count, DeviceCount::Exactly(1));
+    let count = stage.resource_spans.count.filter(|_| several && kind.workers() == Workers::One).map(|span| {
+        let message = format!("`resources.count` has no effect: `{name}` computes on one device");
+        Problem::warning("no-effect", span, message, "more than it can use")
+    });
+    device.into_iter().chain(count).collect()
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::artifact::{Facts, Output};
 use crate::device::DeviceGrant;
-use crate::error::Cause;
+use crate::error::Failure;
 use crate::pin::Pinned;
 
 /// Version of this protocol.
@@ -164,16 +164,7 @@ pub enum WorkerEvent {
         how: serde_json::Map<String, serde_json::Value>,
     },
     /// The stage failed.
-    Failed {
-        /// What kind of failure.
-        cause: Cause,
-        /// The message and its sources, outermost first.
-        messages: Vec<String>,
-        /// What to do about it.
-        help: Option<String>,
-        /// For [`Cause::CorruptInput`]: the damaged object.
-        object: Option<Digest>,
-    },
+    Failed(Failure),
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::*;
+use crate::error::{Cause, Failure};
 use crate::pin::Pinned;
 
 const SCHEMA: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/protocol.schema.json"));
@@ -92,7 +93,8 @@ fn map(value: Value) -> Map<String, Value> {
 fn events() -> Vec<WorkerEvent> {
     let stored =
         OutputRecord { kind: "rows".into(), tree: digest(), identity: digest(), facts: map(json!({ "rows": 3 })) };
-    let failed = |cause, help, object| WorkerEvent::Failed { cause, messages: vec!["no".into()], help, object };
+    let failed =
+        |cause, help, object| WorkerEvent::Failed(Failure { cause, messages: vec!["no".into()], help, object });
     let events = vec![
         WorkerEvent::Started { protocol: PROTOCOL },
         WorkerEvent::Progress { unit: "rows".into(), done: 1, total: Some(2), note: Some("loss 2.31".into()) },
@@ -117,7 +119,7 @@ fn events() -> Vec<WorkerEvent> {
             | WorkerEvent::Text { .. }
             | WorkerEvent::Report { .. }
             | WorkerEvent::Finished { .. }
-            | WorkerEvent::Failed { .. } => {}
+            | WorkerEvent::Failed(_) => {}
         }
     }
     events

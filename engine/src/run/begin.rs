@@ -11,12 +11,12 @@ use cache::{Digest, Lock, OutputRecord};
 use devices::lease::Lease;
 
 use super::cluster::JobOf;
+use super::devices::{Answer, Given};
 use super::event::{RunEvent, WaitsFor};
 use super::fetch::Look;
 use super::scheduler::{LOCK_POLL, Scheduler};
-use super::seen_devices::{Answer, Given};
+use super::stage_run::State;
 use super::stage_run::{Keyed, Running};
-use super::state::State;
 use crate::context::stored;
 use crate::error::{Cause, OrFail, StageError};
 use crate::execute::Launch;
@@ -65,7 +65,7 @@ impl Scheduler<'_> {
         if self.stages[stage].looked_up {
             return false;
         }
-        if self.elsewhere.is_awaited(stage) {
+        if self.remote_cache.is_awaited(stage) {
             return false;
         }
         let found = self.keyed(stage).and_then(|key| Ok((key, self.store.take(&key).map_err(stored)?)));
@@ -127,8 +127,8 @@ impl Scheduler<'_> {
         }
         self.require_memory(stage)?;
         let threads = self.threads_wanted(stage);
-        if let Some(waits_for) = self.lacks_room(stage, threads) {
-            self.wait_for_room(stage, waits_for);
+        if let Some(waits_for) = self.not_admitted_for(stage, threads) {
+            self.wait_for_admission(stage, waits_for);
             return Ok(Begun::NotYet);
         }
         let claim = match self.try_claim(stage)? {
@@ -148,7 +148,7 @@ impl Scheduler<'_> {
         let given = match self.ask_for_devices(stage, claim.adopt.is_some())? {
             Answer::Given(given) => given,
             Answer::Wait(waits_for) => {
-                self.wait_for_room(stage, waits_for);
+                self.wait_for_admission(stage, waits_for);
                 return Ok(Begun::NotYet);
             }
             Answer::Looking => return Ok(Begun::NotYet),
@@ -162,7 +162,7 @@ impl Scheduler<'_> {
         let key = run.key.as_ref().expect("a result was looked up by the key").key;
         let id = run.id.clone();
         self.transition(stage, State::Cached);
-        self.tell(RunEvent::StageCached { stage: id, key, remote: self.elsewhere.holds(stage) });
+        self.tell(RunEvent::StageCached { stage: id, key, remote: self.remote_cache.holds(stage) });
         self.publish(stage);
     }
 

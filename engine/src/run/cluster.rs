@@ -8,7 +8,7 @@ use devices::DeviceKind;
 use super::event::{RunEvent, WaitsFor};
 use super::executors::is_on_cluster;
 use super::scheduler::Scheduler;
-use super::state::State;
+use super::stage_run::State;
 use crate::device::{DeviceGrant, processor};
 use crate::error::{Cause, StageError};
 use crate::execute::JobNews;

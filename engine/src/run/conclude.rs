@@ -1,21 +1,24 @@
 //! Ending a stage: its result is recorded, or its failure is sorted into another try, a repair, or the end.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use cache::{OutputRecord, ResultRecord};
 use serde_json::{Map, Value, json};
 
 use super::event::{Compared, RunEvent};
-use super::outcome::Failure;
 use super::scheduler::Scheduler;
-use super::stage_run::Running;
-use super::state::{State, Stopping};
-use crate::error::{Cause, OrFail};
+use super::stage_run::{PublishEnd, Running};
+use super::stage_run::{State, Stopping};
+use crate::error::{Cause, Failure, OrFail, chain};
 use crate::execute::crash::{Evidence, crash};
-use crate::execute::{Ending, Exit, Verdict};
+use crate::execute::{Ending, Exit};
 use crate::explain::WORK;
 use crate::history::stage_folder;
+use crate::home::advice_when_full;
+use crate::publish::{PublishError, Published, publish, target};
 use crate::stage::LessMemory;
 
 impl Scheduler<'_> {
@@ -34,7 +37,7 @@ impl Scheduler<'_> {
             return self.settle_stopped(stage, &exit);
         }
         let mut failure = self.failure(stage, running, &exit);
-        if failure.cause == Cause::CorruptInput && self.heal(stage, failure.object) {
+        if failure.cause == Cause::CorruptInput && self.rebuild(stage, failure.object) {
             return;
         }
         let planned = &self.plan.stages[stage];
@@ -97,7 +100,7 @@ impl Scheduler<'_> {
         let compared = run.before.take().map(|before| compare(&before, &run.outputs));
         let keyed = run.key.as_ref().expect("a stage that ran has a key");
         self.store.remove_partial_if_empty(&keyed.document.working_key());
-        let outputs = run.outputs.iter().map(|(name, output)| (name.clone(), output.clone().into())).collect();
+        let outputs = run.outputs.clone();
         let event = RunEvent::StageDone {
             stage: run.id.clone(),
             key: keyed.key,
@@ -169,14 +172,14 @@ impl Scheduler<'_> {
 
     fn failure(&self, stage: usize, running: Running, exit: &Exit) -> Failure {
         if let Some(verdict) = exit.verdict.clone() {
-            return verdict.into();
+            return verdict;
         }
         if running.timed_out {
-            return Verdict::timeout(self.plan.stages[stage].timeout.unwrap_or_default()).into();
+            return Failure::timeout(self.plan.stages[stage].timeout.unwrap_or_default());
         }
         let Running { failed, kills, log, log_from, .. } = running;
         let evidence = Evidence { memory: &self.options.memory, kills, log: &log, log_from };
-        failed.unwrap_or_else(|| crash(exit, &evidence).into())
+        failed.unwrap_or_else(|| crash(exit, &evidence))
     }
 }
 
@@ -186,4 +189,52 @@ fn compare(before: &BTreeMap<String, OutputRecord>, now: &BTreeMap<String, Outpu
     let differs = now.keys().filter(|name| identity(before, name) != identity(now, name));
     let outputs: Vec<String> = differs.cloned().collect();
     if outputs.is_empty() { Compared::Equal } else { Compared::Differs { outputs } }
+}
+
+// Copies out of the store while a run goes on: each on a thread of its own, whose end the loop hears.
+
+impl Scheduler<'_> {
+    /// Copies what a stage's result publishes, each on a thread of its own.
+    pub(super) fn publish(&mut self, stage: usize) {
+        let stage = &self.stages[stage];
+        for (entry, wanted) in self.plan.publish.iter().enumerate().filter(|(_, wanted)| wanted.stage == stage.id) {
+            let Some(output) = stage.outputs.get(&wanted.output) else { continue };
+            let (output, seen) = (output.clone(), self.home.published_files());
+            let target = target(self.plan, wanted);
+            let (store, publisher, on_changed) =
+                (self.store.clone(), self.publisher.clone(), self.options.on_changed_target);
+            self.publishing += 1;
+            self.timeline.iter_mut().for_each(|timeline| timeline.begin(&wanted.stage, "publish"));
+            thread::spawn(move || {
+                let copy = AssertUnwindSafe(|| publish(&store, &output, &target, on_changed, &seen));
+                // The loop waits for this message; without it a defect would be a run that never ends.
+                let result = catch_unwind(copy).unwrap_or(Err(PublishError::Panicked));
+                let _ = publisher.send(PublishEnd { entry, target, result });
+            });
+        }
+    }
+
+    /// Hears the end of a copy.
+    pub(super) fn end_publish(&mut self, end: PublishEnd) {
+        self.publishing -= 1;
+        let PublishEnd { entry, target: path, result } = end;
+        let wanted = &self.plan.publish[entry];
+        let (stage, output) = (wanted.stage.clone(), wanted.output.clone());
+        let event = match result {
+            Ok(published) => RunEvent::Published { stage, output, path, written: published == Published::Written },
+            Err(error) => {
+                if self.rebuild_published(&stage, &error) {
+                    return;
+                }
+                self.publish_failed = true;
+                let cause = error.cause();
+                let help = match cause {
+                    Cause::DiskFull => Some(advice_when_full(&path)),
+                    _ => error.help().map(str::to_owned),
+                };
+                RunEvent::PublishFailed { stage, output, path, cause, messages: chain(&error), help }
+            }
+        };
+        self.tell(event);
+    }
 }

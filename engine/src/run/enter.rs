@@ -1,26 +1,30 @@
 //! The way into a run: everything that can stop it before a stage is looked at.
 
-use std::io;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+use std::{io, thread};
 
 use cache::{StatCache, Store};
 
-use super::checking::{checked, look_closer};
 use super::clock;
 use super::error::RunError;
 use super::event::RunEvent;
 use super::executors::Executors;
 use super::outcome::{RunOptions, RunOutcome};
-use super::pinning::pin;
 use super::require::require_machine;
 use super::scheduler::Scheduler;
 use super::signals::{ExitOnInterrupt, Signals};
+use crate::checks::{Findings, check};
+use crate::explain::explain_with;
 use crate::file::problem::Problem;
 use crate::history::{History, RunFolder, RunPlan};
 use crate::home::Home;
 use crate::keys::read_outside;
-use crate::lock_file::LockFile;
+use crate::lock_file::{LockError, LockFile, Pinning, name};
+use crate::metadata::MetadataCache;
 use crate::plan::Plan;
 use crate::publish::{Moment, check_targets};
+use crate::remote::Asking;
 use crate::stage::Registry;
 
 /// Runs a plan: takes what is in the store, makes what is not. Ctrl-C once asks the stages to save and stop, twice
@@ -95,4 +99,76 @@ pub fn run(
 fn machine(action: &'static str, store: &Store) -> impl FnOnce(io::Error) -> RunError {
     let path = store.root().to_owned();
     move |source| RunError::Machine { action, path, source }
+}
+
+// The checks of a plan on its way into a run: on what is here, then on what servers say about what is pinned.
+
+/// What the checks find, where that is nothing that keeps the plan from being run. What others have made needs nothing
+/// of this machine: before a plan is refused, the shared cache is asked for its results.
+pub(super) fn checked(plan: &Plan, home: &Home, options: &RunOptions) -> Result<Findings, RunError> {
+    let look = || check(plan, Some(home), options.executor);
+    let mut findings = look();
+    if let (Some(settings), false) = (&options.remote, findings.are_fine()) {
+        let store = Store::open(home.store())?;
+        let mut asking = Asking::new(&settings.place, &store);
+        // What it has is remembered in the store. Without an answer the checks stand as they are.
+        let _ = explain_with(plan, home, &mut |key| asking.result(key));
+        findings = look();
+    }
+    if findings.are_fine() { Ok(findings) } else { Err(RunError::Rejected(findings.into_problems())) }
+}
+
+/// Checks again with the metadata of what is pinned, before anything large is moved. A result that the shared cache has
+/// needs none.
+pub(super) fn look_closer(
+    plan: &Plan,
+    home: &Home,
+    store: &Store,
+    options: &RunOptions,
+    findings: Findings,
+) -> Result<Findings, RunError> {
+    let metadata = MetadataCache::of(home);
+    metadata.tidy();
+    let mut unseen = findings.unseen.clone();
+    if let Some(settings) = &options.remote {
+        let mut asking = Asking::new(&settings.place, store);
+        unseen.retain(|unseen| asking.result(&unseen.key).is_none());
+    }
+    let is_remote = unseen.len() < findings.unseen.len();
+    if metadata.fetch(plan, &unseen, options.network) || is_remote {
+        checked(plan, home, options)
+    } else {
+        Ok(findings)
+    }
+}
+
+// Pinning before a run, said where it takes a while: a server that does not answer is silent for long.
+
+/// A server that answers sooner needs no words.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// As [`LockFile::resolve`]; tells the observer when it takes longer than a moment.
+pub(super) fn pin(
+    lock: &mut LockFile,
+    plan: &Plan,
+    registry: &Registry,
+    pinning: Pinning,
+    observer: &mut dyn FnMut(&RunEvent),
+) -> Result<(), LockError> {
+    let pins: Vec<String> = lock.missing(plan).iter().map(|(_, request)| name(request)).collect();
+    if pins.is_empty() {
+        return Ok(());
+    }
+    thread::scope(|scope| {
+        let (answered, answer) = channel();
+        scope.spawn(move || {
+            // The receiver waits until this is said.
+            let _ = answered.send(lock.resolve(plan, registry, pinning).map(drop));
+        });
+        let in_time = answer.recv_timeout(PATIENCE);
+        if in_time.as_ref().is_err_and(|error| *error == RecvTimeoutError::Timeout) {
+            observer(&RunEvent::Pinning { pins });
+        }
+        in_time.or_else(|_| answer.recv()).expect("the thread says what came out before it ends")
+    })
 }

@@ -199,7 +199,8 @@ pub enum RunEvent {
         retry_with: Option<String>,
     },
     /// A stored object was damaged; it was removed and the stages that made it run again.
-    StageHealing {
+    #[serde(rename = "stage_healing")]
+    StageRebuilding {
         /// The stage that met the damage.
         stage: String,
         /// The damaged object.

@@ -11,12 +11,12 @@ use std::time::Duration;
 use cache::remote::{Pulled, Pushed, RemoteError, TransferProgress};
 use cache::{Digest, ResultRecord};
 
-use super::courier::Delivery;
-use super::elsewhere::Abroad;
 use super::event::RunEvent;
 use super::outcome::Sharing;
+use super::remote_cache::RemoteState;
 use super::scheduler::Scheduler;
-use super::state::{State, Stopping};
+use super::stage_run::{State, Stopping};
+use super::transfers::TransferEvent;
 use crate::protocol::WorkerEvent;
 
 /// What a stage without a result of its own here does next.
@@ -32,25 +32,25 @@ pub(super) enum Look {
 impl Scheduler<'_> {
     /// Looks for the result of a stage that has none here.
     pub(super) fn look_elsewhere(&mut self, stage: usize, key: Digest) -> Look {
-        match &self.elsewhere.results[stage] {
-            Abroad::Nothing | Abroad::Here => Look::Nothing,
-            Abroad::Asked | Abroad::Coming => Look::Wait,
-            Abroad::Has(record) if !self.is_wanted(stage) => Look::Known((**record).clone()),
-            Abroad::Has(_) => {
+        match &self.remote_cache.results[stage] {
+            RemoteState::Absent | RemoteState::Local => Look::Nothing,
+            RemoteState::Querying | RemoteState::Fetching => Look::Wait,
+            RemoteState::Found(record) if !self.is_wanted(stage) => Look::Known((**record).clone()),
+            RemoteState::Found(_) => {
                 if self.fetch(stage) {
                     Look::Wait
                 } else {
                     Look::Nothing
                 }
             }
-            Abroad::NotAsked => {
+            RemoteState::Unknown => {
                 if let Some(record) = self.store.remembered(&key) {
-                    self.elsewhere.results[stage] = Abroad::Has(Box::new(record));
+                    self.remote_cache.results[stage] = RemoteState::Found(Box::new(record));
                     return self.look_elsewhere(stage, key);
                 }
-                let Some(courier) = self.elsewhere.courier(self.store) else { return Look::Nothing };
-                courier.ask(stage, key);
-                self.elsewhere.results[stage] = Abroad::Asked;
+                let Some(transfers) = self.remote_cache.transfers(self.store) else { return Look::Nothing };
+                transfers.ask(stage, key);
+                self.remote_cache.results[stage] = RemoteState::Querying;
                 Look::Wait
             }
         }
@@ -65,15 +65,15 @@ impl Scheduler<'_> {
             .collect();
         let mut all = true;
         for before in read {
-            match &self.elsewhere.results[before] {
-                Abroad::Coming => all = false,
-                Abroad::Has(_) => {
+            match &self.remote_cache.results[before] {
+                RemoteState::Fetching => all = false,
+                RemoteState::Found(_) => {
                     all = false;
                     if !self.fetch(before) {
                         self.make_here(before);
                     }
                 }
-                Abroad::NotAsked | Abroad::Asked | Abroad::Nothing | Abroad::Here => {}
+                RemoteState::Unknown | RemoteState::Querying | RemoteState::Absent | RemoteState::Local => {}
             }
         }
         all
@@ -82,7 +82,7 @@ impl Scheduler<'_> {
     /// Notes that a result is to be sent, if the pipeline's results are to be shared. Before the result is recorded: it
     /// is never here, found by every later run, and not on its way.
     pub(super) fn note_to_send(&self, stage: usize) {
-        let Some(settings) = self.elsewhere.settings.as_ref().filter(|settings| settings.push) else { return };
+        let Some(settings) = self.remote_cache.settings.as_ref().filter(|settings| settings.push) else { return };
         let key = self.stages[stage].key.as_ref().expect("a stage that ran has a key").key;
         // Without the note a push that is cut off is not taken up; the push itself needs none.
         let _ = self.store.to_send(&key, &settings.place.to_string());
@@ -90,7 +90,7 @@ impl Scheduler<'_> {
 
     /// Sends what a stage has made, if the pipeline's results are to be shared.
     pub(super) fn send(&mut self, stage: usize) {
-        if self.elsewhere.settings.as_ref().is_some_and(|settings| settings.push) {
+        if self.remote_cache.settings.as_ref().is_some_and(|settings| settings.push) {
             let key = self.stages[stage].key.as_ref().expect("a stage that ran has a key").key;
             self.send_key(key);
         }
@@ -98,7 +98,7 @@ impl Scheduler<'_> {
 
     /// Sends what earlier runs could not.
     pub(super) fn send_what_is_left(&mut self) {
-        let Some(settings) = self.elsewhere.settings.as_ref().filter(|settings| settings.push) else { return };
+        let Some(settings) = self.remote_cache.settings.as_ref().filter(|settings| settings.push) else { return };
         for key in self.store.outbox(&settings.place.to_string()).unwrap_or_default() {
             // A run was killed between its note and its result, or is there just now and will send it.
             if self.store.last_use(&key).is_some() {
@@ -108,12 +108,12 @@ impl Scheduler<'_> {
     }
 
     /// Hears how an errand went.
-    pub(super) fn hear_delivery(&mut self, delivery: Delivery) {
+    pub(super) fn hear_delivery(&mut self, delivery: TransferEvent) {
         match delivery {
-            Delivery::Answer { stage, key, found } => self.hear_answer(stage, key, found),
-            Delivery::Underway { stage, progress } => self.hear_progress(stage, progress),
-            Delivery::Fetched { stage, key, fetched, took } => self.hear_fetched(stage, key, fetched, took),
-            Delivery::Sent { key, sent, took } => self.hear_sent(key, sent, took),
+            TransferEvent::Answer { stage, key, found } => self.hear_answer(stage, key, found),
+            TransferEvent::Underway { stage, progress } => self.hear_progress(stage, progress),
+            TransferEvent::Fetched { stage, key, fetched, took } => self.hear_fetched(stage, key, fetched, took),
+            TransferEvent::Sent { key, sent, took } => self.hear_sent(key, sent, took),
         }
     }
 
@@ -128,12 +128,12 @@ impl Scheduler<'_> {
 
     /// Sends for the files of a result; false where that is not possible.
     fn fetch(&mut self, stage: usize) -> bool {
-        let before = std::mem::replace(&mut self.elsewhere.results[stage], Abroad::Nothing);
-        let Abroad::Has(record) = before else { return false };
-        let Some(courier) = self.elsewhere.courier(self.store) else { return false };
-        courier.fetch(stage, *record);
-        self.elsewhere.results[stage] = Abroad::Coming;
-        let (stage, remote) = (self.stages[stage].id.clone(), self.elsewhere.name());
+        let before = std::mem::replace(&mut self.remote_cache.results[stage], RemoteState::Absent);
+        let RemoteState::Found(record) = before else { return false };
+        let Some(transfers) = self.remote_cache.transfers(self.store) else { return false };
+        transfers.fetch(stage, *record);
+        self.remote_cache.results[stage] = RemoteState::Fetching;
+        let (stage, remote) = (self.stages[stage].id.clone(), self.remote_cache.name());
         self.tell(RunEvent::ResultFetching { stage, remote });
         true
     }
@@ -151,39 +151,39 @@ impl Scheduler<'_> {
             if run.upstream.contains(&stage) && matches!(run.state, State::Waiting | State::Ready) {
                 run.key = None;
                 run.looked_up = false;
-                self.elsewhere.ask_again(reader);
+                self.remote_cache.ask_again(reader);
             }
         }
     }
 
     fn send_key(&mut self, key: Digest) {
-        if let Some(courier) = self.elsewhere.courier(self.store) {
-            courier.send(key);
-            self.elsewhere.sending += 1;
+        if let Some(transfers) = self.remote_cache.transfers(self.store) {
+            transfers.send(key);
+            self.remote_cache.sending += 1;
         }
     }
 
     fn hear_answer(&mut self, stage: usize, key: Digest, found: Result<Option<ResultRecord>, RemoteError>) {
         // What was asked for a key that is another one by now is of no use.
         let is_asked = self.stages[stage].key.as_ref().is_some_and(|keyed| keyed.key == key);
-        if !is_asked || !matches!(self.elsewhere.results[stage], Abroad::Asked) {
+        if !is_asked || !matches!(self.remote_cache.results[stage], RemoteState::Querying) {
             return;
         }
-        self.elsewhere.results[stage] = match found {
+        self.remote_cache.results[stage] = match found {
             Ok(Some(record)) if self.fits(stage, &record) => {
                 // A convenience for the next run; this one goes on without it.
                 let _ = self.store.remember(&record);
-                Abroad::Has(Box::new(record))
+                RemoteState::Found(Box::new(record))
             }
             Ok(Some(_)) => {
                 let messages = vec![format!("the outputs in record {} are not those of this stage", key.short())];
                 self.tell_refused(stage, messages, None);
-                Abroad::Nothing
+                RemoteState::Absent
             }
-            Ok(None) => Abroad::Nothing,
+            Ok(None) => RemoteState::Absent,
             Err(error) => {
                 self.tell_failure(Some(stage), &error);
-                Abroad::Nothing
+                RemoteState::Absent
             }
         };
     }
@@ -205,8 +205,8 @@ impl Scheduler<'_> {
     fn hear_fetched(&mut self, stage: usize, key: Digest, fetched: Result<Pulled, RemoteError>, took: Duration) {
         match fetched {
             Ok(Pulled { files, bytes }) => {
-                self.elsewhere.results[stage] = Abroad::Here;
-                let (id, remote) = (self.stages[stage].id.clone(), self.elsewhere.name());
+                self.remote_cache.results[stage] = RemoteState::Local;
+                let (id, remote) = (self.stages[stage].id.clone(), self.remote_cache.name());
                 self.tell(RunEvent::ResultFetched {
                     stage: id,
                     key,
@@ -217,7 +217,7 @@ impl Scheduler<'_> {
                 });
             }
             Err(error) => {
-                self.elsewhere.results[stage] = Abroad::Nothing;
+                self.remote_cache.results[stage] = RemoteState::Absent;
                 if error.is_of_one_result() {
                     // What cannot be had is not to be counted on by the next run.
                     let _ = self.store.unremember(&key);
@@ -229,12 +229,12 @@ impl Scheduler<'_> {
     }
 
     fn hear_sent(&mut self, key: Digest, sent: Result<Pushed, RemoteError>, took: Duration) {
-        self.elsewhere.sending -= 1;
+        self.remote_cache.sending -= 1;
         match sent {
             Ok(Pushed { files, bytes, .. }) => {
                 let _ = self.store.sent(&key);
                 let stage = self.stage_of(&key);
-                let remote = self.elsewhere.name();
+                let remote = self.remote_cache.name();
                 self.tell(RunEvent::ResultSent { stage, key, remote, files, bytes, seconds: took.as_secs_f64() });
             }
             Err(error) => {
@@ -261,11 +261,11 @@ impl Scheduler<'_> {
         match (error, stage) {
             (RemoteError::Stopped, _) => {}
             (error, Some(stage)) if error.is_of_one_result() => self.tell_refused(stage, messages, help),
-            _ if self.elsewhere.given_up => {}
+            _ if self.remote_cache.given_up => {}
             _ => {
-                self.elsewhere.given_up = true;
-                self.elsewhere.stop();
-                let remote = self.elsewhere.name();
+                self.remote_cache.given_up = true;
+                self.remote_cache.stop();
+                let remote = self.remote_cache.name();
                 self.tell(RunEvent::RemoteFailed { remote, messages, help });
             }
         }
@@ -273,7 +273,7 @@ impl Scheduler<'_> {
 
     fn tell_refused(&mut self, stage: usize, messages: Vec<String>, help: Option<String>) {
         if self.stopping == Stopping::No {
-            let (stage, remote) = (self.stages[stage].id.clone(), self.elsewhere.name());
+            let (stage, remote) = (self.stages[stage].id.clone(), self.remote_cache.name());
             self.tell(RunEvent::ResultRefused { stage, remote, messages, help });
         }
     }

@@ -7,10 +7,8 @@ use std::time::Duration;
 use cache::{Digest, OutputRecord};
 
 use super::event::{Conclusion, Counts};
-use super::state::State;
-use crate::error::chain;
-use crate::error::{Cause, StageError};
-use crate::execute::Verdict;
+use super::stage_run::State;
+use crate::error::Failure;
 use crate::executor::ExecutorKind;
 use crate::lock_file::Pinning;
 use crate::memory::Memory;
@@ -128,32 +126,4 @@ pub struct StageOutcome {
     pub outputs: BTreeMap<String, OutputRecord>,
     /// Why it failed, where it did.
     pub failure: Option<Failure>,
-}
-
-/// Why a stage failed, as its process or the engine saw it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Failure {
-    /// What kind of failure.
-    pub cause: Cause,
-    /// The message and its sources, outermost first.
-    pub messages: Vec<String>,
-    /// What to do about it.
-    pub help: Option<String>,
-    /// The damaged object, where that was it.
-    pub object: Option<Digest>,
-}
-
-impl From<Verdict> for Failure {
-    fn from(Verdict { cause, messages, help }: Verdict) -> Self {
-        Self { cause, messages, help, object: None }
-    }
-}
-
-impl From<StageError> for Failure {
-    fn from(error: StageError) -> Self {
-        let cause = error.known_cause();
-        let messages = chain(&error);
-        let help = error.help.or_else(|| cause.advice().map(str::to_owned));
-        Self { cause, messages, help, object: None }
-    }
 }

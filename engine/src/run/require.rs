@@ -2,10 +2,10 @@
 
 use cache::Store;
 
+use super::devices::kinds_of;
 use super::error::{MemoryMissing, RunError};
 use super::executors::is_on_cluster;
 use super::outcome::RunOptions;
-use super::seen_devices::kinds_of;
 use crate::device::{DeviceMissing, Lack, Seen, is_on_processor, lack_of};
 use crate::explain::{ExplainError, Forecast, explain_with};
 use crate::home::Home;

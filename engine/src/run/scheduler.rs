@@ -8,15 +8,15 @@ use cache::Store;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::sleep_until;
 
-use super::elsewhere::Elsewhere;
+use super::admission::by_longest_chain;
+use super::devices::Devices;
 use super::event::{Conclusion, Counts, RunEvent};
 use super::executors::Executors;
-use super::outcome::{Failure, OnFailure, Profiling, RunOptions, RunOutcome, StageOutcome};
-use super::priority::by_longest_chain;
-use super::seen_devices::Devices;
+use super::outcome::{OnFailure, Profiling, RunOptions, RunOutcome, StageOutcome};
+use super::remote_cache::RemoteCache;
 use super::signals::Signals;
 use super::stage_run::{PublishEnd, StageRun, stage_runs};
-use super::state::{State, Stopping};
+use super::stage_run::{State, Stopping};
 use super::timeline::Timeline;
 use crate::device::Seen;
 use crate::error::Cause;
@@ -62,7 +62,7 @@ pub(super) struct Scheduler<'a> {
     pub publishing: usize,
     pub publish_failed: bool,
     /// The shared cache.
-    pub elsewhere: Elsewhere,
+    pub remote_cache: RemoteCache,
     pub devices: Devices,
     /// Where the time goes, where that is recorded of some stage.
     pub timeline: Option<Timeline>,
@@ -108,7 +108,7 @@ impl<'a> Scheduler<'a> {
             published,
             publishing: 0,
             publish_failed: false,
-            elsewhere: Elsewhere::new(options.remote.clone(), plan),
+            remote_cache: RemoteCache::new(options.remote.clone(), plan),
             devices: Devices::new(plan, seen),
             timeline: is_profiled.then(|| Timeline::new(plan)),
         }
@@ -124,7 +124,8 @@ impl<'a> Scheduler<'a> {
             self.advance();
             // A second Ctrl-C does not wait for copies either: a half-made one has a name of its own and is removed by
             // the next.
-            let may_leave = self.publishing == 0 && !self.elsewhere.is_sending() || self.stopping == Stopping::Killed;
+            let may_leave =
+                self.publishing == 0 && !self.remote_cache.is_sending() || self.stopping == Stopping::Killed;
             if may_leave && self.stages.iter().all(|stage| stage.state.is_settled()) {
                 break;
             }
@@ -132,7 +133,7 @@ impl<'a> Scheduler<'a> {
             tokio::select! {
                 Some(message) = self.heard.recv() => self.hear(message),
                 Some(end) = self.published.recv() => self.end_publish(end),
-                delivery = self.elsewhere.hear() => self.hear_delivery(delivery),
+                delivery = self.remote_cache.hear() => self.hear_delivery(delivery),
                 seen = self.devices.hear() => self.devices.note(seen),
                 request = signals.next() => self.interrupt(request),
                 () = sleep_until(alarm.unwrap_or_else(Instant::now).into()), if alarm.is_some() => self.heed_alarms(),
@@ -265,9 +266,7 @@ impl<'a> Scheduler<'a> {
         }
         match event {
             WorkerEvent::Finished { outputs, how } => running.finished = Some((outputs, how)),
-            WorkerEvent::Failed { cause, messages, help, object } => {
-                running.failed = Some(Failure { cause, messages, help, object });
-            }
+            WorkerEvent::Failed(failure) => running.failed = Some(failure),
             said @ (WorkerEvent::Started { .. }
             | WorkerEvent::Progress { .. }
             | WorkerEvent::Metrics { .. }

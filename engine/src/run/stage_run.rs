@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use cache::{Digest, KeyDocument, Lock, OutputRecord, Staging};
 use devices::lease::Lease;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::event::WaitsFor;
-use super::outcome::Failure;
-use super::state::State;
+use crate::error::Failure;
 use crate::execute::Process;
 use crate::memory::Kills;
 use crate::plan::{Plan, Wanted};
@@ -51,7 +51,7 @@ pub(super) struct StageRun {
     pub before: Option<BTreeMap<String, OutputRecord>>,
     /// Its result was looked for under its key, and is not there.
     pub looked_up: bool,
-    pub heals: u32,
+    pub rebuilds: u32,
     /// Set while it waits for another try, or for another run.
     pub not_before: Option<Instant>,
     /// What it was last said to wait for.
@@ -113,7 +113,7 @@ pub(super) fn stage_runs(plan: &Plan) -> Vec<StageRun> {
             again: stage.wanted == Wanted::Again,
             before: None,
             looked_up: false,
-            heals: 0,
+            rebuilds: 0,
             not_before: None,
             waits_for: None,
             running: None,
@@ -121,4 +121,60 @@ pub(super) fn stage_runs(plan: &Plan) -> Vec<StageRun> {
         }
     });
     runs.collect()
+}
+
+// The states of a stage within a run, and which may follow which.
+
+/// How a stage stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// A stage before it has no result yet.
+    Waiting,
+    /// Its inputs are there.
+    Ready,
+    /// Its process is alive.
+    Running,
+    /// Its result was there already.
+    Cached,
+    /// Its process has made the result.
+    Done,
+    /// It failed for good.
+    Failed,
+    /// It was not run, since another failed or the user stopped the run.
+    Skipped,
+}
+
+impl State {
+    /// Whether its result can be read.
+    pub fn has_result(self) -> bool {
+        matches!(self, Self::Cached | Self::Done)
+    }
+
+    /// Whether nothing more happens to it, unless one of its results turns out to be damaged.
+    pub fn is_settled(self) -> bool {
+        matches!(self, Self::Cached | Self::Done | Self::Failed | Self::Skipped)
+    }
+
+    /// Whether `next` may follow. Beside the plain way (waiting, ready, running, done) there are three more: a cached
+    /// result, another try of a stage that failed, and a result that was damaged and is made again.
+    pub(super) fn may_become(self, next: Self) -> bool {
+        match self {
+            Self::Waiting => matches!(next, Self::Ready | Self::Skipped),
+            Self::Ready => {
+                matches!(next, Self::Waiting | Self::Running | Self::Cached | Self::Failed | Self::Skipped)
+            }
+            Self::Running => matches!(next, Self::Done | Self::Failed | Self::Skipped | Self::Ready | Self::Waiting),
+            Self::Cached | Self::Done => matches!(next, Self::Waiting),
+            Self::Failed | Self::Skipped => false,
+        }
+    }
+}
+
+/// Whether the user has asked to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stopping {
+    No,
+    Asked,
+    Killed,
 }

@@ -4,8 +4,7 @@ use std::time::Instant;
 
 use super::scheduler::Scheduler;
 use super::signals::Request;
-use super::state::State;
-use super::state::Stopping;
+use super::stage_run::{State, Stopping};
 use crate::execute::Stop;
 
 impl Scheduler<'_> {
@@ -19,7 +18,7 @@ impl Scheduler<'_> {
             Stopping::Asked | Stopping::Killed => (Stopping::Killed, Stop::Kill),
         };
         self.stopping = next;
-        self.elsewhere.stop();
+        self.remote_cache.stop();
         let kill_at = Instant::now() + self.options.grace;
         for running in self.stages.iter_mut().filter_map(|stage| stage.running.as_mut()) {
             running.process.stop(how);

@@ -71,7 +71,7 @@ impl Timeline {
             | RunEvent::Checked { .. }
             | RunEvent::StageJob { .. }
             | RunEvent::Worker { .. }
-            | RunEvent::StageHealing { .. }
+            | RunEvent::StageRebuilding { .. }
             | RunEvent::ResultSent { .. }
             | RunEvent::ResultNotSent { .. }
             | RunEvent::RemoteFailed { .. }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use engine::error::Cause;
+use engine::error::{Cause, Failure};
 use engine::execute::{Ending, Stop};
 use engine::protocol::WorkerEvent;
 use serde_json::json;
@@ -61,7 +61,7 @@ fn output_that_is_no_event_goes_to_the_log(bench: &Bench) {
 fn a_failure_comes_with_its_words(bench: &Bench) {
     let ended = bench.start("a", json!({ "fail": "no rows" })).end();
     match ended.events.last() {
-        Some(WorkerEvent::Failed { cause, messages, help, .. }) => {
+        Some(WorkerEvent::Failed(Failure { cause, messages, help, .. })) => {
             assert_eq!((*cause, messages[0].as_str(), help.as_deref()), (Cause::BadData, "no rows", Some("do better")));
         }
         other => panic!("{other:?}"),
@@ -86,7 +86,7 @@ fn who_is_asked_to_stop_may_save(bench: &Bench) {
     started.wait_until_it_runs().stop(Stop::Ask);
     let ended = started.end();
     assert!(ended.events.iter().any(|event| *event == WorkerEvent::Checkpoint { step: 7 }), "{:?}", ended.events);
-    assert!(matches!(ended.events.last(), Some(WorkerEvent::Failed { cause: Cause::Cancelled, .. })));
+    assert!(matches!(ended.events.last(), Some(WorkerEvent::Failed(Failure { cause: Cause::Cancelled, .. }))));
     assert_eq!(ended.exit.ending, Ending::Code(1));
 }
 

@@ -48,7 +48,7 @@ fn a_damaged_object_is_made_again() {
     assert_eq!(ran.states(), "a cached, b done, c cached, d done");
     assert_eq!(ran.number("d"), 7);
     let healed = ran.events.iter().any(
-        |event| matches!(event, RunEvent::StageHealing { stage, producers, .. } if stage == "d" && producers == &["b"]),
+        |event| matches!(event, RunEvent::StageRebuilding { stage, producers, .. } if stage == "d" && producers == &["b"]),
     );
     assert!(healed, "{:#?}", ran.events);
     assert_eq!(fs::read_to_string(object(&project, &ran, "b", "number.txt")).unwrap(), "5");

@@ -160,7 +160,7 @@ impl Ran {
         stage.outputs["number"].facts["number"].as_i64().unwrap()
     }
 
-    pub(crate) fn failure(&self, stage: &str) -> &engine::run::Failure {
+    pub(crate) fn failure(&self, stage: &str) -> &engine::error::Failure {
         let stage = self.outcome.stages.iter().find(|outcome| outcome.stage == stage).unwrap();
         stage.failure.as_ref().unwrap()
     }

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 
 use super::process::{Ending, Rank};
 use crate::context::StageContext;
-use crate::error::{Cause, StageError, of_words};
+use crate::error::{Cause, Failure, StageError, of_words};
 
 /// What is known against the ranks.
 #[derive(Debug, Default)]
@@ -35,7 +35,8 @@ impl Verdict {
     }
 
     /// A rank says that it failed.
-    pub(super) fn failed(&mut self, rank: usize, cause: Cause, messages: &[String], help: Option<String>) {
+    pub(super) fn failed(&mut self, rank: usize, failure: Failure) {
+        let Failure { cause, messages, help, .. } = failure;
         let place = if cause == Cause::Cancelled { &mut self.cancelled } else { &mut self.failed };
         if place.is_some() {
             return;

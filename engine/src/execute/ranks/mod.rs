@@ -224,8 +224,8 @@ impl RunningRanks {
         while !self.are_gone() {
             let was_asked = self.asked.is_some();
             match self.hear(TICK, context) {
-                Some(Heard::Said { rank, event: WorkerEvent::Failed { cause, messages, help, .. } }) => {
-                    verdict.failed(rank, cause, &messages, help);
+                Some(Heard::Said { rank, event: WorkerEvent::Failed(failure) }) => {
+                    verdict.failed(rank, failure);
                     trouble.get_or_insert_with(Instant::now);
                 }
                 Some(Heard::Said { rank, event }) => {

@@ -16,9 +16,9 @@ use super::record::JobRecord;
 use super::request::{OUTPUT_FILE, arguments, script};
 use super::state::Details;
 use super::tail::Tail;
-use crate::error::Cause;
+use crate::error::{Cause, Failure};
 use crate::execute::submission::{ClusterJob, EVENTS_FILE, SUBMISSION_FILE, Submission, write_json};
-use crate::execute::{Ending, JobNews, Launch, Message, StartError, Stop, Verdict};
+use crate::execute::{Ending, JobNews, Launch, Message, StartError, Stop};
 
 /// The longest wait between two tries to submit.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
@@ -148,7 +148,7 @@ impl Follower {
     }
 
     /// The cluster takes no such job.
-    fn refused(&self, words: String) -> Verdict {
+    fn refused(&self, words: String) -> Failure {
         let mut help = "look at `executor.slurm` and the stage's `resources`".to_owned();
         if words.contains("partition") {
             let partitions = self.client.partitions();
@@ -157,13 +157,12 @@ impl Follower {
             }
         }
         let messages = vec!["Slurm does not take the job".to_owned(), words];
-        Verdict { cause: Cause::BadParameters, messages, help: Some(help) }
+        Failure::new(Cause::BadParameters, messages).with_help(help)
     }
 }
 
-fn no_slurm(words: String) -> Verdict {
-    let help = "run it where `sbatch` is, or here with `--executor local`".to_owned();
-    Verdict { cause: Cause::Machine, messages: vec![words], help: Some(help) }
+fn no_slurm(words: String) -> Failure {
+    Failure::new(Cause::Machine, vec![words]).with_help("run it where `sbatch` is, or here with `--executor local`")
 }
 
 /// Makes the folder of a submission and the record that leads to it.

@@ -14,8 +14,9 @@ use super::queue::Queue;
 use super::record::{JobRecord, Records};
 use super::state::{Details, Standing};
 use super::tail::Tail;
+use crate::error::Failure;
 use crate::execute::submission::{ClusterJob, EXIT_FILE, Left, job_lock};
-use crate::execute::{Ending, Exit, JobNews, Message, Stop, Verdict};
+use crate::execute::{Ending, Exit, JobNews, Message, Stop};
 
 /// Follows one job.
 pub(super) struct Follower {
@@ -107,11 +108,11 @@ impl Follower {
         let _ = self.messages.send(message);
     }
 
-    pub(super) fn exit_with(&self, verdict: Verdict) -> Exit {
+    pub(super) fn exit_with(&self, verdict: Failure) -> Exit {
         self.exit(Ending::Signal("SIGKILL".to_owned()), Some(verdict))
     }
 
-    pub(super) fn exit(&self, ending: Ending, verdict: Option<Verdict>) -> Exit {
+    pub(super) fn exit(&self, ending: Ending, verdict: Option<Failure>) -> Exit {
         let ran = if self.has_run { self.began.elapsed() } else { Duration::ZERO };
         Exit { ending, ran, peak_memory_bytes: 0, cpu: Duration::ZERO, verdict, host: None }
     }

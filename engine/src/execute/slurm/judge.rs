@@ -5,14 +5,13 @@ use std::path::Path;
 
 use super::request::was_nearly_over;
 use super::state::Details;
-use crate::error::Cause;
-use crate::execute::Verdict;
+use crate::error::{Cause, Failure};
 
 /// Lines of the job's own output that are shown of a job without a word.
 const LINES: usize = 3;
 
 /// Why a job is over, by what Slurm tells of it. `output` is what the job itself printed.
-pub(super) fn verdict(id: &str, details: &Details, was_told_to_stop: bool, output: &Path) -> Verdict {
+pub(super) fn verdict(id: &str, details: &Details, was_told_to_stop: bool, output: &Path) -> Failure {
     let nodes = &details.nodes;
     let nearly_over = match (details.run_seconds, details.limit_seconds) {
         (Some(run), Some(limit)) => was_told_to_stop && was_nearly_over(run, limit),
@@ -55,7 +54,7 @@ pub(super) fn verdict(id: &str, details: &Details, was_told_to_stop: bool, outpu
     }
 }
 
-fn timeout(id: &str, details: &Details) -> Verdict {
+fn timeout(id: &str, details: &Details) -> Failure {
     let limit = details.limit_seconds.map(|limit| format!(" of {}", words(limit))).unwrap_or_default();
     of(
         Cause::Timeout,
@@ -64,7 +63,7 @@ fn timeout(id: &str, details: &Details) -> Verdict {
     )
 }
 
-fn without_a_word(id: &str, state: &str, details: &Details, output: &Path) -> Verdict {
+fn without_a_word(id: &str, state: &str, details: &Details, output: &Path) -> Failure {
     let Details { nodes, exit_code, reason, .. } = details;
     let first = format!("job {id} on {nodes} ended without a word: Slurm says {state}, {exit_code}, {reason}");
     let printed = last_lines(output);
@@ -76,11 +75,11 @@ fn without_a_word(id: &str, state: &str, details: &Details, output: &Path) -> Ve
         }
     };
     let messages = std::iter::once(first).chain(printed).collect();
-    Verdict { cause: Cause::Crashed, messages, help: Some(help.to_owned()) }
+    Failure::new(Cause::Crashed, messages).with_help(help)
 }
 
 /// What a job comes to that Slurm no longer knows, and that left no word.
-pub(super) fn forgotten(id: &str) -> Verdict {
+pub(super) fn forgotten(id: &str) -> Failure {
     of(
         Cause::Crashed,
         format!("Slurm no longer knows job {id}, and it left no word of how it ended"),
@@ -94,8 +93,8 @@ fn last_lines(path: &Path) -> Vec<String> {
     lines[lines.len().saturating_sub(LINES)..].iter().map(|line| (*line).to_owned()).collect()
 }
 
-fn of(cause: Cause, message: String, help: &str) -> Verdict {
-    Verdict { cause, messages: vec![message], help: Some(help.to_owned()) }
+fn of(cause: Cause, message: String, help: &str) -> Failure {
+    Failure::new(cause, vec![message]).with_help(help)
 }
 
 fn words(seconds: u64) -> String {

@@ -1,7 +1,6 @@
 //! What Slurm says of a job: its state, what it waits for, and what either means.
 
-use crate::error::Cause;
-use crate::execute::Verdict;
+use crate::error::{Cause, Failure};
 
 /// How a job stands, by the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,21 +47,16 @@ impl Seen {
     }
 
     /// Why a job that waits will never begin, where it will not.
-    pub(super) fn never_begins(&self, id: &str) -> Option<Verdict> {
+    pub(super) fn never_begins(&self, id: &str) -> Option<Failure> {
         let reason = self.reason.replace(' ', "_");
         if reason.contains("launch_failed_requeued_held") || self.state == "SPECIAL_EXIT" {
-            return Some(Verdict {
-                cause: Cause::Crashed,
-                messages: vec![format!("Slurm could not start job {id} on its node and held it back ({reason})")],
-                help: Some("`sinfo -R` shows nodes that are drained, and why".to_owned()),
-            });
+            let message = format!("Slurm could not start job {id} on its node and held it back ({reason})");
+            let help = "`sinfo -R` shows nodes that are drained, and why";
+            return Some(Failure::new(Cause::Crashed, vec![message]).with_help(help));
         }
         let (_, says, to_do) = NEVER.iter().find(|(known, ..)| reason.starts_with(known))?;
-        Some(Verdict {
-            cause: Cause::Machine,
-            messages: vec![format!("no node could ever run job {id}: {says} ({reason})")],
-            help: Some((*to_do).to_owned()),
-        })
+        let message = format!("no node could ever run job {id}: {says} ({reason})");
+        Some(Failure::new(Cause::Machine, vec![message]).with_help(*to_do))
     }
 
     /// What the reason for waiting means, in a few words, and what may be done about it; empty where the name says it

@@ -114,7 +114,7 @@ impl Scratch {
         while let Some(message) = heard.blocking_recv() {
             match message {
                 Message::Said { event: WorkerEvent::Finished { outputs, .. }, .. } => finished = Some(outputs),
-                Message::Said { event: WorkerEvent::Failed { messages, .. }, .. } => failed = Some(messages),
+                Message::Said { event: WorkerEvent::Failed(failure), .. } => failed = Some(failure.messages),
                 Message::Said { .. } | Message::Queued { .. } | Message::Gone { .. } => {}
                 Message::Exited { exit, .. } => {
                     drop(process);

@@ -19,7 +19,7 @@ const FETCHING: usize = 2;
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How an errand went, or how far it is.
-pub(super) enum Delivery {
+pub(super) enum TransferEvent {
     /// Whether there is a result.
     Answer { stage: usize, key: Digest, found: Result<Option<ResultRecord>, RemoteError> },
     /// How far a fetch is.
@@ -31,7 +31,7 @@ pub(super) enum Delivery {
 }
 
 /// Sends errands off. When it is dropped they are stopped, and their threads end.
-pub(super) struct Courier {
+pub(super) struct TransferQueue {
     questions: Sender<(usize, Digest)>,
     fetches: Sender<(usize, ResultRecord)>,
     sendings: Sender<Digest>,
@@ -43,7 +43,7 @@ struct Client {
     place: RemotePlace,
     remote: Mutex<Connection>,
     store: Store,
-    heard: UnboundedSender<Delivery>,
+    heard: UnboundedSender<TransferEvent>,
 }
 
 enum Connection {
@@ -52,9 +52,9 @@ enum Connection {
     Stopped,
 }
 
-impl Courier {
-    /// A courier between a store and a shared cache.
-    pub(super) fn new(place: RemotePlace, store: Store, heard: UnboundedSender<Delivery>) -> Self {
+impl TransferQueue {
+    /// A transfers between a store and a shared cache.
+    pub(super) fn new(place: RemotePlace, store: Store, heard: UnboundedSender<TransferEvent>) -> Self {
         let client = Arc::new(Client { place, remote: Mutex::new(Connection::None), store, heard });
         let (questions, asked) = channel();
         let (fetches, to_fetch) = channel();
@@ -93,7 +93,7 @@ impl Courier {
     }
 }
 
-impl Drop for Courier {
+impl Drop for TransferQueue {
     fn drop(&mut self) {
         self.stop();
     }
@@ -114,7 +114,10 @@ impl Client {
                 std::iter::once(Err(error)).chain(rest).collect()
             }
         };
-        answers.drain(..).zip(questions).all(|(found, (stage, key))| self.tell(Delivery::Answer { stage, key, found }))
+        answers
+            .drain(..)
+            .zip(questions)
+            .all(|(found, (stage, key))| self.tell(TransferEvent::Answer { stage, key, found }))
     }
 
     fn fetch(self: &Arc<Self>, to_fetch: &Mutex<Receiver<(usize, ResultRecord)>>) -> bool {
@@ -126,11 +129,11 @@ impl Client {
             let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
             if told.elapsed() >= PROGRESS_INTERVAL {
                 *told = Instant::now();
-                client.tell(Delivery::Underway { stage, progress });
+                client.tell(TransferEvent::Underway { stage, progress });
             }
         };
         let fetched = self.guarded(|remote| remote.pull(&self.store, &record, observe));
-        self.tell(Delivery::Fetched { stage, key: record.key.result_key(), fetched, took: began.elapsed() })
+        self.tell(TransferEvent::Fetched { stage, key: record.key.result_key(), fetched, took: began.elapsed() })
     }
 
     fn send(&self, to_send: &Receiver<Digest>) -> bool {
@@ -142,7 +145,7 @@ impl Client {
         });
         let gone = || cache::StoreError::MissingTree { digest: key, path: self.store.root().to_owned() }.into();
         let sent = sent.and_then(|sent| sent.ok_or_else(gone));
-        self.tell(Delivery::Sent { key, sent, took: began.elapsed() })
+        self.tell(TransferEvent::Sent { key, sent, took: began.elapsed() })
     }
 
     /// Does something with the remote. The loop waits for how it went; without that a defect would be a run that never
@@ -173,7 +176,7 @@ impl Client {
     }
 
     /// Tells the loop; false where it has gone.
-    fn tell(&self, delivery: Delivery) -> bool {
+    fn tell(&self, delivery: TransferEvent) -> bool {
         self.heard.send(delivery).is_ok()
     }
 }

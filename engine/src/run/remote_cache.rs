@@ -3,18 +3,18 @@
 use cache::{ResultRecord, Store};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::courier::{Courier, Delivery};
+use super::transfers::{TransferEvent, TransferQueue};
 use crate::plan::Plan;
 use crate::remote::RemoteSettings;
 
 /// The shared cache of a run.
-pub(super) struct Elsewhere {
+pub(super) struct RemoteCache {
     pub settings: Option<RemoteSettings>,
     /// There once it is first needed: a run that finds everything here needs none.
-    courier: Option<Courier>,
-    deliverer: UnboundedSender<Delivery>,
-    deliveries: UnboundedReceiver<Delivery>,
-    pub results: Vec<Abroad>,
+    transfers: Option<TransferQueue>,
+    event_sender: UnboundedSender<TransferEvent>,
+    events: UnboundedReceiver<TransferEvent>,
+    pub results: Vec<RemoteState>,
     /// It failed, and is asked no more.
     pub given_up: bool,
     /// Results that are on their way out.
@@ -22,29 +22,29 @@ pub(super) struct Elsewhere {
 }
 
 /// What is known of a stage's result in the shared cache.
-pub(super) enum Abroad {
-    NotAsked,
-    Asked,
+pub(super) enum RemoteState {
+    Unknown,
+    Querying,
     /// It has none, or one that cannot be used.
-    Nothing,
+    Absent,
     /// It has one, whose files are not here.
-    Has(Box<ResultRecord>),
+    Found(Box<ResultRecord>),
     /// Its files are on their way.
-    Coming,
+    Fetching,
     /// Its files are here.
-    Here,
+    Local,
 }
 
-impl Elsewhere {
+impl RemoteCache {
     pub(super) fn new(settings: Option<RemoteSettings>, plan: &Plan) -> Self {
-        let (deliverer, deliveries) = unbounded_channel();
-        let results = plan.stages.iter().map(|_| Abroad::NotAsked).collect();
-        Self { settings, courier: None, deliverer, deliveries, results, given_up: false, sending: 0 }
+        let (event_sender, events) = unbounded_channel();
+        let results = plan.stages.iter().map(|_| RemoteState::Unknown).collect();
+        Self { settings, transfers: None, event_sender, events, results, given_up: false, sending: 0 }
     }
 
     /// The next that is heard of it.
-    pub(super) async fn hear(&mut self) -> Delivery {
-        self.deliveries.recv().await.expect("this holds a sender itself")
+    pub(super) async fn hear(&mut self) -> TransferEvent {
+        self.events.recv().await.expect("this holds a sender itself")
     }
 
     /// Whether results are still on their way out.
@@ -54,12 +54,12 @@ impl Elsewhere {
 
     /// Ends all errands: what was to be sent is noted, and sent by the next run.
     pub(super) fn stop(&self) {
-        self.courier.iter().for_each(Courier::stop);
+        self.transfers.iter().for_each(TransferQueue::stop);
     }
 
     /// Makes a stage's result count as unknown: what was here turned out to be damaged.
     pub(super) fn ask_again(&mut self, stage: usize) {
-        self.results[stage] = Abroad::NotAsked;
+        self.results[stage] = RemoteState::Unknown;
     }
 
     /// What messages call it.
@@ -71,20 +71,19 @@ impl Elsewhere {
 
     /// The shared cache, where a stage's result lies there and not here.
     pub(super) fn holds(&self, stage: usize) -> Option<String> {
-        matches!(self.results[stage], Abroad::Has(_)).then(|| self.name())
+        matches!(self.results[stage], RemoteState::Found(_)).then(|| self.name())
     }
 
     /// Whether an answer, or files, are on their way for a stage.
     pub(super) fn is_awaited(&self, stage: usize) -> bool {
-        matches!(self.results[stage], Abroad::Asked | Abroad::Coming)
+        matches!(self.results[stage], RemoteState::Querying | RemoteState::Fetching)
     }
 
     /// Whoever runs errands, unless there is no shared cache or it failed.
-    pub(super) fn courier(&mut self, store: &Store) -> Option<&Courier> {
+    pub(super) fn transfers(&mut self, store: &Store) -> Option<&TransferQueue> {
         let settings = self.settings.as_ref().filter(|_| !self.given_up)?;
-        Some(
-            self.courier
-                .get_or_insert_with(|| Courier::new(settings.place.clone(), store.clone(), self.deliverer.clone())),
-        )
+        Some(self.transfers.get_or_insert_with(|| {
+            TransferQueue::new(settings.place.clone(), store.clone(), self.event_sender.clone())
+        }))
     }
 }

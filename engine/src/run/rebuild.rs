@@ -8,15 +8,15 @@ use cache::{Digest, StoreError};
 use super::event::RunEvent;
 use super::scheduler::Scheduler;
 use super::stage_run::StageRun;
-use super::state::State;
+use super::stage_run::State;
 use crate::publish::PublishError;
 
 /// A disk that damages more than this is not worked around.
-const MOST_HEALS: u32 = 3;
+const MAX_REBUILDS: u32 = 3;
 
 impl Scheduler<'_> {
     /// Sends a running stage back to wait while what it could not read is made again; false where that is not possible.
-    pub(super) fn heal(&mut self, stage: usize, object: Option<Digest>) -> bool {
+    pub(super) fn rebuild(&mut self, stage: usize, object: Option<Digest>) -> bool {
         // Another reader may have met the damage first: then what this one waits for is on its way already.
         let has_result = |before: &usize| self.stages[*before].state.has_result();
         if self.stages[stage].upstream.iter().all(has_result) {
@@ -34,8 +34,8 @@ impl Scheduler<'_> {
         true
     }
 
-    /// As [`Scheduler::heal`], where the damage was met while copying a result out of the store.
-    pub(super) fn heal_published(&mut self, stage: &str, error: &PublishError) -> bool {
+    /// As [`Scheduler::rebuild`], where the damage was met while copying a result out of the store.
+    pub(super) fn rebuild_published(&mut self, stage: &str, error: &PublishError) -> bool {
         let PublishError::Store(error) = error else { return false };
         let damaged = error.object().is_some()
             || matches!(error, StoreError::CorruptTree { .. } | StoreError::MissingTree { .. });
@@ -45,11 +45,11 @@ impl Scheduler<'_> {
     }
 
     fn make_again(&mut self, met_by: usize, object: Option<Digest>, producers: &[usize]) -> bool {
-        if producers.is_empty() || self.stages[met_by].heals == MOST_HEALS {
+        if producers.is_empty() || self.stages[met_by].rebuilds == MAX_REBUILDS {
             return false;
         }
-        self.stages[met_by].heals += 1;
-        let event = RunEvent::StageHealing {
+        self.stages[met_by].rebuilds += 1;
+        let event = RunEvent::StageRebuilding {
             stage: self.stages[met_by].id.clone(),
             object,
             producers: producers.iter().map(|producer| self.stages[*producer].id.clone()).collect(),
@@ -65,7 +65,7 @@ impl Scheduler<'_> {
             self.store.forget(&keyed.key)?;
         }
         self.transition(producer, State::Waiting);
-        self.elsewhere.ask_again(producer);
+        self.remote_cache.ask_again(producer);
         let run = &mut self.stages[producer];
         run.outputs.clear();
         run.looked_up = false;
