@@ -52,6 +52,7 @@ mod families;
 mod fingerprint;
 pub mod generation;
 pub mod init;
+pub mod loss;
 pub mod memory;
 pub mod merge;
 pub mod ops;

@@ -16,6 +16,7 @@ use profile::Profile;
 
 use crate::batch::Documents;
 use crate::checkpoint::{CheckpointError, Rows};
+use crate::loss::{CrossEntropy, TokenLoss};
 use crate::random::DropoutMask;
 
 /// A failure of the device or of the library behind a kernel set, not of its caller.
@@ -198,7 +199,37 @@ pub enum Turn {
     Backward,
 }
 
-/// What [`Ops::cross_entropy`] leaves in the logits.
+/// Rows of logits, their targets, and what is made of them.
+#[derive(Clone, Copy, Debug)]
+pub struct LossRows<'a, T> {
+    /// The target of each row.
+    pub targets: &'a [u32],
+    /// The weight of each row: a factor on its gradient, not on its score. None: 1 each.
+    pub weights: Option<&'a [f32]>,
+    /// The loss.
+    pub loss: &'a dyn TokenLoss,
+    /// A teacher's logits of the same rows, `[rows, vocab_size]`, where the loss needs them.
+    pub teacher: Option<&'a T>,
+    /// Cap on the logits, `cap · tanh(x / cap)`; a teacher's are capped already.
+    pub soft_cap: Option<f32>,
+}
+
+impl<'a, T> LossRows<'a, T> {
+    /// Rows of which only the likelihood of the targets is asked.
+    pub fn scored(targets: &'a [u32], soft_cap: Option<f32>) -> Self {
+        Self { targets, weights: None, loss: &CrossEntropy { label_smoothing: 0.0 }, teacher: None, soft_cap }
+    }
+
+    /// What is left in one of the rows.
+    pub(crate) fn gradient(&self, gradient: LogitGradient, row: usize) -> LogitGradient {
+        match (gradient, self.weights) {
+            (LogitGradient::InPlace { scale }, Some(weights)) => LogitGradient::InPlace { scale: scale * weights[row] },
+            _ => gradient,
+        }
+    }
+}
+
+/// What [`Ops::token_loss`] leaves in the logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LogitGradient {
     /// The gradient of the summed loss with respect to the logits as they came in, times a factor.
@@ -210,11 +241,23 @@ pub enum LogitGradient {
     Skip,
 }
 
+impl LogitGradient {
+    /// The factor on the gradient, if it is asked for.
+    pub(crate) fn scale(self) -> Option<f32> {
+        match self {
+            Self::InPlace { scale } => Some(scale),
+            Self::Skip => None,
+        }
+    }
+}
+
 /// How well one target was predicted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenScore {
     /// Negative log-likelihood of the target, in nats.
     pub nll: f32,
+    /// What the loss says of the target, without its weight; [`TokenScore::nll`] for plain cross-entropy.
+    pub loss: f32,
     /// Whether the target has the largest logit (the first of equal ones counts).
     pub correct: bool,
 }
@@ -501,15 +544,16 @@ pub trait Ops: Send + Sync + 'static {
     /// `x = cap · tanh(x / cap)`.
     fn soft_cap(&self, x: &mut Self::Tensor, cap: f32) -> Result;
     /// Scores one target per row of logits, appending to `scores`, and leaves the gradient in the logits if asked.
-    /// With `soft_cap` the logits are capped first, and the gradient is that before the cap.
-    fn cross_entropy(
+    /// With a soft cap the logits are capped first, and the gradient is that before the cap.
+    fn token_loss(
         &self,
         logits: &mut Self::Tensor,
-        targets: &[u32],
-        soft_cap: Option<f32>,
+        rows: &LossRows<'_, Self::Tensor>,
         gradient: LogitGradient,
         scores: &mut Vec<TokenScore>,
     ) -> Result;
+    /// Multiplies each row by a factor of its own, of which there are as many as rows.
+    fn scale_rows(&self, x: &mut Self::Tensor, factors: &[f32]) -> Result;
     /// The sum of squares, in f64. Not finite exactly when an element is not finite.
     fn sum_of_squares(&self, x: &Self::Tensor) -> Result<f64>;
     /// One AdamW update of `value` and its moments.

@@ -11,9 +11,10 @@ use model::blocks::Blocks;
 use model::candle::Candle;
 use model::cpu::Cpu;
 use model::init::{Fill, fresh_tensor};
+use model::loss::{CrossEntropy, Distillation, Divergence, TokenLoss};
 use model::ops::{
-    Activation, AttentionGradients, AttentionOperands, AttentionShape, Compute, LogitGradient, NormWeight, Ops,
-    RmsNorm, Turn, Write,
+    Activation, AttentionGradients, AttentionOperands, AttentionShape, Compute, LogitGradient, LossRows, NormWeight,
+    Ops, RmsNorm, Turn, Write,
 };
 use model::parameter::Keep;
 use model::peft::AdapterConfig;
@@ -72,8 +73,9 @@ fn rows<B: Ops>(ops: &B) {
         gated(ops, activation);
     }
     for soft_cap in [None, Some(2.0)] {
-        cross_entropy(ops, soft_cap);
+        token_losses(ops, soft_cap);
     }
+    scaled_rows(ops);
     rope(ops);
 }
 
@@ -111,17 +113,38 @@ fn gated<B: Ops>(ops: &B, activation: Activation) {
     check("up", &ops.read(&dup).unwrap(), &up, 1e-2, |up| forward(&gate, up));
 }
 
-fn cross_entropy<B: Ops>(ops: &B, soft_cap: Option<f32>) {
+/// Every loss of targets, with a weight per row, against finite differences.
+fn token_losses<B: Ops>(ops: &B, soft_cap: Option<f32>) {
     let (rows, columns) = (4, 35);
     let (logits, targets) = (values("logits", rows * columns), [3, 34, 0, 17]);
-    let run = |logits: &[f32], gradient| {
-        let mut tensor = ops.tensor(rows, columns, logits).unwrap();
-        let mut scores = Vec::new();
-        ops.cross_entropy(&mut tensor, &targets, soft_cap, gradient, &mut scores).unwrap();
-        (scores.iter().map(|score| f64::from(score.nll)).sum::<f64>(), ops.read(&tensor).unwrap())
-    };
-    let (_, gradient) = run(&logits, LogitGradient::InPlace { scale: 1.0 });
-    check("logits", &gradient, &logits, 1e-2, |logits| run(logits, LogitGradient::Skip).0);
+    let teacher = ops.tensor(rows, columns, &values("teacher", rows * columns)).unwrap();
+    let weights = [1.0, 0.5, 2.0, 0.25];
+    let distillation = |divergence| Distillation { temperature: 1.5, alpha: 0.75, divergence };
+    let losses: [&dyn TokenLoss; 5] = [
+        &CrossEntropy { label_smoothing: 0.0 },
+        &CrossEntropy { label_smoothing: 0.2 },
+        &distillation(Divergence::ForwardKl),
+        &distillation(Divergence::ReverseKl),
+        &distillation(Divergence::JensenShannon),
+    ];
+    for loss in losses {
+        let of = LossRows { targets: &targets, weights: Some(&weights), loss, teacher: Some(&teacher), soft_cap };
+        let run = |logits: &[f32], gradient| {
+            let mut tensor = ops.tensor(rows, columns, logits).unwrap();
+            let mut scores = Vec::new();
+            ops.token_loss(&mut tensor, &of, gradient, &mut scores).unwrap();
+            let weighted = scores.iter().zip(weights).map(|(score, weight)| f64::from(weight) * f64::from(score.loss));
+            (weighted.sum::<f64>(), ops.read(&tensor).unwrap())
+        };
+        let (_, gradient) = run(&logits, LogitGradient::InPlace { scale: 1.0 });
+        check(&format!("logits of {loss:?}"), &gradient, &logits, 1e-2, |logits| run(logits, LogitGradient::Skip).0);
+    }
+}
+
+fn scaled_rows<B: Ops>(ops: &B) {
+    let mut x = ops.tensor(3, 2, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).unwrap();
+    ops.scale_rows(&mut x, &[2.0, 0.0, -1.0]).unwrap();
+    assert_eq!(ops.read(&x).unwrap(), [2.0, 4.0, 0.0, 0.0, -5.0, -6.0]);
 }
 
 fn rope<B: Ops>(ops: &B) {

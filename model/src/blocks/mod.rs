@@ -7,6 +7,7 @@ pub mod composed;
 
 use crate::adapter::Projection;
 use crate::batch::Documents;
+use crate::loss::TokenLoss;
 use crate::ops::{Activation, AttentionShape, Ops, Result, RmsNorm, RopeTables, TokenScore};
 use crate::parameter::Parameter;
 use crate::random::Draws;
@@ -103,6 +104,32 @@ pub struct HeadBlock<B: Ops> {
     pub chunk_rows: usize,
 }
 
+/// What a head makes of its logits in training.
+pub struct HeadLoss<'a, B: Ops> {
+    /// The loss of each target.
+    pub loss: &'a dyn TokenLoss,
+    /// The target of each row.
+    pub targets: &'a [u32],
+    /// The weight of each row. None: 1 each.
+    pub weights: Option<&'a [f32]>,
+    /// The head of the teacher, where the loss needs one.
+    pub teacher: Option<TeacherHead<'a, B>>,
+    /// Factor on all gradients: that of loss scaling, or 1.
+    pub scale: f32,
+    /// Dropout's draws for the rows; none outside training.
+    pub draws: Option<Draws<'a>>,
+}
+
+/// The head of a second model, whose logits exist a chunk of rows at a time, as the first one's.
+pub struct TeacherHead<'a, B: Ops> {
+    /// Its last norm and soft cap.
+    pub head: &'a HeadBlock<B>,
+    /// Its output projection.
+    pub output: &'a Projection<B>,
+    /// Its residual stream of the same rows after its last layer.
+    pub x: &'a B::Tensor,
+}
+
 /// What all blocks of one forward or backward pass share.
 pub struct Pass<'a, B: Ops> {
     /// The documents among the rows.
@@ -186,16 +213,13 @@ pub trait Blocks: Ops + Sized {
     ) -> Result;
 
     /// Scores one target per row and computes the backward at once: `gradient` becomes that of the summed loss with
-    /// respect to `x`. All gradients are times `loss_scale`, the scores are not.
-    #[expect(clippy::too_many_arguments, reason = "a forward and its backward at once")]
+    /// respect to `x`. All gradients are times `loss.scale` and the weight of their row, the scores are not.
     fn head_loss(
         &self,
         head: &mut HeadBlock<Self>,
         output: &mut Projection<Self>,
-        draws: Option<Draws<'_>>,
+        loss: &HeadLoss<'_, Self>,
         x: &Self::Tensor,
-        targets: &[u32],
-        loss_scale: f32,
         scores: &mut Vec<TokenScore>,
         gradient: &mut Self::Tensor,
     ) -> Result;
@@ -284,14 +308,12 @@ macro_rules! composed_blocks {
                 &self,
                 head: &mut $crate::blocks::HeadBlock<Self>,
                 output: &mut $crate::adapter::Projection<Self>,
-                draws: Option<$crate::random::Draws<'_>>,
+                loss: &$crate::blocks::HeadLoss<'_, Self>,
                 x: &Self::Tensor,
-                targets: &[u32],
-                loss_scale: f32,
                 scores: &mut Vec<$crate::ops::TokenScore>,
                 gradient: &mut Self::Tensor,
             ) -> $crate::ops::Result {
-                $crate::blocks::composed::head_loss(self, head, output, draws, x, targets, loss_scale, scores, gradient)
+                $crate::blocks::composed::head_loss(self, head, output, loss, x, scores, gradient)
             }
 
             fn head_scores(

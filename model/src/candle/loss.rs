@@ -20,17 +20,18 @@ pub(super) struct Scored {
     /// The log of the summed exponentials of what the logits are below it, `(rows, 1)`.
     log_sum: Tensor,
     soft_cap: Option<f32>,
+    label_smoothing: f32,
 }
 
 /// Scores the targets, `(rows, 1)`, under the capped logits.
-pub(super) fn score(logits: &Tensor, targets: &Tensor, cap: Option<f32>) -> Result<Scored> {
+pub(super) fn score(logits: &Tensor, targets: &Tensor, cap: Option<f32>, label_smoothing: f32) -> Result<Scored> {
     let logits = match cap {
         Some(cap) => soft_cap(logits, cap)?,
         None => logits.clone(),
     };
     let greatest = logits.max_keepdim(1)?;
     let log_sum = logits.broadcast_sub(&greatest)?.exp()?.sum_keepdim(1)?.log()?;
-    Ok(Scored { logits, targets: targets.clone(), greatest, log_sum, soft_cap: cap })
+    Ok(Scored { logits, targets: targets.clone(), greatest, log_sum, soft_cap: cap, label_smoothing })
 }
 
 impl Scored {
@@ -39,10 +40,25 @@ impl Scored {
         // In this order: the sum of both parts would round away the last digits of a small loss.
         let below = (&self.greatest - self.logits.gather(&self.targets, 1)?)?;
         let nll = (below + &self.log_sum)?.flatten_all()?.to_vec1::<f32>()?;
+        let losses = match self.label_smoothing > 0.0 {
+            true => self.smoothed(&nll)?,
+            false => nll.clone(),
+        };
         let targets = self.targets.flatten_all()?.to_vec1::<u32>()?;
         let likeliest = self.first_greatest()?.flatten_all()?.to_vec1::<f32>()?;
-        let scores = nll.into_iter().zip(targets.into_iter().zip(likeliest));
-        Ok(scores.map(|(nll, (target, likeliest))| TokenScore { nll, correct: target == likeliest as u32 }))
+        let scores = nll.into_iter().zip(losses).zip(targets.into_iter().zip(likeliest));
+        Ok(scores.map(|((nll, loss), (target, likeliest))| {
+            let correct = target == likeliest as u32;
+            TokenScore { nll, loss, correct }
+        }))
+    }
+
+    /// The losses with label smoothing, from those without.
+    fn smoothed(&self, nll: &[f32]) -> Result<Vec<f32>> {
+        let below = self.logits.broadcast_sub(&self.greatest)?.neg()?.mean_keepdim(1)?;
+        let even = (below + &self.log_sum)?.flatten_all()?.to_vec1::<f32>()?;
+        let mixed = |(nll, even): (&f32, f32)| (1.0 - self.label_smoothing) * nll + self.label_smoothing * even;
+        Ok(nll.iter().zip(even).map(mixed).collect())
     }
 
     /// The least index of a greatest logit per row. candle's own `argmax` promises no order among equals.
@@ -56,12 +72,17 @@ impl Scored {
         is_greatest.where_cond(&indices.contiguous()?, &none)?.min_keepdim(1)
     }
 
-    /// The gradient of the summed loss with respect to the logits before the cap: `softmax − one-hot`, times `1 −
-    /// tanh²`.
+    /// The gradient of the summed loss with respect to the logits before the cap: `softmax − target
+    /// distribution`, times `1 − tanh²`.
     pub(super) fn gradient(&self) -> Result<Tensor> {
         let probabilities = self.logits.broadcast_sub(&self.greatest)?.broadcast_sub(&self.log_sum)?.exp()?;
-        let minus_one = self.targets.to_dtype(DType::F32)?.zeros_like()?.affine(1.0, -1.0)?;
-        let gradient = probabilities.scatter_add(&self.targets, &minus_one, 1)?;
+        let at_target = f64::from(self.label_smoothing) - 1.0;
+        let at_target = self.targets.to_dtype(DType::F32)?.zeros_like()?.affine(1.0, at_target)?;
+        let probabilities = match self.label_smoothing > 0.0 {
+            true => (probabilities - f64::from(self.label_smoothing) / self.logits.dim(1)? as f64)?,
+            false => probabilities,
+        };
+        let gradient = probabilities.scatter_add(&self.targets, &at_target, 1)?;
         match self.soft_cap {
             Some(cap) => gradient * (1.0 - (&self.logits / f64::from(cap))?.sqr()?)?,
             None => Ok(gradient),

@@ -5,11 +5,13 @@ use profile::{Profile, Work};
 
 use super::{Candle, CandleCache, CandleTensor, CandleWeight, attention, loss, optimizer, rows, together};
 use crate::batch::Documents;
+use crate::cpu::InstructionSet;
 use crate::fingerprint;
+use crate::loss::{LossRow, row_before_cap};
 use crate::ops::{
     Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, KernelError,
-    LogitGradient, Ops, PrepareError, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, WeightRole, WeightSource,
-    Write,
+    LogitGradient, LossRows, Ops, PrepareError, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, WeightRole,
+    WeightSource, Write,
 };
 use crate::random::DropoutMask;
 
@@ -399,28 +401,35 @@ impl Ops for Candle {
         self.named("soft_cap", || x.put(Write::Replace, loss::soft_cap(x.get(), cap)?))
     }
 
-    fn cross_entropy(
+    fn token_loss(
         &self,
         logits: &mut CandleTensor,
-        targets: &[u32],
-        soft_cap: Option<f32>,
+        rows: &LossRows<'_, CandleTensor>,
         gradient: LogitGradient,
         scores: &mut Vec<TokenScore>,
     ) -> Result {
-        if targets.is_empty() {
+        if rows.targets.is_empty() {
             return Ok(());
         }
-        self.named("cross_entropy", || {
-            let targets = self.indices(targets)?.unsqueeze(1)?;
-            let scored = loss::score(logits.get(), &targets, soft_cap)?;
+        let Some(cross_entropy) = rows.loss.as_cross_entropy() else {
+            return self.token_loss_on_host(logits, rows, gradient, scores);
+        };
+        self.named("token_loss", || {
+            let targets = self.indices(rows.targets)?.unsqueeze(1)?;
+            let scored = loss::score(logits.get(), &targets, rows.soft_cap, cross_entropy.label_smoothing)?;
             scores.extend(scored.token_scores()?);
-            match gradient {
-                LogitGradient::InPlace { scale } => {
-                    logits.put(Write::Replace, (scored.gradient()? * f64::from(scale))?)
-                }
-                LogitGradient::Skip => Ok(()),
-            }
+            let LogitGradient::InPlace { scale } = gradient else { return Ok(()) };
+            let gradient = (scored.gradient()? * f64::from(scale))?;
+            let gradient = match rows.weights {
+                Some(weights) => gradient.broadcast_mul(&self.column(weights)?)?,
+                None => gradient,
+            };
+            logits.put(Write::Replace, gradient)
         })
+    }
+
+    fn scale_rows(&self, x: &mut CandleTensor, factors: &[f32]) -> Result {
+        self.named("scale_rows", || x.put(Write::Replace, x.get().broadcast_mul(&self.column(factors)?)?))
     }
 
     fn sum_of_squares(&self, x: &CandleTensor) -> Result<f64> {
@@ -480,4 +489,34 @@ fn product(a: &Tensor, b: &Tensor) -> candle_core::Result<Tensor> {
         return a.to_dtype(DType::F32)?.matmul(&b.to_dtype(DType::F32)?);
     }
     a.matmul(b)?.to_dtype(DType::F32)
+}
+
+impl Candle {
+    /// A value per row, `(rows, 1)`.
+    fn column(&self, values: &[f32]) -> candle_core::Result<Tensor> {
+        Tensor::from_slice(values, (values.len(), 1), &self.device)
+    }
+
+    /// [`Ops::token_loss`] of a loss without kernels on devices: row by row in host memory.
+    fn token_loss_on_host(
+        &self,
+        logits: &mut CandleTensor,
+        rows: &LossRows<'_, CandleTensor>,
+        gradient: LogitGradient,
+        scores: &mut Vec<TokenScore>,
+    ) -> Result {
+        let (set, (_, vocabulary)) = (InstructionSet::detect(), self.shape(logits));
+        let mut values = self.read(logits)?;
+        let teacher = rows.teacher.map(|teacher| self.read(teacher)).transpose()?;
+        for (row, (logits, &target)) in values.chunks_exact_mut(vocabulary).zip(rows.targets).enumerate() {
+            let teacher = teacher.as_ref().map(|teacher| &teacher[row * vocabulary..][..vocabulary]);
+            let gradient_scale = rows.gradient(gradient, row).scale();
+            let of_row = LossRow { set, logits, teacher, target: target as usize, gradient_scale };
+            scores.push(row_before_cap(rows.loss, of_row, rows.soft_cap));
+        }
+        match gradient {
+            LogitGradient::InPlace { .. } => self.write(logits, &values),
+            LogitGradient::Skip => Ok(()),
+        }
+    }
 }

@@ -11,9 +11,11 @@ use super::product::{Target, View, ViewMut};
 use super::weight::Sense;
 use super::{Cache, Cpu, Tensor, Weight, loss, norm, pointwise};
 use crate::batch::Documents;
+use crate::loss::{CrossEntropy, LossRow, row_before_cap};
 use crate::ops::{
-    Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, LogitGradient, Ops,
-    PrepareError, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, WeightRole, WeightSource, Write,
+    Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, LogitGradient,
+    LossRows, Ops, PrepareError, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, WeightRole, WeightSource,
+    Write,
 };
 use crate::random::DropoutMask;
 
@@ -76,25 +78,37 @@ impl Cpu {
         });
     }
 
-    /// Scores rows of logits; see [`Ops::cross_entropy`]. The gradient of each row goes to `rounded`, too, if that is
+    /// Scores rows of logits; see [`Ops::token_loss`]. The gradient of each row goes to `rounded`, too, if that is
     /// given.
     pub(super) fn score_rows(
         &self,
         logits: &mut Tensor,
-        targets: &[u32],
-        soft_cap: Option<f32>,
+        of: &LossRows<'_, Tensor>,
         gradient: LogitGradient,
         scores: &mut Vec<TokenScore>,
         rounded: Option<OperandTarget<'_>>,
     ) {
+        let LossRows { targets, soft_cap, loss, .. } = *of;
+        let cross_entropy = loss.as_cross_entropy();
         let _kernel = self.profile.kernel("cross entropy", || Work::values(2 * logits.rows() * logits.columns()));
         let vocabulary = logits.columns();
         let first_score = scores.len();
-        scores.resize(first_score + targets.len(), TokenScore { nll: 0.0, correct: false });
+        scores.resize(first_score + targets.len(), TokenScore { nll: 0.0, loss: 0.0, correct: false });
         let places: Vec<_> = scores[first_score..].iter_mut().map(std::sync::Mutex::new).collect();
         self.each_rows(logits.values_mut(), vocabulary, |first, rows| {
             for (row, logits) in (first..).zip(rows.chunks_exact_mut(vocabulary)) {
-                let score = loss::cross_entropy(self.set, logits, targets[row] as usize, soft_cap, gradient);
+                let (target, gradient) = (targets[row] as usize, of.gradient(gradient, row));
+                let score = match cross_entropy {
+                    Some(CrossEntropy { label_smoothing }) => {
+                        loss::cross_entropy(self.set, logits, target, soft_cap, label_smoothing, gradient)
+                    }
+                    None => {
+                        let (set, teacher) = (self.set, of.teacher.map(|teacher| teacher.view().row(row)));
+                        let of_row =
+                            LossRow { set, logits: &mut *logits, teacher, target, gradient_scale: gradient.scale() };
+                        row_before_cap(loss, of_row, soft_cap)
+                    }
+                };
                 **places[row].lock().expect("each place is taken once") = score;
                 if let Some(rounded) = rounded {
                     // SAFETY: each row is written once.
@@ -532,15 +546,26 @@ impl Ops for Cpu {
         Ok(())
     }
 
-    fn cross_entropy(
+    fn token_loss(
         &self,
         logits: &mut Tensor,
-        targets: &[u32],
-        soft_cap: Option<f32>,
+        rows: &LossRows<'_, Tensor>,
         gradient: LogitGradient,
         scores: &mut Vec<TokenScore>,
     ) -> Result {
-        self.score_rows(logits, targets, soft_cap, gradient, scores, None);
+        self.score_rows(logits, rows, gradient, scores, None);
+        Ok(())
+    }
+
+    fn scale_rows(&self, x: &mut Tensor, factors: &[f32]) -> Result {
+        let _kernel = self.profile.kernel("scale rows", || Work::values(2 * x.rows() * x.columns()));
+        let columns = x.columns();
+        assert_eq!(factors.len(), x.rows(), "a factor per row");
+        self.each_rows(x.values_mut(), columns, |first, rows| {
+            for (row, values) in (first..).zip(rows.chunks_exact_mut(columns)) {
+                values.iter_mut().for_each(|value| *value *= factors[row]);
+            }
+        });
         Ok(())
     }
 

@@ -4,7 +4,7 @@ const LANES: usize = 16;
 
 /// Adds `term(i)` for each index of a range, in sixteen running sums that are then added pairwise.
 #[inline(always)]
-pub(super) fn sum(length: usize, term: impl Fn(usize) -> f32) -> f32 {
+pub(crate) fn sum(length: usize, term: impl Fn(usize) -> f32) -> f32 {
     let mut sums = [0.0f32; LANES];
     let whole = length / LANES * LANES;
     for first in (0..whole).step_by(LANES) {
@@ -27,7 +27,7 @@ pub(super) fn sum(length: usize, term: impl Fn(usize) -> f32) -> f32 {
 
 /// The largest value; minus infinity of none.
 #[inline(always)]
-pub(super) fn max(x: &[f32]) -> f32 {
+pub(crate) fn max(x: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let chunks = x.chunks_exact(LANES);
     let rest = chunks.remainder();
@@ -44,7 +44,7 @@ pub(super) fn max(x: &[f32]) -> f32 {
 ///
 /// `x = n·ln 2 + r` with `|r| ≤ ln 2 / 2`, the polynomial that of Cephes' `expf`.
 #[inline(always)]
-pub(super) fn exp(x: f32) -> f32 {
+pub(crate) fn exp(x: f32) -> f32 {
     /// Adding it rounds to an integer, which is then found in the low bits.
     const ROUND: f32 = 12_582_912.0;
     const LN2_HIGH: f32 = 0.693_359_4;
@@ -66,13 +66,13 @@ pub(super) fn exp(x: f32) -> f32 {
 
 /// Hyperbolic tangent, by [`exp`].
 #[inline(always)]
-pub(super) fn tanh(x: f32) -> f32 {
+pub(crate) fn tanh(x: f32) -> f32 {
     1.0 - 2.0 / (exp(2.0 * x) + 1.0)
 }
 
 /// `1 / (1 + e⁻ˣ)`.
 #[inline(always)]
-pub(super) fn sigmoid(x: f32) -> f32 {
+pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 

@@ -14,7 +14,8 @@ use std::sync::Arc;
 
 pub use adapt::AttachError;
 pub use load::LoadError;
-pub use run::{Activations, GradientOptions, Recompute, RunError, TargetScore};
+pub(crate) use run::TargetWeights;
+pub use run::{Activations, GradientOptions, Recompute, RunError, Scored, TargetScore, TrainingLoss};
 pub use streamed::{StreamError, StreamedDecoder, Weights};
 
 use crate::adapter::{Lora, Projection};

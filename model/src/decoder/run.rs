@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::{Decoder, Layer};
-use crate::batch::{Batch, BatchError, Documents, Targets, TokenPlace};
-use crate::blocks::{Blocks, InputGradient, Pass};
+use crate::batch::{Batch, BatchError, Documents, TargetScope, Targets, TokenPlace};
+use crate::blocks::{Blocks, HeadLoss, InputGradient, Pass, TeacherHead};
+use crate::loss::{CrossEntropy, TokenLoss};
 use crate::ops::{AttentionShape, KernelError, Result as KernelResult, TokenScore};
 use crate::random::{Draws, StepSeed};
 
@@ -99,6 +100,35 @@ pub enum Recompute {
     Layers,
 }
 
+/// The loss of each target of a batch.
+pub struct TrainingLoss<'a, B: Blocks> {
+    /// The loss.
+    pub token: &'a dyn TokenLoss,
+    /// The model that it compares with, where it needs one. Nothing of it is trained.
+    pub teacher: Option<&'a mut Decoder<B>>,
+}
+
+/// The targets of a batch, and how well each was predicted.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Scored {
+    /// The targets.
+    pub targets: Targets,
+    /// A score for each.
+    pub scores: Vec<TokenScore>,
+}
+
+/// Where the weights of a batch's targets come from.
+pub(crate) enum TargetWeights<'a, E> {
+    /// They are known before the batch runs.
+    Known(&'a [f32]),
+    /// They follow from the scores.
+    OfScores(&'a mut dyn FnMut(&Targets, &[TokenScore]) -> Result<Vec<f32>, E>),
+}
+
+fn finite(scores: &[TokenScore]) -> bool {
+    scores.iter().all(|score| score.nll.is_finite())
+}
+
 /// What of a batch goes through the head.
 #[derive(Clone, Copy)]
 enum Rows<'a> {
@@ -107,43 +137,178 @@ enum Rows<'a> {
 }
 
 impl<B: Blocks> Decoder<B> {
-    /// Adds the gradients of the *summed* loss over the batch's targets, and returns each target's score. Where the sum
-    /// is not finite there is no backward through the layers, and gradients there stay what they were.
+    /// Adds the gradients of the loss *summed* over the batch's targets, each times its weight, and returns each
+    /// target's score. Where the sum is not finite there is no backward through the layers, and gradients there stay
+    /// what they were.
     ///
     /// # Errors
-    /// Fails if the batch does not fit the model or the device fails.
+    /// Fails if the batch does not fit the model or the teacher, or the device fails.
     pub fn loss_and_gradients(
         &mut self,
         batch: &Batch,
+        loss: TrainingLoss<'_, B>,
         options: GradientOptions,
         activations: &mut Activations<B>,
-    ) -> Result<Vec<TokenScore>, RunError> {
-        let targets = self.prepare(batch)?;
-        let mut scores = Vec::with_capacity(targets.len());
-        if targets.is_empty() {
-            return Ok(scores);
+    ) -> Result<Scored, RunError> {
+        let targets = self.prepare(batch, TargetScope::Response)?;
+        let mut scored = Scored { scores: Vec::with_capacity(targets.len()), targets };
+        if scored.targets.is_empty() {
+            return Ok(scored);
         }
+        let Scored { targets, scores } = &mut scored;
         let documents = Documents::new(&batch.document_lengths);
         activations.make_places(self.layers.len(), options.recompute);
         let ops = Arc::clone(&self.ops);
-        let places = self.has_dropout().then(|| Places::new(batch, &targets));
+        let places = self.has_dropout().then(|| Places::new(batch, targets));
         let draws = places.as_ref().map_or(PassDraws::default(), |places| places.draws(options.step));
+        let mut taught = B::Tensor::default();
+        let teacher = match loss.teacher {
+            Some(teacher) => {
+                let _teacher = ops.profile().phase("teacher");
+                taught = teacher.hidden(batch, targets)?;
+                Some(&*teacher)
+            }
+            None => None,
+        };
         let forward = ops.profile().phase("forward");
         let x = self.forward(batch, &documents, Rows::Those(&targets.rows), draws, activations)?;
         drop(forward);
         let head = ops.profile().phase("head and loss");
         let mut gradient = B::Tensor::default();
-        let output = self.embeddings.output_mut();
-        let (targets_at, scale) = (&targets.ids, options.loss_scale);
-        ops.head_loss(&mut self.head, output, draws.needed, &x, targets_at, scale, &mut scores, &mut gradient)?;
+        let of_head = HeadLoss {
+            loss: loss.token,
+            targets: &targets.ids,
+            weights: targets.weights(),
+            teacher: teacher.map(|teacher| teacher.as_teacher(&taught)),
+            scale: options.loss_scale,
+            draws: draws.needed,
+        };
+        ops.head_loss(&mut self.head, self.embeddings.output_mut(), &of_head, &x, scores, &mut gradient)?;
         drop(x);
         drop(head);
-        if scores.iter().any(|score| !score.nll.is_finite()) {
-            return Ok(scores);
+        if scores.iter().any(|score| !score.loss.is_finite()) {
+            return Ok(scored);
         }
         let _backward = ops.profile().phase("backward");
-        self.backward(batch, &documents, &targets, draws, activations, gradient)?;
-        Ok(scores)
+        self.backward(batch, &documents, targets, draws, activations, gradient)?;
+        Ok(scored)
+    }
+
+    /// Adds the gradients of `Σ weight · nll` over the batch's targets, whose weights follow from the scores of all of
+    /// them, and returns the scores.
+    ///
+    /// A head in which nothing is trained runs once: it leaves the gradients of the unweighted sum, and their rows are
+    /// scaled when the weights are known. Else it runs twice, unless the weights are known before.
+    ///
+    /// # Errors
+    /// Fails if the batch does not fit the model, the weights cannot be had, or the device fails.
+    pub(crate) fn weighted_gradients<E: From<RunError>>(
+        &mut self,
+        batch: &Batch,
+        scope: TargetScope,
+        weights: TargetWeights<'_, E>,
+        options: GradientOptions,
+        activations: &mut Activations<B>,
+    ) -> Result<Scored, E> {
+        let targets = self.prepare(batch, scope)?;
+        let mut scored = Scored { scores: Vec::with_capacity(targets.len()), targets };
+        if scored.targets.is_empty() {
+            return Ok(scored);
+        }
+        let documents = Documents::new(&batch.document_lengths);
+        activations.make_places(self.layers.len(), options.recompute);
+        let ops = Arc::clone(&self.ops);
+        let places = self.has_dropout().then(|| Places::new(batch, &scored.targets));
+        let draws = places.as_ref().map_or(PassDraws::default(), |places| places.draws(options.step));
+        let forward = ops.profile().phase("forward");
+        let rows = Rows::Those(&scored.targets.rows);
+        let x = self.forward(batch, &documents, rows, draws, activations).map_err(RunError::from)?;
+        drop(forward);
+        let head = ops.profile().phase("head and loss");
+        let mut gradient = B::Tensor::default();
+        let of_head = |scale, ids, weights| HeadLoss {
+            loss: &CrossEntropy { label_smoothing: 0.0 },
+            targets: ids,
+            weights,
+            teacher: None,
+            scale,
+            draws: draws.needed,
+        };
+        let Self { head: head_block, embeddings, .. } = &mut *self;
+        let trained = head_block.norm.weight.is_trained() || embeddings.output().is_trained();
+        let output = embeddings.output_mut();
+        let Scored { targets, scores } = &mut scored;
+        let mut run = |loss: HeadLoss<'_, B>, scores: &mut Vec<TokenScore>, gradient: &mut B::Tensor| {
+            ops.head_loss(head_block, output, &loss, &x, scores, gradient).map_err(RunError::from)
+        };
+        match weights {
+            TargetWeights::Known(weights) if trained => {
+                run(of_head(options.loss_scale, &targets.ids, Some(weights)), scores, &mut gradient)?;
+            }
+            TargetWeights::OfScores(weights) if trained => {
+                // By the same function, for its dropout; with a factor of zero it adds nothing to gradients.
+                run(of_head(0.0, &targets.ids, None), scores, &mut gradient)?;
+                let weights = finite(scores).then(|| weights(targets, scores)).transpose()?;
+                if let Some(weights) = weights {
+                    run(of_head(options.loss_scale, &targets.ids, Some(&weights)), &mut Vec::new(), &mut gradient)?;
+                }
+            }
+            weights => {
+                run(of_head(options.loss_scale, &targets.ids, None), scores, &mut gradient)?;
+                let found = match weights {
+                    TargetWeights::Known(weights) => weights.to_vec(),
+                    TargetWeights::OfScores(weights) if finite(scores) => weights(targets, scores)?,
+                    TargetWeights::OfScores(_) => Vec::new(),
+                };
+                if finite(scores) {
+                    ops.scale_rows(&mut gradient, &found).map_err(RunError::from)?;
+                }
+            }
+        }
+        drop(x);
+        drop(head);
+        if !finite(scores) {
+            return Ok(scored);
+        }
+        let _backward = ops.profile().phase("backward");
+        self.backward(batch, &documents, &scored.targets, draws, activations, gradient).map_err(RunError::from)?;
+        Ok(scored)
+    }
+
+    /// Scores the targets of a scope as the training step of these draws does, without gradients.
+    ///
+    /// # Errors
+    /// Fails if the batch does not fit the model or the device fails.
+    pub(crate) fn score_in_training(
+        &mut self,
+        batch: &Batch,
+        scope: TargetScope,
+        step: StepSeed,
+    ) -> Result<Scored, RunError> {
+        let targets = self.prepare(batch, scope)?;
+        let mut scores = Vec::with_capacity(targets.len());
+        if !targets.is_empty() {
+            let documents = Documents::new(&batch.document_lengths);
+            let places = self.has_dropout().then(|| Places::new(batch, &targets));
+            let draws = places.as_ref().map_or(PassDraws::default(), |places| places.draws(step));
+            let one_layer = &mut Activations::of_one_layer();
+            let x = self.forward(batch, &documents, Rows::Those(&targets.rows), draws, one_layer)?;
+            self.ops.head_scores(&self.head, self.embeddings.output(), &x, &targets.ids, &mut scores)?;
+        }
+        Ok(Scored { targets, scores })
+    }
+
+    /// The residual stream after the last layer in the rows of some targets, `[targets, hidden_size]`.
+    fn hidden(&mut self, batch: &Batch, targets: &Targets) -> Result<B::Tensor, RunError> {
+        self.prepare(batch, TargetScope::Response)?;
+        let documents = Documents::new(&batch.document_lengths);
+        let one_layer = &mut Activations::of_one_layer();
+        Ok(self.forward(batch, &documents, Rows::Those(&targets.rows), PassDraws::default(), one_layer)?)
+    }
+
+    /// The head that a student's loss reads logits from, over the residual stream of the same rows.
+    fn as_teacher<'a>(&'a self, x: &'a B::Tensor) -> TeacherHead<'a, B> {
+        TeacherHead { head: &self.head, output: self.embeddings.output(), x }
     }
 
     /// Scores each target of the batch.
@@ -151,7 +316,7 @@ impl<B: Blocks> Decoder<B> {
     /// # Errors
     /// Fails if the batch does not fit the model or the device fails.
     pub fn score(&mut self, batch: &Batch) -> Result<Vec<TargetScore>, RunError> {
-        let targets = self.prepare(batch)?;
+        let targets = self.prepare(batch, TargetScope::Response)?;
         if targets.is_empty() {
             return Ok(Vec::new());
         }
@@ -178,7 +343,7 @@ impl<B: Blocks> Decoder<B> {
     /// # Errors
     /// Fails if the batch does not fit the model or the device fails.
     pub fn logits(&mut self, batch: &Batch) -> Result<Vec<f32>, RunError> {
-        self.prepare(batch)?;
+        self.prepare(batch, TargetScope::Response)?;
         let documents = Documents::new(&batch.document_lengths);
         let x = self.forward(batch, &documents, Rows::All, PassDraws::default(), &mut Activations::of_one_layer())?;
         let mut logits = B::Tensor::default();
@@ -191,7 +356,7 @@ impl<B: Blocks> Decoder<B> {
     /// # Errors
     /// Fails if the batch does not fit the model or the device fails.
     pub fn layer_outputs(&mut self, batch: &Batch) -> Result<Vec<Vec<f32>>, RunError> {
-        self.prepare(batch)?;
+        self.prepare(batch, TargetScope::Response)?;
         let documents = Documents::new(&batch.document_lengths);
         let mut x = self.embed(&batch.input_ids)?;
         let pass = Pass { documents: &documents, rope: &self.rope, draws: None };
@@ -236,14 +401,14 @@ impl<B: Blocks> Decoder<B> {
     }
 
     /// Checks a batch, makes the rotary tables long enough, and finds the targets.
-    fn prepare(&mut self, batch: &Batch) -> Result<Targets, RunError> {
+    fn prepare(&mut self, batch: &Batch, scope: TargetScope) -> Result<Targets, RunError> {
         batch.check(self.config.vocab_size, self.config.max_position_embeddings)?;
         let longest = batch.document_lengths.iter().copied().max().unwrap_or(0);
         if longest > self.rope_positions {
             self.rope_positions = longest.next_power_of_two().min(self.config.max_position_embeddings);
             self.rope = self.config.rope.tables(&*self.ops, self.rope_positions)?;
         }
-        Ok(batch.targets())
+        Ok(batch.targets_in(scope))
     }
 
     fn embed(&self, ids: &[u32]) -> KernelResult<B::Tensor> {

@@ -8,7 +8,7 @@ use std::error::Error;
 use std::thread;
 use std::time::Duration;
 
-use super::{TrainError, Trainer};
+use super::{MicroReport, TrainError, Trainer};
 use crate::blocks::Blocks;
 use crate::fingerprint;
 use crate::ops::{KernelError, Ops};
@@ -143,16 +143,17 @@ impl<B: Blocks> Trainer<B> {
         &mut *self.collective
     }
 
-    /// Adds up over all workers what the micro-batches since the last step gave: their loss and their number of
-    /// targets.
-    pub(super) fn sum_losses(&mut self, step: u64, loss_sum: f64, targets: usize) -> Result<(f64, usize), TrainError> {
+    /// Adds up over all workers what the micro-batches since the last step gave.
+    pub(super) fn sum_losses(&mut self, step: u64, pending: MicroReport) -> Result<MicroReport, TrainError> {
         if self.collective.size() == 1 {
-            return Ok((loss_sum, targets));
+            return Ok(pending);
         }
         self.collective.note(step, Phase::SumOfLosses);
-        let mut totals = [loss_sum, targets as f64];
+        let MicroReport { loss_sum, weight, target_tokens } = pending;
+        let mut totals = [loss_sum, weight, target_tokens as f64];
         self.collective.sum_totals(&mut totals)?;
-        Ok((totals[0], totals[1] as usize))
+        let [loss_sum, weight, target_tokens] = totals;
+        Ok(MicroReport { loss_sum, weight, target_tokens: target_tokens as usize })
     }
 
     /// Adds up the gradients of all that is trained over all workers.

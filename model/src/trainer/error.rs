@@ -2,6 +2,7 @@
 
 use super::CollectiveError;
 use crate::decoder::RunError;
+use crate::loss::ObjectiveError;
 use crate::ops::KernelError;
 
 /// Why training stopped.
@@ -13,6 +14,26 @@ pub enum TrainError {
     /// The decoder can only be asked.
     #[error("weights in {0} cannot be trained, nor anything above them: load the model in f32 or bf16")]
     OnlyInfers(&'static str),
+    /// The loss compares with a teacher, and there is none.
+    #[error("the loss needs a teacher model, and there is none")]
+    NoTeacher,
+    /// Teacher and student have other tokens.
+    #[error("the teacher has a vocabulary of {teacher} tokens and the model one of {student}: they must be the same")]
+    TeacherVocabulary {
+        /// Of the model that is trained.
+        student: usize,
+        /// Of the teacher.
+        teacher: usize,
+    },
+    /// The documents of a step are not what the objective compares.
+    #[error("the documents of step {step} do not fit the loss")]
+    Objective {
+        /// Number of the step, from 1.
+        step: u64,
+        /// What is wrong.
+        #[source]
+        source: ObjectiveError,
+    },
     /// A step has no target.
     #[error("step {step} has no target token: every label is ignored")]
     NoTargets {

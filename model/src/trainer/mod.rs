@@ -4,12 +4,14 @@
 
 mod audit;
 mod collective;
+mod documents;
 mod error;
 mod options;
 mod scaler;
 mod state;
 
 pub use collective::{Alone, Collective, CollectiveError, Phase};
+pub use documents::DocumentBatch;
 pub use error::TrainError;
 pub use options::{AdamW, LossScaling, Optimizer, Recompute, Sgd, TrainOptions, Trained};
 pub use scaler::{LossScaler, LossScalerState};
@@ -19,8 +21,9 @@ use std::sync::Arc;
 
 use crate::batch::Batch;
 use crate::blocks::Blocks;
-use crate::decoder::{Activations, Decoder, GradientOptions};
-use crate::ops::{AdamWStep, SgdStep, TokenScore};
+use crate::decoder::{Activations, Decoder, GradientOptions, Scored, TrainingLoss};
+use crate::loss::{CrossEntropy, TokenLoss};
+use crate::ops::{AdamWStep, SgdStep};
 use crate::parameter::{Moments, Parameter, Training};
 use crate::random::StepSeed;
 use audit::Audit;
@@ -29,8 +32,10 @@ use collective::COMPARED;
 /// What one micro-batch gave.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MicroReport {
-    /// Negative log-likelihood summed over its targets, in nats.
+    /// The loss summed over its targets, each times its weight, in nats.
     pub loss_sum: f64,
+    /// The sum of those weights; the number of targets where all are 1.
+    pub weight: f64,
     /// Its targets.
     pub target_tokens: usize,
 }
@@ -40,7 +45,8 @@ pub struct MicroReport {
 pub struct StepReport {
     /// Number of the step, from 1.
     pub step: u64,
-    /// Mean negative log-likelihood over the targets of the step, in nats.
+    /// The loss of the step: the sum over its targets, each times its weight, divided by the sum of the weights. With
+    /// the default loss the mean negative log-likelihood, in nats.
     pub loss: f64,
     /// Targets of the step.
     pub target_tokens: usize,
@@ -59,6 +65,8 @@ pub struct StepReport {
 pub struct Trainer<B: Blocks> {
     decoder: Decoder<B>,
     options: TrainOptions,
+    loss: Arc<dyn TokenLoss>,
+    teacher: Option<Decoder<B>>,
     activations: Activations<B>,
     scaler: Option<LossScaler>,
     /// Steps done.
@@ -73,7 +81,7 @@ pub struct Trainer<B: Blocks> {
     updates: u64,
 }
 
-const NOTHING_YET: MicroReport = MicroReport { loss_sum: 0.0, target_tokens: 0 };
+const NOTHING_YET: MicroReport = MicroReport { loss_sum: 0.0, weight: 0.0, target_tokens: 0 };
 
 impl<B: Blocks> Trainer<B> {
     /// Prepares a decoder for training: gradients and moments of zero for what is trained.
@@ -90,6 +98,8 @@ impl<B: Blocks> Trainer<B> {
         Ok(Self {
             decoder,
             options,
+            loss: Arc::new(CrossEntropy::default()),
+            teacher: None,
             activations: Activations::default(),
             scaler: options.loss_scaling.map(LossScaler::new),
             step: 0,
@@ -99,6 +109,24 @@ impl<B: Blocks> Trainer<B> {
             collective: Box::new(Alone),
             updates: 0,
         })
+    }
+
+    /// Has it minimise this loss instead of cross-entropy; with a teacher, where the loss needs one.
+    ///
+    /// # Errors
+    /// Fails if there is no teacher where one is needed, or its vocabulary is another.
+    pub fn with_loss(mut self, loss: Arc<dyn TokenLoss>, teacher: Option<Decoder<B>>) -> Result<Self, TrainError> {
+        if loss.needs_teacher() && teacher.is_none() {
+            return Err(TrainError::NoTeacher);
+        }
+        let student = self.decoder.config().vocab_size;
+        if let Some(teacher) =
+            teacher.as_ref().map(|teacher| teacher.config().vocab_size).filter(|size| *size != student)
+        {
+            return Err(TrainError::TeacherVocabulary { student, teacher });
+        }
+        (self.loss, self.teacher) = (loss, teacher);
+        Ok(self)
     }
 
     /// The decoder.
@@ -121,22 +149,31 @@ impl<B: Blocks> Trainer<B> {
     /// # Errors
     /// Fails if the batch does not fit the model, its loss is not finite, or the device fails.
     pub fn accumulate(&mut self, batch: &Batch) -> Result<MicroReport, TrainError> {
-        let options = GradientOptions {
-            loss_scale: self.scaler.map_or(1.0, |scaler| scaler.scale()),
-            recompute: self.options.recompute,
-            step: StepSeed { seed: self.options.seed, step: self.step + 1 },
-        };
         self.collective.note(self.step + 1, Phase::Gradients);
         let ops = Arc::clone(self.decoder.ops());
         let _phase = ops.profile().phase("micro-batch");
-        let scores = self.decoder.loss_and_gradients(batch, options, &mut self.activations)?;
-        let loss_sum = scores.iter().map(|score| f64::from(score.nll)).sum::<f64>();
+        let loss = TrainingLoss { token: &*self.loss, teacher: self.teacher.as_mut() };
+        let options = gradient_options(&self.options, self.scaler.as_ref(), self.step);
+        let scored = self.decoder.loss_and_gradients(batch, loss, options, &mut self.activations)?;
+        let Scored { targets, scores } = &scored;
+        let loss_sum = match targets.weights() {
+            None => scores.iter().map(|score| f64::from(score.loss)).sum::<f64>(),
+            Some(weights) => {
+                scores.iter().zip(weights).map(|(score, &weight)| f64::from(weight) * f64::from(score.loss)).sum()
+            }
+        };
         if !loss_sum.is_finite() {
-            return Err(self.loss_not_finite(batch, &scores, loss_sum));
+            return Err(self.loss_not_finite(&scored, loss_sum));
         }
-        self.pending.loss_sum += loss_sum;
-        self.pending.target_tokens += scores.len();
-        Ok(MicroReport { loss_sum, target_tokens: scores.len() })
+        let report = MicroReport { loss_sum, weight: targets.total_weight(), target_tokens: targets.len() };
+        self.add(report);
+        Ok(report)
+    }
+
+    fn add(&mut self, micro: MicroReport) {
+        self.pending.loss_sum += micro.loss_sum;
+        self.pending.weight += micro.weight;
+        self.pending.target_tokens += micro.target_tokens;
     }
 
     /// Updates what is trained by the gradients since the last step, those of all workers, and forgets them. With loss
@@ -147,28 +184,27 @@ impl<B: Blocks> Trainer<B> {
     pub fn step(&mut self, learning_rate: f64) -> Result<StepReport, TrainError> {
         let ops = Arc::clone(self.decoder.ops());
         let _phase = ops.profile().phase("update");
-        let MicroReport { loss_sum, target_tokens } = std::mem::replace(&mut self.pending, NOTHING_YET);
+        let pending = std::mem::replace(&mut self.pending, NOTHING_YET);
         let step = self.step + 1;
         if self.updates == 0 {
             self.compare_workers(step)?;
         }
-        let (loss_sum, target_tokens) = self.sum_losses(step, loss_sum, target_tokens)?;
-        if target_tokens == 0 {
+        let MicroReport { loss_sum, weight, target_tokens } = self.sum_losses(step, pending)?;
+        if target_tokens == 0 || weight == 0.0 {
             return Err(TrainError::NoTargets { step });
         }
         self.sum_gradients(step)?;
-        let targets = target_tokens as f64;
         let loss_scale = self.scaler.map(|scaler| f64::from(scaler.scale()));
         let mut report = StepReport {
             step,
-            loss: loss_sum / targets,
+            loss: loss_sum / weight,
             target_tokens,
             grad_norm: f64::INFINITY,
             learning_rate,
             loss_scale,
             skipped: true,
         };
-        let summed = targets * loss_scale.unwrap_or(1.0);
+        let summed = weight * loss_scale.unwrap_or(1.0);
         match self.gradient_norm()? {
             GradientNorm::Finite(norm) => report.grad_norm = norm / summed,
             GradientNorm::NotFinite(tensor) => return self.skip(report, tensor),
@@ -209,12 +245,13 @@ impl<B: Blocks> Trainer<B> {
     /// # Errors
     /// Fails if the device does.
     pub fn gradients(&self) -> Result<Vec<(String, Vec<f32>)>, TrainError> {
-        let targets = self.pending.target_tokens.max(1) as f32 * self.scaler.map_or(1.0, |scaler| scaler.scale());
+        let weight = if self.pending.weight > 0.0 { self.pending.weight } else { 1.0 };
+        let summed = weight as f32 * self.scaler.map_or(1.0, |scaler| scaler.scale());
         let ops = self.decoder.ops();
         let mut gradients = Vec::new();
         for (parameter, training) in trained(&self.decoder) {
             let mut values = ops.read(&training.gradient)?;
-            values.iter_mut().for_each(|value| *value /= targets);
+            values.iter_mut().for_each(|value| *value /= summed);
             gradients.push((parameter.name.clone(), values));
         }
         Ok(gradients)
@@ -264,7 +301,7 @@ impl<B: Blocks> Trainer<B> {
 
     /// The error of a micro-batch without a finite loss. Its layers had no backward, so that the gradients are those of
     /// the micro-batches before it, but for the head's.
-    fn loss_not_finite(&self, batch: &Batch, scores: &[TokenScore], loss: f64) -> TrainError {
+    fn loss_not_finite(&self, scored: &Scored, loss: f64) -> TrainError {
         let mut largest = (0.0, None);
         if self.pending.target_tokens > 0 {
             for (parameter, training) in trained(&self.decoder) {
@@ -274,14 +311,9 @@ impl<B: Blocks> Trainer<B> {
                 }
             }
         }
-        let mut documents: Vec<usize> = batch
-            .targets()
-            .rows
-            .iter()
-            .zip(scores)
-            .filter(|(_, score)| !score.nll.is_finite())
-            .map(|(&row, _)| document_of(batch, row as usize))
-            .collect();
+        let scores = scored.targets.documents.iter().zip(&scored.scores);
+        let not_finite = scores.filter(|(_, score)| !score.loss.is_finite());
+        let mut documents: Vec<usize> = not_finite.map(|(&document, _)| document as usize).collect();
         documents.dedup();
         let largest_gradient = largest.1.or_else(|| self.largest_gradient.clone());
         TrainError::LossNotFinite { step: self.step + 1, loss, documents, largest_gradient }
@@ -309,20 +341,20 @@ impl<B: Blocks> Trainer<B> {
     }
 }
 
+/// How the gradients of the step after so many are computed.
+fn gradient_options(options: &TrainOptions, scaler: Option<&LossScaler>, steps: u64) -> GradientOptions {
+    GradientOptions {
+        loss_scale: scaler.map_or(1.0, LossScaler::scale),
+        recompute: options.recompute,
+        step: StepSeed { seed: options.seed, step: steps + 1 },
+    }
+}
+
 /// The norm of all gradients.
 enum GradientNorm {
     Finite(f64),
     /// With the first tensor whose gradient is not.
     NotFinite(String),
-}
-
-/// Index of the document that a token of the batch belongs to.
-fn document_of(batch: &Batch, token: usize) -> usize {
-    let mut ends = batch.document_lengths.iter().scan(0, |end, length| {
-        *end += length;
-        Some(*end)
-    });
-    ends.position(|end| token < end).expect("documents cover a batch that was checked")
 }
 
 /// What is trained, with what training keeps.

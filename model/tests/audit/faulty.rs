@@ -6,8 +6,9 @@ use std::sync::{Mutex, PoisonError};
 use model::batch::Documents;
 use model::cpu::{Cache, Cpu, Tensor, Weight};
 use model::ops::{
-    Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, LogitGradient, Ops,
-    PrepareError, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, WeightRole, WeightSource, Write,
+    Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, LogitGradient,
+    LossRows, Ops, PrepareError, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, WeightRole, WeightSource,
+    Write,
 };
 use model::random::DropoutMask;
 
@@ -220,13 +221,13 @@ impl Ops for Faulty {
             y: &mut Tensor
         );
         soft_cap(x: &mut Tensor, cap: f32);
-        cross_entropy(
+        token_loss(
             logits: &mut Tensor,
-            targets: &[u32],
-            soft_cap: Option<f32>,
+            rows: &LossRows<'_, Tensor>,
             gradient: LogitGradient,
             scores: &mut Vec<TokenScore>
         );
+        scale_rows(x: &mut Tensor, factors: &[f32]);
         sum_of_squares(x: &Tensor) -> Result<f64>;
         adamw(step: &AdamWStep, value: &mut Tensor, gradient: &Tensor, exp_avg: &mut Tensor, exp_avg_sq: &mut Tensor);
         sgd(step: &SgdStep, value: &mut Tensor, gradient: &Tensor, momentum_buffer: &mut Tensor);

@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use model::adapter::{Lora, Projection};
 use model::batch::Documents;
 use model::blocks::{
-    AttentionBlock, Blocks, GateUpProjections, HeadBlock, InputGradient, MlpBlock, Norm, Pass, QkNorms, QkvProjections,
+    AttentionBlock, Blocks, GateUpProjections, HeadBlock, HeadLoss, InputGradient, MlpBlock, Norm, Pass, QkNorms,
+    QkvProjections,
 };
+use model::loss::CrossEntropy;
 use model::ops::{Activation, AttentionShape, NormWeight, Ops, RmsNorm, RopeTables, WeightRole};
 use model::parameter::{Matrix, Moments, Parameter};
 use model::random::{Address, Purpose, Stream};
@@ -343,8 +345,16 @@ impl Case {
         let [mut logits, mut gradient] = <[B::Tensor; 2]>::default();
         ops.head_logits(&head, &output, &x, &mut logits).expect("logits");
         ops.head_scores(&head, &output, &x, &self.targets(), &mut scores_alone).expect("scores");
-        ops.head_loss(&mut head, &mut output, None, &x, &self.targets(), 1.0, &mut scores, &mut gradient)
-            .expect("a loss");
+        let targets = self.targets();
+        let loss = HeadLoss {
+            loss: &CrossEntropy { label_smoothing: 0.0 },
+            targets: &targets,
+            weights: None,
+            teacher: None,
+            scale: 1.0,
+            draws: None,
+        };
+        ops.head_loss(&mut head, &mut output, &loss, &x, &mut scores, &mut gradient).expect("a loss");
         assert_eq!(scores, scores_alone);
         results.insert("head".to_owned(), ops.read(&logits).expect("values"));
         results.insert("head.nll".to_owned(), scores.iter().map(|score| score.nll).collect());

@@ -4,9 +4,11 @@
 use model::adapter::{Dora, Dropout, Lora, Projection};
 use model::batch::{Documents, TokenPlace};
 use model::blocks::{
-    AttentionBlock, Blocks, GateUpProjections, HeadBlock, InputGradient, MlpBlock, Pass, QkvProjections, composed,
+    AttentionBlock, Blocks, GateUpProjections, HeadBlock, HeadLoss, InputGradient, MlpBlock, Pass, QkvProjections,
+    composed,
 };
 use model::cpu::Cpu;
+use model::loss::CrossEntropy;
 use model::ops::{Compute, Ops};
 use model::parameter::{Moments, Parameter};
 use model::random::{Draws, StepSeed};
@@ -215,8 +217,21 @@ impl Run<'_> {
         self.tuned.apply(ops, vec![&mut output]);
         let x = case.tensor(ops, "x", case.rows(), case.hidden_size);
         let (targets, mut gradient, mut scores) = (case.targets(), Default::default(), Vec::new());
-        let run = if self.form == Form::Fused { Cpu::head_loss } else { composed::head_loss };
-        run(ops, &mut head, &mut output, self.draws(), &x, &targets, 0.5, &mut scores, &mut gradient).expect("a loss");
+        let weights: Vec<f32> = (0..targets.len()).map(|row| 0.25 * (row % 4) as f32).collect();
+        let loss = HeadLoss {
+            loss: &CrossEntropy { label_smoothing: 0.125 },
+            targets: &targets,
+            weights: Some(&weights),
+            teacher: None,
+            scale: 0.5,
+            draws: self.draws(),
+        };
+        match self.form {
+            Form::Fused => ops.head_loss(&mut head, &mut output, &loss, &x, &mut scores, &mut gradient),
+            Form::Composed => composed::head_loss(ops, &mut head, &mut output, &loss, &x, &mut scores, &mut gradient),
+        }
+        .expect("a loss");
+        self.results.insert("head.loss".to_owned(), scores.iter().map(|score| score.loss).collect());
         self.read("head.x".to_owned(), &gradient);
         self.results.insert("head.nll".to_owned(), scores.iter().map(|score| score.nll).collect());
         self.gradient("head", &head.norm.weight);

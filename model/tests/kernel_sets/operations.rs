@@ -3,8 +3,8 @@
 use model::batch::{Documents, TokenPlace};
 use model::checkpoint::ValueRows;
 use model::ops::{
-    Activation, AdamWStep, AttentionGradients, AttentionOperands, Form, LogitGradient, Ops, SgdStep, Turn, WeightRole,
-    WeightSource, Write,
+    Activation, AdamWStep, AttentionGradients, AttentionOperands, Form, LogitGradient, LossRows, Ops, SgdStep, Turn,
+    WeightRole, WeightSource, Write,
 };
 use model::random::{Address, Draws, DropoutMask, Purpose, StepSeed};
 
@@ -238,7 +238,9 @@ impl<B: Ops> Run<'_, B> {
             for gradient in [LogitGradient::InPlace { scale: 0.75 }, LogitGradient::Skip] {
                 let mut logits = ops.tensor(rows, vocab, &logits).expect("logits");
                 let mut scores = Vec::new();
-                ops.cross_entropy(&mut logits, &case.targets(), cap, gradient, &mut scores).expect("cross_entropy");
+                let targets = case.targets();
+                let scored = LossRows::scored(&targets, cap);
+                ops.token_loss(&mut logits, &scored, gradient, &mut scores).expect("token_loss");
                 let nll = scores.iter().map(|score| score.nll);
                 self.results.insert(format!("nll {cap:?} {gradient:?}"), nll.collect());
                 let correct = scores.iter().map(|score| f32::from(score.correct));

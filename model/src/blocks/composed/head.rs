@@ -3,23 +3,19 @@
 use std::ops::Range;
 
 use crate::adapter::{Projection, ProjectionSaved};
-use crate::blocks::HeadBlock;
-use crate::ops::{LogitGradient, Ops, Result, TokenScore, Write};
-use crate::random::Draws;
+use crate::blocks::{HeadBlock, HeadLoss, TeacherHead};
+use crate::ops::{LogitGradient, LossRows, Ops, Result, TokenScore, Write};
 
 /// Scores and backward at once; see [`crate::blocks::Blocks::head_loss`].
 ///
 /// # Errors
 /// Fails if the device does.
-#[expect(clippy::too_many_arguments, reason = "a forward and its backward at once")]
 pub fn head_loss<B: Ops>(
     ops: &B,
     head: &mut HeadBlock<B>,
     output: &mut Projection<B>,
-    draws: Option<Draws<'_>>,
+    loss: &HeadLoss<'_, B>,
     x: &B::Tensor,
-    targets: &[u32],
-    loss_scale: f32,
     scores: &mut Vec<TokenScore>,
     gradient: &mut B::Tensor,
 ) -> Result {
@@ -28,12 +24,13 @@ pub fn head_loss<B: Ops>(
     let [mut rows, mut logits] = <[B::Tensor; 2]>::default();
     let mut saved = ProjectionSaved::default();
     let mut gradients = Vec::new();
-    for chunk in chunks(targets.len(), head.chunk_rows) {
+    for chunk in chunks(loss.targets.len(), head.chunk_rows) {
         take_rows(ops, &normed, chunk.clone(), &mut rows)?;
-        let draws = draws.as_ref().map(|draws| draws.of_rows(chunk.clone()));
+        let draws = loss.draws.as_ref().map(|draws| draws.of_rows(chunk.clone()));
         output.forward(ops, &rows, draws, Write::Replace, &mut logits, &mut saved)?;
-        let logit_gradient = LogitGradient::InPlace { scale: loss_scale };
-        ops.cross_entropy(&mut logits, &targets[chunk], head.soft_cap, logit_gradient, scores)?;
+        let teacher = loss.teacher_logits(ops, chunk.clone())?;
+        let of_chunk = loss.rows(chunk, head.soft_cap, teacher.as_ref());
+        ops.token_loss(&mut logits, &of_chunk, LogitGradient::InPlace { scale: loss.scale }, scores)?;
         let mut chunk_gradient = B::Tensor::default();
         output.backward(ops, &saved, &rows, draws, &logits, Some((Write::Replace, &mut chunk_gradient)))?;
         gradients.push(chunk_gradient);
@@ -41,6 +38,28 @@ pub fn head_loss<B: Ops>(
     let mut dnormed = B::Tensor::default();
     ops.join_rows(&gradients.iter().collect::<Vec<_>>(), &mut dnormed)?;
     head.norm.backward(ops, x, &inverse_rms, &dnormed, Write::Replace, gradient)
+}
+
+impl<'a, B: Ops> HeadLoss<'a, B> {
+    /// What the kernel of a chunk of rows needs.
+    pub(crate) fn rows<'b>(
+        &'b self,
+        chunk: Range<usize>,
+        soft_cap: Option<f32>,
+        teacher: Option<&'b B::Tensor>,
+    ) -> LossRows<'b, B::Tensor> {
+        let weights = self.weights.map(|weights| &weights[chunk.clone()]);
+        LossRows { targets: &self.targets[chunk], weights, loss: self.loss, teacher, soft_cap }
+    }
+
+    /// The logits of the teacher for a chunk of rows, after its soft cap; none where there is no teacher.
+    pub(crate) fn teacher_logits(&self, ops: &B, chunk: Range<usize>) -> Result<Option<B::Tensor>> {
+        let Some(TeacherHead { head, output, x }) = &self.teacher else { return Ok(None) };
+        let [mut rows, mut logits] = <[B::Tensor; 2]>::default();
+        take_rows(ops, x, chunk, &mut rows)?;
+        head_logits(ops, head, output, &rows, &mut logits)?;
+        Ok(Some(logits))
+    }
 }
 
 /// Scores alone; see [`crate::blocks::Blocks::head_scores`].
@@ -60,7 +79,8 @@ pub fn head_scores<B: Ops>(
     for chunk in chunks(targets.len(), head.chunk_rows) {
         take_rows(ops, &normed, chunk.clone(), &mut rows)?;
         output.forward(ops, &rows, None, Write::Replace, &mut logits, &mut ProjectionSaved::default())?;
-        ops.cross_entropy(&mut logits, &targets[chunk], head.soft_cap, LogitGradient::Skip, scores)?;
+        let of_chunk = LossRows::scored(&targets[chunk], head.soft_cap);
+        ops.token_loss(&mut logits, &of_chunk, LogitGradient::Skip, scores)?;
     }
     Ok(())
 }

@@ -6,22 +6,18 @@ use super::super::{Cpu, Tensor};
 use super::prepared::{Input, Wanted};
 use super::projection::reads_values;
 use crate::adapter::Projection;
-use crate::blocks::HeadBlock;
 use crate::blocks::composed::chunks;
-use crate::ops::{Compute, LogitGradient, Result, TokenScore, Write};
-use crate::random::Draws;
+use crate::blocks::{HeadBlock, HeadLoss};
+use crate::ops::{Compute, LogitGradient, LossRows, Result, TokenScore, Write};
 
 impl Cpu {
     /// Scores and backward at once; see [`crate::blocks::Blocks::head_loss`].
-    #[expect(clippy::too_many_arguments, reason = "a forward and its backward at once")]
     pub(super) fn fused_head_loss(
         &self,
         head: &mut HeadBlock<Self>,
         output: &mut Projection<Self>,
-        draws: Option<Draws<'_>>,
+        loss: &HeadLoss<'_, Self>,
         x: &Tensor,
-        targets: &[u32],
-        loss_scale: f32,
         scores: &mut Vec<TokenScore>,
         gradient: &mut Tensor,
     ) -> Result {
@@ -30,15 +26,17 @@ impl Cpu {
         let normed = self.normed(&head.norm, x, wanted, None, &mut inverse_rms);
         let mut dnormed = self.shaped(x.rows(), x.columns());
         let [mut logits, mut low_rank, mut dx] = <[Tensor; 3]>::default();
-        for rows in chunks(targets.len(), head.chunk_rows) {
-            let draws = draws.as_ref().map(|draws| draws.of_rows(rows.clone()));
+        for rows in chunks(loss.targets.len(), head.chunk_rows) {
+            let draws = loss.draws.as_ref().map(|draws| draws.of_rows(rows.clone()));
             let normed = normed.input().row_range(rows.clone());
             logits.reshape(&self.buffers, rows.len(), output.matrix.out_features);
             self.project(output, normed, draws, Write::Replace, logits.view_mut(), &mut low_rank)?;
-            let in_place = LogitGradient::InPlace { scale: loss_scale };
+            let in_place = LogitGradient::InPlace { scale: loss.scale };
+            let teacher = loss.teacher_logits(self, rows.clone())?;
+            let of_chunk = loss.rows(rows.clone(), head.soft_cap, teacher.as_ref());
             let mut rounded = (self.compute == Compute::Bf16).then(OperandBuffer::default);
             let target = rounded.as_mut().map(|rounded| self.operand_target(rows.len(), logits.columns(), rounded));
-            self.score_rows(&mut logits, &targets[rows.clone()], head.soft_cap, in_place, scores, target);
+            self.score_rows(&mut logits, &of_chunk, in_place, scores, target);
             let operand = rounded.as_ref().map_or(Operand::F32(logits.view()), OperandBuffer::operand);
             let dy = Input { operand, values: Some(logits.view()) };
             dx.reshape(&self.buffers, rows.len(), x.columns());
@@ -64,7 +62,8 @@ impl Cpu {
             let normed = normed.input().row_range(rows.clone());
             logits.reshape(&self.buffers, rows.len(), output.matrix.out_features);
             self.project(output, normed, None, Write::Replace, logits.view_mut(), &mut low_rank)?;
-            self.score_rows(&mut logits, &targets[rows], head.soft_cap, LogitGradient::Skip, scores, None);
+            let of_chunk = LossRows::scored(&targets[rows], head.soft_cap);
+            self.score_rows(&mut logits, &of_chunk, LogitGradient::Skip, scores, None);
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ mod projection;
 
 use super::{Cpu, Tensor};
 use crate::adapter::Projection;
-use crate::blocks::{AttentionBlock, Blocks, HeadBlock, InputGradient, MlpBlock, Pass, composed};
+use crate::blocks::{AttentionBlock, Blocks, HeadBlock, HeadLoss, InputGradient, MlpBlock, Pass, composed};
 use crate::ops::{Result, TokenScore};
 use crate::random::Draws;
 use attention::FusedAttentionSaved;
@@ -137,16 +137,14 @@ impl Blocks for Cpu {
         &self,
         head: &mut HeadBlock<Self>,
         output: &mut Projection<Self>,
-        draws: Option<Draws<'_>>,
+        loss: &HeadLoss<'_, Self>,
         x: &Tensor,
-        targets: &[u32],
-        loss_scale: f32,
         scores: &mut Vec<TokenScore>,
         gradient: &mut Tensor,
     ) -> Result {
         match projection::is_covered(output) {
-            true => self.fused_head_loss(head, output, draws, x, targets, loss_scale, scores, gradient),
-            false => composed::head_loss(self, head, output, draws, x, targets, loss_scale, scores, gradient),
+            true => self.fused_head_loss(head, output, loss, x, scores, gradient),
+            false => composed::head_loss(self, head, output, loss, x, scores, gradient),
         }
     }
 

@@ -74,8 +74,11 @@ fn failure(error: TrainError) -> StageError {
         error => error,
     };
     let cause = match &error {
-        TrainError::NothingToTrain(_) | TrainError::OnlyInfers(_) => Cause::BadParameters,
-        TrainError::NoTargets { .. } => Cause::BadData,
+        TrainError::NothingToTrain(_)
+        | TrainError::OnlyInfers(_)
+        | TrainError::NoTeacher
+        | TrainError::TeacherVocabulary { .. } => Cause::BadParameters,
+        TrainError::NoTargets { .. } | TrainError::Objective { .. } => Cause::BadData,
         TrainError::LossNotFinite { .. }
         | TrainError::GradientNotFinite { .. }
         | TrainError::OverflowPersists { .. }
