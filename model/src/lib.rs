@@ -55,6 +55,7 @@ pub mod init;
 pub mod memory;
 pub mod merge;
 pub mod ops;
+pub mod optimizer;
 pub mod parameter;
 pub mod peft;
 #[cfg(any(test, fuzzing))]
