@@ -56,6 +56,7 @@ pub mod loss;
 pub mod memory;
 pub mod merge;
 pub mod ops;
+pub mod optimizer;
 pub mod parameter;
 pub mod peft;
 #[cfg(any(test, fuzzing))]

@@ -8,7 +8,6 @@ use crate::checkpoint::Dtype;
 
 use crate::config::{Config, HeadWeight, LayerNorms, Projections, QkNorm};
 use crate::ops::Compute;
-use crate::parameter::Moments;
 use crate::trainer::{Recompute, Trained};
 
 const F32_BYTES: u64 = 4;
@@ -80,8 +79,8 @@ pub struct TrainingLoad {
     pub what: Trained,
     /// Trained values.
     pub trained: u64,
-    /// What the optimizer keeps of each of them.
-    pub moments: Moments,
+    /// Bytes of the optimizer's state, see [`crate::optimizer::Optimizer::state_bytes`].
+    pub optimizer_bytes: u64,
     /// Values that the adapter keeps of each token for its backward, over all layers: what goes through the low rank.
     pub adapter_columns: u64,
     /// Tokens of the largest micro-batch.
@@ -115,7 +114,7 @@ pub enum Weights {
 pub struct TrainingMemory {
     /// The prepared weights, where these are not the trained values themselves.
     pub weights: u64,
-    /// Trained values, gradients and moments, in f32.
+    /// Trained values and gradients, in f32, and the optimizer's state.
     pub trained: u64,
     /// What blocks save for their backward.
     pub activations: u64,
@@ -134,7 +133,7 @@ impl TrainingMemory {
             Recompute::None => layers * saved + load.adapter_columns,
             Recompute::Layers => layers * config.hidden_size as u64 + saved + load.adapter_columns / layers.max(1),
         };
-        let trained = load.trained * (2 + load.moments.count() as u64) * F32_BYTES;
+        let trained = load.trained * 2 * F32_BYTES + load.optimizer_bytes;
         let activations = kept * load.tokens * F32_BYTES;
         let buffers = buffer_bytes(config, load.compute, load.tokens);
         // The pool of buffers, from which all of these are taken, holds a quarter more at the most.
@@ -291,7 +290,7 @@ mod tests {
             stored: Dtype::BF16,
             what: Trained::Adapter,
             trained: 3_407_872,
-            moments: Moments::Two,
+            optimizer_bytes: 3_407_872 * 8,
             adapter_columns: 2 * 8 * 32,
             tokens: 2048,
             lengths: Lengths::Equal,
@@ -328,9 +327,15 @@ mod tests {
     fn what_is_trained_has_gradients_and_moments_and_is_saved_a_tensor_at_a_time() {
         let config = Config::from_json(LLAMA_8B).unwrap();
         let trained = config.matrix_weights();
-        let full = TrainingLoad { what: Trained::Weights, trained, adapter_columns: 0, ..load() };
+        let full = TrainingLoad {
+            what: Trained::Weights,
+            trained,
+            optimizer_bytes: 8 * trained,
+            adapter_columns: 0,
+            ..load()
+        };
         let adamw = TrainingMemory::estimate(&config, &full);
-        let sgd = TrainingMemory::estimate(&config, &TrainingLoad { moments: Moments::None, ..full });
+        let sgd = TrainingMemory::estimate(&config, &TrainingLoad { optimizer_bytes: 0, ..full });
         assert_eq!((adamw.trained, sgd.trained), (16 * trained, 8 * trained));
         assert_eq!(adamw.copies, 8 * 128_256 * 4096);
         assert_eq!(TrainingMemory::estimate(&config, &load()).copies, 0);

@@ -17,6 +17,7 @@ use profile::Profile;
 use crate::batch::Documents;
 use crate::checkpoint::{CheckpointError, Rows};
 use crate::loss::{CrossEntropy, TokenLoss};
+use crate::optimizer::{Elementwise, Updated, update_in_main_memory};
 use crate::random::DropoutMask;
 
 /// A failure of the device or of the library behind a kernel set, not of its caller.
@@ -262,51 +263,8 @@ pub struct TokenScore {
     pub correct: bool,
 }
 
-/// The numbers of one AdamW update.
-///
-/// With `g = gradient · gradient_scale` and `t = step`: `p -= lr·decay·p`; `m = β1·m + (1-β1)·g`;
-/// `v = β2·v + (1-β2)·g²`; `p -= lr · (m / (1-β1ᵗ)) / (sqrt(v / (1-β2ᵗ)) + eps)`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamWStep {
-    /// The learning rate of this step.
-    pub learning_rate: f64,
-    /// β1 and β2.
-    pub betas: (f64, f64),
-    /// Added to the root, outside it.
-    pub eps: f64,
-    /// Decoupled weight decay.
-    pub weight_decay: f64,
-    /// Number of this step, from 1.
-    pub step: u64,
-    /// Factor on the gradient: one over the targets of the step, times the clipping factor.
-    pub gradient_scale: f64,
-}
-
-/// The numbers of one update by gradient descent with momentum.
-///
-/// With `g = gradient · gradient_scale + decay·p`: without momentum `p -= lr·g`. Else `b = g` in the first step and
-/// `b = momentum·b + (1 - dampening)·g` in each after it; then `p -= lr·(g + momentum·b)` if nesterov, else `p -=
-/// lr·b`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SgdStep {
-    /// The learning rate of this step.
-    pub learning_rate: f64,
-    /// Share of the buffer that stays; 0: there is no buffer.
-    pub momentum: f64,
-    /// What the new gradient lacks when it enters the buffer.
-    pub dampening: f64,
-    /// Looks one step ahead along the buffer.
-    pub nesterov: bool,
-    /// Weight decay, as a part of the gradient.
-    pub weight_decay: f64,
-    /// Number of this step, from 1.
-    pub step: u64,
-    /// Factor on the gradient: one over the targets of the step, times the clipping factor.
-    pub gradient_scale: f64,
-}
-
 /// The operations of a kernel set.
-pub trait Ops: Send + Sync + 'static {
+pub trait Ops: Sized + Send + Sync + 'static {
     /// A matrix of activations, gradients or trained values. The default is the empty one.
     type Tensor: Default + Send + Sync;
     /// A matrix `[out, in]` prepared for products, once for a frozen one; its values need not be readable back.
@@ -556,23 +514,10 @@ pub trait Ops: Send + Sync + 'static {
     fn scale_rows(&self, x: &mut Self::Tensor, factors: &[f32]) -> Result;
     /// The sum of squares, in f64. Not finite exactly when an element is not finite.
     fn sum_of_squares(&self, x: &Self::Tensor) -> Result<f64>;
-    /// One AdamW update of `value` and its moments.
-    fn adamw(
-        &self,
-        step: &AdamWStep,
-        value: &mut Self::Tensor,
-        gradient: &Self::Tensor,
-        exp_avg: &mut Self::Tensor,
-        exp_avg_sq: &mut Self::Tensor,
-    ) -> Result;
-    /// One update of `value` by gradient descent; `momentum_buffer` has its shape, or is empty without momentum.
-    fn sgd(
-        &self,
-        step: &SgdStep,
-        value: &mut Self::Tensor,
-        gradient: &Self::Tensor,
-        momentum_buffer: &mut Self::Tensor,
-    ) -> Result;
+    /// One update by the formula of an optimizer's rule, of `N` state tensors. The default computes in main memory.
+    fn update<R: Elementwise<N>, const N: usize>(&self, rule: &R, updated: Updated<'_, Self::Tensor>) -> Result {
+        update_in_main_memory(self, rule, updated)
+    }
 }
 
 /// The operands and results of an attention, as its backward needs them.

@@ -1,7 +1,8 @@
-//! The values of a model: frozen, or trained with a gradient and moments beside them.
+//! The values of a model: frozen, or trained with a gradient and optimizer state beside them.
 
 use crate::checkpoint::Rows;
 use crate::ops::{Ops, PrepareError, Result, WeightRole, WeightSource};
+use crate::optimizer::{StateSpec, StateTensor};
 
 /// A tensor that a checkpoint or an adapter names: a norm weight, a bias, an adapter matrix, or a trained weight.
 pub struct Parameter<B: Ops> {
@@ -17,36 +18,12 @@ pub struct Parameter<B: Ops> {
     replaced: Option<Box<Parameter<B>>>,
 }
 
-/// What training keeps beside a value, each in its shape.
+/// What training keeps beside a value.
 pub struct Training<B: Ops> {
     /// The gradient of the summed loss since the last step.
     pub gradient: B::Tensor,
-    /// First moment of AdamW, or SGD's momentum buffer; empty where the optimizer keeps none.
-    pub exp_avg: B::Tensor,
-    /// Second moment of AdamW; empty where the optimizer keeps none.
-    pub exp_avg_sq: B::Tensor,
-}
-
-/// What an optimizer keeps of each trained value besides its gradient.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moments {
-    /// Nothing.
-    None,
-    /// One value: a first moment or a momentum buffer.
-    One,
-    /// A first and a second moment.
-    Two,
-}
-
-impl Moments {
-    /// How many there are.
-    pub fn count(self) -> usize {
-        match self {
-            Self::None => 0,
-            Self::One => 1,
-            Self::Two => 2,
-        }
-    }
+    /// What the optimizer keeps, as its rule lists it.
+    pub state: Vec<StateTensor<B::Tensor>>,
 }
 
 impl<B: Ops> Parameter<B> {
@@ -60,19 +37,16 @@ impl<B: Ops> Parameter<B> {
         Ok(Self { name: name.into(), shape: shape.to_vec(), value, training: None, replaced: None })
     }
 
-    /// Makes the parameter trained, with zero gradient and moments, unless it is already.
+    /// Makes the parameter trained, with a gradient and state tensors of zero, unless it is already.
     ///
     /// # Errors
     /// Fails if the device does.
-    pub fn train(&mut self, ops: &B, moments: Moments) -> Result {
+    pub fn train(&mut self, ops: &B, state: &[StateSpec]) -> Result {
         if self.training.is_none() {
             let (rows, columns) = matrix_shape(&self.shape);
-            let zeros = |kept: bool| if kept { ops.zeros(rows, columns) } else { Ok(B::Tensor::default()) };
-            self.training = Some(Training {
-                gradient: zeros(true)?,
-                exp_avg: zeros(moments != Moments::None)?,
-                exp_avg_sq: zeros(moments == Moments::Two)?,
-            });
+            let state = state.iter().map(|spec| StateTensor::new(ops, *spec, rows, columns));
+            self.training =
+                Some(Training { gradient: ops.zeros(rows, columns)?, state: state.collect::<Result<_>>()? });
         }
         Ok(())
     }

@@ -15,6 +15,7 @@ use model::cpu::Cpu;
 use model::decoder::{AttachError, Decoder};
 use model::init::{Fill, fresh_tensor};
 use model::ops::{Compute, Ops};
+use model::optimizer::StateValues;
 use model::parameter::Keep;
 use model::peft::{Adapter, AdapterConfig, TargetModules};
 use model::trainer::{AdamW, Optimizer, Recompute, TrainOptions, Trained, TrainedTensor, Trainer};
@@ -80,8 +81,12 @@ fn train<B: Blocks>(trainer: &mut Trainer<B>, micro_batch_size: usize) -> Vec<Tr
 }
 
 fn bits(state: &[TrainedTensor]) -> Vec<u32> {
-    let all = state.iter().flat_map(|tensor| [&tensor.value, &tensor.exp_avg, &tensor.exp_avg_sq]);
-    all.flatten().map(|value| value.to_bits()).collect()
+    let of_state = |tensor: &TrainedTensor| tensor.state.values().flat_map(StateValues::to_bytes).collect::<Vec<u8>>();
+    let of_value = |tensor: &TrainedTensor| tensor.value.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+    state
+        .iter()
+        .flat_map(|tensor| of_value(tensor).into_iter().chain(of_state(tensor).into_iter().map(u32::from)))
+        .collect()
 }
 
 #[test]

@@ -15,6 +15,7 @@ use model::config::Config;
 use model::cpu::{Cpu, InstructionSet};
 use model::decoder::Decoder;
 use model::ops::Compute;
+use model::optimizer::StateValues;
 use model::parameter::Keep;
 use model::peft::AdapterConfig;
 use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, TrainedTensor, Trainer};
@@ -97,8 +98,12 @@ fn an_adapter_learns_as_it_does_in_f32() {
 }
 
 fn bits(state: &[TrainedTensor]) -> Vec<u32> {
-    let all = state.iter().flat_map(|tensor| [&tensor.value, &tensor.exp_avg, &tensor.exp_avg_sq]);
-    all.flatten().map(|value| value.to_bits()).collect()
+    let of_state = |tensor: &TrainedTensor| tensor.state.values().flat_map(StateValues::to_bytes).collect::<Vec<u8>>();
+    let of_value = |tensor: &TrainedTensor| tensor.value.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+    state
+        .iter()
+        .flat_map(|tensor| of_value(tensor).into_iter().chain(of_state(tensor).into_iter().map(u32::from)))
+        .collect()
 }
 
 #[test]

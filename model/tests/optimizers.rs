@@ -2,9 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::collections::BTreeMap;
+
 use model::candle::Candle;
 use model::cpu::{Cpu, InstructionSet};
-use model::ops::{AdamWStep, Compute, Ops, SgdStep};
+use model::ops::{Compute, Ops};
+use model::optimizer::{AdamW, Optimizer, Sgd, StateTensor, StateValues, Step, TensorInfo, Updated};
 use serde::Deserialize;
 
 const GOLDEN: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/optimizers.json"));
@@ -47,57 +50,123 @@ struct Settings {
     nesterov: bool,
 }
 
-#[test]
-fn every_kernel_set_steps_as_torch_does() {
+impl Settings {
+    fn optimizer(&self) -> Optimizer {
+        let Self { betas, eps, weight_decay, momentum, dampening, nesterov } = *self;
+        match betas {
+            Some(betas) => AdamW { betas, eps, weight_decay }.into(),
+            None => Sgd { momentum, dampening, nesterov, weight_decay }.into(),
+        }
+    }
+}
+
+/// A check of a kernel set.
+trait Check {
+    fn run<B: Ops>(&self, ops: &B);
+}
+
+/// Runs a check on every kernel set, the CPU's with every instruction set that this machine has.
+fn on_every_kernel_set(check: &impl Check) {
     for set in InstructionSet::ALL {
         match Cpu::with_instructions(1, Compute::F32, set) {
-            Ok(ops) => steps_as_torch_does(&ops),
+            Ok(ops) => check.run(&ops),
             Err(_) => eprintln!("skipped: this machine has no {} instructions", set.name()),
         }
     }
-    steps_as_torch_does(&Candle::on_processor());
+    check.run(&Candle::on_processor());
 }
 
-fn steps_as_torch_does<B: Ops>(ops: &B) {
-    let Golden { optimizers } = serde_json::from_str(GOLDEN).unwrap();
-    let size = optimizers.start.len();
-    assert!(optimizers.cases.len() >= 7 && optimizers.gradients.len() == 10);
-    for case in &optimizers.cases {
-        let has_second = case.settings.betas.is_some();
-        let has_first = has_second || case.settings.momentum != 0.0;
-        let moment = |kept: bool| if kept { ops.zeros(1, size).unwrap() } else { B::Tensor::default() };
-        let mut value = ops.tensor(1, size, &optimizers.start).unwrap();
-        let (mut first, mut second) = (moment(has_first), moment(has_second));
-        for (index, (gradient, &learning_rate)) in
-            optimizers.gradients.iter().zip(&optimizers.learning_rates).enumerate()
-        {
-            // Half of it, with a factor of two: the factor has to act before everything else.
-            let half: Vec<f32> = gradient.iter().map(|value| value / 2.0).collect();
-            let gradient = ops.tensor(1, size, &half).unwrap();
-            let (step, gradient_scale) = (index as u64 + 1, 2.0);
-            let Settings { betas, eps, weight_decay, momentum, dampening, nesterov } = case.settings;
-            match betas {
-                Some(betas) => {
-                    let adamw = AdamWStep { learning_rate, betas, eps, weight_decay, step, gradient_scale };
-                    ops.adamw(&adamw, &mut value, &gradient, &mut first, &mut second).unwrap();
-                }
-                None => {
-                    let sgd =
-                        SgdStep { learning_rate, momentum, dampening, nesterov, weight_decay, step, gradient_scale };
-                    ops.sgd(&sgd, &mut value, &gradient, &mut first).unwrap();
-                }
+/// A tensor in training by an optimizer.
+struct Trained<'a, B: Ops> {
+    ops: &'a B,
+    optimizer: Optimizer,
+    name: &'static str,
+    shape: Vec<usize>,
+    value: B::Tensor,
+    state: Vec<StateTensor<B::Tensor>>,
+    steps: u64,
+}
+
+impl<'a, B: Ops> Trained<'a, B> {
+    fn new(ops: &'a B, optimizer: Optimizer, name: &'static str, shape: &[usize], start: &[f32]) -> Self {
+        let columns = shape[shape.len() - 1];
+        let rows = start.len() / columns;
+        let specs = optimizer.state(TensorInfo { name, shape });
+        let state = specs.into_iter().map(|spec| StateTensor::new(ops, spec, rows, columns).unwrap()).collect();
+        let value = ops.tensor(rows, columns, start).unwrap();
+        Self { ops, optimizer, name, shape: shape.to_vec(), value, state, steps: 0 }
+    }
+
+    fn step(&mut self, gradient: &[f32], learning_rate: f64) {
+        self.steps += 1;
+        // Half of it, with a factor of two: the factor has to act before everything else.
+        let half: Vec<f32> = gradient.iter().map(|value| value / 2.0).collect();
+        let (rows, columns) = self.ops.shape(&self.value);
+        let gradient = self.ops.tensor(rows, columns, &half).unwrap();
+        let step = Step { learning_rate, number: self.steps, gradient_scale: 2.0 };
+        let tensor = TensorInfo { name: self.name, shape: &self.shape };
+        let updated = Updated { value: &mut self.value, gradient: &gradient, state: &mut self.state };
+        self.optimizer.update(self.ops, &step, tensor, updated).unwrap();
+    }
+
+    fn value(&self) -> Vec<f32> {
+        self.ops.read(&self.value).unwrap()
+    }
+
+    /// The state by the names of its sets.
+    fn state(&self) -> BTreeMap<String, StateValues> {
+        let mut found = BTreeMap::new();
+        for state in &self.state {
+            for (index, set) in state.saved_sets(self.ops).into_iter().enumerate() {
+                found.insert(set.name, state.read(self.ops, index).unwrap());
             }
-            for (what, tensor, expected) in [
-                ("value", &value, &case.values[index]),
-                ("exp_avg", &first, &case.exp_avg[index]),
-                ("exp_avg_sq", &second, &case.exp_avg_sq[index]),
-            ] {
-                let found = ops.read(tensor).unwrap();
-                let largest = expected.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
-                let close = found.len() == expected.len()
-                    && found.iter().zip(expected).all(|(a, b)| (a - b).abs() <= 1e-6 * largest);
-                let place = format!("{}: {} in step {step}, {what}", ops.describe(), case.name);
-                assert!(close, "{place}: {found:?} where {expected:?} is expected");
+        }
+        found
+    }
+
+    /// A set of the state that is f32; empty where there is none.
+    fn moment(&self, name: &str) -> Vec<f32> {
+        match self.state().remove(name) {
+            Some(StateValues::F32(values)) => values,
+            None => Vec::new(),
+        }
+    }
+}
+
+/// How far apart the values are, of the largest of those that are expected.
+fn furthest(found: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    let largest = expected.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+    let furthest = found.iter().zip(expected).fold(0.0f32, |furthest, (a, b)| furthest.max((a - b).abs()));
+    if furthest == 0.0 { 0.0 } else { furthest / largest }
+}
+
+/// Steps as in the golden file.
+struct StepsAsTorch;
+
+#[test]
+fn every_kernel_set_steps_as_torch_does() {
+    on_every_kernel_set(&StepsAsTorch);
+}
+
+impl Check for StepsAsTorch {
+    fn run<B: Ops>(&self, ops: &B) {
+        let Golden { optimizers } = serde_json::from_str(GOLDEN).unwrap();
+        let size = optimizers.start.len();
+        assert!(optimizers.cases.len() >= 7 && optimizers.gradients.len() == 10);
+        for case in &optimizers.cases {
+            let mut trained = Trained::new(ops, case.settings.optimizer(), "weight", &[size], &optimizers.start);
+            let steps = optimizers.gradients.iter().zip(&optimizers.learning_rates);
+            for (index, (gradient, &learning_rate)) in steps.enumerate() {
+                trained.step(gradient, learning_rate);
+                for (what, found, expected) in [
+                    ("value", trained.value(), &case.values[index]),
+                    ("exp_avg", trained.moment("exp_avg"), &case.exp_avg[index]),
+                    ("exp_avg_sq", trained.moment("exp_avg_sq"), &case.exp_avg_sq[index]),
+                ] {
+                    let place = format!("{}: {} in step {}, {what}", ops.describe(), case.name, index + 1);
+                    assert!(furthest(&found, expected) <= 1e-6, "{place}: {found:?} where {expected:?} is expected");
+                }
             }
         }
     }

@@ -9,10 +9,10 @@ use crate::cpu::InstructionSet;
 use crate::fingerprint;
 use crate::loss::{LossRow, row_before_cap};
 use crate::ops::{
-    Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, KernelError,
-    LogitGradient, LossRows, Ops, PrepareError, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, WeightRole,
-    WeightSource, Write,
+    Activation, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, KernelError, LogitGradient,
+    LossRows, Ops, PrepareError, Result, RmsNorm, RopeTables, TokenScore, Turn, WeightRole, WeightSource, Write,
 };
+use crate::optimizer::{Elementwise, StateTensor, Updated, update_in_main_memory};
 use crate::random::DropoutMask;
 
 impl Ops for Candle {
@@ -444,25 +444,14 @@ impl Ops for Candle {
         })
     }
 
-    fn adamw(
-        &self,
-        step: &AdamWStep,
-        value: &mut CandleTensor,
-        gradient: &CandleTensor,
-        exp_avg: &mut CandleTensor,
-        exp_avg_sq: &mut CandleTensor,
-    ) -> Result {
-        self.named("adamw", || optimizer::adamw(step, value, gradient, exp_avg, exp_avg_sq))
-    }
-
-    fn sgd(
-        &self,
-        step: &SgdStep,
-        value: &mut CandleTensor,
-        gradient: &CandleTensor,
-        momentum_buffer: &mut CandleTensor,
-    ) -> Result {
-        self.named("sgd", || optimizer::sgd(step, value, gradient, momentum_buffer))
+    fn update<R: Elementwise<N>, const N: usize>(&self, rule: &R, updated: Updated<'_, CandleTensor>) -> Result {
+        if updated.state.iter_mut().any(|tensor| tensor.as_f32().is_none()) {
+            return update_in_main_memory(self, rule, updated);
+        }
+        let Updated { value, gradient, state } = updated;
+        let state: Vec<_> = state.iter_mut().filter_map(StateTensor::as_f32).collect();
+        let state = state.try_into().unwrap_or_else(|_| panic!("a formula of {N} state tensors has as many"));
+        self.named(R::NAME, || optimizer::update(rule, value, gradient, state))
     }
 }
 

@@ -1,46 +1,102 @@
-//! The optimizers over candle's tensors.
+//! Formulas of update rules over candle's tensors.
+
+use std::ops::{Add, Div, Mul, Sub};
+use std::sync::Arc;
+
+use candle_core::{Error, Tensor};
 
 use super::CandleTensor;
-use crate::ops::{AdamWStep, SgdStep, Write};
+use crate::ops::Write;
+use crate::optimizer::{Element, Elementwise};
 
-/// One AdamW update; see [`crate::ops::Ops::adamw`].
-pub(super) fn adamw(
-    step: &AdamWStep,
+/// One update by an element-wise rule whose state is in f32; see [`crate::ops::Ops::update`].
+pub(super) fn update<R: Elementwise<N>, const N: usize>(
+    rule: &R,
     value: &mut CandleTensor,
     gradient: &CandleTensor,
-    exp_avg: &mut CandleTensor,
-    exp_avg_sq: &mut CandleTensor,
+    state: [&mut CandleTensor; N],
 ) -> candle_core::Result<()> {
-    let AdamWStep { learning_rate, betas: (beta1, beta2), eps, weight_decay, gradient_scale, .. } = *step;
-    let steps = step.step as f64;
-    let gradient = (gradient.get() * gradient_scale)?;
-    let first = ((exp_avg.get() * beta1)? + (&gradient * (1.0 - beta1))?)?;
-    let second = ((exp_avg_sq.get() * beta2)? + (gradient.sqr()? * (1.0 - beta2))?)?;
-    let root = ((&second / (1.0 - beta2.powf(steps)))?.sqrt()? + eps)?;
-    let change = ((&first * (learning_rate / (1.0 - beta1.powf(steps))))? / root)?;
-    let decayed = (value.get() * (1.0 - learning_rate * weight_decay))?;
-    value.put(Write::Replace, (decayed - change)?)?;
-    exp_avg.put(Write::Replace, first)?;
-    exp_avg_sq.put(Write::Replace, second)
+    let element = |tensor: &CandleTensor| Computed(Ok(tensor.get().clone()));
+    let before = std::array::from_fn(|index| element(state[index]));
+    let (updated, after) = rule.tensors(element(value), element(gradient), before);
+    value.put(Write::Replace, updated.into_tensor()?)?;
+    for (tensor, after) in state.into_iter().zip(after) {
+        tensor.put(Write::Replace, after.into_tensor()?)?;
+    }
+    Ok(())
 }
 
-/// One update by gradient descent; see [`crate::ops::Ops::sgd`].
-pub(super) fn sgd(
-    step: &SgdStep,
-    value: &mut CandleTensor,
-    gradient: &CandleTensor,
-    momentum_buffer: &mut CandleTensor,
-) -> candle_core::Result<()> {
-    let gradient = ((gradient.get() * step.gradient_scale)? + (value.get() * step.weight_decay)?)?;
-    let change = if step.momentum == 0.0 {
-        gradient
-    } else {
-        let kept = match step.step {
-            1 => gradient.clone(),
-            _ => ((momentum_buffer.get() * step.momentum)? + (&gradient * (1.0 - step.dampening))?)?,
-        };
-        momentum_buffer.put(Write::Replace, kept.clone())?;
-        if step.nesterov { (gradient + (kept * step.momentum)?)? } else { kept }
-    };
-    value.put(Write::Replace, (value.get() - (change * step.learning_rate)?)?)
+/// An intermediate result of a formula: a tensor, or the first error on the way to it.
+#[derive(Clone)]
+struct Computed(Result<Tensor, Arc<Error>>);
+
+impl Computed {
+    fn map(self, compute: impl FnOnce(&Tensor) -> candle_core::Result<Tensor>) -> Self {
+        Self(self.0.and_then(|tensor| compute(&tensor).map_err(Arc::new)))
+    }
+
+    fn with(self, other: Self, compute: impl FnOnce(&Tensor, &Tensor) -> candle_core::Result<Tensor>) -> Self {
+        match other.0 {
+            Ok(other) => self.map(|tensor| compute(tensor, &other)),
+            Err(error) => Self(self.0.and(Err(error))),
+        }
+    }
+
+    fn into_tensor(self) -> candle_core::Result<Tensor> {
+        self.0.map_err(Error::wrap)
+    }
+}
+
+impl Element for Computed {
+    fn sqrt(self) -> Self {
+        self.map(Tensor::sqrt)
+    }
+}
+
+impl Add for Computed {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        self.with(other, |one, other| one + other)
+    }
+}
+
+impl Sub for Computed {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        self.with(other, |one, other| one - other)
+    }
+}
+
+impl Mul for Computed {
+    type Output = Self;
+
+    fn mul(self, other: Self) -> Self {
+        self.with(other, |one, other| one * other)
+    }
+}
+
+impl Div for Computed {
+    type Output = Self;
+
+    fn div(self, other: Self) -> Self {
+        self.with(other, |one, other| one / other)
+    }
+}
+
+impl Add<f32> for Computed {
+    type Output = Self;
+
+    fn add(self, other: f32) -> Self {
+        self.map(|tensor| tensor + f64::from(other))
+    }
+}
+
+impl Mul<f32> for Computed {
+    type Output = Self;
+
+    fn mul(self, other: f32) -> Self {
+        self.map(|tensor| tensor * f64::from(other))
+    }
 }

@@ -45,6 +45,7 @@ pub use cache::Cache;
 pub use instructions::InstructionSet;
 pub(crate) use instructions::multiversion;
 pub(crate) use loss::cross_entropy as cross_entropy_row;
+pub(crate) use optimizer::update_elements;
 pub(crate) use rounding::{bf16_bytes, nearest, widen_bf16};
 pub use shared::{SharedWeights, SharedWeightsError};
 pub use tensor::Tensor;

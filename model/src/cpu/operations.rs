@@ -13,10 +13,10 @@ use super::{Cache, Cpu, Tensor, Weight, loss, norm, pointwise};
 use crate::batch::Documents;
 use crate::loss::{CrossEntropy, LossRow, row_before_cap};
 use crate::ops::{
-    Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, LogitGradient,
-    LossRows, Ops, PrepareError, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, WeightRole, WeightSource,
-    Write,
+    Activation, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, LogitGradient, LossRows, Ops,
+    PrepareError, Result, RmsNorm, RopeTables, TokenScore, Turn, WeightRole, WeightSource, Write,
 };
+use crate::optimizer::{Elementwise, Updated};
 use crate::random::DropoutMask;
 
 /// Elements per piece of work that is done element by element.
@@ -579,22 +579,11 @@ impl Ops for Cpu {
         Ok(pieces.into_iter().map(|(_, sum)| f64::from_bits(sum.into_inner())).sum())
     }
 
-    fn adamw(
-        &self,
-        step: &AdamWStep,
-        value: &mut Tensor,
-        gradient: &Tensor,
-        exp_avg: &mut Tensor,
-        exp_avg_sq: &mut Tensor,
-    ) -> Result {
-        let _kernel = self.profile.kernel("adamw", || Work::values(7 * value.rows() * value.columns()));
-        self.adamw_update(step, value, gradient, exp_avg, exp_avg_sq);
-        Ok(())
-    }
-
-    fn sgd(&self, step: &SgdStep, value: &mut Tensor, gradient: &Tensor, momentum_buffer: &mut Tensor) -> Result {
-        let _kernel = self.profile.kernel("sgd", || Work::values(5 * value.rows() * value.columns()));
-        self.sgd_update(step, value, gradient, momentum_buffer);
+    fn update<R: Elementwise<N>, const N: usize>(&self, rule: &R, updated: Updated<'_, Tensor>) -> Result {
+        let elements = updated.value.rows() * updated.value.columns();
+        // Everything but the gradient is read and written.
+        let _kernel = self.profile.kernel(R::NAME, || Work::values((3 + 2 * N) * elements));
+        self.update_tensor(rule, updated);
         Ok(())
     }
 }

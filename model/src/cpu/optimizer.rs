@@ -1,47 +1,108 @@
-//! The optimizers over all elements of a tensor, cut over threads.
+//! Update rules over all elements of a tensor, cut over threads.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
-use super::product::Target;
-use super::{Cpu, Tensor, pointwise};
-use crate::ops::{AdamWStep, SgdStep};
+use std::sync::{Mutex, PoisonError};
+
+use super::{Cpu, InstructionSet, Tensor};
+use crate::optimizer::{BLOCK, Elementwise, StateElements, Updated, update_block};
+
+/// Elements of a run, which one thread updates: several blocks, whose operands stay in the cache.
+const RUN: usize = 16 * BLOCK;
 
 impl Cpu {
-    /// One AdamW update; see [`crate::ops::Ops::adamw`].
-    pub(super) fn adamw_update(
-        &self,
-        step: &AdamWStep,
-        value: &mut Tensor,
-        gradient: &Tensor,
-        exp_avg: &mut Tensor,
-        exp_avg_sq: &mut Tensor,
-    ) {
-        let gradient = gradient.values();
-        let (exp_avg, exp_avg_sq) = (Target::new(exp_avg.values_mut(), 1), Target::new(exp_avg_sq.values_mut(), 1));
-        self.each_rows(value.values_mut(), 1, |first, value| {
-            let piece = first..first + value.len();
-            // SAFETY: pieces do not overlap.
-            let (exp_avg, exp_avg_sq) = unsafe { (exp_avg.row(0, piece.clone()), exp_avg_sq.row(0, piece.clone())) };
-            pointwise::adamw(self.set, *step, value, &gradient[piece], exp_avg, exp_avg_sq);
+    /// One update by an element-wise rule; see [`crate::ops::Ops::update`].
+    pub(super) fn update_tensor<R: Elementwise<N>, const N: usize>(&self, rule: &R, updated: Updated<'_, Tensor>) {
+        let Updated { value, gradient, state } = updated;
+        let elements = value.values().len();
+        let state = state.iter_mut().map(|tensor| tensor.elements(Tensor::values_mut));
+        let runs: Vec<_> = runs(value.values_mut(), gradient.values(), state).into_iter().map(Mutex::new).collect();
+        self.each(runs.len(), elements, |index| {
+            let mut run = runs[index].lock().unwrap_or_else(PoisonError::into_inner);
+            update_run(self.set, rule, &mut run);
         });
     }
+}
 
-    /// One update by gradient descent; see [`crate::ops::Ops::sgd`].
-    pub(super) fn sgd_update(
-        &self,
-        step: &SgdStep,
-        value: &mut Tensor,
-        gradient: &Tensor,
-        momentum_buffer: &mut Tensor,
-    ) {
-        let gradient = gradient.values();
-        let has_buffer = step.momentum != 0.0;
-        let buffer = Target::new(momentum_buffer.values_mut(), 1);
-        self.each_rows(value.values_mut(), 1, |first, value| {
-            let piece = first..first + value.len();
-            // SAFETY: pieces do not overlap.
-            let buffer = if has_buffer { unsafe { buffer.row(0, piece.clone()) } } else { &mut [] };
-            pointwise::sgd(self.set, *step, value, &gradient[piece], buffer);
-        });
+/// One update by an element-wise rule, on this thread.
+pub(crate) fn update_elements<'a, R: Elementwise<N>, const N: usize>(
+    set: InstructionSet,
+    rule: &R,
+    value: &'a mut [f32],
+    gradient: &'a [f32],
+    state: impl Iterator<Item = StateElements<'a>>,
+) {
+    runs::<N>(value, gradient, state).iter_mut().for_each(|run| update_run(set, rule, run));
+}
+
+/// Elements of the operands from the same place of each.
+struct Run<'a, const N: usize> {
+    value: &'a mut [f32],
+    gradient: &'a [f32],
+    state: [StateElements<'a>; N],
+}
+
+fn runs<'a, const N: usize>(
+    value: &'a mut [f32],
+    gradient: &'a [f32],
+    state: impl Iterator<Item = StateElements<'a>>,
+) -> Vec<Run<'a, N>> {
+    assert_eq!(value.len(), gradient.len(), "a gradient has the shape of its value");
+    let mut state: Vec<_> = state.map(|elements| elements.runs(RUN).into_iter()).collect();
+    let operands = value.chunks_mut(RUN).zip(gradient.chunks(RUN));
+    let run = |(value, gradient)| {
+        let state: Vec<_> =
+            state.iter_mut().map(|runs| runs.next().expect("state has the shape of its value")).collect();
+        let state = state.try_into().unwrap_or_else(|_| panic!("a formula of {N} state tensors has as many"));
+        Run { value, gradient, state }
+    };
+    operands.map(run).collect()
+}
+
+/// Updates a run. The loop is compiled once per rule and instruction set, as `multiversion!` does for functions that
+/// are not generic.
+fn update_run<R: Elementwise<N>, const N: usize>(set: InstructionSet, rule: &R, run: &mut Run<'_, N>) {
+    #[inline(always)]
+    fn body<R: Elementwise<N>, const N: usize>(rule: &R, run: &mut Run<'_, N>) {
+        let (mut value, mut gradient, mut state) = ([0.0; BLOCK], [0.0; BLOCK], [[0.0; BLOCK]; N]);
+        for first in (0..run.value.len()).step_by(BLOCK) {
+            let end = run.value.len().min(first + BLOCK);
+            value[..end - first].copy_from_slice(&run.value[first..end]);
+            gradient[..end - first].copy_from_slice(&run.gradient[first..end]);
+            for (elements, block) in run.state.iter().zip(&mut state) {
+                elements.load(first, block);
+            }
+            update_block(rule, &mut value, &gradient, &mut state);
+            run.value[first..end].copy_from_slice(&value[..end - first]);
+            for (elements, block) in run.state.iter_mut().zip(&state) {
+                elements.store(first, block);
+            }
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma")]
+    fn avx2<R: Elementwise<N>, const N: usize>(rule: &R, run: &mut Run<'_, N>) {
+        body(rule, run);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
+    fn avx512<R: Elementwise<N>, const N: usize>(rule: &R, run: &mut Run<'_, N>) {
+        body(rule, run);
+    }
+
+    match set {
+        // SAFETY: a set other than the portable one is only ever chosen where the machine has it.
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => unsafe { avx512(rule, run) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2 => unsafe { avx2(rule, run) },
+        #[cfg(not(target_arch = "x86_64"))]
+        InstructionSet::Avx2 | InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
+            unreachable!("an instruction set of another architecture")
+        }
+        InstructionSet::Portable => body(rule, run),
     }
 }

@@ -1,11 +1,11 @@
-//! What is done element by element or row by row: rotary embedding, gated activation, soft-cap, sums, AdamW, SGD.
+//! What is done element by element or row by row: rotary embedding, gated activation, soft-cap, sums.
 
 use half::bf16;
 
 use super::instructions::multiversion;
 use super::rounding::nearest;
 use super::vector::{sigmoid, tanh};
-use crate::ops::{Activation, AdamWStep, SgdStep, Turn};
+use crate::ops::{Activation, Turn};
 use crate::random::DropoutMask;
 
 multiversion! {
@@ -227,52 +227,6 @@ multiversion! {
         }
         let of_rest: f64 = rest.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
         lanes.iter().sum::<f64>() + of_rest
-    }
-}
-
-multiversion! {
-    /// One AdamW update of some elements; the formula is [`AdamWStep`]'s.
-    pub(super) fn adamw(
-        step: AdamWStep,
-        value: &mut [f32],
-        gradient: &[f32],
-        exp_avg: &mut [f32],
-        exp_avg_sq: &mut [f32],
-    ) {
-        let (beta1, beta2) = step.betas;
-        let t = step.step as f64;
-        let keep = (1.0 - step.learning_rate * step.weight_decay) as f32;
-        let rate = (step.learning_rate / (1.0 - beta1.powf(t))) as f32;
-        let inverse_root = (1.0 / (1.0 - beta2.powf(t)).sqrt()) as f32;
-        let (new1, new2) = ((1.0 - beta1) as f32, (1.0 - beta2) as f32);
-        let (beta1, beta2, eps, scale) = (beta1 as f32, beta2 as f32, step.eps as f32, step.gradient_scale as f32);
-        let moments = exp_avg.iter_mut().zip(exp_avg_sq);
-        for ((p, g), (m, v)) in value.iter_mut().zip(gradient).zip(moments) {
-            let g = g * scale;
-            *m = beta1 * *m + new1 * g;
-            *v = beta2 * *v + new2 * g * g;
-            *p = *p * keep - rate * *m / (v.sqrt() * inverse_root + eps);
-        }
-    }
-}
-
-multiversion! {
-    /// One update of some elements by gradient descent; the formula is [`SgdStep`]'s. `buffer` is empty without momentum.
-    pub(super) fn sgd(step: SgdStep, value: &mut [f32], gradient: &[f32], buffer: &mut [f32]) {
-        let (rate, decay, scale) = (step.learning_rate as f32, step.weight_decay as f32, step.gradient_scale as f32);
-        let (momentum, new) = (step.momentum as f32, (1.0 - step.dampening) as f32);
-        if buffer.is_empty() {
-            value.iter_mut().zip(gradient).for_each(|(p, g)| *p -= rate * (g * scale + decay * *p));
-            return;
-        }
-        let (momentum_before, new) = if step.step == 1 { (0.0, 1.0) } else { (momentum, new) };
-        // Without nesterov the change is the buffer alone.
-        let (of_gradient, of_buffer) = if step.nesterov { (1.0, momentum) } else { (0.0, 1.0) };
-        for ((p, g), b) in value.iter_mut().zip(gradient).zip(buffer) {
-            let g = g * scale + decay * *p;
-            *b = momentum_before * *b + new * g;
-            *p -= rate * (of_gradient * g + of_buffer * *b);
-        }
     }
 }
 

@@ -39,11 +39,10 @@ struct TrainedAudit {
 }
 
 impl Audit {
-    /// AdamW's update is about as large as the learning rate, however small the gradient; that of SGD is in proportion
-    /// to the gradient, and may well round away where it is small, as that of a fresh adapter's A, whose B is
-    /// hardly more than zero.
+    /// An update in proportion to the gradient may well round away where that is small, as in a fresh adapter's A, whose
+    /// B is hardly more than zero; [`Optimizer::rate_moves`] tells whether the optimizer's is.
     pub(super) fn new<B: Blocks>(decoder: &Decoder<B>, optimizer: &Optimizer) -> Result<Self, KernelError> {
-        let rate_moves = matches!(optimizer, Optimizer::AdamW(_));
+        let rate_moves = optimizer.rate_moves();
         let mut audit = Self { trained: None, frozen: Vec::new(), rate_moves, steps: 0, looked_at_frozen: false };
         for (_, fingerprint) in frozen(decoder) {
             audit.frozen.push(fingerprint?);
@@ -141,7 +140,7 @@ mod tests {
     use crate::config::Config;
     use crate::cpu::Cpu;
     use crate::ops::Compute;
-    use crate::parameter::{Keep, Moments};
+    use crate::parameter::Keep;
     use crate::peft::AdapterConfig;
 
     /// Names of what is frozen while an adapter on `q_proj` is trained with copies of these modules.
@@ -162,7 +161,7 @@ mod tests {
         decoder.attach(&adapter).unwrap();
         for parameter in decoder.parameters_mut() {
             if crate::peft::is_adapter_tensor_name(&parameter.name) {
-                parameter.train(&ops, Moments::Two).unwrap();
+                parameter.train(&ops, &[]).unwrap();
             }
         }
         let mut names: Vec<String> = frozen(&decoder).map(|(name, _)| name.to_owned()).collect();

@@ -15,7 +15,7 @@ pub use documents::DocumentBatch;
 pub use error::TrainError;
 pub use options::{AdamW, LossScaling, Optimizer, Recompute, Sgd, TrainOptions, Trained};
 pub use scaler::{LossScaler, LossScalerState};
-pub use state::{RestoreError, TrainedPart, TrainedTensor, TrainedView};
+pub use state::{RestoreError, TrainedTensor, TrainedView};
 
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ use crate::batch::Batch;
 use crate::blocks::Blocks;
 use crate::decoder::{Activations, Decoder, GradientOptions, Scored, TrainingLoss};
 use crate::loss::{CrossEntropy, TokenLoss};
-use crate::ops::{AdamWStep, SgdStep};
-use crate::parameter::{Moments, Parameter, Training};
+use crate::optimizer::{Step, TensorInfo, Updated};
+use crate::parameter::{Parameter, Training};
 use crate::random::StepSeed;
 use audit::Audit;
 use collective::COMPARED;
@@ -84,7 +84,7 @@ pub struct Trainer<B: Blocks> {
 const NOTHING_YET: MicroReport = MicroReport { loss_sum: 0.0, weight: 0.0, target_tokens: 0 };
 
 impl<B: Blocks> Trainer<B> {
-    /// Prepares a decoder for training: gradients and moments of zero for what is trained.
+    /// Prepares a decoder for training: gradients and optimizer state of zero for what is trained.
     ///
     /// # Errors
     /// Fails if there is nothing to train or the device fails.
@@ -93,7 +93,7 @@ impl<B: Blocks> Trainer<B> {
         if compute.only_infers() {
             return Err(TrainError::OnlyInfers(compute.name()));
         }
-        decoder.start_training(options.trained, options.optimizer.moments())?;
+        decoder.start_training(options.trained, &options.optimizer)?;
         let audit = Audit::new(&decoder, &options.optimizer)?;
         Ok(Self {
             decoder,
@@ -213,7 +213,7 @@ impl<B: Blocks> Trainer<B> {
             Some(max) => (max / (report.grad_norm + 1e-6)).min(1.0),
             None => 1.0,
         };
-        self.update(step, learning_rate, clipping / summed)?;
+        self.update(Step { learning_rate, number: step, gradient_scale: clipping / summed })?;
         (self.step, self.updates) = (step, self.updates + 1);
         if let Some(scaler) = &mut self.scaler {
             scaler.after_step();
@@ -319,22 +319,14 @@ impl<B: Blocks> Trainer<B> {
         TrainError::LossNotFinite { step: self.step + 1, loss, documents, largest_gradient }
     }
 
-    fn update(&mut self, step: u64, learning_rate: f64, gradient_scale: f64) -> Result<(), TrainError> {
+    fn update(&mut self, step: Step) -> Result<(), TrainError> {
         let ops = Arc::clone(self.decoder.ops());
         self.decoder.release();
         for parameter in self.decoder.parameters_mut() {
-            let Some(Training { gradient, exp_avg, exp_avg_sq }) = &mut parameter.training else { continue };
-            match self.options.optimizer {
-                Optimizer::AdamW(AdamW { betas, eps, weight_decay }) => {
-                    let adamw = AdamWStep { learning_rate, betas, eps, weight_decay, step, gradient_scale };
-                    ops.adamw(&adamw, &mut parameter.value, gradient, exp_avg, exp_avg_sq)?;
-                }
-                Optimizer::Sgd(Sgd { momentum, dampening, nesterov, weight_decay }) => {
-                    let sgd =
-                        SgdStep { learning_rate, momentum, dampening, nesterov, weight_decay, step, gradient_scale };
-                    ops.sgd(&sgd, &mut parameter.value, gradient, exp_avg)?;
-                }
-            }
+            let Some(Training { gradient, state }) = &mut parameter.training else { continue };
+            let tensor = TensorInfo { name: &parameter.name, shape: &parameter.shape };
+            let updated = Updated { value: &mut parameter.value, gradient, state };
+            self.options.optimizer.update(&*ops, &step, tensor, updated)?;
             ops.clear(gradient)?;
         }
         Ok(self.decoder.refresh()?)
@@ -363,8 +355,8 @@ fn trained<B: Blocks>(decoder: &Decoder<B>) -> impl Iterator<Item = (&Parameter<
 }
 
 impl<B: Blocks> Decoder<B> {
-    /// Gives what is to be trained its gradients and moments.
-    fn start_training(&mut self, what: Trained, moments: Moments) -> Result<(), TrainError> {
+    /// Gives what is to be trained its gradients and the state of the optimizer.
+    fn start_training(&mut self, what: Trained, optimizer: &Optimizer) -> Result<(), TrainError> {
         let ops = Arc::clone(self.ops());
         let is_adapter = |parameter: &Parameter<B>| crate::peft::is_adapter_tensor_name(&parameter.name);
         let has_matrices =
@@ -375,7 +367,9 @@ impl<B: Blocks> Decoder<B> {
         let mut found = false;
         for parameter in self.parameters_mut() {
             if is_adapter(parameter) == (what == Trained::Adapter) {
-                parameter.train(&ops, moments)?;
+                let tensor = TensorInfo { name: &parameter.name, shape: &parameter.shape };
+                let state = optimizer.state(tensor);
+                parameter.train(&ops, &state)?;
                 found = true;
             }
         }

@@ -1,7 +1,7 @@
 //! What a training run is told: what is trained, the optimizer, clipping, loss scaling, recomputation.
 
 pub use crate::decoder::Recompute;
-use crate::parameter::Moments;
+pub use crate::optimizer::{AdamW, Optimizer, Sgd};
 
 /// What a trainer does.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,59 +34,6 @@ pub enum Trained {
     Adapter,
     /// All weights; the decoder was loaded with [`crate::parameter::Keep::Trainable`].
     Weights,
-}
-
-/// How a gradient becomes an update. The learning rate is given with each step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Optimizer {
-    /// Adam with decoupled weight decay, its moments in f32.
-    AdamW(AdamW),
-    /// Gradient descent with momentum.
-    Sgd(Sgd),
-}
-
-impl Optimizer {
-    /// What it keeps of each trained tensor.
-    pub fn moments(&self) -> Moments {
-        match self {
-            Self::AdamW(_) => Moments::Two,
-            Self::Sgd(sgd) if sgd.momentum != 0.0 => Moments::One,
-            Self::Sgd(_) => Moments::None,
-        }
-    }
-}
-
-/// AdamW without its learning rate, which changes from step to step.
-///
-/// Source: Loshchilov and Hutter, arXiv:1711.05101, as in `torch.optim.AdamW`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamW {
-    /// Decay rates of the moments.
-    pub betas: (f64, f64),
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// Decoupled weight decay, on every trained tensor.
-    pub weight_decay: f64,
-}
-
-impl Default for AdamW {
-    /// As in PyTorch: 0.9, 0.999, 1e-8 and a decay of 0.01.
-    fn default() -> Self {
-        Self { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.01 }
-    }
-}
-
-/// Gradient descent without its learning rate; the default is the plain one. As `torch.optim.SGD`.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Sgd {
-    /// Share of the momentum buffer that is kept in each step; 0: there is no buffer.
-    pub momentum: f64,
-    /// The new gradient enters the buffer times `1 - dampening`, but for the first.
-    pub dampening: f64,
-    /// Looks one step ahead along the buffer.
-    pub nesterov: bool,
-    /// Added to the gradient times the value (coupled, unlike AdamW's).
-    pub weight_decay: f64,
 }
 
 /// How the factor on the loss follows what the gradients bear. As `torch.amp.GradScaler`.

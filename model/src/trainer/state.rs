@@ -6,9 +6,10 @@ use std::sync::Arc;
 use super::{LossScalerState, NOTHING_YET, Trainer, trained};
 use crate::blocks::Blocks;
 use crate::ops::KernelError;
-use crate::parameter::{Moments, Parameter, Training};
+use crate::optimizer::{SavedSet, StateValues};
+use crate::parameter::{Parameter, Training};
 
-/// A trained tensor with its moments, in f32, under its name in the file.
+/// A trained tensor with its optimizer state, under its name in the file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainedTensor {
     /// PEFT's name for an adapter's, the Hub's for a weight.
@@ -17,32 +18,8 @@ pub struct TrainedTensor {
     pub shape: Vec<usize>,
     /// Its value.
     pub value: Vec<f32>,
-    /// First moment of AdamW, or SGD's momentum buffer; empty where the optimizer keeps none.
-    pub exp_avg: Vec<f32>,
-    /// Second moment of AdamW; empty where the optimizer keeps none.
-    pub exp_avg_sq: Vec<f32>,
-}
-
-/// A set of values of a trained tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TrainedPart {
-    /// Its value.
-    Value,
-    /// Its first moment or momentum buffer.
-    ExpAvg,
-    /// Its second moment.
-    ExpAvgSq,
-}
-
-impl TrainedTensor {
-    /// One of its sets of values; empty where the optimizer keeps none.
-    pub fn part(&self, part: TrainedPart) -> &[f32] {
-        match part {
-            TrainedPart::Value => &self.value,
-            TrainedPart::ExpAvg => &self.exp_avg,
-            TrainedPart::ExpAvgSq => &self.exp_avg_sq,
-        }
-    }
+    /// What the optimizer keeps, by the names of [`SavedSet`].
+    pub state: BTreeMap<String, StateValues>,
 }
 
 /// A trained tensor where it lies. Its values are read when they are asked for, so that a state larger than what is
@@ -64,26 +41,30 @@ impl<B: Blocks> TrainedView<'_, B> {
         &self.parameter.shape
     }
 
-    /// Number of values of a set: as many as the shape has, or none where the optimizer keeps none.
-    pub fn values(&self, part: TrainedPart) -> usize {
-        let (rows, columns) = self.ops.shape(self.tensor(part));
-        rows * columns
-    }
-
-    /// A copy of a set of values.
+    /// A copy of its value.
     ///
     /// # Errors
     /// Fails if the device does.
-    pub fn read(&self, part: TrainedPart) -> Result<Vec<f32>, KernelError> {
-        self.ops.read(self.tensor(part))
+    pub fn value(&self) -> Result<Vec<f32>, KernelError> {
+        self.ops.read(&self.parameter.value)
     }
 
-    fn tensor(&self, part: TrainedPart) -> &B::Tensor {
-        match part {
-            TrainedPart::Value => &self.parameter.value,
-            TrainedPart::ExpAvg => &self.training.exp_avg,
-            TrainedPart::ExpAvgSq => &self.training.exp_avg_sq,
+    /// The sets of values that the optimizer keeps of it.
+    pub fn state_sets(&self) -> Vec<SavedSet> {
+        self.training.state.iter().flat_map(|tensor| tensor.saved_sets(self.ops)).collect()
+    }
+
+    /// A copy of the set of this name; none where the optimizer keeps none.
+    ///
+    /// # Errors
+    /// Fails if the device does.
+    pub fn state(&self, name: &str) -> Result<Option<StateValues>, KernelError> {
+        for tensor in &self.training.state {
+            if let Some(set) = tensor.saved_sets(self.ops).iter().position(|set| set.name == name) {
+                return tensor.read(self.ops, set).map(Some);
+            }
         }
+        Ok(None)
     }
 }
 
@@ -106,15 +87,15 @@ pub enum RestoreError {
         /// Its shape in the state.
         found: Vec<usize>,
     },
-    /// The moments are not those that the optimizer keeps.
-    #[error("the saved `{name}` has {found} moments, and this optimizer keeps {expected}")]
-    Moments {
+    /// The optimizer state is not what the optimizer keeps.
+    #[error("the saved optimizer state of `{name}` is {found:?}, and this optimizer keeps {expected:?}")]
+    OptimizerState {
         /// The tensor.
         name: String,
-        /// Moments that the optimizer keeps of each value.
-        expected: usize,
-        /// Whole moments in the state.
-        found: usize,
+        /// The sets of values that the optimizer keeps.
+        expected: Vec<SavedSet>,
+        /// Those in the state.
+        found: Vec<SavedSet>,
     },
     /// The device failed.
     #[error(transparent)]
@@ -130,18 +111,21 @@ impl<B: Blocks> Trainer<B> {
         trained(&self.decoder).map(|(parameter, training)| TrainedView { ops, parameter, training }).collect()
     }
 
-    /// A copy of all trained tensors with their moments.
+    /// A copy of all trained tensors with their optimizer state.
     ///
     /// # Errors
     /// Fails if the device does.
     pub fn state(&self) -> Result<Vec<TrainedTensor>, KernelError> {
         let copy = |view: TrainedView<'_, B>| {
+            let mut state = BTreeMap::new();
+            for SavedSet { name, .. } in view.state_sets() {
+                state.extend(view.state(&name)?.map(|values| (name, values)));
+            }
             Ok(TrainedTensor {
                 name: view.name().to_owned(),
                 shape: view.shape().to_vec(),
-                value: view.read(TrainedPart::Value)?,
-                exp_avg: view.read(TrainedPart::ExpAvg)?,
-                exp_avg_sq: view.read(TrainedPart::ExpAvgSq)?,
+                value: view.value()?,
+                state,
             })
         };
         self.trained_tensors().into_iter().map(copy).collect()
@@ -153,20 +137,18 @@ impl<B: Blocks> Trainer<B> {
     /// Fails if the state is not one of this model's trained tensors; the trainer is then not to be used.
     pub fn restore(&mut self, steps: u64, state: Vec<TrainedTensor>) -> Result<(), RestoreError> {
         let ops = Arc::clone(self.decoder.ops());
-        let moments = self.options.optimizer.moments();
         let mut saved: BTreeMap<String, TrainedTensor> =
             state.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
         self.decoder.release();
         for parameter in self.decoder.parameters_mut() {
             let Some(training) = &mut parameter.training else { continue };
             let tensor = saved.remove(&parameter.name).ok_or_else(|| RestoreError::Missing(parameter.name.clone()))?;
-            tensor.check(&parameter.shape, moments)?;
+            tensor.check(&parameter.shape)?;
+            tensor.check_state(training.state.iter().flat_map(|state| state.saved_sets(&*ops)).collect())?;
             ops.write(&mut parameter.value, &tensor.value)?;
-            for (moment, saved) in
-                [(&mut training.exp_avg, &tensor.exp_avg), (&mut training.exp_avg_sq, &tensor.exp_avg_sq)]
-            {
-                if !saved.is_empty() {
-                    ops.write(moment, saved)?;
+            for state in &mut training.state {
+                for (index, set) in state.saved_sets(&*ops).iter().enumerate() {
+                    state.write(&*ops, index, &tensor.state[&set.name])?;
                 }
             }
             ops.clear(&mut training.gradient)?;
@@ -197,19 +179,26 @@ impl<B: Blocks> Trainer<B> {
 }
 
 impl TrainedTensor {
-    fn check(&self, shape: &[usize], moments: Moments) -> Result<(), RestoreError> {
+    fn check(&self, shape: &[usize]) -> Result<(), RestoreError> {
         let elements: usize = shape.iter().product();
-        if self.shape != shape || self.value.len() != elements {
-            let name = self.name.clone();
-            return Err(RestoreError::Shape { name, expected: shape.to_vec(), found: self.shape.clone() });
-        }
-        let expected = moments.count();
-        let lengths = [self.exp_avg.len(), self.exp_avg_sq.len()];
-        let whole = |index: usize| if index < expected { elements } else { 0 };
-        if lengths == [whole(0), whole(1)] {
+        if self.shape == shape && self.value.len() == elements {
             return Ok(());
         }
-        let found = lengths.into_iter().filter(|&length| length == elements).count();
-        Err(RestoreError::Moments { name: self.name.clone(), expected, found })
+        let name = self.name.clone();
+        Err(RestoreError::Shape { name, expected: shape.to_vec(), found: self.shape.clone() })
+    }
+
+    fn check_state(&self, mut expected: Vec<SavedSet>) -> Result<(), RestoreError> {
+        let set = |(name, values): (&String, &StateValues)| SavedSet {
+            name: name.clone(),
+            dtype: values.dtype(),
+            values: values.count(),
+        };
+        let found: Vec<SavedSet> = self.state.iter().map(set).collect();
+        expected.sort_by(|one, other| one.name.cmp(&other.name));
+        if found == expected {
+            return Ok(());
+        }
+        Err(RestoreError::OptimizerState { name: self.name.clone(), expected, found })
     }
 }

@@ -6,10 +6,10 @@ use std::sync::{Mutex, PoisonError};
 use model::batch::Documents;
 use model::cpu::{Cache, Cpu, Tensor, Weight};
 use model::ops::{
-    Activation, AdamWStep, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, LogitGradient,
-    LossRows, Ops, PrepareError, Result, RmsNorm, RopeTables, SgdStep, TokenScore, Turn, WeightRole, WeightSource,
-    Write,
+    Activation, AttentionGradients, AttentionOperands, AttentionShape, Compute, Form, LogitGradient, LossRows, Ops,
+    PrepareError, Result, RmsNorm, RopeTables, TokenScore, Turn, WeightRole, WeightSource, Write,
 };
+use model::optimizer::{Elementwise, Updated};
 use model::random::DropoutMask;
 
 /// What goes wrong.
@@ -167,6 +167,10 @@ impl Ops for Faulty {
         Ok(())
     }
 
+    fn update<R: Elementwise<N>, const N: usize>(&self, rule: &R, updated: Updated<'_, Tensor>) -> Result {
+        self.cpu.update(rule, updated)
+    }
+
     handed_on! {
         tensor(rows: usize, columns: usize, values: &[f32]) -> Result<Tensor>;
         zeros(rows: usize, columns: usize) -> Result<Tensor>;
@@ -229,8 +233,6 @@ impl Ops for Faulty {
         );
         scale_rows(x: &mut Tensor, factors: &[f32]);
         sum_of_squares(x: &Tensor) -> Result<f64>;
-        adamw(step: &AdamWStep, value: &mut Tensor, gradient: &Tensor, exp_avg: &mut Tensor, exp_avg_sq: &mut Tensor);
-        sgd(step: &SgdStep, value: &mut Tensor, gradient: &Tensor, momentum_buffer: &mut Tensor);
     }
 }
 

@@ -10,7 +10,7 @@ use model::blocks::{
 };
 use model::loss::CrossEntropy;
 use model::ops::{Activation, AttentionShape, NormWeight, Ops, RmsNorm, RopeTables, WeightRole};
-use model::parameter::{Matrix, Moments, Parameter};
+use model::parameter::{Matrix, Parameter};
 use model::random::{Address, Purpose, Stream};
 
 /// Named results.
@@ -154,7 +154,7 @@ impl Case {
     fn parameter<B: Ops>(&self, ops: &B, name: &str, shape: &[usize]) -> Parameter<B> {
         let values = values(name, shape.iter().product());
         let mut parameter = Parameter::new(ops, name, shape, &values).expect("a parameter");
-        parameter.train(ops, Moments::None).expect("a gradient");
+        parameter.train(ops, &[]).expect("a gradient");
         parameter
     }
 
@@ -172,7 +172,7 @@ impl Case {
         let shape = [out_features, in_features];
         let weights = values(name, out_features * in_features);
         let mut matrix = Matrix::trainable(ops, name, shape, WeightRole::Matrix, &weights).expect("a weight");
-        matrix.trained.as_mut().expect("kept").train(ops, Moments::None).expect("a gradient");
+        matrix.trained.as_mut().expect("kept").train(ops, &[]).expect("a gradient");
         let bias = (self.extras == Extras::All).then(|| self.parameter(ops, &format!("{name}.bias"), &[out_features]));
         let lora = Lora {
             a: self.parameter(ops, &format!("{name}.a"), &[RANK, in_features]),

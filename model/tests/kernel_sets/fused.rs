@@ -10,7 +10,7 @@ use model::blocks::{
 use model::cpu::Cpu;
 use model::loss::CrossEntropy;
 use model::ops::{Compute, Ops};
-use model::parameter::{Moments, Parameter};
+use model::parameter::Parameter;
 use model::random::{Draws, StepSeed};
 
 use crate::assert_close;
@@ -66,7 +66,7 @@ impl Tuned {
                 let mut magnitude =
                     Parameter::new(ops, format!("{name}.m"), &[matrix.out_features], &values("m", matrix.out_features))
                         .expect("a parameter");
-                magnitude.train(ops, Moments::None).expect("a gradient");
+                magnitude.train(ops, &[]).expect("a gradient");
                 *dora = Some(Dora::new(ops, magnitude, matrix, (a, b, *scaling)).expect("norms"));
             }
         }

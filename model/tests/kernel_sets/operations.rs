@@ -3,9 +3,10 @@
 use model::batch::{Documents, TokenPlace};
 use model::checkpoint::ValueRows;
 use model::ops::{
-    Activation, AdamWStep, AttentionGradients, AttentionOperands, Form, LogitGradient, LossRows, Ops, SgdStep, Turn,
-    WeightRole, WeightSource, Write,
+    Activation, AttentionGradients, AttentionOperands, Form, LogitGradient, LossRows, Ops, Turn, WeightRole,
+    WeightSource, Write,
 };
+use model::optimizer::{AdamW, Optimizer, Sgd, StateTensor, StateValues, Step, TensorInfo, Updated};
 use model::random::{Address, Draws, DropoutMask, Purpose, StepSeed};
 
 use crate::case::{Case, Results, values};
@@ -258,53 +259,31 @@ impl<B: Ops> Run<'_, B> {
         assert!((square / 1.8e77 - 1.0).abs() < 1e-6, "squares beyond f32 are finite: {square}");
         let nan = ops.tensor(1, 2, &[f32::NAN, 0.0]).expect("a tensor");
         assert!(!ops.sum_of_squares(&nan).expect("sum_of_squares").is_finite());
-        self.adamw();
-        self.sgd();
-    }
-
-    fn adamw(&mut self) {
-        let ops = self.ops;
-        let [mut value, mut first, mut second] = ["value", "zero", "zero"].map(|name| self.tensor(name, 5, 7));
-        for moment in [&mut first, &mut second] {
-            ops.write(moment, &[0.0; 35]).expect("zeros");
-        }
-        for step in 1..=3 {
-            let gradient = self.tensor(&format!("gradient {step}"), 5, 7);
-            let step = AdamWStep {
-                learning_rate: 0.01,
-                betas: (0.9, 0.999),
-                eps: 1e-8,
-                weight_decay: 0.1,
-                step,
-                gradient_scale: 0.03,
-            };
-            ops.adamw(&step, &mut value, &gradient, &mut first, &mut second).expect("adamw");
-        }
-        for (name, tensor) in [("adamw value", &value), ("adamw first", &first), ("adamw second", &second)] {
-            self.record(name, tensor);
-        }
-    }
-
-    fn sgd(&mut self) {
-        let ops = self.ops;
+        self.optimizer("adamw", AdamW { weight_decay: 0.1, ..AdamW::default() }.into(), 0.01);
         for (momentum, nesterov) in [(0.0, false), (0.9, false), (0.9, true)] {
-            let mut value = self.tensor("value", 5, 7);
-            let mut buffer = if momentum == 0.0 { B::Tensor::default() } else { ops.zeros(5, 7).expect("zeros") };
-            for step in 1..=3 {
-                let gradient = self.tensor(&format!("gradient {step}"), 5, 7);
-                let step = SgdStep {
-                    learning_rate: 0.1,
-                    momentum,
-                    dampening: 0.3,
-                    nesterov,
-                    weight_decay: 0.2,
-                    step,
-                    gradient_scale: 0.03,
-                };
-                ops.sgd(&step, &mut value, &gradient, &mut buffer).expect("sgd");
-            }
-            self.record(&format!("sgd value, momentum {momentum}, nesterov {nesterov}"), &value);
-            self.record(&format!("sgd buffer, momentum {momentum}, nesterov {nesterov}"), &buffer);
+            let sgd = Sgd { momentum, dampening: 0.3, nesterov, weight_decay: 0.2 };
+            self.optimizer(&format!("sgd, momentum {momentum}, nesterov {nesterov}"), sgd.into(), 0.1);
+        }
+    }
+
+    /// Three updates of a matrix.
+    fn optimizer(&mut self, name: &str, optimizer: Optimizer, learning_rate: f64) {
+        let ops = self.ops;
+        let tensor = TensorInfo { name: "model.layers.0.mlp.up_proj.weight", shape: &[5, 7] };
+        let state = |spec| StateTensor::new(ops, spec, 5, 7).expect("zeros");
+        let mut state: Vec<_> = optimizer.state(tensor).into_iter().map(state).collect();
+        let mut value = self.tensor("value", 5, 7);
+        for number in 1..=3 {
+            let gradient = self.tensor(&format!("gradient {number}"), 5, 7);
+            let step = Step { learning_rate, number, gradient_scale: 0.03 };
+            let updated = Updated { value: &mut value, gradient: &gradient, state: &mut state };
+            optimizer.update(ops, &step, tensor, updated).expect("an update");
+        }
+        self.record(&format!("{name} value"), &value);
+        for state in &state {
+            let StateValues::F32(values) = state.read(ops, 0).expect("state");
+            let kept = ops.tensor(5, 7, &values).expect("a tensor");
+            self.record(&format!("{name} {}", state.saved_sets(ops)[0].name), &kept);
         }
     }
 }

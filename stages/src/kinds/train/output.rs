@@ -11,7 +11,7 @@ use model::blocks::Blocks;
 use model::checkpoint::{Checkpoint, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, Flush, TensorSpec};
 use model::config::HeadWeight;
 use model::peft::Adapter;
-use model::trainer::{TrainedPart, TrainedView, Trainer};
+use model::trainer::{TrainedView, Trainer};
 
 use crate::compute::checkpoint;
 use crate::data::artifact::TokensReader;
@@ -61,7 +61,7 @@ pub(super) fn model<B: Blocks>(
         let mut writer = CheckpointWriter::create(&draft.folder, specs, DEFAULT_MAX_SHARD_BYTES)?;
         for (name, _) in kept() {
             match trained.get(name) {
-                Some(tensor) => writer.write_f32(name, &tensor.read(TrainedPart::Value)?)?,
+                Some(tensor) => writer.write_f32(name, &tensor.value()?)?,
                 None => {
                     let take = |(): &mut (), first: usize, piece: &mut [u8]| -> Result<(), Failed> {
                         Ok(original.read_bytes(name, first, piece)?)

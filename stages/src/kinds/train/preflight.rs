@@ -7,6 +7,7 @@ use engine::stage::InputFacts;
 use model::checkpoint::Dtype;
 use model::config::Config;
 use model::memory::{Lengths, TrainingLoad, TrainingMemory, Weights};
+use model::optimizer::TensorInfo;
 use model::trainer::Trained;
 use serde_json::Value;
 
@@ -159,7 +160,8 @@ fn learning_rate(params: &TrainParams, total: u64, span: Span, ahead: &mut Prefl
 
 /// What is trained, and what it takes in memory and on disk.
 fn memory(params: &TrainParams, inputs: &InputFacts, config: &Config, ahead: &mut Preflight) {
-    let Some(trained) = trained_values(params, config) else { return };
+    let Some(tensors) = trained_tensors(params, config) else { return };
+    let trained = values(&tensors);
     let all = config.matrix_weights();
     let share = 100.0 * trained as f64 / (all.max(1)) as f64;
     ahead.figure("trainable_parameters", trained, format!("{trained} beside {all} ({share:.3} %)"));
@@ -167,7 +169,7 @@ fn memory(params: &TrainParams, inputs: &InputFacts, config: &Config, ahead: &mu
         Method::Lora => Some(trained * F32_BYTES),
         Method::Full => checkpoint_bytes(&params.model.reference, inputs),
     };
-    ahead.disk_bytes = result.map(|result| result + trained * saved_bytes_per_value(params));
+    ahead.disk_bytes = result.map(|result| result + saved_bytes(params, &tensors));
     ahead.peak_memory_bytes = peak_memory(params, inputs, 1);
     // It is the memory of the `cpu` kernels that was measured.
     let is_measured = params.kernels == Kernels::Cpu && params.backend.value != Backend::Torch;
@@ -177,7 +179,8 @@ fn memory(params: &TrainParams, inputs: &InputFacts, config: &Config, ahead: &mu
 /// The most memory that so many workers hold together.
 pub(super) fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: usize) -> Option<u64> {
     let config = &model_config(&params.model.reference, inputs)?;
-    let trained = trained_values(params, config)?;
+    let tensors = trained_tensors(params, config)?;
+    let trained = values(&tensors);
     let data = params.data.reference.facts_in(inputs);
     let count = |name: &str| data.and_then(|facts| facts.get(name)).and_then(Value::as_u64);
     let longest = count("longest_row")?;
@@ -190,7 +193,7 @@ pub(super) fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: us
         },
         what: params.trained(),
         trained,
-        moments: params.optimizer.optimizer.moments(),
+        optimizer_bytes: optimizer_bytes(params, &tensors),
         adapter_columns: match params.method {
             Method::Lora => params.lora.value.kept_columns(config).unwrap_or(0),
             Method::Full => 0,
@@ -215,20 +218,33 @@ fn lengths(longest: u64, tokens: Option<u64>, rows: Option<u64>) -> Lengths {
     if tokens * 8 < rows * longest * 7 { Lengths::Varying } else { Lengths::Equal }
 }
 
-/// Bytes that the working state keeps of a trained value: itself and its moments in each saved step and in the one that
-/// is written, and itself once for the best step and once for the one that takes its place.
-fn saved_bytes_per_value(params: &TrainParams) -> u64 {
-    let moments = params.optimizer.optimizer.moments().count() as u64;
-    let best = if params.keep_best.value { 2 } else { 0 };
-    F32_BYTES * ((1 + moments) * (params.keep_last as u64 + 1) + best)
+/// Bytes of the working state: values and optimizer state in each saved step and in the one that is written, and the
+/// values once for the best step and once for the one that takes its place.
+fn saved_bytes(params: &TrainParams, trained: &[TrainedTensor]) -> u64 {
+    let (bytes, best) = (values(trained) * F32_BYTES, if params.keep_best.value { 2 } else { 0 });
+    (bytes + optimizer_bytes(params, trained)) * (params.keep_last as u64 + 1) + bytes * best
 }
 
-/// How many values are trained; not known of an adapter to go on from, or where a target is no module of the model.
-fn trained_values(params: &TrainParams, config: &Config) -> Option<u64> {
+/// Bytes of the optimizer's state.
+fn optimizer_bytes(params: &TrainParams, trained: &[TrainedTensor]) -> u64 {
+    let optimizer = params.optimizer.optimizer;
+    trained.iter().map(|(name, shape)| optimizer.state_bytes(TensorInfo { name, shape })).sum()
+}
+
+/// Name and shape of what is trained.
+type TrainedTensor = (String, Vec<usize>);
+
+fn values(trained: &[TrainedTensor]) -> u64 {
+    trained.iter().map(|(_, shape)| shape.iter().product::<usize>() as u64).sum()
+}
+
+/// What is trained, of a whole model its matrices alone; not known of an adapter to go on from, or where a target is no
+/// module of the model.
+fn trained_tensors(params: &TrainParams, config: &Config) -> Option<Vec<TrainedTensor>> {
     match (params.method, &params.adapter) {
-        (Method::Full, _) => Some(config.matrix_weights()),
+        (Method::Full, _) => Some(config.tensors().into_iter().filter(|(_, shape)| shape.len() == 2).collect()),
         (Method::Lora, Some(_)) => None,
-        (Method::Lora, None) => params.lora.value.trained_values(config).ok(),
+        (Method::Lora, None) => params.lora.value.trained_tensors(config).ok(),
     }
 }
 

@@ -132,7 +132,7 @@ fn job(
         steps: work.folder.join("steps.jsonl"),
         total_steps: fresh.total_steps,
         micro_batch_size: params.micro_batch_size,
-        optimizer: params.optimizer.optimizer.into(),
+        optimizer: params.optimizer.optimizer,
         clip_grad_norm: params.clip_grad_norm,
         loss_scale: params.loss_scale().map(Into::into),
         activation_checkpointing: params.activation_checkpointing,

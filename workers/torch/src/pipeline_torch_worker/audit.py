@@ -24,7 +24,7 @@ class Audit:
     def __init__(self, parameters: Parameters, rate_moves: bool, ranks: Ranks) -> None:
         self._parameters = parameters
         self._ranks = ranks
-        # AdamW's update is about as large as the learning rate, however small the gradient; that of SGD may well round away.
+        # An update in proportion to the gradient may well round away.
         self._rate_moves = rate_moves
         self._before: list[float] | None = self._sums()
         self._reached: set[str] = set()

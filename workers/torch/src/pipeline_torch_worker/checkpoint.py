@@ -1,7 +1,7 @@
 """Working state: what an interrupted run continues from, in the form that the native worker writes and reads.
 
-Each saved step is a folder `step-<n>` with the trained tensors and their moments as f32 safetensors under their PEFT or Hub names,
-the metrics up to that step, and `state.json`, which holds the digests of the others and is what makes the folder count. A folder
+Each saved step is a folder `step-<n>` with the trained tensors and, a file for each set, the optimizer's state of them as safetensors
+under their PEFT or Hub names, the metrics up to that step, and `state.json`, which holds the digests of the others and is what makes the folder count. A folder
 appears under its name only when it is whole. The weights of the best step lie beside them, as `best/step-<n>.safetensors`.
 
 Whether a saved step may be gone on from, and whether it is whole, the stage process has found out before it names it in the job.
@@ -29,7 +29,10 @@ from .validation import Course
 VERSION = 3
 STATE_FILE = "state.json"
 METRICS_FILE = "metrics.jsonl"
-VALUES, EXP_AVG, EXP_AVG_SQ = "trainable.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors"
+VALUES = "trainable.safetensors"
+# Sets of optimizer state that every saved step has a file of, which is empty where the optimizer has no such set.
+USUAL_SETS = ("exp_avg", "exp_avg_sq")
+TENSORS = ".safetensors"
 BEST_FOLDER = "best"
 
 Tensors = dict[str, torch.Tensor]
@@ -86,11 +89,10 @@ class Progress:
 
 @dataclass
 class Trained:
-    """What is trained with its moments, whole and in f32 on the processor; moments that the optimizer has not are left out."""
+    """What is trained, whole and in f32 on the CPU, with the sets of tensors that the optimizer keeps of it, by their names."""
 
     values: Tensors
-    exp_avg: Tensors = field(default_factory=dict)
-    exp_avg_sq: Tensors = field(default_factory=dict)
+    state: dict[str, Tensors] = field(default_factory=dict)
 
 
 @dataclass
@@ -111,12 +113,11 @@ def save(working: Path, state: State, keep: int) -> None:
     _remove(unfinished)
     unfinished.mkdir(parents=True)
     trained = state.trained
-    files = {
-        EXP_AVG: _write_tensors(unfinished / EXP_AVG, trained.exp_avg),
-        EXP_AVG_SQ: _write_tensors(unfinished / EXP_AVG_SQ, trained.exp_avg_sq),
-        METRICS_FILE: _write(unfinished / METRICS_FILE, state.metrics.encode()),
-        VALUES: _write_tensors(unfinished / VALUES, trained.values),
-    }
+    files = {METRICS_FILE: _write(unfinished / METRICS_FILE, state.metrics.encode())}
+    sets = {set_: trained.state.get(set_, {}) for set_ in {*USUAL_SETS, *trained.state}}
+    for name, tensors in {VALUES: trained.values, **{set_ + TENSORS: tensors for set_, tensors in sets.items()}}.items():
+        files[name] = _write_tensors(unfinished / name, tensors)
+    files = dict(sorted(files.items()))
     progress = state.progress.to_json()
     digest = digest_of(json_text([progress, files]).encode())
     text = json_text({"version": VERSION, "progress": progress, "files": files, "digest": digest})
@@ -139,11 +140,13 @@ def load(folder: Path) -> State:
     """Reads a saved step."""
     try:
         progress = _read_progress(folder)
-        tensors = [load_file(folder / name) for name in (VALUES, EXP_AVG, EXP_AVG_SQ)]
+        values = load_file(folder / VALUES)
+        sets = [path for path in sorted(folder.glob("*" + TENSORS)) if path.name != VALUES]
+        state = {path.name.removesuffix(TENSORS): tensors for path in sets if (tensors := load_file(path))}
         metrics = (folder / METRICS_FILE).read_text(encoding="utf-8")
     except Exception as error:
         raise JobFailure("machine", f"cannot read the saved step `{folder}`") from error
-    return State(progress, Trained(*tensors), metrics)
+    return State(progress, Trained(values, state), metrics)
 
 
 def save_best(working: Path, step: int, values: Tensors) -> BestWeights:

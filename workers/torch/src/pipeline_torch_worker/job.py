@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .failure import JobFailure
+from .optimizers import OPTIMIZERS, OptimizerSettings
 
 DeviceKind = Literal["cpu", "cuda", "rocm", "npu"]
 DType = Literal["f32", "bf16", "f16"]
@@ -35,19 +36,6 @@ class Rows:
     parts: list[Path]
     packed: bool
     rows: Count
-
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """AdamW or SGD without its learning rate, as `torch.optim` names the settings."""
-
-    name: Literal["adamw", "sgd"]
-    weight_decay: float
-    betas: list[float] = dataclasses.field(default_factory=lambda: [0.9, 0.999])
-    eps: float = 1e-8
-    momentum: float = 0.0
-    dampening: float = 0.0
-    nesterov: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,9 +172,7 @@ def _contradictions(job: TrainJob) -> list[str]:
         problems.append("`dtype` is `f16`, and `loss_scale` is null: small gradients would round to zero")
     if job.eval_steps is not None and job.eval_steps < 1:
         problems.append(f"`eval_steps` is {job.eval_steps}, which is below 1")
-    if len(job.optimizer.betas) != 2:
-        problems.append(f"`optimizer.betas` has {len(job.optimizer.betas)} numbers, not 2")
-    return problems
+    return problems + job.optimizer.problems()
 
 
 def _read(kind: Any, value: Any, name: str, problems: list[str]) -> Any:
@@ -213,9 +199,21 @@ def _read(kind: Any, value: Any, name: str, problems: list[str]) -> Any:
             return None
         (inner,) = get_args(kind)
         return [_read(inner, item, f"{name}[{index}]", problems) for index, item in enumerate(value)]
+    if kind is OptimizerSettings:
+        return _read_optimizer(value, name, problems)
     if dataclasses.is_dataclass(kind):
         return _read_fields(kind, value, name, problems)
     return _read_plain(kind, value, name, problems)
+
+
+def _read_optimizer(value: Any, name: str, problems: list[str]) -> Any:
+    """The options of the optimizer that is named beside them."""
+    if not isinstance(value, dict) or value.get("name") not in OPTIMIZERS:
+        known = ", ".join(f"`{optimizer}`" for optimizer in OPTIMIZERS)
+        problems.append(f"`{name}.name` has to be one of {known}")
+        return None
+    options = {key: option for key, option in value.items() if key != "name"}
+    return _read_fields(OPTIMIZERS[value["name"]], options, name, problems)
 
 
 def _read_fields(kind: Any, value: Any, name: str, problems: list[str]) -> Any:

@@ -1,4 +1,4 @@
-"""The optimizer: `torch.optim`'s, with its moments by the names of what is trained, whole and on the processor."""
+"""The optimizer, with its state by the names of what is trained, whole and on the CPU."""
 
 from __future__ import annotations
 
@@ -7,52 +7,74 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .checkpoint import Tensors, Trained
 from .failure import JobFailure
-from .job import OptimizerSettings
+from .optimizers import OptimizerSettings
 
 Parameters = dict[str, torch.nn.Parameter]
 
 
 class Optimizer:
-    """AdamW or SGD over named parameters."""
+    """An optimizer of `OPTIMIZERS` over named parameters."""
 
     def __init__(self, settings: OptimizerSettings, parameters: Parameters) -> None:
         self._parameters = parameters
-        self._moments = _MOMENTS[settings.name] if settings.name == "adamw" or settings.momentum else []
-        self._inner = _make(settings, list(parameters.values()))
-        self.is_adaptive = settings.name == "adamw"
+        self._state = {name: settings.state(name, parameter) for name, parameter in parameters.items()}
+        self._inner = settings.make(parameters)
+        self.rate_moves = settings.rate_moves
         self.steps = 0
 
     def step(self, learning_rate: float) -> None:
         """One update by the gradients."""
-        for group in self._inner.param_groups:
-            group["lr"] = learning_rate
-        self._inner.step()
+        for inner in self._inner:
+            for group in inner.param_groups:
+                group["lr"] = learning_rate
+            inner.step()
         self.steps += 1
 
     def trained(self) -> Trained:
-        """A copy of everything that is trained, with its moments. Every rank has to take part."""
+        """A copy of everything that is trained, with the optimizer's state. Every rank has to take part."""
         values = {name: whole(parameter) for name, parameter in self._parameters.items()}
-        moments: list[Tensors] = [{}, {}]
-        for moment, kept in zip(self._moments, moments, strict=False):
-            for name, parameter in self._parameters.items():
-                value = self._inner.state[parameter].get(moment)
-                kept[name] = torch.zeros_like(values[name]) if value is None else whole(value)
-        return Trained(values, *moments)
+        state: dict[str, Tensors] = {}
+        for inner, name, parameter in self._owned():
+            for saved, kept in self._state[name].items():
+                value = inner.state[parameter].get(kept)
+                state.setdefault(saved, {})[name] = torch.zeros_like(values[name]) if value is None else whole(value)
+        return Trained(values, state)
 
     def restore(self, steps: int, saved: Trained) -> None:
-        """Takes up saved values and moments, after so many updates."""
-        _check(self._parameters, saved, len(self._moments))
+        """Takes up saved values and state, after so many updates."""
+        self._check(saved)
         self.steps = steps
         set_values(self._parameters, saved.values)
         if steps == 0:
-            # The first update makes its moments itself; SGD's first is not a mean of two.
+            # The first update makes its state itself; SGD's first is not a mean of two.
             return
-        for name, parameter in self._parameters.items():
-            state = self._inner.state[parameter]
-            for moment, kept in zip(self._moments, (saved.exp_avg, saved.exp_avg_sq), strict=False):
-                state[moment] = like(kept[name], parameter)
-            if self.is_adaptive:
+        for inner, name, parameter in self._owned():
+            state = inner.state[parameter]
+            for set_, kept in self._state[name].items():
+                state[kept] = like(saved.state[set_][name], parameter)
+            if isinstance(inner, torch.optim.AdamW):
                 state["step"] = torch.tensor(float(steps))
+
+    def _owned(self) -> list[tuple[torch.optim.Optimizer, str, torch.nn.Parameter]]:
+        """Each parameter with its name and the optimizer that updates it, in the order of the parameters."""
+        owners = {id(p): inner for inner in self._inner for group in inner.param_groups for p in group["params"]}
+        return [(owners[id(parameter)], name, parameter) for name, parameter in self._parameters.items()]
+
+    def _check(self, saved: Trained) -> None:
+        """Fails where a saved state is not one of these parameters."""
+        expected = {name: {"value", *state} for name, state in self._state.items()}
+        sets = {"value": saved.values, **saved.state}
+        found: dict[str, set[str]] = {}
+        for set_, tensors in sets.items():
+            for name, tensor in tensors.items():
+                found.setdefault(name, set()).add(set_)
+                parameter = self._parameters.get(name)
+                if parameter is not None and tensor.shape != parameter.shape:
+                    shapes = f"{list(tensor.shape)}, not {list(parameter.shape)}"
+                    raise JobFailure("internal", f"the saved `{name}` has shape {shapes}")
+        odd = [name for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)]
+        if odd:
+            raise JobFailure("internal", f"the saved state and the model differ in `{odd[0]}`")
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -77,36 +99,3 @@ def like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         # Every rank has read all of it.
         return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
     return value
-
-
-_MOMENTS = {"adamw": ["exp_avg", "exp_avg_sq"], "sgd": ["momentum_buffer"]}
-
-
-def _make(settings: OptimizerSettings, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    # The learning rate comes with each step.
-    if settings.name == "adamw":
-        beta1, beta2 = settings.betas
-        return torch.optim.AdamW(
-            parameters, lr=0.0, betas=(beta1, beta2), eps=settings.eps, weight_decay=settings.weight_decay
-        )
-    return torch.optim.SGD(
-        parameters,
-        lr=0.0,
-        momentum=settings.momentum,
-        dampening=settings.dampening,
-        weight_decay=settings.weight_decay,
-        nesterov=settings.nesterov,
-    )
-
-
-def _check(parameters: Parameters, saved: Trained, moments: int) -> None:
-    """Fails where a saved state is not one of these parameters."""
-    sets = [saved.values, saved.exp_avg, saved.exp_avg_sq][: 1 + moments]
-    for tensors in sets:
-        if tensors.keys() != parameters.keys():
-            odd = sorted(tensors.keys() ^ parameters.keys())[0]
-            raise JobFailure("internal", f"the saved state and the model differ in `{odd}`")
-        for name, tensor in tensors.items():
-            if tensor.shape != parameters[name].shape:
-                found, expected = list(tensor.shape), list(parameters[name].shape)
-                raise JobFailure("internal", f"the saved `{name}` has shape {found}, not {expected}")

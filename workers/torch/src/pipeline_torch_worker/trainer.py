@@ -102,7 +102,7 @@ class Trainer:
         return {adapter.file_name(name): parameter for name, parameter in named if parameter.requires_grad}
 
     def _new_audit(self) -> Audit:
-        return Audit(self.parameters, self._optimizer.is_adaptive, self._ranks)
+        return Audit(self.parameters, self._optimizer.rate_moves, self._ranks)
 
     @property
     def steps(self) -> int:

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use devices::DeviceKind;
 use engine::protocol::PROTOCOL;
-use model::trainer::Optimizer;
+use model::optimizer::Optimizer;
 use serde::Serialize;
 
 use crate::compute::backend::{Attention, Parallel};
@@ -53,7 +53,8 @@ pub(crate) struct Train {
     pub steps: PathBuf,
     pub total_steps: u64,
     pub micro_batch_size: usize,
-    pub optimizer: OptimizerOptions,
+    /// Without its learning rate, which each step has.
+    pub optimizer: Optimizer,
     pub clip_grad_norm: Option<f64>,
     pub loss_scale: Option<LossScale>,
     pub activation_checkpointing: bool,
@@ -105,23 +106,6 @@ pub(crate) struct RowsFiles {
     pub rows: u64,
 }
 
-/// The optimizer without its learning rate, which each step has.
-#[derive(Debug, Default, Serialize)]
-pub(crate) struct OptimizerOptions {
-    pub name: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub betas: Option<[f64; 2]>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub eps: Option<f64>,
-    pub weight_decay: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub momentum: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub dampening: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub nesterov: Option<bool>,
-}
-
 /// The factor on the loss.
 #[derive(Debug, Serialize)]
 pub(crate) struct LossScale {
@@ -142,28 +126,6 @@ impl RowsFiles {
     /// The files of a table.
     pub(crate) fn of(rows: &TokensReader) -> Self {
         Self { parts: rows.part_files(), packed: rows.is_packed(), rows: rows.len() }
-    }
-}
-
-impl From<Optimizer> for OptimizerOptions {
-    fn from(optimizer: Optimizer) -> Self {
-        match optimizer {
-            Optimizer::AdamW(adamw) => Self {
-                name: "adamw",
-                betas: Some([adamw.betas.0, adamw.betas.1]),
-                eps: Some(adamw.eps),
-                weight_decay: adamw.weight_decay,
-                ..Self::default()
-            },
-            Optimizer::Sgd(sgd) => Self {
-                name: "sgd",
-                weight_decay: sgd.weight_decay,
-                momentum: Some(sgd.momentum),
-                dampening: Some(sgd.dampening),
-                nesterov: Some(sgd.nesterov),
-                ..Self::default()
-            },
-        }
     }
 }
 

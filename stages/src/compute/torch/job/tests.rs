@@ -1,7 +1,7 @@
 //! What we write is what the worker's schema describes.
 
 use jsonschema::Validator;
-use model::trainer::{AdamW, Sgd};
+use model::optimizer::{AdamW, Sgd};
 use serde_json::Value;
 
 use super::*;
@@ -49,7 +49,7 @@ fn train() -> Train {
         steps: "/scratch/steps.jsonl".into(),
         total_steps: 3,
         micro_batch_size: 2,
-        optimizer: Optimizer::AdamW(AdamW::default()).into(),
+        optimizer: AdamW::default().into(),
         clip_grad_norm: Some(1.0),
         loss_scale: Some(crate::kinds::train::LossScale::default().into()),
         activation_checkpointing: true,
@@ -75,7 +75,7 @@ fn a_training_job_is_as_described() {
     let plain = Train {
         common: common(DeviceKind::Cpu, None),
         method: "full",
-        optimizer: Optimizer::Sgd(Sgd { momentum: 0.9, ..Sgd::default() }).into(),
+        optimizer: Sgd { momentum: 0.9, ..Sgd::default() }.into(),
         validation: None,
         clip_grad_norm: None,
         loss_scale: None,

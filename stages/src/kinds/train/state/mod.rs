@@ -1,7 +1,7 @@
 //! Working state: what an interrupted run continues from, exactly.
 //!
-//! Each saved step is a folder `step-<n>` with the trained tensors and their moments as f32 safetensors under their
-//! PEFT or Hub names, the metrics up to that step, and `state.json`, which holds the digests of the others and is what
+//! Each saved step is a folder `step-<n>` with the trained tensors and, a file for each set of values, the optimizer's
+//! state of them as safetensors under their PEFT or Hub names, the metrics up to that step, and `state.json`, which holds the digests of the others and is what
 //! makes the folder count. A folder appears under its name only when it is whole; one that is damaged later is noticed
 //! by its digests, and the one before it is used.
 //!
@@ -10,18 +10,19 @@
 
 mod tensors;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use cache::Digest;
 use model::ops::KernelError;
-use model::trainer::{LossScalerState, TrainedPart, TrainedTensor};
+use model::optimizer::StateValues;
+use model::trainer::{LossScalerState, TrainedTensor};
 use serde::{Deserialize, Serialize};
 
 pub(super) use tensors::ToSave;
-use tensors::{decode, write_tensors};
+use tensors::{Part, decode, decode_values, write_tensors};
 
 use super::validation::Course;
 
@@ -31,12 +32,12 @@ const VERSION: u32 = 3;
 const STATE_FILE: &str = "state.json";
 /// The metrics up to the saved step, one JSON object per line.
 const METRICS_FILE: &str = "metrics.jsonl";
-/// The three sets of tensors; an optimizer without some of the moments leaves those files empty.
-const TENSOR_FILES: [(&str, TrainedPart); 3] = [
-    ("trainable.safetensors", TrainedPart::Value),
-    ("exp_avg.safetensors", TrainedPart::ExpAvg),
-    ("exp_avg_sq.safetensors", TrainedPart::ExpAvgSq),
-];
+/// The trained values.
+const VALUES_FILE: &str = "trainable.safetensors";
+/// Sets of optimizer state that every saved step has a file of, which is empty where the optimizer has no such set.
+const USUAL_SETS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
+/// The ending of files of tensors.
+const TENSORS: &str = ".safetensors";
 /// Folder of the best steps' weights.
 const BEST_FOLDER: &str = "best";
 
@@ -160,8 +161,16 @@ pub(super) fn save<T: ToSave>(working: &Path, state: &State<T>, keep: usize) -> 
     remove(&unfinished)?;
     fs::create_dir_all(&unfinished).map_err(at(&unfinished))?;
     let mut files = BTreeMap::new();
-    for (name, part) in TENSOR_FILES {
-        files.insert(name.to_owned(), write_tensors(&unfinished.join(name), &state.tensors, part)?);
+    let mut write_part = |file: String, part: Part<'_>| -> Result<(), StateError> {
+        let digest = write_tensors(&unfinished.join(&file), &state.tensors, part)?;
+        files.insert(file, digest);
+        Ok(())
+    };
+    write_part(VALUES_FILE.to_owned(), Part::Value)?;
+    let mut sets: BTreeSet<String> = USUAL_SETS.map(str::to_owned).into();
+    sets.extend(state.tensors.iter().flat_map(ToSave::state_sets).map(|set| set.name));
+    for set in &sets {
+        write_part(format!("{set}{TENSORS}"), Part::State(set))?;
     }
     files.insert(METRICS_FILE.to_owned(), write(&unfinished.join(METRICS_FILE), state.metrics.as_bytes())?);
     let text = serde_json::to_vec_pretty(&StateFile::new(state.progress.clone(), files))
@@ -197,7 +206,7 @@ pub(super) fn save_best<T: ToSave>(working: &Path, step: u64, tensors: &[T]) -> 
     if whole.is_dir() {
         remove(&whole)?;
     }
-    let digest = write_tensors(&unfinished, tensors, TrainedPart::Value)?;
+    let digest = write_tensors(&unfinished, tensors, Part::Value)?;
     fs::rename(&unfinished, &whole).map_err(at(&whole))?;
     flush_folder(&folder)?;
     Ok(BestWeights { step, digest })
@@ -209,7 +218,7 @@ pub(super) fn save_best<T: ToSave>(working: &Path, step: u64, tensors: &[T]) -> 
 /// Fails if the file is not what was saved.
 pub(super) fn load_best(working: &Path, best: &BestWeights, tensors: &mut [TrainedTensor]) -> Result<(), StateError> {
     let path = best_file(working, best.step);
-    let saved = decode(&read_file(&path, Some(&best.digest))?, &path)?;
+    let saved = decode_values(&read_file(&path, Some(&best.digest))?, &path)?;
     let same = |(tensor, (name, shape, _)): (&TrainedTensor, &(String, Vec<usize>, Vec<f32>))| {
         tensor.name == *name && tensor.shape == *shape
     };
@@ -339,12 +348,13 @@ fn read_state_file(folder: &Path) -> Result<StateFile, StateError> {
 /// Checks every file of a saved step.
 fn check(folder: &Path) -> Result<Progress, StateError> {
     let StateFile { progress, files, .. } = read_state_file(folder)?;
-    for name in TENSOR_FILES.iter().map(|(name, _)| *name).chain([METRICS_FILE]) {
-        let path = folder.join(name);
-        match files.get(name) {
-            Some(digest) => check_digest(&path, digest)?,
-            None => return Err(StateError::Damaged { path, what: "it was not saved".to_owned() }),
+    for name in [VALUES_FILE, METRICS_FILE] {
+        if !files.contains_key(name) {
+            return Err(StateError::Damaged { path: folder.join(name), what: "it was not saved".to_owned() });
         }
+    }
+    for (name, digest) in &files {
+        check_digest(&folder.join(name), digest)?;
     }
     if let (Some(best), Some(working)) = (&progress.best_weights, folder.parent()) {
         check_digest(&best_file(working, best.step), &best.digest)?;
@@ -361,19 +371,22 @@ fn read(folder: &Path) -> Result<State, StateError> {
         };
         read_file(&path, Some(digest))
     };
-    let tensors = |name: &str| decode(&content(name)?, &folder.join(name));
     let metrics = String::from_utf8(content(METRICS_FILE)?)
         .map_err(|error| StateError::Damaged { path: folder.join(METRICS_FILE), what: error.to_string() })?;
     if let (Some(best), Some(working)) = (&file.progress.best_weights, folder.parent()) {
         check_digest(&best_file(working, best.step), &best.digest)?;
     }
-    let [values, exp_avg, exp_avg_sq] = TENSOR_FILES.map(|(name, _)| name);
-    let mut moments = [tensors(exp_avg)?, tensors(exp_avg_sq)?].map(|tensors| {
-        tensors.into_iter().map(|(name, _, values)| (name, values)).collect::<BTreeMap<String, Vec<f32>>>()
-    });
-    let tensors = tensors(values)?.into_iter().map(|(name, shape, value)| {
-        let [exp_avg, exp_avg_sq] = moments.each_mut().map(|moment| moment.remove(&name).unwrap_or_default());
-        TrainedTensor { name, shape, value, exp_avg, exp_avg_sq }
+    let mut states: BTreeMap<String, BTreeMap<String, StateValues>> = BTreeMap::new();
+    for file in file.files.keys().filter(|file| *file != VALUES_FILE) {
+        let Some(set) = file.strip_suffix(TENSORS) else { continue };
+        for (name, _, values) in decode(&content(file)?, &folder.join(file))? {
+            states.entry(name).or_default().insert(set.to_owned(), values);
+        }
+    }
+    let values = decode_values(&content(VALUES_FILE)?, &folder.join(VALUES_FILE))?;
+    let tensors = values.into_iter().map(|(name, shape, value)| {
+        let state = states.remove(&name).unwrap_or_default();
+        TrainedTensor { name, shape, value, state }
     });
     Ok(State { tensors: tensors.collect(), progress: file.progress, metrics })
 }

@@ -8,13 +8,23 @@ use std::path::Path;
 use cache::Digest;
 use model::blocks::Blocks;
 use model::ops::KernelError;
-use model::trainer::{TrainedPart, TrainedTensor, TrainedView};
+use model::optimizer::{SavedSet, StateDtype, StateValues};
+use model::trainer::{TrainedTensor, TrainedView};
 use safetensors::tensor::{Dtype, SafeTensors, View, serialize_to_file};
 
 use super::{StateError, flush};
 
-/// f32 tensors as a file has them: name, shape, values; sorted by name.
-pub(super) type Tensors = Vec<(String, Vec<usize>, Vec<f32>)>;
+/// Tensors as a file has them: name, shape, values; sorted by name.
+pub(super) type Tensors = Vec<(String, Vec<usize>, StateValues)>;
+
+/// A set of values of trained tensors, which lies in a file of its own.
+#[derive(Clone, Copy)]
+pub(super) enum Part<'a> {
+    /// Their values.
+    Value,
+    /// The set of the optimizer state that has this name.
+    State(&'a str),
+}
 
 /// A trained tensor to be saved. Its values are asked for when their turn to be written comes, so that no more than
 /// those of one tensor need be in memory beside the ones in training.
@@ -23,13 +33,18 @@ pub(crate) trait ToSave {
     fn name(&self) -> &str;
     /// Its shape in the file.
     fn shape(&self) -> &[usize];
-    /// Number of values of a set; 0 where the optimizer keeps none.
-    fn values(&self, part: TrainedPart) -> usize;
-    /// A set of its values.
+    /// Its value.
     ///
     /// # Errors
     /// Fails if the device does.
-    fn read(&self, part: TrainedPart) -> Result<Cow<'_, [f32]>, KernelError>;
+    fn value(&self) -> Result<Vec<f32>, KernelError>;
+    /// The sets of values that the optimizer keeps of it.
+    fn state_sets(&self) -> Vec<SavedSet>;
+    /// The set of this name, which is one of them.
+    ///
+    /// # Errors
+    /// Fails if the device does.
+    fn state(&self, name: &str) -> Result<Option<StateValues>, KernelError>;
 }
 
 impl ToSave for TrainedTensor {
@@ -41,12 +56,21 @@ impl ToSave for TrainedTensor {
         &self.shape
     }
 
-    fn values(&self, part: TrainedPart) -> usize {
-        self.part(part).len()
+    fn value(&self) -> Result<Vec<f32>, KernelError> {
+        Ok(self.value.clone())
     }
 
-    fn read(&self, part: TrainedPart) -> Result<Cow<'_, [f32]>, KernelError> {
-        Ok(self.part(part).into())
+    fn state_sets(&self) -> Vec<SavedSet> {
+        let set = |(name, values): (&String, &StateValues)| SavedSet {
+            name: name.clone(),
+            dtype: values.dtype(),
+            values: values.count(),
+        };
+        self.state.iter().map(set).collect()
+    }
+
+    fn state(&self, name: &str) -> Result<Option<StateValues>, KernelError> {
+        Ok(self.state.get(name).cloned())
     }
 }
 
@@ -59,35 +83,66 @@ impl<B: Blocks> ToSave for TrainedView<'_, B> {
         self.shape()
     }
 
-    fn values(&self, part: TrainedPart) -> usize {
-        self.values(part)
+    fn value(&self) -> Result<Vec<f32>, KernelError> {
+        self.value()
     }
 
-    fn read(&self, part: TrainedPart) -> Result<Cow<'_, [f32]>, KernelError> {
-        Ok(self.read(part)?.into())
+    fn state_sets(&self) -> Vec<SavedSet> {
+        self.state_sets()
+    }
+
+    fn state(&self, name: &str) -> Result<Option<StateValues>, KernelError> {
+        self.state(name)
     }
 }
 
 /// One set of a tensor's values, read and turned into bytes when its turn to be written comes.
 struct Values<'a, T> {
     tensor: &'a T,
-    part: TrainedPart,
+    part: Part<'a>,
+    dtype: StateDtype,
+    shape: Vec<usize>,
     /// What went wrong, which [`View::data`] cannot say.
     failure: &'a RefCell<Option<KernelError>>,
 }
 
+impl<'a, T: ToSave> Values<'a, T> {
+    /// None where the tensor has no such set.
+    fn of(tensor: &'a T, part: Part<'a>, failure: &'a RefCell<Option<KernelError>>) -> Option<Self> {
+        let shape = tensor.shape();
+        let (dtype, shape) = match part {
+            Part::Value => (StateDtype::F32, shape.to_vec()),
+            Part::State(name) => {
+                let set = tensor.state_sets().into_iter().find(|set| set.name == name)?;
+                // A set of other than one value per element is a list.
+                let shape =
+                    if set.values == shape.iter().product::<usize>() { shape.to_vec() } else { vec![set.values] };
+                (set.dtype, shape)
+            }
+        };
+        Some(Self { tensor, part, dtype, shape, failure })
+    }
+
+    fn bytes(&self) -> Result<Vec<u8>, KernelError> {
+        Ok(match self.part {
+            Part::Value => StateValues::F32(self.tensor.value()?).to_bytes(),
+            Part::State(name) => self.tensor.state(name)?.map(|values| values.to_bytes()).unwrap_or_default(),
+        })
+    }
+}
+
 impl<T: ToSave> View for Values<'_, T> {
     fn dtype(&self) -> Dtype {
-        Dtype::F32
+        in_file(self.dtype)
     }
 
     fn shape(&self) -> &[usize] {
-        self.tensor.shape()
+        &self.shape
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        match self.tensor.read(self.part) {
-            Ok(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        match self.bytes() {
+            Ok(bytes) => bytes.into(),
             Err(error) => {
                 self.failure.replace(Some(error));
                 Cow::default()
@@ -96,15 +151,22 @@ impl<T: ToSave> View for Values<'_, T> {
     }
 
     fn data_len(&self) -> usize {
-        self.tensor.values(self.part) * size_of::<f32>()
+        self.shape.iter().product::<usize>() * self.dtype.bytes()
+    }
+}
+
+/// The dtype in a file.
+fn in_file(dtype: StateDtype) -> Dtype {
+    match dtype {
+        StateDtype::F32 => Dtype::F32,
     }
 }
 
 /// Writes one set of values of all tensors that have it, flushes it and returns its digest.
-pub(super) fn write_tensors<T: ToSave>(path: &Path, tensors: &[T], part: TrainedPart) -> Result<Digest, StateError> {
+pub(super) fn write_tensors<T: ToSave>(path: &Path, tensors: &[T], part: Part<'_>) -> Result<Digest, StateError> {
     let failure = RefCell::new(None);
-    let views = tensors.iter().filter(|tensor| tensor.values(part) > 0);
-    let views = views.map(|tensor| (tensor.name(), Values { tensor, part, failure: &failure }));
+    let view = |tensor| Some((T::name(tensor), Values::of(tensor, part, &failure)?));
+    let views = tensors.iter().filter_map(view);
     let written = serialize_to_file(views, None, path);
     if let Some(error) = failure.take() {
         return Err(error.into());
@@ -116,17 +178,29 @@ pub(super) fn write_tensors<T: ToSave>(path: &Path, tensors: &[T], part: Trained
     Ok(digest)
 }
 
+/// As [`decode`], of the values of tensors.
+pub(super) fn decode_values(bytes: &[u8], path: &Path) -> Result<Vec<(String, Vec<usize>, Vec<f32>)>, StateError> {
+    let values = |(name, shape, values)| match values {
+        StateValues::F32(values) => Ok((name, shape, values)),
+        #[allow(unreachable_patterns, reason = "of other dtypes there is optimizer state alone")]
+        other => {
+            let what = format!("tensor `{name}` is {:?} and not F32", other.dtype());
+            Err(StateError::Damaged { path: path.to_owned(), what })
+        }
+    };
+    decode(bytes, path)?.into_iter().map(values).collect()
+}
+
 /// The tensors in the bytes of a file, which its path is for messages.
 pub(super) fn decode(bytes: &[u8], path: &Path) -> Result<Tensors, StateError> {
     let damaged = |what: String| StateError::Damaged { path: path.to_owned(), what };
     let file = SafeTensors::deserialize(bytes).map_err(|error| damaged(error.to_string()))?;
     let mut tensors = Tensors::new();
     for (name, view) in file.iter() {
-        if view.dtype() != Dtype::F32 {
-            return Err(damaged(format!("tensor `{name}` is {:?} and not F32", view.dtype())));
-        }
-        let values = view.data().as_chunks::<4>().0.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect();
-        tensors.push((name.to_owned(), view.shape().to_vec(), values));
+        let Some(dtype) = StateDtype::ALL.into_iter().find(|dtype| in_file(*dtype) == view.dtype()) else {
+            return Err(damaged(format!("tensor `{name}` is {:?}, which no saved tensor is", view.dtype())));
+        };
+        tensors.push((name.to_owned(), view.shape().to_vec(), StateValues::from_bytes(dtype, view.data())));
     }
     tensors.sort_by(|one, other| one.0.cmp(&other.0));
     Ok(tensors)

@@ -154,26 +154,31 @@ impl LoraParams {
         Ok((settings, notes))
     }
 
-    /// How many values the adapter has on a model.
+    /// Name and shape of each tensor of the adapter on a model.
     ///
     /// # Errors
     /// As [`LoraParams::settings`].
-    pub(in crate::kinds::train) fn trained_values(&self, config: &Config) -> Result<u64, LoraError> {
+    pub(in crate::kinds::train) fn trained_tensors(
+        &self,
+        config: &Config,
+    ) -> Result<Vec<(String, Vec<usize>)>, LoraError> {
         let (settings, _) = self.settings(config)?;
         let shapes: BTreeMap<String, Vec<usize>> = config.tensors().into_iter().collect();
         // The head of a tied model has the shape of the embedding.
-        let shape = |tensor: &str| shapes.get(tensor).or_else(|| shapes.get("model.embed_tokens.weight"));
-        let size = |tensor: &str| shape(tensor).map_or(0, |shape| shape.iter().product::<usize>());
-        let of_module = |module: &String| {
-            let Some([out_features, in_features]) = shape(&format!("{module}.weight")).map(Vec::as_slice) else {
-                return 0;
-            };
-            let magnitude = if settings.use_dora { *out_features } else { 0 };
-            settings.rank_of(module) * (out_features + in_features) + magnitude
-        };
-        let adapted: usize = targets::resolve(config, &settings)?.iter().map(of_module).sum();
-        let saved: usize = targets::resolve_saved(config, &settings)?.iter().map(|tensor| size(tensor)).sum();
-        Ok((adapted + saved) as u64)
+        let shape = |tensor: &str| shapes.get(tensor).or_else(|| shapes.get("model.embed_tokens.weight")).cloned();
+        let mut trained = Vec::new();
+        for module in targets::resolve(config, &settings)? {
+            let rank = settings.rank_of(&module);
+            let Some(&[out_features, in_features]) = shape(&format!("{module}.weight")).as_deref() else { continue };
+            trained.push((format!("{module}.lora_A.weight"), vec![rank, in_features]));
+            trained.push((format!("{module}.lora_B.weight"), vec![out_features, rank]));
+            if settings.use_dora {
+                trained.push((format!("{module}.lora_magnitude_vector"), vec![out_features]));
+            }
+        }
+        let saved = targets::resolve_saved(config, &settings)?.into_iter();
+        trained.extend(saved.filter_map(|tensor| shape(&tensor).map(|shape| (tensor, shape))));
+        Ok(trained)
     }
 
     /// Values that the adapter keeps of each token for its backward, over all layers of a model: what goes through the

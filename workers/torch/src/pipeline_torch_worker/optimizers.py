@@ -1,0 +1,84 @@
+"""The optimizers by the names of the job file: options with their defaults, how each is made of `torch.optim`, and what of
+its state is saved under which name. An optimizer is added by a class here and a line in `OPTIMIZERS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+Named = dict[str, torch.nn.Parameter]
+
+
+class OptimizerSettings(Protocol):
+    """Options of an optimizer without its learning rate, which comes with each step."""
+
+    @property
+    def rate_moves(self) -> bool:
+        """Whether an update is about as large as the learning rate, however small the gradient."""
+        ...
+
+    def make(self, parameters: Named) -> list[torch.optim.Optimizer]:
+        """The optimizers that share the parameters."""
+        ...
+
+    def state(self, name: str, parameter: torch.nn.Parameter) -> dict[str, str]:
+        """Names of a parameter's state tensors: in saved states, with that in `torch.optim`."""
+        ...
+
+    def problems(self) -> list[str]:
+        """What is wrong with the options beyond their types."""
+        ...
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """`torch.optim.AdamW`."""
+
+    weight_decay: float
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    eps: float = 1e-8
+
+    rate_moves = True
+
+    def make(self, parameters: Named) -> list[torch.optim.Optimizer]:
+        beta1, beta2 = self.betas
+        values = list(parameters.values())
+        return [torch.optim.AdamW(values, lr=0.0, betas=(beta1, beta2), eps=self.eps, weight_decay=self.weight_decay)]
+
+    def state(self, name: str, parameter: torch.nn.Parameter) -> dict[str, str]:
+        return {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+
+    def problems(self) -> list[str]:
+        return _problems_of_betas(self.betas)
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """`torch.optim.SGD`."""
+
+    weight_decay: float
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+
+    rate_moves = False
+
+    def make(self, parameters: Named) -> list[torch.optim.Optimizer]:
+        options = {"momentum": self.momentum, "dampening": self.dampening, "weight_decay": self.weight_decay}
+        return [torch.optim.SGD(list(parameters.values()), lr=0.0, nesterov=self.nesterov, **options)]
+
+    def state(self, name: str, parameter: torch.nn.Parameter) -> dict[str, str]:
+        return {"exp_avg": "momentum_buffer"} if self.momentum else {}
+
+    def problems(self) -> list[str]:
+        return []
+
+
+OPTIMIZERS: dict[str, type[OptimizerSettings]] = {"adamw": AdamW, "sgd": Sgd}
+
+
+def _problems_of_betas(betas: list[float]) -> list[str]:
+    return [] if len(betas) == 2 else [f"`optimizer.betas` has {len(betas)} numbers, not 2"]
