@@ -207,13 +207,13 @@ fn read_stage(
 }
 
 /// Files found, each with its path below what was asked for.
-struct Found {
+struct FoundFiles {
     files: Vec<(PathBuf, String)>,
     named: Named,
 }
 
 /// Finds the files of a pattern: a file, a folder (every file in it), or a glob.
-fn find(base: &Path, pattern: &str, span: Span) -> Result<Found, Box<Problem>> {
+fn find(base: &Path, pattern: &str, span: Span) -> Result<FoundFiles, Box<Problem>> {
     let path = base.join(pattern);
     let missing = |message: String| {
         let problem = Problem::error("file-missing", span, message, "not there");
@@ -228,12 +228,12 @@ fn find(base: &Path, pattern: &str, span: Span) -> Result<Found, Box<Problem>> {
         let files = matches(base, pattern, span)?;
         return match files.is_empty() {
             true => Err(missing(format!("no file matches `{pattern}`"))),
-            false => Ok(Found { files, named: Named::Below }),
+            false => Ok(FoundFiles { files, named: Named::Below }),
         };
     };
     if !metadata.is_dir() {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        return Ok(Found { files: vec![(path, name)], named: Named::Single });
+        return Ok(FoundFiles { files: vec![(path, name)], named: Named::Single });
     }
     let mut files = Vec::new();
     walk(&path, "", &mut Vec::new(), &mut files)
@@ -241,7 +241,7 @@ fn find(base: &Path, pattern: &str, span: Span) -> Result<Found, Box<Problem>> {
     files.sort_by(|a, b| a.1.cmp(&b.1));
     match files.is_empty() {
         true => Err(missing(format!("folder `{pattern}` has no files"))),
-        false => Ok(Found { files, named: Named::Below }),
+        false => Ok(FoundFiles { files, named: Named::Below }),
     }
 }
 

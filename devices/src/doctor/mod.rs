@@ -68,12 +68,12 @@ pub struct Variable {
     /// Its value.
     pub value: String,
     /// Where it is set.
-    pub place: Place,
+    pub place: VariableSource,
 }
 
 /// Where a variable is set.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum VariableSource {
     /// In the environment of this program.
     Environment,
     /// In a pipeline file; how a person finds it.
@@ -116,7 +116,7 @@ impl Variable {
     pub fn of_this_process() -> Vec<Self> {
         let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
         let mut variables: Vec<Self> = std::env::vars_os()
-            .map(|(name, value)| Self { name: text(name), value: text(value), place: Place::Environment })
+            .map(|(name, value)| Self { name: text(name), value: text(value), place: VariableSource::Environment })
             .collect();
         variables.sort_by(|a, b| a.name.cmp(&b.name));
         variables
@@ -125,8 +125,8 @@ impl Variable {
     /// `HCCL_BUFFSIZE=x in the environment`.
     fn seen(&self) -> String {
         match &self.place {
-            Place::Environment => format!("{}={} in the environment", self.name, self.value),
-            Place::File(place) => format!("{}={} at {place}", self.name, self.value),
+            VariableSource::Environment => format!("{}={} in the environment", self.name, self.value),
+            VariableSource::File(place) => format!("{}={} at {place}", self.name, self.value),
         }
     }
 }

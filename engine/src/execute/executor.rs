@@ -54,7 +54,7 @@ pub enum Message {
         /// The job's number, once it has one.
         job: Option<String>,
         /// What is new.
-        news: JobNews,
+        news: JobEvent,
     },
     /// The job of an earlier run that was to be heard to its end is no more, and gave no result; nothing follows.
     Gone {
@@ -68,7 +68,7 @@ pub enum Message {
         /// The stage's number.
         stage: usize,
         /// How it ended.
-        exit: Exit,
+        exit: ProcessExit,
     },
 }
 
@@ -84,7 +84,7 @@ pub enum Ending {
 
 /// How a process ended.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Exit {
+pub struct ProcessExit {
     /// Its status.
     pub ending: Ending,
     /// How long it ran.
@@ -102,7 +102,7 @@ pub struct Exit {
 /// What is new of a job of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
-pub enum JobNews {
+pub enum JobEvent {
     /// The cluster has it.
     Submitted,
     /// An earlier run submitted it, and this one waits for its end.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{Forecast, StageForecast};
-use crate::history::{History, HistoryError, Made};
+use crate::history::{EarlierResult, History, HistoryError};
 use crate::keys::StageOutside;
 use crate::plan::{Plan, PlannedStage};
 use crate::preflight::Work;
@@ -170,8 +170,8 @@ struct Measured {
     work: Option<Work>,
 }
 
-fn measured(made: Vec<Made>) -> Vec<Measured> {
-    let read = |Made { seconds, record }: Made| {
+fn measured(made: Vec<EarlierResult>) -> Vec<Measured> {
+    let read = |EarlierResult { seconds, record }: EarlierResult| {
         let how: Map<String, Value> = record.map(|record| record.how).unwrap_or_default();
         let work = how.get(WORK).and_then(|work| Work::deserialize(work).ok()).filter(|work| work.amount > 0.0);
         Measured { seconds, cpu_seconds: how.get(CPU_SECONDS).and_then(Value::as_f64), work }

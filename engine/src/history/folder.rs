@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::events::{EVENTS_FILE, TimedEvent};
 use super::host::Host;
 use crate::artifact::Output;
-use crate::execute::Exit;
+use crate::execute::ProcessExit;
 use crate::explain::CPU_SECONDS;
 use crate::plan::{Plan, ResolvedInput};
 use crate::protocol::WorkerEvent;
@@ -118,7 +118,7 @@ pub struct RunInput {
 
 /// Where, when and at what cost a process of a run came to its end. `host` is this machine, where the process does not
 /// say another.
-pub(crate) fn circumstances(run: &str, host: &str, exit: &Exit) -> Map<String, Value> {
+pub(crate) fn circumstances(run: &str, host: &str, exit: &ProcessExit) -> Map<String, Value> {
     let known = json!({
         "program": env!("CARGO_PKG_VERSION"),
         "run": run,
@@ -205,7 +205,7 @@ impl RunFolder {
 
     /// Where, when and at what cost a result of this run was made: goes into its record, so that an artefact can be
     /// traced back to the run.
-    pub fn circumstances(&self, exit: &Exit) -> Map<String, Value> {
+    pub fn circumstances(&self, exit: &ProcessExit) -> Map<String, Value> {
         circumstances(&self.path.file_name().unwrap_or_default().to_string_lossy(), &self.host, exit)
     }
 

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use super::child::{self, Edit, Setting};
 use super::declared::{Candidate, Declared, File, OwnAxis, Unit, declare, read};
 use super::entry::{AxisOf, StageEntry, Text, read_stage};
-use super::join::{Family, FamilyAxis, Kin, Misfit, Source, join};
+use super::join::{Family, FamilyAxis, JoinError, Kin, Source, join};
 use super::matrix::{self, AxisValue, MOST_CHILDREN};
 use super::resolve::Bound;
 use crate::file::problem::Problem;
@@ -127,7 +127,7 @@ impl Expansion<'_, '_> {
             }
         }
         if made.is_empty() {
-            self.problems.push(Misfit::Nothing.problem(&id, span, &[]));
+            self.problems.push(JoinError::Nothing.problem(&id, span, &[]));
             return vec![unknown(&head)];
         }
         made.sort_by_cached_key(|(settings, _)| settings.iter().map(|setting| setting.value.place).collect::<Vec<_>>());

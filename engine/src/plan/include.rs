@@ -113,7 +113,7 @@ impl Expander<'_> {
             );
             return;
         }
-        let Some(Wanted { file, given }) = self.wanted(include) else { return };
+        let Some(IncludeRequest { file, given }) = self.wanted(include) else { return };
         let Value::String(written) = &file.value else { return };
         let path = beside(by.path, written);
         let at = real(&path);
@@ -144,8 +144,8 @@ impl Expander<'_> {
     }
 
     /// The file and the variables of an include.
-    fn wanted(&mut self, include: &Entry) -> Option<Wanted> {
-        let none = |file: Node| Wanted { file, given: Vec::new() };
+    fn wanted(&mut self, include: &Entry) -> Option<IncludeRequest> {
+        let none = |file: Node| IncludeRequest { file, given: Vec::new() };
         if let Value::String(_) = include.value.value {
             return Some(none(include.value.clone()));
         }
@@ -168,7 +168,7 @@ impl Expander<'_> {
                 None
             }
             Value::String(_) => match include.value.get("vars").map(|vars| &vars.value) {
-                Some(Value::Map(given)) => Some(Wanted { file: file.clone(), given: given.clone() }),
+                Some(Value::Map(given)) => Some(IncludeRequest { file: file.clone(), given: given.clone() }),
                 None | Some(Value::Null) => Some(none(file.clone())),
                 Some(_) => {
                     let message = format!("`include.{}.vars`: expected a mapping", include.key);
@@ -303,7 +303,7 @@ fn is_pipeline(root: &Node) -> bool {
 }
 
 /// What an include asks for.
-struct Wanted {
+struct IncludeRequest {
     file: Node,
     given: Vec<Entry>,
 }

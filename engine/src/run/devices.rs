@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use devices::lease::{Lease, LeaseFolder, Standing};
+use devices::lease::{Lease, LeaseFolder, LeaseState};
 use devices::placement::{Seat, choose};
 use devices::{CpuList, DeviceKind};
 use nix::unistd::{Uid, User};
@@ -32,7 +32,7 @@ impl Scheduler<'_> {
     /// Those of a cluster's job the cluster chooses; `adopted` is one that an earlier run has submitted.
     pub(super) fn ask_for_devices(&mut self, stage: usize, adopted: bool) -> Result<Answer, StageError> {
         if adopted || self.is_on_cluster(stage) {
-            return Ok(Answer::Given(Given::unleased(self.devices_of_job(stage)?)));
+            return Ok(Answer::GrantedDevices(GrantedDevices::unleased(self.devices_of_job(stage)?)));
         }
         let planned = &self.plan.stages[stage];
         if self.devices.seen.is_none() && !is_on_processor(planned) {
@@ -43,7 +43,7 @@ impl Scheduler<'_> {
             StageError::new(Cause::Machine, missing.to_string()).with_help(missing.help())
         })?;
         if demand.kind == DeviceKind::Cpu {
-            return Ok(Answer::Given(Given::unleased(processor(planned))));
+            return Ok(Answer::GrantedDevices(GrantedDevices::unleased(processor(planned))));
         }
         self.take_devices(stage, &demand)
     }
@@ -68,8 +68,8 @@ impl Scheduler<'_> {
         let (mut free, mut held_by) = (Vec::new(), Vec::new());
         for seat in seen.working(demand.kind) {
             match leases.standing(&seat.device.identity()).or_fail(Cause::Machine, refused)? {
-                Standing::Free => free.push(seat),
-                Standing::Held(by) => held_by.extend(by),
+                LeaseState::Free => free.push(seat),
+                LeaseState::Held(by) => held_by.extend(by),
             }
         }
         let waits_for = |free: &[Seat<'_>], held_by, wanted_bytes| WaitsFor::Devices {
@@ -101,7 +101,12 @@ impl Scheduler<'_> {
         };
         let cores = near(&chosen, &seen.cores());
         let grant = DeviceGrant { kind: demand.kind, count: demand.count, indices: ids, nodes: 1 };
-        Ok(Answer::Given(Given { env: grant.kind.environment(&grant.indices), grant, cores, lease: Some(lease) }))
+        Ok(Answer::GrantedDevices(GrantedDevices {
+            env: grant.kind.environment(&grant.indices),
+            grant,
+            cores,
+            lease: Some(lease),
+        }))
     }
 
     /// For whom devices are leased, in words for other runs.
@@ -138,7 +143,7 @@ pub(super) struct Devices {
 
 /// What a stage's process has to compute on.
 #[derive(Debug)]
-pub(super) struct Given {
+pub(super) struct GrantedDevices {
     /// What its job says.
     pub grant: DeviceGrant,
     /// The variables by which it sees these devices and no others.
@@ -149,7 +154,7 @@ pub(super) struct Given {
     pub lease: Option<Lease>,
 }
 
-impl Given {
+impl GrantedDevices {
     pub(super) fn unleased(grant: DeviceGrant) -> Self {
         Self { grant, env: Vec::new(), cores: CpuList::default(), lease: None }
     }
@@ -158,7 +163,7 @@ impl Given {
 /// What came of asking for devices.
 pub(super) enum Answer {
     /// These.
-    Given(Given),
+    GrantedDevices(GrantedDevices),
     /// None now.
     Wait(WaitsFor),
     /// It has to be looked what there is.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceGrant;
 use crate::error::Cause;
-use crate::execute::JobNews;
+use crate::execute::JobEvent;
 use crate::executor::ExecutorKind;
 use crate::file::problem::Problem;
 use crate::protocol::WorkerEvent;
@@ -145,7 +145,7 @@ pub enum RunEvent {
         /// The job's number, once it has one.
         job: Option<String>,
         /// What is new.
-        news: JobNews,
+        news: JobEvent,
     },
     /// The stage could run, and has to wait. Told again when it waits for something else.
     StageWaiting {

@@ -13,7 +13,7 @@ use crate::error::{Cause, Failure, StageError, of_words};
 
 /// What is known against the ranks.
 #[derive(Debug, Default)]
-pub(super) struct Verdict {
+pub(super) struct RankFailures {
     /// The stage itself would not go on.
     refused: Option<StageError>,
     /// Nothing was heard for too long.
@@ -28,7 +28,7 @@ pub(super) struct Verdict {
     ended: Option<StageError>,
 }
 
-impl Verdict {
+impl RankFailures {
     /// The stage would not go on.
     pub(super) fn refused(&mut self, error: StageError) {
         self.refused.get_or_insert(error);

@@ -60,7 +60,7 @@ impl Ending {
 
 /// What a stream of a rank has.
 #[derive(Debug)]
-pub(super) enum Spoken {
+pub(super) enum StreamItem {
     /// A word of the protocol.
     Event(WorkerEvent),
     /// Another line.
@@ -157,17 +157,17 @@ impl Rank {
 
 impl Stream {
     /// Tells what it has until its end, or until nobody hears.
-    pub(super) fn listen(mut self, tell: &mut dyn FnMut(Spoken) -> bool) {
+    pub(super) fn listen(mut self, tell: &mut dyn FnMut(StreamItem) -> bool) {
         let mut line = Vec::new();
         while self.lines.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
             let event = self.speaks_protocol.then(|| serde_json::from_slice(&line).ok()).flatten();
-            let spoken = event.map_or_else(|| Spoken::Line(shown(&line)), Spoken::Event);
+            let spoken = event.map_or_else(|| StreamItem::Line(shown(&line)), StreamItem::Event);
             if !tell(spoken) {
                 return;
             }
             line.clear();
         }
-        tell(Spoken::End);
+        tell(StreamItem::End);
     }
 }
 
