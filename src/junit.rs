@@ -14,7 +14,6 @@ pub(crate) struct Suite<'a> {
     pub valid: bool,
     /// The texts.
     pub sources: &'a Sources,
-    /// What was found.
     pub problems: &'a [Problem],
 }
 

@@ -29,7 +29,6 @@ use crate::words::{self, plural};
 pub enum Exit {
     /// It did what was asked.
     Done,
-    /// A stage failed.
     StageFailed,
     /// The pipeline file or the command line is wrong.
     Wrong,

@@ -27,7 +27,6 @@ pub enum StoreError {
         action: &'static str,
         /// What it was tried on.
         path: PathBuf,
-        /// Which disk that is.
         disk: Disk,
         /// What the operating system said.
         #[source]
@@ -55,7 +54,6 @@ pub enum StoreError {
     /// A name that the store does not take.
     #[error("`{name}` cannot be a name in the store: {reason}")]
     BadName {
-        /// The name.
         name: String,
         /// Why not.
         reason: &'static str,
@@ -77,7 +75,6 @@ pub enum StoreError {
     /// A stored file is gone.
     #[error("stored file `{}` is missing", .path.display())]
     MissingObject {
-        /// Its digest.
         digest: Digest,
         /// Where it should lie in the store.
         path: PathBuf,
@@ -95,7 +92,6 @@ pub enum StoreError {
     /// A stored folder's list of files is gone.
     #[error("stored folder `{}` is missing", .path.display())]
     MissingTree {
-        /// Its digest.
         digest: Digest,
         /// Where its list should lie.
         path: PathBuf,

@@ -15,13 +15,10 @@ use crate::{Digest, Store, StoreError, TreeFile};
 /// What a full check found.
 #[derive(Debug, Clone, Default)]
 pub struct VerifyReport {
-    /// Objects read.
     pub objects: u64,
     /// Their length together.
     pub bytes: u64,
-    /// Trees read.
     pub trees: u64,
-    /// Results read.
     pub results: u64,
     /// Everything that is wrong: objects, then trees, then results.
     pub faults: Vec<Fault>,
@@ -55,7 +52,6 @@ pub enum Fault {
     /// A tree names an object that is not there, or is not of the right length.
     #[error("`{file}` of tree {tree} is missing or cut short: object {digest}; {}", Users(.used_by))]
     MissingObject {
-        /// The tree.
         tree: Digest,
         /// The file's path in the tree.
         file: String,
@@ -79,7 +75,6 @@ pub enum Fault {
         key: Digest,
         /// The output's name.
         output: String,
-        /// The tree.
         tree: Digest,
     },
     /// Something that the store did not put there.
@@ -143,9 +138,7 @@ impl Fault {
 /// How far a full check is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VerifyProgress {
-    /// Bytes read.
     pub bytes: u64,
-    /// Bytes in all.
     pub total_bytes: u64,
 }
 

@@ -121,7 +121,6 @@ impl LeaseFolder {
         Ok(Self { path: path.to_owned(), prefix: "" })
     }
 
-    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }

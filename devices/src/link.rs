@@ -28,10 +28,7 @@ pub enum LinkKind {
     /// Ascend's links between NPUs, directly or through their switch.
     Hccs,
     /// NVIDIA's links between GPUs, and how many are bonded.
-    NvLink {
-        /// How many.
-        count: u32,
-    },
+    NvLink { count: u32 },
     /// Two chips on one package or board (Ascend's `SIO`).
     SameCard,
     /// A device and itself.

@@ -13,7 +13,6 @@ pub const EXACT: usize = 16;
 /// A device that this process may have.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Seat<'a> {
-    /// The device.
     pub device: &'a Device,
     /// The number by which the device variable asks for it.
     pub id: u32,

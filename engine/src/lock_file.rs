@@ -67,7 +67,6 @@ pub struct Change {
     pub pin: String,
     /// What it was, if it was pinned.
     pub old: Option<Pinned>,
-    /// What it is.
     pub new: Pinned,
 }
 
@@ -124,7 +123,6 @@ pub enum LockError {
     Resolve {
         /// The pin's name.
         pin: String,
-        /// The stage.
         stage: String,
         /// The cause.
         source: Box<StageError>,

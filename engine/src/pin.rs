@@ -11,7 +11,6 @@ const LISTING: &str = "@sha256:";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pinned {
-    /// The commit.
     pub commit: String,
     /// The files at that commit, each with its checksum and length in the words of the stage kind that pinned it.
     /// Empty where the commit alone is written down.

@@ -31,7 +31,6 @@ pub enum Outside {
     Files {
         /// What the files are for; unique within the stage.
         role: String,
-        /// As written.
         pattern: String,
         /// Where the pattern stands.
         span: Span,
@@ -68,7 +67,6 @@ pub enum Smoke {
 /// An environment variable with a secret that a stage names and reads by itself. Its value is in no plan.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Secret {
-    /// The variable.
     pub variable: String,
     /// The parameter that names it, where the file does: the stage then fails without it.
     pub field: Option<&'static str>,
@@ -129,7 +127,6 @@ pub enum WorkingState {
     GoesOn {
         /// What is counted, in the singular: `step`.
         unit: String,
-        /// How many are done.
         done: u64,
         /// How many there will be, where that is known.
         of: Option<u64>,
@@ -492,7 +489,6 @@ impl Registry {
         self
     }
 
-    /// The kind of a name.
     pub fn get(&self, name: &str) -> Option<&dyn StageKind> {
         self.0.get(name).map(Box::as_ref)
     }

@@ -46,7 +46,6 @@ impl Survey {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Extent {
-    /// All of it.
     Whole,
     /// The pieces that describe it (a header, a footer, the first rows), in a file of its true length whose other bytes
     /// are zeros.

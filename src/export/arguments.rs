@@ -66,7 +66,6 @@ pub(super) struct NodeSelector {
     pub device: Option<DeviceRequest>,
     /// The label of a node.
     pub label: String,
-    /// Its value.
     pub value: String,
 }
 
@@ -84,7 +83,6 @@ pub(super) struct DeviceResource {
 pub(super) struct Variable {
     /// The variable.
     pub name: String,
-    /// Its value.
     pub value: String,
 }
 

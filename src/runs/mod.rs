@@ -60,11 +60,9 @@ pub(crate) fn run(args: &RunsArgs, global: &Global) -> Result<(), Failure> {
 
 /// The runs of a home.
 pub(crate) struct Past {
-    /// The home.
     pub home: Home,
     /// Its runs.
     pub history: History,
-    /// Its store.
     pub store: Store,
 }
 

@@ -30,7 +30,6 @@ const PARALLEL_PARTS: usize = 2;
 /// Whether anything is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pushing {
-    /// It is.
     Send,
     /// It is only found out what would be.
     DryRun,

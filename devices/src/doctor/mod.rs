@@ -63,9 +63,7 @@ pub struct Finding {
 /// An environment variable that a process will have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Variable {
-    /// Its name.
     pub name: String,
-    /// Its value.
     pub value: String,
     /// Where it is set.
     pub place: VariableSource,
@@ -83,9 +81,7 @@ pub enum VariableSource {
 /// What is examined.
 #[derive(Debug, Clone)]
 pub struct Subject<'a> {
-    /// The machine.
     pub machine: &'a Machine,
-    /// What it has.
     pub inventory: &'a Inventory,
     /// The variables that are set.
     pub variables: &'a [Variable],

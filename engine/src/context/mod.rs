@@ -36,7 +36,6 @@ pub struct Artifact {
     /// A read-only folder of links with the original names. Its description lies beside it
     /// ([`crate::artifact::description_file`]).
     pub folder: PathBuf,
-    /// Its description.
     pub description: Description,
 }
 

@@ -19,7 +19,6 @@ pub use seen::Seen;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceGrant {
-    /// The kind of device.
     pub kind: DeviceKind,
     /// How many there are on each node. On the processor: how many workers share its cores.
     pub count: usize,

@@ -44,7 +44,6 @@ pub enum Message {
     Said {
         /// The stage's number.
         stage: usize,
-        /// What it said.
         event: WorkerEvent,
     },
     /// How the job of a cluster stands that the process is to run in.
@@ -53,7 +52,6 @@ pub enum Message {
         stage: usize,
         /// The job's number, once it has one.
         job: Option<String>,
-        /// What is new.
         news: JobEvent,
     },
     /// The job of an earlier run that was to be heard to its end is no more, and gave no result; nothing follows.
@@ -107,7 +105,6 @@ pub enum JobEvent {
     Submitted,
     /// An earlier run submitted it, and this one waits for its end.
     Adopted,
-    /// It waits.
     Waiting {
         /// For what, in the cluster's words: `Resources`.
         reason: String,

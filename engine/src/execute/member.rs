@@ -66,15 +66,12 @@ impl FromStr for Membership {
 /// A member that was started. Dropping it kills it.
 #[derive(Debug)]
 pub struct Member {
-    /// Its number.
     pub rank: usize,
     child: Child,
 }
 
-/// How a member ended.
 #[derive(Debug)]
 pub struct MemberEnd {
-    /// Its status.
     pub status: ExitStatus,
     /// What it said of its failure, if it did.
     pub failure: Option<StageError>,

@@ -58,7 +58,6 @@ pub enum Basis {
     },
     /// Another stage of the kind did, and its time is taken in proportion.
     OtherStage {
-        /// The kind.
         kind: String,
         /// The work then.
         from: Work,

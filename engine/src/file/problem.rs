@@ -34,7 +34,6 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// An error.
     pub fn error(code: &'static str, span: Span, message: impl Into<String>, label: impl Into<String>) -> Self {
         Self {
             code,
@@ -48,7 +47,6 @@ impl Problem {
         }
     }
 
-    /// A warning.
     pub fn warning(code: &'static str, span: Span, message: impl Into<String>, label: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, ..Self::error(code, span, message, label) }
     }

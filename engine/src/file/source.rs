@@ -101,7 +101,6 @@ impl Count {
 pub struct Sources(Vec<Source>);
 
 impl Sources {
-    /// Adds a text.
     pub fn add(&mut self, name: impl Into<String>, text: impl Into<String>) -> SourceId {
         self.push(Source {
             name: name.into(),

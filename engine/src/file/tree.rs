@@ -10,7 +10,6 @@ pub const MAX_DEPTH: usize = 64;
 pub struct Node {
     /// The value's own text.
     pub span: Span,
-    /// What it is.
     pub value: Value,
 }
 
@@ -40,7 +39,6 @@ pub struct Entry {
     pub key: String,
     /// Where the key stands.
     pub key_span: Span,
-    /// Its value.
     pub value: Node,
 }
 

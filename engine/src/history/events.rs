@@ -19,7 +19,6 @@ pub(super) const EVENTS_FILE: &str = "events.jsonl";
 pub struct TimedEvent {
     /// When, in UTC.
     pub time: String,
-    /// What.
     #[serde(rename = "what")]
     pub event: RunEvent,
 }

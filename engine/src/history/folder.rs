@@ -78,7 +78,6 @@ pub struct RunPlan {
 /// A stage of a run's plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunStage {
-    /// Its id.
     pub id: String,
     /// The id under which the file declares it, where that is another: of a child of a sweep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -86,7 +85,6 @@ pub struct RunStage {
     /// The values that make it this child of a sweep, by axis.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub axes: Vec<(String, Value)>,
-    /// Its kind.
     pub kind: String,
     /// Its parameters, after variables and overrides.
     pub parameters: Value,
@@ -97,7 +95,6 @@ pub struct RunStage {
     /// What it makes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outputs: Vec<Output>,
-    /// What it reads.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub inputs: Vec<RunInput>,
     /// Stages that it waits for without reading them.
@@ -110,7 +107,6 @@ pub struct RunStage {
 pub struct RunInput {
     /// The stage that makes it.
     pub stage: String,
-    /// Its output.
     pub output: String,
     /// The artefact's kind.
     pub kind: String,

@@ -14,9 +14,7 @@ use crate::protocol::Job;
 /// The newest result of a stage of a pipeline, made or found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LastResult {
-    /// The run.
     pub run: String,
-    /// Its key.
     pub key: Digest,
 }
 

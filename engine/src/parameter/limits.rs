@@ -20,7 +20,6 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Every number.
     pub const NONE: Self = Self { lower: None, upper: None };
 
     /// `value` or more.

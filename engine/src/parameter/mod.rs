@@ -289,7 +289,6 @@ pub enum OneOf<L, I> {
 /// (see [`crate::stage::Stage::outside`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalPath {
-    /// As written.
     pub text: String,
     /// Where it stands.
     pub span: Span,

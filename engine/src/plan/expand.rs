@@ -372,7 +372,6 @@ fn uneven(head: &Head<'_>, some: &[FamilyAxis], others: &[FamilyAxis]) -> Proble
 // Problems of the children of a sweep: what many of them have in common is said once, and what is wrong with some says
 // with which.
 
-/// The problems of all stages.
 pub(super) fn problems_of_children(stages: &[StageEntry], bound: &mut [Bound]) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut of_sweeps: HashMap<(&str, &str, Span), Vec<usize>> = HashMap::new();

@@ -14,7 +14,6 @@ pub(super) struct Family {
     pub children: Vec<Kin>,
 }
 
-/// An axis of a family.
 #[derive(Clone)]
 pub(super) struct FamilyAxis {
     pub name: String,

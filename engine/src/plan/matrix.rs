@@ -36,7 +36,6 @@ pub(super) struct Matrix {
     pub combinations: Vec<Vec<Rc<AxisValue>>>,
 }
 
-/// One axis.
 #[derive(Debug)]
 pub(super) struct Axis {
     /// What it sets, or the name that `${matrix.name}` has.
@@ -45,7 +44,6 @@ pub(super) struct Axis {
     pub span: Span,
 }
 
-/// A value of an axis.
 #[derive(Debug)]
 pub(super) struct AxisValue {
     pub node: Node,

@@ -104,7 +104,6 @@ pub struct PlannedStage {
     pub parameters: serde_json::Value,
     /// What it makes.
     pub outputs: Vec<Output>,
-    /// What it reads.
     pub inputs: Vec<ResolvedInput>,
     /// Stages it waits for without reading them.
     pub needs: Vec<String>,
@@ -145,7 +144,6 @@ impl PlannedStage {
 pub struct ResolvedInput {
     /// The stage that makes it.
     pub stage: String,
-    /// Its output.
     pub output: String,
     /// The artefact's kind.
     pub kind: String,
@@ -156,7 +154,6 @@ pub struct ResolvedInput {
 /// What a stage asks of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resources {
-    /// The kind of device.
     pub device: DeviceRequest,
     /// How many devices on each node; on the processor, workers that share its cores.
     pub count: DeviceCount,
@@ -233,7 +230,6 @@ impl DeviceRequest {
 /// Files outside the pipeline that a stage of the file reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reads {
-    /// The stage.
     pub stage: String,
     /// A path, a folder or a glob, as it is written.
     pub pattern: String,
@@ -244,9 +240,7 @@ pub struct Reads {
 /// A copy of an artefact outside the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Publish {
-    /// The stage.
     pub stage: String,
-    /// Its output.
     pub output: String,
     /// The folder to write, relative to the pipeline file.
     pub path: PathBuf,
@@ -290,7 +284,6 @@ impl Rejected {
 }
 
 impl Plan {
-    /// The stage of an id.
     pub fn stage(&self, id: &str) -> Option<&PlannedStage> {
         self.stages.iter().find(|stage| stage.id == id)
     }

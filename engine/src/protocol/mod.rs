@@ -91,7 +91,6 @@ pub struct InputGrant {
     pub kind: String,
     /// The stored folder.
     pub tree: Digest,
-    /// Its identity.
     pub identity: Digest,
     /// Its facts. A version that stored them among the artefact's files did not write them here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -152,10 +151,7 @@ pub enum WorkerEvent {
         text: String,
     },
     /// Words for the screen that belong to the result (a sample, a table), several lines perhaps.
-    Report {
-        /// The text.
-        text: String,
-    },
+    Report { text: String },
     /// All outputs are stored.
     Finished {
         /// By output name.

@@ -140,7 +140,6 @@ impl Scheduler<'_> {
 /// What is known of jobs beside a key.
 pub(super) enum JobOf {
     None,
-    /// One makes it.
     Makes(Box<JobRecord>),
     /// One makes another result of the same working state.
     SharesState,

@@ -162,7 +162,6 @@ impl GrantedDevices {
 
 /// What came of asking for devices.
 pub(super) enum Answer {
-    /// These.
     GrantedDevices(GrantedDevices),
     /// None now.
     Wait(WaitsFor),
@@ -182,7 +181,6 @@ impl Devices {
         self.looked.recv().await.expect("this holds a sender itself")
     }
 
-    /// Notes it.
     pub(super) fn note(&mut self, seen: Seen) {
         self.looking = false;
         self.seen = Some(seen);

@@ -101,7 +101,6 @@ pub enum Profiling {
 pub struct RunOutcome {
     /// The run's id.
     pub run: String,
-    /// Its folder.
     pub folder: PathBuf,
     /// How it ended.
     pub conclusion: Conclusion,
@@ -116,7 +115,6 @@ pub struct RunOutcome {
 /// What became of one stage.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StageOutcome {
-    /// Its id.
     pub stage: String,
     /// How it stands at the end.
     pub state: State,

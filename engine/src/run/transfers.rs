@@ -75,7 +75,6 @@ impl TransferQueue {
         let _ = self.questions.send((stage, key));
     }
 
-    /// Fetches a result.
     pub(super) fn fetch(&self, stage: usize, record: ResultRecord) {
         let _ = self.fetches.send((stage, record));
     }

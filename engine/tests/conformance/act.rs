@@ -19,7 +19,6 @@ use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, raise};
 use serde_json::json;
 
-/// The kind.
 pub(crate) struct Act;
 
 /// What it does, in the order of the fields.

@@ -123,7 +123,6 @@ impl Stage for Constant {
     }
 }
 
-/// A number as a commit.
 pub(crate) fn commit(number: usize) -> String {
     format!("{number:040}")
 }

@@ -64,7 +64,6 @@ enum Format {
     Markdown,
 }
 
-/// Compares.
 pub(super) fn run(args: &CompareArgs, global: &Global) -> Result<(), Failure> {
     let drawing = args.plot.as_deref().map(drawing).transpose()?;
     let past = Past::open(global)?;

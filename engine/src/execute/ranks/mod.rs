@@ -59,15 +59,9 @@ pub struct Ranks {
 #[derive(Debug)]
 pub enum RankEvent {
     /// A rank said something.
-    Said {
-        /// Its number.
-        rank: usize,
-        /// What it said.
-        event: WorkerEvent,
-    },
+    Said { rank: usize, event: WorkerEvent },
     /// A rank is gone, and nothing more will be heard of it.
     Ended {
-        /// Its number.
         rank: usize,
         /// Whether it ended as a process does that has done its work.
         well: bool,

@@ -26,7 +26,6 @@ const LAST_LINES: usize = 20;
 /// A process that a rank left behind may keep its streams open; after this they are no longer waited for.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// A rank.
 #[derive(Debug)]
 pub(super) struct Rank {
     child: Child,
@@ -63,9 +62,7 @@ impl Ending {
 pub(super) enum StreamItem {
     /// A word of the protocol.
     Event(WorkerEvent),
-    /// Another line.
     Line(String),
-    /// Its end.
     End,
 }
 

@@ -24,7 +24,6 @@ pub(super) enum Refusal {
 }
 
 impl Refusal {
-    /// Its words.
     pub(super) fn words(self) -> String {
         match self {
             Self::NotNow(words) | Self::Never(words) | Self::NoSlurm(words) => words,
