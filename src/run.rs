@@ -85,7 +85,7 @@ pub(crate) struct RunArgs {
     #[arg(long, conflicts_with_all = ["no_remote", "smoke"])]
     push: bool,
     /// Be one task of another scheduler's graph: as `--push`, and what was made but did not arrive there fails the run
-    /// (3); a result that lies there stays there, unless a stage that runs here reads it.
+    /// (3); a result that is there stays there, unless a stage that runs here reads it.
     #[arg(long, conflicts_with_all = ["no_remote", "smoke"])]
     hand_over: bool,
     /// How to print the result.

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 const VERSION: &str = "2.1.0";
 const SCHEMA: &str = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json";
 
-/// The problems of several files, each with the texts that they lie in.
+/// The problems of several files, each with the texts that they are in.
 pub(crate) fn log<'a>(files: impl Iterator<Item = (&'a Sources, &'a [Problem])> + Clone) -> Value {
     let used: BTreeSet<&str> = files.clone().flat_map(|(_, problems)| problems).map(|problem| problem.code).collect();
     let rules: Vec<Value> = codes::all().filter(|code| used.contains(code.code)).map(rule).collect();

@@ -133,7 +133,7 @@ pub(crate) fn all_cached(stages: usize) -> String {
     }
 }
 
-/// A path as a person would type it here: without `.` in the middle, and from the present folder where it lies below.
+/// A path as a person would type it here: without `.` in the middle, and from the present folder where it is below.
 pub(crate) fn path(path: &Path) -> String {
     let plain: PathBuf = path.components().collect();
     let here = std::env::current_dir().ok();

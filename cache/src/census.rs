@@ -300,7 +300,7 @@ fn digests_in(bytes: &[u8]) -> BTreeSet<Digest> {
     text.split('"').filter_map(|part| part.parse().ok()).collect()
 }
 
-/// What lies below a folder.
+/// What is below a folder.
 struct Below {
     bytes: u64,
     written: SystemTime,

@@ -111,7 +111,7 @@ impl Store {
 
 /// A file that should be named after its digest.
 pub(crate) struct DigestFile {
-    /// Where it lies.
+    /// Where it is.
     pub path: PathBuf,
     /// Its length in bytes.
     pub size: u64,

@@ -32,7 +32,7 @@ pub enum Fault {
     CorruptObject {
         /// The digest it should have: [`Store::evict`] takes it.
         digest: Digest,
-        /// Where it lies.
+        /// Where it is.
         path: PathBuf,
         /// The files of results that it is the content of.
         used_by: Vec<UsedBy>,
@@ -42,7 +42,7 @@ pub enum Fault {
     CorruptTree {
         /// The digest it should have.
         digest: Digest,
-        /// Where it lies.
+        /// Where it is.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
@@ -65,7 +65,7 @@ pub enum Fault {
     CorruptResult {
         /// The key in its name.
         key: Digest,
-        /// Where it lies.
+        /// Where it is.
         path: PathBuf,
     },
     /// A record names a tree that is not there.
@@ -80,7 +80,7 @@ pub enum Fault {
     /// Something that the store did not put there.
     #[error("`{}` does not belong into the store", .path.display())]
     Stranger {
-        /// Where it lies.
+        /// Where it is.
         path: PathBuf,
     },
 }

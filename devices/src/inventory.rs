@@ -8,7 +8,7 @@ use crate::{CpuList, DeviceKind};
 /// The devices of a machine.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Inventory {
-    /// The devices: by kind, then by index. The processor is always there.
+    /// The devices: by kind, then by index. The CPU is always there.
     pub devices: Vec<Device>,
     /// What joins each two of a kind, where a tool says so.
     pub links: Vec<Link>,

@@ -5,7 +5,7 @@
 //! process that computes inherits; so the device is free when the last process that has it is gone, however it went,
 //! and no file with a process id in it can lie.
 //!
-//! A file stays when its device is free. What stands in it says, for messages alone, who took the device last.
+//! A file stays when its device is free. What is in it says, for messages alone, who took the device last.
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -125,7 +125,7 @@ impl LeaseFolder {
         &self.path
     }
 
-    /// How a device stands at this moment, by [`identity`](crate::Device::identity).
+    /// How a device is at this moment, by [`identity`](crate::Device::identity).
     ///
     /// # Errors
     /// Fails where its file cannot be opened.

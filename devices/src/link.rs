@@ -13,11 +13,11 @@ use crate::DeviceKind;
 pub enum LinkKind {
     /// The tool does not say.
     Unknown,
-    /// PCIe and the link between processor sockets (QPI, UPI).
+    /// PCIe and the link between CPU sockets (QPI, UPI).
     Sys,
     /// PCIe and the link between host bridges of one NUMA node.
     Node,
-    /// PCIe and one host bridge of a processor (`PHB`; `PXH` and `PCIE` where a tool says no more).
+    /// PCIe and one host bridge of a CPU (`PHB`; `PXH` and `PCIE` where a tool says no more).
     Phb,
     /// Several PCIe switches.
     Pxb,
@@ -60,9 +60,9 @@ impl LinkKind {
     pub fn in_words(self) -> &'static str {
         match self {
             Self::Unknown => "not told by the tool",
-            Self::Sys => "across processor sockets (QPI, UPI)",
+            Self::Sys => "across CPU sockets (QPI, UPI)",
             Self::Node => "across host bridges of one NUMA node",
-            Self::Phb => "across a host bridge of a processor, or PCIe at large",
+            Self::Phb => "across a host bridge of a CPU, or PCIe at large",
             Self::Pxb => "across several PCIe switches",
             Self::Pix => "across one PCIe switch",
             Self::Xgmi => "Infinity Fabric",

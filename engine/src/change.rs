@@ -1,6 +1,6 @@
 //! How two versions of something differ, in words: the files of a folder, the rows of a table.
 //!
-//! It leaves to others: which versions are compared ([`crate::explain`]), and how a kind of artefact lies on disk (the
+//! It leaves to others: which versions are compared ([`crate::explain`]), and how a kind of artefact is on disk (the
 //! stage kinds).
 
 use std::collections::BTreeMap;

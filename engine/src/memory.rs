@@ -20,7 +20,7 @@ impl Default for Memory {
     }
 }
 
-/// How many processes were killed for want of memory up to a moment.
+/// How many processes were killed because memory ran out up to a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Kills {
     /// On the whole machine.
@@ -52,7 +52,7 @@ impl Memory {
         field(&self.proc.join(process.to_string()).join("status"), "VmRSS:").map(|kib| kib * 1024)
     }
 
-    /// How many processes have been killed for want of memory up to now.
+    /// How many processes have been killed because memory ran out up to now.
     pub fn kills(&self) -> Kills {
         Kills {
             machine: field(&self.proc.join("vmstat"), "oom_kill"),

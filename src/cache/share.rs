@@ -22,7 +22,7 @@ use crate::{Format, Global, locate, words};
 /// Send results to the shared cache; what is there already is not sent again.
 #[derive(Args)]
 pub(super) struct PushArgs {
-    /// The pipeline file whose results are sent, as it stands now; without one, all results of the home.
+    /// The pipeline file whose results are sent, as it is now; without one, all results of the home.
     file: Option<PathBuf>,
     /// Only these stages.
     #[arg(value_name = "STAGE", requires = "file")]
@@ -37,7 +37,7 @@ pub(super) struct PushArgs {
 /// Fetch the results of a pipeline from the shared cache, each file compared with its digest.
 #[derive(Args)]
 pub(super) struct PullArgs {
-    /// The pipeline file whose results are fetched, as it stands now.
+    /// The pipeline file whose results are fetched, as it is now.
     file: PathBuf,
     /// Only these stages; what they were made of stays where it is.
     #[arg(value_name = "STAGE")]

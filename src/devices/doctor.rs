@@ -167,7 +167,7 @@ fn print(findings: &[Finding], inventory: &Inventory, python: &Python) -> io::Re
 fn looked_at(inventory: &Inventory, python: &Python) -> String {
     let kinds = DeviceKind::ALL.into_iter().filter_map(|kind| match inventory.of_kind(kind).count() {
         0 => None,
-        _ if kind == DeviceKind::Cpu => Some("the processor".to_owned()),
+        _ if kind == DeviceKind::Cpu => Some("the CPU".to_owned()),
         count => Some(format!("{count} of {kind}")),
     });
     let mut parts: Vec<String> = kinds.collect();

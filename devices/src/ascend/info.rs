@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(info.chips.len(), 2);
         assert_eq!(info.chips[1].health, "Warning");
         assert_eq!(info.chips[1].temperature_celsius, Some(35.0));
-        // Both kinds of memory are shown; models lie in the second.
+        // Both kinds of memory are shown; models are in the second.
         assert_eq!(info.chips[1].memory, Some((1024 << 20, 32 * GIB)));
     }
 

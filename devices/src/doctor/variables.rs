@@ -58,7 +58,7 @@ impl Values {
                 Some((last, others)) => format!("{} or {last}", others.join(", ")),
                 None => String::new(),
             },
-            Self::Range(first, last) => format!("a whole number from {first} to {last}"),
+            Self::Range(first, last) => format!("an integer from {first} to {last}"),
         }
     }
 }

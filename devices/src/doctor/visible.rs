@@ -58,8 +58,7 @@ fn check_list(list: &List) -> Vec<Finding> {
     let mut findings = Vec::new();
     if ids.len() < parts.len() && !all_named(&parts, list.kind) {
         let (bad, read) = (parts[ids.len()], ids.len());
-        let help =
-            format!("write whole numbers with commas and nothing between them, such as {}=0,1", list.variable.name);
+        let help = format!("write integers with commas and nothing between them, such as {}=0,1", list.variable.name);
         let message = format!("is read up to `{bad}` only: {read} of its {} ids count", parts.len());
         findings.push(list.finding(Severity::Error, "visible-form", message, help));
     }

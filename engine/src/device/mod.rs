@@ -23,7 +23,7 @@ pub struct DeviceGrant {
     /// How many there are on each node. On the processor: how many workers share its cores.
     pub count: usize,
     /// Which of the machine's devices of this kind they are, ascending. A process sees no others and counts these from
-    /// 0. Empty on the processor, and where the device variable was set by somebody else (a cluster).
+    /// 0. Empty on the CPU, and where the device variable was set by somebody else (a cluster).
     #[serde(default)]
     pub indices: Vec<u32>,
     /// Machines that take part, with `count` devices each.
@@ -32,7 +32,7 @@ pub struct DeviceGrant {
 }
 
 impl DeviceGrant {
-    /// The processor of one machine, for one worker.
+    /// The CPU of one machine, for one worker.
     pub const PROCESSOR: Self = Self { kind: DeviceKind::Cpu, count: 1, indices: Vec::new(), nodes: 1 };
 
     /// All workers, on all nodes.

@@ -1,4 +1,4 @@
-//! What the end of a process says that ended without a word of its own.
+//! What the end of a process says that exited without reporting an error.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -18,7 +18,7 @@ const NEARLY_ALL: f64 = 0.9;
 pub(crate) struct Evidence<'a> {
     /// Where the machine's memory is read.
     pub memory: &'a Memory,
-    /// What had been killed for want of memory before it began.
+    /// What had been killed because memory ran out before it began.
     pub kills: Kills,
     /// Its standard error.
     pub log: &'a Path,
@@ -26,7 +26,7 @@ pub(crate) struct Evidence<'a> {
     pub log_from: u64,
 }
 
-/// A process that died without a word: of which cause, as far as that can be known.
+/// A process that died without reporting an error: of which cause, as far as that can be known.
 pub(crate) fn crash(exit: &ProcessExit, evidence: &Evidence<'_>) -> Failure {
     let message = match &exit.ending {
         Ending::Signal(signal) if signal == "SIGKILL" => return killed(exit, evidence),

@@ -33,7 +33,7 @@ pub struct Launch {
     pub cluster: Option<Box<ClusterJob>>,
     /// Variables beside those of this process, such as those that name the devices it is to see.
     pub env: Vec<(&'static str, String)>,
-    /// Processors that it is to stay on; empty where it may use those of this process.
+    /// CPUs that it is to stay on; empty where it may use those of this process.
     pub cores: CpuList,
 }
 
@@ -89,7 +89,7 @@ pub struct ProcessExit {
     pub ran: Duration,
     /// The most memory that it held at once, by the operating system's count.
     pub peak_memory_bytes: u64,
-    /// The time of processors that it took, on all of them together.
+    /// The CPU time that it took, on all of them together.
     pub cpu: Duration,
     /// What it died of, where whoever started it knows that better than the process and the engine.
     pub verdict: Option<Failure>,

@@ -309,7 +309,7 @@ fn number<T: std::str::FromStr>(variable: &str) -> Option<T> {
 fn machine(message: &str, error: &dyn std::error::Error) -> Failure {
     let causes = std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string);
     let messages = std::iter::once(message.to_owned()).chain(causes).collect();
-    let help = "the home must lie on a file system that the nodes share, with working locks (flock)";
+    let help = "the home must be on a file system that the nodes share, with working locks (flock)";
     Failure::new(Cause::Machine, messages).with_help(help)
 }
 

@@ -110,7 +110,7 @@ impl Executor for Local {
     }
 }
 
-/// Processors that a child is to stay on.
+/// CPUs that a child is to stay on.
 struct Cores(Option<libc::cpu_set_t>);
 
 impl Cores {
@@ -119,7 +119,7 @@ impl Cores {
         let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
         let known = list.cpus().iter().map(|cpu| *cpu as usize).filter(|cpu| *cpu < 8 * size_of::<libc::cpu_set_t>());
         for cpu in known.clone() {
-            // SAFETY: the number lies within the set.
+            // SAFETY: the number is within the set.
             unsafe { libc::CPU_SET(cpu, &mut set) };
         }
         Self(known.count().gt(&0).then_some(set))

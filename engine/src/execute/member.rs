@@ -127,7 +127,7 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // Waited for, so that its time of processors counts as this process's.
+        // Waited for, so that its CPU time counts as this process's.
         let _ = self.child.kill().and_then(|()| self.child.wait());
     }
 }

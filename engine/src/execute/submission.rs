@@ -53,7 +53,7 @@ pub struct ClusterJob {
     pub again: bool,
     /// Where its process runs: the engine's own folder.
     pub working_folder: PathBuf,
-    /// Processors; `None` leaves it to the cluster.
+    /// CPUs; `None` leaves it to the cluster.
     pub threads: Option<usize>,
     /// Bytes of memory on each node.
     pub memory: Option<u64>,
@@ -139,7 +139,7 @@ pub struct Left {
     pub seconds: f64,
     /// The most memory that it held at once.
     pub peak_memory_bytes: u64,
-    /// The time of processors that it took.
+    /// The CPU time that it took.
     pub cpu_seconds: f64,
     /// Why it was told to stop, if it was.
     pub stopped: Option<Stopped>,

@@ -17,7 +17,7 @@ use crate::stage::WorkingState;
 /// What a result's record calls the work that was done for it.
 pub(crate) const WORK: &str = "work";
 
-/// What it calls the processor time that this took.
+/// What it calls the CPU time that this took.
 pub(crate) const CPU_SECONDS: &str = "cpu_seconds";
 
 /// Earlier results of a stage that are looked at.
@@ -34,7 +34,7 @@ const SAME: f64 = 0.05;
 pub struct Estimate {
     /// Seconds until its result is there.
     pub seconds: f64,
-    /// Seconds of processors together, where they were counted.
+    /// Seconds of CPUs together, where they were counted.
     pub cpu_seconds: Option<f64>,
     /// What that stands on.
     pub basis: Basis,
@@ -88,7 +88,7 @@ pub struct Total {
     pub critical_path_seconds: f64,
     /// Seconds of all stages, one after the other: the most.
     pub all_stages_seconds: f64,
-    /// Seconds of processors together, where they were counted for all of them.
+    /// Seconds of CPUs together, where they were counted for all of them.
     pub cpu_seconds: Option<f64>,
     /// Stages that would run and of which nothing is known.
     pub without: Vec<String>,

@@ -19,7 +19,7 @@ const MAX_REPLACED_BYTES: usize = 16 << 20;
 /// What was replaced, for the problems found later.
 #[derive(Debug, Default)]
 pub struct Interpolated {
-    /// Where the value that stands at a place was given.
+    /// Where the value that is at a place was given.
     origins: HashMap<Span, Span>,
     /// Values whose reference leads nowhere: that has been said, and what follows from it needs no saying.
     unknown: HashSet<Span>,
@@ -331,7 +331,7 @@ impl Walk<'_> {
             Value::Bool(truth) => Some(truth.to_string()),
             value @ (Value::Null | Value::List(_) | Value::Map(_)) => {
                 let what = Node { span, value }.describe();
-                let message = format!("`{name}` is {what} and cannot stand inside a text");
+                let message = format!("`{name}` is {what} and cannot be part of a string");
                 self.report("wrong-type", whole, span, &message, "expected a string or a number");
                 None
             }
@@ -352,7 +352,7 @@ impl Walk<'_> {
         }
         let message = format!("`{whole}` is no reference");
         let problem = self.report("bad-reference", whole, span, &message, "expected `vars.NAME` or `env.NAME`");
-        problem.help = Some("write `$${` for a text that holds `${`".to_owned());
+        problem.help = Some("write `$${` for a string that contains `${`".to_owned());
         None
     }
 
@@ -548,7 +548,7 @@ pub fn is_secret(name: &str) -> bool {
     ["TOKEN", "KEY", "SECRET", "PASSWORD"].iter().any(|word| name.contains(word))
 }
 
-/// A value as it stands at the place that refers to it.
+/// A value as it is at the place that refers to it.
 pub(crate) fn replaced_at(mut value: Value, span: Span) -> Value {
     match &mut value {
         Value::List(items) => {

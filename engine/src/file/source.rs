@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// Which text a span lies in: an index into [`Sources`].
+/// Which text a span is in: an index into [`Sources`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct SourceId(pub u32);
 
@@ -111,7 +111,7 @@ impl Sources {
         })
     }
 
-    /// Adds the text of an included file, with the folder it lies in.
+    /// Adds the text of an included file, with the folder it is in.
     pub fn add_file(&mut self, name: impl Into<String>, text: impl Into<String>, folder: PathBuf) -> SourceId {
         self.push(Source {
             name: name.into(),
@@ -132,7 +132,7 @@ impl Sources {
         self.0.iter()
     }
 
-    /// The text that a span lies in, if it lies in any.
+    /// The text that a span is in, if it is in any.
     pub fn get(&self, id: SourceId) -> Option<&Source> {
         self.0.get(id.0 as usize)
     }

@@ -134,7 +134,7 @@ pub struct Attempt {
 pub struct RecordedCopy {
     pub stage: String,
     pub output: String,
-    /// Where it lies, or should.
+    /// Where it is, or should.
     pub path: PathBuf,
     /// Why it could not be made: the message and its sources, outermost first.
     pub failed: Option<Vec<String>>,

@@ -46,7 +46,7 @@ impl Limits {
         Self { upper: Some(End::Exclusive(value)), ..self }
     }
 
-    /// Reports each number in `node` that lies outside; whether there was none.
+    /// Reports each number in `node` that is outside; whether there was none.
     pub fn check(&self, node: &Node, reader: &mut Reader) -> bool {
         let number = match &node.value {
             _ if *self == Self::NONE => return true,

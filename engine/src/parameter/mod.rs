@@ -84,7 +84,7 @@ pub struct Reader {
     pub references: Vec<(Reference, &'static [&'static str])>,
     /// Where stages are named, for what replaces the name of a swept stage by those of its children.
     pub(crate) named: Vec<Named>,
-    /// The field that is read at present, as keys spell it.
+    /// The field that is read currently, as keys spell it.
     path: String,
 }
 

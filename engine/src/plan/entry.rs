@@ -67,7 +67,7 @@ pub(super) struct AxisOf {
     pub measured: bool,
 }
 
-/// A string and where it stands.
+/// A string and where it is.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Text {
     pub text: String,

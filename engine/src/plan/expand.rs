@@ -95,7 +95,7 @@ struct Expansion<'a, 'p> {
     /// What has become of each stage of the file, by its place.
     families: Vec<Family>,
     ids: HashMap<String, usize>,
-    /// How many names of children stand in `needs:` and lists so far.
+    /// How many names of children are in `needs:` and lists so far.
     names: usize,
     problems: &'p mut Vec<Problem>,
 }

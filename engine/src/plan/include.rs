@@ -2,7 +2,7 @@
 //!
 //! Of an included file its `stages`, its `vars` and its own `include` are taken, and nothing else. Its stages keep
 //! their places in its text, so that what is wrong with them is shown there. A stage `articles` of the file included as
-//! `data` is `data/articles`: the slash can stand in no id of a file, so that the two never collide.
+//! `data` is `data/articles`: the slash can be in no id of a file, so that the two never collide.
 
 use std::collections::HashSet;
 use std::path::{Component, Path, PathBuf};
@@ -278,7 +278,7 @@ impl Expander<'_> {
             let message = format!("`{}` cannot be the id of a stage", stage.key);
             self.problems.push(
                 Problem::error("bad-stage-id", stage.key_span, message, "not an id")
-                    .with_help("`/` stands in the ids of included stages alone"),
+                    .with_help("`/` is in the ids of included stages alone"),
             );
         }
     }
@@ -331,7 +331,7 @@ fn real(path: &Path) -> PathBuf {
 // `data/articles`.
 //
 // Which texts are references only the stage kinds know: each reads its parameters once, and the places of its
-// references are noted. A name is looked up in the file that it stands in, then in the one that includes that; so a
+// references are noted. A name is looked up in the file that it is in, then in the one that includes that; so a
 // file can be given a stage of the other by a variable.
 
 /// Gives every reference of an included stage its full id.

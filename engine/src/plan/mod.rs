@@ -155,7 +155,7 @@ pub struct ResolvedInput {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resources {
     pub device: DeviceRequest,
-    /// How many devices on each node; on the processor, workers that share its cores.
+    /// How many devices on each node; on the CPU, workers that share its cores.
     pub count: DeviceCount,
     /// Machines that take part.
     pub nodes: u32,
@@ -185,7 +185,7 @@ impl Default for Resources {
 pub enum DeviceCount {
     /// So many.
     Exactly(u32),
-    /// All of the kind that the machine has. The processor is one.
+    /// All of the kind that the machine has. The CPU is one.
     All,
 }
 
@@ -201,7 +201,7 @@ pub enum DeviceRequest {
     /// The first of those that the stage prefers and the machine has.
     #[default]
     Auto,
-    /// The processor.
+    /// The CPU.
     Cpu,
     /// NVIDIA GPUs.
     Cuda,
@@ -263,7 +263,7 @@ pub struct LeftOut {
     pub publish: Vec<PathBuf>,
 }
 
-/// A pipeline file that was rejected: all its problems, and the texts they lie in.
+/// A pipeline file that was rejected: all its problems, and the texts they are in.
 #[derive(Debug)]
 pub struct Rejected {
     /// The texts.

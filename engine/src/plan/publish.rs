@@ -201,7 +201,7 @@ struct TargetFolder<'a> {
 }
 
 impl<'a> Folders<'a> {
-    /// Adds a folder; the problem where it is another's, or one lies in the other.
+    /// Adds a folder; the problem where it is another's, or one is in the other.
     fn add(&mut self, folder: PathBuf, place: TargetFolder<'a>) -> Option<Problem> {
         let around = folder.ancestors().find_map(|around| Some((around, self.0.get(around)?)));
         let inside = || {
@@ -215,7 +215,7 @@ impl<'a> Folders<'a> {
         let message = if folder == other {
             format!("two targets are published to `{}`", place.text)
         } else {
-            format!("`{}` and `{}` lie in each other", place.text, first.text)
+            format!("`{}` and `{}` are in each other", place.text, first.text)
         };
         let problem = Problem::error("duplicate-path", place.span, message, "each target needs a folder of its own");
         Some(if first.entry == place.entry {

@@ -33,7 +33,7 @@ pub struct Job {
     pub inputs: BTreeMap<String, InputGrant>,
     /// Source files by role.
     pub files: BTreeMap<String, Vec<FileGrant>>,
-    /// What moving things are pinned to, by `kind:name@revision`.
+    /// What mutable references are pinned to, by `kind:name@revision`.
     pub pins: BTreeMap<String, Pinned>,
     /// Whether the stage may go out for what it reads.
     #[serde(default)]
@@ -100,7 +100,7 @@ pub struct InputGrant {
 /// A source file of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileGrant {
-    /// Where it lies.
+    /// Where it is.
     pub path: PathBuf,
     /// Its path below the folder or glob's fixed part that was asked for; the file name for a single file.
     pub relative: String,

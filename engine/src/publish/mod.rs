@@ -116,7 +116,7 @@ pub fn publish(
     on_changed: OnChanged,
     seen: &Path,
 ) -> Result<Published, PublishError> {
-    // One at a time: the temporary names below are then this process's, and what lies there is a dead process's.
+    // One at a time: the temporary names below are then this process's, and what is there is a dead process's.
     let _lock = store.lock(&lock_name(target))?;
     tidy(target)?;
     let found = match on_changed {

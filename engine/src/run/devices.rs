@@ -1,7 +1,7 @@
 //! Devices within a run: which a stage gets, what it waits for, and what its process is told of them.
 //!
 //! The drivers' tools are asked in a thread of its own, since they may take seconds: the loop goes on meanwhile. They
-//! are asked only where a stage that is to run may use more than the processor.
+//! are asked only where a stage that is to run may use more than the CPU.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ impl Scheduler<'_> {
     }
 
     /// The threads that belong to a stage's devices: a machine's cores are shared by its devices, so that each can be
-    /// given to another stage. All cores for one that computes on the processor.
+    /// given to another stage. All cores for one that computes on the CPU.
     pub(super) fn share_of_cores(&self, stage: usize) -> usize {
         let seen = self.devices.seen.as_ref();
         match (demand(&self.plan.stages[stage], seen), seen) {
@@ -118,7 +118,7 @@ impl Scheduler<'_> {
     }
 }
 
-/// The processors near to some devices, of those that we may use; empty where that is not known of each.
+/// The CPUs near to some devices, of those that we may use; empty where that is not known of each.
 fn near(chosen: &[Seat<'_>], cores: &CpuList) -> CpuList {
     let mut near = Vec::new();
     for seat in chosen {
@@ -148,7 +148,7 @@ pub(super) struct GrantedDevices {
     pub grant: DeviceGrant,
     /// The variables by which it sees these devices and no others.
     pub env: Vec<(&'static str, String)>,
-    /// The processors near to them; empty where nothing is known of that.
+    /// The CPUs near to them; empty where nothing is known of that.
     pub cores: CpuList,
     /// What keeps others from them.
     pub lease: Option<Lease>,
@@ -208,7 +208,7 @@ impl Devices {
     }
 }
 
-/// The kinds that stages of a plan may compute on, beside the processor.
+/// The kinds that stages of a plan may compute on, beside the CPU.
 pub(super) fn kinds_of(plan: &Plan) -> Vec<DeviceKind> {
     let of_stage = |stage: &crate::plan::PlannedStage| match stage.resources.device.kind() {
         Some(kind) => vec![kind],

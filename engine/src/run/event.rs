@@ -26,7 +26,7 @@ pub enum RunEvent {
         /// The stages, in the order of the plan.
         stages: Vec<String>,
     },
-    /// Finding out what moving things are at present takes a while. Told before the run begins, so that no record has
+    /// Finding out what mutable references are currently takes a while. Told before the run begins, so that no record has
     /// it.
     Pinning {
         /// The names of the pins.
@@ -41,7 +41,7 @@ pub enum RunEvent {
         stage: String,
         /// The key of its result.
         key: Digest,
-        /// Set where its files lie in a shared cache alone, and nothing in this run reads them.
+        /// Set where its files are in a shared cache alone, and nothing in this run reads them.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         remote: Option<String>,
     },
@@ -200,7 +200,7 @@ pub enum RunEvent {
     Published {
         stage: String,
         output: String,
-        /// Where it lies.
+        /// Where it is.
         path: PathBuf,
         /// Whether anything had to be written.
         written: bool,

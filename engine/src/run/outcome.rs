@@ -81,7 +81,7 @@ pub enum Sharing {
     /// all is made.
     #[default]
     SparesWork,
-    /// It takes what is made to the runs of other machines: what lies there stays there, unless a stage that runs here
+    /// It takes what is made to the runs of other machines: what is there stays there, unless a stage that runs here
     /// reads it.
     HandsOver,
 }
@@ -116,7 +116,7 @@ pub struct RunOutcome {
 #[derive(Debug, Clone, PartialEq)]
 pub struct StageOutcome {
     pub stage: String,
-    /// How it stands at the end.
+    /// How it is at the end.
     pub state: State,
     /// The key of its result, where all its inputs became known.
     pub key: Option<Digest>,

@@ -109,11 +109,7 @@ const NEVER: [(&str, &str, &str); 12] = [
         "it asks for more time than the account allows",
         "lower `executor.slurm.time` or `timeout`",
     ),
-    (
-        "QOSMaxCpuPerJobLimit",
-        "it asks for more processors than its quality of service allows",
-        "lower `resources.threads`",
-    ),
+    ("QOSMaxCpuPerJobLimit", "it asks for more CPUs than its quality of service allows", "lower `resources.threads`"),
     ("QOSMaxNodePerJobLimit", "it asks for more nodes than its quality of service allows", "lower `resources.nodes`"),
     ("QOSMaxGRESPerJob", "it asks for more devices than its quality of service allows", "lower `resources.count`"),
 ];
