@@ -24,7 +24,7 @@ pub(crate) struct Bars {
 /// The bar of a running stage.
 pub(crate) struct StageBar {
     bar: ProgressBar,
-    /// The stage's id as it stands in a template.
+    /// The stage's id as it is in a template.
     name: String,
     shape: Shape,
     look: Look,

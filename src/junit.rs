@@ -6,7 +6,7 @@ use engine::file::problem::{Problem, Severity};
 use engine::file::source::Sources;
 use engine::visible::is_hidden;
 
-/// One file, its problems and the texts that they lie in.
+/// One file, its problems and the texts that they are in.
 pub(crate) struct Suite<'a> {
     /// As on the command line.
     pub file: &'a str,
@@ -14,7 +14,6 @@ pub(crate) struct Suite<'a> {
     pub valid: bool,
     /// The texts.
     pub sources: &'a Sources,
-    /// What was found.
     pub problems: &'a [Problem],
 }
 
@@ -91,7 +90,7 @@ impl Suite<'_> {
     }
 }
 
-/// Text as it may stand in XML 1.0, between quotes too: most control characters may not, in any spelling.
+/// Text as it may be in XML 1.0, between quotes too: most control characters may not, in any spelling.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {

@@ -58,7 +58,7 @@ pub(crate) fn output(file: &Path, overrides: &[String], name: &str, global: &Glo
     let elsewhere = forecasts.iter().any(|forecast| forecast.stage == id && forecast.status == Forecast::Remote);
     let record = stored(&id, &output).ok_or_else(|| {
         if elsewhere {
-            return Failure::wrong(format!("`{id}.{output}` lies in the shared cache, and not here"))
+            return Failure::wrong(format!("`{id}.{output}` is in the shared cache, and not here"))
                 .with_help(format!("`pipeline cache pull {} {id}` fetches it", file.display()));
         }
         Failure::wrong(format!("`{id}.{output}` has not been made yet, as the pipeline stands now"))

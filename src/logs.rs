@@ -172,7 +172,7 @@ impl Following {
 }
 
 /// Gives each state of a bar that drew itself anew a line of its own: on the way back to the begin of its line it would
-/// hide what stands there.
+/// hide what is there.
 struct Lines<W> {
     out: W,
     /// The last byte began a line by itself.

@@ -200,7 +200,7 @@ fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
     Ok(())
 }
 
-/// JSON that may be printed on a terminal: what it need not escape, and a terminal or a reader would obey, stands in
+/// JSON that may be printed on a terminal: what it need not escape, and a terminal or a reader would obey, is in
 /// texts alone.
 fn escaped_json(text: String) -> String {
     let is_hidden = |letter: char| engine::visible::is_hidden(letter) && letter != '\n';

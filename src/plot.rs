@@ -1,4 +1,4 @@
-//! Line charts as SVG that stands alone: one file, no script, readable on light and on dark.
+//! Line charts as SVG that is alone: one file, no script, readable on light and on dark.
 //!
 //! It leaves to others: what is drawn.
 

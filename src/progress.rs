@@ -50,7 +50,6 @@ struct Running {
 /// Whether a stage's report is on the screen already, since it was shown as it grew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Screen {
-    /// It is.
     HasIt,
     /// It is not, or nothing was reported.
     LacksIt,

@@ -29,7 +29,6 @@ use crate::words::{self, plural};
 pub enum Exit {
     /// It did what was asked.
     Done,
-    /// A stage failed.
     StageFailed,
     /// The pipeline file or the command line is wrong.
     Wrong,
@@ -417,7 +416,7 @@ fn theme(look: Look) -> GraphicalTheme {
 /// The longest line that is shown: miette cannot count columns beyond 65,535, and nobody would find the place.
 const LONGEST_LINE: usize = 4096;
 
-/// A problem together with the texts it may lie in.
+/// A problem together with the texts it may be in.
 struct Shown<'a> {
     problem: &'a Problem,
     sources: &'a Sources,
@@ -447,7 +446,7 @@ impl fmt::Display for Shown<'_> {
 impl Error for Shown<'_> {}
 
 impl Shown<'_> {
-    /// The text that the problem lies in, if there is anything in it to point at. An empty file has a line to point at
+    /// The text that the problem is in, if there is anything in it to point at. An empty file has a line to point at
     /// all the same; one that could not be read has none, and its problem no label.
     fn text(&self) -> Option<&str> {
         if self.is_on_a_long_line() {
@@ -460,7 +459,7 @@ impl Shown<'_> {
         }
     }
 
-    /// Whether one of the places lies on a line that is too long to be shown; then they are told in words.
+    /// Whether one of the places is on a line that is too long to be shown; then they are told in words.
     fn is_on_a_long_line(&self) -> bool {
         let text = self.sources.get(self.problem.span.source).map_or("", |source| source.text.as_str());
         let spans = std::iter::once(&self.problem.span).chain(self.related(true).map(|(span, _)| span));

@@ -85,7 +85,7 @@ pub(crate) struct RunArgs {
     #[arg(long, conflicts_with_all = ["no_remote", "smoke"])]
     push: bool,
     /// Be one task of another scheduler's graph: as `--push`, and what was made but did not arrive there fails the run
-    /// (3); a result that lies there stays there, unless a stage that runs here reads it.
+    /// (3); a result that is there stays there, unless a stage that runs here reads it.
     #[arg(long, conflicts_with_all = ["no_remote", "smoke"])]
     hand_over: bool,
     /// How to print the result.
@@ -111,9 +111,9 @@ impl From<ExecutorArg> for ExecutorKind {
     }
 }
 
-/// What a run told about itself, as far as it is said at its end.
+/// What a run reported, as far as it is printed at its end.
 #[derive(Default)]
-struct Told {
+struct RunReport {
     /// What stages report, with the stage.
     reports: Vec<(String, String)>,
     failures: Vec<Failed>,
@@ -147,37 +147,39 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     if args.shows_answers(global.verbosity()) {
         progress = progress.with_stream(Stream::new(Box::new(std::io::stdout()), Look::stdout()));
     }
-    let mut told = Told { hands_over: args.hand_over, ..Told::default() };
+    let mut report = RunReport { hands_over: args.hand_over, ..RunReport::default() };
     drop(preparing);
     let ended = engine::run::run(&plan, &home, &registry, &options, |event| {
         let screen = progress.event(event);
         if let RunEvent::Checked { warnings } = event {
             render::warnings(&plan.sources, warnings, global.verbosity());
         }
-        told.event(event, screen, &plan);
+        report.event(event, screen, &plan);
     });
     progress.finish();
     if let (Ok(outcome), false) = (&ended, args.prompts.is_empty()) {
-        told.reports.extend(answers_before(outcome, &plan, &home, &args.file)?);
+        report.reports.extend(answers_before(outcome, &plan, &home, &args.file)?);
     }
-    told.reports.sort_by_key(|(stage, _)| plan.stages.iter().position(|planned| planned.id == *stage));
+    report.reports.sort_by_key(|(stage, _)| plan.stages.iter().position(|planned| planned.id == *stage));
     let profiles = ended.as_ref().ok().map(|outcome| Profiles::of(outcome, &plan, args.profiling()));
     let outcome = ended.map_err(|error| Failure::run(error, plan.sources))?;
-    for failure in &told.failures {
+    for failure in &report.failures {
         render::message(&failure.message);
     }
-    let exit = exit(&outcome, &told);
+    let exit = exit(&outcome, &report);
     if global.verbosity() > Verbosity::Quiet {
         profiles.iter().for_each(Profiles::tell);
         terminal::tell_line(summary(&outcome, exit, began));
     }
     let printed = match args.format {
         Format::Json => {
-            let mut value = outcome_json(&outcome, &told, began);
+            let mut value = outcome_json(&outcome, &report, began);
             value["profiles"] = json!(profiles.as_ref().map(Profiles::json));
             crate::print_json(&value)
         }
-        Format::Text => reports(&told.reports).and_then(|()| Ok(profiles.as_ref().map_or(Ok(()), Profiles::print)?)),
+        Format::Text => {
+            reports(&report.reports).and_then(|()| Ok(profiles.as_ref().map_or(Ok(()), Profiles::print)?))
+        }
     };
     Failure::after(exit, printed)
 }
@@ -296,7 +298,7 @@ fn prompt_overrides(plan: &Plan, prompts: &[String]) -> Vec<String> {
     overrides
 }
 
-impl Told {
+impl RunReport {
     fn event(&mut self, event: &RunEvent, screen: Screen, plan: &Plan) {
         match event {
             RunEvent::Worker { said: WorkerEvent::Report { .. }, .. } if screen == Screen::HasIt => {}
@@ -366,11 +368,11 @@ impl Told {
 ///
 /// A run that could not hand over what it made has done nothing for those who wait for it, and what it could not find
 /// may be there.
-fn exit(outcome: &RunOutcome, told: &Told) -> Exit {
-    let failed = |exit| told.failures.iter().any(|failure| failure.exit == exit);
+fn exit(outcome: &RunOutcome, report: &RunReport) -> Exit {
+    let failed = |exit| report.failures.iter().any(|failure| failure.exit == exit);
     match outcome.conclusion {
         Conclusion::Interrupted => Exit::Interrupted,
-        Conclusion::Succeeded | Conclusion::Failed if told.not_handed_over => Exit::Machine,
+        Conclusion::Succeeded | Conclusion::Failed if report.not_handed_over => Exit::Machine,
         Conclusion::Succeeded => Exit::Done,
         Conclusion::Failed => {
             let outweighs = [Exit::StageFailed, Exit::Wrong, Exit::Machine, Exit::Interrupted];
@@ -410,27 +412,27 @@ pub(crate) fn counts(counts: Counts) -> String {
     counts.collect::<Vec<_>>().join(", ")
 }
 
-fn outcome_json(outcome: &RunOutcome, told: &Told, began: Instant) -> Value {
-    let reports = told.reports.iter().map(|(stage, text)| json!({ "stage": stage, "text": text }));
+fn outcome_json(outcome: &RunOutcome, report: &RunReport, began: Instant) -> Value {
+    let reports = report.reports.iter().map(|(stage, text)| json!({ "stage": stage, "text": text }));
     json!({
         "run": outcome.run,
         "folder": outcome.folder,
         "conclusion": outcome.conclusion,
         "counts": outcome.counts,
         "seconds": began.elapsed().as_secs_f64(),
-        "stages": outcome.stages.iter().map(|stage| stage_json(stage, told)).collect::<Vec<_>>(),
+        "stages": outcome.stages.iter().map(|stage| stage_json(stage, report)).collect::<Vec<_>>(),
         "reports": reports.collect::<Vec<_>>(),
-        "published": told.published,
-        "publish_failures": told.publish_failures,
+        "published": report.published,
+        "publish_failures": report.publish_failures,
     })
 }
 
-fn stage_json(stage: &StageOutcome, told: &Told) -> Value {
+fn stage_json(stage: &StageOutcome, report: &RunReport) -> Value {
     let StageOutcome { stage, state, key, outputs, failure } = stage;
     let failure = failure
         .as_ref()
         .map(|failure| json!({ "cause": failure.cause, "messages": failure.messages, "help": failure.help }));
-    let cost = told.costs.get(stage);
+    let cost = report.costs.get(stage);
     json!({
         "stage": stage, "state": state, "key": key, "outputs": outputs, "failure": failure,
         "seconds": cost.map(|cost| &cost["seconds"]),

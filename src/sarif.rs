@@ -5,14 +5,14 @@ use std::path::{Component, Path};
 
 use engine::file::codes::{self, ProblemCode};
 use engine::file::problem::{Problem, Severity};
-use engine::file::source::{Columns, Sources, Span};
+use engine::file::source::{ColumnUnit, Sources, Span};
 use serde_json::{Value, json};
 
 /// What SARIF calls the form that is written.
 const VERSION: &str = "2.1.0";
 const SCHEMA: &str = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json";
 
-/// The problems of several files, each with the texts that they lie in.
+/// The problems of several files, each with the texts that they are in.
 pub(crate) fn log<'a>(files: impl Iterator<Item = (&'a Sources, &'a [Problem])> + Clone) -> Value {
     let used: BTreeSet<&str> = files.clone().flat_map(|(_, problems)| problems).map(|problem| problem.code).collect();
     let rules: Vec<Value> = codes::all().filter(|code| used.contains(code.code)).map(rule).collect();
@@ -71,8 +71,8 @@ fn location(sources: &Sources, span: Span) -> Option<Value> {
     if source.text.is_empty() && span.len == 0 {
         return Some(json!({ "physicalLocation": { "artifactLocation": artifact } }));
     }
-    let (line, column) = sources.place(span, Columns::Utf16);
-    let (end_line, end_column) = sources.place(Span { offset: span.end(), ..span }, Columns::Utf16);
+    let (line, column) = sources.place(span, ColumnUnit::Utf16);
+    let (end_line, end_column) = sources.place(Span { offset: span.end(), ..span }, ColumnUnit::Utf16);
     let region = json!({ "startLine": line, "startColumn": column, "endLine": end_line, "endColumn": end_column });
     Some(json!({ "physicalLocation": { "artifactLocation": artifact, "region": region } }))
 }

@@ -27,7 +27,7 @@ impl Stream {
         Self { out, look, stage: None, late: BTreeSet::new(), mid_line: false }
     }
 
-    /// Whether a stage is shown at present.
+    /// Whether a stage is shown currently.
     pub(crate) fn is_open(&self) -> bool {
         self.stage.is_some()
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use devices::DeviceKind;
 use engine::device::DeviceGrant;
-use engine::execute::JobNews;
+use engine::execute::JobEvent;
 use engine::file::source::Sources;
 use engine::plan::LeftOut;
 
@@ -42,14 +42,14 @@ pub(crate) fn left_out(left_out: &LeftOut, sources: &Sources) -> String {
 }
 
 /// `Slurm job 17 runs on n1`.
-pub(crate) fn job(job: Option<&str>, news: &JobNews) -> String {
+pub(crate) fn job(job: Option<&str>, news: &JobEvent) -> String {
     let name = job.map_or_else(|| "a Slurm job".to_owned(), |job| format!("Slurm job {job}"));
     match news {
-        JobNews::Submitted => format!("{name} submitted"),
-        JobNews::Adopted => format!("{name} of an earlier run goes on"),
-        JobNews::Waiting { reason, meaning } => in_queue(job, reason, meaning),
-        JobNews::Running { nodes } => format!("{name} runs on {nodes}"),
-        JobNews::Requeued { reason } => {
+        JobEvent::Submitted => format!("{name} submitted"),
+        JobEvent::Adopted => format!("{name} of an earlier run goes on"),
+        JobEvent::Waiting { reason, meaning } => in_queue(job, reason, meaning),
+        JobEvent::Running { nodes } => format!("{name} runs on {nodes}"),
+        JobEvent::Requeued { reason } => {
             format!("{name} was put back into the queue ({reason}) and goes on from what was saved")
         }
     }
@@ -133,7 +133,7 @@ pub(crate) fn all_cached(stages: usize) -> String {
     }
 }
 
-/// A path as a person would type it here: without `.` in the middle, and from the present folder where it lies below.
+/// A path as a person would type it here: without `.` in the middle, and from the present folder where it is below.
 pub(crate) fn path(path: &Path) -> String {
     let plain: PathBuf = path.components().collect();
     let here = std::env::current_dir().ok();

@@ -132,8 +132,8 @@ fn the_doctor_knows_the_variables_of_the_migration_guide() {
     let ran = devices(&tools, &["doctor"], &variables).ends_with(1);
     let ran = ran.says("did you mean `HCCL_INTRA_ROCE_ENABLE`, which takes 0 or 1?");
     ran.says("ASCEND_RT_VISIBLE_DEVICES=0,1,2,3")
-        .says("a whole number from 120 to 7200")
-        .says("looked at the processor; 8 of npu");
+        .says("an integer from 120 to 7200")
+        .says("looked at the CPU; 8 of npu");
     let answer = devices(&tools, &["doctor", "--format", "json"], &variables).ends_with(1).json();
     follows_schema(&answer, "doctor.schema.json");
     assert!(checks(&answer).contains(&("error", "variable-unknown")));
@@ -141,7 +141,7 @@ fn the_doctor_knows_the_variables_of_the_migration_guide() {
 
 #[test]
 fn a_machine_with_a_processor_alone_is_well() {
-    let ran = devices(&FakeTools::new(), &["doctor"], &[]).ends_with(0).says("looked at the processor");
+    let ran = devices(&FakeTools::new(), &["doctor"], &[]).ends_with(0).says("looked at the CPU");
     assert!(!ran.stdout.contains("error"), "{ran}");
 }
 

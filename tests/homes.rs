@@ -144,7 +144,7 @@ fn is_verified(left: &Left) {
     let project = project(left.archive);
     project.run(&["cache", "verify"]).ends_with(0).says("everything is intact");
     project.run(&["cache", "gc"]).ends_with(0);
-    // What is trained differs between processors in its last bits; tokens do not.
+    // What is trained differs between CPUs in its last bits; tokens do not.
     for (run, stage) in left.runs.into_iter().zip(["tokens", "notes"]) {
         let verified = project.run(&["runs", "verify", run, stage]);
         if !left.raised.contains(&stage) {

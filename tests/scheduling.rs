@@ -224,7 +224,7 @@ fn what_this_machine_can_never_give_is_refused_at_once() {
         !project.path(".pipeline/runs").exists() || fs::read_dir(project.path(".pipeline/runs")).unwrap().count() == 0
     );
     assert!(!machine.path("used.log").exists());
-    // On the processor it runs, and once it has its result it has it on every machine.
+    // On the CPU it runs, and once it has its result it has it on every machine.
     project.write("cpu.yaml", "version: 1\nname: devices\nstages:\n  job: { uses: command, with: { run: [\"true\"] }, resources: { device: cuda } }\n");
     machine.run(&project, &["run", "cpu.yaml", "job.resources.device=cpu"]).ends_with(0);
     fs::remove_file(machine.path("bin/nvidia-smi")).unwrap();

@@ -40,7 +40,7 @@ pub(crate) fn write_flushed(path: &Path, bytes: &[u8]) -> Result<(), StoreError>
 /// Puts a finished, flushed folder in the place of whatever has a name, in one step where the file system can exchange
 /// names.
 ///
-/// Both must lie on one file system. What had the name is removed afterwards; where nothing had it, the new folder is
+/// Both must be on one file system. What had the name is removed afterwards; where nothing had it, the new folder is
 /// renamed.
 ///
 /// # Errors

@@ -30,10 +30,8 @@ pub struct Census {
     pub staging_bytes: u64,
 }
 
-/// A result.
 #[derive(Debug)]
 pub struct CountedResult {
-    /// Its key.
     pub key: Digest,
     /// The key of the working state that belongs to it.
     pub working_key: Digest,
@@ -51,10 +49,8 @@ pub struct CountedResult {
     pub bytes: u64,
 }
 
-/// An object.
 #[derive(Debug)]
 pub struct CountedObject {
-    /// Its digest.
     pub digest: Digest,
     /// Its length.
     pub bytes: u64,
@@ -64,10 +60,8 @@ pub struct CountedObject {
     pub holders: u32,
 }
 
-/// A tree.
 #[derive(Debug)]
 pub struct CountedTree {
-    /// Its digest.
     pub digest: Digest,
     /// The length of its list.
     pub bytes: u64,
@@ -91,7 +85,6 @@ pub struct CountedPartial {
 /// The room that a group of results takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Usage {
-    /// How many results.
     pub results: usize,
     /// The length of their files, each counted once.
     pub bytes: u64,
@@ -244,7 +237,6 @@ impl Census {
     }
 }
 
-/// A record that was read.
 struct Record {
     /// `None` where another version of this program wrote it.
     result: Option<CountedResult>,
@@ -308,7 +300,7 @@ fn digests_in(bytes: &[u8]) -> BTreeSet<Digest> {
     text.split('"').filter_map(|part| part.parse().ok()).collect()
 }
 
-/// What lies below a folder.
+/// What is below a folder.
 struct Below {
     bytes: u64,
     written: SystemTime,

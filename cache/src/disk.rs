@@ -1,4 +1,4 @@
-//! Which file system a path lies on, and what room it has.
+//! Which file system a path is on, and what room it has.
 
 use std::fmt;
 use std::fs;
@@ -17,7 +17,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// The one that a path lies on, or will when it is made.
+    /// The one that a path is on, or will when it is made.
     pub fn of(path: &Path) -> Self {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let Some((place, device)) = path.ancestors().find_map(|place| Some((place, fs::metadata(place).ok()?.dev())))

@@ -1,4 +1,4 @@
-//! Entries of the store, whatever stands in their place by now: a folder, a link to nowhere, a named pipe.
+//! Entries of the store, whatever is in their place by now: a folder, a link to nowhere, a named pipe.
 //!
 //! Nothing here follows a link or waits for a pipe. What is not a regular file is damage like any other, and can be
 //! removed like any other.
@@ -14,7 +14,7 @@ use crate::StoreError;
 use crate::atomic::{flush_folder, parent, rename};
 use crate::digest::describe;
 
-/// What stands under a name of the store.
+/// What is under a name of the store.
 #[derive(Debug)]
 pub(crate) enum Entry {
     /// Nothing.
@@ -58,7 +58,7 @@ pub(crate) fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-/// Removes what stands under a name of the store, folders with all that is in them; whether there was anything.
+/// Removes what is under a name of the store, folders with all that is in them; whether there was anything.
 pub(crate) fn remove_entry(path: &Path) -> Result<bool, StoreError> {
     let removed = match fs::remove_file(path) {
         Err(_) if fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir()) => fs::remove_dir_all(path),
@@ -71,7 +71,7 @@ pub(crate) fn remove_entry(path: &Path) -> Result<bool, StoreError> {
     }
 }
 
-/// Gives a file of this process its name in the store, over whatever stands there.
+/// Gives a file of this process its name in the store, over whatever is there.
 pub(crate) fn put_entry(source: &Path, place: &Path) -> Result<(), StoreError> {
     if let Err(error) = rename(source, place) {
         // A file takes the place of a file alone.
@@ -88,7 +88,7 @@ pub(crate) fn put_entry(source: &Path, place: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Makes a folder of the store in an existing one, in the place of whatever stands there and is none.
+/// Makes a folder of the store in an existing one, in the place of whatever is there and is none.
 pub(crate) fn ensure_own_folder(folder: &Path) -> Result<(), StoreError> {
     for last in [false, true] {
         match fs::create_dir(folder) {

@@ -27,7 +27,6 @@ pub enum StoreError {
         action: &'static str,
         /// What it was tried on.
         path: PathBuf,
-        /// Which disk that is.
         disk: Disk,
         /// What the operating system said.
         #[source]
@@ -47,7 +46,7 @@ pub enum StoreError {
     /// Something else where a regular file is needed, or a folder of those.
     #[error("`{}` is a {found}, where a regular file is needed", .path.display())]
     NotAFile {
-        /// Where it lies.
+        /// Where it is.
         path: PathBuf,
         /// What it is: `symbolic link`, `socket`, `file with several names`.
         found: &'static str,
@@ -55,7 +54,6 @@ pub enum StoreError {
     /// A name that the store does not take.
     #[error("`{name}` cannot be a name in the store: {reason}")]
     BadName {
-        /// The name.
         name: String,
         /// Why not.
         reason: &'static str,
@@ -63,7 +61,7 @@ pub enum StoreError {
     /// A file changed between being hashed and being stored.
     #[error("`{}` changed while it was being stored", .path.display())]
     ChangedWhileStoring {
-        /// Where it lies.
+        /// Where it is.
         path: PathBuf,
     },
     /// A stored file is not what its digest says.
@@ -71,15 +69,14 @@ pub enum StoreError {
     CorruptObject {
         /// The digest it should have.
         digest: Digest,
-        /// Where it lies in the store.
+        /// Where it is in the store.
         path: PathBuf,
     },
     /// A stored file is gone.
     #[error("stored file `{}` is missing", .path.display())]
     MissingObject {
-        /// Its digest.
         digest: Digest,
-        /// Where it should lie in the store.
+        /// Where it should be in the store.
         path: PathBuf,
     },
     /// A stored folder's list of files is not what its digest says.
@@ -95,7 +92,6 @@ pub enum StoreError {
     /// A stored folder's list of files is gone.
     #[error("stored folder `{}` is missing", .path.display())]
     MissingTree {
-        /// Its digest.
         digest: Digest,
         /// Where its list should lie.
         path: PathBuf,

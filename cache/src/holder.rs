@@ -15,7 +15,6 @@ const LONGEST_COMMAND: usize = 200;
 /// A process that holds a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// Its id.
     pub pid: u32,
     /// What it was started as; empty where it has just ended.
     pub command: String,

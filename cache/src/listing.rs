@@ -24,10 +24,8 @@ pub struct Listing {
     pub partial_bytes: u64,
 }
 
-/// One result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedResult {
-    /// Its key.
     pub key: Digest,
     /// The kind of stage that made it.
     pub kind: String,
@@ -42,13 +40,11 @@ pub struct ListedResult {
 /// One output of a result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedOutput {
-    /// Its name.
     pub name: String,
     /// The artefact's kind.
     pub kind: String,
     /// The stored folder.
     pub tree: Digest,
-    /// Its number of files.
     pub files: usize,
     /// Their length together.
     pub bytes: u64,
@@ -115,7 +111,7 @@ impl Store {
 
 /// A file that should be named after its digest.
 pub(crate) struct DigestFile {
-    /// Where it lies.
+    /// Where it is.
     pub path: PathBuf,
     /// Its length in bytes.
     pub size: u64,

@@ -103,7 +103,7 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// Makes a folder below `root`. Its lock lies beside it, exists before it and outlives it, so that [`sweep`] can
+    /// Makes a folder below `root`. Its lock is next to it, exists before it and outlives it, so that [`sweep`] can
     /// tell at every moment whether somebody is there.
     pub(crate) fn create(root: &Path) -> Result<Self, StoreError> {
         let name = unique_name();

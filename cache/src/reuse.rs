@@ -77,7 +77,7 @@ impl Store {
         Ok(removed)
     }
 
-    /// The table of a family as it lies there; a damaged one is empty.
+    /// The table of a family as it is there; a damaged one is empty.
     fn reuse_table(&self, family: &Digest) -> Result<Vec<Reusable>, StoreError> {
         let Entry::File(bytes) = read_entry(&self.reuse_path(family))? else { return Ok(Vec::new()) };
         // A flipped bit in a number would otherwise take over the wrong rows.

@@ -63,7 +63,7 @@ impl Store {
     pub fn open(root: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let root = root.into();
         fs::create_dir_all(&root).map_err(StoreError::on("create folder", &root))?;
-        // Links into the store must hold wherever they lie.
+        // Links into the store must hold wherever they are.
         let root = root.canonicalize().map_err(StoreError::on("open", &root))?;
         make_folders(&root)?;
         lock::sweep(&root.join("staging"))?;
@@ -136,7 +136,7 @@ impl Store {
 
     /// Moves every file of a folder into the store and gives the digest of the tree; the files are gone from `folder`.
     ///
-    /// `folder` must lie on the store's file system, as [`Store::staging`] does, and nobody may write to it any more.
+    /// `folder` must be on the store's file system, as [`Store::staging`] does, and nobody may write to it any more.
     ///
     /// # Errors
     /// As [`Tree::of_folder`] and [`Store::add_tree`].
@@ -331,7 +331,7 @@ impl Store {
         self.root().join(name)
     }
 
-    /// Writes a file of the store under its final name. Its temporary one lies in staging, so that what a killed
+    /// Writes a file of the store under its final name. Its temporary one is in staging, so that what a killed
     /// process leaves is swept up.
     pub(crate) fn publish(&self, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
         ensure_own_folder(parent(path))?;
@@ -344,7 +344,7 @@ impl Store {
         flush_folder(parent(path))
     }
 
-    /// Gives the files of a folder their places, over whatever lies there: what was just hashed is known to be sound,
+    /// Gives the files of a folder their places, over whatever is there: what was just hashed is known to be sound,
     /// and the new file's time says that it is in use. Who has the old file open keeps reading that.
     fn move_in(&self, folder: &Path, tree: &Tree, places: &[PathBuf]) -> Result<(), StoreError> {
         let _passage = self.pass()?;

@@ -50,7 +50,7 @@ pub(crate) fn damage(store: &Store, object: &[u8], content: &[u8]) {
     fs::write(&path, content).unwrap();
 }
 
-/// What may stand in the place of a file, each as a function that makes it there.
+/// What may be in the place of a file, each as a function that makes it there.
 pub(crate) fn instead() -> [fn(&Path); 6] {
     [
         |place| fs::create_dir(place).unwrap(),

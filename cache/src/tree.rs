@@ -22,7 +22,6 @@ pub struct Tree {
     files: Vec<TreeFile>,
 }
 
-/// One file of a tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TreeFile {
@@ -81,7 +80,6 @@ impl Tree {
         &self.files
     }
 
-    /// The file at a path.
     pub fn get(&self, path: &str) -> Option<&TreeFile> {
         self.find(path).ok().map(|index| &self.files[index])
     }

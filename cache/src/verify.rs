@@ -15,13 +15,10 @@ use crate::{Digest, Store, StoreError, TreeFile};
 /// What a full check found.
 #[derive(Debug, Clone, Default)]
 pub struct VerifyReport {
-    /// Objects read.
     pub objects: u64,
     /// Their length together.
     pub bytes: u64,
-    /// Trees read.
     pub trees: u64,
-    /// Results read.
     pub results: u64,
     /// Everything that is wrong: objects, then trees, then results.
     pub faults: Vec<Fault>,
@@ -35,7 +32,7 @@ pub enum Fault {
     CorruptObject {
         /// The digest it should have: [`Store::evict`] takes it.
         digest: Digest,
-        /// Where it lies.
+        /// Where it is.
         path: PathBuf,
         /// The files of results that it is the content of.
         used_by: Vec<UsedBy>,
@@ -45,7 +42,7 @@ pub enum Fault {
     CorruptTree {
         /// The digest it should have.
         digest: Digest,
-        /// Where it lies.
+        /// Where it is.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
@@ -55,7 +52,6 @@ pub enum Fault {
     /// A tree names an object that is not there, or is not of the right length.
     #[error("`{file}` of tree {tree} is missing or cut short: object {digest}; {}", Users(.used_by))]
     MissingObject {
-        /// The tree.
         tree: Digest,
         /// The file's path in the tree.
         file: String,
@@ -69,7 +65,7 @@ pub enum Fault {
     CorruptResult {
         /// The key in its name.
         key: Digest,
-        /// Where it lies.
+        /// Where it is.
         path: PathBuf,
     },
     /// A record names a tree that is not there.
@@ -79,13 +75,12 @@ pub enum Fault {
         key: Digest,
         /// The output's name.
         output: String,
-        /// The tree.
         tree: Digest,
     },
     /// Something that the store did not put there.
     #[error("`{}` does not belong into the store", .path.display())]
     Stranger {
-        /// Where it lies.
+        /// Where it is.
         path: PathBuf,
     },
 }
@@ -143,9 +138,7 @@ impl Fault {
 /// How far a full check is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VerifyProgress {
-    /// Bytes read.
     pub bytes: u64,
-    /// Bytes in all.
     pub total_bytes: u64,
 }
 

@@ -3,7 +3,7 @@
 use crate::inventory::{Device, Health, Inventory};
 use crate::{CpuList, DeviceKind, Machine};
 
-/// The processor as a device. Its index is 0, however many sockets there are: stages share it by threads.
+/// The CPU as a device. Its index is 0, however many sockets there are: stages share it by threads.
 pub(crate) fn ask(machine: &Machine) -> Inventory {
     let model = machine.read("/proc/cpuinfo").and_then(|text| field(&text, "model name").map(str::to_owned));
     let name = model.unwrap_or_else(|| std::env::consts::ARCH.to_owned());
@@ -19,7 +19,7 @@ pub(crate) fn ask(machine: &Machine) -> Inventory {
     Inventory { devices: vec![device], ..Inventory::default() }
 }
 
-/// The processors of each NUMA node that has any, by its number.
+/// The CPUs of each NUMA node that has any, by its number.
 pub fn numa_nodes(machine: &Machine) -> Vec<(u32, CpuList)> {
     let Ok(entries) = std::fs::read_dir(machine.path("/sys/devices/system/node")) else { return Vec::new() };
     let mut nodes: Vec<(u32, CpuList)> = entries

@@ -1,20 +1,20 @@
-//! Lists of processors as the kernel and the vendors' tools print them: `0-23,48-71`.
+//! Lists of CPUs as the kernel and the vendors' tools print them: `0-23,48-71`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
 
-/// Logical processors, ascending and each once.
+/// Logical CPUs, ascending and each once.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CpuList(Vec<u32>);
 
-/// The largest number of a processor that is believed: a mistake in a range must not fill the memory.
+/// The largest number of a CPU that is believed: a mistake in a range must not fill the memory.
 const LARGEST: u32 = 1 << 20;
 
-/// A text that is no list of processors.
+/// A text that is no list of CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no list of processors such as `0-23,48-71`")]
+#[error("`{0}` is no list of CPUs such as `0-23,48-71`")]
 pub struct NoCpuList(String);
 
 impl CpuList {
@@ -26,7 +26,7 @@ impl CpuList {
         Self(cpus)
     }
 
-    /// The processors, ascending.
+    /// The CPUs, ascending.
     pub fn cpus(&self) -> &[u32] {
         &self.0
     }

@@ -8,7 +8,7 @@ use crate::{CpuList, DeviceKind};
 /// The devices of a machine.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Inventory {
-    /// The devices: by kind, then by index. The processor is always there.
+    /// The devices: by kind, then by index. The CPU is always there.
     pub devices: Vec<Device>,
     /// What joins each two of a kind, where a tool says so.
     pub links: Vec<Link>,
@@ -16,10 +16,8 @@ pub struct Inventory {
     pub asked: Vec<Asked>,
 }
 
-/// One device.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Device {
-    /// Its kind.
     pub kind: DeviceKind,
     /// The number by which a process asks for it: what the device variable of its kind takes. Counted from 0 over what
     /// there is.
@@ -37,7 +35,6 @@ pub struct Device {
     pub memory_total: Option<u64>,
     /// What of it is in use, by whomever.
     pub memory_used: Option<u64>,
-    /// What of it is free.
     pub memory_free: Option<u64>,
     /// What it draws.
     pub power_watts: Option<f64>,
@@ -107,7 +104,6 @@ impl Health {
 /// One question that was put to a tool or a library.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Asked {
-    /// Of which kind of device.
     pub device: DeviceKind,
     /// Whom: `npu-smi info`, `NVML`.
     pub tool: String,

@@ -4,11 +4,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A kind of device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceKind {
-    /// The processor.
+    /// The CPU.
     #[default]
     Cpu,
     /// NVIDIA GPUs.
@@ -22,7 +21,6 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// Every kind.
     pub const ALL: [Self; 5] = [Self::Cpu, Self::Cuda, Self::Npu, Self::Rocm, Self::Metal];
 
     /// Its name in pipeline files, messages and jobs.

@@ -5,7 +5,7 @@
 //! process that computes inherits; so the device is free when the last process that has it is gone, however it went,
 //! and no file with a process id in it can lie.
 //!
-//! A file stays when its device is free. What stands in it says, for messages alone, who took the device last.
+//! A file stays when its device is free. What is in it says, for messages alone, who took the device last.
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -49,7 +49,7 @@ pub struct Lease(Vec<File>);
 
 /// Whether a device is leased.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
+pub enum LeaseState {
     /// It is not.
     Free,
     /// It is, by whoever says so here.
@@ -121,25 +121,24 @@ impl LeaseFolder {
         Ok(Self { path: path.to_owned(), prefix: "" })
     }
 
-    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// How a device stands at this moment, by [`identity`](crate::Device::identity).
+    /// How a device is at this moment, by [`identity`](crate::Device::identity).
     ///
     /// # Errors
     /// Fails where its file cannot be opened.
-    pub fn standing(&self, identity: &str) -> Result<Standing, LeaseError> {
+    pub fn standing(&self, identity: &str) -> Result<LeaseState, LeaseError> {
         let path = self.file(identity);
         let file = match open_existing(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Standing::Free),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(LeaseState::Free),
             opened => opened.map_err(on("open", &path))?,
         };
         // Several may ask at the same time; one that takes it at this very moment tries again later.
         match file.try_lock_shared() {
-            Ok(()) => Ok(Standing::Free),
-            Err(TryLockError::WouldBlock) => Ok(Standing::Held(note(file))),
+            Ok(()) => Ok(LeaseState::Free),
+            Err(TryLockError::WouldBlock) => Ok(LeaseState::Held(note(file))),
             Err(TryLockError::Error(error)) => Err(on("lock", &path)(error)),
         }
     }
@@ -305,14 +304,14 @@ mod tests {
         let (_root, leases) = folder();
         let first = leases.try_take(&names(&["cuda-1"]), "stage `a`").unwrap().unwrap();
         assert!(leases.try_take(&names(&["cuda-2", "cuda-1"]), "stage `b`").unwrap().is_none());
-        assert_eq!(leases.standing("cuda-1").unwrap(), Standing::Held(Some("stage `a`".to_owned())));
-        assert_eq!(leases.standing("cuda-2").unwrap(), Standing::Free);
+        assert_eq!(leases.standing("cuda-1").unwrap(), LeaseState::Held(Some("stage `a`".to_owned())));
+        assert_eq!(leases.standing("cuda-2").unwrap(), LeaseState::Free);
         drop(first);
-        assert_eq!(leases.standing("cuda-1").unwrap(), Standing::Free);
+        assert_eq!(leases.standing("cuda-1").unwrap(), LeaseState::Free);
         let both = leases.try_take(&names(&["cuda-2", "cuda-1"]), "stage `b`").unwrap().unwrap();
         assert_eq!(both.descriptors().len(), 2);
-        assert_eq!(leases.standing("cuda-2").unwrap(), Standing::Held(Some("stage `b`".to_owned())));
-        assert_eq!(leases.standing("cuda-9").unwrap(), Standing::Free);
+        assert_eq!(leases.standing("cuda-2").unwrap(), LeaseState::Held(Some("stage `b`".to_owned())));
+        assert_eq!(leases.standing("cuda-9").unwrap(), LeaseState::Free);
     }
 
     #[test]
@@ -386,7 +385,7 @@ mod tests {
     fn a_note_is_one_printable_line() {
         let (_root, leases) = folder();
         let _held = leases.try_take(&names(&["cuda-0"]), "\u{1b}[31mme\u{7}\nmore").unwrap().unwrap();
-        assert_eq!(leases.standing("cuda-0").unwrap(), Standing::Held(Some("[31mme".to_owned())));
+        assert_eq!(leases.standing("cuda-0").unwrap(), LeaseState::Held(Some("[31mme".to_owned())));
     }
 
     /// A lock belongs to the open file: a child that was started with it holds the device after its parent has let go.
@@ -397,10 +396,10 @@ mod tests {
         let held = lease.0[0].try_clone().unwrap();
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::from(held)).spawn().unwrap();
         drop(lease);
-        assert!(matches!(leases.standing("cuda-0").unwrap(), Standing::Held(_)));
+        assert!(matches!(leases.standing("cuda-0").unwrap(), LeaseState::Held(_)));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(leases.standing("cuda-0").unwrap(), Standing::Free);
+        assert_eq!(leases.standing("cuda-0").unwrap(), LeaseState::Free);
     }
 
     #[test]

@@ -13,11 +13,11 @@ use crate::DeviceKind;
 pub enum LinkKind {
     /// The tool does not say.
     Unknown,
-    /// PCIe and the link between processor sockets (QPI, UPI).
+    /// PCIe and the link between CPU sockets (QPI, UPI).
     Sys,
     /// PCIe and the link between host bridges of one NUMA node.
     Node,
-    /// PCIe and one host bridge of a processor (`PHB`; `PXH` and `PCIE` where a tool says no more).
+    /// PCIe and one host bridge of a CPU (`PHB`; `PXH` and `PCIE` where a tool says no more).
     Phb,
     /// Several PCIe switches.
     Pxb,
@@ -28,10 +28,7 @@ pub enum LinkKind {
     /// Ascend's links between NPUs, directly or through their switch.
     Hccs,
     /// NVIDIA's links between GPUs, and how many are bonded.
-    NvLink {
-        /// How many.
-        count: u32,
-    },
+    NvLink { count: u32 },
     /// Two chips on one package or board (Ascend's `SIO`).
     SameCard,
     /// A device and itself.
@@ -63,9 +60,9 @@ impl LinkKind {
     pub fn in_words(self) -> &'static str {
         match self {
             Self::Unknown => "not told by the tool",
-            Self::Sys => "across processor sockets (QPI, UPI)",
+            Self::Sys => "across CPU sockets (QPI, UPI)",
             Self::Node => "across host bridges of one NUMA node",
-            Self::Phb => "across a host bridge of a processor, or PCIe at large",
+            Self::Phb => "across a host bridge of a CPU, or PCIe at large",
             Self::Pxb => "across several PCIe switches",
             Self::Pix => "across one PCIe switch",
             Self::Xgmi => "Infinity Fabric",

@@ -24,7 +24,7 @@ impl Machine {
         Self::at("/", std::env::var_os("PATH").unwrap_or_default())
     }
 
-    /// One whose `/proc`, `/sys` and `/dev` lie in a folder, and whose tools in those of `search` (in the form of
+    /// One whose `/proc`, `/sys` and `/dev` are in a folder, and whose tools in those of `search` (in the form of
     /// `PATH`).
     pub fn at(root: impl Into<PathBuf>, search: impl Into<OsString>) -> Self {
         Self { root: root.into(), search: search.into(), limit: LIMIT }

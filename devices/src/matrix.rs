@@ -10,7 +10,7 @@ use crate::link::LinkKind;
 pub(crate) struct Matrix {
     /// What joins two devices, the smaller number first.
     pub links: BTreeMap<(u32, u32), LinkKind>,
-    /// The processors near a device.
+    /// The CPUs near a device.
     pub affinity: BTreeMap<u32, CpuList>,
     /// The NUMA node of a device.
     pub numa_node: BTreeMap<u32, u32>,
@@ -56,7 +56,7 @@ impl Matrix {
         }
     }
 
-    /// After the devices come network cards, in cells that are links too, and then the processors and the NUMA node.
+    /// After the devices come network cards, in cells that are links too, and then the CPUs and the NUMA node.
     fn put_affinity(&mut self, row: u32, rest: &[&str], has_numa: bool) {
         let mut rest =
             rest.iter().skip_while(|token| LinkKind::from_cell(token).is_some_and(|link| link != LinkKind::Unknown));

@@ -13,7 +13,6 @@ pub const EXACT: usize = 16;
 /// A device that this process may have.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Seat<'a> {
-    /// The device.
     pub device: &'a Device,
     /// The number by which the device variable asks for it.
     pub id: u32,
@@ -73,7 +72,7 @@ pub fn is_usable(device: &Device, memory: Option<u64>) -> bool {
     device.health.is_usable() && device.memory_free.is_none_or(enough)
 }
 
-/// The best of the free devices, ascending; `None` where there are too few. `cores` are the processors that this
+/// The best of the free devices, ascending; `None` where there are too few. `cores` are the CPUs that this
 /// process may use.
 ///
 /// Best are, one after the other: devices that nobody else holds memory on; the fastest links, of which the slowest

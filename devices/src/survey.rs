@@ -42,7 +42,7 @@ impl Inventory {
 }
 
 impl Device {
-    /// Takes the NUMA node and the near processors from the kernel where the vendor's tool does not give them.
+    /// Takes the NUMA node and the near CPUs from the kernel where the vendor's tool does not give them.
     fn look_up_place(&mut self, machine: &Machine) {
         let Some(bus_id) = &self.bus_id else { return };
         let read = |name: &str| machine.read(&format!("/sys/bus/pci/devices/{bus_id}/{name}"));

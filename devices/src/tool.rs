@@ -32,17 +32,14 @@ pub enum ToolError {
     /// It took too long.
     #[error("it gave no answer within {} s{}", .limit.as_secs_f64(), after_colon(.said))]
     Silent {
-        /// The limit.
         limit: Duration,
         /// What it had said by then.
         said: String,
     },
-    /// It failed.
     #[error("it ended with {how}{}", after_colon(.said))]
     Failed {
         /// How it ended.
         how: String,
-        /// What it said.
         said: String,
     },
     /// It printed without end.

@@ -117,7 +117,6 @@ pub fn is_description(path: &Path) -> bool {
 pub struct Output {
     /// Its name within the stage.
     pub name: String,
-    /// Its kind.
     pub kind: String,
 }
 

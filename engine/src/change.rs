@@ -1,6 +1,6 @@
 //! How two versions of something differ, in words: the files of a folder, the rows of a table.
 //!
-//! It leaves to others: which versions are compared ([`crate::explain`]), and how a kind of artefact lies on disk (the
+//! It leaves to others: which versions are compared ([`crate::explain`]), and how a kind of artefact is on disk (the
 //! stage kinds).
 
 use std::collections::BTreeMap;
@@ -14,7 +14,6 @@ use crate::artifact::Facts;
 /// A stored artefact as a comparison reads it.
 #[derive(Debug, Clone)]
 pub struct StoredArtifact {
-    /// Its facts.
     pub facts: Facts,
     /// Where each of its files lies, by its name in the artefact. They are not verified: an explanation may fail, and
     /// nothing is made of it.
@@ -25,18 +24,14 @@ pub struct StoredArtifact {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ArtifactChange {
-    /// Its rows.
     Rows(TableChange),
-    /// Its files.
     Files(Vec<FileChange>),
 }
 
 /// How two versions of a table differ.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct TableChange {
-    /// Rows before.
     pub rows_before: u64,
-    /// Rows now.
     pub rows_now: u64,
     /// Rows in the place of which there are others now.
     pub changed: u64,
@@ -57,7 +52,6 @@ pub struct TableChange {
 pub struct FileChange {
     /// Its name.
     pub file: String,
-    /// How.
     pub change: Change,
 }
 

@@ -46,7 +46,7 @@ pub struct SlurmSettings {
     #[cosmetic]
     pub time: Option<Period>,
     /// What the cluster calls its devices: `gpu:h200` gets the number that the stage asks for, `gpu:h200:2` is asked
-    /// for as it stands.
+    /// for as it is.
     #[cosmetic]
     pub gres: Option<String>,
     /// Features that the nodes must have, such as `a100|h100`.
@@ -58,7 +58,7 @@ pub struct SlurmSettings {
     /// Memory on each node, where `resources.memory` does not say.
     #[cosmetic]
     pub mem: Option<ByteSize>,
-    /// Processors, where `resources.threads` does not say.
+    /// CPUs, where `resources.threads` does not say.
     #[cosmetic(range = 1..)]
     pub cpus_per_task: Option<usize>,
     /// Further options of `sbatch`, such as `--exclusive` or `--reservation=tuesday`.

@@ -1,4 +1,4 @@
-//! The home: the folder that holds the store and the records of runs, and where it lies.
+//! The home: the folder that holds the store and the records of runs, and where it is.
 //!
 //! It leaves to others: what the store holds inside (`cache`), and the content of the run records ([`crate::history`]).
 
@@ -75,7 +75,7 @@ impl Home {
 
     /// Bytes that its file system has left for this user; `None` where the system does not say.
     pub fn free_bytes(&self) -> Option<u64> {
-        // One that is not there yet will lie on the file system of what is above it.
+        // One that is not there yet will be on the file system of what is above it.
         let there = self.root.ancestors().find(|folder| folder.exists())?;
         let status = nix::sys::statvfs::statvfs(there).ok()?;
         Some(status.blocks_available() * status.fragment_size())
@@ -121,7 +121,7 @@ impl Home {
         self.root.join("published.json")
     }
 
-    /// The pins of moving things: a file of the project, to be kept in git, so it lies beside the default home even
+    /// The pins of mutable references: a file of the project, to be kept in git, so it is next to the default home even
     /// when the home itself is elsewhere.
     pub fn lock_file(&self) -> PathBuf {
         self.project.join("pipeline.lock")
@@ -166,7 +166,7 @@ pub fn keep_from_others() {
     }
 }
 
-/// What to do when the disk that a path lies on is full.
+/// What to do when the disk that a path is on is full.
 pub fn advice_when_full(path: &Path) -> String {
     format!(
         "`pipeline cache du` shows what the store takes, and `pipeline cache gc` makes room{}; then run again, what was saved is kept",

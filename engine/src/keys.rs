@@ -28,7 +28,7 @@ const DEEPEST_FOLDER: usize = 64;
 pub struct StageOutside {
     /// Source files by role, in order.
     pub files: BTreeMap<String, Vec<FileGrant>>,
-    /// What moving things are, by `kind:name@revision`.
+    /// What mutable references are, by `kind:name@revision`.
     pub pins: BTreeMap<String, Pinned>,
     /// What is not pinned yet.
     pub unpinned: Vec<PinRequest>,
@@ -207,17 +207,17 @@ fn read_stage(
 }
 
 /// Files found, each with its path below what was asked for.
-struct Found {
+struct FoundFiles {
     files: Vec<(PathBuf, String)>,
     named: Named,
 }
 
 /// Finds the files of a pattern: a file, a folder (every file in it), or a glob.
-fn find(base: &Path, pattern: &str, span: Span) -> Result<Found, Box<Problem>> {
+fn find(base: &Path, pattern: &str, span: Span) -> Result<FoundFiles, Box<Problem>> {
     let path = base.join(pattern);
     let missing = |message: String| {
         let problem = Problem::error("file-missing", span, message, "not there");
-        let help = format!("paths are relative to the pipeline file, which lies in `{}`", base.display());
+        let help = format!("paths are relative to the pipeline file, which is in `{}`", base.display());
         Box::new(problem.with_help(help))
     };
     // A name that exists is taken literally, even if it holds a bracket.
@@ -228,12 +228,12 @@ fn find(base: &Path, pattern: &str, span: Span) -> Result<Found, Box<Problem>> {
         let files = matches(base, pattern, span)?;
         return match files.is_empty() {
             true => Err(missing(format!("no file matches `{pattern}`"))),
-            false => Ok(Found { files, named: Named::Below }),
+            false => Ok(FoundFiles { files, named: Named::Below }),
         };
     };
     if !metadata.is_dir() {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        return Ok(Found { files: vec![(path, name)], named: Named::Single });
+        return Ok(FoundFiles { files: vec![(path, name)], named: Named::Single });
     }
     let mut files = Vec::new();
     walk(&path, "", &mut Vec::new(), &mut files)
@@ -241,7 +241,7 @@ fn find(base: &Path, pattern: &str, span: Span) -> Result<Found, Box<Problem>> {
     files.sort_by(|a, b| a.1.cmp(&b.1));
     match files.is_empty() {
         true => Err(missing(format!("folder `{pattern}` has no files"))),
-        false => Ok(Found { files, named: Named::Below }),
+        false => Ok(FoundFiles { files, named: Named::Below }),
     }
 }
 
@@ -288,7 +288,7 @@ fn refuse_twice(files: &[(PathBuf, String)], pattern: &str, span: Span) -> Resul
     Ok(())
 }
 
-/// Lists a folder with all that lies below it, also behind links. `open` holds the real paths of the folders on the
+/// Lists a folder with all that is below it, also behind links. `open` holds the real paths of the folders on the
 /// way.
 fn walk(
     folder: &Path,
@@ -326,7 +326,7 @@ fn walk(
     Ok(())
 }
 
-/// Refuses a link that leads back to a folder around it: what lies below it has no end.
+/// Refuses a link that leads back to a folder around it: what is below it has no end.
 fn refuse_endless(path: &Path, relative: &str, open: &[PathBuf]) -> Result<(), String> {
     if !path.is_symlink() {
         return Ok(());
@@ -334,7 +334,7 @@ fn refuse_endless(path: &Path, relative: &str, open: &[PathBuf]) -> Result<(), S
     let target = fs::canonicalize(path).map_err(|error| format!("`{relative}`: {error}"))?;
     match open.iter().any(|folder| folder.starts_with(&target)) {
         true => Err(format!(
-            "`{relative}` is a link to `{}`, a folder that it lies in: what is below it has no end",
+            "`{relative}` is a link to `{}`, a folder that it is in: what is below it has no end",
             target.display()
         )),
         false => Ok(()),
@@ -446,7 +446,7 @@ mod tests {
             problem.message
         };
         let root = refused(Path::new("/"), "data/deep/root");
-        assert!(root.contains("`deep/root` is a link to `/`, a folder that it lies in"), "{root}");
+        assert!(root.contains("`deep/root` is a link to `/`, a folder that it is in"), "{root}");
         // The other folder is not around the link, but on the way to it.
         let back = refused(&folder.path().join("data"), "other/back");
         assert!(back.contains("`elsewhere/back` is a link to") && back.contains("has no end"), "{back}");

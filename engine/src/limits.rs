@@ -25,7 +25,6 @@ pub fn heed_file_size() {
     let _ = unsafe { sigaction(Signal::SIGXFSZ, &action) };
 }
 
-/// The words of a panic.
 pub fn words(panic: &(dyn Any + Send)) -> Option<&str> {
     panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied())
 }

@@ -1,4 +1,4 @@
-//! `pipeline.lock`: what moving things (a branch of a hub repository) were when they were first used, and what was in
+//! `pipeline.lock`: what mutable references (a branch of a hub repository) were when they were first used, and what was in
 //! them.
 //!
 //! The file belongs in git: it is sorted, and has a line for each commit and each file. It leaves to the stage kinds
@@ -67,7 +67,6 @@ pub struct Change {
     pub pin: String,
     /// What it was, if it was pinned.
     pub old: Option<Pinned>,
-    /// What it is.
     pub new: Pinned,
 }
 
@@ -120,11 +119,10 @@ pub enum LockError {
         why: &'static str,
     },
     /// The stage kind could not find out.
-    #[error("cannot find out what `{pin}`, which stage `{stage}` reads, is at present")]
+    #[error("cannot find out what `{pin}`, which stage `{stage}` reads, is currently")]
     Resolve {
         /// The pin's name.
         pin: String,
-        /// The stage.
         stage: String,
         /// The cause.
         source: Box<StageError>,
@@ -168,7 +166,7 @@ impl LockFile {
         Ok(Self { path, pins })
     }
 
-    /// Where it lies.
+    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -341,7 +339,7 @@ fn parse(path: &Path, text: &str) -> Result<BTreeMap<String, Pinned>, LockError>
         }
         found => return Err(LockError::Version { path: path.to_owned(), found }),
     };
-    // What stands here is asked for as it stands, and a thing that moves would pass as one that is pinned.
+    // What stands here is asked for as it is, and a thing that moves would pass as one that is pinned.
     match pins.iter().find_map(|(name, pinned)| Some((name, pinned.fault()?))) {
         Some((name, fault)) => Err(LockError::Form { path: path.to_owned(), reason: format!("`{name}`: {fault}") }),
         None => Ok(pins),

@@ -20,7 +20,7 @@ impl Default for Memory {
     }
 }
 
-/// How many processes were killed for want of memory up to a moment.
+/// How many processes were killed because memory ran out up to a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Kills {
     /// On the whole machine.
@@ -52,11 +52,11 @@ impl Memory {
         field(&self.proc.join(process.to_string()).join("status"), "VmRSS:").map(|kib| kib * 1024)
     }
 
-    /// How many processes have been killed for want of memory up to now.
+    /// How many processes have been killed because memory ran out up to now.
     pub fn kills(&self) -> Kills {
         Kills {
             machine: field(&self.proc.join("vmstat"), "oom_kill"),
-            group: self.groups().first().and_then(Group::kills),
+            group: self.groups().first().and_then(ControlGroup::kills),
         }
     }
 
@@ -65,7 +65,7 @@ impl Memory {
     }
 
     /// The control groups of this process that account for memory, its own first.
-    fn groups(&self) -> Vec<Group> {
+    fn groups(&self) -> Vec<ControlGroup> {
         let text = fs::read_to_string(self.proc.join("self/cgroup")).unwrap_or_default();
         for line in text.lines() {
             let mut parts = line.splitn(3, ':').skip(1);
@@ -101,12 +101,12 @@ enum Version {
 }
 
 /// A control group's folder.
-struct Group {
+struct ControlGroup {
     folder: PathBuf,
     version: Version,
 }
 
-impl Group {
+impl ControlGroup {
     fn limit(&self) -> Option<u64> {
         match self.version {
             // Without a limit the first version says a number near 2⁶³.
@@ -137,14 +137,14 @@ impl Group {
 }
 
 /// The group of a path and those around it, as far as they are visible here: in a container the path may be the host's.
-fn groups_above(root: &Path, path: &str, version: Version) -> Vec<Group> {
+fn groups_above(root: &Path, path: &str, version: Version) -> Vec<ControlGroup> {
     let relative = Path::new(path.trim_start_matches('/'));
     let folders = relative.ancestors().map(|ancestor| root.join(ancestor));
     let file = match version {
         Version::One => "memory.usage_in_bytes",
         Version::Two => "memory.current",
     };
-    folders.filter(|folder| folder.join(file).exists()).map(|folder| Group { folder, version }).collect()
+    folders.filter(|folder| folder.join(file).exists()).map(|folder| ControlGroup { folder, version }).collect()
 }
 
 fn number(file: &Path) -> Option<u64> {

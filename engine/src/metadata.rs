@@ -44,7 +44,6 @@ pub struct FetchedFile {
 }
 
 impl MetadataCache {
-    /// That of a home.
     pub(crate) fn of(home: &Home) -> Self {
         Self { folder: home.metadata() }
     }

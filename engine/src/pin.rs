@@ -1,4 +1,4 @@
-//! What a moving thing on a server was fixed to.
+//! What a mutable reference on a server was fixed to.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,6 @@ const LISTING: &str = "@sha256:";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pinned {
-    /// The commit.
     pub commit: String,
     /// The files at that commit, each with its checksum and length in the words of the stage kind that pinned it.
     /// Empty where the commit alone is written down.
@@ -26,7 +25,7 @@ impl Pinned {
     }
 
     /// What is wrong with it, if anything: what is pinned never moves, so that a branch's name is no pin, and its files
-    /// lie in its folder.
+    /// are in its folder.
     pub fn fault(&self) -> Option<String> {
         if !is_commit(&self.commit) && !is_listing(&self.commit) {
             return Some(format!("`{}` is no commit, which has 40 hexadecimal digits", self.commit));

@@ -67,7 +67,6 @@ impl fmt::Display for Estimate {
 pub struct Work {
     /// What is counted: `rows`, `tokens`, `bytes`.
     pub unit: String,
-    /// How much.
     pub amount: f64,
 }
 
@@ -78,12 +77,10 @@ impl Work {
     }
 }
 
-/// One figure.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Figure {
     /// Its name, such as `optimizer_steps`.
     pub name: &'static str,
-    /// Its value.
     pub value: Value,
     /// The value in words, with what it is made of.
     pub text: String,

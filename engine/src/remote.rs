@@ -13,7 +13,7 @@ use crate::parameter::{Json, KeyWriter, Parameter, Parameters, Reader};
 /// The shared cache of a pipeline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteSettings {
-    /// Where it lies.
+    /// Where it is.
     pub place: RemotePlace,
     /// Whether a run sends what it makes.
     pub push: bool,
@@ -28,7 +28,7 @@ pub(crate) struct RemoteKey {
 /// The long form.
 #[derive(Parameters)]
 struct RemoteKeys {
-    /// Where it lies: `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, `file:///folder` or a folder. Never a key.
+    /// Where it is: `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, `file:///folder` or a folder. Never a key.
     #[cosmetic]
     url: String,
     /// Whether a run sends what it makes.
@@ -43,7 +43,7 @@ struct RemoteKeys {
 }
 
 impl RemoteKey {
-    /// The settings of a file that lies in `folder`.
+    /// The settings of a file that is in `folder`.
     pub(crate) fn settings(&self, folder: &Path) -> Result<RemoteSettings, BadPlace> {
         let RemoteKeys { url, push, endpoint, region } = &self.keys;
         let mut place = RemotePlace::parse(url, folder)?;

@@ -31,7 +31,6 @@ pub enum Outside {
     Files {
         /// What the files are for; unique within the stage.
         role: String,
-        /// As written.
         pattern: String,
         /// Where the pattern stands.
         span: Span,
@@ -40,7 +39,7 @@ pub enum Outside {
     Pin(PinRequest),
 }
 
-/// A request to fix a moving thing (a branch of a hub repository) to what it is now.
+/// A request to fix a mutable reference (a branch of a hub repository) to what it is now.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PinRequest {
     /// Kind of thing: `hub-model`, `hub-dataset`.
@@ -68,7 +67,6 @@ pub enum Smoke {
 /// An environment variable with a secret that a stage names and reads by itself. Its value is in no plan.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Secret {
-    /// The variable.
     pub variable: String,
     /// The parameter that names it, where the file does: the stage then fails without it.
     pub field: Option<&'static str>,
@@ -101,7 +99,7 @@ pub enum Threads {
 pub enum Workers {
     /// It computes on one device.
     One,
-    /// One worker for each device that it is given; on the processor, workers that share its cores.
+    /// One worker for each device that it is given; on the CPU, workers that share its cores.
     Many,
 }
 
@@ -129,7 +127,6 @@ pub enum WorkingState {
     GoesOn {
         /// What is counted, in the singular: `step`.
         unit: String,
-        /// How many are done.
         done: u64,
         /// How many there will be, where that is known.
         of: Option<u64>,
@@ -165,7 +162,7 @@ pub trait Stage: 'static {
     /// What the file may say under `with:`.
     type Params: Parameter + Send + Sync + 'static;
     /// The first names of references in texts that the kind replaces itself: with `inputs` among them, `${inputs.rows}`
-    /// reaches it as it stands, where every other kind's file would be refused.
+    /// reaches it as it is, where every other kind's file would be refused.
     const PLACEHOLDERS: &'static [&'static str] = &[];
     /// Whether pipelines are run for what it makes, so that nothing else need read it.
     const GOAL: bool = false;
@@ -200,7 +197,7 @@ pub trait Stage: 'static {
         Vec::new()
     }
 
-    /// Goes out and finds what a moving thing is at present: a branch's commit, and the files there.
+    /// Goes out and finds what a mutable reference is currently: a branch's commit, and the files there.
     ///
     /// # Errors
     /// Fails where the thing does not exist or cannot be reached.
@@ -243,7 +240,7 @@ pub trait Stage: 'static {
         Preflight::default()
     }
 
-    /// The most memory that it holds on the processor with several workers, all together; that of one is part of
+    /// The most memory that it holds on the CPU with several workers, all together; that of one is part of
     /// [`Stage::preflight`].
     fn peak_memory(_params: &Self::Params, _inputs: &InputFacts, _workers: usize) -> Option<u64> {
         None
@@ -492,7 +489,6 @@ impl Registry {
         self
     }
 
-    /// The kind of a name.
     pub fn get(&self, name: &str) -> Option<&dyn StageKind> {
         self.0.get(name).map(Box::as_ref)
     }

@@ -46,7 +46,6 @@ impl Survey {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Extent {
-    /// All of it.
     Whole,
     /// The pieces that describe it (a header, a footer, the first rows), in a file of its true length whose other bytes
     /// are zeros.
@@ -58,13 +57,13 @@ pub enum Extent {
 /// A file that a stage reads: on this machine, or on a server with its metadata here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalFile {
-    /// Where it lies.
+    /// Where it is.
     pub path: PathBuf,
-    /// How much of it lies there.
+    /// How much of it is there.
     pub extent: Extent,
     /// Its path below the folder or pattern that was asked for; of a single file, its name.
     pub relative: String,
-    /// What messages call it: its path as seen from the pipeline file, where it lies below that.
+    /// What messages call it: its path as seen from the pipeline file, where it is below that.
     pub name: String,
 }
 

@@ -107,7 +107,7 @@ impl TestBench {
         self
     }
 
-    /// What the stage has to compute on; the processor of one worker by default.
+    /// What the stage has to compute on; the CPU of one worker by default.
     #[must_use]
     pub fn devices(mut self, devices: DeviceGrant) -> Self {
         self.devices = devices;

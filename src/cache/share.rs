@@ -22,7 +22,7 @@ use crate::{Format, Global, locate, words};
 /// Send results to the shared cache; what is there already is not sent again.
 #[derive(Args)]
 pub(super) struct PushArgs {
-    /// The pipeline file whose results are sent, as it stands now; without one, all results of the home.
+    /// The pipeline file whose results are sent, as it is now; without one, all results of the home.
     file: Option<PathBuf>,
     /// Only these stages.
     #[arg(value_name = "STAGE", requires = "file")]
@@ -37,7 +37,7 @@ pub(super) struct PushArgs {
 /// Fetch the results of a pipeline from the shared cache, each file compared with its digest.
 #[derive(Args)]
 pub(super) struct PullArgs {
-    /// The pipeline file whose results are fetched, as it stands now.
+    /// The pipeline file whose results are fetched, as it is now.
     file: PathBuf,
     /// Only these stages; what they were made of stays where it is.
     #[arg(value_name = "STAGE")]
@@ -50,7 +50,7 @@ pub(super) struct PullArgs {
 }
 
 /// What became of one result.
-struct Line {
+struct Outcome {
     name: String,
     key: Option<Digest>,
     what: &'static str,
@@ -81,13 +81,13 @@ pub(super) fn push(args: &PushArgs, global: &Global, format: Format) -> Result<(
     let mut lines = Vec::new();
     for (name, record) in results {
         let Some(record) = record else {
-            lines.push(Line { name, key: None, what: "not made here", files: 0, bytes: 0, error: None });
+            lines.push(Outcome { name, key: None, what: "not made here", files: 0, bytes: 0, error: None });
             continue;
         };
         let key = record.key.result_key();
         // What garbage collection might take away meanwhile is taken into use; what is not whole here is left out.
         if store.take(&key).map_err(Failure::machine)?.is_none() {
-            lines.push(Line { name, key: Some(key), what: "not whole here", files: 0, bytes: 0, error: None });
+            lines.push(Outcome { name, key: Some(key), what: "not whole here", files: 0, bytes: 0, error: None });
             continue;
         }
         let bar = bar(global.verbosity());
@@ -129,7 +129,7 @@ pub(super) fn pull(args: &PullArgs, global: &Global, format: Format) -> Result<(
         let record = key.and_then(|key| found.remove(&key).or_else(|| store.remembered(&key)));
         let (Some(key), Some(record), Forecast::Remote) = (key, record, status) else {
             let what = if status == Forecast::Cached { "here already" } else { "not in the remote" };
-            lines.push(Line { name, key, what, files: 0, bytes: 0, error: None });
+            lines.push(Outcome { name, key, what, files: 0, bytes: 0, error: None });
             continue;
         };
         let bar = bar(global.verbosity());
@@ -191,11 +191,11 @@ fn word(result: PushedAs, how: Pushing) -> &'static str {
 }
 
 /// A failure of one result is told with it; one of the remote ends the command.
-fn line(name: String, key: Digest, ended: Result<(&'static str, u64, u64), RemoteError>) -> Result<Line, Failure> {
+fn line(name: String, key: Digest, ended: Result<(&'static str, u64, u64), RemoteError>) -> Result<Outcome, Failure> {
     match ended {
-        Ok((what, files, bytes)) => Ok(Line { name, key: Some(key), what, files, bytes, error: None }),
+        Ok((what, files, bytes)) => Ok(Outcome { name, key: Some(key), what, files, bytes, error: None }),
         Err(error) if error.is_of_one_result() => {
-            Ok(Line { name, key: Some(key), what: "failed", files: 0, bytes: 0, error: Some(error) })
+            Ok(Outcome { name, key: Some(key), what: "failed", files: 0, bytes: 0, error: Some(error) })
         }
         Err(error) => Err(error.into()),
     }
@@ -209,7 +209,7 @@ fn show(bar: &ProgressBar) -> impl Fn(TransferProgress) + Send + Sync + 'static 
     }
 }
 
-fn tell(lines: &[Line], format: Format, dry_run: bool, verb: &str) -> Result<(), Failure> {
+fn tell(lines: &[Outcome], format: Format, dry_run: bool, verb: &str) -> Result<(), Failure> {
     let failed = lines.iter().any(|line| line.error.is_some());
     let printed = match format {
         Format::Json => crate::print_json(
@@ -223,9 +223,9 @@ fn tell(lines: &[Line], format: Format, dry_run: bool, verb: &str) -> Result<(),
     Failure::after(if failed { Exit::StageFailed } else { Exit::Done }, printed)
 }
 
-fn print(lines: &[Line], dry_run: bool, verb: &str) -> Result<(), Failure> {
+fn print(lines: &[Outcome], dry_run: bool, verb: &str) -> Result<(), Failure> {
     let mut out = crate::screen::stdout();
-    for Line { name, what, files, bytes, .. } in lines {
+    for Outcome { name, what, files, bytes, .. } in lines {
         match files {
             0 => writeln!(out, "{name}: {what}")?,
             _ => {
@@ -239,8 +239,8 @@ fn print(lines: &[Line], dry_run: bool, verb: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-fn line_json(line: &Line) -> Value {
-    let Line { name, key, what, files, bytes, error } = line;
+fn line_json(line: &Outcome) -> Value {
+    let Outcome { name, key, what, files, bytes, error } = line;
     let error = error.as_ref().map(ToString::to_string);
     json!({ "name": name, "key": key, "what": what, "files": files, "bytes": bytes, "error": error })
 }

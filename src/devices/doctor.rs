@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use ::devices::doctor::{Finding, Limits, Place, Python, Severity, Subject, Variable, examine};
+use ::devices::doctor::{Finding, Limits, Python, Severity, Subject, Variable, VariableSource, examine};
 use ::devices::{Device, DeviceKind, Inventory};
 use clap::Args;
 use engine::executor::ExecutorKind;
@@ -71,7 +71,7 @@ fn variables_of(plan: &Plan) -> Vec<Variable> {
         let set = stage.parameters.get("env").and_then(Value::as_object);
         let set = set.into_iter().flatten().filter_map(|(name, value)| {
             let place = place(&plan.sources, stage, name);
-            Some(Variable { name: name.clone(), value: value.as_str()?.to_owned(), place: Place::File(place) })
+            Some(Variable { name: name.clone(), value: value.as_str()?.to_owned(), place: VariableSource::File(place) })
         });
         set.collect::<Vec<_>>()
     };
@@ -167,7 +167,7 @@ fn print(findings: &[Finding], inventory: &Inventory, python: &Python) -> io::Re
 fn looked_at(inventory: &Inventory, python: &Python) -> String {
     let kinds = DeviceKind::ALL.into_iter().filter_map(|kind| match inventory.of_kind(kind).count() {
         0 => None,
-        _ if kind == DeviceKind::Cpu => Some("the processor".to_owned()),
+        _ if kind == DeviceKind::Cpu => Some("the CPU".to_owned()),
         count => Some(format!("{count} of {kind}")),
     });
     let mut parts: Vec<String> = kinds.collect();

@@ -13,7 +13,7 @@ use crate::render::Failure;
 use crate::table::Table;
 use crate::{Format, words};
 
-/// List what this machine has to compute on: processors, GPUs, NPUs, their memory and the links between them.
+/// List what this machine has to compute on: CPUs, GPUs, NPUs, their memory and the links between them.
 ///
 /// What a device is and how it fares is told by its driver's own tool: NVML or `nvidia-smi`, `npu-smi`, `amd-smi` or
 /// `rocm-smi`, `system_profiler`. A tool that fails or hangs is named with what it said.
@@ -134,7 +134,7 @@ fn row(device: &Device) -> Vec<String> {
     ]
 }
 
-/// `npu:3`; the processor is one.
+/// `npu:3`; the CPU is one.
 pub(crate) fn name(device: &Device) -> String {
     match device.kind {
         DeviceKind::Cpu => device.kind.to_string(),

@@ -1,6 +1,6 @@
 //! `pipeline export argo`: an Argo workflow with a task for each stage.
 //!
-//! A task runs its stage alone and hands it over through the shared cache, so that a stage whose result lies there
+//! A task runs its stage alone and hands it over through the shared cache, so that a stage whose result is there
 //! costs a few seconds. The children of a sweep share a template, which is given the stage's id.
 
 use engine::plan::{Plan, PlannedStage};
@@ -22,7 +22,7 @@ const LONGEST_NAME: usize = 63;
 /// What Argo puts the stage's id in place of.
 const STAGE: &str = "{{inputs.parameters.stage}}";
 
-/// What Argo puts the task's name in place of: where its home lies on a claim.
+/// What Argo puts the task's name in place of: where its home is on a claim.
 const TASK: &str = "{{inputs.parameters.task}}";
 
 /// Writes the workflow.

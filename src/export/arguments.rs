@@ -51,7 +51,7 @@ pub(super) struct ClusterArgs {
     /// A persistent volume claim for the pods' homes: a training whose pod is lost goes on from its saved steps.
     #[arg(long, value_name = "CLAIM")]
     pub home_claim: Option<String>,
-    /// Where the folder of the pipeline file lies in the image or on a volume. Without it a ConfigMap brings the file
+    /// Where the folder of the pipeline file is in the image or on a volume. Without it a ConfigMap brings the file
     /// and its sources.
     #[arg(long, value_name = "FOLDER")]
     pub folder: Option<PathBuf>,
@@ -66,7 +66,6 @@ pub(super) struct NodeSelector {
     pub device: Option<DeviceRequest>,
     /// The label of a node.
     pub label: String,
-    /// Its value.
     pub value: String,
 }
 
@@ -84,7 +83,6 @@ pub(super) struct DeviceResource {
 pub(super) struct Variable {
     /// The variable.
     pub name: String,
-    /// Its value.
     pub value: String,
 }
 

@@ -121,7 +121,7 @@ pub(super) fn collect(
     for path in &paths {
         brought.insert(below(path), read(path)?);
     }
-    // In a pod no folder above the file is that of a project, so the pins lie beside it.
+    // In a pod no folder above the file is that of a project, so the pins are next to it.
     if outside.iter().any(|of_stage| !of_stage.pins.is_empty()) {
         let beside = pipeline.with_file_name("pipeline.lock");
         brought.insert(below(&beside), read(&home.lock_file())?);

@@ -34,7 +34,7 @@ impl Asks {
     /// What a stage asks for.
     pub(super) fn of(stage: &PlannedStage) -> Self {
         let resources = &stage.resources;
-        // `all` of the processor is one worker; of devices a pod has none that it does not count, which is refused
+        // `all` of the CPU is one worker; of devices a pod has none that it does not count, which is refused
         // before.
         let count = match resources.count {
             DeviceCount::Exactly(count) => count,
@@ -187,7 +187,7 @@ pub(super) fn deadline_seconds(stage: &PlannedStage) -> Option<u64> {
     Some(whole.as_secs())
 }
 
-/// `4608Mi`, or bytes where it is no whole number of a unit.
+/// `4608Mi`, or bytes where it is no integer of a unit.
 fn quantity(bytes: u64) -> String {
     let units = [(30, "Gi"), (20, "Mi"), (10, "Ki")];
     let whole = units.iter().find(|(shift, _)| bytes.is_multiple_of(1 << shift));

@@ -53,7 +53,7 @@ struct Difference {
 /// Where a stage differs.
 struct StageDifference {
     stage: String,
-    /// How it stands in the two.
+    /// How it is in the two.
     status: [String; 2],
     parameters: Vec<KeyDifference>,
     metrics: Vec<(String, [Option<f64>; 2])>,

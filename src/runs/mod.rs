@@ -15,7 +15,7 @@ pub(crate) use show::stage_of;
 
 use cache::{Digest, Store};
 use clap::{Args, Subcommand};
-use engine::history::{Found, History, Origin, Recorded, RunState, RunSummary, Words};
+use engine::history::{History, Origin, Recorded, RunLookup, RunState, RunSummary, Words};
 use engine::home::Home;
 
 use crate::Global;
@@ -60,11 +60,9 @@ pub(crate) fn run(args: &RunsArgs, global: &Global) -> Result<(), Failure> {
 
 /// The runs of a home.
 pub(crate) struct Past {
-    /// The home.
     pub home: Home,
     /// Its runs.
     pub history: History,
-    /// Its store.
     pub store: Store,
 }
 
@@ -98,10 +96,10 @@ impl Past {
     /// Fails where it is none, or several.
     pub(crate) fn find(&self, name: &str) -> Result<RunSummary, Failure> {
         match self.history.find(name).map_err(Failure::machine)? {
-            Found::Run(run) => Ok(run),
-            Found::Several(ids) => Err(several(name, &ids)),
-            Found::Nothing if name == LATEST => Err(nothing_yet()),
-            Found::Nothing => Err(Failure::wrong(format!("there is no run `{name}`"))
+            RunLookup::Run(run) => Ok(run),
+            RunLookup::Several(ids) => Err(several(name, &ids)),
+            RunLookup::Nothing if name == LATEST => Err(nothing_yet()),
+            RunLookup::Nothing => Err(Failure::wrong(format!("there is no run `{name}`"))
                 .with_help("`pipeline runs ls` lists the runs; the beginning of an id is enough")),
         }
     }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone)]
 pub(crate) struct Shape {
     pub nodes: usize,
-    /// Processors of each node, whatever the machine has.
+    /// CPUs of each node, whatever the machine has.
     pub cpus: usize,
     pub memory_mb: usize,
     /// GPUs of each node: links to `/dev/null`, which jobs are given shares of.

@@ -24,7 +24,6 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Whether anything is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removal {
-    /// It is.
     Real,
     /// It is only said what would be.
     DryRun,
@@ -37,9 +36,7 @@ pub struct Collected {
     pub results: Vec<RemovedResult>,
     /// Working state.
     pub partials: Vec<RemovedPartial>,
-    /// Trees.
     pub trees: usize,
-    /// Objects.
     pub objects: usize,
     /// The length of the objects and the working state that are gone.
     pub freed_bytes: u64,
@@ -51,10 +48,8 @@ pub struct Collected {
     pub in_use: usize,
 }
 
-/// A result that was removed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RemovedResult {
-    /// Its key.
     pub key: Digest,
     /// The kind of stage that made it.
     pub kind: String,

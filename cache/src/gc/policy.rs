@@ -113,7 +113,6 @@ impl Now {
 }
 
 impl Policy {
-    /// Chooses.
     pub(super) fn choose(&self, census: &Census, now: Now) -> Choice {
         let mut choosing = Choosing::new(self, census, now);
         for (position, result) in census.results.iter().enumerate() {

@@ -36,7 +36,6 @@ pub enum BadPlace {
     /// Nothing is given.
     #[error("the address of the remote is empty")]
     Empty,
-    /// Another scheme.
     #[error("`{0}://` is no kind of remote")]
     Scheme(String),
     /// No bucket after the scheme.
@@ -57,7 +56,6 @@ pub enum BadPlace {
     /// A setting that this kind of remote does not have.
     #[error("`{setting}` has no meaning for {of}")]
     NotASetting {
-        /// The setting.
         setting: &'static str,
         /// The kind of remote.
         of: &'static str,

@@ -30,7 +30,6 @@ const PARALLEL_PARTS: usize = 2;
 /// Whether anything is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pushing {
-    /// It is.
     Send,
     /// It is only found out what would be.
     DryRun,
@@ -59,7 +58,7 @@ pub enum PushedAs {
 }
 
 /// What the remote has under a key.
-enum Found {
+enum RemoteRecord {
     Nothing,
     Same,
     /// A record of another version of this program, or a whole result with other outputs.
@@ -92,18 +91,18 @@ impl Remote {
                 Pushing::DryRun => shared.check_marker().await?,
             }
             let found = shared.found(&key, record, store).await?;
-            if matches!(found, Found::Other) {
+            if matches!(found, RemoteRecord::Other) {
                 return Ok(Pushed { result: PushedAs::OtherKept, files: 0, bytes: 0 });
             }
             let files: BTreeMap<Digest, TreeFile> =
                 trees.iter().flat_map(|tree| tree.files()).map(|file| (file.digest, file.clone())).collect();
             let lacking = shared.lacking(files.into_values()).await?;
             let (files, bytes) = (lacking.len() as u64, lacking.iter().map(|(file, _)| file.size).sum());
-            let result = if matches!(found, Found::Same) { PushedAs::Same } else { PushedAs::New };
+            let result = if matches!(found, RemoteRecord::Same) { PushedAs::Same } else { PushedAs::New };
             if how == Pushing::Send {
                 shared.send_objects(store, lacking, bytes, Arc::new(observe)).await?;
                 shared.send_trees(&trees).await?;
-                let mode = if matches!(found, Found::Damaged) { PutMode::Overwrite } else { PutMode::Create };
+                let mode = if matches!(found, RemoteRecord::Damaged) { PutMode::Overwrite } else { PutMode::Create };
                 if result == PushedAs::New {
                     let json = serde_json::to_vec_pretty(record).expect("a record is made of strings and JSON values");
                     let name = shared.record(&key);
@@ -117,17 +116,17 @@ impl Remote {
 }
 
 impl Shared {
-    async fn found(&self, key: &Digest, ours: &ResultRecord, store: &Store) -> Result<Found, RemoteError> {
-        let Some(bytes) = self.read(&self.record(key)).await? else { return Ok(Found::Nothing) };
+    async fn found(&self, key: &Digest, ours: &ResultRecord, store: &Store) -> Result<RemoteRecord, RemoteError> {
+        let Some(bytes) = self.read(&self.record(key)).await? else { return Ok(RemoteRecord::Nothing) };
         let theirs = match Stored::read(&bytes, key) {
-            Stored::Damaged => return Ok(Found::Damaged),
-            Stored::Foreign => return Ok(Found::Other),
+            Stored::Damaged => return Ok(RemoteRecord::Damaged),
+            Stored::Foreign => return Ok(RemoteRecord::Other),
             Stored::Sound(theirs) => theirs,
         };
         if theirs.outputs == ours.outputs {
-            return Ok(Found::Same);
+            return Ok(RemoteRecord::Same);
         }
-        Ok(if self.is_whole(&theirs, store).await? { Found::Other } else { Found::Damaged })
+        Ok(if self.is_whole(&theirs, store).await? { RemoteRecord::Other } else { RemoteRecord::Damaged })
     }
 
     /// Whether everything that a record names is there, by its length.

@@ -158,17 +158,14 @@ impl Drop for Remote {
 }
 
 impl Shared {
-    /// The name of an object.
     pub(super) fn object(&self, digest: &Digest) -> Name {
         self.sharded("objects", digest)
     }
 
-    /// The name of a tree.
     pub(super) fn tree(&self, digest: &Digest) -> Name {
         self.sharded("trees", digest)
     }
 
-    /// The name of a record.
     pub(super) fn record(&self, key: &Digest) -> Name {
         self.prefix.clone().join("results").join(format!("{key}.json"))
     }
@@ -236,7 +233,6 @@ impl Shared {
         }
     }
 
-    /// The result of a key.
     pub(super) async fn result(&self, key: &Digest) -> Result<Option<ResultRecord>, RemoteError> {
         let name = self.record(key);
         let Some(bytes) = self.read(&name).await? else { return Ok(None) };

@@ -46,7 +46,6 @@ struct State {
 }
 
 impl S3 {
-    /// Starts one.
     pub(crate) fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("bucket")).unwrap();

@@ -8,13 +8,11 @@
 /// What the table says of a chip.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Chip {
-    /// The number of its card.
     pub card: u32,
     /// Its number on the card.
     pub chip: u32,
     /// Its number in the machine, where the table has it.
     pub physical: Option<u32>,
-    /// Its name.
     pub name: String,
     /// Its health, as printed.
     pub health: String,
@@ -31,7 +29,6 @@ pub(crate) struct Chip {
 /// A line of the table of processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProcessLine {
-    /// The number of the card.
     pub card: u32,
     /// The chip's number on it.
     pub chip: u32,
@@ -247,7 +244,7 @@ mod tests {
         assert_eq!(info.chips.len(), 2);
         assert_eq!(info.chips[1].health, "Warning");
         assert_eq!(info.chips[1].temperature_celsius, Some(35.0));
-        // Both kinds of memory are shown; models lie in the second.
+        // Both kinds of memory are shown; models are in the second.
         assert_eq!(info.chips[1].memory, Some((1024 << 20, 32 * GIB)));
     }
 

@@ -38,7 +38,7 @@ pub(crate) fn ask(machine: &Machine) -> Inventory {
 }
 
 impl Inventory {
-    /// Asks for links and near processors, which a single device has too.
+    /// Asks for links and near CPUs, which a single device has too.
     fn join(&mut self, machine: &Machine, tool: &std::path::Path) {
         let mut asked = Asked::new(DeviceKind::Npu, "npu-smi info -t topo");
         match machine.run(tool, &["info", "-t", "topo"]) {

@@ -1,4 +1,4 @@
-//! `npu-smi info -t topo`: what joins the NPUs, and which processors are near.
+//! `npu-smi info -t topo`: what joins the NPUs, and which CPUs are near.
 
 use crate::matrix::Matrix;
 

@@ -63,17 +63,15 @@ pub struct Finding {
 /// An environment variable that a process will have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Variable {
-    /// Its name.
     pub name: String,
-    /// Its value.
     pub value: String,
     /// Where it is set.
-    pub place: Place,
+    pub place: VariableSource,
 }
 
 /// Where a variable is set.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum VariableSource {
     /// In the environment of this program.
     Environment,
     /// In a pipeline file; how a person finds it.
@@ -83,9 +81,7 @@ pub enum Place {
 /// What is examined.
 #[derive(Debug, Clone)]
 pub struct Subject<'a> {
-    /// The machine.
     pub machine: &'a Machine,
-    /// What it has.
     pub inventory: &'a Inventory,
     /// The variables that are set.
     pub variables: &'a [Variable],
@@ -116,7 +112,7 @@ impl Variable {
     pub fn of_this_process() -> Vec<Self> {
         let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
         let mut variables: Vec<Self> = std::env::vars_os()
-            .map(|(name, value)| Self { name: text(name), value: text(value), place: Place::Environment })
+            .map(|(name, value)| Self { name: text(name), value: text(value), place: VariableSource::Environment })
             .collect();
         variables.sort_by(|a, b| a.name.cmp(&b.name));
         variables
@@ -125,8 +121,8 @@ impl Variable {
     /// `HCCL_BUFFSIZE=x in the environment`.
     fn seen(&self) -> String {
         match &self.place {
-            Place::Environment => format!("{}={} in the environment", self.name, self.value),
-            Place::File(place) => format!("{}={} at {place}", self.name, self.value),
+            VariableSource::Environment => format!("{}={} in the environment", self.name, self.value),
+            VariableSource::File(place) => format!("{}={} at {place}", self.name, self.value),
         }
     }
 }

@@ -101,7 +101,7 @@ fn listening_port(line: &str) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::{Limits, Place, Python, Variable};
+    use crate::doctor::{Limits, Python, Variable, VariableSource};
     use crate::test_machine::TestMachine;
     use crate::{Device, Inventory};
 
@@ -116,7 +116,7 @@ mod tests {
             .map(|(name, value)| Variable {
                 name: (*name).to_owned(),
                 value: (*value).to_owned(),
-                place: Place::Environment,
+                place: VariableSource::Environment,
             })
             .collect();
         let python = Python::missing();

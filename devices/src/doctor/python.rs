@@ -61,7 +61,6 @@ pub struct Installed {
 }
 
 impl Installed {
-    /// The version of a package.
     pub fn version(&self, package: &str) -> Option<&str> {
         self.packages.get(package)?.as_deref()
     }

@@ -8,7 +8,6 @@ const HOMES: [&str; 2] = ["ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH"];
 /// Where it is installed unless somebody says otherwise: from 8.5 on in the first place.
 const PLACES: [&str; 2] = ["/usr/local/Ascend/cann", "/usr/local/Ascend/ascend-toolkit/latest"];
 
-/// A CANN that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Cann {
     /// Its version, such as `8.2.RC1`.

@@ -58,7 +58,7 @@ impl Values {
                 Some((last, others)) => format!("{} or {last}", others.join(", ")),
                 None => String::new(),
             },
-            Self::Range(first, last) => format!("a whole number from {first} to {last}"),
+            Self::Range(first, last) => format!("an integer from {first} to {last}"),
         }
     }
 }
@@ -132,10 +132,10 @@ fn nearest(name: &str) -> Option<(&'static Known, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::Place;
+    use crate::doctor::VariableSource;
 
     fn found(name: &str, value: &str) -> Option<Finding> {
-        let variable = Variable { name: name.to_owned(), value: value.to_owned(), place: Place::Environment };
+        let variable = Variable { name: name.to_owned(), value: value.to_owned(), place: VariableSource::Environment };
         check(&[variable]).pop()
     }
 

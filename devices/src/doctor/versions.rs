@@ -235,7 +235,7 @@ fn compare(a: &str, b: &str) -> Ordering {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::{Limits, Place, Python, Variable};
+    use crate::doctor::{Limits, Python, Variable, VariableSource};
     use crate::inventory::Asked;
     use crate::test_machine::TestMachine;
     use crate::{Device, Inventory};
@@ -277,7 +277,7 @@ mod tests {
             .map(|home| Variable {
                 name: "ASCEND_TOOLKIT_HOME".to_owned(),
                 value: home.to_owned(),
-                place: Place::Environment,
+                place: VariableSource::Environment,
             })
             .into_iter()
             .collect();

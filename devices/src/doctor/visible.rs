@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Finding, Place, Severity, Variable, value};
+use super::{Finding, Severity, Variable, VariableSource, value};
 use crate::{DeviceKind, Inventory};
 
 /// Looks at every list of visible devices that is set.
@@ -58,8 +58,7 @@ fn check_list(list: &List) -> Vec<Finding> {
     let mut findings = Vec::new();
     if ids.len() < parts.len() && !all_named(&parts, list.kind) {
         let (bad, read) = (parts[ids.len()], ids.len());
-        let help =
-            format!("write whole numbers with commas and nothing between them, such as {}=0,1", list.variable.name);
+        let help = format!("write integers with commas and nothing between them, such as {}=0,1", list.variable.name);
         let message = format!("is read up to `{bad}` only: {read} of its {} ids count", parts.len());
         findings.push(list.finding(Severity::Error, "visible-form", message, help));
     }
@@ -140,7 +139,7 @@ fn container_variable(inventory: &Inventory, variables: &[Variable], name: &str,
     // see.
     let ids = ids?;
     let seen = inventory.of_kind(kind).count();
-    let in_file = matches!(variable.place, Place::File(_));
+    let in_file = matches!(variable.place, VariableSource::File(_));
     // Where it did its work, exactly so many devices are left. Then it was right, though it says nothing to this
     // process.
     if !in_file && (seen == 0 || seen == ids.len()) {
@@ -202,7 +201,7 @@ mod tests {
     }
 
     fn set(name: &str, value: &str) -> Variable {
-        Variable { name: name.to_owned(), value: value.to_owned(), place: Place::Environment }
+        Variable { name: name.to_owned(), value: value.to_owned(), place: VariableSource::Environment }
     }
 
     fn checks(inventory: &Inventory, variables: &[Variable]) -> Vec<(&'static str, Severity)> {
@@ -248,7 +247,8 @@ mod tests {
         assert!(findings[0].help.contains("ASCEND_RT_VISIBLE_DEVICES=0,1,2,3"), "{}", findings[0].help);
         // In the container that it made there are four left.
         assert_eq!(checks(&machine(DeviceKind::Npu, &["910B3"; 4]), &[seed]), []);
-        let file = Variable { place: Place::File("job.yaml:3:5".to_owned()), ..set("ASCEND_VISIBLE_DEVICES", "0,1") };
+        let file =
+            Variable { place: VariableSource::File("job.yaml:3:5".to_owned()), ..set("ASCEND_VISIBLE_DEVICES", "0,1") };
         assert_eq!(checks(&machine(DeviceKind::Npu, &["910B3"; 2]), &[file]), [("visible-container", Severity::Error)]);
         assert_eq!(checks(&machine(DeviceKind::Cuda, &["H100"]), &[set("NVIDIA_VISIBLE_DEVICES", "all")]), []);
     }

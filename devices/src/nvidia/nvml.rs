@@ -44,7 +44,6 @@ pub(crate) enum NvmlError {
     /// A call failed.
     #[error("{call} failed: {said}")]
     Call {
-        /// The call.
         call: &'static str,
         /// What the library says of it.
         said: String,

@@ -1,8 +1,8 @@
-//! `nvidia-smi topo -m`: what joins the GPUs, and which processors are near.
+//! `nvidia-smi topo -m`: what joins the GPUs, and which CPUs are near.
 
 use crate::matrix::Matrix;
 
-/// Reads what `nvidia-smi topo -m` prints. Network cards stand in the same matrix and are passed over.
+/// Reads what `nvidia-smi topo -m` prints. Network cards are in the same matrix and are passed over.
 pub(crate) fn read(text: &str) -> Option<Matrix> {
     Matrix::read(text, &["GPU"])
 }

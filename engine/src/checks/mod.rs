@@ -39,7 +39,6 @@ pub(crate) struct Unseen {
     pub stage: usize,
     /// The key of its result.
     pub key: Digest,
-    /// What it has pinned.
     pub pinned: Pinned,
 }
 

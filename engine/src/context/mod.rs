@@ -33,10 +33,9 @@ pub(crate) static CANCELLED: AtomicBool = AtomicBool::new(false);
 /// An input, opened: every file in it has been checked against its digest.
 #[derive(Debug, Clone)]
 pub struct Artifact {
-    /// A read-only folder of links with the original names. Its description lies beside it
+    /// A read-only folder of links with the original names. Its description is next to it
     /// ([`crate::artifact::description_file`]).
     pub folder: PathBuf,
-    /// Its description.
     pub description: Description,
 }
 
@@ -246,7 +245,7 @@ impl StageContext {
         if digest == file.digest && size == file.size { Ok(()) } else { Err(changed()) }
     }
 
-    /// What a moving thing was pinned to, by `kind:name@revision`.
+    /// What a mutable reference was pinned to, by `kind:name@revision`.
     pub fn pin(&self, name: &str) -> Option<&Pinned> {
         self.job.pins.get(name)
     }

@@ -11,19 +11,19 @@ use crate::stage::Workers;
 pub(crate) struct Demand {
     /// Their kind.
     pub kind: DeviceKind,
-    /// How many. On the processor, workers.
+    /// How many. On the CPU, workers.
     pub count: usize,
     /// Bytes of memory of each that the file asks for.
     pub memory: Option<u64>,
 }
 
-/// Whether a stage computes on the processor whatever else the machine has.
+/// Whether a stage computes on the CPU whatever else the machine has.
 pub(crate) fn is_on_processor(stage: &PlannedStage) -> bool {
     let kind = stage.resources.device.kind().or_else(|| stage.bound.devices().first().copied());
     kind.is_none_or(|kind| kind == DeviceKind::Cpu)
 }
 
-/// What a stage asks for, on a machine; `seen` may be missing for one that computes on the processor.
+/// What a stage asks for, on a machine; `seen` may be missing for one that computes on the CPU.
 pub(crate) fn demand(stage: &PlannedStage, seen: Option<&Seen>) -> Result<Demand, Lack> {
     let kind = kind(stage, seen)?;
     let memory = stage.resources.memory;
@@ -33,7 +33,7 @@ pub(crate) fn demand(stage: &PlannedStage, seen: Option<&Seen>) -> Result<Demand
         (_, Workers::One) => Some(1),
     };
     let (DeviceKind::Cuda | DeviceKind::Npu | DeviceKind::Rocm | DeviceKind::Metal, Some(seen)) = (kind, seen) else {
-        // The processor is one device.
+        // The CPU is one device.
         return Ok(Demand { kind, count: asked.unwrap_or(1), memory });
     };
     let working = seen.working(kind);
@@ -56,7 +56,7 @@ pub(crate) fn demand(stage: &PlannedStage, seen: Option<&Seen>) -> Result<Demand
 fn kind(stage: &PlannedStage, seen: Option<&Seen>) -> Result<DeviceKind, Lack> {
     let served = stage.bound.devices();
     if let Some(device) = stage.resources.device.kind() {
-        // The processor is refused by none: what it takes no one else's place.
+        // The CPU is refused by none: what it takes no one else's place.
         return match device == DeviceKind::Cpu || served.contains(&device) {
             true => Ok(device),
             false => Err(Lack::NotServed { device, stage_kind: stage.kind, served }),
@@ -68,7 +68,7 @@ fn kind(stage: &PlannedStage, seen: Option<&Seen>) -> Result<DeviceKind, Lack> {
     Ok(served.into_iter().find(is_here).unwrap_or(first))
 }
 
-/// The processor, for as many workers as a stage asks for and can use. `all` is one: the processor is one device.
+/// The CPU, for as many workers as a stage asks for and can use. `all` is one: the CPU is one device.
 pub(crate) fn processor(stage: &PlannedStage) -> DeviceGrant {
     let count = match (stage.resources.count, stage.bound.workers()) {
         (DeviceCount::Exactly(count), Workers::Many) => count as usize,

@@ -10,7 +10,6 @@ use crate::plan::PlannedStage;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("stage `{stage}` asks for {lack}")]
 pub struct DeviceMissing {
-    /// The stage.
     pub stage: String,
     /// Its id in the file.
     pub declared: String,
@@ -26,7 +25,6 @@ pub enum Lack {
     NotServed {
         /// What it asks for.
         device: DeviceKind,
-        /// Its kind.
         stage_kind: &'static str,
         /// What that computes on.
         served: Vec<DeviceKind>,
@@ -44,7 +42,6 @@ pub enum Lack {
     TooFew {
         /// What it asks for.
         device: DeviceKind,
-        /// How many.
         wanted: usize,
         /// What there is, as a fragment.
         instead: String,
@@ -54,7 +51,6 @@ pub enum Lack {
     TooSmall {
         /// What it asks for.
         device: DeviceKind,
-        /// How many.
         wanted: usize,
         /// How much memory each is to have.
         memory: u64,

@@ -19,12 +19,11 @@ pub use seen::Seen;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceGrant {
-    /// The kind of device.
     pub kind: DeviceKind,
     /// How many there are on each node. On the processor: how many workers share its cores.
     pub count: usize,
     /// Which of the machine's devices of this kind they are, ascending. A process sees no others and counts these from
-    /// 0. Empty on the processor, and where the device variable was set by somebody else (a cluster).
+    /// 0. Empty on the CPU, and where the device variable was set by somebody else (a cluster).
     #[serde(default)]
     pub indices: Vec<u32>,
     /// Machines that take part, with `count` devices each.
@@ -33,7 +32,7 @@ pub struct DeviceGrant {
 }
 
 impl DeviceGrant {
-    /// The processor of one machine, for one worker.
+    /// The CPU of one machine, for one worker.
     pub const PROCESSOR: Self = Self { kind: DeviceKind::Cpu, count: 1, indices: Vec::new(), nodes: 1 };
 
     /// All workers, on all nodes.

@@ -21,7 +21,7 @@ impl Seen {
         let names =
             DeviceKind::ALL.into_iter().filter_map(DeviceKind::visible_variable).chain(["ROCR_VISIBLE_DEVICES"]);
         let variables = names.filter_map(|name| Some((name, std::env::var(name).ok()?))).collect();
-        // The processor is asked for its cores.
+        // The CPU is asked for its cores.
         let mut kinds = kinds.to_vec();
         if !kinds.contains(&DeviceKind::Cpu) {
             kinds.push(DeviceKind::Cpu);
@@ -57,7 +57,7 @@ impl Seen {
         is_usable(seat.device, memory)
     }
 
-    /// The processors that this process may use.
+    /// The CPUs that this process may use.
     pub fn cores(&self) -> CpuList {
         let processor = self.inventory.of_kind(DeviceKind::Cpu).next();
         processor.and_then(|processor| processor.affinity.clone()).unwrap_or_default()

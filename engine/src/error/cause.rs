@@ -34,7 +34,7 @@ pub enum Cause {
     Cancelled,
     /// The stage took longer than its `timeout`.
     Timeout,
-    /// The process died without a word.
+    /// The process died without reporting an error.
     Crashed,
     /// A defect of this program.
     Internal,

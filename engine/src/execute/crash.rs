@@ -1,10 +1,10 @@
-//! What the end of a process says that ended without a word of its own.
+//! What the end of a process says that exited without reporting an error.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-use super::executor::{Ending, Exit};
+use super::executor::{Ending, ProcessExit};
 use crate::error::{Cause, Failure, of_words};
 use crate::memory::{Kills, Memory};
 
@@ -18,7 +18,7 @@ const NEARLY_ALL: f64 = 0.9;
 pub(crate) struct Evidence<'a> {
     /// Where the machine's memory is read.
     pub memory: &'a Memory,
-    /// What had been killed for want of memory before it began.
+    /// What had been killed because memory ran out before it began.
     pub kills: Kills,
     /// Its standard error.
     pub log: &'a Path,
@@ -26,8 +26,8 @@ pub(crate) struct Evidence<'a> {
     pub log_from: u64,
 }
 
-/// A process that died without a word: of which cause, as far as that can be known.
-pub(crate) fn crash(exit: &Exit, evidence: &Evidence<'_>) -> Failure {
+/// A process that died without reporting an error: of which cause, as far as that can be known.
+pub(crate) fn crash(exit: &ProcessExit, evidence: &Evidence<'_>) -> Failure {
     let message = match &exit.ending {
         Ending::Signal(signal) if signal == "SIGKILL" => return killed(exit, evidence),
         Ending::Signal(signal) => format!("the stage's process died of {signal}"),
@@ -39,7 +39,7 @@ pub(crate) fn crash(exit: &Exit, evidence: &Evidence<'_>) -> Failure {
     }
 }
 
-fn killed(exit: &Exit, evidence: &Evidence<'_>) -> Failure {
+fn killed(exit: &ProcessExit, evidence: &Evidence<'_>) -> Failure {
     let peak = exit.peak_memory_bytes;
     let total = evidence.memory.total();
     let held = format!(
@@ -78,9 +78,9 @@ mod tests {
 
     use super::*;
 
-    fn exit(signal: &str, peak_memory_bytes: u64) -> Exit {
+    fn exit(signal: &str, peak_memory_bytes: u64) -> ProcessExit {
         let ending = Ending::Signal(signal.to_owned());
-        Exit { ending, ran: Duration::ZERO, peak_memory_bytes, cpu: Duration::ZERO, verdict: None, host: None }
+        ProcessExit { ending, ran: Duration::ZERO, peak_memory_bytes, cpu: Duration::ZERO, verdict: None, host: None }
     }
 
     #[test]

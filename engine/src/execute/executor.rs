@@ -33,7 +33,7 @@ pub struct Launch {
     pub cluster: Option<Box<ClusterJob>>,
     /// Variables beside those of this process, such as those that name the devices it is to see.
     pub env: Vec<(&'static str, String)>,
-    /// Processors that it is to stay on; empty where it may use those of this process.
+    /// CPUs that it is to stay on; empty where it may use those of this process.
     pub cores: CpuList,
 }
 
@@ -44,7 +44,6 @@ pub enum Message {
     Said {
         /// The stage's number.
         stage: usize,
-        /// What it said.
         event: WorkerEvent,
     },
     /// How the job of a cluster stands that the process is to run in.
@@ -53,8 +52,7 @@ pub enum Message {
         stage: usize,
         /// The job's number, once it has one.
         job: Option<String>,
-        /// What is new.
-        news: JobNews,
+        news: JobEvent,
     },
     /// The job of an earlier run that was to be heard to its end is no more, and gave no result; nothing follows.
     Gone {
@@ -68,7 +66,7 @@ pub enum Message {
         /// The stage's number.
         stage: usize,
         /// How it ended.
-        exit: Exit,
+        exit: ProcessExit,
     },
 }
 
@@ -84,14 +82,14 @@ pub enum Ending {
 
 /// How a process ended.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Exit {
+pub struct ProcessExit {
     /// Its status.
     pub ending: Ending,
     /// How long it ran.
     pub ran: Duration,
     /// The most memory that it held at once, by the operating system's count.
     pub peak_memory_bytes: u64,
-    /// The time of processors that it took, on all of them together.
+    /// The CPU time that it took, on all of them together.
     pub cpu: Duration,
     /// What it died of, where whoever started it knows that better than the process and the engine.
     pub verdict: Option<Failure>,
@@ -102,12 +100,11 @@ pub struct Exit {
 /// What is new of a job of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
-pub enum JobNews {
+pub enum JobEvent {
     /// The cluster has it.
     Submitted,
     /// An earlier run submitted it, and this one waits for its end.
     Adopted,
-    /// It waits.
     Waiting {
         /// For what, in the cluster's words: `Resources`.
         reason: String,

@@ -21,7 +21,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{interval, sleep, sleep_until};
 
 use super::crash::{Evidence, crash};
-use super::executor::{Ending, Executor, Exit, Launch, Message, Process, Stop};
+use super::executor::{Ending, Executor, Launch, Message, Process, ProcessExit, Stop};
 use super::local::Local;
 use super::submission::{
     EVENTS_FILE, EXIT_FILE, JOB_FILE, Left, SUBMISSION_FILE, Stopped, Submission, job_lock, write_json,
@@ -71,8 +71,8 @@ struct Keeper {
 }
 
 /// What the stage's process said and how it ended.
-struct Heard {
-    exit: Exit,
+struct ProcessReport {
+    exit: ProcessExit,
     finished: Option<(BTreeMap<String, OutputRecord>, Map<String, Value>)>,
     failed: bool,
     stopped: Option<Stopped>,
@@ -203,7 +203,7 @@ impl Keeper {
         process: &dyn Process,
         mut messages: UnboundedReceiver<Message>,
         terminate: &mut Signal,
-    ) -> io::Result<Heard> {
+    ) -> io::Result<ProcessReport> {
         let (mut finished, mut failed, mut stopped) = (None, false, None);
         let mut over_at =
             self.submission.timeout_seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
@@ -222,7 +222,7 @@ impl Keeper {
                             _ => {}
                         }
                     }
-                    Some(Message::Exited { exit, .. }) => return Ok(Heard { exit, finished, failed, stopped }),
+                    Some(Message::Exited { exit, .. }) => return Ok(ProcessReport { exit, finished, failed, stopped }),
                     Some(Message::Queued { .. } | Message::Gone { .. }) => {}
                     None => return Err(io::Error::other("the executor fell silent")),
                 },
@@ -244,7 +244,7 @@ impl Keeper {
     }
 
     /// Records the result, so that it is there also where no engine comes back.
-    fn record(&self, store: &Store, heard: &Heard) {
+    fn record(&self, store: &Store, heard: &ProcessReport) {
         let (Some((outputs, how)), Some(of)) = (&heard.finished, &self.submission.result) else { return };
         if !heard.is_success() {
             return;
@@ -269,15 +269,15 @@ impl Keeper {
     }
 
     fn left_early(&self, verdict: Failure, stopped: Option<Stopped>) -> Left {
-        self.left(&Exit { verdict: Some(verdict), ..self.exit(Ending::Code(1)) }, stopped)
+        self.left(&ProcessExit { verdict: Some(verdict), ..self.exit(Ending::Code(1)) }, stopped)
     }
 
-    fn exit(&self, ending: Ending) -> Exit {
+    fn exit(&self, ending: Ending) -> ProcessExit {
         let ran = self.began.elapsed();
-        Exit { ending, ran, peak_memory_bytes: 0, cpu: Duration::ZERO, verdict: None, host: None }
+        ProcessExit { ending, ran, peak_memory_bytes: 0, cpu: Duration::ZERO, verdict: None, host: None }
     }
 
-    fn left(&self, exit: &Exit, stopped: Option<Stopped>) -> Left {
+    fn left(&self, exit: &ProcessExit, stopped: Option<Stopped>) -> Left {
         Left {
             job: env::var("SLURM_JOB_ID").unwrap_or_default(),
             host: host(),
@@ -292,7 +292,7 @@ impl Keeper {
     }
 }
 
-impl Heard {
+impl ProcessReport {
     fn is_success(&self) -> bool {
         self.finished.is_some() && self.exit.ending == Ending::Code(0)
     }
@@ -309,7 +309,7 @@ fn number<T: std::str::FromStr>(variable: &str) -> Option<T> {
 fn machine(message: &str, error: &dyn std::error::Error) -> Failure {
     let causes = std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string);
     let messages = std::iter::once(message.to_owned()).chain(causes).collect();
-    let help = "the home must lie on a file system that the nodes share, with working locks (flock)";
+    let help = "the home must be on a file system that the nodes share, with working locks (flock)";
     Failure::new(Cause::Machine, messages).with_help(help)
 }
 

@@ -20,7 +20,7 @@ use nix::unistd::Pid;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::death_pipe::{self, DeathPipe};
-use super::executor::{Ending, Executor, Exit, Launch, Message, Process, STAGE_ARGUMENT, StartError, Stop};
+use super::executor::{Ending, Executor, Launch, Message, Process, ProcessExit, STAGE_ARGUMENT, StartError, Stop};
 use super::inherited::keep_on_exec;
 use super::stragglers;
 use super::watcher::Watcher;
@@ -88,7 +88,7 @@ impl Executor for Local {
         let stdout = child.stdout.take().expect("standard output is piped");
         let leader = Pid::from_raw(child.id().cast_signed());
         watcher.began(leader);
-        let group = Arc::new(Group { leader, reaped: Mutex::new(false), watcher });
+        let group = Arc::new(ProcessGroup { leader, reaped: Mutex::new(false), watcher });
 
         let stage = launch.stage;
         let (silent, silence) = mpsc::channel::<()>();
@@ -102,14 +102,15 @@ impl Executor for Local {
             let (ending, peak_memory_bytes, cpu) = waited.reap(child);
             // The sender is dropped, never used: this returns when the listener is through, or after the timeout.
             let _ = silence.recv_timeout(LAST_WORDS);
-            let exit = Exit { ending, ran: started.elapsed(), peak_memory_bytes, cpu, verdict: None, host: None };
+            let exit =
+                ProcessExit { ending, ran: started.elapsed(), peak_memory_bytes, cpu, verdict: None, host: None };
             let _ = messages.send(Message::Exited { stage, exit });
         });
         Ok(Box::new(Handle(group)))
     }
 }
 
-/// Processors that a child is to stay on.
+/// CPUs that a child is to stay on.
 struct Cores(Option<libc::cpu_set_t>);
 
 impl Cores {
@@ -118,7 +119,7 @@ impl Cores {
         let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
         let known = list.cpus().iter().map(|cpu| *cpu as usize).filter(|cpu| *cpu < 8 * size_of::<libc::cpu_set_t>());
         for cpu in known.clone() {
-            // SAFETY: the number lies within the set.
+            // SAFETY: the number is within the set.
             unsafe { libc::CPU_SET(cpu, &mut set) };
         }
         Self(known.count().gt(&0).then_some(set))
@@ -134,13 +135,13 @@ impl Cores {
 
 /// A process group and whether its leader's id may have passed to another process.
 #[derive(Debug)]
-struct Group {
+struct ProcessGroup {
     leader: Pid,
     reaped: Mutex<bool>,
     watcher: Arc<Watcher>,
 }
 
-impl Group {
+impl ProcessGroup {
     fn signal(&self, signal: Signal) {
         let reaped = self.reaped.lock().unwrap_or_else(PoisonError::into_inner);
         if !*reaped {
@@ -170,7 +171,7 @@ impl Group {
     }
 }
 
-struct Handle(Arc<Group>);
+struct Handle(Arc<ProcessGroup>);
 
 impl Process for Handle {
     fn stop(&self, how: Stop) {

@@ -66,15 +66,12 @@ impl FromStr for Membership {
 /// A member that was started. Dropping it kills it.
 #[derive(Debug)]
 pub struct Member {
-    /// Its number.
     pub rank: usize,
     child: Child,
 }
 
-/// How a member ended.
 #[derive(Debug)]
 pub struct MemberEnd {
-    /// Its status.
     pub status: ExitStatus,
     /// What it said of its failure, if it did.
     pub failure: Option<StageError>,
@@ -130,7 +127,7 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // Waited for, so that its time of processors counts as this process's.
+        // Waited for, so that its CPU time counts as this process's.
         let _ = self.child.kill().and_then(|()| self.child.wait());
     }
 }

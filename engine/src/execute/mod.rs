@@ -18,8 +18,8 @@ pub mod stragglers;
 pub mod submission;
 pub mod watcher;
 
-pub use executor::{Ending, Executor, Exit, JobNews, Launch, Message, Process, StartError, Stop};
+pub use executor::{Ending, Executor, JobEvent, Launch, Message, Process, ProcessExit, StartError, Stop};
 pub use local::Local;
 pub use member::{Member, MemberEnd, Membership};
-pub use ranks::{Heard, Ranks, RunningRanks};
+pub use ranks::{RankEvent, Ranks, RunningRanks};
 pub use slurm::Slurm;

@@ -42,7 +42,6 @@ pub struct ClusterJob {
     pub name: String,
     /// Which submission of the stage in its run this is, from 1.
     pub submission: u32,
-    /// The run.
     pub run: String,
     /// The key of the result.
     pub key: Digest,
@@ -54,13 +53,12 @@ pub struct ClusterJob {
     pub again: bool,
     /// Where its process runs: the engine's own folder.
     pub working_folder: PathBuf,
-    /// Processors; `None` leaves it to the cluster.
+    /// CPUs; `None` leaves it to the cluster.
     pub threads: Option<usize>,
     /// Bytes of memory on each node.
     pub memory: Option<u64>,
     /// Devices on each node.
     pub devices: Option<(DeviceKind, u32)>,
-    /// Nodes.
     pub nodes: u32,
     /// How long the process may take, once it has begun.
     pub timeout: Option<Duration>,
@@ -108,7 +106,6 @@ pub struct ResultOf {
 /// What the keeper of a job is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Submission {
-    /// The run.
     pub run: String,
     /// The key of the result.
     pub key: Digest,
@@ -131,7 +128,6 @@ pub struct Submission {
 /// What the keeper leaves: how the stage's process ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Left {
-    /// The number of the job.
     pub job: String,
     /// The machine that it ran on.
     pub host: String,
@@ -143,7 +139,7 @@ pub struct Left {
     pub seconds: f64,
     /// The most memory that it held at once.
     pub peak_memory_bytes: u64,
-    /// The time of processors that it took.
+    /// The CPU time that it took.
     pub cpu_seconds: f64,
     /// Why it was told to stop, if it was.
     pub stopped: Option<Stopped>,

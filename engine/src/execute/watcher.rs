@@ -1,7 +1,7 @@
 //! The watcher: one small process beside an engine, which outlives it by a moment and ends what the engine's death has
 //! left.
 //!
-//! A stage's process heeds the death pipe by itself, unless it is stopped (SIGSTOP, a debugger): then none of its
+//! A stage's process handles the death pipe by itself, unless it is stopped (SIGSTOP, a debugger): then none of its
 //! threads runs, and it would stay behind with its locks. SIGKILL reaches a stopped process too, but somebody has to
 //! send it. So the engine tells a process that it starts for this alone which process groups are there, over a pipe
 //! whose end says that the engine is gone.

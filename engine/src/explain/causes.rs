@@ -45,7 +45,7 @@ fn causes(past: &Past<'_>, before: &Before, now: &Present<'_>) -> Vec<Reason> {
         return vec![Reason::ResultMissing];
     }
     let edits = before.parameters.as_ref().map(|old| Edits::between(old, &now.stage.parameters));
-    let mut found = Found { past, before, now, edits, causes: Vec::new(), effects: Vec::new() };
+    let mut found = CauseSearch { past, before, now, edits, causes: Vec::new(), effects: Vec::new() };
     let mut roles = BTreeSet::new();
     for difference in different {
         let KeyDifference { path, old, new } = &difference;
@@ -69,7 +69,7 @@ fn causes(past: &Past<'_>, before: &Before, now: &Present<'_>) -> Vec<Reason> {
     found.finish()
 }
 
-struct Found<'a> {
+struct CauseSearch<'a> {
     past: &'a Past<'a>,
     before: &'a Before,
     now: &'a Present<'a>,
@@ -80,7 +80,7 @@ struct Found<'a> {
     effects: Vec<(String, Reason)>,
 }
 
-impl Found<'_> {
+impl CauseSearch<'_> {
     fn finish(self) -> Vec<Reason> {
         let explained = |effect: &str| {
             self.causes.iter().any(|cause| match cause {

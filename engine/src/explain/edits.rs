@@ -45,12 +45,12 @@ impl Edits {
     }
 }
 
-/// Whether `path` is `outer` or lies in it.
+/// Whether `path` is `outer` or is in it.
 fn is_in(path: &str, outer: &str) -> bool {
     path.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
-/// The first part of a path: the field of the kind that it lies in.
+/// The first part of a path: the field of the kind that it is in.
 pub(super) fn top(path: &str) -> &str {
     path.split(['.', '[']).next().unwrap_or(path)
 }

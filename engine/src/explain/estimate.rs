@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{Forecast, StageForecast};
-use crate::history::{History, HistoryError, Made};
+use crate::history::{EarlierResult, History, HistoryError};
 use crate::keys::StageOutside;
 use crate::plan::{Plan, PlannedStage};
 use crate::preflight::Work;
@@ -17,7 +17,7 @@ use crate::stage::WorkingState;
 /// What a result's record calls the work that was done for it.
 pub(crate) const WORK: &str = "work";
 
-/// What it calls the processor time that this took.
+/// What it calls the CPU time that this took.
 pub(crate) const CPU_SECONDS: &str = "cpu_seconds";
 
 /// Earlier results of a stage that are looked at.
@@ -34,7 +34,7 @@ const SAME: f64 = 0.05;
 pub struct Estimate {
     /// Seconds until its result is there.
     pub seconds: f64,
-    /// Seconds of processors together, where they were counted.
+    /// Seconds of CPUs together, where they were counted.
     pub cpu_seconds: Option<f64>,
     /// What that stands on.
     pub basis: Basis,
@@ -58,7 +58,6 @@ pub enum Basis {
     },
     /// Another stage of the kind did, and its time is taken in proportion.
     OtherStage {
-        /// The kind.
         kind: String,
         /// The work then.
         from: Work,
@@ -89,7 +88,7 @@ pub struct Total {
     pub critical_path_seconds: f64,
     /// Seconds of all stages, one after the other: the most.
     pub all_stages_seconds: f64,
-    /// Seconds of processors together, where they were counted for all of them.
+    /// Seconds of CPUs together, where they were counted for all of them.
     pub cpu_seconds: Option<f64>,
     /// Stages that would run and of which nothing is known.
     pub without: Vec<String>,
@@ -170,8 +169,8 @@ struct Measured {
     work: Option<Work>,
 }
 
-fn measured(made: Vec<Made>) -> Vec<Measured> {
-    let read = |Made { seconds, record }: Made| {
+fn measured(made: Vec<EarlierResult>) -> Vec<Measured> {
+    let read = |EarlierResult { seconds, record }: EarlierResult| {
         let how: Map<String, Value> = record.map(|record| record.how).unwrap_or_default();
         let work = how.get(WORK).and_then(|work| Work::deserialize(work).ok()).filter(|work| work.amount > 0.0);
         Measured { seconds, cpu_seconds: how.get(CPU_SECONDS).and_then(Value::as_f64), work }

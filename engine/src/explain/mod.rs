@@ -30,9 +30,7 @@ pub use reason::Reason;
 /// What would become of one stage.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StageForecast {
-    /// Its id.
     pub stage: String,
-    /// Its kind.
     pub kind: String,
     /// What would become of it.
     pub status: Forecast,

@@ -19,11 +19,9 @@ use crate::stage::WorkingState;
 
 /// What is known of earlier results.
 pub(crate) struct Past<'a> {
-    /// The plan.
     pub plan: &'a Plan,
     /// The store, where there is one.
     pub store: Option<&'a Store>,
-    /// The history.
     pub history: &'a History,
     plans: RefCell<BTreeMap<String, Option<Rc<RunPlan>>>>,
     artifacts: OnceCell<BTreeMap<Digest, OutputRecord>>,
@@ -31,21 +29,17 @@ pub(crate) struct Past<'a> {
 
 /// A stage as it would run now.
 pub(crate) struct Present<'a> {
-    /// The stage.
     pub stage: &'a PlannedStage,
     /// Its key document, as far as it is known.
     pub document: &'a KeyDocument,
-    /// What it reads from outside.
     pub outside: &'a StageOutside,
     /// The output that an input stands for, where it is made.
     pub output: &'a dyn Fn(&ResolvedInput) -> Option<OutputRecord>,
-    /// The facts of its inputs.
     pub facts: &'a InputFacts,
 }
 
 /// What the last result was made of.
 pub(super) struct Before {
-    /// Its key document.
     pub document: KeyDocument,
     /// The parameters of that run, where its folder is still there.
     pub parameters: Option<Value>,

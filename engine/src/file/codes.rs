@@ -15,7 +15,6 @@ static CODES: LazyLock<Vec<ProblemCode>> = LazyLock::new(|| {
     codes
 });
 
-/// One code.
 #[derive(Debug)]
 pub struct ProblemCode {
     /// Does not change between versions of the program.
@@ -38,7 +37,6 @@ pub fn all() -> impl Iterator<Item = &'static ProblemCode> {
     CODES.iter()
 }
 
-/// The code of a name.
 pub fn find(name: &str) -> Option<&'static ProblemCode> {
     all().find(|code| code.code == name)
 }

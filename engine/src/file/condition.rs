@@ -34,7 +34,7 @@ pub fn evaluate(text: &str, value_of: &mut dyn FnMut(&str, &str) -> Option<Value
     }
 }
 
-/// A value in a condition, and the text that it stands in.
+/// A value in a condition, and the text that it is in.
 struct Operand<'t> {
     value: Value,
     text: &'t str,

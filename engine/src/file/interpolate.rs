@@ -19,7 +19,7 @@ const MAX_REPLACED_BYTES: usize = 16 << 20;
 /// What was replaced, for the problems found later.
 #[derive(Debug, Default)]
 pub struct Interpolated {
-    /// Where the value that stands at a place was given.
+    /// Where the value that is at a place was given.
     origins: HashMap<Span, Span>,
     /// Values whose reference leads nowhere: that has been said, and what follows from it needs no saying.
     unknown: HashSet<Span>,
@@ -139,7 +139,7 @@ impl Variables {
 }
 
 /// A piece of a string.
-enum Piece<'t> {
+enum TemplatePart<'t> {
     Text(&'t str),
     /// The whole `${…}` and the name in it.
     Reference(&'t str, &'t str),
@@ -272,7 +272,7 @@ impl Walk<'_> {
         if self.may_name_axes && pieces.iter().any(is_axis) {
             return self.text_of_axes(pieces, span);
         }
-        if let [Piece::Reference(whole, name)] = pieces.as_slice() {
+        if let [TemplatePart::Reference(whole, name)] = pieces.as_slice() {
             let target = self.resolve(whole, name, span)?;
             self.done.origins.extend(target.given.map(|given| (span, given)));
             return Some(replaced_at(target.value, span));
@@ -280,9 +280,9 @@ impl Walk<'_> {
         let mut result = Some(String::with_capacity(text.len()));
         for piece in pieces {
             let part = match piece {
-                Piece::Text(text) => Some(text.to_owned()),
-                Piece::Reference(whole, name) => self.part(whole, name, span),
-                Piece::Open(rest) => {
+                TemplatePart::Text(text) => Some(text.to_owned()),
+                TemplatePart::Reference(whole, name) => self.part(whole, name, span),
+                TemplatePart::Open(rest) => {
                     self.report("bad-reference", rest, span, "`${` is not closed", "expected `}`");
                     None
                 }
@@ -293,25 +293,25 @@ impl Walk<'_> {
     }
 
     /// The pieces of a text, in which a reference that is left alone is plain text.
-    fn pieces<'t>(&self, text: &'t str) -> Vec<Piece<'t>> {
+    fn pieces<'t>(&self, text: &'t str) -> Vec<TemplatePart<'t>> {
         let is_left_alone =
             |name: &str| name.split_once('.').is_some_and(|(first, _)| self.left_alone.contains(&first));
         let piece = |piece| match piece {
-            Piece::Reference(whole, name) if is_left_alone(name) => Piece::Text(whole),
+            TemplatePart::Reference(whole, name) if is_left_alone(name) => TemplatePart::Text(whole),
             other => other,
         };
         pieces(text).into_iter().map(piece).collect()
     }
 
     /// A text that holds `${matrix.x}`, with all else in it replaced.
-    fn text_of_axes(&mut self, pieces: Vec<Piece<'_>>, span: Span) -> Option<Value> {
+    fn text_of_axes(&mut self, pieces: Vec<TemplatePart<'_>>, span: Span) -> Option<Value> {
         let mut result = Some(String::new());
         for piece in pieces {
             let part = match piece {
-                Piece::Reference(whole, _) if is_axis(&piece) => Some(whole.to_owned()),
-                Piece::Text(text) => Some(escaped(text)),
-                Piece::Reference(whole, name) => self.part(whole, name, span).map(|text| escaped(&text)),
-                Piece::Open(rest) => {
+                TemplatePart::Reference(whole, _) if is_axis(&piece) => Some(whole.to_owned()),
+                TemplatePart::Text(text) => Some(escaped(text)),
+                TemplatePart::Reference(whole, name) => self.part(whole, name, span).map(|text| escaped(&text)),
+                TemplatePart::Open(rest) => {
                     self.report("bad-reference", rest, span, "`${` is not closed", "expected `}`");
                     None
                 }
@@ -331,7 +331,7 @@ impl Walk<'_> {
             Value::Bool(truth) => Some(truth.to_string()),
             value @ (Value::Null | Value::List(_) | Value::Map(_)) => {
                 let what = Node { span, value }.describe();
-                let message = format!("`{name}` is {what} and cannot stand inside a text");
+                let message = format!("`{name}` is {what} and cannot be part of a string");
                 self.report("wrong-type", whole, span, &message, "expected a string or a number");
                 None
             }
@@ -352,7 +352,7 @@ impl Walk<'_> {
         }
         let message = format!("`{whole}` is no reference");
         let problem = self.report("bad-reference", whole, span, &message, "expected `vars.NAME` or `env.NAME`");
-        problem.help = Some("write `$${` for a text that holds `${`".to_owned());
+        problem.help = Some("write `$${` for a string that contains `${`".to_owned());
         None
     }
 
@@ -477,14 +477,14 @@ struct Target {
 /// and the name of the axis, or has said that there is none.
 pub fn with_axes(text: &str, value_of: &mut dyn FnMut(&str, &str) -> Option<Value>) -> Option<Value> {
     let pieces = pieces(text);
-    if let [Piece::Reference(whole, name)] = pieces.as_slice() {
+    if let [TemplatePart::Reference(whole, name)] = pieces.as_slice() {
         return value_of(whole, axis_of(name));
     }
     let mut result = Some(String::with_capacity(text.len()));
     for piece in pieces {
         let part = match piece {
-            Piece::Text(text) | Piece::Open(text) => Some(text.to_owned()),
-            Piece::Reference(whole, name) => value_of(whole, axis_of(name)).map(|value| match value {
+            TemplatePart::Text(text) | TemplatePart::Open(text) => Some(text.to_owned()),
+            TemplatePart::Reference(whole, name) => value_of(whole, axis_of(name)).map(|value| match value {
                 Value::String(text) => text,
                 other => Node { span: Span::default(), value: other }.to_json().to_string(),
             }),
@@ -497,7 +497,7 @@ pub fn with_axes(text: &str, value_of: &mut dyn FnMut(&str, &str) -> Option<Valu
 /// The axis that a text stands for, if it is one whole `${matrix.x}`.
 pub fn only_axis(text: &str) -> Option<&str> {
     match pieces(text).as_slice() {
-        [Piece::Reference(_, name)] => Some(axis_of(name)),
+        [TemplatePart::Reference(_, name)] => Some(axis_of(name)),
         _ => None,
     }
 }
@@ -507,8 +507,8 @@ fn axis_of(name: &str) -> &str {
 }
 
 /// Whether a piece is `${matrix.x}`.
-fn is_axis(piece: &Piece<'_>) -> bool {
-    matches!(piece, Piece::Reference(_, name) if name.starts_with("matrix."))
+fn is_axis(piece: &TemplatePart<'_>) -> bool {
+    matches!(piece, TemplatePart::Reference(_, name) if name.starts_with("matrix."))
 }
 
 /// A text in which no reference is seen.
@@ -516,28 +516,28 @@ fn escaped(text: &str) -> String {
     text.replace("${", "$${")
 }
 
-fn pieces(text: &str) -> Vec<Piece<'_>> {
+fn pieces(text: &str) -> Vec<TemplatePart<'_>> {
     let mut pieces = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.find("${") {
         if rest[..at].ends_with('$') {
-            pieces.extend([Piece::Text(&rest[..at - 1]), Piece::Text("${")]);
+            pieces.extend([TemplatePart::Text(&rest[..at - 1]), TemplatePart::Text("${")]);
             rest = &rest[at + 2..];
             continue;
         }
         if at > 0 {
-            pieces.push(Piece::Text(&rest[..at]));
+            pieces.push(TemplatePart::Text(&rest[..at]));
         }
         let Some(end) = rest[at..].find('}') else {
-            pieces.push(Piece::Open(&rest[at..]));
+            pieces.push(TemplatePart::Open(&rest[at..]));
             return pieces;
         };
         let whole = &rest[at..=at + end];
-        pieces.push(Piece::Reference(whole, whole[2..whole.len() - 1].trim()));
+        pieces.push(TemplatePart::Reference(whole, whole[2..whole.len() - 1].trim()));
         rest = &rest[at + end + 1..];
     }
     if !rest.is_empty() {
-        pieces.push(Piece::Text(rest));
+        pieces.push(TemplatePart::Text(rest));
     }
     pieces
 }
@@ -548,7 +548,7 @@ pub fn is_secret(name: &str) -> bool {
     ["TOKEN", "KEY", "SECRET", "PASSWORD"].iter().any(|word| name.contains(word))
 }
 
-/// A value as it stands at the place that refers to it.
+/// A value as it is at the place that refers to it.
 pub(crate) fn replaced_at(mut value: Value, span: Span) -> Value {
     match &mut value {
         Value::List(items) => {

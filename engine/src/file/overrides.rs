@@ -46,7 +46,6 @@ pub fn apply(
 /// One name of a path.
 #[derive(Debug, Clone)]
 pub(crate) struct Segment {
-    /// The name.
     pub name: String,
     /// Where it stands.
     pub span: Span,

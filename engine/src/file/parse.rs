@@ -202,7 +202,7 @@ impl Builder<'_> {
             Raw::Text(text) => return Some(text),
             Raw::Number(_) | Raw::Bool | Raw::Null => return Some(self.slice(self.span(&raw.defined)).to_owned()),
             Raw::List(_) | Raw::Map(_) => {
-                Problem::error("bad-key", span, "a key must be a text, not a list or a mapping", "not a text")
+                Problem::error("bad-key", span, "a key must be a string, not a list or a mapping", "not a string")
             }
         };
         self.problems.push(problem);

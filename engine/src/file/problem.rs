@@ -22,11 +22,11 @@ pub struct Problem {
     pub message: String,
     /// What to underline.
     pub span: Span,
-    /// What stands under the underline.
+    /// What is under the underline.
     pub label: String,
     /// What to do about it.
     pub help: Option<String>,
-    /// Other places that belong to it, each with what stands under its underline.
+    /// Other places that belong to it, each with what is under its underline.
     pub related: Vec<(Span, String)>,
     /// The parameter that it is about, as a dotted path below `with:`, where its span is that of the whole mapping:
     /// the engine knows where each parameter stands, and a stage kind does not.
@@ -34,7 +34,6 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// An error.
     pub fn error(code: &'static str, span: Span, message: impl Into<String>, label: impl Into<String>) -> Self {
         Self {
             code,
@@ -48,7 +47,6 @@ impl Problem {
         }
     }
 
-    /// A warning.
     pub fn warning(code: &'static str, span: Span, message: impl Into<String>, label: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, ..Self::error(code, span, message, label) }
     }

@@ -1,6 +1,6 @@
 //! Plain scalars, by the core schema of YAML 1.2 (section 10.3.2) and by nothing else.
 //!
-//! The parser's own guesses are wider (`1_000` a number, `tRue` a truth value, `017` a float), so the text decides.
+//! The parser's own guesses are wider (`1_000` a number, `tRue` a boolean, `017` a float), so the text decides.
 
 use super::tree::Value;
 
@@ -31,7 +31,7 @@ fn number(text: &str) -> Option<Value> {
         _ => {}
     }
     if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        // A whole number beyond 64 bits keeps its size as a float; no field takes it for a whole one.
+        // An integer beyond 64 bits keeps its size as a float; no field takes it for a whole one.
         return text.parse().map(Value::Integer).or_else(|_| text.parse().map(Value::Float)).ok();
     }
     is_float(digits).then(|| text.parse().ok().map(Value::Float)).flatten()

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// Which text a span lies in: an index into [`Sources`].
+/// Which text a span is in: an index into [`Sources`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct SourceId(pub u32);
 
@@ -53,7 +53,7 @@ const STRIDE: usize = 1024;
 
 /// What columns are counted in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Columns {
+pub enum ColumnUnit {
     /// Characters, as a person counts.
     Characters,
     /// Code units of UTF-16, as editors and SARIF count.
@@ -101,7 +101,6 @@ impl Count {
 pub struct Sources(Vec<Source>);
 
 impl Sources {
-    /// Adds a text.
     pub fn add(&mut self, name: impl Into<String>, text: impl Into<String>) -> SourceId {
         self.push(Source {
             name: name.into(),
@@ -112,7 +111,7 @@ impl Sources {
         })
     }
 
-    /// Adds the text of an included file, with the folder it lies in.
+    /// Adds the text of an included file, with the folder it is in.
     pub fn add_file(&mut self, name: impl Into<String>, text: impl Into<String>, folder: PathBuf) -> SourceId {
         self.push(Source {
             name: name.into(),
@@ -133,7 +132,7 @@ impl Sources {
         self.0.iter()
     }
 
-    /// The text that a span lies in, if it lies in any.
+    /// The text that a span is in, if it is in any.
     pub fn get(&self, id: SourceId) -> Option<&Source> {
         self.0.get(id.0 as usize)
     }
@@ -145,18 +144,18 @@ impl Sources {
 
     /// Line and column of a span's first byte, from 1; the column counts characters.
     pub fn line_column(&self, span: Span) -> (usize, usize) {
-        self.place(span, Columns::Characters)
+        self.place(span, ColumnUnit::Characters)
     }
 
     /// Line and column of a span's first byte, from 1.
-    pub fn place(&self, span: Span, columns: Columns) -> (usize, usize) {
+    pub fn place(&self, span: Span, columns: ColumnUnit) -> (usize, usize) {
         let Some(source) = self.get(span.source) else { return (1, 1) };
         let offset = span.offset.min(source.text.len());
         let line = source.lines().partition_point(|begin| *begin <= offset);
         let (begin, end) = (source.before(source.lines()[line - 1]), source.before(offset));
         let column = match columns {
-            Columns::Characters => end.characters - begin.characters,
-            Columns::Utf16 => end.utf16 - begin.utf16,
+            ColumnUnit::Characters => end.characters - begin.characters,
+            ColumnUnit::Utf16 => end.utf16 - begin.utf16,
         };
         (line, column + 1)
     }
@@ -171,13 +170,13 @@ mod tests {
         let mut sources = Sources::default();
         let source = sources.add("a", "ab\nä😀c\n");
         let place = |offset, columns| sources.place(Span { source, offset, len: 0 }, columns);
-        assert_eq!(place(0, Columns::Characters), (1, 1));
-        assert_eq!(place(2, Columns::Characters), (1, 3));
-        assert_eq!(place(3, Columns::Characters), (2, 1));
-        assert_eq!(place(9, Columns::Characters), (2, 3));
-        assert_eq!(place(9, Columns::Utf16), (2, 4));
-        assert_eq!(place(11, Columns::Utf16), (3, 1));
-        assert_eq!(place(99, Columns::Utf16), (3, 1));
+        assert_eq!(place(0, ColumnUnit::Characters), (1, 1));
+        assert_eq!(place(2, ColumnUnit::Characters), (1, 3));
+        assert_eq!(place(3, ColumnUnit::Characters), (2, 1));
+        assert_eq!(place(9, ColumnUnit::Characters), (2, 3));
+        assert_eq!(place(9, ColumnUnit::Utf16), (2, 4));
+        assert_eq!(place(11, ColumnUnit::Utf16), (3, 1));
+        assert_eq!(place(99, ColumnUnit::Utf16), (3, 1));
         assert_eq!(Sources::default().line_column(Span::default()), (1, 1));
     }
 
@@ -189,8 +188,8 @@ mod tests {
         for (at, (offset, _)) in text.char_indices().enumerate().filter(|(at, _)| (2..3002).contains(at)) {
             let before = &text[2..offset];
             let span = Span { source, offset, len: 0 };
-            assert_eq!(sources.place(span, Columns::Characters), (2, at - 1));
-            assert_eq!(sources.place(span, Columns::Utf16), (2, before.encode_utf16().count() + 1));
+            assert_eq!(sources.place(span, ColumnUnit::Characters), (2, at - 1));
+            assert_eq!(sources.place(span, ColumnUnit::Utf16), (2, before.encode_utf16().count() + 1));
         }
     }
 }

@@ -31,11 +31,11 @@ pub(super) fn explain(error: &Error, source: SourceId, text: &str) -> Problem {
             report("syntax", "an alias stands inside its own anchor".to_owned(), "it would never end")
         }
         Error::UnknownAnchor { .. } => report("syntax", "the alias has no anchor".to_owned(), "no anchor of this name")
-            .with_help("a text that begins with `*` needs quotes"),
+            .with_help("a string that begins with `*` needs quotes"),
         _ if message.starts_with("unsupported tag") => {
             let tag = message.split('`').nth(1).unwrap_or_default();
             Problem::error("unknown-tag", tag_before(text, span, tag), format!("unknown tag `{tag}`"), "not read")
-                .with_help("remove it, or put a text that begins with `!` in quotes")
+                .with_help("remove it, or put a string that begins with `!` in quotes")
         }
         _ if message.contains("tab") => {
             Problem::error("syntax", tab_after(text, span), "a tab in the indentation", "a tab")
@@ -105,7 +105,7 @@ fn advice(message: &str, line: &str) -> Option<String> {
     let advice = if message.contains("flow mapping") && line.contains("${") {
         "inside `{ }` a `${…}` needs quotes: `\"${vars.x}\"`"
     } else if message.contains("mapping values are not allowed") {
-        "is the indentation right, and is a text with `: ` in quotes?"
+        "is the indentation right, and is a string with `: ` in quotes?"
     } else if message.contains("bracket") {
         "close the bracket"
     } else if message.contains("did not find expected key") {

@@ -1,16 +1,15 @@
-//! The tree: a pipeline file in which every key and value knows where it stands.
+//! The tree: a pipeline file in which every key and value knows where it is.
 
 use super::source::Span;
 
 /// How deep mappings and lists may nest.
 pub const MAX_DEPTH: usize = 64;
 
-/// A value and where it stands.
+/// A value and where it is.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
     /// The value's own text.
     pub span: Span,
-    /// What it is.
     pub value: Value,
 }
 
@@ -21,7 +20,7 @@ pub enum Value {
     Null,
     /// `true` or `false`; `yes`, `no`, `on` and `off` are strings.
     Bool(bool),
-    /// A whole number.
+    /// An integer.
     Integer(i64),
     /// A number with a point or an exponent.
     Float(f64),
@@ -40,7 +39,6 @@ pub struct Entry {
     pub key: String,
     /// Where the key stands.
     pub key_span: Span,
-    /// Its value.
     pub value: Node,
 }
 
@@ -95,7 +93,7 @@ impl Node {
         match &self.value {
             Value::Null => "nothing",
             Value::Bool(_) => "true or false",
-            Value::Integer(_) => "a whole number",
+            Value::Integer(_) => "an integer",
             Value::Float(_) => "a number",
             Value::String(_) => "a string",
             Value::List(_) => "a list",

@@ -36,7 +36,6 @@ const METRICS: &str = "metrics";
 pub struct ArchiveList {
     /// Always `VERSION` of the program that wrote it.
     pub version: u32,
-    /// The run.
     pub run: String,
     /// The version of the program that wrote the archive.
     pub program: String,
@@ -46,7 +45,6 @@ pub struct ArchiveList {
     pub files: BTreeMap<String, ArchivedFile>,
 }
 
-/// A file of an archive.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ArchivedFile {
     /// BLAKE3 of its content.

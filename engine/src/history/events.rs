@@ -19,7 +19,6 @@ pub(super) const EVENTS_FILE: &str = "events.jsonl";
 pub struct TimedEvent {
     /// When, in UTC.
     pub time: String,
-    /// What.
     #[serde(rename = "what")]
     pub event: RunEvent,
 }
@@ -62,7 +61,7 @@ impl Events {
 }
 
 /// What a line turns out to be.
-enum Line {
+enum ParsedLine {
     Event(TimedEvent),
     /// The word of a process that is not wanted, or something of a later version.
     LeftOut,
@@ -70,7 +69,7 @@ enum Line {
     Damaged,
 }
 
-impl Line {
+impl ParsedLine {
     fn read(line: &[u8], words: Words) -> Self {
         if words == Words::Skip && says_a_process(line) {
             return Self::LeftOut;
@@ -94,10 +93,10 @@ impl Iterator for Events {
                 Ok(_) => {}
                 Err(error) => return Some(Err(error)),
             }
-            match Line::read(&self.line, self.words) {
-                Line::Event(event) => return Some(Ok(event)),
-                Line::Damaged => self.damaged += 1,
-                Line::LeftOut => {}
+            match ParsedLine::read(&self.line, self.words) {
+                ParsedLine::Event(event) => return Some(Ok(event)),
+                ParsedLine::Damaged => self.damaged += 1,
+                ParsedLine::LeftOut => {}
             }
         }
     }
@@ -130,9 +129,9 @@ impl EventTail {
         self.file.read_to_end(&mut self.rest)?;
         let complete = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         let lines = self.rest[..complete].split(|byte| *byte == b'\n');
-        let events = lines.filter_map(|line| match Line::read(line, self.words) {
-            Line::Event(event) => Some(event),
-            Line::LeftOut | Line::Damaged => None,
+        let events = lines.filter_map(|line| match ParsedLine::read(line, self.words) {
+            ParsedLine::Event(event) => Some(event),
+            ParsedLine::LeftOut | ParsedLine::Damaged => None,
         });
         let events = events.collect();
         self.rest.drain(..complete);

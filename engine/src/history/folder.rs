@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::events::{EVENTS_FILE, TimedEvent};
 use super::host::Host;
 use crate::artifact::Output;
-use crate::execute::Exit;
+use crate::execute::ProcessExit;
 use crate::explain::CPU_SECONDS;
 use crate::plan::{Plan, ResolvedInput};
 use crate::protocol::WorkerEvent;
@@ -78,7 +78,6 @@ pub struct RunPlan {
 /// A stage of a run's plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunStage {
-    /// Its id.
     pub id: String,
     /// The id under which the file declares it, where that is another: of a child of a sweep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -86,7 +85,6 @@ pub struct RunStage {
     /// The values that make it this child of a sweep, by axis.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub axes: Vec<(String, Value)>,
-    /// Its kind.
     pub kind: String,
     /// Its parameters, after variables and overrides.
     pub parameters: Value,
@@ -97,7 +95,6 @@ pub struct RunStage {
     /// What it makes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outputs: Vec<Output>,
-    /// What it reads.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub inputs: Vec<RunInput>,
     /// Stages that it waits for without reading them.
@@ -110,7 +107,6 @@ pub struct RunStage {
 pub struct RunInput {
     /// The stage that makes it.
     pub stage: String,
-    /// Its output.
     pub output: String,
     /// The artefact's kind.
     pub kind: String,
@@ -118,7 +114,7 @@ pub struct RunInput {
 
 /// Where, when and at what cost a process of a run came to its end. `host` is this machine, where the process does not
 /// say another.
-pub(crate) fn circumstances(run: &str, host: &str, exit: &Exit) -> Map<String, Value> {
+pub(crate) fn circumstances(run: &str, host: &str, exit: &ProcessExit) -> Map<String, Value> {
     let known = json!({
         "program": env!("CARGO_PKG_VERSION"),
         "run": run,
@@ -205,7 +201,7 @@ impl RunFolder {
 
     /// Where, when and at what cost a result of this run was made: goes into its record, so that an artefact can be
     /// traced back to the run.
-    pub fn circumstances(&self, exit: &Exit) -> Map<String, Value> {
+    pub fn circumstances(&self, exit: &ProcessExit) -> Map<String, Value> {
         circumstances(&self.path.file_name().unwrap_or_default().to_string_lossy(), &self.host, exit)
     }
 

@@ -12,9 +12,9 @@ pub struct Host {
     pub name: String,
     /// The operating system with its version, such as `linux 6.18.0`.
     pub system: String,
-    /// The processor's name, else its architecture.
+    /// The CPU's name, else its architecture.
     pub processor: String,
-    /// Processor cores that this program may use.
+    /// CPU cores that this program may use.
     pub cores: usize,
     /// Memory in bytes; `None` where the system does not say.
     pub memory_bytes: Option<u64>,

@@ -37,7 +37,7 @@ pub struct Selection {
 
 /// What a name of a run stands for.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Found {
+pub enum RunLookup {
     /// This run.
     Run(RunSummary),
     /// None.
@@ -166,7 +166,7 @@ impl History {
     ///
     /// # Errors
     /// Fails where the index does.
-    pub fn find(&self, name: &str) -> Result<Found, HistoryError> {
+    pub fn find(&self, name: &str) -> Result<RunLookup, HistoryError> {
         let (sql, value) = match back_from_latest(name) {
             Some(back) => ("SELECT * FROM runs ORDER BY run DESC LIMIT 1 OFFSET ?", back.to_string()),
             // `GLOB` would take brackets and stars in the name for more than themselves.
@@ -177,12 +177,12 @@ impl History {
             statement.query_map([value], summary)?.collect()
         })?;
         if let Some(exact) = found.iter().position(|run| run.run == name) {
-            return Ok(Found::Run(found.swap_remove(exact)));
+            return Ok(RunLookup::Run(found.swap_remove(exact)));
         }
         Ok(match found.len() {
-            0 => Found::Nothing,
-            1 => Found::Run(found.swap_remove(0)),
-            _ => Found::Several(found.into_iter().map(|run| run.run).collect()),
+            0 => RunLookup::Nothing,
+            1 => RunLookup::Run(found.swap_remove(0)),
+            _ => RunLookup::Several(found.into_iter().map(|run| run.run).collect()),
         })
     }
 

@@ -22,10 +22,10 @@ pub use folder::{
     stage_folder,
 };
 pub use host::Host;
-pub use index::{Found, History, HistoryError, Selection};
+pub use index::{History, HistoryError, RunLookup, Selection};
 pub use provenance::{Ancestor, InputOrigin, Provenance, SourceFile, Tracer};
 pub use recorded::{Attempt, LastRun, Recorded, RecordedCopy, RecordedStage, RunState, RunSummary, StageSummary};
 pub use references::{References, StageOf};
-pub use results::{LastResult, Made};
+pub use results::{EarlierResult, LastResult};
 pub use results::{LookUpError, Origin};
 pub use verify::{DifferentFile, DifferentOutput, Verdict, Verification, Verified, VerifyError};

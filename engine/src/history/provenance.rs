@@ -15,18 +15,15 @@ use crate::home::Home;
 /// The results that led to one, that one first; each once.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Provenance {
-    /// The results.
     pub results: Vec<Ancestor>,
 }
 
 /// A result on the way.
 #[derive(Debug, Clone, Serialize)]
 pub struct Ancestor {
-    /// Its key.
     pub key: Digest,
     /// The kind of stage that made it.
     pub kind: String,
-    /// The version of that kind.
     pub version: String,
     /// The stage that made it, where the record of its run is still there.
     pub stage: Option<String>,
@@ -39,11 +36,9 @@ pub struct Ancestor {
     pub how: Map<String, Value>,
     /// What was made.
     pub outputs: BTreeMap<String, OutputRecord>,
-    /// Source files.
     pub files: Vec<SourceFile>,
     /// Pinned versions by `kind:name@revision`.
     pub pins: BTreeMap<String, String>,
-    /// What it read.
     pub inputs: Vec<InputOrigin>,
 }
 

@@ -20,7 +20,6 @@ use crate::run::event::{Conclusion, Counts, RunEvent};
 /// A run, in a line.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RunSummary {
-    /// Its id.
     pub run: String,
     /// The pipeline's name.
     pub pipeline: String,
@@ -57,9 +56,7 @@ pub enum RunState {
 /// A stage of a run, in a line.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StageSummary {
-    /// Its id.
     pub stage: String,
-    /// Its kind.
     pub kind: String,
     /// `done`, `cached`, `failed`, `skipped`, `started` or `waiting`.
     pub status: String,
@@ -135,11 +132,9 @@ pub struct Attempt {
 /// A copy out of the store.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RecordedCopy {
-    /// The stage.
     pub stage: String,
-    /// Its output.
     pub output: String,
-    /// Where it lies, or should.
+    /// Where it is, or should.
     pub path: PathBuf,
     /// Why it could not be made: the message and its sources, outermost first.
     pub failed: Option<Vec<String>>,
@@ -162,7 +157,6 @@ impl Recorded {
         is_alive(folder)
     }
 
-    /// The stage of an id.
     pub fn stage(&self, id: &str) -> Option<&RecordedStage> {
         self.stages.iter().find(|stage| stage.summary.stage == id)
     }
@@ -398,7 +392,6 @@ impl RecordedStage {
 }
 
 impl Attempt {
-    /// One that has begun.
     pub fn begun(number: u32, started: String, log_from: u64) -> Self {
         Self { number, started, seconds: None, failure: None, log_from }
     }

@@ -14,15 +14,13 @@ use crate::protocol::Job;
 /// The newest result of a stage of a pipeline, made or found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LastResult {
-    /// The run.
     pub run: String,
-    /// Its key.
     pub key: Digest,
 }
 
 /// A result that a stage's process made.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Made {
+pub struct EarlierResult {
     /// How long the process ran.
     pub seconds: f64,
     /// The record that the run keeps of it, where its folder still has it.
@@ -61,7 +59,7 @@ impl History {
     ///
     /// # Errors
     /// Fails where the index does.
-    pub fn made_by_stage(&self, pipeline: &str, stage: &str, most: usize) -> Result<Vec<Made>, HistoryError> {
+    pub fn made_by_stage(&self, pipeline: &str, stage: &str, most: usize) -> Result<Vec<EarlierResult>, HistoryError> {
         let sql = "SELECT run, stage, seconds FROM stages
             WHERE pipeline = ? AND stage = ? AND status = 'done' AND seconds IS NOT NULL ORDER BY run DESC LIMIT ?";
         self.made(sql, params![pipeline, stage, most as i64])
@@ -71,19 +69,19 @@ impl History {
     ///
     /// # Errors
     /// Fails where the index does.
-    pub fn made_by_kind(&self, kind: &str, most: usize) -> Result<Vec<Made>, HistoryError> {
+    pub fn made_by_kind(&self, kind: &str, most: usize) -> Result<Vec<EarlierResult>, HistoryError> {
         let sql = "SELECT run, stage, seconds FROM stages
             WHERE kind = ? AND status = 'done' AND seconds IS NOT NULL ORDER BY run DESC LIMIT ?";
         self.made(sql, params![kind, most as i64])
     }
 
-    fn made(&self, sql: &str, values: impl rusqlite::Params) -> Result<Vec<Made>, HistoryError> {
+    fn made(&self, sql: &str, values: impl rusqlite::Params) -> Result<Vec<EarlierResult>, HistoryError> {
         let found: Vec<(String, String, f64)> = self.query(|connection| {
             let read = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
             connection.prepare(sql)?.query_map(values, read)?.collect()
         })?;
         let made = found.into_iter();
-        Ok(made.map(|(run, stage, seconds)| Made { seconds, record: self.record_of(&run, &stage) }).collect())
+        Ok(made.map(|(run, stage, seconds)| EarlierResult { seconds, record: self.record_of(&run, &stage) }).collect())
     }
 
     fn record_of(&self, run: &str, stage: &str) -> Option<ResultRecord> {

@@ -1,4 +1,4 @@
-//! The tables of the index, and how a run lies in them.
+//! The tables of the index, and how a run is in them.
 
 use std::path::{Path, PathBuf};
 

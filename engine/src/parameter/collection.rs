@@ -151,7 +151,7 @@ fn collect_stage(node: &Node, place: Collected, reader: &mut Reader) {
     }
 }
 
-/// The schema of `{ collect: stage }`. It stands under `allOf`, since its fields are those of the items, declared
+/// The schema of `{ collect: stage }`. It is under `allOf`, since its fields are those of the items, declared
 /// there.
 fn all_children(place: Collected, mut item: Json) -> Json {
     let stage = json!({ "type": "string", "description": "Every child of this stage, which has a `matrix:`." });

@@ -20,7 +20,6 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Every number.
     pub const NONE: Self = Self { lower: None, upper: None };
 
     /// `value` or more.
@@ -47,7 +46,7 @@ impl Limits {
         Self { upper: Some(End::Exclusive(value)), ..self }
     }
 
-    /// Reports each number in `node` that lies outside; whether there was none.
+    /// Reports each number in `node` that is outside; whether there was none.
     pub fn check(&self, node: &Node, reader: &mut Reader) -> bool {
         let number = match &node.value {
             _ if *self == Self::NONE => return true,

@@ -77,7 +77,7 @@ pub struct Reader {
     pub references: Vec<(Reference, &'static [&'static str])>,
     /// Where stages are named, for what replaces the name of a swept stage by those of its children.
     pub(crate) named: Vec<Named>,
-    /// The field that is read at present, as keys spell it.
+    /// The field that is read currently, as keys spell it.
     path: String,
 }
 
@@ -282,7 +282,6 @@ pub enum OneOf<L, I> {
 /// (see [`crate::stage::Stage::outside`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalPath {
-    /// As written.
     pub text: String,
     /// Where it stands.
     pub span: Span,

@@ -113,11 +113,11 @@ fn read_integer(node: &Node, reader: &mut Reader) -> Option<i64> {
     match &node.value {
         Value::Integer(value) => return Some(*value),
         Value::Float(value) if value.fract() == 0.0 && value.abs() < 1e15 => {
-            reader.wrong_type(node, "a whole number");
+            reader.wrong_type(node, "an integer");
             help(reader, format!("write {value}"));
         }
         _ => {
-            reader.wrong_type(node, "a whole number");
+            reader.wrong_type(node, "an integer");
             unquote(node, reader, |text| text.parse::<i64>().is_ok());
         }
     }

@@ -15,7 +15,6 @@ use crate::suggest;
 /// The value of an axis, in a child.
 #[derive(Debug, Clone)]
 pub(super) struct Setting {
-    /// The axis.
     pub axis: String,
     /// Where the axis is declared.
     pub span: Span,

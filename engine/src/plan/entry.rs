@@ -17,7 +17,6 @@ pub(crate) const FORMAT_VERSION: u32 = 1;
 /// Stands between the prefix of an included file and the id of a stage in it.
 pub(super) const SEPARATOR: char = '/';
 
-/// The keys of a file.
 pub(crate) const FILE_KEYS: [&str; 9] =
     ["version", "name", "include", "vars", "slots", "executor", "stages", "publish", "remote"];
 
@@ -68,7 +67,7 @@ pub(super) struct AxisOf {
     pub measured: bool,
 }
 
-/// A string and where it stands.
+/// A string and where it is.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Text {
     pub text: String,

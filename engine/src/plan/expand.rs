@@ -10,7 +10,7 @@ use std::rc::Rc;
 use super::child::{self, Edit, Setting};
 use super::declared::{Candidate, Declared, File, OwnAxis, Unit, declare, read};
 use super::entry::{AxisOf, StageEntry, Text, read_stage};
-use super::join::{Family, FamilyAxis, Kin, Misfit, Source, join};
+use super::join::{Family, FamilyAxis, JoinError, Kin, Source, join};
 use super::matrix::{self, AxisValue, MOST_CHILDREN};
 use super::resolve::Bound;
 use crate::file::problem::Problem;
@@ -95,7 +95,7 @@ struct Expansion<'a, 'p> {
     /// What has become of each stage of the file, by its place.
     families: Vec<Family>,
     ids: HashMap<String, usize>,
-    /// How many names of children stand in `needs:` and lists so far.
+    /// How many names of children are in `needs:` and lists so far.
     names: usize,
     problems: &'p mut Vec<Problem>,
 }
@@ -127,7 +127,7 @@ impl Expansion<'_, '_> {
             }
         }
         if made.is_empty() {
-            self.problems.push(Misfit::Nothing.problem(&id, span, &[]));
+            self.problems.push(JoinError::Nothing.problem(&id, span, &[]));
             return vec![unknown(&head)];
         }
         made.sort_by_cached_key(|(settings, _)| settings.iter().map(|setting| setting.value.place).collect::<Vec<_>>());
@@ -372,7 +372,6 @@ fn uneven(head: &Head<'_>, some: &[FamilyAxis], others: &[FamilyAxis]) -> Proble
 // Problems of the children of a sweep: what many of them have in common is said once, and what is wrong with some says
 // with which.
 
-/// The problems of all stages.
 pub(super) fn problems_of_children(stages: &[StageEntry], bound: &mut [Bound]) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut of_sweeps: HashMap<(&str, &str, Span), Vec<usize>> = HashMap::new();

@@ -93,7 +93,7 @@ fn collect(schema: &Json, prefix: &str, paths: &mut Vec<String>) {
     }
 }
 
-/// The key that stands at a place, and the path of the mapping that holds it.
+/// The key that is at a place, and the path of the mapping that holds it.
 fn key_at<'n>(node: &'n Node, span: Span, path: &str) -> Option<(String, &'n str)> {
     match &node.value {
         Value::Map(entries) => entries.iter().find_map(|entry| match entry.key_span == span {

@@ -57,18 +57,18 @@ pub fn graph_text(plan: &Plan, format: GraphFormat) -> String {
 }
 
 /// A stage, or the children of one.
-struct Group<'a> {
+struct Subgraph<'a> {
     declared: &'a str,
     /// Their places in the plan.
     stages: Vec<usize>,
 }
 
-fn groups(plan: &Plan) -> Vec<Group<'_>> {
-    let mut groups: Vec<Group<'_>> = Vec::new();
+fn groups(plan: &Plan) -> Vec<Subgraph<'_>> {
+    let mut groups: Vec<Subgraph<'_>> = Vec::new();
     let mut known: HashMap<&str, usize> = HashMap::new();
     for (place, stage) in plan.stages.iter().enumerate() {
         let group = *known.entry(&stage.declared).or_insert_with(|| {
-            groups.push(Group { declared: &stage.declared, stages: Vec::new() });
+            groups.push(Subgraph { declared: &stage.declared, stages: Vec::new() });
             groups.len() - 1
         });
         groups[group].stages.push(place);
@@ -82,7 +82,7 @@ fn values(stage: &PlannedStage) -> String {
     values.trim_start_matches('[').trim_end_matches(']').replace('\\', "\\\\").replace('"', "'")
 }
 
-fn mermaid(plan: &Plan, group: &Group<'_>) -> String {
+fn mermaid(plan: &Plan, group: &Subgraph<'_>) -> String {
     let first = group.stages[0];
     let stage = &plan.stages[first];
     let title = format!("{}<br/><i>{}</i>", group.declared, stage.kind);
@@ -94,7 +94,7 @@ fn mermaid(plan: &Plan, group: &Group<'_>) -> String {
     format!("    subgraph g{first} [\"{title}\"]\n{children}    end\n")
 }
 
-fn dot(plan: &Plan, group: &Group<'_>) -> String {
+fn dot(plan: &Plan, group: &Subgraph<'_>) -> String {
     let first = group.stages[0];
     let stage = &plan.stages[first];
     let title = format!("{}\\n{}", group.declared, stage.kind);

@@ -2,7 +2,7 @@
 //!
 //! Of an included file its `stages`, its `vars` and its own `include` are taken, and nothing else. Its stages keep
 //! their places in its text, so that what is wrong with them is shown there. A stage `articles` of the file included as
-//! `data` is `data/articles`: the slash can stand in no id of a file, so that the two never collide.
+//! `data` is `data/articles`: the slash can be in no id of a file, so that the two never collide.
 
 use std::collections::HashSet;
 use std::path::{Component, Path, PathBuf};
@@ -113,7 +113,7 @@ impl Expander<'_> {
             );
             return;
         }
-        let Some(Wanted { file, given }) = self.wanted(include) else { return };
+        let Some(IncludeRequest { file, given }) = self.wanted(include) else { return };
         let Value::String(written) = &file.value else { return };
         let path = beside(by.path, written);
         let at = real(&path);
@@ -144,8 +144,8 @@ impl Expander<'_> {
     }
 
     /// The file and the variables of an include.
-    fn wanted(&mut self, include: &Entry) -> Option<Wanted> {
-        let none = |file: Node| Wanted { file, given: Vec::new() };
+    fn wanted(&mut self, include: &Entry) -> Option<IncludeRequest> {
+        let none = |file: Node| IncludeRequest { file, given: Vec::new() };
         if let Value::String(_) = include.value.value {
             return Some(none(include.value.clone()));
         }
@@ -168,7 +168,7 @@ impl Expander<'_> {
                 None
             }
             Value::String(_) => match include.value.get("vars").map(|vars| &vars.value) {
-                Some(Value::Map(given)) => Some(Wanted { file: file.clone(), given: given.clone() }),
+                Some(Value::Map(given)) => Some(IncludeRequest { file: file.clone(), given: given.clone() }),
                 None | Some(Value::Null) => Some(none(file.clone())),
                 Some(_) => {
                     let message = format!("`include.{}.vars`: expected a mapping", include.key);
@@ -278,7 +278,7 @@ impl Expander<'_> {
             let message = format!("`{}` cannot be the id of a stage", stage.key);
             self.problems.push(
                 Problem::error("bad-stage-id", stage.key_span, message, "not an id")
-                    .with_help("`/` stands in the ids of included stages alone"),
+                    .with_help("`/` is in the ids of included stages alone"),
             );
         }
     }
@@ -303,7 +303,7 @@ fn is_pipeline(root: &Node) -> bool {
 }
 
 /// What an include asks for.
-struct Wanted {
+struct IncludeRequest {
     file: Node,
     given: Vec<Entry>,
 }
@@ -331,7 +331,7 @@ fn real(path: &Path) -> PathBuf {
 // `data/articles`.
 //
 // Which texts are references only the stage kinds know: each reads its parameters once, and the places of its
-// references are noted. A name is looked up in the file that it stands in, then in the one that includes that; so a
+// references are noted. A name is looked up in the file that it is in, then in the one that includes that; so a
 // file can be given a stage of the other by a variable.
 
 /// Gives every reference of an included stage its full id.

@@ -14,7 +14,6 @@ pub(super) struct Family {
     pub children: Vec<Kin>,
 }
 
-/// An axis of a family.
 #[derive(Clone)]
 pub(super) struct FamilyAxis {
     pub name: String,
@@ -58,7 +57,7 @@ pub(super) struct Row {
 }
 
 /// Why stages cannot be joined.
-pub(super) enum Misfit {
+pub(super) enum JoinError {
     /// Two stages have an axis of one name and different values, of which each gives its own.
     Values(Box<TwoAxes>),
     /// No child goes with any other.
@@ -76,7 +75,7 @@ pub(super) struct TwoAxes {
     source: Option<usize>,
 }
 
-impl Misfit {
+impl JoinError {
     pub(super) fn problem(self, stage: &str, span: Span, sources: &[Source]) -> Problem {
         match self {
             Self::TooMany(count) => too_many(span, count),
@@ -112,7 +111,7 @@ pub(super) fn join(
     sources: &[Source],
     own: &Family,
     own_values: &[HashSet<String>],
-) -> Result<Rows, Misfit> {
+) -> Result<Rows, JoinError> {
     let mut rows = Rows { axes: Vec::new(), rows: vec![Row::default()] };
     for (place, source) in sources.iter().enumerate() {
         let family = &families[source.family];
@@ -140,7 +139,7 @@ struct Side<'a> {
 }
 
 impl Rows {
-    fn with(self, side: &Side<'_>, source: Option<usize>) -> Result<Self, Misfit> {
+    fn with(self, side: &Side<'_>, source: Option<usize>) -> Result<Self, JoinError> {
         let at = |name: &str| self.axes.iter().position(|axis| axis.name == name);
         let shared: Vec<(usize, usize)> =
             side.free.iter().filter_map(|axis| Some((at(&side.family.axes[*axis].name)?, *axis))).collect();
@@ -166,12 +165,12 @@ impl Rows {
                 rows.push(longer);
             }
             if rows.len() > MOST_CHILDREN {
-                return Err(Misfit::TooMany(rows.len()));
+                return Err(JoinError::TooMany(rows.len()));
             }
         }
         // A stage's own combination may go with nothing that another one goes with; of what it reads, all have to.
         if rows.is_empty() && source.is_some() {
-            return Err(Misfit::Nothing);
+            return Err(JoinError::Nothing);
         }
         let mut axes = self.axes;
         for (mine, theirs) in shared {
@@ -190,7 +189,7 @@ impl Rows {
         theirs: usize,
         side: &Side<'_>,
         source: Option<usize>,
-    ) -> Result<(), Misfit> {
+    ) -> Result<(), JoinError> {
         let (axis, other) = (&side.family.axes[theirs], &self.axes[mine]);
         if axis.origins.iter().any(|origin| other.origins.contains(origin)) {
             return Ok(());
@@ -210,6 +209,6 @@ impl Rows {
             values
         };
         let values = [sorted(here), sorted(there)];
-        Err(Misfit::Values(Box::new(TwoAxes { axis: axis.clone(), other: other.clone(), values, source })))
+        Err(JoinError::Values(Box::new(TwoAxes { axis: axis.clone(), other: other.clone(), values, source })))
     }
 }

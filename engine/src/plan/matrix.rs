@@ -36,7 +36,6 @@ pub(super) struct Matrix {
     pub combinations: Vec<Vec<Rc<AxisValue>>>,
 }
 
-/// One axis.
 #[derive(Debug)]
 pub(super) struct Axis {
     /// What it sets, or the name that `${matrix.name}` has.
@@ -45,7 +44,6 @@ pub(super) struct Axis {
     pub span: Span,
 }
 
-/// A value of an axis.
 #[derive(Debug)]
 pub(super) struct AxisValue {
     pub node: Node,
@@ -291,7 +289,7 @@ fn rules<'a>(entry: &'a Entry, axes: &[Axis], problems: &mut Vec<Problem>) -> Ve
     rules
 }
 
-/// Equal texts for equal values: a whole number is the same in either form.
+/// Equal texts for equal values: an integer is the same in either form.
 fn identity(value: &Json) -> String {
     match value.as_f64() {
         Some(number) => format!("{number:?}"),
@@ -330,7 +328,7 @@ fn text(value: &Json) -> String {
 // Which parameters take one value, and none that holds a comma: several values with commas between them are then
 // several settings.
 
-/// Whether the parameter at a path below a stage's own keys is a number, a truth value, a name out of a few, a time or
+/// Whether the parameter at a path below a stage's own keys is a number, a boolean, a name out of a few, a time or
 /// a size.
 pub(super) fn takes_one_value(registry: &Registry, uses: &str, path: &[&str]) -> bool {
     match path {

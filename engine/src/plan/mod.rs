@@ -104,7 +104,6 @@ pub struct PlannedStage {
     pub parameters: serde_json::Value,
     /// What it makes.
     pub outputs: Vec<Output>,
-    /// What it reads.
     pub inputs: Vec<ResolvedInput>,
     /// Stages it waits for without reading them.
     pub needs: Vec<String>,
@@ -145,7 +144,6 @@ impl PlannedStage {
 pub struct ResolvedInput {
     /// The stage that makes it.
     pub stage: String,
-    /// Its output.
     pub output: String,
     /// The artefact's kind.
     pub kind: String,
@@ -156,9 +154,8 @@ pub struct ResolvedInput {
 /// What a stage asks of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resources {
-    /// The kind of device.
     pub device: DeviceRequest,
-    /// How many devices on each node; on the processor, workers that share its cores.
+    /// How many devices on each node; on the CPU, workers that share its cores.
     pub count: DeviceCount,
     /// Machines that take part.
     pub nodes: u32,
@@ -188,7 +185,7 @@ impl Default for Resources {
 pub enum DeviceCount {
     /// So many.
     Exactly(u32),
-    /// All of the kind that the machine has. The processor is one.
+    /// All of the kind that the machine has. The CPU is one.
     All,
 }
 
@@ -204,7 +201,7 @@ pub enum DeviceRequest {
     /// The first of those that the stage prefers and the machine has.
     #[default]
     Auto,
-    /// The processor.
+    /// The CPU.
     Cpu,
     /// NVIDIA GPUs.
     Cuda,
@@ -233,7 +230,6 @@ impl DeviceRequest {
 /// Files outside the pipeline that a stage of the file reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reads {
-    /// The stage.
     pub stage: String,
     /// A path, a folder or a glob, as it is written.
     pub pattern: String,
@@ -244,9 +240,7 @@ pub struct Reads {
 /// A copy of an artefact outside the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Publish {
-    /// The stage.
     pub stage: String,
-    /// Its output.
     pub output: String,
     /// The folder to write, relative to the pipeline file.
     pub path: PathBuf,
@@ -269,7 +263,7 @@ pub struct LeftOut {
     pub publish: Vec<PathBuf>,
 }
 
-/// A pipeline file that was rejected: all its problems, and the texts they lie in.
+/// A pipeline file that was rejected: all its problems, and the texts they are in.
 #[derive(Debug)]
 pub struct Rejected {
     /// The texts.
@@ -290,7 +284,6 @@ impl Rejected {
 }
 
 impl Plan {
-    /// The stage of an id.
     pub fn stage(&self, id: &str) -> Option<&PlannedStage> {
         self.stages.iter().find(|stage| stage.id == id)
     }

@@ -38,7 +38,9 @@ pub(super) fn resolve(
                 if of_axes.contains(&path.span) { with_values(path, stage, problems) } else { Some(path.text.clone()) };
             let Some(text) = text else { break };
             let Some(folder) = folder(path, &text, problems) else { break };
-            if let Some(problem) = folders.add(folder, Place { entry, text: text.clone(), span: path.span, stage }) {
+            if let Some(problem) =
+                folders.add(folder, TargetFolder { entry, text: text.clone(), span: path.span, stage })
+            {
                 problems.push(problem);
                 break;
             }
@@ -187,10 +189,10 @@ const LONGEST_PATH: usize = 4096;
 
 /// Who is published where. In the order of paths a folder stands right before those in it.
 #[derive(Default)]
-struct Folders<'a>(BTreeMap<PathBuf, Place<'a>>);
+struct Folders<'a>(BTreeMap<PathBuf, TargetFolder<'a>>);
 
 /// A folder as the file gives it.
-struct Place<'a> {
+struct TargetFolder<'a> {
     /// Which entry of `publish:`.
     entry: usize,
     text: String,
@@ -199,8 +201,8 @@ struct Place<'a> {
 }
 
 impl<'a> Folders<'a> {
-    /// Adds a folder; the problem where it is another's, or one lies in the other.
-    fn add(&mut self, folder: PathBuf, place: Place<'a>) -> Option<Problem> {
+    /// Adds a folder; the problem where it is another's, or one is in the other.
+    fn add(&mut self, folder: PathBuf, place: TargetFolder<'a>) -> Option<Problem> {
         let around = folder.ancestors().find_map(|around| Some((around, self.0.get(around)?)));
         let inside = || {
             let next = self.0.range::<Path, _>((ops::Bound::Included(folder.as_path()), ops::Bound::Unbounded)).next();
@@ -213,7 +215,7 @@ impl<'a> Folders<'a> {
         let message = if folder == other {
             format!("two targets are published to `{}`", place.text)
         } else {
-            format!("`{}` and `{}` lie in each other", place.text, first.text)
+            format!("`{}` and `{}` are in each other", place.text, first.text)
         };
         let problem = Problem::error("duplicate-path", place.span, message, "each target needs a folder of its own");
         Some(if first.entry == place.entry {
@@ -225,7 +227,7 @@ impl<'a> Folders<'a> {
 }
 
 /// Says of two children of one stage what would tell their folders apart.
-fn of_children(problem: Problem, place: &Place<'_>, first: &Place<'_>) -> Problem {
+fn of_children(problem: Problem, place: &TargetFolder<'_>, first: &TargetFolder<'_>) -> Problem {
     let axes = place.stage.axes.iter().zip(&first.stage.axes);
     let differ = axes.filter(|(a, b)| a.value != b.value).map(|(axis, _)| format!("${{matrix.{}}}", axis.name));
     let names: Vec<String> = differ.collect();

@@ -136,7 +136,7 @@ impl<'a> Resolver<'a> {
                 self.require_result(place, output, reference);
                 Some(output)
             }
-            Err(Misfit::WrongKind) => {
+            Err(OutputError::WrongKind) => {
                 self.problems.push(self.wrong_kind(reference, kinds, outputs));
                 None
             }
@@ -218,13 +218,13 @@ impl Resolver<'_> {
 }
 
 /// Why no output could be picked.
-pub(super) enum Misfit {
+pub(super) enum OutputError {
     UnknownOutput,
     Ambiguous,
     WrongKind,
 }
 
-impl Misfit {
+impl OutputError {
     /// What to say, where the kind is not what is wrong.
     pub(super) fn problem(&self, reference: &Reference, outputs: &[Output]) -> Problem {
         let Reference { stage, output, span } = reference;
@@ -254,21 +254,21 @@ pub(super) fn pick<'a>(
     reference: &Reference,
     kinds: Option<&[&str]>,
     outputs: &'a [Output],
-) -> Result<&'a Output, Misfit> {
+) -> Result<&'a Output, OutputError> {
     let rank = |output: &Output| match kinds {
         None | Some([]) => Some(0),
         Some(kinds) => kinds.iter().position(|kind| *kind == output.kind),
     };
     if let Some(name) = &reference.output {
-        let output = outputs.iter().find(|output| output.name == *name).ok_or(Misfit::UnknownOutput)?;
-        return rank(output).map(|_| output).ok_or(Misfit::WrongKind);
+        let output = outputs.iter().find(|output| output.name == *name).ok_or(OutputError::UnknownOutput)?;
+        return rank(output).map(|_| output).ok_or(OutputError::WrongKind);
     }
-    let best = outputs.iter().filter_map(rank).min().ok_or(Misfit::WrongKind)?;
+    let best = outputs.iter().filter_map(rank).min().ok_or(OutputError::WrongKind)?;
     let mut fitting = outputs.iter().filter(|output| rank(output) == Some(best));
     match (fitting.next(), fitting.next()) {
         (Some(output), None) => Ok(output),
-        (None, _) => Err(Misfit::WrongKind),
-        (Some(_), Some(_)) => Err(Misfit::Ambiguous),
+        (None, _) => Err(OutputError::WrongKind),
+        (Some(_), Some(_)) => Err(OutputError::Ambiguous),
     }
 }
 

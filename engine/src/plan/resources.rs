@@ -18,7 +18,7 @@ pub(crate) struct ResourceKeys {
     /// The kind of device; `auto` takes the first of those that the stage prefers and the machine has.
     #[cosmetic(default)]
     device: DeviceRequest,
-    /// How many devices, or `all` of that kind; on the processor, workers that share its cores.
+    /// How many devices, or `all` of that kind; on the CPU, workers that share its cores.
     #[cosmetic(range = 1..)]
     count: Option<DeviceCount>,
     /// Machines that take part, with so many devices each.

@@ -53,7 +53,7 @@ impl Retries {
 enum RetryCause {
     /// A server could not be reached or refused.
     Network,
-    /// The process died without a word.
+    /// The process died without reporting an error.
     Crashed,
     /// It took longer than its `timeout`.
     Timeout,
@@ -122,7 +122,7 @@ impl Parameter for Retries {
                 Some(Self { max, delay: delay.0, max_delay, on })
             }
             Value::List(_) => {
-                reader.wrong_type(node, "a whole number, or a mapping of `max`, `delay`, `max_delay` and `on`");
+                reader.wrong_type(node, "an integer, or a mapping of `max`, `delay`, `max_delay` and `on`");
                 None
             }
             _ => Some(Self { max: u32::read(node, reader)?, ..Self::default() }),

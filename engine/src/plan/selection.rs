@@ -25,7 +25,6 @@ pub enum Force {
     Nothing,
     /// All that are selected.
     Everything,
-    /// These, by id.
     Stages(Vec<String>),
 }
 

@@ -33,7 +33,7 @@ pub struct Job {
     pub inputs: BTreeMap<String, InputGrant>,
     /// Source files by role.
     pub files: BTreeMap<String, Vec<FileGrant>>,
-    /// What moving things are pinned to, by `kind:name@revision`.
+    /// What mutable references are pinned to, by `kind:name@revision`.
     pub pins: BTreeMap<String, Pinned>,
     /// Whether the stage may go out for what it reads.
     #[serde(default)]
@@ -91,7 +91,6 @@ pub struct InputGrant {
     pub kind: String,
     /// The stored folder.
     pub tree: Digest,
-    /// Its identity.
     pub identity: Digest,
     /// Its facts. A version that stored them among the artefact's files did not write them here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -101,7 +100,7 @@ pub struct InputGrant {
 /// A source file of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileGrant {
-    /// Where it lies.
+    /// Where it is.
     pub path: PathBuf,
     /// Its path below the folder or glob's fixed part that was asked for; the file name for a single file.
     pub relative: String,
@@ -152,10 +151,7 @@ pub enum WorkerEvent {
         text: String,
     },
     /// Words for the screen that belong to the result (a sample, a table), several lines perhaps.
-    Report {
-        /// The text.
-        text: String,
-    },
+    Report { text: String },
     /// All outputs are stored.
     Finished {
         /// By output name.

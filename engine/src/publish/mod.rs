@@ -38,7 +38,6 @@ pub enum OnChanged {
 pub enum Published {
     /// It was current already.
     Current,
-    /// It was written.
     Written,
 }
 
@@ -47,14 +46,10 @@ pub enum Published {
 pub enum PublishError {
     /// Something is there that was not published by this program.
     #[error("`{}` is there already and was not made by this program", .target.display())]
-    Foreign {
-        /// The target.
-        target: PathBuf,
-    },
+    Foreign { target: PathBuf },
     /// The target was changed since it was published.
     #[error("`{}` was changed since it was published: `{file}` {how}", .target.display())]
     Changed {
-        /// The target.
         target: PathBuf,
         /// The first file that differs.
         file: String,
@@ -121,7 +116,7 @@ pub fn publish(
     on_changed: OnChanged,
     seen: &Path,
 ) -> Result<Published, PublishError> {
-    // One at a time: the temporary names below are then this process's, and what lies there is a dead process's.
+    // One at a time: the temporary names below are then this process's, and what is there is a dead process's.
     let _lock = store.lock(&lock_name(target))?;
     tidy(target)?;
     let found = match on_changed {

@@ -140,7 +140,6 @@ impl RecordedFile {
 pub struct PublishedAs {
     /// The stored folder.
     pub tree: Digest,
-    /// Its identity.
     pub identity: Digest,
     /// How it was changed since, where it was. Every file was read for it.
     pub changed: Option<String>,

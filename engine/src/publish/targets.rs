@@ -1,6 +1,6 @@
 //! Where nothing may be published: what a run reads or keeps, and what others made. Found before anything runs.
 //!
-//! A target is replaced as a whole. So one that is, holds or lies in the pipeline file, the home or a source of the
+//! A target is replaced as a whole. So one that is, holds or is in the pipeline file, the home or a source of the
 //! same file would take it along, and is an error whatever the command line says. Folders are compared by the places
 //! that they really are: `..`, links and absolute paths are other spellings of the same.
 
@@ -69,7 +69,7 @@ fn problem(publish: &Publish, relation: Relation, thing: &Thing) -> Problem {
     let relation = match relation {
         Relation::Is => "is",
         Relation::Holds => "holds",
-        Relation::LiesIn => "lies in",
+        Relation::LiesIn => "is in",
     };
     let message = format!("`{}` {relation} {}", publish.path.display(), thing.what);
     let problem =
@@ -136,7 +136,7 @@ enum Relation {
 #[derive(Debug, Clone)]
 struct Thing {
     what: String,
-    /// Whether a target may not lie in it either.
+    /// Whether a target may not be in it either.
     is_folder: bool,
     span: Option<Span>,
 }

@@ -11,7 +11,7 @@ use cache::{Digest, Lock, OutputRecord};
 use devices::lease::Lease;
 
 use super::cluster::JobOf;
-use super::devices::{Answer, Given};
+use super::devices::{Answer, GrantedDevices};
 use super::event::{RunEvent, WaitsFor};
 use super::fetch::Look;
 use super::scheduler::{LOCK_POLL, Scheduler};
@@ -36,7 +36,7 @@ use crate::stage::InputFacts;
 const MOST_HOLDERS: usize = 3;
 
 /// What came of the attempt to start a stage.
-enum Begun {
+enum StartOutcome {
     /// Its result is in the store.
     Cached(BTreeMap<String, OutputRecord>),
     /// Its process is alive.
@@ -99,12 +99,12 @@ impl Scheduler<'_> {
     /// Starts a stage that has no result if it can be; whether its state changed.
     pub(super) fn begin(&mut self, stage: usize) -> bool {
         match self.try_begin(stage) {
-            Ok(Begun::NotYet) => false,
-            Ok(Begun::Cached(outputs)) => {
+            Ok(StartOutcome::NotYet) => false,
+            Ok(StartOutcome::Cached(outputs)) => {
                 self.settle_cached(stage, outputs);
                 true
             }
-            Ok(Begun::Started(running)) => {
+            Ok(StartOutcome::Started(running)) => {
                 self.stages[stage].running = Some(*running);
                 self.transition(stage, State::Running);
                 true
@@ -116,44 +116,44 @@ impl Scheduler<'_> {
         }
     }
 
-    fn try_begin(&mut self, stage: usize) -> Result<Begun, StageError> {
+    fn try_begin(&mut self, stage: usize) -> Result<StartOutcome, StageError> {
         if self.stages[stage].not_before.is_some_and(|not_before| Instant::now() < not_before) {
-            return Ok(Begun::NotYet);
+            return Ok(StartOutcome::NotYet);
         }
         self.stages[stage].not_before = None;
         let key = self.keyed(stage)?;
         if !self.inputs_are_here(stage) {
-            return Ok(Begun::NotYet);
+            return Ok(StartOutcome::NotYet);
         }
         self.require_memory(stage)?;
         let threads = self.threads_wanted(stage);
         if let Some(waits_for) = self.not_admitted_for(stage, threads) {
             self.wait_for_admission(stage, waits_for);
-            return Ok(Begun::NotYet);
+            return Ok(StartOutcome::NotYet);
         }
         let claim = match self.try_claim(stage)? {
             Claimed::Ours(claim) => claim,
             Claimed::Held(lock) => {
                 self.wait_for_another_run(stage, &lock);
-                return Ok(Begun::NotYet);
+                return Ok(StartOutcome::NotYet);
             }
         };
         // Whoever held the lock a moment ago may have made the result.
         if !self.stages[stage].again
             && let Some(record) = self.store.take(&key).map_err(stored)?
         {
-            return Ok(Begun::Cached(record.outputs));
+            return Ok(StartOutcome::Cached(record.outputs));
         }
         self.check_with_facts(stage)?;
         let given = match self.ask_for_devices(stage, claim.adopt.is_some())? {
-            Answer::Given(given) => given,
+            Answer::GrantedDevices(given) => given,
             Answer::Wait(waits_for) => {
                 self.wait_for_admission(stage, waits_for);
-                return Ok(Begun::NotYet);
+                return Ok(StartOutcome::NotYet);
             }
-            Answer::Looking => return Ok(Begun::NotYet),
+            Answer::Looking => return Ok(StartOutcome::NotYet),
         };
-        self.start(stage, threads, claim, given).map(Box::new).map(Begun::Started)
+        self.start(stage, threads, claim, given).map(Box::new).map(StartOutcome::Started)
     }
 
     fn settle_cached(&mut self, stage: usize, outputs: BTreeMap<String, OutputRecord>) {
@@ -253,9 +253,15 @@ impl Scheduler<'_> {
         })
     }
 
-    fn start(&mut self, stage: usize, threads: usize, claim: Claim, given: Given) -> Result<Running, StageError> {
+    fn start(
+        &mut self,
+        stage: usize,
+        threads: usize,
+        claim: Claim,
+        given: GrantedDevices,
+    ) -> Result<Running, StageError> {
         let Claim { mut locks, adopt } = claim;
-        let Given { grant, env, cores, lease } = given;
+        let GrantedDevices { grant, env, cores, lease } = given;
         let on_cluster = adopt.is_some() || self.is_on_cluster(stage);
         let id = self.stages[stage].id.clone();
         let folder = self.stage_folder(&id)?;

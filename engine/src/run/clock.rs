@@ -15,7 +15,6 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// Now.
     pub fn now() -> Self {
         Self::at(SystemTime::now())
     }

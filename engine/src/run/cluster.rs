@@ -11,7 +11,7 @@ use super::scheduler::Scheduler;
 use super::stage_run::State;
 use crate::device::{DeviceGrant, processor};
 use crate::error::{Cause, StageError};
-use crate::execute::JobNews;
+use crate::execute::JobEvent;
 use crate::execute::slurm::gres_devices;
 use crate::execute::slurm::record::JobRecord;
 use crate::execute::submission::{ClusterJob, ResultOf};
@@ -112,10 +112,10 @@ impl Scheduler<'_> {
     }
 
     /// How a stage's job stands.
-    pub(super) fn hear_job(&mut self, stage: usize, job: Option<String>, news: JobNews) {
+    pub(super) fn hear_job(&mut self, stage: usize, job: Option<String>, news: JobEvent) {
         let id = self.stages[stage].id.clone();
         let event = match news {
-            JobNews::Waiting { reason, meaning } => {
+            JobEvent::Waiting { reason, meaning } => {
                 RunEvent::StageWaiting { stage: id, waits_for: WaitsFor::Queue { job, reason, meaning } }
             }
             news => RunEvent::StageJob { stage: id, job, news },
@@ -140,7 +140,6 @@ impl Scheduler<'_> {
 /// What is known of jobs beside a key.
 pub(super) enum JobOf {
     None,
-    /// One makes it.
     Makes(Box<JobRecord>),
     /// One makes another result of the same working state.
     SharesState,

@@ -14,7 +14,7 @@ use super::stage_run::{PublishEnd, Running};
 use super::stage_run::{State, Stopping};
 use crate::error::{Cause, Failure, OrFail, chain};
 use crate::execute::crash::{Evidence, crash};
-use crate::execute::{Ending, Exit};
+use crate::execute::{Ending, ProcessExit};
 use crate::explain::WORK;
 use crate::history::stage_folder;
 use crate::home::advice_when_full;
@@ -24,7 +24,7 @@ use crate::stage::LessMemory;
 impl Scheduler<'_> {
     /// Decides what the end of a stage's process means. `running` still holds the locks until this returns, so that
     /// nobody else starts the stage before its result is recorded.
-    pub(super) fn conclude(&mut self, stage: usize, mut running: Running, exit: Exit) {
+    pub(super) fn conclude(&mut self, stage: usize, mut running: Running, exit: ProcessExit) {
         if let (Some((outputs, mut how)), Ending::Code(0)) = (running.finished.take(), &exit.ending) {
             how.extend(running.work.take().map(|work| (WORK.to_owned(), json!(work))));
             let outputs = outputs.into_iter().map(|(name, output)| (name, output.into())).collect();
@@ -75,7 +75,7 @@ impl Scheduler<'_> {
         stage: usize,
         outputs: BTreeMap<String, OutputRecord>,
         mut how: Map<String, Value>,
-        exit: &Exit,
+        exit: &ProcessExit,
     ) -> Result<(), Failure> {
         how.extend(self.recorder.circumstances(exit));
         self.note_to_send(stage);
@@ -93,7 +93,7 @@ impl Scheduler<'_> {
         Ok(())
     }
 
-    fn settle_done(&mut self, stage: usize, exit: &Exit) {
+    fn settle_done(&mut self, stage: usize, exit: &ProcessExit) {
         self.transition(stage, State::Done);
         let run = &mut self.stages[stage];
         run.again = false;
@@ -114,7 +114,7 @@ impl Scheduler<'_> {
         self.publish(stage);
     }
 
-    fn settle_stopped(&mut self, stage: usize, exit: &Exit) {
+    fn settle_stopped(&mut self, stage: usize, exit: &ProcessExit) {
         self.transition(stage, State::Skipped);
         let because = match (&exit.ending, self.stopping) {
             (Ending::Signal(_), _) | (_, Stopping::Killed) => "interrupted and killed; what it had saved is kept",
@@ -170,7 +170,7 @@ impl Scheduler<'_> {
         self.tell(event);
     }
 
-    fn failure(&self, stage: usize, running: Running, exit: &Exit) -> Failure {
+    fn failure(&self, stage: usize, running: Running, exit: &ProcessExit) -> Failure {
         if let Some(verdict) = exit.verdict.clone() {
             return verdict;
         }

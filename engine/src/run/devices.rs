@@ -1,11 +1,11 @@
 //! Devices within a run: which a stage gets, what it waits for, and what its process is told of them.
 //!
 //! The drivers' tools are asked in a thread of its own, since they may take seconds: the loop goes on meanwhile. They
-//! are asked only where a stage that is to run may use more than the processor.
+//! are asked only where a stage that is to run may use more than the CPU.
 
 use std::time::Duration;
 
-use devices::lease::{Lease, LeaseFolder, Standing};
+use devices::lease::{Lease, LeaseFolder, LeaseState};
 use devices::placement::{Seat, choose};
 use devices::{CpuList, DeviceKind};
 use nix::unistd::{Uid, User};
@@ -32,7 +32,7 @@ impl Scheduler<'_> {
     /// Those of a cluster's job the cluster chooses; `adopted` is one that an earlier run has submitted.
     pub(super) fn ask_for_devices(&mut self, stage: usize, adopted: bool) -> Result<Answer, StageError> {
         if adopted || self.is_on_cluster(stage) {
-            return Ok(Answer::Given(Given::unleased(self.devices_of_job(stage)?)));
+            return Ok(Answer::GrantedDevices(GrantedDevices::unleased(self.devices_of_job(stage)?)));
         }
         let planned = &self.plan.stages[stage];
         if self.devices.seen.is_none() && !is_on_processor(planned) {
@@ -43,13 +43,13 @@ impl Scheduler<'_> {
             StageError::new(Cause::Machine, missing.to_string()).with_help(missing.help())
         })?;
         if demand.kind == DeviceKind::Cpu {
-            return Ok(Answer::Given(Given::unleased(processor(planned))));
+            return Ok(Answer::GrantedDevices(GrantedDevices::unleased(processor(planned))));
         }
         self.take_devices(stage, &demand)
     }
 
     /// The threads that belong to a stage's devices: a machine's cores are shared by its devices, so that each can be
-    /// given to another stage. All cores for one that computes on the processor.
+    /// given to another stage. All cores for one that computes on the CPU.
     pub(super) fn share_of_cores(&self, stage: usize) -> usize {
         let seen = self.devices.seen.as_ref();
         match (demand(&self.plan.stages[stage], seen), seen) {
@@ -68,8 +68,8 @@ impl Scheduler<'_> {
         let (mut free, mut held_by) = (Vec::new(), Vec::new());
         for seat in seen.working(demand.kind) {
             match leases.standing(&seat.device.identity()).or_fail(Cause::Machine, refused)? {
-                Standing::Free => free.push(seat),
-                Standing::Held(by) => held_by.extend(by),
+                LeaseState::Free => free.push(seat),
+                LeaseState::Held(by) => held_by.extend(by),
             }
         }
         let waits_for = |free: &[Seat<'_>], held_by, wanted_bytes| WaitsFor::Devices {
@@ -101,7 +101,12 @@ impl Scheduler<'_> {
         };
         let cores = near(&chosen, &seen.cores());
         let grant = DeviceGrant { kind: demand.kind, count: demand.count, indices: ids, nodes: 1 };
-        Ok(Answer::Given(Given { env: grant.kind.environment(&grant.indices), grant, cores, lease: Some(lease) }))
+        Ok(Answer::GrantedDevices(GrantedDevices {
+            env: grant.kind.environment(&grant.indices),
+            grant,
+            cores,
+            lease: Some(lease),
+        }))
     }
 
     /// For whom devices are leased, in words for other runs.
@@ -113,7 +118,7 @@ impl Scheduler<'_> {
     }
 }
 
-/// The processors near to some devices, of those that we may use; empty where that is not known of each.
+/// The CPUs near to some devices, of those that we may use; empty where that is not known of each.
 fn near(chosen: &[Seat<'_>], cores: &CpuList) -> CpuList {
     let mut near = Vec::new();
     for seat in chosen {
@@ -138,18 +143,18 @@ pub(super) struct Devices {
 
 /// What a stage's process has to compute on.
 #[derive(Debug)]
-pub(super) struct Given {
+pub(super) struct GrantedDevices {
     /// What its job says.
     pub grant: DeviceGrant,
     /// The variables by which it sees these devices and no others.
     pub env: Vec<(&'static str, String)>,
-    /// The processors near to them; empty where nothing is known of that.
+    /// The CPUs near to them; empty where nothing is known of that.
     pub cores: CpuList,
     /// What keeps others from them.
     pub lease: Option<Lease>,
 }
 
-impl Given {
+impl GrantedDevices {
     pub(super) fn unleased(grant: DeviceGrant) -> Self {
         Self { grant, env: Vec::new(), cores: CpuList::default(), lease: None }
     }
@@ -157,8 +162,7 @@ impl Given {
 
 /// What came of asking for devices.
 pub(super) enum Answer {
-    /// These.
-    Given(Given),
+    GrantedDevices(GrantedDevices),
     /// None now.
     Wait(WaitsFor),
     /// It has to be looked what there is.
@@ -177,7 +181,6 @@ impl Devices {
         self.looked.recv().await.expect("this holds a sender itself")
     }
 
-    /// Notes it.
     pub(super) fn note(&mut self, seen: Seen) {
         self.looking = false;
         self.seen = Some(seen);
@@ -205,7 +208,7 @@ impl Devices {
     }
 }
 
-/// The kinds that stages of a plan may compute on, beside the processor.
+/// The kinds that stages of a plan may compute on, beside the CPU.
 pub(super) fn kinds_of(plan: &Plan) -> Vec<DeviceKind> {
     let of_stage = |stage: &crate::plan::PlannedStage| match stage.resources.device.kind() {
         Some(kind) => vec![kind],

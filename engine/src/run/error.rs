@@ -62,7 +62,6 @@ pub enum RunError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("stage `{stage}` asks for {} of memory, and this machine has {}", size(*.wanted_bytes), size(*.total_bytes))]
 pub struct MemoryMissing {
-    /// The stage.
     pub stage: String,
     /// What it asks for.
     pub wanted_bytes: u64,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceGrant;
 use crate::error::Cause;
-use crate::execute::JobNews;
+use crate::execute::JobEvent;
 use crate::executor::ExecutorKind;
 use crate::file::problem::Problem;
 use crate::protocol::WorkerEvent;
@@ -20,14 +20,13 @@ use crate::protocol::WorkerEvent;
 pub enum RunEvent {
     /// The run began.
     RunStarted {
-        /// Its id.
         run: String,
         /// The pipeline's name.
         pipeline: String,
         /// The stages, in the order of the plan.
         stages: Vec<String>,
     },
-    /// Finding out what moving things are at present takes a while. Told before the run begins, so that no record has
+    /// Finding out what mutable references are currently takes a while. Told before the run begins, so that no record has
     /// it.
     Pinning {
         /// The names of the pins.
@@ -36,30 +35,24 @@ pub enum RunEvent {
     /// What a user should hear of the file, found by the checks of its data flow. Told before the run begins, so that
     /// no record has it.
     #[serde(skip)]
-    Checked {
-        /// Warnings.
-        warnings: Vec<Problem>,
-    },
+    Checked { warnings: Vec<Problem> },
     /// The result was there already.
     StageCached {
-        /// The stage.
         stage: String,
         /// The key of its result.
         key: Digest,
-        /// Set where its files lie in a shared cache alone, and nothing in this run reads them.
+        /// Set where its files are in a shared cache alone, and nothing in this run reads them.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         remote: Option<String>,
     },
     /// The files of a result are being fetched from the shared cache.
     ResultFetching {
-        /// The stage.
         stage: String,
         /// The shared cache.
         remote: String,
     },
     /// The files of a result were fetched from the shared cache, each compared with its digest.
     ResultFetched {
-        /// The stage.
         stage: String,
         /// The key of its result.
         key: Digest,
@@ -74,7 +67,6 @@ pub enum RunEvent {
     },
     /// What the shared cache has for a stage is not what it should be, so the stage is run.
     ResultRefused {
-        /// The stage.
         stage: String,
         /// The shared cache.
         remote: String,
@@ -118,7 +110,6 @@ pub enum RunEvent {
     },
     /// The stage's process was started.
     StageStarted {
-        /// The stage.
         stage: String,
         /// The key of the result that it makes.
         key: Digest,
@@ -140,31 +131,21 @@ pub enum RunEvent {
     },
     /// How the job stands that a stage runs in on a cluster.
     StageJob {
-        /// The stage.
         stage: String,
         /// The job's number, once it has one.
         job: Option<String>,
-        /// What is new.
-        news: JobNews,
+        news: JobEvent,
     },
     /// The stage could run, and has to wait. Told again when it waits for something else.
     StageWaiting {
-        /// The stage.
         stage: String,
-        /// What it waits for.
         #[serde(default)]
         waits_for: WaitsFor,
     },
     /// The stage's process said something.
-    Worker {
-        /// The stage.
-        stage: String,
-        /// What it said.
-        said: WorkerEvent,
-    },
+    Worker { stage: String, said: WorkerEvent },
     /// The stage's result is in the store.
     StageDone {
-        /// The stage.
         stage: String,
         /// The key of its result.
         key: Digest,
@@ -178,9 +159,7 @@ pub enum RunEvent {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         compared: Option<Compared>,
     },
-    /// The stage failed.
     StageFailed {
-        /// The stage.
         stage: String,
         /// What kind of failure.
         cause: Cause,
@@ -210,7 +189,6 @@ pub enum RunEvent {
     },
     /// The stage was not run.
     StageSkipped {
-        /// The stage.
         stage: String,
         /// Why, as a lower-case fragment.
         because: String,
@@ -220,20 +198,16 @@ pub enum RunEvent {
     },
     /// An output was copied out of the store, or was already in place.
     Published {
-        /// The stage.
         stage: String,
-        /// Its output.
         output: String,
-        /// Where it lies.
+        /// Where it is.
         path: PathBuf,
         /// Whether anything had to be written.
         written: bool,
     },
     /// An output could not be copied out of the store.
     PublishFailed {
-        /// The stage.
         stage: String,
-        /// Its output.
         output: String,
         /// Where it should lie.
         path: PathBuf,
@@ -246,7 +220,6 @@ pub enum RunEvent {
     },
     /// The run ended.
     RunFinished {
-        /// How.
         conclusion: Conclusion,
         /// How many stages ended in which way.
         counts: Counts,
@@ -285,14 +258,12 @@ pub enum WaitsFor {
     },
     /// Others use the threads.
     Threads {
-        /// How many it wants.
         wanted: usize,
         /// How many are not in use.
         free: usize,
     },
     /// Others hold the memory, of this run or not.
     Memory {
-        /// What it wants.
         wanted_bytes: u64,
         /// What is neither held nor promised to a stage that runs.
         free_bytes: u64,
@@ -304,7 +275,6 @@ pub enum WaitsFor {
     Devices {
         /// Their kind.
         device: DeviceKind,
-        /// How many it wants.
         wanted: usize,
         /// How many of them are free, and have the memory.
         free: usize,
@@ -329,7 +299,6 @@ pub enum WaitsFor {
     Slots {
         /// Their name.
         name: String,
-        /// How many it wants.
         wanted: u32,
         /// How many are not taken.
         free: u32,
@@ -362,7 +331,6 @@ pub struct Counts {
     pub done: usize,
     /// Taken from the store.
     pub cached: usize,
-    /// Failed.
     pub failed: usize,
     /// Not run, since another failed or the user stopped the run.
     pub skipped: usize,

@@ -1,4 +1,4 @@
-//! Results that lie in a shared cache: found by their keys, fetched when somebody has to read them, sent when they are
+//! Results that are in a shared cache: found by their keys, fetched when somebody has to read them, sent when they are
 //! made.
 //!
 //! A record comes first, and is small. It says what a result is, which is all that the keys of the stages behind it
@@ -107,7 +107,7 @@ impl Scheduler<'_> {
         }
     }
 
-    /// Hears how an errand went.
+    /// Hears how an transfer went.
     pub(super) fn hear_delivery(&mut self, delivery: TransferEvent) {
         match delivery {
             TransferEvent::Answer { stage, key, found } => self.hear_answer(stage, key, found),

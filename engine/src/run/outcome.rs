@@ -81,7 +81,7 @@ pub enum Sharing {
     /// all is made.
     #[default]
     SparesWork,
-    /// It takes what is made to the runs of other machines: what lies there stays there, unless a stage that runs here
+    /// It takes what is made to the runs of other machines: what is there stays there, unless a stage that runs here
     /// reads it.
     HandsOver,
 }
@@ -101,7 +101,6 @@ pub enum Profiling {
 pub struct RunOutcome {
     /// The run's id.
     pub run: String,
-    /// Its folder.
     pub folder: PathBuf,
     /// How it ended.
     pub conclusion: Conclusion,
@@ -116,9 +115,8 @@ pub struct RunOutcome {
 /// What became of one stage.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StageOutcome {
-    /// Its id.
     pub stage: String,
-    /// How it stands at the end.
+    /// How it is at the end.
     pub state: State,
     /// The key of its result, where all its inputs became known.
     pub key: Option<Digest>,

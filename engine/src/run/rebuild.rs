@@ -1,4 +1,4 @@
-//! Healing: a stored file that is not what it was is removed, and the stage that made it runs again.
+//! Rebuilding: a stored file that is not what it was is removed, and the stage that made it runs again.
 //!
 //! The loop reads no file to find out what else is damaged: the stage that runs again replaces every file of its
 //! result.

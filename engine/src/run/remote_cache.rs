@@ -52,7 +52,7 @@ impl RemoteCache {
         self.sending > 0
     }
 
-    /// Ends all errands: what was to be sent is noted, and sent by the next run.
+    /// Ends all transfers: what was to be sent is noted, and sent by the next run.
     pub(super) fn stop(&self) {
         self.transfers.iter().for_each(TransferQueue::stop);
     }
@@ -69,7 +69,7 @@ impl RemoteCache {
         named.unwrap_or_else(|| "a shared cache".to_owned())
     }
 
-    /// The shared cache, where a stage's result lies there and not here.
+    /// The shared cache, where a stage's result is there and not here.
     pub(super) fn holds(&self, stage: usize) -> Option<String> {
         matches!(self.results[stage], RemoteState::Found(_)).then(|| self.name())
     }
@@ -79,7 +79,7 @@ impl RemoteCache {
         matches!(self.results[stage], RemoteState::Querying | RemoteState::Fetching)
     }
 
-    /// Whoever runs errands, unless there is no shared cache or it failed.
+    /// Whoever runs transfers, unless there is no shared cache or it failed.
     pub(super) fn transfers(&mut self, store: &Store) -> Option<&TransferQueue> {
         let settings = self.settings.as_ref().filter(|_| !self.given_up)?;
         Some(self.transfers.get_or_insert_with(|| {

@@ -23,7 +23,7 @@ pub fn missing_memory(plan: &Plan, memory: &Memory) -> Vec<MemoryMissing> {
 }
 
 /// Refuses stages that this machine cannot run, unless their results are there: a finished pipeline is finished on
-/// every machine. What was seen of its devices, where some stage that is to run may use more than the processor.
+/// every machine. What was seen of its devices, where some stage that is to run may use more than the CPU.
 pub(super) fn require_machine(
     plan: &Plan,
     home: &Home,

@@ -20,7 +20,7 @@ use super::stage_run::{State, Stopping};
 use super::timeline::Timeline;
 use crate::device::Seen;
 use crate::error::Cause;
-use crate::execute::{Exit, Message};
+use crate::execute::{Message, ProcessExit};
 use crate::file::problem::Problem;
 use crate::history::{History, RunFolder};
 use crate::home::Home;
@@ -280,7 +280,7 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    fn hear_exit(&mut self, stage: usize, exit: Exit) {
+    fn hear_exit(&mut self, stage: usize, exit: ProcessExit) {
         if let Some(running) = self.stages[stage].running.take() {
             self.conclude(stage, running, exit);
         }

@@ -72,7 +72,7 @@ pub(super) struct Running {
     pub threads: usize,
     /// Bytes of memory that it was promised.
     pub memory: u64,
-    /// What was killed for want of memory on this machine before it began.
+    /// What was killed because memory ran out on this machine before it began.
     pub kills: Kills,
     pub log: PathBuf,
     /// Where its own part of the log begins.

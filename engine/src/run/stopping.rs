@@ -8,7 +8,7 @@ use super::stage_run::{State, Stopping};
 use crate::execute::Stop;
 
 impl Scheduler<'_> {
-    /// Heeds Ctrl-C: the first asks the stages to stop, the second kills them.
+    /// Handles Ctrl-C: the first asks the stages to stop, the second kills them.
     pub(super) fn interrupt(&mut self, request: Request) {
         if request == Request::StopOnce && self.stopping != Stopping::No {
             return;

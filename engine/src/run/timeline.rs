@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use profile::{Process, TraceEvent, TraceWriter, trace_lines};
 
 use super::event::RunEvent;
-use crate::execute::JobNews;
+use crate::execute::JobEvent;
 use crate::history::{TRACE_FILE, stage_folder};
 use crate::plan::Plan;
 use crate::protocol::ProfileRequest;
@@ -57,7 +57,7 @@ impl Timeline {
             }
             RunEvent::ResultFetching { stage, .. } => self.begin(stage, "fetch"),
             RunEvent::ResultFetched { stage, .. } | RunEvent::ResultRefused { stage, .. } => self.end(stage, "fetch"),
-            RunEvent::StageJob { stage, news: JobNews::Running { .. }, .. } => self.end(stage, "wait"),
+            RunEvent::StageJob { stage, news: JobEvent::Running { .. }, .. } => self.end(stage, "wait"),
             RunEvent::StageDone { stage, .. }
             | RunEvent::StageFailed { stage, .. }
             | RunEvent::StageSkipped { stage, .. }

@@ -1,6 +1,6 @@
-//! Errands to a shared cache, on threads of their own: the loop sends them off and hears of each how it went.
+//! Transfers to a shared cache, on threads of their own: the loop sends them off and hears of each how it went.
 //!
-//! It leaves to others: which errands are worth it, and what their outcomes mean (`fetch`).
+//! It leaves to others: which transfers are worth it, and what their outcomes mean (`fetch`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -18,7 +18,7 @@ const FETCHING: usize = 2;
 /// How often the loop hears how far a transfer is.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How an errand went, or how far it is.
+/// How an transfer went, or how far it is.
 pub(super) enum TransferEvent {
     /// Whether there is a result.
     Answer { stage: usize, key: Digest, found: Result<Option<ResultRecord>, RemoteError> },
@@ -30,7 +30,7 @@ pub(super) enum TransferEvent {
     Sent { key: Digest, sent: Result<Pushed, RemoteError>, took: Duration },
 }
 
-/// Sends errands off. When it is dropped they are stopped, and their threads end.
+/// Sends transfers off. When it is dropped they are stopped, and their threads end.
 pub(super) struct TransferQueue {
     questions: Sender<(usize, Digest)>,
     fetches: Sender<(usize, ResultRecord)>,
@@ -75,7 +75,6 @@ impl TransferQueue {
         let _ = self.questions.send((stage, key));
     }
 
-    /// Fetches a result.
     pub(super) fn fetch(&self, stage: usize, record: ResultRecord) {
         let _ = self.fetches.send((stage, record));
     }
@@ -85,7 +84,7 @@ impl TransferQueue {
         let _ = self.sendings.send(key);
     }
 
-    /// Ends every errand, now and from now on, with [`RemoteError::Stopped`].
+    /// Ends every transfer, now and from now on, with [`RemoteError::Stopped`].
     pub(super) fn stop(&self) {
         if let Connection::Open(remote) = std::mem::replace(&mut *self.client.connection(), Connection::Stopped) {
             remote.stop();

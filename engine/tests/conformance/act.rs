@@ -19,7 +19,6 @@ use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, raise};
 use serde_json::json;
 
-/// The kind.
 pub(crate) struct Act;
 
 /// What it does, in the order of the fields.
@@ -31,7 +30,7 @@ pub(crate) struct ActParams {
     /// Prints so many lines that are no words of the protocol.
     #[semantic(default)]
     stray: u32,
-    /// Reports a text of so many bytes.
+    /// Reports a text of n bytes.
     #[semantic(default)]
     report_bytes: usize,
     /// Holds so much memory for a moment.
@@ -127,7 +126,7 @@ impl Stage for Act {
             // The runtime's own handler would turn a real fault into an abort of its own.
             // SAFETY: the default action of a signal has no handler whose safety would have to hold.
             unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
-            // Its core would lie in the folder of the sources.
+            // Its core would be in the folder of the sources.
             setrlimit(Resource::RLIMIT_CORE, 0, 0).unwrap();
             raise(Signal::SIGSEGV).unwrap();
         }

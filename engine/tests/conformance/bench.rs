@@ -9,7 +9,7 @@ use devices::CpuList;
 use engine::device::DeviceGrant;
 use engine::execute::slurm::record::{JobRecord, Records};
 use engine::execute::submission::ClusterJob;
-use engine::execute::{Executor, Exit, Launch, Local, Message, Process, Slurm, Stop};
+use engine::execute::{Executor, Launch, Local, Message, Process, ProcessExit, Slurm, Stop};
 use engine::executor::SlurmSettings;
 use engine::parameter::Period;
 use engine::protocol::{Job, Network, PROTOCOL, WorkerEvent};
@@ -63,7 +63,7 @@ pub(crate) struct Started {
 /// What became of it.
 pub(crate) struct Ended {
     pub events: Vec<WorkerEvent>,
-    pub exit: Exit,
+    pub exit: ProcessExit,
     pub log: String,
 }
 

@@ -216,7 +216,7 @@ fn ranks_run_on_the_nodes_that_there_are(bench: &Bench) {
     assert_eq!(said, expected);
 }
 
-/// The stage processes whose job lies in a folder.
+/// The stage processes whose job is in a folder.
 fn stage_processes(root: &Path) -> Vec<i32> {
     let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let path = entry.ok()?.path();

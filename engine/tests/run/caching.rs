@@ -21,7 +21,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("raising_a_resumable_parameter_goes_on", raising_a_resumable_parameter_goes_on),
 ];
 
-/// a and b feed c, which feeds d; e stands alone.
+/// a and b feed c, which feeds d; e is alone.
 const DIAMOND: &str = "
 stages:
   a: { uses: constant, with: { value: 7 } }

@@ -48,10 +48,10 @@ fn a_plan_names_the_field() {
     assert_eq!(statuses(&project), [Forecast::WillRun, Forecast::Unknown, Forecast::Unknown]);
     assert_eq!(project.reasons("a"), [format!("value 4 → 5 ({}:5:39)", project.file().display())]);
     assert_eq!(project.reasons("b"), ["input a is made first (stays cached if it comes out as it was)"]);
-    // 5 / 2 is 4 / 2: what was foretold as unknown turns out as cached.
+    // 5 / 2 is 4 / 2: what was estimated as unknown turns out as cached.
     assert_eq!(project.run().succeeded().states(), "a done, b done, c cached");
     project.write(&CHAIN.replace("value: 4", "value: 5").replace(", plus: 1", ""));
-    // A field that the file leaves out has no place of its own: the mapping that it would stand in has.
+    // A field that the file leaves out has no place of its own: the mapping that it would be in has.
     assert_eq!(project.reasons("c"), [format!("plus 1 → 0 ({}:7:25)", project.file().display())]);
 }
 

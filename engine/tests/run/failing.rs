@@ -105,7 +105,7 @@ fn a_timeout_ends_a_stage() {
     let started = Instant::now();
     let ran = project.run();
     assert_eq!(ran.failure("a").cause, Cause::Timeout);
-    assert!(started.elapsed() < Duration::from_secs(60), "it heeds the request to stop: {:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(60), "it handles the request to stop: {:?}", started.elapsed());
 }
 
 fn a_timeout_kills_a_stubborn_stage() {

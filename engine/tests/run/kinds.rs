@@ -1,4 +1,4 @@
-//! Stage kinds small enough to see through: they pass one whole number on.
+//! Stage kinds small enough to see through: they pass one integer on.
 
 #![allow(unsafe_code, reason = "limits and signals of a process")]
 
@@ -123,7 +123,6 @@ impl Stage for Constant {
     }
 }
 
-/// A number as a commit.
 pub(crate) fn commit(number: usize) -> String {
     format!("{number:040}")
 }
@@ -467,7 +466,7 @@ impl Stage for Named {
         let draft = context.create("files")?;
         for name in &params.names {
             let path = draft.folder.join(name);
-            let folder = path.parent().expect("it lies in the draft");
+            let folder = path.parent().expect("it is in the draft");
             let written = fs::create_dir_all(folder).and_then(|()| fs::write(&path, name));
             written.or_fail(Cause::Machine, || "cannot write".into())?;
         }

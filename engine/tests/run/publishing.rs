@@ -197,13 +197,13 @@ fn a_target_that_takes_along_what_is_read_or_kept_is_refused() {
         ("./pipeline.yaml".to_owned(), "is the pipeline file"),
         ("./again/pipeline.yaml".to_owned(), "is the pipeline file"),
         ("./.pipeline".to_owned(), "is the home"),
-        (home.join("out").display().to_string(), "lies in the home"),
-        ("./again/.pipeline/store".to_owned(), "lies in the home"),
+        (home.join("out").display().to_string(), "is in the home"),
+        ("./again/.pipeline/store".to_owned(), "is in the home"),
         ("./pipeline.lock".to_owned(), "is `pipeline.lock`"),
         ("./data".to_owned(), "is `./data`, which stage `n` reads"),
         ("./alias".to_owned(), "is `./data`, which stage `n` reads"),
-        ("./alias/out".to_owned(), "lies in `./data`, which stage `n` reads"),
-        ("./data/deep/out".to_owned(), "lies in `./data`, which stage `n` reads"),
+        ("./alias/out".to_owned(), "is in `./data`, which stage `n` reads"),
+        ("./data/deep/out".to_owned(), "is in `./data`, which stage `n` reads"),
     ];
     for (target, expected) in &targets {
         let stages =

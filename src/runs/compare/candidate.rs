@@ -16,7 +16,6 @@ use crate::words;
 pub(super) struct Candidate {
     /// What tells it from the others.
     pub name: String,
-    /// Its run.
     pub run: String,
     /// Its stage, where stages are compared.
     pub stage: Option<String>,

@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use engine::history::{Found, Recorded, Words};
+use engine::history::{Recorded, RunLookup, Words};
 use engine::suggest;
 use serde_json::json;
 
@@ -64,7 +64,6 @@ enum Format {
     Markdown,
 }
 
-/// Compares.
 pub(super) fn run(args: &CompareArgs, global: &Global) -> Result<(), Failure> {
     let drawing = args.plot.as_deref().map(drawing).transpose()?;
     let past = Past::open(global)?;
@@ -104,7 +103,7 @@ impl CompareArgs {
 
     fn is_run(&self, name: &str, past: &Past) -> Result<bool, Failure> {
         let asks_for_stage = self.run.is_some() || self.pipeline.is_some();
-        Ok(!asks_for_stage && past.history.find(name).map_err(Failure::machine)? != Found::Nothing)
+        Ok(!asks_for_stage && past.history.find(name).map_err(Failure::machine)? != RunLookup::Nothing)
     }
 
     fn of_stage(&self, stage: &str, past: &Past, gatherer: &mut Gatherer<'_>) -> Result<Vec<Candidate>, Failure> {

@@ -1,7 +1,7 @@
 //! Which of the ranks that failed began it, and how that is told.
 //!
 //! Where one dies, the others lose their partner and fail as well, some of them sooner than its end is known. A death
-//! from outside comes first, then what the ranks say themselves, then an end without a word.
+//! from outside comes first, then what the ranks say themselves, then an end without reporting an error.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::error::{Cause, Failure, StageError, of_words};
 
 /// What is known against the ranks.
 #[derive(Debug, Default)]
-pub(super) struct Verdict {
+pub(super) struct RankFailures {
     /// The stage itself would not go on.
     refused: Option<StageError>,
     /// Nothing was heard for too long.
@@ -24,11 +24,11 @@ pub(super) struct Verdict {
     failed: Option<StageError>,
     /// Stopped in its own words, as it was asked to.
     cancelled: Option<StageError>,
-    /// Ended without a word.
+    /// Ended without reporting an error.
     ended: Option<StageError>,
 }
 
-impl Verdict {
+impl RankFailures {
     /// The stage would not go on.
     pub(super) fn refused(&mut self, error: StageError) {
         self.refused.get_or_insert(error);
@@ -83,7 +83,7 @@ impl Verdict {
         }
     }
 
-    /// The failure of the whole, if there is one; `ran_out`: the kernel has killed a process for want of memory
+    /// The failure of the whole, if there is one; `ran_out`: the kernel has killed a process because memory ran out
     /// meanwhile.
     pub(super) fn conclude(self, ran_out: bool, context: &StageContext) -> Result<(), StageError> {
         let Self { refused, silent, died, failed, cancelled, ended } = self;
@@ -110,7 +110,7 @@ impl Verdict {
     }
 }
 
-/// A failure without a word of the protocol, with what the rank printed last and the cause that gives away.
+/// A failure without reporting an error of the protocol, with what the rank printed last and the cause that gives away.
 fn with_last_words(message: String, rank: &Rank) -> StageError {
     let cause = rank.last_lines().rev().find_map(of_words).unwrap_or(Cause::Crashed);
     let lines: Vec<&str> = rank.last_lines().collect();

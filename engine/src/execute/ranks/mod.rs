@@ -24,9 +24,9 @@ use crate::context::StageContext;
 use crate::error::{Cause, OrFail, StageError};
 use crate::memory::{Kills, Memory};
 use crate::protocol::WorkerEvent;
-use judge::Verdict;
+use judge::RankFailures;
 use nodes::{Nodes, without_death_pipe};
-use process::{Rank, Spoken};
+use process::{Rank, StreamItem};
 
 /// How often it is looked whether a process has ended.
 const TICK: Duration = Duration::from_millis(20);
@@ -57,17 +57,11 @@ pub struct Ranks {
 
 /// Something heard of the ranks.
 #[derive(Debug)]
-pub enum Heard {
+pub enum RankEvent {
     /// A rank said something.
-    Said {
-        /// Its number.
-        rank: usize,
-        /// What it said.
-        event: WorkerEvent,
-    },
+    Said { rank: usize, event: WorkerEvent },
     /// A rank is gone, and nothing more will be heard of it.
     Ended {
-        /// Its number.
         rank: usize,
         /// Whether it ended as a process does that has done its work.
         well: bool,
@@ -78,7 +72,7 @@ pub enum Heard {
 #[derive(Debug)]
 pub struct RunningRanks {
     ranks: Vec<Rank>,
-    spoken: Receiver<(usize, Spoken)>,
+    spoken: Receiver<(usize, StreamItem)>,
     silence: Option<Duration>,
     last_word: Instant,
     /// When they were asked to stop.
@@ -123,7 +117,7 @@ fn start(
     ranks: &Ranks,
     rank: usize,
     env: BTreeMap<String, OsString>,
-    sender: &Sender<(usize, Spoken)>,
+    sender: &Sender<(usize, StreamItem)>,
 ) -> Result<Rank, StageError> {
     let (started, streams) = Rank::spawn(ranks, env).map_err(|error| {
         let program = ranks.command.first().map(|program| program.display().to_string()).unwrap_or_default();
@@ -174,14 +168,14 @@ impl Rendezvous {
 impl RunningRanks {
     /// Waits until something is heard of a rank, and not longer than `at_most`. What is no word of the protocol is
     /// written to the log.
-    pub fn hear(&mut self, at_most: Duration, context: &StageContext) -> Option<Heard> {
+    pub fn hear(&mut self, at_most: Duration, context: &StageContext) -> Option<RankEvent> {
         let until = Instant::now() + at_most;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             match self.spoken.recv_timeout(left.min(TICK)) {
                 Ok((rank, spoken)) => {
                     if let Some(event) = self.take(rank, spoken, context) {
-                        return Some(Heard::Said { rank, event });
+                        return Some(RankEvent::Said { rank, event });
                     }
                 }
                 // No stream is open any more: nothing waits for the ends that are still to come.
@@ -189,7 +183,7 @@ impl RunningRanks {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if let Some((rank, well)) = self.ended() {
-                return Some(Heard::Ended { rank, well });
+                return Some(RankEvent::Ended { rank, well });
             }
             if left.is_zero() {
                 return None;
@@ -220,38 +214,38 @@ impl RunningRanks {
         context: &mut StageContext,
         heard: &mut dyn FnMut(usize, WorkerEvent, &mut StageContext) -> Result<(), StageError>,
     ) -> Result<(), StageError> {
-        let (mut verdict, mut trouble) = (Verdict::default(), None);
+        let (mut failures, mut trouble) = (RankFailures::default(), None);
         while !self.are_gone() {
             let was_asked = self.asked.is_some();
             match self.hear(TICK, context) {
-                Some(Heard::Said { rank, event: WorkerEvent::Failed(failure) }) => {
-                    verdict.failed(rank, failure);
+                Some(RankEvent::Said { rank, event: WorkerEvent::Failed(failure) }) => {
+                    failures.failed(rank, failure);
                     trouble.get_or_insert_with(Instant::now);
                 }
-                Some(Heard::Said { rank, event }) => {
+                Some(RankEvent::Said { rank, event }) => {
                     if let Err(error) = heard(rank, event, context) {
-                        verdict.refused(error);
+                        failures.refused(error);
                         self.stop();
                     }
                 }
-                Some(Heard::Ended { well: true, .. }) => {}
-                Some(Heard::Ended { rank, well: false }) => {
-                    verdict.ended(rank, self.ranks.len(), &self.ranks[rank], was_asked);
+                Some(RankEvent::Ended { well: true, .. }) => {}
+                Some(RankEvent::Ended { rank, well: false }) => {
+                    failures.ended(rank, self.ranks.len(), &self.ranks[rank], was_asked);
                     trouble.get_or_insert_with(Instant::now);
                 }
                 None => {}
             }
-            self.keep_order(&mut verdict, trouble, context);
+            self.keep_order(&mut failures, trouble, context);
         }
         let ran_out = self.kills.rose_until(Memory::default().kills());
-        verdict.conclude(ran_out, context)
+        failures.conclude(ran_out, context)
     }
 
     /// Stops them where that is due.
-    fn keep_order(&mut self, verdict: &mut Verdict, trouble: Option<Instant>, context: &StageContext) {
+    fn keep_order(&mut self, failures: &mut RankFailures, trouble: Option<Instant>, context: &StageContext) {
         let over = |since: Option<Instant>, limit: Duration| since.is_some_and(|since| since.elapsed() >= limit);
         if self.asked.is_none() && over(Some(self.last_word), self.silence.unwrap_or(Duration::MAX)) {
-            verdict.silent(self.ranks.len(), self.last_word.elapsed());
+            failures.silent(self.ranks.len(), self.last_word.elapsed());
             self.stop();
         }
         if over(trouble, SETTLING) || context.cancelled() {
@@ -265,18 +259,18 @@ impl RunningRanks {
         }
     }
 
-    fn take(&mut self, rank: usize, spoken: Spoken, context: &StageContext) -> Option<WorkerEvent> {
+    fn take(&mut self, rank: usize, spoken: StreamItem, context: &StageContext) -> Option<WorkerEvent> {
         self.last_word = Instant::now();
         match spoken {
-            Spoken::Event(event) => return Some(event),
-            Spoken::Line(line) => {
+            StreamItem::Event(event) => return Some(event),
+            StreamItem::Line(line) => {
                 match self.ranks.len() {
                     1 => context.log(&line),
                     _ => context.log(&format!("rank {rank}: {line}")),
                 }
                 self.ranks[rank].remember(line);
             }
-            Spoken::End => self.ranks[rank].open_streams -= 1,
+            StreamItem::End => self.ranks[rank].open_streams -= 1,
         }
         None
     }

@@ -16,7 +16,7 @@ pub(super) struct Nodes {
     /// Where the first one is reached. Names need not resolve on the nodes of a cluster; addresses are what Slurm
     /// itself uses.
     pub address: String,
-    /// Processors on each that are this job's.
+    /// CPUs on each that are this job's.
     cpus: Option<usize>,
 }
 

@@ -26,7 +26,6 @@ const LAST_LINES: usize = 20;
 /// A process that a rank left behind may keep its streams open; after this they are no longer waited for.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// A rank.
 #[derive(Debug)]
 pub(super) struct Rank {
     child: Child,
@@ -60,12 +59,10 @@ impl Ending {
 
 /// What a stream of a rank has.
 #[derive(Debug)]
-pub(super) enum Spoken {
+pub(super) enum StreamItem {
     /// A word of the protocol.
     Event(WorkerEvent),
-    /// Another line.
     Line(String),
-    /// Its end.
     End,
 }
 
@@ -157,17 +154,17 @@ impl Rank {
 
 impl Stream {
     /// Tells what it has until its end, or until nobody hears.
-    pub(super) fn listen(mut self, tell: &mut dyn FnMut(Spoken) -> bool) {
+    pub(super) fn listen(mut self, tell: &mut dyn FnMut(StreamItem) -> bool) {
         let mut line = Vec::new();
         while self.lines.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
             let event = self.speaks_protocol.then(|| serde_json::from_slice(&line).ok()).flatten();
-            let spoken = event.map_or_else(|| Spoken::Line(shown(&line)), Spoken::Event);
+            let spoken = event.map_or_else(|| StreamItem::Line(shown(&line)), StreamItem::Event);
             if !tell(spoken) {
                 return;
             }
             line.clear();
         }
-        tell(Spoken::End);
+        tell(StreamItem::End);
     }
 }
 

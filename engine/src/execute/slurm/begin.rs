@@ -18,13 +18,13 @@ use super::state::Details;
 use super::tail::Tail;
 use crate::error::{Cause, Failure};
 use crate::execute::submission::{ClusterJob, EVENTS_FILE, SUBMISSION_FILE, Submission, write_json};
-use crate::execute::{Ending, JobNews, Launch, Message, StartError, Stop};
+use crate::execute::{Ending, JobEvent, Launch, Message, StartError, Stop};
 
 /// The longest wait between two tries to submit.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// How following begins.
-pub(super) enum Begun {
+pub(super) enum FollowStart {
     Follow(String),
     Ended(End),
 }
@@ -72,41 +72,43 @@ impl Follower {
     }
 
     /// Submits the job, as often as it takes.
-    pub(super) fn submit(&mut self) -> Begun {
+    pub(super) fn submit(&mut self) -> FollowStart {
         let folder = self.record.folder.clone();
         let arguments = arguments(&self.job, &folder);
         let mut wait = Duration::from_secs(1);
         loop {
             match self.client.submit(&arguments, &folder.join("script")) {
                 Ok(id) => return self.submitted(id),
-                Err(Refusal::Never(words)) => return Begun::Ended(End::Over(self.exit_with(self.refused(words)))),
-                Err(Refusal::NoSlurm(words)) => return Begun::Ended(End::Over(self.exit_with(no_slurm(words)))),
+                Err(Refusal::Never(words)) => {
+                    return FollowStart::Ended(End::Over(self.exit_with(self.refused(words))));
+                }
+                Err(Refusal::NoSlurm(words)) => return FollowStart::Ended(End::Over(self.exit_with(no_slurm(words)))),
                 Err(Refusal::NotNow(words)) => self.waits(None, "not submitted yet", &words),
             }
             if !self.pause(wait) {
-                return Begun::Ended(End::Unheard);
+                return FollowStart::Ended(End::Unheard);
             }
             // The answer may have been lost, and not the request.
             if let Ok(Some(id)) = self.client.named(&self.record.name).map(|mut ids| ids.pop()) {
                 return self.submitted(id);
             }
             if self.stop.is_some() {
-                return Begun::Ended(End::Over(self.exit(Ending::Code(1), None)));
+                return FollowStart::Ended(End::Over(self.exit(Ending::Code(1), None)));
             }
             wait = (wait * 2).min(LONGEST_WAIT);
         }
     }
 
-    fn submitted(&mut self, id: String) -> Begun {
+    fn submitted(&mut self, id: String) -> FollowStart {
         self.record.job = Some(id.clone());
         // Without it the job is found by its name.
         let _ = self.records.write(&self.record);
-        self.news(&id, JobNews::Submitted);
-        Begun::Follow(id)
+        self.news(&id, JobEvent::Submitted);
+        FollowStart::Follow(id)
     }
 
     /// Finds the job of an earlier run.
-    pub(super) fn adopt(&mut self) -> Begun {
+    pub(super) fn adopt(&mut self) -> FollowStart {
         loop {
             let found = match self.record.job.clone() {
                 Some(id) => Ok(Some(id)),
@@ -119,20 +121,20 @@ impl Follower {
             match found {
                 Ok(Some((id, details))) => return self.adopted(id, details),
                 Ok(None) => {
-                    return Begun::Ended(End::Gone("the job of an earlier run was never submitted".to_owned()));
+                    return FollowStart::Ended(End::Gone("the job of an earlier run was never submitted".to_owned()));
                 }
                 Err(refusal) => self.waits(self.record.job.clone(), "of an earlier run", &refusal.words()),
             }
             if !self.pause(Duration::from_secs(2)) {
-                return Begun::Ended(End::Unheard);
+                return FollowStart::Ended(End::Unheard);
             }
             if self.stop.is_some() {
-                return Begun::Ended(End::LetGo);
+                return FollowStart::Ended(End::LetGo);
             }
         }
     }
 
-    fn adopted(&mut self, id: String, details: Option<Details>) -> Begun {
+    fn adopted(&mut self, id: String, details: Option<Details>) -> FollowStart {
         if is_over(&self.record, details.as_ref()) && !self.lives() {
             let left = self.left().and_then(|left| left.verdict).map(|verdict| verdict.messages.join(": "));
             let why = left.or_else(|| {
@@ -141,10 +143,10 @@ impl Follower {
             });
             let why = why.map(|why| format!(": {why}")).unwrap_or_default();
             let because = format!("Slurm job {id} of run {} ended without a result{why}", self.record.run);
-            return Begun::Ended(End::Gone(because));
+            return FollowStart::Ended(End::Gone(because));
         }
-        self.news(&id, JobNews::Adopted);
-        Begun::Follow(id)
+        self.news(&id, JobEvent::Adopted);
+        FollowStart::Follow(id)
     }
 
     /// The cluster takes no such job.

@@ -15,7 +15,7 @@ pub(super) struct Client;
 /// Why a command did not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// The controller cannot be reached, or takes nothing more at present: it may later.
+    /// The controller cannot be reached, or takes nothing more currently: it may later.
     NotNow(String),
     /// It never will.
     Never(String),
@@ -24,7 +24,6 @@ pub(super) enum Refusal {
 }
 
 impl Refusal {
-    /// Its words.
     pub(super) fn words(self) -> String {
         match self {
             Self::NotNow(words) | Self::Never(words) | Self::NoSlurm(words) => words,
@@ -176,7 +175,8 @@ fn missing(program: &str, error: &io::Error) -> Refusal {
 fn refusal(program: &str, words: &str) -> Refusal {
     let lines: Vec<&str> = words.lines().map(|line| line.trim().trim_start_matches("sbatch: error: ")).collect();
     let lines: Vec<&str> = lines.into_iter().filter(|line| !line.is_empty()).collect();
-    let text = if lines.is_empty() { format!("`{program}` failed without a word") } else { lines.join("; ") };
+    let text =
+        if lines.is_empty() { format!("`{program}` failed without reporting an error") } else { lines.join("; ") };
     let says = |known: &[&str]| known.iter().any(|known| words.contains(known));
     if says(&PASSING) || says(&FULL) { Refusal::NotNow(text) } else { Refusal::Never(text) }
 }

@@ -4,14 +4,14 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use super::begin::Begun;
+use super::begin::FollowStart;
 use super::client::Refusal;
 use super::follower::{End, Follower};
 use super::judge::{forgotten, verdict};
 use super::request::OUTPUT_FILE;
-use super::state::{Details, Seen, Standing};
+use super::state::{Details, JobPhase, Seen};
 use crate::execute::submission::{EVENTS_FILE, Left, Stopped};
-use crate::execute::{Ending, Exit, JobNews, Message, Stop};
+use crate::execute::{Ending, JobEvent, Message, ProcessExit, Stop};
 use crate::protocol::WorkerEvent;
 
 /// How often the files of a job are looked at.
@@ -41,13 +41,13 @@ impl Follower {
     pub(super) fn run(mut self) {
         let begun = if self.job.adopt.is_some() { self.adopt() } else { self.submit() };
         let end = match begun {
-            Begun::Follow(id) => {
+            FollowStart::Follow(id) => {
                 self.queue.watch(&id, self.job.settings.poll());
                 let end = self.follow(&id);
                 self.queue.forget(&id);
                 end
             }
-            Begun::Ended(end) => end,
+            FollowStart::Ended(end) => end,
         };
         self.relay();
         let stage = self.stage;
@@ -93,7 +93,7 @@ impl Follower {
     }
 
     /// What the keeper's last word comes to; `None` where the job may go on.
-    fn weigh(&mut self, id: &str, left: Left) -> Option<Exit> {
+    fn weigh(&mut self, id: &str, left: Left) -> Option<ProcessExit> {
         let final_word = match left.stopped {
             None | Some(Stopped::Timeout) => true,
             Some(Stopped::Signal) => self.stop.is_some(),
@@ -112,21 +112,21 @@ impl Follower {
             Ok(details) => details.unwrap_or_default(),
         };
         match details.seen().standing() {
-            Standing::Waits => {
+            JobPhase::Waits => {
                 self.requeued_after = Some(left.restart);
                 self.over_since = None;
-                self.news(id, JobNews::Requeued { reason: details.reason });
+                self.news(id, JobEvent::Requeued { reason: details.reason });
                 return None;
             }
-            Standing::Runs if patience.elapsed() < LAST_WORDS => return None,
-            Standing::Runs | Standing::Ended => {}
+            JobPhase::Runs if patience.elapsed() < LAST_WORDS => return None,
+            JobPhase::Runs | JobPhase::Ended => {}
         }
         let because = verdict(id, &details, true, &self.record.folder.join(OUTPUT_FILE));
-        Some(Exit { verdict: Some(because), ..exit_of(left) })
+        Some(ProcessExit { verdict: Some(because), ..exit_of(left) })
     }
 
     /// What the queue says; an end where the job is over and left no word.
-    fn look(&mut self, id: &str) -> Option<Exit> {
+    fn look(&mut self, id: &str) -> Option<ProcessExit> {
         let sighting = self.queue.sighting(id);
         if let Some((since, words)) = &sighting.silent {
             if since.elapsed() >= SILENCE {
@@ -139,38 +139,38 @@ impl Follower {
         }
         let seen = sighting.seen?;
         match seen.standing() {
-            Standing::Waits => self.look_at_waiting(id, &seen),
-            Standing::Runs => {
+            JobPhase::Waits => self.look_at_waiting(id, &seen),
+            JobPhase::Runs => {
                 self.has_run = true;
                 self.over_since = None;
                 let nodes = seen.nodes.clone();
-                self.news(id, JobNews::Running { nodes });
+                self.news(id, JobEvent::Running { nodes });
                 self.look_at_locks(&seen.nodes);
                 None
             }
-            Standing::Ended => self.ended(id, &seen),
+            JobPhase::Ended => self.ended(id, &seen),
         }
     }
 
-    fn look_at_waiting(&mut self, id: &str, seen: &Seen) -> Option<Exit> {
+    fn look_at_waiting(&mut self, id: &str, seen: &Seen) -> Option<ProcessExit> {
         if let Some(verdict) = seen.never_begins(id) {
             let _ = self.client.cancel(id);
             return Some(self.exit_with(verdict));
         }
         if self.has_run {
             self.has_run = false;
-            self.news(id, JobNews::Requeued { reason: seen.reason.clone() });
+            self.news(id, JobEvent::Requeued { reason: seen.reason.clone() });
         }
         // Every job waits for a moment, and most for no more.
         if self.began.elapsed() >= PASSING {
             let reason = seen.reason.split(',').next().unwrap_or_default().to_owned();
-            self.news(id, JobNews::Waiting { reason, meaning: seen.meaning().to_owned() });
+            self.news(id, JobEvent::Waiting { reason, meaning: seen.meaning().to_owned() });
         }
         None
     }
 
     /// Slurm says that the job is over: its own word may be on its way.
-    fn ended(&mut self, id: &str, seen: &Seen) -> Option<Exit> {
+    fn ended(&mut self, id: &str, seen: &Seen) -> Option<ProcessExit> {
         let since = *self.over_since.get_or_insert_with(Instant::now);
         let killed = self.stop == Some(Stop::Kill) || (self.stop.is_some() && !self.has_run);
         if since.elapsed() < LAST_WORDS && !killed {
@@ -187,12 +187,12 @@ impl Follower {
     }
 
     /// Slurm does not know the job any more.
-    fn missing(&mut self, id: &str) -> Option<Exit> {
+    fn missing(&mut self, id: &str) -> Option<ProcessExit> {
         let since = *self.over_since.get_or_insert_with(Instant::now);
         if since.elapsed() < LAST_WORDS || self.lives() {
             return None;
         }
-        let accounted = self.client.accounted(id).filter(|seen| seen.standing() == Standing::Ended);
+        let accounted = self.client.accounted(id).filter(|seen| seen.standing() == JobPhase::Ended);
         let verdict = accounted.map_or_else(
             || forgotten(id),
             |seen| {
@@ -275,8 +275,15 @@ impl Follower {
     }
 }
 
-fn exit_of(left: Left) -> Exit {
+fn exit_of(left: Left) -> ProcessExit {
     let Left { ending, seconds, peak_memory_bytes, cpu_seconds, verdict, host, .. } = left;
     let duration = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default();
-    Exit { ending, ran: duration(seconds), peak_memory_bytes, cpu: duration(cpu_seconds), verdict, host: Some(host) }
+    ProcessExit {
+        ending,
+        ran: duration(seconds),
+        peak_memory_bytes,
+        cpu: duration(cpu_seconds),
+        verdict,
+        host: Some(host),
+    }
 }

@@ -12,11 +12,11 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::client::Client;
 use super::queue::Queue;
 use super::record::{JobRecord, Records};
-use super::state::{Details, Standing};
+use super::state::{Details, JobPhase};
 use super::tail::Tail;
 use crate::error::Failure;
 use crate::execute::submission::{ClusterJob, EXIT_FILE, Left, job_lock};
-use crate::execute::{Ending, Exit, JobNews, Message, Stop};
+use crate::execute::{Ending, JobEvent, Message, ProcessExit, Stop};
 
 /// Follows one job.
 pub(super) struct Follower {
@@ -39,7 +39,7 @@ pub(super) struct Follower {
     pub(super) stopped: bool,
     /// Since when it is to be ended at once.
     pub(super) kill_since: Option<Instant>,
-    pub(super) last_news: Option<JobNews>,
+    pub(super) last_news: Option<JobEvent>,
     pub(super) has_run: bool,
     /// Since when the stage's process is heard.
     pub(super) heard_since: Option<Instant>,
@@ -54,7 +54,7 @@ pub(super) struct Follower {
 /// How following ends.
 pub(super) enum End {
     /// The job is over.
-    Over(Exit),
+    Over(ProcessExit),
     /// The job of an earlier run was over before.
     Gone(String),
     /// The job may live: the cluster could not be told to end it. Its record stays.
@@ -89,14 +89,14 @@ impl Follower {
     }
 
     pub(super) fn waits(&mut self, job: Option<String>, reason: &str, meaning: &str) {
-        let news = JobNews::Waiting { reason: reason.to_owned(), meaning: meaning.to_owned() };
+        let news = JobEvent::Waiting { reason: reason.to_owned(), meaning: meaning.to_owned() };
         if self.last_news.as_ref() != Some(&news) {
             self.last_news = Some(news.clone());
             self.tell(Message::Queued { stage: self.stage, job, news });
         }
     }
 
-    pub(super) fn news(&mut self, id: &str, news: JobNews) {
+    pub(super) fn news(&mut self, id: &str, news: JobEvent) {
         if self.last_news.as_ref() != Some(&news) {
             self.last_news = Some(news.clone());
             self.tell(Message::Queued { stage: self.stage, job: Some(id.to_owned()), news });
@@ -108,13 +108,13 @@ impl Follower {
         let _ = self.messages.send(message);
     }
 
-    pub(super) fn exit_with(&self, verdict: Failure) -> Exit {
+    pub(super) fn exit_with(&self, verdict: Failure) -> ProcessExit {
         self.exit(Ending::Signal("SIGKILL".to_owned()), Some(verdict))
     }
 
-    pub(super) fn exit(&self, ending: Ending, verdict: Option<Failure>) -> Exit {
+    pub(super) fn exit(&self, ending: Ending, verdict: Option<Failure>) -> ProcessExit {
         let ran = if self.has_run { self.began.elapsed() } else { Duration::ZERO };
-        Exit { ending, ran, peak_memory_bytes: 0, cpu: Duration::ZERO, verdict, host: None }
+        ProcessExit { ending, ran, peak_memory_bytes: 0, cpu: Duration::ZERO, verdict, host: None }
     }
 }
 
@@ -125,6 +125,6 @@ pub(super) fn lives(store: &Store, record: &JobRecord) -> bool {
 
 /// Whether a job has come to its end, by its own word or that of the cluster.
 pub(super) fn is_over(record: &JobRecord, details: Option<&Details>) -> bool {
-    let ended = details.is_none_or(|details| details.seen().standing() == Standing::Ended);
+    let ended = details.is_none_or(|details| details.seen().standing() == JobPhase::Ended);
     ended || record.folder.join(EXIT_FILE).exists()
 }

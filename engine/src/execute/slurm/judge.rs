@@ -7,7 +7,7 @@ use super::request::was_nearly_over;
 use super::state::Details;
 use crate::error::{Cause, Failure};
 
-/// Lines of the job's own output that are shown of a job without a word.
+/// Lines of the job's own output that are shown of a job without reporting an error.
 const LINES: usize = 3;
 
 /// Why a job is over, by what Slurm tells of it. `output` is what the job itself printed.
@@ -65,7 +65,8 @@ fn timeout(id: &str, details: &Details) -> Failure {
 
 fn without_a_word(id: &str, state: &str, details: &Details, output: &Path) -> Failure {
     let Details { nodes, exit_code, reason, .. } = details;
-    let first = format!("job {id} on {nodes} ended without a word: Slurm says {state}, {exit_code}, {reason}");
+    let first =
+        format!("job {id} on {nodes} exited without reporting an error: Slurm says {state}, {exit_code}, {reason}");
     let printed = last_lines(output);
     let help = match (printed.is_empty(), output.exists()) {
         (false, _) => "those are its last words",
@@ -130,7 +131,7 @@ mod tests {
             ("PREEMPTED", Cause::Crashed, "another job needed its nodes"),
             ("CANCELLED", Cause::Cancelled, "cancelled from outside"),
             ("FAILED", Cause::Crashed, "Slurm says FAILED, 0:15, None"),
-            ("COMPLETED", Cause::Crashed, "ended without a word"),
+            ("COMPLETED", Cause::Crashed, "exited without reporting an error"),
         ];
         for (state, cause, says) in cases {
             let verdict = verdict("17", &details(state), false, output);

@@ -146,7 +146,7 @@ impl Shared {
 }
 
 impl Watched {
-    /// Takes in an answer; whether a job stands in another way than before.
+    /// Takes in an answer; whether a job is in another way than before.
     fn take(&mut self, ids: &[String], answer: Result<Vec<(String, Seen)>, super::client::Refusal>) -> bool {
         let states: BTreeMap<String, Seen> = match answer {
             Ok(states) => states.into_iter().collect(),

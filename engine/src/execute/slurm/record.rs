@@ -23,7 +23,6 @@ pub struct JobRecord {
     pub working: Digest,
     /// The job's name, by which it is found where its number is not known: an engine may die while it submits.
     pub name: String,
-    /// Its number.
     pub job: Option<String>,
     /// The stage's folder in the run that submitted it.
     pub stage_folder: PathBuf,
@@ -56,7 +55,6 @@ impl Records {
         others.find(|record| record.working == *working && record.key != *key)
     }
 
-    /// All records.
     pub fn all(&self) -> Vec<JobRecord> {
         let Ok(entries) = fs::read_dir(&self.folder) else { return Vec::new() };
         let texts = entries.filter_map(|entry| regular::read(&entry.ok()?.path()).ok());

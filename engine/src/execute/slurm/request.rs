@@ -18,7 +18,7 @@ const NOTICE: Duration = Duration::from_secs(120);
 /// The program's own beginning and end, beside what a stage may take.
 const AROUND: Duration = Duration::from_secs(60);
 
-/// The options of a job whose submission lies in a folder.
+/// The options of a job whose submission is in a folder.
 pub(super) fn arguments(job: &ClusterJob, folder: &Path) -> Vec<String> {
     let settings = &job.settings;
     let mut arguments = vec![

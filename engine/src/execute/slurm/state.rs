@@ -15,7 +15,7 @@ pub(super) struct Seen {
 
 /// What a state comes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum JobPhase {
     /// It waits, and may begin.
     Waits,
     /// It has processes, or is about to get or to lose them.
@@ -37,12 +37,12 @@ impl Seen {
     }
 
     /// What the state comes to. One that this program does not know is taken for one that goes on.
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn standing(&self) -> JobPhase {
         match self.state.as_str() {
-            "PENDING" | "REQUEUED" | "REQUEUE_FED" | "REQUEUE_HOLD" | "SPECIAL_EXIT" | "CONFIGURING" => Standing::Waits,
+            "PENDING" | "REQUEUED" | "REQUEUE_FED" | "REQUEUE_HOLD" | "SPECIAL_EXIT" | "CONFIGURING" => JobPhase::Waits,
             "COMPLETED" | "FAILED" | "CANCELLED" | "TIMEOUT" | "OUT_OF_MEMORY" | "NODE_FAIL" | "PREEMPTED"
-            | "BOOT_FAIL" | "DEADLINE" | "REVOKED" | "LAUNCH_FAILED" => Standing::Ended,
-            _ => Standing::Runs,
+            | "BOOT_FAIL" | "DEADLINE" | "REVOKED" | "LAUNCH_FAILED" => JobPhase::Ended,
+            _ => JobPhase::Runs,
         }
     }
 
@@ -109,11 +109,7 @@ const NEVER: [(&str, &str, &str); 12] = [
         "it asks for more time than the account allows",
         "lower `executor.slurm.time` or `timeout`",
     ),
-    (
-        "QOSMaxCpuPerJobLimit",
-        "it asks for more processors than its quality of service allows",
-        "lower `resources.threads`",
-    ),
+    ("QOSMaxCpuPerJobLimit", "it asks for more CPUs than its quality of service allows", "lower `resources.threads`"),
     ("QOSMaxNodePerJobLimit", "it asks for more nodes than its quality of service allows", "lower `resources.nodes`"),
     ("QOSMaxGRESPerJob", "it asks for more devices than its quality of service allows", "lower `resources.count`"),
 ];
@@ -188,12 +184,12 @@ mod tests {
     #[test]
     fn a_line_of_the_queue_is_read() {
         let (id, seen) = Seen::parse("6|PENDING||PartitionNodeLimit\n").unwrap();
-        assert_eq!((id.as_str(), seen.standing()), ("6", Standing::Waits));
+        assert_eq!((id.as_str(), seen.standing()), ("6", JobPhase::Waits));
         let verdict = seen.never_begins("6").unwrap();
         assert_eq!(verdict.cause, Cause::Machine);
         assert!(verdict.messages[0].contains("more nodes than the partition has"), "{verdict:?}");
         let (_, by) = Seen::parse("33|CANCELLED by 0|n1|None").unwrap();
-        assert_eq!((by.state.as_str(), by.standing()), ("CANCELLED", Standing::Ended));
+        assert_eq!((by.state.as_str(), by.standing()), ("CANCELLED", JobPhase::Ended));
         let (_, waits) = Seen::parse("7|PENDING||Resources").unwrap();
         assert_eq!((waits.never_begins("7"), waits.meaning()), (None, "for nodes that are in use"));
         assert_eq!(Seen::parse(""), None);

@@ -28,13 +28,10 @@ use crate::stage::Registry;
 pub struct Verification<'a> {
     /// The home of the run.
     pub home: &'a Home,
-    /// Its history.
     pub history: &'a History,
-    /// Its store.
     pub store: &'a Store,
     /// The stage kinds.
     pub registry: &'a Registry,
-    /// The run.
     pub run: &'a Recorded,
     /// Threads for each stage; `None` takes as many as it had.
     pub threads: Option<usize>,
@@ -45,7 +42,6 @@ pub struct Verification<'a> {
 /// What became of the check of one stage.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verified {
-    /// The stage.
     pub stage: String,
     /// The run that made the result, where it is another than the one checked.
     pub made_by: Option<String>,

@@ -1,4 +1,4 @@
-//! A store of its own to do stages again in; it lies on the home's file system and goes when the check ends, or with
+//! A store of its own to do stages again in; it is on the home's file system and goes when the check ends, or with
 //! the next sweep of the store where the check was killed.
 
 use std::collections::BTreeMap;

@@ -167,7 +167,7 @@ fn all_problems_of_all_depths_are_reported_at_once() {
             "missing-key: `dataset` is missing (-)",
             "unknown-key: unknown key `adaptor` (did you mean `adapter`?)",
             "missing-key: `adapters[0].adapter` is missing (-)",
-            "wrong-type: `adapters[1].adapter`: expected the id of a stage, found a whole number (-)",
+            "wrong-type: `adapters[1].adapter`: expected the id of a stage, found an integer (-)",
             "out-of-range: `max_seq_len` must be at least 1 (-)",
             "unknown-value: `on_too_long`: unknown value `trunkate` (did you mean `truncate`?)",
             "out-of-range: `epochs` must be at least 1 and at most 100 (-)",
@@ -176,8 +176,8 @@ fn all_problems_of_all_depths_are_reported_at_once() {
             "out-of-range: `optimizer.betas[1]` must be at least 0 and below 1 (-)",
             "wrong-type: `optimizer.fused`: expected true or false, found a string (write true: in YAML 1.2 `yes` is a string)",
             "bad-value: `save_every`: cannot read `1y` (-)",
-            "wrong-type: `memory`: expected a size such as `40GiB` or `500MB`, found a whole number (add the unit, such as `5KB`)",
-            "wrong-type: `column_map.a`: expected a string, found a whole number (put it in quotes)",
+            "wrong-type: `memory`: expected a size such as `40GiB` or `500MB`, found an integer (add the unit, such as `5KB`)",
+            "wrong-type: `column_map.a`: expected a string, found an integer (put it in quotes)",
             "bad-value: `prompts`: `a.b.c` is not a reference (-)",
             "bad-value: `source`: the path is empty (-)",
         ]
@@ -188,10 +188,10 @@ fn all_problems_of_all_depths_are_reported_at_once() {
 fn a_number_says_what_would_be_right() {
     assert_eq!(messages::<u32>(json!(-1)), ["out-of-range: the value must be at least 0 (-)"]);
     assert_eq!(messages::<u32>(json!(5_000_000_000_i64)), ["out-of-range: the value must be at most 4294967295 (-)"]);
-    assert_eq!(messages::<i64>(json!(1e3)), ["wrong-type: expected a whole number, found a number (write 1000)"]);
+    assert_eq!(messages::<i64>(json!(1e3)), ["wrong-type: expected an integer, found a number (write 1000)"]);
     assert_eq!(
         messages::<u64>(json!("7")),
-        ["wrong-type: expected a whole number, found a string (write it without quotes)"]
+        ["wrong-type: expected an integer, found a string (write it without quotes)"]
     );
     assert_eq!(
         messages::<f64>(json!("1e-4")),

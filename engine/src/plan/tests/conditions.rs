@@ -60,7 +60,7 @@ fn a_wrong_condition_is_explained() {
     assert!(has("${matrix.x}", "bad-reference 5:50"));
     assert_eq!(
         wrong_over(TEXT, &["b.when=3"]),
-        ["wrong-type command line:8 `when`: expected true or false, found a whole number"]
+        ["wrong-type command line:8 `when`: expected true or false, found an integer"]
     );
     let found = of("${vars.size}");
     assert!(

@@ -71,5 +71,5 @@ fn retries_are_a_number_or_say_when() {
     );
     let never = wrong(&with("{ on: [bad_data] }"));
     assert!(never[0].starts_with("unknown-value 4:104 `retries.on[0]`: unknown value `bad_data`"), "{never:?}");
-    assert!(wrong(&with("[3]"))[0].contains("expected a whole number, or a mapping"));
+    assert!(wrong(&with("[3]"))[0].contains("expected an integer, or a mapping"));
 }

@@ -54,10 +54,10 @@ fn a_wrong_override_is_shown_in_its_own_text() {
             ],
         ),
         [
-            "wrong-type 14:21 & command line:11 `lora.rank`: expected a whole number, found a string",
+            "wrong-type 14:21 & command line:11 `lora.rank`: expected an integer, found a string",
             "unknown-key command line:9 unknown key `learning_rat` (did you mean `learning_rate`?)",
             "unknown-stage command line:1 the override sets `adaptr`, which is no stage (did you mean `adapter`?)",
-            "wrong-type command line:16 `epochs`: expected a whole number, found a string",
+            "wrong-type command line:16 `epochs`: expected an integer, found a string",
             "syntax command line:27 not YAML: mismatched bracket '[' closed by '}' (close the bracket)",
             "wrong-type command line:16 `method`: expected one of `lora`, `full`, found a list",
             "duplicate-key command line:27 & command line:21 `a` is set twice (remove one of the two)",
@@ -123,13 +123,13 @@ fn a_wrong_axis_is_shown_in_the_override() {
     assert_eq!(
         of(&["adapter.lora.rank=4,many,0"]),
         [
-            "wrong-type command line:21 `lora.rank`: expected a whole number, found a string",
+            "wrong-type command line:21 `lora.rank`: expected an integer, found a string",
             "out-of-range command line:26 `lora.rank` must be at least 1",
         ]
     );
     assert_eq!(
         of(&["adapter.lora.rank=4,,8"]),
-        ["wrong-type command line:19 `lora.rank`: expected a whole number, found a string"]
+        ["wrong-type command line:19 `lora.rank`: expected an integer, found a string"]
     );
     assert_eq!(
         of(&["adapter.lora.rank=4,8,4"]),

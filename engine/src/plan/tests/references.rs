@@ -74,7 +74,7 @@ fn references_of_a_stage_with_mistakes_are_checked_all_the_same() {
         wrong(&file("  t: { uses: tokenize, with: { dataset: rwos, tokenizer: base, max_seq_len: x } }")),
         [
             "unknown-stage 5:41 stage `t` reads `rwos`, which no stage produces (did you mean `rows`?)",
-            "wrong-type 5:77 `max_seq_len`: expected a whole number, found a string",
+            "wrong-type 5:77 `max_seq_len`: expected an integer, found a string",
         ]
     );
 }
@@ -94,14 +94,14 @@ fn publish_names_outputs_and_folders_of_their_own() {
     );
     assert_eq!(
         with("base.model: out, rows: out/rows"),
-        ["duplicate-path 6:35 & 6:24 `out/rows` and `out` lie in each other"]
+        ["duplicate-path 6:35 & 6:24 `out/rows` and `out` are in each other"]
     );
     assert_eq!(
         with("base.modle: out"),
         ["unknown-output 6:12 stage `base` has no output `modle` (did you mean `model`?)"]
     );
     assert_eq!(with("rows: .."), ["bad-value 6:18 `..` cannot be published to: the folder is replaced as a whole"]);
-    assert_eq!(with("rows: 3"), ["wrong-type 6:18 expected a string, found a whole number (put it in quotes)"]);
+    assert_eq!(with("rows: 3"), ["wrong-type 6:18 expected a string, found an integer (put it in quotes)"]);
 }
 
 #[test]

@@ -228,7 +228,7 @@ fn a_name_of_an_axis_stands_for_its_value() {
     assert_eq!(
         wrong(&text.replace("[4, 8]", "[4, many]")),
         [
-            "wrong-type 9:25 `lora.rank`: expected a whole number, found a string",
+            "wrong-type 9:25 `lora.rank`: expected an integer, found a string",
             "wrong-type 9:25 `lora.alpha`: expected a number, found a string"
         ]
     );
@@ -314,7 +314,7 @@ fn what_is_wrong_with_a_value_is_said_there_and_what_is_wrong_with_all_once() {
     assert_eq!(
         wrong(&swept("    matrix: { lora.rank: [4, many, 0], learning_rate: [0.1, -1] }\n    retires: 3")),
         [
-            "wrong-type 9:30 `lora.rank`: expected a whole number, found a string",
+            "wrong-type 9:30 `lora.rank`: expected an integer, found a string",
             "out-of-range 9:36 `lora.rank` must be at least 1",
             "out-of-range 9:61 `learning_rate` must be above 0",
             "unknown-key 10:5 unknown key `retires` (did you mean `retries`?)",
@@ -337,7 +337,7 @@ fn what_is_wrong_with_a_value_is_said_there_and_what_is_wrong_with_all_once() {
     assert_eq!(
         wrong(&swept("    matrix: { lora.rank.x: [4], max_seq_len: [1] }")),
         [
-            "wrong-type 9:15 & 8:49 `x` cannot be set: what holds it is a whole number",
+            "wrong-type 9:15 & 8:49 `x` cannot be set: what holds it is an integer",
             "unknown-key 9:33 unknown key `max_seq_len` (`train` has no such key; `tokenize` has one)",
         ]
     );
@@ -356,7 +356,7 @@ fn a_wrong_matrix_is_explained() {
     );
     assert_eq!(
         of("{ lora.rank: 4 }"),
-        ["wrong-type 9:26 axis `lora.rank`: expected a list of values, found a whole number (write `lora.rank: [4]`)"]
+        ["wrong-type 9:26 axis `lora.rank`: expected a list of values, found an integer (write `lora.rank: [4]`)"]
     );
     assert_eq!(of("{ lora.rank: [] }"), ["bad-matrix 9:26 axis `lora.rank` has no values"]);
     assert_eq!(
@@ -373,7 +373,7 @@ fn a_wrong_matrix_is_explained() {
         [
             "unknown-key 9:46 unknown key `rank` (did you mean `lora.rank`?)",
             "unknown-key 9:70 unknown key `epochs` (known keys: `lora.rank`)",
-            "wrong-type 9:83 `include`: expected a mapping of axes, found a whole number",
+            "wrong-type 9:83 `include`: expected a mapping of axes, found an integer",
         ]
     );
     assert_eq!(
@@ -427,7 +427,7 @@ fn children_on_one_path_are_told_apart_by_the_help() {
     );
     assert_eq!(
         with("merged: './out/${matrix.lora.rank}', asked: './out/8/${matrix.lora.rank}'"),
-        ["duplicate-path 13:56 & 13:20 `./out/8/4` and `./out/8` lie in each other"]
+        ["duplicate-path 13:56 & 13:20 `./out/8/4` and `./out/8` are in each other"]
     );
     assert_eq!(
         with("'merged[lora.rank=5]': ./out"),

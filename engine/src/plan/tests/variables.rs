@@ -15,13 +15,13 @@ fn variables_keep_their_type_and_say_where_they_were_given() {
     assert_eq!(source("{ a: { b: deep } }", "'${ vars.a.b }'"), r#""deep""#);
     assert_eq!(
         wrong(&text("{ a: 3 }", "'${vars.a}'")),
-        ["wrong-type 4:42 & 2:12 `source`: expected a string, found a whole number (put it in quotes)"]
+        ["wrong-type 4:42 & 2:12 `source`: expected a string, found an integer (put it in quotes)"]
     );
     assert_eq!(
         wrong(&text("{ a: '${vars.b}', b: [1] }", "'${vars.a}${vars.b}'")),
         [
             "unknown-variable 2:13 no variable `b` (declare it under `vars:`, above where it is used)",
-            "wrong-type 4:52 `vars.b` is a list and cannot stand inside a text",
+            "wrong-type 4:52 `vars.b` is a list and cannot be part of a string",
         ]
     );
     assert_eq!(

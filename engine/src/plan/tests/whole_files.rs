@@ -180,7 +180,7 @@ publish: { mergd: ./out, articles: . }
             "wrong-type 13:103 `learning_rate`: expected a number, found a string",
             "unknown-value 14:26 `resources.device`: unknown value `gpu` (known values: `auto`, `cpu`, `cuda`, `npu`, `rocm`, `metal`)",
             "out-of-range 14:38 `resources.count` must be at least 1",
-            "wrong-type 15:14 `timeout`: expected a length of time such as `90s`, `5m` or `12h`, found a whole number (add the unit, such as `12s`)",
+            "wrong-type 15:14 `timeout`: expected a length of time such as `90s`, `5m` or `12h`, found an integer (add the unit, such as `12s`)",
             "cycle 16:13 & 18:56 stages wait for each other: adapter → merged → adapter",
             "unknown-stage 16:21 stage `adapter` needs `tokens2`, which is no stage (did you mean `tokens`?)",
             "bad-stage-id 17:3 `a.b` cannot be the id of a stage (an id has letters, digits, `_` and `-`, 100 at most)",
@@ -221,7 +221,7 @@ fn what_is_not_a_pipeline_is_said_alone() {
     assert_eq!(
         wrong("version: '1'\nstages: [a]\nversion: 1\n"),
         [
-            "wrong-type 1:10 `version`: expected a whole number, found a string (write it without quotes)",
+            "wrong-type 1:10 `version`: expected an integer, found a string (write it without quotes)",
             "wrong-type 2:9 `stages`: expected a mapping, found a list",
             "duplicate-key 3:1 & 1:1 `version` is set twice (remove one of the two)",
         ]
