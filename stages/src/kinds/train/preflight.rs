@@ -170,7 +170,7 @@ fn memory(params: &TrainParams, inputs: &InputFacts, config: &Config, ahead: &mu
     ahead.disk_bytes = result.map(|result| result + trained * saved_bytes_per_value(params));
     ahead.peak_memory_bytes = peak_memory(params, inputs, 1);
     // It is the memory of the `cpu` kernels that was measured.
-    let is_measured = params.kernels == Kernels::Cpu && params.backend.value != Backend::Torch;
+    let is_measured = params.kernels == Kernels::Cpu && params.backend != Backend::Torch;
     ahead.memory_margin = is_measured.then_some(MARGIN);
 }
 
@@ -190,7 +190,7 @@ pub(super) fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: us
         },
         what: params.trained(),
         trained,
-        moments: params.optimizer.optimizer.moments(),
+        moments: params.optimizer.optimizer().moments(),
         adapter_columns: match params.method {
             Method::Lora => params.lora.value.kept_columns(config).unwrap_or(0),
             Method::Full => 0,
@@ -218,8 +218,8 @@ fn lengths(longest: u64, tokens: Option<u64>, rows: Option<u64>) -> Lengths {
 /// Bytes that the working state keeps of a trained value: itself and its moments in each saved step and in the one that
 /// is written, and itself once for the best step and once for the one that takes its place.
 fn saved_bytes_per_value(params: &TrainParams) -> u64 {
-    let moments = params.optimizer.optimizer.moments().count() as u64;
-    let best = if params.keep_best.value { 2 } else { 0 };
+    let moments = params.optimizer.optimizer().moments().count() as u64;
+    let best = if params.keep_best { 2 } else { 0 };
     F32_BYTES * ((1 + moments) * (params.keep_last as u64 + 1) + best)
 }
 
