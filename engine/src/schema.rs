@@ -188,6 +188,13 @@ fn or_reference(mut schema: Value) -> Value {
     for alternative in schema.get_mut("anyOf").and_then(Value::as_array_mut).into_iter().flatten() {
         *alternative = or_reference(alternative.take());
     }
+    // What holds for each variant of a choice; the condition itself and options that a variant lacks stay as they are.
+    for condition in schema.get_mut("allOf").and_then(Value::as_array_mut).into_iter().flatten() {
+        let options = condition.pointer_mut("/then/properties").and_then(Value::as_object_mut);
+        for option in options.into_iter().flat_map(|options| options.values_mut()).filter(|option| option.is_object()) {
+            *option = or_reference(option.take());
+        }
+    }
     if takes_any_text(&schema) {
         return schema;
     }

@@ -18,6 +18,9 @@ use engine::parameter::declared_fields;
 use engine::plan::{Plan, load};
 use stages::registry;
 
+#[path = "keys/table.rs"]
+mod table;
+
 /// The keys of a stage: of its result, and of its working state.
 type Keys = (Digest, Digest);
 

@@ -28,6 +28,8 @@ pub(crate) struct Attributes {
     pub rename: Option<LitStr>,
     /// Its own fields are keys of the mapping around it.
     pub flatten: bool,
+    /// It enters the key only where it differs from its default.
+    pub omit_default: bool,
     range: Option<ExprRange>,
     above: Option<Expr>,
 }
@@ -35,7 +37,7 @@ pub(crate) struct Attributes {
 impl Attributes {
     /// Reads the one attribute of ours among `attributes`.
     pub(crate) fn parse(attributes: &[Attribute]) -> Result<Self> {
-        let mut found = Self { class: None, default: None, rename: None, flatten: false, range: None, above: None };
+        let mut found = Self::none();
         for attribute in attributes {
             let Some(class) = class_of(attribute) else { continue };
             if found.class.is_some() {
@@ -58,7 +60,32 @@ impl Attributes {
         Ok(found)
     }
 
-    /// Whether nothing is said but `flatten`.
+    /// Those of a field that says nothing.
+    fn none() -> Self {
+        Self { class: None, default: None, rename: None, flatten: false, omit_default: false, range: None, above: None }
+    }
+
+    /// Those of the one field of a variant without names, which is flattened.
+    pub(crate) fn of_flattened() -> Self {
+        Self { class: Some(Class::Semantic), flatten: true, ..Self::none() }
+    }
+
+    /// Reads the attribute of a variant, which has a name and may be the default.
+    pub(crate) fn of_variant(attributes: &[Attribute]) -> Result<Self> {
+        let found = Self::parse(attributes)?;
+        let only_default = matches!(found.default, None | Some(DefaultValue::OfType));
+        let nothing_of_fields = !found.flatten && !found.omit_default && found.range.is_none() && found.above.is_none();
+        if matches!(found.class, None | Some(Class::Semantic)) && only_default && nothing_of_fields {
+            return Ok(found);
+        }
+        let attribute = attributes.iter().find(|attribute| class_of(attribute).is_some());
+        Err(Error::new_spanned(
+            attribute,
+            "a variant takes `#[semantic(rename = \"name\")]` and `#[semantic(default)]`",
+        ))
+    }
+
+    /// Whether nothing is said but `flatten` and `omit_default`.
     fn is_bare(&self) -> bool {
         matches!(self.class, Some(Class::Semantic))
             && self.default.is_none()
@@ -83,8 +110,10 @@ impl Attributes {
                 self.rename = Some(meta.value()?.parse()?);
             } else if meta.path.is_ident("flatten") {
                 self.flatten = true;
+            } else if meta.path.is_ident("omit_default") {
+                self.omit_default = true;
             } else {
-                return Err(meta.error("expected `default`, `range`, `above`, `rename` or `flatten`"));
+                return Err(meta.error("expected `default`, `omit_default`, `range`, `above`, `rename` or `flatten`"));
             }
             Ok(())
         })
@@ -108,6 +137,49 @@ impl Attributes {
             };
         }
         limits
+    }
+}
+
+/// What `#[parameters(…)]` says of a struct or an enum.
+#[derive(Default)]
+pub(crate) struct Container {
+    /// `default`: implements `Default` from the defaults of the fields.
+    pub default: bool,
+    /// `tagged`, or a `tag`: an enum is a tagged choice though none of its variants has a field yet.
+    pub tagged: bool,
+    /// `one_of`: each variant of an enum is a key, and exactly one of them is given.
+    pub one_of: bool,
+    /// `tag = "key"`: the key with the name of the variant, `name` if left out.
+    pub tag: Option<LitStr>,
+}
+
+impl Container {
+    /// Reads every `#[parameters(…)]` among `attributes`.
+    pub(crate) fn parse(attributes: &[Attribute]) -> Result<Self> {
+        let mut found = Self::default();
+        for attribute in attributes.iter().filter(|attribute| attribute.path().is_ident("parameters")) {
+            attribute.parse_nested_meta(|meta| {
+                if meta.path.is_ident("default") {
+                    found.default = true;
+                } else if meta.path.is_ident("tagged") {
+                    found.tagged = true;
+                } else if meta.path.is_ident("one_of") {
+                    found.one_of = true;
+                } else if meta.path.is_ident("tag") {
+                    found.tagged = true;
+                    found.tag = Some(meta.value()?.parse()?);
+                } else {
+                    return Err(meta.error("expected `default`, `one_of`, `tagged` or `tag = \"key\"`"));
+                }
+                Ok(())
+            })?;
+        }
+        Ok(found)
+    }
+
+    /// The key with the name of the variant.
+    pub(crate) fn tag_name(&self) -> String {
+        self.tag.as_ref().map_or_else(|| "name".to_owned(), LitStr::value)
     }
 }
 

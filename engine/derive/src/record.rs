@@ -1,154 +1,36 @@
 //! Structs: a closed mapping with one key per field.
 
 use proc_macro2::TokenStream;
-use quote::{format_ident, quote};
-use syn::ext::IdentExt;
-use syn::{DeriveInput, Error, Field, FieldsNamed, Ident, Result, Type};
+use quote::quote;
+use syn::{DeriveInput, FieldsNamed, Result};
 
-use crate::attributes::{Attributes, Class, DefaultValue, doc_comment};
-
-/// One field, with all that is said about it.
-struct Key<'a> {
-    /// The field in Rust.
-    ident: &'a Ident,
-    /// The key in the pipeline file.
-    name: String,
-    ty: &'a Type,
-    class: Class,
-    attributes: Attributes,
-    doc: String,
-}
-
-impl<'a> Key<'a> {
-    fn new(field: &'a Field) -> Result<Self> {
-        let ident = field.ident.as_ref().expect("the fields are named");
-        let attributes = Attributes::parse(&field.attrs)?;
-        // A default class would be a guess about somebody's cached results.
-        let class = attributes.class.ok_or_else(|| {
-            Error::new_spanned(
-                field,
-                "a field says how it takes part in keys: #[semantic], #[resumable] or #[cosmetic]",
-            )
-        })?;
-        let name = attributes.rename.as_ref().map_or_else(|| ident.unraw().to_string(), syn::LitStr::value);
-        Ok(Self { ident, name, ty: &field.ty, class, attributes, doc: doc_comment(&field.attrs) })
-    }
-
-    fn default(&self) -> Option<TokenStream> {
-        let ty = self.ty;
-        Some(match self.attributes.default.as_ref()? {
-            DefaultValue::OfType => quote!(<#ty as ::core::default::Default>::default()),
-            DefaultValue::Given(expression) => quote!(#expression),
-        })
-    }
-
-    fn read(&self) -> TokenStream {
-        let (variable, name, ty, limits) = (self.variable(), &self.name, self.ty, self.attributes.limits());
-        if self.attributes.flatten {
-            return quote!(let #variable = <#ty as ::engine::parameter::Record>::read_fields(fields););
-        }
-        match self.default() {
-            Some(default) => quote!(let #variable = fields.or_default::<#ty>(#name, &#limits, || #default);),
-            None => quote!(let #variable = fields.required::<#ty>(#name, &#limits);),
-        }
-    }
-
-    fn write_key(&self) -> TokenStream {
-        let (ident, name) = (self.ident, &self.name);
-        if self.attributes.flatten {
-            return quote!(::engine::parameter::Parameter::write_key(&self.#ident, key););
-        }
-        let class = self.class();
-        quote! {
-            key.field(#name, #class, |key| {
-                ::engine::parameter::Parameter::write_key(&self.#ident, key)
-            });
-        }
-    }
-
-    fn class(&self) -> TokenStream {
-        match self.class {
-            Class::Semantic => quote!(::engine::parameter::Class::Semantic),
-            Class::Resumable => quote!(::engine::parameter::Class::Resumable),
-            Class::Cosmetic => quote!(::engine::parameter::Class::Cosmetic),
-        }
-    }
-
-    fn schema(&self) -> TokenStream {
-        let (name, doc, ty, limits, class) = (&self.name, &self.doc, self.ty, self.attributes.limits(), self.class());
-        match self.default() {
-            _ if self.attributes.flatten => quote!(.with_fields_of::<#ty>()),
-            Some(default) => quote!(.with_default::<#ty>(#name, #doc, #class, &#limits, &#default)),
-            None => quote!(.with::<#ty>(#name, #doc, #class, &#limits)),
-        }
-    }
-
-    /// Its name, where it names a stage and cannot be left out.
-    fn collected(&self) -> TokenStream {
-        let (name, ty) = (&self.name, self.ty);
-        quote!((#name, <#ty as ::engine::parameter::Parameter>::collected()))
-    }
-
-    /// Adds the keys of the pipeline file to `names`.
-    fn names(&self) -> TokenStream {
-        let (name, ty) = (&self.name, self.ty);
-        match self.attributes.flatten {
-            true => quote!(names.extend(<#ty as ::engine::parameter::Record>::names());),
-            false => quote!(names.push(#name);),
-        }
-    }
-
-    /// A name that collides with none of the generated function's own.
-    fn variable(&self) -> Ident {
-        format_ident!("field_{}", self.ident.unraw())
-    }
-}
+use crate::attributes::{Container, doc_comment};
+use crate::key::Key;
 
 /// The implementation for a struct.
 pub(crate) fn expand(input: &DeriveInput, fields: &FieldsNamed) -> Result<TokenStream> {
-    let keys = fields.named.iter().map(Key::new).collect::<Result<Vec<_>>>()?;
-    let (ident, doc) = (&input.ident, doc_comment(&input.attrs));
-    let (impl_generics, type_generics, where_clause) = input.generics.split_for_impl();
+    let keys = fields.named.iter().map(Key::named).collect::<Result<Vec<_>>>()?;
+    let idents: Vec<_> = keys.iter().filter_map(|key| key.ident).collect();
+    let values: Vec<_> = idents.iter().map(|ident| quote!(&self.#ident)).collect();
     let names = keys.iter().map(Key::names);
-    let idents: Vec<_> = keys.iter().map(|key| key.ident).collect();
     let variables = keys.iter().map(Key::variable);
     let reads = keys.iter().map(Key::read);
-    let writes = keys.iter().map(Key::write_key);
+    let tags = keys.iter().filter_map(Key::tag);
+    let tag_writes = keys.iter().zip(&values).filter_map(|(key, value)| key.write_tags(value));
+    let writes = keys.iter().zip(&values).map(|(key, value)| key.write_key(value));
     let schemas = keys.iter().map(Key::schema);
     let collected = keys.iter().map(Key::collected);
+    let (ident, doc) = (&input.ident, doc_comment(&input.attrs));
+    let (impl_generics, type_generics, where_clause) = input.generics.split_for_impl();
+    let parameter = parameter(
+        input,
+        &quote!(#(::engine::parameter::Parameter::visit_inputs(#values, visit);)*),
+        &quote!(::engine::parameter::only_reference(&[#(#collected),*])),
+    );
+    let default = if Container::parse(&input.attrs)?.default { default(input, &keys)? } else { TokenStream::new() };
     Ok(quote! {
-        #[automatically_derived]
-        impl #impl_generics ::engine::parameter::Parameter for #ident #type_generics #where_clause {
-            fn read(
-                node: &::engine::file::tree::Node,
-                reader: &mut ::engine::parameter::Reader,
-            ) -> ::core::option::Option<Self> {
-                let mut fields =
-                    ::engine::parameter::Fields::of(node, reader, &<Self as ::engine::parameter::Record>::names())?;
-                <Self as ::engine::parameter::Record>::read_fields(&mut fields)
-            }
-
-            #[allow(unused_variables)]
-            fn write_key(&self, key: &mut ::engine::parameter::KeyWriter<'_>) {
-                #(#writes)*
-            }
-
-            fn schema() -> ::engine::parameter::Json {
-                ::engine::parameter::ObjectSchema::new(#doc) #(#schemas)* .finish()
-            }
-
-            #[allow(unused_variables)]
-            fn visit_inputs(
-                &self,
-                visit: &mut dyn FnMut(&::engine::parameter::Reference, &'static [&'static str]),
-            ) {
-                #(::engine::parameter::Parameter::visit_inputs(&self.#idents, visit);)*
-            }
-
-            fn collected() -> ::core::option::Option<::engine::parameter::Collected> {
-                ::engine::parameter::only_reference(&[#(#collected),*])
-            }
-        }
+        #parameter
+        #default
 
         #[automatically_derived]
         impl #impl_generics ::engine::parameter::Record for #ident #type_generics #where_clause {
@@ -156,7 +38,11 @@ pub(crate) fn expand(input: &DeriveInput, fields: &FieldsNamed) -> Result<TokenS
             fn names() -> ::std::vec::Vec<&'static str> {
                 let mut names = ::std::vec::Vec::new();
                 #(#names)*
-                names
+                ::engine::parameter::tag_first(names, <Self as ::engine::parameter::Record>::tag())
+            }
+
+            fn tag() -> ::core::option::Option<&'static str> {
+                ::engine::parameter::only_tag(&[#(#tags),*])
             }
 
             #[allow(unused_variables)]
@@ -165,6 +51,78 @@ pub(crate) fn expand(input: &DeriveInput, fields: &FieldsNamed) -> Result<TokenS
                 #(#reads)*
                 ::core::option::Option::Some(Self { #(#idents: #variables?),* })
             }
+
+            #[allow(unused_variables)]
+            fn write_tags(&self, key: &mut ::engine::parameter::KeyWriter<'_>) {
+                #(#tag_writes)*
+            }
+
+            #[allow(unused_variables)]
+            fn write_fields(&self, key: &mut ::engine::parameter::KeyWriter<'_>) {
+                #(#writes)*
+            }
+
+            fn add_to(schema: ::engine::parameter::ObjectSchema) -> ::engine::parameter::ObjectSchema {
+                schema.described(#doc) #(#schemas)*
+            }
         }
     })
+}
+
+/// What every `Record` is as a `Parameter`: a mapping of its own.
+pub(crate) fn parameter(input: &DeriveInput, visits: &TokenStream, collected: &TokenStream) -> TokenStream {
+    let ident = &input.ident;
+    let (impl_generics, type_generics, where_clause) = input.generics.split_for_impl();
+    quote! {
+        #[automatically_derived]
+        impl #impl_generics ::engine::parameter::Parameter for #ident #type_generics #where_clause {
+            fn read(
+                node: &::engine::file::tree::Node,
+                reader: &mut ::engine::parameter::Reader,
+            ) -> ::core::option::Option<Self> {
+                ::engine::parameter::read_record(node, reader)
+            }
+
+            fn write_key(&self, key: &mut ::engine::parameter::KeyWriter<'_>) {
+                ::engine::parameter::Record::write_tags(self, key);
+                ::engine::parameter::Record::write_fields(self, key);
+            }
+
+            fn schema() -> ::engine::parameter::Json {
+                <Self as ::engine::parameter::Record>::add_to(::engine::parameter::ObjectSchema::default()).finish()
+            }
+
+            #[allow(unused_variables)]
+            fn visit_inputs(
+                &self,
+                visit: &mut dyn FnMut(&::engine::parameter::Reference, &'static [&'static str]),
+            ) {
+                #visits
+            }
+
+            fn collected() -> ::core::option::Option<::engine::parameter::Collected> {
+                #collected
+            }
+        }
+    }
+}
+
+fn default(input: &DeriveInput, keys: &[Key<'_>]) -> Result<TokenStream> {
+    let idents = keys.iter().filter_map(|key| key.ident);
+    let defaults = keys.iter().map(Key::default_or_error).collect::<Result<Vec<_>>>()?;
+    Ok(default_of(input, &quote!(Self { #(#idents: #defaults),* })))
+}
+
+/// `Default` with this value.
+pub(crate) fn default_of(input: &DeriveInput, value: &TokenStream) -> TokenStream {
+    let ident = &input.ident;
+    let (impl_generics, type_generics, where_clause) = input.generics.split_for_impl();
+    quote! {
+        #[automatically_derived]
+        impl #impl_generics ::core::default::Default for #ident #type_generics #where_clause {
+            fn default() -> Self {
+                #value
+            }
+        }
+    }
 }

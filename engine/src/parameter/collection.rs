@@ -118,9 +118,12 @@ impl<T: Parameter> Parameter for OneOrMore<T> {
 
 /// Where the name of a stage goes in a mapping with these fields: into the only one that is such a name.
 pub fn only_reference(fields: &[(&'static str, Option<Collected>)]) -> Option<Collected> {
-    let mut names = fields.iter().filter(|(_, collected)| *collected == Some(Collected::Itself));
-    match (names.next(), names.next()) {
-        (Some((name, _)), None) => Some(Collected::Field(name)),
+    // Variants of a choice may have an option in common.
+    let mut names: Vec<_> =
+        fields.iter().filter(|(_, collected)| *collected == Some(Collected::Itself)).map(|(name, _)| *name).collect();
+    names.dedup();
+    match names[..] {
+        [name] => Some(Collected::Field(name)),
         _ => None,
     }
 }
@@ -193,6 +196,34 @@ impl<T: Parameter> Parameter for Mapping<T> {
 
     fn visit_inputs(&self, visit: &mut dyn FnMut(&Reference, &'static [&'static str])) {
         for value in self.values() {
+            value.visit_inputs(visit);
+        }
+    }
+}
+
+impl<T: Parameter, const N: usize> Parameter for [T; N] {
+    fn read(node: &Node, reader: &mut Reader) -> Option<Self> {
+        let values = Vec::<T>::read(node, reader)?;
+        let found = values.len();
+        let exact = values.try_into().ok();
+        if exact.is_none() {
+            reader.out_of_range(node, &format!("a list of {N}, and it has {found}"));
+        }
+        exact
+    }
+
+    fn write_key(&self, key: &mut KeyWriter<'_>) {
+        for (index, value) in self.iter().enumerate() {
+            key.item(index, |key| value.write_key(key));
+        }
+    }
+
+    fn schema() -> Json {
+        json!({ "type": "array", "items": T::schema(), "minItems": N, "maxItems": N })
+    }
+
+    fn visit_inputs(&self, visit: &mut dyn FnMut(&Reference, &'static [&'static str])) {
+        for value in self {
             value.visit_inputs(visit);
         }
     }

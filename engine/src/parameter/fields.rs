@@ -1,6 +1,6 @@
 //! What derived readers call: the fields of a closed mapping, and the names of a choice.
 
-use super::{Limits, Parameter, Reader, dotted};
+use super::{Choice, Limits, Parameter, Reader, dotted};
 use crate::file::problem::Problem;
 use crate::file::source::Span;
 use crate::file::tree::{Entry, Node, Value};
@@ -12,6 +12,10 @@ pub struct Fields<'a> {
     /// Where a missing field is reported.
     span: Span,
     reader: &'a mut Reader,
+    /// Every key that the mapping may have.
+    names: Vec<&'static str>,
+    /// The variant whose options are read.
+    chosen: Option<&'static str>,
 }
 
 impl<'a> Fields<'a> {
@@ -28,7 +32,7 @@ impl<'a> Fields<'a> {
         for entry in entries.iter().filter(|entry| !names.contains(&entry.key.as_str())) {
             reader.problems.push(unknown_key(&entry.key, entry.key_span, names));
         }
-        Some(Self { entries, span: opening(node, entries), reader })
+        Some(Self { entries, span: opening(node, entries), reader, names: names.to_vec(), chosen: None })
     }
 
     /// Reads a field that has no default. A type with a value for absence (`Option`) takes that one.
@@ -51,7 +55,10 @@ impl<'a> Fields<'a> {
                 "missing-key",
                 self.span,
                 format!("`{field}` is missing"),
-                format!("`{name}` is required in this mapping"),
+                match self.chosen {
+                    Some(chosen) => format!("`{chosen}` needs `{name}`"),
+                    None => format!("`{name}` is required in this mapping"),
+                },
             ),
         };
         self.reader.problems.push(problem);
@@ -63,6 +70,87 @@ impl<'a> Fields<'a> {
         match self.given(name) {
             Some(entry) => self.read(entry, limits),
             None => Some(default()),
+        }
+    }
+
+    /// Checks the value of a field, where it is given, and makes nothing of it.
+    pub fn check_given<T: Parameter>(&mut self, name: &str, limits: &Limits) {
+        if let Some(entry) = self.given(name) {
+            self.read::<T>(entry, limits);
+        }
+    }
+
+    /// Reads the tag of a choice, and reports every option that only other variants have.
+    pub fn choose(
+        &mut self,
+        tag: &'static str,
+        default: Option<&'static str>,
+        choices: &[Choice],
+    ) -> Option<&'static str> {
+        let names: Vec<&'static str> = choices.iter().map(|choice| choice.name).collect();
+        let name = match (self.given(tag), default) {
+            (Some(entry), _) => {
+                self.reader.under(dotted(&self.reader.path, tag), |reader| read_choice(&entry.value, reader, &names))?
+            }
+            (None, Some(default)) => default,
+            (None, None) => {
+                self.required::<String>(tag, &Limits::NONE);
+                let help = format!("one of {}", quoted(&names));
+                self.reader.problems.last_mut().expect("it is missing").help = Some(help);
+                return None;
+            }
+        };
+        let chosen = choices.iter().find(|choice| choice.name == name)?;
+        self.report_options_of_others(tag, chosen, choices);
+        self.chosen = Some(name);
+        Some(name)
+    }
+
+    /// Which of several keys is given, of which one alone may be.
+    pub fn one_of(&mut self, names: &[&'static str], default: Option<&'static str>) -> Option<&'static str> {
+        let given: Vec<_> = names.iter().filter_map(|name| Some((*name, self.given(name)?))).collect();
+        match given[..] {
+            [] if default.is_some() => default,
+            [] => {
+                let message = self.reader.said_of_field(format!("one of {} is required", quoted(names)));
+                let label = match self.chosen {
+                    Some(chosen) => format!("`{chosen}` needs one of them"),
+                    None => "none of them is in this mapping".to_owned(),
+                };
+                self.reader.problems.push(Problem::error("missing-key", self.span, message, label));
+                None
+            }
+            [(name, _)] => Some(name),
+            [(first, entry), (second, other), ..] => {
+                let message = self.reader.said_of_field(format!("`{first}` and `{second}` exclude each other"));
+                let problem = Problem::error("bad-value", other.key_span, message, "give one of them");
+                self.reader.problems.push(problem.with_related(entry.key_span, "the other"));
+                // It is reported, and keeps nothing else from being checked.
+                Some(first)
+            }
+        }
+    }
+
+    fn report_options_of_others(&mut self, tag: &str, chosen: &Choice, choices: &[Choice]) {
+        let name = chosen.name;
+        let is_option = |key: &str| choices.iter().any(|choice| choice.options.contains(&key));
+        let shared = self.names.iter().filter(|known| **known != tag && !is_option(known));
+        let takes: Vec<&str> = shared.chain(&chosen.options).copied().collect();
+        let takes = match takes.is_empty() {
+            true => format!("`{name}` has no options"),
+            false => format!("`{name}` takes {}", quoted(&takes)),
+        };
+        for entry in self.entries.iter().filter(|entry| entry.value.value != Value::Null) {
+            let key = entry.key.as_str();
+            if chosen.options.contains(&key) || !is_option(key) {
+                continue;
+            }
+            let having = choices.iter().filter(|choice| choice.options.contains(&key)).map(|choice| choice.name);
+            let having = having.collect::<Vec<_>>();
+            let message = self.reader.said_of_field(format!("`{name}` has no option `{key}`"));
+            let label = format!("not an option of `{name}`");
+            let help = format!("an option of {}; {takes}", quoted(&having));
+            self.reader.problems.push(Problem::error("wrong-option", entry.key_span, message, label).with_help(help));
         }
     }
 

@@ -20,6 +20,7 @@ mod fields;
 mod input;
 mod limits;
 mod object_schema;
+mod record;
 mod scalar;
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,7 @@ pub use fields::{Fields, read_choice};
 pub use limits::Limits;
 pub use object_schema::{CLASS, ObjectSchema, choice_schema};
 pub use parameters_derive::Parameters;
+pub use record::{Choice, Record, have_equal_keys, names_of_choices, only_tag, read_record, tag_first};
 /// A JSON Schema.
 pub use serde_json::Value as Json;
 
@@ -60,15 +62,6 @@ pub trait Parameter: Sized {
     fn collected() -> Option<Collected> {
         None
     }
-}
-
-/// Parameters with named fields: what `#[derive(Parameters)]` makes of a struct, so that another can hold it flattened.
-pub trait Record: Parameter {
-    /// Its keys.
-    fn names() -> Vec<&'static str>;
-
-    /// Reads its fields from the mapping that holds them; on `None` at least one problem has been reported.
-    fn read_fields(fields: &mut Fields<'_>) -> Option<Self>;
 }
 
 /// What a key holds for an input that has no identity yet.

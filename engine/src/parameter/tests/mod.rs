@@ -7,6 +7,8 @@ use serde_json::json;
 
 use super::*;
 
+mod choices;
+
 struct Rows;
 
 impl ArtifactKind for Rows {
