@@ -147,6 +147,8 @@ pub(crate) struct Container {
     pub default: bool,
     /// `tagged`, or a `tag`: an enum is a tagged choice though none of its variants has a field yet.
     pub tagged: bool,
+    /// `one_of`: each variant of an enum is a key, and exactly one of them is given.
+    pub one_of: bool,
     /// `tag = "key"`: the key with the name of the variant, `name` if left out.
     pub tag: Option<LitStr>,
 }
@@ -161,11 +163,13 @@ impl Container {
                     found.default = true;
                 } else if meta.path.is_ident("tagged") {
                     found.tagged = true;
+                } else if meta.path.is_ident("one_of") {
+                    found.one_of = true;
                 } else if meta.path.is_ident("tag") {
                     found.tagged = true;
                     found.tag = Some(meta.value()?.parse()?);
                 } else {
-                    return Err(meta.error("expected `default`, `tagged` or `tag = \"key\"`"));
+                    return Err(meta.error("expected `default`, `one_of`, `tagged` or `tag = \"key\"`"));
                 }
                 Ok(())
             })?;

@@ -77,7 +77,7 @@ pub(crate) fn name_of(variant: &Variant, attributes: &Attributes) -> String {
 }
 
 /// `OnTooLong` → `on_too_long`.
-fn snake_case(name: &str) -> String {
+pub(crate) fn snake_case(name: &str) -> String {
     let mut snake = String::with_capacity(name.len() + 4);
     let mut before = None::<char>;
     for letter in name.chars() {

@@ -1,15 +1,16 @@
 //! One field of a struct or of a variant: what it contributes to each generated function.
 
 use proc_macro2::TokenStream;
-use quote::{format_ident, quote};
+use quote::{ToTokens, format_ident, quote};
 use syn::ext::IdentExt;
-use syn::{Error, Field, Ident, Result, Type};
+use syn::{Attribute, Error, Field, Ident, Result, Type, Variant};
 
 use crate::attributes::{Attributes, Class, DefaultValue, doc_comment};
+use crate::choice::snake_case;
 
 /// A field, with all that is said about it.
 pub(crate) struct Key<'a> {
-    /// The field in Rust; `None` for the one field of a variant without names.
+    /// The field in Rust; `None` for what a variant holds without a name.
     pub ident: Option<&'a Ident>,
     /// The key in the pipeline file.
     pub name: String,
@@ -23,18 +24,38 @@ impl<'a> Key<'a> {
     /// A field with a name.
     pub(crate) fn named(field: &'a Field) -> Result<Self> {
         let ident = field.ident.as_ref().expect("the fields are named");
-        let attributes = Attributes::parse(&field.attrs)?;
+        Self::new(Some(ident), ident.unraw().to_string(), &field.ty, &field.attrs, field)
+    }
+
+    /// A variant that is a key with this type.
+    pub(crate) fn of_variant(variant: &'a Variant, ty: &'a Type) -> Result<Self> {
+        let key = Self::new(None, snake_case(&variant.ident.unraw().to_string()), ty, &variant.attrs, variant)?;
+        match key.attributes.flatten || key.attributes.omit_default {
+            true => {
+                Err(Error::new_spanned(variant, "a variant that is a key takes neither `flatten` nor `omit_default`"))
+            }
+            false => Ok(key),
+        }
+    }
+
+    fn new(
+        ident: Option<&'a Ident>,
+        name: String,
+        ty: &'a Type,
+        attributes: &[Attribute],
+        place: &dyn ToTokens,
+    ) -> Result<Self> {
+        let doc = doc_comment(attributes);
+        let attributes = Attributes::parse(attributes)?;
         // A default class would be a guess about somebody's cached results.
         let class = attributes.class.ok_or_else(|| {
-            Error::new_spanned(
-                field,
-                "a field says how it takes part in keys: #[semantic], #[resumable] or #[cosmetic]",
-            )
+            let message = "a field says how it takes part in keys: #[semantic], #[resumable] or #[cosmetic]";
+            Error::new_spanned(place, message)
         })?;
-        let name = attributes.rename.as_ref().map_or_else(|| ident.unraw().to_string(), syn::LitStr::value);
-        let key = Self { ident: Some(ident), name, ty: &field.ty, class, attributes, doc: doc_comment(&field.attrs) };
+        let name = attributes.rename.as_ref().map_or(name, syn::LitStr::value);
+        let key = Self { ident, name, ty, class, attributes, doc };
         if key.attributes.omit_default && key.default_value().is_none() {
-            return Err(Error::new_spanned(field, "`omit_default` needs a default that the value is compared with"));
+            return Err(Error::new_spanned(place, "`omit_default` needs a default that the value is compared with"));
         }
         Ok(key)
     }

@@ -11,8 +11,11 @@ use syn::{Data, DeriveInput, Error, Fields, parse_macro_input};
 mod attributes;
 mod choice;
 mod key;
+mod one_of;
 mod record;
 mod tagged;
+
+use attributes::Container;
 
 /// Derives `Parameter` for a struct with named fields or for an enum.
 ///
@@ -42,6 +45,10 @@ mod tagged;
 /// `#[parameters(tag = "kind")]` gives the tag another key, and `#[parameters(tagged)]` makes a tagged choice of an enum
 /// whose variants have no options yet.
 ///
+/// In an enum with `#[parameters(one_of)]` each variant is a key of the mapping around it, and holds its value:
+/// `Steps(u64)` and `Ratio(f64)`, as `warmup_steps` and `warmup_ratio`. Exactly one of them is given; or none, where one
+/// has a default. A variant takes the attributes of a field.
+///
 /// # Defaults
 /// `#[parameters(default)]` on the struct or enum implements `Default` from the defaults of its fields, of its default
 /// variant's, so that no default is written twice.
@@ -60,6 +67,7 @@ fn expand(input: &DeriveInput) -> Result<proc_macro2::TokenStream, Error> {
                 "parameters need named fields: each is a key of the pipeline file",
             )),
         },
+        Data::Enum(data) if Container::parse(&input.attrs)?.one_of => one_of::expand(input, data),
         Data::Enum(data) if tagged::is_tagged(input, data)? => tagged::expand(input, data),
         Data::Enum(data) => choice::expand(input, data),
         Data::Union(_) => Err(Error::new_spanned(&input.ident, "a union cannot be read from a pipeline file")),
@@ -170,7 +178,39 @@ mod tests {
                     #[parameters(defaults)]
                     struct A {}
                 ),
-                "expected `default`, `tagged` or `tag = \"key\"`",
+                "expected `default`, `one_of`, `tagged` or `tag = \"key\"`",
+            ),
+            (
+                parse_quote!(
+                    #[parameters(one_of)]
+                    enum A {
+                        #[semantic]
+                        B { a: u32 },
+                    }
+                ),
+                "each variant is a key of the mapping and holds its value",
+            ),
+            (
+                parse_quote!(
+                    #[parameters(one_of)]
+                    enum A {
+                        #[semantic(default = 1)]
+                        B(u32),
+                        #[semantic(default = 1)]
+                        C(u32),
+                    }
+                ),
+                "one variant has a default",
+            ),
+            (
+                parse_quote!(
+                    #[parameters(one_of, default)]
+                    enum A {
+                        #[semantic]
+                        B(u32),
+                    }
+                ),
+                "needs a variant with a default",
             ),
             (
                 parse_quote!(

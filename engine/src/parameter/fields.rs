@@ -106,6 +106,31 @@ impl<'a> Fields<'a> {
         Some(name)
     }
 
+    /// Which of several keys is given, of which one alone may be.
+    pub fn one_of(&mut self, names: &[&'static str], default: Option<&'static str>) -> Option<&'static str> {
+        let given: Vec<_> = names.iter().filter_map(|name| Some((*name, self.given(name)?))).collect();
+        match given[..] {
+            [] if default.is_some() => default,
+            [] => {
+                let message = self.reader.said_of_field(format!("one of {} is required", quoted(names)));
+                let label = match self.chosen {
+                    Some(chosen) => format!("`{chosen}` needs one of them"),
+                    None => "none of them is in this mapping".to_owned(),
+                };
+                self.reader.problems.push(Problem::error("missing-key", self.span, message, label));
+                None
+            }
+            [(name, _)] => Some(name),
+            [(first, entry), (second, other), ..] => {
+                let message = self.reader.said_of_field(format!("`{first}` and `{second}` exclude each other"));
+                let problem = Problem::error("bad-value", other.key_span, message, "give one of them");
+                self.reader.problems.push(problem.with_related(entry.key_span, "the other"));
+                // It is reported, and keeps nothing else from being checked.
+                Some(first)
+            }
+        }
+    }
+
     fn report_options_of_others(&mut self, tag: &str, chosen: &Choice, choices: &[Choice]) {
         let name = chosen.name;
         let is_option = |key: &str| choices.iter().any(|choice| choice.options.contains(&key));

@@ -102,6 +102,18 @@ impl ObjectSchema {
         self
     }
 
+    /// Adds the fields of `keys`, of which one alone is given; at least one where none has a default.
+    #[must_use]
+    pub fn with_one_of(mut self, mut keys: Self, default: Option<&'static str>) -> Self {
+        let names: Vec<&String> = keys.properties.keys().collect();
+        self.conditions.push(match default {
+            Some(_) => json!({ "not": { "required": names } }),
+            None => json!({ "oneOf": names.iter().map(|name| json!({ "required": [name] })).collect::<Vec<_>>() }),
+        });
+        self.properties.append(&mut keys.properties);
+        self
+    }
+
     /// The schema.
     pub fn finish(self) -> Json {
         let mut schema = Map::new();

@@ -3,7 +3,7 @@
 use std::ops::{Add, Div, Mul, Sub};
 use std::sync::Arc;
 
-use candle_core::{Error, Tensor};
+use candle_core::{DType, Error, Tensor};
 
 use super::CandleTensor;
 use crate::ops::Write;
@@ -50,6 +50,14 @@ impl Computed {
 impl Element for Computed {
     fn sqrt(self) -> Self {
         self.map(Tensor::sqrt)
+    }
+
+    fn sign(self) -> Self {
+        self.map(Tensor::sign)
+    }
+
+    fn round_to_bf16(self) -> Self {
+        self.map(|tensor| tensor.to_dtype(DType::BF16)?.to_dtype(DType::F32))
     }
 }
 

@@ -1,6 +1,6 @@
 //! AdamW: Adam with decoupled weight decay.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Element, Elementwise, Rule, StateFormat, StateSpec, Step, TensorInfo, Updated};
 use crate::ops::{Ops, Result};
@@ -12,7 +12,8 @@ use crate::ops::{Ops, Result};
 /// `p ← p - lr · (m / (1-β1ᵗ)) / (sqrt(v / (1-β2ᵗ)) + eps)`.
 ///
 /// Source: Loshchilov and Hutter, arXiv:1711.05101, as in `torch.optim.AdamW`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct AdamW {
     /// β1 and β2, the decay rates of the two moments.
     pub betas: (f64, f64),

@@ -19,12 +19,28 @@ pub trait Element:
     /// The square root.
     #[must_use]
     fn sqrt(self) -> Self;
+    /// 1 above zero, -1 below it, 0 at it.
+    #[must_use]
+    fn sign(self) -> Self;
+    /// The nearest number that bf16 has, of two equally near ones the even.
+    #[must_use]
+    fn round_to_bf16(self) -> Self;
 }
 
 impl Element for f32 {
     #[inline(always)]
     fn sqrt(self) -> Self {
         self.sqrt()
+    }
+
+    #[inline(always)]
+    fn sign(self) -> Self {
+        f32::from(u8::from(self > 0.0)) - f32::from(u8::from(self < 0.0))
+    }
+
+    #[inline(always)]
+    fn round_to_bf16(self) -> Self {
+        cpu::nearest(self).to_f32()
     }
 }
 

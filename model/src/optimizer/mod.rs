@@ -17,7 +17,7 @@ pub use sgd::Sgd;
 pub(crate) use state::StateElements;
 pub use state::{SavedSet, StateDtype, StateFormat, StateSpec, StateTensor, StateValues};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::ops::{Ops, Result};
 
@@ -25,7 +25,7 @@ use crate::ops::{Ops, Result};
 macro_rules! optimizers {
     ($($(#[$meta:meta])* $rule:ident),* $(,)?) => {
         /// An optimizer with its options. The learning rate is given with each step.
-        #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(tag = "name", rename_all = "lowercase")]
         pub enum Optimizer {
             $($(#[$meta])* $rule($rule),)*

@@ -1,6 +1,6 @@
 //! Stochastic gradient descent, with momentum by choice.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Element, Elementwise, Rule, StateFormat, StateSpec, Step, TensorInfo, Updated};
 use crate::ops::{Ops, Result};
@@ -12,7 +12,8 @@ use crate::ops::{Ops, Result};
 /// `p ← p - lr·b`.
 ///
 /// Source: `torch.optim.SGD`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Sgd {
     /// Share of the momentum buffer that is kept in each step; 0: there is no buffer.
     pub momentum: f64,

@@ -272,3 +272,70 @@ fn the_fields_of_a_choice_are_declared_once_each() {
         ]
     );
 }
+
+/// How long.
+#[derive(Debug, Clone, PartialEq, Parameters)]
+#[parameters(one_of, default)]
+enum Warmup {
+    /// In steps.
+    #[semantic(rename = "warmup_steps", default = 0)]
+    Steps(u64),
+    /// As a share.
+    #[semantic(rename = "warmup_ratio", range = 0.0..=1.0)]
+    Ratio(f64),
+}
+
+#[derive(Debug, Clone, PartialEq, Parameters)]
+#[parameters(one_of)]
+enum Lowest {
+    #[semantic(range = 0.0..)]
+    MinLr(f64),
+    #[semantic(range = 0.0..=1.0)]
+    MinLrRate(f64),
+}
+
+#[derive(Debug, Clone, PartialEq, Parameters)]
+enum Schedule {
+    #[semantic(default)]
+    Level {
+        #[semantic(flatten)]
+        warmup: Warmup,
+    },
+    Falling {
+        #[semantic(flatten)]
+        warmup: Warmup,
+        #[semantic(flatten)]
+        lowest: Lowest,
+    },
+}
+
+#[test]
+fn of_keys_that_exclude_each_other_one_is_read() {
+    assert_eq!(read::<Warmup>(json!({})).unwrap(), Warmup::Steps(0));
+    assert_eq!(read::<Warmup>(json!({ "warmup_ratio": 0.5 })).unwrap(), Warmup::Ratio(0.5));
+    let falling = Schedule::Falling { warmup: Warmup::default(), lowest: Lowest::MinLrRate(0.1) };
+    assert_eq!(read::<Schedule>(json!({ "name": "falling", "min_lr_rate": 0.1 })).unwrap(), falling);
+    assert_eq!(key_of::<Schedule>(json!({})), ["name = level", "warmup_steps = 0"]);
+    let shares = json!({ "name": "falling", "min_lr_rate": 0.1, "warmup_ratio": 0.5 });
+    assert_eq!(key_of::<Schedule>(shares), ["name = falling", "warmup_ratio = 0.5", "min_lr_rate = 0.1"]);
+    for (wrong, says) in [
+        (
+            json!({ "warmup_steps": 1, "warmup_ratio": 0.1 }),
+            "bad-value: `warmup_steps` and `warmup_ratio` exclude each other (-)",
+        ),
+        (json!({ "warmup_ratio": 2 }), "out-of-range: `warmup_ratio` must be at least 0 and at most 1 (-)"),
+        (json!("falling"), "missing-key: one of `min_lr`, `min_lr_rate` is required (-)"),
+        (
+            json!({ "min_lr": 0 }),
+            "wrong-option: `level` has no option `min_lr` (an option of `falling`; `level` takes `warmup_steps`, `warmup_ratio`)",
+        ),
+    ] {
+        assert_eq!(messages::<Schedule>(wrong.clone()), [says], "{wrong}");
+    }
+    let schema = &Schedule::schema()["anyOf"][1];
+    assert_eq!(schema["allOf"][0]["then"]["allOf"][0]["not"]["required"], json!(["warmup_steps", "warmup_ratio"]));
+    assert_eq!(schema["allOf"][1]["then"]["allOf"][1]["oneOf"][1]["required"], json!(["min_lr_rate"]));
+    assert_eq!(schema["properties"]["warmup_steps"]["default"], 0);
+    assert_eq!(schema["properties"]["warmup_steps"]["description"], "In steps.");
+    assert_eq!(schema.get("required"), None);
+}

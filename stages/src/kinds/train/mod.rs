@@ -38,8 +38,8 @@ use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers, Work
 use engine::survey::{LocalFiles, Survey};
 
 pub use parameters::{
-    EarlyStopping, Given, Leftover, LoraParams, LossScale, Method, MinLr, OptimizerName, OptimizerParams,
-    SchedulerName, SchedulerParams, Shape, Targets, TrainParams, Warmup,
+    EarlyStopping, Given, Leftover, LoraParams, LossScale, Method, MinLr, OptimizerParams, SchedulerParams, Targets,
+    TrainParams, UpdateRule, Warmup,
 };
 
 use crate::compute::backend::Choice;
@@ -115,7 +115,7 @@ impl Stage for Train {
     }
 
     fn lacks(params: &TrainParams, span: Span) -> Vec<Problem> {
-        params.backend.value.lacks(params.serves(), span).into_iter().collect()
+        params.backend.lacks(params.serves(), span).into_iter().collect()
     }
 
     fn derived_from(entry: &str) -> &'static [&'static str] {
@@ -139,11 +139,11 @@ impl Stage for Train {
     }
 
     fn devices(params: &TrainParams) -> Vec<DeviceKind> {
-        params.backend.value.devices(params.serves())
+        params.backend.devices(params.serves())
     }
 
     fn run(params: &TrainParams, context: &mut StageContext) -> Result<(), StageError> {
-        let choice = Choice::of(params.backend.value, params.serves(), context)?;
+        let choice = Choice::of(params.backend, params.serves(), context)?;
         if choice.is_torch {
             return torch::run(params, &choice, context);
         }

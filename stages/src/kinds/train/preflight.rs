@@ -172,7 +172,7 @@ fn memory(params: &TrainParams, inputs: &InputFacts, config: &Config, ahead: &mu
     ahead.disk_bytes = result.map(|result| result + saved_bytes(params, &tensors));
     ahead.peak_memory_bytes = peak_memory(params, inputs, 1);
     // It is the memory of the `cpu` kernels that was measured.
-    let is_measured = params.kernels == Kernels::Cpu && params.backend.value != Backend::Torch;
+    let is_measured = params.kernels == Kernels::Cpu && params.backend != Backend::Torch;
     ahead.memory_margin = is_measured.then_some(MARGIN);
 }
 
@@ -221,13 +221,13 @@ fn lengths(longest: u64, tokens: Option<u64>, rows: Option<u64>) -> Lengths {
 /// Bytes of the working state: values and optimizer state in each saved step and in the one that is written, and the
 /// values once for the best step and once for the one that takes its place.
 fn saved_bytes(params: &TrainParams, trained: &[TrainedTensor]) -> u64 {
-    let (bytes, best) = (values(trained) * F32_BYTES, if params.keep_best.value { 2 } else { 0 });
+    let (bytes, best) = (values(trained) * F32_BYTES, if params.keep_best { 2 } else { 0 });
     (bytes + optimizer_bytes(params, trained)) * (params.keep_last as u64 + 1) + bytes * best
 }
 
 /// Bytes of the optimizer's state.
 fn optimizer_bytes(params: &TrainParams, trained: &[TrainedTensor]) -> u64 {
-    let optimizer = params.optimizer.optimizer;
+    let optimizer = params.optimizer.optimizer();
     trained.iter().map(|(name, shape)| optimizer.state_bytes(TensorInfo { name, shape })).sum()
 }
 

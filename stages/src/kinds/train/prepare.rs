@@ -41,10 +41,10 @@ pub(super) fn trainer<B: Blocks>(
     };
     let options = TrainOptions {
         max_grad_norm: params.clip_grad_norm,
-        loss_scaling: params.loss_scale.as_ref().map(|scale| scale.value.options()),
+        loss_scaling: params.loss_scale.map(|scale| scale.options()),
         recompute: params.recompute(),
         seed: params.seed,
-        ..TrainOptions::new(params.trained(), params.optimizer.optimizer)
+        ..TrainOptions::new(params.trained(), params.optimizer.optimizer())
     };
     let trainer = Trainer::new(decoder, options).map_err(|error| failure::of_rows(error, &[]))?;
     Ok((trainer, settings))
@@ -127,7 +127,7 @@ fn trained_before(
         return Err(StageError::new(Cause::BadParameters, message)
             .with_help("leave it out: the settings of an existing adapter are its own, but for `dropout`"));
     }
-    if params.lora.key("dropout").is_some() {
+    if params.lora.has("dropout") {
         existing.config.dropout = params.lora.value.dropout;
     }
     Ok(existing)

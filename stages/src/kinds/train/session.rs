@@ -117,7 +117,7 @@ fn computed_by<B: Blocks>(params: &TrainParams, ops: &B, crew: &Crew) -> String 
 fn validator(params: &TrainParams, crew: &Crew, context: &mut StageContext) -> Result<Option<Validator>, StageError> {
     let Some(validation) = &params.validation else { return Ok(None) };
     let rows = TokensReader::open(&context.open(validation)?)?;
-    let every = params.eval_steps.as_ref().map(|every| every.value);
+    let every = params.eval_steps;
     Validator::new(rows, crew.rows_at_once(params.micro_batch_size), crew.clone(), every).map(Some)
 }
 
@@ -144,7 +144,7 @@ impl<B: Blocks> Session<'_, B> {
             if self.validation_is_due() {
                 let ControlFlow::Continue(best) = self.validate(context)? else { return self.stop(context) };
                 self.unsaved = true;
-                if best && self.params.keep_best.value && self.crew.leads() {
+                if best && self.params.keep_best && self.crew.leads() {
                     checkpoints::save_best(&mut self.progress, &self.trainer, context)?;
                 }
             }
@@ -163,7 +163,7 @@ impl<B: Blocks> Session<'_, B> {
 
     /// Whether the last step is done.
     fn is_over(&self) -> bool {
-        let ends_early = self.progress.validation.ends_early(self.params.early_stopping());
+        let ends_early = self.progress.validation.ends_early(self.params.early_stopping.as_ref());
         self.progress.step >= self.progress.total_steps || ends_early
     }
 
@@ -276,7 +276,7 @@ impl<B: Blocks> Session<'_, B> {
             return Ok(ControlFlow::Break(()));
         };
         let step = self.progress.step;
-        let best = self.progress.validation.add(step, validated.loss, self.params.early_stopping());
+        let best = self.progress.validation.add(step, validated.loss, self.params.early_stopping.as_ref());
         let epoch = step.checked_sub(1).map_or(0, |last| self.division.place(last).epoch + 1);
         let record = Record::Validation {
             step,
@@ -330,7 +330,7 @@ impl<B: Blocks> Session<'_, B> {
         {
             self.stop(context)?;
         }
-        if self.params.keep_best.value && self.crew.leads() {
+        if self.params.keep_best && self.crew.leads() {
             checkpoints::take_best(&self.progress, &mut self.trainer, context)?;
         }
         let history = self.teller.history();

@@ -52,7 +52,7 @@ pub(super) fn facts(
     if let Some(best) = progress.validation.best {
         add("best_validation_loss", best.loss.into());
         add("best_step", best.step.into());
-        add("result_step", if params.keep_best.value { best.step } else { progress.step }.into());
+        add("result_step", if params.keep_best { best.step } else { progress.step }.into());
     }
     if progress.step < progress.total_steps {
         add("ended_early", json!({ "at": progress.step, "of": progress.total_steps }));
@@ -85,10 +85,12 @@ fn validation(params: &TrainParams, progress: &Progress, history: &History) -> V
     };
     let mut lines = vec![format!("validation loss {first:.4} before the first step, {last:.4} after the last")];
     if let Some(best) = progress.validation.best {
-        let kept = if params.keep_best.value { "the result (keep_best)" } else { "the result is the last step's" };
+        let kept = if params.keep_best { "the result (keep_best)" } else { "the result is the last step's" };
         lines.push(format!("lowest validation loss {:.4} after step {}: {kept}", best.loss, best.step));
     }
-    if let Some(stopping) = params.early_stopping().filter(|stopping| progress.validation.ends_early(Some(stopping))) {
+    if let Some(stopping) =
+        params.early_stopping.as_ref().filter(|stopping| progress.validation.ends_early(Some(stopping)))
+    {
         let (patience, step, total) = (stopping.patience, progress.step, progress.total_steps);
         lines.push(format!("ended at step {step} of {total}: {patience} validations without improvement"));
     }

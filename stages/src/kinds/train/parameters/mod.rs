@@ -14,8 +14,8 @@ use model::trainer::{LossScaling, Recompute, Trained};
 pub use given::Given;
 pub(super) use lora::AdapterOrigin;
 pub use lora::{LoraParams, Targets};
-pub use optimizer::{OptimizerName, OptimizerParams};
-pub use scheduler::{MinLr, SchedulerName, SchedulerParams, Shape, Warmup};
+pub use optimizer::{OptimizerParams, UpdateRule};
+pub use scheduler::{MinLr, SchedulerParams, Warmup};
 
 pub use super::order::Leftover;
 use super::order::{Division, Shuffle};
@@ -39,16 +39,16 @@ pub struct TrainParams {
     #[semantic(default = Method::Lora)]
     pub method: Method,
     /// The adapter, for `method: lora`.
-    #[semantic(default = Given::default_of(LoraParams::default()))]
+    #[semantic(default)]
     pub lora: Given<LoraParams>,
     /// An adapter to go on from, ours or PEFT's; `lora` follows from it.
     #[semantic]
     pub adapter: Option<Input<Adapter>>,
     /// The optimizer.
-    #[semantic(default = OptimizerParams::default())]
+    #[semantic(default)]
     pub optimizer: OptimizerParams,
     /// The learning rate over the run.
-    #[semantic(default = SchedulerParams::default())]
+    #[semantic(default)]
     pub scheduler: SchedulerParams,
     /// Rows computed at once, over all devices together, of which each computes at least one; with
     /// `gradient_accumulation_steps` it decides the rows of an optimizer step, and alone it decides memory and
@@ -84,14 +84,14 @@ pub struct TrainParams {
     pub dtype: Dtype,
     /// The factor on the loss, for computation in f16, whose small gradients would round to zero.
     #[semantic]
-    pub loss_scale: Option<Given<LossScale>>,
+    pub loss_scale: Option<LossScale>,
     /// Computes each layer's forward again in the backward instead of keeping what it made: less memory, more time,
     /// the same numbers.
     #[cosmetic(default = false)]
     pub activation_checkpointing: bool,
     /// What computes: this program where it serves the device (today the CPU), else PyTorch in processes of its own.
-    #[cosmetic(default = Given::default_of(Backend::Auto))]
-    pub backend: Given<Backend>,
+    #[cosmetic(default = Backend::Auto)]
+    pub backend: Backend,
     /// The kernels that compute, for the native backend.
     #[cosmetic(default = Kernels::Cpu)]
     pub kernels: Kernels,
@@ -110,13 +110,13 @@ pub struct TrainParams {
     pub watchdog_seconds: u64,
     /// Optimizer steps between two validations; the end of each epoch if left out.
     #[semantic(range = 1..)]
-    pub eval_steps: Option<Given<u64>>,
+    pub eval_steps: Option<u64>,
     /// Whether the result is the step with the lowest validation loss, instead of the last one.
-    #[semantic(default = Given::default_of(false))]
-    pub keep_best: Given<bool>,
+    #[semantic(default = false)]
+    pub keep_best: bool,
     /// Ends training once validation no longer improves.
     #[semantic]
-    pub early_stopping: Option<Given<EarlyStopping>>,
+    pub early_stopping: Option<EarlyStopping>,
     /// Optimizer steps between two saved states; an interrupted run goes on from the last one.
     #[cosmetic(default = 20, range = 1..)]
     pub save_every: u64,
@@ -184,13 +184,7 @@ impl TrainParams {
 
     /// The factor on the loss: for f16, whose small gradients would round to zero, there is one whatever the file says.
     pub(super) fn loss_scale(&self) -> Option<LossScale> {
-        let given = self.loss_scale.as_ref().map(|scale| scale.value);
-        given.or_else(|| (self.dtype == Dtype::F16).then(LossScale::default))
-    }
-
-    /// When training ends early, if it may.
-    pub(super) fn early_stopping(&self) -> Option<&EarlyStopping> {
-        self.early_stopping.as_ref().map(|stopping| &stopping.value)
+        self.loss_scale.or_else(|| (self.dtype == Dtype::F16).then(LossScale::default))
     }
 
     /// What is wrong with the values taken together.
@@ -201,15 +195,17 @@ impl TrainParams {
             Method::Full => problems.extend(self.adapter_of_full(span)),
         }
         problems.extend(self.problems_of_the_backend(span));
-        if let Some(loss_scale) = self.loss_scale.as_ref().filter(|_| self.dtype != Dtype::F16) {
+        if self.loss_scale.is_some() && self.dtype != Dtype::F16 {
             let message = "`loss_scale` is for computation in f16, and there is none here";
             problems.push(
-                Problem::error("wrong-option", loss_scale.span, message, "not needed")
+                Problem::error("wrong-option", span, message, "not needed")
+                    .at("loss_scale")
                     .with_help("leave it out: f32 and bf16 hold the smallest gradients without a factor"),
             );
         }
-        problems.extend(self.scheduler.problem(self.optimizer.learning_rate));
-        problems.extend(self.without_validation());
+        problems.extend(self.optimizer.problem(span));
+        problems.extend(self.scheduler.problem(self.optimizer.learning_rate, span));
+        problems.extend(self.without_validation(span));
         if let Some(validation) = self.validation.as_ref().filter(|rows| {
             (&rows.reference.stage, &rows.reference.output) == (&self.data.reference.stage, &self.data.reference.output)
         }) {
@@ -234,13 +230,13 @@ impl TrainParams {
     }
 
     fn problems_of_the_backend(&self, span: Span) -> Vec<Problem> {
-        let mut problems: Vec<Problem> =
-            self.backend.value.problem(self.serves(), self.backend.span).into_iter().collect();
+        let of_backend = self.backend.problem(self.serves(), span).map(|problem| problem.at("backend"));
+        let mut problems: Vec<Problem> = of_backend.into_iter().collect();
         if self.dtype == Dtype::F16 && self.kernels == Kernels::Candle {
             let message = "`kernels: candle` does not compute in f16";
             problems.push(Problem::error("bad-value", span, message, "in this stage").at("kernels"));
         }
-        if self.backend.value == Backend::Native && !self.env.is_empty() {
+        if self.backend == Backend::Native && !self.env.is_empty() {
             let message = "`env` is for the processes of `backend: torch`";
             problems
                 .push(Problem::error("bad-value", span, message, "the native backend reads no variables").at("env"));
@@ -251,28 +247,28 @@ impl TrainParams {
 
     /// What describes an adapter, where none is trained.
     fn adapter_of_full(&self, span: Span) -> Option<Problem> {
-        let lora = self.lora.keys.first().map(|(_, span)| ("lora", *span));
-        let (name, place) = lora.or(self.adapter.as_ref().map(|adapter| ("adapter", adapter.reference.span)))?;
-        let place = if name == "lora" && self.lora.span == Span::default() { span } else { place };
+        let name = match (&self.lora.keys[..], &self.adapter) {
+            ([_, ..], _) => "lora",
+            ([], Some(_)) => "adapter",
+            ([], None) => return None,
+        };
         let message = format!("`{name}` describes an adapter, and `method: full` trains every weight");
-        let problem = Problem::error("bad-value", place, message, "does not go with `method: full`");
+        let problem = Problem::error("bad-value", span, message, "does not go with `method: full`").at(name);
         Some(problem.with_help(format!("leave `{name}` out, or set `method: lora`")))
     }
 
     /// What would need validation rows, where there are none.
-    fn without_validation(&self) -> Vec<Problem> {
-        if self.validation.is_some() {
-            return Vec::new();
-        }
+    fn without_validation(&self, span: Span) -> Vec<Problem> {
         let needs = [
-            ("eval_steps", self.eval_steps.as_ref().map(|steps| steps.span)),
-            ("keep_best", self.keep_best.value.then_some(self.keep_best.span)),
-            ("early_stopping", self.early_stopping.as_ref().map(|stopping| stopping.span)),
+            ("eval_steps", self.eval_steps.is_some()),
+            ("keep_best", self.keep_best),
+            ("early_stopping", self.early_stopping.is_some()),
         ];
-        let found = needs.into_iter().filter_map(|(name, span)| Some((name, span?)));
-        let problem = |(name, span)| {
+        let found = needs.into_iter().filter(|(_, is_set)| *is_set && self.validation.is_none());
+        let problem = |(name, _)| {
             let message = format!("`{name}` goes by the validation loss, and there is no `validation`");
             Problem::error("missing-key", span, message, "needs validation rows")
+                .at(name)
                 .with_help("name the stage that makes them: `validation: held_out_tokens`")
         };
         found.map(problem).collect()
@@ -283,8 +279,7 @@ impl TrainParams {
         key.field("rows_per_step", cache::Class::Semantic, |key| key.value(self.rows_per_step().to_string()));
         // A setting that the file gives must agree with an existing adapter even where it is the default.
         if self.adapter.is_some() {
-            let given: Vec<String> = self.lora.keys.iter().map(|(name, _)| name.clone()).collect();
-            key.field("lora_given", cache::Class::Semantic, |key| given.write_key(key));
+            key.field("lora_given", cache::Class::Semantic, |key| self.lora.keys.write_key(key));
         }
     }
 }
@@ -311,6 +306,7 @@ pub enum Method {
 
 /// How the factor on the loss follows what the gradients bear, as `torch.amp.GradScaler`.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq)]
+#[parameters(default)]
 pub struct LossScale {
     /// The factor at first.
     #[semantic(default = 1024.0, above = 0.0)]
@@ -324,12 +320,6 @@ pub struct LossScale {
     /// Steps without an overflow after which it grows.
     #[semantic(default = 2000, range = 1..)]
     pub growth_interval: u64,
-}
-
-impl Default for LossScale {
-    fn default() -> Self {
-        Self { init_scale: 1024.0, growth_factor: 2.0, backoff_factor: 0.5, growth_interval: 2000 }
-    }
 }
 
 impl LossScale {

@@ -15,6 +15,7 @@ use super::Given;
 
 /// The adapter of `method: lora`.
 #[derive(Parameters, Debug, Clone, PartialEq)]
+#[parameters(default)]
 pub struct LoraParams {
     /// Rank of the update.
     #[semantic(default = 8, range = 1..)]
@@ -27,10 +28,10 @@ pub struct LoraParams {
     pub dropout: f64,
     /// The linear layers that get an adapter: names, `all-linear` (all but the head), or a regular expression, as in
     /// PEFT.
-    #[semantic(default = Targets::default())]
+    #[semantic(default)]
     pub target_modules: Targets,
     /// The same in torchtune's words: any of `q_proj`, `k_proj`, `v_proj`, `output_proj`.
-    #[semantic(default = Vec::new())]
+    #[semantic(default)]
     pub lora_attn_modules: Vec<String>,
     /// The MLP's layers, too; beside `lora_attn_modules`.
     #[semantic(default = false)]
@@ -45,33 +46,14 @@ pub struct LoraParams {
     #[semantic(default = false)]
     pub use_dora: bool,
     /// Modules that are trained as a whole and saved with the adapter.
-    #[semantic(default = Vec::new())]
+    #[semantic(default)]
     pub modules_to_save: Vec<String>,
     /// Other ranks for modules whose names end like this (a regular expression).
-    #[semantic(default = Mapping::new(), range = 1..)]
+    #[semantic(default, range = 1..)]
     pub rank_pattern: Mapping<usize>,
     /// Other alphas for modules whose names end like this (a regular expression).
-    #[semantic(default = Mapping::new(), above = 0.0)]
+    #[semantic(default, above = 0.0)]
     pub alpha_pattern: Mapping<f64>,
-}
-
-impl Default for LoraParams {
-    fn default() -> Self {
-        Self {
-            rank: 8,
-            alpha: 16.0,
-            dropout: 0.0,
-            target_modules: Targets::default(),
-            lora_attn_modules: Vec::new(),
-            apply_lora_to_mlp: false,
-            apply_lora_to_output: false,
-            use_rslora: false,
-            use_dora: false,
-            modules_to_save: Vec::new(),
-            rank_pattern: Mapping::new(),
-            alpha_pattern: Mapping::new(),
-        }
-    }
 }
 
 /// The modules that get an adapter.
@@ -233,7 +215,7 @@ pub(in crate::kinds::train) enum AdapterOrigin {
 impl Given<LoraParams> {
     /// Whether the file says which modules get an adapter.
     fn names_targets(&self) -> bool {
-        TORCHTUNE.into_iter().chain(["target_modules"]).any(|key| self.key(key).is_some())
+        TORCHTUNE.into_iter().chain(["target_modules"]).any(|key| self.has(key))
     }
 
     /// The values with these targets in the place of those that the file does not give.
@@ -248,31 +230,26 @@ impl Given<LoraParams> {
     /// What is wrong with the values taken together.
     pub(super) fn problems(&self, span: Span) -> Vec<Problem> {
         let lora = &self.value;
-        let torchtune: Vec<&str> = TORCHTUNE.into_iter().filter(|key| self.key(key).is_some()).collect();
-        let place = |key: &str| self.key(key).unwrap_or(span);
-        if let (Some(targets), Some(word)) = (self.key("target_modules"), torchtune.first()) {
+        let torchtune: Vec<&str> = TORCHTUNE.into_iter().filter(|key| self.has(key)).collect();
+        let problem = |code, key: &str, message: String, label: &str| {
+            vec![Problem::error(code, span, message, label).at(format!("lora.{key}"))]
+        };
+        if let Some(word) = torchtune.first().filter(|_| self.has("target_modules")) {
             let message = format!("`lora.target_modules` and `lora.{word}` both say which layers get an adapter");
-            return vec![
-                Problem::error("bad-value", targets, message, "give one of them")
-                    .with_related(place(word), "the other"),
-            ];
+            return problem("bad-value", "target_modules", message, "give one of them");
         }
-        if let Some(word) = torchtune.first()
-            && self.key("lora_attn_modules").is_none()
-        {
+        if let Some(word) = torchtune.first().filter(|_| !self.has("lora_attn_modules")) {
             let message = format!("`lora.{word}` stands beside `lora.lora_attn_modules`, which is missing");
             let help = "`lora_attn_modules: []` if no layer of the attention is to get an adapter";
-            return vec![
-                Problem::error("missing-key", place(word), message, "one of torchtune's words").with_help(help),
-            ];
+            let missing = problem("missing-key", word, message, "one of torchtune's words");
+            return missing.into_iter().map(|problem| problem.with_help(help)).collect();
         }
         let ranks = [("rank", lora.rank)].into_iter();
         let mut ranks = ranks.chain(lora.rank_pattern.values().map(|rank| ("rank_pattern", *rank)));
         if let Some((key, rank)) = ranks.find(|(_, rank)| *rank > MOST_RANK) {
             let message = format!("`lora.{key}` is {rank}, more than any layer is wide");
-            return vec![
-                Problem::error("out-of-range", place(key), message, "too great").with_help("4 to 256 are usual"),
-            ];
+            let too_great = problem("out-of-range", key, message, "too great");
+            return too_great.into_iter().map(|problem| problem.with_help("4 to 256 are usual")).collect();
         }
         let none = match torchtune.is_empty() {
             true => lora.target_modules.0 == TargetModules::Names(Vec::new()),
@@ -281,7 +258,7 @@ impl Given<LoraParams> {
         if none && lora.modules_to_save.is_empty() {
             let key = if torchtune.is_empty() { "target_modules" } else { "lora_attn_modules" };
             let message = format!("`lora.{key}` is empty: nothing would be trained");
-            return vec![Problem::error("out-of-range", place(key), message, "names no module")];
+            return problem("out-of-range", key, message, "names no module");
         }
         Vec::new()
     }
@@ -308,8 +285,8 @@ impl Given<LoraParams> {
             LoraError::Patterns(AdapterConfigError::Pattern { key, .. }) => key,
             LoraError::Patterns(_) => "rank_pattern",
         };
-        let place = self.key(key).or(self.keys.first().map(|(_, span)| *span)).unwrap_or(span);
-        let problem = Problem::error("wrong-input", place, format!("`lora.{key}`: {error}"), "does not fit the model");
+        let problem = Problem::error("wrong-input", span, format!("`lora.{key}`: {error}"), "does not fit the model")
+            .at(format!("lora.{key}"));
         let is_name = |text: &String| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         Some(match (&error, &self.value.target_modules.0) {
             (LoraError::Targets(_), TargetModules::Pattern(text)) if key == "target_modules" && text == "all" => {
@@ -335,7 +312,7 @@ impl Given<LoraParams> {
         let resolved = |settings: &AdapterConfig| -> Result<String, LoraError> {
             Ok(targets::resolve(config, settings)?.join(", "))
         };
-        let targets = TORCHTUNE.into_iter().chain(["target_modules"]).find(|key| self.key(key).is_some());
+        let targets = TORCHTUNE.into_iter().chain(["target_modules"]).find(|key| self.has(key));
         let json = |settings: &AdapterConfig, key: &str| match key {
             "rank" => json!(settings.rank),
             "alpha" => json!(settings.alpha),
@@ -346,7 +323,7 @@ impl Given<LoraParams> {
             _ => json!(settings.alpha_pattern),
         };
         let plain = ["rank", "alpha", "use_rslora", "use_dora", "modules_to_save", "rank_pattern", "alpha_pattern"];
-        for key in plain.into_iter().filter(|key| self.key(key).is_some()) {
+        for key in plain.into_iter().filter(|key| self.has(key)) {
             let (file, adapters) = (json(&asked, key), json(adapter, key));
             if file != adapters {
                 return Ok(Some((key.to_owned(), file.to_string(), adapters.to_string())));

@@ -153,7 +153,7 @@ fn the_defaults_of_the_file_do_not_hold_for_an_adapter_that_is_there() {
     let problem = |lora: &Given<LoraParams>, origin| lora.problem_on(&phi3, origin, Span::default());
     let mut existing = AdapterConfig::new(4, 8.0, Vec::new());
     existing.target_modules = TargetModules::Names(vec!["qkv_proj".to_owned(), "o_proj".to_owned()]);
-    for silent in [Given::default_of(LoraParams::default()), read(json!({"dropout": 0.1})), read(json!({"rank": 4}))] {
+    for silent in [Given::<LoraParams>::default(), read(json!({"dropout": 0.1})), read(json!({"rank": 4}))] {
         assert!(problem(&silent, AdapterOrigin::Fresh).is_some());
         assert_eq!(problem(&silent, AdapterOrigin::Existing), None);
         assert_eq!(silent.contradiction(&existing, &phi3).unwrap(), None);

@@ -1,6 +1,7 @@
 //! Every shape read from a file has the learning rates of transformers and torch, and takes no option but its own.
 
-use cache::KeyDocument;
+use engine::file::tree::Node;
+use engine::parameter::{Parameter, Reader};
 use serde_json::{Value, json};
 
 use super::*;
@@ -60,25 +61,22 @@ fn each_shape_gives_the_reference_learning_rates() {
 }
 
 #[test]
-fn an_option_of_another_shape_is_a_problem_of_its_own() {
+fn what_a_schedule_cannot_take_is_said() {
     for (wrong, says) in [
-        (json!({"power": 2}), "the schedule `cosine` has no `power`"),
-        (json!({"name": "linear", "num_cycles": 2}), "the schedule `linear` has no `num_cycles`"),
-        (json!({"name": "one_cycle", "warmup_steps": 2}), "the schedule `one_cycle` has no `warmup_steps`"),
+        (json!({"power": 2}), "`cosine` has no option `power`"),
+        (json!({"name": "linear", "num_cycles": 2}), "`linear` has no option `num_cycles`"),
+        (json!({"name": "one_cycle", "warmup_steps": 2}), "`one_cycle` has no option `warmup_steps`"),
         (
             json!({"name": "cosine_with_min_lr", "min_lr_ratio": 0.1, "min_lr_rate": 0.1}),
-            "the schedule `cosine_with_min_lr` has no `min_lr_ratio`",
+            "`cosine_with_min_lr` has no option `min_lr_ratio`",
         ),
-        (json!({"name": "cosine_with_min_lr"}), "`cosine_with_min_lr` takes either `min_lr` or `min_lr_rate`"),
-        (json!({"name": "warmup_stable_decay"}), "`warmup_stable_decay` needs `num_decay_steps`"),
-        (
-            json!({"warmup_steps": 1, "warmup_ratio": 0.1}),
-            "`warmup_steps` and `warmup_ratio` both say how long the warm-up is",
-        ),
+        (json!("cosine_with_min_lr"), "one of `min_lr`, `min_lr_rate` is required"),
+        (json!({"name": "warmup_stable_decay"}), "`num_decay_steps` is missing"),
+        (json!({"warmup_steps": 1, "warmup_ratio": 0.1}), "`warmup_steps` and `warmup_ratio` exclude each other"),
     ] {
         assert_eq!(read(wrong.clone()).unwrap_err(), [says], "{wrong}");
     }
-    let low = |shape: Value| read(shape).unwrap().problem(1e-4);
+    let low = |shape: Value| read(shape).unwrap().problem(1e-4, Span::default());
     assert!(low(json!({"name": "polynomial", "lr_end": 1e-4})).is_some());
     assert!(low(json!({"name": "cosine_with_min_lr", "min_lr": 1e-3})).is_some());
     assert!(low(json!({"name": "polynomial"})).is_none());
@@ -93,19 +91,4 @@ fn the_length_of_the_run_enters_all_but_two() {
     assert!(!open(json!({})) && !open(json!({"name": "one_cycle"})));
     let ratio = read(json!({"warmup_ratio": 0.1})).unwrap();
     assert_eq!([0, 1, 10, 11, 100].map(|total| ratio.warmup_steps(total)), [0, 1, 1, 2, 10]);
-}
-
-#[test]
-fn a_default_and_the_same_value_written_out_have_one_key() {
-    let key = |options: Value| {
-        let mut document = KeyDocument::default();
-        read(options).unwrap().write_key(&mut KeyWriter::new(&mut document, &|_, _| None));
-        document.entries.iter().map(|entry| format!("{} = {}", entry.path, entry.value)).collect::<Vec<_>>()
-    };
-    assert_eq!(key(json!({})), key(json!({"name": "cosine", "warmup_steps": 0, "num_cycles": 0.5})));
-    assert_eq!(key(json!({})), ["name = cosine", "warmup_steps = 0", "num_cycles = 0.5"]);
-    assert_eq!(
-        key(json!({"name": "one_cycle"})),
-        ["name = one_cycle", "pct_start = 0.3", "div_factor = 25.0", "final_div_factor = 10000.0"]
-    );
 }
