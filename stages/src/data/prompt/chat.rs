@@ -77,6 +77,8 @@ pub struct Turn {
     pub text: String,
     /// Whether an assistant says it, so that it is learned.
     pub learn: bool,
+    /// The message that it is, where an assistant says it and it can be told apart.
+    pub message: Option<usize>,
 }
 
 /// What follows a conversation's messages.
@@ -158,7 +160,7 @@ impl ChatTemplate {
         };
         let turns = match turns {
             Err(ChatError::NotAPrefix { .. }) if train_on == TrainOn::All => {
-                Ok(vec![Turn { text: self.render(messages, false)?, learn: true }])
+                Ok(vec![Turn { text: self.render(messages, false)?, learn: true, message: None }])
             }
             Err(_) if self.has_marks => self.turns_by_marks(messages, Then::End, &learned),
             result => result,
@@ -178,7 +180,7 @@ impl ChatTemplate {
         let spoken: Vec<usize> = (0..messages.len()).filter(|index| messages[*index].role == "assistant").collect();
         self.turns_by_prefix(messages, Then::Answer, &spoken, &[])
             .or_else(|error| if self.has_marks { self.turns_by_marks(messages, Then::Answer, &[]) } else { Err(error) })
-            .or_else(|_| Ok(vec![Turn { text: self.render(messages, true)?, learn: false }]))
+            .or_else(|_| Ok(vec![Turn { text: self.render(messages, true)?, learn: false, message: None }]))
     }
 
     /// The pieces, with borders before and behind the turns of `told_apart`.
@@ -192,21 +194,22 @@ impl ChatTemplate {
         let whole = self.render(messages, then == Then::Answer)?;
         let mut turns = Vec::new();
         let mut done = 0;
-        let mut add = |end: Option<usize>, learn: bool, index: usize| {
+        let mut add = |end: Option<usize>, message: Option<usize>, index: usize| {
             let text = end.and_then(|end| whole.get(done..end)).ok_or(ChatError::NotAPrefix { turn: index + 1 })?;
             if !text.is_empty() {
-                turns.push(Turn { text: text.to_owned(), learn });
+                let learn = message.is_some_and(|message| learned.contains(&message));
+                turns.push(Turn { text: text.to_owned(), learn, message });
             }
             done += text.len();
             Ok(())
         };
         for &index in told_apart {
             let asked = self.render(&messages[..index], true)?;
-            add(whole.starts_with(&asked).then_some(asked.len()), false, index)?;
+            add(whole.starts_with(&asked).then_some(asked.len()), None, index)?;
             let said = self.render(&messages[..=index], false)?;
-            add(self.end_within(&whole, &said), learned.contains(&index), index)?;
+            add(self.end_within(&whole, &said), Some(index), index)?;
         }
-        add(Some(whole.len()), false, messages.len().saturating_sub(1))?;
+        add(Some(whole.len()), None, messages.len().saturating_sub(1))?;
         Ok(turns)
     }
 
@@ -232,11 +235,11 @@ impl ChatTemplate {
         }
         let mut turns = Vec::new();
         for piece in text.split_inclusive([MARK_BEGIN, MARK_END]) {
-            let said = piece.ends_with(MARK_END).then(|| spoken.next()).flatten();
-            let learn = said.is_some_and(|index| learned.contains(&index));
+            let message = piece.ends_with(MARK_END).then(|| spoken.next()).flatten();
+            let learn = message.is_some_and(|index| learned.contains(&index));
             let text = piece.trim_end_matches([MARK_BEGIN, MARK_END]);
             if !text.is_empty() {
-                turns.push(Turn { text: text.to_owned(), learn });
+                turns.push(Turn { text: text.to_owned(), learn, message });
             }
         }
         Ok(turns)

@@ -35,6 +35,17 @@ pub enum PromptError {
     /// The tokenizer fails.
     #[error("a prompt cannot be encoded")]
     Tokenizer(#[from] TokenizerError),
+    /// A weight is none.
+    #[error("its weight `{name}` is {found}, and a number of at least 0 is expected")]
+    Weight {
+        /// Where it stands: the column, or the field of a message.
+        name: String,
+        /// What stands there.
+        found: String,
+    },
+    /// Turns have weights, and where they begin and end is not known.
+    #[error("its turns have weights, and the chat template does not say which text is whose")]
+    WeightOfUnknownTurn,
 }
 
 impl PromptError {
@@ -47,6 +58,12 @@ impl PromptError {
             }
             Self::Chat(ChatError::Refused(_)) => {
                 Some("give another `chat_template`, or leave such rows out with `filter` in the stage that makes them")
+            }
+            Self::WeightOfUnknownTurn => {
+                Some("give a `chat_template` with `{% generation %}` around what an assistant says")
+            }
+            Self::Weight { .. } => {
+                Some("correct the rows, or leave them out with `filter` in the stage that makes them")
             }
             Self::NoTemplate
             | Self::OtherShape
@@ -87,15 +104,23 @@ pub enum Piece {
 }
 
 /// A part of a prompt.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Segment {
     /// What it holds.
     pub piece: Piece,
     /// Whether the loss is taken over it.
     pub learn: bool,
+    /// Its weight in the loss, where the rows have weights; else 1.
+    pub weight: f32,
 }
 
 impl Segment {
+    /// Gives it a weight; what has none is not learned.
+    fn weigh(&mut self, weight: f32) {
+        self.weight = weight;
+        self.learn &= weight > 0.0;
+    }
+
     fn text(&self) -> Option<&str> {
         match &self.piece {
             Piece::Text(text) => Some(text),
@@ -105,30 +130,35 @@ impl Segment {
 }
 
 /// What a model is shown.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Prompt {
     /// Its parts, in order.
     pub segments: Vec<Segment>,
 }
 
 /// A prompt as ids, and what each position is to be predicted as.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Encoded {
     /// Token ids.
     pub input_ids: Vec<u32>,
     /// Labels, not shifted; [`IGNORE_INDEX`] where nothing is learned.
     pub labels: Vec<i32>,
+    /// Weight of each id in the loss; empty where all are 1.
+    pub weights: Vec<f32>,
 }
 
 impl Encoded {
-    fn add(&mut self, ids: &[u32], learn: bool) {
-        self.labels.extend(ids.iter().map(|id| if learn { *id as i32 } else { IGNORE_INDEX }));
+    fn add(&mut self, ids: &[u32], segment: &Segment, is_weighted: bool) {
+        self.labels.extend(ids.iter().map(|id| if segment.learn { *id as i32 } else { IGNORE_INDEX }));
         self.input_ids.extend(ids);
+        if is_weighted {
+            self.weights.resize(self.input_ids.len(), segment.weight);
+        }
     }
 }
 
 /// A prompt without its answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Question {
     /// What the model is asked.
     pub prompt: Prompt,
@@ -138,12 +168,12 @@ pub struct Question {
 
 impl Prompt {
     fn text(&mut self, text: impl Into<String>, learn: bool) {
-        self.segments.push(Segment { piece: Piece::Text(text.into()), learn });
+        self.segments.push(Segment { piece: Piece::Text(text.into()), learn, weight: 1.0 });
     }
 
     fn id(&mut self, id: Option<u32>, learn: bool) {
         if let Some(id) = id {
-            self.segments.push(Segment { piece: Piece::Ids(vec![id]), learn });
+            self.segments.push(Segment { piece: Piece::Ids(vec![id]), learn, weight: 1.0 });
         }
     }
 
@@ -154,13 +184,14 @@ impl Prompt {
     /// Fails where the tokenizer does.
     pub fn encode(&self, tokenizer: &Tokenizer) -> Result<Encoded, PromptError> {
         let mut encoded = Encoded::default();
+        let is_weighted = self.segments.iter().any(|segment| segment.weight != 1.0);
         for run in self.runs() {
             let texts: Vec<&str> = run.iter().filter_map(Segment::text).collect();
             let mut of_texts = tokenizer.encode_texts(&texts)?.into_iter();
             for segment in run {
                 match &segment.piece {
-                    Piece::Text(_) => encoded.add(&of_texts.next().unwrap_or_default(), segment.learn),
-                    Piece::Ids(ids) => encoded.add(ids, segment.learn),
+                    Piece::Text(_) => encoded.add(&of_texts.next().unwrap_or_default(), segment, is_weighted),
+                    Piece::Ids(ids) => encoded.add(ids, segment, is_weighted),
                 }
             }
         }
@@ -335,6 +366,8 @@ pub struct PromptRenderer {
     shape: Shape,
     template: Option<Template>,
     response: String,
+    /// The column, or the field of a message, with the weight in the loss.
+    weight: Option<String>,
 }
 
 impl PromptRenderer {
@@ -354,6 +387,7 @@ impl PromptRenderer {
             shape: facts.shape,
             template: facts.template.clone(),
             response,
+            weight: None,
         })
     }
 
@@ -361,6 +395,12 @@ impl PromptRenderer {
     #[must_use]
     pub fn train_on(self, train_on: TrainOn) -> Self {
         Self { train_on, ..self }
+    }
+
+    /// The same, where a column of prompts, or a field of an assistant's messages, is the weight in the loss.
+    #[must_use]
+    pub fn weighted_by(self, weight: Option<String>) -> Self {
+        Self { weight, ..self }
     }
 
     /// What a row teaches: prompt and response with their ends, a conversation, or a whole text.
@@ -388,6 +428,13 @@ impl PromptRenderer {
                         prompt.id(prompter.eos(tokenizer), true);
                     }
                 }
+                let weight = self.weight_in(|name| {
+                    columns
+                        .get(name)
+                        .filter(|text| !text.trim().is_empty())
+                        .map(|text| (text.trim().parse().ok(), text.clone()))
+                })?;
+                prompt.segments.iter_mut().for_each(|segment| segment.weigh(weight));
                 Ok(prompt)
             }
             (Shape::Text, Row::Text(text)) => {
@@ -399,13 +446,37 @@ impl PromptRenderer {
             (Shape::Messages, Row::Messages(messages)) => {
                 let messages = prompter.messages(messages, tokenizer);
                 let mut prompt = Prompt::default();
-                for turn in prompter.chat_template()?.turns(&messages, self.train_on)? {
+                let weights = messages.iter().map(|message| self.weight_of(message)).collect::<Result<Vec<_>, _>>()?;
+                let turns = prompter.chat_template()?.turns(&messages, self.train_on)?;
+                let are_weighted = weights.iter().any(|weight| *weight != 1.0);
+                if are_weighted && turns.iter().all(|turn| turn.message.is_none()) {
+                    return Err(PromptError::WeightOfUnknownTurn);
+                }
+                for turn in turns {
+                    let text = prompt.segments.len();
                     prompt.text(turn.text, turn.learn);
+                    prompt.segments[text].weigh(turn.message.map_or(1.0, |message| weights[message]));
                 }
                 Ok(prompt)
             }
             _ => Err(PromptError::OtherShape),
         }
+    }
+
+    /// The weight that an assistant's message gives itself; 1 where it gives none, and of every other message.
+    fn weight_of(&self, message: &Message) -> Result<f32, PromptError> {
+        if message.role != "assistant" {
+            return Ok(1.0);
+        }
+        self.weight_in(|name| message.other.get(name).map(|value| (value.as_f64(), value.to_string())))
+    }
+
+    /// The weight under the name that weights have; `find` gives it with its text.
+    fn weight_in(&self, find: impl Fn(&str) -> Option<(Option<f64>, String)>) -> Result<f32, PromptError> {
+        let Some(name) = &self.weight else { return Ok(1.0) };
+        let Some((number, text)) = find(name) else { return Ok(1.0) };
+        let weight = number.map(|number| number as f32).filter(|weight| weight.is_finite() && *weight >= 0.0);
+        weight.ok_or_else(|| PromptError::Weight { name: name.clone(), found: format!("`{text}`") })
     }
 
     /// What a row asks: its prompt without the answer, and the answer the data gives. The last assistant's turn of a

@@ -25,7 +25,9 @@ use engine::stage::{InputFacts, Stage, Threads};
 use engine::survey::{LocalFiles, Survey};
 
 use crate::compute::resources::thread_pool;
-use crate::data::artifact::{OutputKind, Rows, RowsFacts, RowsReader, Shape, TokensFacts, TokensWriter};
+use crate::data::artifact::{
+    OptionalColumn, OutputKind, Rows, RowsFacts, RowsReader, Shape, TokensFacts, TokensWriter,
+};
 use crate::data::prompt::{PROMPT, PromptParams, PromptRenderer, TrainOn};
 use crate::data::tokenizer::Tokenizer;
 use batch::{Batch, Done};
@@ -83,6 +85,10 @@ pub struct TokenizeParams {
     /// What happens to a row of which nothing is learned.
     #[semantic(default = OnNoTarget::Drop)]
     pub on_no_target: OnNoTarget,
+    /// The column of prompts, or the field of an assistant's messages, that is the weight in the loss of what it stands
+    /// beside: 1 where it is missing, and with 0 nothing of it is learned.
+    #[semantic(omit_default)]
+    pub weight: Option<String>,
     /// How a row becomes a prompt.
     #[semantic(flatten)]
     pub prompt: PromptParams,
@@ -98,6 +104,20 @@ impl TokenizeParams {
     fn on_too_long(&self, shape: Shape) -> OnTooLong {
         let default = if shape == Shape::Text { OnTooLong::Split } else { OnTooLong::Truncate };
         self.on_too_long.unwrap_or(default)
+    }
+
+    /// Why rows with these facts have no weights of the name that is given.
+    fn without_weight(&self, rows: &RowsFacts, span: Span) -> Option<Problem> {
+        let name = self.weight.as_ref()?;
+        let message = match rows.shape {
+            Shape::Messages => return None,
+            Shape::Prompt if rows.columns.contains(name) => return None,
+            Shape::Prompt => {
+                format!("the rows have no column `{name}` with weights: they have {}", listed(&rows.columns))
+            }
+            Shape::Text => "`weight` is for prompts and conversations, and the rows are plain text".to_owned(),
+        };
+        Some(Problem::error("wrong-input", span, message, "there are no such weights").at("weight"))
     }
 
     /// What is learned; `None` where the two keys for it contradict each other.
@@ -131,6 +151,7 @@ impl Stage for Tokenize {
         let tokenizer = params.tokenizer.reference.facts_in(inputs);
         let are_conversations = rows.as_ref().is_some_and(|rows| rows.shape == Shape::Messages);
         let untold = are_conversations.then(|| params.prompt.without_template(tokenizer, "dataset", span)).flatten();
+        let unweighted = rows.as_ref().and_then(|rows| params.without_weight(rows, span));
         let idle = rows.map_or_else(Vec::new, |rows| params.prompt.without_effect(rows.shape == Shape::Messages, span));
         let problem = || {
             Problem::error("bad-value", span, SPLIT_IS_FOR_TEXT, "`on_too_long: split` stands here")
@@ -142,7 +163,7 @@ impl Stage for Tokenize {
             Problem::error("bad-value", span, TWO_ANSWERS, "says otherwise").with_help(help).at("train_on_input")
         };
         let problems = [splits_prompts.then(problem), params.train_on().is_none().then(contradiction)];
-        problems.into_iter().flatten().chain(untold).chain(idle).collect()
+        problems.into_iter().flatten().chain(untold).chain(unweighted).chain(idle).collect()
     }
 
     fn survey(params: &TokenizeParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
@@ -192,6 +213,10 @@ impl Stage for Tokenize {
         check_ends(params, &opened.tokenizer, shape, context)?;
         let train_on = params.train_on().ok_or_else(|| StageError::new(Cause::BadParameters, TWO_ANSWERS))?;
         let renderer = PromptRenderer::new(&params.prompt, rows.facts(), &opened.tokenizer)?.train_on(train_on);
+        if let Some(problem) = params.without_weight(rows.facts(), Span::default()) {
+            return Err(StageError::new(Cause::BadParameters, problem.message));
+        }
+        let renderer = renderer.weighted_by(params.weight.clone());
         let tokenizer = pool.install(|| opened.speed_up(&renderer, context));
         let encoder = RowEncoder {
             tokenizer: &tokenizer,
@@ -269,6 +294,11 @@ fn check_ends(
     Ok(())
 }
 
+/// `` `one`, `two` ``.
+fn listed(names: &[String]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
 fn no_tokens_yet(tokenizer: &Tokenizer, shape: Shape, params: &TokenizeParams) -> TokensFacts {
     TokensFacts {
         max_seq_len: params.max_seq_len.map(|length| length as u64),
@@ -278,6 +308,7 @@ fn no_tokens_yet(tokenizer: &Tokenizer, shape: Shape, params: &TokenizeParams) -
         pad_token_id: tokenizer.pad_token_id(),
         prompt: Some(params.prompt.clone()),
         train_on: params.train_on(),
+        columns: params.weight.iter().map(|_| OptionalColumn::Weight).collect(),
         ..TokensFacts::none(shape)
     }
 }

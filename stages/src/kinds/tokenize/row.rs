@@ -73,16 +73,17 @@ impl RowEncoder<'_> {
     }
 
     fn judge(&self, encoded: Encoded) -> Result<Fate, RowError> {
-        let Encoded { mut input_ids, mut labels } = encoded;
+        let Encoded { mut input_ids, mut labels, mut weights } = encoded;
         let limit = self.max_seq_len.unwrap_or(usize::MAX);
         let mut truncated = false;
         if input_ids.len() > limit {
             match self.on_too_long {
                 OnTooLong::Drop => return Ok(Fate::TooLong),
                 OnTooLong::Error => return Err(RowError::TooLong { tokens: input_ids.len(), limit }),
-                OnTooLong::Split => return Ok(self.pieces(&input_ids, &labels, limit)),
+                OnTooLong::Split => return Ok(self.pieces(&input_ids, &labels, &weights, limit)),
                 OnTooLong::Truncate => {
                     truncate(&mut input_ids, &mut labels, limit, self.tokenizer.eos_token_id());
+                    weights.truncate(limit);
                     truncated = true;
                 }
             }
@@ -102,16 +103,17 @@ impl RowEncoder<'_> {
             }
         }
         let without_eos = !self.has_an_end(&input_ids);
-        Ok(Fate::Kept { rows: vec![TokenRow::document(input_ids, labels)], truncated, fully_masked, without_eos })
+        let row = TokenRow { weights, ..TokenRow::document(input_ids, labels) };
+        Ok(Fate::Kept { rows: vec![row], truncated, fully_masked, without_eos })
     }
 
-    fn pieces(&self, input_ids: &[u32], labels: &[i32], limit: usize) -> Fate {
-        let rows: Vec<TokenRow> = input_ids
-            .chunks(limit)
-            .zip(labels.chunks(limit))
+    fn pieces(&self, input_ids: &[u32], labels: &[i32], weights: &[f32], limit: usize) -> Fate {
+        let whole = TokenRow { weights: weights.to_vec(), ..TokenRow::document(input_ids.to_vec(), labels.to_vec()) };
+        let starts = (0..input_ids.len()).step_by(limit);
+        let rows: Vec<TokenRow> = starts
+            .map(|start| whole.piece(0, start..input_ids.len().min(start + limit)))
             // A piece of one token teaches nothing: it is predicted from nothing.
-            .filter(|(ids, _)| ids.len() > 1)
-            .map(|(ids, labels)| TokenRow::document(ids.to_vec(), labels.to_vec()))
+            .filter(|piece| piece.input_ids.len() > 1)
             .collect();
         let end_is_learned = self.has_an_end(input_ids) && input_ids.len() % limit != 1;
         Fate::Kept { rows, truncated: false, fully_masked: false, without_eos: !end_is_learned }

@@ -448,3 +448,75 @@ fn chunks_of_long_rows_have_few_of_them() {
     let lengths: Vec<usize> = std::iter::from_fn(|| chunks.read().unwrap().map(|chunk| chunk.rows.len())).collect();
     assert_eq!(lengths, [2, 2, 1]);
 }
+
+#[test]
+fn a_turn_counts_as_much_as_its_weight_says() {
+    let said = |role: &str, content: &str, weight: Value| {
+        let mut message = Message::new(role, content);
+        message.other.insert("weight".to_owned(), weight);
+        message
+    };
+    let conversation = [
+        Message::new("user", "Who are you?"),
+        said("assistant", "A model.", json!(0.5)),
+        Message::new("user", "And then?"),
+        said("assistant", "Nothing.", json!(0)),
+        Message::new("user", "Say more."),
+        Message::new("assistant", "A small model."),
+    ];
+    let run = |with: Value| tokenize("bytelevel", RowsFacts::messages(), [Row::Messages(conversation.to_vec())], with);
+    let (plain_facts, plain) = run(json!({})).unwrap();
+    let (facts, rows) = run(json!({"weight": "weight"})).unwrap();
+    assert!(plain_facts.columns.is_empty() && plain[0].weights.is_empty());
+    assert_eq!(facts.columns, [OptionalColumn::Weight]);
+    // With `train_on: assistant` a weight of zero takes a turn out in any case.
+    assert_eq!((&rows[0].input_ids, &rows[0].labels), (&plain[0].input_ids, &plain[0].labels));
+    let learned: Vec<f32> = (0..rows[0].labels.len())
+        .filter(|token| rows[0].labels[*token] != -100)
+        .map(|token| rows[0].weights[token])
+        .collect();
+    let half = learned.iter().take_while(|weight| **weight == 0.5).count();
+    assert!(half > 3 && learned[half..].iter().all(|weight| *weight == 1.0), "{learned:?}");
+    assert_eq!(facts.target_tokens, plain_facts.target_tokens);
+    // The whole conversation is learned but for the turn of weight zero.
+    let (all, rows) = run(json!({"weight": "weight", "train_on": "all"})).unwrap();
+    assert!(all.target_tokens > facts.target_tokens);
+    let silent = rows[0].weights.iter().zip(&rows[0].labels).filter(|(weight, _)| **weight == 0.0);
+    let labels: Vec<i32> = silent.map(|(_, label)| *label).collect();
+    assert!(labels.len() > 3 && labels.iter().all(|label| *label == -100), "{labels:?}");
+    for wrong in [json!("much"), json!(-1)] {
+        let messages = vec![Message::new("user", "Hi."), said("assistant", "Hello.", wrong)];
+        let error =
+            tokenize("bytelevel", RowsFacts::messages(), [Row::Messages(messages)], json!({"weight": "weight"}));
+        let error = error.unwrap_err();
+        let cause = std::error::Error::source(error.source.as_deref().unwrap())
+            .map_or_else(|| error.source.as_ref().unwrap().to_string(), ToString::to_string);
+        assert!(error.message.contains("row 0") && cause.contains("weight"), "{error:?}");
+    }
+}
+
+#[test]
+fn a_column_of_prompts_may_be_their_weight() {
+    let facts = || {
+        let columns = ["dialogue", "output", "importance"].map(str::to_owned);
+        RowsFacts::prompt(Template::named("summarize").unwrap(), "output", columns)
+    };
+    let weighted = |weight: &str| {
+        let Row::Columns(mut columns) = row("Someone says something.", "Words.") else { unreachable!() };
+        columns.insert("importance".to_owned(), weight.to_owned());
+        Row::Columns(columns)
+    };
+    let rows = || ["0.25", "", "3", "0"].map(weighted);
+    let (facts_of, found) = tokenize("bytelevel", facts(), rows(), json!({"weight": "importance"})).unwrap();
+    let weights: Vec<f32> = found.iter().map(|row| row.weights[row.weights.len() - 1]).collect();
+    assert_eq!((weights.as_slice(), facts_of.dropped), (&[0.25, 1.0, 3.0][..], 1), "nothing is learned of the last");
+    let (_, cut) =
+        tokenize("bytelevel", facts(), rows(), json!({"weight": "importance", "max_seq_len": 9, "train_on": "all"}))
+            .unwrap();
+    assert!(cut.iter().all(|row| (row.weights.len(), row.input_ids.len()) == (9, 9)));
+    let error = tokenize("bytelevel", facts(), rows(), json!({"weight": "importanse"})).unwrap_err();
+    assert!(error.message.contains("no column `importanse` with weights: they have `dialogue`"), "{error:?}");
+    let text = || [Row::Text("Words.".to_owned())];
+    let error = tokenize("bytelevel", RowsFacts::text(), text(), json!({"weight": "importance"})).unwrap_err();
+    assert!(error.message.contains("the rows are plain text"), "{error:?}");
+}

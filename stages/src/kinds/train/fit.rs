@@ -1,8 +1,13 @@
 //! Whether a model can be trained on rows of tokens and with an adapter at all: known from their facts, before the
 //! first step.
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
 use engine::artifact::Facts;
-use engine::error::StageError;
+use engine::context::Artifact;
+use engine::error::{Cause, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::preflight::known;
@@ -10,8 +15,9 @@ use engine::stage::InputFacts;
 use serde_json::Value;
 
 use super::parameters::{AdapterOrigin, Method, TrainParams};
-use crate::compute::adapter;
-use crate::data::artifact::TokensFacts;
+use crate::compute::backend::Backend;
+use crate::compute::{adapter, checkpoint};
+use crate::data::artifact::{OptionalColumn, TokensFacts};
 use crate::kinds::tokenize::LONGEST_POSSIBLE;
 use crate::preflight::model_config;
 
@@ -29,9 +35,21 @@ pub(super) fn problems(params: &TrainParams, inputs: &InputFacts, span: Span) ->
             problems.extend(ahead(facts, model, data.reference.span));
             continue;
         };
+        if params.backend == Backend::Torch
+            && let Err(error) = unweighted(&tokens)
+        {
+            let problem = Problem::error("bad-value", span, error.message, "they do not go together").at("backend");
+            problems.push(problem.with_help(error.help.unwrap_or_default()));
+        }
         let size = |name: &str| model.get(name).and_then(Value::as_u64).unwrap_or(u64::MAX);
         let misfit = check(&tokens, size("vocab_size"), size("max_position_embeddings"));
         problems.extend(misfit.err().map(|misfit| wrong_input(misfit.to_string(), misfit.help())));
+    }
+    if let Some(teacher) = params.loss.teacher() {
+        let size = |facts: Option<&Facts>| facts?.get("vocab_size")?.as_u64();
+        let sizes = size(model).zip(size(teacher.reference.facts_in(inputs)));
+        let misfit = sizes.and_then(|(student, teacher)| equal_vocabularies(student, teacher).err());
+        problems.extend(misfit.map(|misfit| wrong_input(misfit.to_string(), misfit.help())));
     }
     if params.method == Method::Full {
         return problems;
@@ -71,6 +89,12 @@ pub(super) enum Misfit {
     /// The rows were made for a larger vocabulary.
     #[error("the tokens go up to id {largest_id} (their tokenizer has {tokenizer} ids), and the model has {model}")]
     Vocabulary { largest_id: u32, tokenizer: u64, model: u64 },
+    /// The teacher's distributions are over other tokens.
+    #[error("the teacher has a vocabulary of {teacher} tokens, and the model one of {student}")]
+    TeacherVocabulary { student: u64, teacher: u64 },
+    /// The same number of tokens, and not the same ones.
+    #[error("the teacher has another tokenizer: `{token}` is {teacher} there, and {student} of the model")]
+    TeacherTokens { token: String, student: String, teacher: String },
     /// A document has more tokens than the model has positions.
     #[error("the longest document has {tokens} tokens, and the model has {positions} positions")]
     TooLong { tokens: u64, positions: u64 },
@@ -81,6 +105,10 @@ impl Misfit {
     pub(super) fn help(&self) -> &'static str {
         match self {
             Self::Vocabulary { .. } => "tokenize with the tokenizer of the model that is trained",
+            Self::TeacherVocabulary { .. } | Self::TeacherTokens { .. } => {
+                "distillation compares distributions token by token: take a teacher of the same family, with the same \
+                 tokenizer and `vocab_size`"
+            }
             Self::TooLong { .. } => "lower `max_seq_len` of `tokenize` (or of `pack`)",
         }
     }
@@ -90,6 +118,62 @@ impl From<Misfit> for StageError {
     fn from(misfit: Misfit) -> Self {
         StageError::bad_data(misfit.to_string()).with_help(misfit.help())
     }
+}
+
+/// Fails where tokens have weights, for a backend that does not read them.
+pub(super) fn unweighted(tokens: &TokensFacts) -> Result<(), StageError> {
+    if !tokens.columns.contains(&OptionalColumn::Weight) {
+        return Ok(());
+    }
+    let message = "the tokens have weights, and the torch backend gives every target the same";
+    Err(StageError::new(Cause::BadParameters, message)
+        .with_help("set `backend: native`, or leave `weight` out of `tokenize`"))
+}
+
+/// Compares the vocabularies of a model and its teacher by their sizes.
+fn equal_vocabularies(student: u64, teacher: u64) -> Result<(), Misfit> {
+    if student == teacher { Ok(()) } else { Err(Misfit::TeacherVocabulary { student, teacher }) }
+}
+
+/// Compares a model and its teacher: the sizes of their vocabularies and, where both have a `tokenizer.json`, the id of
+/// each token in it.
+pub(super) fn same_tokens(student: &Artifact, teacher: &Artifact) -> Result<(), StageError> {
+    let size = |model: &Artifact| {
+        let config = checkpoint::config(&model.folder)?;
+        Ok::<_, StageError>(config.get("vocab_size").and_then(Value::as_u64).unwrap_or_default())
+    };
+    equal_vocabularies(size(student)?, size(teacher)?)?;
+    let (Some(student), Some(teacher)) = (token_ids(&student.folder), token_ids(&teacher.folder)) else {
+        return Ok(());
+    };
+    let id = |ids: &BTreeMap<String, u64>, token| ids.get(token).map_or("none".to_owned(), |id| format!("id {id}"));
+    let other = student.keys().chain(teacher.keys()).find(|token| student.get(*token) != teacher.get(*token));
+    match other {
+        None => Ok(()),
+        Some(token) => Err(Misfit::TeacherTokens {
+            token: token.clone(),
+            student: id(&student, token),
+            teacher: id(&teacher, token),
+        }
+        .into()),
+    }
+}
+
+/// The id of each token of a model's `tokenizer.json`; `None` where it has none of a form that lists them.
+fn token_ids(folder: &Path) -> Option<BTreeMap<String, u64>> {
+    let file: Value = serde_json::from_slice(&fs::read(folder.join("tokenizer.json")).ok()?).ok()?;
+    let mut ids: BTreeMap<String, u64> = match &file["model"]["vocab"] {
+        Value::Object(vocab) => vocab.iter().filter_map(|(token, id)| Some((token.clone(), id.as_u64()?))).collect(),
+        // Unigram: tokens with their scores, by id.
+        Value::Array(vocab) => {
+            let token = |(id, entry): (usize, &Value)| Some((entry[0].as_str()?.to_owned(), id as u64));
+            vocab.iter().enumerate().filter_map(token).collect()
+        }
+        _ => return None,
+    };
+    let added = file["added_tokens"].as_array().into_iter().flatten();
+    ids.extend(added.filter_map(|token| Some((token["content"].as_str()?.to_owned(), token["id"].as_u64()?))));
+    Some(ids)
 }
 
 /// Compares what the rows need with what the model has.

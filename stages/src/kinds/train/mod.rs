@@ -38,8 +38,8 @@ use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers, Work
 use engine::survey::{LocalFiles, Survey};
 
 pub use parameters::{
-    EarlyStopping, Given, Leftover, LoraParams, LossScale, Method, MinLr, OptimizerParams, SchedulerParams, Targets,
-    TrainParams, UpdateRule, Warmup,
+    Divergence, EarlyStopping, Given, Leftover, LoraParams, Loss, LossScale, Method, MinLr, OptimizerParams,
+    SchedulerParams, Targets, TrainParams, UpdateRule, Warmup,
 };
 
 use crate::compute::backend::Choice;

@@ -2,11 +2,12 @@
 
 use engine::file::problem::Problem;
 use engine::file::source::Span;
+use engine::parameter::Reference;
 use engine::preflight::{Preflight, Work, is_known};
 use engine::stage::InputFacts;
 use model::checkpoint::Dtype;
 use model::config::Config;
-use model::memory::{Lengths, TrainingLoad, TrainingMemory, Weights};
+use model::memory::{Lengths, TrainingLoad, TrainingMemory, Weights, inference_bytes, weight_bytes};
 use model::optimizer::TensorInfo;
 use model::trainer::Trained;
 use serde_json::Value;
@@ -207,7 +208,33 @@ pub(super) fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: us
         (Kernels::Cpu, Trained::Weights) | (Kernels::Candle, _) => Weights::Own,
     };
     let memory = TrainingMemory::estimate(config, &load).of_workers(workers as u64, weights);
-    Some(workers as u64 * PROCESS_BYTES + memory.total() + meeting_bytes(workers, trained))
+    let teacher = match params.loss.teacher() {
+        Some(teacher) => teacher_bytes(params, &teacher.reference, inputs, workers, load.tokens)?,
+        None => 0,
+    };
+    Some(workers as u64 * PROCESS_BYTES + memory.total() + meeting_bytes(workers, trained) + teacher)
+}
+
+/// What the teacher of so many workers takes beside what is trained: its frozen weights, which they have once between
+/// them, and what passes through one of its layers and its head.
+fn teacher_bytes(
+    params: &TrainParams,
+    teacher: &Reference,
+    inputs: &InputFacts,
+    workers: usize,
+    tokens: u64,
+) -> Option<u64> {
+    let config = model_config(teacher, inputs)?;
+    let (compute, workers) = (params.dtype.compute(), workers as u64);
+    let stored = match (params.kernels, workers) {
+        (Kernels::Cpu, 1) => stored_dtype(teacher, inputs),
+        _ => Dtype::F32,
+    };
+    let weights = weight_bytes(&config, compute, stored);
+    let passing = inference_bytes(&config, compute, stored, tokens) - weights;
+    // Of a run that trains every weight, workers share none, and neither do kernels that are not our own.
+    let is_shared = params.kernels == Kernels::Cpu && params.trained() == Trained::Adapter;
+    Some(if is_shared { weights } else { workers * weights } + workers * passing)
 }
 
 /// Whether rows are about as long as the longest, as packs are; where their number is not known yet, they are taken to

@@ -14,8 +14,8 @@ use model::parameter::Keep;
 use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{TrainOptions, Trained, Trainer};
 
-use super::failure;
 use super::parameters::{Method, TrainParams};
+use super::{failure, fit};
 use crate::compute::adapter;
 
 /// The trainer of a run, and the settings of its adapter where one is trained.
@@ -46,8 +46,20 @@ pub(super) fn trainer<B: Blocks>(
         seed: params.seed,
         ..TrainOptions::new(params.trained(), params.optimizer.optimizer())
     };
+    let ops = Arc::clone(decoder.ops());
     let trainer = Trainer::new(decoder, options).map_err(|error| failure::of_rows(error, &[]))?;
-    Ok((trainer, settings))
+    let teacher = match params.loss.teacher() {
+        Some(input) => Some(teacher(ops, base, &context.open(input)?)?),
+        None => None,
+    };
+    let trainer = trainer.with_loss(params.loss.token_loss(), teacher);
+    Ok((trainer.map_err(|error| failure::of_rows(error, &[]))?, settings))
+}
+
+/// The model that is learned from, frozen. Its tokens must be those of the student.
+fn teacher<B: Blocks>(ops: Arc<B>, student: &Artifact, teacher: &Artifact) -> Result<Decoder<B>, StageError> {
+    fit::same_tokens(student, teacher)?;
+    Decoder::load(ops, &teacher.folder, Keep::Frozen).or_fail(Cause::BadData, || "cannot load the teacher".to_owned())
 }
 
 /// Attaches an adapter that changes nothing yet.

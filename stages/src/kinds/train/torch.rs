@@ -46,6 +46,9 @@ pub(super) fn run(params: &TrainParams, choice: &Choice, context: &mut StageCont
     for tokens in std::iter::once(&rows).chain(&validation) {
         fit::check(tokens.facts(), config.vocab_size as u64, config.max_position_embeddings as u64)?;
     }
+    for tokens in std::iter::once(&rows).chain(&validation) {
+        fit::unweighted(tokens.facts())?;
+    }
     let settings = match params.method {
         Method::Full => None,
         Method::Lora => Some(prepare::first_values(params, &config, &model, &work.folder.join("adapter"), context)?),

@@ -2,6 +2,7 @@
 
 mod given;
 mod lora;
+mod loss;
 mod optimizer;
 mod scheduler;
 
@@ -14,6 +15,7 @@ use model::trainer::{LossScaling, Recompute, Trained};
 pub use given::Given;
 pub(super) use lora::AdapterOrigin;
 pub use lora::{LoraParams, Targets};
+pub use loss::{Divergence, Loss};
 pub use optimizer::{OptimizerParams, UpdateRule};
 pub use scheduler::{MinLr, SchedulerParams, Warmup};
 
@@ -44,6 +46,9 @@ pub struct TrainParams {
     /// An adapter to go on from, ours or PEFT's; `lora` follows from it.
     #[semantic]
     pub adapter: Option<Input<Adapter>>,
+    /// What training minimises.
+    #[semantic(default, omit_default)]
+    pub loss: Loss,
     /// The optimizer.
     #[semantic(default)]
     pub optimizer: OptimizerParams,
@@ -222,10 +227,11 @@ impl TrainParams {
 
     /// Which backend can compute what is asked for.
     pub(super) fn serves(&self) -> Serves {
-        match (self.dtype, self.kernels) {
-            (Dtype::F16, _) => Serves::Torch("`dtype: f16`"),
-            (Dtype::F32 | Dtype::Bf16, Kernels::Candle) => Serves::Native("`kernels: candle`"),
-            (Dtype::F32 | Dtype::Bf16, Kernels::Cpu) => Serves::Both,
+        match (self.dtype, self.kernels, self.loss.native_only()) {
+            (Dtype::F16, _, _) => Serves::Torch("`dtype: f16`"),
+            (Dtype::F32 | Dtype::Bf16, Kernels::Candle, _) => Serves::Native("`kernels: candle`"),
+            (Dtype::F32 | Dtype::Bf16, Kernels::Cpu, Some(loss)) => Serves::Native(loss),
+            (Dtype::F32 | Dtype::Bf16, Kernels::Cpu, None) => Serves::Both,
         }
     }
 
@@ -235,6 +241,11 @@ impl TrainParams {
         if self.dtype == Dtype::F16 && self.kernels == Kernels::Candle {
             let message = "`kernels: candle` does not compute in f16";
             problems.push(Problem::error("bad-value", span, message, "in this stage").at("kernels"));
+        }
+        if let (Dtype::F16, Some(loss)) = (self.dtype, self.loss.native_only()) {
+            let message = format!("{loss} is for the native backend, which does not compute in f16");
+            let problem = Problem::error("bad-value", span, message, "they do not go together").at("loss");
+            problems.push(problem.with_help("set `dtype: bf16` or `dtype: f32`"));
         }
         if self.backend == Backend::Native && !self.env.is_empty() {
             let message = "`env` is for the processes of `backend: torch`";

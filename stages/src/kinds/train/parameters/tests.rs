@@ -36,6 +36,21 @@ fn what_is_said_of_an_existing_adapter_is_looked_at_though_it_is_the_default() {
 }
 
 #[test]
+fn the_default_loss_is_in_no_key_and_every_other_is() {
+    let plain = key(json!({}));
+    for same in [json!("cross_entropy"), json!({}), json!({"label_smoothing": 0.0})] {
+        assert_eq!(key(json!({ "loss": same })), plain);
+    }
+    let entries = |loss: Json| -> Vec<String> {
+        let document = key(json!({ "loss": loss }));
+        document.entries.iter().map(|entry| entry.path.clone()).filter(|path| path.starts_with("loss.")).collect()
+    };
+    assert_eq!(entries(json!({"label_smoothing": 0.1})), ["loss.name", "loss.label_smoothing"]);
+    let distillation = ["loss.name", "loss.teacher", "loss.temperature", "loss.alpha", "loss.divergence"];
+    assert_eq!(entries(json!({"name": "distillation", "teacher": "large"})), distillation);
+}
+
+#[test]
 fn a_learning_rate_that_stays_below_its_highest_is_said() {
     let low = |scheduler: Json, steps| read(json!({"scheduler": scheduler})).low_peak(steps);
     let decay = |steps: u64| json!({"name": "warmup_stable_decay", "num_decay_steps": steps});

@@ -216,21 +216,23 @@ impl Workers {
 fn open_inputs(params: &TrainParams, context: &mut StageContext) -> Result<(), StageError> {
     context.open(&params.model)?;
     context.open(&params.data)?;
+    params.loss.teacher().map(|teacher| context.open(teacher)).transpose()?;
     params.validation.as_ref().map(|validation| context.open(validation)).transpose()?;
     params.adapter.as_ref().map(|adapter| context.open(adapter)).transpose()?;
     Ok(())
 }
 
-/// Memory for the frozen weights of a model.
+/// Memory for the frozen weights of the model, and of the teacher if there is one, in the order in which they load.
 fn memory_of_weights(params: &TrainParams, context: &mut StageContext) -> Result<OwnedFd, StageError> {
-    let model = context.open(&params.model)?;
-    let config = Config::read(&model.folder).or_fail(Cause::BadData, || "cannot load the model".to_owned())?;
-    let matrices = config.layer_modules().len() * config.num_hidden_layers + 2;
     let compute: Compute = params.dtype.compute();
-    shared_memory::create(
-        "pipeline weights",
-        SharedWeights::bytes_for(matrices, weight_bytes(&config, compute, Dtype::F32)),
-    )
+    let mut bytes = 0;
+    for input in std::iter::once(&params.model).chain(params.loss.teacher()) {
+        let model = context.open(input)?;
+        let config = Config::read(&model.folder).or_fail(Cause::BadData, || "cannot load the model".to_owned())?;
+        let matrices = config.layer_modules().len() * config.num_hidden_layers + 2;
+        bytes += SharedWeights::bytes_for(matrices, weight_bytes(&config, compute, Dtype::F32));
+    }
+    shared_memory::create("pipeline weights", bytes)
 }
 
 /// What so many workers take to add up the gradients of so many trained values: each a part of them, and their sum;
