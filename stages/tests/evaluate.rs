@@ -366,7 +366,16 @@ fn mistakes_are_found_without_running() {
     let limits =
         json!({"model": "base", "data": "rows", "stop_strings": [""], "min_new_tokens": 9, "max_new_tokens": 8});
     let of_candle = json!({"model": "base", "data": "rows", "kernels": "candle", "dtype": "int4"});
-    assert_eq!(problems(of_candle, RowsFacts::messages()), ["`kernels: candle` cannot compute in `int4`"]);
+    assert_eq!(
+        problems(of_candle, RowsFacts::messages()),
+        [
+            "`dtype: int4` is an older name of `quantize: int4`",
+            "`kernels: candle` has no quantised weights, as `dtype: int4` asks for"
+        ]
+    );
+    let of_candle = json!({"model": "base", "data": "rows", "kernels": "candle", "quantize": "int8"});
+    let expected = ["`kernels: candle` has no quantised weights, as `quantize: int8` asks for"];
+    assert_eq!(problems(of_candle, RowsFacts::messages()), expected);
     let expected = [
         "`stop_strings` has an empty text, which every answer holds at once",
         "`min_new_tokens` is 9, more than `max_new_tokens`, which is 8",

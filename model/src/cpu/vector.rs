@@ -4,7 +4,7 @@ const LANES: usize = 16;
 
 /// Adds `term(i)` for each index of a range, in sixteen running sums that are then added pairwise.
 #[inline(always)]
-pub(super) fn sum(length: usize, term: impl Fn(usize) -> f32) -> f32 {
+pub(crate) fn sum(length: usize, term: impl Fn(usize) -> f32) -> f32 {
     let mut sums = [0.0f32; LANES];
     let whole = length / LANES * LANES;
     for first in (0..whole).step_by(LANES) {

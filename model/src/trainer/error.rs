@@ -10,9 +10,6 @@ pub enum TrainError {
     /// Nothing would be trained.
     #[error("nothing to train: {0}")]
     NothingToTrain(&'static str),
-    /// The decoder can only be asked.
-    #[error("weights in {0} cannot be trained, nor anything above them: load the model in f32 or bf16")]
-    OnlyInfers(&'static str),
     /// A step has no target.
     #[error("step {step} has no target token: every label is ignored")]
     NoTargets {

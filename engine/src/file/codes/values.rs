@@ -335,4 +335,30 @@ stages:
 ",
         },
     },
+    ProblemCode {
+        code: "older-name",
+        severity: Severity::Warning,
+        title: "an older name of a value",
+        meaning: "The value is understood and has a newer name: `dtype: int8` and `dtype: int4` of `generate` and `evaluate` are \
+            `quantize: int8` and `quantize: int4`, since they are how weights are stored and not a dtype.",
+        advice: "Write the newer name. Both have the same key, so that what is cached stays so.",
+        example: Example::File {
+            wrong: "\
+version: 1
+stages:
+  base: { uses: download, with: { repo: owner/name } }
+  samples:
+    uses: generate
+    with: { model: base, prompts: [Hello], dtype: int8 }
+",
+            right: "\
+version: 1
+stages:
+  base: { uses: download, with: { repo: owner/name } }
+  samples:
+    uses: generate
+    with: { model: base, prompts: [Hello], quantize: int8 }
+",
+        },
+    },
 ];

@@ -74,7 +74,7 @@ fn failure(error: TrainError) -> StageError {
         error => error,
     };
     let cause = match &error {
-        TrainError::NothingToTrain(_) | TrainError::OnlyInfers(_) => Cause::BadParameters,
+        TrainError::NothingToTrain(_) => Cause::BadParameters,
         TrainError::NoTargets { .. } => Cause::BadData,
         TrainError::LossNotFinite { .. }
         | TrainError::GradientNotFinite { .. }

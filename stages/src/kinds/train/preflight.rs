@@ -183,6 +183,7 @@ pub(super) fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: us
     let longest = count("longest_row")?;
     let load = TrainingLoad {
         compute: params.dtype.compute(),
+        quantize: None,
         // Several workers have those in f32 between them, and so do kernels that are not our own.
         stored: match (params.kernels, workers) {
             (Kernels::Cpu, 1) => stored_dtype(&params.model.reference, inputs),

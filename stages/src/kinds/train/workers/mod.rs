@@ -229,7 +229,7 @@ fn memory_of_weights(params: &TrainParams, context: &mut StageContext) -> Result
     let compute: Compute = params.dtype.compute();
     shared_memory::create(
         "pipeline weights",
-        SharedWeights::bytes_for(matrices, weight_bytes(&config, compute, Dtype::F32)),
+        SharedWeights::bytes_for(matrices, weight_bytes(&config, compute, Dtype::F32, None)),
     )
 }
 
