@@ -284,14 +284,17 @@ fn the_same_evaluation_is_the_same_artefact_on_any_number_of_threads() {
 #[test]
 fn narrower_types_are_near_f32() {
     let tiny = Tiny::new();
-    let run = |dtype: &str| {
-        let parameters = json!({"model": "base", "data": "rows", "metrics": ["perplexity", "rouge"], "dtype": dtype, "max_new_tokens": 4});
+    let run = |key: &str, value: &str| {
+        let parameters = json!({"model": "base", "data": "rows", "metrics": ["perplexity", "rouge"], key: value, "max_new_tokens": 4});
         metrics(&tiny.bench().run::<Evaluate>(parameters).unwrap()["metrics"])["perplexity"]["nll"].as_f64().unwrap()
     };
-    let exact = run("f32");
-    for (dtype, share) in [("bf16", 0.02), ("int8", 0.02), ("int4", 0.1)] {
-        let found = run(dtype);
-        assert!(exact != found && (exact - found).abs() < share * exact, "{dtype}: {found}, f32: {exact}");
+    let exact = run("dtype", "f32");
+    for (key, value, share) in [("dtype", "bf16", 0.02), ("quantize", "int8", 0.02), ("quantize", "int4", 0.1)] {
+        let found = run(key, value);
+        assert!(exact != found && (exact - found).abs() < share * exact, "{value}: {found}, f32: {exact}");
+        if key == "quantize" {
+            assert_eq!(run("dtype", value).to_bits(), found.to_bits(), "the older name of {value}");
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! The codec of [`super::BlockFormat::Int4`]: value = scale · number, the number from −8 to 7.
 //!
-//! A scale that takes the largest number to the end of the range is seldom the best in 4 bits: of several around it that
-//! with the least sum of squared errors is taken, which on normally distributed weights takes away a twentieth of the
-//! error of GGUF's `q4_0`. The scale is rounded to bf16 before the numbers are chosen.
+//! A scale that takes the largest number to the end of the range is seldom the best in 4 bits: of several around it
+//! that with the least sum of squared errors is taken, which on normally distributed weights takes away a twentieth of
+//! the error of GGUF's `q4_0`. The scale is rounded to bf16 before the numbers are chosen.
 
 use half::bf16;
 
