@@ -25,6 +25,9 @@ use std::ops::Range;
 use half::bf16;
 
 use super::instructions::InstructionSet;
+#[cfg(target_arch = "x86_64")]
+use super::simd;
+use super::simd::Vector;
 use crate::ops::FEW_ROWS;
 pub(super) use finish::Finish;
 #[cfg(target_arch = "x86_64")]
@@ -38,13 +41,25 @@ pub(super) trait Element: Copy + Send + Sync {
     /// The same number in f32.
     fn widen(self) -> f32;
 
+    /// Numbers that lie side by side, widened.
+    ///
+    /// # Safety
+    /// As [`Vector::load`].
+    unsafe fn load<V: Vector>(from: *const Self) -> V;
+
+    /// The first `count` of them, zero in the other lanes.
+    ///
+    /// # Safety
+    /// As [`Vector::load_first`].
+    unsafe fn load_first<V: Vector>(from: *const Self, count: usize) -> V;
+
     /// A product of few rows with contiguous columns of this type.
     ///
     /// # Safety
     /// As for [`product_along`].
     unsafe fn few_rows(set: InstructionSet, a: View<'_>, b: View<'_, Self>, finish: Finish<'_>, c: Target<'_>);
 
-    /// Packs columns of this type for [`kernel::Avx512`].
+    /// Packs columns of this type for [`simd::Avx512`].
     ///
     /// # Safety
     /// As for [`pack::Pack::pack`].
@@ -61,6 +76,18 @@ impl Element for f32 {
     #[inline(always)]
     fn widen(self) -> f32 {
         self
+    }
+
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const f32) -> V {
+        // SAFETY: the caller vouches for it.
+        unsafe { V::load(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first<V: Vector>(from: *const f32, count: usize) -> V {
+        // SAFETY: the caller vouches for it.
+        unsafe { V::load_first(from, count) }
     }
 
     unsafe fn few_rows(set: InstructionSet, a: View<'_>, b: View<'_>, finish: Finish<'_>, c: Target<'_>) {
@@ -83,6 +110,18 @@ impl Element for bf16 {
     #[inline(always)]
     fn widen(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const bf16) -> V {
+        // SAFETY: the caller vouches for it.
+        unsafe { V::load_bf16(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first<V: Vector>(from: *const bf16, count: usize) -> V {
+        // SAFETY: the caller vouches for it.
+        unsafe { V::load_bf16_first(from, count) }
     }
 
     unsafe fn few_rows(set: InstructionSet, a: View<'_>, b: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
@@ -131,10 +170,10 @@ unsafe fn product_along<R: Right>(path: Path, set: InstructionSet, a: View<'_>, 
             (Path::FewRows, _) => sides.iter().for_each(|&Side { b, finish, c }| b.few_rows(set, a, finish, c)),
             #[cfg(target_arch = "x86_64")]
             (Path::Blocks, InstructionSet::Avx512 | InstructionSet::Avx512Bf16) => {
-                blocks::product::<kernel::Avx512, R>(a, sides);
+                blocks::product::<kernel::Floats<simd::Avx512>, R>(a, sides);
             }
             #[cfg(target_arch = "x86_64")]
-            (Path::Blocks, InstructionSet::Avx2) => blocks::product::<kernel::Avx2, R>(a, sides),
+            (Path::Blocks, InstructionSet::Avx2) => blocks::product::<kernel::Floats<simd::Avx2>, R>(a, sides),
             (Path::Blocks, _) => sides.iter().for_each(|&Side { b, finish, c }| portable::product(a, b, finish, c)),
         }
     }

@@ -16,9 +16,9 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::kernel::{Avx2, Avx512, Avx512Bf16, Kernel};
+use super::kernel::{Avx512Bf16, Floats, Kernel};
 use super::{InstructionSet, PairsRight, Right, View};
-use crate::cpu::simd::prefetch;
+use crate::cpu::simd::{self, prefetch};
 
 /// Lanes of a vector of 512 bits.
 const LANES: usize = 16;
@@ -39,7 +39,7 @@ pub(super) trait Pack<R>: Kernel {
     }
 }
 
-impl<R: Right> Pack<R> for Avx512 {
+impl<R: Right> Pack<R> for Floats<simd::Avx512> {
     unsafe fn pack(b: R, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
         // SAFETY: the caller vouches for it.
         unsafe { pack_floats::<Self, R>(InstructionSet::Avx512, b, inner, columns, panel) }
@@ -50,7 +50,7 @@ impl<R: Right> Pack<R> for Avx512 {
     }
 }
 
-impl<R: Right> Pack<R> for Avx2 {
+impl<R: Right> Pack<R> for Floats<simd::Avx2> {
     unsafe fn pack(b: R, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
         // SAFETY: the caller vouches for it.
         unsafe { pack_floats::<Self, R>(InstructionSet::Avx2, b, inner, columns, panel) }
@@ -80,16 +80,16 @@ impl<R: PairsRight> Pack<R> for Avx512Bf16 {
     }
 }
 
-/// Packs f32 for [`Avx512`].
+/// Packs f32 for [`simd::Avx512`].
 ///
 /// # Safety
 /// As for [`Pack::pack`].
 pub(super) unsafe fn pack_f32(b: View<'_, f32>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
     // SAFETY: the caller vouches for it.
-    unsafe { pack_512::<Floats>(b, inner, columns, panel.cast()) }
+    unsafe { pack_512::<F32>(b, inner, columns, panel.cast()) }
 }
 
-/// Packs bf16, widened, for [`Avx512`].
+/// Packs bf16, widened, for [`simd::Avx512`].
 ///
 /// # Safety
 /// As for [`Pack::pack`].
@@ -140,9 +140,9 @@ trait Words {
 }
 
 /// Words that are f32.
-struct Floats;
+struct F32;
 
-impl Words for Floats {
+impl Words for F32 {
     type Element = f32;
     const ELEMENTS: usize = 1;
 
