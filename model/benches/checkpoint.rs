@@ -38,6 +38,7 @@ use model::ops::Compute;
 use model::parameter::Keep;
 use model::peft::Adapter;
 use model::random::{Address, Purpose, Stream};
+use model::weights::{Activations, BlockFormat, Quantization};
 
 use machine::process_time;
 
@@ -85,9 +86,9 @@ const WORK: &[Piece] = &[
     ("read", None, |bench| bench.read(|_, _, _| Ok(())).map(|()| None)),
     ("copy", None, |bench| bench.copy().map(|()| None)),
     ("fill", None, |bench| bench.fill()),
-    ("load f32", Some("fill"), |bench| bench.load(Compute::F32)),
-    ("load bf16", Some("read"), |bench| bench.load(Compute::Bf16)),
-    ("load int8", Some("read"), |bench| bench.load(Compute::Int8)),
+    ("load f32", Some("fill"), |bench| bench.load(Compute::F32, None)),
+    ("load bf16", Some("read"), |bench| bench.load(Compute::Bf16, None)),
+    ("load int8", Some("read"), |bench| bench.load(Compute::F32, Some(BlockFormat::Int8))),
     ("merge", Some("copy"), |bench| bench.merge().map(|()| None)),
     ("prove", Some("read"), |bench| bench.prove().map(|()| None)),
 ];
@@ -213,9 +214,12 @@ impl Bench {
         Ok(Some(Box::new(memory)))
     }
 
-    fn load(&self, compute: Compute) -> Made {
-        let ops = Arc::new(Cpu::new(self.threads, compute)?);
-        Ok(Some(Box::new(Decoder::load(ops, &self.base, Keep::Frozen)?)))
+    fn load(&self, compute: Compute, quantize: Option<BlockFormat>) -> Made {
+        let mut ops = Cpu::new(self.threads, compute)?;
+        if let Some(format) = quantize {
+            ops = ops.quantizing(Quantization { format, activations: Activations::Int8 });
+        }
+        Ok(Some(Box::new(Decoder::load(Arc::new(ops), &self.base, Keep::Frozen)?)))
     }
 
     fn merge(&self) -> Outcome {

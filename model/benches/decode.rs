@@ -30,6 +30,7 @@ use model::ops::{Compute, Ops};
 use model::parameter::Keep;
 use model::random::{Address, Purpose, Stream};
 use model::sampling::Sampling;
+use model::weights::{Activations, BlockFormat, Quantization, WeightFormat};
 use profile::Profile;
 
 use machine::{cpu_time, peak_rss_mib};
@@ -42,7 +43,7 @@ struct Arguments {
     prompt: usize,
     new: usize,
     batch: usize,
-    weights: Compute,
+    weights: WeightFormat,
     threads: usize,
     repetitions: usize,
     profile: Profile,
@@ -95,7 +96,7 @@ impl Arguments {
             prompt: 64,
             new: 128,
             batch: 1,
-            weights: Compute::Bf16,
+            weights: WeightFormat::Bf16,
             threads: 1,
             repetitions: 5,
             profile: Profile::OFF,
@@ -128,9 +129,11 @@ impl Arguments {
             "--repetitions" => self.repetitions = number()?.max(1),
             "--profile" => self.profile = table::profile(value)?,
             "--weights" => {
-                let known = [Compute::F32, Compute::Bf16, Compute::Int8, Compute::Int4];
-                let found = known.into_iter().find(|compute| compute.name() == value);
-                self.weights = found.ok_or_else(|| format!("weights are {}", known.map(Compute::name).join(", ")))?;
+                let quantised = BlockFormat::ALL.map(WeightFormat::Blocks);
+                let known = [&[WeightFormat::F32, WeightFormat::Bf16], &quantised[..]].concat();
+                let names = || known.iter().map(|format| format.name()).collect::<Vec<_>>().join(", ");
+                let found = known.iter().copied().find(|format| format.name() == value);
+                self.weights = found.ok_or_else(|| format!("weights are {}", names()))?;
             }
             _ => return Err("there is no such argument".into()),
         }
@@ -160,7 +163,16 @@ impl Listener for Stopwatch {
 fn decoder(arguments: &Arguments) -> Result<Decoder<Cpu>, Box<dyn Error>> {
     let config = Config::from_json(&serde_json::Value::Object(arguments.model.config(Dtype::F32)?).to_string())?;
     let deviation = arguments.model.initializer_range;
-    let ops = Arc::new(Cpu::new(arguments.threads, arguments.weights)?.recorded_by(arguments.profile.clone()));
+    let (compute, quantize) = match arguments.weights {
+        WeightFormat::F32 => (Compute::F32, None),
+        WeightFormat::Bf16 => (Compute::Bf16, None),
+        WeightFormat::Blocks(format) => (Compute::F32, Some(format)),
+    };
+    let mut ops = Cpu::new(arguments.threads, compute)?.recorded_by(arguments.profile.clone());
+    if let Some(format) = quantize {
+        ops = ops.quantizing(Quantization { format, activations: Activations::Int8 });
+    }
+    let ops = Arc::new(ops);
     Ok(Decoder::build(ops, config, Keep::Frozen, |name, shape| {
         let fill = if shape.len() == 1 { Fill::One } else { Fill::Normal(deviation) };
         Ok(fresh_tensor(SEED, name, shape.iter().product(), fill))

@@ -67,3 +67,4 @@ pub mod sampling;
 pub mod schedule;
 pub mod session;
 pub mod trainer;
+pub mod weights;

@@ -7,8 +7,9 @@
 use crate::checkpoint::Dtype;
 
 use crate::config::{Config, HeadWeight, LayerNorms, Projections, QkNorm};
-use crate::ops::Compute;
+use crate::ops::{Compute, WeightRole};
 use crate::trainer::{Recompute, Trained};
+use crate::weights::{BlockFormat, WeightFormat};
 
 const F32_BYTES: u64 = 4;
 
@@ -71,10 +72,12 @@ impl Config {
 /// What a training run is to hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainingLoad {
-    /// Number type of the large products.
+    /// The dtype that is computed in.
     pub compute: Compute,
     /// The type that frozen weights are read from.
     pub stored: Dtype,
+    /// The format that frozen weights are quantised to when they are loaded.
+    pub quantize: Option<BlockFormat>,
     /// What is trained.
     pub what: Trained,
     /// Trained values.
@@ -144,8 +147,8 @@ impl TrainingMemory {
         let weights = match (load.what, load.compute) {
             // Products read the trained values themselves.
             (Trained::Weights, Compute::F32) => 0,
-            (Trained::Adapter, compute) => weight_bytes(config, compute, load.stored),
-            (Trained::Weights, compute) => weight_bytes(config, compute, Dtype::F32),
+            (Trained::Adapter, compute) => weight_bytes(config, compute, load.stored, load.quantize),
+            (Trained::Weights, compute) => weight_bytes(config, compute, Dtype::F32, None),
         };
         let copies = match load.what {
             // Its matrices are small.
@@ -177,8 +180,14 @@ impl TrainingMemory {
 
 /// An estimate of the memory of running a model without training it, in bytes: its weights, read from the stored type,
 /// and what passes through one layer.
-pub fn inference_bytes(config: &Config, compute: Compute, stored: Dtype, tokens: u64) -> u64 {
-    weight_bytes(config, compute, stored)
+pub fn inference_bytes(
+    config: &Config,
+    compute: Compute,
+    stored: Dtype,
+    quantize: Option<BlockFormat>,
+    tokens: u64,
+) -> u64 {
+    weight_bytes(config, compute, stored, quantize)
         + saved_per_token(config, compute) * tokens * F32_BYTES
         + buffer_bytes(config, compute, tokens)
 }
@@ -189,22 +198,20 @@ pub fn cache_bytes(config: &Config, tokens: u64) -> u64 {
     2 * keys * config.num_hidden_layers as u64 * tokens * F32_BYTES
 }
 
-/// Bytes of the prepared weights, read from the stored type: f32 is computed in with weights of bf16, too.
-pub fn weight_bytes(config: &Config, compute: Compute, stored: Dtype) -> u64 {
-    // Of a block of 32, the numbers and a scale of two bytes.
-    let bytes = |weights: u64, of_block: u64| weights.div_ceil(32) * of_block;
+/// Bytes of the prepared weights, read from the stored dtype: f32 is computed in with weights of bf16, too.
+pub fn weight_bytes(config: &Config, compute: Compute, stored: Dtype, quantize: Option<BlockFormat>) -> u64 {
     let weights = config.matrix_weights();
-    match compute {
-        Compute::F32 if stored != Dtype::BF16 => weights * F32_BYTES,
-        Compute::F32 | Compute::Bf16 => weights * 2,
-        Compute::Int8 => bytes(weights, 34),
-        // Embedding and head stay in 8 bits.
-        Compute::Int4 => {
-            let layers =
-                config.layer_modules().iter().map(Module::weights).sum::<u64>() * config.num_hidden_layers as u64;
-            bytes(layers, 18) + bytes(weights - layers, 34)
+    let Some(format) = quantize else {
+        return match compute {
+            Compute::F32 if stored != Dtype::BF16 => WeightFormat::F32,
+            Compute::F32 | Compute::Bf16 => WeightFormat::Bf16,
         }
-    }
+        .bytes(weights);
+    };
+    let layer: u64 = config.layer_modules().iter().map(Module::weights).sum();
+    let layers = layer * config.num_hidden_layers as u64;
+    let of = |role: WeightRole, weights: u64| WeightFormat::Blocks(format.for_role(role)).bytes(weights);
+    of(WeightRole::Matrix, layers) + of(WeightRole::Table, weights - layers)
 }
 
 /// Values that a layer keeps of each token: the residual stream at both blocks, queries, keys, values and the output of
@@ -288,6 +295,7 @@ mod tests {
         TrainingLoad {
             compute: Compute::Bf16,
             stored: Dtype::BF16,
+            quantize: None,
             what: Trained::Adapter,
             trained: 3_407_872,
             optimizer_bytes: 3_407_872 * 8,

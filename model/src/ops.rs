@@ -70,22 +70,18 @@ pub const FEW_ROWS: usize = 16;
 /// The result of an operation.
 pub type Result<T = ()> = std::result::Result<T, KernelError>;
 
-/// The number type of the large products. A setting of a kernel set, fixed when the set is made.
+/// The dtype that is computed in. A setting of a kernel set, fixed when the set is made.
 ///
-/// The large products are those with a prepared weight ([`Ops::linear`], [`Ops::linear_backward`]): a weight is kept in
-/// this type alone, with bf16 at half the memory, and what it is multiplied with is rounded to it. The residual stream,
-/// norms, attention, adapters, gradients, moments and the loss are f32 under each of them, as are the values of a
-/// weight in training.
+/// It is that of the operands of products with a prepared weight ([`Ops::linear`], [`Ops::linear_backward`]), the
+/// weight and what it is multiplied with. The residual stream, norms, adapters, gradients, moments and the loss are f32
+/// under each of them, as are the values of a weight in training. How weights are stored is another matter: see
+/// [`crate::weights`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compute {
     /// 32-bit floats throughout.
     F32,
-    /// Operands of the large products rounded to bfloat16, accumulated in f32.
+    /// Operands of matrix multiplications rounded to bfloat16, accumulated in f32.
     Bf16,
-    /// Operands of the large products in blocks of 32 numbers of 8 bits with one scale. For models that are only asked.
-    Int8,
-    /// As [`Compute::Int8`], with weights of 4 bits but for embedding and head.
-    Int4,
 }
 
 impl Compute {
@@ -94,17 +90,6 @@ impl Compute {
         match self {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
-            Self::Int8 => "int8",
-            Self::Int4 => "int4",
-        }
-    }
-
-    /// Whether a model can only be asked: its weights are too coarse for a step of training to change them, and have no
-    /// backward.
-    pub fn only_infers(self) -> bool {
-        match self {
-            Self::F32 | Self::Bf16 => false,
-            Self::Int8 | Self::Int4 => true,
         }
     }
 }

@@ -6,10 +6,10 @@ use engine::preflight::Preflight;
 use engine::stage::InputFacts;
 use model::checkpoint::Dtype;
 use model::config::Config;
-use model::ops::Compute;
 use serde_json::Value;
 
 use crate::compute::checkpoint::CONFIG;
+use crate::compute::precision::Precision;
 
 /// What a process of ours takes before it loads anything, in bytes; the pages of the program itself are those of a
 /// file.
@@ -49,6 +49,7 @@ pub(crate) fn checkpoint_bytes(model: &Reference, inputs: &InputFacts) -> Option
 }
 
 /// The memory of a process that runs a model without training it, over so many tokens at once.
-pub(crate) fn inference_bytes(config: &Config, compute: Compute, stored: Dtype, tokens: u64) -> u64 {
-    PROCESS_BYTES + model::memory::inference_bytes(config, compute, stored, tokens)
+pub(crate) fn inference_bytes(config: &Config, precision: Precision, stored: Dtype, tokens: u64) -> u64 {
+    let (compute, quantize) = (precision.dtype.compute(), precision.quantize);
+    PROCESS_BYTES + model::memory::inference_bytes(config, compute, stored, quantize, tokens)
 }

@@ -284,14 +284,17 @@ fn the_same_evaluation_is_the_same_artefact_on_any_number_of_threads() {
 #[test]
 fn narrower_types_are_near_f32() {
     let tiny = Tiny::new();
-    let run = |dtype: &str| {
-        let parameters = json!({"model": "base", "data": "rows", "metrics": ["perplexity", "rouge"], "dtype": dtype, "max_new_tokens": 4});
+    let run = |key: &str, value: &str| {
+        let parameters = json!({"model": "base", "data": "rows", "metrics": ["perplexity", "rouge"], key: value, "max_new_tokens": 4});
         metrics(&tiny.bench().run::<Evaluate>(parameters).unwrap()["metrics"])["perplexity"]["nll"].as_f64().unwrap()
     };
-    let exact = run("f32");
-    for (dtype, share) in [("bf16", 0.02), ("int8", 0.02), ("int4", 0.1)] {
-        let found = run(dtype);
-        assert!(exact != found && (exact - found).abs() < share * exact, "{dtype}: {found}, f32: {exact}");
+    let exact = run("dtype", "f32");
+    for (key, value, share) in [("dtype", "bf16", 0.02), ("quantize", "int8", 0.02), ("quantize", "int4", 0.1)] {
+        let found = run(key, value);
+        assert!(exact != found && (exact - found).abs() < share * exact, "{value}: {found}, f32: {exact}");
+        if key == "quantize" {
+            assert_eq!(run("dtype", value).to_bits(), found.to_bits(), "the older name of {value}");
+        }
     }
 }
 
@@ -366,7 +369,16 @@ fn mistakes_are_found_without_running() {
     let limits =
         json!({"model": "base", "data": "rows", "stop_strings": [""], "min_new_tokens": 9, "max_new_tokens": 8});
     let of_candle = json!({"model": "base", "data": "rows", "kernels": "candle", "dtype": "int4"});
-    assert_eq!(problems(of_candle, RowsFacts::messages()), ["`kernels: candle` cannot compute in `int4`"]);
+    assert_eq!(
+        problems(of_candle, RowsFacts::messages()),
+        [
+            "`dtype: int4` is an older name of `quantize: int4`",
+            "`kernels: candle` has no quantised weights, as `dtype: int4` asks for"
+        ]
+    );
+    let of_candle = json!({"model": "base", "data": "rows", "kernels": "candle", "quantize": "int8"});
+    let expected = ["`kernels: candle` has no quantised weights, as `quantize: int8` asks for"];
+    assert_eq!(problems(of_candle, RowsFacts::messages()), expected);
     let expected = [
         "`stop_strings` has an empty text, which every answer holds at once",
         "`min_new_tokens` is 9, more than `max_new_tokens`, which is 8",

@@ -92,9 +92,6 @@ impl Candle {
         match self.compute {
             Compute::F32 => Ok(x.clone()),
             Compute::Bf16 => x.to_dtype(DType::BF16),
-            Compute::Int8 | Compute::Int4 => {
-                Err(candle_core::Error::Msg("only the cpu kernels have quantised weights".to_owned()))
-            }
         }
     }
 

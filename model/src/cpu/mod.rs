@@ -49,9 +49,11 @@ pub(crate) use optimizer::update_elements;
 pub(crate) use rounding::{bf16_bytes, nearest, widen_bf16};
 pub use shared::{SharedWeights, SharedWeightsError};
 pub use tensor::Tensor;
+pub(crate) use vector::sum;
 pub use weight::Weight;
 
 use crate::ops::Compute;
+use crate::weights::Quantization;
 use memory::WeightMemory;
 use product::Target;
 use tensor::BufferPool;
@@ -62,6 +64,9 @@ pub struct Cpu {
     workers: Workers,
     set: InstructionSet,
     compute: Compute,
+    quantization: Option<Quantization>,
+    /// The widest instructions that may be used, of which `set` are those that make a difference.
+    available: InstructionSet,
     buffers: Arc<BufferPool>,
     weights: WeightMemory,
     profile: Profile,
@@ -108,6 +113,7 @@ impl Cpu {
         }
         let threads = threads.max(1);
         let workers = Workers::new(threads).map_err(|source| CpuError::Threads { threads, source })?;
+        let available = set;
         // In f32 the widest sets do the same.
         let set = match (compute, set) {
             (Compute::F32, InstructionSet::Avx512Bf16) => InstructionSet::Avx512,
@@ -117,6 +123,8 @@ impl Cpu {
             workers,
             set,
             compute,
+            quantization: None,
+            available,
             buffers: Arc::default(),
             weights: WeightMemory::default(),
             profile: Profile::OFF,
@@ -135,6 +143,13 @@ impl Cpu {
     #[must_use]
     pub fn sharing(self, weights: SharedWeights) -> Self {
         Self { shared: Some(weights), ..self }
+    }
+
+    /// Has frozen weights quantised when they are loaded.
+    #[must_use]
+    pub fn quantizing(self, quantization: Quantization) -> Self {
+        // Products of integers have instructions that those of f32 have no use for.
+        Self { quantization: Some(quantization), set: self.available, ..self }
     }
 
     /// Has memory of weights that are gone serve those that are read next: for weights that are used once, layer by

@@ -28,7 +28,24 @@ pub(super) enum Operand<'a> {
     Pairs(View<'a, u32>),
 }
 
-impl Operand<'_> {
+impl<'a> Operand<'a> {
+    /// A row of so many columns, in f32; what is not stored so is widened into `buffer`.
+    pub(super) fn row_in_f32<'b>(self, row: usize, columns: usize, buffer: &'b mut Vec<f32>) -> &'b [f32]
+    where
+        'a: 'b,
+    {
+        match self {
+            Self::F32(view) => view.row(row),
+            #[cfg(target_arch = "x86_64")]
+            Self::Pairs(pairs) => {
+                let halves = pairs.row(row).iter().flat_map(|pair| [pair << 16, pair & 0xffff_0000]);
+                buffer.clear();
+                buffer.extend(halves.take(columns).map(f32::from_bits));
+                buffer
+            }
+        }
+    }
+
     /// Number of rows.
     pub(super) fn rows(self) -> usize {
         match self {
@@ -229,8 +246,7 @@ impl Cpu {
 
     fn form(&self) -> Form {
         match self.compute {
-            // Quantised by the product, whole blocks at a time.
-            Compute::F32 | Compute::Int8 | Compute::Int4 => Form::F32,
+            Compute::F32 => Form::F32,
             Compute::Bf16 if self.set == InstructionSet::Avx512Bf16 => Form::Pairs,
             Compute::Bf16 => Form::Rounded,
         }

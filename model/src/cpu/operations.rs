@@ -152,7 +152,9 @@ impl Ops for Cpu {
     }
 
     fn describe(&self) -> String {
-        format!("cpu ({}), {}, threads: {}", self.set.name(), self.compute.name(), self.threads())
+        let weights = self.quantization.map(|quantization| format!(", weights in {}", quantization.format.name()));
+        let (set, compute) = (self.set.name(), self.compute.name());
+        format!("cpu ({set}), {compute}{}, threads: {}", weights.unwrap_or_default(), self.threads())
     }
 
     fn compute(&self) -> Compute {

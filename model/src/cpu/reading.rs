@@ -11,7 +11,6 @@ use half::bf16;
 use super::Cpu;
 use super::memory::Memory;
 use super::plain::Plain;
-use super::quantized::{Bits, Quantized};
 use super::rounding::round;
 use super::weight::{Values, Weight};
 use crate::checkpoint::{CheckpointError, Rows};
@@ -25,16 +24,14 @@ impl Cpu {
     /// in.
     pub(super) fn weight_of_rows(
         &self,
-        compute: Compute,
         [out_features, in_features]: [usize; 2],
         rows: &dyn Rows,
     ) -> Result<Weight, CheckpointError> {
         let (length, columns) = (out_features * in_features, in_features);
-        let quantized = |bits| Quantized::read(self, out_features, in_features, rows, bits).map(Values::Quantized);
         // In f32 products widen them as they go, to the same results. Those that other processes see are all of one
         // type.
-        let keeps_bf16 = compute == Compute::Bf16 || compute == Compute::F32 && self.shared.is_none();
-        let values = match (compute, rows.as_bf16().filter(|_| keeps_bf16)) {
+        let keeps_bf16 = self.compute == Compute::Bf16 || self.shared.is_none();
+        let values = match (self.compute, rows.as_bf16().filter(|_| keeps_bf16)) {
             (_, Some(stored)) => {
                 Values::Bf16(self.read_rows(self.weights.room(length), columns, |first, values| {
                     stored.read_bytes(first, bytes_of(values))?;
@@ -54,8 +51,6 @@ impl Cpu {
                 let room = self.weights.room(length);
                 Values::F32(self.read_rows(room, columns, |first, values| rows.read(first, values))?)
             }
-            (Compute::Int8, None) => quantized(Bits::Eight)?,
-            (Compute::Int4, None) => quantized(Bits::Four)?,
         };
         Ok(Weight { out_features, in_features, values })
     }
@@ -94,9 +89,13 @@ fn bytes_of(values: &mut [bf16]) -> &mut [u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::ValueRows;
     use crate::checkpoint::{Checkpoint, CheckpointWriter, Dtype, TensorSpec};
+    use crate::cpu::product::BlockWeight;
+    use crate::cpu::quantized::Quantized;
     use crate::cpu::{InstructionSet, Tensor};
-    use crate::ops::{Ops, Write};
+    use crate::ops::{Ops, PrepareError, WeightRole, Write};
+    use crate::weights::{Activations, BlockFormat, Quantization};
 
     /// Rows and columns of which the pieces are uneven.
     const SHAPE: [usize; 2] = [67, 1024];
@@ -117,10 +116,10 @@ mod tests {
             let stored = checkpoint(folder.path(), dtype);
             let rows = stored.stored_rows("weight", &SHAPE, 0).unwrap();
             let values = stored.tensor_f32("weight").unwrap();
-            for compute in [Compute::F32, Compute::Bf16, Compute::Int8, Compute::Int4] {
+            for compute in [Compute::F32, Compute::Bf16] {
                 let cpu = Cpu::new(2, compute).unwrap();
-                let read = cpu.weight_of_rows(compute, SHAPE, &rows).unwrap();
-                let made = cpu.make_weight(SHAPE[0], SHAPE[1], values.clone());
+                let read = cpu.weight_of_rows(SHAPE, &rows).unwrap();
+                let made = cpu.weight_of_rows(SHAPE, &ValueRows::new(&values, SHAPE[1])).unwrap();
                 if (compute, dtype) == (Compute::F32, Dtype::BF16) {
                     assert_eq!(2 * read.bytes(), made.bytes());
                     continue;
@@ -128,7 +127,17 @@ mod tests {
                 assert_eq!(read.bytes(), made.bytes());
                 assert_eq!(cpu.fingerprint(&read).unwrap(), cpu.fingerprint(&made).unwrap(), "{dtype} in {compute:?}");
             }
+            for format in BlockFormat::ALL {
+                let cpu = quantizing(format);
+                let read = cpu.frozen_weight(WeightRole::Matrix, SHAPE, &rows).unwrap();
+                let made = Quantized::new(&cpu, SHAPE[0], SHAPE[1], &values, format);
+                assert_eq!(cpu.fingerprint(&read).unwrap(), made.fingerprint(), "{dtype} in {}", format.name());
+            }
         }
+    }
+
+    fn quantizing(format: BlockFormat) -> Cpu {
+        Cpu::new(2, Compute::F32).unwrap().quantizing(Quantization { format, activations: Activations::Int8 })
     }
 
     #[test]
@@ -138,8 +147,9 @@ mod tests {
         let rows = stored.stored_rows("weight", &SHAPE, 0).unwrap();
         for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
             let cpu = Cpu::with_instructions(2, Compute::F32, set).unwrap();
-            let narrow = cpu.weight_of_rows(Compute::F32, SHAPE, &rows).unwrap();
-            let wide = cpu.make_weight(SHAPE[0], SHAPE[1], stored.tensor_f32("weight").unwrap());
+            let narrow = cpu.weight_of_rows(SHAPE, &rows).unwrap();
+            let values = stored.tensor_f32("weight").unwrap();
+            let wide = cpu.weight_of_rows(SHAPE, &ValueRows::new(&values, SHAPE[1])).unwrap();
             assert_eq!(2 * narrow.bytes(), wide.bytes());
             for tokens in [1, 7, 40] {
                 let tensor = |width: usize| {
@@ -166,9 +176,10 @@ mod tests {
                 if first < 32 { Ok(()) } else { Err(CheckpointError::Io { path, source }) }
             }
         }
-        for compute in [Compute::F32, Compute::Bf16, Compute::Int8] {
-            let found = Cpu::new(2, compute).unwrap().weight_of_rows(compute, SHAPE, &Broken);
-            assert!(matches!(found, Err(CheckpointError::Io { .. })), "{compute:?}");
+        let sets = [Compute::F32, Compute::Bf16].map(|compute| Cpu::new(2, compute).unwrap());
+        for cpu in sets.into_iter().chain([quantizing(BlockFormat::Int8)]) {
+            let found = cpu.frozen_weight(WeightRole::Matrix, SHAPE, &Broken);
+            assert!(matches!(found, Err(PrepareError::Read(CheckpointError::Io { .. }))), "{}", cpu.describe());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Weights as products read them: row-major, in f32 or, where that is computed in, bf16.
+//! Weights as products read them: row-major in f32 or bf16, or in the blocks of a format.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -12,16 +12,17 @@ use profile::{Rate, Work};
 use super::Cpu;
 use super::memory::Memory;
 use super::operand::Operand;
-use super::product::{Element, Finish, Path, Side, Target, View, ViewMut};
-use super::quantized::{Bits, Quantized};
+use super::product::{BlockWeight, Element, Finish, Order, Path, Right, Side, Target, View, ViewMut, Widened};
+use super::quantized::Quantized;
 use super::rounding::round;
 use super::shared::SharedWeightsError;
 use super::tensor::Tensor;
-use crate::checkpoint::Rows;
+use crate::checkpoint::{CheckpointError, Rows};
 use crate::fingerprint;
 use crate::ops::{Compute, PrepareError, WeightRole, Write};
+use crate::weights::{Activations, Quantization};
 
-/// A weight `[out, in]`, row-major, in the type that is computed in.
+/// A weight `[out, in]`, as it is stored.
 pub struct Weight {
     /// Rows.
     pub(super) out_features: usize,
@@ -33,7 +34,21 @@ pub struct Weight {
 pub(super) enum Values {
     F32(Memory<f32>),
     Bf16(Memory<bf16>),
-    Quantized(Quantized),
+    /// In blocks, which products widen.
+    Blocks(Box<dyn BlockWeight>),
+    /// In blocks, of which products are sums of integers; a backward widens them.
+    Integers(Quantized),
+}
+
+impl Values {
+    /// Those in blocks.
+    fn blocks(&self) -> Option<&dyn BlockWeight> {
+        match self {
+            Self::F32(_) | Self::Bf16(_) => None,
+            Self::Blocks(blocks) => Some(&**blocks),
+            Self::Integers(blocks) => Some(blocks),
+        }
+    }
 }
 
 /// Which side of a product a weight's columns are on.
@@ -59,9 +74,12 @@ pub(super) struct WeightPart<'a> {
 }
 
 impl<'a> WeightPart<'a> {
-    fn side<T: Copy>(&self, values: &'a [T], sense: Sense) -> Side<'a, T> {
-        let b = self.weight.view(values, sense).column_range(self.columns.clone());
-        Side { b, finish: Finish { scale: 1.0, bias: self.bias, write: Write::Replace }, c: self.c }
+    fn side<R: Right>(&self, b: R) -> Side<'a, R> {
+        Side {
+            b: b.column_range(self.columns.clone()),
+            finish: Finish { scale: 1.0, bias: self.bias, write: Write::Replace },
+            c: self.c,
+        }
     }
 }
 
@@ -72,7 +90,8 @@ impl Weight {
         match &self.values {
             Values::F32(values) => scaled(&values[range], factor, target),
             Values::Bf16(values) => scaled(&values[range], factor, target),
-            Values::Quantized(values) => values.copy_row(row, factor, target),
+            Values::Blocks(values) => values.copy_row(row, factor, target),
+            Values::Integers(values) => values.copy_row(row, factor, target),
         }
     }
 
@@ -81,7 +100,8 @@ impl Weight {
         (match &self.values {
             Values::F32(values) => size_of_val(&**values),
             Values::Bf16(values) => size_of_val(&**values),
-            Values::Quantized(values) => values.bytes(),
+            Values::Blocks(values) => values.bytes(),
+            Values::Integers(values) => values.bytes(),
         }) as u64
     }
 
@@ -109,18 +129,24 @@ impl Weight {
 
     /// How products with it are computed.
     pub(super) fn path(&self, a: Operand<'_>, sense: Sense) -> Path {
-        match (&self.values, a) {
-            (Values::F32(values), Operand::F32(a)) => Path::of(a, self.view(values, sense)),
-            (Values::Bf16(values), Operand::F32(a)) => Path::of(a, self.view(values, sense)),
+        match a {
+            Operand::F32(a) => Path::of(a, self.strides(sense)),
             #[cfg(target_arch = "x86_64")]
-            (Values::Bf16(values), Operand::Pairs(a)) => Path::of(a, self.view(values, sense)),
-            _ => unreachable!("a weight of which no part is multiplied"),
+            Operand::Pairs(a) => Path::of(a, self.strides(sense)),
         }
     }
 
     /// Whether parts of products with it can be computed: not where what it is multiplied with is quantised whole.
     pub(super) fn has_parts(&self) -> bool {
-        !matches!(self.values, Values::Quantized(_))
+        !matches!(self.values, Values::Integers(_))
+    }
+
+    /// How far apart the rows and columns of a product's right operand are, whatever they are stored as.
+    fn strides(&self, sense: Sense) -> (usize, usize) {
+        match sense {
+            Sense::Forward => (1, self.in_features),
+            Sense::Backward => (self.in_features, 1),
+        }
     }
 
     fn view<'a, T: Copy>(&self, values: &'a [T], sense: Sense) -> View<'a, T> {
@@ -144,45 +170,31 @@ impl Cpu {
         shape: [usize; 2],
         rows: &dyn Rows,
     ) -> Result<Weight, PrepareError> {
+        if let Some(quantization) = self.quantization {
+            return Ok(self.quantized_weight(quantization, role, shape, rows)?);
+        }
         let shared = |error: SharedWeightsError| PrepareError::Kernel(error.in_operation("prepare"));
         if let Some(weight) = self.next_shared(shape).map_err(shared)? {
             return Ok(weight);
         }
-        self.move_to_shared(self.weight_of_rows(self.stored_as(role), shape, rows)?).map_err(shared)
+        self.move_to_shared(self.weight_of_rows(shape, rows)?).map_err(shared)
     }
 
-    /// What weights of a role are stored as.
-    fn stored_as(&self, role: WeightRole) -> Compute {
-        match (role, self.compute) {
-            // 4 bits would be too few to tell tokens apart.
-            (WeightRole::Table, Compute::Int4) => Compute::Int8,
-            (WeightRole::Matrix | WeightRole::Table, compute) => compute,
-        }
-    }
-
-    /// A weight of these values, in the type that is computed in.
-    #[cfg(test)]
-    pub(super) fn make_weight(&self, out_features: usize, in_features: usize, values: Vec<f32>) -> Weight {
-        self.make_weight_in(self.compute, out_features, in_features, &values)
-    }
-
-    fn make_weight_in(&self, compute: Compute, out_features: usize, in_features: usize, values: &[f32]) -> Weight {
-        assert_eq!(values.len(), out_features * in_features, "values of a weight");
-        let values = match compute {
-            Compute::Int8 => Values::Quantized(Quantized::new(self, out_features, in_features, values, Bits::Eight)),
-            Compute::Int4 => Values::Quantized(Quantized::new(self, out_features, in_features, values, Bits::Four)),
-            Compute::F32 => {
-                let mut copy = self.weights.zeros(values.len());
-                copy.copy_from_slice(values);
-                Values::F32(copy)
-            }
-            Compute::Bf16 => {
-                let mut rounded = self.weights.zeros(values.len());
-                self.round(values, &mut rounded);
-                Values::Bf16(rounded)
-            }
+    /// A weight of these rows in blocks. Each process has its own.
+    fn quantized_weight(
+        &self,
+        quantization: Quantization,
+        role: WeightRole,
+        [out_features, in_features]: [usize; 2],
+        rows: &dyn Rows,
+    ) -> Result<Weight, CheckpointError> {
+        let format = quantization.format.for_role(role);
+        let blocks = Quantized::read(self, out_features, in_features, rows, format)?;
+        let values = match quantization.activations {
+            Activations::Computed => Values::Blocks(Box::new(blocks)),
+            Activations::Int8 => Values::Integers(blocks),
         };
-        Weight { out_features, in_features, values }
+        Ok(Weight { out_features, in_features, values })
     }
 
     /// Moves a frozen weight to where other processes see it, where there is such a place.
@@ -191,8 +203,7 @@ impl Cpu {
         let values = match weight.values {
             Values::F32(values) => Values::F32(Memory::Shared(shared.put(&values)?)),
             Values::Bf16(values) => Values::Bf16(Memory::Shared(shared.put(&values)?)),
-            // Only asked for answers, by one process.
-            Values::Quantized(values) => Values::Quantized(values),
+            values @ (Values::Blocks(_) | Values::Integers(_)) => values,
         };
         Ok(Weight { values, ..weight })
     }
@@ -204,7 +215,6 @@ impl Cpu {
         let values = match self.compute {
             Compute::F32 => Values::F32(Memory::Shared(shared.next(length)?)),
             Compute::Bf16 => Values::Bf16(Memory::Shared(shared.next(length)?)),
-            Compute::Int8 | Compute::Int4 => return Ok(None),
         };
         Ok(Some(Weight { out_features, in_features, values }))
     }
@@ -212,10 +222,19 @@ impl Cpu {
     /// A weight prepared from trained values: in f32 it reads them where they lie.
     pub(super) fn weight_of_values(&self, role: WeightRole, values: &mut Tensor) -> Weight {
         let (out_features, in_features) = (values.rows(), values.columns());
-        match self.compute {
-            Compute::F32 => Weight { out_features, in_features, values: Values::F32(values.lend()) },
-            _ => self.make_weight_in(self.stored_as(role), out_features, in_features, values.values()),
-        }
+        let weight = match (self.quantization, self.compute) {
+            (Some(Quantization { format, activations: Activations::Int8 }), _) => {
+                let format = format.for_role(role);
+                Values::Integers(Quantized::new(self, out_features, in_features, values.values(), format))
+            }
+            (_, Compute::F32) => Values::F32(values.lend()),
+            (_, Compute::Bf16) => {
+                let mut rounded = self.weights.zeros(out_features * in_features);
+                self.round(values.values(), &mut rounded);
+                Values::Bf16(rounded)
+            }
+        };
+        Weight { out_features, in_features, values: weight }
     }
 
     /// Gives a weight of trained values the new ones.
@@ -223,10 +242,11 @@ impl Cpu {
         match &mut weight.values {
             Values::F32(weight) => *weight = values.lend(),
             Values::Bf16(weight) => self.round(values.values(), weight),
-            Values::Quantized(quantized) => {
+            Values::Integers(quantized) => {
                 let (out_features, in_features) = (weight.out_features, weight.in_features);
-                *quantized = Quantized::new(self, out_features, in_features, values.values(), quantized.bits());
+                *quantized = Quantized::new(self, out_features, in_features, values.values(), quantized.format());
             }
+            Values::Blocks(_) => unreachable!("trained values are not stored in blocks"),
         }
     }
 
@@ -245,8 +265,8 @@ impl Cpu {
     pub(super) fn weight_fingerprint(&self, weight: &Weight) -> u64 {
         /// Values in a part, which one thread reads.
         const PART: usize = 1 << 18;
-        if let Values::Quantized(values) = &weight.values {
-            return values.fingerprint();
+        if let Some(blocks) = weight.values.blocks() {
+            return blocks.fingerprint();
         }
         let length = weight.out_features * weight.in_features;
         let parts: Vec<_> = (0..length.div_ceil(PART)).map(|_| AtomicU64::new(0)).collect();
@@ -255,7 +275,7 @@ impl Cpu {
             let of_part = match &weight.values {
                 Values::F32(values) => fingerprint::of_f32(&values[range]),
                 Values::Bf16(values) => fingerprint::of_bf16(&values[range]),
-                Values::Quantized(_) => unreachable!("returned above"),
+                Values::Blocks(_) | Values::Integers(_) => unreachable!("returned above"),
             };
             parts[part].store(of_part, Ordering::Relaxed);
         });
@@ -267,28 +287,34 @@ impl Cpu {
     /// # Safety
     /// Nobody else may read or write the elements of the results meanwhile.
     pub(super) unsafe fn products_along(&self, path: Path, a: Operand<'_>, sense: Sense, parts: &[WeightPart<'_>]) {
-        fn sides<'a, T: Copy>(
+        fn sides<'a, R: Right>(
             parts: &[WeightPart<'a>],
-            sense: Sense,
-            values: impl Fn(&'a Values) -> Option<&'a [T]>,
-        ) -> Option<Vec<Side<'a, T>>> {
-            parts.iter().map(|part| values(&part.weight.values).map(|values| part.side(values, sense))).collect()
+            of: impl Fn(&'a Weight) -> Option<R>,
+        ) -> Option<Vec<Side<'a, R>>> {
+            parts.iter().map(|part| of(part.weight).map(|b| part.side(b))).collect()
         }
-        let f32s = sides(parts, sense, |values| match values {
-            Values::F32(values) => Some(&**values),
+        let f32s = sides(parts, |weight| match &weight.values {
+            Values::F32(values) => Some(weight.view(values, sense)),
             _ => None,
         });
-        let bf16s = sides(parts, sense, |values| match values {
-            Values::Bf16(values) => Some(&**values),
+        let bf16s = sides(parts, |weight| match &weight.values {
+            Values::Bf16(values) => Some(weight.view(values, sense)),
+            _ => None,
+        });
+        let blocks = sides(parts, |weight| match &weight.values {
+            Values::Blocks(values) => Some(self.widened(&**values, sense)),
             _ => None,
         });
         // SAFETY: the caller vouches for the results.
         unsafe {
-            match (a, f32s, bf16s) {
-                (Operand::F32(a), Some(sides), _) => self.product_along(path, a, &sides),
-                (Operand::F32(a), _, Some(sides)) => self.product_along(path, a, &sides),
+            match (a, f32s, bf16s, blocks) {
+                (Operand::F32(a), Some(sides), _, _) => self.product_along(path, a, &sides),
+                (Operand::F32(a), _, Some(sides), _) => self.product_along(path, a, &sides),
+                (Operand::F32(a), _, _, Some(sides)) => self.product_along(path, a, &sides),
                 #[cfg(target_arch = "x86_64")]
-                (Operand::Pairs(a), _, Some(sides)) => self.product_of_pairs_along(path, a, &sides),
+                (Operand::Pairs(a), _, Some(sides), _) => self.product_of_pairs_along(path, a, &sides),
+                #[cfg(target_arch = "x86_64")]
+                (Operand::Pairs(a), _, _, Some(sides)) => self.product_of_pairs_along(path, a, &sides),
                 _ if parts.len() > 1 => {
                     parts.iter().for_each(|part| self.products_along(path, a, sense, std::slice::from_ref(part)));
                 }
@@ -320,19 +346,36 @@ impl Cpu {
             (Values::Bf16(values), Operand::F32(a)) => {
                 self.finished_product(a, weight.view(values, sense), finish, c);
             }
+            (Values::Integers(values), a) if sense == Sense::Forward => self.quantized_product(a, values, finish, c),
+            (Values::Integers(values), Operand::F32(a)) => {
+                self.finished_product(a, self.widened(values, sense), finish, c);
+            }
+            (Values::Blocks(values), Operand::F32(a)) => {
+                self.finished_product(a, self.widened(&**values, sense), finish, c);
+            }
             #[cfg(target_arch = "x86_64")]
             (Values::Bf16(values), Operand::Pairs(a)) => {
                 self.product_of_pairs(a, weight.view(values, sense), finish, c);
             }
-            (Values::Quantized(values), Operand::F32(a)) => {
-                assert!(sense == Sense::Forward, "a backward through a quantised weight");
-                self.quantized_product(a, values, finish, c);
+            #[cfg(target_arch = "x86_64")]
+            (Values::Integers(values), Operand::Pairs(a)) => {
+                self.product_of_pairs(a, self.widened(values, sense), finish, c);
             }
             #[cfg(target_arch = "x86_64")]
-            (Values::F32(_) | Values::Quantized(_), Operand::Pairs(_)) => {
-                unreachable!("an operand of another kernel set")
+            (Values::Blocks(values), Operand::Pairs(a)) => {
+                self.product_of_pairs(a, self.widened(&**values, sense), finish, c);
             }
+            #[cfg(target_arch = "x86_64")]
+            (Values::F32(_), Operand::Pairs(_)) => unreachable!("an operand of another kernel set"),
         }
+    }
+
+    fn widened<'a>(&self, blocks: &'a dyn BlockWeight, sense: Sense) -> Widened<'a> {
+        let order = match sense {
+            Sense::Forward => Order::Columns,
+            Sense::Backward => Order::Rows,
+        };
+        Widened::new(blocks, self.set, self.compute, order)
     }
 }
 
@@ -342,6 +385,8 @@ mod tests {
     use super::super::operand::OperandBuffer;
     use super::super::rounding::nearest;
     use super::*;
+    use crate::checkpoint::ValueRows;
+    use crate::weights::BlockFormat;
 
     /// Sums of products of few bits are exact in f32, so that every path must give them to the bit.
     #[test]
@@ -365,7 +410,8 @@ mod tests {
                 };
                 for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
                     let cpu = Cpu::with_instructions(2, Compute::Bf16, set).unwrap();
-                    let weight = cpu.make_weight(out_features, in_features, weight.clone());
+                    let stored = ValueRows::new(&weight, in_features);
+                    let weight = cpu.weight_of_rows([out_features, in_features], &stored).unwrap();
                     let mut c = vec![1.0; rows * columns];
                     let mut buffer = OperandBuffer::default();
                     let a = cpu.operand(View::new(&a, rows, inner, inner), &mut buffer);
@@ -374,6 +420,68 @@ mod tests {
                     for (index, found) in c.into_iter().enumerate() {
                         let expected = element(index / columns, index % columns);
                         assert_eq!(found, expected, "{rows}x{out_features}x{in_features} {} {index}", set.name());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whatever the set, the dtype, the direction, the number of rows and the part: a product with a quantised weight
+    /// has the bits of that with its dequantised values.
+    #[test]
+    fn a_product_with_a_quantised_weight_is_that_with_the_dequantised_one() {
+        let shapes = [(1, 1, 1), (3, 17, 33), (16, 50, 31), (17, 97, 64), (40, 48, 96), (9, 33, 1), (30, 20, 2100)];
+        for format in BlockFormat::ALL {
+            for (rows, out_features, in_features) in shapes {
+                let value = |index: usize| (0.37 * index as f32).cos() * 0.1;
+                let weight: Vec<f32> = (0..out_features * in_features).map(value).collect();
+                for (compute, set) in InstructionSet::ALL
+                    .into_iter()
+                    .filter(|set| set.is_available())
+                    .flat_map(|set| [(Compute::F32, set), (Compute::Bf16, set)])
+                {
+                    let cpu = Cpu::with_instructions(2, compute, set).unwrap();
+                    let cpu = cpu.quantizing(Quantization { format, activations: Activations::Computed });
+                    let stored = ValueRows::new(&weight, in_features);
+                    let quantized =
+                        cpu.frozen_weight(WeightRole::Matrix, [out_features, in_features], &stored).unwrap();
+                    let mut values = vec![0.0; weight.len()];
+                    let each_row = values.chunks_mut(in_features).enumerate();
+                    each_row.for_each(|(row, values)| quantized.copy_row(row, 1.0, values));
+                    assert_ne!(values, weight, "something was rounded");
+                    let dequantised = ValueRows::new(&values, in_features);
+                    let dequantised = cpu.weight_of_rows([out_features, in_features], &dequantised).unwrap();
+                    for (sense, inner, columns) in
+                        [(Sense::Forward, in_features, out_features), (Sense::Backward, out_features, in_features)]
+                    {
+                        let a: Vec<f32> = (0..rows * inner).map(|index| (0.7 * index as f32).cos()).collect();
+                        let mut buffer = OperandBuffer::default();
+                        let a = cpu.operand(View::new(&a, rows, inner, inner), &mut buffer);
+                        let bits = |c: Vec<f32>| c.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+                        let product = |weight: &Weight| {
+                            let mut c = vec![0.5; rows * columns];
+                            let target = ViewMut::new(&mut c, rows, columns, columns);
+                            cpu.weight_product(a, weight, sense, None, Write::Add, target);
+                            bits(c)
+                        };
+                        let shape = format!(
+                            "{rows}x{out_features}x{in_features} {} {} {}",
+                            format.name(),
+                            compute.name(),
+                            set.name()
+                        );
+                        assert_eq!(product(&quantized), product(&dequantised), "{shape}");
+                        let part = |weight: &Weight| {
+                            let columns = columns / 3..columns;
+                            let mut c = vec![0.5; rows * columns.len()];
+                            let c_target = Target::new(&mut c, columns.len());
+                            let path = weight.path(a, sense);
+                            let part = WeightPart { weight, columns, bias: None, c: c_target };
+                            // SAFETY: nobody else has these elements.
+                            unsafe { cpu.products_along(path, a, sense, &[part]) };
+                            bits(c)
+                        };
+                        assert_eq!(part(&quantized), part(&dequantised), "a part of {shape}");
                     }
                 }
             }

@@ -11,9 +11,6 @@ pub enum TrainError {
     /// Nothing would be trained.
     #[error("nothing to train: {0}")]
     NothingToTrain(&'static str),
-    /// The decoder can only be asked.
-    #[error("weights in {0} cannot be trained, nor anything above them: load the model in f32 or bf16")]
-    OnlyInfers(&'static str),
     /// The loss compares with a teacher, and there is none.
     #[error("the loss needs a teacher model, and there is none")]
     NoTeacher,

@@ -89,10 +89,6 @@ impl<B: Blocks> Trainer<B> {
     /// # Errors
     /// Fails if there is nothing to train or the device fails.
     pub fn new(mut decoder: Decoder<B>, options: TrainOptions) -> Result<Self, TrainError> {
-        let compute = decoder.ops().compute();
-        if compute.only_infers() {
-            return Err(TrainError::OnlyInfers(compute.name()));
-        }
         decoder.start_training(options.trained, &options.optimizer)?;
         let audit = Audit::new(&decoder, &options.optimizer)?;
         Ok(Self {

@@ -1,7 +1,5 @@
 //! The kernel sets: as `train`, `evaluate` and `generate` name them, and as a stage makes them.
 
-use std::sync::Arc;
-
 use devices::DeviceKind;
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
@@ -56,45 +54,10 @@ impl Dtype {
     }
 }
 
-/// The number type of a model that is only asked: as [`Dtype`], or its weights in blocks.
-#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InferenceDtype {
-    /// 32-bit floats.
-    F32,
-    /// Products of 16-bit brain floats, summed in f32.
-    Bf16,
-    /// As `bf16`, in half precision: for GPUs and the torch worker.
-    F16,
-    /// Products of 8-bit numbers, in blocks of 32 with one scale.
-    Int8,
-    /// As `int8`, with weights of 4 bits but for embedding and head.
-    Int4,
-}
-
-impl InferenceDtype {
-    /// The number type as kernels know it; for f16 as [`Dtype::compute`].
-    pub fn compute(self) -> Compute {
-        match self {
-            Self::F32 => Compute::F32,
-            Self::Bf16 | Self::F16 => Compute::Bf16,
-            Self::Int8 => Compute::Int8,
-            Self::Int4 => Compute::Int4,
-        }
-    }
-}
-
-/// Our own kernels, on the threads that a stage has.
-///
-/// # Errors
-/// Fails if the machine gives no threads, or the kernels do not compute in this type.
-pub fn cpu_computing(compute: Compute, context: &StageContext) -> Result<Arc<Cpu>, StageError> {
-    cpu_on(context.threads(), compute, context).map(Arc::new)
-}
-
 /// Our own kernels, on so many threads of those that a stage has.
 ///
 /// # Errors
-/// As [`cpu_computing`].
+/// Fails if the machine gives no threads, or the kernels do not compute in this type.
 pub fn cpu_on(threads: usize, compute: Compute, context: &StageContext) -> Result<Cpu, StageError> {
     let kernels = Cpu::new(threads, compute);
     let kernels = kernels.or_fail(Cause::Machine, || "cannot start the cpu kernels".to_owned())?;

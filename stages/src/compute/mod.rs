@@ -5,5 +5,6 @@ pub mod backend;
 pub mod checkpoint;
 pub mod inference;
 pub mod kernels;
+pub mod precision;
 pub mod resources;
 pub(crate) mod torch;

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::kernel::{Kernel, Tile};
 use super::pack::Pack;
-use super::{Side, View};
+use super::{Right, Side, View};
 use crate::cpu::simd::prefetch;
 
 /// Words of the inner dimension in a panel, at most: four panels of 48 columns take 576 KiB, and eight rows 24 KiB.
@@ -46,7 +46,7 @@ struct Line {
 /// # Safety
 /// The machine has the kernel's instructions, the sides are of one shape, and nobody else may read or write the `a.rows
 /// × b.columns` elements of each `c` meanwhile.
-pub(super) unsafe fn product<K: Pack<T>, T: Copy>(a: View<'_, K::Word>, sides: &[Side<'_, T>]) {
+pub(super) unsafe fn product<K: Pack<R>, R: Right>(a: View<'_, K::Word>, sides: &[Side<'_, R>]) {
     let columns = sides[0].b.columns();
     assert!(sides.iter().all(|side| side.b.columns() == columns), "sides of one shape");
     BUFFER.with_borrow_mut(|buffer| {
@@ -60,7 +60,7 @@ pub(super) unsafe fn product<K: Pack<T>, T: Copy>(a: View<'_, K::Word>, sides: &
             buffer.resize(words.div_ceil(LINE), Line::default());
         }
         let side_panels = columns.div_ceil(width);
-        let blocks = Blocks::<'_, K, T> { a, sides, side_panels, buffer: buffer.as_mut_ptr().cast(), panel_words };
+        let blocks = Blocks::<'_, K, R> { a, sides, side_panels, buffer: buffer.as_mut_ptr().cast(), panel_words };
         let groups = || blocks_of(sides.len() * side_panels, GROUP);
         // SAFETY: the caller vouches for the results, and the buffer is this product's alone.
         unsafe {
@@ -96,9 +96,9 @@ fn inner_blocks(inner: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// Products under way.
-struct Blocks<'a, K: Kernel, T> {
+struct Blocks<'a, K: Kernel, R> {
     a: View<'a, K::Word>,
-    sides: &'a [Side<'a, T>],
+    sides: &'a [Side<'a, R>],
     /// Panels of each side; those of the next one follow.
     side_panels: usize,
     /// Room for a group of panels and, behind it, for rows of `a` that are copied.
@@ -106,9 +106,9 @@ struct Blocks<'a, K: Kernel, T> {
     panel_words: usize,
 }
 
-impl<K: Pack<T>, T: Copy> Blocks<'_, K, T> {
+impl<K: Pack<R>, R: Right> Blocks<'_, K, R> {
     /// Panels: their number in the group, whose they are, and of which columns.
-    fn panels(&self, group: &Range<usize>) -> impl Iterator<Item = (usize, &Side<'_, T>, Range<usize>)> {
+    fn panels(&self, group: &Range<usize>) -> impl Iterator<Item = (usize, &Side<'_, R>, Range<usize>)> {
         let width = K::LANES * K::VECTORS;
         group.clone().enumerate().map(move |(number, panel)| {
             let (side, first) = (&self.sides[panel / self.side_panels], panel % self.side_panels * width);
@@ -124,12 +124,12 @@ impl<K: Pack<T>, T: Copy> Blocks<'_, K, T> {
         // SAFETY: the buffer has room for a group.
         let panel = |number| unsafe { self.buffer.add(number * self.panel_words) };
         // A panel that few tiles go through is not worth packing.
-        let in_place = |side: &Side<'_, T>, columns: &Range<usize>| {
+        let in_place = |side: &Side<'_, R>, columns: &Range<usize>| {
             if self.a.rows() <= IN_PLACE * K::ROWS { K::in_place(side.b, &inner, columns) } else { None }
         };
         // Contiguous rows are gone along a few at a time, through all panels; contiguous columns one panel after the
         // other.
-        let length = if self.sides[0].b.column_stride() == 1 { STEPS } else { inner.len() };
+        let length = if self.sides[0].b.strides().1 == 1 { STEPS } else { inner.len() };
         for steps in blocks_of(inner.len(), length) {
             for (number, side, columns) in self.panels(&group) {
                 if in_place(side, &columns).is_some() {

@@ -8,14 +8,13 @@
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
 use std::arch::x86_64::{
-    __m256, __m256i, __m512, __m512bh, __m512i, _MM_HINT_ET0, _mm_prefetch, _mm256_add_ps, _mm256_cmpgt_epi32,
-    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_maskload_ps, _mm256_maskstore_ps, _mm256_mul_ps, _mm256_set1_epi32,
-    _mm256_set1_ps, _mm256_setr_epi32, _mm256_setzero_ps, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps,
-    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_mul_ps,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
+    __m512bh, __m512i, _MM_HINT_ET0, _mm_prefetch, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_set1_epi32,
 };
 
+use std::marker::PhantomData;
+
 use super::Finish;
+use crate::cpu::simd::{self, Vector};
 use crate::ops::Write;
 
 /// A tile of a product and its operands.
@@ -49,32 +48,49 @@ pub(super) trait Kernel: Sized {
     /// Words side by side.
     type Words: Copy;
     /// Sums side by side.
-    type Sums: Copy;
+    type Sums: Vector;
     /// Lanes of a vector.
-    const LANES: usize;
+    const LANES: usize = Self::Sums::LANES;
     /// Rows of a tile, at most.
     const ROWS: usize;
     /// Vectors in a row of a tile, at most.
     const VECTORS: usize;
 
-    /// Asks for the elements at a place, which need not be ones.
-    #[inline(always)]
-    fn prefetch(c: *const f32) {
-        // SAFETY: a prefetch of any address does no harm, and every machine of the architecture has it.
-        unsafe { _mm_prefetch::<_MM_HINT_ET0>(c.cast()) }
-    }
-    /// Sums of nothing.
-    unsafe fn zero() -> Self::Sums;
     /// The words at a place.
     unsafe fn load(words: *const Self::Word) -> Self::Words;
     /// The word at a place, in each lane.
     unsafe fn broadcast(word: *const Self::Word) -> Self::Words;
     /// `sums + a · b`.
     unsafe fn multiply_add(sums: Self::Sums, a: Self::Words, b: Self::Words) -> Self::Sums;
-    /// Finishes the first `lanes` of some sums, the bias at a place or none at null.
-    unsafe fn store(sums: Self::Sums, lanes: usize, finish: &Finish<'_>, bias: *const f32, c: *mut f32);
     /// A tile of so many rows and vectors, no more than there are at most.
     unsafe fn tile(rows: usize, vectors: usize, tile: &Tile<'_, Self::Word>);
+}
+
+/// Asks for the elements of a result, which need not be ones, to write them.
+#[inline(always)]
+fn prefetch(c: *const f32) {
+    // SAFETY: a prefetch of any address does no harm, and every machine of the architecture has it.
+    unsafe { _mm_prefetch::<_MM_HINT_ET0>(c.cast()) }
+}
+
+/// Finishes the first `lanes` of some sums, the bias at a place or none at null.
+///
+/// # Safety
+/// The machine has the instructions, and so many elements may be read and, of the result, written.
+#[inline(always)]
+unsafe fn store<V: Vector>(sums: V, lanes: usize, finish: &Finish<'_>, bias: *const f32, c: *mut f32) {
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        let scale = V::splat(finish.scale);
+        let mut result = match finish.write {
+            Write::Replace => scale.mul(sums),
+            Write::Add => scale.mul_add(sums, V::load_first(c, lanes)),
+        };
+        if finish.bias.is_some() {
+            result = result.add(V::load_first(bias, lanes));
+        }
+        result.store_first(c, lanes);
+    }
 }
 
 /// A tile of `R` rows and `V` vectors.
@@ -85,10 +101,10 @@ pub(super) trait Kernel: Sized {
 unsafe fn fixed<K: Kernel, const R: usize, const V: usize>(tile: &Tile<'_, K::Word>) {
     // SAFETY: the caller vouches for the instructions and the operands.
     unsafe {
-        let mut sums = [[K::zero(); V]; R];
+        let mut sums = [[K::Sums::splat(0.0); V]; R];
         for row in 0..R {
             for vector in 0..V {
-                K::prefetch(tile.c.wrapping_add(row * tile.c_stride + vector * K::LANES));
+                prefetch(tile.c.wrapping_add(row * tile.c_stride + vector * K::LANES));
             }
         }
         let (mut a, mut panel) = (tile.a, tile.panel);
@@ -112,101 +128,101 @@ unsafe fn fixed<K: Kernel, const R: usize, const V: usize>(tile: &Tile<'_, K::Wo
             for (vector, sums) in sums.into_iter().enumerate() {
                 let first = vector * K::LANES;
                 let lanes = (tile.columns - first).min(K::LANES);
-                K::store(sums, lanes, &tile.finish, bias.wrapping_add(first), c.add(first));
+                store(sums, lanes, &tile.finish, bias.wrapping_add(first), c.add(first));
             }
         }
     }
 }
 
-/// [`Kernel::tile`] by [`fixed`], compiled with some instructions for each number of rows and vectors.
+/// [`Kernel::tile`] of a kernel by [`fixed`], compiled with some instructions for each number of rows and vectors.
 macro_rules! tiles {
-    ($features:literal: $($rows:literal)* x $vectors:tt) => {
-        unsafe fn tile(rows: usize, vectors: usize, tile: &Tile<'_, Self::Word>) {
+    ($kernel:ty, $features:literal: $($rows:literal)* x $vectors:tt) => {
+        unsafe fn tile(rows: usize, vectors: usize, tile: &Tile<'_, <$kernel as Kernel>::Word>) {
             #[target_feature(enable = $features)]
             unsafe fn compiled<K: Kernel, const R: usize, const V: usize>(tile: &Tile<'_, K::Word>) {
                 // SAFETY: the caller vouches for it.
                 unsafe { fixed::<K, R, V>(tile) }
             }
             // SAFETY: as above.
-            unsafe { tiles!(@match rows, vectors, tile, $($rows)* x $vectors) }
+            unsafe { tiles!(@match $kernel, rows, vectors, tile, $($rows)* x $vectors) }
         }
     };
-    (@match $row:ident, $vector:ident, $tile:ident, $($rows:literal)* x $vectors:tt) => {
+    (@match $kernel:ty, $row:ident, $vector:ident, $tile:ident, $($rows:literal)* x $vectors:tt) => {
         match $row {
-            $($rows => tiles!(@vectors $vector, $tile, $rows x $vectors),)*
+            $($rows => tiles!(@vectors $kernel, $vector, $tile, $rows x $vectors),)*
             _ => unreachable!("a tile of {} rows", $row),
         }
     };
-    (@vectors $vector:ident, $tile:ident, $rows:literal x ($($vectors:literal)*)) => {
+    (@vectors $kernel:ty, $vector:ident, $tile:ident, $rows:literal x ($($vectors:literal)*)) => {
         match $vector {
-            $($vectors => compiled::<Self, $rows, $vectors>($tile),)*
+            $($vectors => compiled::<$kernel, $rows, $vectors>($tile),)*
             _ => unreachable!("a tile of {} vectors", $vector),
         }
     };
 }
 
-/// Implements what two kernels of 512-bit vectors have in common.
-macro_rules! sums_of_512_bits {
-    () => {
-        type Sums = __m512;
-        const LANES: usize = 16;
-        // 24 sums, the words of three vectors and of one row take 28 of 32 registers.
-        const ROWS: usize = 8;
-        const VECTORS: usize = 3;
+/// Vectors of f32 with the tiles that suit their number of registers.
+pub(super) trait FloatTiles: Vector {
+    /// As [`Kernel::ROWS`].
+    const ROWS: usize;
+    /// As [`Kernel::VECTORS`].
+    const VECTORS: usize;
 
-        #[inline(always)]
-        unsafe fn zero() -> __m512 {
-            // SAFETY: the caller vouches for the instructions.
-            unsafe { _mm512_setzero_ps() }
-        }
-
-        #[inline(always)]
-        unsafe fn store(sums: __m512, lanes: usize, finish: &Finish<'_>, bias: *const f32, c: *mut f32) {
-            // SAFETY: the caller vouches for the instructions, and masked lanes are not touched.
-            unsafe {
-                let mask = (0xffff_u32 >> (Self::LANES - lanes)) as u16;
-                let scale = _mm512_set1_ps(finish.scale);
-                let mut result = match finish.write {
-                    Write::Replace => _mm512_mul_ps(scale, sums),
-                    Write::Add => _mm512_fmadd_ps(scale, sums, _mm512_maskz_loadu_ps(mask, c)),
-                };
-                if finish.bias.is_some() {
-                    result = _mm512_add_ps(result, _mm512_maskz_loadu_ps(mask, bias));
-                }
-                _mm512_mask_storeu_ps(c, mask, result);
-            }
-        }
-
-        tiles!("avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma": 1 2 3 4 5 6 7 8 x (1 2 3));
-    };
+    /// As [`Kernel::tile`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn tile(rows: usize, vectors: usize, tile: &Tile<'_, f32>);
 }
 
-/// Products of f32 in vectors of 512 bits.
-pub(super) struct Avx512;
+impl FloatTiles for simd::Avx512 {
+    // 24 sums, the words of three vectors and of one row take 28 of 32 registers.
+    const ROWS: usize = 8;
+    const VECTORS: usize = 3;
 
-impl Kernel for Avx512 {
+    tiles!(Floats<Self>, "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma": 1 2 3 4 5 6 7 8 x (1 2 3));
+}
+
+impl FloatTiles for simd::Avx2 {
+    // Twelve sums, the words of two vectors and of one row take 15 of 16 registers.
+    const ROWS: usize = 6;
+    const VECTORS: usize = 2;
+
+    tiles!(Floats<Self>, "avx2,fma": 1 2 3 4 5 6 x (1 2));
+}
+
+/// Products of f32 in vectors.
+pub(super) struct Floats<V>(PhantomData<V>);
+
+impl<V: FloatTiles> Kernel for Floats<V> {
     type Word = f32;
-    type Words = __m512;
+    type Words = V;
+    type Sums = V;
+    const ROWS: usize = V::ROWS;
+    const VECTORS: usize = V::VECTORS;
 
     #[inline(always)]
-    unsafe fn load(words: *const f32) -> __m512 {
+    unsafe fn load(words: *const f32) -> V {
         // SAFETY: the caller vouches for it.
-        unsafe { _mm512_loadu_ps(words) }
+        unsafe { V::load(words) }
     }
 
     #[inline(always)]
-    unsafe fn broadcast(word: *const f32) -> __m512 {
+    unsafe fn broadcast(word: *const f32) -> V {
         // SAFETY: the caller vouches for it.
-        unsafe { _mm512_set1_ps(*word) }
+        unsafe { V::splat(*word) }
     }
 
     #[inline(always)]
-    unsafe fn multiply_add(sums: __m512, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm512_fmadd_ps(a, b, sums) }
+    unsafe fn multiply_add(sums: V, a: V, b: V) -> V {
+        a.mul_add(b, sums)
     }
 
-    sums_of_512_bits!();
+    #[inline(always)]
+    unsafe fn tile(rows: usize, vectors: usize, tile: &Tile<'_, f32>) {
+        // SAFETY: the caller vouches for it.
+        unsafe { V::tile(rows, vectors, tile) }
+    }
 }
 
 /// Products of pairs of bf16 in vectors of 512 bits.
@@ -215,6 +231,9 @@ pub(super) struct Avx512Bf16;
 impl Kernel for Avx512Bf16 {
     type Word = u32;
     type Words = __m512bh;
+    type Sums = simd::Avx512;
+    const ROWS: usize = <simd::Avx512 as FloatTiles>::ROWS;
+    const VECTORS: usize = <simd::Avx512 as FloatTiles>::VECTORS;
 
     #[inline(always)]
     unsafe fn load(words: *const u32) -> __m512bh {
@@ -229,12 +248,12 @@ impl Kernel for Avx512Bf16 {
     }
 
     #[inline(always)]
-    unsafe fn multiply_add(sums: __m512, a: __m512bh, b: __m512bh) -> __m512 {
+    unsafe fn multiply_add(sums: simd::Avx512, a: __m512bh, b: __m512bh) -> simd::Avx512 {
         // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm512_dpbf16_ps(sums, a, b) }
+        simd::Avx512::of(unsafe { _mm512_dpbf16_ps(sums.lanes(), a, b) })
     }
 
-    sums_of_512_bits!();
+    tiles!(Self, "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma": 1 2 3 4 5 6 7 8 x (1 2 3));
 }
 
 /// Words as pairs, in another type of vector.
@@ -242,67 +261,4 @@ impl Kernel for Avx512Bf16 {
 fn as_pairs(words: __m512i) -> __m512bh {
     // SAFETY: both types are 512 bits long, and every bit pattern is a value of each.
     unsafe { std::mem::transmute::<__m512i, __m512bh>(words) }
-}
-
-/// Products of f32 in vectors of 256 bits.
-pub(super) struct Avx2;
-
-impl Kernel for Avx2 {
-    type Word = f32;
-    type Words = __m256;
-    type Sums = __m256;
-    const LANES: usize = 8;
-    // Twelve sums, the words of two vectors and of one row take 15 of 16 registers.
-    const ROWS: usize = 6;
-    const VECTORS: usize = 2;
-
-    #[inline(always)]
-    unsafe fn zero() -> __m256 {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm256_setzero_ps() }
-    }
-
-    #[inline(always)]
-    unsafe fn load(words: *const f32) -> __m256 {
-        // SAFETY: the caller vouches for it.
-        unsafe { _mm256_loadu_ps(words) }
-    }
-
-    #[inline(always)]
-    unsafe fn broadcast(word: *const f32) -> __m256 {
-        // SAFETY: the caller vouches for it.
-        unsafe { _mm256_set1_ps(*word) }
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_add(sums: __m256, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe { _mm256_fmadd_ps(a, b, sums) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(sums: __m256, lanes: usize, finish: &Finish<'_>, bias: *const f32, c: *mut f32) {
-        // SAFETY: the caller vouches for the instructions, and masked lanes are not touched.
-        unsafe {
-            let mask = first_lanes(lanes);
-            let scale = _mm256_set1_ps(finish.scale);
-            let mut result = match finish.write {
-                Write::Replace => _mm256_mul_ps(scale, sums),
-                Write::Add => _mm256_fmadd_ps(scale, sums, _mm256_maskload_ps(c, mask)),
-            };
-            if finish.bias.is_some() {
-                result = _mm256_add_ps(result, _mm256_maskload_ps(bias, mask));
-            }
-            _mm256_maskstore_ps(c, mask, result);
-        }
-    }
-
-    tiles!("avx2,fma": 1 2 3 4 5 6 x (1 2));
-}
-
-/// All bits of the first lanes.
-#[inline(always)]
-unsafe fn first_lanes(lanes: usize) -> __m256i {
-    // SAFETY: the caller vouches for the instructions.
-    unsafe { _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)) }
 }

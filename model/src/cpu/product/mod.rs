@@ -15,20 +15,43 @@ mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod pack;
 mod portable;
+mod right;
 mod threads;
 mod view;
+mod widened;
+
+use std::ops::Range;
 
 use half::bf16;
 
 use super::instructions::InstructionSet;
+#[cfg(target_arch = "x86_64")]
+use super::simd;
+use super::simd::Vector;
 use crate::ops::FEW_ROWS;
 pub(super) use finish::Finish;
+#[cfg(target_arch = "x86_64")]
+pub(super) use right::PairsRight;
+pub(super) use right::{Right, Side};
 pub(super) use view::{Target, View, ViewMut};
+pub(super) use widened::{BlockWeight, Order, Widened};
 
-/// A number type of a right operand.
+/// A number type of elements of a right operand.
 pub(super) trait Element: Copy + Send + Sync {
     /// The same number in f32.
     fn widen(self) -> f32;
+
+    /// Numbers that lie side by side, widened.
+    ///
+    /// # Safety
+    /// As [`Vector::load`].
+    unsafe fn load<V: Vector>(from: *const Self) -> V;
+
+    /// The first `count` of them, zero in the other lanes.
+    ///
+    /// # Safety
+    /// As [`Vector::load_first`].
+    unsafe fn load_first<V: Vector>(from: *const Self, count: usize) -> V;
 
     /// A product of few rows with contiguous columns of this type.
     ///
@@ -36,69 +59,82 @@ pub(super) trait Element: Copy + Send + Sync {
     /// As for [`product_along`].
     unsafe fn few_rows(set: InstructionSet, a: View<'_>, b: View<'_, Self>, finish: Finish<'_>, c: Target<'_>);
 
-    /// A product of f32 with a right operand of this type, by [`blocks`].
+    /// Packs columns of this type for [`simd::Avx512`].
     ///
     /// # Safety
-    /// As for [`product_along`], and the machine has the instructions.
+    /// As for [`pack::Pack::pack`].
     #[cfg(target_arch = "x86_64")]
-    unsafe fn blocks(set: InstructionSet, a: View<'_>, sides: &[Side<'_, Self>]);
-}
+    unsafe fn pack_512(b: View<'_, Self>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32);
 
-/// A right operand and what becomes of the product with it.
-#[derive(Clone, Copy)]
-pub(super) struct Side<'a, T> {
-    /// The operand.
-    pub b: View<'a, T>,
-    /// What becomes of the sums.
-    pub finish: Finish<'a>,
-    /// Where they go.
-    pub c: Target<'a>,
-}
-
-impl<T: Copy> Side<'_, T> {
-    /// Finishes sums of nothing, of so many rows.
-    ///
-    /// # Safety
-    /// Nobody else may read or write these elements of the result meanwhile.
-    unsafe fn nothing(&self, rows: usize) {
-        // SAFETY: the caller vouches for them.
-        unsafe { self.finish.nothing(rows, self.b.columns(), self.c) }
+    /// The place as one of f32, if the elements are that.
+    fn floats(_place: *const Self) -> Option<*const f32> {
+        None
     }
 }
 
-/// Implements [`Element`] for a type, which the f32 kernels can pack.
-macro_rules! element {
-    ($type:ty, $widen:expr, $few_rows:path) => {
-        impl Element for $type {
-            #[inline(always)]
-            fn widen(self) -> f32 {
-                ($widen)(self)
-            }
+impl Element for f32 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
 
-            unsafe fn few_rows(set: InstructionSet, a: View<'_>, b: View<'_, Self>, finish: Finish<'_>, c: Target<'_>) {
-                // SAFETY: the caller vouches for `c`.
-                unsafe { $few_rows(set, a, b, finish, c) }
-            }
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const f32) -> V {
+        // SAFETY: the caller vouches for it.
+        unsafe { V::load(from) }
+    }
 
-            #[cfg(target_arch = "x86_64")]
-            unsafe fn blocks(set: InstructionSet, a: View<'_>, sides: &[Side<'_, Self>]) {
-                // SAFETY: the caller vouches for it.
-                unsafe {
-                    match set {
-                        InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
-                            blocks::product::<kernel::Avx512, $type>(a, sides);
-                        }
-                        InstructionSet::Avx2 => blocks::product::<kernel::Avx2, $type>(a, sides),
-                        InstructionSet::Portable => unreachable!("a set without vectors"),
-                    }
-                }
-            }
-        }
-    };
+    #[inline(always)]
+    unsafe fn load_first<V: Vector>(from: *const f32, count: usize) -> V {
+        // SAFETY: the caller vouches for it.
+        unsafe { V::load_first(from, count) }
+    }
+
+    unsafe fn few_rows(set: InstructionSet, a: View<'_>, b: View<'_>, finish: Finish<'_>, c: Target<'_>) {
+        // SAFETY: the caller vouches for `c`.
+        unsafe { few_rows::of_f32(set, a, b, finish, c) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn pack_512(b: View<'_>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
+        // SAFETY: the caller vouches for it.
+        unsafe { pack::pack_f32(b, inner, columns, panel) }
+    }
+
+    fn floats(place: *const f32) -> Option<*const f32> {
+        Some(place)
+    }
 }
 
-element!(f32, |value| value, few_rows::of_f32);
-element!(bf16, |value: bf16| f32::from_bits(u32::from(value.to_bits()) << 16), few_rows::of_bf16);
+impl Element for bf16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const bf16) -> V {
+        // SAFETY: the caller vouches for it.
+        unsafe { V::load_bf16(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first<V: Vector>(from: *const bf16, count: usize) -> V {
+        // SAFETY: the caller vouches for it.
+        unsafe { V::load_bf16_first(from, count) }
+    }
+
+    unsafe fn few_rows(set: InstructionSet, a: View<'_>, b: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
+        // SAFETY: the caller vouches for `c`.
+        unsafe { few_rows::of_bf16(set, a, b, finish, c) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn pack_512(b: View<'_, bf16>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
+        // SAFETY: the caller vouches for it.
+        unsafe { pack::pack_bf16(b, inner, columns, panel) }
+    }
+}
 
 /// How a product is computed. It is chosen for the whole product, so that no partition changes the result.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -110,9 +146,9 @@ pub(super) enum Path {
 }
 
 impl Path {
-    /// The one for these operands.
-    pub(super) fn of<A: Copy, B: Copy>(a: View<'_, A>, b: View<'_, B>) -> Self {
-        let in_place = a.rows() <= FEW_ROWS && b.row_stride() == 1 && a.column_stride() == 1;
+    /// The one for this left operand and a right one of these strides.
+    pub(super) fn of<A: Copy>(a: View<'_, A>, (row_stride, _): (usize, usize)) -> Self {
+        let in_place = a.rows() <= FEW_ROWS && row_stride == 1 && a.column_stride() == 1;
         if in_place { Self::FewRows } else { Self::Blocks }
     }
 }
@@ -121,25 +157,25 @@ impl Path {
 ///
 /// # Safety
 /// Nobody else may read or write the `a.rows × b.columns` elements of each `c` meanwhile.
-unsafe fn product_along<T: Element>(path: Path, set: InstructionSet, a: View<'_>, sides: &[Side<'_, T>]) {
+unsafe fn product_along<R: Right>(path: Path, set: InstructionSet, a: View<'_>, sides: &[Side<'_, R>]) {
     assert!(sides.iter().all(|side| a.columns() == side.b.rows()), "inner dimensions");
     if a.columns() == 0 {
         // SAFETY: the caller vouches for all of each result.
         return sides.iter().for_each(|side| unsafe { side.nothing(a.rows()) });
     }
-    match (path, set) {
-        // SAFETY: the caller vouches for all of each result, and a set other than the portable one is only ever chosen
-        // where the machine has it.
-        #[cfg(target_arch = "x86_64")]
-        (Path::Blocks, InstructionSet::Avx2 | InstructionSet::Avx512 | InstructionSet::Avx512Bf16) => unsafe {
-            T::blocks(set, a, sides);
-        },
-        _ => sides.iter().for_each(|&Side { b, finish, c }| match path {
-            // SAFETY: the caller vouches for all of `c`.
-            Path::FewRows => unsafe { T::few_rows(set, a, b, finish, c) },
-            // SAFETY: as above.
-            Path::Blocks => unsafe { portable::product(a, b, finish, c) },
-        }),
+    // SAFETY: the caller vouches for all of each result, and a set other than the portable one is only ever chosen
+    // where the machine has it.
+    unsafe {
+        match (path, set) {
+            (Path::FewRows, _) => sides.iter().for_each(|&Side { b, finish, c }| b.few_rows(set, a, finish, c)),
+            #[cfg(target_arch = "x86_64")]
+            (Path::Blocks, InstructionSet::Avx512 | InstructionSet::Avx512Bf16) => {
+                blocks::product::<kernel::Floats<simd::Avx512>, R>(a, sides);
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Path::Blocks, InstructionSet::Avx2) => blocks::product::<kernel::Floats<simd::Avx2>, R>(a, sides),
+            (Path::Blocks, _) => sides.iter().for_each(|&Side { b, finish, c }| portable::product(a, b, finish, c)),
+        }
     }
 }
 
@@ -148,7 +184,7 @@ unsafe fn product_along<T: Element>(path: Path, set: InstructionSet, a: View<'_>
 /// # Safety
 /// As there, and the machine has [`InstructionSet::Avx512Bf16`].
 #[cfg(target_arch = "x86_64")]
-unsafe fn product_of_pairs(path: Path, a: View<'_, u32>, sides: &[Side<'_, bf16>]) {
+unsafe fn product_of_pairs<R: PairsRight>(path: Path, a: View<'_, u32>, sides: &[Side<'_, R>]) {
     assert!(sides.iter().all(|side| a.columns() == side.b.rows().div_ceil(2)), "inner dimensions");
     if a.columns() == 0 {
         // SAFETY: the caller vouches for all of each result.
@@ -158,9 +194,9 @@ unsafe fn product_of_pairs(path: Path, a: View<'_, u32>, sides: &[Side<'_, bf16>
     unsafe {
         match path {
             Path::FewRows => sides.iter().for_each(|&Side { b, finish, c }| {
-                few_rows::of_pairs(a.of_halves(b.rows()), b, finish, c);
+                b.few_rows_of_pairs(a.of_halves(b.rows()), finish, c);
             }),
-            Path::Blocks => blocks::product::<kernel::Avx512Bf16, bf16>(a, sides),
+            Path::Blocks => blocks::product::<kernel::Avx512Bf16, R>(a, sides),
         }
     }
 }

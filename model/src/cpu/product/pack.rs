@@ -16,96 +16,95 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::kernel::{Avx2, Avx512, Avx512Bf16, Kernel};
-use super::{Element, View};
-use crate::cpu::simd::prefetch;
+use super::kernel::{Avx512Bf16, Floats, Kernel};
+use super::{InstructionSet, PairsRight, Right, View};
+use crate::cpu::simd::{self, prefetch};
 
 /// Lanes of a vector of 512 bits.
 const LANES: usize = 16;
 
 /// A kernel that can pack operands of a type.
-pub(super) trait Pack<T>: Kernel {
+pub(super) trait Pack<R>: Kernel {
     /// Copies words `inner` of some columns to `[inner][vectors · LANES]`, in as many vectors as they need; columns
     /// beyond the last are zero.
     ///
     /// # Safety
     /// The machine has the instructions, and the panel may be written.
-    unsafe fn pack(b: View<'_, T>, inner: Range<usize>, columns: Range<usize>, panel: *mut Self::Word);
+    unsafe fn pack(b: R, inner: Range<usize>, columns: Range<usize>, panel: *mut Self::Word);
 
     /// Where words of some columns begin that lie as a panel does but for the distance of their steps, and that
     /// distance.
-    fn in_place(_b: View<'_, T>, _inner: &Range<usize>, _columns: &Range<usize>) -> Option<(*const Self::Word, usize)> {
+    fn in_place(_b: R, _inner: &Range<usize>, _columns: &Range<usize>) -> Option<(*const Self::Word, usize)> {
         None
     }
 }
 
-impl Pack<f32> for Avx512 {
-    unsafe fn pack(b: View<'_, f32>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
+impl<R: Right> Pack<R> for Floats<simd::Avx512> {
+    unsafe fn pack(b: R, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
         // SAFETY: the caller vouches for it.
-        unsafe { pack_512::<Floats>(b, inner, columns, panel.cast()) }
+        unsafe { pack_floats::<Self, R>(InstructionSet::Avx512, b, inner, columns, panel) }
     }
 
-    fn in_place(b: View<'_, f32>, inner: &Range<usize>, columns: &Range<usize>) -> Option<(*const f32, usize)> {
-        let lies_so = b.column_stride() == 1 && columns.len().is_multiple_of(LANES);
-        lies_so.then(|| (b.pointer(inner.start, columns.start), b.row_stride()))
+    fn in_place(b: R, inner: &Range<usize>, columns: &Range<usize>) -> Option<(*const f32, usize)> {
+        if columns.len().is_multiple_of(LANES) { b.in_place(inner, columns) } else { None }
     }
 }
 
-impl Pack<bf16> for Avx512 {
-    unsafe fn pack(b: View<'_, bf16>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
+impl<R: Right> Pack<R> for Floats<simd::Avx2> {
+    unsafe fn pack(b: R, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
         // SAFETY: the caller vouches for it.
-        unsafe { pack_512::<Widened>(b, inner, columns, panel.cast()) }
+        unsafe { pack_floats::<Self, R>(InstructionSet::Avx2, b, inner, columns, panel) }
     }
 }
 
-impl Pack<bf16> for Avx512Bf16 {
-    unsafe fn pack(b: View<'_, bf16>, inner: Range<usize>, columns: Range<usize>, panel: *mut u32) {
-        // SAFETY: the caller vouches for it.
-        unsafe { pack_512::<Paired>(b, inner, columns, panel) }
-    }
-}
-
-impl<T: Element> Pack<T> for Avx2 {
-    unsafe fn pack(b: View<'_, T>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
-        let width = columns.len().next_multiple_of(Self::LANES);
-        // SAFETY: the caller vouches for the panel.
-        let panel = unsafe { std::slice::from_raw_parts_mut(panel, inner.len() * width) };
-        pack_plainly(b, inner, columns, width, panel);
-    }
-}
-
-/// [`Pack::pack`] of words that are elements, by plain loops.
-pub(super) fn pack_plainly<T: Element>(
-    b: View<'_, T>,
+/// [`Pack::pack`] of a kernel whose words are f32.
+///
+/// # Safety
+/// As there.
+unsafe fn pack_floats<K: Kernel, R: Right>(
+    set: InstructionSet,
+    b: R,
     inner: Range<usize>,
     columns: Range<usize>,
-    width: usize,
-    panel: &mut [f32],
+    panel: *mut f32,
 ) {
-    /// Steps after which a loop over columns returns to the first: what it has written is in cache until then.
-    const STEPS: usize = 16;
-    if b.column_stride() == 1 {
-        for (row, target) in inner.zip(panel.chunks_exact_mut(width)) {
-            let (target, padding) = target.split_at_mut(columns.len());
-            let source = &b.row(row)[columns.clone()];
-            target.iter_mut().zip(source).for_each(|(element, value)| *element = value.widen());
-            padding.fill(0.0);
-        }
-        return;
+    let width = columns.len().next_multiple_of(K::LANES);
+    // SAFETY: the caller vouches for the panel and the instructions.
+    unsafe { b.pack(set, inner.clone(), columns, width, std::slice::from_raw_parts_mut(panel, inner.len() * width)) }
+}
+
+impl<R: PairsRight> Pack<R> for Avx512Bf16 {
+    unsafe fn pack(b: R, inner: Range<usize>, columns: Range<usize>, panel: *mut u32) {
+        // SAFETY: the caller vouches for it.
+        unsafe { b.pack_pairs(inner, columns, panel) }
     }
-    let b = b.transposed();
-    let mut first = inner.start;
-    for panel in panel.chunks_mut(STEPS * width) {
-        let steps = first..inner.end.min(first + STEPS);
-        first = steps.end;
-        for (lane, column) in columns.clone().enumerate() {
-            let source = &b.row(column)[steps.clone()];
-            for (target, value) in panel.chunks_exact_mut(width).zip(source) {
-                target[lane] = value.widen();
-            }
-        }
-        panel.chunks_exact_mut(width).for_each(|target| target[columns.len()..].fill(0.0));
-    }
+}
+
+/// Packs f32 for [`simd::Avx512`].
+///
+/// # Safety
+/// As for [`Pack::pack`].
+pub(super) unsafe fn pack_f32(b: View<'_, f32>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
+    // SAFETY: the caller vouches for it.
+    unsafe { pack_512::<F32>(b, inner, columns, panel.cast()) }
+}
+
+/// Packs bf16, widened, for [`simd::Avx512`].
+///
+/// # Safety
+/// As for [`Pack::pack`].
+pub(super) unsafe fn pack_bf16(b: View<'_, bf16>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
+    // SAFETY: the caller vouches for it.
+    unsafe { pack_512::<Widened>(b, inner, columns, panel.cast()) }
+}
+
+/// Packs bf16 for [`Avx512Bf16`].
+///
+/// # Safety
+/// As for [`Pack::pack`].
+pub(super) unsafe fn pack_pairs(b: View<'_, bf16>, inner: Range<usize>, columns: Range<usize>, panel: *mut u32) {
+    // SAFETY: the caller vouches for it.
+    unsafe { pack_512::<Paired>(b, inner, columns, panel) }
 }
 
 /// How words are made of elements of a type.
@@ -141,9 +140,9 @@ trait Words {
 }
 
 /// Words that are f32.
-struct Floats;
+struct F32;
 
-impl Words for Floats {
+impl Words for F32 {
     type Element = f32;
     const ELEMENTS: usize = 1;
 

@@ -268,7 +268,7 @@ fn small_parts_of_several_sides_have_the_bits_of_whole_products() {
                         c: targets[side].offset(rows.start, columns.start),
                     });
                     // SAFETY: parts do not overlap.
-                    unsafe { cpu.product_along(Path::of(a, b[0]), a.row_range(rows), &sides) };
+                    unsafe { cpu.product_along(Path::of(a, b[0].strides()), a.row_range(rows), &sides) };
                 });
                 let bits = |results: &[Poisoned<f32>; 2]| {
                     results.each_ref().map(|c| c.values.iter().map(|value| value.to_bits()).collect::<Vec<_>>())

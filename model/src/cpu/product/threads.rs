@@ -6,12 +6,10 @@ use std::ops::Range;
 
 use profile::Work;
 
-use half::bf16;
-
 use super::super::Cpu;
+use super::{Element, Finish, Path, Right, Side, View, ViewMut, product_along};
 #[cfg(target_arch = "x86_64")]
-use super::product_of_pairs;
-use super::{Element, Finish, Path, Side, View, ViewMut, product_along};
+use super::{PairsRight, product_of_pairs};
 use crate::ops::{FEW_ROWS, Write};
 
 /// The parts into which a product is cut for threads: a grid, of which the last parts are cut once more, so that no
@@ -139,14 +137,8 @@ impl Cpu {
     }
 
     /// `c (+)= scale · a · b (+ bias)`, over the threads.
-    pub(in crate::cpu) fn finished_product<T: Element>(
-        &self,
-        a: View<'_>,
-        b: View<'_, T>,
-        finish: Finish<'_>,
-        c: ViewMut<'_>,
-    ) {
-        let path = Path::of(a, b);
+    pub(in crate::cpu) fn finished_product<R: Right>(&self, a: View<'_>, b: R, finish: Finish<'_>, c: ViewMut<'_>) {
+        let path = Path::of(a, b.strides());
         self.each_part(a.rows(), b.columns(), b.rows(), c, |rows, columns, c| {
             let (a, b, finish) = (a.row_range(rows), b.column_range(columns.clone()), finish.of_columns(columns));
             // SAFETY: parts do not overlap.
@@ -156,14 +148,14 @@ impl Cpu {
 
     /// `c (+)= scale · a · b (+ bias)` by instructions for pairs of bf16, over the threads.
     #[cfg(target_arch = "x86_64")]
-    pub(in crate::cpu) fn product_of_pairs(
+    pub(in crate::cpu) fn product_of_pairs<R: PairsRight>(
         &self,
         a: View<'_, u32>,
-        b: View<'_, bf16>,
+        b: R,
         finish: Finish<'_>,
         c: ViewMut<'_>,
     ) {
-        let path = Path::of(a, b);
+        let path = Path::of(a, b.strides());
         self.each_part(a.rows(), b.columns(), b.rows(), c, |rows, columns, c| {
             let (a, b, finish) = (a.row_range(rows), b.column_range(columns.clone()), finish.of_columns(columns));
             // SAFETY: only a set that the machine has makes pairs, and parts do not overlap.
@@ -218,7 +210,7 @@ impl Cpu {
     ///
     /// # Safety
     /// Nobody else may read or write the elements of each result meanwhile.
-    pub(in crate::cpu) unsafe fn product_along<T: Element>(&self, path: Path, a: View<'_>, sides: &[Side<'_, T>]) {
+    pub(in crate::cpu) unsafe fn product_along<R: Right>(&self, path: Path, a: View<'_>, sides: &[Side<'_, R>]) {
         // SAFETY: the caller vouches for the results.
         unsafe { product_along(path, self.set, a, sides) }
     }
@@ -228,7 +220,12 @@ impl Cpu {
     /// # Safety
     /// As there.
     #[cfg(target_arch = "x86_64")]
-    pub(in crate::cpu) unsafe fn product_of_pairs_along(&self, path: Path, a: View<'_, u32>, sides: &[Side<'_, bf16>]) {
+    pub(in crate::cpu) unsafe fn product_of_pairs_along<R: PairsRight>(
+        &self,
+        path: Path,
+        a: View<'_, u32>,
+        sides: &[Side<'_, R>],
+    ) {
         // SAFETY: the caller vouches for the results, and only a set that the machine has makes pairs.
         unsafe { product_of_pairs(path, a, sides) }
     }

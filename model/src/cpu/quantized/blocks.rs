@@ -1,9 +1,4 @@
-//! From a weight's values to blocks.
-//!
-//! A scale is rounded to bf16 before the numbers are chosen, so that rounding it costs nothing. In 8 bits the largest
-//! number takes the scale up to the end of the range. In 4 bits that is seldom the best: of several scales around it
-//! that with the least sum of squared errors is taken, which on normally distributed weights takes away a twentieth of
-//! the error of GGUF's `q4_0`.
+//! From a weight's values to interleaved blocks.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -13,22 +8,24 @@ use half::bf16;
 
 use super::super::instructions::multiversion;
 use super::super::memory::Memory;
-use super::super::product::Element;
-use super::super::vector::sum;
 use super::{BLOCK, Bits, Cpu, GROUP, Line, Quantized};
 use crate::checkpoint::{CheckpointError, Rows};
-
-/// What the largest number of a block of 4 bits may become: the end of the range, and less or more than it.
-const LARGEST_OF_FOUR: [f32; 8] = [-8.0, -9.0, -8.5, -7.5, -7.0, 8.0, 7.5, 7.0];
+use crate::weights::{BlockFormat, int4, int8};
 
 impl Quantized {
     /// Quantises a weight, `[out, in]` row by row.
-    pub(in crate::cpu) fn new(cpu: &Cpu, out_features: usize, in_features: usize, values: &[f32], bits: Bits) -> Self {
+    pub(in crate::cpu) fn new(
+        cpu: &Cpu,
+        out_features: usize,
+        in_features: usize,
+        values: &[f32],
+        format: BlockFormat,
+    ) -> Self {
         let of_rows = |rows: Range<usize>, quantize: &mut dyn FnMut(&[f32])| {
             quantize(&values[rows.start * in_features..rows.end * in_features]);
             Ok::<_, Infallible>(())
         };
-        let Ok(quantized) = Self::of_groups(cpu, out_features, in_features, bits, of_rows);
+        let Ok(quantized) = Self::of_groups(cpu, out_features, in_features, Bits::of(format), of_rows);
         quantized
     }
 
@@ -39,10 +36,10 @@ impl Quantized {
         out_features: usize,
         in_features: usize,
         rows: &dyn Rows,
-        bits: Bits,
+        format: BlockFormat,
     ) -> Result<Self, CheckpointError> {
         let rooms = Mutex::new(Vec::<Vec<f32>>::new());
-        Self::of_groups(cpu, out_features, in_features, bits, |group, quantize| {
+        Self::of_groups(cpu, out_features, in_features, Bits::of(format), |group, quantize| {
             let mut values = rooms.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
             values.resize(group.len() * in_features, 0.0);
             rows.read(group.start, &mut values)?;
@@ -100,8 +97,8 @@ multiversion! {
                 block[..x.len()].copy_from_slice(x);
                 let mut numbers = [0; BLOCK];
                 scales[lane] = match bits {
-                    Bits::Eight => eight_bits(&block, &mut numbers),
-                    Bits::Four => four_bits(&block, &mut numbers),
+                    Bits::Eight => int8::encode(&block, &mut numbers),
+                    Bits::Four => int4::encode(&block, &mut numbers),
                 };
                 store(bits, &numbers, lane, lines);
             }
@@ -120,81 +117,5 @@ fn store(bits: Bits, numbers: &[i8; BLOCK], lane: usize, lines: &mut [Line]) {
                 Bits::Four => stored(8 * line + place) | stored(8 * line + 4 + place) << 4,
             };
         }
-    }
-}
-
-/// The number with the largest magnitude.
-#[inline(always)]
-fn largest(x: &[f32; BLOCK]) -> f32 {
-    x.iter().fold(0.0f32, |largest, &x| if x.abs() > largest.abs() { x } else { largest })
-}
-
-/// The largest magnitude, as the bits of a float that is not negative: these are in the order of the floats, and
-/// integers are compared side by side. That of a block with a number that is not finite is not.
-#[inline(always)]
-fn largest_magnitude(x: &[f32; BLOCK]) -> f32 {
-    f32::from_bits(x.iter().fold(0, |largest, x| largest.max(x.abs().to_bits())))
-}
-
-/// The scale of a block that is so small that it is zero, or has a number that is not finite.
-#[inline(always)]
-fn degenerate(magnitude: f32) -> Option<bf16> {
-    match magnitude {
-        magnitude if !magnitude.is_finite() => Some(bf16::NAN),
-        magnitude if magnitude < 1e-30 => Some(bf16::ZERO),
-        _ => None,
-    }
-}
-
-#[inline(always)]
-fn eight_bits(x: &[f32; BLOCK], numbers: &mut [i8; BLOCK]) -> bf16 {
-    let largest = largest_magnitude(x);
-    if let Some(scale) = degenerate(largest) {
-        return scale;
-    }
-    // Rounded up, or the largest number would lie beyond the range.
-    let exact = largest / 127.0;
-    let below = bf16::from_bits((exact.to_bits() >> 16) as u16);
-    let scale = if below.widen() < exact { bf16::from_bits(below.to_bits() + 1) } else { below };
-    numbers_of(x, scale, -127.0, 127.0, numbers);
-    scale
-}
-
-#[inline(always)]
-fn four_bits(x: &[f32; BLOCK], numbers: &mut [i8; BLOCK]) -> bf16 {
-    if let Some(scale) = degenerate(largest_magnitude(x)) {
-        return scale;
-    }
-    let largest = largest(x);
-    let mut best = (f32::INFINITY, bf16::ZERO);
-    for end in LARGEST_OF_FOUR {
-        let mut candidate = [0; BLOCK];
-        numbers_of(x, bf16::from_f32(largest / end), -8.0, 7.0, &mut candidate);
-        let scale = bf16::from_f32(fitting_scale(x, &candidate));
-        let error = |(x, number): (&f32, &i8)| x - f32::from(*number) * scale.widen();
-        let sum = sum(BLOCK, |index| error((&x[index], &candidate[index])).powi(2));
-        if sum < best.0 {
-            best = (sum, scale);
-            *numbers = candidate;
-        }
-    }
-    best.1
-}
-
-/// The scale that leaves these numbers the least sum of squared errors.
-#[inline(always)]
-fn fitting_scale(x: &[f32; BLOCK], numbers: &[i8; BLOCK]) -> f32 {
-    let number = |index: usize| f32::from(numbers[index]);
-    sum(BLOCK, |index| x[index] * number(index)) / sum(BLOCK, |index| number(index) * number(index))
-}
-
-/// The nearest numbers in a range.
-#[inline(always)]
-fn numbers_of(x: &[f32; BLOCK], scale: bf16, least: f32, most: f32, numbers: &mut [i8; BLOCK]) {
-    /// Adding it rounds to an integer, which is then found in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    let inverse = 1.0 / scale.widen();
-    for (number, x) in numbers.iter_mut().zip(x) {
-        *number = ((x * inverse).clamp(least, most) + ROUND).to_bits() as i8;
     }
 }

@@ -1,9 +1,9 @@
-//! Weights in blocks of 8- or 4-bit numbers, for models that are only asked.
+//! Weights in blocks of 8- or 4-bit numbers: [`BlockFormat::Int8`] and [`BlockFormat::Int4`].
 //!
-//! A block is 32 numbers along the input with one scale, as in GGUF's `q8_0` and `q4_0`. What is multiplied with them
-//! is rounded to blocks of 8-bit numbers, too, so that a block's product is a sum of integers, which is exact; the
-//! products of blocks are then added in f32 in the order of the input. So every instruction set gives the same bits,
-//! and so does every number of rows.
+//! A product widens them into a panel, forward and backward; or, for inference, what is multiplied with them is rounded
+//! to blocks of 8-bit numbers, too, so that a block's product is a sum of integers, which is exact; the products of
+//! blocks are then added in f32 in the order of the input. So every instruction set gives the same bits, and so does
+//! every number of rows.
 //!
 //! Sixteen rows of a weight lie interleaved, a *group*: a register holds four numbers of each of them, and the lanes of
 //! a sum are the sixteen outputs.
@@ -24,13 +24,16 @@ use half::bf16;
 
 use super::memory::Memory;
 use super::plain::Plain;
-use super::product::{Element, Finish, Target, View, ViewMut};
+use std::ops::Range;
+
+use super::instructions::multiversion;
+use super::operand::Operand;
+use super::product::{BlockWeight, Element, Finish, Order, Target, ViewMut};
 use super::{Cpu, InstructionSet};
 use crate::fingerprint;
+use crate::weights::{BLOCK, BlockFormat};
 use rows::QuantizedRows;
 
-/// Numbers of a block.
-const BLOCK: usize = 32;
 /// Rows of a weight that lie interleaved.
 const GROUP: usize = 16;
 /// Rows of the left operand that a kernel takes at a time.
@@ -46,6 +49,14 @@ pub(super) enum Bits {
 }
 
 impl Bits {
+    /// Those of a format.
+    const fn of(format: BlockFormat) -> Self {
+        match format {
+            BlockFormat::Int8 => Self::Eight,
+            BlockFormat::Int4 => Self::Four,
+        }
+    }
+
     /// Lines of a block of a group.
     const fn lines(self) -> usize {
         match self {
@@ -108,6 +119,12 @@ impl Quantized {
         self.out_features.div_ceil(GROUP)
     }
 
+    /// Block `index` of a group.
+    fn block(&self, group: usize, index: usize) -> GroupBlock<'_> {
+        let (at, lines) = (group * self.blocks() + index, self.bits.lines());
+        GroupBlock { lines: &self.lines[at * lines..(at + 1) * lines], scales: &self.scales[at] }
+    }
+
     /// The blocks of a group.
     fn group(&self, group: usize) -> impl Iterator<Item = GroupBlock<'_>> {
         let blocks = group * self.blocks()..(group + 1) * self.blocks();
@@ -116,18 +133,25 @@ impl Quantized {
         lines.zip(&self.scales[blocks]).map(|(lines, scales)| GroupBlock { lines, scales })
     }
 
-    /// Bits of its numbers.
-    pub(super) fn bits(&self) -> Bits {
-        self.bits
+    /// Its format.
+    pub(super) fn format(&self) -> BlockFormat {
+        match self.bits {
+            Bits::Eight => BlockFormat::Int8,
+            Bits::Four => BlockFormat::Int4,
+        }
+    }
+}
+
+impl BlockWeight for Quantized {
+    fn shape(&self) -> [usize; 2] {
+        [self.out_features, self.in_features]
     }
 
-    /// Its size.
-    pub(super) fn bytes(&self) -> usize {
+    fn bytes(&self) -> usize {
         size_of_val(&*self.lines) + size_of_val(&*self.scales)
     }
 
-    /// Row `row`, times a factor.
-    pub(super) fn copy_row(&self, row: usize, factor: f32, target: &mut [f32]) {
+    fn copy_row(&self, row: usize, factor: f32, target: &mut [f32]) {
         let lane = row % GROUP;
         for (block, target) in self.group(row / GROUP).zip(target.chunks_mut(BLOCK)) {
             let scale = factor * block.scales[lane].widen();
@@ -137,15 +161,65 @@ impl Quantized {
         }
     }
 
-    /// The fingerprint of its bits.
-    pub(super) fn fingerprint(&self) -> u64 {
+    fn fingerprint(&self) -> u64 {
         let of_lines = self.lines.iter().map(|line| fingerprint::of_bytes(&line.0));
         let parts: Vec<u64> = of_lines.chain(self.scales.iter().map(|scales| fingerprint::of_bf16(scales))).collect();
         fingerprint::of_parts(&parts)
     }
+
+    fn widen(
+        &self,
+        set: InstructionSet,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        order: Order,
+        stride: usize,
+        target: &mut [f32],
+    ) {
+        for group in rows.start / GROUP..rows.end.div_ceil(GROUP) {
+            let first_row = group * GROUP;
+            let lanes = rows.start.max(first_row) - first_row..rows.end.min(first_row + GROUP) - first_row;
+            for index in columns.start / BLOCK..columns.end.div_ceil(BLOCK) {
+                let first_column = index * BLOCK;
+                let within = columns.start.max(first_column) - first_column
+                    ..columns.end.min(first_column + BLOCK) - first_column;
+                let (row, column) = (first_row + lanes.start - rows.start, first_column + within.start - columns.start);
+                let first = match order {
+                    Order::Rows => row * stride + column,
+                    Order::Columns => column * stride + row,
+                };
+                let part = (lanes.clone(), within, order);
+                widen_block(set, self.bits, self.block(group, index), part, stride, &mut target[first..]);
+            }
+        }
+    }
 }
 
 impl GroupBlock<'_> {
+    /// Its values: for each number of the block, those of the rows.
+    #[inline(always)]
+    fn widened(self, bits: Bits) -> [[f32; GROUP]; BLOCK] {
+        let mut values = [[0.0; GROUP]; BLOCK];
+        let scales = self.scales.map(Element::widen);
+        for (line, values) in self.lines.iter().zip(values.chunks_exact_mut(BLOCK / bits.lines())) {
+            let words: [u32; GROUP] = std::array::from_fn(|lane| {
+                let bytes = &line.0[4 * lane..4 * lane + 4];
+                u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+            });
+            for (index, values) in values.iter_mut().enumerate() {
+                let (shift, mask) = match bits {
+                    Bits::Eight => (8 * index, 255),
+                    Bits::Four => (8 * (index % 4) + 4 * (index / 4), 15),
+                };
+                for ((value, word), scale) in values.iter_mut().zip(words).zip(scales) {
+                    let number = (word >> shift & mask).cast_signed() - bits.offset();
+                    *value = scale * number as f32;
+                }
+            }
+        }
+        values
+    }
+
     /// Number `index` of the block in one row of the group, without its scale.
     fn number(&self, bits: Bits, lane: usize, index: usize) -> i32 {
         let (line, shift) = match bits {
@@ -161,15 +235,38 @@ impl GroupBlock<'_> {
     }
 }
 
+multiversion! {
+    /// Dequantises a part of a block of a group, some lanes and some numbers: number by number or row by row, `stride`
+    /// apart.
+    fn widen_block(
+        bits: Bits,
+        block: GroupBlock<'_>,
+        part: (Range<usize>, Range<usize>, Order),
+        stride: usize,
+        target: &mut [f32],
+    ) {
+        let values = block.widened(bits);
+        let (lanes, within, order) = part;
+        match order {
+            Order::Columns => {
+                for (target, values) in target.chunks_mut(stride).zip(&values[within]) {
+                    target[..lanes.len()].copy_from_slice(&values[lanes.clone()]);
+                }
+            }
+            Order::Rows => {
+                for (target, lane) in target.chunks_mut(stride).zip(lanes) {
+                    target.iter_mut().zip(&values[within.clone()]).for_each(|(target, values)| *target = values[lane]);
+                }
+            }
+        }
+    }
+}
+
 impl Cpu {
     /// `c (+)= x · weightᵀ (+ bias)`, over the threads.
-    pub(super) fn quantized_product(&self, x: View<'_>, weight: &Quantized, finish: Finish<'_>, c: ViewMut<'_>) {
-        assert_eq!(
-            (x.columns(), c.shape()),
-            (weight.in_features, (x.rows(), weight.out_features)),
-            "shape of a product"
-        );
-        let x = QuantizedRows::new(self, x, weight.bits);
+    pub(super) fn quantized_product(&self, x: Operand<'_>, weight: &Quantized, finish: Finish<'_>, c: ViewMut<'_>) {
+        assert_eq!(c.shape(), ((x.rows(), weight.out_features)), "shape of a product");
+        let x = QuantizedRows::new(self, x, weight.in_features, weight.bits);
         let c = c.into_target();
         // Each part reads some hundreds of kilobytes of the weight, or works on it for as long.
         let groups_per_part = ((1 << 18) / (x.rows() * weight.in_features * GROUP).max(1)).max(1);

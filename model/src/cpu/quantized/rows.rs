@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use super::super::instructions::multiversion;
-use super::super::product::View;
+use super::super::operand::Operand;
 use super::{BLOCK, Bits, Cpu};
 
 /// Rows in blocks; the last block of a row may be filled up with zeros.
@@ -30,22 +30,24 @@ pub(super) struct RowBlocks<'a> {
 }
 
 impl QuantizedRows {
-    /// Quantises rows for weights of so many bits.
-    pub(super) fn new(cpu: &Cpu, x: View<'_>, bits: Bits) -> Self {
+    /// Quantises rows of so many columns for weights of so many bits.
+    pub(super) fn new(cpu: &Cpu, x: Operand<'_>, columns: usize, bits: Bits) -> Self {
         /// Rows of a part, which one thread quantises.
         const PART: usize = 16;
-        let (rows, blocks) = (x.rows(), x.columns().div_ceil(BLOCK));
+        let (rows, blocks) = (x.rows(), columns.div_ceil(BLOCK));
         let mut values = vec![[0; BLOCK]; rows * blocks];
         let (mut scales, mut starts) = (vec![0.0; rows * blocks], vec![0; rows * blocks]);
         let size = (PART * blocks).max(1);
         let parts = values.chunks_mut(size).zip(scales.chunks_mut(size)).zip(starts.chunks_mut(size));
         let parts: Vec<_> = parts.map(Mutex::new).collect();
-        cpu.each(parts.len(), rows * x.columns(), |part| {
+        cpu.each(parts.len(), rows * columns, |part| {
             let mut place = parts[part].lock().expect("each part is taken once");
             let ((values, scales), starts) = &mut *place;
             let of_rows = values.chunks_mut(blocks).zip(scales.chunks_mut(blocks)).zip(starts.chunks_mut(blocks));
+            let mut widened = Vec::new();
             for (row, ((values, scales), starts)) in (part * PART..).zip(of_rows) {
-                quantize(cpu.set, x.row(row), bits.offset(), values, scales, starts);
+                let x = x.row_in_f32(row, columns, &mut widened);
+                quantize(cpu.set, x, bits.offset(), values, scales, starts);
             }
         });
         Self { rows, blocks, values, scales, starts }

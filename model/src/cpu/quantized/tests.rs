@@ -2,12 +2,14 @@
 
 use half::bf16;
 
-use super::super::product::{Element, Finish, View, ViewMut};
+use super::super::operand::Operand;
+use super::super::product::{BlockWeight, Element, Finish, View, ViewMut};
 use super::rows::QuantizedRows;
 use super::{BLOCK, Bits, Cpu, GROUP, InstructionSet, Quantized};
 use crate::ops::{Compute, Write};
+use crate::weights::{Activations, BlockFormat, Quantization};
 
-const BITS: [Bits; 2] = [Bits::Eight, Bits::Four];
+const FORMATS: [BlockFormat; 2] = BlockFormat::ALL;
 /// Rows, outputs, inputs.
 const SHAPES: [[usize; 3]; 8] =
     [[1, 1, 1], [1, 16, 32], [2, 17, 31], [3, 5, 33], [7, 33, 100], [8, 31, 64], [9, 48, 257], [20, 40, 65]];
@@ -25,7 +27,8 @@ fn normal(count: usize, seed: usize) -> Vec<f32> {
 }
 
 fn cpu(threads: usize, set: InstructionSet) -> Cpu {
-    Cpu::with_instructions(threads, Compute::Int8, set).expect("a set that is available")
+    let cpu = Cpu::with_instructions(threads, Compute::F32, set).expect("a set that is available");
+    cpu.quantizing(Quantization { format: BlockFormat::Int8, activations: Activations::Int8 })
 }
 
 fn sets() -> impl Iterator<Item = InstructionSet> {
@@ -48,28 +51,28 @@ fn product(cpu: &Cpu, x: &[f32], weight: &Quantized, write: Write, rows: usize) 
     let mut c = vec![0.5; rows * (columns + 1)];
     let view = View::new(&poisoned[BORDER..][..x.len()], rows, inner, inner);
     let target = ViewMut::new(&mut c, rows, columns + 1, columns + 1).column_range(0..columns);
-    cpu.quantized_product(view, weight, Finish { scale: 1.0, bias: None, write }, target);
+    cpu.quantized_product(Operand::F32(view), weight, Finish { scale: 1.0, bias: None, write }, target);
     assert!(c.chunks(columns + 1).all(|row| row[columns] == 0.5), "beyond the columns");
     c.chunks(columns + 1).flat_map(|row| row[..columns].to_vec()).collect()
 }
 
 #[test]
 fn numbers_are_the_nearest_of_their_block() {
-    for bits in BITS {
+    for format in FORMATS {
         for [_, out_features, in_features] in SHAPES {
             let exact = normal(out_features * in_features, 3);
-            let weight = Quantized::new(&cpu(2, InstructionSet::detect()), out_features, in_features, &exact, bits);
+            let weight = Quantized::new(&cpu(2, InstructionSet::detect()), out_features, in_features, &exact, format);
             for (exact, found) in exact.chunks(in_features).zip(values(&weight).chunks(in_features)) {
                 for (exact, found) in exact.chunks(BLOCK).zip(found.chunks(BLOCK)) {
                     let largest = exact.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
                     // Half a step, which rounding the scale makes a little longer; a number beyond the range of 4 bits
                     // is further off.
-                    let most = match bits {
-                        Bits::Eight => largest / 127.0 * 0.51,
-                        Bits::Four => largest / 6.5 * 0.51 + largest * 0.13,
+                    let most = match format {
+                        BlockFormat::Int8 => largest / 127.0 * 0.51,
+                        BlockFormat::Int4 => largest / 6.5 * 0.51 + largest * 0.13,
                     };
                     let furthest = exact.iter().zip(found).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-                    assert!(furthest <= most, "{bits:?}: {furthest} of {largest}");
+                    assert!(furthest <= most, "{format:?}: {furthest} of {largest}");
                 }
             }
         }
@@ -86,8 +89,8 @@ fn relative_error(exact: &[f32], found: &[f32]) -> f64 {
 #[test]
 fn the_error_stays_within_its_bounds() {
     let exact = normal(64 * 1024, 7);
-    let error = |bits| {
-        let weight = Quantized::new(&cpu(1, InstructionSet::detect()), 64, 1024, &exact, bits);
+    let error = |format| {
+        let weight = Quantized::new(&cpu(1, InstructionSet::detect()), 64, 1024, &exact, format);
         relative_error(&exact, &values(&weight))
     };
     // GGUF's `q4_0`: the number with the largest magnitude becomes -8.
@@ -99,27 +102,27 @@ fn the_error_stays_within_its_bounds() {
             block.iter().map(move |x| (x / scale).round_ties_even().clamp(-8.0, 7.0) * scale).collect::<Vec<_>>()
         })
         .collect();
-    let (eight, four, plain) = (error(Bits::Eight), error(Bits::Four), relative_error(&exact, &plain));
+    let (eight, four, plain) = (error(BlockFormat::Int8), error(BlockFormat::Int4), relative_error(&exact, &plain));
     println!("8 bits {eight:.4}, 4 bits {four:.4}, q4_0 {plain:.4}");
     assert!(eight < 0.006 && four < 0.085 && four < 0.95 * plain, "{eight} {four} {plain}");
 }
 
 #[test]
 fn every_set_gives_the_bits_of_the_portable_one_on_any_number_of_threads() {
-    for bits in BITS {
+    for format in FORMATS {
         for [rows, out_features, in_features] in SHAPES {
             let portable = cpu(1, InstructionSet::Portable);
             let weight = normal(out_features * in_features, 5);
             let x = normal(rows * in_features, 6);
-            let expected_weight = Quantized::new(&portable, out_features, in_features, &weight, bits);
+            let expected_weight = Quantized::new(&portable, out_features, in_features, &weight, format);
             let expected = product(&portable, &x, &expected_weight, Write::Add, rows);
             for set in sets() {
                 for threads in 1..=3 {
                     let cpu = cpu(threads, set);
-                    let weight = Quantized::new(&cpu, out_features, in_features, &weight, bits);
+                    let weight = Quantized::new(&cpu, out_features, in_features, &weight, format);
                     assert_eq!(weight.fingerprint(), expected_weight.fingerprint(), "{}", set.name());
                     let found = product(&cpu, &x, &weight, Write::Add, rows);
-                    assert_eq!(found, expected, "{bits:?} {rows}x{out_features}x{in_features} {}", set.name());
+                    assert_eq!(found, expected, "{format:?} {rows}x{out_features}x{in_features} {}", set.name());
                 }
             }
         }
@@ -128,14 +131,19 @@ fn every_set_gives_the_bits_of_the_portable_one_on_any_number_of_threads() {
 
 #[test]
 fn a_product_is_that_of_the_numbers() {
-    for bits in BITS {
+    for format in FORMATS {
         for [rows, out_features, in_features] in SHAPES {
             let cpu = cpu(2, InstructionSet::detect());
             let weight = normal(out_features * in_features, 8);
-            let weight = Quantized::new(&cpu, out_features, in_features, &weight, bits);
+            let weight = Quantized::new(&cpu, out_features, in_features, &weight, format);
             let x = normal(rows * in_features, 9);
             let found = product(&cpu, &x, &weight, Write::Replace, rows);
-            let quantized = QuantizedRows::new(&cpu, View::new(&x, rows, in_features, in_features), bits);
+            let quantized = QuantizedRows::new(
+                &cpu,
+                Operand::F32(View::new(&x, rows, in_features, in_features)),
+                in_features,
+                Bits::of(format),
+            );
             let weights = values(&weight);
             for (index, found) in found.into_iter().enumerate() {
                 let (row, column) = (index / out_features, index % out_features);
@@ -154,7 +162,7 @@ fn a_product_is_that_of_the_numbers() {
 #[test]
 fn a_row_does_not_depend_on_its_company() {
     let cpu = cpu(2, InstructionSet::detect());
-    let weight = Quantized::new(&cpu, 3 * GROUP, 100, &normal(3 * GROUP * 100, 1), Bits::Four);
+    let weight = Quantized::new(&cpu, 3 * GROUP, 100, &normal(3 * GROUP * 100, 1), BlockFormat::Int4);
     let x = normal(30 * 100, 2);
     let together = product(&cpu, &x, &weight, Write::Replace, 30);
     for (x, expected) in x.chunks(100).zip(together.chunks(3 * GROUP)) {
@@ -165,13 +173,13 @@ fn a_row_does_not_depend_on_its_company() {
 #[test]
 fn what_is_not_finite_stays_so_and_nothing_stays_zero() {
     let cpu = cpu(1, InstructionSet::detect());
-    for bits in BITS {
+    for format in FORMATS {
         let mut weight = vec![0.0; 2 * BLOCK];
         weight[3] = f32::INFINITY;
-        let weight = Quantized::new(&cpu, 2, BLOCK, &weight, bits);
+        let weight = Quantized::new(&cpu, 2, BLOCK, &weight, format);
         let found = product(&cpu, &[1.0; BLOCK], &weight, Write::Replace, 1);
         assert!(found[0].is_nan() && found[1] == 0.0, "{found:?}");
-        let of_ones = Quantized::new(&cpu, 1, BLOCK, &[bf16::ONE.widen(); BLOCK], bits);
+        let of_ones = Quantized::new(&cpu, 1, BLOCK, &[bf16::ONE.widen(); BLOCK], format);
         let mut x = [1.0; BLOCK];
         x[5] = f32::NAN;
         assert!(product(&cpu, &x, &of_ones, Write::Replace, 1)[0].is_nan());

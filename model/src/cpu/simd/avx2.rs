@@ -5,6 +5,8 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+use half::bf16;
+
 use super::{EXP2, Vector, exp2_of_fraction};
 
 /// Eight lanes. One exists only where the machine has AVX2 and FMA.
@@ -49,6 +51,14 @@ impl Vector for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16(from: *const bf16) -> Self {
+        // SAFETY: the caller vouches for the values.
+        Self(unsafe {
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()))))
+        })
+    }
+
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: the caller vouches for the place.
         unsafe { _mm256_storeu_ps(to, self.0) }
@@ -88,6 +98,16 @@ impl Vector for Avx2 {
     fn mul_add(self, factor: Self, addend: Self) -> Self {
         // SAFETY: see above.
         Self(unsafe { _mm256_fmadd_ps(self.0, factor.0, addend.0) })
+    }
+
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        // SAFETY: see above.
+        unsafe {
+            let four = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
     }
 
     #[inline(always)]

@@ -5,6 +5,8 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+use half::bf16;
+
 use super::{EXP2, Vector, exp2_of_fraction};
 
 /// Sixteen lanes. One exists only where the machine has AVX-512F.
@@ -55,6 +57,14 @@ impl Vector for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16(from: *const bf16) -> Self {
+        // SAFETY: the caller vouches for the values.
+        Self(unsafe {
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()))))
+        })
+    }
+
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: the caller vouches for the place.
         unsafe { _mm512_storeu_ps(to, self.0) }
@@ -94,6 +104,12 @@ impl Vector for Avx512 {
     fn mul_add(self, factor: Self, addend: Self) -> Self {
         // SAFETY: see above.
         Self(unsafe { _mm512_fmadd_ps(self.0, factor.0, addend.0) })
+    }
+
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        // SAFETY: see above.
+        unsafe { _mm512_reduce_add_ps(self.0) }
     }
 
     #[inline(always)]

@@ -14,6 +14,8 @@ mod portable;
 
 use std::ops::Range;
 
+use half::bf16;
+
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
@@ -55,6 +57,28 @@ pub(super) trait Vector: Copy {
     /// As [`Vector::splat`], and so many can be read.
     unsafe fn load_first(from: *const f32, count: usize) -> Self;
 
+    /// Values of bf16 that lie side by side, widened.
+    ///
+    /// # Safety
+    /// As [`Vector::load`].
+    unsafe fn load_bf16(from: *const bf16) -> Self;
+
+    /// The first `count` of them, zero in the other lanes.
+    ///
+    /// # Safety
+    /// As [`Vector::load_first`].
+    #[inline(always)]
+    unsafe fn load_bf16_first(from: *const bf16, count: usize) -> Self {
+        /// As many as the widest vector has lanes.
+        const MOST: usize = 16;
+        let mut values = [bf16::ZERO; MOST];
+        // SAFETY: the caller vouches for so many values, which are no more than the lanes.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, values.as_mut_ptr(), count);
+            Self::load_bf16(values.as_ptr())
+        }
+    }
+
     /// Writes all lanes.
     ///
     /// # Safety
@@ -77,6 +101,8 @@ pub(super) trait Vector: Copy {
     fn div(self, other: Self) -> Self;
     /// `self · factor + addend`, rounded once where the machine can.
     fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// The sum of all lanes: halves of the vector added, and halves of that.
+    fn sum(self) -> f32;
     /// The larger of the two in each lane; `other` where one is not a number.
     fn max(self, other: Self) -> Self;
     /// `self` in some lanes, `other` in the rest.

@@ -5,7 +5,10 @@
 use std::array::from_fn;
 use std::ops::Range;
 
+use half::bf16;
+
 use super::{EXP2, Vector, exp2_of_fraction};
+use crate::cpu::product::Element;
 
 /// Eight lanes.
 #[derive(Clone, Copy)]
@@ -36,6 +39,12 @@ impl Vector for Portable {
     unsafe fn load_first(from: *const f32, count: usize) -> Self {
         // SAFETY: the caller vouches for so many values.
         Self(from_fn(|lane| if lane < count { unsafe { *from.add(lane) } } else { 0.0 }))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const bf16) -> Self {
+        // SAFETY: the caller vouches for the values.
+        Self(from_fn(|lane| unsafe { (*from.add(lane)).widen() }))
     }
 
     #[inline(always)]
@@ -75,6 +84,12 @@ impl Vector for Portable {
     #[inline(always)]
     fn mul_add(self, factor: Self, addend: Self) -> Self {
         self.mul(factor).add(addend)
+    }
+
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        let [a, b, c, d, e, f, g, h] = self.0;
+        ((a + e) + (c + g)) + ((b + f) + (d + h))
     }
 
     #[inline(always)]

@@ -30,7 +30,7 @@ use model::generation::{
     CACHE_BYTES, Completion, Effort, Flow, GenerateError, Generator, Listener, Options, Request, TOKENS_PER_PASS,
 };
 use model::memory::cache_bytes;
-use model::ops::{Compute, Ops};
+use model::ops::Ops;
 use model::parameter::Keep;
 use model::peft::Adapter as AdapterWeights;
 use model::sampling::{Sampling, SamplingError};
@@ -47,7 +47,8 @@ use worker::Worker;
 
 use crate::compute::adapter;
 use crate::compute::backend::{self, Backend, Choice, Serves};
-use crate::compute::kernels::{self, InferenceDtype, Kernels};
+use crate::compute::kernels::{self, Dtype, Kernels};
+use crate::compute::precision::Precision;
 use crate::compute::resources::peak_resident_bytes;
 use crate::data::artifact::{Adapter, Model, Tokenizer as TokenizerArtifact};
 use crate::data::prompt::Encoded;
@@ -83,9 +84,9 @@ pub struct InferenceParams {
     /// Answers that grow together: decides speed and memory, not what is answered.
     #[cosmetic(default = BATCH_SIZE, range = 1..)]
     pub batch_size: usize,
-    /// Number type of the computation: of the weights, and of what is multiplied with them.
-    #[semantic(default = InferenceDtype::F32)]
-    pub dtype: InferenceDtype,
+    /// What is computed in, and how weights are stored.
+    #[semantic(flatten)]
+    pub precision: Precision,
     /// What computes: this program where it serves the device (today the CPU), else PyTorch in processes of its own.
     #[cosmetic(default = Backend::Auto)]
     pub backend: Backend,
@@ -129,19 +130,19 @@ impl InferenceParams {
             let each = (TOKENS_PER_PASS + self.max_new_tokens).min(positions);
             let cached = cache_bytes(&config, (self.batch_size * each) as u64).min(CACHE_BYTES as u64);
             let passing = TOKENS_PER_PASS.min(positions) as u64;
-            ahead.peak_memory_bytes = Some(inference_bytes(&config, self.dtype.compute(), stored, passing) + cached);
+            let asked = inference_bytes(&config, self.precision, stored, passing);
+            ahead.peak_memory_bytes = Some(asked + cached);
         }
         ahead
     }
 
     /// Which backend can compute what is asked for.
     pub fn serves(&self) -> Serves {
-        match (self.dtype, self.kernels) {
-            (InferenceDtype::F16, _) => Serves::Torch("`dtype: f16`"),
-            (InferenceDtype::Int8, _) => Serves::Native("`dtype: int8`"),
-            (InferenceDtype::Int4, _) => Serves::Native("`dtype: int4`"),
-            (InferenceDtype::F32 | InferenceDtype::Bf16, Kernels::Candle) => Serves::Native("`kernels: candle`"),
-            (InferenceDtype::F32 | InferenceDtype::Bf16, Kernels::Cpu) => Serves::Both,
+        match (self.precision.says(), self.precision.dtype, self.kernels) {
+            (_, Dtype::F16, _) => Serves::Torch("`dtype: f16`"),
+            (Some(quantized), _, _) => Serves::Native(quantized),
+            (None, Dtype::F32 | Dtype::Bf16, Kernels::Candle) => Serves::Native("`kernels: candle`"),
+            (None, Dtype::F32 | Dtype::Bf16, Kernels::Cpu) => Serves::Both,
         }
     }
 
@@ -161,7 +162,12 @@ impl InferenceParams {
     pub fn problems(&self, span: Span) -> Vec<Problem> {
         let mut problems: Vec<Problem> = self.backend.problem(self.serves(), span).into_iter().collect();
         problems.extend(backend::problems_of_env(&self.env, span));
-        if self.dtype == InferenceDtype::F16 && self.kernels == Kernels::Candle {
+        problems.extend(self.precision.problem(span));
+        if let (Dtype::F16, Some(quantized)) = (self.precision.dtype, self.precision.says()) {
+            let message = format!("{quantized} is computed in `f32` or `bf16`, and `dtype` is `f16`");
+            problems.push(Problem::error("bad-value", span, message, "in this stage").at("dtype"));
+        }
+        if self.precision.dtype == Dtype::F16 && self.kernels == Kernels::Candle {
             let message = "`kernels: candle` does not compute in f16";
             problems.push(Problem::error("bad-value", span, message, "in this stage").at("kernels"));
         }
@@ -170,11 +176,10 @@ impl InferenceParams {
             let problem = Problem::error("bad-value", span, message, "in this stage");
             problems.push(problem.with_help("take it out of the list").at("stop_strings"));
         }
-        let compute = self.dtype.compute();
-        if self.kernels == Kernels::Candle && compute.only_infers() {
-            let message = format!("`kernels: candle` cannot compute in `{}`", compute.name());
+        if let (Kernels::Candle, Some(quantized)) = (self.kernels, self.precision.says()) {
+            let message = format!("`kernels: candle` has no quantised weights, as {quantized} asks for");
             let problem = Problem::error("bad-value", span, message, "in this stage");
-            problems.push(problem.with_help("leave `kernels` out, or choose `f32` or `bf16`").at("dtype"));
+            problems.push(problem.with_help("leave one of the two out").at("kernels"));
         }
         if self.min_new_tokens > self.max_new_tokens {
             let message = format!(
@@ -265,7 +270,7 @@ impl Respondent {
                 if context.devices().workers() > 1 {
                     context.warn("the native backend asks the model in one process: `resources.count` has no effect");
                 }
-                Asked::Here(open(&model, adapter.as_ref(), params.kernels, params.dtype.compute(), context)?)
+                Asked::Here(open(&model, adapter.as_ref(), params.kernels, params.precision, context)?)
             }
         };
         let stop_strings = StopStrings::new(&params.stop_strings);
@@ -344,19 +349,23 @@ fn open(
     model: &Artifact,
     adapter: Option<&Artifact>,
     kernel_set: Kernels,
-    compute: Compute,
+    precision: Precision,
     context: &mut StageContext,
 ) -> Result<Box<dyn Inference>, StageError> {
     let adapter = adapter.map(|artifact| adapter::open(artifact, model)).transpose()?;
     context.record("threads", context.threads());
     match kernel_set.on(context.devices().kind) {
         Kernels::Cpu => {
-            let ops = kernels::cpu_computing(compute, context)?;
+            let ops = kernels::cpu_on(context.threads(), precision.dtype.compute(), context)?;
+            let ops = Arc::new(match precision.quantization() {
+                Some(quantization) => ops.quantizing(quantization),
+                None => ops,
+            });
             context.record("kernel_set", ops.describe());
             load(ops, &model.folder, adapter.as_ref())
         }
         Kernels::Candle => {
-            let ops = Arc::new(kernels::candle_computing(compute, context)?);
+            let ops = Arc::new(kernels::candle_computing(precision.dtype.compute(), context)?);
             context.record("kernel_set", ops.describe());
             load(ops, &model.folder, adapter.as_ref())
         }

@@ -79,8 +79,10 @@ impl Worker {
         adapter.map(|adapter| adapter::open(adapter, model)).transpose()?;
         let text = Value::Object(checkpoint::config(&model.folder)?).to_string();
         let config = Config::from_json(&text).or_fail(Cause::BadData, || "the model cannot be loaded".to_owned())?;
-        let dtype = params.dtype.in_job();
-        let dtype = dtype.ok_or_else(|| StageError::internal("weights in blocks are for the native backend"))?;
+        if let Some(quantized) = params.precision.says() {
+            return Err(StageError::internal(format!("{quantized} is for the native backend")));
+        }
+        let dtype = params.precision.dtype.in_job();
         Ok(Self {
             config,
             model: model.folder.clone(),

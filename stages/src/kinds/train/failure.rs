@@ -74,10 +74,9 @@ fn failure(error: TrainError) -> StageError {
         error => error,
     };
     let cause = match &error {
-        TrainError::NothingToTrain(_)
-        | TrainError::OnlyInfers(_)
-        | TrainError::NoTeacher
-        | TrainError::TeacherVocabulary { .. } => Cause::BadParameters,
+        TrainError::NothingToTrain(_) | TrainError::NoTeacher | TrainError::TeacherVocabulary { .. } => {
+            Cause::BadParameters
+        }
         TrainError::NoTargets { .. } | TrainError::Objective { .. } => Cause::BadData,
         TrainError::LossNotFinite { .. }
         | TrainError::GradientNotFinite { .. }

@@ -187,6 +187,7 @@ pub(super) fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: us
     let longest = count("longest_row")?;
     let load = TrainingLoad {
         compute: params.dtype.compute(),
+        quantize: None,
         // Several workers have those in f32 between them, and so do kernels that are not our own.
         stored: match (params.kernels, workers) {
             (Kernels::Cpu, 1) => stored_dtype(&params.model.reference, inputs),
@@ -230,8 +231,8 @@ fn teacher_bytes(
         (Kernels::Cpu, 1) => stored_dtype(teacher, inputs),
         _ => Dtype::F32,
     };
-    let weights = weight_bytes(&config, compute, stored);
-    let passing = inference_bytes(&config, compute, stored, tokens) - weights;
+    let weights = weight_bytes(&config, compute, stored, None);
+    let passing = inference_bytes(&config, compute, stored, None, tokens) - weights;
     // Of a run that trains every weight, workers share none, and neither do kernels that are not our own.
     let is_shared = params.kernels == Kernels::Cpu && params.trained() == Trained::Adapter;
     Some(if is_shared { weights } else { workers * weights } + workers * passing)

@@ -9,7 +9,7 @@ mod backward;
 use std::ops::Range;
 
 use super::super::operand::Operand;
-use super::super::product::{Finish, Path, Side, Target, View};
+use super::super::product::{Finish, Path, Right, Side, Target, View};
 use super::super::scratch::with_buffers;
 use super::super::weight::{Sense, WeightPart};
 use super::super::{Cpu, Tensor, pointwise};
@@ -70,7 +70,7 @@ struct Columns<'a> {
 impl<'a> Columns<'a> {
     fn new(projection: &'a Projection<Cpu>, first: usize, low_rank: &'a Tensor, x: Operand<'_>, sense: Sense) -> Self {
         let path = projection.matrix.weight.path(x, sense);
-        let of_adapter = projection.lora.as_ref().map(|lora| Path::of(low_rank.view(), adapter(lora, sense)));
+        let of_adapter = projection.lora.as_ref().map(|lora| Path::of(low_rank.view(), adapter(lora, sense).strides()));
         Self { projection, first, low_rank, path, adapter_path: of_adapter.unwrap_or(path) }
     }
 }

@@ -9,15 +9,15 @@
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
 #[cfg(target_arch = "x86_64")]
-mod avx512;
-mod plain;
+mod pairs;
+
+use std::marker::PhantomData;
 
 use half::bf16;
 
-use super::{Element, Finish, InstructionSet, Target, View};
-use crate::cpu::simd::prefetch;
+use super::{Element, Finish, Target, View};
+use crate::cpu::simd::{Vector, prefetch, vectorised};
 use crate::ops::FEW_ROWS;
-use plain::Plain;
 
 /// Rows and columns of a tile, of which each pair has a sum of its own.
 const TILE: usize = 4;
@@ -38,7 +38,10 @@ trait Lanes: Copy {
     const WIDTH: usize;
 
     /// No sum yet.
-    fn zero() -> Self;
+    ///
+    /// # Safety
+    /// The machine must have the instructions.
+    unsafe fn zero() -> Self;
 
     /// Loads [`Lanes::WIDTH`] numbers of the left operand.
     ///
@@ -77,54 +80,84 @@ trait Lanes: Copy {
     unsafe fn total(self) -> f32;
 }
 
-/// `c (+)= scale · a · b (+ bias)` in every instruction set, the rows of `a` and the columns of `b` lying contiguously.
-macro_rules! in_place {
-    ($name:ident, $kind:ty) => {
-        /// `c (+)= scale · a · b (+ bias)`, the rows of `a` and the columns of `b` lying contiguously.
-        ///
-        /// # Safety
-        /// Nobody else may touch these elements of `c` meanwhile.
-        pub(super) unsafe fn $name(
-            set: InstructionSet,
-            a: View<'_>,
-            b: View<'_, $kind>,
-            finish: Finish<'_>,
-            c: Target<'_>,
-        ) {
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma")]
-            unsafe fn avx2(a: View<'_>, b: View<'_, $kind>, finish: Finish<'_>, c: Target<'_>) {
-                // SAFETY: the caller vouches for `c`, and the features are enabled.
-                unsafe { rows::<Plain<$kind, true>>(a, b, finish, c) }
-            }
+/// Sums of products of f32 with numbers of type `T`, widened.
+#[derive(Clone, Copy)]
+struct Floats<V, T>(V, PhantomData<T>);
 
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
-            unsafe fn avx512(a: View<'_>, b: View<'_, $kind>, finish: Finish<'_>, c: Target<'_>) {
-                // SAFETY: as above.
-                unsafe { rows::<avx512::Sixteen<$kind>>(a, b, finish, c) }
-            }
+impl<V: Vector, T: Element> Lanes for Floats<V, T> {
+    type Left = f32;
+    type Right = T;
+    type Loaded = V;
+    const WIDTH: usize = V::LANES;
 
-            match set {
-                // SAFETY: the caller vouches for `c`.
-                InstructionSet::Portable => unsafe { rows::<Plain<$kind, false>>(a, b, finish, c) },
-                // SAFETY: as above, and a set other than the portable one is only ever chosen where the machine has it.
-                #[cfg(target_arch = "x86_64")]
-                InstructionSet::Avx2 => unsafe { avx2(a, b, finish, c) },
-                // SAFETY: as above.
-                #[cfg(target_arch = "x86_64")]
-                InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => unsafe { avx512(a, b, finish, c) },
-                #[cfg(not(target_arch = "x86_64"))]
-                InstructionSet::Avx2 | InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
-                    unreachable!("an instruction set of another architecture")
-                }
-            }
-        }
-    };
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        // SAFETY: the caller vouches for the machine.
+        Self(unsafe { V::splat(0.0) }, PhantomData)
+    }
+
+    #[inline(always)]
+    unsafe fn left(from: *const f32) -> V {
+        // SAFETY: the caller vouches for the numbers and the machine.
+        unsafe { V::load(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn left_part(from: *const f32, count: usize) -> V {
+        // SAFETY: as above.
+        unsafe { V::load_first(from, count) }
+    }
+
+    #[inline(always)]
+    unsafe fn right(from: *const T) -> V {
+        // SAFETY: as above.
+        unsafe { T::load(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn right_part(from: *const T, count: usize) -> V {
+        // SAFETY: as above.
+        unsafe { T::load_first(from, count) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_products(self, left: V, right: V) -> Self {
+        Self(left.mul_add(right, self.0), PhantomData)
+    }
+
+    #[inline(always)]
+    unsafe fn total(self) -> f32 {
+        self.0.sum()
+    }
 }
 
-in_place!(of_f32, f32);
-in_place!(of_bf16, bf16);
+vectorised! {
+    /// `c (+)= scale · a · b (+ bias)`, the rows of `a` and the columns of `b` lying contiguously.
+    ///
+    /// # Safety
+    /// Nobody else may touch these elements of `c` meanwhile.
+    pub(super) unsafe fn of_f32(a: View<'_>, b: View<'_>, finish: Finish<'_>, c: Target<'_>) = rows_of_f32
+}
+
+vectorised! {
+    /// As [`of_f32`], of bf16.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn of_bf16(a: View<'_>, b: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) = rows_of_bf16
+}
+
+#[inline(always)]
+unsafe fn rows_of_f32<V: Vector>(a: View<'_>, b: View<'_>, finish: Finish<'_>, c: Target<'_>) {
+    // SAFETY: the caller vouches for `c` and the machine.
+    unsafe { rows::<Floats<V, f32>>(a, b, finish, c) }
+}
+
+#[inline(always)]
+unsafe fn rows_of_bf16<V: Vector>(a: View<'_>, b: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
+    // SAFETY: as above.
+    unsafe { rows::<Floats<V, bf16>>(a, b, finish, c) }
+}
 
 /// `c (+)= scale · a · b (+ bias)` with a left operand of bf16, too, by the instruction for pairs.
 ///
@@ -134,7 +167,7 @@ in_place!(of_bf16, bf16);
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16,avx2,fma")]
 pub(super) unsafe fn of_pairs(a: View<'_, bf16>, b: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
     // SAFETY: the caller vouches for `c` and the machine.
-    unsafe { rows::<avx512::PairSums>(a, b, finish, c) }
+    unsafe { rows::<pairs::PairSums>(a, b, finish, c) }
 }
 
 /// A block of columns at a time, and of it a tile after the other, each for all rows of `a`.

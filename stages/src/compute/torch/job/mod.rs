@@ -8,7 +8,7 @@ use model::optimizer::Optimizer;
 use serde::Serialize;
 
 use crate::compute::backend::{Attention, Parallel};
-use crate::compute::kernels::{Dtype, InferenceDtype};
+use crate::compute::kernels::Dtype;
 use crate::data::artifact::TokensReader;
 
 /// A job, with the version of the protocol and its task.
@@ -136,18 +136,6 @@ impl Dtype {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
             Self::F16 => "f16",
-        }
-    }
-}
-
-impl InferenceDtype {
-    /// Its name in a job; none where the torch worker has no such type.
-    pub(crate) fn in_job(self) -> Option<&'static str> {
-        match self {
-            Self::F32 => Some("f32"),
-            Self::Bf16 => Some("bf16"),
-            Self::F16 => Some("f16"),
-            Self::Int8 | Self::Int4 => None,
         }
     }
 }

@@ -230,7 +230,7 @@ fn memory_of_weights(params: &TrainParams, context: &mut StageContext) -> Result
         let model = context.open(input)?;
         let config = Config::read(&model.folder).or_fail(Cause::BadData, || "cannot load the model".to_owned())?;
         let matrices = config.layer_modules().len() * config.num_hidden_layers + 2;
-        bytes += SharedWeights::bytes_for(matrices, weight_bytes(&config, compute, Dtype::F32));
+        bytes += SharedWeights::bytes_for(matrices, weight_bytes(&config, compute, Dtype::F32, None));
     }
     shared_memory::create("pipeline weights", bytes)
 }

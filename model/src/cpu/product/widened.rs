@@ -1,0 +1,230 @@
+//! Quantised weights as right operands: widened on their way into a panel, to the bits that a product with the
+//! dequantised weight reads.
+
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
+use std::ops::Range;
+
+use half::bf16;
+
+#[cfg(target_arch = "x86_64")]
+use super::PairsRight;
+use super::{Finish, InstructionSet, Right, Target, View, few_rows};
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::instructions::multiversion;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::rounding::nearest;
+use crate::cpu::rounding::{round, round_within_f32};
+use crate::ops::Compute;
+
+/// A weight `[out, in]` in blocks. A format in blocks is one of these, beside its codec in [`crate::weights`].
+pub(in crate::cpu) trait BlockWeight: Send + Sync {
+    /// Rows and columns: outputs and inputs.
+    fn shape(&self) -> [usize; 2];
+
+    /// Its size.
+    fn bytes(&self) -> usize;
+
+    /// The fingerprint of its bits.
+    fn fingerprint(&self) -> u64;
+
+    /// Row `row`, times a factor.
+    fn copy_row(&self, row: usize, factor: f32, target: &mut [f32]);
+
+    /// Dequantises some rows and columns: the first of them goes to the first element of the target, and the next row
+    /// or column, by the order, `stride` elements further.
+    fn widen(
+        &self,
+        set: InstructionSet,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        order: Order,
+        stride: usize,
+        target: &mut [f32],
+    );
+}
+
+/// What lies contiguously.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cpu) enum Order {
+    /// The elements of a row.
+    Rows,
+    /// The elements of a column.
+    Columns,
+}
+
+/// A weight in blocks as the right operand of a product in some dtype, either way.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Widened<'a> {
+    weight: &'a dyn BlockWeight,
+    set: InstructionSet,
+    compute: Compute,
+    /// [`Order::Rows`]: the weight itself. [`Order::Columns`]: it transposed.
+    order: Order,
+    first_column: usize,
+    columns: usize,
+}
+
+impl<'a> Widened<'a> {
+    /// The weight, or it transposed, in the dtype that is computed in.
+    pub(in crate::cpu) fn new(
+        weight: &'a dyn BlockWeight,
+        set: InstructionSet,
+        compute: Compute,
+        order: Order,
+    ) -> Self {
+        let [out_features, in_features] = weight.shape();
+        let columns = match order {
+            Order::Rows => in_features,
+            Order::Columns => out_features,
+        };
+        Self { weight, set, compute, order, first_column: 0, columns }
+    }
+
+    /// Writes rows `inner` of some columns to `[inner][stride]`, in f32 and not rounded.
+    fn widen(self, inner: Range<usize>, columns: Range<usize>, stride: usize, target: &mut [f32]) {
+        assert!(columns.end <= self.columns && inner.end <= self.rows(), "a part of the operand");
+        let columns = self.first_column + columns.start..self.first_column + columns.end;
+        let (rows, columns) = match self.order {
+            Order::Rows => (inner, columns),
+            Order::Columns => (columns, inner),
+        };
+        self.weight.widen(self.set, rows, columns, self.order, stride, target);
+    }
+
+    /// Runs a function for blocks of a few columns each, given the columns as the rows of a matrix in f32.
+    fn each_few_columns(self, mut run: impl FnMut(Range<usize>, &[f32])) {
+        /// Columns of a block: those that are stored together, so that none is dequantised twice.
+        const COLUMNS: usize = 16;
+        let (inner, mut block) = (self.rows(), vec![0.0; COLUMNS * self.rows()]);
+        let mut first = 0;
+        while first < self.columns {
+            let next = (self.first_column + first + COLUMNS) / COLUMNS * COLUMNS - self.first_column;
+            let columns = first..next.min(self.columns);
+            let (rows, order) = (self.first_column + columns.start..self.first_column + columns.end, Order::Rows);
+            assert!(self.order == Order::Columns, "columns that are contiguous");
+            self.weight.widen(self.set, rows, 0..inner, order, inner, &mut block);
+            run(columns.clone(), &block[..columns.len() * inner]);
+            first = columns.end;
+        }
+    }
+}
+
+impl Right for Widened<'_> {
+    fn rows(self) -> usize {
+        let [out_features, in_features] = self.weight.shape();
+        match self.order {
+            Order::Rows => out_features,
+            Order::Columns => in_features,
+        }
+    }
+
+    fn columns(self) -> usize {
+        self.columns
+    }
+
+    fn column_range(self, columns: Range<usize>) -> Self {
+        assert!(columns.start <= columns.end && columns.end <= self.columns, "columns {columns:?} of {}", self.columns);
+        Self { first_column: self.first_column + columns.start, columns: columns.len(), ..self }
+    }
+
+    fn strides(self) -> (usize, usize) {
+        let [_, in_features] = self.weight.shape();
+        match self.order {
+            Order::Rows => (in_features, 1),
+            Order::Columns => (1, in_features),
+        }
+    }
+
+    unsafe fn pack(
+        self,
+        set: InstructionSet,
+        inner: Range<usize>,
+        columns: Range<usize>,
+        width: usize,
+        panel: &mut [f32],
+    ) {
+        let (steps, count) = (inner.len(), columns.len());
+        let panel = &mut panel[..steps * width];
+        if count < width {
+            panel.chunks_exact_mut(width).for_each(|step| step[count..].fill(0.0));
+        }
+        self.widen(inner, columns, width, panel);
+        if self.compute == Compute::Bf16 {
+            /// Values that are rounded before the next.
+            const PIECE: usize = 256;
+            for piece in panel.chunks_mut(PIECE) {
+                let mut values = [0.0; PIECE];
+                values[..piece.len()].copy_from_slice(piece);
+                round_within_f32(set, &values[..piece.len()], piece);
+            }
+        }
+    }
+
+    unsafe fn few_rows(self, set: InstructionSet, a: View<'_>, finish: Finish<'_>, c: Target<'_>) {
+        let inner = self.rows();
+        let mut rounded = vec![0.0; 0];
+        self.each_few_columns(|columns, values| {
+            let values = match self.compute {
+                Compute::F32 => values,
+                Compute::Bf16 => {
+                    rounded.resize(values.len(), 0.0);
+                    round_within_f32(set, values, &mut rounded);
+                    &rounded
+                }
+            };
+            let b = View::new(values, columns.len(), inner, inner).transposed();
+            // SAFETY: the caller vouches for `c`, of which these are some columns.
+            unsafe { few_rows::of_f32(set, a, b, finish.of_columns(columns.clone()), c.offset(0, columns.start)) };
+        });
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl PairsRight for Widened<'_> {
+    unsafe fn pack_pairs(self, inner: Range<usize>, columns: Range<usize>, panel: *mut u32) {
+        /// Words that are made before the next; of columns as many as the widest panel has.
+        const WORDS: usize = 16;
+        const COLUMNS: usize = 48;
+        assert!(columns.len() <= COLUMNS, "columns of a panel");
+        let width = columns.len().next_multiple_of(16);
+        // SAFETY: the caller vouches for the panel.
+        let panel = unsafe { std::slice::from_raw_parts_mut(panel, inner.len() * width) };
+        let mut values = [0.0; 2 * WORDS * COLUMNS];
+        for (first, words) in inner.step_by(WORDS).zip(panel.chunks_mut(WORDS * width)) {
+            let rows = 2 * first..self.rows().min(2 * first + 2 * words.len() / width);
+            let values = &mut values[..2 * words.len()];
+            // The last word of an odd number of rows has no second half, and what pads the columns is zero.
+            if columns.len() < width || rows.len() * width < values.len() {
+                values.fill(0.0);
+            }
+            self.widen(rows, columns.clone(), width, values);
+            join_pairs(self.set, values, width, words);
+        }
+    }
+
+    unsafe fn few_rows_of_pairs(self, a: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
+        let inner = self.rows();
+        let mut rounded = Vec::new();
+        self.each_few_columns(|columns, values| {
+            rounded.resize(values.len(), bf16::ZERO);
+            round(self.set, values, &mut rounded);
+            let b = View::new(&rounded, columns.len(), inner, inner).transposed();
+            // SAFETY: the caller vouches for `c`, of which these are some columns, and for the machine.
+            unsafe { few_rows::of_pairs(a, b, finish.of_columns(columns.clone()), c.offset(0, columns.start)) };
+        });
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+multiversion! {
+    /// Rounds two rows after the other to the halves of a row of words.
+    fn join_pairs(values: &[f32], width: usize, words: &mut [u32]) {
+        for (rows, words) in values.chunks_exact(2 * width).zip(words.chunks_exact_mut(width)) {
+            let (low, high) = rows.split_at(width);
+            for ((word, low), high) in words.iter_mut().zip(low).zip(high) {
+                *word = u32::from(nearest(*low).to_bits()) | u32::from(nearest(*high).to_bits()) << 16;
+            }
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! How weights are stored, apart from the dtype that is computed in: formats, and the codecs of those in blocks.
+//!
+//! It leaves to kernel sets where a format's blocks lie in memory, and how products read them. A format has a forward
+//! and a backward: products with a weight widen its blocks on their way into a panel.
+
+mod format;
+pub(crate) mod int4;
+pub(crate) mod int8;
+
+use half::bf16;
+
+pub use format::{Activations, BlockFormat, Quantization, WeightFormat};
+
+/// Values of a block of [`BlockFormat::Int8`] and [`BlockFormat::Int4`], along the input.
+pub(crate) const BLOCK: usize = 32;
+
+/// The largest magnitude, as the bits of a float that is not negative: these are in the order of the floats, and
+/// integers are compared side by side. That of a block with a number that is not finite is not.
+#[inline(always)]
+fn largest_magnitude(x: &[f32; BLOCK]) -> f32 {
+    f32::from_bits(x.iter().fold(0, |largest, x| largest.max(x.abs().to_bits())))
+}
+
+/// The scale of a block that is so small that it is zero, or has a number that is not finite.
+#[inline(always)]
+fn degenerate(magnitude: f32) -> Option<bf16> {
+    match magnitude {
+        magnitude if !magnitude.is_finite() => Some(bf16::NAN),
+        magnitude if magnitude < 1e-30 => Some(bf16::ZERO),
+        _ => None,
+    }
+}
+
+/// The same number in f32.
+#[inline(always)]
+fn widened(scale: bf16) -> f32 {
+    f32::from_bits(u32::from(scale.to_bits()) << 16)
+}
+
+/// The nearest numbers in a range.
+#[inline(always)]
+fn numbers_of(x: &[f32; BLOCK], scale: bf16, least: f32, most: f32, numbers: &mut [i8; BLOCK]) {
+    /// Adding it rounds to an integer, which is then found in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let inverse = 1.0 / widened(scale);
+    for (number, x) in numbers.iter_mut().zip(x) {
+        *number = ((x * inverse).clamp(least, most) + ROUND).to_bits() as i8;
+    }
+}
