@@ -83,7 +83,8 @@ pub struct InferenceParams {
     /// Answers that grow together: decides speed and memory, not what is answered.
     #[cosmetic(default = BATCH_SIZE, range = 1..)]
     pub batch_size: usize,
-    /// Number type of the computation: of the weights, and of what is multiplied with them.
+    /// Compute dtype: of the weights, and of what is multiplied with them. `f16` is for `backend: torch`; `int8` and
+    /// `int4` are for the native one.
     #[semantic(default = InferenceDtype::F32)]
     pub dtype: InferenceDtype,
     /// What computes: this program where it serves the device (today the CPU), else PyTorch in processes of its own.

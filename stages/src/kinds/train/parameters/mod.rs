@@ -35,16 +35,17 @@ pub struct TrainParams {
     /// Rows to measure the loss on, which are not trained on.
     #[semantic]
     pub validation: Option<Input<TokensOrPacks>>,
-    /// What is trained.
+    /// What is trained. With `full`, `lora` and `adapter` must be left out.
     #[semantic(default = Method::Lora)]
     pub method: Method,
     /// The adapter, for `method: lora`.
     #[semantic(default)]
     pub lora: Given<LoraParams>,
-    /// An adapter to go on from, ours or PEFT's; `lora` follows from it.
+    /// An adapter to go on from (a warm start), ours or PEFT's. Its settings hold; of `lora`, what is given must agree
+    /// with them, but for `dropout`.
     #[semantic]
     pub adapter: Option<Input<Adapter>>,
-    /// The optimizer.
+    /// The optimizer and its learning rate.
     #[semantic(default)]
     pub optimizer: OptimizerParams,
     /// The learning rate over the run.
@@ -55,7 +56,8 @@ pub struct TrainParams {
     /// speed, never the result.
     #[cosmetic(default = 1, range = 1..)]
     pub micro_batch_size: usize,
-    /// Micro-batches of an optimizer step, over all devices together.
+    /// Micro-batches of an optimizer step, over all devices together. Its product with `micro_batch_size` is semantic
+    /// (`rows_per_step`).
     #[cosmetic(default = 1, range = 1..)]
     pub gradient_accumulation_steps: usize,
     /// Passes over the data.
@@ -79,10 +81,11 @@ pub struct TrainParams {
     /// Largest norm of the gradient over all trained tensors; larger ones are scaled down to it. None if left out.
     #[semantic(above = 0.0)]
     pub clip_grad_norm: Option<f64>,
-    /// Number type of the computation.
+    /// Compute dtype. What is trained, its moments and the loss stay f32.
     #[semantic(default = Dtype::F32)]
     pub dtype: Dtype,
-    /// The factor on the loss, for computation in f16, whose small gradients would round to zero.
+    /// The loss scale for computation in f16, whose small gradients would round to zero, as `torch.amp.GradScaler`; an
+    /// error with another `dtype`. With `f16` there is one also where this is left out.
     #[semantic]
     pub loss_scale: Option<LossScale>,
     /// Computes each layer's forward again in the backward instead of keeping what it made: less memory, more time,
@@ -102,6 +105,7 @@ pub struct TrainParams {
     #[cosmetic(default = Attention::Auto)]
     pub attention: Attention,
     /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result.
+    /// Secrets are an error: those of the engine's environment are inherited.
     #[cosmetic(default)]
     pub env: Mapping<String>,
     /// Seconds that an exchange between several workers may take, or that one of the native backend may do nothing,

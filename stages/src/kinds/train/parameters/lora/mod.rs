@@ -23,14 +23,14 @@ pub struct LoraParams {
     /// The update is scaled by `alpha / rank`.
     #[semantic(default = 16.0, above = 0.0)]
     pub alpha: f64,
-    /// Share of the adapter's inputs that are left out, at random in each step.
+    /// LoRA dropout probability: the share of the adapter's inputs that are zeroed, drawn anew in each step.
     #[semantic(default = 0.0, range = 0.0..1.0)]
     pub dropout: f64,
-    /// The linear layers that get an adapter: names, `all-linear` (all but the head), or a regular expression, as in
-    /// PEFT.
+    /// The linear layers that get an adapter: names, `all-linear` (all but the head), or a regular expression for the
+    /// whole path, as in PEFT.
     #[semantic(default)]
     pub target_modules: Targets,
-    /// The same in torchtune's words: any of `q_proj`, `k_proj`, `v_proj`, `output_proj`.
+    /// The same in torchtune's words, instead of `target_modules`: any of `q_proj`, `k_proj`, `v_proj`, `output_proj`.
     #[semantic(default)]
     pub lora_attn_modules: Vec<String>,
     /// The MLP's layers, too; beside `lora_attn_modules`.
@@ -48,10 +48,10 @@ pub struct LoraParams {
     /// Modules that are trained as a whole and saved with the adapter.
     #[semantic(default)]
     pub modules_to_save: Vec<String>,
-    /// Other ranks for modules whose names end like this (a regular expression).
+    /// Other ranks for modules whose paths end like this (a regular expression).
     #[semantic(default, range = 1..)]
     pub rank_pattern: Mapping<usize>,
-    /// Other alphas for modules whose names end like this (a regular expression).
+    /// Other alphas for modules whose paths end like this (a regular expression).
     #[semantic(default, above = 0.0)]
     pub alpha_pattern: Mapping<f64>,
 }
