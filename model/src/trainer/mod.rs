@@ -11,7 +11,7 @@ mod state;
 
 pub use collective::{Alone, Collective, CollectiveError, Phase};
 pub use error::TrainError;
-pub use options::{AdamW, LossScaling, Optimizer, Recompute, Sgd, TrainOptions, Trained};
+pub use options::{AdamW, EmbeddingNoise, LossScaling, Optimizer, Recompute, Sgd, TrainOptions, Trained};
 pub use scaler::{LossScaler, LossScalerState};
 pub use state::{RestoreError, TrainedPart, TrainedTensor, TrainedView};
 
@@ -85,6 +85,7 @@ impl<B: Blocks> Trainer<B> {
         if compute.only_infers() {
             return Err(TrainError::OnlyInfers(compute.name()));
         }
+        decoder.set_embedding_noise(options.embedding_noise);
         decoder.start_training(options.trained, options.optimizer.moments())?;
         let audit = Audit::new(&decoder, &options.optimizer)?;
         Ok(Self {
@@ -292,6 +293,7 @@ impl<B: Blocks> Trainer<B> {
         self.decoder.release();
         for parameter in self.decoder.parameters_mut() {
             let Some(Training { gradient, exp_avg, exp_avg_sq }) = &mut parameter.training else { continue };
+            let learning_rate = learning_rate * self.options.learning_rate_factor(&parameter.name, &parameter.shape);
             match self.options.optimizer {
                 Optimizer::AdamW(AdamW { betas, eps, weight_decay }) => {
                     let adamw = AdamWStep { learning_rate, betas, eps, weight_decay, step, gradient_scale };

@@ -9,7 +9,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, KeyWriter, Mapping, Parameter as _, Parameters};
 use model::schedule::Schedule;
-use model::trainer::{LossScaling, Recompute, Trained};
+use model::trainer::{EmbeddingNoise, LossScaling, Recompute, Trained};
 
 pub use given::Given;
 pub(super) use lora::AdapterOrigin;
@@ -81,6 +81,10 @@ pub struct TrainParams {
     /// Largest norm of the gradient over all trained tensors; larger ones are scaled down to it. None if left out.
     #[semantic(above = 0.0)]
     pub clip_grad_norm: Option<f64>,
+    /// NEFTune (Jain et al., arXiv:2310.05914): uniform noise on the token embeddings while training, of this over
+    /// the root of (the document's tokens × `hidden_size`); 5 to 15 are usual, none if left out. For the native backend.
+    #[semantic(above = 0.0, omit_default)]
+    pub neftune_noise_alpha: Option<f64>,
     /// Compute dtype. What is trained, its moments and the loss stay f32.
     #[semantic(default = Dtype::F32)]
     pub dtype: Dtype,
@@ -168,6 +172,11 @@ impl TrainParams {
         if self.activation_checkpointing { Recompute::Layers } else { Recompute::None }
     }
 
+    /// The noise on the token embeddings, as the trainer takes it.
+    pub(super) fn embedding_noise(&self) -> Option<EmbeddingNoise> {
+        self.neftune_noise_alpha.map(|alpha| EmbeddingNoise { alpha })
+    }
+
     /// Why the learning rate stays below its highest in a run of so many steps, if it does.
     pub(super) fn low_peak(&self, total_steps: u64) -> Option<String> {
         let (schedule, base) = (self.schedule(total_steps), self.optimizer.learning_rate);
@@ -229,7 +238,16 @@ impl TrainParams {
         match (self.dtype, self.kernels) {
             (Dtype::F16, _) => Serves::Torch("`dtype: f16`"),
             (Dtype::F32 | Dtype::Bf16, Kernels::Candle) => Serves::Native("`kernels: candle`"),
-            (Dtype::F32 | Dtype::Bf16, Kernels::Cpu) => Serves::Both,
+            (Dtype::F32 | Dtype::Bf16, Kernels::Cpu) => self.native_only().map_or(Serves::Both, Serves::Native),
+        }
+    }
+
+    /// What the torch worker does not compute.
+    fn native_only(&self) -> Option<&'static str> {
+        match () {
+            () if self.lora.value.learning_rate_ratio != 1.0 => Some("`lora.learning_rate_ratio`"),
+            () if self.neftune_noise_alpha.is_some() => Some("`neftune_noise_alpha`"),
+            () => None,
         }
     }
 
@@ -239,6 +257,10 @@ impl TrainParams {
         if self.dtype == Dtype::F16 && self.kernels == Kernels::Candle {
             let message = "`kernels: candle` does not compute in f16";
             problems.push(Problem::error("bad-value", span, message, "in this stage").at("kernels"));
+        }
+        if let Some(what) = self.native_only().filter(|_| self.dtype == Dtype::F16) {
+            let message = format!("{what} is for the native backend, which does not compute in f16");
+            problems.push(Problem::error("bad-value", span, message, "in this stage").at("dtype"));
         }
         if self.backend == Backend::Native && !self.env.is_empty() {
             let message = "`env` is for the processes of `backend: torch`";
