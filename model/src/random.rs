@@ -27,6 +27,8 @@ pub enum Purpose {
     DatasetSplit = 7,
     /// Which of several datasets the next row comes from.
     DatasetMix = 8,
+    /// Noise on token embeddings.
+    EmbeddingNoise = 9,
 }
 
 /// Which draws are meant: their purpose, and as much of the rest as it needs (the remainder stays 0).
@@ -69,6 +71,11 @@ impl Address {
         self
     }
 
+    /// The same draws for a document of these tokens, whatever row it stands in.
+    pub fn tokens(self, ids: &[u32]) -> Self {
+        self.row(ids.iter().fold(FNV_OFFSET, |hash, id| fnv1a_from(hash, &id.to_le_bytes())))
+    }
+
     /// The draws for a tensor or module that is known by its full name, such as `model.layers.0.self_attn.q_proj`.
     pub fn named(purpose: Purpose, name: &str) -> Self {
         let hash = fnv1a(name.as_bytes());
@@ -78,8 +85,15 @@ impl Address {
 
 /// 64-bit FNV-1a: names become numbers in the same way on every machine and in every version.
 fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+    fnv1a_from(FNV_OFFSET, bytes)
 }
+
+fn fnv1a_from(hash: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// The hash of nothing.
+const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 
 /// An endless sequence of draws at one address; any index of it can be read directly.
 #[derive(Debug, Clone)]
@@ -166,6 +180,11 @@ impl Stream {
     pub fn uniform_at(&self, index: u64, limit: f64) -> f32 {
         let word = self.block(index / 4)[(index % 4) as usize];
         (limit * (2.0 * f64::from(word) / WORDS - 1.0)) as f32
+    }
+
+    /// Elements `4 × block` and the three after it of [`Stream::uniform_at`].
+    pub fn uniforms_at(&self, block: u64, limit: f64) -> [f32; 4] {
+        self.block(block).map(|word| (limit * (2.0 * f64::from(word) / WORDS - 1.0)) as f32)
     }
 
     /// Elements `4 × block` and the three after it of a tensor of standard normal numbers (Box and Muller's transform).

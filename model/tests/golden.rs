@@ -24,7 +24,7 @@ use model::parameter::Keep;
 use model::peft::{Adapter, AdapterConfig};
 use model::sampling::argmax;
 use model::session::{Append, Session};
-use model::trainer::{self, AdamW, TrainOptions, Trained, Trainer};
+use model::trainer::{self, AdamW, EmbeddingNoise, TrainOptions, Trained, Trainer};
 use safetensors::SafeTensors;
 use serde::Deserialize;
 
@@ -60,11 +60,12 @@ const CASES: [&str; 25] = [
 ];
 
 /// The adapters of those cases, likewise.
-const ADAPTERS: [&str; 26] = [
+const ADAPTERS: [&str; 28] = [
     "gemma/attention",
     "gemma/tied_embedding_saved",
     "gemma2/attention",
     "gemma2/dora_lm_head",
+    "gemma2/neftune",
     "llama2/attention",
     "llama2/dropout",
     "llama2/norms",
@@ -72,6 +73,7 @@ const ADAPTERS: [&str; 26] = [
     "llama31/attention",
     "llama31/dora",
     "llama31/lm_head",
+    "llama31/lora_plus",
     "llama31/modules_to_save",
     "llama31/patterns",
     "llama31/rslora",
@@ -444,6 +446,8 @@ struct Steps {
     optimizer: Optimizer,
     clip_grad_norm: f64,
     gradient_accumulation_steps: usize,
+    neftune_noise_alpha: Option<f64>,
+    learning_rate_ratio: Option<f64>,
     steps: Vec<Step>,
 }
 
@@ -451,7 +455,12 @@ impl Steps {
     fn options(&self) -> TrainOptions {
         let Optimizer { betas, eps, weight_decay } = self.optimizer;
         let optimizer = trainer::Optimizer::AdamW(AdamW { betas, eps, weight_decay });
-        TrainOptions { max_grad_norm: Some(self.clip_grad_norm), ..TrainOptions::new(Trained::Adapter, optimizer) }
+        TrainOptions {
+            max_grad_norm: Some(self.clip_grad_norm),
+            embedding_noise: self.neftune_noise_alpha.map(|alpha| EmbeddingNoise { alpha }),
+            lora_learning_rate_ratio: self.learning_rate_ratio.unwrap_or(1.0),
+            ..TrainOptions::new(Trained::Adapter, optimizer)
+        }
     }
 }
 

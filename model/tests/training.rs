@@ -15,8 +15,8 @@ use model::optimizer::StateValues;
 use model::parameter::Keep;
 use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{
-    AdamW, LossScaling, Optimizer, Recompute, RestoreError, Sgd, StepReport, TrainError, TrainOptions, Trained,
-    TrainedTensor, Trainer,
+    AdamW, EmbeddingNoise, LossScaling, Optimizer, Recompute, RestoreError, Sgd, StepReport, TrainError, TrainOptions,
+    Trained, TrainedTensor, Trainer,
 };
 
 const ADAMW: AdamW = AdamW { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1 };
@@ -306,6 +306,89 @@ fn layers_that_run_again_drop_the_same_elements() {
     let keeping = run(0.4, Recompute::None);
     assert!(run(0.4, Recompute::Layers) == keeping);
     assert!(run(0.0, Recompute::None) != keeping, "something was dropped");
+}
+
+const NOISE: TrainOptions = TrainOptions { embedding_noise: Some(EmbeddingNoise { alpha: 10.0 }), seed: 3, ..ADAPTER };
+
+fn with_noise(options: TrainOptions) -> Trainer<Cpu> {
+    Trainer::new(adapted(&ops(2), &["q_proj", "v_proj", "down_proj"]), options).unwrap()
+}
+
+#[test]
+fn noise_on_the_embeddings_is_the_same_however_a_step_is_computed() {
+    let mut whole = with_noise(NOISE);
+    let reports = train(&mut whole, 0..4, 8);
+    let state = whole.state().unwrap();
+    let mut split = with_noise(NOISE);
+    for (found, expected) in train(&mut split, 0..4, 2).iter().zip(&reports) {
+        assert!((found.loss - expected.loss).abs() <= 1e-6 * expected.loss, "{found:?} {expected:?}");
+    }
+    let mut again = with_noise(TrainOptions { recompute: Recompute::Layers, ..NOISE });
+    train(&mut again, 0..4, 8);
+    assert!(bits(&again.state().unwrap()) == bits(&state), "layers that run again");
+    let mut first = with_noise(NOISE);
+    train(&mut first, 0..2, 8);
+    let mut resumed = with_noise(NOISE);
+    resumed.restore(first.steps(), first.state().unwrap()).unwrap();
+    train(&mut resumed, 2..4, 8);
+    assert!(bits(&resumed.state().unwrap()) == bits(&state), "a resumed run");
+    let mut other = with_noise(TrainOptions { seed: 4, ..NOISE });
+    assert_ne!(train(&mut other, 0..1, 8)[0].loss, reports[0].loss, "another seed");
+}
+
+#[test]
+fn noise_on_the_embeddings_does_not_depend_on_packs() {
+    let loss = |packs: &[(u64, &[usize])]| {
+        let mut trainer = with_noise(NOISE);
+        let documents = support::documents(5, &[7, 4, 9]);
+        let mut from = 0;
+        for (row, lengths) in packs {
+            let tokens = lengths.iter().sum::<usize>();
+            let (ids, labels) = (&documents.input_ids[from..from + tokens], &documents.labels[from..from + tokens]);
+            let mut batch = Batch::default();
+            batch.push_row(*row, ids, labels, lengths);
+            trainer.accumulate(&batch).unwrap();
+            from += tokens;
+        }
+        trainer.step(1e-2).unwrap().loss
+    };
+    let apart = loss(&[(0, &[7]), (1, &[4]), (2, &[9])]);
+    for packed in [loss(&[(0, &[7, 4, 9])]), loss(&[(8, &[7]), (3, &[4, 9])])] {
+        assert!((packed - apart).abs() <= 1e-6 * apart, "{packed}, {apart} apart");
+    }
+}
+
+#[test]
+fn noise_on_the_embeddings_is_of_training_alone() {
+    let (mut with, mut without) = (with_noise(NOISE), with_noise(ADAPTER));
+    let batch = support::documents(3, &[9, 5]);
+    assert_eq!(with.decoder_mut().score(&batch).unwrap(), without.decoder_mut().score(&batch).unwrap());
+    assert_eq!(with.decoder_mut().logits(&batch).unwrap(), without.decoder_mut().logits(&batch).unwrap());
+    let losses = [&mut with, &mut without].map(|trainer| trainer.accumulate(&batch).unwrap().loss_sum);
+    assert_ne!(losses[0], losses[1]);
+}
+
+/// With LoRA+ a step of A is that of plain LoRA, and a step of B that of plain LoRA at a higher learning rate.
+#[test]
+fn lora_plus_gives_b_another_learning_rate() {
+    for optimizer in [Optimizer::AdamW(ADAMW), Optimizer::Sgd(Sgd::default())] {
+        let step = |lora_learning_rate_ratio, learning_rate| {
+            let options = TrainOptions { lora_learning_rate_ratio, optimizer, ..ADAPTER };
+            let mut trainer = with_noise(options);
+            trainer.accumulate(&rows(0)[7]).unwrap();
+            trainer.step(learning_rate).unwrap();
+            trainer.state().unwrap()
+        };
+        let (plus, plain, faster) = (step(16.0, 1e-3), step(1.0, 1e-3), step(1.0, 1.6e-2));
+        let mut of_b = 0;
+        for ((plus, plain), faster) in plus.iter().zip(&plain).zip(&faster) {
+            let is_b = plus.name.contains("lora_B");
+            of_b += usize::from(is_b);
+            assert_eq!(plus.value, if is_b { &faster.value } else { &plain.value }[..], "{}", plus.name);
+            assert_ne!(plain.value, faster.value, "{}", plus.name);
+        }
+        assert!(of_b > 0 && of_b < plus.len());
+    }
 }
 
 #[test]

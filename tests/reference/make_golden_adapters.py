@@ -49,7 +49,11 @@ CASES = {
     ("llama2", "dropout"): (dict(r=4, lora_alpha=8, lora_dropout=0.3, target_modules=ATTENTION + ["up_proj", "down_proj", "lm_head"]), 1.35, []),
     ("qwen2", "dora_dropout"): (dict(r=4, lora_alpha=8, lora_dropout=0.2, use_dora=True, target_modules=ATTENTION + ["o_proj", "down_proj"]), 1.385, []),
     ("llama31", "warm_start"): (dict(r=4, lora_alpha=8, target_modules=ATTENTION), 0.85, []),
+    ("llama31", "lora_plus"): (dict(r=4, lora_alpha=8, use_dora=True, target_modules=ATTENTION + ["down_proj"]), 1.1, []),
+    ("gemma2", "neftune"): (dict(r=4, lora_alpha=8, target_modules=ATTENTION), 0.5, []),
 }
+RATIO = {("llama31", "lora_plus"): 4.0}
+NOISE = {("gemma2", "neftune"): 15.0}
 
 def philox(counter, key):
     """Philox4x32-10 (Salmon et al., SC 2011) of arrays of 32-bit words held in 64."""
@@ -62,17 +66,43 @@ def philox(counter, key):
         k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
     return c
 
-def mask(seed, step, row, module, probability, tokens, columns):
-    """The project's dropout mask of a module for the tokens of a row, [tokens, columns], as model/src/random.rs documents it."""
+def stream(seed, purpose, step, row, module, blocks):
+    """The first blocks of an addressed stream of the project, four words each, as model/src/random.rs documents it."""
     low = 0xFFFFFFFF
-    name = 0xCBF29CE484222325
-    for byte in module.encode(): name = ((name ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
     key = [seed & low, seed >> 32]
     m = [int(word) for word in philox([step & low, step >> 32, row & low, row >> 32], key)]
-    n = [int(word) for word in philox([m[0] ^ 4, m[1] ^ (name >> 32), m[2] ^ (name & low), m[3]], [key[0], key[1] ^ 1])]
-    blocks = numpy.arange(tokens * -(-columns // 4), dtype=numpy.uint64)
+    n = [int(word) for word in philox([m[0] ^ purpose, m[1] ^ (module >> 32), m[2] ^ (module & low), m[3]], [key[0], key[1] ^ 1])]
+    blocks = numpy.arange(blocks, dtype=numpy.uint64)
     words = philox([blocks, blocks >> numpy.uint64(32), n[2], n[3]], n[:2])
-    words = numpy.stack(numpy.broadcast_arrays(*words), -1).reshape(tokens, -1)[:, :columns]
+    return numpy.stack(numpy.broadcast_arrays(*words), -1).reshape(-1)
+
+def embedding_noise(seed, step, ids, columns, alpha):
+    """The project's NEFTune noise on a document of these tokens, [tokens, columns], as model/src/decoder/noise.rs documents it."""
+    address = 0xCBF29CE484222325
+    for byte in numpy.asarray(ids, dtype="<u4").tobytes(): address = ((address ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    count = len(ids) * columns
+    words = stream(seed, 9, step, address, 0, -(-count // 4))[:count].astype(numpy.float64)
+    limit = alpha / count ** 0.5    # transformers' mag_norm
+    return torch.from_numpy((limit * (2 * words / 2**32 - 1)).astype(numpy.float32)).reshape(len(ids), columns)
+
+def addressed_noise(model, alpha):
+    """Hooks NEFTune onto the embedding as transformers does, with addressed noise for each document of a row."""
+    told = {}
+    def hook(module, arguments, output):
+        if not module.training: return output
+        documents = arguments[0][0].split(told["lens"])
+        noise = [embedding_noise(0, told["step"], ids.numpy(), output.shape[-1], alpha) for ids in documents]
+        return output + torch.cat(noise)[None]
+    model.get_input_embeddings().register_forward_hook(hook)
+    model.train()
+    def tell(step, row, lens): told.update(step=step, lens=lens)
+    return tell
+
+def mask(seed, step, row, module, probability, tokens, columns):
+    """The project's dropout mask of a module for the tokens of a row, [tokens, columns], as model/src/random.rs documents it."""
+    name = 0xCBF29CE484222325
+    for byte in module.encode(): name = ((name ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    words = stream(seed, 4, step, row, name, tokens * -(-columns // 4)).reshape(tokens, -1)[:, :columns]
     kept = words >= numpy.uint64(round(probability * 2**32))
     return torch.from_numpy(kept.astype(numpy.float32)) / (1 - probability)
 
@@ -91,7 +121,7 @@ def addressed_dropout(model):
     for name, module in modules.items():
         module.lora_dropout["default"] = AddressedDropout(name, module.lora_dropout["default"].p)
     model.train()
-    def tell(step, row):
+    def tell(step, row, lens):
         for module in modules.values():
             module.lora_dropout["default"].step, module.lora_dropout["default"].row = step, row
     return tell
@@ -113,7 +143,8 @@ def main():
         start = folder / "attention" / "adapter" if variant == "warm_start" else None
         keep = lambda name: "layers.0." in name or any(part in name for part in kept)
         lora_case(make, folder / variant, vocab, arguments.seed + 100 + 20 * number, settings, clip, start=start, keep=keep,
-                  dropout=addressed_dropout if settings.get("lora_dropout") else None)
+                  dropout=addressed_dropout if settings.get("lora_dropout") else None, ratio=RATIO.get((family, variant)),
+                  noise=(NOISE[family, variant], addressed_noise) if (family, variant) in NOISE else None)
         print(family, variant, "written")
 
 if __name__ == "__main__":

@@ -90,8 +90,14 @@ impl<T: Parameter> Parameter for Vec<T> {
 }
 
 /// One value, or a list of them; `{ collect: stage }` is a list.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OneOrMore<T>(pub Vec<T>);
+
+impl<T> Default for OneOrMore<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
 
 impl<T: Parameter> Parameter for OneOrMore<T> {
     fn read(node: &Node, reader: &mut Reader) -> Option<Self> {

@@ -6,6 +6,9 @@ use super::scalar::read_text;
 use super::{ArtifactKind, Collected, Input, Json, KeyWriter, LocalPath, OneOf, Parameter, Reader, Reference};
 use crate::file::tree::{Node, Value};
 
+/// What the schema says of a path, by which a page knows one.
+const PATH: &str = "A path relative to the pipeline file; its content is in the key";
+
 impl Reference {
     /// Reads `stage` or `stage.output`. The dots inside the brackets of `adapter[lora.rank=4]` are part of the id.
     pub fn parse(text: &str, span: crate::file::source::Span) -> Option<Self> {
@@ -95,6 +98,6 @@ impl Parameter for LocalPath {
     fn write_key(&self, _key: &mut KeyWriter<'_>) {}
 
     fn schema() -> Json {
-        json!({ "type": "string" })
+        json!({ "type": "string", "description": format!("{PATH}.") })
     }
 }

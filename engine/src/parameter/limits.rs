@@ -73,10 +73,12 @@ impl Limits {
         fine
     }
 
-    /// Writes the limits into the schema of a number, or of the items of a list.
+    /// Writes the limits into the schema of a number, or of those in a list or mapping.
     pub(super) fn into_schema(self, schema: &mut Map<String, Json>) {
-        if let Some(items) = schema.get_mut("items").and_then(Json::as_object_mut) {
-            return self.into_schema(items);
+        for inner in ["items", "additionalProperties"] {
+            if let Some(inner) = schema.get_mut(inner).and_then(Json::as_object_mut) {
+                return self.into_schema(inner);
+            }
         }
         if let Some(end) = self.lower {
             let (name, value) = match end {

@@ -3,7 +3,8 @@
 use cache::{Class, KeyDocument, KeyEntry};
 use serde_json::{Map, json};
 
-use super::{Json, KeyWriter, Limits, Parameter, Record};
+use super::{Json, KeyWriter, Limits, Parameter, Reader, Record, have_equal_keys};
+use crate::file::tree::Node;
 
 /// The keyword that says how a field takes part in keys: an annotation, which validators pass over.
 pub const CLASS: &str = "x-class";
@@ -51,7 +52,7 @@ impl ObjectSchema {
         default: &T,
     ) -> Self {
         let mut property = property::<T>(description, class, limits);
-        if let Some(default) = default_of(default) {
+        if let Some(default) = default_of(default).or_else(|| empty_mapping(default)) {
             property.insert("default".to_owned(), default);
         }
         self.properties.insert(name.to_owned(), property.into());
@@ -239,4 +240,12 @@ fn default_of<T: Parameter>(default: &T) -> Option<Json> {
             is_list.then(|| entries.iter().map(|entry| value(&entry.value)).collect())
         }
     }
+}
+
+/// `{}` where that is how a file would say this default: a mapping of which every field has its own.
+fn empty_mapping<T: Parameter>(default: &T) -> Option<Json> {
+    let empty = json!({});
+    let mut reader = Reader::default();
+    let read = T::read(&Node::from_json(&empty), &mut reader)?;
+    (reader.problems.is_empty() && have_equal_keys(&read, default)).then_some(empty)
 }

@@ -184,9 +184,11 @@ impl<B: Blocks> Decoder<B> {
         parameters.into_iter().find(|parameter| parameter.name == name).map(BaseTensor::Parameter)
     }
 
-    /// Whether dropout acts on the input of any adapter in training.
-    pub(crate) fn has_dropout(&self) -> bool {
-        self.projections().iter().any(|projection| projection.lora.as_ref().is_some_and(|lora| lora.dropout.is_some()))
+    /// Whether training passes draw: dropout on the input of an adapter, or noise on the embeddings.
+    pub(crate) fn draws_in_training(&self) -> bool {
+        let mut projections = self.projections().into_iter();
+        self.embedding_noise.is_some()
+            || projections.any(|projection| projection.lora.as_ref().is_some_and(|lora| lora.dropout.is_some()))
     }
 
     /// The attached adapter's present values, under the given settings.

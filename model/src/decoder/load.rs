@@ -80,7 +80,7 @@ impl<B: Blocks> Decoder<B> {
         let head = builder.head()?;
         let rope_positions = FIRST_POSITIONS.min(config.max_position_embeddings);
         let rope = config.rope.tables(&*ops, rope_positions)?;
-        Ok(Self { ops, config, embeddings, layers, head, rope, rope_positions })
+        Ok(Self { ops, config, embeddings, layers, head, rope, rope_positions, embedding_noise: None })
     }
 }
 

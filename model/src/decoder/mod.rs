@@ -7,6 +7,7 @@ mod adapt;
 mod embeddings;
 mod fit;
 mod load;
+mod noise;
 mod run;
 mod streamed;
 
@@ -14,6 +15,7 @@ use std::sync::Arc;
 
 pub use adapt::AttachError;
 pub use load::LoadError;
+pub use noise::EmbeddingNoise;
 pub(crate) use run::TargetWeights;
 pub use run::{Activations, GradientOptions, Recompute, RunError, Scored, TargetScore, TrainingLoss};
 pub use streamed::{StreamError, StreamedDecoder, Weights};
@@ -35,6 +37,8 @@ pub struct Decoder<B: Blocks> {
     /// For as many positions as were needed so far.
     rope: RopeTables<B::Tensor>,
     rope_positions: usize,
+    /// Noise on the token embeddings of training passes.
+    embedding_noise: Option<EmbeddingNoise>,
 }
 
 struct Layer<B: Ops> {
@@ -46,6 +50,11 @@ impl<B: Blocks> Decoder<B> {
     /// The kernel set.
     pub fn ops(&self) -> &Arc<B> {
         &self.ops
+    }
+
+    /// Sets the noise on the token embeddings of training passes; there is none at first.
+    pub fn set_embedding_noise(&mut self, noise: Option<EmbeddingNoise>) {
+        self.embedding_noise = noise;
     }
 
     /// The shape.

@@ -159,7 +159,7 @@ impl<B: Blocks> Decoder<B> {
         let documents = Documents::new(&batch.document_lengths);
         activations.make_places(self.layers.len(), options.recompute);
         let ops = Arc::clone(&self.ops);
-        let places = self.has_dropout().then(|| Places::new(batch, targets));
+        let places = self.draws_in_training().then(|| Places::new(batch, targets));
         let draws = places.as_ref().map_or(PassDraws::default(), |places| places.draws(options.step));
         let mut taught = B::Tensor::default();
         let teacher = match loss.teacher {
@@ -218,7 +218,7 @@ impl<B: Blocks> Decoder<B> {
         let documents = Documents::new(&batch.document_lengths);
         activations.make_places(self.layers.len(), options.recompute);
         let ops = Arc::clone(&self.ops);
-        let places = self.has_dropout().then(|| Places::new(batch, &scored.targets));
+        let places = self.draws_in_training().then(|| Places::new(batch, &scored.targets));
         let draws = places.as_ref().map_or(PassDraws::default(), |places| places.draws(options.step));
         let forward = ops.profile().phase("forward");
         let rows = Rows::Those(&scored.targets.rows);
@@ -289,7 +289,7 @@ impl<B: Blocks> Decoder<B> {
         let mut scores = Vec::with_capacity(targets.len());
         if !targets.is_empty() {
             let documents = Documents::new(&batch.document_lengths);
-            let places = self.has_dropout().then(|| Places::new(batch, &targets));
+            let places = self.draws_in_training().then(|| Places::new(batch, &targets));
             let draws = places.as_ref().map_or(PassDraws::default(), |places| places.draws(step));
             let one_layer = &mut Activations::of_one_layer();
             let x = self.forward(batch, &documents, Rows::Those(&targets.rows), draws, one_layer)?;
@@ -418,6 +418,14 @@ impl<B: Blocks> Decoder<B> {
         Ok(x)
     }
 
+    /// Adds the noise on the embeddings, in a pass that draws. Its gradient is that of the embeddings: the noise is a
+    /// constant.
+    fn add_noise(&self, batch: &Batch, draws: PassDraws<'_>, x: &mut B::Tensor) -> KernelResult {
+        let (Some(noise), Some(Draws { step, .. })) = (self.embedding_noise, draws.all) else { return Ok(()) };
+        let values = noise.of(batch, self.config.hidden_size, step);
+        self.ops.add(&self.ops.tensor(batch.tokens(), self.config.hidden_size, &values)?, x)
+    }
+
     /// The residual stream of some rows after the last layer.
     fn forward(
         &self,
@@ -428,6 +436,7 @@ impl<B: Blocks> Decoder<B> {
         kept: &mut Activations<B>,
     ) -> KernelResult<B::Tensor> {
         let mut x = self.embed(&batch.input_ids)?;
+        self.add_noise(batch, draws, &mut x)?;
         let pass = Pass { documents, rope: &self.rope, draws: draws.all };
         let last = self.layers.len() - 1;
         for (index, layer) in self.layers.iter().enumerate() {

@@ -13,7 +13,7 @@ mod state;
 pub use collective::{Alone, Collective, CollectiveError, Phase};
 pub use documents::DocumentBatch;
 pub use error::TrainError;
-pub use options::{AdamW, LossScaling, Optimizer, Recompute, Sgd, TrainOptions, Trained};
+pub use options::{AdamW, EmbeddingNoise, LossScaling, Optimizer, Recompute, Sgd, TrainOptions, Trained};
 pub use scaler::{LossScaler, LossScalerState};
 pub use state::{RestoreError, TrainedTensor, TrainedView};
 
@@ -89,6 +89,7 @@ impl<B: Blocks> Trainer<B> {
     /// # Errors
     /// Fails if there is nothing to train or the device fails.
     pub fn new(mut decoder: Decoder<B>, options: TrainOptions) -> Result<Self, TrainError> {
+        decoder.set_embedding_noise(options.embedding_noise);
         decoder.start_training(options.trained, &options.optimizer)?;
         let audit = Audit::new(&decoder, &options.optimizer)?;
         Ok(Self {
@@ -321,6 +322,8 @@ impl<B: Blocks> Trainer<B> {
         for parameter in self.decoder.parameters_mut() {
             let Some(Training { gradient, state }) = &mut parameter.training else { continue };
             let tensor = TensorInfo { name: &parameter.name, shape: &parameter.shape };
+            let factor = self.options.learning_rate_factor(tensor);
+            let step = Step { learning_rate: step.learning_rate * factor, ..step };
             let updated = Updated { value: &mut parameter.value, gradient, state };
             self.options.optimizer.update(&*ops, &step, tensor, updated)?;
             ops.clear(gradient)?;

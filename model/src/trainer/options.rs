@@ -1,7 +1,9 @@
 //! What a training run is told: what is trained, the optimizer, clipping, loss scaling, recomputation.
 
-pub use crate::decoder::Recompute;
+pub use crate::decoder::{EmbeddingNoise, Recompute};
+use crate::optimizer::TensorInfo;
 pub use crate::optimizer::{AdamW, Optimizer, Sgd};
+use crate::peft::AdapterPart;
 
 /// What a trainer does.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,14 +18,39 @@ pub struct TrainOptions {
     pub loss_scaling: Option<LossScaling>,
     /// What the backward computes again instead of keeping it.
     pub recompute: Recompute,
-    /// Seed of the draws of dropout.
+    /// Seed of the draws of dropout and of noise.
     pub seed: u64,
+    /// Noise on the token embeddings of training passes.
+    pub embedding_noise: Option<EmbeddingNoise>,
+    /// The learning rate of LoRA's B over that of its A (LoRA+); 1 is plain LoRA.
+    ///
+    /// Source: Hayou et al., arXiv:2402.12354; as PEFT's `create_loraplus_optimizer`, DoRA's magnitudes and all other
+    /// vectors have the learning rate of B.
+    pub lora_learning_rate_ratio: f64,
 }
 
 impl TrainOptions {
     /// Plain training: no clipping, no loss scaling, nothing computed twice, seed 0.
     pub const fn new(trained: Trained, optimizer: Optimizer) -> Self {
-        Self { trained, optimizer, max_grad_norm: None, loss_scaling: None, recompute: Recompute::None, seed: 0 }
+        Self {
+            trained,
+            optimizer,
+            max_grad_norm: None,
+            loss_scaling: None,
+            recompute: Recompute::None,
+            seed: 0,
+            embedding_noise: None,
+            lora_learning_rate_ratio: 1.0,
+        }
+    }
+
+    /// What the learning rate of a tensor is multiplied by.
+    pub(super) fn learning_rate_factor(&self, tensor: TensorInfo<'_>) -> f64 {
+        if tensor.name.ends_with(AdapterPart::B.suffix()) || tensor.shape.len() == 1 {
+            self.lora_learning_rate_ratio
+        } else {
+            1.0
+        }
     }
 }
 

@@ -85,7 +85,7 @@ pub struct OutputParams {
 /// The long form of an output.
 #[derive(Parameters, Debug)]
 struct OutputMapping {
-    /// What the output is, and is checked to be.
+    /// What the output is, and is checked to be. `counts: metrics` is short for `counts: { kind: metrics }`.
     #[semantic]
     kind: OutputForm,
     /// For rows: how columns become a prompt, as in `dataset`.
@@ -129,10 +129,10 @@ impl Parameter for OutputParams {
 /// What a pipeline file may say under `with:` for `uses: command`.
 #[derive(Parameters, Debug)]
 pub struct CommandParams {
-    /// The program and its arguments, as a list; or lines for `sh`, as a text.
+    /// A list is a program and its arguments, started without a shell; a string is lines for `sh`.
     #[semantic]
     pub run: Program,
-    /// What it reads of other stages, by names of your choice: artefacts of any kind.
+    /// Outputs of other stages, `stage` or `stage.output`, by names of your choice.
     #[semantic(default)]
     pub inputs: Mapping<Input<Anything>>,
     /// Local files, folders and globs that it reads, its own script among them, by names of your choice.
@@ -141,10 +141,11 @@ pub struct CommandParams {
     /// What it makes, by names of your choice: a kind, or a mapping with `kind`.
     #[semantic(default)]
     pub outputs: Mapping<OutputParams>,
-    /// Environment variables and their values.
+    /// Environment variables. Their values may hold `${inputs.x}`, `${files.x}` and `${outputs.x}`.
     #[semantic(default)]
     pub env: Mapping<String>,
-    /// Environment variables whose values are those of the machine: secrets, and what changes no result.
+    /// Environment variables that are taken from where `pipeline run` was started: secrets, and what changes no result.
+    /// Their names are in the key, their values are not.
     #[semantic(default)]
     pub pass_env: Vec<String>,
 }

@@ -109,11 +109,13 @@ impl TrainTestSplit {
 /// Rows are taken in this order: source, split, filter, map, columns and template, shuffle, limit, train and test.
 #[derive(Debug, Parameters)]
 pub struct DatasetParams {
-    /// Files (a path, a folder, a glob, or a list of those), or a dataset on the Hub, `owner/name`, or on ModelScope,
-    /// `modelscope:owner/name`.
+    /// Local files (a path, a folder, a glob, or a list of those), or a dataset on the Hub, `owner/name`, or on
+    /// ModelScope, `modelscope:owner/name`. What begins with `.`, `/` or `~`, holds a glob, or ends in a known extension
+    /// is a path. Of files the content is in the key. Either this or `datasets` is given.
     #[semantic]
     pub source: Option<Source>,
-    /// Rows of other stages, in the place of `source`: datasets to be made one.
+    /// Rows of other stages, in the place of `source`: datasets to be made one. `{ collect: stage }` stands for all
+    /// children of a sweep.
     #[semantic]
     pub datasets: Option<Vec<WeightedRows>>,
     /// How `datasets` become one.
@@ -149,7 +151,7 @@ pub struct DatasetParams {
     #[semantic(default)]
     pub map: Mapping<NewColumn>,
     /// Which column of the data fills which placeholder of the template; `output` is the response. For rows without a
-    /// template: `messages` or `text`.
+    /// template: `messages`, `conversations`, `text`, or `input` and `output`.
     #[semantic(default)]
     pub column_map: Mapping<String>,
     /// How columns become a prompt: `summarize`, `alpaca`, `grammar`, `question_answer`, or a text with

@@ -92,13 +92,14 @@ pub struct EvaluateParams {
     /// positions if left out.
     #[semantic(range = 2..)]
     pub max_seq_len: Option<usize>,
-    /// Whether ROUGE compares words by their stems.
+    /// Whether ROUGE compares words by their stems (Porter).
     #[semantic(default = true)]
     pub use_stemmer: bool,
     /// What `exact_match` does to answer and reference before it compares them.
     #[semantic(default = Normalization::Strip)]
     pub normalization: Normalization,
-    /// The metrics of other evaluations, to be shown beside these.
+    /// The metrics of other evaluations, to be shown beside these. `{ collect: stage }` stands for all children of a
+    /// sweep.
     #[semantic]
     pub compare_with: Option<OneOrMore<Input<Metrics>>>,
 }

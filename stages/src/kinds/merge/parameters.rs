@@ -21,14 +21,15 @@ pub struct MergeParams {
     /// The adapter. Give this or `adapters`.
     #[semantic]
     pub adapter: Option<Input<Adapter>>,
-    /// Several adapters, each with a weight; the sum of their weighted deltas is merged.
+    /// Several adapters, each with a weight; the sum of their weighted deltas is merged. `{ collect: stage }`
+    /// stands for all children of a sweep.
     #[semantic(default)]
     pub adapters: Vec<Weighted>,
     /// What adapters from elsewhere call the model that they were trained on (`base_model_name_or_path`); the name on
     /// the Hub that the model was downloaded by, if left out.
     #[cosmetic]
     pub base_name: Option<String>,
-    /// Number type of the merged weights; that of the base if left out.
+    /// Dtype of the merged weights; that of the base if left out.
     #[semantic]
     pub dtype: Option<Dtype>,
     /// Size at which a file of weights is closed and the next one begun.
@@ -37,7 +38,7 @@ pub struct MergeParams {
     /// Rows to compare the two on; without them, a few rows of random tokens.
     #[semantic]
     pub data: Option<Input<TokensOrPacks>>,
-    /// Rows that are compared.
+    /// Rows that are compared: of each its first document, 128 tokens at most.
     #[semantic(default = 4, range = 1..)]
     pub proof_rows: usize,
 }

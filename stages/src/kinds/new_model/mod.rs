@@ -24,7 +24,7 @@ const MOST_TEXT_BYTES: usize = 64 << 20;
 /// `config.json`.
 #[derive(Parameters, Debug)]
 pub struct NewModelParams {
-    /// Rows whose text the tokenizer is trained on.
+    /// Rows whose text the tokenizer is trained on: the first 64 MiB.
     #[semantic]
     pub text: Input<Rows>,
     /// Ids of the tokenizer, at most; the decoder gets as many as the tokenizer has in the end.

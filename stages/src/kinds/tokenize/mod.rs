@@ -79,7 +79,8 @@ pub struct TokenizeParams {
     /// torchtune's name for `train_on: all`; `false` says `assistant`.
     #[semantic]
     pub train_on_input: Option<bool>,
-    /// What happens to a longer row; by default plain text is split, and everything else truncated.
+    /// What happens to a longer row; by default plain text is split, which is for it alone, and everything else
+    /// truncated.
     #[semantic]
     pub on_too_long: Option<OnTooLong>,
     /// What happens to a row of which nothing is learned.

@@ -44,6 +44,8 @@ pub(super) fn trainer<B: Blocks>(
         loss_scaling: params.loss_scale.map(|scale| scale.options()),
         recompute: params.recompute(),
         seed: params.seed,
+        embedding_noise: params.embedding_noise(),
+        lora_learning_rate_ratio: params.lora.value.learning_rate_ratio,
         ..TrainOptions::new(params.trained(), params.optimizer.optimizer())
     };
     let ops = Arc::clone(decoder.ops());

@@ -10,7 +10,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, KeyWriter, Mapping, Parameter as _, Parameters};
 use model::schedule::Schedule;
-use model::trainer::{LossScaling, Recompute, Trained};
+use model::trainer::{EmbeddingNoise, LossScaling, Recompute, Trained};
 
 pub use given::Given;
 pub(super) use lora::AdapterOrigin;
@@ -37,19 +37,20 @@ pub struct TrainParams {
     /// Rows to measure the loss on, which are not trained on.
     #[semantic]
     pub validation: Option<Input<TokensOrPacks>>,
-    /// What is trained.
+    /// What is trained. With `full`, `lora` and `adapter` must be left out.
     #[semantic(default = Method::Lora)]
     pub method: Method,
     /// The adapter, for `method: lora`.
     #[semantic(default)]
     pub lora: Given<LoraParams>,
-    /// An adapter to go on from, ours or PEFT's; `lora` follows from it.
+    /// An adapter to go on from (a warm start), ours or PEFT's. Its settings hold; of `lora`, what is given must agree
+    /// with them, but for `dropout`.
     #[semantic]
     pub adapter: Option<Input<Adapter>>,
     /// What training minimises.
     #[semantic(default, omit_default)]
     pub loss: Loss,
-    /// The optimizer.
+    /// The optimizer and its learning rate.
     #[semantic(default)]
     pub optimizer: OptimizerParams,
     /// The learning rate over the run.
@@ -60,7 +61,8 @@ pub struct TrainParams {
     /// speed, never the result.
     #[cosmetic(default = 1, range = 1..)]
     pub micro_batch_size: usize,
-    /// Micro-batches of an optimizer step, over all devices together.
+    /// Micro-batches of an optimizer step, over all devices together. Its product with `micro_batch_size` is semantic
+    /// (`rows_per_step`).
     #[cosmetic(default = 1, range = 1..)]
     pub gradient_accumulation_steps: usize,
     /// Passes over the data.
@@ -84,10 +86,15 @@ pub struct TrainParams {
     /// Largest norm of the gradient over all trained tensors; larger ones are scaled down to it. None if left out.
     #[semantic(above = 0.0)]
     pub clip_grad_norm: Option<f64>,
-    /// Number type of the computation.
+    /// NEFTune (Jain et al., arXiv:2310.05914): uniform noise on the token embeddings while training, of this over
+    /// the root of (the document's tokens × `hidden_size`); 5 to 15 are usual, none if left out. For the native backend.
+    #[semantic(above = 0.0, omit_default)]
+    pub neftune_noise_alpha: Option<f64>,
+    /// Compute dtype. What is trained, its moments and the loss stay f32.
     #[semantic(default = Dtype::F32)]
     pub dtype: Dtype,
-    /// The factor on the loss, for computation in f16, whose small gradients would round to zero.
+    /// The loss scale for computation in f16, whose small gradients would round to zero, as `torch.amp.GradScaler`; an
+    /// error with another `dtype`. With `f16` there is one also where this is left out.
     #[semantic]
     pub loss_scale: Option<LossScale>,
     /// Computes each layer's forward again in the backward instead of keeping what it made: less memory, more time,
@@ -107,6 +114,7 @@ pub struct TrainParams {
     #[cosmetic(default = Attention::Auto)]
     pub attention: Attention,
     /// Environment variables of the torch backend's processes, such as `NCCL_DEBUG`; they change no result.
+    /// Secrets are an error: those of the engine's environment are inherited.
     #[cosmetic(default)]
     pub env: Mapping<String>,
     /// Seconds that an exchange between several workers may take, or that one of the native backend may do nothing,
@@ -169,6 +177,11 @@ impl TrainParams {
         if self.activation_checkpointing { Recompute::Layers } else { Recompute::None }
     }
 
+    /// The noise on the token embeddings, as the trainer takes it.
+    pub(super) fn embedding_noise(&self) -> Option<EmbeddingNoise> {
+        self.neftune_noise_alpha.map(|alpha| EmbeddingNoise { alpha })
+    }
+
     /// Why the learning rate stays below its highest in a run of so many steps, if it does.
     pub(super) fn low_peak(&self, total_steps: u64) -> Option<String> {
         let (schedule, base) = (self.schedule(total_steps), self.optimizer.learning_rate);
@@ -227,11 +240,20 @@ impl TrainParams {
 
     /// Which backend can compute what is asked for.
     pub(super) fn serves(&self) -> Serves {
-        match (self.dtype, self.kernels, self.loss.native_only()) {
-            (Dtype::F16, _, _) => Serves::Torch("`dtype: f16`"),
-            (Dtype::F32 | Dtype::Bf16, Kernels::Candle, _) => Serves::Native("`kernels: candle`"),
-            (Dtype::F32 | Dtype::Bf16, Kernels::Cpu, Some(loss)) => Serves::Native(loss),
-            (Dtype::F32 | Dtype::Bf16, Kernels::Cpu, None) => Serves::Both,
+        match (self.dtype, self.kernels) {
+            (Dtype::F16, _) => Serves::Torch("`dtype: f16`"),
+            (Dtype::F32 | Dtype::Bf16, Kernels::Candle) => Serves::Native("`kernels: candle`"),
+            (Dtype::F32 | Dtype::Bf16, Kernels::Cpu) => self.native_only().map_or(Serves::Both, Serves::Native),
+        }
+    }
+
+    /// What the torch worker does not compute.
+    fn native_only(&self) -> Option<&'static str> {
+        match () {
+            () if self.loss.native_only().is_some() => self.loss.native_only(),
+            () if self.lora.value.learning_rate_ratio != 1.0 => Some("`lora.learning_rate_ratio`"),
+            () if self.neftune_noise_alpha.is_some() => Some("`neftune_noise_alpha`"),
+            () => None,
         }
     }
 
@@ -242,9 +264,9 @@ impl TrainParams {
             let message = "`kernels: candle` does not compute in f16";
             problems.push(Problem::error("bad-value", span, message, "in this stage").at("kernels"));
         }
-        if let (Dtype::F16, Some(loss)) = (self.dtype, self.loss.native_only()) {
-            let message = format!("{loss} is for the native backend, which does not compute in f16");
-            let problem = Problem::error("bad-value", span, message, "they do not go together").at("loss");
+        if let Some(what) = self.native_only().filter(|_| self.dtype == Dtype::F16) {
+            let message = format!("{what} is for the native backend, which does not compute in f16");
+            let problem = Problem::error("bad-value", span, message, "in this stage").at("dtype");
             problems.push(problem.with_help("set `dtype: bf16` or `dtype: f32`"));
         }
         if self.backend == Backend::Native && !self.env.is_empty() {

@@ -51,6 +51,39 @@ fn the_default_loss_is_in_no_key_and_every_other_is() {
 }
 
 #[test]
+fn what_was_added_is_in_no_key_until_it_is_used() {
+    let plain = key(json!({}));
+    let same = json!({"lora": {"learning_rate_ratio": 1, "layers_to_transform": []}, "neftune_noise_alpha": null});
+    assert_eq!(key(same), plain);
+    let added = |more: Json| {
+        let entries = key(more).entries.into_iter().filter(|entry| !plain.entries.contains(entry));
+        entries.map(|entry| format!("{} = {}", entry.path, entry.value)).collect::<Vec<_>>()
+    };
+    assert_eq!(added(json!({"neftune_noise_alpha": 5})), ["neftune_noise_alpha = 5.0"]);
+    assert_eq!(added(json!({"lora": {"learning_rate_ratio": 16}})), ["lora.learning_rate_ratio = 16.0"]);
+    assert_eq!(added(json!({"lora": {"layers_to_transform": [1]}})), ["lora.layers_to_transform = 1"]);
+}
+
+#[test]
+fn what_the_native_backend_alone_computes_is_refused_by_name_elsewhere() {
+    let problems = |more: Json| -> Vec<String> {
+        read(more).problems(Span::default()).into_iter().map(|problem| problem.message).collect()
+    };
+    for (more, name) in [
+        (json!({"neftune_noise_alpha": 5}), "`neftune_noise_alpha`"),
+        (json!({"lora": {"learning_rate_ratio": 16}}), "`lora.learning_rate_ratio`"),
+    ] {
+        assert_eq!(problems(more.clone()), [""; 0]);
+        for (key, value) in [("backend", "torch"), ("dtype", "f16")] {
+            let mut more = more.clone();
+            more[key] = value.into();
+            let found = problems(more);
+            assert!(found.len() == 1 && found[0].contains(name), "{key}: {found:?}");
+        }
+    }
+}
+
+#[test]
 fn a_learning_rate_that_stays_below_its_highest_is_said() {
     let low = |scheduler: Json, steps| read(json!({"scheduler": scheduler})).low_peak(steps);
     let decay = |steps: u64| json!({"name": "warmup_stable_decay", "num_decay_steps": steps});

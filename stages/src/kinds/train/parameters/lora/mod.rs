@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::file::tree::{Node, Value};
-use engine::parameter::{Json, KeyWriter, Mapping, Parameter, Parameters, Reader};
+use engine::parameter::{Json, KeyWriter, Mapping, OneOrMore, Parameter, Parameters, Reader};
 use model::config::Config;
 use model::peft::targets::{self, ALL_LINEAR, TargetError, Torchtune};
 use model::peft::{AdapterConfig, AdapterConfigError, TargetModules};
@@ -23,14 +23,14 @@ pub struct LoraParams {
     /// The update is scaled by `alpha / rank`.
     #[semantic(default = 16.0, above = 0.0)]
     pub alpha: f64,
-    /// Share of the adapter's inputs that are left out, at random in each step.
+    /// LoRA dropout probability: the share of the adapter's inputs that are zeroed, drawn anew in each step.
     #[semantic(default = 0.0, range = 0.0..1.0)]
     pub dropout: f64,
-    /// The linear layers that get an adapter: names, `all-linear` (all but the head), or a regular expression, as in
-    /// PEFT.
+    /// The linear layers that get an adapter: names, `all-linear` (all but the head), or a regular expression for the
+    /// whole path, as in PEFT.
     #[semantic(default)]
     pub target_modules: Targets,
-    /// The same in torchtune's words: any of `q_proj`, `k_proj`, `v_proj`, `output_proj`.
+    /// The same in torchtune's words, instead of `target_modules`: any of `q_proj`, `k_proj`, `v_proj`, `output_proj`.
     #[semantic(default)]
     pub lora_attn_modules: Vec<String>,
     /// The MLP's layers, too; beside `lora_attn_modules`.
@@ -48,12 +48,22 @@ pub struct LoraParams {
     /// Modules that are trained as a whole and saved with the adapter.
     #[semantic(default)]
     pub modules_to_save: Vec<String>,
-    /// Other ranks for modules whose names end like this (a regular expression).
+    /// Other ranks for modules whose paths end like this (a regular expression).
     #[semantic(default, range = 1..)]
     pub rank_pattern: Mapping<usize>,
-    /// Other alphas for modules whose names end like this (a regular expression).
+    /// Other alphas for modules whose paths end like this (a regular expression).
     #[semantic(default, above = 0.0)]
     pub alpha_pattern: Mapping<f64>,
+    /// The layers that get an adapter, by number, as in PEFT; all if left out. Not with a string as `target_modules`.
+    #[semantic(default, omit_default)]
+    pub layers_to_transform: OneOrMore<u64>,
+    /// What the list of layers is called in the paths of the modules, as in PEFT: `layers`. Needs `layers_to_transform`.
+    #[semantic(default, omit_default)]
+    pub layers_pattern: OneOrMore<String>,
+    /// LoRA+ (Hayou et al., arXiv:2402.12354): the learning rate of B over that of A. 16 is usual, with a smaller
+    /// `optimizer.learning_rate`. For the native backend.
+    #[semantic(default = 1.0, above = 0.0, omit_default)]
+    pub learning_rate_ratio: f64,
 }
 
 /// The modules that get an adapter.
@@ -129,6 +139,12 @@ impl LoraParams {
         settings.modules_to_save.clone_from(&self.modules_to_save);
         settings.rank_pattern.clone_from(&self.rank_pattern);
         settings.alpha_pattern.clone_from(&self.alpha_pattern);
+        if !self.layers_to_transform.0.is_empty() {
+            settings.other.insert("layers_to_transform".to_owned(), json!(self.layers_to_transform.0));
+        }
+        if !self.layers_pattern.0.is_empty() {
+            settings.other.insert("layers_pattern".to_owned(), json!(self.layers_pattern.0));
+        }
         settings.check_patterns()?;
         let adapted = targets::resolve(config, &settings)?;
         targets::resolve_saved(config, &settings)?;
@@ -251,6 +267,17 @@ impl Given<LoraParams> {
             let too_great = problem("out-of-range", key, message, "too great");
             return too_great.into_iter().map(|problem| problem.with_help("4 to 256 are usual")).collect();
         }
+        if !lora.layers_pattern.0.is_empty() && lora.layers_to_transform.0.is_empty() {
+            let message = "`lora.layers_pattern` is about `lora.layers_to_transform`, which is missing".to_owned();
+            return problem("missing-key", "layers_pattern", message, "of which layers?");
+        }
+        let is_expression = torchtune.is_empty() && matches!(lora.target_modules.0, TargetModules::Pattern(_));
+        if is_expression && !lora.layers_to_transform.0.is_empty() {
+            let message = "`lora.layers_to_transform` goes with a list of names as `lora.target_modules`".to_owned();
+            let problem = problem("bad-value", "layers_to_transform", message, "not with a string, as in PEFT");
+            let help = "list the names, or name the layers in the regular expression: `.*\\.layers\\.[01]\\..*_proj`";
+            return problem.into_iter().map(|problem| problem.with_help(help)).collect();
+        }
         let none = match torchtune.is_empty() {
             true => lora.target_modules.0 == TargetModules::Names(Vec::new()),
             false => !lora.is_torchtune(),
@@ -281,6 +308,8 @@ impl Given<LoraParams> {
         let key = match &error {
             LoraError::Targets(TargetError::NothingToSave { .. }) => "modules_to_save",
             LoraError::Targets(TargetError::NotTorchtune { .. }) => "lora_attn_modules",
+            LoraError::Targets(TargetError::NothingLeft("layers_to_transform")) => "layers_to_transform",
+            LoraError::Targets(TargetError::Pattern { .. }) if self.has("layers_pattern") => "layers_pattern",
             LoraError::Targets(_) => "target_modules",
             LoraError::Patterns(AdapterConfigError::Pattern { key, .. }) => key,
             LoraError::Patterns(_) => "rank_pattern",
@@ -312,7 +341,7 @@ impl Given<LoraParams> {
         let resolved = |settings: &AdapterConfig| -> Result<String, LoraError> {
             Ok(targets::resolve(config, settings)?.join(", "))
         };
-        let targets = TORCHTUNE.into_iter().chain(["target_modules"]).find(|key| self.has(key));
+        let targets = TORCHTUNE.into_iter().chain(["target_modules", "layers_to_transform"]).find(|key| self.has(key));
         let json = |settings: &AdapterConfig, key: &str| match key {
             "rank" => json!(settings.rank),
             "alpha" => json!(settings.alpha),

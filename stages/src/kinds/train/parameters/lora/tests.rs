@@ -61,6 +61,33 @@ fn the_values_of_an_adapter_are_counted_with_magnitudes_and_whole_modules() {
 }
 
 #[test]
+fn layers_are_chosen_as_in_peft() {
+    let config = config(LLAMA);
+    let adapted = |json: Json| {
+        let (settings, _) = read(json).value.settings(&config).unwrap();
+        targets::resolve(&config, &settings).unwrap()
+    };
+    let second = ["model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.v_proj"];
+    for json in [
+        json!({"layers_to_transform": 1}),
+        json!({"layers_to_transform": [1], "layers_pattern": "layers"}),
+        json!({"layers_to_transform": [1], "layers_pattern": ["h", "layers"]}),
+    ] {
+        assert_eq!(adapted(json), second);
+    }
+    assert_eq!(adapted(json!({"layers_to_transform": [0, 1]})), adapted(json!({})));
+    let (settings, _) = read(json!({"layers_to_transform": 1})).value.settings(&config).unwrap();
+    assert_eq!(settings.other["layers_to_transform"], json!([1]), "it is in the adapter's own file");
+    let problem = |json: Json| read(json).problem_on(&config, AdapterOrigin::Fresh, Span::default()).unwrap();
+    let none = problem(json!({"layers_to_transform": [7]}));
+    assert!(none.message.contains("no projection is left") && none.field.unwrap() == "lora.layers_to_transform");
+    let existing = AdapterConfig::new(8, 16.0, vec!["q_proj".to_owned(), "v_proj".to_owned()]);
+    let contradicted = |json: Json| read(json).contradiction(&existing, &config).unwrap().map(|(key, ..)| key);
+    assert_eq!(contradicted(json!({"layers_to_transform": 1})).unwrap(), "layers_to_transform");
+    assert_eq!(contradicted(json!({"layers_to_transform": [0, 1], "learning_rate_ratio": 4})), None);
+}
+
+#[test]
 fn what_says_the_same_twice_or_names_nothing_is_a_problem() {
     let of = |json: Json| -> Vec<String> {
         read(json).problems(Span::default()).into_iter().map(|problem| problem.message).collect()
@@ -74,6 +101,8 @@ fn what_says_the_same_twice_or_names_nothing_is_a_problem() {
         (json!({"lora_attn_modules": []}), "`lora.lora_attn_modules` is empty"),
         (json!({"apply_lora_to_mlp": true}), "`lora.lora_attn_modules`, which is missing"),
         (json!({"target_modules": ["q_proj"], "lora_attn_modules": ["q_proj"]}), "both say which layers"),
+        (json!({"layers_pattern": "h"}), "`lora.layers_to_transform`, which is missing"),
+        (json!({"target_modules": "all-linear", "layers_to_transform": 1}), "goes with a list of names"),
     ] {
         let found = of(wrong.clone());
         assert!(found.len() == 1 && found[0].contains(says), "{wrong}: {found:?}");

@@ -105,7 +105,7 @@ pub enum SchedulerParams {
 #[derive(Parameters, Debug, Clone, Copy, PartialEq)]
 #[parameters(one_of, default)]
 pub enum Warmup {
-    /// Steps over which the learning rate rises from zero. Every schedule but `one_cycle` has a warm-up.
+    /// Steps over which the learning rate rises from zero.
     #[semantic(rename = "warmup_steps", default = 0)]
     Steps(u64),
     /// The same as a share of all steps, rounded up.
