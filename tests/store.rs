@@ -297,10 +297,10 @@ fn nothing_that_a_run_needs_is_published_over() {
             true => project.run(&[&run[..], &["--home", "elsewhere"]].concat()),
             false => project.run(&run),
         };
-        ran.ends_with(2).warns("unsafe-target");
+        ran.ends_with(2).reports("unsafe-target");
     }
     project.edit("sharing.yaml", "./out/left", &absolute);
-    project.run(&["validate", "sharing.yaml"]).ends_with(2).warns("unsafe-target");
-    project.run(&["plan", "sharing.yaml"]).ends_with(2).warns("unsafe-target");
+    project.run(&["validate", "sharing.yaml"]).ends_with(2).reports("unsafe-target");
+    project.run(&["plan", "sharing.yaml"]).ends_with(2).reports("unsafe-target");
     assert_eq!(fs::read_to_string(project.path("data/precious")).unwrap(), "precious");
 }

@@ -215,7 +215,7 @@ impl<'a> Folders<'a> {
         let message = if folder == other {
             format!("two targets are published to `{}`", place.text)
         } else {
-            format!("`{}` and `{}` are in each other", place.text, first.text)
+            format!("`{}` and `{}` overlap", place.text, first.text)
         };
         let problem = Problem::error("duplicate-path", place.span, message, "each target needs a folder of its own");
         Some(if first.entry == place.entry {

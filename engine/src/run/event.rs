@@ -26,8 +26,8 @@ pub enum RunEvent {
         /// The stages, in the order of the plan.
         stages: Vec<String>,
     },
-    /// Finding out what mutable references are currently takes a while. Told before the run begins, so that no record has
-    /// it.
+    /// Finding out what mutable references are currently takes a while. Told before the run begins, so that no record
+    /// has it.
     Pinning {
         /// The names of the pins.
         pins: Vec<String>,

@@ -11,8 +11,8 @@
 //! | the end of the whole group | the node's own supervisor ends what is left of a job |
 //!
 //! The keeper's file is the truth of how a job ended. What Slurm says is asked for what the file cannot tell: that a
-//! job waits and for what, and why it exited without reporting an error (`state.rs`). A controller that does not answer says nothing
-//! about a job.
+//! job waits and for what, and why it exited without reporting an error (`state.rs`). A controller that does not answer
+//! says nothing about a job.
 
 mod begin;
 mod client;

@@ -92,10 +92,7 @@ fn publish_names_outputs_and_folders_of_their_own() {
         with("base.model: ./out, rows: out/./x/.."),
         ["duplicate-path 6:37 & 6:24 two targets are published to `out/./x/..`"]
     );
-    assert_eq!(
-        with("base.model: out, rows: out/rows"),
-        ["duplicate-path 6:35 & 6:24 `out/rows` and `out` are in each other"]
-    );
+    assert_eq!(with("base.model: out, rows: out/rows"), ["duplicate-path 6:35 & 6:24 `out/rows` and `out` overlap"]);
     assert_eq!(
         with("base.modle: out"),
         ["unknown-output 6:12 stage `base` has no output `modle` (did you mean `model`?)"]

@@ -427,7 +427,7 @@ fn children_on_one_path_are_told_apart_by_the_help() {
     );
     assert_eq!(
         with("merged: './out/${matrix.lora.rank}', asked: './out/8/${matrix.lora.rank}'"),
-        ["duplicate-path 13:56 & 13:20 `./out/8/4` and `./out/8` are in each other"]
+        ["duplicate-path 13:56 & 13:20 `./out/8/4` and `./out/8` overlap"]
     );
     assert_eq!(
         with("'merged[lora.rank=5]': ./out"),
