@@ -24,10 +24,10 @@ use crate::selection::SelectionArgs;
 use crate::table::{Table, width};
 use crate::{Format, Global, terminal, words};
 
-/// Print what a run would do: which stages are cached, which would run, which field is the reason, and what it would
-/// take.
+/// Print what a run would do: which stages are cached, which would run, which field is the reason, and what they
+/// would need.
 ///
-/// Nothing runs, and nothing is fetched. Ends with 2 when a stage would refuse what it reads.
+/// Nothing runs, and nothing is fetched. Exits with 2 if a stage cannot use its inputs.
 #[derive(Args)]
 pub(crate) struct PlanArgs {
     /// The pipeline file.
@@ -40,7 +40,7 @@ pub(crate) struct PlanArgs {
     /// What `run --smoke` would do: a few rows and steps, with keys of their own.
     #[arg(long)]
     smoke: bool,
-    /// Ask the shared cache for what is not here: the one named, else the one that a run would use.
+    /// Query the shared cache for what is not here: the one named, else the one that a run would use.
     #[arg(long, value_name = "URL", num_args = 0..=1, require_equals = true)]
     remote: Option<Option<String>>,
     /// How to print the result.

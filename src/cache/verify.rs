@@ -16,10 +16,10 @@ use crate::{Format, words};
 
 /// Read everything, compare it with its digest, and name what is damaged and who uses it.
 ///
-/// Ends with 1 where something is damaged and stays so.
+/// Exits with 1 if something is damaged and not repaired.
 #[derive(Args)]
 pub(super) struct VerifyArgs {
-    /// Remove what is damaged and the results that need it, so that the next run makes them again.
+    /// Remove what is damaged and the results that need it, so that the next run rebuilds them.
     #[arg(long)]
     repair: bool,
 }

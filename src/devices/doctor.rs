@@ -16,9 +16,9 @@ use crate::render::{Exit, Failure};
 use crate::terminal::Look;
 use crate::{Format, words};
 
-/// Look for what people get wrong: versions, variables, device nodes, memory, ports, limits; each with what to do.
+/// Diagnose common mistakes: versions, variables, device nodes, memory, ports, limits; each with a remedy.
 ///
-/// With a file also the variables that it sets, and whether its stages can ever have what they ask for. Ends with 1
+/// With a file, also checks the variables that it sets, and whether its stages can get what they request. Exits with 1
 /// where something is wrong, and with 0 where there is nothing, or only what is worth a warning.
 #[derive(Args)]
 pub(super) struct DoctorArgs {

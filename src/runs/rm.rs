@@ -12,7 +12,7 @@ use super::Past;
 use crate::render::{Exit, Failure};
 use crate::{Format, Global, words};
 
-/// Remove the records of runs, with their logs. Their results stay in the store, and a run that goes on is never
+/// Remove the records of runs, with their logs. Their results stay in the store, and an active run is never
 /// removed.
 #[derive(Args)]
 pub(super) struct RmArgs {
@@ -22,10 +22,10 @@ pub(super) struct RmArgs {
     /// Only runs that began longer ago than this, such as `30d` or `12h`.
     #[arg(long, value_name = "TIME", value_parser = age)]
     older_than: Option<Duration>,
-    /// Leave the newest so many runs of each pipeline.
+    /// Keep the newest COUNT runs of each pipeline.
     #[arg(long, value_name = "COUNT")]
     keep: Option<usize>,
-    /// Only say what would be removed.
+    /// Only print what would be removed.
     #[arg(long)]
     dry_run: bool,
     /// How to print the result.
