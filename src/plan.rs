@@ -152,7 +152,7 @@ fn stage_json(sources: &engine::file::source::Sources, forecast: &StageForecast,
 fn text(plan: &Plan, forecasts: &[StageForecast], home: &Home) -> Result<(), Failure> {
     let mut table = Table::new(["stage", "kind", "forecast", "why"]);
     for forecast in forecasts {
-        // Where a stage goes on from is under what becomes of it.
+        // Where a stage continues from is under what becomes of it.
         let said = |reason: &&Reason| !matches!(reason, Reason::WorkingState(WorkingState::GoesOn { .. }));
         let mut reasons = forecast.reasons.iter().filter(said).map(ToString::to_string);
         let first = reasons.next().unwrap_or_default();

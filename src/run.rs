@@ -400,7 +400,7 @@ fn summary(outcome: &RunOutcome, exit: Exit, began: Instant) -> String {
         Exit::Interrupted => "interrupted",
         Exit::StageFailed | Exit::Wrong | Exit::Machine => "failed",
     };
-    let next = if exit == Exit::Interrupted { "; the same command goes on from here" } else { "" };
+    let next = if exit == Exit::Interrupted { "; the same command continues from here" } else { "" };
     format!("{word}: {} in {took} (run {}){next}", counts(outcome.counts), outcome.run)
 }
 

@@ -49,7 +49,7 @@ fn a_wrong_file_or_command_line_is_2() {
 fn a_machine_that_lacks_something_is_3_before_anything_runs() {
     let project = Project::with_pipeline("data.yaml");
     let ran = project.run(&["run", "data.yaml", "text_packs.resources.device=npu"]).ends_with(3);
-    ran.warns("asks for an NPU").warns("text_packs.resources.device=cpu");
+    ran.warns("requests an NPU").warns("text_packs.resources.device=cpu");
     project.run(&["runs", "ls"]).ends_with(0).says("no runs yet");
 }
 
@@ -86,7 +86,7 @@ fn what_the_machine_can_never_give_is_3_and_slots_that_are_not_there_2() {
     let project = Project::with_pipeline("data.yaml");
     for command in ["run", "plan"] {
         let ran = project.run(&[command, "data.yaml", "text_packs.resources.memory=900TiB"]).ends_with(3);
-        ran.warns("stage `text_packs` asks for 921600.0 GiB of memory").warns("text_packs.resources.memory=1GiB");
+        ran.warns("stage `text_packs` requests 921600.0 GiB of memory").warns("text_packs.resources.memory=1GiB");
     }
     let takes = "text_packs.resources.slots={license: 2}";
     project.run(&["run", "data.yaml", takes]).ends_with(2).reports("unknown-slot");

@@ -105,7 +105,7 @@ fn print(collected: &Collected, opened: Option<&Opened>, removal: Removal) -> io
     let (freed, left) = (words::bytes(freed_bytes), words::bytes(left_bytes));
     writeln!(out, "{verb} {}: {freed} freed, {left} left", removed.join(", "))?;
     if in_use > 0 {
-        writeln!(out, "{} would have gone too, but a run uses them", words::plural(in_use, "result"))?;
+        writeln!(out, "{} would be removed too, but a run uses them", words::plural(in_use, "result"))?;
     }
     if pinned > 0 {
         writeln!(out, "{} kept for the newest runs", words::plural(pinned, "result"))?;
@@ -118,7 +118,7 @@ fn why(because: Because) -> &'static str {
         Because::Unpinned => "not of the newest runs",
         Because::Old => "unused for long",
         Because::Room => "to make room",
-        Because::Asked => "asked for",
+        Because::Asked => "requested",
     }
 }
 

@@ -86,13 +86,13 @@ fn print(report: &VerifyReport, opened: Option<&Opened>, repaired: bool) -> io::
     match report.faults.iter().filter(|fault| fault.is_damage()).count() {
         0 => writeln!(out, "everything is intact"),
         faults if repaired => {
-            writeln!(out, "{}, removed; the next run makes again what it needs", words::plural(faults, "fault"))
+            writeln!(out, "{}, removed; the next run rebuilds what it needs", words::plural(faults, "fault"))
         }
         faults => {
             let faults = words::plural(faults, "fault");
             writeln!(
                 out,
-                "{faults}; `pipeline cache verify --repair` removes them, and the next run makes again what it needs"
+                "{faults}; `pipeline cache verify --repair` removes them, and the next run rebuilds what it needs"
             )
         }
     }

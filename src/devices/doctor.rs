@@ -97,8 +97,8 @@ fn never_met(plan: &Plan, inventory: &Inventory) -> Vec<Finding> {
         Some(Finding {
             severity: Severity::Error,
             check: "stage-resources",
-            message: format!("stage `{}` can never have what it asks for", stage.id),
-            seen: format!("it asks for {seen}"),
+            message: format!("stage `{}` can never have what it requests", stage.id),
+            seen: format!("it requests {seen}"),
             help: format!("add `{}.resources.{help}` to the command, or run it on another machine", stage.declared),
         })
     };

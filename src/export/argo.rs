@@ -42,7 +42,7 @@ fn replaced_by_argo(job: &Job<'_>) -> Result<(), Failure> {
     match texts.into_iter().find(|text| text.contains("{{")) {
         None => Ok(()),
         Some(text) => {
-            Err(Failure::wrong(format!("`{text}` holds `{{{{`, which Argo takes for a reference of its own"))
+            Err(Failure::wrong(format!("`{text}` holds `{{{{`, which Argo reads as a reference of its own"))
                 .with_help("write it into the pipeline file, where Argo does not look"))
         }
     }

@@ -78,7 +78,7 @@ fn check_one(variable: &Variable) -> Option<Finding> {
             check: "variable-value",
             message: format!("`{}` cannot be `{}`", known.name, variable.value),
             seen: variable.seen(),
-            help: format!("it takes {}", known.values.in_words()),
+            help: format!("it must be {}", known.values.in_words()),
         }),
     }
 }
@@ -89,7 +89,7 @@ fn unknown(variable: &Variable) -> Finding {
         Some((known, edits)) => {
             let values = match known.values {
                 Values::Any => String::new(),
-                ref values => format!(", which takes {}", values.in_words()),
+                ref values => format!(", which must be {}", values.in_words()),
             };
             let severity = if is_surely_a_slip(name, edits) { Severity::Error } else { Severity::Warning };
             (severity, format!("did you mean `{}`{values}?", known.name))

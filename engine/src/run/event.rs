@@ -99,7 +99,7 @@ pub enum RunEvent {
         /// The message and its sources, outermost first.
         messages: Vec<String>,
     },
-    /// The shared cache cannot be used; the run goes on without it.
+    /// The shared cache cannot be used; the run continues without it.
     RemoteFailed {
         /// The shared cache.
         remote: String,

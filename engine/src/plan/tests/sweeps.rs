@@ -387,7 +387,7 @@ fn a_wrong_matrix_is_explained() {
     let warned =
         plan(&swept("    matrix: { lora.rank: [4], exclude: [{ lora.rank: 5 }], include: [{ lora.rank: 4 }] }"));
     let warnings: Vec<&str> = warned.warnings.iter().map(|warning| warning.message.as_str()).collect();
-    assert_eq!(warnings, ["this takes no combination away", "this combination is there already"]);
+    assert_eq!(warnings, ["this excludes no combination", "this combination is there already"]);
     assert_eq!(
         wrong(
             &swept("    matrix: { lora.rank: [4, 8] }")
