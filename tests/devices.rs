@@ -130,7 +130,7 @@ fn the_doctor_knows_the_variables_of_the_migration_guide() {
         ("HCCL_CONNECT_TIMEOUT", "60"),
     ];
     let ran = devices(&tools, &["doctor"], &variables).ends_with(1);
-    let ran = ran.says("did you mean `HCCL_INTRA_ROCE_ENABLE`, which takes 0 or 1?");
+    let ran = ran.says("did you mean `HCCL_INTRA_ROCE_ENABLE`, which must be 0 or 1?");
     ran.says("ASCEND_RT_VISIBLE_DEVICES=0,1,2,3")
         .says("an integer from 120 to 7200")
         .says("looked at the CPU; 8 of npu");

@@ -162,7 +162,7 @@ mod tests {
         for name in ["HCCL_INTRA_ROCE_SIZE", "HCCL_INTER_ROCE_SIZE"] {
             let finding = found(name, "8").unwrap_or_else(|| panic!("{name}"));
             assert_eq!(finding.severity, Severity::Error);
-            assert_eq!(finding.help, "did you mean `HCCL_INTRA_ROCE_ENABLE`, which takes 0 or 1?");
+            assert_eq!(finding.help, "did you mean `HCCL_INTRA_ROCE_ENABLE`, which must be 0 or 1?");
             assert_eq!(finding.seen, format!("{name}=8 in the environment"));
         }
         assert_eq!(found("HCCL_WHITELIST_DISABLE", "1"), None);

@@ -141,7 +141,7 @@ fn a_killed_stage_is_a_crash() {
     let failure = ran.failure("a");
     assert_eq!(failure.cause, engine::error::Cause::Crashed);
     assert_eq!(failure.messages, ["the stage's process was killed (SIGKILL)"]);
-    assert!(failure.help.as_deref().unwrap().contains("nothing says that memory ran out"));
+    assert!(failure.help.as_deref().unwrap().contains("there is no sign that memory ran out"));
 }
 
 fn the_index_is_made_again() {

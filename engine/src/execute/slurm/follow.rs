@@ -17,8 +17,8 @@ use crate::protocol::WorkerEvent;
 /// How often the files of a job are looked at.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// How long the word of a job may take to reach this machine over a network file system, once Slurm reports that the job
-/// is over.
+/// How long the word of a job may take to reach this machine over a network file system, once Slurm reports that the
+/// job is over.
 const LAST_WORDS: Duration = Duration::from_secs(8);
 
 /// Answers in a row without a job before it counts as forgotten.
