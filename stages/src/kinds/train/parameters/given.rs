@@ -8,7 +8,6 @@ use engine::parameter::{Json, KeyWriter, Parameter, Reader, Reference};
 /// A value, where it stands, and of a mapping which keys the file gives. Of a default: nowhere, and none.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Given<T> {
-    /// The value.
     pub value: T,
     /// Where it stands.
     pub span: Span,

@@ -91,7 +91,6 @@ pub enum Warmup {
 /// The lowest learning rate of a schedule.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MinLr {
-    /// As it is.
     Rate(f64),
     /// As a share of the full rate.
     Share(f64),
@@ -104,7 +103,6 @@ pub enum Shape {
     Constant,
     /// A line down to zero.
     Linear,
-    /// A cosine.
     Cosine {
         /// Waves in the run.
         num_cycles: f64,
@@ -117,10 +115,7 @@ pub enum Shape {
         min_lr: MinLr,
     },
     /// Half cosines.
-    CosineWithRestarts {
-        /// How many.
-        num_cycles: f64,
-    },
+    CosineWithRestarts { num_cycles: f64 },
     /// A power of what is left.
     Polynomial {
         /// The exponent.
