@@ -61,7 +61,7 @@ pub(crate) fn output(file: &Path, overrides: &[String], name: &str, global: &Glo
             return Failure::wrong(format!("`{id}.{output}` is in the shared cache, and not here"))
                 .with_help(format!("`pipeline cache pull {} {id}` fetches it", file.display()));
         }
-        Failure::wrong(format!("`{id}.{output}` has not been made yet, as the pipeline stands now"))
+        Failure::wrong(format!("`{id}.{output}` has no result yet, as the pipeline is now"))
             .with_help(format!("`pipeline run {}` makes it", file.display()))
     })?;
     let tokenizer = tokenizer_input.and_then(|input| stored(&input.stage, &input.output));
@@ -79,7 +79,7 @@ pub(crate) fn unreadable(error: StoreError, store: &Store, file: &Path) -> Failu
         None => {}
     }
     Failure::Told { exit: Exit::StageFailed, message: Message::of(&error) }
-        .with_help(format!("`pipeline run {}` makes it again", file.display()))
+        .with_help(format!("`pipeline run {}` rebuilds it", file.display()))
 }
 
 /// The tokenizer that a stage reads, or that the nearest stage before it reads.

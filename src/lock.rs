@@ -14,16 +14,16 @@ use crate::{Format, Global, terminal, words};
 
 /// Pin what pipelines read from hubs, in `pipeline.lock`: the commit of each branch or tag, and the files there.
 ///
-/// Without an option what is not pinned yet is looked up and added. Nothing is fetched but listings.
+/// Without an option, resolves and adds what is not pinned yet. Only listings are fetched.
 #[derive(Args)]
 pub(crate) struct LockArgs {
     /// The pipeline files.
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Look up anew what is pinned already: all of it, or the names given (`owner/name`, `owner/name@revision`).
+    /// Resolve again what is pinned already: all of it, or the names given (`owner/name`, `owner/name@revision`).
     #[arg(long, value_name = "NAME", num_args = 0.., value_delimiter = ',')]
     upgrade: Option<Vec<String>>,
-    /// Change nothing, and end with 1 where something would be changed. Without `--upgrade` nobody is asked.
+    /// Change nothing, and exit with 1 if something would change. Without `--upgrade`, uses no network.
     #[arg(long)]
     check: bool,
     /// How to print the result.

@@ -26,10 +26,10 @@ pub(crate) struct LogsArgs {
     /// The stage.
     #[arg(required = true)]
     stage: String,
-    /// Go on printing until the stage ends, also where the run is another terminal's.
+    /// Follow the log until the stage ends, also of a run in another terminal.
     #[arg(short, long, conflicts_with = "format")]
     follow: bool,
-    /// Begin with the last so many lines.
+    /// Begin with the last COUNT lines.
     #[arg(long, value_name = "COUNT")]
     tail: Option<usize>,
     /// How to print the result.

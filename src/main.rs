@@ -59,10 +59,11 @@ struct Cli {
 /// What every command takes.
 #[derive(Args)]
 pub struct Global {
-    /// Folder for results and records [default: `$PIPELINE_HOME`, else `.pipeline` beside the file or above it].
+    /// Folder for results and records [default: `$PIPELINE_HOME`, else `.pipeline` next to the file or in a folder
+    /// above it].
     #[arg(long, global = true, value_name = "FOLDER")]
     home: Option<PathBuf>,
-    /// Print errors and results alone.
+    /// Print only errors and results.
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
     /// Print also metrics, checkpoints and why each stage runs.

@@ -24,10 +24,10 @@ use crate::selection::SelectionArgs;
 use crate::table::{Table, width};
 use crate::{Format, Global, terminal, words};
 
-/// Print what a run would do: which stages are cached, which would run, which field is the reason, and what it would
-/// take.
+/// Print what a run would do: which stages are cached, which would run, which field is the reason, and what they
+/// would need.
 ///
-/// Nothing runs, and nothing is fetched. Ends with 2 when a stage would refuse what it reads.
+/// Nothing runs, and nothing is fetched. Exits with 2 if a stage cannot use its inputs.
 #[derive(Args)]
 pub(crate) struct PlanArgs {
     /// The pipeline file.
@@ -40,7 +40,7 @@ pub(crate) struct PlanArgs {
     /// What `run --smoke` would do: a few rows and steps, with keys of their own.
     #[arg(long)]
     smoke: bool,
-    /// Ask the shared cache for what is not here: the one named, else the one that a run would use.
+    /// Query the shared cache for what is not here: the one named, else the one that a run would use.
     #[arg(long, value_name = "URL", num_args = 0..=1, require_equals = true)]
     remote: Option<Option<String>>,
     /// How to print the result.
@@ -152,7 +152,7 @@ fn stage_json(sources: &engine::file::source::Sources, forecast: &StageForecast,
 fn text(plan: &Plan, forecasts: &[StageForecast], home: &Home) -> Result<(), Failure> {
     let mut table = Table::new(["stage", "kind", "forecast", "why"]);
     for forecast in forecasts {
-        // Where a stage goes on from is under what becomes of it.
+        // Where a stage continues from is under what becomes of it.
         let said = |reason: &&Reason| !matches!(reason, Reason::WorkingState(WorkingState::GoesOn { .. }));
         let mut reasons = forecast.reasons.iter().filter(said).map(ToString::to_string);
         let first = reasons.next().unwrap_or_default();

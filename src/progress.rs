@@ -139,7 +139,7 @@ impl Progress {
             }
             RunEvent::RemoteFailed { messages, help, .. } => {
                 let help = help.as_ref().map(|help| format!(" ({help})")).unwrap_or_default();
-                self.say(Mark::Bad, "warning", &format!("{}; the run goes on without it{help}", messages.join(": ")));
+                self.say(Mark::Bad, "warning", &format!("{}; the run continues without it{help}", messages.join(": ")));
             }
             RunEvent::StageStarted { stage, why, attempt, executor, devices, .. } => {
                 let text = match executor {

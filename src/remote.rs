@@ -18,7 +18,7 @@ pub(crate) struct RemoteArgs {
     /// Shared cache: `s3://bucket/prefix`, `gs://…`, `az://…`, `file:///…` or a folder [default: `$PIPELINE_REMOTE`, else the file's `remote:`].
     #[arg(long, value_name = "URL", conflicts_with = "no_remote")]
     remote: Option<String>,
-    /// Leave the shared cache out.
+    /// Do not use the shared cache.
     #[arg(long)]
     no_remote: bool,
 }

@@ -32,9 +32,9 @@ use crate::stream::Stream;
 use crate::terminal::{self, Look};
 use crate::{Format, Global, locate, words};
 
-/// Run a pipeline: do what is missing, take the rest from the store, go on where a run was cut off.
+/// Run a pipeline: compute what is missing, take the rest from the store, continue an interrupted run.
 ///
-/// Samples and tables that stages report come on standard output at the end, everything else on standard error.
+/// Samples and tables that stages report are printed on standard output at the end, everything else on standard error.
 #[derive(Args)]
 pub(crate) struct RunArgs {
     /// The pipeline file.
@@ -44,44 +44,44 @@ pub(crate) struct RunArgs {
     overrides: Vec<String>,
     #[command(flatten)]
     selection: SelectionArgs,
-    /// Ask this in place of the prompts of the file's `generate` stages; may be given several times.
+    /// Use this prompt in place of the prompts of the file's `generate` stages; may be given several times.
     #[arg(long = "prompt", value_name = "TEXT")]
     prompts: Vec<String>,
-    /// Go on with the stages that do not depend on a failed one.
+    /// Continue with the stages that do not depend on a failed one.
     #[arg(long)]
     keep_going: bool,
-    /// Most stages that run at once [default: as many as there are threads for].
+    /// Maximum number of stages that run at once [default: as many as there are threads for].
     #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
-    /// How long a stage that is asked to stop may take to save what it has.
+    /// How long a stage may take to save its state after a request to stop.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
     grace: Duration,
     /// Threads for all stages together [default: what the machine has].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
-    /// Where stages run, whatever the file says; those that it keeps on this machine stay. The file's settings of the
+    /// Where stages run, whatever the file sets; those that it keeps on this machine stay. The file's settings of the
     /// cluster hold.
     #[arg(long, value_enum)]
     executor: Option<ExecutorArg>,
-    /// Find out in a minute whether the whole file works: 8 rows, 2 optimizer steps, short answers, results with keys
+    /// Test in a minute whether the whole file works: 8 rows, 2 optimizer steps, short completions, results with keys
     /// of their own, nothing published.
     #[arg(long)]
     smoke: bool,
     /// Replace published folders that were changed by hand, and what else has the name of a target.
     #[arg(long)]
     overwrite: bool,
-    /// Refuse to change `pipeline.lock`.
+    /// Fail if `pipeline.lock` would change.
     #[arg(long)]
     locked: bool,
-    /// Go out to no hub: what is not on this machine, or in the shared cache, is an error that names it.
+    /// Use no hub: what is neither on this machine nor in the shared cache is an error that names it.
     #[arg(long)]
     offline: bool,
-    /// Record where the time of each stage that runs goes: a table per kernel, and a trace.
+    /// Profile each stage that runs: a table per kernel, and a trace.
     #[arg(long)]
     profile: bool,
     #[command(flatten)]
     remote: RemoteArgs,
-    /// Send what this run makes to the shared cache, whatever the file says.
+    /// Send the results of this run to the shared cache, whatever the file sets.
     #[arg(long, conflicts_with_all = ["no_remote", "smoke"])]
     push: bool,
     /// Be one task of another scheduler's graph: as `--push`, and what was made but did not arrive there fails the run
@@ -400,7 +400,7 @@ fn summary(outcome: &RunOutcome, exit: Exit, began: Instant) -> String {
         Exit::Interrupted => "interrupted",
         Exit::StageFailed | Exit::Wrong | Exit::Machine => "failed",
     };
-    let next = if exit == Exit::Interrupted { "; the same command goes on from here" } else { "" };
+    let next = if exit == Exit::Interrupted { "; the same command continues from here" } else { "" };
     format!("{word}: {} in {took} (run {}){next}", counts(outcome.counts), outcome.run)
 }
 

@@ -15,7 +15,9 @@ use crate::table::Table;
 /// With the YAML language server, put `# yaml-language-server: $schema=./pipeline.schema.json` on a file's first line.
 #[derive(Args)]
 pub(crate) struct SchemaArgs {
-    /// Print instead how each field of each stage kind takes part in cache keys: semantic, resumable or cosmetic.
+    /// Print instead the class of each field of each stage kind in cache keys: semantic (part of the key), resumable
+    /// (as semantic, but saved working state can be continued under another value) or cosmetic (not part of the
+    /// key).
     #[arg(long)]
     keys: bool,
     /// How to print the table of `--keys`.

@@ -12,18 +12,18 @@ pub(crate) struct SelectionArgs {
     /// Only this stage and what it needs; may be given several times.
     #[arg(long, value_name = "STAGE")]
     until: Vec<String>,
-    /// Only this stage and what depends on it; what they read from others must have been made. May be given several
+    /// Only this stage and what depends on it; what they read from others must exist. May be given several
     /// times.
     #[arg(long, value_name = "STAGE")]
     from: Vec<String>,
-    /// This stage alone; what it reads must have been made. May be given several times.
+    /// This stage alone; what it reads must exist. May be given several times.
     #[arg(long, value_name = "STAGE", conflicts_with_all = ["until", "from"])]
     only: Vec<String>,
-    /// Run this stage although it has a result, from its begin, and compare the two; without a STAGE, all that are
-    /// selected.
+    /// Run this stage again although it has a result, from the beginning, and compare the two; without a STAGE, all
+    /// that are selected.
     #[arg(long, value_name = "STAGE", num_args = 0..=1, default_missing_value = "")]
     force: Vec<String>,
-    /// How many there are of a slot that stages take, in place of what the file says.
+    /// The number of a slot that stages use, in place of the file's value.
     #[arg(long, value_name = "NAME=COUNT")]
     slots: Vec<String>,
 }

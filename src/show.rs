@@ -18,7 +18,7 @@ use crate::table::Table;
 use crate::terminal::Look;
 use crate::{Format, Global, figures, locate, words};
 
-/// Show what a stage made: rows as text, trained tokens in brackets, borders of documents in packs; metrics; files.
+/// Show the output of a stage: rows as text, trained tokens in brackets, borders of documents in packs; metrics; files.
 #[derive(Args)]
 pub(crate) struct ShowArgs {
     /// The pipeline file.

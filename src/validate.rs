@@ -21,13 +21,13 @@ use crate::words;
 
 /// Check pipeline files: every mistake at once, each with its line and column.
 ///
-/// Nothing runs, and nothing is fetched. Ends with 2 when any file is wrong.
+/// Nothing runs, and nothing is fetched. Exits with 2 if any file has an error.
 #[derive(Args)]
 pub(crate) struct ValidateArgs {
     /// Pipeline files.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// How to print what was found.
+    /// How to print the problems.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }

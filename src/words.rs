@@ -46,11 +46,11 @@ pub(crate) fn job(job: Option<&str>, news: &JobEvent) -> String {
     let name = job.map_or_else(|| "a Slurm job".to_owned(), |job| format!("Slurm job {job}"));
     match news {
         JobEvent::Submitted => format!("{name} submitted"),
-        JobEvent::Adopted => format!("{name} of an earlier run goes on"),
+        JobEvent::Adopted => format!("{name} of an earlier run continues"),
         JobEvent::Waiting { reason, meaning } => in_queue(job, reason, meaning),
         JobEvent::Running { nodes } => format!("{name} runs on {nodes}"),
         JobEvent::Requeued { reason } => {
-            format!("{name} was put back into the queue ({reason}) and goes on from what was saved")
+            format!("{name} was put back into the queue ({reason}) and continues from what was saved")
         }
     }
 }

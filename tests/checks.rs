@@ -250,7 +250,7 @@ fn a_wrong_column_of_a_dataset_on_the_hub_ends_a_run_after_its_first_rows() {
         "  rows: { uses: dataset, with: { source: owner/name, column_map: { input: qestion, output: answer } } }\n";
     let on = OnHub::new(&hub, stages);
     let ran = on.is_refused("unknown-column", "train.jsonl", 256 << 10);
-    ran.warns("did you mean `question`?").warns("owner/name/train.jsonl");
+    ran.reports("unknown-column").warns("owner/name/train.jsonl");
     on.project.edit("hub.yaml", "qestion", "question");
     on.pipeline(&["run", "hub.yaml"]).ends_with(0);
 }
@@ -281,7 +281,7 @@ fn the_columns_of_parquet_are_those_of_its_footer() {
     let footer = u32::from_le_bytes(parquet[parquet.len() - 8..][..4].try_into().unwrap());
     let on = OnHub::new(&hub, stages);
     let ran = on.is_refused("unknown-column", "data/train-00000-of-00001.parquet", u64::from(footer) + 8);
-    ran.warns("its columns are `input`, `output`");
+    ran.reports("unknown-column");
     on.project.edit("hub.yaml", "input: question", "input: input");
     on.pipeline(&["run", "hub.yaml"]).ends_with(0);
 }
@@ -311,7 +311,7 @@ fn a_variable_is_needed_where_its_stage_runs_and_nowhere_else() {
     let project = Project::new();
     project.write("p.yaml", COMMAND);
     for command in ["validate", "plan", "run"] {
-        let ran = project.run(&[command, "p.yaml"]).ends_with(2).warns("`pass_env` names, is not set");
+        let ran = project.run(&[command, "p.yaml"]).ends_with(2).reports("unknown-variable");
         assert_eq!(codes(&ran), ["× unknown-variable"], "{ran}");
     }
     let mut command = project.command(&["run", "p.yaml"]);
@@ -353,10 +353,9 @@ fn f16_without_a_worker_is_refused_with_a_way_out_that_works() {
     for command in ["plan", "run"] {
         let ran = without(&[command, "train.yaml", "adapter.dtype=f16"]).ends_with(2);
         assert_eq!(codes(&ran), ["× no-device"], "{ran}");
-        let ran = ran.warns("`dtype: f16` needs the torch worker").warns("say `dtype: bf16`");
         assert!(!ran.stderr.contains("device: cpu"), "{ran}");
     }
-    without(&["plan", "train.yaml", "adapter.backend=torch"]).ends_with(2).warns("leave `backend` out");
+    without(&["plan", "train.yaml", "adapter.backend=torch"]).ends_with(2).reports("no-device");
     // The ways out.
     without(&["run", "train.yaml", "adapter.dtype=bf16", "adapter.max_steps=2", "--until", "adapter"]).ends_with(0);
     // A job of a cluster computes elsewhere.
@@ -367,10 +366,10 @@ fn f16_without_a_worker_is_refused_with_a_way_out_that_works() {
 fn what_is_wrong_with_a_stage_that_is_not_asked_for_stops_nothing() {
     let project = Project::with_pipeline("train.yaml");
     let wrong = "adapter.lora.target_modules=[no_such_proj]";
-    project.run(&["run", "train.yaml", wrong]).ends_with(2).warns("no_such_proj");
+    project.run(&["run", "train.yaml", wrong]).ends_with(2).reports("wrong-input");
     assert!(has_no_run(&project.path(".pipeline")));
     project.run(&["run", "train.yaml", wrong, "--until", "tokens"]).ends_with(0);
-    project.run(&["run", "train.yaml", wrong]).ends_with(2).warns("no_such_proj");
+    project.run(&["run", "train.yaml", wrong]).ends_with(2).reports("wrong-input");
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn no_damage_gives_a_wrong_byte_or_a_failed_run() {
             let ran = ran.json();
             assert_eq!(self::identities(&ran), identities, "round {round}, after {damaged:#?}");
             made_again += ran["counts"]["done"].as_u64().unwrap();
-            // What is met damaged on the way out is told, never handed out; the next run makes it again.
+            // What is met damaged on the way out is told, never handed out; the next run rebuilds it.
             let exported = OUTPUTS.iter().map(|output| export(&project, output));
             let exported: Vec<_> = exported.collect();
             for ((output, sound), exported) in OUTPUTS.iter().zip(&sound).zip(&exported) {

@@ -130,7 +130,7 @@ fn the_doctor_knows_the_variables_of_the_migration_guide() {
         ("HCCL_CONNECT_TIMEOUT", "60"),
     ];
     let ran = devices(&tools, &["doctor"], &variables).ends_with(1);
-    let ran = ran.says("did you mean `HCCL_INTRA_ROCE_ENABLE`, which takes 0 or 1?");
+    let ran = ran.says("did you mean `HCCL_INTRA_ROCE_ENABLE`, which must be 0 or 1?");
     ran.says("ASCEND_RT_VISIBLE_DEVICES=0,1,2,3")
         .says("an integer from 120 to 7200")
         .says("looked at the CPU; 8 of npu");
@@ -186,7 +186,7 @@ fn a_files_variables_and_what_its_stages_ask_for() {
     let ran = in_project(&project, &tools, &["doctor", "job.yaml"], &[]).ends_with(1);
     let ran = ran.says("HCCL_BUFFERSIZE=200 at job.yaml:10:26 (stage made)").says("did you mean `HCCL_BUFFSIZE`");
     ran.says("`ASCEND_VISIBLE_DEVICES` chooses devices for a container")
-        .says("stage `big` can never have what it asks for");
+        .says("stage `big` can never have what it requests");
     // What a cluster has is not known here.
     project.edit("job.yaml", "name: demo\n", "name: demo\nexecutor: slurm\n");
     let ran = in_project(&project, &tools, &["doctor", "job.yaml"], &[]).ends_with(1);

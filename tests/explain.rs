@@ -47,7 +47,7 @@ fn first_cause(project: &Project) -> String {
     let plan = project.run(&["plan", FILE]);
     let line = plan.stdout.lines().skip(1).take_while(|line| !line.is_empty()).find(|line| !line.contains("  cached"));
     let line = line.unwrap_or_else(|| panic!("nothing would run: {plan}"));
-    let words = ["will run", "goes on from step"].iter().find_map(|word| Some((line.find(word)?, word.len())));
+    let words = ["will run", "continues from step"].iter().find_map(|word| Some((line.find(word)?, word.len())));
     let (at, length) = words.unwrap_or_else(|| panic!("no cause in {line}"));
     let stage = line.split_whitespace().next().unwrap();
     format!("{stage}: {}", line[at + length..].trim())

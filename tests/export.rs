@@ -404,7 +404,7 @@ fn what_no_pod_can_do_is_refused_with_what_to_do() {
     let all = with(&["text.resources.device=npu", "text.resources.count=all"]);
     refused("argo", &all, &["`count: all`", "text.resources.count=8"]);
     refused("argo", &with(&["text.resources.nodes=2"]), &["several nodes", "data.yaml:8:11"]);
-    refused("argo", &with(&["name=of {{x}}"]), &["which Argo takes for a reference"]);
+    refused("argo", &with(&["name=of {{x}}"]), &["which Argo reads as a reference"]);
     refused("argo", &with(&["--env", "HF_TOKEN=x"]), &["would write a secret", "Secret `pipeline`"]);
     let two = ["text.resources.device=cuda", "fresh.resources.device=npu"];
     refused("kubernetes", &with(&two), &["no pod has both", "export argo"]);

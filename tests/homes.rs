@@ -76,7 +76,7 @@ fn results_are_taken(left: &Left) {
     let project = project(left.archive);
     let published = fs::read(project.path("out/adapter/.pipeline-published.json")).unwrap();
     if left.raised.is_empty() {
-        project.run(&["plan", "project.yaml"]).ends_with(0).says(&format!("goes on from {}", left.step));
+        project.run(&["plan", "project.yaml"]).ends_with(0).says(&format!("continues from {}", left.step));
     }
     let ran = project.run(&["run", "project.yaml", "--format", "json"]).ends_with(0);
     assert!(ran.stderr.contains(&format!("resuming from {}", left.step)), "{ran}");

@@ -208,7 +208,7 @@ fn a_log_is_followed_until_its_stage_ends() {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     // It waits for the stage's turn, and a run that goes on is never removed.
-    project.run(&["runs", "rm", "latest"]).ends_with(2).warns("goes on and is left alone");
+    project.run(&["runs", "rm", "latest"]).ends_with(2).warns("is active and is kept");
     let followed = project.run(&["logs", "-f", "adapter"]).ends_with(0).says("|Loss: ");
     assert!(run.wait().unwrap().success());
     assert_eq!(project.run(&["logs", "adapter"]).ends_with(0).stdout, followed.stdout);

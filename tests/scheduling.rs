@@ -212,11 +212,11 @@ fn what_this_machine_can_never_give_is_refused_at_once() {
     }
     let project = project(&machine, &["4"], "0");
     let run = |setting: &str| machine.run(&project, &["run", "file.yaml", setting]).ends_with(3);
-    run("job0.resources.count=5").warns("stage `job0` asks for 5 devices (cuda), and this machine has 4");
-    run("job0.resources.device=npu").warns("stage `job0` asks for an NPU (Ascend), and this machine has none");
+    run("job0.resources.count=5").warns("stage `job0` requests 5 devices (cuda), and this machine has 4");
+    run("job0.resources.device=npu").warns("stage `job0` requests an NPU (Ascend), and this machine has none");
     run("job0.resources.memory=79GiB")
-        .warns("asks for 4 devices (cuda) with 79.0 GiB of memory, and this machine has 0");
-    run("job0.resources.nodes=2").warns("stage `job0` asks for 2 nodes, and this machine is one");
+        .warns("requests 4 devices (cuda) with 79.0 GiB of memory, and this machine has 0");
+    run("job0.resources.nodes=2").warns("stage `job0` requests 2 nodes, and this machine is one");
     let mut limited = machine.on(project.command(&["run", "file.yaml"]));
     limited.env("CUDA_VISIBLE_DEVICES", "1,2");
     Ran::of(limited, &["run"]).ends_with(3).warns("`CUDA_VISIBLE_DEVICES` leaves 2 of 4 to this run");

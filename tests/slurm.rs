@@ -122,7 +122,7 @@ fn a_job_outlives_its_engine_and_the_next_run_takes_it_over() {
         engine.kill().unwrap();
         engine.wait().unwrap();
         let second = on.submit("one.yaml", &[]).ends_with(0);
-        assert!(second.stderr.contains(&format!("Slurm job {id} of an earlier run goes on")), "{second}");
+        assert!(second.stderr.contains(&format!("Slurm job {id} of an earlier run continues")), "{second}");
         assert_eq!(cluster.jobs_of("-one").len(), 1, "{:?}", cluster.jobs());
         let log = on.run(&["logs", "one"]).ends_with(0);
         assert!(log.stdout.contains("line 1\n") && log.stdout.contains("line 40\n"), "the log is not whole: {log}");
@@ -272,7 +272,7 @@ fn a_job_on_a_node_that_is_lost_goes_on_elsewhere() {
 fn what_could_never_run_is_said_at_once() {
     with_cluster(Shape::default(), shell("true", ""), |cluster, project| {
         let on = Submits { project, cluster };
-        on.submit("one.yaml", &["executor.slurm.nodes=3"]).ends_with(3).warns("it asks for more nodes");
+        on.submit("one.yaml", &["executor.slurm.nodes=3"]).ends_with(3).warns("it requests more nodes");
         assert!(cluster.jobs().iter().all(|(_, _, state)| state != "PENDING"), "{:?}", cluster.jobs());
         on.submit("one.yaml", &["executor.slurm.partition=mian"]).ends_with(2).warns("this cluster has main");
         on.submit("one.yaml", &["executor.slurm.gres=gpu:9"])

@@ -132,7 +132,7 @@ fn a_run_heals_whatever_stands_in_the_place_of_a_file_or_a_folder_of_the_store()
         }
         make[round % make.len()](&place);
         let told = place.display().to_string();
-        // Who only looks is not stopped by it, and a run that takes it away makes it again.
+        // Who only looks is not stopped by it, and a run that takes it away rebuilds it.
         project.run(&["cache", "ls"]).ends_with(0);
         if round % 2 == 0 {
             project.run(&["cache", "verify", "--repair"]).ends_with(0);
@@ -188,7 +188,7 @@ fn a_read_only_home_with_a_damaged_index_is_looked_at() {
             Ran::of(command, arguments).ends_with(0).says("sharing");
         }
     }
-    // Whoever may write makes it again.
+    // Whoever may write rebuilds it.
     project.run(&["runs", "ls"]).ends_with(0).says("succeeded");
     fs::remove_file(&index).unwrap();
     mkfifo(&index, Mode::S_IRWXU).unwrap();
@@ -297,10 +297,10 @@ fn nothing_that_a_run_needs_is_published_over() {
             true => project.run(&[&run[..], &["--home", "elsewhere"]].concat()),
             false => project.run(&run),
         };
-        ran.ends_with(2).warns("unsafe-target");
+        ran.ends_with(2).reports("unsafe-target");
     }
     project.edit("sharing.yaml", "./out/left", &absolute);
-    project.run(&["validate", "sharing.yaml"]).ends_with(2).warns("unsafe-target");
-    project.run(&["plan", "sharing.yaml"]).ends_with(2).warns("unsafe-target");
+    project.run(&["validate", "sharing.yaml"]).ends_with(2).reports("unsafe-target");
+    project.run(&["plan", "sharing.yaml"]).ends_with(2).reports("unsafe-target");
     assert_eq!(fs::read_to_string(project.path("data/precious")).unwrap(), "precious");
 }

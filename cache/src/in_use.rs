@@ -22,7 +22,7 @@
 //!
 //! All times are those of one file system and are compared with nothing else, so a clock that differs between the
 //! machines that share a store does no harm. Should a file be lost all the same (a file system without locks,
-//! somebody's `rm`), its reader fails with [`crate::StoreError::MissingObject`] and the run makes it again.
+//! somebody's `rm`), its reader fails with [`crate::StoreError::MissingObject`] and the run rebuilds it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

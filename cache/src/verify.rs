@@ -160,7 +160,7 @@ impl Store {
     }
 
     /// Removes what a check found damaged, and the results that lack something of it, so that the next run that needs
-    /// one makes it again. Safe beside runs: one that meets a gap fills it.
+    /// one rebuilds it. Safe beside runs: one that meets a gap fills it.
     ///
     /// # Errors
     /// Fails where something cannot be removed.

@@ -59,7 +59,7 @@ impl LinkKind {
     /// What it is, for a legend.
     pub fn in_words(self) -> &'static str {
         match self {
-            Self::Unknown => "not told by the tool",
+            Self::Unknown => "not reported by the tool",
             Self::Sys => "across CPU sockets (QPI, UPI)",
             Self::Node => "across host bridges of one NUMA node",
             Self::Phb => "across a host bridge of a CPU, or PCIe at large",

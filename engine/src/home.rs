@@ -169,7 +169,7 @@ pub fn keep_from_others() {
 /// What to do when the disk that a path is on is full.
 pub fn advice_when_full(path: &Path) -> String {
     format!(
-        "`pipeline cache du` shows what the store takes, and `pipeline cache gc` makes room{}; then run again, what was saved is kept",
+        "`pipeline cache du` shows what the store uses, and `pipeline cache gc` frees space{}; then run again, what was saved is kept",
         Disk::of(path)
     )
 }

@@ -297,7 +297,7 @@ fn walk(
     files: &mut Vec<(PathBuf, String)>,
 ) -> Result<(), String> {
     if open.len() > DEEPEST_FOLDER {
-        return Err(format!("`{prefix}` lies more than {DEEPEST_FOLDER} folders deep"));
+        return Err(format!("`{prefix}` is more than {DEEPEST_FOLDER} folders deep"));
     }
     let refused = |name: &str, error: io::Error| match name {
         "" => error.to_string(),

@@ -1,5 +1,5 @@
-//! `pipeline.lock`: what mutable references (a branch of a hub repository) were when they were first used, and what was in
-//! them.
+//! `pipeline.lock`: what mutable references (a branch of a hub repository) were when they were first used, and what was
+//! in them.
 //!
 //! The file belongs in git: it is sorted, and has a line for each commit and each file. It leaves to the stage kinds
 //! how a pin is found.

@@ -125,7 +125,7 @@ fn stage_key(key: &str) -> Value {
             "description": "How often it is tried again after a failure that may pass, or when and how often.",
         }),
         "executor" => {
-            json!({ "$ref": "#/$defs/executor", "description": "Where it runs; what it does not say is as the file says." })
+            json!({ "$ref": "#/$defs/executor", "description": "Where it runs; keys that it does not set have the file's values." })
         }
         "timeout" => json!({ "$ref": "#/$defs/timeout", "description": "How long it may take, such as `12h`." }),
         "profile" => or_reference(json!({

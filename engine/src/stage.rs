@@ -143,9 +143,9 @@ pub enum WorkingState {
 impl fmt::Display for WorkingState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::GoesOn { unit, done, of: Some(of) } => write!(f, "goes on from {unit} {done} of {of}"),
-            Self::GoesOn { unit, done, of: None } => write!(f, "goes on from {unit} {done}"),
-            Self::Unmeasured => f.write_str("goes on from saved working state"),
+            Self::GoesOn { unit, done, of: Some(of) } => write!(f, "continues from {unit} {done} of {of}"),
+            Self::GoesOn { unit, done, of: None } => write!(f, "continues from {unit} {done}"),
+            Self::Unmeasured => f.write_str("continues from saved working state"),
             Self::StartsOver { because } => write!(f, "starts over: {because}"),
         }
     }

@@ -12,10 +12,10 @@ use crate::render::Failure;
 use crate::table::Table;
 use crate::{Format, words};
 
-/// Show what takes how much room: by stage, by pipeline or by stage kind.
+/// Show disk usage: by stage, by pipeline or by stage kind.
 ///
 /// A file that several results share is stored once. `size` counts it for each group; `own` counts what only that
-/// group's results hold: the room that removing all of them would make.
+/// group's results use: the space that removing all of them would free.
 #[derive(Args)]
 pub(super) struct DuArgs {
     /// What to add up.

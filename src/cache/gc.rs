@@ -13,23 +13,23 @@ use crate::render::Failure;
 use crate::table::Table;
 use crate::{Format, words};
 
-/// Make room: remove what no result needs and, where a limit is given, results.
+/// Free disk space: remove files that no result needs and, if a limit is given, results.
 ///
-/// Results in use by a run that goes on stay, and so do those that the newest runs of each pipeline refer to where
+/// Results in use by an active run stay, and so do those that the newest runs of each pipeline refer to where
 /// `--keep-runs` is given. Without any limit no result is removed. With `--keep-runs` alone every other result is. For
-/// `--max-size` those go first that are large, quick to make again and long unused.
+/// `--max-size` those go first that are large, quick to recompute and long unused.
 #[derive(Args)]
 pub(super) struct GcArgs {
-    /// Remove results until the store takes no more than this, such as `20GiB`.
+    /// Remove results until the store uses no more than this, such as `20GiB`.
     #[arg(long, value_name = "SIZE")]
     max_size: Option<ByteSize>,
-    /// Remove results that no run has used for so long, such as `30d`.
+    /// Remove results that no run has used for this long, such as `30d`.
     #[arg(long, value_name = "PERIOD")]
     older_than: Option<Period>,
-    /// Keep what the newest runs of each pipeline made or took.
+    /// Keep what the newest runs of each pipeline produced or reused.
     #[arg(long, value_name = "COUNT")]
     keep_runs: Option<usize>,
-    /// Only say what would be removed.
+    /// Only print what would be removed.
     #[arg(long)]
     dry_run: bool,
 }
@@ -105,7 +105,7 @@ fn print(collected: &Collected, opened: Option<&Opened>, removal: Removal) -> io
     let (freed, left) = (words::bytes(freed_bytes), words::bytes(left_bytes));
     writeln!(out, "{verb} {}: {freed} freed, {left} left", removed.join(", "))?;
     if in_use > 0 {
-        writeln!(out, "{} would have gone too, but a run uses them", words::plural(in_use, "result"))?;
+        writeln!(out, "{} would be removed too, but a run uses them", words::plural(in_use, "result"))?;
     }
     if pinned > 0 {
         writeln!(out, "{} kept for the newest runs", words::plural(pinned, "result"))?;
@@ -118,7 +118,7 @@ fn why(because: Because) -> &'static str {
         Because::Unpinned => "not of the newest runs",
         Because::Old => "unused for long",
         Because::Room => "to make room",
-        Because::Asked => "asked for",
+        Because::Asked => "requested",
     }
 }
 

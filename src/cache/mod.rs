@@ -19,7 +19,7 @@ use engine::run::clock::Moment;
 use crate::render::Failure;
 use crate::{Format, Global, words};
 
-/// Look at the store of results, check it, and make room.
+/// List, check and clean up the store of results.
 #[derive(Args)]
 pub(crate) struct CacheArgs {
     #[command(subcommand)]
@@ -31,7 +31,7 @@ pub(crate) struct CacheArgs {
 
 #[derive(Subcommand)]
 enum CacheCommand {
-    /// List the results and the room they take.
+    /// List the results and their sizes.
     Ls,
     Du(du::DuArgs),
     Verify(verify::VerifyArgs),

@@ -13,13 +13,13 @@ use crate::render::Failure;
 
 /// Remove results, and the files that no other result needs.
 ///
-/// One that a run uses at the moment stays.
+/// A result that an active run uses stays.
 #[derive(Args)]
 pub(super) struct RmArgs {
     /// The stages whose results go, as `STAGE` or `PIPELINE/STAGE`, or the keys of results, as `cache ls` prints them.
     #[arg(value_name = "STAGE|KEY", required = true)]
     names: Vec<String>,
-    /// Only say what would be removed.
+    /// Only print what would be removed.
     #[arg(long)]
     dry_run: bool,
 }

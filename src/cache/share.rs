@@ -27,7 +27,7 @@ pub(super) struct PushArgs {
     /// Only these stages.
     #[arg(value_name = "STAGE", requires = "file")]
     stages: Vec<String>,
-    /// Say what would be sent, and send nothing.
+    /// Print what would be sent, and send nothing.
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -42,7 +42,7 @@ pub(super) struct PullArgs {
     /// Only these stages; what they were made of stays where it is.
     #[arg(value_name = "STAGE")]
     stages: Vec<String>,
-    /// Say what would be fetched, and fetch nothing.
+    /// Print what would be fetched, and fetch nothing.
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]

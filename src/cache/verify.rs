@@ -16,10 +16,10 @@ use crate::{Format, words};
 
 /// Read everything, compare it with its digest, and name what is damaged and who uses it.
 ///
-/// Ends with 1 where something is damaged and stays so.
+/// Exits with 1 if something is damaged and not repaired.
 #[derive(Args)]
 pub(super) struct VerifyArgs {
-    /// Remove what is damaged and the results that need it, so that the next run makes them again.
+    /// Remove what is damaged and the results that need it, so that the next run rebuilds them.
     #[arg(long)]
     repair: bool,
 }
@@ -86,13 +86,13 @@ fn print(report: &VerifyReport, opened: Option<&Opened>, repaired: bool) -> io::
     match report.faults.iter().filter(|fault| fault.is_damage()).count() {
         0 => writeln!(out, "everything is intact"),
         faults if repaired => {
-            writeln!(out, "{}, removed; the next run makes again what it needs", words::plural(faults, "fault"))
+            writeln!(out, "{}, removed; the next run rebuilds what it needs", words::plural(faults, "fault"))
         }
         faults => {
             let faults = words::plural(faults, "fault");
             writeln!(
                 out,
-                "{faults}; `pipeline cache verify --repair` removes them, and the next run makes again what it needs"
+                "{faults}; `pipeline cache verify --repair` removes them, and the next run rebuilds what it needs"
             )
         }
     }

@@ -16,9 +16,9 @@ use crate::render::{Exit, Failure};
 use crate::terminal::Look;
 use crate::{Format, words};
 
-/// Look for what people get wrong: versions, variables, device nodes, memory, ports, limits; each with what to do.
+/// Diagnose common mistakes: versions, variables, device nodes, memory, ports, limits; each with a remedy.
 ///
-/// With a file also the variables that it sets, and whether its stages can ever have what they ask for. Ends with 1
+/// With a file, also checks the variables that it sets, and whether its stages can get what they request. Exits with 1
 /// where something is wrong, and with 0 where there is nothing, or only what is worth a warning.
 #[derive(Args)]
 pub(super) struct DoctorArgs {
@@ -97,8 +97,8 @@ fn never_met(plan: &Plan, inventory: &Inventory) -> Vec<Finding> {
         Some(Finding {
             severity: Severity::Error,
             check: "stage-resources",
-            message: format!("stage `{}` can never have what it asks for", stage.id),
-            seen: format!("it asks for {seen}"),
+            message: format!("stage `{}` can never have what it requests", stage.id),
+            seen: format!("it requests {seen}"),
             help: format!("add `{}.resources.{help}` to the command, or run it on another machine", stage.declared),
         })
     };

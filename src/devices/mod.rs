@@ -15,8 +15,8 @@ use crate::{Format, words};
 
 /// List what this machine has to compute on: CPUs, GPUs, NPUs, their memory and the links between them.
 ///
-/// What a device is and how it fares is told by its driver's own tool: NVML or `nvidia-smi`, `npu-smi`, `amd-smi` or
-/// `rocm-smi`, `system_profiler`. A tool that fails or hangs is named with what it said.
+/// The properties and health of a device are reported by its driver's own tool: NVML or `nvidia-smi`, `npu-smi`,
+/// `amd-smi` or `rocm-smi`, `system_profiler`. A tool that fails or hangs is named with its output.
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true, flatten_help = true)]
 pub(crate) struct DevicesArgs {
@@ -34,7 +34,7 @@ enum DevicesCommand {
 /// How a machine is asked, and its answer printed.
 #[derive(Args)]
 struct ListArgs {
-    /// How long a vendor's tool may take.
+    /// The time limit of a vendor's tool.
     #[arg(long, value_name = "DURATION", default_value = "15s")]
     tool_timeout: Period,
     /// How to print the result.

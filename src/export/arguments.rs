@@ -45,10 +45,11 @@ pub(super) struct ClusterArgs {
     /// An environment variable of the pods that is no secret, such as `HF_ENDPOINT=https://…`; may be given several times.
     #[arg(long = "env", value_name = "NAME=VALUE")]
     pub variables: Vec<Variable>,
-    /// A persistent volume claim to mount, for a shared cache or sources that lie there; may be given several times.
+    /// A persistent volume claim to mount, for a shared cache or sources that are stored there; may be given several
+    /// times.
     #[arg(long = "volume", value_name = "CLAIM=FOLDER")]
     pub volumes: Vec<Volume>,
-    /// A persistent volume claim for the pods' homes: a training whose pod is lost goes on from its saved steps.
+    /// A persistent volume claim for the pods' homes: a training run whose pod is lost continues from its saved steps.
     #[arg(long, value_name = "CLAIM")]
     pub home_claim: Option<String>,
     /// Where the folder of the pipeline file is in the image or on a volume. Without it a ConfigMap brings the file

@@ -228,13 +228,13 @@ fn not_on_a_pod(plan: &Plan, stage: &PlannedStage) -> Option<Message> {
     let (what, help) = if device == DeviceRequest::Metal {
         ("a Metal device, which no cluster has", "resources.device=cuda")
     } else if count == DeviceCount::All && !on_processor {
-        ("`count: all`, and a pod has the devices that it asks for by number", "resources.count=8")
+        ("`count: all`, and a pod has the devices that it requests by number", "resources.count=8")
     } else if nodes > 1 {
         ("several nodes, and its pod is on one: `executor: slurm` has several", "resources.nodes=1")
     } else {
         return None;
     };
-    let text = format!("stage `{}` asks for {what}{}", stage.id, crate::run::place(plan, &stage.id));
+    let text = format!("stage `{}` requests {what}{}", stage.id, crate::run::place(plan, &stage.id));
     Some(Message::chain(&[text], Some(format!("add `{}.{help}`, say, to the command", stage.declared))))
 }
 

@@ -14,7 +14,7 @@ use crate::table::width;
 use crate::terminal::Look;
 use crate::{Format, Global, words};
 
-/// Compare two runs stage by stage: parameters, metrics, outputs. Ends with 1 where anything differs.
+/// Compare two runs stage by stage: parameters, metrics, outputs. Exits with 1 if anything differs.
 #[derive(Args)]
 pub(super) struct DiffArgs {
     /// The run to compare with.

@@ -19,10 +19,10 @@ pub(super) struct LsArgs {
     /// Only runs of the pipeline of this name.
     #[arg(long, value_name = "NAME")]
     pipeline: Option<String>,
-    /// Only runs that stand so.
+    /// Only runs in this state.
     #[arg(long, value_enum)]
     status: Option<Status>,
-    /// Only so many of them.
+    /// Only the newest COUNT runs.
     #[arg(long, value_name = "COUNT")]
     limit: Option<usize>,
     /// How to print the result.

@@ -21,7 +21,7 @@ use engine::home::Home;
 use crate::Global;
 use crate::render::Failure;
 
-/// Look at past runs and those that go on.
+/// Inspect past and active runs.
 ///
 /// RUN is a run's id, a beginning of it that no other has, `latest`, or `latest~1` for the one before the latest.
 #[derive(Args)]

@@ -17,7 +17,7 @@ use crate::render::Failure;
 use crate::terminal::Look;
 use crate::{Format, Global, words};
 
-/// Tell where a result comes from: every step on the way to it, back to source files with their digests and pinned
+/// Print the provenance of a result: every step that led to it, back to source files with their digests and pinned
 /// versions.
 #[derive(Args)]
 pub(super) struct ProvenanceArgs {

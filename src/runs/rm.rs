@@ -12,7 +12,7 @@ use super::Past;
 use crate::render::{Exit, Failure};
 use crate::{Format, Global, words};
 
-/// Remove the records of runs, with their logs. Their results stay in the store, and a run that goes on is never
+/// Remove the records of runs, with their logs. Their results stay in the store, and an active run is never
 /// removed.
 #[derive(Args)]
 pub(super) struct RmArgs {
@@ -22,10 +22,10 @@ pub(super) struct RmArgs {
     /// Only runs that began longer ago than this, such as `30d` or `12h`.
     #[arg(long, value_name = "TIME", value_parser = age)]
     older_than: Option<Duration>,
-    /// Leave the newest so many runs of each pipeline.
+    /// Keep the newest COUNT runs of each pipeline.
     #[arg(long, value_name = "COUNT")]
     keep: Option<usize>,
-    /// Only say what would be removed.
+    /// Only print what would be removed.
     #[arg(long)]
     dry_run: bool,
     /// How to print the result.
@@ -36,7 +36,7 @@ pub(super) struct RmArgs {
 /// Removes them.
 pub(super) fn run(args: &RmArgs, global: &Global) -> Result<(), Failure> {
     if args.runs.is_empty() && args.older_than.is_none() && args.keep.is_none() {
-        return Err(Failure::wrong("nothing says which runs to remove")
+        return Err(Failure::wrong("no run to remove is named")
             .with_help("name runs, or choose among all with `--older-than 30d` or `--keep 20`"));
     }
     let past = Past::open(global)?;
@@ -62,7 +62,7 @@ fn tell(removed: &[&str], alive: &[&str], dry_run: bool) -> io::Result<()> {
         writeln!(out, "{run}")?;
     }
     for run in alive {
-        crate::terminal::tell_line(format_args!("run {run} goes on and is left alone"));
+        crate::terminal::tell_line(format_args!("run {run} is active and is kept"));
     }
     let would = if dry_run { "would be removed" } else { "removed; their results stay in the store" };
     crate::terminal::tell_line(format_args!("{} {would}", words::plural(removed.len(), "run")));

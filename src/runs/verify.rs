@@ -12,16 +12,16 @@ use crate::render::{Exit, Failure};
 use crate::table::width;
 use crate::{Format, Global, terminal, words};
 
-/// Do stages of a run again, apart from the store, and compare what comes out with what was recorded.
+/// Recompute stages of a run, outside the store, and compare the results with what was recorded.
 ///
-/// Without stages, those that the run executed, but for those that fetch from a server. Ends with 1 where anything
+/// Without stages, those that the run executed, but for those that fetch from a server. Exits with 1 if anything
 /// differs, or a record or a stored file was changed.
 #[derive(Args)]
 pub(super) struct VerifyArgs {
     /// The run.
     #[arg(default_value = LATEST)]
     run: String,
-    /// Stages to do again.
+    /// Stages to recompute.
     #[arg(value_name = "STAGE")]
     stages: Vec<String>,
     /// Threads for each stage [default: as many as it had, since their number may change the last bits].

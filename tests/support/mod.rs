@@ -140,6 +140,14 @@ impl Ran {
         self
     }
 
+    /// Asserts that standard error has a problem of this code, wherever the line with it is broken.
+    #[track_caller]
+    pub(crate) fn reports(self, code: &str) -> Self {
+        let text = self.stderr.replace("-\n  │ ", "-");
+        assert!(text.contains(&format!("[{code}]")), "standard error has no problem `{code}`:\n{self}");
+        self
+    }
+
     /// Standard output as JSON.
     #[track_caller]
     pub(crate) fn json(&self) -> serde_json::Value {

@@ -51,7 +51,7 @@ pub enum RemoteError {
         found: String,
     },
     /// Something there is not what its name says.
-    #[error("`{name}` in the remote {remote} is refused: {reason}")]
+    #[error("`{name}` in the remote {remote} cannot be used: {reason}")]
     Refused {
         /// Its address.
         remote: String,

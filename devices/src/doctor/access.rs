@@ -75,7 +75,7 @@ fn locked(kind: DeviceKind, closed: &[String], machine: &Machine) -> Option<Find
     let first = closed.first()?;
     let group = std::fs::metadata(machine.path(first)).ok().map(|found| group_name(machine, found.gid()));
     let help = match (kind, group) {
-        (DeviceKind::Cuda, _) | (_, None) => "`ls -l` says who may".to_owned(),
+        (DeviceKind::Cuda, _) | (_, None) => "`ls -l` shows who may".to_owned(),
         (_, Some(group)) => format!("`sudo usermod -aG {group} $USER`, and log in again"),
     };
     Some(Finding {

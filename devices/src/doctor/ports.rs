@@ -24,10 +24,10 @@ pub(super) fn check(subject: &Subject) -> Vec<Finding> {
 fn master_port(subject: &Subject, listening: &[u16]) -> Option<Finding> {
     let text = subject.variable("MASTER_PORT")?;
     let (message, help) = match text.parse::<u16>() {
-        Err(_) | Ok(0) => (format!("`MASTER_PORT` cannot be `{text}`"), "it takes a port from 1 to 65535".to_owned()),
+        Err(_) | Ok(0) => (format!("`MASTER_PORT` cannot be `{text}`"), "it must be a port from 1 to 65535".to_owned()),
         Ok(port) if listening.contains(&port) => (
             format!("port {port}, at which ranks are to meet, is in use"),
-            format!("`ss -ltnp 'sport = :{port}'` says by whom; take another, or unset MASTER_PORT"),
+            format!("`ss -ltnp 'sport = :{port}'` shows by whom; use another, or unset MASTER_PORT"),
         ),
         Ok(_) => return None,
     };
@@ -55,7 +55,7 @@ fn hccl_in_use(ports: &RangeInclusive<u16>, listening: &[u16]) -> Option<Finding
         check: "hccl-ports",
         message: format!("ports that HCCL uses ({} to {}) are in use", ports.start(), ports.end()),
         seen: format!("something listens at {}", taken.join(", ")),
-        help: "`ss -ltnp` says what; set HCCL_IF_BASE_PORT to the first of 16 free ports".to_owned(),
+        help: "`ss -ltnp` shows what; set HCCL_IF_BASE_PORT to the first of 16 free ports".to_owned(),
     })
 }
 

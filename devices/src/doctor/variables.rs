@@ -78,7 +78,7 @@ fn check_one(variable: &Variable) -> Option<Finding> {
             check: "variable-value",
             message: format!("`{}` cannot be `{}`", known.name, variable.value),
             seen: variable.seen(),
-            help: format!("it takes {}", known.values.in_words()),
+            help: format!("it must be {}", known.values.in_words()),
         }),
     }
 }
@@ -89,7 +89,7 @@ fn unknown(variable: &Variable) -> Finding {
         Some((known, edits)) => {
             let values = match known.values {
                 Values::Any => String::new(),
-                ref values => format!(", which takes {}", values.in_words()),
+                ref values => format!(", which must be {}", values.in_words()),
             };
             let severity = if is_surely_a_slip(name, edits) { Severity::Error } else { Severity::Warning };
             (severity, format!("did you mean `{}`{values}?", known.name))
@@ -162,7 +162,7 @@ mod tests {
         for name in ["HCCL_INTRA_ROCE_SIZE", "HCCL_INTER_ROCE_SIZE"] {
             let finding = found(name, "8").unwrap_or_else(|| panic!("{name}"));
             assert_eq!(finding.severity, Severity::Error);
-            assert_eq!(finding.help, "did you mean `HCCL_INTRA_ROCE_ENABLE`, which takes 0 or 1?");
+            assert_eq!(finding.help, "did you mean `HCCL_INTRA_ROCE_ENABLE`, which must be 0 or 1?");
             assert_eq!(finding.seen, format!("{name}=8 in the environment"));
         }
         assert_eq!(found("HCCL_WHITELIST_DISABLE", "1"), None);

@@ -123,7 +123,7 @@ fn not_ascending(list: &List, ids: &[u32]) -> Option<Finding> {
     let (severity, help) = match list.kind {
         DeviceKind::Npu => (
             Severity::Error,
-            format!("Ascend's runtime takes ids in ascending order alone: {}={sorted}", list.variable.name),
+            format!("Ascend's runtime accepts ids in ascending order only: {}={sorted}", list.variable.name),
         ),
         _ => (Severity::Note, format!("a process sees them in this order: its device 0 is {}", ids[0])),
     };

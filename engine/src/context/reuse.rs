@@ -72,7 +72,7 @@ impl StageContext {
     pub fn offer(&self, family: &Digest, output: &str, pieces: Value) -> Result<(), StageError> {
         let sealed = self.outputs.get(output).cloned();
         let sealed = sealed.ok_or_else(|| StageError::internal(format!("`{output}` is offered and not sealed")))?;
-        let reusable = Reusable { tree: sealed.tree, output: Some(sealed.into()), pieces };
+        let reusable = Reusable { tree: sealed.tree, output: Some(sealed), pieces };
         self.store.offer(family, reusable).map_err(stored)
     }
 }

@@ -8,7 +8,7 @@ use crate::plan::PlannedStage;
 
 /// A stage that asks for what it cannot have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("stage `{stage}` asks for {lack}")]
+#[error("stage `{stage}` requests {lack}")]
 pub struct DeviceMissing {
     pub stage: String,
     /// Its id in the file.
@@ -72,7 +72,7 @@ impl DeviceMissing {
             }
             Lack::TooFew { .. } => format!("to run it on fewer add `{declared}.resources.count=all` to the command"),
             Lack::TooSmall { .. } => {
-                format!("say that it needs less, such as `{declared}.resources.memory=1GiB`, or ask for fewer devices")
+                format!("say that it needs less, such as `{declared}.resources.memory=1GiB`, or request fewer devices")
             }
             Lack::Nodes(_) => format!("to run it on this machine add `{declared}.resources.nodes=1` to the command"),
         }

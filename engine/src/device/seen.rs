@@ -71,7 +71,7 @@ impl Seen {
         let problem = self.inventory.asked.iter().filter(|asked| asked.device == kind);
         let problem = problem.filter_map(|asked| asked.problem.as_deref().map(|problem| (&asked.tool, problem))).next();
         match (all, limit, problem) {
-            (0, _, Some((tool, problem))) => format!("this machine tells of none ({tool}: {problem})"),
+            (0, _, Some((tool, problem))) => format!("this machine reports none ({tool}: {problem})"),
             (0, _, None) => "this machine has none".to_owned(),
             (_, Some(name), _) => format!("`{name}` leaves {work} of {all} to this run"),
             _ if work < all => format!("of the {all} of this machine {work} can be used: the others are not healthy"),

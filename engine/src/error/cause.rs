@@ -98,7 +98,7 @@ impl Cause {
             Self::DeviceLost => {
                 Some("look at the system's log (`dmesg`): a device that keeps failing needs a reset or a replacement")
             }
-            Self::DiskFull => Some("make room on that file system and run again: what was saved is kept"),
+            Self::DiskFull => Some("free space on that file system and run again: what was saved is kept"),
             Self::BadData
             | Self::BadParameters
             | Self::MissingResult

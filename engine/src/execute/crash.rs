@@ -52,7 +52,7 @@ fn killed(exit: &ProcessExit, evidence: &Evidence<'_>) -> Failure {
         let message = format!("the stage's process was killed since memory ran out: {held}");
         return Failure::new(Cause::OutOfMemory, vec![message]);
     }
-    let help = format!("somebody or something killed it: nothing says that memory ran out, {held}");
+    let help = format!("it was killed from outside: there is no sign that memory ran out, {held}");
     Failure::new(Cause::Crashed, vec!["the stage's process was killed (SIGKILL)".to_owned()]).with_help(help)
 }
 

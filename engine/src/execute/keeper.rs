@@ -104,7 +104,7 @@ impl Keeper {
             Err(left) => return Ok(*left),
         };
         if let Some(record) = self.result(&store) {
-            let outputs = record.outputs.into_iter().map(|(name, output)| (name, output.into())).collect();
+            let outputs = record.outputs;
             self.write(&WorkerEvent::Finished { outputs, how: record.how })?;
             return Ok(self.left(&self.exit(Ending::Code(0)), None));
         }
@@ -251,7 +251,7 @@ impl Keeper {
         }
         let mut how = how.clone();
         how.extend(circumstances(&self.submission.run, &host(), &heard.exit));
-        let outputs = outputs.iter().map(|(name, output)| (name.clone(), output.clone().into())).collect();
+        let outputs = outputs.clone();
         let record = ResultRecord::new(of.document.clone(), of.kind.clone(), outputs, how);
         // An engine that follows records it too, and says so where that fails.
         let _ = store.record(&self.submission.key, &record);

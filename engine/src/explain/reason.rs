@@ -160,7 +160,7 @@ mod tests {
         let source = Reason::SourceChanged { role: "source".to_owned(), files, place: Some("f.yaml:5:15".to_owned()) };
         assert_eq!(source.to_string(), "source file changed: rows.jsonl (f.yaml:5:15)");
         let goes_on = WorkingState::GoesOn { unit: "step".to_owned(), done: 6, of: Some(24) };
-        assert_eq!(Reason::WorkingState(goes_on).to_string(), "goes on from step 6 of 24");
+        assert_eq!(Reason::WorkingState(goes_on).to_string(), "continues from step 6 of 24");
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub(super) fn explain(error: &Error, source: SourceId, text: &str) -> Problem {
             report("too-many-aliases", "aliases stand for too many values".to_owned(), "the limit is reached here")
         }
         Error::RecursiveReferencesRequireWeakTypes { .. } => {
-            report("syntax", "an alias stands inside its own anchor".to_owned(), "it would never end")
+            report("syntax", "an alias is inside its own anchor".to_owned(), "it would never end")
         }
         Error::UnknownAnchor { .. } => report("syntax", "the alias has no anchor".to_owned(), "no anchor of this name")
             .with_help("a string that begins with `*` needs quotes"),

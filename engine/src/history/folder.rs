@@ -162,7 +162,7 @@ impl RunPlan {
 }
 
 /// A run's folder, while the run goes on. The events file is locked as long as this lives, so that others can tell a
-/// run that goes on from one that was cut off.
+/// run that continues from one that was cut off.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,

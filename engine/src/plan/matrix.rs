@@ -201,7 +201,7 @@ fn exclude(rules: &Entry, axes: &[Axis], combinations: &mut Vec<Vec<Rc<AxisValue
             !rule.iter().all(|(axis, value)| combination[*axis].identity == identity(&value.to_json()))
         });
         if combinations.len() == before {
-            let message = "this takes no combination away";
+            let message = "this excludes no combination";
             problems.push(Problem::warning("no-effect", node.span, message, "no combination has these values"));
         }
     }

@@ -157,7 +157,7 @@ impl<'a> Targets<'a> {
 /// that holds the pipeline file.
 fn folder(path: &Text, text: &str, problems: &mut Vec<Problem>) -> Option<PathBuf> {
     if text.len() > LONGEST_PATH {
-        let message = format!("a path of {} bytes is longer than any file system takes", text.len());
+        let message = format!("a path of {} bytes is longer than any file system accepts", text.len());
         problems.push(Problem::error("bad-value", path.span, message, format!("at most {LONGEST_PATH} bytes")));
         return None;
     }
@@ -215,7 +215,7 @@ impl<'a> Folders<'a> {
         let message = if folder == other {
             format!("two targets are published to `{}`", place.text)
         } else {
-            format!("`{}` and `{}` are in each other", place.text, first.text)
+            format!("`{}` and `{}` overlap", place.text, first.text)
         };
         let problem = Problem::error("duplicate-path", place.span, message, "each target needs a folder of its own");
         Some(if first.entry == place.entry {

@@ -191,7 +191,7 @@ impl<'a> Resolver<'a> {
         Problem::error(
             "wrong-kind",
             reference.span,
-            format!("`{field}` takes {taken}, and {what}"),
+            format!("`{field}` reads {taken}, and {what}"),
             format!("expected {taken}"),
         )
         .with_help(help)
@@ -334,7 +334,7 @@ fn unused_requests(stage: &StageEntry, bound: &Bound) -> Vec<Problem> {
     let device = stage.resource_spans.device.zip(stage.resources.device.kind());
     let device = device.filter(|(_, wanted)| !served.contains(wanted)).map(|(span, wanted)| {
         let message =
-            format!("{} is asked for, and `{name}` computes on {}", wanted.in_words(), device::names(&served));
+            format!("{} is requested, and `{name}` computes on {}", wanted.in_words(), device::names(&served));
         let help = format!("leave it out, or run with `{id}.resources.device={}`", served[0]);
         Problem::warning("no-device", span, message, "not served by this kind of stage").with_help(help)
     });

@@ -101,7 +101,7 @@ pub(super) fn check_slots(document: &Document, problems: &mut Vec<Problem>) {
                     Problem::error(
                         "unknown-slot",
                         span,
-                        format!("stage `{id}` takes slots of `{name}`, which the file does not declare"),
+                        format!("stage `{id}` uses slots of `{name}`, which the file does not declare"),
                         "not declared under `slots:`",
                     )
                     .with_help(format!("say how many there are: `slots: {{ {name}: {wanted} }}`"))
@@ -111,7 +111,7 @@ pub(super) fn check_slots(document: &Document, problems: &mut Vec<Problem>) {
                     Problem::error(
                         "never-fits",
                         span,
-                        format!("stage `{id}` takes {wanted} of `{name}`, and there are {total}: it could never run"),
+                        format!("stage `{id}` needs {wanted} of `{name}`, and there are {total}: it could never run"),
                         format!("more than {total}"),
                     )
                     .with_help(format!("lower it, or raise `slots.{name}` (for one run: `--slots {name}={wanted}`)")),

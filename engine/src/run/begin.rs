@@ -272,7 +272,7 @@ impl Scheduler<'_> {
         let threads = if cores.is_empty() { threads } else { threads.min(cores.len()) };
         let job = self.job(stage, threads, grant.clone(), &private, folder.clone())?;
         if self.stages[stage].again && self.stages[stage].attempts == 0 && adopt.is_none() {
-            // A result that goes on from the saved end of the one before would only be that one.
+            // A result that continues from the saved end of the one before would only be that one.
             let emptied = fs::remove_dir_all(&job.working).and_then(|()| fs::create_dir(&job.working));
             emptied.or_fail(Cause::Machine, || format!("cannot empty `{}`", job.working.display()))?;
         }

@@ -157,7 +157,7 @@ fn devices_asked(planned: &PlannedStage) -> Result<Option<(DeviceKind, u32)>, St
     match planned.resources.count {
         DeviceCount::Exactly(count) => Ok(Some((kind, count))),
         DeviceCount::All => {
-            let message = format!("stage `{}` asks for all devices, and a cluster wants a number", planned.id);
+            let message = format!("stage `{}` requests all devices, and a cluster wants a number", planned.id);
             Err(StageError::new(Cause::BadParameters, message)
                 .with_help(format!("say how many: `{}.resources.count=8`", planned.declared)))
         }

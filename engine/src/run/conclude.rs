@@ -27,7 +27,6 @@ impl Scheduler<'_> {
     pub(super) fn conclude(&mut self, stage: usize, mut running: Running, exit: ProcessExit) {
         if let (Some((outputs, mut how)), Ending::Code(0)) = (running.finished.take(), &exit.ending) {
             how.extend(running.work.take().map(|work| (WORK.to_owned(), json!(work))));
-            let outputs = outputs.into_iter().map(|(name, output)| (name, output.into())).collect();
             return match self.record(stage, outputs, how, &exit) {
                 Ok(()) => self.settle_done(stage, &exit),
                 Err(failure) => self.fail(stage, failure, exit.ran),

@@ -39,7 +39,7 @@ pub enum RunError {
     #[error("cannot look up earlier results")]
     Explain(#[source] Box<ExplainError>),
     /// Machines that share this file system could not keep each other from making the same result.
-    #[error("the file system of `{}` lends locks that keep nobody out{}", .path.display(), .words.as_ref().map(|words| format!(": {words}")).unwrap_or_default())]
+    #[error("`flock` is not honoured on the file system of `{}`{}", .path.display(), .words.as_ref().map(|words| format!(": {words}")).unwrap_or_default())]
     NoLocks {
         /// The store.
         path: PathBuf,
@@ -60,7 +60,7 @@ pub enum RunError {
 
 /// A stage that asks for more memory than there is, so that it could never start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("stage `{stage}` asks for {} of memory, and this machine has {}", size(*.wanted_bytes), size(*.total_bytes))]
+#[error("stage `{stage}` requests {} of memory, and this machine has {}", size(*.wanted_bytes), size(*.total_bytes))]
 pub struct MemoryMissing {
     pub stage: String,
     /// What it asks for.

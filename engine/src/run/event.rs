@@ -26,8 +26,8 @@ pub enum RunEvent {
         /// The stages, in the order of the plan.
         stages: Vec<String>,
     },
-    /// Finding out what mutable references are currently takes a while. Told before the run begins, so that no record has
-    /// it.
+    /// Finding out what mutable references are currently takes a while. Told before the run begins, so that no record
+    /// has it.
     Pinning {
         /// The names of the pins.
         pins: Vec<String>,
@@ -99,7 +99,7 @@ pub enum RunEvent {
         /// The message and its sources, outermost first.
         messages: Vec<String>,
     },
-    /// The shared cache cannot be used; the run goes on without it.
+    /// The shared cache cannot be used; the run continues without it.
     RemoteFailed {
         /// The shared cache.
         remote: String,

@@ -241,7 +241,7 @@ impl Scheduler<'_> {
                 if !error.is_of_one_result() {
                     return self.tell_failure(None, &error);
                 }
-                // It is gone, or damaged: whoever makes it again sends it.
+                // It is gone, or damaged: whoever rebuilds it sends it.
                 let _ = self.store.sent(&key);
                 let (stage, messages) = (self.stage_of(&key), crate::error::chain(&error));
                 self.tell(RunEvent::ResultNotSent { stage, key, messages });

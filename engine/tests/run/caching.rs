@@ -167,7 +167,7 @@ fn raising_a_resumable_parameter_goes_on() {
     let project = Project::new(stages);
     assert_eq!(project.run().succeeded().checkpoints(), 2);
     project.write(&stages.replace("steps: 2", "steps: 5"));
-    assert_eq!(project.reasons("a")[1], "goes on from step 2 of 5");
+    assert_eq!(project.reasons("a")[1], "continues from step 2 of 5");
     let ran = project.run().succeeded();
     assert_eq!((ran.checkpoints(), ran.number("a")), (3, 2));
 }

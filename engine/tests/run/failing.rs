@@ -157,7 +157,7 @@ stages:
 ";
     let project = Project::new(stages);
     let Err(engine::run::RunError::Devices(missing)) = project.try_run() else { panic!("it must not run") };
-    assert_eq!(missing[0].to_string(), "stage `b` asks for an NPU (Ascend), and `sum` computes on the CPU");
+    assert_eq!(missing[0].to_string(), "stage `b` requests an NPU (Ascend), and `sum` computes on the CPU");
     assert_eq!(missing[0].help(), "to run it on the CPU add `b.resources.device=cpu` to the command");
     // A result made on the CPU serves: the device is in no key.
     project.write(&stages.replace("npu", "cpu"));

@@ -128,7 +128,7 @@ fn what_can_never_fit_is_refused_before_anything_runs() {
     let too_small = project(THREE, 50_000);
     let Err(RunError::Memory(missing)) = too_small.try_run() else { panic!("it must not run") };
     assert_eq!(missing.len(), 3);
-    let message = "stage `a` asks for 57 MiB of memory, and this machine has 49 MiB";
+    let message = "stage `a` requests 57 MiB of memory, and this machine has 49 MiB";
     assert_eq!(missing[0].to_string(), message);
     assert_eq!(fs::read_dir(too_small.home().runs()).unwrap().count(), 0);
     // A result that was made on a larger machine serves here.

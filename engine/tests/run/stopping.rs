@@ -65,7 +65,7 @@ fn a_killed_engine_takes_its_stages_with_it() {
     assert!(history.runs().unwrap().iter().all(|run| run.state == RunState::CutOff));
     let ran = project.run().succeeded();
     assert_eq!(ran.states(), "a done, b done");
-    assert!(ran.why("a")[0].starts_with("goes on from step "), "{:?}", ran.why("a"));
+    assert!(ran.why("a")[0].starts_with("continues from step "), "{:?}", ran.why("a"));
     assert!(ran.checkpoints() < 40, "it went on from where it was cut off");
 }
 
@@ -141,7 +141,7 @@ fn a_killed_stage_is_a_crash() {
     let failure = ran.failure("a");
     assert_eq!(failure.cause, engine::error::Cause::Crashed);
     assert_eq!(failure.messages, ["the stage's process was killed (SIGKILL)"]);
-    assert!(failure.help.as_deref().unwrap().contains("nothing says that memory ran out"));
+    assert!(failure.help.as_deref().unwrap().contains("there is no sign that memory ran out"));
 }
 
 fn the_index_is_made_again() {

@@ -166,7 +166,7 @@ fn drawing(path: &Path) -> Result<Drawing, Failure> {
         Some("svg") => Ok(Drawing::Svg),
         Some("html" | "htm") => Ok(Drawing::Html),
         _ => Err(Failure::wrong(format!("`{}` is neither an `.svg` nor an `.html` file", path.display()))
-            .with_help("the name's ending says what is drawn")),
+            .with_help("the file extension selects the format")),
     }
 }
 

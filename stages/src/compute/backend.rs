@@ -66,7 +66,6 @@ pub struct Choice {
     pub is_torch: bool,
     /// A lower-case fragment.
     pub because: String,
-    /// On what.
     pub device: DeviceKind,
 }
 

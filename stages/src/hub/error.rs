@@ -45,7 +45,6 @@ pub enum HubError {
         endpoint: String,
         /// The repository's kind.
         kind: RepositoryKind,
-        /// Its name.
         name: String,
         /// Whether a token was sent.
         with_token: bool,
@@ -63,7 +62,6 @@ pub enum HubError {
     FileNotFound {
         /// The repository.
         name: String,
-        /// The commit.
         commit: String,
         /// The file.
         path: String,

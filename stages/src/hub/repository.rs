@@ -7,7 +7,6 @@ use std::fmt;
 pub enum Service {
     /// The Hugging Face Hub, or a mirror of it.
     HuggingFace,
-    /// ModelScope.
     ModelScope,
 }
 
@@ -47,7 +46,6 @@ impl Service {
 pub enum RepositoryKind {
     /// A model: weights, configuration and tokenizer.
     Model,
-    /// A dataset.
     Dataset,
 }
 
@@ -149,7 +147,6 @@ impl Repository {
         }
     }
 
-    /// Its kind.
     pub fn kind(&self) -> RepositoryKind {
         self.kind
     }
@@ -168,7 +165,6 @@ impl Repository {
 /// A repository at one commit: what it holds never changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The repository.
     pub repository: Repository,
     /// The commit, 40 hexadecimal digits; on ModelScope it may be a revision with a digest of what it lists.
     pub commit: String,

@@ -17,7 +17,6 @@ use crate::data::results::TextReader;
 use crate::data::tokenizer::Tokenizer;
 use crate::kinds::generate::samples;
 
-/// A row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum RowView {
@@ -32,7 +31,6 @@ pub enum RowView {
     Tokens {
         /// Its index, from 0.
         index: u64,
-        /// The documents in it.
         documents: Vec<DocumentView>,
         /// Padding after them, in tokens.
         padding: usize,
@@ -64,7 +62,6 @@ pub struct DocumentView {
 pub struct SegmentView {
     /// Decoded text, special tokens written out; without a tokenizer, the ids.
     pub text: String,
-    /// How many tokens.
     pub tokens: usize,
     /// Whether the loss is taken over them.
     pub trained: bool,

@@ -83,7 +83,6 @@ impl Tiny {
         Decoder::load(ops, &self.model.folder, Keep::Frozen).unwrap()
     }
 
-    /// Its tokenizer.
     pub(crate) fn open_tokenizer(&self) -> stages::data::tokenizer::Tokenizer {
         stages::data::tokenizer::Tokenizer::from_folder(&self.tokenizer.folder).unwrap()
     }

@@ -67,7 +67,6 @@ pub(crate) fn with(more: Value) -> Value {
     parameters
 }
 
-/// Trains on a bench.
 pub(crate) fn train(bench: &TestBench, more: Value) -> Result<BTreeMap<String, Artifact>, StageError> {
     bench.run::<Train>(with(more))
 }

@@ -53,10 +53,10 @@ impl RankFailures {
         *place = Some(error);
     }
 
-    /// No rank has said anything for so long.
+    /// No rank has sent a message for this long.
     pub(super) fn silent(&mut self, ranks: usize, silence: Duration) {
-        let who = if ranks == 1 { "the worker has".to_owned() } else { format!("none of {ranks} ranks has") };
-        let message = format!("{who} said anything for {} s: they were stopped", silence.as_secs());
+        let who = if ranks == 1 { "the worker has not".to_owned() } else { format!("none of {ranks} ranks has") };
+        let message = format!("{who} sent a message for {} s: stopped", silence.as_secs());
         self.silent.get_or_insert(StageError::new(Cause::Crashed, message));
     }
 
@@ -117,6 +117,6 @@ fn with_last_words(message: String, rank: &Rank) -> StageError {
     let error = StageError::new(cause, message);
     match lines.is_empty() {
         true => error,
-        false => error.with_source(format!("it said last:\n{}", lines.join("\n"))),
+        false => error.with_source(format!("its last output:\n{}", lines.join("\n"))),
     }
 }

@@ -55,7 +55,7 @@ fn the_rank_that_was_killed_is_named_and_the_others_are_stopped() {
     assert!(error.message.starts_with("rank 1 of 3 (process "), "{error:?}");
     assert!(error.message.ends_with(") was killed (SIGKILL)"), "{error:?}");
     assert_eq!(error.cause, Cause::Crashed);
-    assert_eq!(error.source.unwrap().to_string(), "it said last:\nlast words");
+    assert_eq!(error.source.unwrap().to_string(), "its last output:\nlast words");
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn silence_ends_them() {
     let folder = tempfile::tempdir().unwrap();
     let ranks = Ranks { silence: Some(Duration::from_millis(200)), ..shell(2, "exec sleep 1000") };
     let error = attended(folder.path(), &ranks).0.unwrap_err();
-    assert_eq!(error.message, "none of 2 ranks has said anything for 0 s: they were stopped");
+    assert_eq!(error.message, "none of 2 ranks has sent a message for 0 s: stopped");
 }
 
 #[test]

@@ -63,7 +63,7 @@ impl Client {
         // `17;cluster` where there are several.
         let id = said.trim().lines().last().and_then(|line| line.split(';').next()).unwrap_or_default();
         if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(Refusal::Never(format!("`sbatch` said `{}` in place of a job's number", said.trim())));
+            return Err(Refusal::Never(format!("`sbatch` printed `{}` instead of a job id", said.trim())));
         }
         Ok(id.to_owned())
     }

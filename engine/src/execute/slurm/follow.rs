@@ -17,8 +17,8 @@ use crate::protocol::WorkerEvent;
 /// How often the files of a job are looked at.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// How long the word of a job may take to reach this machine over a network file system, once Slurm says that the job
-/// is over.
+/// How long the word of a job may take to reach this machine over a network file system, once Slurm reports that the
+/// job is over.
 const LAST_WORDS: Duration = Duration::from_secs(8);
 
 /// Answers in a row without a job before it counts as forgotten.
@@ -64,7 +64,7 @@ impl Follower {
             End::LetGo => {
                 let name = self.record.job.as_deref().unwrap_or(&self.record.name);
                 let message =
-                    format!("Slurm job {name} could not be told to stop and goes on; the next run takes it over");
+                    format!("Slurm job {name} could not be stopped and continues; the next run takes it over");
                 self.tell(Message::Said { stage, event: WorkerEvent::Warning { message } });
                 self.tell(Message::Exited { stage, exit: self.exit(Ending::Code(1), None) });
             }
@@ -169,7 +169,7 @@ impl Follower {
         None
     }
 
-    /// Slurm says that the job is over: its own word may be on its way.
+    /// Slurm reports that the job is over: its own word may be on its way.
     fn ended(&mut self, id: &str, seen: &Seen) -> Option<ProcessExit> {
         let since = *self.over_since.get_or_insert_with(Instant::now);
         let killed = self.stop == Some(Stop::Kill) || (self.stop.is_some() && !self.has_run);
@@ -216,7 +216,7 @@ impl Follower {
             // What it refuses for good is a job that is over.
             Ok(()) | Err(Refusal::Never(_)) => self.stopped = true,
             Err(Refusal::NotNow(words) | Refusal::NoSlurm(words)) => {
-                self.waits(Some(id.to_owned()), "it cannot be told to stop", &words);
+                self.waits(Some(id.to_owned()), "it cannot be stopped", &words);
             }
         }
         self.queue.hurry();

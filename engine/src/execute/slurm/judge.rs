@@ -41,13 +41,13 @@ pub(super) fn verdict(id: &str, details: &Details, was_told_to_stop: bool, outpu
         "PREEMPTED" => of(
             Cause::Crashed,
             format!("job {id} was preempted: another job needed its nodes"),
-            "`retries: 5` would submit it again, and it goes on from what was saved",
+            "`retries: 5` would submit it again, and it continues from what was saved",
         ),
         "TIMEOUT" | "DEADLINE" => timeout(id, details),
         _ if nearly_over => timeout(id, details),
         _ if was_told_to_stop => of(
             Cause::Cancelled,
-            format!("job {id} was told to stop (SIGTERM), and not by this run"),
+            format!("job {id} received SIGTERM, and not from this run"),
             "run again to go on from what was saved",
         ),
         state => without_a_word(id, state, details, output),
@@ -59,17 +59,17 @@ fn timeout(id: &str, details: &Details) -> Failure {
     of(
         Cause::Timeout,
         format!("job {id} was at the end of its time limit{limit}"),
-        "raise `executor.slurm.time`; or `retries: { max: 5, on: [timeout] }` submits it again, and it goes on from what was saved",
+        "raise `executor.slurm.time`; or `retries: { max: 5, on: [timeout] }` submits it again, and it continues from what was saved",
     )
 }
 
 fn without_a_word(id: &str, state: &str, details: &Details, output: &Path) -> Failure {
     let Details { nodes, exit_code, reason, .. } = details;
     let first =
-        format!("job {id} on {nodes} exited without reporting an error: Slurm says {state}, {exit_code}, {reason}");
+        format!("job {id} on {nodes} exited without reporting an error: Slurm reports {state}, {exit_code}, {reason}");
     let printed = last_lines(output);
     let help = match (printed.is_empty(), output.exists()) {
-        (false, _) => "those are its last words",
+        (false, _) => "this is its last output",
         (true, true) => "its node may have killed it; `scontrol show job` and the node's log know more",
         (true, false) => {
             "its output was not even begun: the folder of the home must be seen by the nodes under the same path, for this user"
@@ -83,7 +83,7 @@ fn without_a_word(id: &str, state: &str, details: &Details, output: &Path) -> Fa
 pub(super) fn forgotten(id: &str) -> Failure {
     of(
         Cause::Crashed,
-        format!("Slurm no longer knows job {id}, and it left no word of how it ended"),
+        format!("Slurm no longer knows job {id}, and it left no record of how it ended"),
         "the cluster forgets jobs after its MinJobAge; the stage's log has what it printed. Run again to go on from what was saved",
     )
 }
@@ -130,7 +130,7 @@ mod tests {
             ("NODE_FAIL", Cause::Crashed, "node n1 was lost"),
             ("PREEMPTED", Cause::Crashed, "another job needed its nodes"),
             ("CANCELLED", Cause::Cancelled, "cancelled from outside"),
-            ("FAILED", Cause::Crashed, "Slurm says FAILED, 0:15, None"),
+            ("FAILED", Cause::Crashed, "Slurm reports FAILED, 0:15, None"),
             ("COMPLETED", Cause::Crashed, "exited without reporting an error"),
         ];
         for (state, cause, says) in cases {

@@ -10,9 +10,9 @@
 //! | death with the engine | none: a record in the home ([`record`]) says which job makes which result, and the next engine adopts it |
 //! | the end of the whole group | the node's own supervisor ends what is left of a job |
 //!
-//! The keeper's file is the truth of how a job ended. What Slurm says is asked for what the file cannot tell: that a
-//! job waits and for what, and why it exited without reporting an error (`state.rs`). A controller that does not answer says nothing
-//! about a job.
+//! The keeper's file is the truth of how a job ended. What Slurm reports is asked for what the file cannot tell: that a
+//! job waits and for what, and why it exited without reporting an error (`state.rs`). A controller that does not answer
+//! says nothing about a job.
 
 mod begin;
 mod client;

@@ -19,7 +19,7 @@ use crate::execute::submission::write_json;
 pub struct JobRecord {
     /// The key of the result.
     pub key: Digest,
-    /// The key of the working state that it goes on from and leaves.
+    /// The key of the working state that it continues from and leaves.
     pub working: Digest,
     /// The job's name, by which it is found where its number is not known: an engine may die while it submits.
     pub name: String,

@@ -26,7 +26,7 @@ pub(super) fn arguments(job: &ClusterJob, folder: &Path) -> Vec<String> {
         format!("--output={}", pattern(&folder.join(OUTPUT_FILE))),
         "--open-mode=append".to_owned(),
         format!("--chdir={}", job.working_folder.display()),
-        // A stage goes on from what it saved, so another node may have it after one was lost.
+        // A stage continues from what it saved, so another node may have it after one was lost.
         "--requeue".to_owned(),
         "--kill-on-invalid-dep=yes".to_owned(),
         format!("--nodes={}", job.nodes),

@@ -1,4 +1,4 @@
-//! What Slurm says of a job: its state, what it waits for, and what either means.
+//! What Slurm reports of a job: its state, what it waits for, and what either means.
 
 use crate::error::{Cause, Failure};
 
@@ -70,22 +70,22 @@ impl Seen {
 const NEVER: [(&str, &str, &str); 12] = [
     (
         "PartitionNodeLimit",
-        "it asks for more nodes than the partition has or allows",
+        "it requests more nodes than the partition has or allows",
         "lower `resources.nodes`, or take another partition",
     ),
     (
         "PartitionConfig",
-        "it asks for more nodes, or more of a node, than the partition has",
-        "ask for less (`nodes`, `threads`, `memory`, `count`), or take another partition: `sinfo -N -l` shows what nodes have",
+        "it requests more nodes, or more of a node, than the partition has",
+        "request less (`nodes`, `threads`, `memory`, `count`), or take another partition: `sinfo -N -l` shows what nodes have",
     ),
     (
         "PartitionTimeLimit",
-        "it asks for more time than the partition allows",
+        "it requests more time than the partition allows",
         "lower `executor.slurm.time` or `timeout`",
     ),
     (
         "BadConstraints",
-        "no node has what it asks for",
+        "no node has what it requests",
         "look at `constraint` and `gres`: `scontrol show node` shows both",
     ),
     (
@@ -101,17 +101,17 @@ const NEVER: [(&str, &str, &str); 12] = [
     ),
     (
         "QOSMaxWallDurationPerJobLimit",
-        "it asks for more time than its quality of service allows",
+        "it requests more time than its quality of service allows",
         "lower `executor.slurm.time` or `timeout`",
     ),
     (
         "AssocMaxWallDurationPerJobLimit",
-        "it asks for more time than the account allows",
+        "it requests more time than the account allows",
         "lower `executor.slurm.time` or `timeout`",
     ),
-    ("QOSMaxCpuPerJobLimit", "it asks for more CPUs than its quality of service allows", "lower `resources.threads`"),
-    ("QOSMaxNodePerJobLimit", "it asks for more nodes than its quality of service allows", "lower `resources.nodes`"),
-    ("QOSMaxGRESPerJob", "it asks for more devices than its quality of service allows", "lower `resources.count`"),
+    ("QOSMaxCpuPerJobLimit", "it requests more CPUs than its quality of service allows", "lower `resources.threads`"),
+    ("QOSMaxNodePerJobLimit", "it requests more nodes than its quality of service allows", "lower `resources.nodes`"),
+    ("QOSMaxGRESPerJob", "it requests more devices than its quality of service allows", "lower `resources.count`"),
 ];
 
 /// What reasons for waiting mean.

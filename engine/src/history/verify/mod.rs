@@ -186,7 +186,7 @@ impl Verification<'_> {
         verified.verdict = match &records.job {
             // What is not what the key says would only show that another thing comes out otherwise.
             _ if !verified.tampered.is_empty() => Verdict::NotRun { because: "its record was changed".to_owned() },
-            None => Verdict::NotRun { because: "what its process was told is gone".to_owned() },
+            None => Verdict::NotRun { because: "its job file is gone".to_owned() },
             Some(job) => self.again(job, &records.outputs, scratch, &mut verified.tampered)?,
         };
         Ok(verified)

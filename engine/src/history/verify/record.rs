@@ -151,7 +151,7 @@ impl Records {
         let mut found = Vec::new();
         let mut differs = |path: &str, now: &str| {
             if let Some(recorded) = document.get(path).filter(|recorded| *recorded != now) {
-                found.push(format!("what `{stage}` was told has `{path}` {now}, and its key has {recorded}"));
+                found.push(format!("the job of `{stage}` has `{path}` {now}, and its key has {recorded}"));
             }
         };
         for (role, grants) in &job.files {
@@ -169,7 +169,7 @@ impl Records {
         if let Some(kind) = registry.get(&job.kind).filter(|kind| of_this_version(*kind)) {
             match told(job, kind) {
                 Some(now) => now.entries.iter().for_each(|entry| differs(&entry.path, &entry.value)),
-                None => found.push(format!("what `{stage}` was told is nothing that its kind takes")),
+                None => found.push(format!("the job of `{stage}` is not valid for its kind")),
             }
         }
         found

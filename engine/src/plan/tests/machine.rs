@@ -16,9 +16,9 @@ fn slots_are_declared_and_enough() {
     assert_eq!(
         wrong(&more),
         [
-            "never-fits 4:72 stage `a` takes 3 of `license`, and there are 2: it could never run (lower it, or raise \
+            "never-fits 4:72 stage `a` needs 3 of `license`, and there are 2: it could never run (lower it, or raise \
              `slots.license` (for one run: `--slots license=3`))",
-            "unknown-slot 4:84 stage `a` takes slots of `licence`, which the file does not declare (did you mean `license`?)",
+            "unknown-slot 4:84 stage `a` uses slots of `licence`, which the file does not declare (did you mean `license`?)",
         ]
     );
     // What `--slots license=3` and `--slots licence=1` become.

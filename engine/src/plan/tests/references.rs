@@ -7,15 +7,15 @@ fn a_reference_must_fit_the_field_that_holds_it() {
     assert_eq!(
         wrong(&file("  t: { uses: tokenize, with: { dataset: base, tokenizer: rows, max_seq_len: 1 } }")),
         [
-            "wrong-kind 5:41 `dataset` takes rows, and stage `base` makes model and tokenizer (made by `rows`)",
-            "wrong-kind 5:58 `tokenizer` takes tokenizer, and stage `rows` makes rows (made by `base`)",
+            "wrong-kind 5:41 `dataset` reads rows, and stage `base` makes model and tokenizer (made by `rows`)",
+            "wrong-kind 5:58 `tokenizer` reads tokenizer, and stage `rows` makes rows (made by `base`)",
         ]
     );
     assert_eq!(
         wrong(&file("  t: { uses: tokenize, with: { dataset: rows.row, tokenizer: base.model, max_seq_len: 1 } }")),
         [
             "unknown-output 5:41 stage `rows` has no output `row` (did you mean `rows`?)",
-            "wrong-kind 5:62 `tokenizer` takes tokenizer, and `base.model` is model (made by `base`)",
+            "wrong-kind 5:62 `tokenizer` reads tokenizer, and `base.model` is model (made by `base`)",
         ]
     );
     assert_eq!(
@@ -27,7 +27,7 @@ fn a_reference_must_fit_the_field_that_holds_it() {
     assert_eq!(
         wrong(&file("  g: { uses: generate, with: { model: rows, prompts: hello there } }")),
         [
-            "wrong-kind 5:39 `model` takes model, and stage `rows` makes rows (made by `base`)",
+            "wrong-kind 5:39 `model` reads model, and stage `rows` makes rows (made by `base`)",
             "unknown-stage 5:54 stage `g` reads `hello there`, which no stage produces (declared stages: `base`, `rows`)",
         ]
     );
@@ -92,10 +92,7 @@ fn publish_names_outputs_and_folders_of_their_own() {
         with("base.model: ./out, rows: out/./x/.."),
         ["duplicate-path 6:37 & 6:24 two targets are published to `out/./x/..`"]
     );
-    assert_eq!(
-        with("base.model: out, rows: out/rows"),
-        ["duplicate-path 6:35 & 6:24 `out/rows` and `out` are in each other"]
-    );
+    assert_eq!(with("base.model: out, rows: out/rows"), ["duplicate-path 6:35 & 6:24 `out/rows` and `out` overlap"]);
     assert_eq!(
         with("base.modle: out"),
         ["unknown-output 6:12 stage `base` has no output `modle` (did you mean `model`?)"]

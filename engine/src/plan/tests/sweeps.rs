@@ -387,7 +387,7 @@ fn a_wrong_matrix_is_explained() {
     let warned =
         plan(&swept("    matrix: { lora.rank: [4], exclude: [{ lora.rank: 5 }], include: [{ lora.rank: 4 }] }"));
     let warnings: Vec<&str> = warned.warnings.iter().map(|warning| warning.message.as_str()).collect();
-    assert_eq!(warnings, ["this takes no combination away", "this combination is there already"]);
+    assert_eq!(warnings, ["this excludes no combination", "this combination is there already"]);
     assert_eq!(
         wrong(
             &swept("    matrix: { lora.rank: [4, 8] }")
@@ -427,7 +427,7 @@ fn children_on_one_path_are_told_apart_by_the_help() {
     );
     assert_eq!(
         with("merged: './out/${matrix.lora.rank}', asked: './out/8/${matrix.lora.rank}'"),
-        ["duplicate-path 13:56 & 13:20 `./out/8/4` and `./out/8` are in each other"]
+        ["duplicate-path 13:56 & 13:20 `./out/8/4` and `./out/8` overlap"]
     );
     assert_eq!(
         with("'merged[lora.rank=5]': ./out"),

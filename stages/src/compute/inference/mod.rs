@@ -234,7 +234,6 @@ enum Asked {
 /// A model with what it takes to ask it.
 pub struct Respondent {
     model: Asked,
-    /// Its tokenizer.
     pub tokenizer: Tokenizer,
     options: Options,
     stop_strings: StopStrings,

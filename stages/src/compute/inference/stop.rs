@@ -13,9 +13,7 @@ use crate::data::tokenizer::Tokenizer;
 /// A token that ends an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StopToken {
-    /// By its id.
     Id(u32),
-    /// By its text.
     Text(String),
 }
 

@@ -98,7 +98,6 @@ impl Worker {
         &self.config
     }
 
-    /// Scores rows.
     pub(super) fn score(&mut self, rows: &[Encoded], context: &mut StageContext) -> Result<Vec<RowScore>, StageError> {
         let work = self.work(context)?;
         let file = work.folder.join("rows.jsonl");

@@ -13,7 +13,6 @@ use engine::error::{Cause, StageError};
 /// Names the Python to use.
 const VARIABLE: &str = "PIPELINE_PYTHON";
 
-/// The package.
 pub(super) const PACKAGE: &str = "pipeline_torch_worker";
 
 /// Looks for the package and what it needs, without importing any of it: that takes seconds, and some of it needs a
@@ -33,7 +32,6 @@ print(json.dumps(found))
 /// What every device needs.
 const NEEDED: [&str; 7] = [PACKAGE, "torch", "transformers", "peft", "safetensors", "pyarrow", "numpy"];
 
-/// A Python.
 #[derive(Debug, Clone)]
 pub(super) struct Python {
     program: OsString,
@@ -53,7 +51,6 @@ impl Python {
         }
     }
 
-    /// The program.
     pub(super) fn program(&self) -> &OsString {
         &self.program
     }

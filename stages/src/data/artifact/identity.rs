@@ -74,7 +74,6 @@ impl TableHasher {
         Self { part: none.clone(), whole: None, none }
     }
 
-    /// Takes values in.
     pub(super) fn take(&mut self, values: impl Fn(&mut IdentityHasher)) {
         self.whole.iter_mut().for_each(&values);
         values(&mut self.part);

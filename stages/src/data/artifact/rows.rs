@@ -61,7 +61,6 @@ impl Message {
     }
 }
 
-/// One row.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Row {
     /// Text by column.

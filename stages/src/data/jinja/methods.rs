@@ -8,7 +8,6 @@ use super::filters::{CALL, cased, formatted, lines, listed_text, materialized, r
 use super::measure::{ENTRY, entries, settled};
 use super::meter;
 
-/// Calls a method.
 pub(super) fn call(state: &mut State<'_, '_>, value: &Value, method: &str, values: &[Value]) -> Result<Value, Error> {
     meter::steps(CALL)?;
     let values = values.iter().cloned().map(settled).collect::<Result<Vec<Value>, Error>>()?;

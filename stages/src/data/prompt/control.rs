@@ -120,7 +120,6 @@ pub fn is_marked(text: &str) -> bool {
     text.contains([PLAIN_BEGIN, PLAIN_END])
 }
 
-/// A text without marks.
 pub fn without_marks(text: &str) -> String {
     text.replace([PLAIN_BEGIN, PLAIN_END], "")
 }

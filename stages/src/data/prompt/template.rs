@@ -13,7 +13,6 @@ pub enum TemplateError {
     /// `{}`.
     #[error("`{0}` has a placeholder without a name")]
     Nameless(String),
-    /// No placeholder at all.
     #[error("`{0}` has no placeholder such as {{input}}")]
     NoPlaceholder(String),
 }
@@ -23,7 +22,6 @@ pub enum TemplateError {
 pub struct Template {
     /// Its name, or `custom`.
     pub name: String,
-    /// The text.
     pub text: String,
     /// The text that takes its place where a column is empty.
     #[serde(skip_serializing_if = "Option::is_none", default)]

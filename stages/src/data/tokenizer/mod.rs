@@ -48,7 +48,6 @@ pub enum TokenizerError {
     UnknownSpecial {
         /// `bos_token`, `eos_token` …
         role: &'static str,
-        /// The token.
         token: String,
     },
     /// The chat template does not compile.

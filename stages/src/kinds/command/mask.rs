@@ -29,7 +29,6 @@ impl Masker {
         Self { secrets, held: Vec::new() }
     }
 
-    /// The secrets.
     pub(super) fn secrets(&self) -> &[Vec<u8>] {
         &self.secrets
     }

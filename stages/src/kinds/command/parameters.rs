@@ -74,7 +74,6 @@ pub enum OutputForm {
 /// An output: its kind, and how data files become rows. A plain text is the kind alone.
 #[derive(Debug, Clone)]
 pub struct OutputParams {
-    /// The kind.
     pub kind: OutputForm,
     /// How columns become a prompt, as in `dataset`.
     pub template: Option<TemplateChoice>,

@@ -12,7 +12,6 @@ pub(super) const OUTPUTS: &str = "outputs";
 pub(super) struct Named<'t> {
     /// `inputs`, `files` or `outputs`.
     pub group: &'static str,
-    /// Which of them.
     pub name: &'t str,
 }
 
@@ -33,7 +32,6 @@ pub(super) fn variable(group: &str, name: &str) -> String {
     format!("{prefix}_{name}")
 }
 
-/// The names in a text.
 pub(super) fn named(text: &str) -> impl Iterator<Item = Named<'_>> {
     pieces(text).filter_map(|piece| match piece {
         Piece::Named(named) => Some(named),

@@ -125,7 +125,6 @@ impl<'a> Arranger<'a> {
         Ok(Self { params, facts, shuffle, place, count: 0 })
     }
 
-    /// What the rows are.
     pub(super) fn facts(&self) -> &RowsFacts {
         &self.facts
     }

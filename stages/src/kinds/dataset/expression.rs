@@ -161,7 +161,6 @@ impl<'a> Code<'a> {
 struct Compiled<'a> {
     /// Where the file says it: `filter`, `map.text`.
     field: String,
-    /// As written.
     text: &'a str,
     code: Code<'a>,
     environment: &'a Environment<'a>,

@@ -84,7 +84,6 @@ impl Tally {
         *self.0.entry(reason).or_default() += 1;
     }
 
-    /// How many in all.
     pub(super) fn total(&self) -> u64 {
         self.0.values().sum()
     }

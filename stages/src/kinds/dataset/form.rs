@@ -13,7 +13,6 @@ pub enum Format {
     Csv,
     /// Values separated by tabs, with a header.
     Tsv,
-    /// Parquet.
     Parquet,
     /// Arrow IPC, file or stream.
     Arrow,
@@ -65,7 +64,6 @@ const COMPRESSED: &[(&str, Compression)] =
 /// The form of a file and what it is compressed with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Form {
-    /// What is in it.
     pub format: Format,
     /// What that is compressed with.
     pub compression: Compression,
@@ -98,7 +96,6 @@ pub struct SourceFile {
     pub path: PathBuf,
     /// What to call it in messages.
     pub name: String,
-    /// Its form.
     pub form: Form,
     /// The most that is read of a text form, in bytes; what lies behind is an error of the reader. All of it if left
     /// out.

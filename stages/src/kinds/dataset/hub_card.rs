@@ -6,7 +6,6 @@ use serde_json::Value;
 /// A configuration that a README declares.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Configuration {
-    /// Its name.
     pub name: String,
     /// Whether it is the one that is meant where none is named.
     pub is_default: bool,

@@ -23,7 +23,6 @@ pub(super) const README: &str = "README.md";
 /// The first bytes of a text file, which hold its first rows unless those are long.
 pub(super) const FIRST_BYTES: u64 = 256 << 10;
 
-/// Fetches it.
 pub(super) fn fetch(
     params: &DatasetParams,
     pinned: &Pinned,

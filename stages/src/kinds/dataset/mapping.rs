@@ -45,7 +45,6 @@ struct Column {
 /// How records become rows.
 #[derive(Debug)]
 pub(super) struct RowMapping {
-    /// What the rows are.
     pub facts: RowsFacts,
     columns: Vec<Column>,
     turn_order: TurnOrder,

@@ -80,7 +80,6 @@ impl<'a> Recipe<'a> {
         Ok(Self { expressions, mapping, columns, max_row_bytes: params.max_row_bytes(), on_empty: params.on_empty })
     }
 
-    /// What the rows are.
     pub(super) fn facts(&self) -> &RowsFacts {
         &self.mapping.facts
     }

@@ -17,7 +17,6 @@ const ROLE: &str = "source";
 /// A path, a folder or a glob.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalSource {
-    /// As written.
     pub pattern: String,
     /// Where it stands.
     pub span: Span,

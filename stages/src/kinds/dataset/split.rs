@@ -33,7 +33,6 @@ pub enum SplitError {
     TooFewRows {
         /// The split.
         name: String,
-        /// Its rows.
         rows: u64,
     },
 }
@@ -60,7 +59,6 @@ struct Slice {
 pub struct RowRange {
     /// The split.
     pub name: String,
-    /// Its rows.
     pub rows: Range<u64>,
     /// The last row asked for, where it was named and lies beyond the rows there are.
     pub asked: Option<u64>,
@@ -69,7 +67,6 @@ pub struct RowRange {
 /// Which rows of the data are taken, in which order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Split {
-    /// As written.
     pub text: String,
     /// Where it stands; nowhere if it is the default.
     pub span: Option<Span>,

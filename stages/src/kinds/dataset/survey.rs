@@ -22,7 +22,6 @@ use super::source::{LocalSource, Source};
 use super::{expression, first_with_columns, mapping};
 use crate::data::artifact::RowsFacts;
 
-/// Rows that are tried.
 const ROWS_TRIED: u64 = 64;
 
 /// Facts of the rows that are known already, and what is wrong with the sources.
@@ -92,7 +91,6 @@ fn of_repository(
 /// What of a file is tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trial {
-    /// Its first rows.
     FirstRows,
     /// Its columns: its rows are not here.
     ColumnsAlone,

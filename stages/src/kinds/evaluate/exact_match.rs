@@ -21,7 +21,6 @@ impl Normalization {
         }
     }
 
-    /// In words.
     pub(super) fn words(self) -> &'static str {
         match self {
             Self::Strip => "white space around both taken away",

@@ -12,7 +12,6 @@ use crate::metrics::rouge::Score;
 /// The file inside a Metrics artefact.
 const FILE: &str = "metrics.json";
 
-/// All figures.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Figures {
     /// Rows evaluated on.
@@ -93,7 +92,6 @@ pub(super) struct Bleu {
     pub hypothesis_length: u64,
     /// Tokens of the references.
     pub reference_length: u64,
-    /// Rows.
     pub rows: u64,
     /// As sacrebleu writes it.
     pub signature: String,
@@ -108,7 +106,6 @@ pub(super) struct ExactMatch {
     pub value: f64,
     /// Answers that are the reference.
     pub matches: u64,
-    /// Rows.
     pub rows: u64,
     /// In words.
     pub convention: String,

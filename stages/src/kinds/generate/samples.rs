@@ -46,7 +46,6 @@ impl Sample {
     }
 }
 
-/// What was written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Tally {
     /// Prompts.

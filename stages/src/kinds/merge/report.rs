@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 
 use super::MergeParams;
 
-/// The report.
 pub(super) fn of(params: &MergeParams, written: &MergeReport, proof: &Proof) -> Value {
     let largest = written.merged.iter().max_by(|one, other| one.max_abs_delta.total_cmp(&other.max_abs_delta));
     let roughest = roughest(written);

@@ -52,7 +52,6 @@ pub(super) fn to_resume(
     Ok(goes_on(params, &progress, fresh, context)?.then_some(folder))
 }
 
-/// How many steps are saved.
 pub(super) fn saved_steps(context: &StageContext) -> Option<u64> {
     state::newest_progress(context.working()).ok().flatten().map(|progress| progress.step)
 }

@@ -26,7 +26,6 @@ pub(super) enum Record {
         epoch: u64,
         /// Mean negative log-likelihood over the step's targets, in nats.
         loss: f64,
-        /// The learning rate used.
         learning_rate: f64,
         /// Norm of that mean's gradient over all trained tensors, before clipping; null where it overflowed.
         grad_norm: f64,
@@ -49,7 +48,6 @@ pub(super) enum Record {
         epoch: u64,
         /// Mean negative log-likelihood over all their targets together, in nats.
         loss: f64,
-        /// Rows.
         rows: u64,
         /// Tokens that the loss is taken over.
         target_tokens: u64,
@@ -78,7 +76,6 @@ impl History {
         Self(lines)
     }
 
-    /// The lines.
     pub(super) fn lines(&self) -> &str {
         &self.0
     }

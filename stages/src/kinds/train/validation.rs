@@ -31,9 +31,7 @@ pub(super) struct Validator {
 pub(super) struct Validated {
     /// Mean negative log-likelihood over all targets together, in nats.
     pub(super) loss: f64,
-    /// Rows.
     pub(super) rows: u64,
-    /// Targets.
     pub(super) target_tokens: u64,
 }
 
@@ -140,7 +138,6 @@ pub(super) struct Course {
 pub(super) struct Best {
     /// Steps done.
     pub step: u64,
-    /// The loss.
     pub loss: f64,
 }
 

@@ -39,7 +39,6 @@ impl Common {
     pub(crate) const PROTOCOL: u32 = PROTOCOL;
 }
 
-/// Training.
 #[derive(Debug, Serialize)]
 pub(crate) struct Train {
     #[serde(flatten)]

@@ -147,9 +147,7 @@ struct Part {
 /// A part as the list of a table names it.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Listed {
-    /// Its file.
     pub file: String,
-    /// How many rows it has.
     pub rows: u64,
     /// What its values and the table's attributes come to.
     pub identity: Digest,

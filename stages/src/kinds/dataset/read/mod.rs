@@ -61,7 +61,6 @@ pub struct Reading {
 /// Which columns of a table are read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
-    /// All of them.
     All,
     /// Those of these names.
     Named(Vec<String>),

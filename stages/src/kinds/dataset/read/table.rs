@@ -176,7 +176,6 @@ fn records(batch: &RecordBatch, wanted: &Wanted) -> Result<Vec<Result<Fields, Fl
     Ok(rows)
 }
 
-/// The values of a column.
 fn values(name: &str, column: &ArrayRef) -> Result<Vec<Result<Value, Flaw>>, ReadError> {
     let plain = match column.data_type() {
         DataType::Dictionary(_, values) => values,

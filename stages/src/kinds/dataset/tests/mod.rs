@@ -34,7 +34,6 @@ fn run_all(folder: &Path, files: &[PathBuf], mut with: Value) -> Result<BTreeMap
     bench.run::<Dataset>(with)
 }
 
-/// Runs the stage on files.
 fn run(folder: &Path, files: &[PathBuf], with: Value) -> Result<Artifact, StageError> {
     Ok(run_all(folder, files, with)?.remove("rows").unwrap())
 }

@@ -7,7 +7,6 @@ use engine::parameter::{Json, KeyWriter, Parameter, Reader, Reference};
 /// A value, and which keys of its mapping the file gives: none of a default.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Given<T> {
-    /// The value.
     pub value: T,
     /// The keys of the mapping that have a value.
     pub keys: Vec<String>,
