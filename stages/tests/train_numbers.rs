@@ -128,6 +128,36 @@ fn packed_documents_are_trained_on_as_unpacked_ones() {
     assert_same_numbers(&packed, &unpacked);
 }
 
+/// NEFTune draws by a document's tokens, so that its noise is not that of the pack.
+#[test]
+fn noise_and_a_learning_rate_of_b_act_alike_on_packs_and_rows() {
+    let tiny = Tiny::new();
+    let root = tempfile::tempdir().unwrap();
+    let packs = root.path().join("packs");
+    let facts = packed(&packs, &long_rows());
+    let with_packs = TestBench::new(&root.path().join("one"))
+        .input_of("base.model", &tiny.model.folder)
+        .unwrap()
+        .input("tokens.packs", "packs", &packs, facts)
+        .unwrap();
+    let all = |more: Value| {
+        let sgd = json!({"name": "sgd", "learning_rate": 0.1, "momentum": 0.9});
+        merged(json!({"micro_batch_size": 2, "gradient_accumulation_steps": 50, "epochs": 4, "optimizer": sgd}), more)
+    };
+    let tricks = all(json!({"neftune_noise_alpha": 5, "lora": {"learning_rate_ratio": 4}}));
+    let of_rows =
+        |name: &str, more: Value| train(&bench(&tiny, &root.path().join(name), long_rows(), None), more).unwrap();
+    let unpacked = of_rows("both", tricks.clone());
+    assert_same_numbers(&train(&with_packs, tricks).unwrap(), &unpacked);
+    let losses = |outputs: &BTreeMap<String, Artifact>| figure(outputs, "loss");
+    let plain = losses(&of_rows("plain", all(json!({}))));
+    let noisy = losses(&of_rows("noisy", all(json!({"neftune_noise_alpha": 5}))));
+    let faster = losses(&of_rows("faster", all(json!({"lora": {"learning_rate_ratio": 4}}))));
+    // The noise acts from the first step on, another learning rate from the second.
+    assert!(noisy[0] != plain[0] && faster[0] == plain[0] && faster[1] < plain[1], "{plain:?} {noisy:?} {faster:?}");
+    assert!(losses(&unpacked)[0] == noisy[0]);
+}
+
 #[test]
 fn a_document_has_the_same_loss_in_a_pack_as_alone() {
     let tiny = Tiny::new();

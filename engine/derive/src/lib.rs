@@ -39,15 +39,15 @@ use attributes::Container;
 /// other keys are its options, `{ name: adamw, betas: [0.9, 0.999] }`. The bare word `adamw` is the mapping with that
 /// name alone. A variant has named fields, which take the attributes above; or holds one struct (`Dpo(DpoParams)`),
 /// whose fields are its options; or nothing. An option of another variant is a problem of its own. The variant with
-/// `#[semantic(default)]` is meant where `name` is left out. In a key the name comes first, then the fields in the order
-/// of their declaration, also where the choice is flattened and does not stand first.
+/// `#[semantic(default)]` is meant where `name` is left out. In a key the name comes first, then the fields in the
+/// order of their declaration, also where the choice is flattened and does not stand first.
 ///
-/// `#[parameters(tag = "kind")]` gives the tag another key, and `#[parameters(tagged)]` makes a tagged choice of an enum
-/// whose variants have no options yet.
+/// `#[parameters(tag = "kind")]` gives the tag another key, and `#[parameters(tagged)]` makes a tagged choice of an
+/// enum whose variants have no options yet.
 ///
 /// In an enum with `#[parameters(one_of)]` each variant is a key of the mapping around it, and holds its value:
-/// `Steps(u64)` and `Ratio(f64)`, as `warmup_steps` and `warmup_ratio`. Exactly one of them is given; or none, where one
-/// has a default. A variant takes the attributes of a field.
+/// `Steps(u64)` and `Ratio(f64)`, as `warmup_steps` and `warmup_ratio`. Exactly one of them is given; or none, where
+/// one has a default. A variant takes the attributes of a field.
 ///
 /// # Defaults
 /// `#[parameters(default)]` on the struct or enum implements `Default` from the defaults of its fields, of its default

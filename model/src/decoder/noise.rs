@@ -6,10 +6,10 @@ use crate::random::{Address, Purpose, StepSeed, Stream};
 /// Uniform noise on the token embeddings of a training pass, and of no other.
 ///
 /// An element of a document of `L` tokens in a model of width `d` gets a draw from `[-m, m)` with
-/// `m = alpha / sqrt(L · d)`. Element `(token, column)` is draw `token · d + column` of a stream that is addressed by the
-/// seed, the optimizer step and the document's token ids. So it is the same however a step is divided into micro-batches
-/// and workers, whether the document is packed with others or not, and after a resume; equal documents of one step get
-/// equal noise. TRL counts in `L` the padding of the batch, which there is none of here.
+/// `m = alpha / sqrt(L · d)`. Element `(token, column)` is draw `token · d + column` of a stream that is addressed by
+/// the seed, the optimizer step and the document's token ids. So it is the same however a step is divided into
+/// micro-batches and workers, whether the document is packed with others or not, and after a resume; equal documents of
+/// one step get equal noise. TRL counts in `L` the padding of the batch, which there is none of here.
 ///
 /// Source: Jain et al., arXiv:2310.05914; `neftune_noise_alpha` of transformers 5 and TRL, whose noise is on what the
 /// embedding returns: of the gemmas, after it is scaled.

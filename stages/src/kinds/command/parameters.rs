@@ -143,8 +143,8 @@ pub struct CommandParams {
     /// Environment variables. Their values may hold `${inputs.x}`, `${files.x}` and `${outputs.x}`.
     #[semantic(default)]
     pub env: Mapping<String>,
-    /// Environment variables that are taken from where `pipeline run` was started: secrets, and what changes no result.
-    /// Their names are in the key, their values are not.
+    /// Environment variables that are taken from where `pipeline run` was started: secrets, and what changes no
+    /// result. Their names are in the key, their values are not.
     #[semantic(default)]
     pub pass_env: Vec<String>,
 }

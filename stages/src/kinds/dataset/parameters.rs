@@ -110,8 +110,8 @@ impl TrainTestSplit {
 #[derive(Debug, Parameters)]
 pub struct DatasetParams {
     /// Local files (a path, a folder, a glob, or a list of those), or a dataset on the Hub, `owner/name`, or on
-    /// ModelScope, `modelscope:owner/name`. What begins with `.`, `/` or `~`, holds a glob, or ends in a known extension
-    /// is a path. Of files the content is in the key. Either this or `datasets` is given.
+    /// ModelScope, `modelscope:owner/name`. What begins with `.`, `/` or `~`, holds a glob, or ends in a known
+    /// extension is a path. Of files the content is in the key. Either this or `datasets` is given.
     #[semantic]
     pub source: Option<Source>,
     /// Rows of other stages, in the place of `source`: datasets to be made one. `{ collect: stage }` stands for all

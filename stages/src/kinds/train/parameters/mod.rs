@@ -87,7 +87,8 @@ pub struct TrainParams {
     #[semantic(above = 0.0)]
     pub clip_grad_norm: Option<f64>,
     /// NEFTune (Jain et al., arXiv:2310.05914): uniform noise on the token embeddings while training, of this over
-    /// the root of (the document's tokens × `hidden_size`); 5 to 15 are usual, none if left out. For the native backend.
+    /// the root of (the document's tokens × `hidden_size`); 5 to 15 are usual, none if left out. For the native
+    /// backend.
     #[semantic(above = 0.0, omit_default)]
     pub neftune_noise_alpha: Option<f64>,
     /// Compute dtype. What is trained, its moments and the loss stay f32.

@@ -57,7 +57,8 @@ pub struct LoraParams {
     /// The layers that get an adapter, by number, as in PEFT; all if left out. Not with a string as `target_modules`.
     #[semantic(default, omit_default)]
     pub layers_to_transform: OneOrMore<u64>,
-    /// What the list of layers is called in the paths of the modules, as in PEFT: `layers`. Needs `layers_to_transform`.
+    /// What the list of layers is called in the paths of the modules, as in PEFT: `layers`. Needs
+    /// `layers_to_transform`.
     #[semantic(default, omit_default)]
     pub layers_pattern: OneOrMore<String>,
     /// LoRA+ (Hayou et al., arXiv:2402.12354): the learning rate of B over that of A. 16 is usual, with a smaller
