@@ -4,6 +4,8 @@
 //! cargo bench -p model --bench gemm -- --threads 1 --dtype f32,bf16 --shapes 512x576x576,1024x2048x8192
 //! ```
 //!
+//! With `--quantize int8` or `int4` weights are quantised, and widened on their way into a panel.
+//!
 //! A shape is `tokens x in x out`. Of each: the product with a weight `[out, in]` in either direction, and in f32 the
 //! gradient of the weight, added. Prints one line of JSON for each shape and type: billions of operations in a second
 //! of processor time, the mean of the calls of a while, and their share of the peak. Those in bf16 include
@@ -18,6 +20,7 @@ use std::time::{Duration, Instant};
 use model::checkpoint::ValueRows;
 use model::cpu::{Cpu, Tensor};
 use model::ops::{Compute, Form, Ops, WeightRole, WeightSource, Write};
+use model::weights::{Activations, BlockFormat, Quantization};
 
 use machine::cpu_time;
 
@@ -25,6 +28,7 @@ use machine::cpu_time;
 struct Arguments {
     threads: usize,
     types: Vec<Compute>,
+    quantize: Option<BlockFormat>,
     shapes: Vec<Shape>,
     calls: Duration,
 }
@@ -52,7 +56,10 @@ const SHAPES: &str = "512x576x576,1024x576x1536,1024x1536x576,1024x2048x2048,102
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::parse(std::env::args().skip(1))?;
     for &compute in &arguments.types {
-        let cpu = Cpu::new(arguments.threads, compute)?;
+        let mut cpu = Cpu::new(arguments.threads, compute)?;
+        if let Some(format) = arguments.quantize {
+            cpu = cpu.quantizing(Quantization { format, activations: Activations::Computed });
+        }
         let limits = cpu.limits();
         let flops = if compute == Compute::F32 { limits.f32_flops } else { limits.bf16_flops };
         // Those of one thread, as its processor time is what is counted.
@@ -67,7 +74,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 impl Arguments {
     fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
         let types = vec![Compute::F32, Compute::Bf16];
-        let mut arguments = Self { threads: 1, types, shapes: shapes(SHAPES)?, calls: Duration::from_millis(400) };
+        let (shapes_of, calls) = (shapes(SHAPES)?, Duration::from_millis(400));
+        let mut arguments = Self { threads: 1, types, quantize: None, shapes: shapes_of, calls };
         while let Some(word) = words.next() {
             // cargo adds this one.
             if word == "--bench" {
@@ -78,6 +86,10 @@ impl Arguments {
                 "--threads" => arguments.threads = value.parse::<usize>()?.max(1),
                 "--milliseconds" => arguments.calls = Duration::from_millis(value.parse()?),
                 "--shapes" => arguments.shapes = shapes(&value)?,
+                "--quantize" => {
+                    let found = BlockFormat::ALL.into_iter().find(|format| format.name() == value);
+                    arguments.quantize = Some(found.ok_or("weights are quantised to int8 or int4")?);
+                }
                 "--dtype" => arguments.types = value.split(',').map(compute).collect::<Result<_, _>>()?,
                 _ => return Err(format!("there is no argument `{word}`").into()),
             }

@@ -29,6 +29,15 @@ pub(super) enum Operand<'a> {
 }
 
 impl<'a> Operand<'a> {
+    /// Whether it has so many columns; pairs may be padded with one more.
+    pub(super) fn is_of(self, columns: usize) -> bool {
+        match self {
+            Self::F32(view) => view.columns() == columns,
+            #[cfg(target_arch = "x86_64")]
+            Self::Pairs(pairs) => pairs.columns() == columns.div_ceil(2),
+        }
+    }
+
     /// A row of so many columns, in f32; what is not stored so is widened into `buffer`.
     pub(super) fn row_in_f32<'b>(self, row: usize, columns: usize, buffer: &'b mut Vec<f32>) -> &'b [f32]
     where

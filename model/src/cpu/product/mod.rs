@@ -20,6 +20,7 @@ mod threads;
 mod view;
 mod widened;
 
+#[cfg(target_arch = "x86_64")]
 use std::ops::Range;
 
 use half::bf16;
@@ -67,6 +68,7 @@ pub(super) trait Element: Copy + Send + Sync {
     unsafe fn pack_512(b: View<'_, Self>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32);
 
     /// The place as one of f32, if the elements are that.
+    #[cfg(target_arch = "x86_64")]
     fn floats(_place: *const Self) -> Option<*const f32> {
         None
     }
@@ -101,6 +103,7 @@ impl Element for f32 {
         unsafe { pack::pack_f32(b, inner, columns, panel) }
     }
 
+    #[cfg(target_arch = "x86_64")]
     fn floats(place: *const f32) -> Option<*const f32> {
         Some(place)
     }

@@ -42,6 +42,7 @@ pub(in crate::cpu) trait Right: Copy + Send + Sync {
 
     /// Where rows of some columns begin that lie as a panel of f32 does but for the distance of its rows, and that
     /// distance. The columns fill whole vectors.
+    #[cfg(target_arch = "x86_64")]
     fn in_place(self, _inner: &Range<usize>, _columns: &Range<usize>) -> Option<(*const f32, usize)> {
         None
     }
@@ -128,6 +129,7 @@ impl<T: Element> Right for View<'_, T> {
         }
     }
 
+    #[cfg(target_arch = "x86_64")]
     fn in_place(self, inner: &Range<usize>, columns: &Range<usize>) -> Option<(*const f32, usize)> {
         let lies_so = self.column_stride() == 1;
         lies_so.then(|| T::floats(self.pointer(inner.start, columns.start))).flatten().map(|at| (at, self.row_stride()))

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
 use half::bf16;
 
 #[cfg(target_arch = "x86_64")]
@@ -12,9 +13,9 @@ use super::PairsRight;
 use super::{Finish, InstructionSet, Right, Target, View, few_rows};
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::instructions::multiversion;
+use crate::cpu::rounding::round_within_f32;
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::rounding::nearest;
-use crate::cpu::rounding::{round, round_within_f32};
+use crate::cpu::rounding::{nearest, round};
 use crate::ops::Compute;
 
 /// A weight `[out, in]` in blocks. A format in blocks is one of these, beside its codec in [`crate::weights`].
@@ -101,9 +102,12 @@ impl<'a> Widened<'a> {
         while first < self.columns {
             let next = (self.first_column + first + COLUMNS) / COLUMNS * COLUMNS - self.first_column;
             let columns = first..next.min(self.columns);
-            let (rows, order) = (self.first_column + columns.start..self.first_column + columns.end, Order::Rows);
-            assert!(self.order == Order::Columns, "columns that are contiguous");
-            self.weight.widen(self.set, rows, 0..inner, order, inner, &mut block);
+            let own = self.first_column + columns.start..self.first_column + columns.end;
+            let (rows, columns_of_weight, order) = match self.order {
+                Order::Columns => (own, 0..inner, Order::Rows),
+                Order::Rows => (0..inner, own, Order::Columns),
+            };
+            self.weight.widen(self.set, rows, columns_of_weight, order, inner, &mut block);
             run(columns.clone(), &block[..columns.len() * inner]);
             first = columns.end;
         }

@@ -265,7 +265,8 @@ multiversion! {
 impl Cpu {
     /// `c (+)= x · weightᵀ (+ bias)`, over the threads.
     pub(super) fn quantized_product(&self, x: Operand<'_>, weight: &Quantized, finish: Finish<'_>, c: ViewMut<'_>) {
-        assert_eq!(c.shape(), ((x.rows(), weight.out_features)), "shape of a product");
+        assert_eq!(c.shape(), (x.rows(), weight.out_features), "shape of a product");
+        assert!(x.is_of(weight.in_features), "inner dimensions");
         let x = QuantizedRows::new(self, x, weight.in_features, weight.bits);
         let c = c.into_target();
         // Each part reads some hundreds of kilobytes of the weight, or works on it for as long.
