@@ -19,6 +19,9 @@ use crate::data::prompt::Template;
 const OUTPUT: &str = "output";
 const INPUT: &str = "input";
 
+/// The key of `column_map` for the weight of a row in the loss, which `tokenize` reads.
+const WEIGHT: &str = "weight";
+
 /// The column with the turns, as OpenAI and torchtune spell it, and as ShareGPT does.
 const MESSAGES: &str = "messages";
 const CONVERSATIONS: &str = "conversations";
@@ -31,6 +34,8 @@ enum Need {
     Required,
     /// A row without it has an empty text there.
     Optional,
+    /// The data has the column, of numbers or their texts; a row without a value has an empty text there.
+    Weight,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,9 +71,9 @@ pub(super) fn check_names(params: &DatasetParams, span: Span) -> Vec<Problem> {
     let known: Vec<String> = match template(params) {
         Some(template) => {
             let also = only_placeholder(template).map(|_| INPUT.to_owned());
-            template.placeholders().into_iter().chain(also).chain([OUTPUT.to_owned()]).collect()
+            template.placeholders().into_iter().chain(also).chain([OUTPUT, WEIGHT].map(str::to_owned)).collect()
         }
-        None => [MESSAGES, CONVERSATIONS, "text", INPUT, OUTPUT].map(str::to_owned).into(),
+        None => [MESSAGES, CONVERSATIONS, "text", INPUT, OUTPUT, WEIGHT].map(str::to_owned).into(),
     };
     let unknown = params.column_map.iter().filter(|(key, _)| !known.contains(key));
     unknown
@@ -195,6 +200,9 @@ impl RowMapping {
             let source = mapped(OUTPUT).unwrap_or_else(|| OUTPUT.to_owned());
             all.push(Column { name: OUTPUT.to_owned(), source, need: Need::Required });
         }
+        if let Some(source) = mapped(WEIGHT).filter(|_| !all.iter().any(|column| column.name == WEIGHT)) {
+            all.push(Column { name: WEIGHT.to_owned(), source, need: Need::Weight });
+        }
         let names = all.iter().map(|column| column.name.clone());
         let facts = RowsFacts::prompt(template, OUTPUT, names);
         Self { facts, columns: all, turn_order: params.turn_order }
@@ -206,7 +214,7 @@ impl RowMapping {
     }
 
     fn check_columns(&self, params: &DatasetParams, columns: &[String], file: &str) -> Result<(), ColumnMisfit> {
-        let missing = |column: &&Column| column.need == Need::Required && !columns.contains(&column.source);
+        let missing = |column: &&Column| column.need != Need::Optional && !columns.contains(&column.source);
         let Some(column) = self.columns.iter().find(missing) else { return Ok(()) };
         let nearest = suggest::nearest(&column.source, columns);
         let mean = nearest.map_or_else(String::new, |name| format!(" (did you mean `{name}`?)"));
@@ -313,7 +321,8 @@ fn text_of(column: &Column, fields: &Map<String, Value>) -> Result<String, Flaw>
     let source = &column.source;
     match (fields.get(source), column.need) {
         (Some(Value::String(text)), _) => Ok(text.clone()),
-        (None | Some(Value::Null), Need::Optional) => Ok(String::new()),
+        (Some(Value::Number(weight)), Need::Weight) => Ok(weight.to_string()),
+        (None | Some(Value::Null), Need::Optional | Need::Weight) => Ok(String::new()),
         (None, Need::Required) => Err(missing(source)),
         (Some(Value::Null), Need::Required) => Err(Flaw::new(Reason::Null, format!("column `{source}` is null"))),
         (Some(other), _) => {

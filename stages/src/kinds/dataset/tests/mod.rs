@@ -154,6 +154,19 @@ fn both_spellings_of_column_map_mean_the_same() {
 }
 
 #[test]
+fn a_column_may_be_the_weight_of_its_row() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = "{\"document\":\"d\",\"summary\":\"s\",\"score\":0.5}\n{\"document\":\"d\",\"summary\":\"s\",\"score\":null}\n\
+                 {\"document\":\"d\",\"summary\":\"s\",\"score\":\"2\"}\n";
+    let file = [write(folder.path(), "a.jsonl", lines)];
+    let with = |column: &str| json!({"template": "summarize", "column_map": {"dialogue": "document", "output": "summary", "weight": column}});
+    let made = run(folder.path(), &file, with("score")).unwrap();
+    assert_eq!(column(&made, "weight"), ["0.5", "", "2"]);
+    let error = run(folder.path(), &file, with("scores")).unwrap_err();
+    assert!(error.message.contains("has no column `scores`, which `weight` is to come from"), "{}", error.message);
+}
+
+#[test]
 fn alpaca_rows_need_no_input() {
     let folder = tempfile::tempdir().unwrap();
     let lines = "{\"instruction\":\"a\",\"input\":null,\"output\":\"x\"}\n{\"instruction\":\"b\",\"output\":\"y\"}\n";
