@@ -80,7 +80,7 @@ fn on_every_kernel_set(check: &impl Check) {
 struct Trained<'a, B: Ops> {
     ops: &'a B,
     optimizer: Optimizer,
-    name: &'static str,
+    name: &'a str,
     shape: Vec<usize>,
     value: B::Tensor,
     state: Vec<StateTensor<B::Tensor>>,
@@ -88,7 +88,7 @@ struct Trained<'a, B: Ops> {
 }
 
 impl<'a, B: Ops> Trained<'a, B> {
-    fn new(ops: &'a B, optimizer: Optimizer, name: &'static str, shape: &[usize], start: &[f32]) -> Self {
+    fn new(ops: &'a B, optimizer: Optimizer, name: &'a str, shape: &[usize], start: &[f32]) -> Self {
         let columns = shape[shape.len() - 1];
         let rows = start.len() / columns;
         let specs = optimizer.state(TensorInfo { name, shape });
@@ -170,4 +170,92 @@ impl Check for StepsAsTorch {
             }
         }
     }
+}
+
+/// Cases of `tests/golden/optimizers/*.json`, from `tests/reference/make_golden_*.py` of their names.
+#[derive(Deserialize)]
+struct Described {
+    cases: Vec<DescribedCase>,
+}
+
+#[derive(Deserialize)]
+struct DescribedCase {
+    name: String,
+    optimizer: Optimizer,
+    tensor: DescribedTensor,
+    start: Vec<f32>,
+    gradients: Vec<Vec<f32>>,
+    learning_rates: Vec<f64>,
+    /// Share of the largest element by which values may differ.
+    tolerance: f32,
+    /// The same of the state; as of the values if left out.
+    state_tolerance: Option<f32>,
+    #[serde(default)]
+    compare: Compare,
+    values: Vec<Vec<f32>>,
+    state: BTreeMap<String, Vec<Vec<f32>>>,
+}
+
+#[derive(Deserialize)]
+struct DescribedTensor {
+    name: String,
+    shape: Vec<usize>,
+}
+
+/// What of the values is compared.
+#[derive(Deserialize, Default, PartialEq)]
+#[serde(rename_all = "snake_case")]
+enum Compare {
+    #[default]
+    Values,
+    /// What each step changed.
+    Updates,
+}
+
+struct StepsAsDescribed(Vec<DescribedCase>);
+
+#[test]
+fn every_kernel_set_steps_as_the_references_of_further_optimizers_do() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/optimizers");
+    let mut cases = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "json") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let described: Described = serde_json::from_str(&text).unwrap();
+            assert!(!described.cases.is_empty(), "{}", path.display());
+            cases.extend(described.cases);
+        }
+    }
+    on_every_kernel_set(&StepsAsDescribed(cases));
+}
+
+impl Check for StepsAsDescribed {
+    fn run<B: Ops>(&self, ops: &B) {
+        for case in &self.0 {
+            let tensor = &case.tensor;
+            let mut trained = Trained::new(ops, case.optimizer, &tensor.name, &tensor.shape, &case.start);
+            let (mut before, mut expected_before) = (case.start.clone(), &case.start);
+            for (index, (gradient, &rate)) in case.gradients.iter().zip(&case.learning_rates).enumerate() {
+                trained.step(gradient, rate);
+                let (found, expected) = (trained.value(), &case.values[index]);
+                let place = format!("{}: {:?}, {} in step {}", ops.describe(), case.optimizer, case.name, index + 1);
+                let apart = match case.compare {
+                    Compare::Values => furthest(&found, expected),
+                    Compare::Updates => furthest(&changes(&before, &found), &changes(expected_before, expected)),
+                };
+                assert!(apart <= case.tolerance, "{place}: values differ by {apart:e}");
+                assert!(trained.state().keys().eq(case.state.keys()), "{place}: {:?}", trained.state().keys());
+                for (name, expected) in &case.state {
+                    let apart = furthest(&trained.moment(name), &expected[index]);
+                    assert!(apart <= case.state_tolerance.unwrap_or(case.tolerance), "{place}: {name} by {apart:e}");
+                }
+                (before, expected_before) = (found, expected);
+            }
+        }
+    }
+}
+
+fn changes(before: &[f32], after: &[f32]) -> Vec<f32> {
+    before.iter().zip(after).map(|(before, after)| after - before).collect()
 }

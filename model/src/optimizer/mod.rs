@@ -7,12 +7,14 @@
 
 mod adamw;
 mod elementwise;
+mod lion;
 mod sgd;
 mod state;
 
 pub use adamw::AdamW;
 pub(crate) use elementwise::{BLOCK, update_block, update_in_main_memory};
 pub use elementwise::{Element, Elementwise};
+pub use lion::Lion;
 pub use sgd::Sgd;
 pub(crate) use state::StateElements;
 pub use state::{SavedSet, StateDtype, StateFormat, StateSpec, StateTensor, StateValues};
@@ -76,6 +78,8 @@ optimizers! {
     AdamW,
     /// Gradient descent with momentum.
     Sgd,
+    /// The sign of an interpolated momentum.
+    Lion,
 }
 
 impl Optimizer {

@@ -77,7 +77,53 @@ class Sgd:
         return []
 
 
-OPTIMIZERS: dict[str, type[OptimizerSettings]] = {"adamw": AdamW, "sgd": Sgd}
+class LionStep(torch.optim.Optimizer):
+    """Lion, which `torch.optim` has not: the sign of an interpolated momentum.
+
+    Source: Chen et al., arXiv:2302.06675, algorithm 2.
+    """
+
+    def __init__(self, parameters: list[torch.nn.Parameter], betas: tuple[float, float], weight_decay: float) -> None:
+        super().__init__(parameters, {"lr": 0.0, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update by the gradients."""
+        for group in self.param_groups:
+            (beta1, beta2), rate = group["betas"], group["lr"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                momentum, gradient = state["exp_avg"], parameter.grad
+                direction = (momentum * beta1 + gradient * (1 - beta1)).sign_()
+                parameter.mul_(1 - rate * group["weight_decay"]).sub_(direction, alpha=rate)
+                momentum.mul_(beta2).add_(gradient, alpha=1 - beta2)
+
+
+@dataclass(frozen=True)
+class Lion:
+    """Lion, by the rule above."""
+
+    weight_decay: float = 0.0
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.99])
+
+    rate_moves = True
+
+    def make(self, parameters: Named) -> list[torch.optim.Optimizer]:
+        beta1, beta2 = self.betas
+        return [LionStep(list(parameters.values()), (beta1, beta2), self.weight_decay)]
+
+    def state(self, name: str, parameter: torch.nn.Parameter) -> dict[str, str]:
+        return {"exp_avg": "exp_avg"}
+
+    def problems(self) -> list[str]:
+        return _problems_of_betas(self.betas)
+
+
+OPTIMIZERS: dict[str, type[OptimizerSettings]] = {"adamw": AdamW, "sgd": Sgd, "lion": Lion}
 
 
 def _problems_of_betas(betas: list[float]) -> list[str]:

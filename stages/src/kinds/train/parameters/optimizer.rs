@@ -3,7 +3,7 @@
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::Parameters;
-use model::trainer::{AdamW, Optimizer, Sgd};
+use model::optimizer::{AdamW, Lion, Optimizer, Sgd};
 
 /// The optimizer and its learning rate.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq)]
@@ -49,6 +49,15 @@ pub enum UpdateRule {
         #[semantic(default = 0.0, range = 0.0..)]
         weight_decay: f64,
     },
+    /// Lion: the sign of an interpolated momentum (Chen et al., arXiv:2302.06675).
+    Lion {
+        /// Share of the momentum in the update, and its decay rate.
+        #[semantic(default = [0.9, 0.99], range = 0.0..1.0)]
+        betas: [f64; 2],
+        /// Decoupled weight decay.
+        #[semantic(default = 0.0, range = 0.0..)]
+        weight_decay: f64,
+    },
 }
 
 impl OptimizerParams {
@@ -61,6 +70,9 @@ impl OptimizerParams {
             UpdateRule::Sgd { momentum, dampening, nesterov, weight_decay } => {
                 Optimizer::Sgd(Sgd { momentum, dampening, nesterov, weight_decay })
             }
+            UpdateRule::Lion { betas: [first, second], weight_decay } => {
+                Optimizer::Lion(Lion { betas: (first, second), weight_decay })
+            }
         }
     }
 
@@ -71,7 +83,7 @@ impl OptimizerParams {
                 let message = "`nesterov` needs a `momentum`, and no `dampening`";
                 Some(Problem::error("bad-value", span, message, "such as `momentum: 0.9`").at("optimizer.nesterov"))
             }
-            UpdateRule::Sgd { .. } | UpdateRule::Adamw { .. } => None,
+            _ => None,
         }
     }
 }
@@ -96,6 +108,7 @@ mod tests {
     fn defaults_are_those_of_torch() {
         assert_eq!(read(json!({})).unwrap().optimizer(), Optimizer::AdamW(AdamW::default()));
         assert_eq!(read(json!("sgd")).unwrap().optimizer(), Optimizer::Sgd(Sgd::default()));
+        assert_eq!(read(json!("lion")).unwrap().optimizer(), Optimizer::Lion(Lion::default()));
         let sgd = read(json!({"name": "sgd", "momentum": 0.9, "nesterov": true})).unwrap();
         let expected = Sgd { momentum: 0.9, dampening: 0.0, nesterov: true, weight_decay: 0.0 };
         assert_eq!(sgd.optimizer(), Optimizer::Sgd(expected));
