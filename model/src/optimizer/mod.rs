@@ -8,6 +8,7 @@
 mod adamw;
 mod elementwise;
 mod lion;
+mod muon;
 mod sgd;
 mod state;
 
@@ -15,6 +16,7 @@ pub use adamw::AdamW;
 pub(crate) use elementwise::{BLOCK, update_block, update_in_main_memory};
 pub use elementwise::{Element, Elementwise};
 pub use lion::Lion;
+pub use muon::{AdjustLr, Muon};
 pub use sgd::Sgd;
 pub(crate) use state::StateElements;
 pub use state::{SavedSet, StateDtype, StateFormat, StateSpec, StateTensor, StateValues};
@@ -80,6 +82,8 @@ optimizers! {
     Sgd,
     /// The sign of an interpolated momentum.
     Lion,
+    /// Momentum, orthogonalised, for matrices, and AdamW for everything else.
+    Muon,
 }
 
 impl Optimizer {

@@ -5,7 +5,7 @@ its state is saved under which name. An optimizer is added by a class here and a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -123,7 +123,42 @@ class Lion:
         return _problems_of_betas(self.betas)
 
 
-OPTIMIZERS: dict[str, type[OptimizerSettings]] = {"adamw": AdamW, "sgd": Sgd, "lion": Lion}
+@dataclass(frozen=True)
+class Muon:
+    """`torch.optim.Muon` of matrices; AdamW of vectors, the embedding and the LM head, with what adapts them."""
+
+    adamw: AdamW
+    momentum: float = 0.95
+    nesterov: bool = True
+    weight_decay: float = 0.1
+    adjust_lr: Literal["original", "match_rms_adamw"] = "original"
+
+    # A gradient whose norm is below torch's epsilon is not brought to norm 1.
+    rate_moves = False
+
+    def make(self, parameters: Named) -> list[torch.optim.Optimizer]:
+        matrices = [parameter for name, parameter in parameters.items() if _is_hidden_matrix(name, parameter)]
+        others = {name: parameter for name, parameter in parameters.items() if not _is_hidden_matrix(name, parameter)}
+        options = {"momentum": self.momentum, "nesterov": self.nesterov, "weight_decay": self.weight_decay}
+        muon = [torch.optim.Muon(matrices, lr=0.0, adjust_lr_fn=self.adjust_lr, **options)] if matrices else []
+        return [*muon, *(self.adamw.make(others) if others else [])]
+
+    def state(self, name: str, parameter: torch.nn.Parameter) -> dict[str, str]:
+        if _is_hidden_matrix(name, parameter):
+            return {"momentum_buffer": "momentum_buffer"}
+        return self.adamw.state(name, parameter)
+
+    def problems(self) -> list[str]:
+        has_muon = hasattr(torch.optim, "Muon")
+        missing = [] if has_muon else [f"`optimizer` is `muon`, which torch {torch.__version__} has not: it needs 2.9"]
+        return missing + self.adamw.problems()
+
+
+def _is_hidden_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
+    return parameter.dim() == 2 and "embed_tokens" not in name and "lm_head" not in name
+
+
+OPTIMIZERS: dict[str, type[OptimizerSettings]] = {"adamw": AdamW, "sgd": Sgd, "lion": Lion, "muon": Muon}
 
 
 def _problems_of_betas(betas: list[float]) -> list[str]:

@@ -3,7 +3,7 @@
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::Parameters;
-use model::optimizer::{AdamW, Lion, Optimizer, Sgd};
+use model::optimizer::{self, AdamW, Lion, Muon, Optimizer, Sgd};
 
 /// The optimizer and its learning rate.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq)]
@@ -23,17 +23,7 @@ pub struct OptimizerParams {
 pub enum UpdateRule {
     /// Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101), as `torch.optim.AdamW`.
     #[semantic(default)]
-    Adamw {
-        /// Decay rates of the two moments.
-        #[semantic(default = [0.9, 0.999], range = 0.0..1.0)]
-        betas: [f64; 2],
-        /// Added to the root of the second moment; without it a gradient of zero would divide zero by zero.
-        #[semantic(default = 1e-8, above = 0.0)]
-        eps: f64,
-        /// Decoupled weight decay.
-        #[semantic(default = 0.01, range = 0.0..)]
-        weight_decay: f64,
-    },
+    Adamw(AdamwParams),
     /// Gradient descent with momentum, as `torch.optim.SGD`.
     Sgd {
         /// Share of the momentum buffer that each step keeps; with 0 there is no buffer.
@@ -58,20 +48,81 @@ pub enum UpdateRule {
         #[semantic(default = 0.0, range = 0.0..)]
         weight_decay: f64,
     },
+    /// Muon: momentum, orthogonalised, for the matrices of the layers (Jordan), as `torch.optim.Muon`. Everything else,
+    /// embedding and LM head included, is AdamW's.
+    Muon {
+        /// Decay rate of the momentum buffer.
+        #[semantic(default = 0.95, range = 0.0..1.0)]
+        momentum: f64,
+        /// Nesterov momentum, which looks one step ahead.
+        #[semantic(default = true)]
+        nesterov: bool,
+        /// Decoupled weight decay of the matrices.
+        #[semantic(default = 0.1, range = 0.0..)]
+        weight_decay: f64,
+        /// How the learning rate depends on the shape of a matrix.
+        #[semantic(default = AdjustLr::Original)]
+        adjust_lr: AdjustLr,
+        /// AdamW's options, for everything else.
+        #[semantic(default)]
+        adamw: AdamwParams,
+    },
+}
+
+/// The options of AdamW.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq)]
+#[parameters(default)]
+pub struct AdamwParams {
+    /// Decay rates of the two moments.
+    #[semantic(default = [0.9, 0.999], range = 0.0..1.0)]
+    pub betas: [f64; 2],
+    /// Added to the root of the second moment; without it a gradient of zero would divide zero by zero.
+    #[semantic(default = 1e-8, above = 0.0)]
+    pub eps: f64,
+    /// Decoupled weight decay.
+    #[semantic(default = 0.01, range = 0.0..)]
+    pub weight_decay: f64,
+}
+
+/// The factor of Muon on the learning rate of a matrix, by torch's names.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdjustLr {
+    /// `sqrt(max(1, rows / columns))`.
+    Original,
+    /// `0.2 · sqrt(max(rows, columns))`, with which AdamW's learning rates fit.
+    MatchRmsAdamw,
+}
+
+impl AdamwParams {
+    fn rule(self) -> AdamW {
+        let Self { betas: [first, second], eps, weight_decay } = self;
+        AdamW { betas: (first, second), eps, weight_decay }
+    }
+}
+
+impl AdjustLr {
+    fn rule(self) -> optimizer::AdjustLr {
+        match self {
+            Self::Original => optimizer::AdjustLr::Original,
+            Self::MatchRmsAdamw => optimizer::AdjustLr::MatchRmsAdamw,
+        }
+    }
 }
 
 impl OptimizerParams {
     /// As the trainer takes it.
     pub(in crate::kinds::train) fn optimizer(&self) -> Optimizer {
         match self.rule {
-            UpdateRule::Adamw { betas: [first, second], eps, weight_decay } => {
-                Optimizer::AdamW(AdamW { betas: (first, second), eps, weight_decay })
-            }
+            UpdateRule::Adamw(adamw) => Optimizer::AdamW(adamw.rule()),
             UpdateRule::Sgd { momentum, dampening, nesterov, weight_decay } => {
                 Optimizer::Sgd(Sgd { momentum, dampening, nesterov, weight_decay })
             }
             UpdateRule::Lion { betas: [first, second], weight_decay } => {
                 Optimizer::Lion(Lion { betas: (first, second), weight_decay })
+            }
+            UpdateRule::Muon { momentum, nesterov, weight_decay, adjust_lr, adamw } => {
+                let (adjust_lr, adamw) = (adjust_lr.rule(), adamw.rule());
+                Optimizer::Muon(Muon { momentum, nesterov, weight_decay, adjust_lr, adamw })
             }
         }
     }
@@ -108,6 +159,7 @@ mod tests {
     fn defaults_are_those_of_torch() {
         assert_eq!(read(json!({})).unwrap().optimizer(), Optimizer::AdamW(AdamW::default()));
         assert_eq!(read(json!("sgd")).unwrap().optimizer(), Optimizer::Sgd(Sgd::default()));
+        assert_eq!(read(json!("muon")).unwrap().optimizer(), Optimizer::Muon(Muon::default()));
         assert_eq!(read(json!("lion")).unwrap().optimizer(), Optimizer::Lion(Lion::default()));
         let sgd = read(json!({"name": "sgd", "momentum": 0.9, "nesterov": true})).unwrap();
         let expected = Sgd { momentum: 0.9, dampening: 0.0, nesterov: true, weight_decay: 0.0 };
