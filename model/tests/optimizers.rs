@@ -128,6 +128,7 @@ impl<'a, B: Ops> Trained<'a, B> {
     fn moment(&self, name: &str) -> Vec<f32> {
         match self.state().remove(name) {
             Some(StateValues::F32(values)) => values,
+            Some(other) => panic!("{name} is {:?}", other.dtype()),
             None => Vec::new(),
         }
     }

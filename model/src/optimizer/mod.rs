@@ -19,7 +19,7 @@ pub use lion::Lion;
 pub use muon::{AdjustLr, Muon};
 pub use sgd::Sgd;
 pub(crate) use state::StateElements;
-pub use state::{SavedSet, StateDtype, StateFormat, StateSpec, StateTensor, StateValues};
+pub use state::{SavedSet, Sign, StateDtype, StateFormat, StateSpec, StateTensor, StateValues};
 
 use serde::{Deserialize, Serialize};
 
