@@ -12,7 +12,7 @@ mod muon;
 mod sgd;
 mod state;
 
-pub use adamw::AdamW;
+pub use adamw::{AdamW, MomentDtype};
 pub(crate) use elementwise::{BLOCK, update_block, update_in_main_memory};
 pub use elementwise::{Element, Elementwise};
 pub use lion::Lion;

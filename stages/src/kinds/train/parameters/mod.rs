@@ -225,13 +225,19 @@ impl TrainParams {
         match (self.dtype, self.kernels) {
             (Dtype::F16, _) => Serves::Torch("`dtype: f16`"),
             (Dtype::F32 | Dtype::Bf16, Kernels::Candle) => Serves::Native("`kernels: candle`"),
-            (Dtype::F32 | Dtype::Bf16, Kernels::Cpu) => Serves::Both,
+            (Dtype::F32 | Dtype::Bf16, Kernels::Cpu) => {
+                self.optimizer.native_only().map_or(Serves::Both, Serves::Native)
+            }
         }
     }
 
     fn problems_of_the_backend(&self, span: Span) -> Vec<Problem> {
         let of_backend = self.backend.problem(self.serves(), span).map(|problem| problem.at("backend"));
         let mut problems: Vec<Problem> = of_backend.into_iter().collect();
+        if let (Dtype::F16, Some(what)) = (self.dtype, self.optimizer.native_only()) {
+            let message = format!("{what} is for the native backend, which does not compute in f16");
+            problems.push(Problem::error("bad-value", span, message, "in this stage").at("optimizer"));
+        }
         if self.dtype == Dtype::F16 && self.kernels == Kernels::Candle {
             let message = "`kernels: candle` does not compute in f16";
             problems.push(Problem::error("bad-value", span, message, "in this stage").at("kernels"));

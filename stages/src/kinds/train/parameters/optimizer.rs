@@ -82,6 +82,18 @@ pub struct AdamwParams {
     /// Decoupled weight decay.
     #[semantic(default = 0.01, range = 0.0..)]
     pub weight_decay: f64,
+    /// The dtype that the moments are kept in between steps; `bf16` halves their memory.
+    #[semantic(default = MomentDtype::F32, omit_default)]
+    pub state_dtype: MomentDtype,
+}
+
+/// The dtype of moments.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MomentDtype {
+    /// 32-bit floats.
+    F32,
+    /// bfloat16, rounded to the nearest.
+    Bf16,
 }
 
 /// The factor of Muon on the learning rate of a matrix, by torch's names.
@@ -95,8 +107,12 @@ pub enum AdjustLr {
 
 impl AdamwParams {
     fn rule(self) -> AdamW {
-        let Self { betas: [first, second], eps, weight_decay } = self;
-        AdamW { betas: (first, second), eps, weight_decay }
+        let Self { betas: [first, second], eps, weight_decay, state_dtype } = self;
+        let state_dtype = match state_dtype {
+            MomentDtype::F32 => optimizer::MomentDtype::F32,
+            MomentDtype::Bf16 => optimizer::MomentDtype::Bf16,
+        };
+        AdamW { betas: (first, second), eps, weight_decay, state_dtype }
     }
 }
 
@@ -124,6 +140,19 @@ impl OptimizerParams {
                 let (adjust_lr, adamw) = (adjust_lr.rule(), adamw.rule());
                 Optimizer::Muon(Muon { momentum, nesterov, weight_decay, adjust_lr, adamw })
             }
+        }
+    }
+
+    /// What of it the torch backend does not have.
+    pub(super) fn native_only(&self) -> Option<&'static str> {
+        match self.rule {
+            UpdateRule::Adamw(AdamwParams { state_dtype: MomentDtype::Bf16, .. }) => {
+                Some("`optimizer.state_dtype: bf16`")
+            }
+            UpdateRule::Muon { adamw: AdamwParams { state_dtype: MomentDtype::Bf16, .. }, .. } => {
+                Some("`optimizer.adamw.state_dtype: bf16`")
+            }
+            _ => None,
         }
     }
 
