@@ -9,8 +9,9 @@ use model::candle::Candle;
 use model::cpu::{Cpu, InstructionSet};
 use model::ops::{Compute, Ops};
 use model::optimizer::{
-    AdamW, MomentDtype, Optimizer, Sgd, StateTensor, StateValues, Step, TensorInfo, Updated,
+    AdamW, AdamW8bit, MomentDtype, Optimizer, Sgd, StateTensor, StateValues, Step, TensorInfo, Updated,
 };
+use safetensors::SafeTensors;
 use serde::Deserialize;
 
 const GOLDEN: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/optimizers.json"));
@@ -141,6 +142,15 @@ impl<'a, B: Ops> Trained<'a, B> {
         let ops = self.ops;
         let state = self.state.iter_mut().find(|state| state.saved_sets(ops)[0].name == name).unwrap();
         state.write(ops, 0, &values).unwrap();
+    }
+
+    /// Overwrites the state with what was saved.
+    fn restore(&mut self, saved: &BTreeMap<String, StateValues>) {
+        for state in &mut self.state {
+            for (index, set) in state.saved_sets(self.ops).into_iter().enumerate() {
+                state.write(self.ops, index, &saved[&set.name]).unwrap();
+            }
+        }
     }
 }
 
@@ -308,5 +318,58 @@ impl Check for RoundedMoments {
             }
         }
         assert_eq!(trained.optimizer.state_bytes(TensorInfo { name: "weight", shape: &[7, 43] }), 2 * 2 * 301);
+    }
+}
+
+/// What `tests/reference/make_golden_adamw_8bit.py` writes.
+struct StepsIn8Bits(Vec<u8>);
+
+#[test]
+fn every_kernel_set_keeps_moments_in_8_bits_as_the_exact_reference() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/optimizers/adamw_8bit.safetensors");
+    on_every_kernel_set(&StepsIn8Bits(std::fs::read(path).unwrap()));
+}
+
+impl Check for StepsIn8Bits {
+    fn run<B: Ops>(&self, ops: &B) {
+        let file = SafeTensors::deserialize(&self.0).unwrap();
+        let bytes = |name: &str| file.tensor(name).unwrap().data().to_vec();
+        let floats = |name: &str| -> Vec<f32> {
+            bytes(name).as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect()
+        };
+        let optimizer = AdamW8bit { weight_decay: 0.1, ..AdamW8bit::default() };
+        let start = floats("start");
+        let mut trained = Trained::new(ops, optimizer.into(), "weight", &[start.len()], &start);
+        for (step, rate) in [0.01, 0.02, 0.015, 0.005].into_iter().enumerate() {
+            trained.step(&floats(&format!("gradient.{}", step + 1)), rate);
+            let place = |what: &str| format!("{}: {what} in step {}", ops.describe(), step + 1);
+            let expected = |name: &str| format!("{name}.{}", step + 1);
+            let values = floats(&expected("value"));
+            assert!(
+                furthest(&changes(&start, &trained.value()), &changes(&start, &values)) <= 1e-6,
+                "{}",
+                place("value")
+            );
+            let state = trained.state();
+            assert_eq!(state.len(), 4);
+            for moment in ["exp_avg", "exp_avg_sq"] {
+                let absmax = format!("{moment}_absmax");
+                let StateValues::F32(found) = &state[&absmax] else { panic!("{}", place(&absmax)) };
+                assert!(furthest(found, &floats(&expected(&absmax))) <= 1e-6, "{}", place(&absmax));
+                let StateValues::U8(found) = &state[moment] else { panic!("{}", place(moment)) };
+                let codes = bytes(&expected(moment));
+                let differ = found.iter().zip(&codes).filter(|(found, code)| found != code).count();
+                assert_eq!((found.len(), differ), (codes.len(), 0), "{}", place(moment));
+            }
+            // What is saved and taken up again goes on as if nothing had been.
+            let mut resumed = Trained::new(ops, optimizer.into(), "weight", &[start.len()], &trained.value());
+            resumed.restore(&state);
+            resumed.steps = trained.steps;
+            trained = resumed;
+        }
+        let bytes = |elements| trained.optimizer.state_bytes(TensorInfo { name: "weight", shape: &[elements] });
+        // A byte for each moment, and an f32 for each of 17 blocks of both; small tensors keep theirs in f32.
+        assert_eq!(bytes(start.len()), 2 * (4200 + 17 * 4));
+        assert_eq!(bytes(4095), 8 * 4095);
     }
 }

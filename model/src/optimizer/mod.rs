@@ -6,6 +6,7 @@
 //! other operations of [`Ops`]. Trainer, saved state, memory estimate and audit ask the rule.
 
 mod adamw;
+mod adamw_8bit;
 mod elementwise;
 mod lion;
 mod muon;
@@ -13,6 +14,7 @@ mod sgd;
 mod state;
 
 pub use adamw::{AdamW, MomentDtype};
+pub use adamw_8bit::AdamW8bit;
 pub(crate) use elementwise::{BLOCK, update_block, update_in_main_memory};
 pub use elementwise::{Element, Elementwise};
 pub use lion::Lion;
@@ -84,6 +86,9 @@ optimizers! {
     Lion,
     /// Momentum, orthogonalised, for matrices, and AdamW for everything else.
     Muon,
+    /// AdamW with moments of 8 bits.
+    #[serde(rename = "adamw_8bit")]
+    AdamW8bit,
 }
 
 impl Optimizer {

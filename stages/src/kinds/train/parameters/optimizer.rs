@@ -3,7 +3,7 @@
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::Parameters;
-use model::optimizer::{self, AdamW, Lion, Muon, Optimizer, Sgd};
+use model::optimizer::{self, AdamW, AdamW8bit, Lion, Muon, Optimizer, Sgd};
 
 /// The optimizer and its learning rate.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq)]
@@ -66,6 +66,19 @@ pub enum UpdateRule {
         /// AdamW's options, for everything else.
         #[semantic(default)]
         adamw: AdamwParams,
+    },
+    /// AdamW with moments of 8 bits in blocks of 256 (Dettmers et al., arXiv:2110.02861), for the native backend.
+    #[semantic(rename = "adamw_8bit")]
+    Adamw8bit {
+        /// Decay rates of the two moments.
+        #[semantic(default = [0.9, 0.999], range = 0.0..1.0)]
+        betas: [f64; 2],
+        /// Added to the root of the second moment; without it a gradient of zero would divide zero by zero.
+        #[semantic(default = 1e-8, above = 0.0)]
+        eps: f64,
+        /// Decoupled weight decay.
+        #[semantic(default = 0.01, range = 0.0..)]
+        weight_decay: f64,
     },
 }
 
@@ -136,6 +149,9 @@ impl OptimizerParams {
             UpdateRule::Lion { betas: [first, second], weight_decay } => {
                 Optimizer::Lion(Lion { betas: (first, second), weight_decay })
             }
+            UpdateRule::Adamw8bit { betas: [first, second], eps, weight_decay } => {
+                Optimizer::AdamW8bit(AdamW8bit { betas: (first, second), eps, weight_decay })
+            }
             UpdateRule::Muon { momentum, nesterov, weight_decay, adjust_lr, adamw } => {
                 let (adjust_lr, adamw) = (adjust_lr.rule(), adamw.rule());
                 Optimizer::Muon(Muon { momentum, nesterov, weight_decay, adjust_lr, adamw })
@@ -152,6 +168,7 @@ impl OptimizerParams {
             UpdateRule::Muon { adamw: AdamwParams { state_dtype: MomentDtype::Bf16, .. }, .. } => {
                 Some("`optimizer.adamw.state_dtype: bf16`")
             }
+            UpdateRule::Adamw8bit { .. } => Some("`optimizer.name: adamw_8bit`"),
             _ => None,
         }
     }
@@ -189,6 +206,7 @@ mod tests {
         assert_eq!(read(json!({})).unwrap().optimizer(), Optimizer::AdamW(AdamW::default()));
         assert_eq!(read(json!("sgd")).unwrap().optimizer(), Optimizer::Sgd(Sgd::default()));
         assert_eq!(read(json!("muon")).unwrap().optimizer(), Optimizer::Muon(Muon::default()));
+        assert_eq!(read(json!("adamw_8bit")).unwrap().optimizer(), Optimizer::AdamW8bit(AdamW8bit::default()));
         assert_eq!(read(json!("lion")).unwrap().optimizer(), Optimizer::Lion(Lion::default()));
         let sgd = read(json!({"name": "sgd", "momentum": 0.9, "nesterov": true})).unwrap();
         let expected = Sgd { momentum: 0.9, dampening: 0.0, nesterov: true, weight_decay: 0.0 };
