@@ -44,14 +44,17 @@ class AdamW:
     rate_moves = True
 
     def make(self, parameters: Named) -> list[torch.optim.Optimizer]:
+        """See the protocol."""
         beta1, beta2 = self.betas
         values = list(parameters.values())
         return [torch.optim.AdamW(values, lr=0.0, betas=(beta1, beta2), eps=self.eps, weight_decay=self.weight_decay)]
 
-    def state(self, name: str, parameter: torch.nn.Parameter) -> dict[str, str]:
+    def state(self, name: str, parameter: torch.nn.Parameter) -> dict[str, str]:  # noqa: ARG002
+        """See the protocol."""
         return {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 
     def problems(self) -> list[str]:
+        """See the protocol."""
         return _problems_of_betas(self.betas)
 
 
@@ -67,13 +70,23 @@ class Sgd:
     rate_moves = False
 
     def make(self, parameters: Named) -> list[torch.optim.Optimizer]:
-        options = {"momentum": self.momentum, "dampening": self.dampening, "weight_decay": self.weight_decay}
-        return [torch.optim.SGD(list(parameters.values()), lr=0.0, nesterov=self.nesterov, **options)]
+        """See the protocol."""
+        sgd = torch.optim.SGD(
+            list(parameters.values()),
+            lr=0.0,
+            momentum=self.momentum,
+            dampening=self.dampening,
+            weight_decay=self.weight_decay,
+            nesterov=self.nesterov,
+        )
+        return [sgd]
 
-    def state(self, name: str, parameter: torch.nn.Parameter) -> dict[str, str]:
+    def state(self, name: str, parameter: torch.nn.Parameter) -> dict[str, str]:  # noqa: ARG002
+        """See the protocol."""
         return {"exp_avg": "momentum_buffer"} if self.momentum else {}
 
     def problems(self) -> list[str]:
+        """See the protocol."""
         return []
 
 
@@ -87,7 +100,7 @@ class LionStep(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": 0.0, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
         """One update by the gradients."""
         for group in self.param_groups:
             (beta1, beta2), rate = group["betas"], group["lr"]
@@ -113,13 +126,16 @@ class Lion:
     rate_moves = True
 
     def make(self, parameters: Named) -> list[torch.optim.Optimizer]:
+        """See the protocol."""
         beta1, beta2 = self.betas
         return [LionStep(list(parameters.values()), (beta1, beta2), self.weight_decay)]
 
-    def state(self, name: str, parameter: torch.nn.Parameter) -> dict[str, str]:
+    def state(self, name: str, parameter: torch.nn.Parameter) -> dict[str, str]:  # noqa: ARG002
+        """See the protocol."""
         return {"exp_avg": "exp_avg"}
 
     def problems(self) -> list[str]:
+        """See the protocol."""
         return _problems_of_betas(self.betas)
 
 
@@ -137,18 +153,30 @@ class Muon:
     rate_moves = False
 
     def make(self, parameters: Named) -> list[torch.optim.Optimizer]:
+        """See the protocol."""
         matrices = [parameter for name, parameter in parameters.items() if _is_hidden_matrix(name, parameter)]
         others = {name: parameter for name, parameter in parameters.items() if not _is_hidden_matrix(name, parameter)}
-        options = {"momentum": self.momentum, "nesterov": self.nesterov, "weight_decay": self.weight_decay}
-        muon = [torch.optim.Muon(matrices, lr=0.0, adjust_lr_fn=self.adjust_lr, **options)] if matrices else []
-        return [*muon, *(self.adamw.make(others) if others else [])]
+        made = self.adamw.make(others) if others else []
+        if matrices:
+            muon = torch.optim.Muon(
+                matrices,
+                lr=0.0,
+                momentum=self.momentum,
+                nesterov=self.nesterov,
+                weight_decay=self.weight_decay,
+                adjust_lr_fn=self.adjust_lr,
+            )
+            made.append(muon)
+        return made
 
     def state(self, name: str, parameter: torch.nn.Parameter) -> dict[str, str]:
+        """See the protocol."""
         if _is_hidden_matrix(name, parameter):
             return {"momentum_buffer": "momentum_buffer"}
         return self.adamw.state(name, parameter)
 
     def problems(self) -> list[str]:
+        """See the protocol."""
         has_muon = hasattr(torch.optim, "Muon")
         missing = [] if has_muon else [f"`optimizer` is `muon`, which torch {torch.__version__} has not: it needs 2.9"]
         return missing + self.adamw.problems()
