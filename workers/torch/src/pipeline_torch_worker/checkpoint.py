@@ -2,8 +2,8 @@
 
 Each saved step is a folder `step-<n>` with the trained tensors and, a file for each set of values, the optimizer's state of them as
 safetensors under their PEFT or Hub names, the metrics up to that step, and `state.json`, which holds the digests of the others and
-is what makes the folder count. A folder appears under its name only when it is whole. The weights of the best step lie beside them, as
-`best/step-<n>.safetensors`.
+is what makes the folder count. A folder appears under its name only when it is whole. The weights of the best step lie beside
+them, as `best/step-<n>.safetensors`.
 
 Whether a saved step may be gone on from, and whether it is whole, the stage process has found out before it names it in the job.
 """
