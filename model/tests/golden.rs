@@ -454,7 +454,7 @@ struct Steps {
 impl Steps {
     fn options(&self) -> TrainOptions {
         let Optimizer { betas, eps, weight_decay } = self.optimizer;
-        let optimizer = trainer::Optimizer::AdamW(AdamW { betas, eps, weight_decay });
+        let optimizer = trainer::Optimizer::AdamW(AdamW { betas, eps, weight_decay, ..AdamW::default() });
         TrainOptions {
             max_grad_norm: Some(self.clip_grad_norm),
             embedding_noise: self.neftune_noise_alpha.map(|alpha| EmbeddingNoise { alpha }),

@@ -14,6 +14,7 @@ use model::decoder::Decoder;
 use model::init::{Fill, fresh_tensor};
 use model::loss::{CrossEntropy, Distillation, Divergence, TokenLoss};
 use model::ops::{Compute, LogitGradient, LossRows, Ops};
+use model::optimizer::MomentDtype;
 use model::parameter::Keep;
 use model::peft::AdapterConfig;
 use model::trainer::{AdamW, Optimizer, TrainError, TrainOptions, Trained, Trainer};
@@ -80,8 +81,10 @@ fn losses_and_gradients_are_torchs() {
     are_torchs(&Candle::on_processor());
 }
 
-const OPTIONS: TrainOptions =
-    TrainOptions::new(Trained::Adapter, Optimizer::AdamW(AdamW { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.0 }));
+const OPTIONS: TrainOptions = TrainOptions::new(
+    Trained::Adapter,
+    Optimizer::AdamW(AdamW { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.0, state_dtype: MomentDtype::F32 }),
+);
 
 fn adapted<B: Blocks>(ops: &Arc<B>, shape: &str) -> Decoder<B> {
     let mut decoder = support::decoder(ops, shape, Keep::Frozen);

@@ -14,11 +14,13 @@ use model::decoder::Decoder;
 use model::init::{Fill, fresh_tensor};
 use model::loss::{DocumentLoss, DocumentObjective, DocumentScore, Gathering, ObjectiveError, StepTotals};
 use model::ops::Compute;
+use model::optimizer::MomentDtype;
 use model::parameter::Keep;
 use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{AdamW, DocumentBatch, Optimizer, TrainError, TrainOptions, Trained, Trainer};
 
-const OPTIMIZER: Optimizer = Optimizer::AdamW(AdamW { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.0 });
+const OPTIMIZER: Optimizer =
+    Optimizer::AdamW(AdamW { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.0, state_dtype: MomentDtype::F32 });
 
 /// Pairs of a chosen and a rejected document beside a reference, of which the chosen one's likelihood counts, too.
 #[derive(Debug)]

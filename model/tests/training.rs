@@ -11,7 +11,7 @@ use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::init::{Fill, fresh_tensor};
 use model::ops::{Compute, Ops};
-use model::optimizer::StateValues;
+use model::optimizer::{MomentDtype, StateValues};
 use model::parameter::Keep;
 use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{
@@ -19,7 +19,7 @@ use model::trainer::{
     Trained, TrainedTensor, Trainer,
 };
 
-const ADAMW: AdamW = AdamW { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1 };
+const ADAMW: AdamW = AdamW { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1, state_dtype: MomentDtype::F32 };
 const ADAPTER: TrainOptions =
     TrainOptions { max_grad_norm: Some(0.5), ..TrainOptions::new(Trained::Adapter, Optimizer::AdamW(ADAMW)) };
 

@@ -14,13 +14,15 @@ use model::cpu::Cpu;
 use model::decoder::Decoder;
 use model::init::{Fill, fresh_tensor};
 use model::ops::{Compute, Ops};
+use model::optimizer::MomentDtype;
 use model::parameter::Keep;
 use model::peft::AdapterConfig;
 use model::trainer::{
     AdamW, Collective, Optimizer, Sgd, StepReport, TrainError, TrainOptions, Trained, TrainedTensor, Trainer,
 };
 
-const ADAMW: Optimizer = Optimizer::AdamW(AdamW { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1 });
+const ADAMW: Optimizer =
+    Optimizer::AdamW(AdamW { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.1, state_dtype: MomentDtype::F32 });
 const SGD: Optimizer = Optimizer::Sgd(Sgd { momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0 });
 
 fn decoder(what: Trained, seed: u64) -> Decoder<Cpu> {

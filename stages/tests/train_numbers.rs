@@ -214,6 +214,11 @@ fn a_longer_run_goes_on_with_every_optimizer() {
         json!({"name": "sgd", "learning_rate": 0.1, "momentum": 0.9, "nesterov": true}),
         json!({"name": "sgd", "learning_rate": 0.1, "momentum": 0.5, "dampening": 0.1, "weight_decay": 0.1}),
         json!({"name": "adamw", "learning_rate": 1e-2}),
+        json!({"name": "adamw", "learning_rate": 1e-2, "state_dtype": "bf16"}),
+        json!({"name": "adamw_8bit", "learning_rate": 1e-2}),
+        json!({"name": "lion", "learning_rate": 2e-3, "weight_decay": 0.1}),
+        json!({"name": "muon", "learning_rate": 2e-2}),
+        json!({"name": "muon", "learning_rate": 2e-2, "adjust_lr": "match_rms_adamw", "nesterov": false}),
     ] {
         let run =
             |epochs: u64| json!({"optimizer": optimizer, "epochs": epochs, "scheduler": {"name": "inverse_sqrt"}});

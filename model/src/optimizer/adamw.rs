@@ -21,18 +21,46 @@ pub struct AdamW {
     pub eps: f64,
     /// Decoupled weight decay, on every trained tensor.
     pub weight_decay: f64,
+    /// The dtype that the moments are kept in between steps.
+    #[serde(default, skip_serializing_if = "MomentDtype::is_f32")]
+    pub state_dtype: MomentDtype,
+}
+
+/// The dtype of moments between steps; an update itself is computed in f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MomentDtype {
+    /// 32-bit floats.
+    #[default]
+    F32,
+    /// bfloat16, rounded to the nearest. The second moment stays where a step would change it by less than a 512th:
+    /// with β2 of 0.999 and more it grows, and hardly falls again.
+    Bf16,
+}
+
+impl MomentDtype {
+    fn is_f32(&self) -> bool {
+        *self == Self::F32
+    }
+
+    fn format(self) -> StateFormat {
+        match self {
+            Self::F32 => StateFormat::F32,
+            Self::Bf16 => StateFormat::Bf16,
+        }
+    }
 }
 
 impl Default for AdamW {
-    /// As in PyTorch: 0.9, 0.999, 1e-8 and a decay of 0.01.
+    /// As in PyTorch: 0.9, 0.999, 1e-8 and a decay of 0.01; moments in f32.
     fn default() -> Self {
-        Self { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.01 }
+        Self { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.01, state_dtype: MomentDtype::F32 }
     }
 }
 
 impl Rule for AdamW {
     fn state(&self, _: TensorInfo<'_>) -> Vec<StateSpec> {
-        ["exp_avg", "exp_avg_sq"].map(|name| StateSpec { name, format: StateFormat::F32 }).to_vec()
+        ["exp_avg", "exp_avg_sq"].map(|name| StateSpec { name, format: self.state_dtype.format() }).to_vec()
     }
 
     fn rate_moves(&self) -> bool {

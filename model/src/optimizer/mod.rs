@@ -6,16 +6,22 @@
 //! other operations of [`Ops`]. Trainer, saved state, memory estimate and audit ask the rule.
 
 mod adamw;
+mod adamw_8bit;
 mod elementwise;
+mod lion;
+mod muon;
 mod sgd;
 mod state;
 
-pub use adamw::AdamW;
+pub use adamw::{AdamW, MomentDtype};
+pub use adamw_8bit::AdamW8bit;
 pub(crate) use elementwise::{BLOCK, update_block, update_in_main_memory};
 pub use elementwise::{Element, Elementwise};
+pub use lion::Lion;
+pub use muon::{AdjustLr, Muon};
 pub use sgd::Sgd;
 pub(crate) use state::StateElements;
-pub use state::{SavedSet, StateDtype, StateFormat, StateSpec, StateTensor, StateValues};
+pub use state::{SavedSet, Sign, StateDtype, StateFormat, StateSpec, StateTensor, StateValues};
 
 use serde::{Deserialize, Serialize};
 
@@ -76,6 +82,13 @@ optimizers! {
     AdamW,
     /// Gradient descent with momentum.
     Sgd,
+    /// The sign of an interpolated momentum.
+    Lion,
+    /// Momentum, orthogonalised, for matrices, and AdamW for everything else.
+    Muon,
+    /// AdamW with moments of 8 bits.
+    #[serde(rename = "adamw_8bit")]
+    AdamW8bit,
 }
 
 impl Optimizer {

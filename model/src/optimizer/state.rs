@@ -1,6 +1,11 @@
 //! What an optimizer keeps of a trained tensor: in memory, in a kernel, and in saved states.
 
+use std::sync::LazyLock;
+
+use half::bf16;
+
 use super::BLOCK;
+use crate::cpu::nearest;
 use crate::ops::{Ops, Result};
 
 /// A state tensor, as a rule declares it.
@@ -17,6 +22,19 @@ pub struct StateSpec {
 pub enum StateFormat {
     /// As f32, where the kernel set keeps its tensors.
     F32,
+    /// Rounded to bf16 after each step, to the nearest and of two equally near ones the even; in main memory.
+    Bf16,
+    /// In 8 bits: codes of a dynamic map, times the largest magnitude of their block of [`BLOCK`]; in main memory.
+    Dynamic8(Sign),
+}
+
+/// Which numbers a dynamic map has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sign {
+    /// Of both signs.
+    Signed,
+    /// None below zero.
+    Unsigned,
 }
 
 impl StateFormat {
@@ -24,6 +42,8 @@ impl StateFormat {
     pub fn bytes(self, elements: usize) -> u64 {
         match self {
             Self::F32 => 4 * elements as u64,
+            Self::Bf16 => 2 * elements as u64,
+            Self::Dynamic8(_) => elements as u64 + 4 * elements.div_ceil(BLOCK) as u64,
         }
     }
 }
@@ -36,6 +56,8 @@ pub struct StateTensor<T> {
 
 enum Data<T> {
     F32(T),
+    Bf16(Vec<bf16>),
+    Dynamic8 { codes: Vec<u8>, absmax: Vec<f32>, map: &'static DynamicMap },
 }
 
 /// One of the sets of values that a state tensor is saved as.
@@ -54,6 +76,10 @@ pub struct SavedSet {
 pub enum StateDtype {
     /// 32-bit floats.
     F32,
+    /// bfloat16.
+    Bf16,
+    /// Codes of 8 bits.
+    U8,
 }
 
 /// Saved values.
@@ -61,6 +87,10 @@ pub enum StateDtype {
 pub enum StateValues {
     /// 32-bit floats.
     F32(Vec<f32>),
+    /// bfloat16.
+    Bf16(Vec<bf16>),
+    /// Codes of 8 bits.
+    U8(Vec<u8>),
 }
 
 impl StateValues {
@@ -68,6 +98,8 @@ impl StateValues {
     pub fn dtype(&self) -> StateDtype {
         match self {
             Self::F32(_) => StateDtype::F32,
+            Self::Bf16(_) => StateDtype::Bf16,
+            Self::U8(_) => StateDtype::U8,
         }
     }
 
@@ -75,6 +107,8 @@ impl StateValues {
     pub fn count(&self) -> usize {
         match self {
             Self::F32(values) => values.len(),
+            Self::Bf16(values) => values.len(),
+            Self::U8(values) => values.len(),
         }
     }
 
@@ -82,6 +116,8 @@ impl StateValues {
     pub fn to_bytes(&self) -> Vec<u8> {
         match self {
             Self::F32(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Self::Bf16(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Self::U8(values) => values.clone(),
         }
     }
 
@@ -89,18 +125,24 @@ impl StateValues {
     pub fn from_bytes(dtype: StateDtype, bytes: &[u8]) -> Self {
         match dtype {
             StateDtype::F32 => Self::F32(bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect()),
+            StateDtype::Bf16 => {
+                Self::Bf16(bytes.as_chunks().0.iter().map(|value| bf16::from_le_bytes(*value)).collect())
+            }
+            StateDtype::U8 => Self::U8(bytes.to_vec()),
         }
     }
 }
 
 impl StateDtype {
     /// All of them.
-    pub const ALL: [Self; 1] = [Self::F32];
+    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::U8];
 
     /// Bytes of a value.
     pub fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
+            Self::Bf16 => 2,
+            Self::U8 => 1,
         }
     }
 }
@@ -113,6 +155,12 @@ impl<T> StateTensor<T> {
     pub fn new<O: Ops<Tensor = T>>(ops: &O, spec: StateSpec, rows: usize, columns: usize) -> Result<Self> {
         let data = match spec.format {
             StateFormat::F32 => Data::F32(ops.zeros(rows, columns)?),
+            StateFormat::Bf16 => Data::Bf16(vec![bf16::ZERO; rows * columns]),
+            StateFormat::Dynamic8(sign) => {
+                let (map, elements) = (DynamicMap::of(sign), rows * columns);
+                let codes = vec![map.code(0.0); elements];
+                Data::Dynamic8 { codes, absmax: vec![0.0; elements.div_ceil(BLOCK)], map }
+            }
         };
         Ok(Self { name: spec.name, data })
     }
@@ -125,6 +173,10 @@ impl<T> StateTensor<T> {
                 let (rows, columns) = ops.shape(tensor);
                 vec![set("", StateDtype::F32, rows * columns)]
             }
+            Data::Bf16(values) => vec![set("", StateDtype::Bf16, values.len())],
+            Data::Dynamic8 { codes, absmax, .. } => {
+                vec![set("", StateDtype::U8, codes.len()), set("_absmax", StateDtype::F32, absmax.len())]
+            }
         }
     }
 
@@ -135,6 +187,9 @@ impl<T> StateTensor<T> {
     pub fn read<O: Ops<Tensor = T>>(&self, ops: &O, set: usize) -> Result<StateValues> {
         match (&self.data, set) {
             (Data::F32(tensor), _) => Ok(StateValues::F32(ops.read(tensor)?)),
+            (Data::Bf16(values), _) => Ok(StateValues::Bf16(values.clone())),
+            (Data::Dynamic8 { codes, .. }, 0) => Ok(StateValues::U8(codes.clone())),
+            (Data::Dynamic8 { absmax, .. }, _) => Ok(StateValues::F32(absmax.clone())),
         }
     }
 
@@ -145,6 +200,19 @@ impl<T> StateTensor<T> {
     pub fn write<O: Ops<Tensor = T>>(&mut self, ops: &O, set: usize, values: &StateValues) -> Result {
         match (&mut self.data, set, values) {
             (Data::F32(tensor), _, StateValues::F32(values)) => ops.write(tensor, values),
+            (Data::Bf16(kept), _, StateValues::Bf16(values)) => {
+                kept.copy_from_slice(values);
+                Ok(())
+            }
+            (Data::Dynamic8 { codes, .. }, 0, StateValues::U8(values)) => {
+                codes.copy_from_slice(values);
+                Ok(())
+            }
+            (Data::Dynamic8 { absmax, .. }, _, StateValues::F32(values)) => {
+                absmax.copy_from_slice(values);
+                Ok(())
+            }
+            _ => panic!("saved values are of the dtype of their set"),
         }
     }
 
@@ -152,6 +220,7 @@ impl<T> StateTensor<T> {
     pub(crate) fn as_f32(&mut self) -> Option<&mut T> {
         match &mut self.data {
             Data::F32(tensor) => Some(tensor),
+            Data::Bf16(_) | Data::Dynamic8 { .. } => None,
         }
     }
 
@@ -159,6 +228,8 @@ impl<T> StateTensor<T> {
     pub(crate) fn elements<'a>(&'a mut self, values: impl FnOnce(&'a mut T) -> &'a mut [f32]) -> StateElements<'a> {
         match &mut self.data {
             Data::F32(tensor) => StateElements::F32(values(tensor)),
+            Data::Bf16(values) => StateElements::Bf16(values),
+            Data::Dynamic8 { codes, absmax, map } => StateElements::Dynamic8 { codes, absmax, map },
         }
     }
 }
@@ -166,6 +237,8 @@ impl<T> StateTensor<T> {
 /// Elements of a state tensor in main memory.
 pub(crate) enum StateElements<'a> {
     F32(&'a mut [f32]),
+    Bf16(&'a mut [bf16]),
+    Dynamic8 { codes: &'a mut [u8], absmax: &'a mut [f32], map: &'static DynamicMap },
 }
 
 impl<'a> StateElements<'a> {
@@ -173,6 +246,11 @@ impl<'a> StateElements<'a> {
     pub(crate) fn runs(self, elements: usize) -> Vec<Self> {
         match self {
             Self::F32(values) => values.chunks_mut(elements).map(Self::F32).collect(),
+            Self::Bf16(values) => values.chunks_mut(elements).map(Self::Bf16).collect(),
+            Self::Dynamic8 { codes, absmax, map } => {
+                let runs = codes.chunks_mut(elements).zip(absmax.chunks_mut(elements / BLOCK));
+                runs.map(|(codes, absmax)| Self::Dynamic8 { codes, absmax, map }).collect()
+            }
         }
     }
 
@@ -184,6 +262,12 @@ impl<'a> StateElements<'a> {
                 let values = &values[first..];
                 let count = values.len().min(BLOCK);
                 block[..count].copy_from_slice(&values[..count]);
+            }
+            Self::Bf16(values) => block.iter_mut().zip(&values[first..]).for_each(|(x, value)| *x = value.to_f32()),
+            Self::Dynamic8 { codes, absmax, map } => {
+                let largest = absmax[first / BLOCK];
+                let elements = block.iter_mut().zip(&codes[first..]);
+                elements.for_each(|(x, code)| *x = map.values[usize::from(*code)] * largest);
             }
         }
     }
@@ -197,6 +281,86 @@ impl<'a> StateElements<'a> {
                 let count = values.len().min(BLOCK);
                 values[..count].copy_from_slice(&block[..count]);
             }
+            Self::Bf16(values) => values[first..].iter_mut().zip(block).for_each(|(value, x)| *value = nearest(*x)),
+            Self::Dynamic8 { codes, absmax, map } => {
+                let codes = &mut codes[first..];
+                let count = codes.len().min(BLOCK);
+                let largest = block[..count].iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+                absmax[first / BLOCK] = largest;
+                let divisor = if largest == 0.0 { 1.0 } else { largest };
+                codes.iter_mut().zip(block).for_each(|(code, x)| *code = map.code(x / divisor));
+            }
         }
     }
+}
+
+/// The numbers that codes of 8 bits mean, rising. Small ones are dense: a run of zero bits gives the power of ten, from
+/// 10⁻⁶ to 1, and the bits that are left cut its decade into equal parts, whose middles they are. Besides there are 0 and 1.
+///
+/// Source: Dettmers, arXiv:1511.04561, and Dettmers et al., arXiv:2110.02861, as `create_dynamic_map` of bitsandbytes.
+pub(crate) struct DynamicMap {
+    values: [f32; 256],
+    /// Of each code but the last, the largest f32 that is no nearer to the next.
+    upper: [f32; 255],
+}
+
+impl DynamicMap {
+    fn of(sign: Sign) -> &'static Self {
+        static SIGNED: LazyLock<DynamicMap> = LazyLock::new(|| DynamicMap::new(Sign::Signed));
+        static UNSIGNED: LazyLock<DynamicMap> = LazyLock::new(|| DynamicMap::new(Sign::Unsigned));
+        match sign {
+            Sign::Signed => &SIGNED,
+            Sign::Unsigned => &UNSIGNED,
+        }
+    }
+
+    fn new(sign: Sign) -> Self {
+        let mut values = vec![0.0f32, 1.0];
+        for decade in 0..7 {
+            let parts = match sign {
+                Sign::Signed => 1 << decade,
+                Sign::Unsigned => 2 << decade,
+            };
+            let boundaries = linspace(parts);
+            let power = 10f64.powi(decade - 6) as f32;
+            for pair in boundaries.windows(2) {
+                let value = power * ((pair[0] + pair[1]) / 2.0);
+                values.push(value);
+                if sign == Sign::Signed {
+                    values.push(-value);
+                }
+            }
+        }
+        values.sort_by(f32::total_cmp);
+        let values: [f32; 256] = values.try_into().expect("two numbers and 2 · 127 or 254");
+        let upper = std::array::from_fn(|code| {
+            let middle = (f64::from(values[code]) + f64::from(values[code + 1])) / 2.0;
+            let rounded = middle as f32;
+            if f64::from(rounded) > middle { rounded.next_down() } else { rounded }
+        });
+        Self { values, upper }
+    }
+
+    /// The code of the number that is nearest, the lower of two equally near ones.
+    #[inline(always)]
+    fn code(&self, x: f32) -> u8 {
+        let mut code = 0;
+        for bit in [128, 64, 32, 16, 8, 4, 2, 1] {
+            code += if x > self.upper[code + bit - 1] { bit } else { 0 };
+        }
+        code as u8
+    }
+}
+
+/// From 0.1 to 1 in so many equal parts, in f32 as torch's `linspace`: from both ends, each product added unrounded.
+fn linspace(parts: usize) -> Vec<f32> {
+    let (start, step) = (0.1f32, (1.0 - 0.1f32) / parts as f32);
+    let boundary = |index: usize| {
+        if index < parts.div_ceil(2) {
+            (f64::from(start) + f64::from(step) * index as f64) as f32
+        } else {
+            (1.0 - f64::from(step) * (parts - index) as f64) as f32
+        }
+    };
+    (0..=parts).map(boundary).collect()
 }

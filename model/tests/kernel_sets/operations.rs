@@ -281,7 +281,7 @@ impl<B: Ops> Run<'_, B> {
         }
         self.record(&format!("{name} value"), &value);
         for state in &state {
-            let StateValues::F32(values) = state.read(ops, 0).expect("state");
+            let StateValues::F32(values) = state.read(ops, 0).expect("state") else { panic!("state in f32") };
             let kept = ops.tensor(5, 7, &values).expect("a tensor");
             self.record(&format!("{name} {}", state.saved_sets(ops)[0].name), &kept);
         }

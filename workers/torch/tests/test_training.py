@@ -45,6 +45,8 @@ def here(root: Path, family: str = "llama31", variant: str = "attention", **chan
     [
         {"dropout": 0.2, "micro_batch_size": 2},
         {"optimizer": {"name": "sgd", "weight_decay": 0.1, "momentum": 0.9, "dampening": 0.3, "nesterov": False}},
+        {"optimizer": {"name": "lion", "betas": [0.9, 0.99], "weight_decay": 0.1}},
+        {"optimizer": {"name": "muon", "weight_decay": 0.1, "adamw": {"weight_decay": 0.01}}},
         {"dtype": "f16", "loss_scale": {**LOSS_SCALE, "init_scale": 2.0**24, "growth_interval": 2}},
     ],
 )

@@ -1,8 +1,9 @@
 """Working state: what an interrupted run continues from, in the form that the native worker writes and reads.
 
-Each saved step is a folder `step-<n>` with the trained tensors and, a file for each set, the optimizer's state of them as safetensors
-under their PEFT or Hub names, the metrics up to that step, and `state.json`, which holds the digests of the others and is what makes the folder count. A folder
-appears under its name only when it is whole. The weights of the best step lie beside them, as `best/step-<n>.safetensors`.
+Each saved step is a folder `step-<n>` with the trained tensors and, a file for each set of values, the optimizer's state of them as
+safetensors under their PEFT or Hub names, the metrics up to that step, and `state.json`, which holds the digests of the others and
+is what makes the folder count. A folder appears under its name only when it is whole. The weights of the best step lie beside
+them, as `best/step-<n>.safetensors`.
 
 Whether a saved step may be gone on from, and whether it is whole, the stage process has found out before it names it in the job.
 """
@@ -115,7 +116,10 @@ def save(working: Path, state: State, keep: int) -> None:
     trained = state.trained
     files = {METRICS_FILE: _write(unfinished / METRICS_FILE, state.metrics.encode())}
     sets = {set_: trained.state.get(set_, {}) for set_ in {*USUAL_SETS, *trained.state}}
-    for name, tensors in {VALUES: trained.values, **{set_ + TENSORS: tensors for set_, tensors in sets.items()}}.items():
+    for name, tensors in {
+        VALUES: trained.values,
+        **{set_ + TENSORS: tensors for set_, tensors in sets.items()},
+    }.items():
         files[name] = _write_tensors(unfinished / name, tensors)
     files = dict(sorted(files.items()))
     progress = state.progress.to_json()

@@ -250,17 +250,22 @@ impl TrainParams {
 
     /// What the torch worker does not compute.
     fn native_only(&self) -> Option<&'static str> {
-        match () {
-            () if self.loss.native_only().is_some() => self.loss.native_only(),
-            () if self.lora.value.learning_rate_ratio != 1.0 => Some("`lora.learning_rate_ratio`"),
-            () if self.neftune_noise_alpha.is_some() => Some("`neftune_noise_alpha`"),
-            () => None,
+        let of_choices = self.loss.native_only().or_else(|| self.optimizer.native_only());
+        match of_choices {
+            Some(what) => Some(what),
+            None if self.lora.value.learning_rate_ratio != 1.0 => Some("`lora.learning_rate_ratio`"),
+            None if self.neftune_noise_alpha.is_some() => Some("`neftune_noise_alpha`"),
+            None => None,
         }
     }
 
     fn problems_of_the_backend(&self, span: Span) -> Vec<Problem> {
         let of_backend = self.backend.problem(self.serves(), span).map(|problem| problem.at("backend"));
         let mut problems: Vec<Problem> = of_backend.into_iter().collect();
+        if let (Dtype::F16, Some(what)) = (self.dtype, self.optimizer.native_only()) {
+            let message = format!("{what} is for the native backend, which does not compute in f16");
+            problems.push(Problem::error("bad-value", span, message, "in this stage").at("optimizer"));
+        }
         if self.dtype == Dtype::F16 && self.kernels == Kernels::Candle {
             let message = "`kernels: candle` does not compute in f16";
             problems.push(Problem::error("bad-value", span, message, "in this stage").at("kernels"));

@@ -3,7 +3,7 @@
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::Parameters;
-use model::trainer::{AdamW, Optimizer, Sgd};
+use model::optimizer::{self, AdamW, AdamW8bit, Lion, Muon, Optimizer, Sgd};
 
 /// The optimizer and its learning rate.
 #[derive(Parameters, Debug, Clone, Copy, PartialEq)]
@@ -23,17 +23,7 @@ pub struct OptimizerParams {
 pub enum UpdateRule {
     /// Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101), as `torch.optim.AdamW`.
     #[semantic(default)]
-    Adamw {
-        /// Decay rates of the two moments.
-        #[semantic(default = [0.9, 0.999], range = 0.0..1.0)]
-        betas: [f64; 2],
-        /// Added to the root of the second moment; without it a gradient of zero would divide zero by zero.
-        #[semantic(default = 1e-8, above = 0.0)]
-        eps: f64,
-        /// Decoupled weight decay.
-        #[semantic(default = 0.01, range = 0.0..)]
-        weight_decay: f64,
-    },
+    Adamw(AdamwParams),
     /// Gradient descent with momentum, as `torch.optim.SGD`.
     Sgd {
         /// Share of the momentum buffer that each step keeps; with 0 there is no buffer.
@@ -49,18 +39,137 @@ pub enum UpdateRule {
         #[semantic(default = 0.0, range = 0.0..)]
         weight_decay: f64,
     },
+    /// Lion: the sign of an interpolated momentum (Chen et al., arXiv:2302.06675).
+    Lion {
+        /// Share of the momentum in the update, and its decay rate.
+        #[semantic(default = [0.9, 0.99], range = 0.0..1.0)]
+        betas: [f64; 2],
+        /// Decoupled weight decay.
+        #[semantic(default = 0.0, range = 0.0..)]
+        weight_decay: f64,
+    },
+    /// Muon: momentum, orthogonalised, for the matrices of the layers (Jordan), as `torch.optim.Muon`. Everything else,
+    /// embedding and LM head included, is AdamW's.
+    Muon {
+        /// Decay rate of the momentum buffer.
+        #[semantic(default = 0.95, range = 0.0..1.0)]
+        momentum: f64,
+        /// Nesterov momentum, which looks one step ahead.
+        #[semantic(default = true)]
+        nesterov: bool,
+        /// Decoupled weight decay of the matrices.
+        #[semantic(default = 0.1, range = 0.0..)]
+        weight_decay: f64,
+        /// How the learning rate depends on the shape of a matrix.
+        #[semantic(default = AdjustLr::Original)]
+        adjust_lr: AdjustLr,
+        /// AdamW's options, for everything else.
+        #[semantic(default)]
+        adamw: AdamwParams,
+    },
+    /// AdamW with moments of 8 bits in blocks of 256 (Dettmers et al., arXiv:2110.02861), for the native backend.
+    #[semantic(rename = "adamw_8bit")]
+    Adamw8bit {
+        /// Decay rates of the two moments.
+        #[semantic(default = [0.9, 0.999], range = 0.0..1.0)]
+        betas: [f64; 2],
+        /// Added to the root of the second moment; without it a gradient of zero would divide zero by zero.
+        #[semantic(default = 1e-8, above = 0.0)]
+        eps: f64,
+        /// Decoupled weight decay.
+        #[semantic(default = 0.01, range = 0.0..)]
+        weight_decay: f64,
+    },
+}
+
+/// The options of AdamW.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq)]
+#[parameters(default)]
+pub struct AdamwParams {
+    /// Decay rates of the two moments.
+    #[semantic(default = [0.9, 0.999], range = 0.0..1.0)]
+    pub betas: [f64; 2],
+    /// Added to the root of the second moment; without it a gradient of zero would divide zero by zero.
+    #[semantic(default = 1e-8, above = 0.0)]
+    pub eps: f64,
+    /// Decoupled weight decay.
+    #[semantic(default = 0.01, range = 0.0..)]
+    pub weight_decay: f64,
+    /// The dtype that the moments are kept in between steps; `bf16` halves their memory.
+    #[semantic(default = MomentDtype::F32, omit_default)]
+    pub state_dtype: MomentDtype,
+}
+
+/// The dtype of moments.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MomentDtype {
+    /// 32-bit floats.
+    F32,
+    /// bfloat16, rounded to the nearest.
+    Bf16,
+}
+
+/// The factor of Muon on the learning rate of a matrix, by torch's names.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdjustLr {
+    /// `sqrt(max(1, rows / columns))`.
+    Original,
+    /// `0.2 · sqrt(max(rows, columns))`, with which AdamW's learning rates fit.
+    MatchRmsAdamw,
+}
+
+impl AdamwParams {
+    fn rule(self) -> AdamW {
+        let Self { betas: [first, second], eps, weight_decay, state_dtype } = self;
+        let state_dtype = match state_dtype {
+            MomentDtype::F32 => optimizer::MomentDtype::F32,
+            MomentDtype::Bf16 => optimizer::MomentDtype::Bf16,
+        };
+        AdamW { betas: (first, second), eps, weight_decay, state_dtype }
+    }
+}
+
+impl AdjustLr {
+    fn rule(self) -> optimizer::AdjustLr {
+        match self {
+            Self::Original => optimizer::AdjustLr::Original,
+            Self::MatchRmsAdamw => optimizer::AdjustLr::MatchRmsAdamw,
+        }
+    }
 }
 
 impl OptimizerParams {
     /// As the trainer takes it.
     pub(in crate::kinds::train) fn optimizer(&self) -> Optimizer {
         match self.rule {
-            UpdateRule::Adamw { betas: [first, second], eps, weight_decay } => {
-                Optimizer::AdamW(AdamW { betas: (first, second), eps, weight_decay })
-            }
+            UpdateRule::Adamw(adamw) => Optimizer::AdamW(adamw.rule()),
             UpdateRule::Sgd { momentum, dampening, nesterov, weight_decay } => {
                 Optimizer::Sgd(Sgd { momentum, dampening, nesterov, weight_decay })
             }
+            UpdateRule::Lion { betas: [first, second], weight_decay } => {
+                Optimizer::Lion(Lion { betas: (first, second), weight_decay })
+            }
+            UpdateRule::Adamw8bit { betas: [first, second], eps, weight_decay } => {
+                Optimizer::AdamW8bit(AdamW8bit { betas: (first, second), eps, weight_decay })
+            }
+            UpdateRule::Muon { momentum, nesterov, weight_decay, adjust_lr, adamw } => {
+                let (adjust_lr, adamw) = (adjust_lr.rule(), adamw.rule());
+                Optimizer::Muon(Muon { momentum, nesterov, weight_decay, adjust_lr, adamw })
+            }
+        }
+    }
+
+    /// What of it the torch backend does not have.
+    pub(super) fn native_only(&self) -> Option<&'static str> {
+        match self.rule {
+            UpdateRule::Adamw(AdamwParams { state_dtype: MomentDtype::Bf16, .. }) => {
+                Some("`optimizer.state_dtype: bf16`")
+            }
+            UpdateRule::Muon { adamw: AdamwParams { state_dtype: MomentDtype::Bf16, .. }, .. } => {
+                Some("`optimizer.adamw.state_dtype: bf16`")
+            }
+            UpdateRule::Adamw8bit { .. } => Some("`optimizer.name: adamw_8bit`"),
+            _ => None,
         }
     }
 
@@ -71,7 +180,7 @@ impl OptimizerParams {
                 let message = "`nesterov` needs a `momentum`, and no `dampening`";
                 Some(Problem::error("bad-value", span, message, "such as `momentum: 0.9`").at("optimizer.nesterov"))
             }
-            UpdateRule::Sgd { .. } | UpdateRule::Adamw { .. } => None,
+            _ => None,
         }
     }
 }
@@ -96,6 +205,9 @@ mod tests {
     fn defaults_are_those_of_torch() {
         assert_eq!(read(json!({})).unwrap().optimizer(), Optimizer::AdamW(AdamW::default()));
         assert_eq!(read(json!("sgd")).unwrap().optimizer(), Optimizer::Sgd(Sgd::default()));
+        assert_eq!(read(json!("muon")).unwrap().optimizer(), Optimizer::Muon(Muon::default()));
+        assert_eq!(read(json!("adamw_8bit")).unwrap().optimizer(), Optimizer::AdamW8bit(AdamW8bit::default()));
+        assert_eq!(read(json!("lion")).unwrap().optimizer(), Optimizer::Lion(Lion::default()));
         let sgd = read(json!({"name": "sgd", "momentum": 0.9, "nesterov": true})).unwrap();
         let expected = Sgd { momentum: 0.9, dampening: 0.0, nesterov: true, weight_decay: 0.0 };
         assert_eq!(sgd.optimizer(), Optimizer::Sgd(expected));

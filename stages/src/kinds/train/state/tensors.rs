@@ -159,6 +159,8 @@ impl<T: ToSave> View for Values<'_, T> {
 fn in_file(dtype: StateDtype) -> Dtype {
     match dtype {
         StateDtype::F32 => Dtype::F32,
+        StateDtype::Bf16 => Dtype::BF16,
+        StateDtype::U8 => Dtype::U8,
     }
 }
 
@@ -182,7 +184,6 @@ pub(super) fn write_tensors<T: ToSave>(path: &Path, tensors: &[T], part: Part<'_
 pub(super) fn decode_values(bytes: &[u8], path: &Path) -> Result<Vec<(String, Vec<usize>, Vec<f32>)>, StateError> {
     let values = |(name, shape, values)| match values {
         StateValues::F32(values) => Ok((name, shape, values)),
-        #[allow(unreachable_patterns, reason = "of other dtypes there is optimizer state alone")]
         other => {
             let what = format!("tensor `{name}` is {:?} and not F32", other.dtype());
             Err(StateError::Damaged { path: path.to_owned(), what })
