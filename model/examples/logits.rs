@@ -1,7 +1,8 @@
 //! Writes the logits of a checkpoint, perhaps with an adapter: what other programs compare themselves with.
 //!
 //! ```text
-//! cargo run --release -p model --example logits -- --model FOLDER [--adapter FOLDER] --ids ids.json --out logits.safetensors
+//! cargo run --release -p model --example logits -- --model FOLDER [--adapter FOLDER] --ids ids.json \
+//!     --out logits.safetensors
 //! ```
 //!
 //! `--model` is a checkpoint in the Hub's form, `--adapter` a PEFT folder. `ids.json` is a list of documents, each a
