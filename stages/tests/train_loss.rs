@@ -106,7 +106,7 @@ fn a_teacher_with_other_tokens_is_refused() {
         [("base.model".to_owned(), facts(&tiny.model)), ("teacher.model".to_owned(), facts(&smaller))].into();
     let loss = json!({"loss": {"name": "distillation", "teacher": "teacher"}});
     let found = problems(with(loss), &inputs);
-    assert!(found.iter().any(|message| *message == says), "{found:?}");
+    assert!(found.contains(&says), "{found:?}");
     // As many tokens, and two of them the other way round.
     let text = std::fs::read_to_string(tiny.tokenizer.folder.join("tokenizer.json")).unwrap();
     let mut swapped: Value = serde_json::from_str(&text).unwrap();

@@ -122,8 +122,10 @@ pub(crate) enum TargetWeights<'a, E> {
     /// They are known before the batch runs.
     Known(&'a [f32]),
     /// They follow from the scores.
-    OfScores(&'a mut dyn FnMut(&Targets, &[TokenScore]) -> Result<Vec<f32>, E>),
+    OfScores(&'a mut WeightsOfScores<'a, E>),
 }
+
+type WeightsOfScores<'a, E> = dyn FnMut(&Targets, &[TokenScore]) -> Result<Vec<f32>, E> + 'a;
 
 fn finite(scores: &[TokenScore]) -> bool {
     scores.iter().all(|score| score.nll.is_finite())

@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn a_score_is_the_same_on_the_other_side() {
         let score = DocumentScore {
-            response_log_prob: -1234.567_890_123,
+            response_log_prob: -1_234.567_890_123,
             response_targets: 70_001,
             log_prob: -2345.5,
             targets: 80_000,
