@@ -46,7 +46,8 @@ impl Element for f32 {
 
 /// The formula of a rule in one step, with `N` state tensors. Its fields are the constants of the step, in f32.
 ///
-/// Implementations are `#[inline(always)]`: the `cpu` kernel set compiles the loop around them once per instruction set.
+/// Implementations are `#[inline(always)]`: the `cpu` kernel set compiles the loop around them once per instruction
+/// set.
 pub trait Elementwise<const N: usize>: Copy + Send + Sync {
     /// The name under which a profile records it.
     const NAME: &'static str;

@@ -295,7 +295,8 @@ impl<'a> StateElements<'a> {
 }
 
 /// The numbers that codes of 8 bits mean, rising. Small ones are dense: a run of zero bits gives the power of ten, from
-/// 10⁻⁶ to 1, and the bits that are left cut its decade into equal parts, whose middles they are. Besides there are 0 and 1.
+/// 10⁻⁶ to 1, and the bits that are left cut its decade into equal parts, whose middles they are. Besides there are 0
+/// and 1.
 ///
 /// Source: Dettmers, arXiv:1511.04561, and Dettmers et al., arXiv:2110.02861, as `create_dynamic_map` of bitsandbytes.
 pub(crate) struct DynamicMap {

@@ -39,8 +39,8 @@ struct TrainedAudit {
 }
 
 impl Audit {
-    /// An update in proportion to the gradient may well round away where that is small, as in a fresh adapter's A, whose
-    /// B is hardly more than zero; [`Optimizer::rate_moves`] tells whether the optimizer's is.
+    /// An update in proportion to the gradient may well round away where that is small, as in a fresh adapter's A,
+    /// whose B is hardly more than zero; [`Optimizer::rate_moves`] tells whether the optimizer's is.
     pub(super) fn new<B: Blocks>(decoder: &Decoder<B>, optimizer: &Optimizer) -> Result<Self, KernelError> {
         let rate_moves = optimizer.rate_moves();
         let mut audit = Self { trained: None, frozen: Vec::new(), rate_moves, steps: 0, looked_at_frozen: false };

@@ -1,9 +1,9 @@
 //! Working state: what an interrupted run continues from, exactly.
 //!
 //! Each saved step is a folder `step-<n>` with the trained tensors and, a file for each set of values, the optimizer's
-//! state of them as safetensors under their PEFT or Hub names, the metrics up to that step, and `state.json`, which holds the digests of the others and is what
-//! makes the folder count. A folder appears under its name only when it is whole; one that is damaged later is noticed
-//! by its digests, and the one before it is used.
+//! state of them as safetensors under their PEFT or Hub names, the metrics up to that step, and `state.json`, which
+//! holds the digests of the others and is what makes the folder count. A folder appears under its name only when it is
+//! whole; one that is damaged later is noticed by its digests, and the one before it is used.
 //!
 //! The weights of the step with the lowest validation loss lie beside them, as `best/step-<n>.safetensors`. A saved
 //! step names the best one of its time by its digest, so an older one stays until no saved step names it.
