@@ -29,7 +29,7 @@ fn variables_keep_their_type_and_say_where_they_were_given() {
         [
             "secret-in-file 4:45 `HF_TOKEN` is a secret, and a secret never enters a pipeline (leave it out: what needs a token (the Hub: HF_TOKEN) reads it from the environment itself)",
             "unknown-variable 4:61 environment variable `NOPE` is not set (set it where the program is started: `NOPE=… pipeline …`)",
-            "bad-reference 4:73 `${foo}` is no reference (write `$${` for a text that holds `${`)",
+            "bad-reference 4:73 `${foo}` is no reference (write `$${` for a string that contains `${`)",
             "bad-reference 4:80 `${` is not closed",
         ]
     );
