@@ -180,8 +180,11 @@ pub(super) fn write_tensors<T: ToSave>(path: &Path, tensors: &[T], part: Part<'_
     Ok(digest)
 }
 
+/// A trained tensor: its name, its shape and its values.
+pub(super) type NamedValues = (String, Vec<usize>, Vec<f32>);
+
 /// As [`decode`], of the values of tensors.
-pub(super) fn decode_values(bytes: &[u8], path: &Path) -> Result<Vec<(String, Vec<usize>, Vec<f32>)>, StateError> {
+pub(super) fn decode_values(bytes: &[u8], path: &Path) -> Result<Vec<NamedValues>, StateError> {
     let values = |(name, shape, values)| match values {
         StateValues::F32(values) => Ok((name, shape, values)),
         other => {
