@@ -117,7 +117,7 @@ fn without_the_tag_the_default_variant_is_meant_and_a_word_is_the_tag_alone() {
     assert_eq!(read::<Update>(json!("none")).unwrap(), update);
     assert_eq!(messages::<Rule>(json!("adma")), ["unknown-value: `name`: unknown value `adma` (did you mean `adam`?)"]);
     assert_eq!(messages::<Objective>(json!("distillation")), ["missing-key: `teacher` is missing (-)"]);
-    assert_eq!(messages::<Rule>(json!(3)), ["wrong-type: expected a mapping, found a whole number (-)"]);
+    assert_eq!(messages::<Rule>(json!(3)), ["wrong-type: expected a mapping, found an integer (-)"]);
 }
 
 #[test]
