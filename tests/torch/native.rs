@@ -12,7 +12,7 @@ fn one_and_two_ranks_train_as_the_native_backend_does() {
     let expected = bench.trained(&[]);
     assert_eq!(losses(&expected.records).len(), 20);
     let one = ["--home=one-rank", "adapter.backend=torch"];
-    bench.train(&one).ends_with(0).says("computed by torch, since `backend: torch` requests it");
+    bench.train(&one).ends_with(0).says("computed by torch");
     bench.trained(&one).is_like(&expected);
     bench.trained_by_two_ranks().is_like(&expected);
 }
