@@ -1,7 +1,7 @@
 //! Optimizers: how a gradient becomes an update. Each is an update rule in a file of its own, with its options and
 //! their defaults, the state tensors that it keeps, its formula and its source.
 //!
-//! To add one, write its file and name it in [`optimizers!`]. A rule that changes each element by itself is an
+//! To add one, write its file and name it in `optimizers!`. A rule that changes each element by itself is an
 //! [`Elementwise`] formula, which every kernel set computes by [`Ops::update`]; one that looks at whole matrices
 //! composes other operations of [`Ops`]. Trainer, saved state, memory estimate and audit ask the rule.
 

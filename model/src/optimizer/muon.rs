@@ -75,7 +75,7 @@ impl Rule for Muon {
         }
     }
 
-    /// A gradient whose norm is below [`EPS`] is not brought to norm 1, and its update may round to nothing.
+    /// A gradient whose norm is below `EPS` is not brought to norm 1, and its update may round to nothing.
     fn rate_moves(&self) -> bool {
         false
     }

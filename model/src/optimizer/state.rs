@@ -24,7 +24,7 @@ pub enum StateFormat {
     F32,
     /// Rounded to bf16 after each step, to the nearest and of two equally near ones the even; in main memory.
     Bf16,
-    /// In 8 bits: codes of a dynamic map, times the largest magnitude of their block of [`BLOCK`]; in main memory.
+    /// In 8 bits: codes of a dynamic map, times the largest magnitude of their block of `BLOCK`; in main memory.
     Dynamic8(Sign),
 }
 
