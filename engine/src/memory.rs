@@ -1,5 +1,5 @@
-//! The machine's memory as the kernel tells it: how much there is, how much is free, and whether a process was killed
-//! for want of it.
+//! The machine's memory as the kernel reports it: how much there is, how much is free, and whether a process was killed
+//! by the out-of-memory killer.
 //!
 //! A control group may allow less than the machine has (containers, Slurm); the tighter of the two is what counts. Both
 //! versions of control groups are read.

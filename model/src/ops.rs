@@ -308,7 +308,7 @@ pub trait Ops: Sized + Send + Sync + 'static {
     /// Announces that the values of such a weight are about to change, and that it is refreshed before it is used. Else
     /// a set whose weights share memory with these values copies them first.
     fn release(&self, _weight: &mut Self::Weight) {}
-    /// A number that changes with every change of a single value of the weight, and by all odds with any other.
+    /// A hash of the bits of the weight: any change of a single value changes it; other collisions are improbable.
     fn fingerprint(&self, weight: &Self::Weight) -> Result<u64>;
     /// The bytes of a prepared weight that a product reads.
     fn weight_bytes(&self, weight: &Self::Weight) -> u64;

@@ -236,7 +236,7 @@ impl CheckpointWriter {
 
     /// Writes a tensor in pieces that are made on several threads: `fill` gets room to work in that a thread keeps for
     /// a while, the number of a piece's first byte in the tensor, and a buffer to fill with its bytes. A piece is a
-    /// whole number of `unit_bytes` (a row), as many as fit into [`PIECE_BYTES`] and at least one; memory holds one
+    /// multiple of `unit_bytes` (a row), as many as fit into [`PIECE_BYTES`] and at least one; memory holds one
     /// piece per thread. Returns what `fill` did, in the order of the pieces.
     ///
     /// # Errors

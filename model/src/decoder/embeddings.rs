@@ -71,7 +71,7 @@ impl<B: Ops> Embeddings<B> {
         self.output().parameters().skip(usize::from(self.is_shared() && self.embed_tokens().trained.is_some()))
     }
 
-    /// Whether one matrix is both at present.
+    /// Whether one matrix is currently both.
     pub(super) fn is_shared(&self) -> bool {
         matches!(self, Self::Tied { table: None, head: None, .. })
     }

@@ -163,11 +163,11 @@ impl<B: Blocks> Decoder<B> {
         let ops = Arc::clone(&self.ops);
         let places = self.draws_in_training().then(|| Places::new(batch, targets));
         let draws = places.as_ref().map_or(PassDraws::default(), |places| places.draws(options.step));
-        let mut taught = B::Tensor::default();
+        let mut teacher_hidden = B::Tensor::default();
         let teacher = match loss.teacher {
             Some(teacher) => {
                 let _teacher = ops.profile().phase("teacher");
-                taught = teacher.hidden(batch, targets)?;
+                teacher_hidden = teacher.hidden(batch, targets)?;
                 Some(&*teacher)
             }
             None => None,
@@ -181,7 +181,7 @@ impl<B: Blocks> Decoder<B> {
             loss: loss.token,
             targets: &targets.ids,
             weights: targets.weights(),
-            teacher: teacher.map(|teacher| teacher.as_teacher(&taught)),
+            teacher: teacher.map(|teacher| teacher.as_teacher(&teacher_hidden)),
             scale: options.loss_scale,
             draws: draws.needed,
         };

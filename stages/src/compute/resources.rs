@@ -15,7 +15,7 @@ pub fn peak_resident_bytes() -> Option<u64> {
     field(&status()?, "VmHWM:")
 }
 
-/// As [`peak_resident_bytes`], without what it shares with other processes at present: files, and memory that they map
+/// As [`peak_resident_bytes`], without what it shares currently with other processes: files, and memory that they map
 /// too.
 pub fn peak_private_bytes() -> Option<u64> {
     let status = status()?;

@@ -148,7 +148,7 @@ impl Hub {
         self
     }
 
-    /// What a repository's revision is at present, and the files there.
+    /// The commit that a repository's revision currently resolves to, and its files.
     ///
     /// # Errors
     /// As [`Hub::resolve_revision`] and [`Hub::list_files`].
@@ -193,7 +193,7 @@ impl Hub {
         self
     }
 
-    /// The commit that a revision (branch, tag or commit) is at present.
+    /// The commit that a revision (branch, tag or commit) currently resolves to.
     ///
     /// # Errors
     /// Fails where there is no such repository or revision, access is refused, or the Hub cannot be reached.

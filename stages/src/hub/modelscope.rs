@@ -70,8 +70,8 @@ pub(super) fn file_url(connection: &Connection, snapshot: &Snapshot, path: &str)
     url
 }
 
-/// What a revision is at present: its commit, or, where the API does not name that, the revision and a digest of what
-/// it lists.
+/// What a revision currently resolves to: its commit, or, where the API does not name that, the revision and a
+/// digest of what it lists.
 pub(super) async fn resolve(connection: &Connection, repository: &Repository, asked: &str) -> Result<String, HubError> {
     let (entries, latest) = entries(connection, repository, asked, Subject::Revision(asked)).await?;
     let commits = || entries.iter().filter_map(|entry| entry.revision.as_deref()).filter(|commit| is_commit(commit));

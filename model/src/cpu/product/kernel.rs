@@ -41,7 +41,7 @@ pub(super) struct Tile<'a, W> {
     pub finish: Finish<'a>,
 }
 
-/// Instructions that multiply words and sum in f32. All of its functions are unsafe for want of the instructions.
+/// Instructions that multiply words and sum in f32. Its functions are unsafe: the CPU must have them.
 pub(super) trait Kernel: Sized {
     /// A word of an operand.
     type Word: Copy + Send + Sync;

@@ -193,7 +193,7 @@ impl InferenceParams {
     }
 }
 
-/// A decoder that is only asked, on whichever kernel set.
+/// A decoder for inference alone, on any kernel set.
 pub trait Inference {
     /// Positions the model has: the most tokens of prompt and answer together.
     fn max_position_embeddings(&self) -> usize;

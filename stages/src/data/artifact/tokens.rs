@@ -112,8 +112,7 @@ pub struct TokensFacts {
     /// Rows in which the data wrote out special tokens that are read as plain text.
     #[serde(default)]
     pub sanitized: u64,
-    /// How the prompts were made, so that a model can be asked in the way it was taught; `None` in what older versions
-    /// wrote.
+    /// How the prompts were made, so that inference makes them in the same way; `None` in what older versions wrote.
     #[serde(default)]
     pub prompt: Option<PromptParams>,
     /// What the loss is taken over; `None` in what older versions wrote.

@@ -1,8 +1,8 @@
 //! Prompts: how a row becomes the text a model sees, for training, evaluation and generation alike.
 //!
 //! A prompt is a list of segments, learned or not, and no token lies in two of them. Everything that feeds a model goes
-//! through [`Prompter`] and [`PromptRenderer`] under one [`PromptParams`], so that a model is asked in the words it was
-//! taught in.
+//! through [`Prompter`] and [`PromptRenderer`] under one [`PromptParams`], so that inference uses the prompts of
+//! training.
 
 mod chat;
 mod control;

@@ -48,16 +48,15 @@ pub struct PromptParams {
 pub const PROMPT: &str = "prompt";
 
 impl PromptParams {
-    /// A warning where what was trained last, of a model and an adapter on it, was taught by prompts that were made in
-    /// another way.
-    pub fn taught_otherwise(&self, model: Option<&Facts>, adapter: Option<&Facts>, span: Span) -> Option<Problem> {
+    /// A warning where the model, or the adapter on it if there is one, was trained with other prompts.
+    pub fn differs_from_training(&self, model: Option<&Facts>, adapter: Option<&Facts>, span: Span) -> Option<Problem> {
         let fact = |facts: Option<&Facts>| facts.and_then(|facts| facts.get(PROMPT)).cloned();
-        let taught: Self = serde_json::from_value(fact(adapter).or_else(|| fact(model))?).ok()?;
-        let keys: Vec<String> = self.differences(&taught).iter().map(|key| format!("`{key}`")).collect();
+        let trained: Self = serde_json::from_value(fact(adapter).or_else(|| fact(model))?).ok()?;
+        let keys: Vec<String> = self.differences(&trained).iter().map(|key| format!("`{key}`")).collect();
         if keys.is_empty() {
             return None;
         }
-        let message = format!("the model was taught by prompts that were made with another {}", keys.join(", "));
+        let message = format!("the model was trained with a different {}", keys.join(", "));
         let problem = Problem::warning("prompt-differs", span, message, "asks in another way");
         Some(problem.with_help("give the same values here as in the `tokenize` stage that it was trained on"))
     }
@@ -193,15 +192,15 @@ mod tests {
     #[test]
     fn a_model_that_is_asked_in_another_way_is_warned_of() {
         let facts = |add_bos| {
-            let taught = PromptParams { add_bos: Some(add_bos), ..Default::default() };
-            Facts::from_iter([(PROMPT.to_owned(), serde_json::to_value(taught).unwrap())])
+            let trained = PromptParams { add_bos: Some(add_bos), ..Default::default() };
+            Facts::from_iter([(PROMPT.to_owned(), serde_json::to_value(trained).unwrap())])
         };
         let asked = PromptParams { add_bos: Some(true), ..Default::default() };
         let (alike, otherwise, unknown) = (facts(true), facts(false), Facts::new());
-        let warning = |model, adapter| asked.taught_otherwise(model, adapter, Span::default());
+        let warning = |model, adapter| asked.differs_from_training(model, adapter, Span::default());
         assert!(warning(Some(&otherwise), None).unwrap().message.contains("`add_bos`"));
         assert!(warning(Some(&alike), Some(&otherwise)).is_some());
-        // What the adapter was taught came last.
+        // The adapter was trained last.
         assert_eq!(warning(Some(&otherwise), Some(&alike)), None);
         assert_eq!(warning(Some(&unknown), None), None);
     }

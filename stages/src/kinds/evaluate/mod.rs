@@ -140,7 +140,7 @@ impl Stage for Evaluate {
             );
         }
         let (model, adapter) = params.inference.facts(inputs);
-        problems.extend(params.prompt.taught_otherwise(model, adapter, span));
+        problems.extend(params.prompt.differs_from_training(model, adapter, span));
         problems.extend(params.inference.misfit_of_adapter(inputs, span));
         let rows = params.data.reference.facts_in(inputs).and_then(RowsFacts::from_facts);
         if let Some(rows) = &rows {

@@ -123,7 +123,7 @@ impl Stage for Generate {
             problems.extend(params.prompt.without_template(tokenizer, field, span));
         }
         let (model, adapter) = params.inference.facts(inputs);
-        problems.extend(params.prompt.taught_otherwise(model, adapter, span));
+        problems.extend(params.prompt.differs_from_training(model, adapter, span));
         problems.extend(params.inference.misfit_of_adapter(inputs, span));
         problems.extend(params.inference.problems(span));
         problems

@@ -286,7 +286,7 @@ fn check_ends(
             return Err(StageError::new(Cause::BadParameters, message));
         }
         if asked.is_some() && shape == Shape::Messages {
-            context.warn(format!("`{name}` is not heeded: conversations are framed by the chat template"));
+            context.warn(format!("`{name}` is ignored: the chat template adds the special tokens of conversations"));
         }
     }
     if shape != Shape::Messages && params.prompt.add_eos.is_none() && tokenizer.eos_token_id().is_none() {

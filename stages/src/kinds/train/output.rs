@@ -29,24 +29,24 @@ pub(super) fn adapter(
     adapter.save(&draft.folder).or_fail(Cause::Machine, || "cannot write the adapter".to_owned())?;
     let trained_on = base.description.facts.get(checkpoint::WEIGHTS).cloned();
     let trained_on = trained_on.map(|weights| (checkpoint::WEIGHTS.to_owned(), weights));
-    let facts = facts.clone().into_iter().chain(trained_on).chain(taught(rows)).collect();
+    let facts = facts.clone().into_iter().chain(trained_on).chain(prompt_facts(rows)).collect();
     context.seal(draft, facts, None)
 }
 
-/// How the rows ask, so that what learned from them can be asked in the same way.
-pub(super) fn taught(rows: &TokensReader) -> Facts {
+/// How the prompts of the rows were made, so that inference with the trained model makes them in the same way.
+pub(super) fn prompt_facts(rows: &TokensReader) -> Facts {
     rows.facts().to_facts().into_iter().filter(|(name, _)| name == PROMPT).collect()
 }
 
 /// Whatever went wrong while weights were read or written.
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
-/// Writes the trained weights in the base's own tensor types, with what goes along with them; `taught` are facts of the
+/// Writes the trained weights in the dtypes of the base, with its other files; `prompt_facts` are facts of the
 /// data.
 pub(super) fn model<B: Blocks>(
     trainer: &Trainer<B>,
     base: &Path,
-    taught: Facts,
+    prompt_facts: Facts,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
     let trained = trainer.trained_tensors();
@@ -75,20 +75,20 @@ pub(super) fn model<B: Blocks>(
         Ok(())
     })();
     written.or_fail(Cause::Machine, || "cannot write the model".to_owned())?;
-    seal_model(draft, base, taught, context)
+    seal_model(draft, base, prompt_facts, context)
 }
 
 /// Ends a model whose weights are written: what goes along with them is the base's.
 pub(super) fn seal_model(
     mut draft: Draft,
     base: &Path,
-    taught: Facts,
+    prompt_facts: Facts,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
     checkpoint::copy(&base.join("config.json"), &draft.folder.join("config.json"))?;
     checkpoint::carry_along(base, &draft.folder)?;
     let mut facts = checkpoint::facts(&mut draft)?;
-    facts.extend(taught);
+    facts.extend(prompt_facts);
     context.seal(draft, facts, None)
 }
 

@@ -75,7 +75,7 @@ pub(super) fn run<B: Blocks>(
             let adapter = adapter.or_fail(Cause::Internal, || "cannot read the adapter".to_owned())?;
             output::adapter(&adapter, &facts, &model, &rows, context)?;
         }
-        None => output::model(&trainer, &model.folder, output::taught(&rows), context)?,
+        None => output::model(&trainer, &model.folder, output::prompt_facts(&rows), context)?,
     }
     output::metrics(teller.history().lines(), facts, context)
 }

@@ -235,7 +235,7 @@ impl Run<'_> {
             }
         }
         drop(trained);
-        output::seal_model(draft, &self.model.folder, output::taught(self.rows), context)
+        output::seal_model(draft, &self.model.folder, output::prompt_facts(self.rows), context)
     }
 }
 
