@@ -78,10 +78,16 @@ pub(super) fn run(
 }
 
 /// Fails where nothing was learned.
-pub(super) fn require_targets(progress: &Progress) -> Result<(), StageError> {
-    match progress.target_tokens {
-        0 => Err(StageError::bad_data("no row has a target token: nothing was trained")
-            .with_help("look at the rows with `pipeline show`: are the labels all masked?")),
+fn require_targets(progress: &Progress) -> Result<(), StageError> {
+    match progress {
+        Progress { target_tokens: 0, skipped_steps: 1.., .. } => {
+            let message = "the gradients of every step overflowed: nothing was trained";
+            Err(StageError::new(Cause::Numeric, message).with_help("compute in bf16 or f32"))
+        }
+        Progress { target_tokens: 0, .. } => {
+            Err(StageError::bad_data("no row has a target token: nothing was trained")
+                .with_help("look at the rows with `pipeline show`: are the labels all masked?"))
+        }
         _ => Ok(()),
     }
 }
