@@ -66,6 +66,8 @@ class Optimizer:
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.copy_(like(saved.read(name, VALUES), parameter))
+        for inner in self._inner:
+            inner.state.clear()
         if steps == 0:
             # The first update makes its state itself; SGD's first is not a mean of two.
             return
