@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::job::Job;
-use super::work::Work;
+use super::work::{TakeRequests, Work};
 
 /// Ranks that wait for requests.
 pub(crate) struct Connection {
@@ -30,8 +30,7 @@ struct Header<'a, R> {
 }
 
 impl Connection {
-    /// Starts the ranks, which open what the job names, and returns what they say of themselves, which is recorded with
-    /// the result.
+    /// Starts the ranks, which open what the job names, and returns what they say of themselves.
     ///
     /// # Errors
     /// The worker's failure.
@@ -40,18 +39,9 @@ impl Connection {
         job: &Job,
         context: &mut StageContext,
     ) -> Result<(Self, Map<String, Value>), StageError> {
-        let mut connection = Self { running: work.start(job, context)? };
-        let described: Map<String, Value> = connection.answer(context)?;
-        context.record("threads", context.threads());
-        for (name, value) in &described {
-            context.record(name, value.clone());
-        }
+        let mut connection = Self { running: work.start(job, TakeRequests::Yes, context)? };
+        let described = connection.answer(context)?;
         Ok((connection, described))
-    }
-
-    /// Has the ranks end where the user wants to stop, also while an answer is waited for.
-    pub(crate) fn end_when_cancelled(&mut self) {
-        self.running.end_when_cancelled();
     }
 
     /// Sends a request with the numbers that belong to it; returns before it was read.

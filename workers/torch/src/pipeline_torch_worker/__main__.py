@@ -1,4 +1,4 @@
-"""`python -m pipeline_torch_worker JOB`, one process for each rank: opens a model, and does what requests say."""
+"""`python -m pipeline_torch_worker JOB`, by itself or under torchrun: runs one job and says how it goes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from .events import Voice
 from .failure import failure_of
-from .job import Job, TrainJob, read_job
+from .job import Job, ScoreJob, TrainJob, read_job
 
 if TYPE_CHECKING:
     from .parallel import Ranks
+    from .stopping import StopRequest
 
-USAGE = "usage: python -m pipeline_torch_worker JOB   (started by `pipeline`, with requests on standard input)"
-# Ranks compute rows and prompts apart, which may take one of them far longer than the others.
+USAGE = "usage: python -m pipeline_torch_worker JOB   (or: torchrun … -m pipeline_torch_worker JOB)"
+# Score and generate compute rows apart; their ranks meet at the end alone.
 UNWATCHED_SECONDS = 24 * 3600.0
 
 
@@ -42,9 +43,15 @@ def run(path: Path, voice: Voice, source: BinaryIO) -> int:
     ranks: Ranks | None = None
     try:
         job = read_job(path)
-        _leave_signals_to_the_stage()
-        ranks = _join(job, voice)
-        _serve(job, ranks, voice, source)
+        from .stopping import StopRequest
+
+        stop = StopRequest()
+        if isinstance(job, TrainJob):
+            _leave_signals_to_the_stage()
+        else:
+            stop.heed_signals()
+        ranks = _join(job, voice, stop)
+        how = _run(job, ranks, voice, stop, source)
         ranks.leave()
     except BaseException as error:
         failure = failure_of(error)
@@ -56,7 +63,7 @@ def run(path: Path, voice: Voice, source: BinaryIO) -> int:
         if ranks is not None:
             ranks.told()
         return 1
-    voice.finished({})
+    voice.finished(how)
     return 0
 
 
@@ -66,28 +73,30 @@ def _leave_signals_to_the_stage() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _join(job: Job, voice: Voice) -> Ranks:
+def _join(job: Job, voice: Voice, stop: StopRequest) -> Ranks:
     from .device import open_device
     from .parallel import Place, Ranks
 
     place = Place.of_environment()
     device = open_device(job.device, place.local_rank, job.threads // place.local_world)
     seconds = job.watchdog_seconds if isinstance(job, TrainJob) else UNWATCHED_SECONDS
-    return Ranks.join(place, device, seconds, voice)
+    return Ranks.join(place, device, seconds, voice, stop)
 
 
-def _serve(job: Job, ranks: Ranks, voice: Voice, source: BinaryIO) -> None:
-    from .requests import Requests
-
-    requests = Requests(ranks, source)
+def _run(job: Job, ranks: Ranks, voice: Voice, stop: StopRequest, source: BinaryIO) -> dict[str, object]:
     if isinstance(job, TrainJob):
         from . import train
+        from .requests import Requests
 
-        train.run(job, ranks.device, ranks, voice, requests)
-    else:
-        from . import inference
+        train.run(job, ranks.device, ranks, voice, Requests(ranks, source))
+        return {}
+    if isinstance(job, ScoreJob):
+        from . import score
 
-        inference.run(job, ranks.device, ranks, voice, requests)
+        return score.run(job, ranks.device, ranks, voice, stop)
+    from . import generate
+
+    return generate.run(job, ranks.device, ranks, voice, stop)
 
 
 if __name__ == "__main__":

@@ -59,26 +59,58 @@ class TrainJob:
     loss_scale: LossScaleSettings | None
     activation_checkpointing: bool
     seed: Annotated[int, AtLeast(0)]
+    output: Path
     run_folder: Path
     profile: bool
     watchdog_seconds: float
 
 
 @dataclass(frozen=True)
-class InferJob:
-    """A model that requests score and have complete prompts."""
+class ScoreJob:
+    """The loss of rows."""
 
     protocol: Literal[1]
-    task: Literal["infer"]
+    task: Literal["score"]
     device: DeviceKind
     dtype: DType
     threads: Count
     model: Path
     adapter: Path | None
+    rows: Path
+    batch_size: Count
+    output: Path
 
 
-Job = TrainJob | InferJob
-TASKS: dict[str, type[TrainJob] | type[InferJob]] = {"train": TrainJob, "infer": InferJob}
+@dataclass(frozen=True)
+class GenerateJob:
+    """Answers to prompts."""
+
+    protocol: Literal[1]
+    task: Literal["generate"]
+    device: DeviceKind
+    dtype: DType
+    threads: Count
+    model: Path
+    adapter: Path | None
+    prompts: Path
+    max_new_tokens: Count
+    stop_ids: list[int]
+    temperature: NotNegative
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    batch_size: Count
+    output: Path
+    min_new_tokens: Annotated[int, AtLeast(0)] = 0
+
+
+Job = TrainJob | ScoreJob | GenerateJob
+TASKS: dict[str, type[TrainJob] | type[ScoreJob] | type[GenerateJob]] = {
+    "train": TrainJob,
+    "score": ScoreJob,
+    "generate": GenerateJob,
+}
 
 
 def read_job(path: Path) -> Job:
@@ -94,7 +126,7 @@ def read_job(path: Path) -> Job:
     job = _read(TASKS[value["task"]], value, "", problems)
     if not problems and isinstance(job, TrainJob):
         problems.extend(_contradictions(job))
-    if problems or not isinstance(job, TrainJob | InferJob):
+    if problems or not isinstance(job, TrainJob | ScoreJob | GenerateJob):
         help_ = "the program that wrote it and this worker are of different versions, or it was written by hand"
         raise JobFailure("bad_parameters", f"the job file `{path}` is wrong: {'; '.join(problems)}", help_)
     return job

@@ -20,7 +20,6 @@ from .data import IGNORE_INDEX, Batch, listed
 from .device import Device
 from .draws import Draws
 from .failure import JobFailure
-from .inference import Inference
 from .job import TrainJob
 from .model import DocumentLoss, load_base, read_config, recompute_layers, turns_by_length
 from .optimizer import Optimizer, Parameters
@@ -50,7 +49,7 @@ class Trainer:
         self._job = job
         self._device = device
         self._ranks = ranks
-        config = self._config = read_config(job.model)
+        config = read_config(job.model)
         self._apart = turns_by_length(config)
         self.kernel = choose(job.attention, device, job.dtype, config)
         # What is trained is kept in f32 throughout.
@@ -112,22 +111,6 @@ class Trainer:
         if self._scaler is not None and scaler is not None:
             self._scaler.state = scaler
         self._audit.restart()
-
-    @contextmanager
-    def inference(self) -> Iterator[Inference]:
-        """The model as it is, to be scored and to complete prompts."""
-        if self._sharded:
-            message = (
-                "a model whose weights are shared out (`parallel: fsdp2`) cannot be scored by rows or complete prompts"
-            )
-            raise JobFailure("bad_parameters", message, "set `parallel: ddp`")
-        if self._adapted is not None:
-            adapter.set_training(self._adapted, False)
-        model = self._loss.model
-        try:
-            yield Inference(model, self._loss, self._config, self._job.dtype, self._device, self._ranks)
-        finally:
-            model.set_attn_implementation(NAME)
 
     def check_frozen(self) -> None:
         """Fails where something frozen is not what it was before training."""

@@ -15,8 +15,8 @@ use crate::compute::kernels::Dtype;
 #[serde(tag = "task", rename_all = "snake_case")]
 pub(crate) enum Job {
     Train(Box<Train>),
-    /// A model that requests score and have complete prompts.
-    Infer(Common),
+    Score(Score),
+    Generate(Generate),
 }
 
 /// What every job says.
@@ -29,6 +29,8 @@ pub(crate) struct Common {
     pub model: PathBuf,
     /// A PEFT folder.
     pub adapter: Option<PathBuf>,
+    /// An empty folder.
+    pub output: PathBuf,
 }
 
 impl Common {
@@ -54,6 +56,32 @@ pub(crate) struct Train {
     pub run_folder: PathBuf,
     pub profile: bool,
     pub watchdog_seconds: u64,
+}
+
+/// The loss of rows.
+#[derive(Debug, Serialize)]
+pub(crate) struct Score {
+    #[serde(flatten)]
+    pub common: Common,
+    pub rows: PathBuf,
+    pub batch_size: usize,
+}
+
+/// Answers to prompts.
+#[derive(Debug, Serialize)]
+pub(crate) struct Generate {
+    #[serde(flatten)]
+    pub common: Common,
+    pub prompts: PathBuf,
+    pub max_new_tokens: usize,
+    pub min_new_tokens: usize,
+    pub stop_ids: Vec<u32>,
+    pub temperature: f64,
+    pub top_k: Option<usize>,
+    pub top_p: Option<f64>,
+    pub min_p: Option<f64>,
+    pub repetition_penalty: Option<f64>,
+    pub batch_size: usize,
 }
 
 /// The factor on the loss.

@@ -23,10 +23,13 @@ use super::{
 };
 use crate::compute::torch::batches::{MicroBatch, encode};
 use crate::compute::torch::job::{self, Job};
-use crate::compute::torch::{Connection, PEAK_MEMORY_OF_RANKS, Work};
+use crate::compute::torch::{Connection, Work};
 use crate::kinds::train::inputs::Inputs;
 use crate::kinds::train::parameters::{LossScale, Method, TrainParams};
 use crate::kinds::train::prepare;
+
+/// The most memory of each rank, which the engine has a figure of that name for: that of processes on this machine.
+const PEAK_MEMORY: &str = "peak_memory_bytes";
 
 /// What is done next.
 #[derive(Serialize)]
@@ -97,6 +100,10 @@ pub(in crate::kinds::train) fn open(
     let job = Job::Train(Box::new(job(params, &work, inputs, adapter.as_ref(), context)));
     let (connection, described) = Connection::open(&work, &job, context)?;
     let computed_by = computed_by(params, &described, context);
+    context.record("threads", context.threads());
+    for (name, value) in described.into_iter().filter(|(name, _)| name != PEAK_MEMORY) {
+        context.record(&name, value);
+    }
     let size = context.devices().workers();
     let learner = Torch {
         connection,
@@ -301,7 +308,7 @@ impl Learner for Torch {
     }
 
     fn close(self: Box<Self>, context: &mut StageContext) -> Result<(), StageError> {
-        context.record(PEAK_MEMORY_OF_RANKS, self.peaks);
+        context.record(&format!("{PEAK_MEMORY}_of_ranks"), self.peaks);
         self.connection.close(context)
     }
 }
