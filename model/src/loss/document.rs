@@ -18,9 +18,9 @@ use crate::ops::TokenScore;
 /// Direct preference optimization, for its shape: `gathering` is [`Gathering::Groups`], since a loss needs the chosen
 /// and the rejected document of one pair and nothing else of the step. With `a` and `b` the response log-probabilities
 /// of the two less their `reference`s, the pair's loss is `-log sigmoid(beta · (a - b)) / totals.groups`, put on the
-/// chosen document; its `response_weight` is `beta · sigmoid(-beta · (a - b)) / totals.groups`, and that of the rejected
-/// one is the same negated. ORPO adds a `document_weight` of the chosen one with [`TargetScope::Document`]; KTO's mean
-/// over the step needs [`Gathering::Step`].
+/// chosen document; its `response_weight` is `beta · sigmoid(-beta · (a - b)) / totals.groups`, and that of the
+/// rejected one is the same negated. ORPO adds a `document_weight` of the chosen one with [`TargetScope::Document`];
+/// KTO's mean over the step needs [`Gathering::Step`].
 pub trait DocumentObjective: Debug + Send + Sync {
     /// Which documents must be known for the loss of one.
     fn gathering(&self) -> Gathering;

@@ -86,8 +86,8 @@ pub struct TokenizeParams {
     /// What happens to a row of which nothing is learned.
     #[semantic(default = OnNoTarget::Drop)]
     pub on_no_target: OnNoTarget,
-    /// The column of prompts, or the field of an assistant's messages, that is the weight in the loss of what it stands
-    /// beside: 1 where it is missing, and with 0 nothing of it is learned.
+    /// The column of prompts, or the field of an assistant's messages, that is the weight in the loss of what it
+    /// stands beside: 1 where it is missing, and with 0 nothing of it is learned.
     #[semantic(omit_default)]
     pub weight: Option<String>,
     /// How a row becomes a prompt.
