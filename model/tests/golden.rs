@@ -27,6 +27,9 @@ use model::session::{Append, Session};
 use model::trainer::{self, AdamW, EmbeddingNoise, TrainOptions, Trained, Trainer};
 use safetensors::SafeTensors;
 use serde::Deserialize;
+use test_harness::{Requirement, Unmet, test};
+
+test_harness::main!();
 
 const TOLERANCE: f64 = 1e-4;
 
@@ -115,14 +118,20 @@ fn two_workers_agree_with_the_reference() {
     assert!(findings.problems.is_empty(), "{}", findings.problems.join("\n"));
 }
 
-/// Built with `--features cuda`, on a machine that has a CUDA device.
-#[cfg(feature = "cuda")]
 #[test]
-fn candle_on_cuda_agrees_with_the_reference() {
-    match Candle::on_cuda(0, Compute::F32) {
-        Ok(kernels) => check_all(&Arc::new(kernels)),
-        Err(error) => println!("skipped: {error}; {}", error.help()),
-    }
+fn candle_on_cuda_agrees_with_the_reference() -> Result<(), Unmet> {
+    check_all(&Arc::new(on_cuda()?));
+    Ok(())
+}
+
+#[cfg(feature = "cuda")]
+fn on_cuda() -> Result<Candle, Unmet> {
+    Candle::on_cuda(0, Compute::F32).map_err(|error| Requirement::Cuda.unmet(format!("{error}; {}", error.help())))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_cuda() -> Result<Candle, Unmet> {
+    Err(Requirement::Cuda.unmet("built without `--features cuda`"))
 }
 
 /// Runs every case found and fails with all that disagree.

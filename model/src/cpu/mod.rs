@@ -78,7 +78,7 @@ pub struct Cpu {
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
     /// The machine lacks the instructions.
-    #[error("this machine has no {} instructions", .0.name())]
+    #[error("this machine has no {0} instructions")]
     Instructions(InstructionSet),
     /// The system gave no threads.
     #[error("cannot start {threads} threads")]
