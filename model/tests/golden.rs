@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod in_process;
+mod support;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,7 +28,8 @@ use model::session::{Append, Session};
 use model::trainer::{self, AdamW, EmbeddingNoise, TrainOptions, Trained, Trainer};
 use safetensors::SafeTensors;
 use serde::Deserialize;
-use test_harness::{Requirement, Unmet, test};
+use support::on_cuda;
+use test_harness::{Unmet, test};
 
 test_harness::main!();
 
@@ -122,16 +124,6 @@ fn two_workers_agree_with_the_reference() {
 fn candle_on_cuda_agrees_with_the_reference() -> Result<(), Unmet> {
     check_all(&Arc::new(on_cuda()?));
     Ok(())
-}
-
-#[cfg(feature = "cuda")]
-fn on_cuda() -> Result<Candle, Unmet> {
-    Candle::on_cuda(0, Compute::F32).map_err(|error| Requirement::Cuda.unmet(format!("{error}; {}", error.help())))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn on_cuda() -> Result<Candle, Unmet> {
-    Err(Requirement::Cuda.unmet("built without `--features cuda`"))
 }
 
 /// Runs every case found and fails with all that disagree.

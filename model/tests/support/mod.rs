@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use model::batch::Batch;
 use model::blocks::Blocks;
+use model::candle::Candle;
 use model::config::Config;
 use model::cpu::{Cpu, CpuError, InstructionSet};
 use model::decoder::Decoder;
@@ -52,6 +53,18 @@ pub(crate) fn cpu_with(threads: usize, compute: Compute, set: InstructionSet) ->
         CpuError::Instructions(_) => Requirement::Instructions.unmet(error),
         CpuError::Threads { .. } => panic!("{error}"),
     })
+}
+
+/// The first CUDA device. Fails where there is none.
+#[cfg(feature = "cuda")]
+pub(crate) fn on_cuda() -> Result<Candle, Unmet> {
+    Candle::on_cuda(0, Compute::F32).map_err(|error| Requirement::Cuda.unmet(format!("{error}; {}", error.help())))
+}
+
+/// The first CUDA device. Fails where there is none.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn on_cuda() -> Result<Candle, Unmet> {
+    Err(Requirement::Cuda.unmet("built without `--features cuda`"))
 }
 
 /// Documents of these lengths, some of their labels ignored.
