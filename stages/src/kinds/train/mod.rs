@@ -8,6 +8,8 @@ mod checkpoints;
 mod failure;
 mod figures;
 mod fit;
+mod inputs;
+mod learner;
 mod less_memory;
 mod order;
 mod output;
@@ -41,6 +43,9 @@ pub use parameters::{
     Divergence, EarlyStopping, Given, Leftover, LoraParams, Loss, LossScale, Method, MinLr, OptimizerParams,
     SchedulerParams, Targets, TrainParams, UpdateRule, Warmup,
 };
+
+use inputs::Inputs;
+use model::blocks::Blocks;
 
 use crate::compute::backend::Choice;
 use crate::compute::checkpoint;
@@ -156,13 +161,26 @@ impl Stage for Train {
                     Some(weights) => kernels.sharing(weights),
                     None => kernels,
                 };
-                session::run(params, Arc::new(kernels), workers, context)
+                native(params, kernels, workers, context)
             }
             Kernels::Candle => {
                 let kernels = kernels::candle_computing(compute, context)?;
                 let kernels = workers.join_devices(kernels, context)?;
-                session::run(params, Arc::new(kernels), workers, context)
+                native(params, kernels, workers, context)
             }
         }
     }
+}
+
+/// Runs the stage on a kernel set, as one of its workers.
+fn native<B: Blocks>(
+    params: &TrainParams,
+    kernels: B,
+    workers: workers::Workers,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
+    let open = |inputs: &Inputs, context: &mut StageContext| {
+        learner::open_native(params, Arc::new(kernels), workers, inputs, context)
+    };
+    session::run(params, open, None, context)
 }
