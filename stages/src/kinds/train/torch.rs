@@ -14,7 +14,7 @@ use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use engine::protocol::WorkerEvent;
 use model::checkpoint::Checkpoint;
-use model::config::Config;
+use model::config::Architecture;
 use model::peft::{Adapter, AdapterConfig};
 use serde_json::json;
 
@@ -24,13 +24,17 @@ use super::parameters::{EarlyStopping, LossScale, Method, TrainParams};
 use super::state::Progress;
 use super::{checkpoints, fit, output, prepare, session, summary};
 use crate::compute::backend::Choice;
-use crate::compute::checkpoint;
 use crate::compute::torch::job::{self, Job, RowsFiles};
 use crate::compute::torch::{Summary, Work};
 use crate::data::artifact::TokensReader;
 
 /// Runs the stage on the torch worker.
-pub(super) fn run(params: &TrainParams, choice: &Choice, context: &mut StageContext) -> Result<(), StageError> {
+pub(super) fn run(
+    params: &TrainParams,
+    architecture: &Architecture,
+    choice: &Choice,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
     let mut work = Work::begin("torch", context)?;
     work.env.clone_from(&params.env);
     work.watchdog = Duration::from_secs(params.watchdog_seconds);
@@ -42,16 +46,18 @@ pub(super) fn run(params: &TrainParams, choice: &Choice, context: &mut StageCont
         .map(|input| TokensReader::open(&context.open(input)?).map_err(StageError::from))
         .transpose()?;
     let (division, total_steps) = session::extent(params, &rows, context)?;
-    let config = config(&model)?;
+    fit::warn_of_dropouts(architecture, context);
     for tokens in std::iter::once(&rows).chain(&validation) {
-        fit::check(tokens.facts(), config.vocab_size as u64, config.max_position_embeddings as u64)?;
+        fit::check_on(architecture, tokens.facts())?;
     }
     for tokens in std::iter::once(&rows).chain(&validation) {
         fit::unweighted(tokens.facts())?;
     }
     let settings = match params.method {
         Method::Full => None,
-        Method::Lora => Some(prepare::first_values(params, &config, &model, &work.folder.join("adapter"), context)?),
+        Method::Lora => {
+            Some(prepare::first_values(params, architecture, &model, &work.folder.join("adapter"), context)?)
+        }
     };
     let fresh = Progress::fresh(total_steps, computed_by(params, context));
     let resume = checkpoints::to_resume(params, &fresh, context)?;
@@ -67,12 +73,6 @@ pub(super) fn run(params: &TrainParams, choice: &Choice, context: &mut StageCont
     let done = done.map_err(|error| with_the_way_on(error, context))?;
     let run = Run { params, work: &work, model: &model, rows: &rows, division, choice };
     run.seal(&done, settings, context)
-}
-
-/// The configuration of a model.
-fn config(model: &Artifact) -> Result<Config, StageError> {
-    let text = serde_json::Value::Object(checkpoint::config(&model.folder)?).to_string();
-    Config::from_json(&text).or_fail(Cause::BadData, || "cannot load the model".to_owned())
 }
 
 /// What computes, as far as it is known before: with another, last digits may differ.
