@@ -26,10 +26,15 @@ fn show_prints_rows_as_text_with_trained_tokens_and_pack_borders_marked() {
 }
 
 #[test]
-fn an_output_of_a_stage_with_several_must_be_named() {
+fn of_a_stage_with_several_outputs_all_are_shown() {
     let project = Project::with_pipeline("data.yaml");
     project.run(&["run", "data.yaml"]).ends_with(0);
-    project.run(&["show", "data.yaml", "fresh"]).ends_with(2).warns("fresh.model").warns("fresh.tokenizer");
+    let both = project.run(&["show", "data.yaml", "fresh"]).ends_with(0);
+    both.says("fresh.model (").says("fresh.tokenizer (").says("hidden_size").says("vocab_size");
+    let json = project.run(&["show", "data.yaml", "fresh", "--format", "json"]).ends_with(0).json();
+    assert_eq!((&json[0]["kind"], &json[1]["kind"]), (&"model".into(), &"tokenizer".into()));
+    // What is written to a folder has to be named.
+    project.run(&["export", "data.yaml", "fresh", "out"]).ends_with(2).warns("fresh.model").warns("fresh.tokenizer");
     project.run(&["show", "data.yaml", "fresh.tokeniser"]).ends_with(2).warns("did you mean `fresh.tokenizer`?");
 }
 

@@ -46,7 +46,7 @@ use engine::file::source::Span;
 use engine::metadata::FetchedFile;
 use engine::pin::Pinned;
 use engine::preflight::Preflight;
-use engine::protocol::{Network, WorkerEvent};
+use engine::protocol::Network;
 use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage};
 use engine::suggest;
 use engine::survey::{LocalFiles, Survey};
@@ -165,7 +165,7 @@ fn write_rows(params: &DatasetParams, context: &mut StageContext) -> Result<(), 
     verify_files(params, context)?;
     let facts = arranger.facts().clone();
     let made = arranger.finish(&counts, context)?;
-    context.emit(WorkerEvent::Report { text: summary(&facts, &made, counts.dropped, counts.filtered) });
+    context.report_detail(summary(&facts, &made, counts.dropped, counts.filtered));
     forget_working_files(context.working())
 }
 

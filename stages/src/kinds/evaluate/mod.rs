@@ -19,7 +19,6 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, OneOrMore, Parameters};
 use engine::preflight::{Preflight, Work};
-use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers};
 use model::sampling::Sampling;
 
@@ -216,8 +215,9 @@ impl Stage for Evaluate {
         let found = figures(params, &subject, &likelihood, &answers, context)?;
 
         figures::write(&found, &draft.folder)?;
-        let text = report::text(context.stage(), &found, &others);
-        context.emit(WorkerEvent::Report { text });
+        let table = report::table(context.stage(), &found, &others);
+        context.report(table);
+        context.report_detail(report::conventions(&found));
         context.seal(draft, found.facts(), None)
     }
 }

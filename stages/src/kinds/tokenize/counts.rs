@@ -2,7 +2,6 @@
 
 use engine::context::StageContext;
 use engine::error::StageError;
-use engine::protocol::WorkerEvent;
 use serde::{Deserialize, Serialize};
 
 use super::row::{Fate, Outcome};
@@ -76,7 +75,7 @@ impl Counts {
                 "\n{taken_over} of the rows read were tokenized before: taken over from an earlier result"
             ));
         }
-        context.emit(WorkerEvent::Report { text });
+        context.report_detail(text);
         if self.dropped > 0 {
             context.warn(format!("{} of {} rows are left out and not trained on", self.dropped, self.read));
         }

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
-use engine::protocol::WorkerEvent;
 use model::batch::Batch;
 use model::blocks::Blocks;
 use model::schedule::Schedule;
@@ -335,7 +334,7 @@ impl<B: Blocks> Session<'_, B> {
         }
         let history = self.teller.history();
         let text = summary::text(self.params, &self.division, &self.progress, history);
-        context.emit(WorkerEvent::Report { text });
+        context.report_detail(text);
         Ok(summary::facts(self.params, &self.division, &self.progress, history))
     }
 }
