@@ -470,7 +470,7 @@ impl Error for Shown<'_> {}
 fn clipped_words(text: &str) -> Cow<'_, str> {
     const MOST: usize = 1000;
     match text.char_indices().nth(MOST) {
-        Some((end, _)) => Cow::Owned(format!("{} […]", &text[..end])),
+        Some((end, _)) => Cow::Owned(format!("{} [...]", &text[..end])),
         None => Cow::Borrowed(text),
     }
 }
@@ -488,7 +488,7 @@ impl<'a> Shown<'a> {
         let places = std::iter::once((problem.span, &problem.label)).chain(here.map(|(span, label)| (*span, label)));
         let mut places: Vec<(Range<usize>, &String)> =
             places.map(|(span, label)| (first_line(text, span), label)).collect();
-        let text = clip_lines(text, &mut places, look.width.saturating_sub(FRAME).max(NARROWEST_PART));
+        let text = clip_lines(text, &mut places, look);
         let labels = places.into_iter().enumerate().map(|(at, (place, label))| {
             let label = (!label.is_empty()).then(|| on_one_line(&clipped_words(label)).into_owned());
             let span = SourceSpan::new(place.start.into(), place.len());
@@ -513,9 +513,11 @@ fn first_line(text: &str, span: Span) -> Range<usize> {
     span.offset..span.offset + line.map_or(0, |line| line.trim_end().len())
 }
 
-/// A text in which lines with a place are no wider than `columns`: what is far from the first place in such a line is
-/// replaced by `…`. The places move with the text; one that is no longer in it is where its line is cut.
-fn clip_lines<'a>(text: &'a str, places: &mut [(Range<usize>, &String)], columns: usize) -> Cow<'a, str> {
+/// A text in which lines with a place are no wider than the terminal: what is far from the first place in such a line is
+/// replaced by an ellipsis. The places move with the text; one that is no longer in it is where its line is cut.
+fn clip_lines<'a>(text: &'a str, places: &mut [(Range<usize>, &String)], look: Look) -> Cow<'a, str> {
+    let columns = look.width.saturating_sub(FRAME).max(NARROWEST_PART);
+    let ellipsis = look.either("…", "...");
     let mut clipped = Cow::Borrowed(text);
     for at in 0..places.len() {
         let place = places[at].0.clone();
@@ -526,8 +528,8 @@ fn clip_lines<'a>(text: &'a str, places: &mut [(Range<usize>, &String)], columns
             continue;
         }
         let part = part_around(line, place.start - start..place.end.min(end) - start, columns);
-        let before = if part.start > 0 { "…" } else { "" };
-        let after = if part.end < line.len() { "…" } else { "" };
+        let before = if part.start > 0 { ellipsis } else { "" };
+        let after = if part.end < line.len() { ellipsis } else { "" };
         let short = format!("{before}{}{after}", &line[part.clone()]);
         let moved = |offset: usize| match offset {
             offset if offset < start => offset,
@@ -548,8 +550,8 @@ fn clip_lines<'a>(text: &'a str, places: &mut [(Range<usize>, &String)], columns
 
 /// The part of a line that is shown of it: the place and what is around it, a third of that before it.
 fn part_around(line: &str, place: Range<usize>, columns: usize) -> Range<usize> {
-    // Ellipses on both sides.
-    let room = columns.saturating_sub(2);
+    // Ellipses on both sides, of three columns at most.
+    let room = columns.saturating_sub(6);
     let before = room.saturating_sub(width(&line[place.clone()]).min(room)) / 3;
     let mut start = place.start;
     let mut used = 0;

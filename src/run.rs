@@ -262,10 +262,11 @@ impl RunArgs {
         }
         let kind = |kind: &str| plan.stages.iter().rev().find(|stage| stage.kind == kind);
         if let Some(asked) = kind(Generate::NAME).filter(|_| self.prompts.is_empty()) {
-            return Some(format!("pipeline run {file} --until '{}' --prompt 'Your question'", asked.declared));
+            return Some(format!("pipeline run {file} --until {} --prompt \"Your question\"", asked.declared));
         }
         let last = kind(Evaluate::NAME).or_else(|| kind(Train::NAME)).or(plan.stages.last())?;
-        Some(format!("pipeline show {file} '{}'", last.id))
+        let quote = if last.axes.is_empty() { "" } else { "'" };
+        Some(format!("pipeline show {file} {quote}{}{quote}", last.id))
     }
 
     /// Whether answers are shown as they grow: where a person watches, and the output is not for a program.

@@ -81,6 +81,7 @@ impl Stage for Dataset {
     const ABOUT: &'static str =
         "Takes rows of text out of files, out of a dataset on the Hub, or out of other datasets.";
     type Params = DatasetParams;
+    const ALSO_CALLED: &'static [&'static str] = &["data", "load_dataset"];
 
     fn outputs(params: &DatasetParams) -> Vec<Output> {
         match params.train_test_split {

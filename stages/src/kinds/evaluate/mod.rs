@@ -125,6 +125,7 @@ impl Stage for Evaluate {
     const VERSION: u32 = 6; // 6: segments are cut out of the ids of their whole text.
     const ABOUT: &'static str = "Measures a model on rows: perplexity and token accuracy of the responses; ROUGE, BLEU and exact match of its own.";
     type Params = EvaluateParams;
+    const ALSO_CALLED: &'static [&'static str] = &["eval", "test", "predict"];
     const GOAL: bool = true;
 
     fn outputs(_: &EvaluateParams) -> Vec<Output> {

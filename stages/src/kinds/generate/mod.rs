@@ -107,6 +107,7 @@ impl Stage for Generate {
     const VERSION: u32 = 6; // 6: segments are cut out of the ids of their whole text.
     const ABOUT: &'static str = "Lets a model answer prompts.";
     type Params = GenerateParams;
+    const ALSO_CALLED: &'static [&'static str] = &["infer", "inference", "chat", "sample"];
     const GOAL: bool = true;
 
     fn outputs(_: &GenerateParams) -> Vec<Output> {

@@ -112,7 +112,10 @@ fn prompt_line(prompt: &str) -> String {
 }
 
 fn completion(text: &str) -> String {
-    shortened(text.trim(), MOST_OF_A_COMPLETION).into_owned()
+    match text.trim() {
+        "" => "(empty)".to_owned(),
+        text => shortened(text, MOST_OF_A_COMPLETION).into_owned(),
+    }
 }
 
 #[cfg(test)]

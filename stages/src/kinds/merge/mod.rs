@@ -42,6 +42,7 @@ impl Stage for Merge {
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "Merges adapters into their base model and proves the result.";
     type Params = MergeParams;
+    const ALSO_CALLED: &'static [&'static str] = &["export", "merge_lora", "merge_and_unload"];
     const GOAL: bool = true;
 
     fn outputs(_: &MergeParams) -> Vec<Output> {
