@@ -84,6 +84,24 @@ fn the_schema_knows_every_stage_kind() {
     }
 }
 
+#[test]
+fn shells_and_man_know_every_command() {
+    let project = Project::new();
+    let commands = ["run", "validate", "plan", "show", "export", "cache", "runs", "logs", "completions", "devices"];
+    for shell in ["bash", "zsh", "fish"] {
+        let script = project.run(&["completions", shell]).ends_with(0);
+        assert!(commands.iter().all(|command| script.stdout.contains(command)), "{script}");
+        assert!(script.stdout.contains("keep-going") && !script.stdout.contains("__stage"), "{shell}");
+    }
+    project.run(&["completions", "csh"]).ends_with(2);
+    project.run(&["man", "man1"]).ends_with(0);
+    for command in commands {
+        let page = std::fs::read_to_string(project.path(&format!("man1/pipeline-{command}.1"))).unwrap();
+        assert!(page.starts_with(".ie") && page.contains(".SH OPTIONS"), "{page}");
+    }
+    assert!(!project.path("man1/pipeline-__stage.1").exists());
+}
+
 /// Asserts that nothing of a program's words would be obeyed by a terminal.
 #[track_caller]
 fn nothing_is_hidden(ran: &Ran) {

@@ -258,8 +258,9 @@ fn hint(pattern: &str) -> Option<String> {
     // `data/rows.jsonl` is a file, `meta-llama/Llama-3.2-1B` is not.
     let ending = name.rsplit_once('.').map(|(_, ending)| ending);
     let is_file = ending.is_some_and(|ending| ending.len() > 1 && ending.chars().all(|c| c.is_ascii_lowercase()));
-    (is_name(owner) && is_name(name) && !is_file)
-        .then(|| format!("a repository of a hub is `repo: {pattern}`; a folder is `./{pattern}`, from the pipeline file"))
+    (is_name(owner) && is_name(name) && !is_file).then(|| {
+        format!("a repository of a hub is `repo: {pattern}`; a folder is `./{pattern}`, from the pipeline file")
+    })
 }
 
 fn matches(base: &Path, pattern: &str, span: Span) -> Result<Vec<(PathBuf, String)>, Box<Problem>> {

@@ -1,6 +1,10 @@
-//! The instruction set of the kernels: each is a plain loop, compiled once per set and chosen at run time.
+//! The instruction sets of the kernels, of which one is chosen at run time: each kernel is compiled once per set.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Avx2, Avx512};
+use super::simd::{Portable, Routine, Vector};
 
 /// Instruction sets that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,9 +54,30 @@ impl InstructionSet {
             Self::Avx512Bf16 => "avx512+bf16",
         }
     }
+
+    /// Runs a routine, compiled with the instructions of this set.
+    ///
+    /// # Safety
+    /// The machine has the set, and as [`Routine::run`].
+    pub(crate) unsafe fn run<R: Routine>(self, routine: R) -> R::Output {
+        // SAFETY: the caller vouches for both.
+        unsafe {
+            match self {
+                Self::Portable => Portable::compiled(routine),
+                #[cfg(target_arch = "x86_64")]
+                Self::Avx2 => Avx2::compiled(routine),
+                #[cfg(target_arch = "x86_64")]
+                Self::Avx512 | Self::Avx512Bf16 => Avx512::compiled(routine),
+                #[cfg(not(target_arch = "x86_64"))]
+                Self::Avx2 | Self::Avx512 | Self::Avx512Bf16 => {
+                    unreachable!("an instruction set of another architecture")
+                }
+            }
+        }
+    }
 }
 
-/// Compiles the body of a function for each [`InstructionSet`] and lets the first argument choose.
+/// Defines a function of plain loops that is compiled for each [`InstructionSet`], of which its first argument chooses.
 ///
 /// The argument must be a set that the machine has; [`super::Cpu`] makes sure of it.
 macro_rules! multiversion {
@@ -64,40 +89,23 @@ macro_rules! multiversion {
             set: $crate::cpu::instructions::InstructionSet,
             $($argument: $kind),*
         ) $(-> $result)? {
-            #[inline(always)]
-            #[allow(clippy::too_many_arguments, reason = "kernels take their operands and dimensions")]
-            fn body($($argument: $kind),*) $(-> $result)? $body
+            #[allow(non_camel_case_types, reason = "each type has the name of its argument")]
+            struct Arguments<$($argument),*>($($argument),*);
 
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma")]
-            #[allow(clippy::too_many_arguments, reason = "kernels take their operands and dimensions")]
-            fn avx2($($argument: $kind),*) $(-> $result)? {
-                body($($argument),*)
-            }
+            impl $crate::cpu::simd::Routine for Arguments<$($kind),*> {
+                #[allow(unused_parens, reason = "a unit without a result")]
+                type Output = ($($result)?);
 
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
-            #[allow(clippy::too_many_arguments, reason = "kernels take their operands and dimensions")]
-            fn avx512($($argument: $kind),*) $(-> $result)? {
-                body($($argument),*)
-            }
-
-            match set {
-                // SAFETY: a set other than the portable one is only ever chosen where the machine has it.
-                #[cfg(target_arch = "x86_64")]
-                $crate::cpu::instructions::InstructionSet::Avx512
-                | $crate::cpu::instructions::InstructionSet::Avx512Bf16 => unsafe { avx512($($argument),*) },
-                // SAFETY: as above.
-                #[cfg(target_arch = "x86_64")]
-                $crate::cpu::instructions::InstructionSet::Avx2 => unsafe { avx2($($argument),*) },
-                #[cfg(not(target_arch = "x86_64"))]
-                $crate::cpu::instructions::InstructionSet::Avx2
-                | $crate::cpu::instructions::InstructionSet::Avx512
-                | $crate::cpu::instructions::InstructionSet::Avx512Bf16 => {
-                    unreachable!("an instruction set of another architecture")
+                #[inline(always)]
+                unsafe fn run<V: $crate::cpu::simd::Vector>(self) -> Self::Output {
+                    let Self($($argument),*) = self;
+                    $body
                 }
-                $crate::cpu::instructions::InstructionSet::Portable => body($($argument),*),
             }
+
+            // SAFETY: a set other than the portable one is only ever chosen where the machine has it, and the body is
+            // safe code.
+            unsafe { set.run(Arguments($($argument),*)) }
         }
     };
 }

@@ -29,7 +29,7 @@ mod reading;
 mod rounding;
 mod scratch;
 mod shared;
-mod simd;
+pub(crate) mod simd;
 mod tensor;
 pub(crate) mod vector;
 mod weight;

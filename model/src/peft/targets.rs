@@ -52,7 +52,7 @@ pub enum TargetError {
     #[error("LoRA on `embed_tokens` is not supported; `modules_to_save` can train it as a whole")]
     Embedding,
     /// The expression matches no projection.
-    #[error("the target expression `{0}` matches no projection of the model{}", did_you_mean(nearest(.0, &[]).as_deref()))]
+    #[error("the target expression `{0}` matches no projection of the model{hint}", hint = did_you_mean(nearest(.0, &[]).as_deref()))]
     NothingMatches(String),
     /// The expression is not one that we can match.
     #[error(

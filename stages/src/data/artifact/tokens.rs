@@ -490,7 +490,7 @@ fn row_at(batch: &RecordBatch, position: usize) -> Option<TokenRow> {
     let weights = values::<Float32Array, _>(optional(OptionalColumn::Weight)?, |array| array.values().to_vec())?;
     let groups = values::<UInt64Array, _>(optional(OptionalColumn::Group)?, |array| array.values().to_vec())?;
     let roles = values::<UInt8Array, _>(optional(OptionalColumn::Role)?, |array| array.values().to_vec())?;
-    let roles = roles.into_iter().map(role).collect::<Option<Vec<Role>>>()?;
+    let roles = roles.into_iter().map(Role::of_number).collect::<Option<Vec<Role>>>()?;
     let (tokens, documents) = (input_ids.len(), document_lengths.len());
     let fits = |entries: usize, places: usize| entries == 0 || entries == places;
     let row = TokenRow { input_ids, labels, document_lengths, weights, groups, roles, ..TokenRow::default() };
@@ -506,11 +506,6 @@ fn row_at(batch: &RecordBatch, position: usize) -> Option<TokenRow> {
 fn values<A: 'static, T>(list: Option<ArrayRef>, values: impl Fn(&A) -> Vec<T>) -> Option<Vec<T>> {
     let Some(list) = list else { return Some(Vec::new()) };
     list.as_any().downcast_ref::<A>().map(values)
-}
-
-/// The role that a table holds as this number.
-fn role(number: u8) -> Option<Role> {
-    [Role::Chosen, Role::Rejected].into_iter().find(|role| *role as u8 == number)
 }
 
 #[cfg(test)]

@@ -86,8 +86,8 @@ pub struct TokenizeParams {
     /// What happens to a row of which nothing is learned.
     #[semantic(default = OnNoTarget::Drop)]
     pub on_no_target: OnNoTarget,
-    /// The column of prompts, or the field of an assistant's messages, that is the weight in the loss of what it stands
-    /// beside: 1 where it is missing, and with 0 nothing of it is learned.
+    /// The column of prompts, or the field of an assistant's messages, that is the weight in the loss of what it
+    /// stands beside: 1 where it is missing, and with 0 nothing of it is learned.
     #[semantic(omit_default)]
     pub weight: Option<String>,
     /// How a row becomes a prompt.
@@ -287,6 +287,18 @@ fn check_ends(
         }
         if asked.is_some() && shape == Shape::Messages {
             context.warn(format!("`{name}` is ignored: the chat template adds the special tokens of conversations"));
+        }
+    }
+    let named =
+        params.prompt.chat_template.as_ref().filter(|_| shape == Shape::Messages).and_then(|choice| choice.named());
+    if let Some(template) = named {
+        let missing: Vec<String> = template.missing_from(tokenizer).iter().map(|token| format!("`{token}`")).collect();
+        if !missing.is_empty() {
+            context.warn(format!(
+                "the tokenizer has no token {}, which `chat_template: {}` writes: they are encoded as plain text",
+                missing.join(", "),
+                template.name
+            ));
         }
     }
     if shape != Shape::Messages && params.prompt.add_eos.is_none() && tokenizer.eos_token_id().is_none() {

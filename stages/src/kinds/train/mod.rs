@@ -9,6 +9,8 @@ mod elsewhere;
 mod failure;
 mod figures;
 mod fit;
+mod inputs;
+mod learner;
 mod less_memory;
 mod order;
 mod output;
@@ -43,6 +45,9 @@ pub use parameters::{
     SchedulerParams, Targets, TrainParams, UpdateRule, Warmup,
 };
 
+use inputs::Inputs;
+use model::blocks::Blocks;
+
 use crate::compute::backend::Choice;
 use crate::compute::checkpoint;
 use crate::compute::kernels::{self, Kernels};
@@ -60,8 +65,21 @@ impl Stage for Train {
     type Params = TrainParams;
     const GOAL: bool = true;
     const ALSO_CALLED: &'static [&'static str] = &[
-        "sft", "lora", "qlora", "dora", "dpo", "orpo", "kto", "pt", "pretrain", "full", "finetune", "fine_tune",
-        "fine-tune", "lora_finetune_single_device", "full_finetune_single_device",
+        "sft",
+        "lora",
+        "qlora",
+        "dora",
+        "dpo",
+        "orpo",
+        "kto",
+        "pt",
+        "pretrain",
+        "full",
+        "finetune",
+        "fine_tune",
+        "fine-tune",
+        "lora_finetune_single_device",
+        "full_finetune_single_device",
     ];
     const KEYS_ELSEWHERE: &'static [(&'static str, &'static str)] = elsewhere::KEYS;
 
@@ -162,13 +180,26 @@ impl Stage for Train {
                     Some(weights) => kernels.sharing(weights),
                     None => kernels,
                 };
-                session::run(params, Arc::new(kernels), workers, context)
+                native(params, kernels, workers, context)
             }
             Kernels::Candle => {
                 let kernels = kernels::candle_computing(compute, context)?;
                 let kernels = workers.join_devices(kernels, context)?;
-                session::run(params, Arc::new(kernels), workers, context)
+                native(params, kernels, workers, context)
             }
         }
     }
+}
+
+/// Runs the stage on a kernel set, as one of its workers.
+fn native<B: Blocks>(
+    params: &TrainParams,
+    kernels: B,
+    workers: workers::Workers,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
+    let open = |inputs: &Inputs, context: &mut StageContext| {
+        learner::open_native(params, Arc::new(kernels), workers, inputs, context)
+    };
+    session::run(params, open, None, context)
 }

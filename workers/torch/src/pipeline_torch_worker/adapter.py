@@ -26,6 +26,7 @@ def attach(model: PreTrainedModel, folder: Path, trained: bool) -> PeftModel:
         raise JobFailure("bad_parameters", f"PEFT cannot put the adapter in `{folder}` on the model") from error
     adapted.eval()
     if trained:
+        _put_in_place(adapted, folder)
         for parameter in adapted.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
@@ -65,6 +66,15 @@ def write(values: dict[str, torch.Tensor], settings: Path, folder: Path) -> None
     ordered = {name: values[name].contiguous() for name in sorted(values)}
     save_file(ordered, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     shutil.copyfile(settings / CONFIG_FILE, folder / CONFIG_FILE)
+
+
+def _put_in_place(adapted: PeftModel, folder: Path) -> None:
+    """Reads the adapter's values where PEFT has made them on the meta device, as it does beside weights that are there."""
+    values = load_file(folder / WEIGHTS_FILE)
+    for name, parameter in list(adapted.named_parameters()):
+        if parameter.is_meta and parameter.requires_grad and file_name(name) in values:
+            path, _, leaf = name.rpartition(".")
+            setattr(adapted.get_submodule(path), leaf, torch.nn.Parameter(values[file_name(name)]))
 
 
 def _check(adapted: PeftModel, folder: Path) -> None:

@@ -12,11 +12,12 @@ import torch
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from . import adapter, output
+from .architecture import shares_state, turns_by_length
 from .device import Device
 from .events import Voice
 from .failure import JobFailure
 from .job import GenerateJob
-from .model import load_base, read_config, turns_by_length
+from .model import load_base, read_config
 from .parallel import Ranks
 from .precision import COMPUTE_TYPES, computing_in
 from .sampling import Sampling
@@ -55,7 +56,8 @@ def run(job: GenerateJob, device: Device, ranks: Ranks, voice: Voice, stop: Stop
     ours = prompts[ranks.rank :: ranks.world]
     # Those of about one length together, so that little is padded.
     ours.sort(key=lambda prompt: prompt.prompt_length)
-    at_once = 1 if turns_by_length(config) else job.batch_size
+    # Padding would enter the state of a model that has one.
+    at_once = 1 if turns_by_length(config) or shares_state(model) else job.batch_size
     for start in range(0, len(ours), at_once):
         answering.answer(ours[start : start + at_once])
         voice.progress("prompts", min(len(prompts), (start + at_once) * ranks.world), len(prompts))

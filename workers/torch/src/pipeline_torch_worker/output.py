@@ -21,8 +21,7 @@ from .device import Device
 from .failure import JobFailure
 from .json_text import json_text
 from .parallel import Ranks
-
-INDEX_FILE = "model.safetensors.index.json"
+from .weights import INDEX_FILE, weight_files
 
 
 def write_model(values: Tensors, base: Path, config: PretrainedConfig, folder: Path) -> None:
@@ -39,7 +38,7 @@ def write_model(values: Tensors, base: Path, config: PretrainedConfig, folder: P
     left_out = "lm_head.weight" if config.tie_word_embeddings else None
     where: dict[str, str] = {}
     total = 0
-    for path in _weight_files(base):
+    for path in weight_files(base):
         with safe_open(path, framework="pt") as original:
             names = [name for name in original.keys() if name != left_out]  # noqa: SIM118 - not a dict
             stored = {name: original.get_tensor(name) for name in names}
@@ -55,22 +54,13 @@ def write_model(values: Tensors, base: Path, config: PretrainedConfig, folder: P
 def check_names(base: Path, trained: Iterable[str]) -> None:
     """Fails where a trained tensor has no place in the files of the base: it would be left out of the result."""
     there: set[str] = set()
-    for path in _weight_files(base):
+    for path in weight_files(base):
         with safe_open(path, framework="pt") as original:
             there.update(original.keys())
     missing = sorted(set(trained) - there)
     if missing:
         message = f"the model's files have no tensor `{missing[0]}`, which transformers trains"
         raise JobFailure("bad_parameters", message, "save the model anew with the names that transformers gives")
-
-
-def _weight_files(base: Path) -> list[Path]:
-    """The files of weights: those that the index names, or the only one."""
-    index = base / INDEX_FILE
-    if not index.exists():
-        return [base / "model.safetensors"]
-    names: dict[str, str] = json.loads(index.read_text())["weight_map"]
-    return sorted(base / name for name in set(names.values()))
 
 
 def write_summary(folder: Path, how: dict[str, Any], progress: Progress | None = None) -> None:

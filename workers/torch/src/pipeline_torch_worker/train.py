@@ -42,7 +42,7 @@ class Session:
         self._validation = None if job.validation is None else RowTable(job.validation)
         self._trainer = Trainer(job, device, ranks)
         if job.method == "full":
-            output.check_names(job.model, self._trainer.parameters)
+            output.check_names(job.model, self._trainer.in_files(self._trainer.parameters))
         # Another number of ranks adds in another order.
         parts = [f"torch {output.versions()['torch']}", device.kind, job.dtype, self._trainer.kernel]
         computed_by = ", ".join([job.computed_by, *parts, f"ranks: {ranks.world}"])
@@ -219,7 +219,7 @@ class Session:
                 assert job.adapter is not None
                 adapter.write(values, job.adapter, folder / "adapter")
             else:
-                output.write_model(values, job.model, read_config(job.model), folder / "model")
+                output.write_model(self._trainer.in_files(values), job.model, read_config(job.model), folder / "model")
             (folder / "metrics.jsonl").write_text(self._teller.lines, encoding="utf-8")
             output.write_summary(folder, how, self._progress)
         self._ranks.sum([0.0], "wait for the result")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ from peft import PeftModel
 from torch.distributed.tensor import DTensor
 
 from . import adapter
+from .architecture import refuse_packs, shares_state, tensors_in_files, turns_by_length
 from .attention import NAME, choose
 from .audit import Audit
 from .checkpoint import Trained
@@ -20,7 +21,7 @@ from .device import Device
 from .draws import Draws
 from .failure import JobFailure
 from .job import TrainJob
-from .model import DocumentLoss, load_base, read_config, recompute_layers, turns_by_length
+from .model import DocumentLoss, load_base, load_empty, read_config, recompute_layers
 from .optimizer import Optimizer, Parameters, set_values
 from .parallel import Ranks
 from .precision import COMPUTE_TYPES, LossScaler, ScalerState, computing_in
@@ -67,11 +68,15 @@ class Trainer:
         self._device = device
         self._ranks = ranks
         config = read_config(job.model)
-        self._apart = turns_by_length(config)
         self.kernel = choose(job.attention, device, job.dtype, config)
         # What is trained is kept in f32 throughout.
         kept_in = COMPUTE_TYPES[job.dtype] if job.method == "lora" else torch.float32
-        model = load_base(job.model, config, kept_in, NAME)
+        self._sharded = job.parallel == "fsdp2" and ranks.world > 1
+        model = (load_empty if self._sharded else load_base)(job.model, config, kept_in, NAME)
+        state = shares_state(model)
+        if state is not None and (job.data.packed or (job.validation is not None and job.validation.packed)):
+            raise refuse_packs(model, state)
+        self._apart = state is not None or turns_by_length(config)
         self._draws = Draws(job.seed)
         self._adapted: PeftModel | None = None
         if job.adapter is not None and job.method == "lora":
@@ -82,7 +87,6 @@ class Trainer:
         if job.activation_checkpointing:
             recompute_layers(model, self._draws)
         self._loss = DocumentLoss(model, self.kernel, self._draws)
-        self._sharded = job.parallel == "fsdp2" and ranks.world > 1
         if self._sharded:
             with ranks.collective("share the weights out"):
                 shard(self._loss, job, device, ranks.world)
@@ -118,6 +122,10 @@ class Trainer:
         """A copy of all that is trained, with its moments. Every rank has to take part."""
         with self._ranks.collective("bring the trained tensors together"):
             return self._optimizer.trained()
+
+    def in_files(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Trained weights by the names and in the form of the base's files."""
+        return tensors_in_files(self._loss.model, values)
 
     def restore(self, steps: int, saved: Trained, scaler: ScalerState | None) -> None:
         """Takes up a saved state."""
