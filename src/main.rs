@@ -6,6 +6,7 @@
 
 mod bars;
 mod cache;
+mod completions;
 mod devices;
 mod explain;
 mod export;
@@ -86,6 +87,8 @@ enum Command {
     Lock(lock::LockArgs),
     Schema(schema::SchemaArgs),
     Devices(devices::DevicesArgs),
+    Completions(completions::CompletionsArgs),
+    Man(completions::ManArgs),
     /// Runs one stage; the engine starts it.
     #[command(name = "__stage", hide = true)]
     Stage {
@@ -138,6 +141,8 @@ fn main() -> ExitCode {
         Command::Lock(args) => lock::run(&args, &global),
         Command::Schema(args) => schema::run(&args),
         Command::Devices(args) => devices::run(&args),
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => completions::man(&args),
         Command::Watch => return engine::execute::watcher::main(),
         Command::Job { folder } => return engine::execute::keeper::main(&folder),
         Command::Stage { job } => return engine::execute::stage_process::main(&stages::registry(), &job),

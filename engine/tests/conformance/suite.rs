@@ -108,7 +108,7 @@ fn a_long_line_comes_whole(kind: Kind) -> Result<(), Unmet> {
     let bench = Bench::new(kind)?;
     let ended = bench.start("a", json!({ "report_bytes": 9 << 20, "metrics": 1 })).end();
     let long = ended.events.iter().find_map(|event| match event {
-        WorkerEvent::Report { text } => Some(text.len()),
+        WorkerEvent::Report { text, .. } => Some(text.len()),
         _ => None,
     });
     assert_eq!((long, metrics(&ended)), (Some(9 << 20), vec![0]));

@@ -47,7 +47,7 @@ use engine::file::source::Span;
 use engine::metadata::FetchedFile;
 use engine::pin::Pinned;
 use engine::preflight::Preflight;
-use engine::protocol::{Network, WorkerEvent};
+use engine::protocol::Network;
 use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage};
 use engine::suggest;
 use engine::survey::{LocalFiles, Survey};
@@ -84,6 +84,7 @@ impl Stage for Dataset {
     const ABOUT: &'static str =
         "Takes rows of text out of files, out of a dataset on the Hub, or out of other datasets.";
     type Params = DatasetParams;
+    const ALSO_CALLED: &'static [&'static str] = &["data", "load_dataset"];
 
     fn outputs(params: &DatasetParams) -> Vec<Output> {
         match params.train_test_split {
@@ -168,7 +169,7 @@ fn write_rows(params: &DatasetParams, context: &mut StageContext) -> Result<(), 
     verify_files(params, context)?;
     let facts = arranger.facts().clone();
     let made = arranger.finish(&counts, context)?;
-    context.emit(WorkerEvent::Report { text: summary(&facts, &made, counts.dropped, counts.filtered) });
+    context.report_detail(summary(&facts, &made, counts.dropped, counts.filtered));
     forget_working_files(context.working())
 }
 

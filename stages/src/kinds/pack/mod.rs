@@ -11,7 +11,6 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Parameters};
 use engine::preflight::{Preflight, Work};
-use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, Stage, Threads};
 use engine::survey::{LocalFiles, Survey};
 
@@ -146,7 +145,7 @@ impl Stage for Pack {
         })?;
         context.progress("rows", total, Some(total), None);
         let (packed, identity) = writer.finish(|_| ())?;
-        context.emit(WorkerEvent::Report { text: summary(total, &packed) });
+        context.report_detail(summary(total, &packed));
         check(&packed)?;
         context.seal(draft, packed.to_facts(), Some(identity))
     }

@@ -2,7 +2,6 @@
 
 use engine::context::StageContext;
 use engine::error::StageError;
-use engine::protocol::WorkerEvent;
 use serde::{Deserialize, Serialize};
 
 use super::row::{Fate, Outcome};
@@ -84,7 +83,7 @@ impl Counts {
         if self.equal > 0 {
             text.push_str(&format!("\n{} pairs of equal responses, which count and teach nothing", self.equal));
         }
-        context.emit(WorkerEvent::Report { text });
+        context.report_detail(text);
         if self.dropped > 0 {
             context.warn(format!("{} of {} rows are left out and not trained on", self.dropped, self.read));
         }

@@ -335,6 +335,18 @@ fn check_ends(
             context.warn(format!("`{name}` is ignored: the chat template adds the special tokens of conversations"));
         }
     }
+    let named =
+        params.prompt.chat_template.as_ref().filter(|_| shape == Shape::Messages).and_then(|choice| choice.named());
+    if let Some(template) = named {
+        let missing: Vec<String> = template.missing_from(tokenizer).iter().map(|token| format!("`{token}`")).collect();
+        if !missing.is_empty() {
+            context.warn(format!(
+                "the tokenizer has no token {}, which `chat_template: {}` writes: they are encoded as plain text",
+                missing.join(", "),
+                template.name
+            ));
+        }
+    }
     if shape != Shape::Messages && params.prompt.add_eos.is_none() && tokenizer.eos_token_id().is_none() {
         context.warn("the tokenizer has no end-of-text token: the model does not learn where to stop");
     }

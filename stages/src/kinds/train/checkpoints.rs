@@ -81,7 +81,7 @@ fn goes_on(
         ));
     }
     context.record("resumed_from_step", step);
-    context.warn(format!("resuming from step {step} of {}", fresh.total_steps));
+    context.note(format!("resuming from step {step} of {}", fresh.total_steps));
     Ok(true)
 }
 

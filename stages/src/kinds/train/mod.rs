@@ -5,6 +5,7 @@
 //! bytes of an uninterrupted one.
 
 mod checkpoints;
+mod elsewhere;
 mod failure;
 mod figures;
 mod fit;
@@ -63,6 +64,24 @@ impl Stage for Train {
     const ABOUT: &'static str = "Trains an adapter (LoRA) or every weight of a model.";
     type Params = TrainParams;
     const GOAL: bool = true;
+    const ALSO_CALLED: &'static [&'static str] = &[
+        "sft",
+        "lora",
+        "qlora",
+        "dora",
+        "dpo",
+        "orpo",
+        "kto",
+        "pt",
+        "pretrain",
+        "full",
+        "finetune",
+        "fine_tune",
+        "fine-tune",
+        "lora_finetune_single_device",
+        "full_finetune_single_device",
+    ];
+    const KEYS_ELSEWHERE: &'static [(&'static str, &'static str)] = elsewhere::KEYS;
 
     fn outputs(params: &TrainParams) -> Vec<Output> {
         let trained = match params.method {

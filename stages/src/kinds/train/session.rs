@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use engine::context::StageContext;
 use engine::error::{Cause, StageError};
-use engine::protocol::WorkerEvent;
 use model::batch::Batch;
 use model::schedule::Schedule;
 use model::trainer::StepReport;
@@ -338,7 +337,7 @@ impl Session<'_> {
         let history = self.teller.history();
         let text = summary::text(self.params, &self.division, &self.progress, history);
         let lines: Vec<String> = std::iter::once(text).chain(remark).collect();
-        context.emit(WorkerEvent::Report { text: lines.join("\n") });
+        context.report_detail(lines.join("\n"));
         Ok(summary::facts(self.params, &self.division, &self.progress, history))
     }
 }

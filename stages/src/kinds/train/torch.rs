@@ -181,7 +181,7 @@ impl Run<'_> {
         let history = History::from_lines(self.work.left("metrics.jsonl")?);
         let mut text = summary::text(self.params, &self.division, &progress, &history);
         text.push_str(&format!("\n{}", self.choice.report()));
-        context.emit(WorkerEvent::Report { text });
+        context.report_detail(text);
         let facts = summary::facts(self.params, &self.division, &progress, &history);
         match settings {
             Some(settings) => {
