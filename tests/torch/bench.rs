@@ -69,6 +69,11 @@ pub(crate) struct Bench {
 impl Bench {
     /// None, and a line that says so, where nothing can compute.
     pub(crate) fn new() -> Option<Self> {
+        Self::of(PIPELINE)
+    }
+
+    /// The same, for another pipeline of `tests/pipelines`.
+    pub(crate) fn of(pipeline: &str) -> Option<Self> {
         static ALONE: Mutex<()> = Mutex::new(());
         let Some(python) = python() else {
             // Into the error stream itself: the harness keeps what `println!` says of a test that passes.
@@ -79,7 +84,7 @@ impl Bench {
             return None;
         };
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        Some(Self { project: Project::with_pipeline(PIPELINE), python: python.to_owned(), _alone: alone })
+        Some(Self { project: Project::with_pipeline(pipeline), python: python.to_owned(), _alone: alone })
     }
 
     /// Writes down some variables of each rank from here on, for [`Bench::witnessed`].
