@@ -30,6 +30,7 @@ mod rounding;
 mod scratch;
 mod shared;
 pub(crate) mod simd;
+mod stored;
 mod tensor;
 pub(crate) mod vector;
 mod weight;

@@ -54,10 +54,11 @@ pub(super) enum Bits {
 
 impl Bits {
     /// Those of a format.
-    const fn of(format: BlockFormat) -> Self {
+    fn of(format: BlockFormat) -> Self {
         match format {
             BlockFormat::Int8 => Self::Eight,
             BlockFormat::Int4 => Self::Four,
+            BlockFormat::Q8_0 | BlockFormat::Q4_0 => unreachable!("{} has no products of integers", format.name()),
         }
     }
 
