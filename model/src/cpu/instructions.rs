@@ -27,9 +27,9 @@ impl InstructionSet {
     pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
-                let bf16 = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512bw");
-                let bf16 = bf16 && is_x86_feature_detected!("avx512vnni");
+            let avx512 = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
+            if avx512 && is_x86_feature_detected!("avx512vl") {
+                let bf16 = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vnni");
                 return if bf16 { Self::Avx512Bf16 } else { Self::Avx512 };
             }
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
