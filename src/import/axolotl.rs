@@ -617,7 +617,7 @@ fn dataset(reading: &mut Reading<'_>, item: &Node, kinds: &mut Vec<Kind>, places
         }
     }
     below.finish();
-    reading.take(below)
+    reading.take_below("rows", below)
 }
 
 fn of_type(below: &mut Reading<'_>, kind: &str) -> Option<Kind> {
@@ -737,8 +737,8 @@ fn held_out(reading: &mut Reading<'_>, job: &mut Job, root: &Node, kinds: &mut V
     if size > 0.0 {
         let size = if size >= 1.0 { json!(size as i64) } else { json!(size) };
         let reason = "as many rows, but others: each program draws its own";
-        reading.put_differing("val_set_size", "split", size, reason);
-        if let Some(split) = reading.parameters.remove("split") {
+        reading.put_differing("val_set_size", "rows.train_test_split.test_size", size, reason);
+        if let Some(split) = reading.parameters.remove("rows.train_test_split.test_size") {
             job.held_out = HeldOut::Split(Parameter { path: "test_size".to_owned(), ..split });
         }
     }

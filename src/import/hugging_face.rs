@@ -375,19 +375,17 @@ fn options(reading: &mut Reading<'_>) {
 }
 
 fn precision(reading: &mut Reading<'_>) {
-    if reading.parameters.get("train.dtype").is_some() {
+    if reading.parameters.get("train.dtype").is_none() {
+        let (bf16, fp16) = (reading.flag("bf16"), reading.flag("fp16"));
+        match (bf16, fp16) {
+            (true, _) => reading.put("bf16", "train.dtype", "bf16"),
+            (false, true) => reading.put("fp16", "train.dtype", "f16"),
+            (false, false) => reading.put("bf16", "train.dtype", "f32"),
+        }
+    }
+    if reading.parameters.get("train.activation_checkpointing").is_some() {
         return;
     }
-    let (bf16, fp16) = (reading.flag("bf16"), reading.flag("fp16"));
-    if bf16 {
-        reading.put("bf16", "train.dtype", "bf16");
-    } else if fp16 {
-        reading.put("fp16", "train.dtype", "f16");
-    } else {
-        reading.put("bf16", "train.dtype", "f32");
-    }
-    reading.nothing("bf16", "");
-    reading.nothing("fp16", "");
     let checkpointing = match reading.value("gradient_checkpointing") {
         Value::String(text) => text != "false",
         _ => reading.flag("gradient_checkpointing"),

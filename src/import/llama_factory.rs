@@ -442,12 +442,7 @@ impl Info {
             below.put("num_samples", "limit", samples);
         }
         below.finish();
-        let parameters = below.parameters.clone();
-        reading.lists.same.extend(below.lists.same);
-        reading.lists.differing.extend(below.lists.differing);
-        reading.lists.missing.extend(below.lists.missing);
-        reading.problems.extend(below.problems);
-        parameters
+        reading.take_below("rows", below)
     }
 }
 
@@ -517,8 +512,8 @@ fn held_out(reading: &mut Reading<'_>, job: &mut Job, info: &Info, is_pretrainin
     if size > 0.0 {
         let size = if size >= 1.0 { json!(size as i64) } else { json!(size) };
         let reason = "as many rows, but others: each program draws its own";
-        reading.put_differing("val_size", "split", size, reason);
-        if let Some(split) = reading.parameters.remove("split") {
+        reading.put_differing("val_size", "rows.train_test_split.test_size", size, reason);
+        if let Some(split) = reading.parameters.remove("rows.train_test_split.test_size") {
             job.held_out = HeldOut::Split(Parameter { path: "test_size".to_owned(), ..split });
         }
     }

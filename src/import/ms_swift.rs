@@ -448,8 +448,8 @@ fn held_out(reading: &mut Reading<'_>, job: &mut Job, is_pretraining: bool, hub:
     } else {
         "what ms-swift 3 holds out without being asked (`train_type` is its name of the key); 4 holds out nothing"
     };
-    reading.put_differing("split_dataset_ratio", "split", share, reason);
-    if let Some(split) = reading.parameters.remove("split") {
+    reading.put_differing("split_dataset_ratio", "rows.train_test_split.test_size", share, reason);
+    if let Some(split) = reading.parameters.remove("rows.train_test_split.test_size") {
         job.held_out = HeldOut::Split(Parameter { path: "test_size".to_owned(), ..split });
     }
 }

@@ -83,6 +83,15 @@ impl<'a> Reading<'a> {
         other.parameters
     }
 
+    /// The same, of parameters that are those of a stage.
+    pub(super) fn take_below(&mut self, stage: &str, mut other: Reading<'_>) -> Parameters {
+        let Lists { same, differing, missing } = &mut other.lists;
+        for item in same.iter_mut().chain(differing).chain(missing) {
+            item.becomes = item.becomes.take().map(|path| format!("{stage}.{path}"));
+        }
+        self.take(other)
+    }
+
     fn key(&self, name: &str) -> &Key {
         self.keys.find(name).unwrap_or_else(|| panic!("`{name}` has no row in the table of {}", self.tool))
     }

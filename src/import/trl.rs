@@ -166,14 +166,14 @@ fn rows(reading: &mut Reading<'_>, job: &mut Job, root: &Node, places: &Places) 
             below.put("path", "source", rows::source(&name, "", places));
             below.nothing("data_files", "the source");
             below.finish();
-            let mut rows = reading.take(below);
+            let mut rows = reading.take_below("rows", below);
             shape = shaped(reading, "datasets", &mut rows, &name, places).or(shape);
             job.datasets.push(rows);
         }
         if let Some(share) = reading.number("test_split_size") {
             let reason = "as many rows, but others: each program draws its own";
-            reading.put_differing("test_split_size", "split", share, reason);
-            if let Some(split) = reading.parameters.remove("split") {
+            reading.put_differing("test_split_size", "rows.train_test_split.test_size", share, reason);
+            if let Some(split) = reading.parameters.remove("rows.train_test_split.test_size") {
                 job.held_out = HeldOut::Split(super::parameters::Parameter { path: "test_size".to_owned(), ..split });
             }
         }

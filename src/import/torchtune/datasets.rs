@@ -226,7 +226,7 @@ fn dataset(
             below.missing("_component_", what);
         }
         below.finish();
-        return reading.take(below);
+        return reading.take_below("rows", below);
     };
     below.nothing("_component_", "the shape of its rows");
     let given = below.text("source");
@@ -278,7 +278,7 @@ fn dataset(
         reading.parameters.set("tokens.max_seq_len", length, Note::Given);
     }
     below.finish();
-    reading.take(below)
+    reading.take_below("rows", below)
 }
 
 fn note(below: &Reading<'_>, name: &str) -> Note {
