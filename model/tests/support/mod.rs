@@ -50,8 +50,8 @@ pub(crate) fn decoder<B: Blocks>(ops: &Arc<B>, shape_name: &str, keep: Keep) -> 
 /// The CPU's kernels with an instruction set. Fails where this machine lacks it.
 pub(crate) fn cpu_with(threads: usize, compute: Compute, set: InstructionSet) -> Result<Cpu, Unmet> {
     Cpu::with_instructions(threads, compute, set).map_err(|error| match error {
-        CpuError::Instructions(_) => Requirement::Instructions.unmet(error),
         CpuError::Threads { .. } => panic!("{error}"),
+        lacking => Requirement::Instructions.unmet(lacking),
     })
 }
 
