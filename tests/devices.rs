@@ -152,7 +152,7 @@ fn the_doctor_asks_the_python_of_the_torch_worker() {
     tools.script(
         "python-of-ours",
         "echo '{\"python\": \"3.11.2\", \"executable\": \"python-of-ours\", \"packages\": {\"torch\": \"2.15.0\", \"torch_npu\": \"2.7.1\", \
-         \"transformers\": \"5\", \"peft\": \"0.21\", \"safetensors\": \"0.6\", \"pyarrow\": \"22\", \"numpy\": \"2\", \"pipeline_torch_worker\": \"\"}}'",
+         \"transformers\": \"5\", \"peft\": \"0.21\", \"safetensors\": \"0.6\", \"numpy\": \"2\", \"pipeline_torch_worker\": \"\"}}'",
     );
     let answer =
         devices(&tools, &["doctor", "--format", "json"], &[("PIPELINE_PYTHON", "python-of-ours")]).ends_with(1).json();

@@ -26,11 +26,10 @@ const ADAPTER_BOUND: f64 = 1e-4;
 /// Looks for what the worker needs. To import it would take seconds.
 const LOOK: &str = "
 import importlib.util, sys
-names = ('torch', 'transformers', 'peft', 'safetensors', 'pyarrow', 'numpy')
+names = ('torch', 'transformers', 'peft', 'safetensors', 'numpy')
 sys.exit(any(importlib.util.find_spec(name) is None for name in names))";
 
-const LACKING: &str =
-    "no Python with torch, transformers, peft, safetensors, pyarrow and numpy (PIPELINE_PYTHON names one)";
+const LACKING: &str = "no Python with torch, transformers, peft, safetensors and numpy (PIPELINE_PYTHON names one)";
 
 /// Writes down, before a rank begins, some of its variables, and how many leases of devices are held.
 const WITNESS: &str = "

@@ -62,7 +62,7 @@ fn imports(subject: &Subject, installed: &Installed) -> Option<Finding> {
 }
 
 fn missing_packages(subject: &Subject, installed: &Installed) -> Option<Finding> {
-    let needed = ["pipeline_torch_worker", "torch", "transformers", "peft", "safetensors", "pyarrow", "numpy"];
+    let needed = ["pipeline_torch_worker", "torch", "transformers", "peft", "safetensors", "numpy"];
     let missing: Vec<&str> = needed.into_iter().filter(|name| installed.version(name).is_none()).collect();
     if missing.is_empty() || (missing.contains(&"torch") && !needs_torch(subject)) {
         return None; // Who never installed torch does not mean to use it.
@@ -241,8 +241,7 @@ mod tests {
     use crate::{Device, Inventory};
 
     fn python(packages: &[(&str, &str)]) -> Python {
-        let all = ["pipeline_torch_worker", "transformers", "peft", "safetensors", "pyarrow", "numpy"]
-            .map(|name| (name, "1.0"));
+        let all = ["pipeline_torch_worker", "transformers", "peft", "safetensors", "numpy"].map(|name| (name, "1.0"));
         let packages = packages
             .iter()
             .copied()

@@ -6,13 +6,13 @@ import io
 import json
 import os
 import shutil
-import subprocess
 import sys
+import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import numpy as np
 import torch
 from safetensors.torch import load_file
 
@@ -36,21 +36,6 @@ def golden_cases() -> list[tuple[str, str]]:
 def golden_steps(family: str, variant: str) -> dict[str, Any]:
     steps: dict[str, Any] = json.loads((GOLDEN / family / "lora" / variant / "steps.json").read_text())
     return steps
-
-
-def write_rows(path: Path, rows: list[TokenRow], packed: bool = True, per_part: int = 3) -> dict[str, Any]:
-    """Writes rows as the tokenize and pack stages do, in several parts; as a job names them."""
-    path.mkdir(parents=True, exist_ok=True)
-    types = [pa.list_(pa.uint32()), pa.list_(pa.int32()), pa.list_(pa.uint32())]
-    names = ["input_ids", "labels", "document_lengths"][: 3 if packed else 2]
-    parts = []
-    for number, start in enumerate(range(0, len(rows), per_part)):
-        part = path / f"part-{number:05}.parquet"
-        columns = zip(*rows[start : start + per_part], strict=True)
-        arrays = [pa.array(list(column), type_) for column, type_, _ in zip(columns, types, names, strict=False)]
-        pq.write_table(pa.table(arrays, names=names), part)
-        parts.append(str(part))
-    return {"parts": parts, "packed": packed, "rows": len(rows)}
 
 
 def golden_rows(family: str, variant: str) -> list[TokenRow]:
@@ -79,14 +64,8 @@ def adapter_folder(family: str, variant: str, folder: Path) -> Path:
 def train_job(root: Path, family: str, variant: str, **changes: Any) -> dict[str, Any]:
     """The job of a golden run, with changes; folders under `root`."""
     steps = golden_steps(family, variant)
-    per_step = steps["gradient_accumulation_steps"]
-    for name in ("working", "output", "run"):
+    for name in ("output", "run"):
         (root / name).mkdir(parents=True, exist_ok=True)
-    plan = [
-        {"epoch": 1, "rows": list(range(index * per_step, (index + 1) * per_step)), "learning_rate": step["lr"]}
-        for index, step in enumerate(steps["steps"])
-    ]
-    write_steps(root / "steps.jsonl", plan)
     optimizer = {name: value for name, value in steps["optimizer"].items() if name != "lr"}
     adapter = root / "adapter"
     job = {
@@ -101,24 +80,12 @@ def train_job(root: Path, family: str, variant: str, **changes: Any) -> dict[str
         "dropout": steps["lora"].get("lora_dropout", 0.0),
         "parallel": "ddp",
         "attention": "auto",
-        "data": write_rows(root / "data", golden_rows(family, variant)),
-        "validation": None,
-        "steps": str(root / "steps.jsonl"),
-        "total_steps": len(plan),
-        "micro_batch_size": 1,
+        "packed": True,
         "optimizer": optimizer,
         "clip_grad_norm": steps["clip_grad_norm"],
         "loss_scale": None,
         "activation_checkpointing": False,
         "seed": 0,
-        "save_every": 100,
-        "keep_last": 2,
-        "eval_steps": None,
-        "keep_best": False,
-        "early_stopping": None,
-        "working": str(root / "working"),
-        "resume": None,
-        "computed_by": "a test",
         "output": str(root / "output"),
         "run_folder": str(root / "run"),
         "profile": False,
@@ -140,8 +107,106 @@ def asking_job(root: Path, family: str, task: str, lines: list[dict[str, Any]], 
     return {**common, "prompts": str(path), "max_new_tokens": 24, "stop_ids": [], **sampling, **changes}
 
 
-def write_steps(path: Path, plan: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(step) + "\n" for step in plan))
+@dataclass
+class Step:
+    """The rows of an optimizer step, by their numbers, and its learning rate."""
+
+    rows: list[int]
+    rate: float
+
+
+def golden_plan(family: str, variant: str) -> list[Step]:
+    """The steps of a golden run."""
+    steps = golden_steps(family, variant)
+    per_step = steps["gradient_accumulation_steps"]
+    plan = enumerate(steps["steps"])
+    return [Step(list(range(index * per_step, (index + 1) * per_step)), step["lr"]) for index, step in plan]
+
+
+class Script:
+    """Requests as the stage process sends them, all at once: rows go around among the ranks."""
+
+    def __init__(self, ranks: int = 1) -> None:
+        self.ranks = ranks
+        self.data = b""
+
+    def request(self, name: str, payload: bytes = b"", **fields: Any) -> Script:
+        self.data += json.dumps({"request": name, **fields, "bytes": len(payload)}).encode() + b"\n" + payload
+        return self
+
+    def rows(self, name: str, rows: dict[int, TokenRow], at_once: int = 1, **fields: Any) -> Script:
+        """A request with rows by their numbers, of which each rank computes some at once."""
+        numbers, payload, ranks = list(rows), b"", []
+        for rank in range(self.ranks):
+            ours, counts = numbers[rank :: self.ranks], []
+            for start in range(0, len(ours), at_once):
+                found, batch = _encoded([(number, rows[number]) for number in ours[start : start + at_once]])
+                counts.append(found)
+                payload += batch
+            ranks.append(counts)
+        return self.request(name, payload, ranks=ranks, **fields)
+
+    def step(self, rows: list[TokenRow], step: Step, at_once: int = 1) -> Script:
+        of_step = {number: rows[number] for number in step.rows}
+        targets = sum(len(_targets(row)[0]) for row in of_step.values())
+        return self.rows("accumulate", of_step, at_once, weight=targets).request("step", learning_rate=step.rate)
+
+    def steps(self, rows: list[TokenRow], plan: list[Step], at_once: int = 1) -> Script:
+        for step in plan:
+            self.step(rows, step, at_once)
+        return self
+
+    def save(self, folder: Path, state: bool = False) -> Script:
+        folder.mkdir(parents=True, exist_ok=True)
+        return self.request("save", folder=str(folder), state=state)
+
+    def restore(self, folder: Path, steps: int, scaler: dict[str, Any] | None = None) -> Script:
+        files: dict[str, list[str]] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            files.setdefault(path.name.split("-0")[0].removesuffix(".safetensors"), []).append(str(path))
+        return self.request("restore", files=files, optimizer_steps=steps, loss_scaler=scaler)
+
+    def close(self) -> bytes:
+        return self.request("close").data
+
+
+def _targets(row: TokenRow) -> tuple[list[int], list[int]]:
+    """Where a row has targets, and which."""
+    _, labels, lengths = row
+    places, start = [], 0
+    for length in lengths:
+        places += [at for at in range(start, start + length - 1) if labels[at + 1] != -100]
+        start += length
+    return places, [labels[at + 1] for at in places]
+
+
+def _encoded(rows: list[tuple[int, TokenRow]]) -> tuple[dict[str, Any], bytes]:
+    ids: list[int] = []
+    lengths, numbers, places, targets = list(ids), list(ids), list(ids), list(ids)
+    for number, row in rows:
+        before = len(ids)
+        ids += row[0][: sum(row[2])]
+        lengths += row[2]
+        numbers += [number] * len(row[2])
+        of_row = _targets(row)
+        places += [before + at for at in of_row[0]]
+        targets += of_row[1]
+    counts = {
+        "tokens": len(ids),
+        "documents": len(lengths),
+        "targets": len(targets),
+        "weighted": False,
+        "responses": False,
+    }
+    arrays = [np.array(ids, "<u4"), np.array(lengths, "<u4"), np.array(numbers, "<u8")]
+    arrays += [np.array(places, "<u4"), np.array(targets, "<u4")]
+    return counts, b"".join(array.tobytes() for array in arrays)
+
+
+def golden_script(family: str, variant: str, root: Path, ranks: int = 1, at_once: int = 1) -> bytes:
+    """A whole golden run, whose values are saved."""
+    script = Script(ranks).steps(golden_rows(family, variant), golden_plan(family, variant), at_once)
+    return script.save(root / "output" / "saved").close()
 
 
 class Ran:
@@ -150,7 +215,8 @@ class Ran:
     def __init__(self, code: int, lines: str, job: dict[str, Any], errors: str = "") -> None:
         self.code = code
         self.errors = errors
-        self.events: list[dict[str, Any]] = [json.loads(line) for line in lines.splitlines()]
+        self.lines: list[dict[str, Any]] = [json.loads(line) for line in lines.splitlines()]
+        self.events = [line for line in self.lines if "event" in line]
         self.output = Path(job["output"])
 
     def of(self, event: str) -> list[dict[str, Any]]:
@@ -164,22 +230,32 @@ class Ran:
         return failed
 
     @property
-    def records(self) -> list[dict[str, Any]]:
-        """The lines of `metrics.jsonl`."""
-        text = (self.output / "metrics.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines()]
+    def answers(self) -> list[Any]:
+        """The answers to requests, after what the worker says of itself."""
+        return [said["answer"] for said in self.lines if "answer" in said][1:]
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """What the worker says of itself."""
+        found: dict[str, Any] = next(said["answer"] for said in self.lines if "answer" in said)
+        return found
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The reports of steps."""
+        return [answer for answer in self.answers if isinstance(answer, dict) and "grad_norm" in answer]
 
     @property
     def losses(self) -> list[float]:
-        return [record["loss"] for record in self.records if record["kind"] == "train"]
+        return [step["loss"] for step in self.steps]
 
     @property
-    def adapter(self) -> dict[str, torch.Tensor]:
-        return load_file(self.output / "adapter" / "adapter_model.safetensors")
-
-    @property
-    def adapter_bytes(self) -> bytes:
-        return (self.output / "adapter" / "adapter_model.safetensors").read_bytes()
+    def trained(self) -> dict[str, torch.Tensor]:
+        """The values that were saved last."""
+        found: dict[str, torch.Tensor] = {}
+        for path in (self.output / "saved").glob("trainable*"):
+            found.update(load_file(path))
+        return found
 
     def done(self) -> Ran:
         assert self.code == 0, (self.events[-1:], self.errors)
@@ -193,32 +269,27 @@ def write_job(root: Path, job: dict[str, Any]) -> Path:
     return path
 
 
-def run_here(root: Path, job: dict[str, Any]) -> Ran:
+class _Held(io.BytesIO):
+    """Requests of a stage process that stays when it has sent them."""
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        return super().readline(size) or self._wait()
+
+    def _wait(self) -> bytes:
+        threading.Event().wait()
+        return b""
+
+
+def run_here(root: Path, job: dict[str, Any], requests: bytes = b"") -> Ran:
     """Runs a job in this process."""
     said = io.StringIO()
-    code = run(write_job(root, job), Voice(said))
+    code = run(write_job(root, job), Voice(said), _Held(requests))
     return Ran(code, said.getvalue(), job)
 
 
 def environment(**more: str) -> dict[str, str]:
     path = os.pathsep.join([str(PACKAGE / "src"), str(PACKAGE / "tests"), *sys.path])
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
-
-
-def start_torchrun(root: Path, job: dict[str, Any], ranks: int, **variables: str) -> subprocess.Popen[str]:
-    """Starts a job under torchrun."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [sys.executable, *torchrun, "-m", "pipeline_torch_worker", str(write_job(root, job))]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(**variables)
-    )
-
-
-def run_torchrun(root: Path, job: dict[str, Any], ranks: int, **variables: str) -> Ran:
-    """Runs a job under torchrun."""
-    started = start_torchrun(root, job, ranks, **variables)
-    lines, errors = started.communicate(timeout=300)
-    return Ran(started.returncode, lines, job, errors)
 
 
 def worst(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:

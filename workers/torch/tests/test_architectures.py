@@ -6,6 +6,7 @@ Their checkpoints are made here, with transformers itself. What they are compare
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import processes
@@ -25,7 +26,7 @@ from pipeline_torch_worker.data import Batch, Row
 from pipeline_torch_worker.draws import Draws
 from pipeline_torch_worker.failure import JobFailure
 from pipeline_torch_worker.model import DocumentLoss, load_base, read_config
-from support import Ran, TokenRow, asking_job, run_here, train_job, write_rows, write_steps
+from support import Ran, Script, Step, TokenRow, asking_job, run_here, train_job, worst
 
 VOCABULARY = 96
 RATE = 3e-3
@@ -110,23 +111,23 @@ def reference(model: torch.nn.Module, data: list[TokenRow], per_step: int) -> li
     return losses
 
 
-def job(root: Path, model: Path, data: list[TokenRow], packed: bool = False, **changes: Any) -> dict[str, Any]:
-    """A job that trains two rows a step."""
+def job(root: Path, model: Path, packed: bool = False, **changes: Any) -> dict[str, Any]:
+    """A job that trains a model."""
     made = train_job(root, "llama31", "attention")
-    plan = [
-        {"epoch": 1, "rows": list(range(start, start + 2)), "learning_rate": RATE} for start in range(0, len(data), 2)
-    ]
-    write_steps(root / "steps.jsonl", plan)
     optimizer = {"name": "adamw", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
-    common = {
-        "model": str(model),
-        "dropout": 0.0,
-        "clip_grad_norm": None,
-        "micro_batch_size": 2,
-        "optimizer": optimizer,
-    }
-    data_of_job = write_rows(root / "data", data, packed=packed)
-    return {**made, **common, "data": data_of_job, "total_steps": len(plan), **changes}
+    common = {"model": str(model), "dropout": 0.0, "clip_grad_norm": None, "optimizer": optimizer, "packed": packed}
+    return {**made, **common, **changes}
+
+
+def script(root: Path, data: list[TokenRow], ranks: int = 1) -> bytes:
+    """Requests that train two rows a step, and save what came of it."""
+    plan = [Step(list(range(start, start + 2)), RATE) for start in range(0, len(data), 2)]
+    return Script(ranks).steps(data, plan, at_once=2 // ranks).save(root / "output" / "saved").close()
+
+
+def train(root: Path, model: Path, data: list[TokenRow], **changes: Any) -> Ran:
+    """What the worker makes of rows."""
+    return run_here(root, job(root, model, **changes), script(root, data))
 
 
 def fresh_adapter(model: Path, folder: Path) -> Path:
@@ -142,7 +143,7 @@ def trains_lora(root: Path, family: str) -> tuple[Ran, PeftModel, list[float]]:
     model = checkpoint(root / "model", family)
     start = fresh_adapter(model, root / "start")
     data = rows(12)
-    ran = run_here(root, job(root, model, data, adapter=str(start))).done()
+    ran = train(root, model, data, adapter=str(start)).done()
     adapted = PeftModel.from_pretrained(plain(model), str(start), is_trainable=True).eval()
     return ran, adapted, reference(adapted, data, 2)
 
@@ -152,7 +153,10 @@ def test_an_adapter_trains_as_in_a_plain_loop(tmp_path: Path, family: str) -> No
     ran, adapted, expected = trains_lora(tmp_path, family)
     assert ran.losses == pytest.approx(expected, rel=1e-5)
     # PEFT loads what is left, and computes the same with it.
-    loaded = PeftModel.from_pretrained(plain(tmp_path / "model"), str(ran.output / "adapter")).eval()
+    left = tmp_path / "left"
+    shutil.copytree(tmp_path / "start", left)
+    save_file(ran.trained, left / "adapter_model.safetensors")
+    loaded = PeftModel.from_pretrained(plain(tmp_path / "model"), str(left)).eval()
     row = rows(1)[0]
     with torch.no_grad():
         assert torch.allclose(nll(loaded, row), nll(adapted, row), rtol=1e-3)
@@ -162,15 +166,17 @@ def test_an_adapter_trains_as_in_a_plain_loop(tmp_path: Path, family: str) -> No
 def test_all_weights_train_as_in_a_plain_loop(tmp_path: Path, family: str) -> None:
     model = checkpoint(tmp_path / "model", family)
     data = rows(12)
-    ran = run_here(tmp_path, job(tmp_path, model, data, method="full", adapter=None)).done()
+    ran = train(tmp_path, model, data, method="full", adapter=None).done()
     trained = plain(model)
     assert ran.losses == pytest.approx(reference(trained, data, 2), rel=1e-5)
     # The files have the names that the base's have: transformers makes one tensor of a layer's experts, and they are many again.
-    left = load_file(ran.output / "model" / "model.safetensors")
-    assert left.keys() == load_file(model / "model.safetensors").keys()
+    assert ran.trained.keys() == load_file(model / "model.safetensors").keys()
+    left = tmp_path / "left"
+    shutil.copytree(model, left)
+    save_file(ran.trained, left / "model.safetensors", metadata={"format": "pt"})
     row = rows(1)[0]
     with torch.no_grad():
-        assert torch.allclose(nll(plain(ran.output / "model"), row), nll(trained, row), rtol=1e-3)
+        assert torch.allclose(nll(plain(left), row), nll(trained, row), rtol=1e-3)
 
 
 @pytest.mark.parametrize("family", BOTH)
@@ -198,7 +204,7 @@ def test_packed_rows_train_to_the_losses_of_their_documents(tmp_path: Path) -> N
     model = checkpoint(tmp_path / "model", "qwen3_moe")
     start = fresh_adapter(model, tmp_path / "start")
     data = rows(6, documents=2)
-    ran = run_here(tmp_path, job(tmp_path, model, data, packed=True, adapter=str(start))).done()
+    ran = train(tmp_path, model, data, packed=True, adapter=str(start)).done()
     adapted = PeftModel.from_pretrained(plain(model), str(start), is_trainable=True).eval()
     assert ran.losses == pytest.approx(reference(adapted, data, 2), rel=1e-5)
 
@@ -217,10 +223,10 @@ def test_what_goes_from_document_to_document_is_refused_in_packs_and_computed_al
 ) -> None:
     model = checkpoint(tmp_path / "model", family, **changes)
     data = rows(4, documents=2)
-    failed = run_here(tmp_path, job(tmp_path, model, data, packed=True, method="full", adapter=None)).failed
+    failed = train(tmp_path, model, data, packed=True, method="full", adapter=None).failed
     assert failed["messages"][0] == f"`{family}` has {words}: the documents of a packed row would not be apart"
     alone = rows(4)
-    ran = run_here(tmp_path, job(tmp_path, model, alone, method="full", adapter=None)).done()
+    ran = train(tmp_path, model, alone, method="full", adapter=None).done()
     assert ran.losses == pytest.approx(reference(plain(model), alone, 2), rel=1e-5)
 
 
@@ -234,7 +240,7 @@ def test_an_attention_that_does_not_cut_is_found_before_the_first_row(
         cut(self, [sum(lengths)], *more)
 
     monkeypatch.setattr(attention.Documents, "__init__", all_as_one)
-    failed = run_here(tmp_path, job(tmp_path, folder, rows(4), method="full", adapter=None)).failed
+    failed = train(tmp_path, folder, rows(4), method="full", adapter=None).failed
     assert failed["messages"] == ["`olmo2`: a document behind another is not computed as it is alone"]
 
 
@@ -288,10 +294,11 @@ def test_sharded_weights_are_read_share_by_share(tmp_path: Path, family: str, me
     for parallel in ("ddp", "fsdp2"):
         root = tmp_path / parallel
         root.mkdir()
-        given = job(root, model, data, method=method, adapter=adapter, parallel=parallel)
-        runs.append(processes.run_ranks(root, given, 2).done())
+        given = job(root, model, method=method, adapter=adapter, parallel=parallel)
+        runs.append(processes.run_ranks(root, given, 2, script(root, data, ranks=2)).done())
     ddp, fsdp2 = runs
     assert fsdp2.losses == pytest.approx(ddp.losses, rel=1e-6)
+    assert worst(fsdp2.trained, ddp.trained) < 1e-4
     logs = [(tmp_path / "fsdp2" / f"errors-{rank}.txt").read_text() for rank in range(2)]
     if family == "qwen3_moe":
         # Its experts are one tensor in memory and many in the files.

@@ -99,7 +99,6 @@ def test_every_mistake_of_a_job_is_said_at_once(tmp_path: Path) -> None:
     [
         ({"adapter": None}, "`adapter` is null"),
         ({"dtype": "f16"}, "`loss_scale` is null"),
-        ({"eval_steps": 0}, "`eval_steps` is 0"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

@@ -1,4 +1,4 @@
-"""Several ranks: the same run as one, whatever its share; and what becomes of a run whose ranks fail, hang or are stopped."""
+"""Several ranks: the same run as one, whatever their share; and what becomes of a run whose ranks fail, hang or are left alone."""
 
 from __future__ import annotations
 
@@ -8,54 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
+import torch
 
 import processes
-from support import golden_rows, run_here, run_torchrun, train_job, worst, write_rows, write_steps
+from support import Script, Step, golden_rows, golden_script, run_here, train_job, worst
 
 
 def same_run(root: Path, ranks: int, family: str, variant: str, **changes: Any) -> tuple[float, float]:
     """The greatest differences of losses and of what is trained between one rank and several."""
     runs = []
+    data = golden_rows(family, variant)
+    # Steps of three rows: shares of two ranks are not alike.
+    plan = [Step(list(range(first, first + 3)), 0.002) for first in range(0, len(data) - 2, 3)]
     for name, count in (("one", 1), ("several", ranks)):
         folder = root / name
-        folder.mkdir()
         job = train_job(folder, family, variant, **changes)
-        # Steps of three rows: shares of two ranks are not alike.
-        data = golden_rows(family, variant)
-        plan = [
-            {"epoch": 1, "rows": list(range(first, first + 3)), "learning_rate": 0.002}
-            for first in range(0, len(data) - 2, 3)
-        ]
-        write_steps(folder / "steps.jsonl", plan)
-        job["total_steps"] = len(plan)
-        runs.append((run_here(folder, job) if count == 1 else processes.run_ranks(folder, job, count)).done())
+        script = Script(count).steps(data, plan).rows("score", dict(enumerate(data[:ranks]))).request("check_frozen")
+        requests = script.save(folder / "output" / "saved").close()
+        ran = run_here(folder, job, requests) if count == 1 else processes.run_ranks(folder, job, count, requests)
+        runs.append(ran.done())
     one, several = runs
+    (score,), scores = (next(answer for answer in run.answers if isinstance(answer, list)) for run in runs)
+    assert sum(scores) == pytest.approx(score, rel=1e-4)
     losses = max(abs(a / b - 1) for a, b in zip(several.losses, one.losses, strict=True))
-    if changes.get("method") == "full":
-        trained = [load_file(run.output / "model" / "model.safetensors") for run in (several, one)]
-        return losses, worst(*trained)
-    return losses, worst(several.adapter, one.adapter)
-
-
-def test_two_ranks_under_torchrun_make_the_run_of_one(tmp_path: Path) -> None:
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    one = run_here(tmp_path / "one", train_job(tmp_path / "one", "llama31", "all_linear")).done()
-    two = run_torchrun(tmp_path / "two", train_job(tmp_path / "two", "llama31", "all_linear", profile=True), 2).done()
-    assert two.losses == pytest.approx(one.losses, rel=1e-6)
-    assert worst(two.adapter, one.adapter) <= 1e-5
-    assert two.events[0] == {"event": "started", "protocol": 1}
-    assert two.events[-1]["how"]["ranks"] == 2
-    assert [record["tokens"] for record in two.records] == [record["tokens"] for record in one.records]
-    summary = json.loads((two.output / "summary.json").read_text())
-    assert len(summary["peak_memory_bytes"]) == 2
-    assert min(summary["peak_memory_bytes"]) > 50 << 20
-    assert summary["progress"]["step"] == 6
-    # A trace of each rank.
-    for rank in range(2):
-        trace = json.loads((tmp_path / "two" / "run" / f"torch-rank-{rank}.trace.json").read_text())
-        assert any("backward" in event.get("name", "").lower() for event in trace["traceEvents"])
+    return losses, worst(several.trained, one.trained)
 
 
 @pytest.mark.parametrize("variant", ["attention", "dropout"])
@@ -82,34 +58,59 @@ def test_sharded_weights_make_the_run_of_one(
     assert trained < 1e-4
 
 
-def test_a_run_of_two_sharded_ranks_is_resumed_exactly(tmp_path: Path) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    for folder in (whole, cut):
-        folder.mkdir()
-    changes: dict[str, Any] = {"parallel": "fsdp2", "save_every": 1, "keep_last": 9, "dropout": 0.1}
-    expected = processes.run_ranks(whole, train_job(whole, "llama31", "attention", **changes), 2).done()
-    job = train_job(cut, "llama31", "attention", **changes, resume=str(whole / "working" / "step-3"))
-    resumed = processes.run_ranks(cut, job, 2).done()
-    assert resumed.adapter_bytes == expected.adapter_bytes
-    assert resumed.records == expected.records
+def test_what_sharded_ranks_saved_any_number_of_ranks_takes_up(tmp_path: Path) -> None:
+    data, plan = golden_rows("llama31", "attention"), [Step([0, 1], 1e-3), Step([2, 3], 1e-3)]
+    changes: dict[str, Any] = {"parallel": "fsdp2", "dropout": 0.1}
+    whole = tmp_path / "whole"
+    script = Script(2).step(data, plan[0]).save(whole / "state", state=True).step(data, plan[1])
+    job = train_job(whole, "llama31", "attention", **changes)
+    expected = processes.run_ranks(whole, job, 2, script.save(whole / "output" / "saved").close()).done()
+    files = sorted(path.name for path in (whole / "state").iterdir())
+    assert files == [
+        f"{name}-0000{shard}-of-00002.safetensors"
+        for name in ("exp_avg", "exp_avg_sq", "trainable")
+        for shard in (1, 2)
+    ]
+    for ranks in (1, 2):
+        folder = tmp_path / f"{ranks}-ranks"
+        script = Script(ranks).restore(whole / "state", 1).step(data, plan[1]).save(folder / "output" / "saved")
+        job = train_job(folder, "llama31", "attention", **changes)
+        resumed = processes.run_ranks(folder, job, ranks, script.close()).done()
+        if ranks == 2:
+            assert all(torch.equal(resumed.trained[name], value) for name, value in expected.trained.items())
+        assert worst(resumed.trained, expected.trained) < 1e-4
+
+
+def test_every_rank_leaves_a_trace(tmp_path: Path) -> None:
+    job = train_job(tmp_path, "llama31", "all_linear", profile=True)
+    ran = processes.run_ranks(tmp_path, job, 2, golden_script("llama31", "all_linear", tmp_path, 2)).done()
+    assert ran.how["ranks"] == 2
+    assert all(len(step["peak_memory_bytes"]) == 2 for step in ran.steps)
+    assert min(ran.steps[-1]["peak_memory_bytes"]) > 50 << 20
+    for rank in range(2):
+        trace = json.loads((tmp_path / "run" / f"torch-rank-{rank}.trace.json").read_text())
+        assert any("backward" in event.get("name", "").lower() for event in trace["traceEvents"])
+
+
+def long() -> bytes:
+    """Requests of so many steps that they do not end by themselves."""
+    return Script(2).steps(golden_rows("llama31", "attention"), [Step([0, 1, 2, 3], 1e-3)] * 400).data
 
 
 def test_a_rank_that_fails_is_named_with_its_words(tmp_path: Path) -> None:
-    job = train_job(tmp_path, "llama31", "attention", save_every=1)
     rows = golden_rows("llama31", "attention")
     ids, labels, lengths = rows[5]
     rows[5] = ([99_999, *ids[1:]], labels, lengths)
-    job["data"] = write_rows(tmp_path / "data", rows)
-    failed = processes.run_ranks(tmp_path, job, 2).failed
-    # The second row of the third step is the second rank's.
+    script = Script(2).step(rows, Step([0, 1], 1e-3)).step(rows, Step([4, 5], 1e-3)).data
+    failed = processes.run_ranks(tmp_path, train_job(tmp_path, "llama31", "attention"), 2, script).failed
     assert failed["messages"][0].startswith("rank 1: ")
     assert "index" in failed["messages"][0]
 
 
 def test_a_rank_that_hangs_is_named_with_step_and_collective(tmp_path: Path) -> None:
-    job = train_job(tmp_path, "llama31", "attention", save_every=1, watchdog_seconds=3.0)
-    running = processes.start(tmp_path, long(tmp_path, job), 2)
-    running.wait_for_step(2)
+    job = train_job(tmp_path, "llama31", "attention", watchdog_seconds=3.0)
+    running = processes.start(tmp_path, job, 2, long())
+    running.wait_for_answers(3)
     running.kill(1, signal.SIGSTOP)
     ran = running.finish()
     running.kill(1, signal.SIGKILL)
@@ -121,31 +122,23 @@ def test_a_rank_that_hangs_is_named_with_step_and_collective(tmp_path: Path) -> 
 
 
 def test_a_rank_that_dies_ends_the_run(tmp_path: Path) -> None:
-    job = train_job(tmp_path, "llama31", "attention", save_every=1, watchdog_seconds=20.0)
-    running = processes.start(tmp_path, long(tmp_path, job), 2)
-    running.wait_for_step(2)
+    job = train_job(tmp_path, "llama31", "attention", watchdog_seconds=20.0)
+    running = processes.start(tmp_path, job, 2, long())
+    running.wait_for_answers(3)
     running.kill(1, signal.SIGKILL)
     failed = running.finish().failed
     assert failed["cause"] == "crashed"
     assert "of step " in failed["messages"][0]
 
 
-def test_ranks_that_are_stopped_save_the_last_step_and_go_on_from_it(tmp_path: Path) -> None:
-    job = train_job(tmp_path, "llama31", "attention", save_every=3)
-    running = processes.start(tmp_path, long(tmp_path, job), 2)
-    running.wait_for_step(3)
+def test_ranks_end_with_their_requests_and_not_by_what_asks_the_stage_to_stop(tmp_path: Path) -> None:
+    running = processes.start(tmp_path, train_job(tmp_path, "llama31", "attention"), 2)
+    running.wait_for_answers(1)
     for rank in range(2):
         running.kill(rank, signal.SIGTERM)
-    failed = running.finish().failed
-    assert failed["cause"] == "cancelled"
-    saved = max(int(path.name[5:]) for path in (tmp_path / "working").glob("step-*"))
-    assert failed["messages"] == [f"stopped after step {saved} of 400, which is saved"]
-    assert json.loads((tmp_path / "working" / f"step-{saved}" / "state.json").read_text())["progress"]["step"] == saved
-
-
-def long(root: Path, job: dict[str, Any]) -> dict[str, Any]:
-    """The same job with so many steps that it does not end by itself."""
-    write_steps(
-        root / "steps.jsonl", [{"epoch": step + 1, "rows": [0, 1, 2, 3], "learning_rate": 1e-3} for step in range(400)]
-    )
-    return {**job, "total_steps": 400}
+        running.kill(rank, signal.SIGINT)
+    running.send(Script(2).step(golden_rows("llama31", "attention"), Step([0, 1], 1e-3)).data)
+    running.wait_for_answers(2)
+    # The stage process is gone.
+    running.requests.close()
+    running.wait_for_end()

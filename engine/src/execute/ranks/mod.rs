@@ -4,6 +4,10 @@
 //! the death pipe is theirs too. Each finds the variables that `torchrun` would set. Standard output is the worker
 //! protocol, a line that is none of it goes to the stage's log with the rank's name, and so does standard error.
 //!
+//! Where the stage directs their work, rank 0 reads requests from its standard input and answers them between the events
+//! on its standard output, as `{"answer": …}`. Such ranks have nothing of their own to save: they go on where the user
+//! wants to stop, for as long as the stage has requests, and end when their input does.
+//!
 //! It leaves to others: what is to be started, and what the words of the protocol mean for the stage.
 
 mod judge;
@@ -12,13 +16,16 @@ mod process;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::RawFd;
+use std::process::ChildStdin;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use serde_json::Value;
 
 use crate::context::StageContext;
 use crate::error::{Cause, OrFail, StageError};
@@ -38,6 +45,9 @@ const SETTLING: Duration = Duration::from_secs(1);
 /// How long a rank that was asked to stop may take.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// The same for one that has nothing to save.
+const GRACE_WITH_REQUESTS: Duration = Duration::from_secs(2);
+
 /// Processes to start, as many on each node.
 #[derive(Debug, Clone, Default)]
 pub struct Ranks {
@@ -53,6 +63,8 @@ pub struct Ranks {
     pub inherit: Vec<RawFd>,
     /// They are stopped where none has said anything for so long, on whatever stream.
     pub silence: Option<Duration>,
+    /// Rank 0 reads requests from its standard input.
+    pub take_requests: bool,
 }
 
 /// Something heard of the ranks.
@@ -60,6 +72,8 @@ pub struct Ranks {
 pub enum RankEvent {
     /// A rank said something.
     Said { rank: usize, event: WorkerEvent },
+    /// Rank 0 answered a request.
+    Answered(Value),
     /// A rank is gone, and nothing more will be heard of it.
     Ended {
         rank: usize,
@@ -75,9 +89,16 @@ pub struct RunningRanks {
     spoken: Receiver<(usize, StreamItem)>,
     silence: Option<Duration>,
     last_word: Instant,
+    /// To the standard input of rank 0, where it reads requests.
+    requests: Option<Sender<Vec<u8>>>,
+    /// How long they may take to end that were asked to stop.
+    grace: Duration,
     /// When they were asked to stop.
     asked: Option<Instant>,
     killed: bool,
+    failures: RankFailures,
+    /// Since when something is known against them.
+    trouble: Option<Instant>,
     kills: Kills,
 }
 
@@ -94,19 +115,29 @@ impl StageContext {
             spoken,
             silence: ranks.silence,
             last_word: Instant::now(),
+            requests: None,
+            grace: if ranks.take_requests { GRACE_WITH_REQUESTS } else { GRACE },
             asked: None,
             killed: false,
+            failures: RankFailures::default(),
+            trouble: None,
             kills: Memory::default().kills(),
         };
         let rendezvous = Rendezvous::of(nodes.as_ref())?;
         for node in 0..ranks.nodes.max(1) {
-            let prefix = nodes.as_ref().map(|nodes| nodes.prefix(node, ranks.per_node)).unwrap_or_default();
-            let command = prefix.into_iter().chain(ranks.command.iter().cloned()).collect();
-            let there = Ranks { command, ..ranks.clone() };
             for local in 0..ranks.per_node {
+                let rank = node * ranks.per_node + local;
+                let take_requests = ranks.take_requests && rank == 0;
+                let prefix = nodes.as_ref().map(|nodes| nodes.prefix(node, ranks.per_node, take_requests));
+                let command = prefix.into_iter().flatten().chain(ranks.command.iter().cloned()).collect();
+                let there = Ranks { command, take_requests, ..ranks.clone() };
                 let mut env = rendezvous.variables(ranks, node, local);
                 env.extend(nodes.as_ref().map(|_| without_death_pipe()));
-                running.ranks.push(start(&there, node * ranks.per_node + local, env, &sender)?);
+                let mut rank = start(&there, rank, env, &sender)?;
+                if let Some(stdin) = rank.take_stdin() {
+                    running.requests = Some(written_to(stdin));
+                }
+                running.ranks.push(rank);
             }
         }
         Ok(running)
@@ -128,6 +159,14 @@ fn start(
         thread::spawn(move || stream.listen(&mut |spoken| sender.send((rank, spoken)).is_ok()));
     }
     Ok(started)
+}
+
+/// A way to write to a rank without waiting for it to read. What is queued is written before the input ends.
+fn written_to(mut stdin: ChildStdin) -> Sender<Vec<u8>> {
+    let (sender, requests) = channel::<Vec<u8>>();
+    // Where it is gone, that is known by its end.
+    thread::spawn(move || requests.iter().try_for_each(|request| stdin.write_all(&request)));
+    sender
 }
 
 /// Where the ranks meet.
@@ -175,7 +214,7 @@ impl RunningRanks {
             match self.spoken.recv_timeout(left.min(TICK)) {
                 Ok((rank, spoken)) => {
                     if let Some(event) = self.take(rank, spoken, context) {
-                        return Some(RankEvent::Said { rank, event });
+                        return Some(event);
                     }
                 }
                 // No stream is open any more: nothing waits for the ends that are still to come.
@@ -200,8 +239,36 @@ impl RunningRanks {
     pub fn stop(&mut self) {
         if self.asked.is_none() {
             self.asked = Some(Instant::now());
+            self.end_requests();
             self.signal(Signal::SIGTERM);
         }
+    }
+
+    /// Sends a request to rank 0; returns before it was read.
+    pub fn request(&mut self, request: Vec<u8>) {
+        if let Some(requests) = &self.requests {
+            // Where it is gone, that is known by its end.
+            let _ = requests.send(request);
+        }
+    }
+
+    /// Sends no more requests.
+    pub fn end_requests(&mut self) {
+        self.requests = None;
+    }
+
+    /// Waits for the next answer of rank 0. `heard` gets what they say meanwhile.
+    ///
+    /// # Errors
+    /// As [`RunningRanks::attend`], and where they end without an answer. They are gone then.
+    pub fn answer(
+        &mut self,
+        context: &mut StageContext,
+        heard: &mut dyn FnMut(usize, WorkerEvent, &mut StageContext) -> Result<(), StageError>,
+    ) -> Result<Value, StageError> {
+        self.last_word = Instant::now();
+        let answer = self.follow(context, heard)?;
+        answer.ok_or_else(|| StageError::new(Cause::Crashed, "the ranks ended before their work was done"))
     }
 
     /// Follows them to their end. `heard` gets what they say of their work; where one fails or dies, or the user wants
@@ -214,55 +281,67 @@ impl RunningRanks {
         context: &mut StageContext,
         heard: &mut dyn FnMut(usize, WorkerEvent, &mut StageContext) -> Result<(), StageError>,
     ) -> Result<(), StageError> {
-        let (mut failures, mut trouble) = (RankFailures::default(), None);
+        while self.follow(context, heard)?.is_some() {}
+        Ok(())
+    }
+
+    /// Follows them to the next answer, or to their end.
+    fn follow(
+        &mut self,
+        context: &mut StageContext,
+        heard: &mut dyn FnMut(usize, WorkerEvent, &mut StageContext) -> Result<(), StageError>,
+    ) -> Result<Option<Value>, StageError> {
         while !self.are_gone() {
             let was_asked = self.asked.is_some();
             match self.hear(TICK, context) {
                 Some(RankEvent::Said { rank, event: WorkerEvent::Failed(failure) }) => {
-                    failures.failed(rank, failure);
-                    trouble.get_or_insert_with(Instant::now);
+                    self.failures.failed(rank, failure);
+                    self.trouble.get_or_insert_with(Instant::now);
                 }
                 Some(RankEvent::Said { rank, event }) => {
                     if let Err(error) = heard(rank, event, context) {
-                        failures.refused(error);
+                        self.failures.refused(error);
                         self.stop();
                     }
                 }
+                Some(RankEvent::Answered(answer)) => return Ok(Some(answer)),
                 Some(RankEvent::Ended { well: true, .. }) => {}
                 Some(RankEvent::Ended { rank, well: false }) => {
-                    failures.ended(rank, self.ranks.len(), &self.ranks[rank], was_asked);
-                    trouble.get_or_insert_with(Instant::now);
+                    self.failures.ended(rank, self.ranks.len(), &self.ranks[rank], was_asked);
+                    self.trouble.get_or_insert_with(Instant::now);
                 }
                 None => {}
             }
-            self.keep_order(&mut failures, trouble, context);
+            self.keep_order(context);
         }
         let ran_out = self.kills.rose_until(Memory::default().kills());
-        failures.conclude(ran_out, context)
+        std::mem::take(&mut self.failures).conclude(ran_out, context).map(|()| None)
     }
 
     /// Stops them where that is due.
-    fn keep_order(&mut self, failures: &mut RankFailures, trouble: Option<Instant>, context: &StageContext) {
+    fn keep_order(&mut self, context: &StageContext) {
         let over = |since: Option<Instant>, limit: Duration| since.is_some_and(|since| since.elapsed() >= limit);
         if self.asked.is_none() && over(Some(self.last_word), self.silence.unwrap_or(Duration::MAX)) {
-            failures.silent(self.ranks.len(), self.last_word.elapsed());
+            self.failures.silent(self.ranks.len(), self.last_word.elapsed());
             self.stop();
         }
-        if over(trouble, SETTLING) || context.cancelled() {
+        // With requests it is the stage that looks whether the user wants to stop.
+        if over(self.trouble, SETTLING) || (context.cancelled() && self.requests.is_none()) {
             self.stop();
         }
         // Where the user wants to stop, the engine decides how long that may take, and ends this process with the
         // ranks.
-        if !self.killed && !context.cancelled() && over(self.asked, GRACE) {
+        if !self.killed && !context.cancelled() && over(self.asked, self.grace) {
             self.killed = true;
             self.signal(Signal::SIGKILL);
         }
     }
 
-    fn take(&mut self, rank: usize, spoken: StreamItem, context: &StageContext) -> Option<WorkerEvent> {
+    fn take(&mut self, rank: usize, spoken: StreamItem, context: &StageContext) -> Option<RankEvent> {
         self.last_word = Instant::now();
         match spoken {
-            StreamItem::Event(event) => return Some(event),
+            StreamItem::Event(event) => return Some(RankEvent::Said { rank, event }),
+            StreamItem::Answer(answer) => return Some(RankEvent::Answered(answer)),
             StreamItem::Line(line) => {
                 match self.ranks.len() {
                     1 => context.log(&line),

@@ -45,9 +45,9 @@ impl Nodes {
         Ok(Self { names, address, cpus })
     }
 
-    /// What stands before the command of a rank on a node. The steps share what the job has, so that each sees all
+    /// What stands before the command of a rank on a node, which has the standard input of this process or none. The steps share what the job has, so that each sees all
     /// devices of its node.
-    pub(super) fn prefix(&self, node: usize, per_node: usize) -> Vec<OsString> {
+    pub(super) fn prefix(&self, node: usize, per_node: usize, input: bool) -> Vec<OsString> {
         let mut words = vec![
             "srun".to_owned(),
             "--nodes=1".to_owned(),
@@ -55,7 +55,7 @@ impl Nodes {
             "--overlap".to_owned(),
             format!("--nodelist={}", self.names[node]),
             "--unbuffered".to_owned(),
-            "--input=none".to_owned(),
+            format!("--input={}", if input { "all" } else { "none" }),
             "--kill-on-bad-exit=1".to_owned(),
         ];
         words.extend(self.cpus.map(|cpus| format!("--cpus-per-task={}", (cpus / per_node.max(1)).max(1))));
@@ -104,7 +104,7 @@ mod tests {
     fn a_rank_is_a_step_on_its_node() {
         let nodes = Nodes { names: vec!["n1".into(), "n7".into()], address: "10.0.0.1".into(), cpus: Some(16) };
         let words: Vec<String> =
-            nodes.prefix(1, 2).into_iter().map(|word| word.to_string_lossy().into_owned()).collect();
+            nodes.prefix(1, 2, false).into_iter().map(|word| word.to_string_lossy().into_owned()).collect();
         assert_eq!(words[..2], ["srun", "--nodes=1"]);
         assert!(
             words.contains(&"--nodelist=n7".to_owned()) && words.contains(&"--cpus-per-task=8".to_owned()),

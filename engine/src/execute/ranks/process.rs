@@ -7,11 +7,13 @@ use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::RawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde::Deserialize;
+use serde_json::Value;
 
 use super::Ranks;
 use crate::execute::inherited::{self, keep_on_exec};
@@ -62,8 +64,17 @@ impl Ending {
 pub(super) enum StreamItem {
     /// A word of the protocol.
     Event(WorkerEvent),
+    /// The answer to a request.
+    Answer(Value),
     Line(String),
     End,
+}
+
+/// The line of an answer.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Answer {
+    answer: Value,
 }
 
 /// One of a rank's two streams.
@@ -82,7 +93,7 @@ impl Rank {
             .args(arguments)
             .envs(&ranks.env)
             .envs(env)
-            .stdin(Stdio::null())
+            .stdin(if ranks.take_requests { Stdio::piped() } else { Stdio::null() })
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let inherit: Vec<RawFd> = ranks.inherit.clone();
@@ -103,6 +114,11 @@ impl Rank {
         ];
         let rank = Self { child, exited: None, ending: None, open_streams: streams.len(), last_lines: VecDeque::new() };
         Ok((rank, streams))
+    }
+
+    /// Its standard input, where it reads requests.
+    pub(super) fn take_stdin(&mut self) -> Option<ChildStdin> {
+        self.child.stdin.take()
     }
 
     /// Looks whether it is gone: its process has ended, and so have its streams.
@@ -152,14 +168,21 @@ impl Rank {
     }
 }
 
+impl StreamItem {
+    /// An event or an answer, if the line is one.
+    fn of_protocol(line: &[u8]) -> Option<Self> {
+        let answer = || serde_json::from_slice(line).ok().map(|Answer { answer }| Self::Answer(answer));
+        serde_json::from_slice(line).ok().map(Self::Event).or_else(answer)
+    }
+}
+
 impl Stream {
     /// Tells what it has until its end, or until nobody hears.
     pub(super) fn listen(mut self, tell: &mut dyn FnMut(StreamItem) -> bool) {
         let mut line = Vec::new();
         while self.lines.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
-            let event = self.speaks_protocol.then(|| serde_json::from_slice(&line).ok()).flatten();
-            let spoken = event.map_or_else(|| StreamItem::Line(shown(&line)), StreamItem::Event);
-            if !tell(spoken) {
+            let item = self.speaks_protocol.then(|| StreamItem::of_protocol(&line)).flatten();
+            if !tell(item.unwrap_or_else(|| StreamItem::Line(shown(&line)))) {
                 return;
             }
             line.clear();

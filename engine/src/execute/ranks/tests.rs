@@ -115,3 +115,41 @@ fn several_machines_need_a_cluster() {
     let error = context.launch(&Ranks { nodes: 2, ..shell(1, "true") }).unwrap_err();
     assert!(error.help.unwrap().contains("slurm"));
 }
+
+#[test]
+fn rank_0_answers_requests_in_their_order_and_ends_with_its_input() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut context = StageContext::new(job(folder.path()), Voice::Silent).unwrap();
+    let script = r#"[ $RANK = 0 ] || exit 0
+        while read -r line; do
+            echo "{\"event\":\"warning\",\"message\":\"$line\"}"; echo 'to the log'; echo "{\"answer\":[$line,$RANK]}"
+        done"#;
+    let mut running = context.launch(&Ranks { take_requests: true, ..shell(2, script) }).unwrap();
+    let mut heard = Vec::new();
+    let mut listen = |_: usize, event: WorkerEvent, _: &mut StageContext| {
+        heard.push(event);
+        Ok(())
+    };
+    // The second is sent before the first is answered.
+    (1..3).for_each(|number| running.request(format!("{number}\n").into_bytes()));
+    let answers = [(); 2].map(|()| running.answer(&mut context, &mut listen).unwrap());
+    assert_eq!(answers, [serde_json::json!([1, 0]), serde_json::json!([2, 0])]);
+    running.end_requests();
+    running.attend(&mut context, &mut listen).unwrap();
+    assert_eq!(heard.len(), 2);
+}
+
+#[test]
+fn who_waits_for_an_answer_hears_why_none_comes() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut context = StageContext::new(job(folder.path()), Voice::Silent).unwrap();
+    let answer = |script: &str, context: &mut StageContext| {
+        let mut running = context.launch(&Ranks { take_requests: true, ..shell(2, script) }).unwrap();
+        running.request(b"go\n".to_vec());
+        running.answer(context, &mut |_, _, _| Ok(())).unwrap_err()
+    };
+    let killed = answer("read -r line; [ $RANK = 1 ] && kill -9 $$; exec sleep 1000", &mut context);
+    assert!(killed.message.starts_with("rank 1 of 2 (process "), "{killed:?}");
+    let ended = answer("exit 0", &mut context);
+    assert_eq!((ended.cause, ended.message.as_str()), (Cause::Crashed, "the ranks ended before their work was done"));
+}

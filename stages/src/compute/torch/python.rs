@@ -20,7 +20,7 @@ pub(super) const PACKAGE: &str = "pipeline_torch_worker";
 const LOOK: &str = "
 import importlib.metadata, importlib.util, json, sys
 found = {'python': sys.version.split()[0]}
-for name in ('pipeline_torch_worker', 'torch', 'transformers', 'peft', 'safetensors', 'pyarrow', 'numpy', 'torch_npu'):
+for name in ('pipeline_torch_worker', 'torch', 'transformers', 'peft', 'safetensors', 'numpy', 'torch_npu'):
     if importlib.util.find_spec(name) is not None:
         try:
             found[name] = importlib.metadata.version(name.replace('_', '-'))
@@ -30,7 +30,7 @@ print(json.dumps(found))
 ";
 
 /// What every device needs.
-const NEEDED: [&str; 7] = [PACKAGE, "torch", "transformers", "peft", "safetensors", "pyarrow", "numpy"];
+const NEEDED: [&str; 6] = [PACKAGE, "torch", "transformers", "peft", "safetensors", "numpy"];
 
 #[derive(Debug, Clone)]
 pub(super) struct Python {
@@ -122,6 +122,12 @@ pub(crate) fn is_usable() -> bool {
     is_installed() || *ANSWER.get_or_init(|| Python::find().packages().is_ok())
 }
 
+/// Whether the torch worker can be started here, as Python says itself.
+#[cfg(test)]
+pub(crate) fn can_start() -> bool {
+    Python::find().packages().is_ok()
+}
+
 /// Whether there is a Python with the torch worker, as far as folders tell: a plan asks for it, and starts no program.
 pub(crate) fn is_installed() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
@@ -173,10 +179,7 @@ mod tests {
         let bare = python(&folder, r#"echo '{"python": "3.12.1", "torch": "2.9.0", "safetensors": ""}'"#);
         let error = bare.packages().unwrap_err();
         assert_eq!(error.cause, Cause::Machine);
-        assert!(
-            error.message.ends_with("has no pipeline_torch_worker, no transformers, no peft, no pyarrow, no numpy"),
-            "{error}"
-        );
+        assert!(error.message.ends_with("has no pipeline_torch_worker, no transformers, no peft, no numpy"), "{error}");
         assert!(error.help.unwrap().contains("-m pip install ./workers/torch"));
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
-use engine::execute::Ranks;
+use engine::execute::{Ranks, RunningRanks};
 use engine::protocol::WorkerEvent;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -28,6 +28,13 @@ const SUMMARY: &str = "summary.json";
 
 /// The most memory that each rank has had, by its device's counter, in the summary.
 const PEAK_MEMORY: &str = "peak_memory_bytes";
+
+/// Whether ranks are told what to do after their job file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TakeRequests {
+    Yes,
+    No,
+}
 
 /// A piece of work in a folder of its own.
 #[derive(Debug)]
@@ -108,6 +115,29 @@ impl Work {
         }
     }
 
+    /// Starts the ranks.
+    pub(super) fn start(
+        &self,
+        job: &Job,
+        take_requests: TakeRequests,
+        context: &StageContext,
+    ) -> Result<RunningRanks, StageError> {
+        let path = self.folder.join("job.json");
+        let text = serde_json::to_vec_pretty(job).expect("a job is plain data");
+        fs::write(&path, text).or_fail(Cause::Machine, || format!("cannot write `{}`", path.display()))?;
+        let devices = context.devices().clone();
+        let is_set = |name: &str| std::env::var_os(name).is_some();
+        context.launch(&Ranks {
+            nodes: devices.nodes,
+            per_node: devices.count,
+            command: vec![self.python.program().clone(), "-m".into(), PACKAGE.into(), path.into()],
+            env: environment::variables(&devices, context.threads(), &self.env, &is_set),
+            inherit: Vec::new(),
+            silence: Some(LOADING + self.watchdog * SILENT_COLLECTIVES),
+            take_requests: take_requests == TakeRequests::Yes,
+        })
+    }
+
     /// Does the work. `heard` gets what rank 0 says of it; warnings and reports go on to the user by themselves.
     ///
     /// # Errors
@@ -118,22 +148,9 @@ impl Work {
         context: &mut StageContext,
         heard: &mut dyn FnMut(WorkerEvent, &mut StageContext) -> Result<(), StageError>,
     ) -> Result<Summary, StageError> {
-        let path = self.folder.join("job.json");
-        let text = serde_json::to_vec_pretty(job).expect("a job is plain data");
-        fs::write(&path, text).or_fail(Cause::Machine, || format!("cannot write `{}`", path.display()))?;
-        let devices = context.devices().clone();
-        let is_set = |name: &str| std::env::var_os(name).is_some();
-        let ranks = Ranks {
-            nodes: devices.nodes,
-            per_node: devices.count,
-            command: vec![self.python.program().clone(), "-m".into(), PACKAGE.into(), path.into()],
-            env: environment::variables(&devices, context.threads(), &self.env, &is_set),
-            inherit: Vec::new(),
-            silence: Some(LOADING + self.watchdog * SILENT_COLLECTIVES),
-        };
+        let running = self.start(job, TakeRequests::No, context)?;
         let profile = context.profile().clone();
         let _phase = profile.phase("torch worker");
-        let running = context.launch(&ranks)?;
         running.attend(context, &mut |rank, event, context| match event {
             WorkerEvent::Started { .. } | WorkerEvent::Finished { .. } => Ok(()),
             WorkerEvent::Warning { .. } | WorkerEvent::Note { .. } | WorkerEvent::Report { .. } => {

@@ -1,9 +1,10 @@
 //! Saving the working state of a run and taking it up again.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use engine::context::StageContext;
-use engine::error::StageError;
+use engine::error::{Cause, OrFail, StageError};
 use engine::preflight::is_known;
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, WorkingState};
@@ -33,22 +34,13 @@ pub(super) fn resume(
     Ok(Some((progress, metrics)))
 }
 
-/// The newest saved step, where there is one that this run continues, by its folder: for a worker that takes it up
-/// itself.
-pub(super) fn to_resume(
-    params: &TrainParams,
-    fresh: &Progress,
-    context: &mut StageContext,
-) -> Result<Option<PathBuf>, StageError> {
-    let (saved, damaged) = state::newest(context.working()).map_err(state::failure)?;
-    passed_over(damaged, context);
-    let Some(saved) = saved else { return Ok(None) };
-    let folder = context.working().join(format!("step-{}", saved.progress.step));
-    Ok(goes_on(params, &saved.progress, fresh, context)?.then_some(folder))
-}
-
-pub(super) fn saved_steps(context: &StageContext) -> Option<u64> {
-    state::newest_progress(context.working()).ok().flatten().map(|progress| progress.step)
+/// A crash, with the step that the next run goes on from.
+pub(super) fn with_saved_step(mut error: StageError, context: &StageContext) -> StageError {
+    let saved = state::newest_progress(context.working()).ok().flatten();
+    if let Some(Progress { step, .. }) = saved.filter(|_| error.cause == Cause::Crashed && error.help.is_none()) {
+        error.help = Some(format!("step {step} is saved: run again to go on from there"));
+    }
+    error
 }
 
 /// Warns of damaged steps.
@@ -72,9 +64,7 @@ fn goes_on(
         state::clear(context.working()).map_err(state::failure)?;
         return Ok(false);
     }
-    // The torch worker adds its versions, which are not known before it runs.
-    let rest = saved.computed_by.strip_prefix(&fresh.computed_by);
-    if !rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(',')) {
+    if saved.computed_by != fresh.computed_by {
         context.warn(format!(
             "step {step} was computed by {}, and this run is by {}: their last digits may differ",
             saved.computed_by, fresh.computed_by
@@ -142,12 +132,19 @@ pub(super) fn save_best(
 pub(super) fn result(
     params: &TrainParams,
     progress: &Progress,
-    context: &StageContext,
+    learner: &mut dyn Learner,
+    context: &mut StageContext,
 ) -> Result<Vec<PathBuf>, StageError> {
     let is_last = progress.validation.best.is_none_or(|best| best.step == progress.step);
     let files = match progress.best_weights.filter(|_| params.keep_best && !is_last) {
         Some(best) => best.files(context.working()),
-        None => state::values_of_step(context.working(), progress.step),
+        None if learner.state_has_names_of_files() => state::values_of_step(context.working(), progress.step),
+        None => {
+            let folder = context.scratch().join("result");
+            fs::create_dir_all(&folder).or_fail(Cause::Machine, || format!("cannot create `{}`", folder.display()))?;
+            let files = learner.save(&folder, Written::Values, context)?;
+            return Ok(files.into_iter().map(|file| folder.join(file)).collect());
+        }
     };
     files.map_err(state::failure)
 }

@@ -121,7 +121,7 @@ pub(super) struct Teller {
 }
 
 /// TensorBoard's curves in the run's folder. What cannot be written is warned of, once, and costs no training.
-pub(super) struct Curves(Option<EventFile>);
+struct Curves(Option<EventFile>);
 
 impl Curves {
     /// None: those of a worker that does not speak.
@@ -130,7 +130,7 @@ impl Curves {
     }
 
     /// Begins after `done` steps.
-    pub(super) fn new(done: u64, context: &mut StageContext) -> Self {
+    fn new(done: u64, context: &mut StageContext) -> Self {
         let folder = context.run_folder().join("tensorboard");
         let curves = EventFile::create(&folder, done);
         let curves = curves
@@ -139,7 +139,7 @@ impl Curves {
     }
 
     /// Adds every figure that is a number to its curve.
-    pub(super) fn draw(&mut self, values: &Map<String, Value>, context: &mut StageContext) {
+    fn draw(&mut self, values: &Map<String, Value>, context: &mut StageContext) {
         let Some(curves) = &mut self.0 else { return };
         let kind = values.get("kind").and_then(Value::as_str).unwrap_or_default();
         let step = values.get("step").and_then(Value::as_u64).unwrap_or_default();

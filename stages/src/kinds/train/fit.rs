@@ -7,7 +7,7 @@ use std::path::Path;
 
 use engine::artifact::Facts;
 use engine::context::{Artifact, StageContext};
-use engine::error::{Cause, StageError};
+use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::preflight::known;
@@ -17,9 +17,8 @@ use model::peft::Modules;
 use serde_json::Value;
 
 use super::parameters::{AdapterOrigin, Method, TrainParams};
-use crate::compute::backend::Backend;
 use crate::compute::{adapter, checkpoint};
-use crate::data::artifact::{OptionalColumn, TokensFacts};
+use crate::data::artifact::TokensFacts;
 use crate::kinds::tokenize::LONGEST_POSSIBLE;
 use crate::preflight::{model_config, not_native};
 
@@ -37,12 +36,6 @@ pub(super) fn problems(params: &TrainParams, inputs: &InputFacts, span: Span) ->
             problems.extend(ahead(facts, model, data.reference.span));
             continue;
         };
-        if params.backend == Backend::Torch
-            && let Err(error) = unweighted(&tokens)
-        {
-            let problem = Problem::error("bad-value", span, error.message, "they do not go together").at("backend");
-            problems.push(problem.with_help(error.help.unwrap_or_default()));
-        }
         let size = |name: &str| model.get(name).and_then(Value::as_u64).unwrap_or(u64::MAX);
         let misfit = check(&tokens, size("vocab_size"), size("max_position_embeddings"));
         problems.extend(misfit.err().map(|misfit| wrong_input(misfit.to_string(), misfit.help())));
@@ -123,16 +116,6 @@ impl From<Misfit> for StageError {
     fn from(misfit: Misfit) -> Self {
         StageError::bad_data(misfit.to_string()).with_help(misfit.help())
     }
-}
-
-/// Fails where tokens have weights, for a backend that does not read them.
-pub(super) fn unweighted(tokens: &TokensFacts) -> Result<(), StageError> {
-    if !tokens.columns.contains(&OptionalColumn::Weight) {
-        return Ok(());
-    }
-    let message = "the tokens have weights, and the torch backend gives every target the same";
-    Err(StageError::new(Cause::BadParameters, message)
-        .with_help("set `backend: native`, or leave `weight` out of `tokenize`"))
 }
 
 /// Compares the vocabularies of a model and its teacher by their sizes.

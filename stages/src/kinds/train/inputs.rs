@@ -45,6 +45,11 @@ impl Inputs {
         }
         Ok(Self { model, architecture, rows, validation, division, total_steps })
     }
+
+    /// The tables of rows.
+    pub(super) fn tables(&self) -> impl Iterator<Item = &TokensReader> {
+        std::iter::once(&self.rows).chain(&self.validation)
+    }
 }
 
 /// How the rows are divided into steps, and how many there are.

@@ -22,7 +22,6 @@ mod session;
 mod state;
 mod summary;
 mod tensorboard;
-mod torch;
 mod validation;
 mod workers;
 
@@ -170,7 +169,9 @@ impl Stage for Train {
         let architecture = checkpoint::architecture(&context.open(&params.model)?.folder)?;
         let choice = Choice::of(params.backend, params.serves(), &architecture, context)?;
         if choice.is_torch {
-            return torch::run(params, &choice, context);
+            let open = |inputs: &Inputs, context: &mut StageContext| learner::open_torch(params, inputs, context);
+            let ended = session::run(params, open, Some(choice.report()), context);
+            return ended.map_err(|error| checkpoints::with_saved_step(error, context));
         }
         let mut workers = workers::Workers::form(params, context)?;
         let compute = params.dtype.compute();

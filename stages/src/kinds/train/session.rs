@@ -63,12 +63,12 @@ pub(super) fn run(
     };
     session.train(context)?;
     let facts = session.conclude(remark, context)?;
-    let Session { learner, teller, rows, progress, .. } = session;
-    learner.close(context)?;
+    let Session { mut learner, teller, rows, progress, .. } = session;
     if !ranks.leads() {
-        return Ok(());
+        return learner.close(context);
     }
-    let values = checkpoints::result(params, &progress, context)?;
+    let values = checkpoints::result(params, &progress, &mut *learner, context)?;
+    learner.close(context)?;
     match adapter {
         Some(config) => output::adapter(config, &values, &facts, &model, &rows, context)?,
         None => output::model(&values, &model.folder, output::prompt_facts(&rows), context)?,
@@ -77,10 +77,16 @@ pub(super) fn run(
 }
 
 /// Fails where nothing was learned.
-pub(super) fn require_targets(progress: &Progress) -> Result<(), StageError> {
-    match progress.target_tokens {
-        0 => Err(StageError::bad_data("no row has a target token: nothing was trained")
-            .with_help("look at the rows with `pipeline show`: are the labels all masked?")),
+fn require_targets(progress: &Progress) -> Result<(), StageError> {
+    match progress {
+        Progress { target_tokens: 0, skipped_steps: 1.., .. } => {
+            let message = "the gradients of every step overflowed: nothing was trained";
+            Err(StageError::new(Cause::Numeric, message).with_help("compute in bf16 or f32"))
+        }
+        Progress { target_tokens: 0, .. } => {
+            Err(StageError::bad_data("no row has a target token: nothing was trained")
+                .with_help("look at the rows with `pipeline show`: are the labels all masked?"))
+        }
         _ => Ok(()),
     }
 }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from .events import Voice
 from .failure import failure_of
@@ -31,23 +32,26 @@ def main() -> int:
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     voice = Voice.of_process(int(os.environ.get("RANK", "0")))
     voice.started()
-    code = run(Path(arguments[0]), voice)
+    code = run(Path(arguments[0]), voice, sys.stdin.buffer)
     sys.stderr.flush()
     # Not by the interpreter's end: threads of a broken collective would hold it up.
     os._exit(code)
 
 
-def run(path: Path, voice: Voice) -> int:
-    """Runs a job file and says how it ended; the exit code."""
+def run(path: Path, voice: Voice, source: BinaryIO) -> int:
+    """Runs a job file, with requests from `source`, and says how it ended; the exit code."""
     ranks: Ranks | None = None
     try:
         job = read_job(path)
         from .stopping import StopRequest
 
         stop = StopRequest()
-        stop.heed_signals()
+        if isinstance(job, TrainJob):
+            _leave_signals_to_the_stage()
+        else:
+            stop.heed_signals()
         ranks = _join(job, voice, stop)
-        how = _run(job, ranks, voice, stop)
+        how = _run(job, ranks, voice, stop, source)
         ranks.leave()
     except BaseException as error:
         failure = failure_of(error)
@@ -63,6 +67,12 @@ def run(path: Path, voice: Voice) -> int:
     return 0
 
 
+def _leave_signals_to_the_stage() -> None:
+    """What asks the stage to stop reaches the ranks too; its process says what is still to be done, and ends them."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _join(job: Job, voice: Voice, stop: StopRequest) -> Ranks:
     from .device import open_device
     from .parallel import Place, Ranks
@@ -73,11 +83,13 @@ def _join(job: Job, voice: Voice, stop: StopRequest) -> Ranks:
     return Ranks.join(place, device, seconds, voice, stop)
 
 
-def _run(job: Job, ranks: Ranks, voice: Voice, stop: StopRequest) -> dict[str, object]:
+def _run(job: Job, ranks: Ranks, voice: Voice, stop: StopRequest, source: BinaryIO) -> dict[str, object]:
     if isinstance(job, TrainJob):
         from . import train
+        from .requests import Requests
 
-        return train.run(job, ranks.device, ranks, voice, stop)
+        train.run(job, ranks.device, ranks, voice, Requests(ranks, source))
+        return {}
     if isinstance(job, ScoreJob):
         from . import score
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from .draws import AddressedDropout, Draws
 from .failure import JobFailure
 
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS_FILE = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 
 
@@ -60,14 +60,6 @@ def set_training(adapted: PeftModel, training: bool) -> None:
             module.train(training)
 
 
-def write(values: dict[str, torch.Tensor], settings: Path, folder: Path) -> None:
-    """Leaves a PEFT folder: the values in f32 by their names, and the settings of the folder that training began with."""
-    folder.mkdir()
-    ordered = {name: values[name].contiguous() for name in sorted(values)}
-    save_file(ordered, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-    shutil.copyfile(settings / CONFIG_FILE, folder / CONFIG_FILE)
-
-
 def _put_in_place(adapted: PeftModel, folder: Path) -> None:
     """Reads the adapter's values where PEFT has made them on the meta device, as it does beside weights that are there."""
     values = load_file(folder / WEIGHTS_FILE)
@@ -81,7 +73,9 @@ def _check(adapted: PeftModel, folder: Path) -> None:
     """Fails where the file and the model have different tensors: PEFT passes over those that it does not know."""
     trained = {file_name(name) for name, parameter in adapted.named_parameters() if parameter.requires_grad}
     # PEFT puts the base's own weight beside an adapter on a head.
-    there = {name for name in load_file(folder / WEIGHTS_FILE) if ".base_layer." not in name}
+    with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
+        names = list(file.keys())
+    there = {name for name in names if ".base_layer." not in name}
     if trained != there:
         odd = ", ".join(f"`{name}`" for name in sorted(trained ^ there)[:4])
         message = f"the adapter in `{folder}` and the model have different tensors: {odd}"

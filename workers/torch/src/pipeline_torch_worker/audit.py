@@ -5,6 +5,8 @@ A tensor that stays where it was is the mark of a graph cut somewhere, which no 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -21,8 +23,12 @@ LEAST_RATE = 1e-6
 class Audit:
     """Where everything was at first, and what gradients did since."""
 
-    def __init__(self, parameters: Parameters, rate_moves: bool, ranks: Ranks) -> None:
+    def __init__(
+        self, parameters: Parameters, frozen: Mapping[str, torch.Tensor], rate_moves: bool, ranks: Ranks
+    ) -> None:
         self._parameters = parameters
+        self._frozen = frozen
+        self._frozen_before = [_sum_of_bits(tensor) for tensor in frozen.values()]
         self._ranks = ranks
         # An update in proportion to the gradient may well round away.
         self._rate_moves = rate_moves
@@ -51,11 +57,29 @@ class Audit:
                 )
                 raise JobFailure("numeric", message)
 
+    def restart(self) -> None:
+        """Forgets what gradients did: other values were put in the place of those that they moved."""
+        self._before, self._reached, self._steps = self._sums(), set(), 0
+
+    def check_frozen(self) -> None:
+        """Compares everything frozen with what it was at first; fails with the first tensor that has changed."""
+        now = [_sum_of_bits(tensor) for tensor in self._frozen.values()]
+        pairs = zip(self._frozen, now, self._frozen_before, strict=True)
+        changed = next((name for name, after, before in pairs if after != before), None)
+        if changed is not None:
+            raise JobFailure("internal", f"`{changed}` is frozen, and is not what it was before training")
+
     def _sums(self) -> list[float]:
         """A checksum of each tensor's bits, over all ranks."""
-        local = [p.to_local() if isinstance(p, DTensor) else p for p in self._parameters.values()]
-        # Cut to what a float tells apart, also summed over ranks.
-        bits = [tensor.detach().cpu().reshape(-1).view(torch.int32) for tensor in local]
-        sums = [float(int(tensor.sum(dtype=torch.int64)) % (1 << 40)) for tensor in bits]
+        sums = [_sum_of_bits(parameter) for parameter in self._parameters.values()]
         is_sharded = any(isinstance(p, DTensor) for p in self._parameters.values())
         return self._ranks.sum(sums, "sum up checksums") if is_sharded else sums
+
+
+def _sum_of_bits(tensor: torch.Tensor) -> float:
+    """A checksum of the bits that this rank has of a tensor, cut to what a float tells apart, also summed over ranks."""
+    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().reshape(-1)
+    # An NPU is slow at integers of 64 bits.
+    local = local.cpu() if local.device.type not in ("cpu", "cuda") else local
+    width = {1: torch.uint8, 2: torch.int16}.get(local.element_size(), torch.int32)
+    return float(int(local.view(width).sum(dtype=torch.int64)) % (1 << 40))

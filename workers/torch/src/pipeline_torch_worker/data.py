@@ -1,24 +1,17 @@
-"""Rows of a Tokens or Packs artefact, and the micro-batches made of them.
+"""Micro-batches, and how a request has them.
 
 A micro-batch is one sequence: the documents of its rows one after the other, without their padding.
 """
 
 from __future__ import annotations
 
-import bisect
-import itertools
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
-import pyarrow.parquet as parquet
 import torch
 from numpy.typing import NDArray
-
-from .failure import JobFailure
-from .job import Rows
 
 IGNORE_INDEX = -100
 Ids = NDArray[np.int64]
@@ -42,40 +35,6 @@ class Row:
         return targets
 
 
-class RowTable:
-    """The rows of an artefact by number."""
-
-    def __init__(self, rows: Rows) -> None:
-        columns = ["input_ids", "labels", *(["document_lengths"] if rows.packed else [])]
-        self._packed = rows.packed
-        self._parts = [parquet.read_table(part, columns=columns, memory_map=True) for part in rows.parts]
-        self._ends = list(itertools.accumulate(part.num_rows for part in self._parts))
-        self._parts = [part.combine_chunks() for part in self._parts]
-        if len(self) != rows.rows:
-            raise JobFailure("bad_data", f"the parts hold {len(self)} rows, and the job says {rows.rows}")
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def row(self, number: int) -> Row:
-        """Reads a row."""
-        if not 0 <= number < len(self):
-            raise JobFailure("bad_data", f"row {number} is asked for, of {len(self)}")
-        part = bisect.bisect_right(self._ends, number)
-        table = self._parts[part]
-        index = number - (self._ends[part] - table.num_rows)
-
-        def column(name: str) -> Ids:
-            values = table.column(name)[index].values
-            return np.asarray(values.to_numpy(zero_copy_only=False), dtype=np.int64)
-
-        input_ids, labels = column("input_ids"), column("labels")
-        lengths = [int(length) for length in column("document_lengths")] if self._packed else [len(input_ids)]
-        lengths = [length for length in lengths if length > 0]
-        real = sum(lengths)
-        return Row(number, input_ids[:real], labels[:real], lengths)
-
-
 @dataclass(frozen=True)
 class Batch:
     """Documents that are computed together, one after the other in one sequence."""
@@ -91,22 +50,43 @@ class Batch:
     """`[tokens]`: the row of the data that each token belongs to."""
     tokens_in_row: torch.Tensor
     """`[tokens]`: each token's number in its row."""
+    weights: torch.Tensor | None = None
+    """`[targets]`: the weight of each target in the loss; 1 each where there are none."""
+    responses: torch.Tensor | None = None
+    """`[targets]`: whether each target belongs to a response; all do where it is not said."""
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Batch:
         """A batch of whole rows."""
-        lengths = [length for row in rows for length in row.document_lengths]
+        empty = np.empty(0, np.int64)
+        return cls.of_documents(
+            np.concatenate([empty, *(row.input_ids for row in rows)]),
+            np.concatenate([empty, *(row.targets() for row in rows)]),
+            [length for row in rows for length in row.document_lengths],
+            np.concatenate([empty, *(np.full(len(row.document_lengths), row.number) for row in rows)]),
+        )
 
-        def join(arrays: list[Ids]) -> torch.Tensor:
-            return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *arrays]))
-
+    @classmethod
+    def of_documents(
+        cls,
+        input_ids: Ids,
+        targets: Ids,
+        lengths: list[int],
+        rows: Ids,
+        weights: NDArray[np.float32] | None = None,
+        responses: NDArray[np.bool_] | None = None,
+    ) -> Batch:
+        """A batch of documents, of which those of a row follow each other."""
+        positions = np.concatenate([np.empty(0, np.int64), *(np.arange(length) for length in lengths)])
         return cls(
-            input_ids=join([row.input_ids for row in rows]),
-            positions=join([np.arange(length) for length in lengths]),
-            targets=join([row.targets() for row in rows]),
+            input_ids=torch.from_numpy(input_ids),
+            positions=torch.from_numpy(positions),
+            targets=torch.from_numpy(targets),
             document_lengths=lengths,
-            rows=join([np.full(len(row.input_ids), row.number) for row in rows]),
-            tokens_in_row=join([np.arange(len(row.input_ids)) for row in rows]),
+            rows=torch.from_numpy(np.repeat(rows, lengths)),
+            tokens_in_row=torch.from_numpy(_tokens_in_row(lengths, rows)),
+            weights=None if weights is None else torch.from_numpy(weights),
+            responses=None if responses is None else torch.from_numpy(responses),
         )
 
     @classmethod
@@ -125,11 +105,22 @@ class Batch:
         """Tokens that the loss is taken over."""
         return int((self.targets != IGNORE_INDEX).sum())
 
+    def documents_of_targets(self) -> torch.Tensor:
+        """`[targets]`: the document of each target, counting those that have one."""
+        of_tokens = torch.repeat_interleave(
+            torch.arange(len(self.document_lengths)), torch.tensor(self.document_lengths)
+        )
+        of_targets = of_tokens[(self.targets != IGNORE_INDEX).cpu()]
+        _, found = torch.unique_consecutive(of_targets, return_inverse=True)
+        return cast(torch.Tensor, found)
+
     def documents(self) -> Iterator[Batch]:
         """Each document as a batch of its own."""
-        start = 0
+        start, before = 0, 0
         for length in self.document_lengths:
             piece = slice(start, start + length)
+            targets = slice(before, before + int((self.targets[piece] != IGNORE_INDEX).sum()))
+            before = targets.stop
             yield Batch(
                 self.input_ids[piece],
                 self.positions[piece],
@@ -137,6 +128,8 @@ class Batch:
                 [length],
                 self.rows[piece],
                 self.tokens_in_row[piece],
+                None if self.weights is None else self.weights[targets],
+                None if self.responses is None else self.responses[targets],
             )
             start += length
 
@@ -150,32 +143,42 @@ class Batch:
             self.document_lengths,
             self.rows.to(places),
             self.tokens_in_row.to(places),
+            None if self.weights is None else self.weights.to(device),
+            None if self.responses is None else self.responses.to(device),
         )
 
 
-@dataclass(frozen=True)
-class StepPlan:
-    """An optimizer step as the stage laid it down."""
+def _tokens_in_row(lengths: Sequence[int], rows: Ids) -> Ids:
+    """The number of each token in its row."""
+    numbers, first = [np.empty(0, np.int64)], 0
+    for document, length in enumerate(lengths):
+        first = first if document > 0 and rows[document] == rows[document - 1] else 0
+        numbers.append(np.arange(first, first + length))
+        first += length
+    return np.concatenate(numbers)
 
-    epoch: int
-    rows: list[int]
-    learning_rate: float
 
+def read_batches(ranks: Sequence[Sequence[Mapping[str, int]]], payload: memoryview) -> list[list[Batch]]:
+    """The micro-batches of each rank in a request, whose numbers follow each other."""
+    start = 0
 
-def read_steps(path: Path, total_steps: int) -> list[StepPlan]:
-    """The steps of the whole run."""
-    steps = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                value = json.loads(line)
-                plan = StepPlan(int(value["epoch"]), list(map(int, value["rows"])), float(value["learning_rate"]))
-            except (ValueError, KeyError, TypeError) as error:
-                raise JobFailure("internal", f"line {number} of `{path}` is no step") from error
-            steps.append(plan)
-    if len(steps) < total_steps:
-        raise JobFailure("internal", f"`{path}` has {len(steps)} steps, and the job {total_steps}")
-    return steps
+    def take(count: int, kind: type[np.generic]) -> NDArray[Any]:
+        nonlocal start
+        found = np.frombuffer(payload, kind, count, start)
+        start += found.nbytes
+        return found.astype(np.float32 if kind is np.float32 else np.int64)
+
+    def batch(counts: Mapping[str, int]) -> Batch:
+        input_ids, lengths = take(counts["tokens"], np.uint32), take(counts["documents"], np.uint32)
+        rows = take(counts["documents"], np.uint64)
+        places, ids = take(counts["targets"], np.uint32), take(counts["targets"], np.uint32)
+        targets = np.full(len(input_ids), IGNORE_INDEX, np.int64)
+        targets[places] = ids
+        weights = take(counts["targets"], np.float32) if counts["weighted"] else None
+        responses = take(counts["targets"], np.uint8) != 0 if counts["responses"] else None
+        return Batch.of_documents(input_ids, targets, [int(length) for length in lengths], rows, weights, responses)
+
+    return [[batch(counts) for counts in of_rank] for of_rank in ranks]
 
 
 def listed(rows: Sequence[int], most: int = 8) -> str:

@@ -5,13 +5,13 @@ Its form is `event` in the engine's `protocol.schema.json`.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
 from typing import Any, TextIO
 
 from .failure import JobFailure
-from .json_text import json_text
 
 
 class Voice:
@@ -37,8 +37,18 @@ class Voice:
             if self._to is None or self._is_over:
                 return
             self._is_over = event in ("failed", "finished")
-            self._to.write(json_text({"event": event, **fields}) + "\n")
-            self._to.flush()
+            self._write({"event": event, **fields})
+
+    def answer(self, answer: Any) -> None:
+        """Answers a request of the stage process."""
+        with self._lock:
+            if self._to is not None and not self._is_over:
+                self._write({"answer": answer})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        assert self._to is not None
+        self._to.write(json.dumps(line, allow_nan=False) + "\n")
+        self._to.flush()
 
     def started(self) -> None:
         """The worker is up."""
@@ -47,14 +57,6 @@ class Voice:
     def progress(self, unit: str, done: int, total: int | None, note: str | None = None) -> None:
         """How far it is."""
         self.say("progress", unit=unit, done=done, total=total, note=note)
-
-    def metrics(self, values: dict[str, Any]) -> None:
-        """Figures at a point of the work."""
-        self.say("metrics", values=values)
-
-    def checkpoint(self, step: int) -> None:
-        """A state was saved."""
-        self.say("checkpoint", step=step)
 
     def warning(self, message: str) -> None:
         """Something the user should know."""

@@ -30,15 +30,6 @@ NotNegative = Annotated[float, AtLeast(0)]
 
 
 @dataclass(frozen=True)
-class Rows:
-    """A Tokens or Packs artefact."""
-
-    parts: list[Path]
-    packed: bool
-    rows: Count
-
-
-@dataclass(frozen=True)
 class LossScaleSettings:
     """As of `torch.amp.GradScaler`."""
 
@@ -49,16 +40,8 @@ class LossScaleSettings:
 
 
 @dataclass(frozen=True)
-class EarlyStopping:
-    """Training ends after `patience` validations without an improvement of more than `min_delta`."""
-
-    patience: int
-    min_delta: float
-
-
-@dataclass(frozen=True)
 class TrainJob:
-    """Train an adapter or all weights."""
+    """An adapter or all weights in training, which requests direct."""
 
     protocol: Literal[1]
     task: Literal["train"]
@@ -71,24 +54,12 @@ class TrainJob:
     dropout: NotNegative
     parallel: ParallelKind
     attention: AttentionKind
-    data: Rows
-    validation: Rows | None
-    steps: Path
-    total_steps: Count
-    micro_batch_size: Count
+    packed: bool
     optimizer: OptimizerSettings
     clip_grad_norm: float | None
     loss_scale: LossScaleSettings | None
     activation_checkpointing: bool
     seed: Annotated[int, AtLeast(0)]
-    save_every: Count
-    keep_last: Count
-    eval_steps: int | None
-    keep_best: bool
-    early_stopping: EarlyStopping | None
-    working: Path
-    resume: Path | None
-    computed_by: str
     output: Path
     run_folder: Path
     profile: bool
@@ -187,8 +158,6 @@ def _contradictions(job: TrainJob) -> list[str]:
         problems.append(f"`dropout` is {job.dropout}, which is not below 1")
     if job.dtype == "f16" and job.loss_scale is None:
         problems.append("`dtype` is `f16`, and `loss_scale` is null: small gradients would round to zero")
-    if job.eval_steps is not None and job.eval_steps < 1:
-        problems.append(f"`eval_steps` is {job.eval_steps}, which is below 1")
     return problems + job.optimizer.problems()
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from .checkpoint import Tensors, Trained
+from .checkpoint import USUAL_SETS, VALUES, SavedTensors, Tensors, write_set
 from .failure import JobFailure
 from .optimizers import OptimizerSettings
+from .parallel import Ranks
 
 Parameters = dict[str, torch.nn.Parameter]
 
@@ -30,28 +34,60 @@ class Optimizer:
             inner.step()
         self.steps += 1
 
-    def trained(self) -> Trained:
-        """A copy of everything that is trained, with the optimizer's state. Every rank has to take part."""
-        values = {name: whole(parameter) for name, parameter in self._parameters.items()}
-        state: dict[str, Tensors] = {}
-        for inner, name, parameter in self._owned():
-            for saved, kept in self._state[name].items():
-                value = inner.state[parameter].get(kept)
-                state.setdefault(saved, {})[name] = torch.zeros_like(values[name]) if value is None else whole(value)
-        return Trained(values, state)
+    def save(self, folder: Path, with_state: bool, ranks: Ranks) -> list[str]:
+        """Writes everything that is trained, and the optimizer's state with it; the names of the files.
 
-    def restore(self, steps: int, saved: Trained) -> None:
-        """Takes up saved values and state, after so many updates."""
+        Every rank has to take part. Each writes its share of the tensors, and no rank ever holds more of a set.
+        """
+
+        def value(name: str, is_ours: bool) -> torch.Tensor | None:
+            return whole(self._parameters[name], is_ours)
+
+        files = write_set(folder, VALUES, {name: p.numel() for name, p in self._parameters.items()}, value, ranks)
+        owners = {name: inner for inner, name, _ in self._owned()}
+        kept = {set_ for state in self._state.values() for set_ in state}
+        for set_ in sorted({*USUAL_SETS, *kept}) if with_state else []:
+
+            def state(name: str, is_ours: bool, set_: str = set_) -> torch.Tensor | None:
+                parameter = self._parameters[name]
+                found = owners[name].state[parameter].get(self._state[name][set_])
+                if found is None:
+                    # Before the first update.
+                    return torch.zeros(parameter.shape) if is_ours else None
+                return whole(found, is_ours)
+
+            sizes = {name: self._parameters[name].numel() for name, state in self._state.items() if set_ in state}
+            files += write_set(folder, set_, sizes, state, ranks)
+        return files
+
+    def save_values(self, folder: Path, ranks: Ranks, converted: Callable[[Tensors], Tensors]) -> list[str]:
+        """Writes what rank 0 makes of all trained values together; the names of the files. Every rank has to take part."""
+        values = {}
+        for name, parameter in self._parameters.items():
+            found = whole(parameter, ranks.rank == 0)
+            if found is not None:
+                values[name] = found
+        values = converted(values) if ranks.rank == 0 else {}
+
+        def value(name: str, _: bool) -> torch.Tensor | None:
+            return values[name]
+
+        return write_set(folder, VALUES, {name: tensor.numel() for name, tensor in values.items()}, value, ranks)
+
+    def restore(self, steps: int, saved: SavedTensors) -> None:
+        """Takes up saved values and state, after so many updates, a tensor at a time."""
         self._check(saved)
         self.steps = steps
-        set_values(self._parameters, saved.values)
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(like(saved.read(name, VALUES), parameter))
         if steps == 0:
             # The first update makes its state itself; SGD's first is not a mean of two.
             return
         for inner, name, parameter in self._owned():
             state = inner.state[parameter]
             for set_, kept in self._state[name].items():
-                state[kept] = like(saved.state[set_][name], parameter)
+                state[kept] = like(saved.read(name, set_), parameter)
             if isinstance(inner, torch.optim.AdamW):
                 state["step"] = torch.tensor(float(steps))
 
@@ -60,36 +96,26 @@ class Optimizer:
         owners = {id(p): inner for inner in self._inner for group in inner.param_groups for p in group["params"]}
         return [(owners[id(parameter)], name, parameter) for name, parameter in self._parameters.items()]
 
-    def _check(self, saved: Trained) -> None:
+    def _check(self, saved: SavedTensors) -> None:
         """Fails where a saved state is not one of these parameters."""
-        expected = {name: {"value", *state} for name, state in self._state.items()}
-        sets = {"value": saved.values, **saved.state}
-        found: dict[str, set[str]] = {}
-        for set_, tensors in sets.items():
-            for name, tensor in tensors.items():
-                found.setdefault(name, set()).add(set_)
-                parameter = self._parameters.get(name)
-                if parameter is not None and tensor.shape != parameter.shape:
-                    shapes = f"{list(tensor.shape)}, not {list(parameter.shape)}"
-                    raise JobFailure("internal", f"the saved `{name}` has shape {shapes}")
+        expected = {name: {VALUES, *state} for name, state in self._state.items()}
+        found = saved.sets()
         odd = [name for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)]
         if odd:
             raise JobFailure("internal", f"the saved state and the model differ in `{odd[0]}`")
+        for name, parameter in self._parameters.items():
+            for set_ in expected[name]:
+                shape = saved.shape(name, set_)
+                if shape != list(parameter.shape):
+                    raise JobFailure("internal", f"the saved `{name}` has shape {shape}, not {list(parameter.shape)}")
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with all its shards, as a copy on the processor."""
+def whole(tensor: torch.Tensor, is_ours: bool) -> torch.Tensor | None:
+    """A tensor with all its shards, as a copy on the CPU, on the ranks that want it; all have to take part."""
     tensor = tensor.detach()
     if isinstance(tensor, DTensor):
         tensor = tensor.full_tensor()
-    return tensor.to("cpu", copy=True)
-
-
-def set_values(parameters: Parameters, values: Tensors) -> None:
-    """Puts other values in the place of those of the parameters."""
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(like(values[name], parameter))
+    return tensor.to("cpu", copy=True) if is_ours else None
 
 
 def like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -121,6 +121,20 @@ class Ranks:
         """A figure of every rank, by rank."""
         return self.sum(self.placed(value), what)
 
+    def gather_lists(self, values: list[Any], what: str) -> list[list[Any]]:
+        """A list of numbers, or of lists of them, of every rank, by rank."""
+        if self.world == 1:
+            return [values]
+        own = torch.frombuffer(bytearray(json.dumps(values).encode()), dtype=torch.uint8)
+        lengths = [int(length) for length in self.gather(len(own), what)]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: len(own)] = own
+        found = [torch.zeros_like(padded) for _ in lengths]
+        with self._collective(what):
+            dist.all_gather(found, padded)
+        pairs = zip(found, lengths, strict=True)
+        return [json.loads(bytes(text[:length].tolist())) for text, length in pairs]
+
     def placed(self, value: float) -> list[float]:
         """A figure of this rank among zeros for the others: the sum over all ranks has that of each, by rank."""
         places = [0.0] * self.world

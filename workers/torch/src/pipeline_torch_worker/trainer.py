@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from peft import PeftModel
@@ -15,17 +16,18 @@ from . import adapter
 from .architecture import refuse_packs, shares_state, tensors_in_files, turns_by_length
 from .attention import NAME, choose
 from .audit import Audit
-from .checkpoint import Trained
-from .data import Batch, Row, listed
+from .checkpoint import SavedTensors
+from .data import IGNORE_INDEX, Batch, listed
 from .device import Device
 from .draws import Draws
 from .failure import JobFailure
 from .job import TrainJob
 from .model import DocumentLoss, load_base, load_empty, read_config, recompute_layers
-from .optimizer import Optimizer, Parameters, set_values
+from .optimizer import Optimizer, Parameters
 from .parallel import Ranks
 from .precision import COMPUTE_TYPES, LossScaler, ScalerState, computing_in
 from .sharding import shard
+from .weights import check_names
 
 
 @dataclass(frozen=True)
@@ -33,31 +35,13 @@ class StepReport:
     """What one optimizer step did."""
 
     loss: float
-    """Mean negative log-likelihood over the targets of the step, in nats."""
-    target_tokens: int
+    """The loss over the targets of the step, each times its weight, divided by the sum of the weights."""
     grad_norm: float | None
-    """Norm of the gradient of that mean over all that is trained, before clipping; none in a skipped step."""
+    """Norm of the gradient of that loss over all that is trained, before clipping; none in a skipped step."""
     loss_scale: float | None
-    skipped: bool
-    """Gradients overflowed under the loss scale: nothing moved, moments included."""
+    """With which gradients may overflow: nothing moves then, moments included."""
     peak_memory_bytes: list[int]
     """The most memory that each rank has had so far."""
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """Rows that are computed together on this rank."""
-
-    rows: list[int]
-    batch: Batch
-    padded: int
-    """Tokens that they would be, each as long as the longest."""
-
-    @classmethod
-    def of(cls, rows: Sequence[Row]) -> MicroBatch:
-        """A micro-batch of whole rows."""
-        longest = max((len(row.input_ids) for row in rows), default=0)
-        return cls([row.number for row in rows], Batch.of(rows), longest * len(rows))
 
 
 class Trainer:
@@ -74,7 +58,7 @@ class Trainer:
         self._sharded = job.parallel == "fsdp2" and ranks.world > 1
         model = (load_empty if self._sharded else load_base)(job.model, config, kept_in, NAME)
         state = shares_state(model)
-        if state is not None and (job.data.packed or (job.validation is not None and job.validation.packed)):
+        if state is not None and job.packed:
             raise refuse_packs(model, state)
         self._apart = state is not None or turns_by_length(config)
         self._draws = Draws(job.seed)
@@ -93,10 +77,18 @@ class Trainer:
         else:
             self._loss.to(device.torch)
         self.parameters = self._trained_parameters()
+        if self._adapted is None:
+            check_names(job.model, self._names_in_files())
         self._optimizer = Optimizer(job.optimizer, self.parameters)
         self._scaler = None if job.loss_scale is None else LossScaler(job.loss_scale)
         self._largest_gradient: str | None = None
-        self._audit = self._new_audit()
+        # Of the micro-batches since the last step, and what their sum is divided by.
+        self._loss_sum, self._weight = 0.0, 1.0
+        # Documents that wait for their weights.
+        self._held: list[tuple[Batch, torch.Tensor]] = []
+        trained = {id(parameter) for parameter in self.parameters.values()}
+        frozen = {name: p for name, p in self._loss.named_parameters() if id(p) not in trained}
+        self._audit = Audit(self.parameters, frozen, self._optimizer.rate_moves, ranks)
 
     def _trained_parameters(self) -> Parameters:
         """What is trained, by its names in files. Sharding has put other parameters in the place of the model's."""
@@ -104,9 +96,6 @@ class Trainer:
             return dict(self._loss.model.named_parameters())
         named = self._adapted.named_parameters()
         return {adapter.file_name(name): parameter for name, parameter in named if parameter.requires_grad}
-
-    def _new_audit(self) -> Audit:
-        return Audit(self.parameters, self._optimizer.rate_moves, self._ranks)
 
     @property
     def steps(self) -> int:
@@ -118,86 +107,154 @@ class Trainer:
         """The factor on the loss, with loss scaling."""
         return None if self._scaler is None else self._scaler.state
 
-    def trained(self) -> Trained:
-        """A copy of all that is trained, with its moments. Every rank has to take part."""
-        with self._ranks.collective("bring the trained tensors together"):
-            return self._optimizer.trained()
+    def save(self, folder: Path, with_state: bool) -> list[str]:
+        """Writes all that is trained, with the optimizer's state; the names of the files. Every rank has to take part.
 
-    def in_files(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        Without it values have the names of the base's files.
+        """
+        with self._ranks.collective("save what is trained"):
+            if with_state or self.is_named_as_in_files:
+                return self._optimizer.save(folder, with_state, self._ranks)
+            return self._optimizer.save_values(folder, self._ranks, lambda values: self._in_files(values))
+
+    @property
+    def is_named_as_in_files(self) -> bool:
+        """Whether what is trained has the names that the base's files give it."""
+        return self._names_in_files() == set(self.parameters)
+
+    def _names_in_files(self) -> set[str]:
+        if self._adapted is not None:
+            return set(self.parameters)
+        return set(self._in_files({name: torch.empty_like(p, device="meta") for name, p in self.parameters.items()}))
+
+    def _in_files(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Trained weights by the names and in the form of the base's files."""
         return tensors_in_files(self._loss.model, values)
 
-    def restore(self, steps: int, saved: Trained, scaler: ScalerState | None) -> None:
+    def restore(self, steps: int, saved: SavedTensors, scaler: ScalerState | None) -> None:
         """Takes up a saved state."""
         self._optimizer.restore(steps, saved)
         if self._scaler is not None and scaler is not None:
             self._scaler.state = scaler
-        self._audit = self._new_audit()
+        self._audit.restart()
 
-    def take_values(self, values: dict[str, torch.Tensor]) -> None:
-        """Puts other values in the place of the trained ones."""
-        set_values(self.parameters, values)
+    def check_frozen(self) -> None:
+        """Fails where something frozen is not what it was before training."""
+        self._audit.check_frozen()
 
-    def step(self, micro_batches: Sequence[MicroBatch], targets: int, learning_rate: float) -> StepReport:
-        """One optimizer step over the micro-batches of all ranks, which have `targets` targets together."""
-        number = self.steps + 1
-        self._draws.step = number
+    def accumulate(self, ranks: Sequence[Sequence[Batch]], weight: float) -> None:
+        """Adds the gradients of this rank's micro-batches to those of the step, whose targets have `weight` together."""
+        self._begin()
+        self._weight = weight
+        for batch in self._evened(ranks):
+            self._loss_sum += self._add(batch, self._scale / weight, self.steps + 1)
+
+    def score_documents(self, ranks: Sequence[Sequence[Batch]], held: bool) -> list[list[float]]:
+        """The score of each document with a target of this rank's micro-batches, as they are scored in training.
+
+        That is the negative log-likelihood of its response, and that of all its targets. `held`: what their gradients need is
+        kept for `weigh`.
+        """
+        self._begin()
+        scores: list[list[float]] = []
+        for batch in self._evened(ranks):
+            with torch.set_grad_enabled(held), self._computing():
+                batch = self._on_device(batch)
+                nll = self._loss(batch)
+            if held:
+                self._held.append((batch, nll))
+            scores += _scores_of_documents(batch, nll)
+        return scores
+
+    def weigh(self, weights: Sequence[Sequence[float]]) -> None:
+        """Adds the gradients of what is held, each document by the weights of its response and of all its targets."""
+        table = torch.tensor([list(of_document) for of_document in weights], dtype=torch.float64).view(-1, 2)
+        first = 0
+        for batch, nll in self._held:
+            documents = batch.documents_of_targets()
+            count = int(documents[-1]) + 1 if len(documents) else 0
+            of_targets = table[first : first + count][documents].to(torch.float32).to(nll.device)
+            response = 1.0 if batch.responses is None else batch.responses
+            first += count
+            with self._computing():
+                # A batch of nothing has one zero that takes part.
+                weighted = nll * (of_targets[:, 1] + of_targets[:, 0] * response) if count else nll * 0
+                (weighted.sum() * self._scale).backward()
+        self._held.clear()
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Watches over the collectives of sharded layers, and computes in the job's type."""
+        together = self._ranks.collective("forward and backward of sharded layers") if self._sharded else nullcontext()
+        with together, computing_in(self._job.dtype, self._device.torch):
+            yield
+
+    def _begin(self) -> None:
+        """Draws are those of the step that is computed."""
+        self._draws.step = self.steps + 1
         if self._adapted is not None:
             adapter.set_training(self._adapted, True)
-        scale = 1.0 if self._scaler is None else self._scaler.scale
-        nll = 0.0
-        for micro_batch in self._evened(micro_batches):
-            nll += self._accumulate(micro_batch, scale / targets, number)
+
+    @property
+    def _scale(self) -> float:
+        return 1.0 if self._scaler is None else self._scaler.scale
+
+    def step(self, learning_rate: float) -> StepReport:
+        """Updates what is trained by the gradients since the last step, those of all ranks."""
+        number, scale = self.steps + 1, self._scale
         self._reduce()
         squares = self._squares()
         # Of this step as far as its backward: where its update takes more, the next step tells it.
         memory = self._ranks.placed(self._device.peak_memory_bytes())
-        nll, *memory = self._ranks.sum([nll, *memory], "add up losses")
+        loss_sum, *memory = self._ranks.sum([self._loss_sum, *memory], "add up losses")
+        loss, self._loss_sum, self._weight = loss_sum / self._weight, 0.0, 1.0
         peaks = [int(peak) for peak in memory]
-        loss = nll / targets
         loss_scale = None if self._scaler is None else scale
         broken = next((name for name, square in squares.items() if not math.isfinite(square)), None)
         if broken is not None:
             self._skip(broken, number)
-            return StepReport(loss, targets, None, loss_scale, skipped=True, peak_memory_bytes=peaks)
+            return StepReport(loss, None, loss_scale, peaks)
         norm = math.sqrt(sum(squares.values())) / scale
         self._note(squares)
         self._update(norm, scale, learning_rate)
         self._audit.after_step(learning_rate)
-        return StepReport(loss, targets, norm, loss_scale, skipped=False, peak_memory_bytes=peaks)
+        return StepReport(loss, norm, loss_scale, peaks)
 
     @torch.no_grad()
-    def score(self, micro_batches: Sequence[MicroBatch]) -> float:
+    def score(self, ranks: Sequence[Sequence[Batch]]) -> float:
         """The negative log-likelihood summed over the targets of this rank's micro-batches."""
         if self._adapted is not None:
             adapter.set_training(self._adapted, False)
         total = 0.0
-        for micro_batch in self._evened(micro_batches):
+        for batch in self._evened(ranks):
             with computing_in(self._job.dtype, self._device.torch):
-                total += _sum(self._loss(self._on_device(micro_batch.batch)))
+                total += _sum(self._loss(self._on_device(batch)))
         return total
 
-    def _evened(self, micro_batches: Sequence[MicroBatch]) -> Iterable[MicroBatch]:
-        """The micro-batches as they are computed; as many on every rank where each computation takes all of them."""
-        computed = [micro_batch for micro_batch in micro_batches if micro_batch.batch.tokens > 0]
+    def _evened(self, ranks: Sequence[Sequence[Batch]]) -> Iterable[Batch]:
+        """This rank's micro-batches as they are computed; as many on every rank where each computation takes all of them."""
+        computed = [[batch for batch in of_rank if batch.tokens > 0] for of_rank in ranks]
         if self._apart:
-            computed = [MicroBatch(m.rows, piece, m.padded) for m in computed for piece in m.batch.documents()]
+            computed = [[piece for batch in of_rank for piece in batch.documents()] for of_rank in computed]
+        ours = computed[self._ranks.rank]
         if self._sharded:
-            most = self._ranks.greatest(len(computed), "agree on the number of micro-batches")
-            computed += [MicroBatch([], Batch.of_nothing(), 0)] * (most - len(computed))
-        return computed
+            ours += [Batch.of_nothing()] * (max(map(len, computed)) - len(ours))
+        return ours
 
     def _on_device(self, batch: Batch) -> Batch:
         return batch.to(self._device.torch)
 
-    def _accumulate(self, micro_batch: MicroBatch, factor: float, number: int) -> float:
+    def _add(self, batch: Batch, factor: float, number: int) -> float:
         """Adds the gradients of a micro-batch to those of the step; its summed loss."""
         with self._ranks.collective("forward and backward of sharded layers") if self._sharded else nullcontext():
             with computing_in(self._job.dtype, self._device.torch):
-                nll = self._loss(self._on_device(micro_batch.batch))
+                batch = self._on_device(batch)
+                nll = self._loss(batch)
+            if batch.weights is not None:
+                nll = nll * batch.weights
             total = _sum(nll)
             if not math.isfinite(total):
-                raise self._not_finite(micro_batch, nll, total, number)
+                raise self._not_finite(batch, nll, total, number)
             (nll.sum() * factor).backward()
         return total
 
@@ -265,13 +322,24 @@ class Trainer:
         largest = self._largest_gradient
         return f"; the largest gradient before it was that of `{largest}`" if largest else ""
 
-    def _not_finite(self, micro_batch: MicroBatch, nll: torch.Tensor, total: float, number: int) -> JobFailure:
-        batch = micro_batch.batch
-        of_targets = batch.rows[batch.targets.cpu() != -100]
+    def _not_finite(self, batch: Batch, nll: torch.Tensor, total: float, number: int) -> JobFailure:
+        of_targets = batch.rows[(batch.targets != IGNORE_INDEX).to(batch.rows.device)].cpu()
         guilty = sorted({int(row) for row in of_targets[~nll.detach().isfinite().cpu()]})
         message = f"the loss is {total} in step {number}{self._before()}"
-        rows = f"its rows of the data: {listed(guilty)}, in a micro-batch of rows {listed(micro_batch.rows)}"
+        of_batch = sorted({int(row) for row in batch.rows.cpu()})
+        rows = f"its rows of the data: {listed(guilty)}, in a micro-batch of rows {listed(of_batch)}"
         return JobFailure("numeric", message, f"{_remedy(number)}; {rows} (look at them with `pipeline show`)")
+
+
+def _scores_of_documents(batch: Batch, nll: torch.Tensor) -> list[list[float]]:
+    documents = batch.documents_of_targets()
+    if len(documents) == 0:
+        return []
+    found = nll.detach().cpu().double()
+    response = found if batch.responses is None else found * batch.responses.cpu()
+    sums = torch.zeros(int(documents[-1]) + 1, 2, dtype=torch.float64)
+    scores: list[list[float]] = sums.index_add_(0, documents, torch.stack([response, found], dim=1)).tolist()
+    return scores
 
 
 def _sum(nll: torch.Tensor) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from safetensors import safe_open
 from transformers import PreTrainedModel
 
 from .architecture import names_in_model
+from .failure import JobFailure
 
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -22,6 +24,18 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / "model.safetensors"]
     names: dict[str, str] = json.loads(index.read_text())["weight_map"]
     return sorted(folder / name for name in set(names.values()))
+
+
+def check_names(base: Path, trained: Iterable[str]) -> None:
+    """Fails where a trained tensor has no place in the files of the base: it would be left out of the result."""
+    there: set[str] = set()
+    for path in weight_files(base):
+        with safe_open(path, framework="pt") as original:
+            there.update(original.keys())
+    missing = sorted(set(trained) - there)
+    if missing:
+        message = f"the model's files have no tensor `{missing[0]}`, which transformers trains"
+        raise JobFailure("bad_parameters", message, "save the model anew with the names that transformers gives")
 
 
 class WeightFiles:

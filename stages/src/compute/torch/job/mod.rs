@@ -9,7 +9,6 @@ use serde::Serialize;
 
 use crate::compute::backend::{Attention, Parallel};
 use crate::compute::kernels::Dtype;
-use crate::data::artifact::TokensReader;
 
 /// A job, with the version of the protocol and its task.
 #[derive(Debug, Serialize)]
@@ -40,6 +39,7 @@ impl Common {
     pub(crate) const PROTOCOL: u32 = PROTOCOL;
 }
 
+/// A model in training, which requests direct.
 #[derive(Debug, Serialize)]
 pub(crate) struct Train {
     #[serde(flatten)]
@@ -48,25 +48,14 @@ pub(crate) struct Train {
     pub dropout: f64,
     pub parallel: Parallel,
     pub attention: Attention,
-    pub data: RowsFiles,
-    pub validation: Option<RowsFiles>,
-    pub steps: PathBuf,
-    pub total_steps: u64,
-    pub micro_batch_size: usize,
+    /// Whether rows hold several documents.
+    pub packed: bool,
     /// Without its learning rate, which each step has.
     pub optimizer: Optimizer,
     pub clip_grad_norm: Option<f64>,
     pub loss_scale: Option<LossScale>,
     pub activation_checkpointing: bool,
     pub seed: u64,
-    pub save_every: u64,
-    pub keep_last: usize,
-    pub eval_steps: Option<u64>,
-    pub keep_best: bool,
-    pub early_stopping: Option<EarlyStopping>,
-    pub working: PathBuf,
-    pub resume: Option<PathBuf>,
-    pub computed_by: String,
     pub run_folder: PathBuf,
     pub profile: bool,
     pub watchdog_seconds: u64,
@@ -107,14 +96,6 @@ pub(crate) struct Generate {
     pub batch_size: usize,
 }
 
-/// A table of tokens.
-#[derive(Debug, Serialize)]
-pub(crate) struct RowsFiles {
-    pub parts: Vec<PathBuf>,
-    pub packed: bool,
-    pub rows: u64,
-}
-
 /// The factor on the loss.
 #[derive(Debug, Serialize)]
 pub(crate) struct LossScale {
@@ -122,20 +103,6 @@ pub(crate) struct LossScale {
     pub growth_factor: f64,
     pub backoff_factor: f64,
     pub growth_interval: u64,
-}
-
-/// When training ends early.
-#[derive(Debug, Serialize)]
-pub(crate) struct EarlyStopping {
-    pub patience: u64,
-    pub min_delta: f64,
-}
-
-impl RowsFiles {
-    /// The files of a table.
-    pub(crate) fn of(rows: &TokensReader) -> Self {
-        Self { parts: rows.part_files(), packed: rows.is_packed(), rows: rows.len() }
-    }
 }
 
 impl Dtype {

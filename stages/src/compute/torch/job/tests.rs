@@ -33,10 +33,6 @@ fn common(device: DeviceKind, adapter: Option<&str>) -> Common {
     }
 }
 
-fn rows(packed: bool) -> RowsFiles {
-    RowsFiles { parts: vec!["/inputs/rows/part-00000.parquet".into()], packed, rows: 7 }
-}
-
 fn train() -> Train {
     Train {
         common: common(DeviceKind::Npu, Some("/scratch/adapter")),
@@ -44,24 +40,12 @@ fn train() -> Train {
         dropout: 0.1,
         parallel: Parallel::Fsdp2,
         attention: Attention::Auto,
-        data: rows(true),
-        validation: Some(rows(false)),
-        steps: "/scratch/steps.jsonl".into(),
-        total_steps: 3,
-        micro_batch_size: 2,
+        packed: false,
         optimizer: AdamW::default().into(),
         clip_grad_norm: Some(1.0),
         loss_scale: Some(crate::kinds::train::LossScale::default().into()),
         activation_checkpointing: true,
         seed: 5,
-        save_every: 20,
-        keep_last: 2,
-        eval_steps: Some(10),
-        keep_best: true,
-        early_stopping: Some((&crate::kinds::train::EarlyStopping { patience: 2, min_delta: 0.0 }).into()),
-        working: "/working".into(),
-        resume: Some("/working/step-20".into()),
-        computed_by: "torch on npu, 8 ranks, micro-batches of 2".to_owned(),
         run_folder: "/run".into(),
         profile: false,
         watchdog_seconds: 600,
@@ -76,12 +60,8 @@ fn a_training_job_is_as_described() {
         common: common(DeviceKind::Cpu, None),
         method: "full",
         optimizer: Sgd { momentum: 0.9, ..Sgd::default() }.into(),
-        validation: None,
         clip_grad_norm: None,
         loss_scale: None,
-        eval_steps: None,
-        early_stopping: None,
-        resume: None,
         ..train()
     };
     check(&Job::Train(Box::new(plain)));

@@ -4,7 +4,11 @@
 //! all backends. A learner is one rank, of which each runs the session in a process of its own ([`native`]), or stands
 //! for all ranks ([`torch`]): [`Ranks::fed`] says whose micro-batches the session hands it.
 
+#[cfg(test)]
+mod conformance;
+mod documents;
 mod native;
+mod torch;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,10 +17,12 @@ use std::path::{Path, PathBuf};
 use engine::context::StageContext;
 use engine::error::StageError;
 use model::batch::Batch;
+use model::loss::DocumentObjective;
 use model::peft::AdapterConfig;
-use model::trainer::{LossScalerState, StepReport};
+use model::trainer::{DocumentBatch, LossScalerState, StepReport};
 
 pub(super) use native::open as open_native;
+pub(super) use torch::open as open_torch;
 
 /// The ranks that train together, as this process sees them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,6 +58,15 @@ pub(super) struct StepWork {
     pub weight: f64,
 }
 
+/// The documents of one optimizer step, for a loss of whole documents: the micro-batches of each rank that is fed. A group
+/// of documents is in one of them.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct DocumentWork {
+    /// The rows of the step, those of other ranks among them.
+    pub rows: Vec<u64>,
+    pub micro_batches: Vec<Vec<DocumentBatch>>,
+}
+
 /// Micro-batches to score, one for each rank that is fed at a time.
 pub(super) type Rounds<'a> = dyn FnMut(&StageContext) -> Result<Option<Vec<Batch>>, StageError> + 'a;
 
@@ -77,9 +92,9 @@ pub(super) enum Scored {
 /// Which values are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Written {
-    /// Those of what is trained.
+    /// Those of what is trained, by the names that the base's files give them: for a result.
     Values,
-    /// These and the optimizer's state.
+    /// These and the optimizer's state, as the learner takes them up again: [`Learner::state_has_names_of_files`].
     State,
 }
 
@@ -128,6 +143,19 @@ pub(super) trait Learner {
     /// micro-batches: a step can take longer than the time that is left then.
     fn accumulate(&mut self, work: StepWork, context: &mut StageContext) -> Result<(), StageError>;
 
+    /// Adds the gradients of an objective over all documents of a step, once in the step, and returns the loss of those
+    /// of the ranks that are fed.
+    ///
+    /// # Errors
+    /// As [`Learner::accumulate`], and where the documents do not fit the objective.
+    #[cfg_attr(not(test), expect(dead_code, reason = "no stage has a loss of documents yet"))]
+    fn accumulate_documents(
+        &mut self,
+        work: DocumentWork,
+        objective: &dyn DocumentObjective,
+        context: &mut StageContext,
+    ) -> Result<f64, StageError>;
+
     /// Updates what is trained by the gradients since the last step, those of all ranks. `ahead` is the work of the next
     /// step, given to a learner that works ahead instead of [`Learner::accumulate`]ing it later.
     ///
@@ -166,6 +194,11 @@ pub(super) trait Learner {
     /// Fails with the first tensor that has changed.
     fn check_frozen(&mut self, context: &mut StageContext) -> Result<(), StageError>;
 
+    /// Whether the values of a saved state have the names that the base's files give them, so that they can be the result.
+    fn state_has_names_of_files(&self) -> bool {
+        true
+    }
+
     /// Updates so far, skipped steps not among them.
     fn optimizer_steps(&self) -> u64;
 
@@ -189,4 +222,11 @@ pub(super) struct Opened {
     pub adapter: Option<AdapterConfig>,
     /// What the last digits depend on: another split of a step adds in another order.
     pub computed_by: String,
+}
+
+/// The rows of a batch, each once.
+fn rows_of(batch: &Batch) -> Vec<u64> {
+    let mut rows = batch.rows.clone();
+    rows.dedup();
+    rows
 }

@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
-use model::batch::Batch;
 use model::blocks::Blocks;
-use model::trainer::{LossScalerState, Phase, StepReport, Trainer};
+use model::loss::DocumentObjective;
+use model::trainer::{DocumentBatch, LossScalerState, Phase, StepReport, Trainer};
 
-use super::{Learner, Opened, PeakMemory, Ranks, Restored, Rounds, Scored, Scores, StepWork, Written};
+use super::{
+    DocumentWork, Learner, Opened, PeakMemory, Ranks, Restored, Rounds, Scored, Scores, StepWork, Written, rows_of,
+};
 use crate::compute::resources::peak_resident_bytes;
 use crate::kinds::train::inputs::Inputs;
 use crate::kinds::train::parameters::TrainParams;
@@ -64,6 +66,19 @@ impl<B: Blocks> Learner for Native<B> {
                 .map_err(|error| failure::of_micro_batch(error, &rows_of(&batch), &batch))?;
         }
         Ok(())
+    }
+
+    fn accumulate_documents(
+        &mut self,
+        work: DocumentWork,
+        objective: &dyn DocumentObjective,
+        context: &mut StageContext,
+    ) -> Result<f64, StageError> {
+        context.stop_if_cancelled()?;
+        self.rows = work.rows;
+        let batches: Vec<DocumentBatch> = work.micro_batches.into_iter().flatten().collect();
+        let report = self.trainer.accumulate_documents(&batches, objective);
+        Ok(report.map_err(|error| failure::of_rows(error, &self.rows))?.loss)
     }
 
     fn step(
@@ -144,11 +159,4 @@ impl<B: Blocks> Learner for Native<B> {
     fn close(self: Box<Self>, _: &mut StageContext) -> Result<(), StageError> {
         Ok(())
     }
-}
-
-/// The rows of a batch, each once.
-fn rows_of(batch: &Batch) -> Vec<u64> {
-    let mut rows = batch.rows.clone();
-    rows.dedup();
-    rows
 }

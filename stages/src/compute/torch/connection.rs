@@ -1,0 +1,86 @@
+//! The conversation with ranks that stay: requests go to rank 0, which passes them on to the others, and its answers
+//! come back in the order of the requests.
+//!
+//! A request is a line of JSON, whose `bytes` says how many bytes of plain numbers follow it
+//! (`workers/torch/src/pipeline_torch_worker/requests.py`). Not every request has an answer, and several may be on their
+//! way at a time: whoever sends them knows which are answered.
+
+use engine::context::StageContext;
+use engine::error::{Cause, OrFail, StageError};
+use engine::execute::RunningRanks;
+use engine::protocol::WorkerEvent;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::job::Job;
+use super::work::{TakeRequests, Work};
+
+/// Ranks that wait for requests.
+pub(crate) struct Connection {
+    running: RunningRanks,
+}
+
+/// The line of a request.
+#[derive(Serialize)]
+struct Header<'a, R> {
+    #[serde(flatten)]
+    request: &'a R,
+    bytes: usize,
+}
+
+impl Connection {
+    /// Starts the ranks, which open what the job names, and returns what they say of themselves.
+    ///
+    /// # Errors
+    /// The worker's failure.
+    pub(crate) fn open(
+        work: &Work,
+        job: &Job,
+        context: &mut StageContext,
+    ) -> Result<(Self, Map<String, Value>), StageError> {
+        let mut connection = Self { running: work.start(job, TakeRequests::Yes, context)? };
+        let described = connection.answer(context)?;
+        Ok((connection, described))
+    }
+
+    /// Sends a request with the numbers that belong to it; returns before it was read.
+    pub(crate) fn request(&mut self, request: &impl Serialize, payload: &[u8]) {
+        let header = Header { request, bytes: payload.len() };
+        let mut message = serde_json::to_vec(&header).expect("a request is plain data");
+        message.push(b'\n');
+        message.extend_from_slice(payload);
+        self.running.request(message);
+    }
+
+    /// Waits for the next answer.
+    ///
+    /// # Errors
+    /// The failure of the rank that began it.
+    pub(crate) fn answer<T: DeserializeOwned>(&mut self, context: &mut StageContext) -> Result<T, StageError> {
+        let profile = context.profile().clone();
+        let _phase = profile.phase("torch worker");
+        let answer = self.running.answer(context, &mut hear)?;
+        serde_json::from_value(answer)
+            .or_fail(Cause::Internal, || "the torch worker's answer is not of the expected form".to_owned())
+    }
+
+    /// Ends the ranks, all of whose answers were read, and waits for their end.
+    ///
+    /// # Errors
+    /// The failure of the rank that began it.
+    pub(crate) fn close(mut self, context: &mut StageContext) -> Result<(), StageError> {
+        self.request(&serde_json::json!({ "request": "close" }), &[]);
+        self.running.end_requests();
+        self.running.attend(context, &mut hear)
+    }
+}
+
+/// Passes on what is for the user.
+fn hear(_: usize, event: WorkerEvent, context: &mut StageContext) -> Result<(), StageError> {
+    match event {
+        WorkerEvent::Warning { .. } | WorkerEvent::Report { .. } | WorkerEvent::Progress { .. } => context.emit(event),
+        _ => {}
+    }
+    Ok(())
+}
