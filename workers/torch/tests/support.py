@@ -80,6 +80,7 @@ def train_job(root: Path, family: str, variant: str, **changes: Any) -> dict[str
         "dropout": steps["lora"].get("lora_dropout", 0.0),
         "parallel": "ddp",
         "attention": "auto",
+        "packed": True,
         "optimizer": optimizer,
         "clip_grad_norm": steps["clip_grad_norm"],
         "loss_scale": None,

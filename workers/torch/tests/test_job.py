@@ -127,14 +127,15 @@ def job_module_has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
-def test_a_model_that_computes_otherwise_is_refused(tmp_path: Path) -> None:
+def test_a_quantised_model_is_refused(tmp_path: Path) -> None:
     job = train_job(tmp_path, "llama31", "attention")
     folder = tmp_path / "model"
     folder.mkdir()
     config = json.loads((Path(job["model"]) / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.1}))
+    quantized = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (folder / "config.json").write_text(json.dumps({**config, **quantized}))
     failed = run_here(tmp_path, {**job, "model": str(folder)}).failed
-    assert "`attention_dropout` = 0.1" in failed["messages"][0]
+    assert "`quantization_config` = " in failed["messages"][0]
 
 
 def test_an_adapter_for_another_model_is_refused(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ impl Work {
         let _phase = profile.phase("torch worker");
         running.attend(context, &mut |rank, event, context| match event {
             WorkerEvent::Started { .. } | WorkerEvent::Finished { .. } => Ok(()),
-            WorkerEvent::Warning { .. } | WorkerEvent::Report { .. } => {
+            WorkerEvent::Warning { .. } | WorkerEvent::Note { .. } | WorkerEvent::Report { .. } => {
                 context.emit(event);
                 Ok(())
             }

@@ -19,7 +19,6 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, OneOrMore, Parameters};
 use engine::preflight::{Preflight, Work};
-use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers};
 use model::sampling::Sampling;
 
@@ -126,6 +125,7 @@ impl Stage for Evaluate {
     const VERSION: u32 = 6; // 6: segments are cut out of the ids of their whole text.
     const ABOUT: &'static str = "Measures a model on rows: perplexity and token accuracy of the responses; ROUGE, BLEU and exact match of its own.";
     type Params = EvaluateParams;
+    const ALSO_CALLED: &'static [&'static str] = &["eval", "test", "predict"];
     const GOAL: bool = true;
 
     fn outputs(_: &EvaluateParams) -> Vec<Output> {
@@ -141,7 +141,7 @@ impl Stage for Evaluate {
         }
         let (model, adapter) = params.inference.facts(inputs);
         problems.extend(params.prompt.differs_from_training(model, adapter, span));
-        problems.extend(params.inference.misfit_of_adapter(inputs, span));
+        problems.extend(params.inference.misfits(inputs, span));
         let rows = params.data.reference.facts_in(inputs).and_then(RowsFacts::from_facts);
         if let Some(rows) = &rows {
             problems.extend(params.prompt.without_effect(rows.shape == Shape::Messages, span));
@@ -162,11 +162,11 @@ impl Stage for Evaluate {
         crate::compute::inference::lowered(parameters).at_most("limit", smoke::ROWS).done()
     }
 
-    fn preflight(params: &EvaluateParams, inputs: &InputFacts, _: Span) -> Preflight {
+    fn preflight(params: &EvaluateParams, inputs: &InputFacts, span: Span) -> Preflight {
         let rows = params.data.reference.facts_in(inputs).and_then(|facts| facts.get("rows")?.as_u64());
         let rows = rows.map(|rows| params.limit.map_or(rows, |limit| rows.min(limit)));
         let work = rows.map(|rows| Work::new("rows", rows as f64));
-        Preflight { work, ..params.inference.preflight(inputs) }
+        Preflight { work, ..params.inference.preflight(inputs, span) }
     }
 
     fn threads(_: &EvaluateParams) -> Threads {
@@ -216,8 +216,9 @@ impl Stage for Evaluate {
         let found = figures(params, &subject, &likelihood, &answers, context)?;
 
         figures::write(&found, &draft.folder)?;
-        let text = report::text(context.stage(), &found, &others);
-        context.emit(WorkerEvent::Report { text });
+        let table = report::table(context.stage(), &found, &others);
+        context.report(table);
+        context.report_detail(report::conventions(&found));
         context.seal(draft, found.facts(), None)
     }
 }

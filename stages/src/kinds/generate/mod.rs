@@ -16,7 +16,6 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, OneOf, Parameters};
 use engine::preflight::{Preflight, Work};
-use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers};
 use model::generation::Request;
 use model::sampling::Sampling;
@@ -108,6 +107,7 @@ impl Stage for Generate {
     const VERSION: u32 = 6; // 6: segments are cut out of the ids of their whole text.
     const ABOUT: &'static str = "Lets a model answer prompts.";
     type Params = GenerateParams;
+    const ALSO_CALLED: &'static [&'static str] = &["infer", "inference", "chat", "sample"];
     const GOAL: bool = true;
 
     fn outputs(_: &GenerateParams) -> Vec<Output> {
@@ -124,7 +124,7 @@ impl Stage for Generate {
         }
         let (model, adapter) = params.inference.facts(inputs);
         problems.extend(params.prompt.differs_from_training(model, adapter, span));
-        problems.extend(params.inference.misfit_of_adapter(inputs, span));
+        problems.extend(params.inference.misfits(inputs, span));
         problems.extend(params.inference.problems(span));
         problems
     }
@@ -140,7 +140,7 @@ impl Stage for Generate {
         }
     }
 
-    fn preflight(params: &GenerateParams, inputs: &InputFacts, _: Span) -> Preflight {
+    fn preflight(params: &GenerateParams, inputs: &InputFacts, span: Span) -> Preflight {
         let prompts = match &params.prompts {
             OneOf::Literal(texts) => Some(texts.len() as u64),
             OneOf::Stage(rows) => rows.reference.facts_in(inputs).and_then(|facts| facts.get("rows")?.as_u64()),
@@ -148,7 +148,7 @@ impl Stage for Generate {
         let prompts = prompts.map(|prompts| params.limit.map_or(prompts, |limit| prompts.min(limit)));
         let most = |prompts: u64| prompts as f64 * params.inference.max_new_tokens as f64;
         let work = prompts.map(|prompts| Work::new("new tokens", most(prompts)));
-        Preflight { work, ..params.inference.preflight(inputs) }
+        Preflight { work, ..params.inference.preflight(inputs, span) }
     }
 
     fn threads(_: &GenerateParams) -> Threads {
@@ -205,8 +205,9 @@ impl Stage for Generate {
         let beside = before.map(|earlier| earlier.answers_to(shown.prompts())).transpose()?;
         let beside = beside.as_ref().zip(params.compare_with.as_ref());
         let beside = beside.map(|(answers, input)| (input.reference.stage.as_str(), answers));
-        context.emit(WorkerEvent::Report { text: shown.report(context.stage(), &tally, beside) });
-        context.emit(WorkerEvent::Report { text: respondent.speed() });
+        let text = shown.report(context.stage(), &tally, beside);
+        context.report(text);
+        context.report_detail(respondent.speed());
         let mut facts = Facts::new();
         facts.insert("rows".to_owned(), tally.rows.into());
         facts.insert("tokens".to_owned(), tally.tokens.into());

@@ -1,9 +1,10 @@
 //! Saving the working state of a run and taking it up again.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use engine::context::StageContext;
-use engine::error::{Cause, StageError};
+use engine::error::{Cause, OrFail, StageError};
 use engine::preflight::is_known;
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, WorkingState};
@@ -70,7 +71,7 @@ fn goes_on(
         ));
     }
     context.record("resumed_from_step", step);
-    context.warn(format!("resuming from step {step} of {}", fresh.total_steps));
+    context.note(format!("resuming from step {step} of {}", fresh.total_steps));
     Ok(true)
 }
 
@@ -131,12 +132,19 @@ pub(super) fn save_best(
 pub(super) fn result(
     params: &TrainParams,
     progress: &Progress,
-    context: &StageContext,
+    learner: &mut dyn Learner,
+    context: &mut StageContext,
 ) -> Result<Vec<PathBuf>, StageError> {
     let is_last = progress.validation.best.is_none_or(|best| best.step == progress.step);
     let files = match progress.best_weights.filter(|_| params.keep_best && !is_last) {
         Some(best) => best.files(context.working()),
-        None => state::values_of_step(context.working(), progress.step),
+        None if learner.state_has_names_of_files() => state::values_of_step(context.working(), progress.step),
+        None => {
+            let folder = context.scratch().join("result");
+            fs::create_dir_all(&folder).or_fail(Cause::Machine, || format!("cannot create `{}`", folder.display()))?;
+            let files = learner.save(&folder, Written::Values, context)?;
+            return Ok(files.into_iter().map(|file| folder.join(file)).collect());
+        }
     };
     files.map_err(state::failure)
 }

@@ -5,6 +5,7 @@
 //! bytes of an uninterrupted one.
 
 mod checkpoints;
+mod elsewhere;
 mod failure;
 mod figures;
 mod fit;
@@ -62,6 +63,24 @@ impl Stage for Train {
     const ABOUT: &'static str = "Trains an adapter (LoRA) or every weight of a model.";
     type Params = TrainParams;
     const GOAL: bool = true;
+    const ALSO_CALLED: &'static [&'static str] = &[
+        "sft",
+        "lora",
+        "qlora",
+        "dora",
+        "dpo",
+        "orpo",
+        "kto",
+        "pt",
+        "pretrain",
+        "full",
+        "finetune",
+        "fine_tune",
+        "fine-tune",
+        "lora_finetune_single_device",
+        "full_finetune_single_device",
+    ];
+    const KEYS_ELSEWHERE: &'static [(&'static str, &'static str)] = elsewhere::KEYS;
 
     fn outputs(params: &TrainParams) -> Vec<Output> {
         let trained = match params.method {
@@ -147,7 +166,8 @@ impl Stage for Train {
     }
 
     fn run(params: &TrainParams, context: &mut StageContext) -> Result<(), StageError> {
-        let choice = Choice::of(params.backend, params.serves(), context)?;
+        let architecture = checkpoint::architecture(&context.open(&params.model)?.folder)?;
+        let choice = Choice::of(params.backend, params.serves(), &architecture, context)?;
         if choice.is_torch {
             let open = |inputs: &Inputs, context: &mut StageContext| learner::open_torch(params, inputs, context);
             let ended = session::run(params, open, Some(choice.report()), context);

@@ -8,7 +8,6 @@ use engine::artifact::Facts;
 use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use model::checkpoint::{Checkpoint, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, Flush, TensorSpec};
-use model::config::{Config, HeadWeight};
 use model::peft::{Adapter, AdapterConfig};
 
 use crate::compute::checkpoint;
@@ -69,8 +68,7 @@ pub(super) fn model(
             return Err(format!("the model's files have no tensor `{name}`, which was trained").into());
         }
         // A file may hold the head of a tied model once more: a copy that the training left behind would contradict it.
-        let tied = Config::read(base)?.head == HeadWeight::Tied;
-        let kept = || original.tensors().filter(|(name, _)| !(tied && *name == "lm_head.weight"));
+        let kept = || original.tensors().filter(|(name, _)| *name != "lm_head.weight" || trained.contains_key(name));
         let specs = kept().map(|(name, info)| TensorSpec::new(name, info.dtype, &info.shape)).collect();
         let mut writer = CheckpointWriter::create(&draft.folder, specs, DEFAULT_MAX_SHARD_BYTES)?;
         for (name, info) in kept() {

@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use engine::context::StageContext;
 use engine::error::{Cause, StageError};
-use engine::protocol::WorkerEvent;
 use model::batch::Batch;
 use model::schedule::Schedule;
 use model::trainer::StepReport;
@@ -64,12 +63,12 @@ pub(super) fn run(
     };
     session.train(context)?;
     let facts = session.conclude(remark, context)?;
-    let Session { learner, teller, rows, progress, .. } = session;
-    learner.close(context)?;
+    let Session { mut learner, teller, rows, progress, .. } = session;
     if !ranks.leads() {
-        return Ok(());
+        return learner.close(context);
     }
-    let values = checkpoints::result(params, &progress, context)?;
+    let values = checkpoints::result(params, &progress, &mut *learner, context)?;
+    learner.close(context)?;
     match adapter {
         Some(config) => output::adapter(config, &values, &facts, &model, &rows, context)?,
         None => output::model(&values, &model.folder, output::prompt_facts(&rows), context)?,
@@ -344,7 +343,7 @@ impl Session<'_> {
         let history = self.teller.history();
         let text = summary::text(self.params, &self.division, &self.progress, history);
         let lines: Vec<String> = std::iter::once(text).chain(remark).collect();
-        context.emit(WorkerEvent::Report { text: lines.join("\n") });
+        context.report_detail(lines.join("\n"));
         Ok(summary::facts(self.params, &self.division, &self.progress, history))
     }
 }

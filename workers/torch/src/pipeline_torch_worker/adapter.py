@@ -8,6 +8,7 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from .draws import AddressedDropout, Draws
@@ -25,6 +26,7 @@ def attach(model: PreTrainedModel, folder: Path, trained: bool) -> PeftModel:
         raise JobFailure("bad_parameters", f"PEFT cannot put the adapter in `{folder}` on the model") from error
     adapted.eval()
     if trained:
+        _put_in_place(adapted, folder)
         for parameter in adapted.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
@@ -56,6 +58,15 @@ def set_training(adapted: PeftModel, training: bool) -> None:
         if isinstance(module, LoraLayer):
             # Also for its own sake: DoRA reads it.
             module.train(training)
+
+
+def _put_in_place(adapted: PeftModel, folder: Path) -> None:
+    """Reads the adapter's values where PEFT has made them on the meta device, as it does beside weights that are there."""
+    values = load_file(folder / WEIGHTS_FILE)
+    for name, parameter in list(adapted.named_parameters()):
+        if parameter.is_meta and parameter.requires_grad and file_name(name) in values:
+            path, _, leaf = name.rpartition(".")
+            setattr(adapted.get_submodule(path), leaf, torch.nn.Parameter(values[file_name(name)]))
 
 
 def _check(adapted: PeftModel, folder: Path) -> None:

@@ -56,7 +56,9 @@ def choose(asked: AttentionKind, device: Device, dtype: DType, config: Pretraine
     softcap = getattr(config, "attn_logit_softcapping", None) is not None
     half = dtype != "f32"
     on_gpu = device.kind in ("cuda", "rocm")
-    flash = on_gpu and half and not softcap and _head_dim(config) % 8 == 0 and _flash_varlen() is not None
+    # Values of another width than queries and keys are beyond it.
+    even = _head_dim(config) % 8 == 0 and getattr(config, "v_head_dim", None) is None
+    flash = on_gpu and half and not softcap and even and _flash_varlen() is not None
     flex = on_gpu and _has("triton")
     if asked == "auto":
         if device.kind == "npu" and half and not softcap and hasattr(device.npu_module, "npu_fusion_attention"):
@@ -80,8 +82,15 @@ def _head_dim(config: PretrainedConfig) -> int:
     return given or config.hidden_size // config.num_attention_heads
 
 
+# What models hand to their attention besides, and what says nothing that documents and positions do not say already.
+_WITHOUT_EFFECT = {
+    *("dropout", "position_ids", "position_embeddings", "output_attentions", "output_router_logits", "use_cache"),
+    *("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "cache_position"),
+}
+
+
 def attend(
-    _module: torch.nn.Module,
+    module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -90,7 +99,7 @@ def attend(
     documents: Documents,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **_: object,
+    **more: object,
 ) -> tuple[torch.Tensor, None]:
     """Attends within each document.
 
@@ -98,6 +107,12 @@ def attend(
     """
     if attention_mask is not None:
         raise ValueError("a mask came along, and documents are all that may be masked by")
+    given = {name for name, value in more.items() if value is not None}
+    unknown = sorted(given - _WITHOUT_EFFECT - {"is_causal"})
+    if unknown or not more.get("is_causal", getattr(module, "is_causal", True)):
+        what = f"`{unknown[0]}`" if unknown else "attention that is not causal"
+        message = f"`{type(module).__name__}` computes with {what}, which attention within documents does not know"
+        raise JobFailure("bad_parameters", message, "this worker cannot train or score this architecture")
     window = sliding_window if sliding_window and max(documents.lengths) > sliding_window else None
     if torch.is_autocast_enabled(query.device.type):
         # The rotation by positions may have made f32 of them.

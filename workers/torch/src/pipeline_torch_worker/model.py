@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,24 +12,32 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 import transformers
+from accelerate import init_empty_weights
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from .architecture import (
+    NATIVE_FAMILIES,
+    check_separation,
+    decoder_of,
+    hands_attention_over,
+    head_logits,
+    layers_of,
+    shares_state,
+)
 from .attention import Documents, Kernel
 from .data import IGNORE_INDEX, Batch
 from .draws import Draws
 from .failure import JobFailure
+from .weights import WeightFiles
 
 # Its bars would fill the log.
 transformers.utils.logging.disable_progress_bar()
 
 # Targets whose logits exist at a time.
 HEAD_CHUNK = 1024
-# Settings that change logits or training in ways that are not computed here.
-_REFUSED = (
-    *("quantization_config", "attention_dropout", "resid_pdrop", "embd_pdrop"),
-    *("logit_scale", "logits_scaling", "lm_head_multiplier"),
-)
+# A quantised weight is no tensor that the rest of this worker could train on or read a share of.
+_REFUSED = ("quantization_config",)
 
 
 def read_config(folder: Path) -> PretrainedConfig:
@@ -45,19 +54,47 @@ def read_config(folder: Path) -> PretrainedConfig:
 
 
 def load_base(folder: Path, config: PretrainedConfig, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
-    """Loads the model on the processor, every weight frozen; `attention` by the name that transformers knows it by."""
+    """Loads the model on the processor, every weight frozen; `attention` by the name that transformers knows it by.
+
+    An architecture whose attention cannot be cut between documents keeps transformers' own.
+    """
+    if attention is None or hands_attention_over(config):
+        model = _from_files(folder, config, dtype, attention)
+        if attention is None or shares_state(model) is None:
+            return _frozen(model)
+        model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+        return _frozen(model)
+    return _frozen(_from_files(folder, config, dtype, None))
+
+
+def load_empty(folder: Path, config: PretrainedConfig, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    """The model with its buffers alone, every weight on the meta device: `sharding.shard` reads each rank's share of them.
+
+    It is loaded as a whole where transformers makes other tensors of those in the files.
+    """
+    if not hands_attention_over(config):
+        return load_base(folder, config, dtype, attention)
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+    model.tie_weights()
+    reason = WeightFiles(folder, model).differ_from(model)
+    if reason is None and shares_state(model) is None:
+        return _frozen(model)
+    print(f"each rank reads the whole checkpoint: {reason or shares_state(model)}", file=sys.stderr)
+    return load_base(folder, config, dtype, attention)
+
+
+def _from_files(folder: Path, config: PretrainedConfig, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
     given = {} if attention is None else {"attn_implementation": attention}
     model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, local_files_only=True, **given)
     assert isinstance(model, PreTrainedModel)
-    model.requires_grad_(False)
-    model.train(False)
     return model
 
 
-def turns_by_length(config: PretrainedConfig) -> bool:
-    """Whether rotary positions turn a long document in another way than a short one, so that each has to be computed alone."""
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    return isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) == "longrope"
+def _frozen(model: PreTrainedModel) -> PreTrainedModel:
+    model.requires_grad_(False)
+    model.train(False)
+    return model
 
 
 @dataclass(frozen=True)
@@ -83,6 +120,9 @@ class DocumentLoss(torch.nn.Module):
         self._kernel: Kernel = kernel
         self._draws = draws
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
+        self._is_native = model.config.model_type in NATIVE_FAMILIES
+        self._is_separated = shares_state(model) is None
+        self._is_checked = self._is_native
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """`[target_tokens]` in f32, in nats; a batch without targets gives one zero that a backward can start at."""
@@ -106,15 +146,34 @@ class DocumentLoss(torch.nn.Module):
 
     def _hidden(self, batch: Batch) -> torch.Tensor:
         """What the decoder makes of each token, `[tokens, hidden_size]`."""
+        if not self._is_separated:
+            return self._alone(batch)
+        if not self._is_checked:
+            self._is_checked = True
+            check_separation(self.model, self._packed_probe)
         documents = Documents(batch.document_lengths, self._kernel, batch.input_ids.device)
         with self._draws.at(batch.rows, batch.tokens_in_row):
-            decoded = decoder_of(self.model)(
-                input_ids=batch.input_ids[None],
-                position_ids=batch.positions[None],
-                use_cache=False,
-                documents=documents,
-            )
+            return self._decoded(batch.input_ids, batch.positions, documents)
+
+    def _decoded(self, input_ids: torch.Tensor, positions: torch.Tensor, documents: Documents) -> torch.Tensor:
+        decoded = decoder_of(self.model)(
+            input_ids=input_ids[None], position_ids=positions[None], use_cache=False, documents=documents
+        )
         return cast(torch.Tensor, decoded.last_hidden_state)[0]
+
+    def _alone(self, batch: Batch) -> torch.Tensor:
+        """The hidden states of a document, by transformers' own attention."""
+        assert len(batch.document_lengths) == 1, "documents of such a model come one by one"
+        with self._draws.at(batch.rows, batch.tokens_in_row):
+            decoded = decoder_of(self.model)(input_ids=batch.input_ids[None], use_cache=False)
+        return cast(torch.Tensor, decoded.last_hidden_state)[0]
+
+    def _packed_probe(self, input_ids: torch.Tensor, length: int) -> torch.Tensor:
+        count = len(input_ids) // length
+        positions = torch.arange(length, device=input_ids.device).repeat(count)
+        places = torch.arange(len(input_ids))
+        with self._draws.at(torch.zeros_like(places), places):
+            return self._decoded(input_ids, positions, Documents([length] * count, self._kernel, input_ids.device))
 
     def _chunks(self, hidden: torch.Tensor, batch: Batch) -> Iterator[_Chunk]:
         """The positions that carry a target, some at a time."""
@@ -128,8 +187,10 @@ class DocumentLoss(torch.nn.Module):
         return F.cross_entropy(self._logits(chunk), chunk.targets, reduction="none")
 
     def _logits(self, chunk: _Chunk) -> torch.Tensor:
-        head = cast(torch.nn.Module, self.model.get_output_embeddings())
         with self._draws.at(chunk.rows, chunk.tokens_in_row):
+            if not self._is_native:
+                return head_logits(self.model, chunk.hidden[None])[0].float()
+            head = cast(torch.nn.Module, self.model.get_output_embeddings())
             logits: torch.Tensor = head(chunk.hidden[None])[0].float()
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
@@ -151,13 +212,3 @@ def recompute_layers(model: PreTrainedModel, draws: Draws) -> None:
 
     for layer in layers_of(model):
         layer.forward = functools.partial(recomputed, layer.forward)
-
-
-def layers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """The decoder's layers, in order."""
-    return list(cast(torch.nn.ModuleList, decoder_of(model).layers))
-
-
-def decoder_of(model: PreTrainedModel) -> torch.nn.Module:
-    """The model without its head."""
-    return cast(torch.nn.Module, model.get_decoder())

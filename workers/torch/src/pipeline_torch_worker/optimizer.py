@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from .checkpoint import USUAL_SETS, VALUES, SavedTensors, write_set
+from .checkpoint import USUAL_SETS, VALUES, SavedTensors, Tensors, write_set
 from .failure import JobFailure
 from .optimizers import OptimizerSettings
 from .parallel import Ranks
@@ -58,6 +59,20 @@ class Optimizer:
             sizes = {name: self._parameters[name].numel() for name, state in self._state.items() if set_ in state}
             files += write_set(folder, set_, sizes, state, ranks)
         return files
+
+    def save_values(self, folder: Path, ranks: Ranks, converted: Callable[[Tensors], Tensors]) -> list[str]:
+        """Writes what rank 0 makes of all trained values together; the names of the files. Every rank has to take part."""
+        values = {}
+        for name, parameter in self._parameters.items():
+            found = whole(parameter, ranks.rank == 0)
+            if found is not None:
+                values[name] = found
+        values = converted(values) if ranks.rank == 0 else {}
+
+        def value(name: str, _: bool) -> torch.Tensor | None:
+            return values[name]
+
+        return write_set(folder, VALUES, {name: tensor.numel() for name, tensor in values.items()}, value, ranks)
 
     def restore(self, steps: int, saved: SavedTensors) -> None:
         """Takes up saved values and state, after so many updates, a tensor at a time."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from . import adapter, output
+from .architecture import shares_state, turns_by_length
 from .attention import NAME, choose
 from .data import IGNORE_INDEX, Batch, Row, listed
 from .device import Device
@@ -16,7 +17,7 @@ from .draws import Draws
 from .events import Voice
 from .failure import JobFailure
 from .job import ScoreJob
-from .model import DocumentLoss, load_base, read_config, turns_by_length
+from .model import DocumentLoss, load_base, read_config
 from .parallel import Ranks
 from .precision import COMPUTE_TYPES, computing_in
 from .stopping import StopRequest
@@ -32,7 +33,7 @@ def run(job: ScoreJob, device: Device, ranks: Ranks, voice: Voice, stop: StopReq
     if job.adapter is not None:
         adapter.attach(model, job.adapter, trained=False)
     loss = DocumentLoss(model, kernel, Draws(seed=0)).to(device.torch)
-    apart = turns_by_length(config)
+    apart = turns_by_length(config) or shares_state(model) is not None
 
     found = np.zeros((len(rows), 3))
     ours = rows[ranks.rank :: ranks.world]

@@ -47,7 +47,7 @@ class Training:
     def describe(self, how: dict[str, Any], parallel: str) -> None:
         """Says that the model is loaded, and what computes."""
         # Loading it takes memory too, and the steps tell of that.
-        self._voice.answer({**how, "parallel": parallel})
+        self._voice.answer({**how, "parallel": parallel, "named_as_in_files": self.trainer.is_named_as_in_files})
 
     def serve(self, request: Request, profiler: Profiler) -> None:
         """Does what is asked for; what only prepares a step has no answer of its own."""

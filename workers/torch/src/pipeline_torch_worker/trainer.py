@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from peft import PeftModel
 from torch.distributed.tensor import DTensor
 
 from . import adapter
+from .architecture import refuse_packs, shares_state, tensors_in_files, turns_by_length
 from .attention import NAME, choose
 from .audit import Audit
 from .checkpoint import SavedTensors
@@ -21,11 +22,12 @@ from .device import Device
 from .draws import Draws
 from .failure import JobFailure
 from .job import TrainJob
-from .model import DocumentLoss, load_base, read_config, recompute_layers, turns_by_length
+from .model import DocumentLoss, load_base, load_empty, read_config, recompute_layers
 from .optimizer import Optimizer, Parameters
 from .parallel import Ranks
 from .precision import COMPUTE_TYPES, LossScaler, ScalerState, computing_in
 from .sharding import shard
+from .weights import check_names
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,15 @@ class Trainer:
         self._device = device
         self._ranks = ranks
         config = read_config(job.model)
-        self._apart = turns_by_length(config)
         self.kernel = choose(job.attention, device, job.dtype, config)
         # What is trained is kept in f32 throughout.
         kept_in = COMPUTE_TYPES[job.dtype] if job.method == "lora" else torch.float32
-        model = load_base(job.model, config, kept_in, NAME)
+        self._sharded = job.parallel == "fsdp2" and ranks.world > 1
+        model = (load_empty if self._sharded else load_base)(job.model, config, kept_in, NAME)
+        state = shares_state(model)
+        if state is not None and job.packed:
+            raise refuse_packs(model, state)
+        self._apart = state is not None or turns_by_length(config)
         self._draws = Draws(job.seed)
         self._adapted: PeftModel | None = None
         if job.adapter is not None and job.method == "lora":
@@ -65,13 +71,14 @@ class Trainer:
         if job.activation_checkpointing:
             recompute_layers(model, self._draws)
         self._loss = DocumentLoss(model, self.kernel, self._draws)
-        self._sharded = job.parallel == "fsdp2" and ranks.world > 1
         if self._sharded:
             with ranks.collective("share the weights out"):
                 shard(self._loss, job, device, ranks.world)
         else:
             self._loss.to(device.torch)
         self.parameters = self._trained_parameters()
+        if self._adapted is None:
+            check_names(job.model, self._names_in_files())
         self._optimizer = Optimizer(job.optimizer, self.parameters)
         self._scaler = None if job.loss_scale is None else LossScaler(job.loss_scale)
         self._largest_gradient: str | None = None
@@ -101,9 +108,28 @@ class Trainer:
         return None if self._scaler is None else self._scaler.state
 
     def save(self, folder: Path, with_state: bool) -> list[str]:
-        """Writes all that is trained, with the optimizer's state; the names of the files. Every rank has to take part."""
+        """Writes all that is trained, with the optimizer's state; the names of the files. Every rank has to take part.
+
+        Without it values have the names of the base's files.
+        """
         with self._ranks.collective("save what is trained"):
-            return self._optimizer.save(folder, with_state, self._ranks)
+            if with_state or self.is_named_as_in_files:
+                return self._optimizer.save(folder, with_state, self._ranks)
+            return self._optimizer.save_values(folder, self._ranks, lambda values: self._in_files(values))
+
+    @property
+    def is_named_as_in_files(self) -> bool:
+        """Whether what is trained has the names that the base's files give it."""
+        return self._names_in_files() == set(self.parameters)
+
+    def _names_in_files(self) -> set[str]:
+        if self._adapted is not None:
+            return set(self.parameters)
+        return set(self._in_files({name: torch.empty_like(p, device="meta") for name, p in self.parameters.items()}))
+
+    def _in_files(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Trained weights by the names and in the form of the base's files."""
+        return tensors_in_files(self._loss.model, values)
 
     def restore(self, steps: int, saved: SavedTensors, scaler: ScalerState | None) -> None:
         """Takes up a saved state."""

@@ -17,6 +17,7 @@ pub(crate) enum Job {
     Train(Box<Train>),
     Score(Score),
     Generate(Generate),
+    Compare(Compare),
 }
 
 /// What every job says.
@@ -47,6 +48,8 @@ pub(crate) struct Train {
     pub dropout: f64,
     pub parallel: Parallel,
     pub attention: Attention,
+    /// Whether rows hold several documents.
+    pub packed: bool,
     /// Without its learning rate, which each step has.
     pub optimizer: Optimizer,
     pub clip_grad_norm: Option<f64>,
@@ -65,6 +68,15 @@ pub(crate) struct Score {
     pub common: Common,
     pub rows: PathBuf,
     pub batch_size: usize,
+}
+
+/// The proof of a merge.
+#[derive(Debug, Serialize)]
+pub(crate) struct Compare {
+    #[serde(flatten)]
+    pub common: Common,
+    pub merged: PathBuf,
+    pub rows: PathBuf,
 }
 
 /// Answers to prompts.

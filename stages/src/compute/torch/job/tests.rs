@@ -40,6 +40,7 @@ fn train() -> Train {
         dropout: 0.1,
         parallel: Parallel::Fsdp2,
         attention: Attention::Auto,
+        packed: false,
         optimizer: AdamW::default().into(),
         clip_grad_norm: Some(1.0),
         loss_scale: Some(crate::kinds::train::LossScale::default().into()),
@@ -77,6 +78,11 @@ fn the_schema_refuses_what_is_no_job() {
 fn jobs_for_models_that_are_asked_are_as_described() {
     let common = || common(DeviceKind::Rocm, None);
     check(&Job::Score(Score { common: common(), rows: "/scratch/rows.jsonl".into(), batch_size: 8 }));
+    check(&Job::Compare(Compare {
+        common: Common { adapter: Some("/inputs/adapter".into()), ..common() },
+        merged: "/outputs/model".into(),
+        rows: "/scratch/rows.jsonl".into(),
+    }));
     check(&Job::Generate(Generate {
         common: common(),
         prompts: "/scratch/prompts.jsonl".into(),

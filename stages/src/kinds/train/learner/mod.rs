@@ -92,9 +92,9 @@ pub(super) enum Scored {
 /// Which values are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Written {
-    /// Those of what is trained.
+    /// Those of what is trained, by the names that the base's files give them: for a result.
     Values,
-    /// These and the optimizer's state.
+    /// These and the optimizer's state, as the learner takes them up again: [`Learner::state_has_names_of_files`].
     State,
 }
 
@@ -193,6 +193,11 @@ pub(super) trait Learner {
     /// # Errors
     /// Fails with the first tensor that has changed.
     fn check_frozen(&mut self, context: &mut StageContext) -> Result<(), StageError>;
+
+    /// Whether the values of a saved state have the names that the base's files give them, so that they can be the result.
+    fn state_has_names_of_files(&self) -> bool {
+        true
+    }
 
     /// Updates so far, skipped steps not among them.
     fn optimizer_steps(&self) -> u64;

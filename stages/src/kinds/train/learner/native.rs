@@ -77,8 +77,8 @@ impl<B: Blocks> Learner for Native<B> {
         context.stop_if_cancelled()?;
         self.rows = work.rows;
         let batches: Vec<DocumentBatch> = work.micro_batches.into_iter().flatten().collect();
-        let loss = self.trainer.accumulate_documents(&batches, objective);
-        loss.map_err(|error| failure::of_rows(error, &self.rows))
+        let report = self.trainer.accumulate_documents(&batches, objective);
+        Ok(report.map_err(|error| failure::of_rows(error, &self.rows))?.loss)
     }
 
     fn step(

@@ -24,12 +24,17 @@ use super::{
 use crate::compute::torch::batches::{MicroBatch, encode};
 use crate::compute::torch::job::{self, Job};
 use crate::compute::torch::{Connection, Work};
+use crate::kinds::train::fit;
 use crate::kinds::train::inputs::Inputs;
 use crate::kinds::train::parameters::{LossScale, Method, TrainParams};
 use crate::kinds::train::prepare;
 
 /// The most memory of each rank, which the engine has a figure of that name for: that of processes on this machine.
 const PEAK_MEMORY: &str = "peak_memory_bytes";
+
+/// Whether trained values have the names that the base's files give them. transformers may hold several of a file's
+/// tensors as one.
+const NAMED_AS_IN_FILES: &str = "named_as_in_files";
 
 /// What is done next.
 #[derive(Serialize)]
@@ -90,23 +95,27 @@ pub(in crate::kinds::train) fn open(
     let mut work = Work::begin("torch", context)?;
     work.env.clone_from(&params.env);
     work.watchdog = Duration::from_secs(params.watchdog_seconds);
+    fit::warn_of_dropouts(&inputs.architecture, context);
     let adapter = match params.method {
         Method::Full => None,
         Method::Lora => {
             let folder = work.folder.join("adapter");
-            Some(prepare::first_values(params, &inputs.config, &inputs.model, &folder, context)?)
+            Some(prepare::first_values(params, &inputs.architecture, &inputs.model, &folder, context)?)
         }
     };
     let job = Job::Train(Box::new(job(params, &work, inputs, adapter.as_ref(), context)));
     let (connection, described) = Connection::open(&work, &job, context)?;
     let computed_by = computed_by(params, &described, context);
     context.record("threads", context.threads());
-    for (name, value) in described.into_iter().filter(|(name, _)| name != PEAK_MEMORY) {
+    let named_as_in_files = described.get(NAMED_AS_IN_FILES).and_then(Value::as_bool).unwrap_or(true);
+    for (name, value) in described.into_iter().filter(|(name, _)| ![PEAK_MEMORY, NAMED_AS_IN_FILES].contains(&&**name))
+    {
         context.record(&name, value);
     }
     let size = context.devices().workers();
     let learner = Torch {
         connection,
+        named_as_in_files,
         ranks: Ranks { size, fed: 0..size },
         optimizer_steps: 0,
         loss_scaler: None,
@@ -151,6 +160,7 @@ fn job(
         dropout: adapter.map_or(0.0, |settings| settings.dropout),
         parallel: params.parallel,
         attention: params.attention,
+        packed: inputs.tables().any(|rows| rows.is_packed()),
         optimizer: params.optimizer.optimizer(),
         clip_grad_norm: params.clip_grad_norm,
         loss_scale: params.loss_scale().map(Into::into),
@@ -164,6 +174,7 @@ fn job(
 
 struct Torch {
     connection: Connection,
+    named_as_in_files: bool,
     ranks: Ranks,
     optimizer_steps: u64,
     loss_scaler: Option<LossScalerState>,
@@ -291,6 +302,10 @@ impl Learner for Torch {
     fn check_frozen(&mut self, context: &mut StageContext) -> Result<(), StageError> {
         self.connection.request(&Request::CheckFrozen, &[]);
         self.connection.answer(context)
+    }
+
+    fn state_has_names_of_files(&self) -> bool {
+        self.named_as_in_files
     }
 
     fn optimizer_steps(&self) -> u64 {
