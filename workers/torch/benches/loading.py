@@ -2,8 +2,9 @@
 
     python benches/loading.py --ranks 2 --layers 12 --hidden 1024
 
-Makes an olmo2 of random weights, starts the ranks on the CPU (gloo), and prints for each way the bytes that a rank read of the
-checkpoint and the most memory that it had resident more than before, its own and that of mapped files (sampled every 2 ms).
+Makes an olmo2 of random weights in bf16, as published ones are, to train every weight of it in f32. Starts the ranks on the CPU
+(gloo), and prints for each way the bytes that a rank read of the checkpoint and by how much its resident memory rose at most: its own,
+and that of mapped files (sampled every 2 ms).
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def main() -> None:
     shape |= {"num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 16384, "eos_token_id": 2}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("olmo2", **shape))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("olmo2", **shape), dtype=torch.bfloat16)
         total = sum(parameter.nbytes for parameter in model.parameters())
         model.save_pretrained(folder)
         del model
