@@ -3,8 +3,8 @@
     python benches/loading.py --ranks 2 --layers 12 --hidden 1024
 
 Makes an olmo2 of random weights in bf16, as published ones are, to train every weight of it in f32. Starts the ranks on the CPU
-(gloo), and prints for each way the bytes that a rank read of the checkpoint and by how much its resident memory rose at most: its own,
-and that of mapped files (sampled every 2 ms).
+(gloo), and prints for each way the bytes that a rank read of the checkpoint and by how much its resident memory rose at most: its
+own, and that of mapped files (sampled every 2 ms).
 """
 
 from __future__ import annotations
