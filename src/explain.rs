@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use crate::Format;
 use crate::render::Failure;
-use crate::table::{Table, width};
-use crate::terminal::Look;
+use crate::table::Table;
+use crate::terminal::{Look, wrapped};
 
 /// Explain the code of a problem, with an example with and without the problem; without a code, list all codes.
 ///
@@ -78,8 +78,9 @@ fn as_json(code: &ProblemCode) -> Value {
 
 fn in_words(code: &ProblemCode, columns: usize) -> String {
     let mut text = format!("{}: {} ({})\n\n", code.code, code.title, severity(code));
-    text += &wrapped(&code.meaning, columns);
-    text += &wrapped(&format!("What to do: {}", code.advice), columns);
+    let paragraph = |text: &str| wrapped(&text.split_whitespace().collect::<Vec<_>>().join(" "), columns, 0) + "\n";
+    text += &paragraph(&code.meaning);
+    text += &paragraph(&format!("What to do: {}", code.advice));
     for (name, example) in [("Wrong", code.wrong), ("Right", code.right)] {
         write!(text, "\n{name}:\n\n").expect("writing to a string cannot fail");
         for line in example.lines() {
@@ -90,34 +91,10 @@ fn in_words(code: &ProblemCode, columns: usize) -> String {
     text
 }
 
-/// A paragraph in lines of at most `columns` columns, longer words excepted.
-fn wrapped(paragraph: &str, columns: usize) -> String {
-    let mut text = String::new();
-    let mut used = 0;
-    for word in paragraph.split_whitespace() {
-        let needed = width(word);
-        if used > 0 && used + 1 + needed > columns {
-            text.push('\n');
-            used = 0;
-        } else if used > 0 {
-            text.push(' ');
-            used += 1;
-        }
-        text += word;
-        used += needed;
-    }
-    text + "\n"
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_paragraph_is_wrapped_between_words() {
-        assert_eq!(wrapped("one two  three", 8), "one two\nthree\n");
-        assert_eq!(wrapped("alongword is long", 4), "alongword\nis\nlong\n");
-    }
+    use crate::table::width;
 
     #[test]
     fn every_code_is_printed_with_both_examples() {

@@ -26,6 +26,19 @@ pub(crate) struct Located {
     pub tokenizer: Option<OutputRecord>,
 }
 
+/// The outputs that a name stands for in a pipeline file, each by its full name: of a stage alone, all of them.
+///
+/// # Errors
+/// Fails where the file is wrong or there is no such stage.
+pub(crate) fn names(file: &Path, overrides: &[String], name: &str) -> Result<Vec<String>, Failure> {
+    let plan = engine::plan::load(file, overrides, &stages::registry())?;
+    let (stage, output) = split(&plan, name)?;
+    match (output, stage.outputs.as_slice()) {
+        (None, [_, _, ..]) => Ok(stage.outputs.iter().map(|output| format!("{}.{}", stage.id, output.name)).collect()),
+        (Some(_), _) | (None, [] | [_]) => Ok(vec![name.to_owned()]),
+    }
+}
+
 /// The output that a name stands for in a pipeline file.
 ///
 /// # Errors

@@ -6,12 +6,14 @@
 
 mod bars;
 mod cache;
+mod completions;
 mod devices;
 mod explain;
 mod export;
 mod figures;
 mod full_disk;
 mod graph;
+mod import;
 mod junit;
 mod limits;
 mod locate;
@@ -80,12 +82,15 @@ enum Command {
     Show(show::ShowArgs),
     Export(export::ExportArgs),
     Graph(graph::GraphArgs),
+    Import(import::ImportArgs),
     Cache(cache::CacheArgs),
     Runs(runs::RunsArgs),
     Logs(logs::LogsArgs),
     Lock(lock::LockArgs),
     Schema(schema::SchemaArgs),
     Devices(devices::DevicesArgs),
+    Completions(completions::CompletionsArgs),
+    Man(completions::ManArgs),
     /// Runs one stage; the engine starts it.
     #[command(name = "__stage", hide = true)]
     Stage {
@@ -132,12 +137,15 @@ fn main() -> ExitCode {
         Command::Show(args) => show::run(&args, &global),
         Command::Export(args) => export::run(&args, &global),
         Command::Graph(args) => graph::run(&args, &global),
+        Command::Import(args) => import::run(&args, &global),
         Command::Cache(args) => cache::run(&args, &global),
         Command::Runs(args) => runs::run(&args, &global),
         Command::Logs(args) => logs::run(&args, &global),
         Command::Lock(args) => lock::run(&args, &global),
         Command::Schema(args) => schema::run(&args),
         Command::Devices(args) => devices::run(&args),
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => completions::man(&args),
         Command::Watch => return engine::execute::watcher::main(),
         Command::Job { folder } => return engine::execute::keeper::main(&folder),
         Command::Stage { job } => return engine::execute::stage_process::main(&stages::registry(), &job),

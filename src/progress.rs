@@ -84,7 +84,7 @@ impl Progress {
     /// Begins to show a run of these stages.
     pub(crate) fn new<'a>(stages: impl Iterator<Item = &'a str>, verbosity: Verbosity, look: Look) -> Self {
         let ids: Vec<&str> = stages.collect();
-        let width = ids.iter().map(|id| crate::table::width(id)).max().unwrap_or(0).min(28);
+        let width = ids.iter().map(|id| crate::table::width(id)).max().unwrap_or(0);
         let bars = (look.live && verbosity > Verbosity::Quiet).then(|| Bars::new(ids.len() as u64, width, look));
         Self { look, verbosity, bars, stream: None, running: BTreeMap::new() }
     }
@@ -255,6 +255,7 @@ impl Progress {
                 self.progress(stage, unit, *done, *total, note.as_deref());
             }
             WorkerEvent::Warning { message } => self.say(Mark::Note, stage, &format!("warning: {message}")),
+            WorkerEvent::Note { message } => self.say(Mark::Note, stage, message),
             WorkerEvent::Metrics { values } => match words::validation(values) {
                 Some(text) => self.say(Mark::Note, stage, &text),
                 None => self.detail(stage, &words::figures(values)),
@@ -336,7 +337,7 @@ impl Progress {
         match (&self.bars, stream) {
             (Some(_), Some(stream)) => {
                 stream.interrupt();
-                terminal::tell_line(format_args!("{} {stage}  {text}", mark.sign(self.look)));
+                terminal::tell_line(self.look.wrap(&format!("{} {stage}  {text}", mark.sign(self.look)), 4));
             }
             (Some(bars), None) => bars.say(&mark.sign(self.look), stage, text),
             (None, _) => terminal::tell_line(format_args!("{stage}: {text}")),

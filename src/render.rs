@@ -1,8 +1,10 @@
 //! Prints errors and picks exit codes; nothing else in the program does either.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
+use std::ops::Range;
 use std::process::ExitCode;
 
 use engine::device::DeviceMissing;
@@ -21,6 +23,7 @@ use miette::{
 
 use crate::full_disk;
 use crate::progress::Verbosity;
+use crate::table::width;
 use crate::terminal::{self, Look};
 use crate::words::{self, plural};
 
@@ -295,19 +298,35 @@ pub(crate) fn warnings(sources: &Sources, warnings: &[Problem], verbosity: Verbo
     terminal::tell(problems(sources, warnings, Look::stderr()));
 }
 
-/// Problems that are shown of a file: nobody reads more at once, and those behind them tend to be the same.
+/// Problems that are shown of a file, and those of one code: nobody reads more at once, and those behind them tend to
+/// be the same.
 const MOST_SHOWN: usize = 200;
+const MOST_OF_A_CODE: usize = 20;
 
 /// The problems of a file, in the order of the text, each with its place underlined.
 pub(crate) fn problems(sources: &Sources, problems: &[Problem], look: Look) -> String {
     let mut problems: Vec<&Problem> = problems.iter().collect();
     problems.sort_by_key(|problem| (problem.span.source.0, problem.span.offset));
     let texts: Vec<Cow<'_, str>> = sources.all().map(|source| in_place(&source.text)).collect();
-    let shown = problems.iter().take(MOST_SHOWN);
-    let mut text: String =
-        shown.map(|problem| report(&Shown { problem, sources, texts: &texts }, look) + "\n").collect();
-    if let Some(more) = problems.len().checked_sub(MOST_SHOWN).filter(|more| *more > 0) {
-        text += &format!("  and {more} more, which `pipeline validate --format json` lists\n\n");
+    let mut of_codes: BTreeMap<&str, usize> = BTreeMap::new();
+    let (mut text, mut shown) = (String::new(), 0);
+    for problem in &problems {
+        let of_code = of_codes.entry(problem.code).or_default();
+        *of_code += 1;
+        if *of_code <= MOST_OF_A_CODE && shown < MOST_SHOWN {
+            shown += 1;
+            text += &(report(&Shown::new(problem, sources, &texts, look), look) + "\n");
+        }
+    }
+    for (code, count) in of_codes.iter().filter(|(_, count)| **count > MOST_OF_A_CODE) {
+        text += &format!("  and {} more [{code}]\n", count - MOST_OF_A_CODE);
+    }
+    if shown < problems.len() {
+        let hidden = problems.len() - shown;
+        text += &format!(
+            "  {hidden} of {} are not shown: `--format json` of `pipeline validate` lists all\n\n",
+            problems.len()
+        );
     }
     text
 }
@@ -400,6 +419,9 @@ fn report(diagnostic: &dyn Diagnostic, look: Look) -> String {
     GraphicalReportHandler::new_themed(theme(look))
         .with_links(false)
         .with_width(look.width)
+        .with_break_words(false)
+        .with_word_separator(textwrap::WordSeparator::AsciiSpace)
+        .with_word_splitter(textwrap::WordSplitter::NoHyphenation)
         .render_report(&mut text, diagnostic)
         .expect("writing to a string cannot fail");
     let closes = |line: &&str| !matches!(line.trim(), "╰────" | "`----");
@@ -413,15 +435,21 @@ fn theme(look: Look) -> GraphicalTheme {
     }
 }
 
-/// The longest line that is shown: miette cannot count columns beyond 65,535, and nobody would find the place.
-const LONGEST_LINE: usize = 4096;
+/// Columns around a line of the text: its number and the frame.
+const FRAME: usize = 10;
 
-/// A problem together with the texts it may be in.
+/// The narrowest part of a line that is shown around a place.
+const NARROWEST_PART: usize = 40;
+
+/// A problem together with the text it is in.
 struct Shown<'a> {
     problem: &'a Problem,
     sources: &'a Sources,
-    /// The texts as they may be shown.
-    texts: &'a [Cow<'a, str>],
+    /// The text to point at, if there is any. An empty file has a line to point at all the same; one that could not be
+    /// read has none, and its problem no label. Of a line that is too wide it has the part around the place.
+    text: Option<Cow<'a, str>>,
+    /// Where the labels are in that text, the problem's own first.
+    labels: Vec<LabeledSpan>,
 }
 
 impl fmt::Debug for Shown<'_> {
@@ -432,53 +460,123 @@ impl fmt::Debug for Shown<'_> {
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} [{}]", visible(&self.problem.message), self.problem.code)?;
-        match self.sources.get(self.problem.span.source) {
-            Some(source) if self.is_on_a_long_line() => {
-                let (line, column) = self.sources.line_column(self.problem.span);
-                write!(f, " ({}:{line}:{column})", on_one_line(&source.name))
-            }
-            _ => Ok(()),
-        }
+        write!(f, "{} [{}]", visible(&clipped_words(&self.problem.message)), self.problem.code)
     }
 }
 
 impl Error for Shown<'_> {}
 
-impl Shown<'_> {
-    /// The text that the problem is in, if there is anything in it to point at. An empty file has a line to point at
-    /// all the same; one that could not be read has none, and its problem no label.
-    fn text(&self) -> Option<&str> {
-        if self.is_on_a_long_line() {
-            return None;
+/// A message of others' values may be as long as they are.
+fn clipped_words(text: &str) -> Cow<'_, str> {
+    const MOST: usize = 1000;
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => Cow::Owned(format!("{} [...]", &text[..end])),
+        None => Cow::Borrowed(text),
+    }
+}
+
+impl<'a> Shown<'a> {
+    /// `texts` are those of the sources as they may be shown.
+    fn new(problem: &'a Problem, sources: &'a Sources, texts: &'a [Cow<'a, str>], look: Look) -> Self {
+        let text = texts.get(problem.span.source.0 as usize).map(AsRef::as_ref);
+        let text = match text {
+            Some("") => (!problem.label.is_empty()).then_some("\n"),
+            text => text,
+        };
+        let Some(text) = text else { return Self { problem, sources, text: None, labels: Vec::new() } };
+        let here = problem.related.iter().filter(|(span, _)| span.source == problem.span.source);
+        let places = std::iter::once((problem.span, &problem.label)).chain(here.map(|(span, label)| (*span, label)));
+        let mut places: Vec<(Range<usize>, &String)> =
+            places.map(|(span, label)| (first_line(text, span), label)).collect();
+        let text = clip_lines(text, &mut places, look);
+        let labels = places.into_iter().enumerate().map(|(at, (place, label))| {
+            let label = (!label.is_empty()).then(|| on_one_line(&clipped_words(label)).into_owned());
+            let span = SourceSpan::new(place.start.into(), place.len());
+            match at {
+                0 => LabeledSpan::new_primary_with_span(label, span),
+                _ => LabeledSpan::new_with_span(label, span),
+            }
+        });
+        let labels = labels.collect();
+        Self { problem, sources, text: Some(text), labels }
+    }
+
+    /// Other places in another text, which are told in words.
+    fn elsewhere(&self) -> impl Iterator<Item = &(Span, String)> {
+        self.problem.related.iter().filter(|(span, _)| span.source != self.problem.span.source)
+    }
+}
+
+/// A span within its first line: what spans lines (a whole mapping) is marked where it begins.
+fn first_line(text: &str, span: Span) -> Range<usize> {
+    let line = text.get(span.offset..span.offset + span.len).and_then(|text| text.lines().next());
+    span.offset..span.offset + line.map_or(0, |line| line.trim_end().len())
+}
+
+/// A text in which lines with a place are no wider than the terminal: what is far from the first place in such a line is
+/// replaced by an ellipsis. The places move with the text; one that is no longer in it is where its line is cut.
+fn clip_lines<'a>(text: &'a str, places: &mut [(Range<usize>, &String)], look: Look) -> Cow<'a, str> {
+    let columns = look.width.saturating_sub(FRAME).max(NARROWEST_PART);
+    let ellipsis = look.either("…", "...");
+    let mut clipped = Cow::Borrowed(text);
+    for at in 0..places.len() {
+        let place = places[at].0.clone();
+        let start = clipped.get(..place.start).and_then(|before| before.rfind('\n')).map_or(0, |at| at + 1);
+        let end = clipped.get(start..).and_then(|rest| rest.find('\n')).map_or(clipped.len(), |at| start + at);
+        let Some(line) = clipped.get(start..end) else { continue };
+        if width(line) <= columns {
+            continue;
         }
-        let text = self.texts.get(self.problem.span.source.0 as usize)?.as_ref();
-        match text.is_empty() {
-            false => Some(text),
-            true => (!self.problem.label.is_empty()).then_some("\n"),
+        let part = part_around(line, place.start - start..place.end.min(end) - start, columns);
+        let before = if part.start > 0 { ellipsis } else { "" };
+        let after = if part.end < line.len() { ellipsis } else { "" };
+        let short = format!("{before}{}{after}", &line[part.clone()]);
+        let moved = |offset: usize| match offset {
+            offset if offset < start => offset,
+            offset if offset > end => offset + short.len() - line.len(),
+            offset => {
+                let within = (offset - start).clamp(part.start, part.end) - part.start;
+                start + before.len() + within
+            }
+        };
+        let all = format!("{}{short}{}", &clipped[..start], &clipped[end..]);
+        for (place, _) in places.iter_mut() {
+            *place = moved(place.start)..moved(place.end);
         }
+        clipped = Cow::Owned(all);
     }
+    clipped
+}
 
-    /// Whether one of the places is on a line that is too long to be shown; then they are told in words.
-    fn is_on_a_long_line(&self) -> bool {
-        let text = self.sources.get(self.problem.span.source).map_or("", |source| source.text.as_str());
-        let spans = std::iter::once(&self.problem.span).chain(self.related(true).map(|(span, _)| span));
-        spans.into_iter().any(|span| {
-            let begin = text.get(..span.offset).and_then(|before| before.rfind('\n')).map_or(0, |at| at + 1);
-            text.get(begin..).and_then(|line| line.lines().next()).is_some_and(|line| line.len() > LONGEST_LINE)
-        })
+/// The part of a line that is shown of it: the place and what is around it, a third of that before it.
+fn part_around(line: &str, place: Range<usize>, columns: usize) -> Range<usize> {
+    // Ellipses on both sides, of three columns at most.
+    let room = columns.saturating_sub(6);
+    let before = room.saturating_sub(width(&line[place.clone()]).min(room)) / 3;
+    let mut start = place.start;
+    let mut used = 0;
+    for (offset, letter) in line[..place.start].char_indices().rev() {
+        used += letter_width(letter);
+        if used > before {
+            break;
+        }
+        start = offset;
     }
+    let mut end = start;
+    let mut used = 0;
+    for letter in line[start..].chars() {
+        used += letter_width(letter);
+        if used > room {
+            break;
+        }
+        end += letter.len_utf8();
+    }
+    start..end
+}
 
-    /// A span within its first line: what spans lines (a whole mapping) is marked where it begins.
-    fn first_line(&self, span: Span) -> SourceSpan {
-        let line = self.text().and_then(|text| text.get(span.offset..span.offset + span.len)?.lines().next());
-        SourceSpan::new(span.offset.into(), line.map_or(0, |line| line.trim_end().len()))
-    }
-
-    /// Other places in the same text; those in another are told in words.
-    fn related(&self, here: bool) -> impl Iterator<Item = &(Span, String)> {
-        self.problem.related.iter().filter(move |(span, _)| (span.source == self.problem.span.source) == here)
-    }
+fn letter_width(letter: char) -> usize {
+    let mut bytes = [0; 4];
+    width(letter.encode_utf8(&mut bytes))
 }
 
 impl Diagnostic for Shown<'_> {
@@ -490,7 +588,7 @@ impl Diagnostic for Shown<'_> {
     }
 
     fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
-        let elsewhere = self.related(false).filter_map(|(span, label)| {
+        let elsewhere = self.elsewhere().filter_map(|(span, label)| {
             let (line, column) = self.sources.line_column(*span);
             Some(format!("{} ({}:{line}:{column})", label, self.sources.get(span.source)?.name))
         });
@@ -499,16 +597,11 @@ impl Diagnostic for Shown<'_> {
     }
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
-        self.text().is_some().then_some(self as &dyn SourceCode)
+        self.text.is_some().then_some(self as &dyn SourceCode)
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
-        let label = |text: &str| (!text.is_empty()).then(|| on_one_line(text).into_owned());
-        let primary = self.first_line(self.problem.span);
-        let primary = LabeledSpan::new_primary_with_span(label(&self.problem.label), primary);
-        let others =
-            self.related(true).map(move |(span, text)| LabeledSpan::new_with_span(label(text), self.first_line(*span)));
-        Some(Box::new(std::iter::once(primary).chain(others)))
+        Some(Box::new(self.labels.iter().cloned()))
     }
 }
 
@@ -522,7 +615,7 @@ impl SourceCode for Shown<'_> {
         before: usize,
         _after: usize,
     ) -> Result<Box<dyn SpanContents<'a> + 'a>, MietteError> {
-        let text = self.text().ok_or(MietteError::OutOfBounds)?;
+        let text = self.text.as_deref().ok_or(MietteError::OutOfBounds)?;
         let (start, end) = (span.offset(), span.offset() + span.len());
         let whole_lines = || {
             let from = text.get(..start)?.rfind('\n').map_or(0, |at| at + 1);
@@ -530,8 +623,7 @@ impl SourceCode for Shown<'_> {
             Some(SourceSpan::new(from.into(), to - from))
         };
         let (column, span) = if before == 0 {
-            let at = Span { offset: start, len: span.len(), ..self.problem.span };
-            (self.sources.line_column(at).1 - 1, *span)
+            (self.sources.line_column(self.problem.span).1 - 1, *span)
         } else {
             (0, whole_lines().ok_or(MietteError::OutOfBounds)?)
         };
@@ -620,10 +712,28 @@ mod tests {
     fn of_very_many_problems_the_first_are_shown() {
         let mut sources = Sources::default();
         let span = at(&mut sources, "a.yaml", "a: 1\n", "1");
-        let many: Vec<Problem> = (0..500).map(|_| Problem::error("c", span, "m", "l")).collect();
-        let text = problems(&sources, &many, PLAIN);
-        assert_eq!(text.matches("m [c]").count(), MOST_SHOWN);
-        assert!(text.contains("and 300 more"), "{}", &text[text.len() - 100..]);
+        let many = |codes: &[&'static str]| -> Vec<Problem> {
+            (0..500).map(|at| Problem::error(codes[at % codes.len()], span, "m", "l")).collect()
+        };
+        let text = problems(&sources, &many(&["c"]), PLAIN);
+        assert_eq!(text.matches("m [c]").count(), MOST_OF_A_CODE);
+        assert!(text.contains("and 480 more [c]") && text.contains("480 of 500 are not shown"), "{text}");
+        let codes = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o"];
+        assert_eq!(problems(&sources, &many(&codes), PLAIN).matches("× m [").count(), MOST_SHOWN);
+    }
+
+    #[test]
+    fn of_a_wide_line_the_part_around_the_place_is_shown() {
+        let mut sources = Sources::default();
+        let text = format!("a: 1\nmatrix: [{}, wrong, {}]\nb: 2\n", "1, ".repeat(2000), "你好, ".repeat(2000));
+        let span = at(&mut sources, "a.yaml", &text, "wrong");
+        let elsewhere = Span { offset: 5, len: 6, ..span };
+        let problem = Problem::error("c", span, "m", "here").with_related(elsewhere, "there");
+        let column = sources.line_column(span).1;
+        let shown = problems(&sources, &[problem], PLAIN);
+        assert!(shown.contains(&format!("[a.yaml:2:{column}]")), "{shown}");
+        assert!(shown.contains(" 2 │ …") && shown.contains("wrong") && shown.contains("here"), "{shown}");
+        assert!(shown.lines().all(|line| width(line) <= PLAIN.width), "{shown}");
     }
 
     #[test]

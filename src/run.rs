@@ -4,15 +4,15 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cache::{Store, Verify};
+use cache::{OutputRecord, Store, Verify};
 use clap::Args;
 use engine::checks::complete;
 use engine::executor::ExecutorKind;
 use engine::home::Home;
 use engine::lock_file::Pinning;
 use engine::parameter::Period;
-use engine::plan::Plan;
-use engine::protocol::{Network, WorkerEvent};
+use engine::plan::{Plan, PlannedStage};
+use engine::protocol::{Network, ReportLevel, WorkerEvent};
 use engine::publish::OnChanged;
 use engine::remote::RemoteSettings;
 use engine::run::{
@@ -21,20 +21,27 @@ use engine::run::{
 };
 use engine::stage::{Registry, Stage as _};
 use serde_json::{Map, Value, json};
+use stages::data::artifact::{Metrics, OutputKind};
+use stages::kinds::command::Command;
+use stages::kinds::evaluate::Evaluate;
 use stages::kinds::generate::{self, Generate};
+use stages::kinds::train::Train;
 
 use crate::profiles::Profiles;
 use crate::progress::{Progress, Screen, Verbosity};
 use crate::remote::RemoteArgs;
 use crate::render::{self, Exit, Failure, Message};
+use crate::runs::{Past, compare};
 use crate::selection::SelectionArgs;
 use crate::stream::Stream;
+use crate::table::Table;
 use crate::terminal::{self, Look};
-use crate::{Format, Global, locate, words};
+use crate::{Format, Global, figures, locate, words};
 
 /// Run a pipeline: compute what is missing, take the rest from the store, continue an interrupted run.
 ///
-/// Samples and tables that stages report are printed on standard output at the end, everything else on standard error.
+/// Completions and metrics are printed on standard output at the end (with `--verbose` also counts, conventions and
+/// speed), everything else on standard error.
 #[derive(Args)]
 pub(crate) struct RunArgs {
     /// The pipeline file.
@@ -114,8 +121,8 @@ impl From<ExecutorArg> for ExecutorKind {
 /// What a run reported, as far as it is printed at its end.
 #[derive(Default)]
 struct RunReport {
-    /// What stages report, with the stage.
-    reports: Vec<(String, String)>,
+    /// What stages report.
+    reports: Vec<StageReport>,
     failures: Vec<Failed>,
     published: Vec<PathBuf>,
     publish_failures: Vec<Value>,
@@ -130,6 +137,13 @@ struct RunReport {
 struct Failed {
     exit: Exit,
     message: Message,
+}
+
+/// What a stage reported.
+struct StageReport {
+    stage: String,
+    level: ReportLevel,
+    text: String,
 }
 
 /// Runs the pipeline.
@@ -160,38 +174,44 @@ pub(crate) fn run(args: &RunArgs, global: &Global) -> Result<(), Failure> {
     if let (Ok(outcome), false) = (&ended, args.prompts.is_empty()) {
         report.reports.extend(answers_before(outcome, &plan, &home, &args.file)?);
     }
-    report.reports.sort_by_key(|(stage, _)| plan.stages.iter().position(|planned| planned.id == *stage));
+    report.reports.sort_by_key(|report| plan.stages.iter().position(|planned| planned.id == report.stage));
     let profiles = ended.as_ref().ok().map(|outcome| Profiles::of(outcome, &plan, args.profiling()));
-    let outcome = ended.map_err(|error| Failure::run(error, plan.sources))?;
-    for failure in &report.failures {
-        render::message(&failure.message);
-    }
-    let exit = exit(&outcome, &report);
-    if global.verbosity() > Verbosity::Quiet {
-        profiles.iter().for_each(Profiles::tell);
-        terminal::tell_line(summary(&outcome, exit, began));
-    }
+    let outcome = match ended {
+        Ok(outcome) => outcome,
+        Err(error) => return Err(Failure::run(error, plan.sources)),
+    };
+    // Results first, then what failed, then how to go on: what is last is seen first.
     let printed = match args.format {
         Format::Json => {
             let mut value = outcome_json(&outcome, &report, began);
             value["profiles"] = json!(profiles.as_ref().map(Profiles::json));
             crate::print_json(&value)
         }
-        Format::Text => {
-            reports(&report.reports).and_then(|()| Ok(profiles.as_ref().map_or(Ok(()), Profiles::print)?))
-        }
+        Format::Text => Conclusions { plan: &plan, outcome: &outcome, home: &home, verbosity: global.verbosity() }
+            .print(&report.reports)
+            .and_then(|()| Ok(profiles.as_ref().map_or(Ok(()), Profiles::print)?)),
     };
+    for failure in &report.failures {
+        render::message(&failure.message);
+    }
+    let exit = exit(&outcome, &report);
+    if global.verbosity() > Verbosity::Quiet {
+        profiles.iter().for_each(Profiles::tell);
+        terminal::tell_line(Look::stderr().wrap(&summary(&outcome, exit, began), 2));
+        let published: Vec<String> = report.published.iter().map(|path| words::path(path)).collect();
+        if !published.is_empty() {
+            terminal::tell_line(Look::stderr().wrap(&format!("published: {}", published.join(", ")), 2));
+        }
+        if let Some(next) = args.next(&plan, &outcome, exit) {
+            terminal::tell_line(format_args!("next: {next}"));
+        }
+    }
     Failure::after(exit, printed)
 }
 
 /// The answers that the store had already to the prompts of the command line: nothing ran that would have reported
 /// them.
-fn answers_before(
-    outcome: &RunOutcome,
-    plan: &Plan,
-    home: &Home,
-    file: &Path,
-) -> Result<Vec<(String, String)>, Failure> {
+fn answers_before(outcome: &RunOutcome, plan: &Plan, home: &Home, file: &Path) -> Result<Vec<StageReport>, Failure> {
     let store = Store::open(home.store()).map_err(Failure::machine)?;
     let mut reports = Vec::new();
     let asked = |stage: &&StageOutcome| {
@@ -204,7 +224,8 @@ fn answers_before(
         let folder = staging.path().join("samples");
         let linked = store.link_folder(&record.tree, &folder, Verify::Contents);
         linked.map_err(|error| locate::unreadable(error, &store, file))?;
-        reports.push((stage.stage.clone(), generate::answers(&folder)?));
+        let text = generate::answers(&folder)?;
+        reports.push(StageReport { stage: stage.stage.clone(), level: ReportLevel::Result, text });
     }
     Ok(reports)
 }
@@ -228,6 +249,24 @@ impl RunArgs {
             plan = load(&overrides)?;
         }
         self.selection.of(plan)
+    }
+
+    /// A command that shows more of what was made.
+    fn next(&self, plan: &Plan, outcome: &RunOutcome, exit: Exit) -> Option<String> {
+        if exit != Exit::Done || outcome.counts.done == 0 {
+            return None;
+        }
+        let file = self.file.display();
+        if self.smoke {
+            return Some(format!("pipeline run {file}"));
+        }
+        let kind = |kind: &str| plan.stages.iter().rev().find(|stage| stage.kind == kind);
+        if let Some(asked) = kind(Generate::NAME).filter(|_| self.prompts.is_empty()) {
+            return Some(format!("pipeline run {file} --until {} --prompt \"Your question\"", asked.declared));
+        }
+        let last = kind(Evaluate::NAME).or_else(|| kind(Train::NAME)).or(plan.stages.last())?;
+        let quote = if last.axes.is_empty() { "" } else { "'" };
+        Some(format!("pipeline show {file} {quote}{}{quote}", last.id))
     }
 
     /// Whether answers are shown as they grow: where a person watches, and the output is not for a program.
@@ -302,8 +341,8 @@ impl RunReport {
     fn event(&mut self, event: &RunEvent, screen: Screen, plan: &Plan) {
         match event {
             RunEvent::Worker { said: WorkerEvent::Report { .. }, .. } if screen == Screen::HasIt => {}
-            RunEvent::Worker { stage, said: WorkerEvent::Report { text } } => {
-                self.reports.push((stage.clone(), text.clone()));
+            RunEvent::Worker { stage, said: WorkerEvent::Report { text, level } } => {
+                self.reports.push(StageReport { stage: stage.clone(), level: *level, text: text.clone() });
             }
             RunEvent::StageDone { stage, seconds, peak_memory_bytes, compared, .. } => {
                 let cost = json!({ "seconds": seconds, "peak_memory_bytes": peak_memory_bytes, "compared": compared });
@@ -413,7 +452,8 @@ pub(crate) fn counts(counts: Counts) -> String {
 }
 
 fn outcome_json(outcome: &RunOutcome, report: &RunReport, began: Instant) -> Value {
-    let reports = report.reports.iter().map(|(stage, text)| json!({ "stage": stage, "text": text }));
+    let reports = report.reports.iter();
+    let reports = reports.map(|report| json!({ "stage": report.stage, "level": report.level, "text": report.text }));
     json!({
         "run": outcome.run,
         "folder": outcome.folder,
@@ -441,17 +481,121 @@ fn stage_json(stage: &StageOutcome, report: &RunReport) -> Value {
     })
 }
 
-/// What stages report, each under its stage's name.
-fn reports(reports: &[(String, String)]) -> Result<(), Failure> {
-    let mut out = crate::screen::stdout();
-    let look = Look::stdout();
-    let mut last = None;
-    for (stage, text) in reports {
-        if last != Some(stage) {
-            writeln!(out, "{}{}", if last.is_some() { "\n" } else { "" }, look.paint("1", &format!("[{stage}]")))?;
+/// Children of a sweep that have a line each; `runs compare` gives all.
+const MOST_CHILDREN: usize = 24;
+
+/// What a run found out, as it is printed at its end.
+struct Conclusions<'a> {
+    plan: &'a Plan,
+    outcome: &'a RunOutcome,
+    home: &'a Home,
+    verbosity: Verbosity,
+}
+
+impl Conclusions<'_> {
+    /// What stages report, each under its stage's name; one table for each sweep; the losses of trainings.
+    fn print(&self, reports: &[StageReport]) -> Result<(), Failure> {
+        let look = Look::stdout();
+        let mut blocks = Vec::new();
+        let mut last = None;
+        for report in reports.iter().filter(|report| self.shows(report)) {
+            if last != Some(&report.stage) {
+                blocks.push(look.paint("1", &format!("[{}]", report.stage)));
+                last = Some(&report.stage);
+            }
+            let block = blocks.last_mut().expect("the stage's name is the first line of its block");
+            *block += &format!("\n{}", look.wrap(report.text.trim_end(), 2));
         }
-        writeln!(out, "{}", text.trim_end())?;
-        last = Some(stage);
+        blocks.extend(self.metrics_of_commands(look));
+        if self.outcome.counts.done > 0 {
+            blocks.extend(self.trainings(look));
+            for (declared, children) in self.sweeps() {
+                blocks.push(self.sweep(declared, &children, look)?);
+            }
+        }
+        let mut out = crate::screen::stdout();
+        for (at, block) in blocks.iter().enumerate() {
+            writeln!(out, "{}{}", if at > 0 { "\n" } else { "" }, block.trim_end())?;
+        }
+        Ok(out.flush()?)
     }
-    Ok(())
+
+    /// What a sweep's children measured is in one table; the rest is for who asks for more.
+    fn shows(&self, report: &StageReport) -> bool {
+        let planned = self.plan.stage(&report.stage);
+        let in_table = planned.is_some_and(|stage| !stage.axes.is_empty() && stage.kind == Evaluate::NAME);
+        self.verbosity == Verbosity::Verbose || (report.level == ReportLevel::Result && !in_table)
+    }
+
+    /// The outputs of metrics that a stage has made or had, as recorded.
+    fn metrics(&self, stage: &str) -> Option<&OutputRecord> {
+        let outcome = self.outcome.stages.iter().find(|outcome| outcome.stage == stage)?;
+        outcome.outputs.values().find(|output| output.kind == Metrics::NAME && !output.facts.is_empty())
+    }
+
+    fn metrics_of_commands(&self, look: Look) -> Vec<String> {
+        let commands = self.plan.stages.iter().filter(|stage| stage.kind == Command::NAME && stage.axes.is_empty());
+        let figures = commands.filter_map(|stage| Some((stage, self.metrics(&stage.id)?)));
+        figures
+            .map(|(stage, output)| {
+                let title = look.paint("1", &format!("[{}]", stage.id));
+                format!("{title}\n{}", figures::lines(&json!(output.facts)))
+            })
+            .collect()
+    }
+
+    /// The last losses of what was trained outside of sweeps.
+    fn trainings(&self, look: Look) -> Option<String> {
+        let ran = |stage: &&PlannedStage| {
+            let state =
+                self.outcome.stages.iter().find(|outcome| outcome.stage == stage.id).map(|outcome| outcome.state);
+            stage.kind == Train::NAME && stage.axes.is_empty() && state == Some(State::Done)
+        };
+        let trained: Vec<(&str, &OutputRecord)> = self
+            .plan
+            .stages
+            .iter()
+            .filter(ran)
+            .filter_map(|stage| Some((stage.id.as_str(), self.metrics(&stage.id)?)))
+            .collect();
+        let columns = ["steps", "last_loss", "last_validation_loss", "best_validation_loss"];
+        let known = |name: &&&str| trained.iter().any(|(_, output)| output.facts.contains_key(**name));
+        let columns: Vec<&str> = columns.iter().filter(known).copied().collect();
+        if columns.is_empty() {
+            return None;
+        }
+        let titles = columns.iter().map(|name| name.trim_start_matches("last_").replace('_', " "));
+        let mut table = Table::new(std::iter::once("trained".to_owned()).chain(titles));
+        for (stage, output) in &trained {
+            let cells = columns.iter().map(|name| output.facts.get(*name).map(words::figure).unwrap_or_default());
+            table.row(std::iter::once((*stage).to_owned()).chain(cells));
+        }
+        Some(look.wrap(&table.to_string(), 2))
+    }
+
+    /// The stages that begin a sweep, with their children.
+    fn sweeps(&self) -> Vec<(&str, Vec<&str>)> {
+        let swept = |id: &str| self.plan.stage(id).is_some_and(|stage| !stage.axes.is_empty());
+        let mut sweeps: Vec<(&str, Vec<&str>)> = Vec::new();
+        for stage in self.plan.stages.iter().filter(|stage| !stage.axes.is_empty()) {
+            if stage.inputs.iter().any(|input| swept(&input.stage)) {
+                continue;
+            }
+            match sweeps.iter_mut().find(|(declared, _)| *declared == stage.declared) {
+                Some((_, children)) => children.push(&stage.id),
+                None => sweeps.push((&stage.declared, vec![&stage.id])),
+            }
+        }
+        sweeps
+    }
+
+    fn sweep(&self, declared: &str, children: &[&str], look: Look) -> Result<String, Failure> {
+        let past = Past::of(self.home.clone())?;
+        let table = compare::of_sweep(&past, &self.outcome.run, children, MOST_CHILDREN, look)?;
+        let title = look.paint("1", &format!("[{declared}] sweep of {}", children.len()));
+        let more = children.len().saturating_sub(MOST_CHILDREN);
+        let more =
+            if more > 0 { format!("… and {more} more: `pipeline runs compare {declared}`\n") } else { String::new() };
+        Ok(format!("{title}\n{table}{more}"))
+    }
 }

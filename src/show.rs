@@ -23,7 +23,7 @@ use crate::{Format, Global, figures, locate, words};
 pub(crate) struct ShowArgs {
     /// The pipeline file.
     file: PathBuf,
-    /// The stage, with its output where it has several.
+    /// The stage, or one of its outputs; of a stage alone all are shown.
     #[arg(value_name = "STAGE[.OUTPUT]")]
     output: String,
     /// Changes to the file, as `stage.path=value` or `vars.name=value`.
@@ -68,9 +68,30 @@ enum Body {
     Files(Option<Value>),
 }
 
-/// Shows the artefact.
+/// Shows each artefact.
 pub(crate) fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
-    let located = locate::output(&args.file, &args.overrides, &args.output, global)?;
+    let names = locate::names(&args.file, &args.overrides, &args.output)?;
+    let shown = names.iter().map(|name| shown(args, name, global)).collect::<Result<Vec<Shown>, Failure>>()?;
+    match (args.format, shown.as_slice()) {
+        (Format::Json, [one]) => crate::print_json(&one.json()),
+        (Format::Json, several) => crate::print_json(&several.iter().map(Shown::json).collect()),
+        (Format::Text, several) => {
+            let steps = args.rows.unwrap_or(DEFAULT_STEPS);
+            let mut out = crate::screen::stdout();
+            for (at, shown) in several.iter().enumerate() {
+                if at > 0 {
+                    writeln!(out)?;
+                }
+                shown.print(&mut out, steps, Look::stdout())?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// What there is to show of an output.
+fn shown(args: &ShowArgs, name: &str, global: &Global) -> Result<Shown, Failure> {
+    let located = locate::output(&args.file, &args.overrides, name, global)?;
     let staging = located.store.staging_to_look().map_err(Failure::machine)?;
     let folder = staging.path().join("shown");
     let unreadable = |error| locate::unreadable(error, &located.store, &args.file);
@@ -87,12 +108,7 @@ pub(crate) fn run(args: &ShowArgs, global: &Global) -> Result<(), Failure> {
     };
     let rows = args.rows.unwrap_or(DEFAULT_ROWS);
     let body = body(&folder, &tree, (kind, facts), tokenizer.as_ref(), rows)?;
-    let shown = Shown { name: located.name, record: located.record, tree, body };
-    let steps = args.rows.unwrap_or(DEFAULT_STEPS);
-    match args.format {
-        Format::Json => crate::print_json(&shown.json()),
-        Format::Text => Ok(shown.print(&mut crate::screen::stdout(), steps, Look::stdout())?),
-    }
+    Ok(Shown { name: located.name, record: located.record, tree, body })
 }
 
 fn body(
@@ -223,9 +239,10 @@ fn print_field(out: &mut dyn Write, field: &Field, look: Look) -> io::Result<()>
 
 /// The line above a document of a pack.
 fn border(number: usize, document: &DocumentView, look: Look) -> String {
-    let DocumentView { tokens, trained, .. } = document;
+    let DocumentView { role, tokens, trained, .. } = document;
     let line = look.either("──", "--");
-    let title = format!("{line} document {number}: {}, {trained} trained ", words::plural(*tokens, "token"));
+    let role = role.as_ref().map_or_else(String::new, |role| format!(" ({role})"));
+    let title = format!("{line} document {number}{role}: {}, {trained} trained ", words::plural(*tokens, "token"));
     let rest = look.width.min(80).saturating_sub(crate::table::width(&title));
     look.paint("2", &format!("{title}{}", look.either("─", "-").repeat(rest)))
 }
@@ -271,6 +288,7 @@ mod tests {
     #[test]
     fn trained_text_stands_in_brackets_and_documents_have_borders() {
         let document = |text: &str| DocumentView {
+            role: None,
             tokens: 4,
             trained: 2,
             segments: vec![segment("Who?\nMe: ", false), segment(text, true)],
@@ -285,7 +303,12 @@ mod tests {
 
     #[test]
     fn a_huge_row_is_cut_and_says_so() {
-        let long = DocumentView { tokens: 9000, trained: 0, segments: vec![segment(&"word ".repeat(9000), false)] };
+        let long = DocumentView {
+            role: None,
+            tokens: 9000,
+            trained: 0,
+            segments: vec![segment(&"word ".repeat(9000), false)],
+        };
         let text = printed(&RowView::Tokens { index: 0, documents: vec![long.clone(); 40], padding: 0 }, PIPE);
         assert!(text.contains("… 41000 characters left out …") && text.contains("… and 8 more documents"), "{text}");
         assert!(text.len() < 32 * 5000, "{} bytes", text.len());

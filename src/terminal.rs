@@ -19,18 +19,27 @@ pub(crate) struct Look {
 /// Columns to wrap at where no terminal says otherwise.
 const DEFAULT_WIDTH: usize = 120;
 
+/// Columns below which a terminal's own wrapping reads better than ours.
+const NARROWEST: usize = 30;
+
 impl Look {
     /// How to write to standard output.
     pub(crate) fn stdout() -> Self {
-        Self::of(std::io::stdout().is_terminal(), &|name| std::env::var(name).ok())
+        let stream = std::io::stdout();
+        Self::of(stream.is_terminal(), terminal_size::terminal_size_of(&stream), &|name| std::env::var(name).ok())
     }
 
     /// How to write to standard error.
     pub(crate) fn stderr() -> Self {
-        Self::of(std::io::stderr().is_terminal(), &|name| std::env::var(name).ok())
+        let stream = std::io::stderr();
+        Self::of(stream.is_terminal(), terminal_size::terminal_size_of(&stream), &|name| std::env::var(name).ok())
     }
 
-    fn of(terminal: bool, variable: &dyn Fn(&str) -> Option<String>) -> Self {
+    fn of(
+        terminal: bool,
+        size: Option<(terminal_size::Width, terminal_size::Height)>,
+        variable: &dyn Fn(&str) -> Option<String>,
+    ) -> Self {
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());
         let dumb = set("TERM").is_some_and(|term| term == "dumb");
         let forced = set("CLICOLOR_FORCE").is_some_and(|value| value != "0");
@@ -39,7 +48,8 @@ impl Look {
             unicode: unicode(&set),
             width: set("COLUMNS")
                 .and_then(|text| text.parse().ok())
-                .filter(|width| *width >= 40)
+                .or_else(|| size.map(|(width, _)| usize::from(width.0)))
+                .filter(|width| *width >= NARROWEST)
                 .unwrap_or(DEFAULT_WIDTH),
             live: terminal && !dumb,
         }
@@ -50,10 +60,39 @@ impl Look {
         if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
+    /// A text for a person who watches, wrapped between words; in a pipe a line stays one, for `grep`. Further lines
+    /// are set in as far as the first is, and by `hanging` more.
+    pub(crate) fn wrap(self, text: &str, hanging: usize) -> String {
+        if self.live { wrapped(text, self.width, hanging) } else { text.to_owned() }
+    }
+
     /// The first text where Unicode may be used, else the second.
     pub(crate) fn either(self, unicode: &'static str, ascii: &'static str) -> &'static str {
         if self.unicode { unicode } else { ascii }
     }
+}
+
+/// The lines of a text in at most `width` columns each, longer words excepted: a path that is cut cannot be copied.
+/// Further lines of one are set in as far as it is, and by `hanging` more.
+pub(crate) fn wrapped(text: &str, width: usize, hanging: usize) -> String {
+    let lines: Vec<String> = text.split('\n').map(|line| wrapped_line(line, width, hanging)).collect();
+    lines.join("\n")
+}
+
+fn wrapped_line(line: &str, width: usize, hanging: usize) -> String {
+    let words = line.trim_start_matches(' ');
+    let own = line.len() - words.len();
+    // A line that is set in by half of what there is has no room left to wrap in.
+    let (own, hanging) = (own.min(width / 2), if own + hanging > width / 2 { 2 } else { hanging });
+    let (first, further) = (" ".repeat(own), " ".repeat(own + hanging));
+    let options = textwrap::Options::new(width)
+        .initial_indent(&first)
+        .subsequent_indent(&further)
+        .break_words(false)
+        .word_separator(textwrap::WordSeparator::AsciiSpace)
+        .word_splitter(textwrap::WordSplitter::NoHyphenation)
+        .wrap_algorithm(textwrap::WrapAlgorithm::FirstFit);
+    if words.is_empty() { String::new() } else { textwrap::fill(words, options) }
 }
 
 /// Writes to standard error. Where its reader has gone away or its disk is full there is nobody left to tell, which is
@@ -86,7 +125,9 @@ mod tests {
     use super::*;
 
     fn look(terminal: bool, variables: &[(&str, &str)]) -> Look {
-        Look::of(terminal, &|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+        Look::of(terminal, None, &|name| {
+            variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        })
     }
 
     #[test]
@@ -101,6 +142,23 @@ mod tests {
     fn no_color_wins_over_everything_and_an_empty_one_counts_as_unset() {
         assert!(!look(true, &[("NO_COLOR", "1"), ("CLICOLOR_FORCE", "1")]).colour);
         assert!(look(true, &[("NO_COLOR", "")]).colour);
+    }
+
+    #[test]
+    fn the_width_is_the_terminals_unless_it_is_told() {
+        let size = Some((terminal_size::Width(60), terminal_size::Height(20)));
+        let told = |name: &str| (name == "COLUMNS").then(|| "50".to_owned());
+        assert_eq!(Look::of(true, size, &|_| None).width, 60);
+        assert_eq!(Look::of(true, size, &told).width, 50);
+        assert_eq!(Look::of(false, None, &|_| None).width, DEFAULT_WIDTH);
+    }
+
+    #[test]
+    fn lines_are_wrapped_between_words_and_paths_stay_whole() {
+        assert_eq!(wrapped("one two  three", 8, 0), "one two\nthree");
+        assert_eq!(wrapped("  as of /a/long-path/that stays", 16, 2), "  as of\n    /a/long-path/that\n    stays");
+        assert_eq!(wrapped("a\n\nb", 8, 0), "a\n\nb");
+        assert_eq!(wrapped("run 20260301-123410-041 ends", 20, 0), "run\n20260301-123410-041\nends");
     }
 
     #[test]

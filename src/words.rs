@@ -155,9 +155,30 @@ pub(crate) fn rate(per_second: f64, unit: &str) -> String {
     }
 }
 
-/// `step 5, loss 2.31`: named figures in their order, floats to five digits.
+/// `step 5, epoch 1, loss 2.31`: named figures in their order, without those that have no value and what is the same
+/// in every step.
 pub(crate) fn figures(values: &serde_json::Map<String, serde_json::Value>) -> String {
-    values.iter().map(|(name, value)| format!("{name} {}", figure(value))).collect::<Vec<_>>().join(", ")
+    let is_plain = |name: &str, value: &serde_json::Value| {
+        name == "kind" || value.is_null() || (name == "skipped" && *value == serde_json::Value::Bool(false))
+    };
+    let said = values.iter().filter(|(name, value)| !is_plain(name, value));
+    said.map(|(name, value)| named_figure(name, value)).collect::<Vec<_>>().join(", ")
+}
+
+/// A figure with its name and its unit, where the name has one: `peak memory 70.5 MiB`, `4370 tokens/s`.
+fn named_figure(name: &str, value: &serde_json::Value) -> String {
+    let in_words = |name: &str| name.replace('_', " ");
+    let number = value.as_f64();
+    if let (Some(name), Some(number)) = (name.strip_suffix("_bytes"), number) {
+        return format!("{} {}", in_words(name), bytes(number.max(0.0) as u64));
+    }
+    if let (Some(name), Some(number)) = (name.strip_suffix("_per_second"), number) {
+        return rate(number, &in_words(name));
+    }
+    if let (Some(name), Some(number)) = (name.strip_suffix("_seconds"), number) {
+        return format!("{} {}", in_words(name), seconds(number));
+    }
+    format!("{} {}", in_words(name), figure(value))
 }
 
 /// `validation loss 2.3123 after step 40, the lowest so far`: the figures of a validation, which are few and worth a
@@ -247,6 +268,16 @@ mod tests {
         assert_eq!(said(at(0, false)).as_deref(), Some("validation loss 2.5000 before the first step"));
         assert_eq!(said(at(40, true)).as_deref(), Some("validation loss 2.5000 after step 40, the lowest so far"));
         assert_eq!(said(serde_json::json!({"kind": "train", "step": 1, "loss": 2.5})), None);
+    }
+
+    #[test]
+    fn figures_have_their_units() {
+        let values = serde_json::json!({
+            "kind": "train", "step": 13, "loss": 6.42251, "learning_rate": 3e-4, "loss_scale": null, "skipped": false,
+            "tokens_per_second": 4370.2, "peak_memory_bytes": 73_920_000.0,
+        });
+        let said = figures(values.as_object().expect("an object"));
+        assert_eq!(said, "step 13, loss 6.4225, learning rate 0.0003, 4370 tokens/s, peak memory 70.5 MiB");
     }
 
     #[test]

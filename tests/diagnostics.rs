@@ -59,6 +59,7 @@ rejected! {
     missing_fields_are_named: "missing-field",
     merge_keys_are_refused: "merge-key",
     all_mistakes_of_a_file_are_reported_at_once: "many",
+    a_file_of_another_tool_is_named_once: "foreign-file",
 }
 
 /// The files of `broken/`, each with what is said about it and the exit code beside it.
@@ -120,6 +121,11 @@ fn a_wrong_override_is_shown_like_a_wrong_file() {
 }
 
 #[test]
+fn an_import_shows_its_problems_in_the_other_tools_file() {
+    compare("import", &["import", "import/axolotl.yaml"], 2);
+}
+
+#[test]
 fn several_files_are_all_checked() {
     compare("several", &["validate", "warnings.yaml", "unknown-stage.yaml", "empty.yaml"], 2);
 }
@@ -141,14 +147,15 @@ fn problems_are_printed_for_programs_too() {
 }
 
 #[test]
-fn a_place_on_a_very_long_line_is_told_in_words() {
+fn of_a_very_long_line_the_part_around_the_place_is_shown() {
     let project = Project::new();
     project.write(
         "long.yaml",
         &format!("{{ version: 1, name: \"{}\", stagez: {{}}, stages: {{}} }}\n", "x".repeat(70_000)),
     );
     let ran = project.run(&["validate", "long.yaml"]).ends_with(2);
-    assert!(ran.to_string().contains("(long.yaml:1:70025)"), "{ran}");
+    let ran = ran.warns("[long.yaml:1:70025]").warns("x\", stagez: {}");
+    assert!(ran.stderr.lines().all(|line| line.chars().count() <= 120), "{ran}");
 }
 
 #[test]

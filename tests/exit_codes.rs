@@ -9,7 +9,8 @@ use support::Project;
 #[test]
 fn done_is_0_with_results_on_stdout_and_the_rest_on_stderr() {
     let project = Project::with_pipeline("data.yaml");
-    let ran = project.run(&["run", "data.yaml"]).ends_with(0).warns("text_packs: done in ").says("[text_packs]\n");
+    let ran =
+        project.run(&["run", "data.yaml", "-v"]).ends_with(0).warns("text_packs: done in ").says("[text_packs]\n");
     assert!(!ran.stdout.contains("done in") && !ran.stderr.contains("[text_packs]"), "{ran}");
     let quiet = project.run(&["run", "data.yaml", "-q"]).ends_with(0);
     assert_eq!((quiet.stdout.as_str(), quiet.stderr.as_str()), ("", ""));

@@ -26,10 +26,15 @@ fn show_prints_rows_as_text_with_trained_tokens_and_pack_borders_marked() {
 }
 
 #[test]
-fn an_output_of_a_stage_with_several_must_be_named() {
+fn of_a_stage_with_several_outputs_all_are_shown() {
     let project = Project::with_pipeline("data.yaml");
     project.run(&["run", "data.yaml"]).ends_with(0);
-    project.run(&["show", "data.yaml", "fresh"]).ends_with(2).warns("fresh.model").warns("fresh.tokenizer");
+    let both = project.run(&["show", "data.yaml", "fresh"]).ends_with(0);
+    both.says("fresh.model (").says("fresh.tokenizer (").says("hidden_size").says("vocab_size");
+    let json = project.run(&["show", "data.yaml", "fresh", "--format", "json"]).ends_with(0).json();
+    assert_eq!((&json[0]["kind"], &json[1]["kind"]), (&"model".into(), &"tokenizer".into()));
+    // What is written to a folder has to be named.
+    project.run(&["export", "data.yaml", "fresh", "out"]).ends_with(2).warns("fresh.model").warns("fresh.tokenizer");
     project.run(&["show", "data.yaml", "fresh.tokeniser"]).ends_with(2).warns("did you mean `fresh.tokenizer`?");
 }
 
@@ -77,6 +82,24 @@ fn the_schema_knows_every_stage_kind() {
     for kind in ["new_model", "download", "dataset", "tokenize", "pack", "train", "merge", "evaluate", "generate"] {
         assert!(text.contains(&format!("\"{kind}\"")), "{kind}");
     }
+}
+
+#[test]
+fn shells_and_man_know_every_command() {
+    let project = Project::new();
+    let commands = ["run", "validate", "plan", "show", "export", "cache", "runs", "logs", "completions", "devices"];
+    for shell in ["bash", "zsh", "fish"] {
+        let script = project.run(&["completions", shell]).ends_with(0);
+        assert!(commands.iter().all(|command| script.stdout.contains(command)), "{script}");
+        assert!(script.stdout.contains("keep-going") && !script.stdout.contains("__stage"), "{shell}");
+    }
+    project.run(&["completions", "csh"]).ends_with(2);
+    project.run(&["man", "man1"]).ends_with(0);
+    for command in commands {
+        let page = std::fs::read_to_string(project.path(&format!("man1/pipeline-{command}.1"))).unwrap();
+        assert!(page.starts_with(".ie") && page.contains(".SH OPTIONS"), "{page}");
+    }
+    assert!(!project.path("man1/pipeline-__stage.1").exists());
 }
 
 /// Asserts that nothing of a program's words would be obeyed by a terminal.

@@ -1,5 +1,5 @@
 //! Runs on a real Slurm: whole ones, ones whose engine dies, and everything that a cluster does to jobs. Without Slurm
-//! they are skipped, and say so.
+//! they are ignored, and say so.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -15,6 +15,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use slurm::{Cluster, Shape};
 use support::{Project, Ran};
+use test_harness::{Unmet, test};
+
+test_harness::main!();
 
 /// Ask the queue every second: tests are in more of a hurry than sites are.
 const POLL: &str = "executor.slurm.poll=1s";
@@ -66,10 +69,9 @@ fn shell(lines: &str, keys: &str) -> Project {
     project
 }
 
-fn with_cluster(shape: Shape, project: Project, test: impl FnOnce(&mut Cluster, &Project)) {
-    if let Some(mut cluster) = Cluster::start(shape) {
-        test(&mut cluster, &project);
-    }
+fn with_cluster(shape: Shape, project: Project, test: impl FnOnce(&mut Cluster, &Project)) -> Result<(), Unmet> {
+    test(&mut Cluster::start(shape)?, &project);
+    Ok(())
 }
 
 fn stderr_of(child: Child) -> (Option<i32>, String) {
@@ -94,7 +96,7 @@ fn results(project: &Project) -> Vec<String> {
 }
 
 #[test]
-fn a_whole_run_gives_what_it_gives_here_and_is_cached_like_it() {
+fn a_whole_run_gives_what_it_gives_here_and_is_cached_like_it() -> Result<(), Unmet> {
     with_cluster(Shape::default(), Project::with_pipeline("train.yaml"), |cluster, project| {
         let on = Submits { project, cluster };
         on.submit("train.yaml", &[]).ends_with(0).warns("Slurm job");
@@ -109,11 +111,11 @@ fn a_whole_run_gives_what_it_gives_here_and_is_cached_like_it() {
         let here = Project::with_pipeline("train.yaml");
         here.run(&["run", "train.yaml"]).ends_with(0);
         assert_eq!(results(project), results(&here));
-    });
+    })
 }
 
 #[test]
-fn a_job_outlives_its_engine_and_the_next_run_takes_it_over() {
+fn a_job_outlives_its_engine_and_the_next_run_takes_it_over() -> Result<(), Unmet> {
     let lines = "for i in $(seq 40); do echo line $i; sleep 0.2; done\necho all > \"${outputs.made}/it\"";
     with_cluster(Shape::default(), shell(lines, ""), |cluster, project| {
         let on = Submits { project, cluster };
@@ -127,11 +129,11 @@ fn a_job_outlives_its_engine_and_the_next_run_takes_it_over() {
         let log = on.run(&["logs", "one"]).ends_with(0);
         assert!(log.stdout.contains("line 1\n") && log.stdout.contains("line 40\n"), "the log is not whole: {log}");
         on.submit("one.yaml", &[]).ends_with(0).warns("nothing to do");
-    });
+    })
 }
 
 #[test]
-fn a_job_that_ends_while_nobody_looks_leaves_its_result() {
+fn a_job_that_ends_while_nobody_looks_leaves_its_result() -> Result<(), Unmet> {
     with_cluster(Shape::default(), shell("sleep 3\necho all > \"${outputs.made}/it\"", ""), |cluster, project| {
         let on = Submits { project, cluster };
         let mut engine = on.start_submitting("one.yaml", &[]);
@@ -142,11 +144,11 @@ fn a_job_that_ends_while_nobody_looks_leaves_its_result() {
         // Not even a cluster is needed any more.
         project.run(&["run", "one.yaml"]).ends_with(0).warns("nothing to do");
         assert_eq!(cluster.jobs_of("-one").len(), 1);
-    });
+    })
 }
 
 #[test]
-fn two_engines_submit_one_job() {
+fn two_engines_submit_one_job() -> Result<(), Unmet> {
     with_cluster(Shape::default(), shell("sleep 4\necho all > \"${outputs.made}/it\"", ""), |cluster, project| {
         let on = Submits { project, cluster };
         let first = on.start_submitting("one.yaml", &[]);
@@ -156,11 +158,11 @@ fn two_engines_submit_one_job() {
         let (code, said) = stderr_of(first);
         assert!(code == Some(0) && said.contains("runs on n"), "{said}");
         assert_eq!(cluster.jobs_of("-one").len(), 1);
-    });
+    })
 }
 
 #[test]
-fn an_interrupt_lets_the_job_save_and_a_second_one_ends_it() {
+fn an_interrupt_lets_the_job_save_and_a_second_one_ends_it() -> Result<(), Unmet> {
     with_cluster(Shape::default(), Project::with_pipeline("train.yaml"), |cluster, project| {
         let on = Submits { project, cluster };
         let engine = on.start_submitting("train.yaml", &["adapter.epochs=4000", "adapter.save_every=100000"]);
@@ -175,7 +177,7 @@ fn an_interrupt_lets_the_job_save_and_a_second_one_ends_it() {
         cluster.wait_for("the job to end", LONG, || {
             cluster.jobs_of("-adapter").iter().all(|(_, state)| state != "RUNNING")
         });
-    });
+    })?;
     with_cluster(Shape::default(), shell("trap '' TERM\nwhile :; do sleep 1; done", ""), |cluster, project| {
         let on = Submits { project, cluster };
         let engine = on.start_submitting("one.yaml", &["--grace", "60s"]);
@@ -186,11 +188,11 @@ fn an_interrupt_lets_the_job_save_and_a_second_one_ends_it() {
         assert_eq!(stderr_of(engine).0, Some(130));
         cluster
             .wait_for("the job to end", LONG, || cluster.jobs_of("-one").iter().all(|(_, state)| state != "RUNNING"));
-    });
+    })
 }
 
 #[test]
-fn a_job_that_somebody_cancels_says_so() {
+fn a_job_that_somebody_cancels_says_so() -> Result<(), Unmet> {
     with_cluster(Shape::default(), shell("sleep 600", ""), |cluster, project| {
         let on = Submits { project, cluster };
         let engine = on.start_submitting("one.yaml", &[]);
@@ -200,11 +202,11 @@ fn a_job_that_somebody_cancels_says_so() {
         let (code, said) = stderr_of(engine);
         assert!(said.contains(&format!("job {id} was cancelled from outside")), "{code:?} {said}");
         assert_eq!(code, Some(130), "{said}");
-    });
+    })
 }
 
 #[test]
-fn a_job_at_the_end_of_its_time_says_so_and_is_tried_again_where_that_is_asked() {
+fn a_job_at_the_end_of_its_time_says_so_and_is_tried_again_where_that_is_asked() -> Result<(), Unmet> {
     let keys = "    retries: { max: 1, delay: 1s, on: [timeout] }\n";
     let lines = "if [ -e \"$PIPELINE_WORKING/half\" ]; then echo all > \"${outputs.made}/it\"; exit 0; fi\n\
         touch \"$PIPELINE_WORKING/half\"\nsleep 600";
@@ -213,19 +215,19 @@ fn a_job_at_the_end_of_its_time_says_so_and_is_tried_again_where_that_is_asked()
         let ran = on.submit("one.yaml", &["executor.slurm.time=1m"]).ends_with(0);
         assert!(ran.stderr.contains("was at the end of its time limit of 1 min"), "{ran}");
         assert_eq!(cluster.jobs_of("-one-2").len(), 1, "{:?}", cluster.jobs());
-    });
+    })
 }
 
 #[test]
-fn a_stages_own_timeout_counts_from_when_it_runs() {
+fn a_stages_own_timeout_counts_from_when_it_runs() -> Result<(), Unmet> {
     with_cluster(Shape::default(), shell("sleep 600", "    timeout: 2s\n"), |cluster, project| {
         let on = Submits { project, cluster };
         on.submit("one.yaml", &["--grace", "2s"]).ends_with(1).warns("it took longer than its timeout of 2s");
-    });
+    })
 }
 
 #[test]
-fn a_controller_that_is_down_ends_no_run() {
+fn a_controller_that_is_down_ends_no_run() -> Result<(), Unmet> {
     with_cluster(Shape::default(), shell("sleep 6\necho all > \"${outputs.made}/it\"", ""), |cluster, project| {
         let on = Submits { project, cluster };
         let engine = on.start_submitting("one.yaml", &[]);
@@ -243,11 +245,11 @@ fn a_controller_that_is_down_ends_no_run() {
         cluster.start_controller();
         let (code, said) = stderr_of(engine);
         assert_eq!(code, Some(0), "{said}");
-    });
+    })
 }
 
 #[test]
-fn a_job_on_a_node_that_is_lost_goes_on_elsewhere() {
+fn a_job_on_a_node_that_is_lost_goes_on_elsewhere() -> Result<(), Unmet> {
     let shape = Shape { lost_after: 6, ..Shape::default() };
     let lines = "if [ -e \"$PIPELINE_WORKING/half\" ]; then echo all > \"${outputs.made}/it\"; exit 0; fi\n\
         touch \"$PIPELINE_WORKING/half\"\nsleep 600";
@@ -265,11 +267,11 @@ fn a_job_on_a_node_that_is_lost_goes_on_elsewhere() {
         assert_eq!(code, Some(0), "{said}");
         assert!(said.contains("was put back into the queue"), "{said}");
         assert_eq!(cluster.jobs_of("-one").len(), 1, "it is the same job");
-    });
+    })
 }
 
 #[test]
-fn what_could_never_run_is_said_at_once() {
+fn what_could_never_run_is_said_at_once() -> Result<(), Unmet> {
     with_cluster(Shape::default(), shell("true", ""), |cluster, project| {
         let on = Submits { project, cluster };
         on.submit("one.yaml", &["executor.slurm.nodes=3"]).ends_with(3).warns("it requests more nodes");
@@ -278,11 +280,11 @@ fn what_could_never_run_is_said_at_once() {
         on.submit("one.yaml", &["executor.slurm.gres=gpu:9"])
             .ends_with(2)
             .warns("Requested node configuration is not available");
-    });
+    })
 }
 
 #[test]
-fn each_job_has_its_own_devices() {
+fn each_job_has_its_own_devices() -> Result<(), Unmet> {
     let project = Project::new();
     let stage = |name: &str| {
         format!(
@@ -307,18 +309,18 @@ fn each_job_has_its_own_devices() {
         assert_ne!(words[0][1], words[1][1]);
         assert_eq!(of("three").trim(), "0,1", "Ascend's runtime is told what Slurm tells CUDA");
         assert_eq!((words[0][2].as_str(), words[1][2].as_str()), ("2", "2"));
-    });
+    })
 }
 
 #[test]
-fn a_stage_may_stay_here() {
+fn a_stage_may_stay_here() -> Result<(), Unmet> {
     let project = Project::with_pipeline("data.yaml");
     project.edit("data.yaml", "  text:\n    uses: dataset\n", "  text:\n    executor: local\n    uses: dataset\n");
     with_cluster(Shape::default(), project, |cluster, project| {
         let on = Submits { project, cluster };
         on.submit("data.yaml", &["--until", "fresh"]).ends_with(0);
         assert_eq!((cluster.jobs_of("-text").len(), cluster.jobs_of("-fresh").len()), (0, 1), "{:?}", cluster.jobs());
-    });
+    })
 }
 
 #[test]

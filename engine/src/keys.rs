@@ -217,8 +217,8 @@ fn find(base: &Path, pattern: &str, span: Span) -> Result<FoundFiles, Box<Proble
     let path = base.join(pattern);
     let missing = |message: String| {
         let problem = Problem::error("file-missing", span, message, "not there");
-        let help = format!("paths are relative to the pipeline file, which is in `{}`", base.display());
-        Box::new(problem.with_help(help))
+        let relative = format!("paths are relative to the pipeline file, which is in `{}`", base.display());
+        Box::new(problem.with_help(hint(pattern).unwrap_or(relative)))
     };
     // A name that exists is taken literally, even if it holds a bracket.
     let Ok(metadata) = fs::metadata(&path) else {
@@ -243,6 +243,24 @@ fn find(base: &Path, pattern: &str, span: Span) -> Result<FoundFiles, Box<Proble
         true => Err(missing(format!("folder `{pattern}` has no files"))),
         false => Ok(FoundFiles { files, named: Named::Below }),
     }
+}
+
+/// What a path that is not there may have been meant for.
+fn hint(pattern: &str) -> Option<String> {
+    if let Some(rest) = pattern.strip_prefix("~/") {
+        let home = std::env::var("HOME").unwrap_or_else(|_| "/home/you".to_owned());
+        return Some(format!("`~` is not expanded: write `{}/{rest}`", home.trim_end_matches('/')));
+    }
+    let (owner, name) = pattern.split_once('/')?;
+    let is_name = |part: &str| {
+        !part.starts_with('.') && !part.is_empty() && part.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c))
+    };
+    // `data/rows.jsonl` is a file, `meta-llama/Llama-3.2-1B` is not.
+    let ending = name.rsplit_once('.').map(|(_, ending)| ending);
+    let is_file = ending.is_some_and(|ending| ending.len() > 1 && ending.chars().all(|c| c.is_ascii_lowercase()));
+    (is_name(owner) && is_name(name) && !is_file).then(|| {
+        format!("a repository of a hub is `repo: {pattern}`; a folder is `./{pattern}`, from the pipeline file")
+    })
 }
 
 fn matches(base: &Path, pattern: &str, span: Span) -> Result<Vec<(PathBuf, String)>, Box<Problem>> {

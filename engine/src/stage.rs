@@ -166,6 +166,10 @@ pub trait Stage: 'static {
     const PLACEHOLDERS: &'static [&'static str] = &[];
     /// Whether pipelines are run for what it makes, so that nothing else need read it.
     const GOAL: bool = false;
+    /// What users of other programs look for under `uses:` where they mean this kind.
+    const ALSO_CALLED: &'static [&'static str] = &[];
+    /// Keys that other programs have, each with what to write here instead.
+    const KEYS_ELSEWHERE: &'static [(&'static str, &'static str)] = &[];
 
     /// The outputs, by the parameters (train: an adapter or a model, by its method).
     fn outputs(params: &Self::Params) -> Vec<Output>;
@@ -296,6 +300,10 @@ pub trait StageKind: Send + Sync {
     fn about(&self) -> &'static str;
     /// See [`Stage::GOAL`].
     fn is_goal(&self) -> bool;
+    /// See [`Stage::ALSO_CALLED`].
+    fn also_called(&self) -> &'static [&'static str];
+    /// See [`Stage::KEYS_ELSEWHERE`].
+    fn keys_elsewhere(&self) -> &'static [(&'static str, &'static str)];
     /// The JSON Schema of its parameters.
     fn schema(&self) -> serde_json::Value;
     /// See [`Stage::PLACEHOLDERS`].
@@ -382,6 +390,12 @@ impl<S: Stage> StageKind for Kind<S> {
     }
     fn is_goal(&self) -> bool {
         S::GOAL
+    }
+    fn also_called(&self) -> &'static [&'static str] {
+        S::ALSO_CALLED
+    }
+    fn keys_elsewhere(&self) -> &'static [(&'static str, &'static str)] {
+        S::KEYS_ELSEWHERE
     }
     fn schema(&self) -> serde_json::Value {
         S::Params::schema()

@@ -39,6 +39,18 @@ pub enum Role {
     Chosen,
     /// Is to become less likely.
     Rejected,
+    /// A prompt with the response of another one: it is scored, and nothing of it is learned.
+    Mismatched,
+}
+
+impl Role {
+    /// Every role; each stands at the place that is its number.
+    pub const ALL: [Self; 3] = [Self::Chosen, Self::Rejected, Self::Mismatched];
+
+    /// The role of a number, as `role as u8` gives it.
+    pub fn of_number(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
+    }
 }
 
 /// Why a batch cannot be run.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
+use std::time::Duration;
 
 use cache::gc::{Because, Collected, Policy, Removal, RemovedPartial, RemovedResult, Unpinned};
 use clap::Args;
@@ -13,7 +14,8 @@ use crate::render::Failure;
 use crate::table::Table;
 use crate::{Format, words};
 
-/// Free disk space: remove files that no result needs and, if a limit is given, results.
+/// Free disk space: remove files that no result needs, working state of finished stages and, if a limit is given,
+/// results.
 ///
 /// Results in use by an active run stay, and so do those that the newest runs of each pipeline refer to where
 /// `--keep-runs` is given. Without any limit no result is removed. With `--keep-runs` alone every other result is. For
@@ -29,6 +31,10 @@ pub(super) struct GcArgs {
     /// Keep what the newest runs of each pipeline produced or reused.
     #[arg(long, value_name = "COUNT")]
     keep_runs: Option<usize>,
+    /// Keep the working state of finished stages that was written within this period, such as `7d`: a longer training
+    /// continues from it.
+    #[arg(long, value_name = "PERIOD")]
+    keep_working_state: Option<Period>,
     /// Only print what would be removed.
     #[arg(long)]
     dry_run: bool,
@@ -53,6 +59,7 @@ impl GcArgs {
             older_than: self.older_than.map(|period| period.0),
             max_bytes: self.max_size.map(|size| size.0),
             seconds: opened.references.seconds.clone(),
+            finished_partials: self.keep_working_state.map_or(Duration::ZERO, |period| period.0),
             ..Policy::default()
         }
     }

@@ -1,6 +1,6 @@
 //! `pipeline runs`: past runs and those that go on. One file per subcommand; this one finds the runs that they name.
 
-mod compare;
+pub(crate) mod compare;
 mod diff;
 mod export;
 mod ls;
@@ -72,7 +72,14 @@ impl Past {
     /// # Errors
     /// Fails where there is none, or its history cannot be read.
     pub(crate) fn open(global: &Global) -> Result<Self, Failure> {
-        let home = global.home_here().ok_or_else(nothing_yet)?;
+        Self::of(global.home_here().ok_or_else(nothing_yet)?)
+    }
+
+    /// The runs of a home.
+    ///
+    /// # Errors
+    /// Fails where its history cannot be read.
+    pub(crate) fn of(home: Home) -> Result<Self, Failure> {
         let history = History::open(&home).map_err(Failure::machine)?;
         // Looking works on a home that cannot be written to as well.
         let store = match Store::look(home.store()).map_err(Failure::machine)? {

@@ -8,12 +8,13 @@
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its own part of this; tests may unwrap")]
 
 use std::fs;
-use std::io::Write as _;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+
+use test_harness::{Requirement, Unmet};
 
 /// What a cluster has.
 #[derive(Debug, Clone)]
@@ -46,20 +47,18 @@ pub(crate) struct Cluster {
     nodes: Vec<Option<Child>>,
 }
 
+/// What brings Slurm.
+pub(crate) const INSTALL: &str = "apt-get install -y --no-install-recommends slurmctld slurmd slurm-client";
+
 /// How long the nodes may take to come up on a busy machine.
 const BOOT: Duration = Duration::from_secs(60);
 
 impl Cluster {
-    /// A cluster, or nothing and a word why where Slurm is not installed.
-    pub(crate) fn start(shape: Shape) -> Option<Self> {
+    /// Fails where Slurm is not installed.
+    pub(crate) fn start(shape: Shape) -> Result<Self, Unmet> {
         let missing = ["slurmctld", "slurmd", "sbatch", "squeue"].into_iter().find(|program| find(program).is_none());
         if let Some(program) = missing {
-            // Into the error stream itself: the harness keeps what `eprintln!` says of a test that passes.
-            let _ = writeln!(
-                std::io::stderr(),
-                "SKIPPED: `{program}` is missing: apt-get install -y --no-install-recommends slurmctld slurmd slurm-client"
-            );
-            return None;
+            return Err(Requirement::Slurm.unmet(format!("`{program}` is missing: {INSTALL}")));
         }
         let folder = tempfile::tempdir().unwrap();
         let ports = free_ports(shape.nodes + 1);
@@ -69,7 +68,7 @@ impl Cluster {
         cluster.start_controller();
         (0..cluster.shape.nodes).for_each(|node| cluster.start_node(node));
         cluster.wait_for("the nodes to come up", BOOT, || cluster.idle_nodes() == cluster.shape.nodes);
-        Some(cluster)
+        Ok(cluster)
     }
 
     /// The file that says to Slurm's commands which cluster is meant.

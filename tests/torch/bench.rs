@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::unistd::Pid;
 use serde_json::Value;
+use test_harness::{Requirement, Unmet};
 
 use crate::support::{Project, Ran};
 
@@ -28,6 +28,9 @@ const LOOK: &str = "
 import importlib.util, sys
 names = ('torch', 'transformers', 'peft', 'safetensors', 'pyarrow', 'numpy')
 sys.exit(any(importlib.util.find_spec(name) is None for name in names))";
+
+const LACKING: &str =
+    "no Python with torch, transformers, peft, safetensors, pyarrow and numpy (PIPELINE_PYTHON names one)";
 
 /// Writes down, before a rank begins, some of its variables, and how many leases of devices are held.
 const WITNESS: &str = "
@@ -67,24 +70,17 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// None, and a line that says so, where nothing can compute.
-    pub(crate) fn new() -> Option<Self> {
+    /// Fails where nothing can compute.
+    pub(crate) fn new() -> Result<Self, Unmet> {
         Self::of(PIPELINE)
     }
 
     /// The same, for another pipeline of `tests/pipelines`.
-    pub(crate) fn of(pipeline: &str) -> Option<Self> {
+    pub(crate) fn of(pipeline: &str) -> Result<Self, Unmet> {
         static ALONE: Mutex<()> = Mutex::new(());
-        let Some(python) = python() else {
-            // Into the error stream itself: the harness keeps what `println!` says of a test that passes.
-            let _ = writeln!(
-                std::io::stderr(),
-                "SKIPPED: no Python with torch, transformers, peft, safetensors, pyarrow and numpy (PIPELINE_PYTHON names one)"
-            );
-            return None;
-        };
+        let python = python().ok_or_else(|| Requirement::Torch.unmet(LACKING))?;
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        Some(Self { project: Project::with_pipeline(pipeline), python: python.to_owned(), _alone: alone })
+        Ok(Self { project: Project::with_pipeline(pipeline), python: python.to_owned(), _alone: alone })
     }
 
     /// Writes down some variables of each rank from here on, for [`Bench::witnessed`].

@@ -2,8 +2,8 @@
 //! on two nodes of a cluster, and with each of its options.
 //!
 //! Needs a Python with torch, transformers, peft, safetensors, pyarrow and numpy: `PIPELINE_PYTHON`, else `python3`.
-//! Where there is none, the tests that compute say so and pass. The worker is taken from `workers/torch` of this
-//! repository.
+//! Where there is none, the tests that compute are ignored, and say so. The worker is taken from `workers/torch` of
+//! this repository.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -18,3 +18,5 @@ mod ranks;
 mod slurm;
 #[path = "../support/mod.rs"]
 mod support;
+
+test_harness::main!();

@@ -2,12 +2,13 @@
 //! and the other ends.
 
 use serde_json::Value;
+use test_harness::{Unmet, test};
 
 use crate::bench::{Bench, LOSS_BOUND, PIPELINE, losses};
 
 #[test]
-fn one_and_two_ranks_train_as_the_native_backend_does() {
-    let Some(bench) = Bench::new() else { return };
+fn one_and_two_ranks_train_as_the_native_backend_does() -> Result<(), Unmet> {
+    let bench = Bench::new()?;
     bench.train(&[]).ends_with(0);
     let expected = bench.trained(&[]);
     assert_eq!(losses(&expected.records).len(), 20);
@@ -15,11 +16,12 @@ fn one_and_two_ranks_train_as_the_native_backend_does() {
     bench.train(&one).ends_with(0).says("computed by torch");
     bench.trained(&one).is_like(&expected);
     bench.trained_by_two_ranks().is_like(&expected);
+    Ok(())
 }
 
 #[test]
-fn a_run_goes_on_with_the_other_backend() {
-    let Some(bench) = Bench::new() else { return };
+fn a_run_goes_on_with_the_other_backend() -> Result<(), Unmet> {
+    let bench = Bench::new()?;
     let plain = ["adapter.scheduler={name: constant}"];
     bench.train(&[&plain[..], &["--home=whole"]].concat()).ends_with(0);
     let expected = bench.trained(&[&plain[..], &["--home=whole"]].concat());
@@ -32,11 +34,12 @@ fn a_run_goes_on_with_the_other_backend() {
         went_on.ends_with(0).warns("resuming from step 8 of 20").warns("their last digits may differ");
         bench.trained(&then.each_ref().map(String::as_str)).is_like(&expected);
     }
+    Ok(())
 }
 
 #[test]
-fn a_model_is_asked_as_by_the_native_backend() {
-    let Some(bench) = Bench::new() else { return };
+fn a_model_is_asked_as_by_the_native_backend() -> Result<(), Unmet> {
+    let bench = Bench::new()?;
     bench.run(&["run", PIPELINE]).ends_with(0);
     let figures = |more: &[&str]| -> Value {
         serde_json::from_slice(&bench.result("scores.metrics", "metrics.json", more)).unwrap()
@@ -52,4 +55,5 @@ fn a_model_is_asked_as_by_the_native_backend() {
     assert_eq!(found["token_accuracy"], expected["token_accuracy"]);
     assert_eq!(found["exact_match"], expected["exact_match"]);
     assert_eq!(answers(&torch), expected_answers);
+    Ok(())
 }

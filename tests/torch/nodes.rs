@@ -1,13 +1,15 @@
 //! Ranks on the nodes of a cluster: a real Slurm, whose nodes are emulated on this machine.
 
+use test_harness::{Unmet, test};
+
 use crate::bench::{Bench, PIPELINE};
 use crate::slurm::{Cluster, Shape};
 use crate::support::Ran;
 
 #[test]
-fn two_nodes_train_as_two_ranks_of_one_machine() {
-    let Some(mut bench) = Bench::new() else { return };
-    let Some(cluster) = Cluster::start(Shape { gpus: 0, ..Shape::default() }) else { return };
+fn two_nodes_train_as_two_ranks_of_one_machine() -> Result<(), Unmet> {
+    let mut bench = Bench::new()?;
+    let cluster = Cluster::start(Shape { gpus: 0, ..Shape::default() })?;
     let expected = bench.trained_by_two_ranks();
     // What comes before the training is computed here, which takes less time than a job for each of its stages.
     bench.run(&["run", PIPELINE, "--until", "packs", "--until", "held_out_tokens"]).ends_with(0);
@@ -28,4 +30,5 @@ fn two_nodes_train_as_two_ranks_of_one_machine() {
     let trained = bench.trained(&more);
     assert_eq!(trained.records, expected.records);
     assert_eq!(trained.weights, expected.weights);
+    Ok(())
 }

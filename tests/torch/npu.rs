@@ -8,6 +8,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use serde_json::Value;
+use test_harness::{Unmet, test};
 
 use crate::bench::{Bench, LOSS_BOUND, PIPELINE, Trained, worker};
 use crate::support::Ran;
@@ -45,13 +46,13 @@ struct Machine {
 }
 
 impl Machine {
-    fn new() -> Option<Self> {
+    fn new() -> Result<Self, Unmet> {
         let mut bench = Bench::new()?;
         bench.witness(&["RANK", "WORLD_SIZE", DEVICES]);
         let tools = FakeTools::new();
         tools.npu_smi("910b3x8.info.txt", "910b3x8.topo.txt");
         tools.script("sh", "exec /bin/sh \"$@\"");
-        Some(Self { bench, tools })
+        Ok(Self { bench, tools })
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
@@ -128,8 +129,8 @@ impl Made {
 
 /// Training, merging, scoring and answering on one NPU and on two, while another run has three of the machine's eight.
 #[test]
-fn the_whole_way_on_npus_gives_what_it_gives_on_the_processor() {
-    let Some(machine) = Machine::new() else { return };
+fn the_whole_way_on_npus_gives_what_it_gives_on_the_processor() -> Result<(), Unmet> {
+    let machine = Machine::new()?;
     let bench = &machine.bench;
     for (from, to) in MERGED {
         bench.project.edit(PIPELINE, from, to);
@@ -159,4 +160,5 @@ fn the_whole_way_on_npus_gives_what_it_gives_on_the_processor() {
         }
     }
     holder.release(&machine);
+    Ok(())
 }

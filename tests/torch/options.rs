@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use serde_json::Value;
+use test_harness::{Unmet, test};
 
 use crate::bench::{Bench, PIPELINE, Trained, losses};
 use crate::support::{Project, Ran};
@@ -31,8 +32,8 @@ fn spans(path: &str) -> Vec<Value> {
 }
 
 #[test]
-fn f16_scales_its_loss_and_what_is_profiled_leaves_a_trace() {
-    let Some(bench) = Bench::new() else { return };
+fn f16_scales_its_loss_and_what_is_profiled_leaves_a_trace() -> Result<(), Unmet> {
+    let bench = Bench::new()?;
     bench.train(&["--home=native"]).ends_with(0);
     let expected = losses(&bench.records(&["--home=native"]));
     let more = [
@@ -68,22 +69,24 @@ fn f16_scales_its_loss_and_what_is_profiled_leaves_a_trace() {
     let least = 50 << 20;
     assert!(of_ranks.len() == 1 && of_ranks[0].as_u64() > Some(least), "{shown:#}");
     assert!(shown["peak_memory_bytes"].as_u64() > Some(least), "{shown:#}");
+    Ok(())
 }
 
 #[test]
-fn bf16_is_near_to_f32() {
-    let Some(bench) = Bench::new() else { return };
+fn bf16_is_near_to_f32() -> Result<(), Unmet> {
+    let bench = Bench::new()?;
     bench.train(&["--home=native"]).ends_with(0);
     let more = ["adapter.backend=torch", "adapter.dtype=bf16"];
     bench.train(&more).ends_with(0);
     let (ours, native) = (losses(&bench.records(&more)), losses(&bench.records(&["--home=native"])));
     are_near(&ours, &native);
     assert_ne!(ours, native);
+    Ok(())
 }
 
 #[test]
-fn all_weights_are_trained_as_by_the_native_backend() {
-    let Some(bench) = Bench::new() else { return };
+fn all_weights_are_trained_as_by_the_native_backend() -> Result<(), Unmet> {
+    let bench = Bench::new()?;
     let text = fs::read_to_string(bench.project.path(PIPELINE)).unwrap();
     let (training, _) = text.split_once("  scores:").unwrap();
     let (before, after) = training.split_once("      lora:").unwrap();
@@ -96,16 +99,18 @@ fn all_weights_are_trained_as_by_the_native_backend() {
     bench.train(&["--home=native"]).ends_with(0);
     bench.train(&["adapter.backend=torch"]).ends_with(0).says("computed by torch");
     trained(&["adapter.backend=torch"]).is_like(&trained(&["--home=native"]));
+    Ok(())
 }
 
 #[test]
-fn attention_that_the_device_lacks_is_refused_with_what_it_needs() {
-    let Some(bench) = Bench::new() else { return };
+fn attention_that_the_device_lacks_is_refused_with_what_it_needs() -> Result<(), Unmet> {
+    let bench = Bench::new()?;
     bench
         .train(&["adapter.backend=torch", "adapter.attention=flex"])
         .ends_with(2)
         .warns("`attention: flex` cannot be used here: it needs a CUDA or ROCm device and triton")
         .warns("leave `attention` out, or take `sdpa`");
+    Ok(())
 }
 
 #[test]

@@ -2,13 +2,14 @@
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use test_harness::{Unmet, test};
 
 use crate::bench::{Bench, PIPELINE};
 
 /// Two ranks that share every weight of an adapter with magnitudes of its own, and compute each layer's forward twice.
 #[test]
-fn a_killed_rank_is_named_and_the_next_run_ends_as_if_nothing_had_happened() {
-    let Some(bench) = Bench::new() else { return };
+fn a_killed_rank_is_named_and_the_next_run_ends_as_if_nothing_had_happened() -> Result<(), Unmet> {
+    let bench = Bench::new()?;
     let dora = ["adapter.lora.use_dora=true"];
     let two = [
         &dora[..],
@@ -36,11 +37,12 @@ fn a_killed_rank_is_named_and_the_next_run_ends_as_if_nothing_had_happened() {
     let resumed = bench.trained(&two);
     assert_eq!(resumed.weights, expected.weights);
     assert_eq!(resumed.records, expected.records);
+    Ok(())
 }
 
 #[test]
-fn a_rank_that_hangs_is_noticed() {
-    let Some(bench) = Bench::new() else { return };
+fn a_rank_that_hangs_is_noticed() -> Result<(), Unmet> {
+    let bench = Bench::new()?;
     let more =
         ["adapter.backend=torch", "adapter.resources.count=2", "adapter.max_steps=2000", "adapter.watchdog_seconds=15"];
     let engine = bench.start(&[&["run", PIPELINE, "--until", "adapter"], &more[..]].concat());
@@ -54,11 +56,12 @@ fn a_rank_that_hangs_is_noticed() {
     let said = said.replace('│', " ").split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(said.contains("ranks that are stopped, gone or out of reach: 1"), "{said}");
     assert!(bench.ranks().is_empty());
+    Ok(())
 }
 
 #[test]
-fn an_interrupt_saves_the_step_and_the_next_run_goes_on() {
-    let Some(bench) = Bench::new() else { return };
+fn an_interrupt_saves_the_step_and_the_next_run_goes_on() -> Result<(), Unmet> {
+    let bench = Bench::new()?;
     let more = ["adapter.backend=torch", "adapter.max_steps=1000"];
     let mut engine = bench.start(&[&["run", PIPELINE, "--until", "adapter"], &more[..]].concat());
     bench.wait_for_a_step_after(0);
@@ -68,4 +71,5 @@ fn an_interrupt_saves_the_step_and_the_next_run_goes_on() {
     // Natively, which takes no seconds to begin.
     let native = ["adapter.backend=native", more[1], "adapter.save_every=1000"];
     bench.train(&native).ends_with(0).warns("resuming from step ");
+    Ok(())
 }

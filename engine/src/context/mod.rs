@@ -19,7 +19,7 @@ use crate::execute::private_paths::PrivatePaths;
 use crate::history::stage_folder;
 use crate::parameter::{ArtifactKind, Input, Reference};
 use crate::pin::Pinned;
-use crate::protocol::{FileGrant, InputGrant, Job, Network, ProfileRequest, WorkerEvent};
+use crate::protocol::{FileGrant, InputGrant, Job, Network, ProfileRequest, ReportLevel, WorkerEvent};
 use crate::visible::visible;
 
 mod reuse;
@@ -318,6 +318,21 @@ impl StageContext {
     /// Warns the user.
     pub fn warn(&mut self, message: impl Into<String>) {
         self.emit(WorkerEvent::Warning { message: message.into() });
+    }
+
+    /// Tells the user of something that asks for nothing.
+    pub fn note(&mut self, message: impl Into<String>) {
+        self.emit(WorkerEvent::Note { message: message.into() });
+    }
+
+    /// Shows what the run is for: a table, completions.
+    pub fn report(&mut self, text: impl Into<String>) {
+        self.emit(WorkerEvent::Report { text: text.into(), level: ReportLevel::Result });
+    }
+
+    /// Shows how a result came about to those who ask for more (`--verbose`).
+    pub fn report_detail(&mut self, text: impl Into<String>) {
+        self.emit(WorkerEvent::Report { text: text.into(), level: ReportLevel::Detail });
     }
 
     /// Records how the result came about (backend, kernel set); not part of any key.

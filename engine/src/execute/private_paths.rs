@@ -24,7 +24,8 @@ impl PrivatePaths {
     pub(crate) fn hide_in(&self, event: WorkerEvent) -> WorkerEvent {
         match event {
             WorkerEvent::Warning { message } => WorkerEvent::Warning { message: self.hide(&message) },
-            WorkerEvent::Report { text } => WorkerEvent::Report { text: self.hide(&text) },
+            WorkerEvent::Note { message } => WorkerEvent::Note { message: self.hide(&message) },
+            WorkerEvent::Report { text, level } => WorkerEvent::Report { text: self.hide(&text), level },
             WorkerEvent::Failed(failure) => WorkerEvent::Failed(Failure {
                 messages: failure.messages.iter().map(|message| self.hide(message)).collect(),
                 help: failure.help.map(|help| self.hide(&help)),

@@ -23,6 +23,10 @@ pub(super) fn point_to(kind: &dyn StageKind, with: &Node, registry: &Registry, p
             return;
         }
         let Some((inside, key)) = key_at(with, problem.span, "") else { continue };
+        if let Some((_, instead)) = kind.keys_elsewhere().iter().find(|(name, _)| *name == key) {
+            problem.help = Some((*instead).to_owned());
+            continue;
+        }
         let near = problem.help.as_deref().is_some_and(|said| said.starts_with("did you mean"));
         let better = spelled_out(&paths, key).or_else(|| if near { None } else { nearest(&paths, key) });
         if let Some(path) = better {

@@ -16,7 +16,8 @@ use crate::parameter::{Json, Reference};
 use crate::suggest;
 
 /// Resolves the entries of `publish:`. A target that is swept is each of its children, with its values in the place of
-/// `${matrix.x}`.
+/// `${matrix.x}`. A path that names no axis gets those in which the children differ behind it, so that a sweep on the
+/// command line publishes next to what the file does: `./out/adapter-lora.rank=4`.
 pub(super) fn resolve(
     document: &Document,
     bound: &[Bound],
@@ -32,10 +33,14 @@ pub(super) fn resolve(
             // The path is checked all the same.
             folder(path, &path.text, problems);
         }
+        let children: Vec<&StageEntry> = found.iter().map(|(place, _)| &document.stages[*place]).collect();
         for (place, output) in found {
             let stage = &document.stages[place];
-            let text =
-                if of_axes.contains(&path.span) { with_values(path, stage, problems) } else { Some(path.text.clone()) };
+            let text = if of_axes.contains(&path.span) {
+                with_values(path, stage, problems)
+            } else {
+                Some(apart(&path.text, stage, &children))
+            };
             let Some(text) = text else { break };
             let Some(folder) = folder(path, &text, problems) else { break };
             if let Some(problem) =
@@ -65,6 +70,20 @@ fn with_values(path: &Text, stage: &StageEntry, problems: &mut Vec<Problem>) -> 
     match text {
         Value::String(text) => Some(text),
         _ => None,
+    }
+}
+
+/// A path with the axes behind it that tell a child from the others.
+fn apart(path: &str, child: &StageEntry, children: &[&StageEntry]) -> String {
+    let value = |stage: &StageEntry, name: &str| {
+        stage.axes.iter().find(|axis| axis.name == name).map(|axis| axis.value.clone())
+    };
+    let differs = |name: &str| children.iter().any(|other| value(other, name) != value(child, name));
+    let axes = child.axes.iter().filter(|axis| differs(&axis.name));
+    let axes: Vec<String> = axes.map(|axis| format!("{}={}", axis.name, as_name(&axis.value))).collect();
+    match axes.is_empty() {
+        true => path.to_owned(),
+        false => format!("{}-{}", path.trim_end_matches('/'), axes.join(",")),
     }
 }
 

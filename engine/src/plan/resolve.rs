@@ -308,7 +308,10 @@ pub(super) fn bind(stage: &StageEntry, registry: &Registry) -> Bound {
             format!("unknown stage kind `{}`", uses.text),
             "no kind of this name",
         );
-        let problem = problem.with_help_if(suggest::help(&uses.text, "known kinds", names.iter().copied()));
+        let meant = registry.kinds().find(|kind| kind.also_called().contains(&uses.text.as_str()));
+        let help = meant.map(|kind| format!("it is `uses: {}` here: {}", kind.name(), kind.about()));
+        let help = help.or_else(|| suggest::help(&uses.text, "known kinds", names.iter().copied()));
+        let problem = problem.with_help_if(help);
         return Bound { problems: vec![problem], ..Bound::default() };
     };
     let mut reader = Reader::default();

@@ -145,13 +145,23 @@ pub enum WorkerEvent {
         /// A lower-case fragment.
         message: String,
     },
+    /// Something worth knowing that asks for nothing, such as the step that a training resumes from.
+    Note {
+        /// A lower-case fragment.
+        message: String,
+    },
     /// A piece of an answer as it grows, for a person who waits for it. The stage's next report holds the whole answer.
     Text {
         /// What comes next of it.
         text: String,
     },
     /// Words for the screen that belong to the result (a sample, a table), several lines perhaps.
-    Report { text: String },
+    Report {
+        text: String,
+        /// Whether a person sees it without asking for more.
+        #[serde(default)]
+        level: ReportLevel,
+    },
     /// All outputs are stored.
     Finished {
         /// By output name.
@@ -161,6 +171,17 @@ pub enum WorkerEvent {
     },
     /// The stage failed.
     Failed(Failure),
+}
+
+/// How much a report matters to a person who runs a pipeline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReportLevel {
+    /// What the run is for: a table of metrics, completions.
+    #[default]
+    Result,
+    /// How a result came about: counts, conventions, speed. Printed with `--verbose`.
+    Detail,
 }
 
 #[cfg(test)]

@@ -104,7 +104,9 @@ fn events() -> Vec<WorkerEvent> {
         WorkerEvent::Checkpoint { step: 1 },
         WorkerEvent::Warning { message: "few rows".into() },
         WorkerEvent::Text { text: " next".into() },
-        WorkerEvent::Report { text: "a\nb".into() },
+        WorkerEvent::Note { message: "resuming from step 3".into() },
+        WorkerEvent::Report { text: "a\nb".into(), level: ReportLevel::Result },
+        WorkerEvent::Report { text: "3 rows".into(), level: ReportLevel::Detail },
         WorkerEvent::Finished { outputs: [("rows".into(), stored)].into(), how: map(json!({ "threads": 2 })) },
         failed(Cause::BadData, None, None),
         failed(Cause::CorruptInput, Some("run again".into()), Some(digest())),
@@ -116,6 +118,7 @@ fn events() -> Vec<WorkerEvent> {
             | WorkerEvent::Metrics { .. }
             | WorkerEvent::Checkpoint { .. }
             | WorkerEvent::Warning { .. }
+            | WorkerEvent::Note { .. }
             | WorkerEvent::Text { .. }
             | WorkerEvent::Report { .. }
             | WorkerEvent::Finished { .. }

@@ -272,6 +272,7 @@ impl<'a> Scheduler<'a> {
             | WorkerEvent::Metrics { .. }
             | WorkerEvent::Checkpoint { .. }
             | WorkerEvent::Warning { .. }
+            | WorkerEvent::Note { .. }
             | WorkerEvent::Text { .. }
             | WorkerEvent::Report { .. }) => {
                 let stage = run.id.clone();

@@ -82,7 +82,7 @@ impl Stage for Act {
             std::io::stderr().write_all(format!("error {line}\n").as_bytes()).unwrap();
         }
         if params.report_bytes > 0 {
-            context.emit(WorkerEvent::Report { text: "x".repeat(params.report_bytes) });
+            context.report("x".repeat(params.report_bytes));
         }
         if params.hold_mib > 0 {
             let held = vec![1_u8; params.hold_mib << 20];

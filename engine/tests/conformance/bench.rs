@@ -1,5 +1,6 @@
 //! An executor, a store, and what was heard of a process.
 
+use std::fmt::{self, Display, Formatter};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,7 +16,11 @@ use engine::parameter::Period;
 use engine::protocol::{Job, Network, PROTOCOL, WorkerEvent};
 use serde_json::Value;
 use std::os::fd::AsRawFd;
+use test_harness::{Requirement, Unmet};
 use tokio::sync::mpsc::{UnboundedReceiver, error::TryRecvError, unbounded_channel};
+
+use crate::ON_A_CLUSTER;
+use crate::slurm::INSTALL;
 
 /// Nothing takes longer, on a machine however busy.
 const AT_MOST: Duration = Duration::from_secs(120);
@@ -28,6 +33,8 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    pub(crate) const ALL: [Self; 2] = [Self::Local, Self::Slurm];
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Local => "local",
@@ -37,6 +44,12 @@ impl Kind {
 
     pub(crate) fn parse(name: &str) -> Self {
         if name == "slurm" { Self::Slurm } else { Self::Local }
+    }
+}
+
+impl Display for Kind {
+    fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
+        to.write_str(self.name())
     }
 }
 
@@ -68,10 +81,14 @@ pub(crate) struct Ended {
 }
 
 impl Bench {
-    pub(crate) fn new(kind: Kind) -> Self {
+    /// Fails for an executor of clusters where the environment names none.
+    pub(crate) fn new(kind: Kind) -> Result<Self, Unmet> {
+        if kind == Kind::Slurm && std::env::var_os(ON_A_CLUSTER).is_none() {
+            return Err(Requirement::Slurm.unmet(INSTALL));
+        }
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().to_owned();
-        Self { _folder: Some(folder), ..Self::at(kind, &root) }
+        Ok(Self { _folder: Some(folder), ..Self::at(kind, &root) })
     }
 
     /// In a folder that is somebody else's.

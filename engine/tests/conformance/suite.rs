@@ -9,27 +9,10 @@ use engine::error::{Cause, Failure};
 use engine::execute::{Ending, Stop};
 use engine::protocol::WorkerEvent;
 use serde_json::json;
+use test_harness::{Unmet, test};
 
 use crate::ENGINE_ARGUMENT;
 use crate::bench::{Bench, Ended, Kind};
-
-type Test = (&'static str, fn(&Bench));
-
-pub(crate) const TESTS: &[Test] = &[
-    ("what_is_said_comes_whole_and_in_order", what_is_said_comes_whole_and_in_order),
-    ("output_that_is_no_event_goes_to_the_log", output_that_is_no_event_goes_to_the_log),
-    ("a_failure_comes_with_its_words", a_failure_comes_with_its_words),
-    ("an_exit_code_is_told", an_exit_code_is_told),
-    ("a_signal_is_told", a_signal_is_told),
-    ("who_is_asked_to_stop_may_save", who_is_asked_to_stop_may_save),
-    ("who_does_not_listen_is_killed", who_does_not_listen_is_killed),
-    ("a_long_line_comes_whole", a_long_line_comes_whole),
-    ("memory_and_processor_time_are_those_of_the_process", memory_and_processor_time_are_those_of_the_process),
-    ("many_at_once_do_not_mix", many_at_once_do_not_mix),
-    ("locks_are_held_as_long_as_the_process_lives", locks_are_held_as_long_as_the_process_lives),
-    ("the_death_of_the_engine", the_death_of_the_engine),
-    ("ranks_run_on_the_nodes_that_there_are", ranks_run_on_the_nodes_that_there_are),
-];
 
 fn metrics(ended: &Ended) -> Vec<u64> {
     let steps = ended.events.iter().filter_map(|event| match event {
@@ -39,15 +22,20 @@ fn metrics(ended: &Ended) -> Vec<u64> {
     steps.collect()
 }
 
-fn what_is_said_comes_whole_and_in_order(bench: &Bench) {
+#[test(each = Kind::ALL)]
+fn what_is_said_comes_whole_and_in_order(kind: Kind) -> Result<(), Unmet> {
+    let bench = Bench::new(kind)?;
     let ended = bench.start("a", json!({ "metrics": 2000 })).end();
     assert!(matches!(ended.events.first(), Some(WorkerEvent::Started { .. })), "{:?}", ended.events.first());
     assert_eq!(metrics(&ended), (0..2000).collect::<Vec<_>>());
     assert!(matches!(ended.events.last(), Some(WorkerEvent::Finished { .. })), "{:?}", ended.events.last());
     assert_eq!((ended.exit.ending, ended.exit.verdict), (Ending::Code(0), None));
+    Ok(())
 }
 
-fn output_that_is_no_event_goes_to_the_log(bench: &Bench) {
+#[test(each = Kind::ALL)]
+fn output_that_is_no_event_goes_to_the_log(kind: Kind) -> Result<(), Unmet> {
+    let bench = Bench::new(kind)?;
     let ended = bench.start("a", json!({ "metrics": 3, "stray": 50 })).end();
     assert_eq!(metrics(&ended), [0, 1, 2]);
     for line in 0..50 {
@@ -56,9 +44,12 @@ fn output_that_is_no_event_goes_to_the_log(bench: &Bench) {
         }
     }
     assert_eq!(ended.exit.ending, Ending::Code(0));
+    Ok(())
 }
 
-fn a_failure_comes_with_its_words(bench: &Bench) {
+#[test(each = Kind::ALL)]
+fn a_failure_comes_with_its_words(kind: Kind) -> Result<(), Unmet> {
+    let bench = Bench::new(kind)?;
     let ended = bench.start("a", json!({ "fail": "no rows" })).end();
     match ended.events.last() {
         Some(WorkerEvent::Failed(Failure { cause, messages, help, .. })) => {
@@ -67,49 +58,67 @@ fn a_failure_comes_with_its_words(bench: &Bench) {
         other => panic!("{other:?}"),
     }
     assert_eq!((ended.exit.ending, ended.exit.verdict), (Ending::Code(1), None));
+    Ok(())
 }
 
-fn an_exit_code_is_told(bench: &Bench) {
+#[test(each = Kind::ALL)]
+fn an_exit_code_is_told(kind: Kind) -> Result<(), Unmet> {
+    let bench = Bench::new(kind)?;
     assert_eq!(bench.start("a", json!({ "code": 7 })).end().exit.ending, Ending::Code(7));
     // A process that says nothing has given nothing, whatever its code.
     let silent = bench.start("b", json!({ "code": 0 })).end();
     assert_eq!(silent.exit.ending, Ending::Code(0));
     assert!(!silent.events.iter().any(|event| matches!(event, WorkerEvent::Finished { .. })));
+    Ok(())
 }
 
-fn a_signal_is_told(bench: &Bench) {
+#[test(each = Kind::ALL)]
+fn a_signal_is_told(kind: Kind) -> Result<(), Unmet> {
+    let bench = Bench::new(kind)?;
     assert_eq!(bench.start("a", json!({ "crash": true })).end().exit.ending, Ending::Signal("SIGSEGV".to_owned()));
+    Ok(())
 }
 
-fn who_is_asked_to_stop_may_save(bench: &Bench) {
+#[test(each = Kind::ALL)]
+fn who_is_asked_to_stop_may_save(kind: Kind) -> Result<(), Unmet> {
+    let bench = Bench::new(kind)?;
     let mut started = bench.start("a", json!({ "wait_ms": 600_000 }));
     started.wait_until_it_runs().stop(Stop::Ask);
     let ended = started.end();
     assert!(ended.events.iter().any(|event| *event == WorkerEvent::Checkpoint { step: 7 }), "{:?}", ended.events);
     assert!(matches!(ended.events.last(), Some(WorkerEvent::Failed(Failure { cause: Cause::Cancelled, .. }))));
     assert_eq!(ended.exit.ending, Ending::Code(1));
+    Ok(())
 }
 
-fn who_does_not_listen_is_killed(bench: &Bench) {
+#[test(each = Kind::ALL)]
+fn who_does_not_listen_is_killed(kind: Kind) -> Result<(), Unmet> {
+    let bench = Bench::new(kind)?;
     let mut started = bench.start("a", json!({ "never_ends": true }));
     started.wait_until_it_runs().stop(Stop::Ask);
     std::thread::sleep(Duration::from_millis(1500));
     started.stop(Stop::Kill);
     let ended = started.end();
     assert_eq!(ended.exit.ending, Ending::Signal("SIGKILL".to_owned()));
+    Ok(())
 }
 
-fn a_long_line_comes_whole(bench: &Bench) {
+#[test(each = Kind::ALL)]
+fn a_long_line_comes_whole(kind: Kind) -> Result<(), Unmet> {
+    let bench = Bench::new(kind)?;
     let ended = bench.start("a", json!({ "report_bytes": 9 << 20, "metrics": 1 })).end();
     let long = ended.events.iter().find_map(|event| match event {
-        WorkerEvent::Report { text } => Some(text.len()),
+        WorkerEvent::Report { text, .. } => Some(text.len()),
         _ => None,
     });
     assert_eq!((long, metrics(&ended)), (Some(9 << 20), vec![0]));
     assert!(matches!(ended.events.last(), Some(WorkerEvent::Finished { .. })));
+    Ok(())
 }
 
-fn memory_and_processor_time_are_those_of_the_process(bench: &Bench) {
+#[test(each = Kind::ALL)]
+fn memory_and_processor_time_are_those_of_the_process(kind: Kind) -> Result<(), Unmet> {
+    let bench = Bench::new(kind)?;
     let ended = bench.start("a", json!({ "hold_mib": 200, "compute_ms": 500 })).end();
     let mib = ended.exit.peak_memory_bytes >> 20;
     assert!((200..400).contains(&mib), "{mib} MiB");
@@ -117,9 +126,12 @@ fn memory_and_processor_time_are_those_of_the_process(bench: &Bench) {
     assert!(ran >= Duration::from_millis(500) && cpu > Duration::from_millis(50), "{ran:?} {cpu:?}");
     // A wait in a queue is no part of it.
     assert!(ran < Duration::from_secs(30), "{ran:?}");
+    Ok(())
 }
 
-fn many_at_once_do_not_mix(bench: &Bench) {
+#[test(each = Kind::ALL)]
+fn many_at_once_do_not_mix(kind: Kind) -> Result<(), Unmet> {
+    let bench = Bench::new(kind)?;
     let started: Vec<_> = (1..=12)
         .map(|number: u64| {
             (number, bench.start(&format!("s{number}"), json!({ "metrics": 20 * number, "wait_ms": 300 })))
@@ -130,9 +142,12 @@ fn many_at_once_do_not_mix(bench: &Bench) {
         assert_eq!(metrics(&ended), (0..20 * number).collect::<Vec<_>>());
         assert_eq!(ended.exit.ending, Ending::Code(0));
     }
+    Ok(())
 }
 
-fn locks_are_held_as_long_as_the_process_lives(bench: &Bench) {
+#[test(each = Kind::ALL)]
+fn locks_are_held_as_long_as_the_process_lives(kind: Kind) -> Result<(), Unmet> {
+    let bench = Bench::new(kind)?;
     let is_free = || bench.store.try_lock(&Bench::working("a")).unwrap().is_some();
     let mut started = bench.start("a", json!({ "wait_ms": 600_000 }));
     started.wait_until_it_runs().let_go_of_locks();
@@ -145,6 +160,7 @@ fn locks_are_held_as_long_as_the_process_lives(bench: &Bench) {
         assert!(began.elapsed() < Duration::from_secs(30), "the lock is still held");
         std::thread::sleep(Duration::from_millis(20));
     }
+    Ok(())
 }
 
 /// An engine that starts a stage and is to be killed.
@@ -158,7 +174,9 @@ pub(crate) fn engine_process(kind: Kind, root: &Path) -> ExitCode {
     }
 }
 
-fn the_death_of_the_engine(bench: &Bench) {
+#[test(each = Kind::ALL)]
+fn the_death_of_the_engine(kind: Kind) -> Result<(), Unmet> {
+    let bench = Bench::new(kind)?;
     let mut engine = Command::new(std::env::current_exe().unwrap())
         .args([ENGINE_ARGUMENT, bench.kind.name()])
         .arg(bench.root())
@@ -191,9 +209,12 @@ fn the_death_of_the_engine(bench: &Bench) {
             assert_eq!(ended.exit.ending, Ending::Code(0));
         }
     }
+    Ok(())
 }
 
-fn ranks_run_on_the_nodes_that_there_are(bench: &Bench) {
+#[test(each = Kind::ALL)]
+fn ranks_run_on_the_nodes_that_there_are(kind: Kind) -> Result<(), Unmet> {
+    let bench = Bench::new(kind)?;
     let wanted = if bench.kind == Kind::Slurm { 2 } else { 1 };
     let started = bench.start_as("a", json!({ "nodes": wanted }), |cluster| cluster.nodes = wanted);
     let ended = started.end();
@@ -214,6 +235,7 @@ fn ranks_run_on_the_nodes_that_there_are(bench: &Bench) {
         Kind::Slurm => vec![r#"0 of 2 on "n1" at "127.0.0.1""#, r#"1 of 2 on "n2" at "127.0.0.1""#],
     };
     assert_eq!(said, expected);
+    Ok(())
 }
 
 /// The stage processes whose job is in a folder.

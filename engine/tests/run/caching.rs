@@ -4,22 +4,10 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use engine::run::RunEvent;
+use test_harness::test;
 
 use crate::kinds::commit;
 use crate::project::{GRACE, Project};
-
-pub(crate) const TESTS: &[(&str, fn())] = &[
-    ("a_second_run_does_nothing", a_second_run_does_nothing),
-    ("a_finished_pipeline_is_checked_fast", a_finished_pipeline_is_checked_fast),
-    ("a_parameter_reruns_exactly_what_is_downstream", a_parameter_reruns_exactly_what_is_downstream),
-    ("an_equal_result_cuts_the_rerun_off", an_equal_result_cuts_the_rerun_off),
-    ("cosmetic_parameters_and_names_rerun_nothing", cosmetic_parameters_and_names_rerun_nothing),
-    ("source_files_count_by_content", source_files_count_by_content),
-    ("pins_are_made_once_and_kept", pins_are_made_once_and_kept),
-    ("what_another_run_pins_meanwhile_is_kept", what_another_run_pins_meanwhile_is_kept),
-    ("two_runs_at_once_make_each_result_once", two_runs_at_once_make_each_result_once),
-    ("raising_a_resumable_parameter_goes_on", raising_a_resumable_parameter_goes_on),
-];
 
 /// a and b feed c, which feeds d; e is alone.
 const DIAMOND: &str = "
@@ -31,6 +19,7 @@ stages:
   e: { uses: constant, with: { value: 5 } }
 ";
 
+#[test]
 fn a_second_run_does_nothing() {
     let project = Project::new(DIAMOND);
     let first = project.run().succeeded();
@@ -42,6 +31,7 @@ fn a_second_run_does_nothing() {
     assert!(!second.events.iter().any(|event| matches!(event, RunEvent::StageStarted { .. })));
 }
 
+#[test]
 fn a_finished_pipeline_is_checked_fast() {
     let mut stages = String::from("\nstages:\n  s0: { uses: constant, with: { value: 1 } }\n");
     for stage in 1..10 {
@@ -59,6 +49,7 @@ fn a_finished_pipeline_is_checked_fast() {
     assert!(fastest < Duration::from_millis(50), "{fastest:?}");
 }
 
+#[test]
 fn a_parameter_reruns_exactly_what_is_downstream() {
     let project = Project::new(DIAMOND);
     project.run().succeeded();
@@ -73,6 +64,7 @@ fn a_parameter_reruns_exactly_what_is_downstream() {
     assert_eq!(project.run().succeeded().outcome.counts.cached, 5);
 }
 
+#[test]
 fn an_equal_result_cuts_the_rerun_off() {
     let stages = "
 stages:
@@ -86,6 +78,7 @@ stages:
     assert_eq!(project.run().succeeded().states(), "a done, b done, c cached");
 }
 
+#[test]
 fn cosmetic_parameters_and_names_rerun_nothing() {
     let project = Project::new(DIAMOND);
     project.run().succeeded();
@@ -94,6 +87,7 @@ fn cosmetic_parameters_and_names_rerun_nothing() {
     assert_eq!(project.run().succeeded().outcome.counts.cached, 5);
 }
 
+#[test]
 fn source_files_count_by_content() {
     let project = Project::new("\nstages:\n  a: { uses: read_number, with: { source: data/*.txt } }\n");
     fs::create_dir(project.path("data")).unwrap();
@@ -113,6 +107,7 @@ fn source_files_count_by_content() {
     assert_eq!(project.run().succeeded().states(), "a cached");
 }
 
+#[test]
 fn pins_are_made_once_and_kept() {
     let mut project = Project::new("\nstages:\n  a: { uses: constant, with: { pinned: three } }\n");
     assert_eq!(project.reasons("a"), ["never ran", "number:three@now is not pinned yet"]);
@@ -130,6 +125,7 @@ fn pins_are_made_once_and_kept() {
     assert_eq!((ran.number("a"), ran.why("a")), (6, vec![format!("pin number:three@now {five} → {six}")]));
 }
 
+#[test]
 fn what_another_run_pins_meanwhile_is_kept() {
     let project = Project::new("");
     let lock_file = project.path("pipeline.lock");
@@ -141,6 +137,7 @@ fn what_another_run_pins_meanwhile_is_kept() {
     assert!(text.contains(&format!("pipeline.lock@now\":\n    commit: \"{}\"", commit(1))), "{text}");
 }
 
+#[test]
 fn two_runs_at_once_make_each_result_once() {
     let project = Project::new(
         "
@@ -162,6 +159,7 @@ stages:
     assert_eq!(ran.number("c"), 2);
 }
 
+#[test]
 fn raising_a_resumable_parameter_goes_on() {
     let stages = "\nstages:\n  a: { uses: slow, with: { steps: 2, milliseconds: 1 } }\n";
     let project = Project::new(stages);

@@ -5,17 +5,10 @@ use std::fs;
 use engine::error::Cause;
 use engine::memory::Memory;
 use engine::run::{Conclusion, RunEvent};
+use test_harness::test;
 
 use crate::kinds::BATCH_BYTES;
 use crate::project::{Project, Ran};
-
-pub(crate) const TESTS: &[(&str, fn())] = &[
-    ("each_cause_is_known_and_tried_again_by_the_table", each_cause_is_known_and_tried_again_by_the_table),
-    ("a_kill_where_memory_is_full_is_a_lack_of_memory", a_kill_where_memory_is_full_is_a_lack_of_memory),
-    ("a_batch_is_halved_until_it_fits_and_the_key_stays", a_batch_is_halved_until_it_fits_and_the_key_stays),
-    ("what_cannot_do_with_less_fails_with_advice", what_cannot_do_with_less_fails_with_advice),
-    ("a_list_of_causes_decides_what_is_tried_again", a_list_of_causes_decides_what_is_tried_again),
-];
 
 /// `(how a stage fails, its cause, how often it is started with two retries)`.
 const CAUSES: [(&str, Cause, usize); 11] = [
@@ -40,6 +33,7 @@ fn unlucky(how: &str, retries: &str) -> String {
     format!("\nstages:\n  a: {{ uses: unlucky, with: {{ how: {how} }}, retries: {retries} }}\n")
 }
 
+#[test]
 fn each_cause_is_known_and_tried_again_by_the_table() {
     for (how, cause, expected) in CAUSES {
         let project = Project::new(&unlucky(how, "{ max: 2, delay: 1ms }"));
@@ -52,6 +46,7 @@ fn each_cause_is_known_and_tried_again_by_the_table() {
     }
 }
 
+#[test]
 fn a_kill_where_memory_is_full_is_a_lack_of_memory() {
     let mut project = Project::new(&unlucky("killed", "0"));
     // A machine that has less than any process holds.
@@ -68,6 +63,7 @@ fn a_kill_where_memory_is_full_is_a_lack_of_memory() {
 
 const HUNGRY: &str = "\nstages:\n  a: { uses: hungry, with: { batch: 8, accumulation: 2, fits: 2 } }\n";
 
+#[test]
 fn a_batch_is_halved_until_it_fits_and_the_key_stays() {
     let project = Project::new(HUNGRY);
     let key = project.explain()[0].key;
@@ -96,6 +92,7 @@ fn a_batch_is_halved_until_it_fits_and_the_key_stays() {
     assert_eq!(project.run().succeeded().states(), "a cached");
 }
 
+#[test]
 fn what_cannot_do_with_less_fails_with_advice() {
     let project = Project::new(&HUNGRY.replace("fits: 2", "fits: 0"));
     let ran = project.run();
@@ -109,6 +106,7 @@ fn what_cannot_do_with_less_fails_with_advice() {
     assert_eq!(ran.failure("a").help.as_deref(), Some("try it with less memory: batch 8 → 4"));
 }
 
+#[test]
 fn a_list_of_causes_decides_what_is_tried_again() {
     for (how, expected) in [("disk", 3), ("network", 1)] {
         let project = Project::new(&unlucky(how, "{ max: 2, delay: 1ms, on: [disk_full] }"));

@@ -4,20 +4,10 @@ use std::fs;
 
 use engine::explain::{Forecast, explain};
 use engine::home::Home;
+use test_harness::test;
 
 use crate::kinds::commit;
 use crate::project::Project;
-
-pub(crate) const TESTS: &[(&str, fn())] = &[
-    ("a_plan_tells_what_would_run", a_plan_tells_what_would_run),
-    ("a_plan_names_the_field", a_plan_names_the_field),
-    ("a_plan_looks_ahead", a_plan_looks_ahead),
-    ("a_plan_names_pins_and_versions", a_plan_names_pins_and_versions),
-    ("a_plan_names_the_other_stage", a_plan_names_the_other_stage),
-    ("what_a_stage_no_longer_reads_is_no_reason", what_a_stage_no_longer_reads_is_no_reason),
-    ("a_plan_makes_nothing", a_plan_makes_nothing),
-    ("what_is_only_expected_is_no_mistake", what_is_only_expected_is_no_mistake),
-];
 
 const CHAIN: &str = "
 stages:
@@ -30,6 +20,7 @@ fn statuses(project: &Project) -> Vec<Forecast> {
     project.explain().into_iter().map(|forecast| forecast.status).collect()
 }
 
+#[test]
 fn a_plan_tells_what_would_run() {
     let project = Project::new(CHAIN);
     assert_eq!(statuses(&project), [Forecast::WillRun; 3]);
@@ -41,6 +32,7 @@ fn a_plan_tells_what_would_run() {
     assert_eq!(project.explain()[2].outputs["number"].facts["number"], 3);
 }
 
+#[test]
 fn a_plan_names_the_field() {
     let project = Project::new(CHAIN);
     project.run().succeeded();
@@ -61,6 +53,7 @@ stages:
   s: { uses: sum, with: { of: [a] } }
 ";
 
+#[test]
 fn a_plan_looks_ahead() {
     let project = Project::new(SUM);
     let sum = project.explain().remove(1);
@@ -76,6 +69,7 @@ fn a_plan_looks_ahead() {
     assert!(sum.last_run.is_some());
 }
 
+#[test]
 fn what_is_only_expected_is_no_mistake() {
     let project = Project::new(&SUM.replace("value: 7", "value: 13"));
     // The number is expected, and not known: the check that would refuse it waits.
@@ -84,6 +78,7 @@ fn what_is_only_expected_is_no_mistake() {
     assert_eq!(project.check()[0].code, "unlucky");
 }
 
+#[test]
 fn a_plan_names_pins_and_versions() {
     let stages = "\nstages:\n  a: { uses: constant, with: { value: 1, pinned: four } }\n";
     let project = Project::new(stages);
@@ -101,6 +96,7 @@ fn a_plan_names_pins_and_versions() {
     assert_eq!(reasons.iter().map(ToString::to_string).collect::<Vec<_>>(), ["version of the stage kind 1 → 2"]);
 }
 
+#[test]
 fn a_plan_names_the_other_stage() {
     let stages = "
 stages:
@@ -117,6 +113,7 @@ stages:
 }
 
 /// Files that went with the field that named them are no reason of their own.
+#[test]
 fn what_a_stage_no_longer_reads_is_no_reason() {
     let stages = "\nstages:\n  a: { uses: constant, with: { value: 1, pinned: four } }\n";
     let project = Project::new(stages);
@@ -125,6 +122,7 @@ fn what_a_stage_no_longer_reads_is_no_reason() {
     assert_eq!(project.reasons("a"), [format!("pinned four → none ({}:5:30)", project.file().display())]);
 }
 
+#[test]
 fn a_plan_makes_nothing() {
     let project = Project::new(CHAIN);
     let home = Home::at(&project.file(), None);

@@ -5,21 +5,9 @@ use std::time::{Duration, Instant};
 
 use engine::error::Cause;
 use engine::run::{Conclusion, OnFailure, RunEvent};
+use test_harness::test;
 
 use crate::project::Project;
-
-pub(crate) const TESTS: &[(&str, fn())] = &[
-    ("a_failure_stops_what_has_not_begun", a_failure_stops_what_has_not_begun),
-    ("keep_going_runs_the_other_branches", keep_going_runs_the_other_branches),
-    ("only_causes_that_may_pass_are_tried_again", only_causes_that_may_pass_are_tried_again),
-    ("crashes_and_panics_are_told_apart", crashes_and_panics_are_told_apart),
-    ("stray_output_goes_to_the_log", stray_output_goes_to_the_log),
-    ("a_timeout_ends_a_stage", a_timeout_ends_a_stage),
-    ("a_timeout_kills_a_stubborn_stage", a_timeout_kills_a_stubborn_stage),
-    ("facts_of_made_inputs_are_checked", facts_of_made_inputs_are_checked),
-    ("missing_files_are_found_before_anything_runs", missing_files_are_found_before_anything_runs),
-    ("missing_devices_are_found_before_anything_runs", missing_devices_are_found_before_anything_runs),
-];
 
 const BRANCHES: &str = "
 stages:
@@ -29,6 +17,7 @@ stages:
   after_good: { uses: sum, with: { of: [good] } }
 ";
 
+#[test]
 fn a_failure_stops_what_has_not_begun() {
     let mut project = Project::new(BRANCHES);
     project.options.threads = Some(2);
@@ -41,6 +30,7 @@ fn a_failure_stops_what_has_not_begun() {
     assert_eq!(failure.help.as_deref(), Some("use better data"));
 }
 
+#[test]
 fn keep_going_runs_the_other_branches() {
     let mut project = Project::new(BRANCHES);
     project.options.on_failure = OnFailure::KeepGoing;
@@ -49,6 +39,7 @@ fn keep_going_runs_the_other_branches() {
     assert_eq!(ran.states(), "bad failed, after_bad skipped, good done, after_good done");
 }
 
+#[test]
 fn only_causes_that_may_pass_are_tried_again() {
     let project = Project::new(
         "\nstages:\n  a: { uses: unlucky, with: { how: network, times: 2 }, retries: { max: 2, delay: 20ms } }\n",
@@ -78,6 +69,7 @@ fn only_causes_that_may_pass_are_tried_again() {
     assert_eq!(tries, 1);
 }
 
+#[test]
 fn crashes_and_panics_are_told_apart() {
     let cases = [
         ("panic", Cause::Internal, "the stage panicked: this should not happen"),
@@ -92,6 +84,7 @@ fn crashes_and_panics_are_told_apart() {
     }
 }
 
+#[test]
 fn stray_output_goes_to_the_log() {
     let project = Project::new("\nstages:\n  a: { uses: unlucky, with: { how: noise } }\n");
     let ran = project.run().succeeded();
@@ -99,6 +92,7 @@ fn stray_output_goes_to_the_log() {
     assert!(log.contains("a library prints this\n") && log.contains("and this\n"), "{log:?}");
 }
 
+#[test]
 fn a_timeout_ends_a_stage() {
     let mut project = Project::new("\nstages:\n  a: { uses: slow, with: { steps: 5000 }, timeout: 1s }\n");
     project.options.grace = Duration::from_secs(120);
@@ -108,6 +102,7 @@ fn a_timeout_ends_a_stage() {
     assert!(started.elapsed() < Duration::from_secs(60), "it handles the request to stop: {:?}", started.elapsed());
 }
 
+#[test]
 fn a_timeout_kills_a_stubborn_stage() {
     let project = Project::new("\nstages:\n  a: { uses: slow, with: { steps: 5000, stubborn: true }, timeout: 1s }\n");
     let started = Instant::now();
@@ -117,6 +112,7 @@ fn a_timeout_kills_a_stubborn_stage() {
     assert!(took >= Duration::from_secs(2) && took < Duration::from_secs(60), "timeout and grace: {took:?}");
 }
 
+#[test]
 fn facts_of_made_inputs_are_checked() {
     let project = Project::new(
         "
@@ -133,6 +129,7 @@ stages:
     assert!(!ran.events.iter().any(|event| matches!(event, RunEvent::StageStarted { stage, .. } if stage == "b")));
 }
 
+#[test]
 fn missing_files_are_found_before_anything_runs() {
     let project = Project::new(
         "
@@ -149,6 +146,7 @@ stages:
     assert_eq!(fs::read_dir(project.home().runs()).unwrap().count(), 0);
 }
 
+#[test]
 fn missing_devices_are_found_before_anything_runs() {
     let stages = "
 stages:

@@ -5,15 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use engine::run::RunEvent;
+use test_harness::test;
 
 use crate::project::{Project, Ran};
-
-pub(crate) const TESTS: &[(&str, fn())] = &[
-    ("a_damaged_object_is_made_again", a_damaged_object_is_made_again),
-    ("a_missing_object_reruns_its_producer_alone", a_missing_object_reruns_its_producer_alone),
-    ("a_lost_tree_is_made_again", a_lost_tree_is_made_again),
-    ("damage_that_several_meet_is_made_good_once", damage_that_several_meet_is_made_good_once),
-];
 
 const CHAIN: &str = "
 stages:
@@ -39,6 +33,7 @@ fn damage(path: &Path) {
     file.set_modified(metadata.modified().unwrap()).unwrap();
 }
 
+#[test]
 fn a_damaged_object_is_made_again() {
     let project = Project::new(CHAIN);
     let first = project.run().succeeded();
@@ -54,6 +49,7 @@ fn a_damaged_object_is_made_again() {
     assert_eq!(fs::read_to_string(object(&project, &ran, "b", "number.txt")).unwrap(), "5");
 }
 
+#[test]
 fn a_missing_object_reruns_its_producer_alone() {
     let project = Project::new(CHAIN);
     let first = project.run().succeeded();
@@ -62,6 +58,7 @@ fn a_missing_object_reruns_its_producer_alone() {
     assert_eq!(project.run().succeeded().states(), "a cached, b done, c cached");
 }
 
+#[test]
 fn a_lost_tree_is_made_again() {
     let project = Project::new(CHAIN);
     project.run().succeeded();
@@ -70,6 +67,7 @@ fn a_lost_tree_is_made_again() {
 }
 
 /// Readers that run side by side, and a copy out of the store: each meets the damage by itself.
+#[test]
 fn damage_that_several_meet_is_made_good_once() {
     let mut project = Project::new(CHAIN);
     project.options.threads = Some(8);

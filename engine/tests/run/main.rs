@@ -18,16 +18,13 @@ mod room;
 mod selecting;
 mod stopping;
 
-use std::panic::catch_unwind;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use engine::execute::executor::STAGE_ARGUMENT;
 use engine::execute::stage_process;
 use engine::execute::watcher::{self, WATCH_ARGUMENT};
-
-type Test = (&'static str, fn());
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
@@ -38,38 +35,6 @@ fn main() -> ExitCode {
             let grace = Duration::from_secs(arguments[3].parse().unwrap());
             project::engine_process(Path::new(&arguments[2]), grace)
         }
-        _ => run_tests(&arguments[1..]),
+        _ => test_harness::run_one_by_one(),
     }
-}
-
-/// What `cargo test` needs of a test program: a filter, a list, a line per test, a status.
-fn run_tests(arguments: &[String]) -> ExitCode {
-    let groups = [
-        caching::TESTS,
-        causes::TESTS,
-        explaining::TESTS,
-        failing::TESTS,
-        healing::TESTS,
-        publishing::TESTS,
-        room::TESTS,
-        selecting::TESTS,
-        stopping::TESTS,
-    ];
-    let filter = arguments.iter().find(|argument| !argument.starts_with('-')).map_or("", String::as_str);
-    let chosen: Vec<Test> = groups.concat().into_iter().filter(|(name, _)| name.contains(filter)).collect();
-    if arguments.iter().any(|argument| argument == "--list") {
-        chosen.iter().for_each(|(name, _)| println!("{name}: test"));
-        return ExitCode::SUCCESS;
-    }
-    println!("\nrunning {} tests", chosen.len());
-    let mut failed = 0;
-    for (name, test) in &chosen {
-        let started = Instant::now();
-        let passed = catch_unwind(test).is_ok();
-        failed += usize::from(!passed);
-        let word = if passed { "ok" } else { "FAILED" };
-        println!("test {name} ... {word} ({:.2}s)", started.elapsed().as_secs_f64());
-    }
-    println!("\ntest result: {} passed; {failed} failed\n", chosen.len() - failed);
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

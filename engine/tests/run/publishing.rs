@@ -8,23 +8,9 @@ use std::path::Path;
 use engine::artifact::Description;
 use engine::publish::{Moment, OnChanged, check_targets, description, published_as};
 use engine::run::{Conclusion, RunError, RunEvent};
+use test_harness::test;
 
 use crate::project::{Project, Ran};
-
-pub(crate) const TESTS: &[(&str, fn())] = &[
-    ("a_published_folder_follows_its_result", a_published_folder_follows_its_result),
-    ("a_folder_that_somebody_changed_is_left_alone", a_folder_that_somebody_changed_is_left_alone),
-    ("a_foreign_folder_is_found_before_anything_runs", a_foreign_folder_is_found_before_anything_runs),
-    ("a_bit_that_flipped_is_seen_whatever_the_times_say", a_bit_that_flipped_is_seen_whatever_the_times_say),
-    ("what_a_killed_process_left_is_put_back_or_removed", what_a_killed_process_left_is_put_back_or_removed),
-    (
-        "a_target_that_takes_along_what_is_read_or_kept_is_refused",
-        a_target_that_takes_along_what_is_read_or_kept_is_refused,
-    ),
-    ("a_link_is_replaced_and_not_what_it_leads_to", a_link_is_replaced_and_not_what_it_leads_to),
-    ("a_published_folder_says_what_it_is_wherever_it_goes", a_published_folder_says_what_it_is_wherever_it_goes),
-    ("a_file_with_the_name_of_the_record_is_refused_by_name", a_file_with_the_name_of_the_record_is_refused_by_name),
-];
 
 const PUBLISHED: &str = "
 stages:
@@ -39,6 +25,7 @@ fn written(ran: &Ran) -> Option<bool> {
     })
 }
 
+#[test]
 fn a_published_folder_follows_its_result() {
     let project = Project::new(PUBLISHED);
     assert_eq!(written(&project.run().succeeded()), Some(true));
@@ -63,6 +50,7 @@ fn a_published_folder_follows_its_result() {
     assert_eq!(project.store().verify(&|_| {}).unwrap().faults, []);
 }
 
+#[test]
 fn a_folder_that_somebody_changed_is_left_alone() {
     let mut project = Project::new(PUBLISHED);
     project.run().succeeded();
@@ -90,6 +78,7 @@ fn refused(project: &Project) -> Vec<(String, String)> {
     }
 }
 
+#[test]
 fn a_foreign_folder_is_found_before_anything_runs() {
     let mut project = Project::new(PUBLISHED);
     fs::create_dir_all(project.path("out/number")).unwrap();
@@ -120,6 +109,7 @@ fn flip(file: &Path) {
     fs::File::options().write(true).open(file).unwrap().set_modified(modified).unwrap();
 }
 
+#[test]
 fn a_bit_that_flipped_is_seen_whatever_the_times_say() {
     let mut project = Project::new(PUBLISHED);
     project.run().succeeded();
@@ -139,6 +129,7 @@ fn a_bit_that_flipped_is_seen_whatever_the_times_say() {
     assert_eq!(published_as(&target).unwrap().unwrap().changed, None);
 }
 
+#[test]
 fn what_a_killed_process_left_is_put_back_or_removed() {
     let mut project = Project::new(PUBLISHED);
     project.run().succeeded();
@@ -175,6 +166,7 @@ fn what_a_killed_process_left_is_put_back_or_removed() {
     alone(&project);
 }
 
+#[test]
 fn a_target_that_takes_along_what_is_read_or_kept_is_refused() {
     let mut project = Project::new("");
     project.options.on_changed_target = OnChanged::Overwrite;
@@ -238,6 +230,7 @@ fn a_target_that_takes_along_what_is_read_or_kept_is_refused() {
     assert_eq!(fs::read_to_string(project.path("data/deep/b.txt")).unwrap(), "2");
 }
 
+#[test]
 fn a_link_is_replaced_and_not_what_it_leads_to() {
     let mut project = Project::new(PUBLISHED);
     fs::create_dir_all(project.path("elsewhere")).unwrap();
@@ -251,6 +244,7 @@ fn a_link_is_replaced_and_not_what_it_leads_to() {
     assert_eq!(fs::read_to_string(project.path("elsewhere/mine")).unwrap(), "precious");
 }
 
+#[test]
 fn a_published_folder_says_what_it_is_wherever_it_goes() {
     let project = Project::new(PUBLISHED);
     let ran = project.run().succeeded();
@@ -271,6 +265,7 @@ fn a_published_folder_says_what_it_is_wherever_it_goes() {
     assert_eq!(description(project.folder.path()), None);
 }
 
+#[test]
 fn a_file_with_the_name_of_the_record_is_refused_by_name() {
     let project = Project::new(
         "

@@ -6,18 +6,9 @@ use engine::error::Cause;
 use engine::memory::Memory;
 use engine::protocol::WorkerEvent;
 use engine::run::{RunError, RunEvent, WaitsFor};
+use test_harness::test;
 
 use crate::project::{Project, Ran};
-
-pub(crate) const TESTS: &[(&str, fn())] = &[
-    ("no_more_stages_run_than_there_are_jobs", no_more_stages_run_than_there_are_jobs),
-    ("slots_are_taken_while_a_stage_runs", slots_are_taken_while_a_stage_runs),
-    ("memory_is_promised_to_one_stage_at_a_time", memory_is_promised_to_one_stage_at_a_time),
-    ("what_can_never_fit_is_refused_before_anything_runs", what_can_never_fit_is_refused_before_anything_runs),
-    ("estimated_memory_is_promised_too", estimated_memory_is_promised_too),
-    ("an_estimate_is_believed_as_far_as_it_is_sure", an_estimate_is_believed_as_far_as_it_is_sure),
-    ("the_longest_chain_is_started_first", the_longest_chain_is_started_first),
-];
 
 const THREE: &str = "
 slots: { license: 2 }
@@ -60,6 +51,7 @@ fn project(stages: &str, total_kb: u64) -> Project {
     project
 }
 
+#[test]
 fn no_more_stages_run_than_there_are_jobs() {
     let mut project = project(THREE, 1 << 20);
     project.options.jobs = Some(1);
@@ -69,12 +61,14 @@ fn no_more_stages_run_than_there_are_jobs() {
     assert_eq!(waits(&ran), [jobs("b"), jobs("c")]);
 }
 
+#[test]
 fn slots_are_taken_while_a_stage_runs() {
     let ran = project(THREE, 1 << 20).run().succeeded();
     assert_eq!(most_at_once(&ran), 2);
     assert_eq!(waits(&ran), [("c".to_owned(), WaitsFor::Slots { name: "license".to_owned(), wanted: 2, free: 0 })]);
 }
 
+#[test]
 fn memory_is_promised_to_one_stage_at_a_time() {
     // Room for one of 60 MB, and not for two, though the first does not hold what it was promised.
     let ran = project(THREE, 100_000).run().succeeded();
@@ -86,6 +80,7 @@ fn memory_is_promised_to_one_stage_at_a_time() {
     );
 }
 
+#[test]
 fn estimated_memory_is_promised_too() {
     let stages = "
 stages:
@@ -99,6 +94,7 @@ stages:
     assert_eq!(waits(&ran)[0], ("b".to_owned(), waits_for));
 }
 
+#[test]
 fn an_estimate_is_believed_as_far_as_it_is_sure() {
     let stages = "
 stages:
@@ -124,6 +120,7 @@ stages:
     assert_eq!(waits(&larger.run().succeeded()), []);
 }
 
+#[test]
 fn what_can_never_fit_is_refused_before_anything_runs() {
     let too_small = project(THREE, 50_000);
     let Err(RunError::Memory(missing)) = too_small.try_run() else { panic!("it must not run") };
@@ -140,6 +137,7 @@ fn what_can_never_fit_is_refused_before_anything_runs() {
     assert_eq!(too_small.run().succeeded().outcome.counts.cached, 3);
 }
 
+#[test]
 fn the_longest_chain_is_started_first() {
     let mut project = Project::new(
         "

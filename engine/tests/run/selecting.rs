@@ -4,14 +4,9 @@ use engine::error::Cause;
 use engine::explain::Forecast;
 use engine::plan::{Force, Selection};
 use engine::run::{Compared, RunEvent};
+use test_harness::test;
 
 use crate::project::{Project, Ran};
-
-pub(crate) const TESTS: &[(&str, fn())] = &[
-    ("what_a_part_reads_must_have_been_made", what_a_part_reads_must_have_been_made),
-    ("a_part_is_made_and_nothing_else", a_part_is_made_and_nothing_else),
-    ("a_forced_stage_is_made_from_its_begin_and_compared", a_forced_stage_is_made_from_its_begin_and_compared),
-];
 
 const CHAIN: &str = "
 stages:
@@ -40,6 +35,7 @@ fn compared(ran: &Ran, stage: &str) -> Option<Compared> {
     })
 }
 
+#[test]
 fn what_a_part_reads_must_have_been_made() {
     let mut project = Project::new(CHAIN);
     project.selection = only(&["c", "d"]);
@@ -53,6 +49,7 @@ fn what_a_part_reads_must_have_been_made() {
     assert_eq!(project.run().failure("a").cause, Cause::MissingResult);
 }
 
+#[test]
 fn a_part_is_made_and_nothing_else() {
     let mut project = Project::new(CHAIN);
     project.selection = Selection { until: vec!["b".to_owned()], ..Selection::default() };
@@ -63,6 +60,7 @@ fn a_part_is_made_and_nothing_else() {
     assert_eq!(project.run().succeeded().states(), "d done");
 }
 
+#[test]
 fn a_forced_stage_is_made_from_its_begin_and_compared() {
     let mut project = Project::new(CHAIN);
     project.run().succeeded();

@@ -7,19 +7,9 @@ use std::time::{Duration, Instant};
 use engine::history::{History, RunState};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use test_harness::test;
 
 use crate::project::{GRACE, Project, wait_for};
-
-pub(crate) const TESTS: &[(&str, fn())] = &[
-    ("a_killed_engine_takes_its_stages_with_it", a_killed_engine_takes_its_stages_with_it),
-    ("killed_at_any_moment_the_next_run_succeeds", killed_at_any_moment_the_next_run_succeeds),
-    ("ctrl_c_lets_stages_save", ctrl_c_lets_stages_save),
-    ("a_second_ctrl_c_kills", a_second_ctrl_c_kills),
-    ("ctrl_c_before_the_first_stage_leaves_no_run", ctrl_c_before_the_first_stage_leaves_no_run),
-    ("a_killed_stage_is_a_crash", a_killed_stage_is_a_crash),
-    ("the_index_is_made_again", the_index_is_made_again),
-    ("runs_may_be_removed", runs_may_be_removed),
-];
 
 const LONG: &str = "
 stages:
@@ -50,6 +40,7 @@ fn send(process: i32, signal: Signal) {
     kill(Pid::from_raw(process), signal).unwrap();
 }
 
+#[test]
 fn a_killed_engine_takes_its_stages_with_it() {
     let project = Project::new(LONG);
     for _ in 0..3 {
@@ -69,6 +60,7 @@ fn a_killed_engine_takes_its_stages_with_it() {
     assert!(ran.checkpoints() < 40, "it went on from where it was cut off");
 }
 
+#[test]
 fn killed_at_any_moment_the_next_run_succeeds() {
     let stages = "
 stages:
@@ -91,6 +83,7 @@ publish: { d: ./out }
     }
 }
 
+#[test]
 fn ctrl_c_lets_stages_save() {
     let project = Project::new(LONG);
     let (mut engine, groups) = started(&project);
@@ -102,6 +95,7 @@ fn ctrl_c_lets_stages_save() {
     assert!(project.run().succeeded().checkpoints() < 40);
 }
 
+#[test]
 fn a_second_ctrl_c_kills() {
     let project = Project::new(&LONG.replace("steps: 40", "steps: 4000, stubborn: true"));
     let (mut engine, groups) = started_with_grace(&project, Duration::from_secs(120));
@@ -115,6 +109,7 @@ fn a_second_ctrl_c_kills() {
     assert_eq!(Project::alive_in_groups(&groups), 0);
 }
 
+#[test]
 fn ctrl_c_before_the_first_stage_leaves_no_run() {
     let project = Project::new("\nstages:\n  a: { uses: constant, with: { pinned: slow } }\n");
     let mut engine = project.spawn_engine(GRACE);
@@ -130,6 +125,7 @@ fn ctrl_c_before_the_first_stage_leaves_no_run() {
     assert!(!project.path("pipeline.lock").exists());
 }
 
+#[test]
 fn a_killed_stage_is_a_crash() {
     let project = Project::new("\nstages:\n  a: { uses: slow, with: { steps: 100 } }\n");
     let ran = std::thread::scope(|scope| {
@@ -144,6 +140,7 @@ fn a_killed_stage_is_a_crash() {
     assert!(failure.help.as_deref().unwrap().contains("there is no sign that memory ran out"));
 }
 
+#[test]
 fn the_index_is_made_again() {
     let project = Project::new("\nstages:\n  a: { uses: constant, with: { value: 1 } }\n");
     project.run().succeeded();
@@ -168,6 +165,7 @@ fn the_index_is_made_again() {
     assert!(stages[0].peak_memory_bytes.unwrap() > 1 << 20);
 }
 
+#[test]
 fn runs_may_be_removed() {
     let project = Project::new("\nstages:\n  a: { uses: constant, with: { value: 1 } }\n");
     project.run().succeeded();

@@ -1,6 +1,12 @@
-//! The instruction set of the kernels: each is a plain loop, compiled once per set and chosen at run time.
+//! The instruction sets of the kernels, of which one is chosen at run time: each kernel is compiled once per set.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
+use std::fmt;
+
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Avx2, Avx512};
+use super::simd::{Portable, Routine, Vector};
 
 /// Instruction sets that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,19 +19,31 @@ pub enum InstructionSet {
     Avx512,
     /// 512-bit vectors, with products of bf16 pairs that are summed in f32, and of bytes that are summed in 32 bits.
     Avx512Bf16,
+    /// That, with products of bf16 in tiles (Intel AMX). Not chosen by [`InstructionSet::detect`]: the processors that
+    /// have it differ in how fast it and the others are.
+    Amx,
+    /// The bits of [`InstructionSet::Amx`] on a machine without tiles, slowly: for tests.
+    AmxEmulated,
+}
+
+impl fmt::Display for InstructionSet {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(self.name())
+    }
 }
 
 impl InstructionSet {
     /// All of them, narrower ones first; each contains those before it.
-    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+    pub const ALL: [Self; 6] =
+        [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx, Self::AmxEmulated];
 
     /// The widest set of this machine.
     pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
-                let bf16 = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512bw");
-                let bf16 = bf16 && is_x86_feature_detected!("avx512vnni");
+            let avx512 = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
+            if avx512 && is_x86_feature_detected!("avx512vl") {
+                let bf16 = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vnni");
                 return if bf16 { Self::Avx512Bf16 } else { Self::Avx512 };
             }
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
@@ -35,10 +53,22 @@ impl InstructionSet {
         Self::Portable
     }
 
-    /// Whether this machine has the set.
+    /// Whether this machine has the set and, of tiles, lets this process use them.
     pub fn is_available(self) -> bool {
         let width = |set| Self::ALL.iter().position(|other| *other == set);
-        width(self) <= width(Self::detect())
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => Self::Avx512Bf16.is_available() && super::amx::permission().is_ok(),
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Amx => false,
+            Self::AmxEmulated => Self::Avx512Bf16.is_available(),
+            Self::Portable | Self::Avx2 | Self::Avx512 | Self::Avx512Bf16 => width(self) <= width(Self::detect()),
+        }
+    }
+
+    /// Whether it has products of bf16 pairs.
+    pub fn multiplies_pairs(self) -> bool {
+        matches!(self, Self::Avx512Bf16 | Self::Amx | Self::AmxEmulated)
     }
 
     /// The name for a log.
@@ -48,11 +78,34 @@ impl InstructionSet {
             Self::Avx2 => "avx2+fma",
             Self::Avx512 => "avx512",
             Self::Avx512Bf16 => "avx512+bf16",
+            Self::Amx => "amx",
+            Self::AmxEmulated => "amx emulated",
+        }
+    }
+
+    /// Runs a routine, compiled with the instructions of this set.
+    ///
+    /// # Safety
+    /// The machine has the set, and as [`Routine::run`].
+    pub(crate) unsafe fn run<R: Routine>(self, routine: R) -> R::Output {
+        // SAFETY: the caller vouches for both.
+        unsafe {
+            match self {
+                Self::Portable => Portable::compiled(routine),
+                #[cfg(target_arch = "x86_64")]
+                Self::Avx2 => Avx2::compiled(routine),
+                #[cfg(target_arch = "x86_64")]
+                Self::Avx512 | Self::Avx512Bf16 | Self::Amx | Self::AmxEmulated => Avx512::compiled(routine),
+                #[cfg(not(target_arch = "x86_64"))]
+                Self::Avx2 | Self::Avx512 | Self::Avx512Bf16 | Self::Amx | Self::AmxEmulated => {
+                    unreachable!("an instruction set of another architecture")
+                }
+            }
         }
     }
 }
 
-/// Compiles the body of a function for each [`InstructionSet`] and lets the first argument choose.
+/// Defines a function of plain loops that is compiled for each [`InstructionSet`], of which its first argument chooses.
 ///
 /// The argument must be a set that the machine has; [`super::Cpu`] makes sure of it.
 macro_rules! multiversion {
@@ -64,40 +117,23 @@ macro_rules! multiversion {
             set: $crate::cpu::instructions::InstructionSet,
             $($argument: $kind),*
         ) $(-> $result)? {
-            #[inline(always)]
-            #[allow(clippy::too_many_arguments, reason = "kernels take their operands and dimensions")]
-            fn body($($argument: $kind),*) $(-> $result)? $body
+            #[allow(non_camel_case_types, reason = "each type has the name of its argument")]
+            struct Arguments<$($argument),*>($($argument),*);
 
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma")]
-            #[allow(clippy::too_many_arguments, reason = "kernels take their operands and dimensions")]
-            fn avx2($($argument: $kind),*) $(-> $result)? {
-                body($($argument),*)
-            }
+            impl $crate::cpu::simd::Routine for Arguments<$($kind),*> {
+                #[allow(unused_parens, reason = "a unit without a result")]
+                type Output = ($($result)?);
 
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
-            #[allow(clippy::too_many_arguments, reason = "kernels take their operands and dimensions")]
-            fn avx512($($argument: $kind),*) $(-> $result)? {
-                body($($argument),*)
-            }
-
-            match set {
-                // SAFETY: a set other than the portable one is only ever chosen where the machine has it.
-                #[cfg(target_arch = "x86_64")]
-                $crate::cpu::instructions::InstructionSet::Avx512
-                | $crate::cpu::instructions::InstructionSet::Avx512Bf16 => unsafe { avx512($($argument),*) },
-                // SAFETY: as above.
-                #[cfg(target_arch = "x86_64")]
-                $crate::cpu::instructions::InstructionSet::Avx2 => unsafe { avx2($($argument),*) },
-                #[cfg(not(target_arch = "x86_64"))]
-                $crate::cpu::instructions::InstructionSet::Avx2
-                | $crate::cpu::instructions::InstructionSet::Avx512
-                | $crate::cpu::instructions::InstructionSet::Avx512Bf16 => {
-                    unreachable!("an instruction set of another architecture")
+                #[inline(always)]
+                unsafe fn run<V: $crate::cpu::simd::Vector>(self) -> Self::Output {
+                    let Self($($argument),*) = self;
+                    $body
                 }
-                $crate::cpu::instructions::InstructionSet::Portable => body($($argument),*),
             }
+
+            // SAFETY: a set other than the portable one is only ever chosen where the machine has it, and the body is
+            // safe code.
+            unsafe { set.run(Arguments($($argument),*)) }
         }
     };
 }

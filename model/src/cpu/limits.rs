@@ -2,19 +2,20 @@
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
-#[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{
-    __m256, __m512, __m512bh, _mm256_fmadd_ps, _mm256_set1_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_set1_ps,
-    _mm512_setzero_ps,
-};
 use std::hint::black_box;
+use std::marker::PhantomData;
 use std::sync::Barrier;
 use std::time::Instant;
 
 use profile::Limits;
 
+#[cfg(target_arch = "x86_64")]
+use super::amx::{self, SIDE, Square, TILE, Tiles};
 use super::instructions::multiversion;
 use super::memory::Memory;
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Avx2, Avx512, Avx512Bf16};
+use super::simd::{Floats, Multiplier, Portable, Routine, Vector};
 use super::{Cpu, InstructionSet};
 
 /// Accumulators that are on their way at a time: more than two units of four cycles need.
@@ -31,19 +32,23 @@ impl Cpu {
     /// second.
     pub fn limits(&self) -> Limits {
         let (threads, set) = (self.threads(), self.set);
-        let f32_flops = side_by_side(threads, || match set {
-            // SAFETY: a set other than the portable one is only ever chosen where the machine has it.
-            #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => flops(32, || unsafe { avx512() }),
-            // SAFETY: as above.
-            #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx2 => flops(16, || unsafe { avx2() }),
-            _ => flops(2 * LANES, portable),
+        // SAFETY: a set other than the portable one is only ever chosen where the machine has it.
+        let f32_flops = side_by_side(threads, || unsafe {
+            match set {
+                #[cfg(target_arch = "x86_64")]
+                set if set == InstructionSet::Avx512 || set.multiplies_pairs() => flops::<Floats<Avx512>>(),
+                #[cfg(target_arch = "x86_64")]
+                InstructionSet::Avx2 => flops::<Floats<Avx2>>(),
+                _ => flops::<Floats<Portable>>(),
+            }
         });
         let bf16_flops = match set {
             #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above, and the set is chosen where the process may use tiles.
+            InstructionSet::Amx => side_by_side(threads, || unsafe { tile_flops::<amx::Registers>() }),
+            #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            InstructionSet::Avx512Bf16 => side_by_side(threads, || flops(64, || unsafe { avx512_bf16() })),
+            set if set.multiplies_pairs() => side_by_side(threads, || unsafe { flops::<Avx512Bf16>() }),
             _ => f32_flops,
         };
         Limits { threads, f32_flops, bf16_flops, read_bytes: self.read_bandwidth() }
@@ -63,63 +68,79 @@ fn side_by_side(threads: usize, measure: impl Fn() -> f64 + Sync) -> f64 {
     })
 }
 
-/// Operations per second of a loop that does so many in each accumulator and round.
-fn flops<T>(operations: usize, run: impl Fn() -> T) -> f64 {
+/// Operations per second of one thread that multiplies and adds in registers.
+///
+/// # Safety
+/// The machine has the instructions.
+unsafe fn flops<M: Multiplier>() -> f64 {
     let sample = |_| {
         let began = Instant::now();
-        black_box(run());
+        // SAFETY: the caller vouches for the instructions.
+        black_box(unsafe { M::compiled(Rounds::<M>(PhantomData)) });
         began.elapsed().as_secs_f64()
     };
-    (operations * CHAINS * ROUNDS) as f64 / (0..SAMPLES).map(sample).fold(f64::INFINITY, f64::min)
+    let operations = 2 * M::VALUES * M::LANES * CHAINS * ROUNDS;
+    operations as f64 / (0..SAMPLES).map(sample).fold(f64::INFINITY, f64::min)
 }
 
-/// As many operations of one kind as fit, none of which waits for the one before.
-macro_rules! rounds {
-    ($operation:expr) => {{
-        let mut sums = [(); CHAINS].map(|()| black_box($operation(None)));
-        for _ in 0..ROUNDS {
-            for sum in &mut sums {
-                *sum = $operation(Some(*sum));
-            }
+/// Operations per second of one thread in tiles that stay in the first-level cache.
+///
+/// # Safety
+/// The process has the permission to use tiles.
+#[cfg(target_arch = "x86_64")]
+unsafe fn tile_flops<T: Tiles>() -> f64 {
+    /// Tiles along the inner dimension, and squares between two looks at the clock: under a millisecond.
+    const STEPS: usize = 8;
+    const SQUARES: usize = 2000;
+    // Zeros would be faster: what is multiplied takes power.
+    let words: Vec<u32> = (0..4 * STEPS as u32 * TILE as u32).map(|word| 0x3f9a_bf63 ^ (word & 0x7f) << 9).collect();
+    let mut sums = vec![0.0f32; 4 * TILE];
+    let square = Square {
+        left: words.as_ptr(),
+        left_stride: STEPS * TILE,
+        right: words[2 * STEPS * TILE..].as_ptr(),
+        right_stride: STEPS * TILE,
+        steps: STEPS,
+        sums: sums.as_mut_ptr(),
+        go_on: false,
+    };
+    let sample = |_| {
+        let began = Instant::now();
+        // SAFETY: there are so many tiles and sums, and the caller vouches for the permission.
+        unsafe {
+            T::begin();
+            (0..SQUARES).for_each(|_| T::square(&square));
+            T::end();
         }
-        sums
-    }};
+        began.elapsed().as_secs_f64()
+    };
+    let operations = 2 * SQUARES * 4 * STEPS * TILE * 2 * SIDE;
+    operations as f64 / (0..SAMPLES).map(sample).fold(f64::INFINITY, f64::min)
 }
 
-/// Multiply-adds of 16 lanes.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn avx512() -> [__m512; CHAINS] {
-    let (factor, term) = (black_box(_mm512_set1_ps(0.999)), black_box(_mm512_set1_ps(1e-3)));
-    rounds!(|sum: Option<__m512>| sum.map_or(term, |sum| _mm512_fmadd_ps(sum, factor, term)))
-}
+/// As many multiply-adds as fit, none of which waits for the one before.
+struct Rounds<M>(PhantomData<M>);
 
-/// Multiply-adds of 8 lanes.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn avx2() -> [__m256; CHAINS] {
-    let (factor, term) = (black_box(_mm256_set1_ps(0.999)), black_box(_mm256_set1_ps(1e-3)));
-    rounds!(|sum: Option<__m256>| sum.map_or(term, |sum| _mm256_fmadd_ps(sum, factor, term)))
-}
+impl<M: Multiplier> Routine for Rounds<M> {
+    type Output = f32;
 
-/// Dot products of 16 pairs of bf16.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn avx512_bf16() -> [__m512; CHAINS] {
-    // SAFETY: every bit pattern is a vector of bf16.
-    let ones = unsafe { std::mem::transmute::<__m512, __m512bh>(_mm512_set1_ps(f32::from_bits(0x3f80_3f80))) };
-    let (a, b) = (black_box(ones), black_box(ones));
-    rounds!(|sum: Option<__m512>| sum.map_or(_mm512_setzero_ps(), |sum| _mm512_dpbf16_ps(sum, a, b)))
-}
-
-/// Lanes that any machine has instructions for.
-const LANES: usize = 4;
-
-/// Products and sums of whatever vectors the compiler may count on.
-fn portable() -> [[f32; LANES]; CHAINS] {
-    let (factor, term) = (black_box([0.999_f32; LANES]), black_box([1e-3_f32; LANES]));
-    let next = |sum: [f32; LANES]| std::array::from_fn(|lane| sum[lane] * factor[lane] + term[lane]);
-    rounds!(|sum: Option<[f32; LANES]>| sum.map_or(term, next))
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) -> f32 {
+        /// A value, and twice in a pair, that sums of so many products of stay finite.
+        const WORD: u32 = 0x3c00_3c00;
+        // SAFETY: the caller vouches for the instructions; a word is of 32 bits.
+        unsafe {
+            let (a, b) = (black_box(WORD), black_box(WORD));
+            let [a, b] = [&a, &b].map(|word| M::splat(std::ptr::from_ref(word).cast()));
+            let mut sums = [(); CHAINS].map(|()| black_box(M::Sums::splat(1e-3)));
+            for _ in 0..ROUNDS {
+                for sums in &mut sums {
+                    *sums = M::multiply_add(a, b, *sums);
+                }
+            }
+            sums.into_iter().map(Vector::sum).sum()
+        }
+    }
 }
 
 impl Cpu {

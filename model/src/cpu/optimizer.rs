@@ -4,6 +4,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use super::simd::{Routine, Vector};
 use super::{Cpu, InstructionSet, Tensor};
 use crate::optimizer::{BLOCK, Elementwise, StateElements, Updated, update_block};
 
@@ -59,11 +60,18 @@ fn runs<'a, const N: usize>(
     operands.map(run).collect()
 }
 
-/// Updates a run. The loop is compiled once per rule and instruction set, as `multiversion!` does for functions that
-/// are not generic.
-fn update_run<R: Elementwise<N>, const N: usize>(set: InstructionSet, rule: &R, run: &mut Run<'_, N>) {
+/// Updates a run.
+struct Update<'a, 'r, R, const N: usize> {
+    rule: &'a R,
+    run: &'a mut Run<'r, N>,
+}
+
+impl<R: Elementwise<N>, const N: usize> Routine for Update<'_, '_, R, N> {
+    type Output = ();
+
     #[inline(always)]
-    fn body<R: Elementwise<N>, const N: usize>(rule: &R, run: &mut Run<'_, N>) {
+    unsafe fn run<V: Vector>(self) {
+        let Self { rule, run } = self;
         let (mut value, mut gradient, mut state) = ([0.0; BLOCK], [0.0; BLOCK], [[0.0; BLOCK]; N]);
         for first in (0..run.value.len()).step_by(BLOCK) {
             let end = run.value.len().min(first + BLOCK);
@@ -79,30 +87,10 @@ fn update_run<R: Elementwise<N>, const N: usize>(set: InstructionSet, rule: &R, 
             }
         }
     }
+}
 
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,fma")]
-    fn avx2<R: Elementwise<N>, const N: usize>(rule: &R, run: &mut Run<'_, N>) {
-        body(rule, run);
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
-    fn avx512<R: Elementwise<N>, const N: usize>(rule: &R, run: &mut Run<'_, N>) {
-        body(rule, run);
-    }
-
-    match set {
-        // SAFETY: a set other than the portable one is only ever chosen where the machine has it.
-        #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => unsafe { avx512(rule, run) },
-        // SAFETY: as above.
-        #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2 => unsafe { avx2(rule, run) },
-        #[cfg(not(target_arch = "x86_64"))]
-        InstructionSet::Avx2 | InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
-            unreachable!("an instruction set of another architecture")
-        }
-        InstructionSet::Portable => body(rule, run),
-    }
+fn update_run<R: Elementwise<N>, const N: usize>(set: InstructionSet, rule: &R, run: &mut Run<'_, N>) {
+    // SAFETY: a set other than the portable one is only ever chosen where the machine has it, and the update is safe
+    // code.
+    unsafe { set.run(Update { rule, run }) }
 }

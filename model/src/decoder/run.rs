@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Decoder, Layer};
 use crate::batch::{Batch, BatchError, Documents, TargetScope, Targets, TokenPlace};
 use crate::blocks::{Blocks, HeadLoss, InputGradient, Pass, TeacherHead};
-use crate::loss::{CrossEntropy, TokenLoss};
+use crate::loss::{CrossEntropy, DocumentScore, TokenLoss, score_documents};
 use crate::ops::{AttentionShape, KernelError, Result as KernelResult, TokenScore};
 use crate::random::{Draws, StepSeed};
 
@@ -277,27 +277,42 @@ impl<B: Blocks> Decoder<B> {
         Ok(scored)
     }
 
-    /// Scores the targets of a scope as the training step of these draws does, without gradients.
+    /// Scores the targets of a scope as the training step of these draws does, without gradients; without draws, as
+    /// the model is used.
     ///
     /// # Errors
     /// Fails if the batch does not fit the model or the device fails.
-    pub(crate) fn score_in_training(
+    pub(crate) fn score_targets(
         &mut self,
         batch: &Batch,
         scope: TargetScope,
-        step: StepSeed,
+        step: Option<StepSeed>,
     ) -> Result<Scored, RunError> {
         let targets = self.prepare(batch, scope)?;
         let mut scores = Vec::with_capacity(targets.len());
         if !targets.is_empty() {
             let documents = Documents::new(&batch.document_lengths);
-            let places = self.draws_in_training().then(|| Places::new(batch, &targets));
-            let draws = places.as_ref().map_or(PassDraws::default(), |places| places.draws(step));
+            let step = step.filter(|_| self.draws_in_training());
+            let places = step.map(|step| (Places::new(batch, &targets), step));
+            let draws = places.as_ref().map_or(PassDraws::default(), |(places, step)| places.draws(*step));
             let one_layer = &mut Activations::of_one_layer();
             let x = self.forward(batch, &documents, Rows::Those(&targets.rows), draws, one_layer)?;
             self.ops.head_scores(&self.head, self.embeddings.output(), &x, &targets.ids, &mut scores)?;
         }
         Ok(Scored { targets, scores })
+    }
+
+    /// The log-probabilities of a batch's documents that have a target, each with its index in the batch.
+    ///
+    /// # Errors
+    /// Fails if the batch does not fit the model or the device fails.
+    pub fn score_documents(
+        &mut self,
+        batch: &Batch,
+        scope: TargetScope,
+    ) -> Result<Vec<(usize, DocumentScore)>, RunError> {
+        let Scored { targets, scores } = self.score_targets(batch, scope, None)?;
+        Ok(score_documents(batch, &targets, &scores, &[]))
     }
 
     /// The residual stream after the last layer in the rows of some targets, `[targets, hidden_size]`.
@@ -318,20 +333,7 @@ impl<B: Blocks> Decoder<B> {
     /// # Errors
     /// Fails if the batch does not fit the model or the device fails.
     pub fn score(&mut self, batch: &Batch) -> Result<Vec<TargetScore>, RunError> {
-        let targets = self.prepare(batch, TargetScope::Response)?;
-        if targets.is_empty() {
-            return Ok(Vec::new());
-        }
-        let documents = Documents::new(&batch.document_lengths);
-        let x = self.forward(
-            batch,
-            &documents,
-            Rows::Those(&targets.rows),
-            PassDraws::default(),
-            &mut Activations::of_one_layer(),
-        )?;
-        let mut scores = Vec::with_capacity(targets.len());
-        self.ops.head_scores(&self.head, self.embeddings.output(), &x, &targets.ids, &mut scores)?;
+        let Scored { targets, scores } = self.score_targets(batch, TargetScope::Response, None)?;
         let of_row = |(&row, score): (&u32, &TokenScore)| TargetScore {
             token: row as usize + 1,
             nll: score.nll,

@@ -15,12 +15,8 @@ use crate::ops::TokenScore;
 /// the first micro-batch; what the objective returns is summed over the step and divided by nothing, so an objective
 /// divides by the totals that it means (pairs, documents, targets).
 ///
-/// Direct preference optimization, for its shape: `gathering` is [`Gathering::Groups`], since a loss needs the chosen
-/// and the rejected document of one pair and nothing else of the step. With `a` and `b` the response log-probabilities
-/// of the two less their `reference`s, the pair's loss is `-log sigmoid(beta · (a - b)) / totals.groups`, put on the
-/// chosen document; its `response_weight` is `beta · sigmoid(-beta · (a - b)) / totals.groups`, and that of the rejected
-/// one is the same negated. ORPO adds a `document_weight` of the chosen one with [`TargetScope::Document`]; KTO's mean
-/// over the step needs [`Gathering::Step`].
+/// [`super::Preference`] is the objective of all losses of pairs, which need the chosen and the rejected document of a
+/// pair and nothing else of the step; [`super::Kto`] needs the whole step.
 pub trait DocumentObjective: Debug + Send + Sync {
     /// Which documents must be known for the loss of one.
     fn gathering(&self) -> Gathering;
@@ -36,6 +32,111 @@ pub trait DocumentObjective: Debug + Send + Sync {
     /// # Errors
     /// Fails where the documents are not what the objective compares: a pair without its rejected document, say.
     fn losses(&self, documents: &[DocumentScore], totals: &StepTotals) -> Result<Vec<DocumentLoss>, ObjectiveError>;
+
+    /// What is logged of documents that [`DocumentObjective::losses`] has no objection to.
+    fn compared(&self, _documents: &[DocumentScore]) -> Compared {
+        Compared::default()
+    }
+
+    /// Whether each document needs its log-probability under a reference model.
+    fn needs_reference(&self) -> bool {
+        false
+    }
+}
+
+/// What is logged of documents that are compared: sums, which add up over micro-batches and workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Compared {
+    /// Chosen documents.
+    pub chosen: f64,
+    /// Rejected documents.
+    pub rejected: f64,
+    /// Pairs of the two; none where responses are judged alone.
+    pub pairs: f64,
+    /// Pairs whose chosen document has the larger reward.
+    pub accurate: f64,
+    /// Of the chosen documents' rewards.
+    pub chosen_reward: f64,
+    /// Of the rejected documents' rewards.
+    pub rejected_reward: f64,
+    /// Of the chosen responses' log-probabilities.
+    pub chosen_log_prob: f64,
+    /// Of the rejected responses' log-probabilities.
+    pub rejected_log_prob: f64,
+    /// Of the log-probabilities of all targets of chosen documents, those of prompts too where they are targets.
+    pub likelihood: f64,
+    /// Those targets.
+    pub likelihood_targets: f64,
+    /// Documents of a prompt with another's response.
+    pub mismatched: f64,
+    /// Of their log-probabilities less the reference's.
+    pub mismatched_gain: f64,
+}
+
+impl Compared {
+    /// How many numbers it is.
+    pub const VALUES: usize = 12;
+
+    pub(super) fn chosen(&mut self, document: &DocumentScore, reward: f64) {
+        self.chosen += 1.0;
+        self.chosen_reward += reward;
+        self.chosen_log_prob += document.response_log_prob;
+        self.likelihood += document.log_prob;
+        self.likelihood_targets += document.targets as f64;
+    }
+
+    pub(super) fn rejected(&mut self, document: &DocumentScore, reward: f64) {
+        self.rejected += 1.0;
+        self.rejected_reward += reward;
+        self.rejected_log_prob += document.response_log_prob;
+    }
+
+    /// Its numbers, in the order of the fields.
+    pub fn values(&self) -> [f64; Self::VALUES] {
+        let Self { chosen, rejected, pairs, accurate, chosen_reward, rejected_reward, .. } = *self;
+        let Self { chosen_log_prob, rejected_log_prob, likelihood, likelihood_targets, .. } = *self;
+        [
+            chosen,
+            rejected,
+            pairs,
+            accurate,
+            chosen_reward,
+            rejected_reward,
+            chosen_log_prob,
+            rejected_log_prob,
+            likelihood,
+            likelihood_targets,
+            self.mismatched,
+            self.mismatched_gain,
+        ]
+    }
+
+    /// From [`Compared::values`].
+    pub fn of_values(values: [f64; Self::VALUES]) -> Self {
+        let [chosen, rejected, pairs, accurate, chosen_reward, rejected_reward, rest @ ..] = values;
+        let [chosen_log_prob, rejected_log_prob, likelihood, likelihood_targets, mismatched, mismatched_gain] = rest;
+        Self {
+            chosen,
+            rejected,
+            pairs,
+            accurate,
+            chosen_reward,
+            rejected_reward,
+            chosen_log_prob,
+            rejected_log_prob,
+            likelihood,
+            likelihood_targets,
+            mismatched,
+            mismatched_gain,
+        }
+    }
+
+    /// Adds those of other documents.
+    pub fn add(&mut self, other: &Self) {
+        let mut values = self.values();
+        values.iter_mut().zip(other.values()).for_each(|(sum, value)| *sum += value);
+        *self = Self::of_values(values);
+    }
 }
 
 /// Which documents must be known for the loss of one of them, and what it costs.
@@ -91,6 +192,8 @@ pub struct StepTotals {
     pub response_targets: u64,
     /// Targets of the objective's scope.
     pub targets: u64,
+    /// Those of them in documents whose role is [`Role::Chosen`].
+    pub chosen_targets: u64,
 }
 
 /// Documents that an objective cannot compare.
@@ -112,11 +215,13 @@ impl StepTotals {
         let mut groups: Vec<u64> = documents.iter().map(|document| batch.group(*document as usize)).collect();
         groups.sort_unstable();
         groups.dedup();
+        let is_chosen = |document: u32| batch.role(document as usize) == Role::Chosen;
         Self {
             documents: documents.len() as u64,
             groups: groups.len() as u64,
             response_targets: targets.response.iter().filter(|response| **response).count() as u64,
             targets: targets.len() as u64,
+            chosen_targets: targets.documents.iter().filter(|document| is_chosen(**document)).count() as u64,
         }
     }
 
@@ -126,6 +231,7 @@ impl StepTotals {
         self.groups += other.groups;
         self.response_targets += other.response_targets;
         self.targets += other.targets;
+        self.chosen_targets += other.chosen_targets;
     }
 }
 

@@ -2,17 +2,22 @@
 //!
 //! A [`TokenLoss`] works where logits are: inside the head, on a chunk of rows at a time. Cross-entropy and
 //! distillation are such losses. A [`DocumentObjective`] sees no logits: it gets the scores of whole documents and
-//! returns a loss and a weight for each; preference losses are such objectives.
+//! returns a loss and a weight for each; preference losses are such objectives ([`Preference`], [`Kto`]).
 
 mod cross_entropy;
 mod distillation;
 mod document;
+mod preference;
 
 pub use cross_entropy::CrossEntropy;
 pub use distillation::{Distillation, Divergence};
 pub(crate) use document::target_weights;
 pub use document::{
-    DocumentLoss, DocumentObjective, DocumentScore, Gathering, ObjectiveError, StepTotals, score_documents,
+    Compared, DocumentLoss, DocumentObjective, DocumentScore, Gathering, ObjectiveError, StepTotals, score_documents,
+};
+pub use preference::{
+    ApoDown, ApoZero, Cpo, Dpo, DpoDivergence, Hinge, Ipo, Kto, Nca, Orpo, Pair, PairLoss, PairValue, Preference,
+    Response, Robust, Sft, SimPo, Sppo,
 };
 
 use std::fmt::Debug;

@@ -60,7 +60,7 @@ pub enum TargetError {
     #[error("LoRA on `embed_tokens` is not supported; `modules_to_save` can train it as a whole")]
     Embedding,
     /// The expression matches no projection.
-    #[error("the target expression `{0}` matches no projection of the model")]
+    #[error("the target expression `{0}` matches no projection of the model{hint}", hint = did_you_mean(nearest(.0, &[]).as_deref()))]
     NothingMatches(String),
     /// The expression is not one that we can match.
     #[error(
@@ -262,6 +262,10 @@ fn is_named(path: &str, name: &str) -> bool {
 
 /// The known name that a wrong one is most like, if it is like one at all.
 fn nearest(target: &str, known: &[String]) -> Option<String> {
+    // What other programs call every projection.
+    if ["all", "all_linear", "linear", "all-modules"].contains(&target) {
+        return Some(ALL_LINEAR.to_owned());
+    }
     let like = |name: &&String| strsim::jaro_winkler(last(target), name);
     let best = known.iter().max_by(|one, other| like(one).total_cmp(&like(other)))?;
     (like(&best) > 0.75).then(|| best.clone())

@@ -8,7 +8,7 @@ use crate::batch::{Batch, Role, TargetScope};
 use crate::blocks::Blocks;
 use crate::decoder::{Scored, TargetWeights};
 use crate::loss::{
-    DocumentLoss, DocumentObjective, DocumentScore, Gathering, StepTotals, score_documents, target_weights,
+    Compared, DocumentLoss, DocumentObjective, DocumentScore, Gathering, StepTotals, score_documents, target_weights,
 };
 
 /// A micro-batch for a loss of whole documents.
@@ -20,12 +20,23 @@ pub struct DocumentBatch {
     pub reference_log_probs: Vec<f64>,
 }
 
+/// What the documents of a step gave.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct DocumentReport {
+    /// The loss of this worker's documents.
+    pub loss: f64,
+    /// What is logged of the documents of all workers.
+    pub compared: Compared,
+}
+
+/// How many totals are summed at once.
+const FEW: usize = 8;
+
 /// Values that a score takes on its way between workers.
 const VALUES_PER_SCORE: usize = 14;
 
 impl<B: Blocks> Trainer<B> {
-    /// Adds the gradients of an objective over all the documents that this worker has in the step, and returns the loss
-    /// of the worker's documents. It is called once in a step, by every worker, also by one that has no documents.
+    /// Adds the gradients of an objective over all the documents that this worker has in the step. It is called once in a step, by every worker, also by one that has no documents.
     ///
     /// The split into micro-batches changes nothing, as long as each group is in one of them.
     ///
@@ -39,22 +50,30 @@ impl<B: Blocks> Trainer<B> {
         &mut self,
         batches: &[DocumentBatch],
         objective: &dyn DocumentObjective,
-    ) -> Result<f64, TrainError> {
+    ) -> Result<DocumentReport, TrainError> {
         assert_eq!(self.pending, NOTHING_YET, "the documents of a step are accumulated once");
         let totals = self.totals_of_step(batches, objective.scope())?;
-        let loss = match objective.gathering() {
+        let mut report = match objective.gathering() {
             Gathering::Groups => self.accumulate_groups(batches, objective, &totals)?,
             Gathering::Step => self.accumulate_step(batches, objective, &totals)?,
         };
+        let loss = report.loss;
         if !loss.is_finite() {
             let scored = Scored::default();
             return Err(self.loss_not_finite(&scored, loss));
+        }
+        if self.collective.size() > 1 {
+            let mut values = report.compared.values();
+            for few in values.chunks_mut(FEW) {
+                self.collective.sum_totals(few)?;
+            }
+            report.compared = Compared::of_values(values);
         }
         // The objective has divided by its totals already: one worker alone adds the divisor of the step, 1.
         let weight = if self.collective.rank() == 0 { 1.0 } else { 0.0 };
         let target_tokens = batches.iter().map(|batch| batch.batch.target_tokens()).sum();
         self.add(MicroReport { loss_sum: loss, weight, target_tokens });
-        Ok(loss)
+        Ok(report)
     }
 
     /// The totals of the step over all workers.
@@ -65,11 +84,11 @@ impl<B: Blocks> Trainer<B> {
             return Ok(totals);
         }
         self.collective.note(self.step + 1, Phase::SumOfLosses);
-        let StepTotals { documents, groups, response_targets, targets } = totals;
-        let mut sums = [documents, groups, response_targets, targets].map(|total| total as f64);
+        let StepTotals { documents, groups, response_targets, targets, chosen_targets } = totals;
+        let mut sums = [documents, groups, response_targets, targets, chosen_targets].map(|total| total as f64);
         self.collective.sum_totals(&mut sums)?;
-        let [documents, groups, response_targets, targets] = sums.map(|total| total as u64);
-        Ok(StepTotals { documents, groups, response_targets, targets })
+        let [documents, groups, response_targets, targets, chosen_targets] = sums.map(|total| total as u64);
+        Ok(StepTotals { documents, groups, response_targets, targets, chosen_targets })
     }
 
     /// One forward and one backward for each micro-batch: losses follow from its own documents.
@@ -78,20 +97,21 @@ impl<B: Blocks> Trainer<B> {
         batches: &[DocumentBatch],
         objective: &dyn DocumentObjective,
         totals: &StepTotals,
-    ) -> Result<f64, TrainError> {
-        let mut loss = 0.0;
+    ) -> Result<DocumentReport, TrainError> {
+        let mut report = DocumentReport::default();
         for DocumentBatch { batch, reference_log_probs } in batches {
             let step = self.step + 1;
             let mut weights = |targets: &crate::batch::Targets, scores: &[crate::ops::TokenScore]| {
                 let documents = score_documents(batch, targets, scores, reference_log_probs);
                 let documents: Vec<DocumentScore> = documents.into_iter().map(|(_, score)| score).collect();
                 let losses = losses(objective, &documents, totals, step)?;
-                loss += losses.iter().map(|document| document.loss).sum::<f64>();
+                report.loss += losses.iter().map(|document| document.loss).sum::<f64>();
+                report.compared.add(&objective.compared(&documents));
                 Ok(target_weights(targets, &losses))
             };
             self.add_gradients(batch, objective.scope(), TargetWeights::OfScores(&mut weights))?;
         }
-        Ok(loss)
+        Ok(report)
     }
 
     /// Scores every micro-batch without gradients, then adds the gradients of each: losses follow from all documents of
@@ -101,12 +121,12 @@ impl<B: Blocks> Trainer<B> {
         batches: &[DocumentBatch],
         objective: &dyn DocumentObjective,
         totals: &StepTotals,
-    ) -> Result<f64, TrainError> {
+    ) -> Result<DocumentReport, TrainError> {
         let seed = gradient_options(&self.options, None, self.step).step;
         let (mut own, mut of_batches) = (Vec::new(), Vec::new());
         for DocumentBatch { batch, reference_log_probs } in batches {
             self.collective.note(self.step + 1, Phase::Gradients);
-            let scored = self.decoder.score_in_training(batch, objective.scope(), seed)?;
+            let scored = self.decoder.score_targets(batch, objective.scope(), Some(seed))?;
             if scored.scores.iter().any(|score| !score.nll.is_finite()) {
                 let loss = scored.scores.iter().map(|score| f64::from(score.nll)).sum();
                 return Err(self.loss_not_finite(&scored, loss));
@@ -117,12 +137,13 @@ impl<B: Blocks> Trainer<B> {
         }
         let (all, mine) = self.gather_scores(own)?;
         let losses = losses(objective, &all, totals, self.step + 1)?;
+        let compared = objective.compared(&all[mine.clone()]);
         let losses = &losses[mine];
         for (DocumentBatch { batch, .. }, (targets, documents)) in batches.iter().zip(of_batches) {
             let weights = target_weights(&targets, &losses[documents]);
             self.add_gradients(batch, objective.scope(), TargetWeights::Known(&weights))?;
         }
-        Ok(losses.iter().map(|document| document.loss).sum())
+        Ok(DocumentReport { loss: losses.iter().map(|document| document.loss).sum(), compared })
     }
 
     fn add_gradients(
@@ -208,7 +229,7 @@ fn of_values(values: &[f32; VALUES_PER_SCORE]) -> DocumentScore {
         reference_log_prob: (values[6] == 1.0).then(|| sum(4)),
         response_targets: values[7] as usize,
         targets: values[8] as usize,
-        role: if values[9] == f32::from(Role::Rejected as u8) { Role::Rejected } else { Role::Chosen },
+        role: Role::of_number(values[9] as u8).unwrap_or_default(),
         group: (0..4).map(|part| (values[10 + part] as u64) << (16 * part)).sum(),
     }
 }

@@ -11,7 +11,7 @@ mod scaler;
 mod state;
 
 pub use collective::{Alone, Collective, CollectiveError, Phase};
-pub use documents::DocumentBatch;
+pub use documents::{DocumentBatch, DocumentReport};
 pub use error::TrainError;
 pub use options::{AdamW, EmbeddingNoise, LossScaling, Optimizer, Recompute, Sgd, TrainOptions, Trained};
 pub use scaler::{LossScaler, LossScalerState};

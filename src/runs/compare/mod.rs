@@ -27,7 +27,7 @@ use crate::{Global, words};
 /// Compare runs, or the children of a sweep: the parameters that differ, the metrics, the best of each marked.
 ///
 /// Two runs or more are compared as a whole. A stage stands for the children of its sweep in the newest run that has
-/// them, or else for every different result of it in all runs.
+/// them, or else for every different result of it in all runs of that pipeline.
 #[derive(Args)]
 pub(super) struct CompareArgs {
     /// Runs, or one stage.
@@ -36,7 +36,8 @@ pub(super) struct CompareArgs {
     /// Compare the children that the stage has in this run.
     #[arg(long, value_name = "RUN")]
     run: Option<String>,
-    /// Compare the stage's results in all runs of the pipeline of this name.
+    /// Compare the stage's results in all runs of the pipeline of this name [default: that of the newest run which has
+    /// the stage].
     #[arg(long, value_name = "NAME", conflicts_with = "run")]
     pipeline: Option<String>,
     /// Order by this metric, the best first, or by this parameter.
@@ -127,12 +128,30 @@ impl CompareArgs {
             let newest = past.recorded(&past.find(super::LATEST)?.run, Words::Skip)?;
             return Err(crate::locate::unknown_stage(stage, &declared(&newest)));
         }
+        // A stage of the same name in another pipeline is another stage.
+        let results = match (&self.pipeline, &newest) {
+            (None, Some(run)) => {
+                let pipeline = past.find(run)?.pipeline;
+                past.history.results_of(stage, Some(&pipeline)).map_err(Failure::machine)?
+            }
+            _ => results,
+        };
         // The same result, taken from the store again and again, is one result.
         let ids = past.history.ids().map_err(Failure::machine)?;
         let mut seen = BTreeSet::new();
         let different = results.iter().filter(|(_, summary)| seen.insert(summary.key));
         different.map(|(run, summary)| gatherer.child(run, &summary.stage, Some(shortest(run, &ids)))).collect()
     }
+}
+
+/// The children of a sweep in a run side by side, as many as `most`: what differs in them, and what came out.
+///
+/// # Errors
+/// Fails where the record of the run or the store cannot be read.
+pub(crate) fn of_sweep(past: &Past, run: &str, children: &[&str], most: usize, look: Look) -> Result<String, Failure> {
+    let mut gatherer = Gatherer::new(past, false);
+    let shown = children.iter().take(most).map(|child| gatherer.child(run, child, None));
+    Ok(Comparison::of(shown.collect::<Result<_, _>>()?).text(look))
 }
 
 fn declared(recorded: &Recorded) -> Vec<&str> {

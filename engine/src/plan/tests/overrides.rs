@@ -145,7 +145,6 @@ fn a_wrong_axis_is_shown_in_the_override() {
             "bad-override command line:1 an override reaches all children of `adapter`, not one of them (give one combination other values with `adapter.matrix.include=[{...}]`, or take one away with `adapter.matrix.exclude=[{...}]`)"
         ]
     );
-    // A folder that is published for each child needs to say which.
-    let found = children(&["adapter.lora.rank=4,8", on_cpu]).unwrap_err();
-    assert!(found.len() == 2 && found.iter().all(|line| line.starts_with("duplicate-path")), "{found:?}");
+    // A folder that is published for each child says which, with no word of the file's.
+    assert_eq!(children(&["adapter.lora.rank=4,8", on_cpu]).unwrap().0.len(), 2);
 }

@@ -410,13 +410,25 @@ fn a_cycle_through_a_sweep_is_said_as_the_file_has_it() {
 }
 
 #[test]
-fn children_on_one_path_are_told_apart_by_the_help() {
+fn children_are_published_to_folders_of_their_own() {
     let with =
         |publish: &str| wrong(&format!("{}\npublish: {{ {publish} }}\n", swept("    matrix: { lora.rank: [4, 8] }")));
+    let published = |matrix: &str, path: &str| -> Vec<String> {
+        let text = format!("{}\npublish: {{ merged: '{path}' }}\n", swept(matrix));
+        plan(&text).publish.iter().map(|entry| entry.path.display().to_string()).collect()
+    };
+    let ranks = "    matrix: { lora.rank: [4, 8] }";
+    assert_eq!(published(ranks, "./out/"), ["./out-lora.rank=4", "./out-lora.rank=8"]);
     assert_eq!(
-        with("merged: ./out/"),
+        published("    matrix: { lora.rank: [4], epochs: [1, 2] }", "./out"),
+        ["./out-epochs=1", "./out-epochs=2"]
+    );
+    assert_eq!(published("    matrix: { lora.rank: [4] }", "./out"), ["./out"]);
+    let two = swept("    matrix: { lora.rank: [4, 8], epochs: [1, 2] }");
+    assert_eq!(
+        wrong(&format!("{two}\npublish: {{ merged: './out/${{matrix.lora.rank}}' }}\n")),
         [
-            "duplicate-path 13:20 two targets are published to `./out/` (the children of a sweep need a folder each: `./out/${matrix.lora.rank}`)"
+            "duplicate-path 13:20 two targets are published to `./out/4` (the children of a sweep need a folder each: `./out/4/${matrix.epochs}`)"
         ]
     );
     assert_eq!(

@@ -10,10 +10,11 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::forms::for_each_form;
+use super::forms::{Block as OfRows, in_each_form};
 use super::kernel::Kernel;
 use super::operands::{Extent, Left, Output, Product, Right};
 use super::softmax::{Block, Known, weights_and_slopes};
+use super::tile::product;
 use super::{Columns, KEYS, Operands, Qkv, ROWS, Scale, Sight, lines, pack_columns, target_row};
 use crate::cpu::instructions::InstructionSet;
 use crate::cpu::product::Target;
@@ -104,12 +105,23 @@ pub(in crate::cpu) unsafe fn backward(set: InstructionSet, head: &Backward<'_>, 
             stride,
         };
         // SAFETY: the buffers have these lengths, the matrices were checked, and the caller vouches for the rest.
-        unsafe { backward_with(set, *qkv, head, rows, buffers) };
+        unsafe { in_each_form(set, *qkv, Rows { head, rows, buffers }) };
     });
 }
 
-for_each_form! {
-    unsafe fn backward_with(head: &Backward<'_>, rows: Range<usize>, buffers: Buffers) = backward_block
+/// A block of rows.
+struct Rows<'a> {
+    head: &'a Backward<'a>,
+    rows: Range<usize>,
+    buffers: Buffers,
+}
+
+impl OfRows for Rows<'_> {
+    #[inline(always)]
+    unsafe fn run<K: Kernel>(self, operands: Operands<'_, K::Word>) {
+        // SAFETY: the caller vouches for buffers, operands and results.
+        unsafe { backward_block::<K>(operands, self.head, self.rows, self.buffers) }
+    }
 }
 
 /// Buffers of a block of rows.
@@ -203,7 +215,7 @@ unsafe fn pack<K: Kernel>(
                     later.chunks(LINE).for_each(|line| prefetch(line.as_ptr()));
                 }
             }
-            *buffers.along.add(index) = dot::<K::Vector>(y, dy);
+            *buffers.along.add(index) = dot::<K::Sums>(y, dy);
             *buffers.logarithm.add(index) = head.logsumexp.of_row(sight, row, 1)[0] * std::f32::consts::LOG2_E;
             let rounded = buffers.rounded.add(index * stride).cast();
             K::round_row(dy, rounded);
@@ -254,7 +266,7 @@ unsafe fn add_block<K: Kernel>(
     // Blocks of rows above this one that see these keys go first.
     let turn = (sight.rows_seeing(&block.keys).end - 1) / ROWS - block.rows.start / ROWS;
     let Buffers { scores, slopes, words, stride, .. } = buffers;
-    let by_key = |keys| Extent { inner: 0..head_dim, columns: block.columns::<K::Vector>(keys) };
+    let by_key = |keys| Extent { inner: 0..head_dim, columns: block.columns::<K::Sums>(keys) };
     let scores_of = |left: Left<K::Word>, columns: *const f32, to: *mut f32| Product {
         left,
         right: Right { words: columns.cast(), stride: ROWS },
@@ -264,17 +276,17 @@ unsafe fn add_block<K: Kernel>(
     };
     // SAFETY: the caller passes the buffers of a block and matrices that were checked.
     unsafe {
-        K::product(&scores_of(k.left(block.keys.start), buffers.q_columns, scores));
-        K::product(&scores_of(v.left(block.keys.start), buffers.dy_columns, slopes));
+        product::<K>(&scores_of(k.left(block.keys.start), buffers.q_columns, scores));
+        product::<K>(&scores_of(v.left(block.keys.start), buffers.dy_columns, slopes));
         let known = Known { logarithm: buffers.logarithm, along: buffers.along, scale: shape.scale };
-        weights_and_slopes::<K::Vector>(block, scores, slopes, known);
+        weights_and_slopes::<K::Sums>(block, scores, slopes, known);
         // The weight of a row's only key is 1 whatever its score: no gradient, not even one of rounding.
         for (lane, row) in block.rows.clone().enumerate() {
             if let Some(key) = sight.only_key(row).filter(|key| block.keys.contains(key)) {
                 *slopes.add((key - block.keys.start) * ROWS + lane) = 0.0;
             }
         }
-        K::product(&Product {
+        product::<K>(&Product {
             left: K::over_keys(slopes, keys, words.cast()),
             right: K::right(k, block.keys.clone(), head_dim, buffers.keys.cast(), stride),
             output: Output { values: buffers.dq, stride, add },
@@ -284,7 +296,7 @@ unsafe fn add_block<K: Kernel>(
         turns.wait(number, turn);
         for (left, right, gradient) in [(scores, right.dy, dv), (slopes, right.q, dk)] {
             let values = gradient.block(block.keys.start, 0, keys, head_dim);
-            K::product(&Product {
+            product::<K>(&Product {
                 left: K::over_rows(left, keys, words.cast()),
                 right,
                 output: Output { values, stride: gradient.row_stride(), add: turn > 0 },

@@ -1,56 +1,69 @@
-//! One generic function for each form that queries, keys and values come in.
+//! One generic block of rows for each form that queries, keys and values come in.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
-/// Defines a function that runs a generic kernel on operands in whatever form they are in, with the instructions that
-/// its first argument names.
-///
-/// The argument must be a set that the machine has; [`crate::cpu::Cpu`] makes sure of it, and of the instructions for
-/// pairs where there are some.
-macro_rules! for_each_form {
-    ($visibility:vis unsafe fn $name:ident($($argument:ident: $kind:ty),* $(,)?) = $kernel:ident) => {
-        $visibility unsafe fn $name(
-            set: $crate::cpu::instructions::InstructionSet,
-            qkv: $crate::cpu::attention::Qkv<'_>,
-            $($argument: $kind),*
-        ) {
-            use $crate::cpu::attention::floats::{Floats, Tile};
-            use $crate::cpu::attention::{Operands, Qkv};
-            use $crate::cpu::simd::vectorised;
+use super::kernel::Kernel;
+use super::{Operands, Qkv};
+use crate::cpu::instructions::InstructionSet;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::simd::{Avx512Bf16, Multiplier};
+use crate::cpu::simd::{Floats, Routine, Vector};
 
-            #[inline(always)]
-            unsafe fn exact<V: Tile>(operands: Operands<'_, f32>, $($argument: $kind),*) {
-                // SAFETY: the caller vouches for the arguments and the instructions.
-                unsafe { $kernel::<Floats<V, false>>(operands, $($argument),*) }
-            }
-
-            #[inline(always)]
-            unsafe fn rounded<V: Tile>(operands: Operands<'_, f32>, $($argument: $kind),*) {
-                // SAFETY: as above.
-                unsafe { $kernel::<Floats<V, true>>(operands, $($argument),*) }
-            }
-
-            vectorised! { unsafe fn in_f32(operands: Operands<'_, f32>, $($argument: $kind),*) = exact }
-            vectorised! { unsafe fn in_rounded_f32(operands: Operands<'_, f32>, $($argument: $kind),*) = rounded }
-
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma")]
-            unsafe fn in_pairs(operands: Operands<'_, u32>, $($argument: $kind),*) {
-                // SAFETY: as above.
-                unsafe { $kernel::<$crate::cpu::attention::pairs::Pairs>(operands, $($argument),*) }
-            }
-
-            // SAFETY: the caller vouches for it all.
-            unsafe {
-                match qkv {
-                    Qkv::F32(operands) => in_f32(set, operands, $($argument),*),
-                    Qkv::Rounded(operands) => in_rounded_f32(set, operands, $($argument),*),
-                    #[cfg(target_arch = "x86_64")]
-                    Qkv::Pairs(operands) => in_pairs(operands, $($argument),*),
-                }
-            }
-        }
-    };
+/// What is computed of a block of rows, by any kernel.
+pub(super) trait Block {
+    /// Computes it. Implementations are `#[inline(always)]`, as those of [`Routine::run`].
+    ///
+    /// # Safety
+    /// The machine has the instructions; and what the block itself asks for.
+    unsafe fn run<K: Kernel>(self, operands: Operands<'_, K::Word>);
 }
 
-pub(super) use for_each_form;
+/// Computes a block of rows on operands in whatever form they are in, with the instructions of a set.
+///
+/// # Safety
+/// The machine has the set, and instructions for pairs where there are some; and as [`Block::run`].
+pub(super) unsafe fn in_each_form(set: InstructionSet, qkv: Qkv<'_>, block: impl Block) {
+    // SAFETY: the caller vouches for it all.
+    unsafe {
+        match qkv {
+            Qkv::F32(operands) => set.run(OfFloats::<_, false> { operands, block }),
+            Qkv::Rounded(operands) => set.run(OfFloats::<_, true> { operands, block }),
+            #[cfg(target_arch = "x86_64")]
+            Qkv::Pairs(operands) => Avx512Bf16::compiled(OfPairs { operands, block }),
+        }
+    }
+}
+
+/// A block of values, rounded or not.
+struct OfFloats<'a, B, const ROUNDED: bool> {
+    operands: Operands<'a, f32>,
+    block: B,
+}
+
+impl<B: Block, const ROUNDED: bool> Routine for OfFloats<'_, B, ROUNDED> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        // SAFETY: the caller vouches for it.
+        unsafe { self.block.run::<Floats<V, ROUNDED>>(self.operands) }
+    }
+}
+
+/// A block of pairs.
+#[cfg(target_arch = "x86_64")]
+struct OfPairs<'a, B> {
+    operands: Operands<'a, u32>,
+    block: B,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<B: Block> Routine for OfPairs<'_, B> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        // SAFETY: the caller vouches for it.
+        unsafe { self.block.run::<Avx512Bf16>(self.operands) }
+    }
+}

@@ -4,10 +4,11 @@
 
 use std::ops::Range;
 
-use super::forms::for_each_form;
+use super::forms::{Block as OfRows, in_each_form};
 use super::kernel::Kernel;
 use super::operands::{Extent, Output, Product, Right};
 use super::softmax::{Block, LOWEST, Running, exponentials};
+use super::tile::product;
 use super::{KEYS, Operands, Qkv, ROWS, Scale, Sight, lines, pack_columns, target_row};
 use crate::cpu::instructions::InstructionSet;
 use crate::cpu::product::Target;
@@ -46,12 +47,23 @@ pub(in crate::cpu) unsafe fn forward(set: InstructionSet, head: &Forward<'_>, ro
         let running = Running { largest, total, correction };
         let buffers = Buffers { columns, scores, sums, running, weights, values, stride };
         // SAFETY: the buffers have these lengths, the matrices were checked, and the caller vouches for the rest.
-        unsafe { forward_with(set, *qkv, head, rows, buffers) };
+        unsafe { in_each_form(set, *qkv, Rows { head, rows, buffers }) };
     });
 }
 
-for_each_form! {
-    unsafe fn forward_with(head: &Forward<'_>, rows: Range<usize>, buffers: Buffers) = forward_block
+/// A block of rows.
+struct Rows<'a> {
+    head: &'a Forward<'a>,
+    rows: Range<usize>,
+    buffers: Buffers,
+}
+
+impl OfRows for Rows<'_> {
+    #[inline(always)]
+    unsafe fn run<K: Kernel>(self, operands: Operands<'_, K::Word>) {
+        // SAFETY: the caller vouches for buffers, operands and results.
+        unsafe { forward_block::<K>(operands, self.head, self.rows, self.buffers) }
+    }
 }
 
 /// Buffers of a block of rows.
@@ -84,9 +96,9 @@ unsafe fn forward_block<K: Kernel>(
         let width = shape.head_dim / K::VALUES;
         let lines = lines(operands.q, sight, &rows, width);
         pack_columns::<K>(&lines[..rows.len()], width, buffers.columns.cast());
-        for row in (0..ROWS).step_by(K::Vector::LANES) {
-            K::Vector::splat(LOWEST).store(buffers.running.largest.add(row));
-            K::Vector::splat(0.0).store(buffers.running.total.add(row));
+        for row in (0..ROWS).step_by(K::Sums::LANES) {
+            K::Sums::splat(LOWEST).store(buffers.running.largest.add(row));
+            K::Sums::splat(0.0).store(buffers.running.total.add(row));
         }
         let seen = sight.keys(&rows);
         let first = seen.start / KEYS * KEYS;
@@ -111,18 +123,18 @@ unsafe fn add_block<K: Kernel>(
     let Buffers { columns, scores, sums, running, weights, values, stride } = buffers;
     // SAFETY: the caller vouches for buffers and operands.
     unsafe {
-        K::product(&Product {
+        product::<K>(&Product {
             left: operands.k.left(block.keys.start),
             right: Right { words: columns.cast(), stride: ROWS },
             output: Output { values: scores, stride: ROWS, add: false },
             rows: block.keys.len(),
-            extent: &|keys| Extent { inner: 0..head_dim, columns: block.columns::<K::Vector>(keys) },
+            extent: &|keys| Extent { inner: 0..head_dim, columns: block.columns::<K::Sums>(keys) },
         });
-        let changed = exponentials::<K::Vector>(block, scores, running);
+        let changed = exponentials::<K::Sums>(block, scores, running);
         if changed && add {
             correct::<K>(sums, stride, running.correction, block.rows.len());
         }
-        K::product(&Product {
+        product::<K>(&Product {
             left: K::over_keys(scores, block.keys.len(), weights.cast()),
             right: K::right(operands.v, block.keys.clone(), head_dim, values.cast(), stride),
             output: Output { values: sums, stride, add },
@@ -142,10 +154,10 @@ unsafe fn correct<K: Kernel>(sums: *mut f32, stride: usize, correction: *const f
             if factor == 1.0 {
                 continue;
             }
-            let factor = K::Vector::splat(factor);
-            for column in (0..stride).step_by(K::Vector::LANES) {
+            let factor = K::Sums::splat(factor);
+            for column in (0..stride).step_by(K::Sums::LANES) {
                 let place = sums.add(row * stride + column);
-                K::Vector::load(place).mul(factor).store(place);
+                K::Sums::load(place).mul(factor).store(place);
             }
         }
     }

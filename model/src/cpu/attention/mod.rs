@@ -176,7 +176,7 @@ impl Scale {
 /// The machine has the instructions; `to` has room for so many rows of [`ROWS`].
 #[inline(always)]
 unsafe fn pack_columns<K: Kernel>(lines: &[*const K::Word], words: usize, to: *mut K::Word) {
-    let lanes = K::Vector::LANES;
+    let lanes = K::Sums::LANES;
     for (number, lines) in lines.chunks(lanes).enumerate() {
         // SAFETY: the caller vouches for the lines and for the rest.
         unsafe { K::transpose(lines, words, to.add(number * lanes)) };

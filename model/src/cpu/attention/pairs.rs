@@ -1,28 +1,23 @@
-//! Products of pairs of bf16, summed in f32: two values along the inner index in each word.
+//! How attention lays pairs of bf16 out for its products: two values along the inner index in each word.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
 use std::arch::x86_64::{
-    __m512bh, __m512i, _mm512_cvtne2ps_pbh, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_loadu_si512,
-    _mm512_mask_storeu_epi16, _mm512_maskz_loadu_epi16, _mm512_maskz_loadu_epi32, _mm512_maskz_loadu_ps,
-    _mm512_permutex2var_epi16, _mm512_permutexvar_epi16, _mm512_set1_epi32, _mm512_setzero_ps, _mm512_setzero_si512,
-    _mm512_storeu_si512,
+    __m512i, _mm512_cvtne2ps_pbh, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_storeu_epi16,
+    _mm512_maskz_loadu_epi16, _mm512_maskz_loadu_ps, _mm512_permutex2var_epi16, _mm512_permutexvar_epi16,
+    _mm512_setzero_ps, _mm512_setzero_si512, _mm512_storeu_si512,
 };
 use std::ops::Range;
 
 use super::kernel::Kernel;
-use super::operands::{Left, Product, Right};
-use super::tile::tiles;
+use super::operands::{Left, Right};
 use super::{Columns, ROWS};
-use crate::cpu::simd::{Avx512, Vector};
+use crate::cpu::simd::{Avx512Bf16, as_words, first};
 
 /// Values of a vector.
 const VALUES: usize = 32;
 /// Words of one.
 const WORDS: usize = 16;
-
-/// Products of pairs of bf16 in vectors of 512 bits.
-pub(super) struct Pairs;
 
 /// Places that take the first (or, from 16 on, the second) half of each of two vectors in turns.
 const fn in_turns(first: usize) -> [u16; VALUES] {
@@ -60,68 +55,8 @@ unsafe fn places(places: &[u16; VALUES]) -> __m512i {
     unsafe { _mm512_loadu_si512(places.as_ptr().cast()) }
 }
 
-/// A mask of the first lanes, all of them where there are fewer.
-#[inline(always)]
-fn first(count: usize) -> u32 {
-    if count >= 32 { u32::MAX } else { (1 << count) - 1 }
-}
-
-/// Bits of a vector as pairs.
-#[inline(always)]
-fn as_pairs(words: __m512i) -> __m512bh {
-    // SAFETY: both types are 512 bits long, and every bit pattern is a value of each.
-    unsafe { std::mem::transmute::<__m512i, __m512bh>(words) }
-}
-
-/// Pairs as bits.
-#[inline(always)]
-fn as_words(pairs: __m512bh) -> __m512i {
-    // SAFETY: as above.
-    unsafe { std::mem::transmute::<__m512bh, __m512i>(pairs) }
-}
-
 // SAFETY (of each block that has no other): the caller vouches for what is read and written, and for the instructions.
-impl Kernel for Pairs {
-    type Vector = Avx512;
-    type Word = u32;
-    type Words = __m512bh;
-    const VALUES: usize = 2;
-
-    #[inline(always)]
-    unsafe fn splat(word: *const u32) -> __m512bh {
-        // SAFETY: see above.
-        as_pairs(unsafe { _mm512_set1_epi32((*word).cast_signed()) })
-    }
-
-    #[inline(always)]
-    unsafe fn load(from: *const u32) -> __m512bh {
-        // SAFETY: see above.
-        as_pairs(unsafe { _mm512_loadu_si512(from.cast()) })
-    }
-
-    #[inline(always)]
-    unsafe fn load_first(from: *const u32, count: usize) -> __m512bh {
-        // SAFETY: see above; masked lanes are not read.
-        as_pairs(unsafe { _mm512_maskz_loadu_epi32(first(count) as u16, from.cast()) })
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_add(left: __m512bh, right: __m512bh, sum: Avx512) -> Avx512 {
-        // SAFETY: see above.
-        Avx512::of(unsafe { _mm512_dpbf16_ps(sum.lanes(), left, right) })
-    }
-
-    #[inline(always)]
-    unsafe fn product(product: &Product<'_, u32>) {
-        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma")]
-        unsafe fn compiled(product: &Product<'_, u32>) {
-            // SAFETY: the caller vouches for instructions and elements.
-            unsafe { tiles::<Pairs, 8, 2>(product) }
-        }
-        // SAFETY: as above.
-        unsafe { compiled(product) }
-    }
-
+impl Kernel for Avx512Bf16 {
     #[inline(always)]
     unsafe fn round_row(values: &[f32], to: *mut u32) {
         for place in (0..values.len()).step_by(VALUES) {
@@ -138,14 +73,6 @@ impl Kernel for Pairs {
                 );
             }
         }
-    }
-
-    #[inline(always)]
-    unsafe fn transpose(lines: &[*const u32], words: usize, to: *mut u32) {
-        let mut of_floats = [std::ptr::null(); WORDS];
-        of_floats.iter_mut().zip(lines).for_each(|(line, words)| *line = words.cast());
-        // SAFETY: see above; words are moved bit by bit.
-        unsafe { Avx512::transpose(&of_floats[..lines.len()], words, to.cast(), ROWS) }
     }
 
     #[inline(always)]

@@ -3,11 +3,39 @@
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::kernel::Kernel;
 use super::operands::{Extent, Product};
-use crate::cpu::simd::Vector;
+use crate::cpu::simd::{Multiplier, Routine, Vector};
+
+/// Computes a product.
+///
+/// # Safety
+/// As for [`tiles`].
+#[inline(always)]
+pub(super) unsafe fn product<K: Multiplier>(product: &Product<'_, K::Word>) {
+    // SAFETY: the caller vouches for it.
+    unsafe { K::compiled(Tiles::<K>(product, PhantomData)) }
+}
+
+struct Tiles<'a, 'p, K: Multiplier>(&'a Product<'p, K::Word>, PhantomData<K>);
+
+impl<K: Multiplier> Routine for Tiles<'_, '_, K> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        // SAFETY: the caller vouches for it.
+        unsafe {
+            match K::Sums::TILE_ROWS {
+                4 => tiles::<K, 4, 2>(self.0),
+                6 => tiles::<K, 6, 2>(self.0),
+                _ => tiles::<K, 8, 2>(self.0),
+            }
+        }
+    }
+}
 
 /// Goes over the result in tiles of up to `MR` rows and `NV` vectors.
 ///
@@ -15,7 +43,7 @@ use crate::cpu::simd::Vector;
 /// The machine has the instructions; all words and elements within the extents can be read and written, the written
 /// ones by nobody else.
 #[inline(always)]
-pub(super) unsafe fn tiles<K: Kernel, const MR: usize, const NV: usize>(product: &Product<'_, K::Word>) {
+unsafe fn tiles<K: Multiplier, const MR: usize, const NV: usize>(product: &Product<'_, K::Word>) {
     for first in (0..product.rows).step_by(MR) {
         let rows = first..product.rows.min(first + MR);
         let Extent { inner, columns } = (product.extent)(rows.clone());
@@ -26,7 +54,7 @@ pub(super) unsafe fn tiles<K: Kernel, const MR: usize, const NV: usize>(product:
         let mut column = columns.start;
         while column < columns.end {
             // Equal tiles rather than full ones and a rest, which would wait for its few sums.
-            let lanes = K::Vector::LANES;
+            let lanes = K::Sums::LANES;
             let vectors = (columns.end - column).div_ceil(lanes);
             let width = vectors.div_ceil(vectors.div_ceil(NV));
             let next = columns.end.min(column + width * lanes);
@@ -45,7 +73,7 @@ pub(super) unsafe fn tiles<K: Kernel, const MR: usize, const NV: usize>(product:
 }
 
 #[inline(always)]
-unsafe fn tile_of<K: Kernel, const MR: usize, const NV: usize>(
+unsafe fn tile_of<K: Multiplier, const MR: usize, const NV: usize>(
     product: &Product<'_, K::Word>,
     rows: Range<usize>,
     inner: Range<usize>,
@@ -53,7 +81,7 @@ unsafe fn tile_of<K: Kernel, const MR: usize, const NV: usize>(
 ) {
     // SAFETY: the caller vouches for all elements.
     unsafe {
-        if columns.len() == NV * K::Vector::LANES {
+        if columns.len() == NV * K::Sums::LANES {
             tile::<K, MR, NV, false>(product, rows, inner, columns);
         } else {
             tile::<K, MR, NV, true>(product, rows, inner, columns);
@@ -63,19 +91,19 @@ unsafe fn tile_of<K: Kernel, const MR: usize, const NV: usize>(
 
 /// One tile; rows beyond the last repeat it, and with `PARTIAL` the last vector has fewer columns than lanes.
 #[inline(always)]
-unsafe fn tile<K: Kernel, const MR: usize, const NV: usize, const PARTIAL: bool>(
+unsafe fn tile<K: Multiplier, const MR: usize, const NV: usize, const PARTIAL: bool>(
     product: &Product<'_, K::Word>,
     rows: Range<usize>,
     inner: Range<usize>,
     columns: Range<usize>,
 ) {
     let Product { left, right, output, .. } = *product;
-    let lanes = K::Vector::LANES;
+    let lanes = K::Sums::LANES;
     let rest = columns.len() - (NV - 1) * lanes;
     let is_partial = |vector: usize| PARTIAL && vector == NV - 1;
     // SAFETY: the caller vouches for rows, columns and inner words in these ranges.
     unsafe {
-        let mut sums = [[K::Vector::splat(0.0); NV]; MR];
+        let mut sums = [[K::Sums::splat(0.0); NV]; MR];
         let lines: [*const K::Word; MR] = std::array::from_fn(|row| {
             left.words.add((rows.start + row).min(rows.end - 1) * left.row_stride + inner.start * left.inner_stride)
         });
@@ -98,7 +126,7 @@ unsafe fn tile<K: Kernel, const MR: usize, const NV: usize, const PARTIAL: bool>
             for (vector, mut sum) in sums.into_iter().enumerate() {
                 let to = to.add(vector * lanes);
                 if output.add {
-                    let before = if is_partial(vector) { K::Vector::load_first(to, rest) } else { K::Vector::load(to) };
+                    let before = if is_partial(vector) { K::Sums::load_first(to, rest) } else { K::Sums::load(to) };
                     sum = sum.add(before);
                 }
                 if is_partial(vector) { sum.store_first(to, rest) } else { sum.store(to) }

@@ -10,13 +10,13 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::kernel::{Kernel, Tile};
+use super::kernel::{Tile, tile};
 use super::pack::Pack;
 use super::{Right, Side, View};
-use crate::cpu::simd::prefetch;
+use crate::cpu::simd::{Multiplier, Vector, prefetch};
 
 /// Words of the inner dimension in a panel, at most: four panels of 48 columns take 576 KiB, and eight rows 24 KiB.
-const INNER: usize = 768;
+pub(super) const INNER: usize = 768;
 /// Panels that are used in turn.
 const GROUP: usize = 4;
 /// Steps along the inner dimension that are copied together where each lies on another page.
@@ -41,6 +41,16 @@ struct Line {
     _words: [u32; LINE],
 }
 
+/// Runs a function with a buffer of so many words, which are whatever they are.
+pub(super) fn with_words(words: usize, run: impl FnOnce(*mut u32)) {
+    BUFFER.with_borrow_mut(|buffer| {
+        if buffer.len() * LINE < words {
+            buffer.resize(words.div_ceil(LINE), Line::default());
+        }
+        run(buffer.as_mut_ptr().cast());
+    });
+}
+
 /// `c (+)= scale · a · b (+ bias)` of each side by the calling thread, the inner dimension in words of `a`.
 ///
 /// # Safety
@@ -49,18 +59,14 @@ struct Line {
 pub(super) unsafe fn product<K: Pack<R>, R: Right>(a: View<'_, K::Word>, sides: &[Side<'_, R>]) {
     let columns = sides[0].b.columns();
     assert!(sides.iter().all(|side| side.b.columns() == columns), "sides of one shape");
-    BUFFER.with_borrow_mut(|buffer| {
-        let width = K::LANES * K::VECTORS;
-        let is_copied = a.column_stride() != 1;
-        let inner_words = INNER.min(a.columns());
-        let panel_words = inner_words * width;
-        let copied_rows = if is_copied { COPIED_ROWS.min(a.rows().next_multiple_of(K::ROWS)) } else { 0 };
-        let words = GROUP * panel_words + copied_rows * inner_words;
-        if buffer.len() * LINE < words {
-            buffer.resize(words.div_ceil(LINE), Line::default());
-        }
+    let width = K::LANES * K::Sums::TILE_VECTORS;
+    let is_copied = a.column_stride() != 1;
+    let inner_words = INNER.min(a.columns());
+    let panel_words = inner_words * width;
+    let copied_rows = if is_copied { COPIED_ROWS.min(a.rows().next_multiple_of(K::Sums::TILE_ROWS)) } else { 0 };
+    with_words(GROUP * panel_words + copied_rows * inner_words, |buffer| {
         let side_panels = columns.div_ceil(width);
-        let blocks = Blocks::<'_, K, R> { a, sides, side_panels, buffer: buffer.as_mut_ptr().cast(), panel_words };
+        let blocks = Blocks::<'_, K, R> { a, sides, side_panels, buffer: buffer.cast(), panel_words };
         let groups = || blocks_of(sides.len() * side_panels, GROUP);
         // SAFETY: the caller vouches for the results, and the buffer is this product's alone.
         unsafe {
@@ -86,17 +92,17 @@ pub(super) unsafe fn product<K: Pack<R>, R: Right>(a: View<'_, K::Word>, sides: 
 }
 
 /// An extent in blocks of a length, the last one shorter.
-fn blocks_of(extent: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn blocks_of(extent: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
     (0..extent).step_by(length).map(move |first| first..extent.min(first + length))
 }
 
 /// Equal blocks of the inner dimension, the same for every part of a product.
-fn inner_blocks(inner: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn inner_blocks(inner: usize) -> impl Iterator<Item = Range<usize>> {
     blocks_of(inner, inner.div_ceil(inner.div_ceil(INNER)).next_multiple_of(LINE))
 }
 
 /// Products under way.
-struct Blocks<'a, K: Kernel, R> {
+struct Blocks<'a, K: Multiplier, R> {
     a: View<'a, K::Word>,
     sides: &'a [Side<'a, R>],
     /// Panels of each side; those of the next one follow.
@@ -109,7 +115,7 @@ struct Blocks<'a, K: Kernel, R> {
 impl<K: Pack<R>, R: Right> Blocks<'_, K, R> {
     /// Panels: their number in the group, whose they are, and of which columns.
     fn panels(&self, group: &Range<usize>) -> impl Iterator<Item = (usize, &Side<'_, R>, Range<usize>)> {
-        let width = K::LANES * K::VECTORS;
+        let width = K::LANES * K::Sums::TILE_VECTORS;
         group.clone().enumerate().map(move |(number, panel)| {
             let (side, first) = (&self.sides[panel / self.side_panels], panel % self.side_panels * width);
             (number, side, first..side.b.columns().min(first + width))
@@ -125,7 +131,7 @@ impl<K: Pack<R>, R: Right> Blocks<'_, K, R> {
         let panel = |number| unsafe { self.buffer.add(number * self.panel_words) };
         // A panel that few tiles go through is not worth packing.
         let in_place = |side: &Side<'_, R>, columns: &Range<usize>| {
-            if self.a.rows() <= IN_PLACE * K::ROWS { K::in_place(side.b, &inner, columns) } else { None }
+            if self.a.rows() <= IN_PLACE * K::Sums::TILE_ROWS { K::in_place(side.b, &inner, columns) } else { None }
         };
         // Contiguous rows are gone along a few at a time, through all panels; contiguous columns one panel after the
         // other.
@@ -141,14 +147,14 @@ impl<K: Pack<R>, R: Right> Blocks<'_, K, R> {
                 unsafe { K::pack(side.b, steps, columns, panel(number).add(first)) };
             }
         }
-        for (tile_number, first) in rows.clone().step_by(K::ROWS).enumerate() {
-            let count = K::ROWS.min(rows.end - first);
+        for (tile_number, first) in rows.clone().step_by(K::Sums::TILE_ROWS).enumerate() {
+            let count = K::Sums::TILE_ROWS.min(rows.end - first);
             let (a, row_stride, step) = self.left(tile_number, first, &inner);
             for (number, side, columns) in self.panels(&group) {
                 let finish = if inner.start == 0 { side.finish } else { side.finish.later() };
                 let packed = || (panel(number).cast_const(), columns.len().next_multiple_of(K::LANES));
                 let (panel, panel_step) = in_place(side, &columns).unwrap_or_else(packed);
-                let tile = Tile {
+                let operands = Tile {
                     a,
                     row_stride,
                     step,
@@ -161,7 +167,7 @@ impl<K: Pack<R>, R: Right> Blocks<'_, K, R> {
                     finish: finish.of_columns(columns.clone()),
                 };
                 // SAFETY: the panel has these steps and columns, `left` saw to the rows, and `block` to the result.
-                unsafe { K::tile(count, columns.len().div_ceil(K::LANES), &tile) };
+                unsafe { tile::<K>(count, columns.len().div_ceil(K::LANES), &operands) };
             }
         }
     }
@@ -171,7 +177,7 @@ impl<K: Pack<R>, R: Right> Blocks<'_, K, R> {
         if self.a.column_stride() == 1 {
             (self.a.pointer(first, inner.start), self.a.row_stride(), 1)
         } else {
-            (self.copied().wrapping_add(tile * inner.len() * K::ROWS), 1, K::ROWS)
+            (self.copied().wrapping_add(tile * inner.len() * K::Sums::TILE_ROWS), 1, K::Sums::TILE_ROWS)
         }
     }
 
@@ -188,19 +194,19 @@ impl<K: Pack<R>, R: Right> Blocks<'_, K, R> {
     unsafe fn copy_rows(&self, rows: Range<usize>, inner: Range<usize>) {
         /// Words ahead that memory is asked for.
         const AHEAD: usize = 4 * LINE;
-        let length = inner.len() * K::ROWS;
+        let length = inner.len() * K::Sums::TILE_ROWS;
         for steps in blocks_of(inner.len(), STEPS) {
-            for (tile, first) in rows.clone().step_by(K::ROWS).enumerate() {
-                let count = K::ROWS.min(rows.end - first);
+            for (tile, first) in rows.clone().step_by(K::Sums::TILE_ROWS).enumerate() {
+                let count = K::Sums::TILE_ROWS.min(rows.end - first);
                 for step in steps.clone() {
                     let words = self.a.pointer(first, inner.start + step);
                     prefetch(words.wrapping_add(AHEAD));
                     // SAFETY: the caller vouches for the room, and the words are of a column of `a`, which lies
                     // contiguously.
                     unsafe {
-                        let copy = self.copied().add(tile * length + step * K::ROWS);
-                        if count == K::ROWS {
-                            std::ptr::copy_nonoverlapping(words, copy, K::ROWS);
+                        let copy = self.copied().add(tile * length + step * K::Sums::TILE_ROWS);
+                        if count == K::Sums::TILE_ROWS {
+                            std::ptr::copy_nonoverlapping(words, copy, K::Sums::TILE_ROWS);
                         } else {
                             copy_few(words, copy, count);
                         }

@@ -17,6 +17,8 @@ mod pack;
 mod portable;
 mod right;
 mod threads;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 mod view;
 mod widened;
 
@@ -25,10 +27,12 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::instructions::InstructionSet;
 #[cfg(target_arch = "x86_64")]
-use super::simd;
+use super::amx;
+use super::instructions::InstructionSet;
 use super::simd::Vector;
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Avx2, Avx512, Avx512Bf16, Floats};
 use crate::ops::FEW_ROWS;
 pub(super) use finish::Finish;
 #[cfg(target_arch = "x86_64")]
@@ -38,7 +42,7 @@ pub(super) use view::{Target, View, ViewMut};
 pub(super) use widened::{BlockWeight, Order, Widened};
 
 /// A number type of elements of a right operand.
-pub(super) trait Element: Copy + Send + Sync {
+pub(crate) trait Element: Copy + Send + Sync {
     /// The same number in f32.
     fn widen(self) -> f32;
 
@@ -60,7 +64,7 @@ pub(super) trait Element: Copy + Send + Sync {
     /// As for [`product_along`].
     unsafe fn few_rows(set: InstructionSet, a: View<'_>, b: View<'_, Self>, finish: Finish<'_>, c: Target<'_>);
 
-    /// Packs columns of this type for [`simd::Avx512`].
+    /// Packs columns of this type for [`Avx512`].
     ///
     /// # Safety
     /// As for [`pack::Pack::pack`].
@@ -94,7 +98,7 @@ impl Element for f32 {
 
     unsafe fn few_rows(set: InstructionSet, a: View<'_>, b: View<'_>, finish: Finish<'_>, c: Target<'_>) {
         // SAFETY: the caller vouches for `c`.
-        unsafe { few_rows::of_f32(set, a, b, finish, c) }
+        unsafe { few_rows::of_floats(set, a, b, finish, c) }
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -129,7 +133,7 @@ impl Element for bf16 {
 
     unsafe fn few_rows(set: InstructionSet, a: View<'_>, b: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
         // SAFETY: the caller vouches for `c`.
-        unsafe { few_rows::of_bf16(set, a, b, finish, c) }
+        unsafe { few_rows::of_floats(set, a, b, finish, c) }
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -172,11 +176,14 @@ unsafe fn product_along<R: Right>(path: Path, set: InstructionSet, a: View<'_>, 
         match (path, set) {
             (Path::FewRows, _) => sides.iter().for_each(|&Side { b, finish, c }| b.few_rows(set, a, finish, c)),
             #[cfg(target_arch = "x86_64")]
-            (Path::Blocks, InstructionSet::Avx512 | InstructionSet::Avx512Bf16) => {
-                blocks::product::<kernel::Floats<simd::Avx512>, R>(a, sides);
+            (
+                Path::Blocks,
+                InstructionSet::Avx512 | InstructionSet::Avx512Bf16 | InstructionSet::Amx | InstructionSet::AmxEmulated,
+            ) => {
+                blocks::product::<Floats<Avx512>, R>(a, sides);
             }
             #[cfg(target_arch = "x86_64")]
-            (Path::Blocks, InstructionSet::Avx2) => blocks::product::<kernel::Floats<simd::Avx2>, R>(a, sides),
+            (Path::Blocks, InstructionSet::Avx2) => blocks::product::<Floats<Avx2>, R>(a, sides),
             (Path::Blocks, _) => sides.iter().for_each(|&Side { b, finish, c }| portable::product(a, b, finish, c)),
         }
     }
@@ -185,9 +192,9 @@ unsafe fn product_along<R: Right>(path: Path, set: InstructionSet, a: View<'_>, 
 /// As [`product_along`], `a` being pairs of bf16, the last of a row padded with zero where their number is odd.
 ///
 /// # Safety
-/// As there, and the machine has [`InstructionSet::Avx512Bf16`].
+/// As there, and the set [multiplies pairs](InstructionSet::multiplies_pairs).
 #[cfg(target_arch = "x86_64")]
-unsafe fn product_of_pairs<R: PairsRight>(path: Path, a: View<'_, u32>, sides: &[Side<'_, R>]) {
+unsafe fn product_of_pairs<R: PairsRight>(path: Path, set: InstructionSet, a: View<'_, u32>, sides: &[Side<'_, R>]) {
     assert!(sides.iter().all(|side| a.columns() == side.b.rows().div_ceil(2)), "inner dimensions");
     if a.columns() == 0 {
         // SAFETY: the caller vouches for all of each result.
@@ -195,11 +202,13 @@ unsafe fn product_of_pairs<R: PairsRight>(path: Path, a: View<'_, u32>, sides: &
     }
     // SAFETY: the caller vouches for it.
     unsafe {
-        match path {
-            Path::FewRows => sides.iter().for_each(|&Side { b, finish, c }| {
+        match (path, set) {
+            (Path::FewRows, _) => sides.iter().for_each(|&Side { b, finish, c }| {
                 b.few_rows_of_pairs(a.of_halves(b.rows()), finish, c);
             }),
-            Path::Blocks => blocks::product::<kernel::Avx512Bf16, R>(a, sides),
+            (Path::Blocks, InstructionSet::Amx) => tiles::product::<amx::Registers, R>(a, sides),
+            (Path::Blocks, InstructionSet::AmxEmulated) => tiles::product::<amx::Emulated, R>(a, sides),
+            (Path::Blocks, _) => blocks::product::<Avx512Bf16, R>(a, sides),
         }
     }
 }

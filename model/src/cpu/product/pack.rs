@@ -1,4 +1,4 @@
-//! Panels: columns of a right operand, laid out as [`Kernel`]s read them.
+//! Panels: columns of a right operand, laid out as kernels read them.
 //!
 //! An operand is a weight or a tensor as it lies in memory, seen in either direction: its rows lie contiguously, which
 //! are then copied, or its columns do, which are then transposed a square of vectors at a time. Packing reads nothing
@@ -7,24 +7,22 @@
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
 use std::arch::x86_64::{
-    __m512i, _mm256_loadu_si256, _mm256_maskz_loadu_epi16, _mm512_cvtepu16_epi32, _mm512_loadu_si512,
-    _mm512_maskz_loadu_epi16, _mm512_maskz_loadu_epi32, _mm512_or_si512, _mm512_setzero_si512, _mm512_shuffle_i32x4,
-    _mm512_slli_epi32, _mm512_storeu_si512, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32,
-    _mm512_unpacklo_epi64,
+    __m512, __m512i, _mm256_loadu_si256, _mm256_maskz_loadu_epi16, _mm512_cvtepu16_epi32, _mm512_loadu_si512,
+    _mm512_maskz_loadu_epi16, _mm512_maskz_loadu_epi32, _mm512_or_si512, _mm512_setzero_si512, _mm512_slli_epi32,
+    _mm512_storeu_si512,
 };
 use std::ops::Range;
 
 use half::bf16;
 
-use super::kernel::{Avx512Bf16, Floats, Kernel};
 use super::{InstructionSet, PairsRight, Right, View};
-use crate::cpu::simd::{self, prefetch};
+use crate::cpu::simd::{Avx2, Avx512, Avx512Bf16, Floats, Multiplier, first as first_lanes, prefetch, transposed};
 
 /// Lanes of a vector of 512 bits.
 const LANES: usize = 16;
 
 /// A kernel that can pack operands of a type.
-pub(super) trait Pack<R>: Kernel {
+pub(super) trait Pack<R>: Multiplier {
     /// Copies words `inner` of some columns to `[inner][vectors · LANES]`, in as many vectors as they need; columns
     /// beyond the last are zero.
     ///
@@ -39,7 +37,7 @@ pub(super) trait Pack<R>: Kernel {
     }
 }
 
-impl<R: Right> Pack<R> for Floats<simd::Avx512> {
+impl<R: Right> Pack<R> for Floats<Avx512> {
     unsafe fn pack(b: R, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
         // SAFETY: the caller vouches for it.
         unsafe { pack_floats::<Self, R>(InstructionSet::Avx512, b, inner, columns, panel) }
@@ -50,7 +48,7 @@ impl<R: Right> Pack<R> for Floats<simd::Avx512> {
     }
 }
 
-impl<R: Right> Pack<R> for Floats<simd::Avx2> {
+impl<R: Right> Pack<R> for Floats<Avx2> {
     unsafe fn pack(b: R, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
         // SAFETY: the caller vouches for it.
         unsafe { pack_floats::<Self, R>(InstructionSet::Avx2, b, inner, columns, panel) }
@@ -61,7 +59,7 @@ impl<R: Right> Pack<R> for Floats<simd::Avx2> {
 ///
 /// # Safety
 /// As there.
-unsafe fn pack_floats<K: Kernel, R: Right>(
+unsafe fn pack_floats<K: Multiplier, R: Right>(
     set: InstructionSet,
     b: R,
     inner: Range<usize>,
@@ -80,7 +78,7 @@ impl<R: PairsRight> Pack<R> for Avx512Bf16 {
     }
 }
 
-/// Packs f32 for [`simd::Avx512`].
+/// Packs f32 for [`Avx512`].
 ///
 /// # Safety
 /// As for [`Pack::pack`].
@@ -89,7 +87,7 @@ pub(super) unsafe fn pack_f32(b: View<'_, f32>, inner: Range<usize>, columns: Ra
     unsafe { pack_512::<F32>(b, inner, columns, panel.cast()) }
 }
 
-/// Packs bf16, widened, for [`simd::Avx512`].
+/// Packs bf16, widened, for [`Avx512`].
 ///
 /// # Safety
 /// As for [`Pack::pack`].
@@ -264,12 +262,6 @@ unsafe fn sixteen_halves(elements: *const bf16) -> __m512i {
     unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(elements.cast())) }
 }
 
-/// A mask of the first `count` lanes; all of them where there are fewer.
-#[inline(always)]
-fn first_lanes(count: usize) -> u32 {
-    if count >= 32 { u32::MAX } else { (1 << count) - 1 }
-}
-
 /// [`Pack::pack`] in vectors of 512 bits.
 ///
 /// # Safety
@@ -383,27 +375,9 @@ unsafe fn pack_columns<W: Words>(
 /// Exchanges rows and columns of 16 × 16 words.
 #[target_feature(enable = "avx512f")]
 fn transpose(rows: [__m512i; LANES]) -> [__m512i; LANES] {
-    let mut twos = rows;
-    for i in (0..LANES).step_by(2) {
-        twos[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-        twos[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+    // SAFETY: the instructions are those of this function, and vectors of as many bits are the same bits.
+    unsafe {
+        let rows = std::mem::transmute::<[__m512i; LANES], [__m512; LANES]>(rows);
+        std::mem::transmute::<[__m512; LANES], [__m512i; LANES]>(transposed(rows))
     }
-    // Now each quarter of `fours[4·g + k]` is column `4·quarter + k` of the rows `4·g .. 4·g + 4`.
-    let mut fours = twos;
-    for i in (0..LANES).step_by(4) {
-        for high in 0..2 {
-            fours[i + 2 * high] = _mm512_unpacklo_epi64(twos[i + high], twos[i + high + 2]);
-            fours[i + 2 * high + 1] = _mm512_unpackhi_epi64(twos[i + high], twos[i + high + 2]);
-        }
-    }
-    let mut columns = fours;
-    for k in 0..4 {
-        let even = [0, 8].map(|g| _mm512_shuffle_i32x4::<0x88>(fours[g + k], fours[g + 4 + k]));
-        let odd = [0, 8].map(|g| _mm512_shuffle_i32x4::<0xdd>(fours[g + k], fours[g + 4 + k]));
-        columns[k] = _mm512_shuffle_i32x4::<0x88>(even[0], even[1]);
-        columns[4 + k] = _mm512_shuffle_i32x4::<0x88>(odd[0], odd[1]);
-        columns[8 + k] = _mm512_shuffle_i32x4::<0xdd>(even[0], even[1]);
-        columns[12 + k] = _mm512_shuffle_i32x4::<0xdd>(odd[0], odd[1]);
-    }
-    columns
 }

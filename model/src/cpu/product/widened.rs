@@ -179,7 +179,7 @@ impl Right for Widened<'_> {
             };
             let b = View::new(values, columns.len(), inner, inner).transposed();
             // SAFETY: the caller vouches for `c`, of which these are some columns.
-            unsafe { few_rows::of_f32(set, a, b, finish.of_columns(columns.clone()), c.offset(0, columns.start)) };
+            unsafe { few_rows::of_floats(set, a, b, finish.of_columns(columns.clone()), c.offset(0, columns.start)) };
         });
     }
 }

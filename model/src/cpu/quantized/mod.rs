@@ -13,8 +13,9 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+mod avx512_bf16;
 mod blocks;
+mod kernel;
 mod portable;
 mod rows;
 #[cfg(test)]
@@ -29,6 +30,9 @@ use std::ops::Range;
 use super::instructions::multiversion;
 use super::operand::Operand;
 use super::product::{BlockWeight, Element, Finish, Order, Target, ViewMut};
+use super::simd::Portable;
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Avx2, Avx512Bf16};
 use super::{Cpu, InstructionSet};
 use crate::fingerprint;
 use crate::weights::{BLOCK, BlockFormat};
@@ -50,10 +54,11 @@ pub(super) enum Bits {
 
 impl Bits {
     /// Those of a format.
-    const fn of(format: BlockFormat) -> Self {
+    fn of(format: BlockFormat) -> Self {
         match format {
             BlockFormat::Int8 => Self::Eight,
             BlockFormat::Int4 => Self::Four,
+            BlockFormat::Q8_0 | BlockFormat::Q4_0 => unreachable!("{} has no products of integers", format.name()),
         }
     }
 
@@ -307,24 +312,21 @@ unsafe fn group_product(
 }
 
 /// The products of up to [`TILE`] rows with a group.
-fn tile(
-    set: InstructionSet,
-    x: &QuantizedRows,
-    rows: std::ops::Range<usize>,
-    weight: &Quantized,
-    group: usize,
-) -> Sums {
-    match set {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a set other than the portable one is only ever chosen where the machine has it.
-        InstructionSet::Avx512Bf16 => unsafe { avx512::tile(x, rows, weight, group) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        InstructionSet::Avx2 | InstructionSet::Avx512 => unsafe { avx2::tile(x, rows, weight, group) },
-        #[cfg(not(target_arch = "x86_64"))]
-        InstructionSet::Avx2 | InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
-            unreachable!("an instruction set of another architecture")
+fn tile(set: InstructionSet, x: &QuantizedRows, rows: Range<usize>, weight: &Quantized, group: usize) -> Sums {
+    // SAFETY: a set other than the portable one is only ever chosen where the machine has it.
+    unsafe {
+        match set {
+            InstructionSet::Portable => kernel::tile::<Portable>(x, rows, weight, group),
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx2 | InstructionSet::Avx512 => kernel::tile::<Avx2>(x, rows, weight, group),
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx512Bf16 | InstructionSet::Amx | InstructionSet::AmxEmulated => {
+                kernel::tile::<Avx512Bf16>(x, rows, weight, group)
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => {
+                unreachable!("an instruction set of another architecture")
+            }
         }
-        InstructionSet::Portable => portable::tile(x, rows, weight, group),
     }
 }

@@ -1,40 +1,46 @@
-//! The kernel in plain loops.
+//! Products of bytes in plain loops.
 
-use std::ops::Range;
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
-use super::super::product::Element;
-use super::rows::{QuantizedRows, RowBlocks};
-use super::{BLOCK, Bits, GROUP, GroupBlock, Quantized, Sums, TILE};
+use super::kernel::Bytes;
+use super::{BLOCK, GROUP, GroupBlock};
+use crate::cpu::simd::{Portable, Routine, Vector};
 
-/// The products of up to [`TILE`] rows with a group.
-pub(super) fn tile(x: &QuantizedRows, rows: Range<usize>, weight: &Quantized, group: usize) -> Sums {
-    let mut sums = [[0.0; GROUP]; TILE];
-    for (row, sums) in rows.zip(&mut sums) {
-        let RowBlocks { values, scales, starts } = x.row(row);
-        for (index, block) in weight.group(group).enumerate() {
-            let products = products(weight.bits, &values[index], block);
-            for ((sum, product), scale) in sums.iter_mut().zip(products).zip(block.scales) {
-                *sum += (product + starts[index]) as f32 * (scale.widen() * scales[index]);
-            }
-        }
+impl Bytes for Portable {
+    type Sums = Self;
+    type Numbers<'a> = GroupBlock<'a>;
+
+    #[inline(always)]
+    unsafe fn compiled<R: Routine>(routine: R) -> R::Output {
+        // SAFETY: every machine has the instructions.
+        unsafe { <Self as Vector>::compiled(routine) }
     }
-    sums
-}
 
-/// The products of a block with one of each row of a group.
-fn products(bits: Bits, x: &[i8; BLOCK], block: GroupBlock<'_>) -> [i32; GROUP] {
-    let mut sums = [0; GROUP];
-    for (line, x) in block.lines.iter().zip(x.chunks_exact(BLOCK / bits.lines())) {
-        for (sum, bytes) in sums.iter_mut().zip(line.0.chunks_exact(4)) {
-            for (place, byte) in bytes.iter().enumerate() {
-                *sum += match bits {
-                    Bits::Eight => i32::from(*byte) * i32::from(x[place]),
-                    Bits::Four => {
+    #[inline(always)]
+    unsafe fn numbers<const EIGHT: bool>(block: GroupBlock<'_>) -> GroupBlock<'_> {
+        block
+    }
+
+    #[inline(always)]
+    unsafe fn products<const EIGHT: bool, const VECTORS: usize>(
+        block: &GroupBlock<'_>,
+        x: &[i8; BLOCK],
+        start: i32,
+    ) -> [Self; VECTORS] {
+        let mut sums = [start; GROUP];
+        for (line, x) in block.lines.iter().zip(x.chunks_exact(if EIGHT { 4 } else { 8 })) {
+            for (sum, bytes) in sums.iter_mut().zip(line.0.chunks_exact(4)) {
+                for (place, byte) in bytes.iter().enumerate() {
+                    *sum += if EIGHT {
+                        i32::from(*byte) * i32::from(x[place])
+                    } else {
                         i32::from(byte & 15) * i32::from(x[place]) + i32::from(byte >> 4) * i32::from(x[4 + place])
-                    }
-                };
+                    };
+                }
             }
         }
+        let sums = sums.map(|sum| sum as f32);
+        // SAFETY: as many vectors as are a group.
+        std::array::from_fn(|vector| unsafe { Self::load(sums.as_ptr().add(vector * Self::LANES)) })
     }
-    sums
 }

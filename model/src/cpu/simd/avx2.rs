@@ -7,11 +7,19 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::{EXP2, Vector, exp2_of_fraction};
+use super::{EXP2, Routine, Vector, exp2_of_fraction};
 
 /// Eight lanes. One exists only where the machine has AVX2 and FMA.
 #[derive(Clone, Copy)]
-pub(in crate::cpu) struct Avx2(__m256);
+pub(crate) struct Avx2(__m256);
+
+impl Avx2 {
+    /// Of the lanes of a register, with which the machine has shown its instructions.
+    #[inline(always)]
+    pub(in crate::cpu) fn of(lanes: __m256) -> Self {
+        Self(lanes)
+    }
+}
 
 /// All bits of the lanes of a range.
 ///
@@ -31,6 +39,20 @@ unsafe fn lanes(range: Range<usize>) -> __m256i {
 // machine has the instruction.
 impl Vector for Avx2 {
     const LANES: usize = 8;
+    // Twelve sums, the words of two vectors and of one row take 15 of 16 registers.
+    const TILE_ROWS: usize = 6;
+    const TILE_VECTORS: usize = 2;
+
+    #[inline(always)]
+    unsafe fn compiled<R: Routine>(routine: R) -> R::Output {
+        #[target_feature(enable = "avx2,fma")]
+        unsafe fn compiled<R: Routine>(routine: R) -> R::Output {
+            // SAFETY: the caller vouches for it.
+            unsafe { routine.run::<Avx2>() }
+        }
+        // SAFETY: as above.
+        unsafe { compiled(routine) }
+    }
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {

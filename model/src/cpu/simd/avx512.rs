@@ -7,11 +7,11 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::{EXP2, Vector, exp2_of_fraction};
+use super::{EXP2, Routine, Vector, exp2_of_fraction};
 
 /// Sixteen lanes. One exists only where the machine has AVX-512F.
 #[derive(Clone, Copy)]
-pub(in crate::cpu) struct Avx512(__m512);
+pub(crate) struct Avx512(__m512);
 
 impl Avx512 {
     /// Of the lanes of a register, with which the machine has shown its instructions.
@@ -37,6 +37,20 @@ fn first(count: usize) -> __mmask16 {
 // machine has the instruction.
 impl Vector for Avx512 {
     const LANES: usize = 16;
+    // 24 sums, the words of three vectors and of one row take 28 of 32 registers.
+    const TILE_ROWS: usize = 8;
+    const TILE_VECTORS: usize = 3;
+
+    #[inline(always)]
+    unsafe fn compiled<R: Routine>(routine: R) -> R::Output {
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
+        unsafe fn compiled<R: Routine>(routine: R) -> R::Output {
+            // SAFETY: the caller vouches for it.
+            unsafe { routine.run::<Avx512>() }
+        }
+        // SAFETY: as above.
+        unsafe { compiled(routine) }
+    }
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -161,11 +175,14 @@ impl Vector for Avx512 {
 }
 
 /// A square of 16 rows, turned: pairs of values, then of pairs, then of quarters of a vector change places.
+///
+/// # Safety
+/// The machine has AVX-512F.
 #[inline(always)]
-unsafe fn transposed(rows: [__m512; 16]) -> [__m512; 16] {
+pub(in crate::cpu) unsafe fn transposed(rows: [__m512; 16]) -> [__m512; 16] {
     let mut a = rows;
     let mut b = rows;
-    // SAFETY: vectors are at hand, so the machine has the instructions.
+    // SAFETY: the caller vouches for the instructions.
     unsafe {
         for i in 0..8 {
             a[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);

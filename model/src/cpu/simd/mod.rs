@@ -1,8 +1,9 @@
 //! Vectors of f32 behind one trait, for kernels that are written once and compiled for each instruction set.
 //!
 //! Making a vector is unsafe: only where the machine has its instructions may one be made. With one at hand the rest of
-//! arithmetic is safe. A generic kernel is `#[inline(always)]` and called from a function with the `#[target_feature]`s
-//! of its vectors, so that each operation becomes its one instruction.
+//! arithmetic is safe. A kernel is a [`Routine`]: always inlined, into a function with the `#[target_feature]`s of its
+//! vectors ([`Vector::compiled`]), so that each operation becomes its one instruction. The features of an instruction
+//! set stand there and nowhere else.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -10,7 +11,10 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
 mod portable;
+mod products;
 
 use std::ops::Range;
 
@@ -19,8 +23,24 @@ use half::bf16;
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
-pub(super) use avx512::Avx512;
+pub(super) use avx512::{Avx512, transposed};
+#[cfg(target_arch = "x86_64")]
+pub(super) use avx512_bf16::{Avx512Bf16, as_words, first};
 pub(super) use portable::Portable;
+pub(super) use products::{Floats, Loads, Multiplier};
+
+/// Code that is written once and compiled with the instructions of each set.
+pub(crate) trait Routine {
+    /// What it computes.
+    type Output;
+
+    /// Runs it with vectors of some type. Implementations are `#[inline(always)]`: what is not inlined into
+    /// [`Vector::compiled`] is compiled without the instructions.
+    ///
+    /// # Safety
+    /// The machine has the instructions of the vectors; and what the routine itself asks for.
+    unsafe fn run<V: Vector>(self) -> Self::Output;
+}
 
 /// Asks for the cache line at a place, which need not be ours.
 #[inline(always)]
@@ -35,9 +55,19 @@ pub(super) fn prefetch<T>(place: *const T) {
 }
 
 /// Some f32 side by side.
-pub(super) trait Vector: Copy {
+pub(crate) trait Vector: Copy {
     /// How many.
     const LANES: usize;
+    /// Rows of a tile of sums that its registers hold.
+    const TILE_ROWS: usize;
+    /// Vectors in a row of such a tile.
+    const TILE_VECTORS: usize;
+
+    /// Runs a routine with vectors of this type, compiled with their instructions.
+    ///
+    /// # Safety
+    /// As [`Vector::splat`] and [`Routine::run`].
+    unsafe fn compiled<R: Routine>(routine: R) -> R::Output;
 
     /// The same value in each lane.
     ///
@@ -143,70 +173,17 @@ fn exp2_of_fraction<V: Vector>(r: V, one: V, [c5, c4, c3, c2, c1]: [V; 5]) -> V 
     p.mul_add(r, one)
 }
 
-/// Defines a function that runs a generic kernel with the vectors of the instruction set that its first argument names.
-///
-/// The argument must be a set that the machine has; [`super::Cpu`] makes sure of it.
-macro_rules! vectorised {
-    ($(#[$meta:meta])* $visibility:vis unsafe fn $name:ident($($argument:ident: $kind:ty),* $(,)?) = $kernel:ident) => {
-        $(#[$meta])*
-        $visibility unsafe fn $name(set: $crate::cpu::instructions::InstructionSet, $($argument: $kind),*) {
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma")]
-            unsafe fn avx2($($argument: $kind),*) {
-                // SAFETY: the caller vouches for the arguments, the choice below for the instructions.
-                unsafe { $kernel::<$crate::cpu::simd::Avx2>($($argument),*) }
-            }
-
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
-            unsafe fn avx512($($argument: $kind),*) {
-                // SAFETY: as above.
-                unsafe { $kernel::<$crate::cpu::simd::Avx512>($($argument),*) }
-            }
-
-            use $crate::cpu::instructions::InstructionSet;
-            // SAFETY: the caller vouches for the arguments; a set other than the portable one is only ever chosen where
-            // the machine has it.
-            unsafe {
-                match set {
-                    #[cfg(target_arch = "x86_64")]
-                    InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => avx512($($argument),*),
-                    #[cfg(target_arch = "x86_64")]
-                    InstructionSet::Avx2 => avx2($($argument),*),
-                    #[cfg(not(target_arch = "x86_64"))]
-                    InstructionSet::Avx2 | InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
-                        unreachable!("an instruction set of another architecture")
-                    }
-                    InstructionSet::Portable => $kernel::<$crate::cpu::simd::Portable>($($argument),*),
-                }
-            }
-        }
-    };
-}
-
-pub(super) use vectorised;
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cpu::InstructionSet;
 
-    /// Runs a generic test with each kind of vector that the machine has.
-    macro_rules! with_each_vector {
-        ($test:ident) => {
-            // SAFETY: any machine has arrays.
-            unsafe { $test::<Portable>() };
-            #[cfg(target_arch = "x86_64")]
-            if InstructionSet::Avx2.is_available() {
-                // SAFETY: the machine has the instructions.
-                unsafe { $test::<Avx2>() };
-            }
-            #[cfg(target_arch = "x86_64")]
-            if InstructionSet::Avx512.is_available() {
-                // SAFETY: as above.
-                unsafe { $test::<Avx512>() };
-            }
-        };
+    /// Runs a test with the vectors of each set that the machine has.
+    fn with_each_vector<T: Routine<Output = ()> + Copy>(test: T) {
+        for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
+            // SAFETY: the machine has the set, and a test asks for nothing else.
+            unsafe { set.run(test) };
+        }
     }
 
     unsafe fn lanes_of<V: Vector>(vector: V) -> Vec<f32> {
@@ -216,39 +193,55 @@ mod tests {
         lanes
     }
 
-    unsafe fn powers<V: Vector>() {
-        // SAFETY: the caller vouches for the instructions.
-        let power = |x: f32| unsafe { lanes_of(V::splat(x).exp2())[0] };
-        for step in -12_599..12_749 {
-            let x = step as f32 * 0.01;
-            let (found, exact) = (f64::from(power(x)), f64::from(x).exp2());
-            assert!((found - exact).abs() <= 2e-7 * exact, "2^{x} = {found}, not {exact}");
+    #[derive(Clone, Copy)]
+    struct Powers;
+
+    impl Routine for Powers {
+        type Output = ();
+
+        #[inline(always)]
+        unsafe fn run<V: Vector>(self) {
+            // SAFETY: the caller vouches for the instructions.
+            let power = |x: f32| unsafe { lanes_of(V::splat(x).exp2())[0] };
+            for step in -12_599..12_749 {
+                let x = step as f32 * 0.01;
+                let (found, exact) = (f64::from(power(x)), f64::from(x).exp2());
+                assert!((found - exact).abs() <= 2e-7 * exact, "2^{x} = {found}, not {exact}");
+            }
+            assert_eq!((power(-1e30), power(-200.0), power(0.0)), (0.0, 0.0, 1.0));
+            assert!(power(f32::NAN).is_nan() && power(200.0).is_infinite());
         }
-        assert_eq!((power(-1e30), power(-200.0), power(0.0)), (0.0, 0.0, 1.0));
-        assert!(power(f32::NAN).is_nan() && power(200.0).is_infinite());
     }
 
     #[test]
     fn powers_are_right_to_about_a_unit_in_the_last_place() {
-        with_each_vector!(powers);
+        with_each_vector(Powers);
     }
 
-    unsafe fn transposes<V: Vector>() {
-        for (rows, columns) in [(1, 1), (V::LANES, V::LANES), (V::LANES - 1, 2 * V::LANES + 3), (3, 17)] {
-            let values: Vec<f32> = (0..rows * columns).map(|index| index as f32).collect();
-            let lines: Vec<_> = values.chunks_exact(columns).map(<[f32]>::as_ptr).collect();
-            let stride = V::LANES + 2;
-            let mut found = vec![-1.0; columns * stride];
-            // SAFETY: the caller vouches for the instructions, and there is room.
-            unsafe { V::transpose(&lines, columns, found.as_mut_ptr(), stride) };
-            for (column, line) in found.chunks_exact(stride).enumerate() {
-                for (lane, &value) in line.iter().enumerate() {
-                    let expected = match lane {
-                        _ if lane < rows => values[lane * columns + column],
-                        _ if lane < V::LANES => 0.0,
-                        _ => -1.0,
-                    };
-                    assert_eq!(value, expected, "{rows}x{columns}: row {lane}, column {column}");
+    #[derive(Clone, Copy)]
+    struct Transposes;
+
+    impl Routine for Transposes {
+        type Output = ();
+
+        #[inline(always)]
+        unsafe fn run<V: Vector>(self) {
+            for (rows, columns) in [(1, 1), (V::LANES, V::LANES), (V::LANES - 1, 2 * V::LANES + 3), (3, 17)] {
+                let values: Vec<f32> = (0..rows * columns).map(|index| index as f32).collect();
+                let lines: Vec<_> = values.chunks_exact(columns).map(<[f32]>::as_ptr).collect();
+                let stride = V::LANES + 2;
+                let mut found = vec![-1.0; columns * stride];
+                // SAFETY: the caller vouches for the instructions, and there is room.
+                unsafe { V::transpose(&lines, columns, found.as_mut_ptr(), stride) };
+                for (column, line) in found.chunks_exact(stride).enumerate() {
+                    for (lane, &value) in line.iter().enumerate() {
+                        let expected = match lane {
+                            _ if lane < rows => values[lane * columns + column],
+                            _ if lane < V::LANES => 0.0,
+                            _ => -1.0,
+                        };
+                        assert_eq!(value, expected, "{rows}x{columns}: row {lane}, column {column}");
+                    }
                 }
             }
         }
@@ -256,30 +249,40 @@ mod tests {
 
     #[test]
     fn rows_become_columns() {
-        with_each_vector!(transposes);
+        with_each_vector(Transposes);
     }
 
-    unsafe fn parts<V: Vector>() {
-        let values: Vec<f32> = (1..=V::LANES).map(|value| value as f32).collect();
-        for count in 0..=V::LANES {
-            // SAFETY: the caller vouches for the instructions; exactly so many values are there to read and to write.
-            unsafe {
-                let some = V::load_first(values[V::LANES - count..].as_ptr(), count);
-                let mut expected = values[V::LANES - count..].to_vec();
-                expected.resize(V::LANES, 0.0);
-                assert_eq!(lanes_of(some), expected);
-                let mut written = vec![-1.0; V::LANES];
-                V::load(values.as_ptr()).store_first(written.as_mut_ptr(), count);
-                assert!(written[..count] == values[..count] && written[count..].iter().all(|&value| value == -1.0));
-                let kept = lanes_of(V::load(values.as_ptr()).keep(count / 2..count, V::splat(-2.0)));
-                let inside = |lane: usize| (count / 2..count).contains(&lane);
-                assert!(kept.iter().enumerate().all(|(lane, &x)| x == if inside(lane) { values[lane] } else { -2.0 }));
+    #[derive(Clone, Copy)]
+    struct Parts;
+
+    impl Routine for Parts {
+        type Output = ();
+
+        #[inline(always)]
+        unsafe fn run<V: Vector>(self) {
+            let values: Vec<f32> = (1..=V::LANES).map(|value| value as f32).collect();
+            for count in 0..=V::LANES {
+                // SAFETY: the caller vouches for the instructions; exactly so many values are there to read and to write.
+                unsafe {
+                    let some = V::load_first(values[V::LANES - count..].as_ptr(), count);
+                    let mut expected = values[V::LANES - count..].to_vec();
+                    expected.resize(V::LANES, 0.0);
+                    assert_eq!(lanes_of(some), expected);
+                    let mut written = vec![-1.0; V::LANES];
+                    V::load(values.as_ptr()).store_first(written.as_mut_ptr(), count);
+                    assert!(written[..count] == values[..count] && written[count..].iter().all(|&value| value == -1.0));
+                    let kept = lanes_of(V::load(values.as_ptr()).keep(count / 2..count, V::splat(-2.0)));
+                    let inside = |lane: usize| (count / 2..count).contains(&lane);
+                    assert!(
+                        kept.iter().enumerate().all(|(lane, &x)| x == if inside(lane) { values[lane] } else { -2.0 })
+                    );
+                }
             }
         }
     }
 
     #[test]
     fn parts_of_a_vector_are_those_asked_for() {
-        with_each_vector!(parts);
+        with_each_vector(Parts);
     }
 }

@@ -7,12 +7,12 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::{EXP2, Vector, exp2_of_fraction};
+use super::{EXP2, Routine, Vector, exp2_of_fraction};
 use crate::cpu::product::Element;
 
 /// Eight lanes.
 #[derive(Clone, Copy)]
-pub(in crate::cpu) struct Portable([f32; 8]);
+pub(crate) struct Portable([f32; 8]);
 
 impl Portable {
     #[inline(always)]
@@ -23,6 +23,14 @@ impl Portable {
 
 impl Vector for Portable {
     const LANES: usize = 8;
+    const TILE_ROWS: usize = 4;
+    const TILE_VECTORS: usize = 2;
+
+    #[inline(always)]
+    unsafe fn compiled<R: Routine>(routine: R) -> R::Output {
+        // SAFETY: the caller vouches for it.
+        unsafe { routine.run::<Self>() }
+    }
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {

@@ -21,7 +21,6 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, Mapping, Parameters};
 use engine::preflight::Preflight;
-use engine::protocol::WorkerEvent;
 use engine::stage::InputFacts;
 use model::batch::Batch;
 use model::blocks::Blocks;
@@ -272,7 +271,7 @@ impl Respondent {
         let choice = Choice::of(params.backend, params.serves(), &architecture, context)?;
         let model = match choice.is_torch {
             true => {
-                context.emit(WorkerEvent::Report { text: choice.report() });
+                context.report_detail(choice.report());
                 Asked::Worker(Box::new(Worker::open(params, &model, adapter.as_ref(), architecture)?))
             }
             false => {

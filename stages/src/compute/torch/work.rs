@@ -136,7 +136,7 @@ impl Work {
         let running = context.launch(&ranks)?;
         running.attend(context, &mut |rank, event, context| match event {
             WorkerEvent::Started { .. } | WorkerEvent::Finished { .. } => Ok(()),
-            WorkerEvent::Warning { .. } | WorkerEvent::Report { .. } => {
+            WorkerEvent::Warning { .. } | WorkerEvent::Note { .. } | WorkerEvent::Report { .. } => {
                 context.emit(event);
                 Ok(())
             }

@@ -6,7 +6,9 @@
 
 mod chat;
 mod control;
+mod named;
 mod params;
+mod preference;
 pub(crate) mod python;
 mod render;
 mod template;
@@ -14,7 +16,9 @@ mod train_on;
 
 pub use chat::{ChatError, ChatTemplate, Turn};
 pub use control::{ControlTexts, PLAIN_BEGIN, PLAIN_END, is_marked, without_marks};
-pub use params::{ChatTemplateChoice, NAMED_CHAT_TEMPLATES, PROMPT, PromptParams};
+pub use named::NamedTemplate;
+pub use params::{ChatTemplateChoice, PROMPT, PromptParams};
+pub use preference::{Responded, ResponseBorder};
 pub use render::{Encoded, Piece, Prompt, PromptError, PromptRenderer, Prompter, Question, Segment};
 pub use template::{NAMED, Template, TemplateError};
 pub use train_on::TrainOn;

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::chat::ChatTemplate;
+use super::named::{self, NamedTemplate};
 use super::render::PromptError;
 use crate::compute::checkpoint::CHAT_TEMPLATE;
 
@@ -32,7 +33,7 @@ pub struct PromptParams {
     /// Conversations take it from the chat template.
     #[semantic]
     pub add_eos: Option<bool>,
-    /// A chat template in place of the tokenizer's own: `chatml`, or the text of a Jinja template.
+    /// A chat template in place of the tokenizer's own: the name of a family's, or the text of a Jinja template.
     #[semantic]
     pub chat_template: Option<ChatTemplateChoice>,
     /// What a conversation begins with that has no system message of its own.
@@ -96,15 +97,6 @@ impl PromptParams {
     }
 }
 
-/// The chat templates that a name stands for.
-pub const NAMED_CHAT_TEMPLATES: &[(&str, &str)] = &[("chatml", CHATML)];
-
-/// torchtune's `ChatMLTemplate`: no system message of its own, content as it stands.
-const CHATML: &str = "{%- for message in messages %}\
-    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}\
-    {%- endfor %}\
-    {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
-
 /// What `chat_template:` says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -123,7 +115,12 @@ impl ChatTemplateChoice {
 
     /// The text of the template.
     pub fn text(&self) -> &str {
-        NAMED_CHAT_TEMPLATES.iter().find(|(name, _)| *name == self.0).map_or(&self.0, |(_, text)| text)
+        self.named().map_or(&self.0, |template| template.text)
+    }
+
+    /// The template, where it has a name.
+    pub fn named(&self) -> Option<&'static NamedTemplate> {
+        named::find(&self.0)
     }
 }
 
@@ -133,7 +130,7 @@ impl Parameter for ChatTemplateChoice {
             reader.wrong_type(node, "a string");
             return None;
         };
-        let names = NAMED_CHAT_TEMPLATES.iter().map(|(name, _)| *name);
+        let names = named::ALL.iter().map(|template| template.name);
         if names.clone().any(|name| name == text) {
             return Some(Self(text.clone()));
         }
@@ -162,7 +159,7 @@ impl Parameter for ChatTemplateChoice {
     }
 
     fn schema() -> Json {
-        let names: Vec<&str> = NAMED_CHAT_TEMPLATES.iter().map(|(name, _)| *name).collect();
+        let names: Vec<&str> = named::ALL.iter().map(|template| template.name).collect();
         json!({ "type": "string", "anyOf": [{ "enum": names }, { "pattern": "\\{[{%]" }] })
     }
 }
@@ -180,7 +177,7 @@ mod tests {
     #[test]
     fn a_chat_template_is_a_name_or_jinja() {
         assert_eq!(read(json!({})).unwrap(), PromptParams::default());
-        assert_eq!(read(json!({"chat_template": "chatml"})).unwrap().chat_template.unwrap().text(), CHATML);
+        assert_eq!(read(json!({"chat_template": "chatml"})).unwrap().chat_template.unwrap().text(), named::CHATML);
         let own = "{% for m in messages %}{{ m.content }}{% endfor %}";
         assert_eq!(read(json!({ "chat_template": own })).unwrap().chat_template.unwrap().text(), own);
         let error = read(json!({"chat_template": "{% for m in messages %}{{ m.content"})).unwrap_err();

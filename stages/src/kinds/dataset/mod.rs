@@ -22,6 +22,7 @@ mod mix;
 mod number;
 mod of_files;
 mod parameters;
+mod preference;
 mod preflight;
 #[cfg(any(test, fuzzing))]
 pub mod properties;
@@ -46,7 +47,7 @@ use engine::file::source::Span;
 use engine::metadata::FetchedFile;
 use engine::pin::Pinned;
 use engine::preflight::Preflight;
-use engine::protocol::{Network, WorkerEvent};
+use engine::protocol::Network;
 use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage};
 use engine::suggest;
 use engine::survey::{LocalFiles, Survey};
@@ -62,6 +63,8 @@ pub(crate) use of_files::rows_of_files;
 pub use parameters::{
     DatasetParams, Mix, OnBadRow, OnEmpty, SampleBy, StoppingStrategy, TrainTestSplit, TurnOrder, WeightedRows,
 };
+#[cfg(test)]
+pub(crate) use preference::judged;
 use read::Reading;
 use recipe::Recipe;
 pub use source::{LocalSource, Source};
@@ -81,6 +84,7 @@ impl Stage for Dataset {
     const ABOUT: &'static str =
         "Takes rows of text out of files, out of a dataset on the Hub, or out of other datasets.";
     type Params = DatasetParams;
+    const ALSO_CALLED: &'static [&'static str] = &["data", "load_dataset"];
 
     fn outputs(params: &DatasetParams) -> Vec<Output> {
         match params.train_test_split {
@@ -165,7 +169,7 @@ fn write_rows(params: &DatasetParams, context: &mut StageContext) -> Result<(), 
     verify_files(params, context)?;
     let facts = arranger.facts().clone();
     let made = arranger.finish(&counts, context)?;
-    context.emit(WorkerEvent::Report { text: summary(&facts, &made, counts.dropped, counts.filtered) });
+    context.report_detail(summary(&facts, &made, counts.dropped, counts.filtered));
     forget_working_files(context.working())
 }
 
@@ -241,7 +245,7 @@ fn summary(facts: &RowsFacts, made: &[(&str, u64)], dropped: u64, filtered: u64)
             format!("template {template}, columns {}", facts.columns.join(", "))
         }
         Shape::Messages => "conversations".to_owned(),
-        Shape::Text => "plain text".to_owned(),
+        Shape::Text | Shape::Pairs | Shape::Judged => facts.shape.describe().to_owned(),
     };
     let rows: Vec<String> = match made {
         [(_, rows)] => vec![format!("{rows} rows")],

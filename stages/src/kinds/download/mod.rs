@@ -128,6 +128,7 @@ impl Stage for Download {
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "Brings a checkpoint from the Hub or a folder, every file checked.";
     type Params = DownloadParams;
+    const ALSO_CALLED: &'static [&'static str] = &["model", "base_model", "hub", "hf_hub"];
 
     fn outputs(params: &DownloadParams) -> Vec<Output> {
         match params.form {

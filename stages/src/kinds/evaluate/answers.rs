@@ -98,7 +98,7 @@ impl Answers {
         if cut > 0 {
             let limit = params.inference.max_new_tokens;
             context.warn(format!(
-                "{cut} of {rows} answers are cut off, at `max_new_tokens: {limit}` or the model's positions"
+                "{cut} of {rows} completions are cut off, at `max_new_tokens: {limit}` or the model's positions"
             ));
         }
         Ok(())

@@ -19,7 +19,6 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, OneOrMore, Parameters};
 use engine::preflight::{Preflight, Work};
-use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers};
 use model::sampling::Sampling;
 
@@ -126,6 +125,7 @@ impl Stage for Evaluate {
     const VERSION: u32 = 6; // 6: segments are cut out of the ids of their whole text.
     const ABOUT: &'static str = "Measures a model on rows: perplexity and token accuracy of the responses; ROUGE, BLEU and exact match of its own.";
     type Params = EvaluateParams;
+    const ALSO_CALLED: &'static [&'static str] = &["eval", "test", "predict"];
     const GOAL: bool = true;
 
     fn outputs(_: &EvaluateParams) -> Vec<Output> {
@@ -216,8 +216,9 @@ impl Stage for Evaluate {
         let found = figures(params, &subject, &likelihood, &answers, context)?;
 
         figures::write(&found, &draft.folder)?;
-        let text = report::text(context.stage(), &found, &others);
-        context.emit(WorkerEvent::Report { text });
+        let table = report::table(context.stage(), &found, &others);
+        context.report(table);
+        context.report_detail(report::conventions(&found));
         context.seal(draft, found.facts(), None)
     }
 }

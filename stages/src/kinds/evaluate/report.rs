@@ -2,15 +2,27 @@
 
 use super::figures::{AnswerCounts, Figures};
 
-/// The headline figures, beside those of other evaluations where there are any, and what they mean.
-pub(super) fn text(stage: &str, figures: &Figures, others: &[(&str, Figures)]) -> String {
+/// The headline figures, beside those of other evaluations where there are any.
+pub(super) fn table(stage: &str, figures: &Figures, others: &[(&str, Figures)]) -> String {
     let all: Vec<(&str, &Figures)> =
         others.iter().map(|(stage, figures)| (*stage, figures)).chain([(stage, figures)]).collect();
     // Two stand side by side; of more, each has a line.
     let rows = if all.len() <= 2 { transposed(&by_stage(&all, figures)) } else { by_stage(&all, figures) };
     let mut lines = aligned(&rows);
-    lines.extend(conventions(figures));
+    lines.extend(figures.answers.as_ref().and_then(unfinished));
     lines.join("\n")
+}
+
+/// How many completions are empty or cut off, where any are: then the figures say less than they seem to.
+fn unfinished(answers: &AnswerCounts) -> Option<String> {
+    let AnswerCounts { rows, empty, cut, .. } = answers;
+    let parts = [(empty, "empty"), (cut, "cut off by `max_new_tokens`")];
+    let parts = parts.iter().filter(|(count, _)| **count > 0).map(|(count, what)| match *count == rows {
+        true => format!("all {rows} completions are {what}"),
+        false => format!("{count} of {rows} completions are {what}"),
+    });
+    let parts: Vec<String> = parts.collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
 }
 
 /// A heading, then a row for each evaluation with the figures that `of` has.
@@ -44,8 +56,8 @@ fn aligned(rows: &[Vec<String>]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
-/// What each figure means.
-fn conventions(figures: &Figures) -> Vec<String> {
+/// What each figure means, a line each.
+pub(super) fn conventions(figures: &Figures) -> String {
     let mut lines = Vec::new();
     if let Some(perplexity) = &figures.perplexity {
         lines.push(format!("perplexity: {}; {} tokens", perplexity.convention, perplexity.tokens));
@@ -75,11 +87,7 @@ fn conventions(figures: &Figures) -> Vec<String> {
     if let Some(exact) = &figures.exact_match {
         lines.push(format!("exact_match: {}; {} of {} rows", exact.convention, exact.matches, exact.rows));
     }
-    if let Some(answers) = figures.answers.as_ref().filter(|answers| answers.empty + answers.cut > 0) {
-        let AnswerCounts { rows, empty, cut, .. } = answers;
-        lines.push(format!("of {rows} answers {empty} are empty and {cut} are cut off"));
-    }
-    lines
+    lines.join("\n")
 }
 
 /// Four places after the point, fewer for large numbers.
@@ -110,7 +118,7 @@ mod tests {
 
     #[test]
     fn two_evaluations_stand_side_by_side() {
-        let text = text("after", &figures(3.25, 0.875), &[("before", figures(1234.56, 0.0))]);
+        let text = table("after", &figures(3.25, 0.875), &[("before", figures(1234.56, 0.0))]);
         let expected = "            before   after\n\
                         perplexity  1234.6  3.2500\n\
                         rouge1      0.0000  0.8750\n\
@@ -118,13 +126,14 @@ mod tests {
                         rougeL      0.0000  0.0000\n\
                         rougeLsum   0.0000  0.0000\n";
         assert!(text.starts_with(expected), "{text}");
+        let text = conventions(&figures(3.25, 0.875));
         assert!(text.contains("345 tokens") && text.contains("by stems") && text.contains("12 rows"), "{text}");
     }
 
     #[test]
     fn of_several_evaluations_each_has_a_line() {
         let only = |perplexity| Figures { rouge: None, ..figures(perplexity, 0.0) };
-        let text = text("last", &only(3.0), &[("scores[rank=4]", only(10.5)), ("scores[rank=16]", only(2.25))]);
+        let text = table("last", &only(3.0), &[("scores[rank=4]", only(10.5)), ("scores[rank=16]", only(2.25))]);
         let expected = "                 perplexity\n\
                         scores[rank=4]      10.5000\n\
                         scores[rank=16]      2.2500\n\
@@ -135,6 +144,6 @@ mod tests {
     #[test]
     fn one_evaluation_stands_alone() {
         let only = Figures { rouge: None, ..figures(3.25, 0.0) };
-        assert!(text("scores", &only, &[]).starts_with("            scores\nperplexity  3.2500\n"));
+        assert!(table("scores", &only, &[]).starts_with("            scores\nperplexity  3.2500\n"));
     }
 }

@@ -16,7 +16,6 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Input, OneOf, Parameters};
 use engine::preflight::{Preflight, Work};
-use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers};
 use model::generation::Request;
 use model::sampling::Sampling;
@@ -108,6 +107,7 @@ impl Stage for Generate {
     const VERSION: u32 = 6; // 6: segments are cut out of the ids of their whole text.
     const ABOUT: &'static str = "Lets a model answer prompts.";
     type Params = GenerateParams;
+    const ALSO_CALLED: &'static [&'static str] = &["infer", "inference", "chat", "sample"];
     const GOAL: bool = true;
 
     fn outputs(_: &GenerateParams) -> Vec<Output> {
@@ -205,8 +205,9 @@ impl Stage for Generate {
         let beside = before.map(|earlier| earlier.answers_to(shown.prompts())).transpose()?;
         let beside = beside.as_ref().zip(params.compare_with.as_ref());
         let beside = beside.map(|(answers, input)| (input.reference.stage.as_str(), answers));
-        context.emit(WorkerEvent::Report { text: shown.report(context.stage(), &tally, beside) });
-        context.emit(WorkerEvent::Report { text: respondent.speed() });
+        let text = shown.report(context.stage(), &tally, beside);
+        context.report(text);
+        context.report_detail(respondent.speed());
         let mut facts = Facts::new();
         facts.insert("rows".to_owned(), tally.rows.into());
         facts.insert("tokens".to_owned(), tally.tokens.into());

@@ -10,10 +10,11 @@ use crate::compute::inference::{ANSWER_INDENT, indented, visible};
 use crate::view::show::shortened;
 
 /// Samples that are shown; all of them are in the files.
-const SAMPLES_SHOWN: usize = 20;
+const SAMPLES_SHOWN: usize = 8;
 
-/// Characters of a prompt that are shown: one may be a whole document.
-const MOST_OF_A_PROMPT: usize = 4000;
+/// Characters of a prompt and of a completion that are shown: either may be a whole document.
+const MOST_OF_A_PROMPT: usize = 240;
+const MOST_OF_A_COMPLETION: usize = 1200;
 
 /// The samples that are shown, and the first prompt that could not be asked.
 #[derive(Default)]
@@ -55,7 +56,7 @@ impl Shown {
         for sample in &self.samples {
             lines.push(prompt_line(&sample.prompt));
             let answer = match &sample.answer {
-                Ok(answer) => answer.text.trim().to_owned(),
+                Ok(answer) => completion(&answer.text),
                 Err(problem) => format!("(not asked: {problem})"),
             };
             let Some((other, earlier)) = beside else {
@@ -63,7 +64,7 @@ impl Shown {
                 continue;
             };
             let width = stage.chars().count().max(other.chars().count());
-            let said = |who: &str, text: &str| format!("  {who:<width$}  {}", indented(text.trim(), width + 4));
+            let said = |who: &str, text: &str| format!("  {who:<width$}  {}", indented(&completion(text), width + 4));
             lines.extend(earlier.get(&sample.prompt).map(|earlier| said(other, earlier)));
             lines.push(said(stage, &answer));
         }
@@ -86,7 +87,7 @@ pub fn answers(folder: &Path) -> Result<String, StageError> {
         && let Some(rows) = earlier.next_rows()?
     {
         lines.extend(rows.into_iter().map(|(prompt, answer)| {
-            let answer = indented(answer.trim(), ANSWER_INDENT);
+            let answer = indented(&completion(&answer), ANSWER_INDENT);
             format!("{}\n{}{answer}", prompt_line(&prompt), " ".repeat(ANSWER_INDENT))
         }));
     }
@@ -94,8 +95,27 @@ pub fn answers(folder: &Path) -> Result<String, StageError> {
     Ok(lines.join("\n"))
 }
 
+/// A prompt, of a long one the beginning and the end on one line.
 fn prompt_line(prompt: &str) -> String {
-    visible(&shortened(prompt, MOST_OF_A_PROMPT))
+    let prompt = prompt.trim();
+    if prompt.chars().count() <= MOST_OF_A_PROMPT {
+        return visible(prompt);
+    }
+    let words: Vec<char> = prompt.split_whitespace().collect::<Vec<_>>().join(" ").chars().collect();
+    let (begin, end) = (MOST_OF_A_PROMPT * 3 / 4, MOST_OF_A_PROMPT / 4);
+    if words.len() <= begin + end {
+        return visible(&words.iter().collect::<String>());
+    }
+    let (head, tail) =
+        (words[..begin].iter().collect::<String>(), words[words.len() - end..].iter().collect::<String>());
+    visible(&format!("{} […] {}", head.trim_end(), tail.trim_start()))
+}
+
+fn completion(text: &str) -> String {
+    match text.trim() {
+        "" => "(empty)".to_owned(),
+        text => shortened(text, MOST_OF_A_COMPLETION).into_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -127,7 +147,7 @@ mod tests {
         let prompt = "word ".repeat(100_000);
         let (shown, tally) = shown(&[(&prompt, "Long.")]);
         let report = shown.report("asked", &tally, None);
-        assert!(report.len() < 5000 && report.contains("characters left out") && report.ends_with("Long."), "{report}");
+        assert!(report.len() < 300 && report.contains(" […] ") && report.ends_with("Long."), "{report}");
     }
 
     #[test]
@@ -144,6 +164,6 @@ mod tests {
         let (shown, tally) = shown(&[("a", "b"); 50]);
         let report = shown.report("asked", &tally, None);
         assert_eq!(report.lines().count(), 2 * SAMPLES_SHOWN + 1);
-        assert!(report.contains("… and 30 more"), "{report}");
+        assert!(report.contains("… and 42 more"), "{report}");
     }
 }

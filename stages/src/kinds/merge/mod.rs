@@ -16,7 +16,6 @@ use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::preflight::Preflight;
-use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, Stage, Threads};
 use engine::survey::{LocalFiles, Survey};
 use model::batch::Batch;
@@ -45,6 +44,7 @@ impl Stage for Merge {
     const VERSION: u32 = 1;
     const ABOUT: &'static str = "Merges adapters into their base model and proves the result.";
     type Params = MergeParams;
+    const ALSO_CALLED: &'static [&'static str] = &["export", "merge_lora", "merge_and_unload"];
     const GOAL: bool = true;
 
     fn outputs(_: &MergeParams) -> Vec<Output> {
@@ -199,7 +199,7 @@ fn seal(
     fs::write(draft.folder.join(REPORT_FILE), format!("{report:#}\n"))
         .or_fail(Cause::Machine, || format!("cannot write `{REPORT_FILE}`"))?;
     proof.check().map_err(unproved)?;
-    context.emit(WorkerEvent::Report { text: report::text(written, proof) });
+    context.report_detail(report::text(written, proof));
     context.seal(draft, facts, Some(identity))
 }
 

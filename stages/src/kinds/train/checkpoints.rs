@@ -3,37 +3,31 @@
 use std::path::{Path, PathBuf};
 
 use engine::context::StageContext;
-use engine::error::{Cause, OrFail, StageError};
+use engine::error::StageError;
 use engine::preflight::is_known;
 use engine::protocol::WorkerEvent;
 use engine::stage::{InputFacts, WorkingState};
-use model::blocks::Blocks;
 use model::schedule::Horizon;
-use model::trainer::{TrainedTensor, Trainer};
 
+use super::learner::{Learner, Restored, Written};
 use super::parameters::TrainParams;
-use super::state::{self, Progress, State, StateError};
+use super::state::{self, BestDraft, Progress, Saved, StateDraft, StateError};
 
 /// Takes up the newest saved step, where there is one that this run continues: its progress and its records.
-pub(super) fn resume<B: Blocks>(
+pub(super) fn resume(
     params: &TrainParams,
     fresh: &Progress,
-    trainer: &mut Trainer<B>,
+    learner: &mut dyn Learner,
     context: &mut StageContext,
 ) -> Result<Option<(Progress, String)>, StageError> {
-    let (saved, damaged) = state::newest(context.working()).map_err(disk)?;
+    let (saved, damaged) = state::newest(context.working()).map_err(state::failure)?;
     passed_over(damaged, context);
-    let Some(State { mut progress, tensors, metrics }) = saved else { return Ok(None) };
+    let Some(Saved { mut progress, metrics, files }) = saved else { return Ok(None) };
     if !goes_on(params, &progress, fresh, context)? {
         return Ok(None);
     }
-    let step = progress.step;
-    trainer
-        .restore(progress.optimizer_steps, tensors)
-        .or_fail(Cause::Internal, || format!("cannot take up the saved step {step}"))?;
-    if let Some(scaler) = progress.loss_scaler {
-        trainer.restore_loss_scaler(scaler);
-    }
+    let Progress { optimizer_steps, loss_scaler, .. } = progress;
+    learner.restore(Restored { files, optimizer_steps, loss_scaler }, context)?;
     progress.total_steps = fresh.total_steps;
     progress.computed_by.clone_from(&fresh.computed_by);
     Ok(Some((progress, metrics)))
@@ -46,10 +40,11 @@ pub(super) fn to_resume(
     fresh: &Progress,
     context: &mut StageContext,
 ) -> Result<Option<PathBuf>, StageError> {
-    let (saved, damaged) = state::newest_whole(context.working()).map_err(disk)?;
+    let (saved, damaged) = state::newest(context.working()).map_err(state::failure)?;
     passed_over(damaged, context);
-    let Some((progress, folder)) = saved else { return Ok(None) };
-    Ok(goes_on(params, &progress, fresh, context)?.then_some(folder))
+    let Some(saved) = saved else { return Ok(None) };
+    let folder = context.working().join(format!("step-{}", saved.progress.step));
+    Ok(goes_on(params, &saved.progress, fresh, context)?.then_some(folder))
 }
 
 pub(super) fn saved_steps(context: &StageContext) -> Option<u64> {
@@ -74,7 +69,7 @@ fn goes_on(
     let step = saved.step;
     if let Some(reason) = starts_over(params, saved, fresh.total_steps) {
         context.warn(format!("starting over: {reason}"));
-        state::clear(context.working()).map_err(disk)?;
+        state::clear(context.working()).map_err(state::failure)?;
         return Ok(false);
     }
     // The torch worker adds its versions, which are not known before it runs.
@@ -86,7 +81,7 @@ fn goes_on(
         ));
     }
     context.record("resumed_from_step", step);
-    context.warn(format!("resuming from step {step} of {}", fresh.total_steps));
+    context.note(format!("resuming from step {step} of {}", fresh.total_steps));
     Ok(true)
 }
 
@@ -115,52 +110,44 @@ fn starts_over(params: &TrainParams, saved: &Progress, now: u64) -> Option<Strin
 }
 
 /// Saves the state after the last whole step.
-pub(super) fn save<B: Blocks>(
+pub(super) fn save(
     progress: &mut Progress,
     metrics: &str,
     keep_last: usize,
-    trainer: &Trainer<B>,
+    learner: &mut dyn Learner,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
-    progress.optimizer_steps = trainer.steps();
-    progress.loss_scaler = trainer.loss_scaler();
-    let state = State { progress: progress.clone(), tensors: trainer.trained_tensors(), metrics: metrics.to_owned() };
-    state::save(context.working(), &state, keep_last).map_err(disk)?;
+    progress.optimizer_steps = learner.optimizer_steps();
+    progress.loss_scaler = learner.loss_scaler();
+    let draft = StateDraft::begin(context.working()).map_err(state::failure)?;
+    let tensors = learner.save(draft.folder(), Written::State, context)?;
+    draft.finish(progress, metrics, tensors, keep_last).map_err(state::failure)?;
     context.emit(WorkerEvent::Checkpoint { step: progress.step });
     Ok(())
 }
 
 /// Keeps the present values as those of the best step so far.
-pub(super) fn save_best<B: Blocks>(
+pub(super) fn save_best(
     progress: &mut Progress,
-    trainer: &Trainer<B>,
-    context: &StageContext,
+    learner: &mut dyn Learner,
+    context: &mut StageContext,
 ) -> Result<(), StageError> {
-    let best = state::save_best(context.working(), progress.step, &trainer.trained_tensors()).map_err(disk)?;
-    progress.best_weights = Some(best);
+    let draft = BestDraft::begin(context.working()).map_err(state::failure)?;
+    let files = learner.save(draft.folder(), Written::Values, context)?;
+    progress.best_weights = Some(draft.finish(progress.step, files).map_err(state::failure)?);
     Ok(())
 }
 
-/// Gives the trainer the values of the best step, to be written as the result.
-pub(super) fn take_best<B: Blocks>(
+/// The files of the values that are the result: those of the best step, or of the last one, which was saved.
+pub(super) fn result(
+    params: &TrainParams,
     progress: &Progress,
-    trainer: &mut Trainer<B>,
     context: &StageContext,
-) -> Result<(), StageError> {
-    let is_present = progress.validation.best.is_none_or(|best| best.step == progress.step);
-    let Some(best) = progress.best_weights.filter(|_| !is_present) else { return Ok(()) };
-    let mut tensors = tensors(trainer)?;
-    state::load_best(context.working(), &best, &mut tensors).map_err(disk)?;
-    trainer.restore(trainer.steps(), tensors).or_fail(Cause::Internal, || "cannot take up the best step".to_owned())
-}
-
-/// Everything that is trained, sorted by name.
-fn tensors<B: Blocks>(trainer: &Trainer<B>) -> Result<Vec<TrainedTensor>, StageError> {
-    let mut tensors = trainer.state().or_fail(Cause::Internal, || "cannot read the state of training".to_owned())?;
-    tensors.sort_by(|one, other| one.name.cmp(&other.name));
-    Ok(tensors)
-}
-
-fn disk(error: StateError) -> StageError {
-    StageError::new(Cause::Machine, "cannot keep the state of training").with_source(error)
+) -> Result<Vec<PathBuf>, StageError> {
+    let is_last = progress.validation.best.is_none_or(|best| best.step == progress.step);
+    let files = match progress.best_weights.filter(|_| params.keep_best && !is_last) {
+        Some(best) => best.files(context.working()),
+        None => state::values_of_step(context.working(), progress.step),
+    };
+    files.map_err(state::failure)
 }

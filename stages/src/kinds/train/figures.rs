@@ -10,9 +10,8 @@ use engine::protocol::WorkerEvent;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::learner::PeakMemory;
 use super::tensorboard::EventFile;
-use super::workers::Crew;
-use crate::compute::resources::peak_resident_bytes;
 
 /// One line of `metrics.jsonl`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -119,7 +118,6 @@ pub(super) struct Teller {
     history: History,
     clock: Clock,
     curves: Curves,
-    crew: Crew,
 }
 
 /// TensorBoard's curves in the run's folder. What cannot be written is warned of, once, and costs no training.
@@ -158,9 +156,9 @@ impl Curves {
 
 impl Teller {
     /// Begins after `done` steps, with the records of these. Only rank 0 tells.
-    pub(super) fn new(history: History, done: u64, crew: Crew, context: &mut StageContext) -> Self {
-        let curves = if crew.leads() { Curves::new(done, context) } else { Curves::none() };
-        Self { history, clock: Clock::start(), curves, crew }
+    pub(super) fn new(history: History, done: u64, leads: bool, context: &mut StageContext) -> Self {
+        let curves = if leads { Curves::new(done, context) } else { Curves::none() };
+        Self { history, clock: Clock::start(), curves }
     }
 
     /// The records so far.
@@ -169,21 +167,29 @@ impl Teller {
     }
 
     /// Tells of a step and gives the line that a person reads.
-    pub(super) fn step(&mut self, record: &Record, tokens: Tokens, context: &mut StageContext) -> String {
+    pub(super) fn step(
+        &mut self,
+        record: &Record,
+        tokens: Tokens,
+        peak_memory: Option<PeakMemory>,
+        context: &mut StageContext,
+    ) -> String {
         let speed = self.clock.per_second(tokens);
-        let peak_memory = peak_resident_bytes().map(|bytes| bytes + self.crew.peak_bytes_of_others());
         let more = [
             ("trained_tokens_per_second", Some(speed.targets)),
             ("tokens_per_second", Some(speed.computed)),
             ("padded_tokens_per_second", Some(speed.padded)),
-            ("peak_memory_bytes", peak_memory.map(|bytes| bytes as f64)),
+            ("peak_memory_bytes", peak_memory.map(|peak| peak.bytes as f64)),
         ];
         self.tell(record, &more, context);
         let Record::Train { step, epoch, loss, learning_rate, grad_norm, skipped, .. } = record else {
             return String::new();
         };
         let skipped = if *skipped { " (skipped: gradients overflowed)" } else { "" };
-        let memory = peak_memory.map(|bytes| format!(" · peak memory {:.2} GiB", bytes as f64 / f64::from(1 << 30)));
+        let memory = peak_memory.map(|PeakMemory { bytes, rank }| {
+            let of_rank = rank.map(|rank| format!(" (rank {rank})")).unwrap_or_default();
+            format!(" · peak memory {:.2} GiB{of_rank}", bytes as f64 / f64::from(1 << 30))
+        });
         format!(
             "{epoch}|{step}|Loss: {loss:.4} lr: {learning_rate:.2e} grad_norm: {grad_norm:.3}{skipped} · \
              {:.0} trained tokens/s · {:.0} tokens/s · {:.0} padded tokens/s{}",

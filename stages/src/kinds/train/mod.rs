@@ -5,9 +5,12 @@
 //! bytes of an uninterrupted one.
 
 mod checkpoints;
+mod elsewhere;
 mod failure;
 mod figures;
 mod fit;
+mod inputs;
+mod learner;
 mod less_memory;
 mod order;
 mod output;
@@ -42,6 +45,9 @@ pub use parameters::{
     SchedulerParams, Targets, TrainParams, UpdateRule, Warmup,
 };
 
+use inputs::Inputs;
+use model::blocks::Blocks;
+
 use crate::compute::backend::Choice;
 use crate::compute::checkpoint;
 use crate::compute::kernels::{self, Kernels};
@@ -58,6 +64,24 @@ impl Stage for Train {
     const ABOUT: &'static str = "Trains an adapter (LoRA) or every weight of a model.";
     type Params = TrainParams;
     const GOAL: bool = true;
+    const ALSO_CALLED: &'static [&'static str] = &[
+        "sft",
+        "lora",
+        "qlora",
+        "dora",
+        "dpo",
+        "orpo",
+        "kto",
+        "pt",
+        "pretrain",
+        "full",
+        "finetune",
+        "fine_tune",
+        "fine-tune",
+        "lora_finetune_single_device",
+        "full_finetune_single_device",
+    ];
+    const KEYS_ELSEWHERE: &'static [(&'static str, &'static str)] = elsewhere::KEYS;
 
     fn outputs(params: &TrainParams) -> Vec<Output> {
         let trained = match params.method {
@@ -146,7 +170,7 @@ impl Stage for Train {
         let architecture = checkpoint::architecture(&context.open(&params.model)?.folder)?;
         let choice = Choice::of(params.backend, params.serves(), &architecture, context)?;
         if choice.is_torch {
-            return torch::run(params, &architecture, &choice, context);
+            return torch::run(params, &choice, context);
         }
         let mut workers = workers::Workers::form(params, context)?;
         let compute = params.dtype.compute();
@@ -157,13 +181,26 @@ impl Stage for Train {
                     Some(weights) => kernels.sharing(weights),
                     None => kernels,
                 };
-                session::run(params, Arc::new(kernels), workers, context)
+                native(params, kernels, workers, context)
             }
             Kernels::Candle => {
                 let kernels = kernels::candle_computing(compute, context)?;
                 let kernels = workers.join_devices(kernels, context)?;
-                session::run(params, Arc::new(kernels), workers, context)
+                native(params, kernels, workers, context)
             }
         }
     }
+}
+
+/// Runs the stage on a kernel set, as one of its workers.
+fn native<B: Blocks>(
+    params: &TrainParams,
+    kernels: B,
+    workers: workers::Workers,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
+    let open = |inputs: &Inputs, context: &mut StageContext| {
+        learner::open_native(params, Arc::new(kernels), workers, inputs, context)
+    };
+    session::run(params, open, None, context)
 }

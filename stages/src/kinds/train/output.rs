@@ -2,31 +2,41 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use engine::artifact::Facts;
-use engine::context::{Artifact, Draft, StageContext};
+use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
-use model::blocks::Blocks;
 use model::checkpoint::{Checkpoint, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, Flush, TensorSpec};
-use model::config::HeadWeight;
-use model::peft::Adapter;
-use model::trainer::{TrainedView, Trainer};
+use model::config::{Config, HeadWeight};
+use model::peft::{Adapter, AdapterConfig};
 
 use crate::compute::checkpoint;
 use crate::data::artifact::TokensReader;
 use crate::data::prompt::PROMPT;
 
-/// Writes the adapter in PEFT's form; it belongs to the very weights it was trained on.
+/// Writes the adapter in PEFT's form, with the values in these files; it belongs to the very weights it was trained on.
 pub(super) fn adapter(
-    adapter: &Adapter,
+    config: AdapterConfig,
+    values: &[PathBuf],
     facts: &Facts,
     base: &Artifact,
     rows: &TokensReader,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
     let draft = context.create("adapter")?;
-    adapter.save(&draft.folder).or_fail(Cause::Machine, || "cannot write the adapter".to_owned())?;
+    let written = (|| -> Result<(), Failed> {
+        let mut tensors = Vec::new();
+        for file in values {
+            let file = Checkpoint::open_file(file)?;
+            for (name, info) in file.tensors() {
+                tensors.push((name.to_owned(), info.shape.clone(), file.tensor_f32(name)?));
+            }
+        }
+        Adapter::from_tensors(config, tensors)?.save(&draft.folder)?;
+        Ok(())
+    })();
+    written.or_fail(Cause::Machine, || "cannot write the adapter".to_owned())?;
     let trained_on = base.description.facts.get(checkpoint::WEIGHTS).cloned();
     let trained_on = trained_on.map(|weights| (checkpoint::WEIGHTS.to_owned(), weights));
     let facts = facts.clone().into_iter().chain(trained_on).chain(prompt_facts(rows)).collect();
@@ -41,27 +51,31 @@ pub(super) fn prompt_facts(rows: &TokensReader) -> Facts {
 /// Whatever went wrong while weights were read or written.
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
-/// Writes the trained weights in the dtypes of the base, with its other files; `prompt_facts` are facts of the
-/// data.
-pub(super) fn model<B: Blocks>(
-    trainer: &Trainer<B>,
+/// Writes the weights in these files in the dtypes of the base, with its other files; `prompt_facts` are facts of the
+/// data. One tensor is in memory at a time.
+pub(super) fn model(
+    values: &[PathBuf],
     base: &Path,
     prompt_facts: Facts,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
-    let trained = trainer.trained_tensors();
-    let trained: BTreeMap<&str, &TrainedView<'_, B>> = trained.iter().map(|tensor| (tensor.name(), tensor)).collect();
-    let draft = context.create("model")?;
+    let mut draft = context.create("model")?;
     let written = (|| -> Result<(), Failed> {
+        let files: Vec<Checkpoint> = values.iter().map(|file| Checkpoint::open_file(file)).collect::<Result<_, _>>()?;
+        let trained: BTreeMap<&str, &Checkpoint> =
+            files.iter().flat_map(|file| file.names().map(move |name| (name, file))).collect();
         let original = Checkpoint::open(base)?;
+        if let Some(name) = trained.keys().find(|name| !original.contains(name)) {
+            return Err(format!("the model's files have no tensor `{name}`, which was trained").into());
+        }
         // A file may hold the head of a tied model once more: a copy that the training left behind would contradict it.
-        let tied = trainer.decoder().config().head == HeadWeight::Tied;
+        let tied = Config::read(base)?.head == HeadWeight::Tied;
         let kept = || original.tensors().filter(|(name, _)| !(tied && *name == "lm_head.weight"));
         let specs = kept().map(|(name, info)| TensorSpec::new(name, info.dtype, &info.shape)).collect();
         let mut writer = CheckpointWriter::create(&draft.folder, specs, DEFAULT_MAX_SHARD_BYTES)?;
-        for (name, _) in kept() {
+        for (name, info) in kept() {
             match trained.get(name) {
-                Some(tensor) => writer.write_f32(name, &tensor.value()?)?,
+                Some(file) => writer.write_f32(name, &file.tensor_f32_of_shape(name, &info.shape)?)?,
                 None => {
                     let take = |(): &mut (), first: usize, piece: &mut [u8]| -> Result<(), Failed> {
                         Ok(original.read_bytes(name, first, piece)?)
@@ -75,16 +89,6 @@ pub(super) fn model<B: Blocks>(
         Ok(())
     })();
     written.or_fail(Cause::Machine, || "cannot write the model".to_owned())?;
-    seal_model(draft, base, prompt_facts, context)
-}
-
-/// Ends a model whose weights are written: what goes along with them is the base's.
-pub(super) fn seal_model(
-    mut draft: Draft,
-    base: &Path,
-    prompt_facts: Facts,
-    context: &mut StageContext,
-) -> Result<(), StageError> {
     checkpoint::copy(&base.join("config.json"), &draft.folder.join("config.json"))?;
     checkpoint::carry_along(base, &draft.folder)?;
     let mut facts = checkpoint::facts(&mut draft)?;

@@ -1,102 +1,79 @@
 //! One training run: its steps, with validation and saving between them, and its result.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::time::Instant;
 
 use engine::context::StageContext;
-use engine::error::{Cause, OrFail, StageError};
-use engine::protocol::WorkerEvent;
+use engine::error::{Cause, StageError};
 use model::batch::Batch;
-use model::blocks::Blocks;
 use model::schedule::Schedule;
-use model::trainer::{StepReport, TrainError, Trainer};
+use model::trainer::StepReport;
 use serde_json::{Map, Value};
 
 use super::figures::{History, Record, Teller, Tokens};
+use super::inputs::Inputs;
+use super::learner::{Learner, Opened, StepWork};
 use super::order::{Division, RowOrder, StepPlace};
 use super::parameters::TrainParams;
 use super::state::Progress;
-use super::summary::{self, surprises};
+use super::summary;
 use super::validation::Validator;
-use super::workers::{Crew, Workers, shares};
-use super::{checkpoints, failure, fit, output, prepare};
+use super::workers::shares;
+use super::{checkpoints, output};
 use crate::data::artifact::{TokenRow, TokensReader};
 
-/// Runs the stage on a kernel set, as one of its workers.
-pub(super) fn run<B: Blocks>(
+/// Runs the stage by a learner that `open` gives; `remark` ends the report.
+pub(super) fn run(
     params: &TrainParams,
-    ops: Arc<B>,
-    mut workers: Workers,
+    open: impl FnOnce(&Inputs, &mut StageContext) -> Result<Opened, StageError>,
+    remark: Option<String>,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
-    let model = context.open(&params.model)?;
-    let rows = TokensReader::open(&context.open(&params.data)?)?;
-    context.record("kernel_set", ops.describe());
-    context.record("threads", context.threads());
-
-    let (division, total_steps) = extent(params, &rows, context)?;
-
-    let crew = workers.crew();
-    let computed_by = computed_by(params, &*ops, &crew);
-    let (mut trainer, adapter) = workers.load(|| prepare::trainer(params, ops, &model, context))?;
-    let validator = validator(params, &crew, context)?;
-    let shape = trainer.decoder().config();
-    for tokens in std::iter::once(rows.facts()).chain(validator.as_ref().map(Validator::facts)) {
-        fit::check(tokens, shape.vocab_size as u64, shape.max_position_embeddings as u64)?;
-    }
+    let inputs = Inputs::open(params, context)?;
+    let Opened { mut learner, adapter, computed_by } = open(&inputs, context)?;
+    let Inputs { model, rows, validation, division, total_steps, .. } = inputs;
+    let ranks = learner.ranks().clone();
+    let rows_at_once = ranks.rows_at_once(params.micro_batch_size);
+    let validator = validation.map(|rows| Validator::new(rows, rows_at_once, ranks.clone(), params.eval_steps));
+    let validator = validator.transpose()?;
     let fresh = Progress::fresh(total_steps, computed_by);
-    // Rank 0 may clear away what cannot be gone on from.
-    let resumed = workers.after_rank_0(|| checkpoints::resume(params, &fresh, &mut trainer, context))?;
+    // The leader may clear away what cannot be gone on from.
+    if !ranks.leads() {
+        learner.barrier()?;
+    }
+    let resumed = checkpoints::resume(params, &fresh, &mut *learner, context)?;
+    if ranks.leads() {
+        learner.barrier()?;
+    }
     let (progress, metrics) = resumed.unwrap_or((fresh, String::new()));
-    let trainer = trainer.together(workers.into_collective());
+    let teller = Teller::new(History::from_lines(metrics), progress.step, ranks.leads(), context);
     let mut session = Session {
         params,
-        trainer,
         schedule: params.schedule(total_steps),
         order: RowOrder::new(params.shuffle(), division.rows),
         division,
         rows,
         validator,
-        teller: Teller::new(History::from_lines(metrics), progress.step, crew.clone(), context),
-        crew,
+        teller,
+        rows_at_once,
+        learner,
         progress,
         unsaved: false,
+        ahead: None,
     };
     session.train(context)?;
-    let facts = session.conclude(context)?;
-    if !session.crew.leads() {
+    let facts = session.conclude(remark, context)?;
+    let Session { learner, teller, rows, progress, .. } = session;
+    learner.close(context)?;
+    if !ranks.leads() {
         return Ok(());
     }
-    let Session { trainer, teller, rows, .. } = session;
+    let values = checkpoints::result(params, &progress, context)?;
     match adapter {
-        Some(config) => {
-            let adapter = trainer.decoder().adapter(&config);
-            let adapter = adapter.or_fail(Cause::Internal, || "cannot read the adapter".to_owned())?;
-            output::adapter(&adapter, &facts, &model, &rows, context)?;
-        }
-        None => output::model(&trainer, &model.folder, output::prompt_facts(&rows), context)?,
+        Some(config) => output::adapter(config, &values, &facts, &model, &rows, context)?,
+        None => output::model(&values, &model.folder, output::prompt_facts(&rows), context)?,
     }
     output::metrics(teller.history().lines(), facts, context)
-}
-
-/// How the rows are divided into steps, and how many there are; warns of what a user would otherwise find out from a
-/// loss curve.
-pub(super) fn extent(
-    params: &TrainParams,
-    rows: &TokensReader,
-    context: &mut StageContext,
-) -> Result<(Division, u64), StageError> {
-    let count = usize::try_from(rows.len()).or_fail(Cause::BadData, || "too many rows".to_owned())?;
-    let (division, total_steps) = (params.division(count), params.total_steps(count));
-    if total_steps == 0 {
-        let message = format!("{} rows make no optimizer step of {} rows", division.rows, division.rows_per_step);
-        return Err(StageError::bad_data(message).with_help(
-            "lower micro_batch_size or gradient_accumulation_steps, or keep the last rows with `leftover: step`",
-        ));
-    }
-    surprises(params, &division, total_steps).into_iter().for_each(|surprise| context.warn(surprise));
-    Ok((division, total_steps))
 }
 
 /// Fails where nothing was learned.
@@ -108,35 +85,33 @@ pub(super) fn require_targets(progress: &Progress) -> Result<(), StageError> {
     }
 }
 
-/// What the last digits depend on: another split of a step adds in another order.
-fn computed_by<B: Blocks>(params: &TrainParams, ops: &B, crew: &Crew) -> String {
-    let by = format!("{}, micro-batches of {}", ops.describe(), crew.rows_at_once(params.micro_batch_size));
-    if crew.size() == 1 { by } else { format!("{by}, {} workers", crew.size()) }
+/// A step that is about to be computed.
+struct Planned {
+    place: StepPlace,
+    tokens: Tokens,
+    /// None once the learner has it.
+    work: Option<StepWork>,
 }
 
-fn validator(params: &TrainParams, crew: &Crew, context: &mut StageContext) -> Result<Option<Validator>, StageError> {
-    let Some(validation) = &params.validation else { return Ok(None) };
-    let rows = TokensReader::open(&context.open(validation)?)?;
-    let every = params.eval_steps;
-    Validator::new(rows, crew.rows_at_once(params.micro_batch_size), crew.clone(), every).map(Some)
-}
-
-struct Session<'a, B: Blocks> {
+struct Session<'a> {
     params: &'a TrainParams,
-    trainer: Trainer<B>,
+    learner: Box<dyn Learner>,
     division: Division,
     schedule: Schedule,
     order: RowOrder,
     rows: TokensReader,
     validator: Option<Validator>,
     teller: Teller,
-    crew: Crew,
+    /// Rows that a rank computes at once.
+    rows_at_once: usize,
     progress: Progress,
     /// Whether anything happened since the state was saved.
     unsaved: bool,
+    /// The next step, which the learner computes already.
+    ahead: Option<Planned>,
 }
 
-impl<B: Blocks> Session<'_, B> {
+impl Session<'_> {
     /// Steps, validations and saved states up to the end of the run.
     fn train(&mut self, context: &mut StageContext) -> Result<(), StageError> {
         loop {
@@ -144,21 +119,26 @@ impl<B: Blocks> Session<'_, B> {
             if self.validation_is_due() {
                 let ControlFlow::Continue(best) = self.validate(context)? else { return self.stop(context) };
                 self.unsaved = true;
-                if best && self.params.keep_best && self.crew.leads() {
-                    checkpoints::save_best(&mut self.progress, &self.trainer, context)?;
+                if best && self.params.keep_best && self.leads() {
+                    checkpoints::save_best(&mut self.progress, &mut *self.learner, context)?;
                 }
             }
             let over = self.is_over();
-            if self.unsaved && (over || self.progress.step.is_multiple_of(self.params.save_every)) {
+            if self.unsaved && (over || self.saving_is_due()) {
                 self.save(context)?;
             }
             if over {
                 return Ok(());
             }
-            if self.step(context)?.is_break() {
-                return self.stop(context);
+            match self.step(context) {
+                Err(error) if error.cause == Cause::Cancelled => return self.stop(context),
+                ended => ended?,
             }
         }
+    }
+
+    fn leads(&self) -> bool {
+        self.learner.ranks().leads()
     }
 
     /// Whether the last step is done.
@@ -167,68 +147,88 @@ impl<B: Blocks> Session<'_, B> {
         self.progress.step >= self.progress.total_steps || ends_early
     }
 
-    /// One optimizer step; broken off where the user wants to stop.
-    fn step(&mut self, context: &mut StageContext) -> Result<ControlFlow<()>, StageError> {
+    fn saving_is_due(&self) -> bool {
+        self.progress.step.is_multiple_of(self.params.save_every)
+    }
+
+    /// One optimizer step.
+    ///
+    /// # Errors
+    /// Fails as cancelled where the user wants to stop; it is then as if it had not begun.
+    fn step(&mut self, context: &mut StageContext) -> Result<(), StageError> {
         let profile = context.profile().clone();
         let _phase = profile.phase("step");
-        let place = self.division.place(self.progress.step);
-        let rows: Vec<u64> = self.order.rows(&place).iter().map(|row| *row as u64).collect();
-        let ControlFlow::Continue(mut tokens) = self.accumulate(&rows, context)? else {
-            return Ok(ControlFlow::Break(()));
+        context.stop_if_cancelled()?;
+        let Planned { place, tokens, work } = match self.ahead.take() {
+            Some(planned) => planned,
+            None => self.plan(self.progress.step, context)?,
         };
+        if tokens.targets > 0
+            && let Some(work) = work
+        {
+            self.learner.accumulate(work, context)?;
+        }
         // A skipped step holds the schedule.
         let at = self.progress.step - self.progress.skipped_steps;
         let factor = self.schedule.factor(at, self.progress.total_steps);
         self.progress.step += 1;
         self.unsaved = true;
-        match self.trainer.step(self.params.optimizer.learning_rate * factor) {
-            Ok(report) => {
-                tokens.targets = report.target_tokens;
-                self.tell(&place, &report, tokens, context);
-            }
-            Err(TrainError::NoTargets { .. }) => {
-                context.warn(format!("step {} has no target token and changes nothing", self.progress.step));
-            }
-            Err(error) => return Err(failure::of_rows(error, &rows)),
+        if tokens.targets == 0 {
+            context.warn(format!("step {} has no target token and changes nothing", self.progress.step));
+            return Ok(());
         }
-        Ok(ControlFlow::Continue(()))
+        let ahead = self.work_ahead(context)?;
+        let report = self.learner.step(self.params.optimizer.learning_rate * factor, ahead, context)?;
+        self.tell(&place, &report, tokens, context);
+        Ok(())
     }
 
-    /// Adds up the gradients of this worker's share of a step's rows, a micro-batch at a time. Looks between them
-    /// whether the user wants to stop: a step can take longer than the time that is left then.
-    fn accumulate(&mut self, rows: &[u64], context: &StageContext) -> Result<ControlFlow<(), Tokens>, StageError> {
-        let mut read = self.read(rows, context)?;
-        let lengths: Vec<usize> = read.iter().map(TokenRow::real_tokens).collect();
-        let widths: Vec<usize> = read.iter().map(|row| row.input_ids.len()).collect();
-        let shares = shares(&lengths, self.crew.size());
-        let at_once = self.crew.rows_at_once(self.params.micro_batch_size);
-        for micro_batch in shares[self.crew.rank()].chunks(at_once) {
-            if context.cancelled() {
-                return Ok(ControlFlow::Break(()));
-            }
+    /// The next step, for a learner that works ahead, unless something else comes between.
+    fn work_ahead(&mut self, context: &StageContext) -> Result<Option<StepWork>, StageError> {
+        let step = self.progress.step;
+        let is_next = step < self.progress.total_steps && !self.validation_is_due() && !self.saving_is_due();
+        if !self.learner.works_ahead() || !is_next || context.cancelled() {
+            return Ok(None);
+        }
+        let mut planned = self.plan(step, context)?;
+        let work = planned.work.take_if(|_| planned.tokens.targets > 0);
+        self.ahead = Some(planned);
+        Ok(work)
+    }
+
+    /// Reads the rows of a step and shares them out among the ranks.
+    fn plan(&mut self, step: u64, context: &StageContext) -> Result<Planned, StageError> {
+        let place = self.division.place(step);
+        let numbers: Vec<u64> = self.order.rows(&place).iter().map(|row| *row as u64).collect();
+        let mut rows = self.read(&numbers, context)?;
+        let lengths: Vec<usize> = rows.iter().map(TokenRow::real_tokens).collect();
+        let widths: Vec<usize> = rows.iter().map(|row| row.input_ids.len()).collect();
+        let target_tokens = rows.iter().map(TokenRow::target_tokens).sum();
+        let weight = rows.iter().map(|row| row.targets().total_weight()).sum();
+        let ranks = self.learner.ranks();
+        let shares = shares(&lengths, ranks.size);
+        let mut batch_of = |indices: &[usize]| {
             let mut batch = Batch::default();
-            for &index in micro_batch {
-                batch.push(rows[index], &std::mem::take(&mut read[index]));
+            for &index in indices {
+                batch.push(numbers[index], &std::mem::take(&mut rows[index]));
             }
+            batch
+        };
+        let of_share = |share: &Vec<usize>| -> Vec<Batch> {
             // A row may be empty, where rows without targets are kept.
-            if batch.tokens() == 0 {
-                continue;
-            }
-            let numbers: Vec<u64> = micro_batch.iter().map(|index| rows[*index]).collect();
-            let added = self.trainer.accumulate(&batch);
-            added.map_err(|error| failure::of_micro_batch(error, &numbers, &batch))?;
-        }
-        // Those of all workers: each knows what the others compute.
+            share.chunks(self.rows_at_once).map(&mut batch_of).filter(|batch| batch.tokens() > 0).collect()
+        };
+        let micro_batches = shares[ranks.fed.clone()].iter().map(of_share).collect();
+        // Those of all ranks: each knows what the others compute.
         let padded = |rows: &[usize]| rows.iter().map(|row| widths[*row]).max().unwrap_or(0) * rows.len();
-        let micro_batches = shares.iter().flat_map(|share| share.chunks(at_once));
-        Ok(ControlFlow::Continue(Tokens {
-            computed: lengths.iter().sum(),
-            padded: micro_batches.map(padded).sum(),
-            ..Tokens::default()
-        }))
+        let of_all = shares.iter().flat_map(|share| share.chunks(self.rows_at_once));
+        let tokens =
+            Tokens { computed: lengths.iter().sum(), padded: of_all.map(padded).sum(), targets: target_tokens };
+        let work = Some(StepWork { rows: numbers, micro_batches, target_tokens, weight });
+        Ok(Planned { place, tokens, work })
     }
 
-    /// Reads the rows of a step, of which every worker must know the lengths.
+    /// Reads the rows of a step, of which every rank must know the lengths.
     fn read(&mut self, rows: &[u64], context: &StageContext) -> Result<Vec<TokenRow>, StageError> {
         let _reading = context.profile().phase("read rows");
         rows.iter().map(|row| Ok(self.rows.row(*row)?)).collect()
@@ -253,7 +253,7 @@ impl<B: Blocks> Session<'_, B> {
             loss_scale: report.loss_scale,
             skipped: report.skipped,
         };
-        let line = self.teller.step(&record, tokens, context);
+        let line = self.teller.step(&record, tokens, self.learner.peak_memory(), context);
         context.log(&line);
         context.progress("steps", self.progress.step, Some(self.progress.total_steps), Some(line));
     }
@@ -271,9 +271,9 @@ impl<B: Blocks> Session<'_, B> {
         let profile = context.profile().clone();
         let _phase = profile.phase("validate");
         let began = Instant::now();
-        let ControlFlow::Continue(validated) = validator.validate(&mut self.trainer, self.progress.step, context)?
-        else {
-            return Ok(ControlFlow::Break(()));
+        let validated = match validator.validate(&mut *self.learner, self.progress.step, context) {
+            Err(error) if error.cause == Cause::Cancelled => return Ok(ControlFlow::Break(())),
+            validated => validated?,
         };
         let step = self.progress.step;
         let best = self.progress.validation.add(step, validated.loss, self.params.early_stopping.as_ref());
@@ -294,13 +294,13 @@ impl<B: Blocks> Session<'_, B> {
 
     fn save(&mut self, context: &mut StageContext) -> Result<(), StageError> {
         self.unsaved = false;
-        if !self.crew.leads() {
+        if !self.leads() {
             return Ok(());
         }
         let profile = context.profile().clone();
         let _phase = profile.phase("save the working state");
         let metrics = self.teller.history().lines();
-        checkpoints::save(&mut self.progress, metrics, self.params.keep_last, &self.trainer, context)
+        checkpoints::save(&mut self.progress, metrics, self.params.keep_last, &mut *self.learner, context)
     }
 
     /// Saves the last whole step and ends the stage, as the user asked.
@@ -317,12 +317,16 @@ impl<B: Blocks> Session<'_, B> {
 
     /// What follows the last step and is no part of the working state, so that a longer run can go on from there: a
     /// last validation where none was due, the choice of the result, and a summary.
-    fn conclude(&mut self, context: &mut StageContext) -> Result<Map<String, Value>, StageError> {
+    fn conclude(
+        &mut self,
+        remark: Option<String>,
+        context: &mut StageContext,
+    ) -> Result<Map<String, Value>, StageError> {
         require_targets(&self.progress)?;
         // An adapter is of use only with the base model that it was trained on, to the bit.
         let profile = context.profile().clone();
         let checking = profile.phase("check what is frozen");
-        self.trainer.check_frozen().map_err(|error| failure::of_rows(error, &[]))?;
+        self.learner.check_frozen(context)?;
         drop(checking);
         if self.validator.is_some()
             && self.progress.validation.last != Some(self.progress.step)
@@ -330,12 +334,10 @@ impl<B: Blocks> Session<'_, B> {
         {
             self.stop(context)?;
         }
-        if self.params.keep_best && self.crew.leads() {
-            checkpoints::take_best(&self.progress, &mut self.trainer, context)?;
-        }
         let history = self.teller.history();
         let text = summary::text(self.params, &self.division, &self.progress, history);
-        context.emit(WorkerEvent::Report { text });
+        let lines: Vec<String> = std::iter::once(text).chain(remark).collect();
+        context.report_detail(lines.join("\n"));
         Ok(summary::facts(self.params, &self.division, &self.progress, history))
     }
 }

@@ -4,7 +4,6 @@
 //! The rows and the learning rate of each step, the adapter's first values, what is saved and what may be gone on from
 //! are the same as of the native backend, so that a run that one of them began can be ended by the other.
 
-use std::fs;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -14,11 +13,11 @@ use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use engine::protocol::WorkerEvent;
 use model::checkpoint::Checkpoint;
-use model::config::Architecture;
-use model::peft::{Adapter, AdapterConfig};
+use model::peft::{AdapterConfig, WEIGHTS_FILE};
 use serde_json::json;
 
 use super::figures::{Curves, History};
+use super::inputs::Inputs;
 use super::order::{Division, RowOrder};
 use super::parameters::{EarlyStopping, LossScale, Method, TrainParams};
 use super::state::Progress;
@@ -29,34 +28,20 @@ use crate::compute::torch::{Summary, Work};
 use crate::data::artifact::TokensReader;
 
 /// Runs the stage on the torch worker.
-pub(super) fn run(
-    params: &TrainParams,
-    architecture: &Architecture,
-    choice: &Choice,
-    context: &mut StageContext,
-) -> Result<(), StageError> {
+pub(super) fn run(params: &TrainParams, choice: &Choice, context: &mut StageContext) -> Result<(), StageError> {
     let mut work = Work::begin("torch", context)?;
     work.env.clone_from(&params.env);
     work.watchdog = Duration::from_secs(params.watchdog_seconds);
-    let model = context.open(&params.model)?;
-    let rows = TokensReader::open(&context.open(&params.data)?)?;
-    let validation = params
-        .validation
-        .as_ref()
-        .map(|input| TokensReader::open(&context.open(input)?).map_err(StageError::from))
-        .transpose()?;
-    let (division, total_steps) = session::extent(params, &rows, context)?;
-    fit::warn_of_dropouts(architecture, context);
-    for tokens in std::iter::once(&rows).chain(&validation) {
-        fit::check_on(architecture, tokens.facts())?;
-    }
+    let inputs = Inputs::open(params, context)?;
+    let Inputs { model, architecture, rows, validation, division, total_steps } = inputs;
+    fit::warn_of_dropouts(&architecture, context);
     for tokens in std::iter::once(&rows).chain(&validation) {
         fit::unweighted(tokens.facts())?;
     }
     let settings = match params.method {
         Method::Full => None,
         Method::Lora => {
-            Some(prepare::first_values(params, architecture, &model, &work.folder.join("adapter"), context)?)
+            Some(prepare::first_values(params, &architecture, &model, &work.folder.join("adapter"), context)?)
         }
     };
     let fresh = Progress::fresh(total_steps, computed_by(params, context));
@@ -196,46 +181,21 @@ impl Run<'_> {
         let history = History::from_lines(self.work.left("metrics.jsonl")?);
         let mut text = summary::text(self.params, &self.division, &progress, &history);
         text.push_str(&format!("\n{}", self.choice.report()));
-        context.emit(WorkerEvent::Report { text });
+        context.report_detail(text);
         let facts = summary::facts(self.params, &self.division, &progress, &history);
         match settings {
             Some(settings) => {
-                let trained = Adapter::load(&self.work.output.join("adapter"));
-                let trained = trained.or_fail(Cause::Internal, || "cannot read the trained adapter".to_owned())?;
-                let adapter = Adapter { config: settings, ..trained };
-                output::adapter(&adapter, &facts, self.model, self.rows, context)?;
+                let values = self.work.output.join("adapter").join(WEIGHTS_FILE);
+                output::adapter(settings, &[values], &facts, self.model, self.rows, context)?;
             }
-            None => self.seal_model(context)?,
+            None => {
+                let values = Checkpoint::open(&self.work.output.join("model"));
+                let values = values.or_fail(Cause::Internal, || "cannot read the trained model".to_owned())?;
+                let values: Vec<PathBuf> = values.files().map(Path::to_owned).collect();
+                output::model(&values, &self.model.folder, output::prompt_facts(self.rows), context)?;
+            }
         }
         output::metrics(history.lines(), facts, context)
-    }
-
-    /// Takes the worker's weights, which must be those of the base by name, shape and number type.
-    fn seal_model(&self, context: &mut StageContext) -> Result<(), StageError> {
-        let draft = context.create("model")?;
-        let from = self.work.output.join("model");
-        let moved = (|| -> io::Result<()> {
-            for entry in fs::read_dir(&from)? {
-                let entry = entry?;
-                let name = entry.file_name();
-                if name.to_string_lossy().contains(".safetensors") {
-                    fs::rename(entry.path(), draft.folder.join(name))?;
-                }
-            }
-            Ok(())
-        })();
-        moved.or_fail(Cause::Machine, || "cannot take the trained model".to_owned())?;
-        let open =
-            |folder: &Path| Checkpoint::open(folder).or_fail(Cause::Internal, || "cannot read the model".to_owned());
-        let (base, trained) = (open(&self.model.folder)?, open(&draft.folder)?);
-        for (name, info) in trained.tensors() {
-            let same = base.info(name).is_ok_and(|of_base| of_base.shape == info.shape && of_base.dtype == info.dtype);
-            if !same {
-                return Err(StageError::internal(format!("the trained `{name}` is not of the base's shape and type")));
-            }
-        }
-        drop(trained);
-        output::seal_model(draft, &self.model.folder, output::prompt_facts(self.rows), context)
     }
 }
 
@@ -254,6 +214,8 @@ impl From<&EarlyStopping> for job::EarlyStopping {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use engine::file::tree::Node;
     use engine::parameter::{Parameter, Reader};
 

@@ -1,27 +1,22 @@
 //! Validation: when the model is scored on rows that it does not learn from, and what follows from it.
 
-use std::ops::ControlFlow;
-
 use engine::context::StageContext;
 use engine::error::{Cause, StageError};
 use model::batch::Batch;
-use model::blocks::Blocks;
-use model::trainer::{Phase, Trainer};
 use serde::{Deserialize, Serialize};
 
-use super::failure;
+use super::learner::{Learner, Ranks, Scored, Scores};
 use super::order::Division;
 use super::parameters::EarlyStopping;
 use super::rows::listed;
-use super::workers::Crew;
-use crate::data::artifact::{TokensFacts, TokensReader};
+use crate::data::artifact::TokensReader;
 
 /// The validation rows.
 pub(super) struct Validator {
     rows: TokensReader,
-    /// Rows that a worker computes at once.
+    /// Rows that a rank computes at once.
     rows_at_once: usize,
-    crew: Crew,
+    ranks: Ranks,
     /// Optimizer steps between two validations; each epoch's end if left out.
     every: Option<u64>,
 }
@@ -43,19 +38,14 @@ impl Validator {
     pub(super) fn new(
         rows: TokensReader,
         rows_at_once: usize,
-        crew: Crew,
+        ranks: Ranks,
         every: Option<u64>,
     ) -> Result<Self, StageError> {
         if rows.facts().target_tokens == 0 {
             let message = "no validation row has a target token: there is nothing to measure";
             return Err(StageError::bad_data(message).with_help("look at the rows with `pipeline show`"));
         }
-        Ok(Self { rows, rows_at_once, crew, every })
-    }
-
-    /// What is known about its rows.
-    pub(super) fn facts(&self) -> &TokensFacts {
-        self.rows.facts()
+        Ok(Self { rows, rows_at_once, ranks, every })
     }
 
     /// Whether it is due once so many steps are done. It is before the first one, so that a curve shows what training
@@ -67,57 +57,59 @@ impl Validator {
         }
     }
 
-    /// Scores every row, a micro-batch at a time, which go around among the workers; breaks off where the user wants to
-    /// stop.
+    /// Scores every row, a micro-batch at a time, which go around among the ranks.
     ///
     /// # Errors
-    /// Fails where a row cannot be read or scored, or its loss is not finite.
-    pub(super) fn validate<B: Blocks>(
+    /// Fails where a row cannot be read or scored, or its loss is not finite, and as cancelled where the user wants to
+    /// stop.
+    pub(super) fn validate(
         &mut self,
-        trainer: &mut Trainer<B>,
+        learner: &mut dyn Learner,
         step: u64,
-        context: &StageContext,
-    ) -> Result<ControlFlow<(), Validated>, StageError> {
-        let (mut nll, mut target_tokens) = (0.0, 0.0);
-        let rows: Vec<u64> = (0..self.rows.len()).collect();
-        for micro_batch in rows.chunks(self.rows_at_once).skip(self.crew.rank()).step_by(self.crew.size()) {
-            trainer.collective().note(step, Phase::Validation);
-            if context.cancelled() {
-                return Ok(ControlFlow::Break(()));
+        context: &mut StageContext,
+    ) -> Result<Validated, StageError> {
+        let count = self.rows.len();
+        let of_round = (self.ranks.size * self.rows_at_once) as u64;
+        let mut first = 0;
+        let mut rounds = |context: &StageContext| {
+            if first >= count {
+                return Ok(None);
             }
-            let mut batch = Batch::default();
-            for &row in micro_batch {
-                batch.push(row, &self.rows.row(row)?);
+            context.stop_if_cancelled()?;
+            let round = self.ranks.fed.clone().map(|rank| self.batch(first + (rank * self.rows_at_once) as u64));
+            let round = round.collect::<Result<_, StageError>>()?;
+            first += of_round;
+            Ok(Some(round))
+        };
+        match learner.score(step, &mut rounds, context)? {
+            Scored::Finite(Scores { nll, target_tokens }) => {
+                Ok(Validated { loss: nll / target_tokens as f64, rows: count, target_tokens })
             }
-            if batch.tokens() == 0 {
-                continue;
-            }
-            let scores = trainer.decoder_mut().score(&batch).map_err(|error| {
-                StageError::new(Cause::Machine, "cannot score the validation rows").with_source(error)
-            })?;
-            let of_batch: f64 = scores.iter().map(|score| f64::from(score.nll)).sum();
-            if !of_batch.is_finite() {
-                let message = format!("the validation loss is {of_batch} after step {step}");
-                let help = format!(
-                    "{}; the micro-batch's rows of the validation data: {}",
-                    match step {
-                        0 => "nothing has been trained yet: the model or the adapter to go on from is at fault",
-                        _ => "lower `optimizer.learning_rate`, or set `clip_grad_norm`",
-                    },
-                    listed(micro_batch)
-                );
-                return Err(StageError::new(Cause::Numeric, message).with_help(help));
-            }
-            nll += of_batch;
-            target_tokens += scores.len() as f64;
+            Scored::NotFinite { loss, rows } => Err(not_finite(loss, &rows, step)),
         }
-        let mut totals = [nll, target_tokens];
-        trainer.collective().note(step, Phase::SumOfValidation);
-        trainer.collective().sum_totals(&mut totals).map_err(failure::of_workers)?;
-        let [nll, target_tokens] = totals;
-        let loss = nll / target_tokens;
-        Ok(ControlFlow::Continue(Validated { loss, rows: self.rows.len(), target_tokens: target_tokens as u64 }))
     }
+
+    /// The micro-batch that begins at a row; empty beyond the last.
+    fn batch(&mut self, first: u64) -> Result<Batch, StageError> {
+        let mut batch = Batch::default();
+        for row in first..self.rows.len().min(first + self.rows_at_once as u64) {
+            batch.push(row, &self.rows.row(row)?);
+        }
+        Ok(batch)
+    }
+}
+
+/// A loss after so many steps that is no number, of a micro-batch of these rows.
+fn not_finite(loss: f64, rows: &[u64], step: u64) -> StageError {
+    let help = format!(
+        "{}; the micro-batch's rows of the validation data: {}",
+        match step {
+            0 => "nothing has been trained yet: the model or the adapter to go on from is at fault",
+            _ => "lower `optimizer.learning_rate`, or set `clip_grad_norm`",
+        },
+        listed(rows)
+    );
+    StageError::new(Cause::Numeric, format!("the validation loss is {loss} after step {step}")).with_help(help)
 }
 
 /// How validation has gone so far: part of the working state.

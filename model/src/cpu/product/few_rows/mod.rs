@@ -8,15 +8,12 @@
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
-#[cfg(target_arch = "x86_64")]
-mod pairs;
-
-use std::marker::PhantomData;
-
 use half::bf16;
 
-use super::{Element, Finish, Target, View};
-use crate::cpu::simd::{Vector, prefetch, vectorised};
+use super::{Element, Finish, InstructionSet, Target, View};
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::simd::Avx512Bf16;
+use crate::cpu::simd::{Floats, Loads, Multiplier, Routine, Vector, prefetch};
 use crate::ops::FEW_ROWS;
 
 /// Rows and columns of a tile, of which each pair has a sum of its own.
@@ -26,156 +23,71 @@ const AHEAD: usize = 4096;
 /// Columns whose sums are finished together.
 const BLOCK: usize = 64;
 
-/// Sums in the lanes of a register.
-trait Lanes: Copy {
-    /// A number of the left operand.
-    type Left: Copy;
-    /// A number of the weight.
-    type Right: Copy;
-    /// Several numbers of either, loaded.
-    type Loaded: Copy;
-    /// How many.
-    const WIDTH: usize;
-
-    /// No sum yet.
-    ///
-    /// # Safety
-    /// The machine must have the instructions.
-    unsafe fn zero() -> Self;
-
-    /// Loads [`Lanes::WIDTH`] numbers of the left operand.
-    ///
-    /// # Safety
-    /// So many must lie there, and the machine must have the instructions.
-    unsafe fn left(from: *const Self::Left) -> Self::Loaded;
-
-    /// Loads fewer, with zeros after them.
-    ///
-    /// # Safety
-    /// As for [`Lanes::left`], of `count` numbers.
-    unsafe fn left_part(from: *const Self::Left, count: usize) -> Self::Loaded;
-
-    /// As [`Lanes::left`] of the weight.
-    ///
-    /// # Safety
-    /// As for [`Lanes::left`].
-    unsafe fn right(from: *const Self::Right) -> Self::Loaded;
-
-    /// As [`Lanes::left_part`] of the weight.
-    ///
-    /// # Safety
-    /// As for [`Lanes::left_part`].
-    unsafe fn right_part(from: *const Self::Right, count: usize) -> Self::Loaded;
-
-    /// Adds the products, lane by lane.
-    ///
-    /// # Safety
-    /// The machine must have the instructions.
-    unsafe fn add_products(self, left: Self::Loaded, right: Self::Loaded) -> Self;
-
-    /// The sum of all lanes.
-    ///
-    /// # Safety
-    /// The machine must have the instructions.
-    unsafe fn total(self) -> f32;
-}
-
-/// Sums of products of f32 with numbers of type `T`, widened.
-#[derive(Clone, Copy)]
-struct Floats<V, T>(V, PhantomData<T>);
-
-impl<V: Vector, T: Element> Lanes for Floats<V, T> {
-    type Left = f32;
-    type Right = T;
-    type Loaded = V;
-    const WIDTH: usize = V::LANES;
-
-    #[inline(always)]
-    unsafe fn zero() -> Self {
-        // SAFETY: the caller vouches for the machine.
-        Self(unsafe { V::splat(0.0) }, PhantomData)
-    }
-
-    #[inline(always)]
-    unsafe fn left(from: *const f32) -> V {
-        // SAFETY: the caller vouches for the numbers and the machine.
-        unsafe { V::load(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn left_part(from: *const f32, count: usize) -> V {
-        // SAFETY: as above.
-        unsafe { V::load_first(from, count) }
-    }
-
-    #[inline(always)]
-    unsafe fn right(from: *const T) -> V {
-        // SAFETY: as above.
-        unsafe { T::load(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn right_part(from: *const T, count: usize) -> V {
-        // SAFETY: as above.
-        unsafe { T::load_first(from, count) }
-    }
-
-    #[inline(always)]
-    unsafe fn add_products(self, left: V, right: V) -> Self {
-        Self(left.mul_add(right, self.0), PhantomData)
-    }
-
-    #[inline(always)]
-    unsafe fn total(self) -> f32 {
-        self.0.sum()
-    }
-}
-
-vectorised! {
-    /// `c (+)= scale · a · b (+ bias)`, the rows of `a` and the columns of `b` lying contiguously.
-    ///
-    /// # Safety
-    /// Nobody else may touch these elements of `c` meanwhile.
-    pub(super) unsafe fn of_f32(a: View<'_>, b: View<'_>, finish: Finish<'_>, c: Target<'_>) = rows_of_f32
-}
-
-vectorised! {
-    /// As [`of_f32`], of bf16.
-    ///
-    /// # Safety
-    /// As there.
-    pub(super) unsafe fn of_bf16(a: View<'_>, b: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) = rows_of_bf16
-}
-
-#[inline(always)]
-unsafe fn rows_of_f32<V: Vector>(a: View<'_>, b: View<'_>, finish: Finish<'_>, c: Target<'_>) {
-    // SAFETY: the caller vouches for `c` and the machine.
-    unsafe { rows::<Floats<V, f32>>(a, b, finish, c) }
-}
-
-#[inline(always)]
-unsafe fn rows_of_bf16<V: Vector>(a: View<'_>, b: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
-    // SAFETY: as above.
-    unsafe { rows::<Floats<V, bf16>>(a, b, finish, c) }
-}
-
-/// `c (+)= scale · a · b (+ bias)` with a left operand of bf16, too, by the instruction for pairs.
+/// `c (+)= scale · a · b (+ bias)`, the rows of `a` and the columns of `b` lying contiguously.
 ///
 /// # Safety
-/// The machine must have [`InstructionSet::Avx512Bf16`], and nobody else may touch these elements of `c` meanwhile.
+/// The machine has the set, and nobody else may touch these elements of `c` meanwhile.
+pub(super) unsafe fn of_floats<T: Element>(
+    set: InstructionSet,
+    a: View<'_>,
+    b: View<'_, T>,
+    finish: Finish<'_>,
+    c: Target<'_>,
+) {
+    // SAFETY: the caller vouches for both.
+    unsafe { set.run(Rows { a, b, finish, c }) }
+}
+
+/// As [`of_floats`] with a left operand of bf16, too, by the instruction for pairs.
+///
+/// # Safety
+/// As there, of a set that [multiplies pairs](InstructionSet::multiplies_pairs).
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16,avx2,fma")]
 pub(super) unsafe fn of_pairs(a: View<'_, bf16>, b: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
-    // SAFETY: the caller vouches for `c` and the machine.
-    unsafe { rows::<pairs::PairSums>(a, b, finish, c) }
+    // SAFETY: the caller vouches for both.
+    unsafe { Avx512Bf16::compiled(Rows { a, b, finish, c }) }
+}
+
+/// A product of few rows.
+struct Rows<'a, A, B> {
+    a: View<'a, A>,
+    b: View<'a, B>,
+    finish: Finish<'a>,
+    c: Target<'a>,
+}
+
+impl<T: Element> Routine for Rows<'_, f32, T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        // SAFETY: the caller vouches for it.
+        unsafe { rows::<Floats<V>, _, _>(self.a, self.b, self.finish, self.c) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Routine for Rows<'_, bf16, bf16> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        // SAFETY: the caller vouches for it.
+        unsafe { rows::<Avx512Bf16, _, _>(self.a, self.b, self.finish, self.c) }
+    }
 }
 
 /// A block of columns at a time, and of it a tile after the other, each for all rows of `a`.
 ///
 /// # Safety
-/// The machine must have the instructions of `L`, and nobody else may touch these elements of `c` meanwhile.
+/// The machine must have the instructions of `M`, and nobody else may touch these elements of `c` meanwhile.
 #[inline(always)]
-unsafe fn rows<L: Lanes>(a: View<'_, L::Left>, b: View<'_, L::Right>, finish: Finish<'_>, c: Target<'_>) {
+unsafe fn rows<M: Loads<A> + Loads<B>, A: Copy, B: Copy>(
+    a: View<'_, A>,
+    b: View<'_, B>,
+    finish: Finish<'_>,
+    c: Target<'_>,
+) {
     assert!(a.columns() == b.rows() && a.column_stride() == 1 && b.row_stride() == 1, "operands that lie contiguously");
     assert!(a.rows() <= FEW_ROWS, "{} rows are not few", a.rows());
     let mut lefts = [std::ptr::null(); FEW_ROWS];
@@ -189,10 +101,10 @@ unsafe fn rows<L: Lanes>(a: View<'_, L::Left>, b: View<'_, L::Right>, finish: Fi
         // vouches for the machine.
         unsafe {
             for column in (0..whole).step_by(TILE) {
-                tiles::<L, TILE>(&lefts[..a.rows()], right, column, &mut sums);
+                tiles::<M, A, B, TILE>(&lefts[..a.rows()], right, column, &mut sums);
             }
             for column in whole..columns.len() {
-                tiles::<L, 1>(&lefts[..a.rows()], right, column, &mut sums);
+                tiles::<M, A, B, 1>(&lefts[..a.rows()], right, column, &mut sums);
             }
         }
         let finish = finish.of_columns(columns.clone());
@@ -215,11 +127,11 @@ struct Columns<T> {
 /// `N` columns of a block from `column` on, for every row.
 ///
 /// # Safety
-/// The machine must have the instructions of `L`, each left operand hold `inner` values, and there be so many columns.
+/// The machine must have the instructions of `M`, each left operand hold `inner` values, and there be so many columns.
 #[inline(always)]
-unsafe fn tiles<L: Lanes, const N: usize>(
-    lefts: &[*const L::Left],
-    right: Columns<L::Right>,
+unsafe fn tiles<M: Loads<A> + Loads<B>, A, B: Copy, const N: usize>(
+    lefts: &[*const A],
+    right: Columns<B>,
     column: usize,
     sums: &mut [[f32; BLOCK]; FEW_ROWS],
 ) {
@@ -227,49 +139,50 @@ unsafe fn tiles<L: Lanes, const N: usize>(
         // SAFETY: the caller vouches for it.
         unsafe {
             match *lefts {
-                [a] => tile::<L, 1, N>([a], right, column, sums),
-                [a, b] => tile::<L, 2, N>([a, b], right, column, sums),
-                [a, b, c] => tile::<L, 3, N>([a, b, c], right, column, sums),
-                [a, b, c, d] => tile::<L, TILE, N>([a, b, c, d], right, column, sums),
+                [a] => tile::<M, A, B, 1, N>([a], right, column, sums),
+                [a, b] => tile::<M, A, B, 2, N>([a, b], right, column, sums),
+                [a, b, c] => tile::<M, A, B, 3, N>([a, b, c], right, column, sums),
+                [a, b, c, d] => tile::<M, A, B, TILE, N>([a, b, c, d], right, column, sums),
                 _ => unreachable!("chunks of up to {TILE}"),
             }
         }
     }
 }
 
-/// `M` rows and `N` columns of a block.
+/// `R` rows and `N` columns of a block.
 ///
 /// # Safety
 /// As for [`tiles`].
 #[inline(always)]
-unsafe fn tile<L: Lanes, const M: usize, const N: usize>(
-    lefts: [*const L::Left; M],
-    right: Columns<L::Right>,
+unsafe fn tile<M: Loads<A> + Loads<B>, A, B: Copy, const R: usize, const N: usize>(
+    lefts: [*const A; R],
+    right: Columns<B>,
     column: usize,
     found: &mut [[f32; BLOCK]],
 ) {
     // SAFETY: the caller vouches for the columns, the values of each operand, and the machine.
     unsafe {
         let rights: [_; N] = std::array::from_fn(|n| right.first.add((column + n) * right.stride));
-        let mut sums = [[L::zero(); N]; M];
-        let whole = right.inner / L::WIDTH * L::WIDTH;
-        for index in (0..whole).step_by(L::WIDTH) {
-            if M > 1 {
+        let values = M::LANES * M::VALUES;
+        let mut sums = [[M::Sums::splat(0.0); N]; R];
+        let whole = right.inner / values * values;
+        for index in (0..whole).step_by(values) {
+            if R > 1 {
                 rights.iter().for_each(|right| prefetch(right.wrapping_add(index).wrapping_byte_add(AHEAD)));
             }
-            let left = lefts.map(|left| L::left(left.add(index)));
-            let right = rights.map(|right| L::right(right.add(index)));
-            add(&mut sums, left, right);
+            let left = lefts.map(|left| M::load_values(left.add(index)));
+            let right = rights.map(|right| M::load_values(right.add(index)));
+            add::<M, R, N>(&mut sums, left, right);
         }
         let count = right.inner - whole;
         if count > 0 {
-            let left = lefts.map(|left| L::left_part(left.add(whole), count));
-            let right = rights.map(|right| L::right_part(right.add(whole), count));
-            add(&mut sums, left, right);
+            let left = lefts.map(|left| M::load_first_values(left.add(whole), count));
+            let right = rights.map(|right| M::load_first_values(right.add(whole), count));
+            add::<M, R, N>(&mut sums, left, right);
         }
         for (found, sums) in found.iter_mut().zip(sums) {
             for (found, sum) in found[column..column + N].iter_mut().zip(sums) {
-                *found = sum.total();
+                *found = sum.sum();
             }
         }
     }
@@ -278,17 +191,17 @@ unsafe fn tile<L: Lanes, const M: usize, const N: usize>(
 /// Adds the products of each row with each column.
 ///
 /// # Safety
-/// The machine must have the instructions of `L`.
+/// The machine must have the instructions of `M`.
 #[inline(always)]
-unsafe fn add<L: Lanes, const M: usize, const N: usize>(
-    sums: &mut [[L; N]; M],
-    left: [L::Loaded; M],
-    right: [L::Loaded; N],
+unsafe fn add<M: Multiplier, const R: usize, const N: usize>(
+    sums: &mut [[M::Sums; N]; R],
+    left: [M::Words; R],
+    right: [M::Words; N],
 ) {
     for (sums, left) in sums.iter_mut().zip(left) {
         for (sum, right) in sums.iter_mut().zip(right) {
             // SAFETY: the caller vouches for the machine.
-            *sum = unsafe { sum.add_products(left, right) };
+            *sum = unsafe { M::multiply_add(left, right, *sum) };
         }
     }
 }

@@ -53,11 +53,11 @@ fn check<A: Element, B: Element>(
 fn every_set_computes_the_definition_within_its_borders() {
     for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
         // SAFETY: one thread.
-        check(|x| x, |x| x, 0.5, |a, b, finish, c| unsafe { super::of_f32(set, a, b, finish, c) });
+        check(|x| x, |x| x, 0.5, |a, b, finish, c| unsafe { super::of_floats(set, a, b, finish, c) });
         // SAFETY: one thread.
-        check(|x| x, bf16::from_f32, 2.0, |a, b, finish, c| unsafe { super::of_bf16(set, a, b, finish, c) });
+        check(|x| x, bf16::from_f32, 2.0, |a, b, finish, c| unsafe { super::of_floats(set, a, b, finish, c) });
         #[cfg(target_arch = "x86_64")]
-        if set == InstructionSet::Avx512Bf16 {
+        if set.multiplies_pairs() {
             // SAFETY: one thread, and the machine has the set.
             check(bf16::from_f32, bf16::from_f32, 1.0, |a, b, finish, c| unsafe { super::of_pairs(a, b, finish, c) });
         }
@@ -77,7 +77,7 @@ fn a_row_does_not_depend_on_its_company() {
         let b = View::new(&right, COLUMNS, INNER, INNER).transposed();
         // SAFETY: one thread.
         unsafe {
-            super::of_f32(
+            super::of_floats(
                 set,
                 a,
                 b,

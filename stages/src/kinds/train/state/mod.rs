@@ -3,27 +3,29 @@
 //! Each saved step is a folder `step-<n>` with the trained tensors and, a file for each set of values, the optimizer's
 //! state of them as safetensors under their PEFT or Hub names, the metrics up to that step, and `state.json`, which
 //! holds the digests of the others and is what makes the folder count. A folder appears under its name only when it is
-//! whole; one that is damaged later is noticed by its digests, and the one before it is used.
+//! whole; one that is damaged later is noticed by its digests, and the one before it is used. Several ranks write a
+//! set in shards, `<set>-00001-of-00002.safetensors`, each with some of the tensors; who reads them need not be as many.
 //!
-//! The weights of the step with the lowest validation loss lie beside them, as `best/step-<n>.safetensors`. A saved
-//! step names the best one of its time by its digest, so an older one stays until no saved step names it.
+//! The weights of the step with the lowest validation loss are beside them, as `best/step-<n>.safetensors`, or in shards
+//! as well. A saved step names the best one of its time by its digest, so an older one stays until no saved step names
+//! it.
 
 mod tensors;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use cache::Digest;
+use engine::error::{Cause, StageError};
 use model::ops::KernelError;
-use model::optimizer::StateValues;
-use model::trainer::{LossScalerState, TrainedTensor};
+use model::trainer::LossScalerState;
 use serde::{Deserialize, Serialize};
 
-pub(super) use tensors::ToSave;
-use tensors::{Part, decode, decode_values, write_tensors};
+pub(super) use tensors::{read_tensors, sets, write_tensors};
 
+use super::learner::TensorFiles;
 use super::validation::Course;
 
 /// Version of the form of a saved step.
@@ -32,12 +34,10 @@ const VERSION: u32 = 3;
 const STATE_FILE: &str = "state.json";
 /// The metrics up to the saved step, one JSON object per line.
 const METRICS_FILE: &str = "metrics.jsonl";
-/// The trained values.
-const VALUES_FILE: &str = "trainable.safetensors";
-/// Sets of optimizer state that every saved step has a file of, which is empty where the optimizer has no such set.
-const USUAL_SETS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
+/// The set of the trained values.
+pub(super) const VALUES: &str = "trainable";
 /// The ending of files of tensors.
-const TENSORS: &str = ".safetensors";
+pub(super) const TENSORS: &str = ".safetensors";
 /// Folder of the best steps' weights.
 const BEST_FOLDER: &str = "best";
 
@@ -89,19 +89,54 @@ impl Progress {
 pub(super) struct BestWeights {
     /// Steps done.
     pub step: u64,
-    /// Digest of their file.
+    /// Digest of their file; of several, digest of theirs in order.
     pub digest: Digest,
+    /// Files that they are in.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub shards: usize,
 }
 
-/// A saved run, or one that is to be saved.
+fn one() -> usize {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_one(shards: &usize) -> bool {
+    *shards == 1
+}
+
+impl BestWeights {
+    /// Their files, which are what was saved.
+    ///
+    /// # Errors
+    /// Fails where one is not.
+    pub(super) fn files(&self, working: &Path) -> Result<Vec<PathBuf>, StateError> {
+        let files = self.names(working);
+        match digest_of_shards(&files)? {
+            digest if digest == self.digest => Ok(files),
+            _ => Err(changed(&files[0])),
+        }
+    }
+
+    /// Their files, as they are named.
+    fn names(&self, working: &Path) -> Vec<PathBuf> {
+        let name = |shard| match self.shards {
+            1 => format!("step-{}{TENSORS}", self.step),
+            shards => format!("step-{}-{shard:05}-of-{shards:05}{TENSORS}", self.step),
+        };
+        (1..=self.shards).map(|shard| working.join(BEST_FOLDER).join(name(shard))).collect()
+    }
+}
+
+/// A saved run.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct State<T = TrainedTensor> {
+pub(super) struct Saved {
     /// Where it stood.
     pub progress: Progress,
-    /// The trained tensors and their moments; sorted by name where they were read.
-    pub tensors: Vec<T>,
     /// The metrics so far.
     pub metrics: String,
+    /// The trained tensors and their state.
+    pub files: TensorFiles,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -151,91 +186,130 @@ pub(super) enum StateError {
     },
 }
 
-/// Saves a state under `working` and removes all but the `keep` newest up to it: later ones, which were damaged or
-/// passed over, are no part of this run.
-///
-/// # Errors
-/// Fails if the disk or the device refuses; no half-written state is left to be taken for a whole one.
-pub(super) fn save<T: ToSave>(working: &Path, state: &State<T>, keep: usize) -> Result<(), StateError> {
-    let unfinished = working.join("unfinished");
-    remove(&unfinished)?;
-    fs::create_dir_all(&unfinished).map_err(at(&unfinished))?;
-    let mut files = BTreeMap::new();
-    let mut write_part = |file: String, part: Part<'_>| -> Result<(), StateError> {
-        let digest = write_tensors(&unfinished.join(&file), &state.tensors, part)?;
-        files.insert(file, digest);
-        Ok(())
-    };
-    write_part(VALUES_FILE.to_owned(), Part::Value)?;
-    let mut sets: BTreeSet<String> = USUAL_SETS.map(str::to_owned).into();
-    sets.extend(state.tensors.iter().flat_map(ToSave::state_sets).map(|set| set.name));
-    for set in &sets {
-        write_part(format!("{set}{TENSORS}"), Part::State(set))?;
-    }
-    files.insert(METRICS_FILE.to_owned(), write(&unfinished.join(METRICS_FILE), state.metrics.as_bytes())?);
-    let text = serde_json::to_vec_pretty(&StateFile::new(state.progress.clone(), files))
-        .expect("numbers, strings and digests always have a JSON form");
-    write(&unfinished.join(STATE_FILE), &text)?;
-    flush_folder(&unfinished)?;
-
-    let whole = working.join(format!("step-{}", state.progress.step));
-    remove(&whole)?;
-    fs::rename(&unfinished, &whole).map_err(at(&whole))?;
-    flush_folder(working)?;
-    let (until_now, later): (Vec<_>, Vec<_>) =
-        saved_steps(working)?.into_iter().rev().partition(|(step, _)| *step <= state.progress.step);
-    for (_, folder) in until_now.into_iter().skip(keep).chain(later) {
-        remove(&folder)?;
-    }
-    remove_unnamed_best(working)
+/// A failure of the stage.
+pub(super) fn failure(error: StateError) -> StageError {
+    StageError::new(Cause::Machine, "cannot keep the state of training").with_source(error)
 }
 
-/// Keeps the values of the best step's tensors.
-///
-/// # Errors
-/// Fails if the disk or the device refuses; the file is there whole or not at all.
-pub(super) fn save_best<T: ToSave>(working: &Path, step: u64, tensors: &[T]) -> Result<BestWeights, StateError> {
-    let folder = working.join(BEST_FOLDER);
-    if folder.is_file() {
-        remove(&folder)?;
+/// A state that is about to be saved: a folder for its tensors, which counts once it is whole.
+pub(super) struct StateDraft {
+    working: PathBuf,
+    folder: PathBuf,
+}
+
+impl StateDraft {
+    /// Makes the folder.
+    ///
+    /// # Errors
+    /// Fails if the disk refuses.
+    pub(super) fn begin(working: &Path) -> Result<Self, StateError> {
+        let folder = fresh_folder(working)?;
+        Ok(Self { working: working.to_owned(), folder })
     }
-    fs::create_dir_all(&folder).map_err(at(&folder))?;
-    let (unfinished, whole) = (folder.join("unfinished"), best_file(working, step));
-    remove(&unfinished)?;
-    // A file is replaced in one step.
-    if whole.is_dir() {
+
+    /// Where the tensors are to be written, flushed.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Ends a state whose tensors are in these files of the folder, and removes all but the `keep` newest up to it:
+    /// later ones, which were damaged or passed over, are no part of this run.
+    ///
+    /// # Errors
+    /// Fails if the disk refuses; no half-written state is left to be taken for a whole one.
+    pub(super) fn finish(
+        self,
+        progress: &Progress,
+        metrics: &str,
+        tensors: Vec<String>,
+        keep: usize,
+    ) -> Result<(), StateError> {
+        let Self { working, folder } = self;
+        let mut files = BTreeMap::new();
+        for file in tensors {
+            let digest = digest_of(&folder.join(&file))?;
+            files.insert(file, digest);
+        }
+        files.insert(METRICS_FILE.to_owned(), write(&folder.join(METRICS_FILE), metrics.as_bytes())?);
+        let text = serde_json::to_vec_pretty(&StateFile::new(progress.clone(), files))
+            .expect("numbers, strings and digests always have a JSON form");
+        write(&folder.join(STATE_FILE), &text)?;
+        flush_folder(&folder)?;
+
+        let whole = working.join(format!("step-{}", progress.step));
         remove(&whole)?;
+        fs::rename(&folder, &whole).map_err(at(&whole))?;
+        flush_folder(&working)?;
+        let (until_now, later): (Vec<_>, Vec<_>) =
+            saved_steps(&working)?.into_iter().rev().partition(|(step, _)| *step <= progress.step);
+        for (_, folder) in until_now.into_iter().skip(keep).chain(later) {
+            remove(&folder)?;
+        }
+        remove_unnamed_best(&working)
     }
-    let digest = write_tensors(&unfinished, tensors, Part::Value)?;
-    fs::rename(&unfinished, &whole).map_err(at(&whole))?;
-    flush_folder(&folder)?;
-    Ok(BestWeights { step, digest })
 }
 
-/// Puts the best step's values in the place of those of `tensors`, which are all that are trained, sorted by name.
-///
-/// # Errors
-/// Fails if the file is not what was saved.
-pub(super) fn load_best(working: &Path, best: &BestWeights, tensors: &mut [TrainedTensor]) -> Result<(), StateError> {
-    let path = best_file(working, best.step);
-    let saved = decode_values(&read_file(&path, Some(&best.digest))?, &path)?;
-    let same = |(tensor, (name, shape, _)): (&TrainedTensor, &(String, Vec<usize>, Vec<f32>))| {
-        tensor.name == *name && tensor.shape == *shape
-    };
-    if saved.len() != tensors.len() || !tensors.iter().zip(&saved).all(same) {
-        return Err(StateError::Damaged { path, what: "it holds other tensors than are trained".to_owned() });
-    }
-    for (tensor, (_, _, value)) in tensors.iter_mut().zip(saved) {
-        tensor.value = value;
-    }
-    Ok(())
+/// The weights of the best step, which are about to be saved.
+pub(super) struct BestDraft {
+    working: PathBuf,
+    folder: PathBuf,
 }
 
-/// The newest whole state under `working`, and why newer ones were passed over.
+impl BestDraft {
+    /// Makes a folder for them.
+    ///
+    /// # Errors
+    /// Fails if the disk refuses.
+    pub(super) fn begin(working: &Path) -> Result<Self, StateError> {
+        let best = working.join(BEST_FOLDER);
+        if best.is_file() {
+            remove(&best)?;
+        }
+        let folder = fresh_folder(&best)?;
+        Ok(Self { working: working.to_owned(), folder })
+    }
+
+    /// Where they are to be written, flushed.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Puts the files of the folder into their place as those of a step.
+    ///
+    /// # Errors
+    /// Fails if the disk refuses; each file is there whole or not at all.
+    pub(super) fn finish(self, step: u64, mut files: Vec<String>) -> Result<BestWeights, StateError> {
+        let Self { working, folder } = self;
+        files.sort();
+        let written: Vec<PathBuf> = files.iter().map(|file| folder.join(file)).collect();
+        let best = BestWeights { step, digest: digest_of_shards(&written)?, shards: written.len() };
+        for (from, to) in written.iter().zip(best.names(&working)) {
+            // A file is replaced in one step.
+            if to.is_dir() {
+                remove(&to)?;
+            }
+            fs::rename(from, &to).map_err(at(&to))?;
+        }
+        remove(&folder)?;
+        flush_folder(&working.join(BEST_FOLDER))?;
+        Ok(best)
+    }
+}
+
+/// An empty folder for what is not finished, within another.
+fn fresh_folder(within: &Path) -> Result<PathBuf, StateError> {
+    let folder = within.join("unfinished");
+    remove(&folder)?;
+    fs::create_dir_all(&folder).map_err(at(&folder))?;
+    Ok(folder)
+}
+
+/// The newest whole state under `working`, and why newer ones were passed over. Tensors are checked and not held in
+/// memory.
 ///
 /// # Errors
 /// Fails if the folder cannot be listed.
-pub(super) fn newest(working: &Path) -> Result<(Option<State>, Vec<StateError>), StateError> {
+pub(super) fn newest(working: &Path) -> Result<(Option<Saved>, Vec<StateError>), StateError> {
     let mut damaged = Vec::new();
     for (_, folder) in saved_steps(working)?.into_iter().rev() {
         match read(&folder) {
@@ -246,22 +320,14 @@ pub(super) fn newest(working: &Path) -> Result<(Option<State>, Vec<StateError>),
     Ok((None, damaged))
 }
 
-/// A saved step: where the run stood, and its folder.
-pub(super) type SavedStep = (Progress, PathBuf);
-
-/// As [`newest`], by its folder: its files are checked and not held in memory.
+/// The files of the trained values of a saved step.
 ///
 /// # Errors
-/// Fails if the folder cannot be listed.
-pub(super) fn newest_whole(working: &Path) -> Result<(Option<SavedStep>, Vec<StateError>), StateError> {
-    let mut damaged = Vec::new();
-    for (_, folder) in saved_steps(working)?.into_iter().rev() {
-        match check(&folder) {
-            Ok(progress) => return Ok((Some((progress, folder)), damaged)),
-            Err(error) => damaged.push(error),
-        }
-    }
-    Ok((None, damaged))
+/// Fails where the step is not saved.
+pub(super) fn values_of_step(working: &Path, step: u64) -> Result<Vec<PathBuf>, StateError> {
+    let folder = working.join(format!("step-{step}"));
+    let file = read_state_file(&folder)?;
+    Ok(tensor_files(&folder, &file.files).remove(VALUES).unwrap_or_default())
 }
 
 /// How far the newest saved state is that can be read; its tensors are not looked at.
@@ -301,10 +367,6 @@ fn saved_steps(working: &Path) -> Result<Vec<(u64, PathBuf)>, StateError> {
     Ok(found)
 }
 
-fn best_file(working: &Path, step: u64) -> PathBuf {
-    working.join(BEST_FOLDER).join(format!("step-{step}.safetensors"))
-}
-
 /// Removes the best weights that no saved step names. A step that cannot be read names none: it will be passed over.
 fn remove_unnamed_best(working: &Path) -> Result<(), StateError> {
     let folder = working.join(BEST_FOLDER);
@@ -313,7 +375,7 @@ fn remove_unnamed_best(working: &Path) -> Result<(), StateError> {
     }
     let saved = saved_steps(working)?;
     let named = saved.iter().filter_map(|(_, step)| read_state_file(step).ok()?.progress.best_weights);
-    let named: Vec<PathBuf> = named.map(|best| best_file(working, best.step)).collect();
+    let named: Vec<PathBuf> = named.flat_map(|best| best.names(working)).collect();
     for entry in fs::read_dir(&folder).map_err(at(&folder))? {
         let path = entry.map_err(at(&folder))?.path();
         if !named.contains(&path) {
@@ -345,50 +407,47 @@ fn read_state_file(folder: &Path) -> Result<StateFile, StateError> {
     }
 }
 
-/// Checks every file of a saved step.
-fn check(folder: &Path) -> Result<Progress, StateError> {
-    let StateFile { progress, files, .. } = read_state_file(folder)?;
-    for name in [VALUES_FILE, METRICS_FILE] {
-        if !files.contains_key(name) {
-            return Err(StateError::Damaged { path: folder.join(name), what: "it was not saved".to_owned() });
+/// Reads a saved step, and checks every file of it.
+fn read(folder: &Path) -> Result<Saved, StateError> {
+    let StateFile { progress, files: digests, .. } = read_state_file(folder)?;
+    let missing = |name: &str| StateError::Damaged { path: folder.join(name), what: "it was not saved".to_owned() };
+    let path = folder.join(METRICS_FILE);
+    let metrics = read_file(&path, Some(digests.get(METRICS_FILE).ok_or_else(|| missing(METRICS_FILE))?))?;
+    let metrics = String::from_utf8(metrics).map_err(|error| StateError::Damaged { path, what: error.to_string() })?;
+    for (name, digest) in &digests {
+        let path = folder.join(name);
+        if digest_of(&path)? != *digest {
+            return Err(changed(&path));
         }
     }
-    for (name, digest) in &files {
-        check_digest(&folder.join(name), digest)?;
+    let files = tensor_files(folder, &digests);
+    if !files.contains_key(VALUES) {
+        return Err(missing(VALUES));
     }
     if let (Some(best), Some(working)) = (&progress.best_weights, folder.parent()) {
-        check_digest(&best_file(working, best.step), &best.digest)?;
+        best.files(working)?;
     }
-    Ok(progress)
+    Ok(Saved { progress, metrics, files })
 }
 
-fn read(folder: &Path) -> Result<State, StateError> {
-    let file = read_state_file(folder)?;
-    let content = |name: &str| {
-        let path = folder.join(name);
-        let Some(digest) = file.files.get(name) else {
-            return Err(StateError::Damaged { path, what: "it was not saved".to_owned() });
-        };
-        read_file(&path, Some(digest))
-    };
-    let metrics = String::from_utf8(content(METRICS_FILE)?)
-        .map_err(|error| StateError::Damaged { path: folder.join(METRICS_FILE), what: error.to_string() })?;
-    if let (Some(best), Some(working)) = (&file.progress.best_weights, folder.parent()) {
-        check_digest(&best_file(working, best.step), &best.digest)?;
+/// The files of tensors among those of a saved step.
+fn tensor_files(folder: &Path, digests: &BTreeMap<String, Digest>) -> TensorFiles {
+    let mut files = TensorFiles::new();
+    for name in digests.keys() {
+        let Some(stem) = name.strip_suffix(TENSORS) else { continue };
+        files.entry(without_shard(stem).to_owned()).or_default().push(folder.join(name));
     }
-    let mut states: BTreeMap<String, BTreeMap<String, StateValues>> = BTreeMap::new();
-    for file in file.files.keys().filter(|file| *file != VALUES_FILE) {
-        let Some(set) = file.strip_suffix(TENSORS) else { continue };
-        for (name, _, values) in decode(&content(file)?, &folder.join(file))? {
-            states.entry(name).or_default().insert(set.to_owned(), values);
-        }
+    files
+}
+
+/// The set that a file holds a shard of: the name without `-00001-of-00002`.
+fn without_shard(stem: &str) -> &str {
+    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let parts = stem.rsplit_once("-of-").and_then(|(rest, of)| Some((rest.rsplit_once('-')?, of)));
+    match parts {
+        Some(((set, shard), of)) if is_number(shard) && is_number(of) => set,
+        _ => stem,
     }
-    let values = decode_values(&content(VALUES_FILE)?, &folder.join(VALUES_FILE))?;
-    let tensors = values.into_iter().map(|(name, shape, value)| {
-        let state = states.remove(&name).unwrap_or_default();
-        TrainedTensor { name, shape, value, state }
-    });
-    Ok(State { tensors: tensors.collect(), progress: file.progress, metrics })
 }
 
 /// A file's bytes, which must be those of a digest where one is given.
@@ -400,12 +459,20 @@ fn read_file(path: &Path, digest: Option<&Digest>) -> Result<Vec<u8>, StateError
     }
 }
 
-/// Checks a file without holding it in memory.
-fn check_digest(path: &Path, digest: &Digest) -> Result<(), StateError> {
-    match Digest::of_file(path) {
-        Ok((found, _)) if found == *digest => Ok(()),
-        Ok(_) => Err(changed(path)),
-        Err(error) => Err(StateError::Damaged { path: path.to_owned(), what: error.to_string() }),
+/// The digest of a file, which is not held in memory.
+fn digest_of(path: &Path) -> Result<Digest, StateError> {
+    let found = Digest::of_file(path);
+    found
+        .map(|(digest, _)| digest)
+        .map_err(|error| StateError::Damaged { path: path.to_owned(), what: error.to_string() })
+}
+
+/// The digest of a file, or of those of several.
+fn digest_of_shards(files: &[PathBuf]) -> Result<Digest, StateError> {
+    let digests: Vec<Digest> = files.iter().map(|file| digest_of(file)).collect::<Result<_, _>>()?;
+    match digests[..] {
+        [only] => Ok(only),
+        _ => Ok(Digest::of(digests.iter().map(Digest::to_string).collect::<Vec<_>>().join("\n").as_bytes())),
     }
 }
 

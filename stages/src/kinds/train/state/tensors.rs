@@ -2,33 +2,29 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::io;
 use std::path::Path;
 
-use cache::Digest;
 use model::blocks::Blocks;
 use model::ops::KernelError;
 use model::optimizer::{SavedSet, StateDtype, StateValues};
 use model::trainer::{TrainedTensor, TrainedView};
 use safetensors::tensor::{Dtype, SafeTensors, View, serialize_to_file};
 
-use super::{StateError, flush};
+use super::{StateError, VALUES, at, flush};
+use crate::kinds::train::learner::TensorFiles;
 
 /// Tensors as a file has them: name, shape, values; sorted by name.
-pub(super) type Tensors = Vec<(String, Vec<usize>, StateValues)>;
+type Tensors = Vec<(String, Vec<usize>, StateValues)>;
 
-/// A set of values of trained tensors, which lies in a file of its own.
-#[derive(Clone, Copy)]
-pub(super) enum Part<'a> {
-    /// Their values.
-    Value,
-    /// The set of the optimizer state that has this name.
-    State(&'a str),
-}
+/// Sets of optimizer state that every saved step has a file of, which is empty where the optimizer has no such set.
+const USUAL_SETS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 
 /// A trained tensor to be saved. Its values are asked for when their turn to be written comes, so that no more than
 /// those of one tensor need be in memory beside the ones in training.
-pub(crate) trait ToSave {
+pub(in crate::kinds::train) trait ToSave {
     /// Its name in the file.
     fn name(&self) -> &str;
     /// Its shape in the file.
@@ -99,7 +95,7 @@ impl<B: Blocks> ToSave for TrainedView<'_, B> {
 /// One set of a tensor's values, read and turned into bytes when its turn to be written comes.
 struct Values<'a, T> {
     tensor: &'a T,
-    part: Part<'a>,
+    set: &'a str,
     dtype: StateDtype,
     shape: Vec<usize>,
     /// What went wrong, which [`View::data`] cannot say.
@@ -108,11 +104,11 @@ struct Values<'a, T> {
 
 impl<'a, T: ToSave> Values<'a, T> {
     /// None where the tensor has no such set.
-    fn of(tensor: &'a T, part: Part<'a>, failure: &'a RefCell<Option<KernelError>>) -> Option<Self> {
+    fn of(tensor: &'a T, set: &'a str, failure: &'a RefCell<Option<KernelError>>) -> Option<Self> {
         let shape = tensor.shape();
-        let (dtype, shape) = match part {
-            Part::Value => (StateDtype::F32, shape.to_vec()),
-            Part::State(name) => {
+        let (dtype, shape) = match set {
+            VALUES => (StateDtype::F32, shape.to_vec()),
+            name => {
                 let set = tensor.state_sets().into_iter().find(|set| set.name == name)?;
                 // A set of other than one value per element is a list.
                 let shape =
@@ -120,13 +116,13 @@ impl<'a, T: ToSave> Values<'a, T> {
                 (set.dtype, shape)
             }
         };
-        Some(Self { tensor, part, dtype, shape, failure })
+        Some(Self { tensor, set, dtype, shape, failure })
     }
 
     fn bytes(&self) -> Result<Vec<u8>, KernelError> {
-        Ok(match self.part {
-            Part::Value => StateValues::F32(self.tensor.value()?).to_bytes(),
-            Part::State(name) => self.tensor.state(name)?.map(|values| values.to_bytes()).unwrap_or_default(),
+        Ok(match self.set {
+            VALUES => StateValues::F32(self.tensor.value()?).to_bytes(),
+            name => self.tensor.state(name)?.map(|values| values.to_bytes()).unwrap_or_default(),
         })
     }
 }
@@ -164,27 +160,56 @@ fn in_file(dtype: StateDtype) -> Dtype {
     }
 }
 
-/// Writes one set of values of all tensors that have it, flushes it and returns its digest.
-pub(super) fn write_tensors<T: ToSave>(path: &Path, tensors: &[T], part: Part<'_>) -> Result<Digest, StateError> {
+/// The sets of values of these tensors.
+pub(in crate::kinds::train) fn sets<T: ToSave>(tensors: &[T]) -> Vec<String> {
+    let mut sets: BTreeSet<String> = USUAL_SETS.map(str::to_owned).into();
+    sets.extend(tensors.iter().flat_map(ToSave::state_sets).map(|set| set.name));
+    std::iter::once(VALUES.to_owned()).chain(sets).collect()
+}
+
+/// Writes one set of values of all tensors that have it, and flushes it.
+pub(in crate::kinds::train) fn write_tensors<T: ToSave>(
+    path: &Path,
+    tensors: &[T],
+    set: &str,
+) -> Result<(), StateError> {
     let failure = RefCell::new(None);
-    let view = |tensor| Some((T::name(tensor), Values::of(tensor, part, &failure)?));
+    let view = |tensor| Some((T::name(tensor), Values::of(tensor, set, &failure)?));
     let views = tensors.iter().filter_map(view);
     let written = serialize_to_file(views, None, path);
     if let Some(error) = failure.take() {
         return Err(error.into());
     }
-    let io = |source| StateError::Io { path: path.to_owned(), source };
-    written.map_err(|error| io(io::Error::other(error)))?;
-    flush(path)?;
-    let (digest, _) = Digest::of_file(path).map_err(|error| io(io::Error::other(error)))?;
-    Ok(digest)
+    written.map_err(|error| StateError::Io { path: path.to_owned(), source: io::Error::other(error) })?;
+    flush(path)
+}
+
+/// Reads the tensors of a saved state, sorted by name.
+pub(in crate::kinds::train) fn read_tensors(files: &TensorFiles) -> Result<Vec<TrainedTensor>, StateError> {
+    let mut tensors = BTreeMap::new();
+    let bytes = |path: &Path| fs::read(path).map_err(at(path));
+    for path in files.get(VALUES).into_iter().flatten() {
+        for (name, shape, value) in decode_values(&bytes(path)?, path)? {
+            tensors.insert(name.clone(), TrainedTensor { name, shape, value, state: BTreeMap::new() });
+        }
+    }
+    for (set, paths) in files.iter().filter(|(set, _)| *set != VALUES) {
+        for path in paths {
+            for (name, _, values) in decode(&bytes(path)?, path)? {
+                if let Some(tensor) = tensors.get_mut(&name) {
+                    tensor.state.insert(set.clone(), values);
+                }
+            }
+        }
+    }
+    Ok(tensors.into_values().collect())
 }
 
 /// A trained tensor: its name, its shape and its values.
-pub(super) type NamedValues = (String, Vec<usize>, Vec<f32>);
+type NamedValues = (String, Vec<usize>, Vec<f32>);
 
 /// As [`decode`], of the values of tensors.
-pub(super) fn decode_values(bytes: &[u8], path: &Path) -> Result<Vec<NamedValues>, StateError> {
+fn decode_values(bytes: &[u8], path: &Path) -> Result<Vec<NamedValues>, StateError> {
     let values = |(name, shape, values)| match values {
         StateValues::F32(values) => Ok((name, shape, values)),
         other => {
@@ -196,7 +221,7 @@ pub(super) fn decode_values(bytes: &[u8], path: &Path) -> Result<Vec<NamedValues
 }
 
 /// The tensors in the bytes of a file, which its path is for messages.
-pub(super) fn decode(bytes: &[u8], path: &Path) -> Result<Tensors, StateError> {
+fn decode(bytes: &[u8], path: &Path) -> Result<Tensors, StateError> {
     let damaged = |what: String| StateError::Damaged { path: path.to_owned(), what };
     let file = SafeTensors::deserialize(bytes).map_err(|error| damaged(error.to_string()))?;
     let mut tensors = Tensors::new();

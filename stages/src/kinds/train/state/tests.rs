@@ -1,6 +1,48 @@
 //! What is saved comes back whole or not at all.
 
+use model::optimizer::StateValues;
+use model::trainer::TrainedTensor;
+
 use super::*;
+
+/// A saved run with its tensors.
+#[derive(Debug, Clone, PartialEq)]
+struct State {
+    progress: Progress,
+    tensors: Vec<TrainedTensor>,
+    metrics: String,
+}
+
+fn save(working: &Path, state: &State, keep: usize) -> Result<(), StateError> {
+    let draft = StateDraft::begin(working)?;
+    let write = |set: String| {
+        let file = format!("{set}{TENSORS}");
+        write_tensors(&draft.folder().join(&file), &state.tensors, &set).unwrap();
+        file
+    };
+    let files = sets(&state.tensors).into_iter().map(write).collect();
+    draft.finish(&state.progress, &state.metrics, files, keep)
+}
+
+fn save_best(working: &Path, step: u64, tensors: &[TrainedTensor]) -> Result<BestWeights, StateError> {
+    let draft = BestDraft::begin(working)?;
+    write_tensors(&draft.folder().join("trainable.safetensors"), tensors, VALUES)?;
+    draft.finish(step, vec!["trainable.safetensors".to_owned()])
+}
+
+fn best_file(working: &Path, step: u64) -> PathBuf {
+    working.join(format!("best/step-{step}.safetensors"))
+}
+
+/// The newest state, with its tensors read.
+fn newest(working: &Path) -> Result<(Option<State>, Vec<StateError>), StateError> {
+    let (saved, damaged) = super::newest(working)?;
+    let read = |Saved { progress, metrics, files }| {
+        let tensors = read_tensors(&files).unwrap();
+        State { progress, tensors, metrics }
+    };
+    Ok((saved.map(read), damaged))
+}
 
 fn state(step: u64) -> State {
     let tensor = |name: &str| TrainedTensor {
@@ -145,9 +187,9 @@ fn the_best_weights_stay_as_long_as_a_saved_step_names_them() {
     save(working, &state_with_best(working, 30, 16), 2).unwrap();
     assert!(!there(7) && there(16) && !there(23));
     let saved = newest(working).unwrap().0.unwrap();
-    let mut tensors = saved.tensors.clone();
-    load_best(working, &saved.progress.best_weights.unwrap(), &mut tensors).unwrap();
-    assert_eq!((&tensors[0].value, &tensors[0].state), (&vec![16.0, -0.5], &saved.tensors[0].state));
+    let files = saved.progress.best_weights.unwrap().files(working).unwrap();
+    let tensors = read_tensors(&[(VALUES.to_owned(), files)].into()).unwrap();
+    assert_eq!(tensors[0].value, [16.0, -0.5]);
     clear(working).unwrap();
     assert!(!there(16));
 }
@@ -170,4 +212,31 @@ fn a_step_whose_best_weights_are_damaged_or_gone_is_passed_over() {
         let (found, damaged) = newest(working).unwrap();
         assert_eq!((found.unwrap().progress.step, damaged.len()), (10, 1), "gone: {gone}");
     }
+}
+
+#[test]
+fn shards_are_read_together_and_each_is_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let (working, expected) = (folder.path(), state(4));
+    let shards = |draft: &Path, set: &str| -> Vec<String> {
+        let shard = |(index, tensor)| {
+            let file = format!("{set}-{:05}-of-00002{TENSORS}", index + 1);
+            write_tensors(&draft.join(&file), std::slice::from_ref(tensor), set).unwrap();
+            file
+        };
+        expected.tensors.iter().enumerate().map(shard).collect()
+    };
+    let best = BestDraft::begin(working).unwrap();
+    let files = shards(best.folder(), VALUES);
+    let best = best.finish(3, files).unwrap();
+    assert_eq!(best.files(working).unwrap().len(), 2);
+    let draft = StateDraft::begin(working).unwrap();
+    let files = sets(&expected.tensors).iter().flat_map(|set| shards(draft.folder(), set)).collect();
+    let progress = Progress { best_weights: Some(best), ..expected.progress.clone() };
+    draft.finish(&progress, &expected.metrics, files, 2).unwrap();
+    let found = newest(working).unwrap().0.unwrap();
+    assert_eq!((&found.tensors, found.progress), (&expected.tensors, progress));
+    assert_eq!(values_of_step(working, 4).unwrap().len(), 2);
+    fs::write(working.join("best/step-3-00002-of-00002.safetensors"), "gone").unwrap();
+    assert_eq!(newest(working).unwrap().0, None);
 }

@@ -23,7 +23,8 @@ impl Workers {
         if self.crew.size() == 1 || context.devices().kind != DeviceKind::Cuda {
             return Ok(set);
         }
-        let own = nccl::version().and_then(|_| if self.crew.leads() { Invitation::new().map(Some) } else { Ok(None) });
+        let own = nccl::version()
+            .and_then(|_| if self.crew.ranks().leads() { Invitation::new().map(Some) } else { Ok(None) });
         if self.gather(own.is_ok().into())?.contains(&0) {
             let reason = own.err().map_or_else(|| "another worker does not find NCCL".to_owned(), in_words);
             context.warn(format!("gradients are added up in the machine's memory, not on the GPUs: {reason}"));

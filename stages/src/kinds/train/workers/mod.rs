@@ -35,6 +35,7 @@ pub(super) use self::share::shares;
 use self::shared_memory::SharedMemory;
 use self::watch::Watch;
 use super::failure;
+use super::learner::Ranks;
 use super::parameters::TrainParams;
 use crate::compute::kernels::Kernels;
 
@@ -57,36 +58,34 @@ pub(super) struct Workers {
 /// What is known of the workers while the run goes on.
 #[derive(Clone)]
 pub(super) struct Crew {
-    rank: usize,
-    size: usize,
+    ranks: Ranks,
     memory: Option<Arc<SharedMemory>>,
 }
 
 impl Crew {
+    fn new(rank: usize, size: usize, memory: Option<Arc<SharedMemory>>) -> Self {
+        Self { ranks: Ranks { size, fed: rank..rank + 1 }, memory }
+    }
+
+    /// The workers, of which each is fed by its own process.
+    pub(super) fn ranks(&self) -> &Ranks {
+        &self.ranks
+    }
+
     /// The number of this worker.
-    pub(super) fn rank(&self) -> usize {
-        self.rank
+    fn rank(&self) -> usize {
+        self.ranks.fed.start
     }
 
     /// How many workers there are.
-    pub(super) fn size(&self) -> usize {
-        self.size
-    }
-
-    /// Whether this is the stage's own process, which alone writes and speaks.
-    pub(super) fn leads(&self) -> bool {
-        self.rank == 0
-    }
-
-    /// Rows that each worker computes at once, of so many over all of them together.
-    pub(super) fn rows_at_once(&self, micro_batch_size: usize) -> usize {
-        micro_batch_size.div_ceil(self.size)
+    fn size(&self) -> usize {
+        self.ranks.size
     }
 
     /// The most memory that the other workers have had for themselves: what all share counts once, as this process's.
     pub(super) fn peak_bytes_of_others(&self) -> u64 {
         let Some(memory) = &self.memory else { return 0 };
-        (0..self.size).filter(|rank| *rank != self.rank).map(|rank| memory.state(rank).peak_bytes()).sum()
+        (0..self.size()).filter(|rank| *rank != self.rank()).map(|rank| memory.state(rank).peak_bytes()).sum()
     }
 }
 
@@ -107,7 +106,7 @@ impl Workers {
             )));
         }
         if size <= 1 {
-            let crew = Crew { rank: 0, size: 1, memory: None };
+            let crew = Crew::new(0, 1, None);
             let threads = context.threads();
             let collective = Box::new(Alone);
             return Ok(Self { collective, crew, threads, weights: None, unsealed: None, shares_weights: false });
@@ -142,7 +141,7 @@ impl Workers {
         });
         Ok(Self {
             collective: Box::new(Group::leading(Arc::clone(&memory), watch)),
-            crew: Crew { rank: 0, size, memory: Some(memory) },
+            crew: Crew::new(0, size, Some(memory)),
             threads: threads_of(0, size, threads),
             weights: mapped.transpose()?,
             shares_weights: weights.is_some(),
@@ -162,7 +161,7 @@ impl Workers {
         let weights = weights.transpose().or_fail(Cause::Machine, cannot_share)?;
         Ok(Self {
             collective: Box::new(Group::following(rank, Arc::clone(&memory))),
-            crew: Crew { rank, size, memory: Some(memory) },
+            crew: Crew::new(rank, size, Some(memory)),
             threads: threads_of(rank, size, context.threads()),
             shares_weights: weights.is_some(),
             weights,
@@ -192,8 +191,8 @@ impl Workers {
     }
 
     /// Does something on rank 0, and then on all others.
-    pub(super) fn after_rank_0<T>(&mut self, act: impl FnOnce() -> Result<T, StageError>) -> Result<T, StageError> {
-        if self.crew.leads() {
+    fn after_rank_0<T>(&mut self, act: impl FnOnce() -> Result<T, StageError>) -> Result<T, StageError> {
+        if self.crew.ranks().leads() {
             let done = act()?;
             self.meet()?;
             return Ok(done);
@@ -274,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_micro_batch_is_over_all_workers_together() {
-        let rows = |size, micro_batch_size| Crew { rank: 0, size, memory: None }.rows_at_once(micro_batch_size);
+        let rows = |size, micro_batch_size| Crew::new(0, size, None).ranks().rows_at_once(micro_batch_size);
         assert_eq!([rows(1, 8), rows(2, 8), rows(4, 8), rows(3, 8), rows(4, 1)], [8, 4, 2, 3, 1]);
     }
 }

@@ -1,0 +1,192 @@
+//! What a training session has done by a backend: gradients, updates, scores, and values written and read.
+//!
+//! A session decides everything else (rows, learning rates, validation, what is saved and when), and is the same for
+//! all backends. A learner is one rank, of which each runs the session in a process of its own ([`native`]), or stands
+//! for all ranks ([`torch`]): [`Ranks::fed`] says whose micro-batches the session hands it.
+
+mod native;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use engine::context::StageContext;
+use engine::error::StageError;
+use model::batch::Batch;
+use model::peft::AdapterConfig;
+use model::trainer::{LossScalerState, StepReport};
+
+pub(super) use native::open as open_native;
+
+/// The ranks that train together, as this process sees them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Ranks {
+    /// How many there are.
+    pub size: usize,
+    /// Those whose micro-batches this process hands over.
+    pub fed: Range<usize>,
+}
+
+impl Ranks {
+    /// Whether this is the stage's own process, which alone writes and speaks.
+    pub(super) fn leads(&self) -> bool {
+        self.fed.start == 0
+    }
+
+    /// Rows that each rank computes at once, of so many over all of them together.
+    pub(super) fn rows_at_once(&self, micro_batch_size: usize) -> usize {
+        micro_batch_size.div_ceil(self.size)
+    }
+}
+
+/// What the ranks compute in one optimizer step.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct StepWork {
+    /// The rows of the step, those of other ranks among them.
+    pub rows: Vec<u64>,
+    /// The micro-batches of each rank that is fed, in their order.
+    pub micro_batches: Vec<Vec<Batch>>,
+    /// Targets of the step over all ranks.
+    pub target_tokens: usize,
+    /// The sum of their weights; their number where all weights are 1.
+    pub weight: f64,
+}
+
+/// Micro-batches to score, one for each rank that is fed at a time.
+pub(super) type Rounds<'a> = dyn FnMut(&StageContext) -> Result<Option<Vec<Batch>>, StageError> + 'a;
+
+/// The score of all rounds over all ranks.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Scores {
+    /// Summed negative log-likelihood of the targets, in nats.
+    pub nll: f64,
+    pub target_tokens: u64,
+}
+
+/// What scoring came to.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Scored {
+    Finite(Scores),
+    /// The loss of a micro-batch of these rows is infinite or not a number.
+    NotFinite {
+        loss: f64,
+        rows: Vec<u64>,
+    },
+}
+
+/// Which values are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Written {
+    /// Those of what is trained.
+    Values,
+    /// These and the optimizer's state.
+    State,
+}
+
+/// Files of saved tensors: by the name of the set of values that they hold, in the order of their shards.
+pub(super) type TensorFiles = BTreeMap<String, Vec<PathBuf>>;
+
+/// A saved state as a learner takes it up.
+#[derive(Debug, Clone)]
+pub(super) struct Restored {
+    pub files: TensorFiles,
+    /// Updates so far.
+    pub optimizer_steps: u64,
+    pub loss_scaler: Option<LossScalerState>,
+}
+
+/// The most memory used so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PeakMemory {
+    pub bytes: u64,
+    /// The rank that used it, where it is that of a single one of several.
+    pub rank: Option<usize>,
+}
+
+/// A model in training.
+///
+/// With several processes all make the same calls in the same order.
+pub(super) trait Learner {
+    /// The ranks that train it.
+    fn ranks(&self) -> &Ranks;
+
+    /// Returns when every process of the stage has come here.
+    ///
+    /// # Errors
+    /// Fails where one of them is gone.
+    fn barrier(&mut self) -> Result<(), StageError>;
+
+    /// Whether it begins with the work of the next step while the session still waits for the report of this one.
+    fn works_ahead(&self) -> bool {
+        false
+    }
+
+    /// Adds the gradients of a step's micro-batches to those of the step.
+    ///
+    /// # Errors
+    /// Fails where a loss is not finite, the device fails, or the user wants to stop, which is looked for between
+    /// micro-batches: a step can take longer than the time that is left then.
+    fn accumulate(&mut self, work: StepWork, context: &mut StageContext) -> Result<(), StageError>;
+
+    /// Updates what is trained by the gradients since the last step, those of all ranks. `ahead` is the work of the next
+    /// step, given to a learner that works ahead instead of [`Learner::accumulate`]ing it later.
+    ///
+    /// # Errors
+    /// Fails where a gradient is not finite, a tensor does not move, or the device fails.
+    fn step(
+        &mut self,
+        learning_rate: f64,
+        ahead: Option<StepWork>,
+        context: &mut StageContext,
+    ) -> Result<StepReport, StageError>;
+
+    /// Scores the micro-batches of all rounds without learning from them; `step`: the last whole one.
+    ///
+    /// # Errors
+    /// Fails as `rounds` does, or where the device does.
+    fn score(&mut self, step: u64, rounds: &mut Rounds<'_>, context: &mut StageContext) -> Result<Scored, StageError>;
+
+    /// Writes values into an empty folder, flushed, and returns the names of the files: `SET.safetensors`, or
+    /// `SET-00001-of-00002.safetensors` and so on, with each tensor whole and in one of them. The set of the trained
+    /// values is [`super::state::VALUES`]; those of the optimizer's state have names of their own.
+    ///
+    /// # Errors
+    /// Fails where the disk or the device does.
+    fn save(&mut self, folder: &Path, written: Written, context: &mut StageContext) -> Result<Vec<String>, StageError>;
+
+    /// Takes up a saved state.
+    ///
+    /// # Errors
+    /// Fails where it is not one of this model's trained tensors; the learner is then not to be used.
+    fn restore(&mut self, saved: Restored, context: &mut StageContext) -> Result<(), StageError>;
+
+    /// Checks that everything frozen has the bits that it had when training began.
+    ///
+    /// # Errors
+    /// Fails with the first tensor that has changed.
+    fn check_frozen(&mut self, context: &mut StageContext) -> Result<(), StageError>;
+
+    /// Updates so far, skipped steps not among them.
+    fn optimizer_steps(&self) -> u64;
+
+    /// The loss scale and how it came about, where there is one.
+    fn loss_scaler(&self) -> Option<LossScalerState>;
+
+    /// The most memory that the ranks have used so far.
+    fn peak_memory(&self) -> Option<PeakMemory>;
+
+    /// Ends it; nothing is asked of it any more.
+    ///
+    /// # Errors
+    /// Fails where the ranks do not end well.
+    fn close(self: Box<Self>, context: &mut StageContext) -> Result<(), StageError>;
+}
+
+/// A learner with what is known of it.
+pub(super) struct Opened {
+    pub learner: Box<dyn Learner>,
+    /// The settings of the adapter, where one is trained.
+    pub adapter: Option<AdapterConfig>,
+    /// What the last digits depend on: another split of a step adds in another order.
+    pub computed_by: String,
+}

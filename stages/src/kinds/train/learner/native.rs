@@ -1,0 +1,154 @@
+//! The native backend: one rank, in this process.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use engine::context::StageContext;
+use engine::error::{Cause, OrFail, StageError};
+use model::batch::Batch;
+use model::blocks::Blocks;
+use model::trainer::{LossScalerState, Phase, StepReport, Trainer};
+
+use super::{Learner, Opened, PeakMemory, Ranks, Restored, Rounds, Scored, Scores, StepWork, Written};
+use crate::compute::resources::peak_resident_bytes;
+use crate::kinds::train::inputs::Inputs;
+use crate::kinds::train::parameters::TrainParams;
+use crate::kinds::train::workers::{Crew, Workers};
+use crate::kinds::train::{failure, prepare, state};
+
+/// Loads the model into this process, as one of the stage's workers.
+pub(in crate::kinds::train) fn open<B: Blocks>(
+    params: &TrainParams,
+    ops: Arc<B>,
+    mut workers: Workers,
+    inputs: &Inputs,
+    context: &mut StageContext,
+) -> Result<Opened, StageError> {
+    context.record("kernel_set", ops.describe());
+    context.record("threads", context.threads());
+    let crew = workers.crew();
+    let computed_by = computed_by(params, &*ops, crew.ranks());
+    let (trainer, adapter) = workers.load(|| prepare::trainer(params, ops, &inputs.model, context))?;
+    let trainer = trainer.together(workers.into_collective());
+    Ok(Opened { learner: Box::new(Native { trainer, crew, rows: Vec::new() }), adapter, computed_by })
+}
+
+/// What the last digits depend on: another split of a step adds in another order.
+fn computed_by<B: Blocks>(params: &TrainParams, ops: &B, ranks: &Ranks) -> String {
+    let by = format!("{}, micro-batches of {}", ops.describe(), ranks.rows_at_once(params.micro_batch_size));
+    if ranks.size == 1 { by } else { format!("{by}, {} workers", ranks.size) }
+}
+
+struct Native<B: Blocks> {
+    trainer: Trainer<B>,
+    crew: Crew,
+    /// The rows of the step, for messages.
+    rows: Vec<u64>,
+}
+
+impl<B: Blocks> Learner for Native<B> {
+    fn ranks(&self) -> &Ranks {
+        self.crew.ranks()
+    }
+
+    fn barrier(&mut self) -> Result<(), StageError> {
+        self.trainer.collective().meet().map_err(failure::of_workers)
+    }
+
+    fn accumulate(&mut self, work: StepWork, context: &mut StageContext) -> Result<(), StageError> {
+        self.rows = work.rows;
+        for batch in work.micro_batches.into_iter().flatten() {
+            context.stop_if_cancelled()?;
+            self.trainer
+                .accumulate(&batch)
+                .map_err(|error| failure::of_micro_batch(error, &rows_of(&batch), &batch))?;
+        }
+        Ok(())
+    }
+
+    fn step(
+        &mut self,
+        learning_rate: f64,
+        _: Option<StepWork>,
+        _: &mut StageContext,
+    ) -> Result<StepReport, StageError> {
+        self.trainer.step(learning_rate).map_err(|error| failure::of_rows(error, &self.rows))
+    }
+
+    fn score(&mut self, step: u64, rounds: &mut Rounds<'_>, context: &mut StageContext) -> Result<Scored, StageError> {
+        let (mut nll, mut target_tokens) = (0.0, 0.0);
+        loop {
+            self.trainer.collective().note(step, Phase::Validation);
+            let Some(round) = rounds(context)? else { break };
+            for batch in round.into_iter().filter(|batch| batch.tokens() > 0) {
+                let scores = self.trainer.decoder_mut().score(&batch).map_err(|error| {
+                    StageError::new(Cause::Machine, "cannot score the validation rows").with_source(error)
+                })?;
+                let of_batch: f64 = scores.iter().map(|score| f64::from(score.nll)).sum();
+                if !of_batch.is_finite() {
+                    return Ok(Scored::NotFinite { loss: of_batch, rows: rows_of(&batch) });
+                }
+                nll += of_batch;
+                target_tokens += scores.len() as f64;
+            }
+        }
+        let mut totals = [nll, target_tokens];
+        self.trainer.collective().note(step, Phase::SumOfValidation);
+        self.trainer.collective().sum_totals(&mut totals).map_err(failure::of_workers)?;
+        let [nll, target_tokens] = totals;
+        Ok(Scored::Finite(Scores { nll, target_tokens: target_tokens as u64 }))
+    }
+
+    fn save(&mut self, folder: &Path, written: Written, _: &mut StageContext) -> Result<Vec<String>, StageError> {
+        let tensors = self.trainer.trained_tensors();
+        let sets = match written {
+            Written::Values => vec![state::VALUES.to_owned()],
+            Written::State => state::sets(&tensors),
+        };
+        let write = |set: String| {
+            let file = format!("{set}{}", state::TENSORS);
+            state::write_tensors(&folder.join(&file), &tensors, &set).map_err(state::failure)?;
+            Ok(file)
+        };
+        sets.into_iter().map(write).collect()
+    }
+
+    fn restore(&mut self, saved: Restored, _: &mut StageContext) -> Result<(), StageError> {
+        let Restored { files, optimizer_steps, loss_scaler } = saved;
+        let tensors = state::read_tensors(&files).map_err(state::failure)?;
+        let restored = self.trainer.restore(optimizer_steps, tensors);
+        restored.or_fail(Cause::Internal, || "cannot take up the saved state".to_owned())?;
+        if let Some(scaler) = loss_scaler {
+            self.trainer.restore_loss_scaler(scaler);
+        }
+        Ok(())
+    }
+
+    fn check_frozen(&mut self, _: &mut StageContext) -> Result<(), StageError> {
+        self.trainer.check_frozen().map_err(|error| failure::of_rows(error, &[]))
+    }
+
+    fn optimizer_steps(&self) -> u64 {
+        self.trainer.steps()
+    }
+
+    fn loss_scaler(&self) -> Option<LossScalerState> {
+        self.trainer.loss_scaler()
+    }
+
+    fn peak_memory(&self) -> Option<PeakMemory> {
+        let bytes = peak_resident_bytes()? + self.crew.peak_bytes_of_others();
+        Some(PeakMemory { bytes, rank: None })
+    }
+
+    fn close(self: Box<Self>, _: &mut StageContext) -> Result<(), StageError> {
+        Ok(())
+    }
+}
+
+/// The rows of a batch, each once.
+fn rows_of(batch: &Batch) -> Vec<u64> {
+    let mut rows = batch.rows.clone();
+    rows.dedup();
+    rows
+}
