@@ -36,6 +36,15 @@ fn project() -> Project {
     for (name, text) in files() {
         project.write(name, &text);
     }
+    fs::create_dir(project.path("olmo2")).unwrap();
+    project.write(
+        "olmo2/config.json",
+        r#"{"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "vocab_size": 4096}"#,
+    );
+    // Without a tensor: a header of two bytes.
+    fs::write(project.path("olmo2/model.safetensors"), b"\x02\0\0\0\0\0\0\0{}").unwrap();
+    let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/data/tokenizers/bytelevel/tokenizer.json");
+    fs::copy(tokenizer, project.path("olmo2/tokenizer.json")).unwrap();
     fs::copy(project.path("rows.jsonl"), project.path("linked/rows.jsonl")).unwrap();
     std::os::unix::fs::symlink("rows.jsonl", project.path("linked/same.jsonl")).unwrap();
     std::os::unix::fs::symlink(".", project.path("looped/again")).unwrap();

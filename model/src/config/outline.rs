@@ -82,6 +82,12 @@ impl Architecture {
     }
 }
 
+impl std::fmt::Display for Outline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "`{}` is computed by transformers; not native", self.model_type)
+    }
+}
+
 impl Outline {
     fn read(fields: &Fields<'_>, because: ConfigError) -> Result<Self, ConfigError> {
         let class = fields.texts("architectures")?.and_then(|names| names.first().copied());

@@ -231,8 +231,7 @@ impl Choice {
             if let Some((message, help)) = asked.refusal(serves, outline) {
                 return Err(StageError::new(Cause::BadParameters, message).with_help(help));
             }
-            context
-                .log(&format!("`{}`: computed by transformers; not native: {}", outline.model_type, outline.because));
+            context.log(&format!("{outline}: {}", outline.because));
         }
         let serves = serves.on(model);
         let device = context.devices().kind;

@@ -123,9 +123,9 @@ impl InferenceParams {
 
     /// The memory that asking it takes, with prompts of [`TOKENS_PER_PASS`] tokens where the model has so many
     /// positions.
-    pub fn preflight(&self, inputs: &InputFacts, span: Span) -> Preflight {
+    pub fn preflight(&self, inputs: &InputFacts) -> Preflight {
         let mut ahead = Preflight::default();
-        say_not_native(self.backend, &self.model.reference, inputs, span, &mut ahead);
+        say_not_native(&self.model.reference, inputs, &mut ahead);
         if let Some(config) = model_config(&self.model.reference, inputs) {
             let (positions, stored) = (config.max_position_embeddings, stored_dtype(&self.model.reference, inputs));
             let each = (TOKENS_PER_PASS + self.max_new_tokens).min(positions);

@@ -10,13 +10,14 @@ use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::survey::{Extent, LocalFile, LocalFiles, MOST_READ, PINNED, Survey};
-use model::config::Architecture;
+use model::config::{Architecture, Outline};
 use model::peft::AdapterConfig;
 use serde_json::{Map, Value};
 
 use super::selection::Selection;
 use super::{ADAPTER_CONFIG, CONFIG, DownloadParams, Form, Origin, record, role};
 use crate::compute::checkpoint::{self, CHAT_TEMPLATE};
+use crate::compute::torch;
 use crate::data::tokenizer::template_in_config;
 
 /// Facts of what will be made of the files, and what would keep it from being made.
@@ -67,7 +68,12 @@ pub(super) fn survey(params: &DownloadParams, files: &LocalFiles, span: Span) ->
             }
         }
         Form::Model => match chosen.whole(CONFIG).map(model_facts) {
-            Some(Ok(facts)) => drop(survey.outputs.insert("model".to_owned(), facts)),
+            Some(Ok((facts, architecture))) => {
+                if let Architecture::Transformers(outline) = architecture {
+                    survey.problems.push(of_transformers(&outline, &problem(outline.to_string())));
+                }
+                survey.outputs.insert("model".to_owned(), facts);
+            }
             Some(Err(message)) => survey.problems.push(problem(message)),
             None => {}
         },
@@ -81,6 +87,16 @@ pub(super) fn survey(params: &DownloadParams, files: &LocalFiles, span: Span) ->
         }
     }
     survey
+}
+
+/// The note that a model is not native, at the place of a problem with it.
+fn of_transformers(outline: &Outline, at: &Problem) -> Problem {
+    let note = Problem::warning("not-native", at.span, at.message.clone(), "this model");
+    let note = note.with_help(match torch::is_installed() {
+        true => format!("its stages run on the torch worker: {}", outline.because),
+        false => format!("its stages need the torch worker, which is not installed here: {}", torch::how_to_install()),
+    });
+    Problem { field: at.field.clone(), ..note }
 }
 
 /// The files that are taken.
@@ -119,13 +135,13 @@ fn damage(file: &LocalFile) -> Option<StageError> {
     is_here.then(|| checkpoint::check_file(&file.path, &file.name).err())?
 }
 
-/// The facts of a model, from its configuration; why it cannot be used, else.
-fn model_facts(file: &LocalFile) -> Result<Facts, String> {
+/// The facts of a model, from its configuration, and what it describes; why it cannot be used, else.
+fn model_facts(file: &LocalFile) -> Result<(Facts, Architecture), String> {
     let text = read(&file.path).ok_or_else(|| format!("cannot read `{}`", file.name))?;
-    Architecture::from_json(&text)
+    let architecture = Architecture::from_json(&text)
         .map_err(|error| format!("`{}` describes a model that cannot be used here: {error}", file.name))?;
     let config = serde_json::from_str(&text).map_err(|error| format!("`{}`: {error}", file.name))?;
-    Ok(checkpoint::facts_of_config(config))
+    Ok((checkpoint::facts_of_config(config), architecture))
 }
 
 /// How many ids a tokenizer has, where its file is small enough to be read ahead.

@@ -162,11 +162,11 @@ impl Stage for Evaluate {
         crate::compute::inference::lowered(parameters).at_most("limit", smoke::ROWS).done()
     }
 
-    fn preflight(params: &EvaluateParams, inputs: &InputFacts, span: Span) -> Preflight {
+    fn preflight(params: &EvaluateParams, inputs: &InputFacts, _: Span) -> Preflight {
         let rows = params.data.reference.facts_in(inputs).and_then(|facts| facts.get("rows")?.as_u64());
         let rows = rows.map(|rows| params.limit.map_or(rows, |limit| rows.min(limit)));
         let work = rows.map(|rows| Work::new("rows", rows as f64));
-        Preflight { work, ..params.inference.preflight(inputs, span) }
+        Preflight { work, ..params.inference.preflight(inputs) }
     }
 
     fn threads(_: &EvaluateParams) -> Threads {

@@ -110,6 +110,7 @@ pub(super) fn preflight(params: &MergeParams, inputs: &InputFacts) -> Preflight 
     let model = &params.model.reference;
     crate::preflight::expect_same_model(&mut ahead, "model", model, inputs);
     ahead.work = crate::preflight::checkpoint_bytes(model, inputs).map(|bytes| Work::new("bytes", bytes as f64));
+    crate::preflight::say_not_native(model, inputs, &mut ahead);
     let Some(config) = crate::preflight::model_config(model, inputs) else { return ahead };
     let layer: u64 = config.layer_modules().iter().map(|module| 4 * module.weights()).sum();
     ahead.peak_memory_bytes = Some(PROCESS_BYTES + layer + rows::proof_bytes(params.proof_rows, &config));

@@ -32,7 +32,7 @@ const MARGIN: f64 = 0.15;
 pub(super) fn preflight(params: &TrainParams, inputs: &InputFacts, span: Span) -> Preflight {
     let mut ahead = Preflight::default();
     steps(params, inputs, span, &mut ahead);
-    say_not_native(params.backend, &params.model.reference, inputs, span, &mut ahead);
+    say_not_native(&params.model.reference, inputs, &mut ahead);
     let config = model_config(&params.model.reference, inputs);
     if let Some(config) = &config {
         memory(params, inputs, config, &mut ahead);

@@ -74,7 +74,8 @@ def _share(parameter: DTensor, name: str, files: WeightFiles, device: Device) ->
     # Equal parts, of which the last may be smaller or empty (`torch.chunk`).
     start = min(mesh.get_local_rank() * -(-length // mesh.size()), length)
     part = files.read(name, placement.dim, start, start + own)
-    part = part.to(device=device.torch, dtype=parameter.dtype)
+    # A copy: what is read is a view of the mapped file.
+    part = part.to(device=device.torch, dtype=parameter.dtype, copy=True)
     whole = DTensor.from_local(
         part, mesh, [placement], run_check=False, shape=parameter.shape, stride=parameter.stride()
     )
