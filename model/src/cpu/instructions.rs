@@ -37,7 +37,8 @@ impl InstructionSet {
                 let bf16 = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vnni");
                 return if bf16 { Self::Avx512Bf16 } else { Self::Avx512 };
             }
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
+            if avx2 && is_x86_feature_detected!("fma") {
                 return Self::Avx2;
             }
         }
