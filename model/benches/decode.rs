@@ -166,6 +166,7 @@ fn decoder(arguments: &Arguments) -> Result<Decoder<Cpu>, Box<dyn Error>> {
     let (compute, quantize) = match arguments.weights {
         WeightFormat::F32 => (Compute::F32, None),
         WeightFormat::Bf16 => (Compute::Bf16, None),
+        WeightFormat::F16 => return Err("weights that are made here are not stored as f16".into()),
         WeightFormat::Blocks(format) => (Compute::F32, Some(format)),
     };
     let mut ops = Cpu::new(arguments.threads, compute)?.recorded_by(arguments.profile.clone());

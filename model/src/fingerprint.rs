@@ -1,6 +1,6 @@
 //! Fingerprints of values, to notice that some have changed. Not for keys: they differ from version to version.
 
-use half::bf16;
+use half::{bf16, f16};
 
 /// Odd, so that multiplying by it loses nothing.
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -14,6 +14,11 @@ pub(crate) fn of_f32(values: &[f32]) -> u64 {
 
 /// The fingerprint of the bits of bf16 values. No change of a single value leaves it the same.
 pub(crate) fn of_bf16(values: &[bf16]) -> u64 {
+    of(values, |value| value.to_bits().into())
+}
+
+/// The fingerprint of the bits of f16 values. No change of a single value leaves it the same.
+pub(crate) fn of_f16(values: &[f16]) -> u64 {
     of(values, |value| value.to_bits().into())
 }
 

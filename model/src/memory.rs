@@ -198,13 +198,14 @@ pub fn cache_bytes(config: &Config, tokens: u64) -> u64 {
     2 * keys * config.num_hidden_layers as u64 * tokens * F32_BYTES
 }
 
-/// Bytes of the prepared weights, read from the stored dtype: f32 is computed in with weights of bf16, too.
+/// Bytes of the prepared weights, read from the stored dtype: f32 is computed in with weights of bf16 and f16, too.
 pub fn weight_bytes(config: &Config, compute: Compute, stored: Dtype, quantize: Option<BlockFormat>) -> u64 {
     let weights = config.matrix_weights();
     let Some(format) = quantize else {
-        return match compute {
-            Compute::F32 if stored != Dtype::BF16 => WeightFormat::F32,
-            Compute::F32 | Compute::Bf16 => WeightFormat::Bf16,
+        return match (compute, stored) {
+            (Compute::F32, Dtype::F16) => WeightFormat::F16,
+            (Compute::Bf16, _) | (Compute::F32, Dtype::BF16) => WeightFormat::Bf16,
+            (Compute::F32, _) => WeightFormat::F32,
         }
         .bytes(weights);
     };

@@ -10,7 +10,7 @@ mod writer;
 
 pub use error::CheckpointError;
 pub use reader::{Checkpoint, TensorInfo, is_lfs_pointer};
-pub use rows::{Bf16Rows, Rows, StoredRows, ValueRows};
+pub use rows::{HalfRows, Halves, Rows, StoredRows, ValueRows};
 pub use safetensors::Dtype;
 pub(crate) use writer::write_atomically;
 pub use writer::{

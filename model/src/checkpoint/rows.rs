@@ -10,15 +10,24 @@ pub trait Rows: Sync {
     /// Fails if they cannot be read.
     fn read(&self, first: usize, values: &mut [f32]) -> Result<(), CheckpointError>;
 
-    /// The same rows as they are stored, where that is as bf16.
-    fn as_bf16(&self) -> Option<&dyn Bf16Rows> {
+    /// The same rows as they are stored, where that is in 16 bits.
+    fn as_halves(&self) -> Option<Halves<'_>> {
         None
     }
 }
 
-/// Rows of a weight that are stored as bf16.
-pub trait Bf16Rows: Sync {
-    /// Reads the rows from `first` on, as many as `bytes` holds: little-endian bf16.
+/// Rows of a weight that are stored in 16 bits, by their type.
+#[derive(Clone, Copy)]
+pub enum Halves<'a> {
+    /// bfloat16.
+    Bf16(&'a dyn HalfRows),
+    /// Half precision.
+    F16(&'a dyn HalfRows),
+}
+
+/// Rows of a weight that are stored in 16 bits.
+pub trait HalfRows: Sync {
+    /// Reads the rows from `first` on, as many as `bytes` holds: little-endian numbers.
     ///
     /// # Errors
     /// Fails if they cannot be read.
@@ -74,12 +83,16 @@ impl Rows for StoredRows<'_> {
         self.checkpoint.read_f32(&self.name, (self.first + first) * self.columns, values)
     }
 
-    fn as_bf16(&self) -> Option<&dyn Bf16Rows> {
-        (self.dtype == Dtype::BF16).then_some(self)
+    fn as_halves(&self) -> Option<Halves<'_>> {
+        match self.dtype {
+            Dtype::BF16 => Some(Halves::Bf16(self)),
+            Dtype::F16 => Some(Halves::F16(self)),
+            _ => None,
+        }
     }
 }
 
-impl Bf16Rows for StoredRows<'_> {
+impl HalfRows for StoredRows<'_> {
     fn read_bytes(&self, first: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
         self.checkpoint.read_bytes(&self.name, 2 * (self.first + first) * self.columns, bytes)
     }
@@ -107,8 +120,8 @@ mod tests {
             let mut found = [0.0; 6];
             rows.read(1, &mut found).unwrap();
             assert_eq!(found, values[6..], "{name}");
-            assert_eq!(rows.as_bf16().is_some(), is_bf16);
-            if let Some(rows) = rows.as_bf16() {
+            assert_eq!(matches!(rows.as_halves(), Some(Halves::Bf16(_))), is_bf16);
+            if let Some(Halves::Bf16(rows)) = rows.as_halves() {
                 let mut bytes = [0; 6];
                 rows.read_bytes(2, &mut bytes).unwrap();
                 assert_eq!(bytes, checkpoint.bytes(name).unwrap()[18..]);

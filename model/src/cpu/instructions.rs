@@ -19,8 +19,7 @@ pub enum InstructionSet {
     Avx512,
     /// 512-bit vectors, with products of bf16 pairs that are summed in f32, and of bytes that are summed in 32 bits.
     Avx512Bf16,
-    /// That, with products of bf16 in tiles (Intel AMX). Not chosen by [`InstructionSet::detect`]: the processors that
-    /// have it differ in how fast it and the others are.
+    /// That, with products of bf16 in tiles (Intel AMX). [`InstructionSet::chosen`] takes it where it is fastest.
     Amx,
     /// The bits of [`InstructionSet::Amx`] on a machine without tiles, slowly: for tests.
     AmxEmulated,
@@ -37,7 +36,7 @@ impl InstructionSet {
     pub const ALL: [Self; 6] =
         [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx, Self::AmxEmulated];
 
-    /// The widest set of this machine.
+    /// The widest set of this machine but for tiles, which a process must ask for.
     pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
@@ -46,7 +45,8 @@ impl InstructionSet {
                 let bf16 = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vnni");
                 return if bf16 { Self::Avx512Bf16 } else { Self::Avx512 };
             }
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
+            if avx2 && is_x86_feature_detected!("fma") {
                 return Self::Avx2;
             }
         }

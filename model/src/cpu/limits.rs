@@ -16,14 +16,15 @@ use super::memory::Memory;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512, Avx512Bf16};
 use super::simd::{Floats, Multiplier, Portable, Routine, Vector};
-use super::{Cpu, InstructionSet};
+use super::{Cpu, InstructionSet, Rates};
 
 /// Accumulators that are on their way at a time: more than two units of four cycles need.
 const CHAINS: usize = 12;
-/// Rounds of all accumulators between two looks at the clock: under a millisecond.
-const ROUNDS: usize = 1 << 16;
-/// Looks at the clock. The best counts: others may want the processor too.
-const SAMPLES: usize = 32;
+/// Rounds of all accumulators between two looks at the clock: some tens of microseconds, in which others seldom want the
+/// processor too.
+const ROUNDS: usize = 1 << 12;
+/// Looks at the clock, of which the best counts.
+const SAMPLES: usize = 512;
 /// What is read from memory at a time, far more than the caches hold.
 const BYTES: usize = 256 << 20;
 
@@ -53,6 +54,47 @@ impl Cpu {
         };
         Limits { threads, f32_flops, bf16_flops, read_bytes: self.read_bandwidth() }
     }
+}
+
+impl Rates {
+    /// Measures what one thread of this machine reaches, in some ten milliseconds.
+    pub(super) fn measure() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if InstructionSet::Avx512Bf16.is_available() {
+            let tiles = match amx::permission() {
+                // SAFETY: the process has the permission.
+                Ok(()) => unsafe { tile_flops::<amx::Registers>() },
+                Err(_) => 0.0,
+            };
+            // SAFETY: the machine has both sets.
+            let [pairs, widened] = unsafe { [flops::<Avx512Bf16>(), flops::<Floats<Avx512>>()] };
+            let [pairs, tiles, widened] = [pairs, tiles, widened].map(|rate| rate / 1e9);
+            return Self { pairs, tiles, widened };
+        }
+        Self::default()
+    }
+}
+
+/// What the processor says of itself: its name, family, model and stepping, and the instructions that are chosen among.
+pub(super) fn processor() -> String {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{__cpuid, __cpuid_count};
+        let leaf = |leaf: u32| if __cpuid(leaf & 0x8000_0000).eax >= leaf { Some(__cpuid(leaf)) } else { None };
+        let brand = (0x8000_0002..=0x8000_0004).filter_map(leaf).flat_map(|l| [l.eax, l.ebx, l.ecx, l.edx]);
+        let brand: Vec<u8> = brand.flat_map(u32::to_le_bytes).take_while(|byte| *byte != 0).collect();
+        let signature = leaf(1).map_or(0, |l| l.eax);
+        let features = [0, 1].map(|of| {
+            leaf(7).map_or([0; 4], |_| {
+                let l = __cpuid_count(7, of);
+                [l.eax, l.ebx, l.ecx, l.edx]
+            })
+        });
+        let tiles = amx::permission().is_ok();
+        format!("{} {signature:x} {features:x?} tiles: {tiles}", String::from_utf8_lossy(&brand).trim())
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    std::env::consts::ARCH.to_owned()
 }
 
 /// The sum of what the threads reach when they all run.
@@ -89,9 +131,9 @@ unsafe fn flops<M: Multiplier>() -> f64 {
 /// The process has the permission to use tiles.
 #[cfg(target_arch = "x86_64")]
 unsafe fn tile_flops<T: Tiles>() -> f64 {
-    /// Tiles along the inner dimension, and squares between two looks at the clock: under a millisecond.
+    /// Tiles along the inner dimension, and squares between two looks at the clock.
     const STEPS: usize = 8;
-    const SQUARES: usize = 2000;
+    const SQUARES: usize = 100;
     // Zeros would be faster: what is multiplied takes power.
     let words: Vec<u32> = (0..4 * STEPS as u32 * TILE as u32).map(|word| 0x3f9a_bf63 ^ (word & 0x7f) << 9).collect();
     let mut sums = vec![0.0f32; 4 * TILE];
@@ -188,5 +230,14 @@ mod tests {
                 assert!(rate.is_finite() && rate > 1e6, "{} {rate}", set.name());
             }
         }
+    }
+
+    #[test]
+    fn rates_are_of_what_the_machine_has() {
+        let Rates { pairs, tiles, widened } = Rates::measure();
+        let has = InstructionSet::Avx512Bf16.is_available();
+        assert_eq!((pairs > 0.1, widened > 0.1), (has, has), "{pairs} {widened}");
+        assert_eq!(tiles > 0.1, InstructionSet::Amx.is_available(), "{tiles}");
+        assert!(!processor().is_empty() && processor() == processor());
     }
 }

@@ -12,6 +12,7 @@ mod amx;
 mod attention;
 mod blocks;
 mod cache;
+mod choice;
 #[cfg(any(test, feature = "guard-pages"))]
 mod guarded;
 mod heads;
@@ -47,6 +48,7 @@ use profile::Profile;
 pub use amx::TilesRefused;
 pub use blocks::{AttentionSaved, MlpSaved};
 pub use cache::Cache;
+pub use choice::Rates;
 pub use instructions::InstructionSet;
 pub(crate) use instructions::multiversion;
 pub(crate) use loss::cross_entropy as cross_entropy_row;

@@ -6,14 +6,14 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::Cpu;
 use super::memory::Memory;
 use super::plain::Plain;
 use super::rounding::round;
 use super::weight::{Values, Weight};
-use crate::checkpoint::{CheckpointError, Rows};
+use crate::checkpoint::{CheckpointError, Halves, Rows};
 use crate::ops::Compute;
 
 /// Values that a thread reads at a time.
@@ -30,16 +30,23 @@ impl Cpu {
         let (length, columns) = (out_features * in_features, in_features);
         // In f32 products widen them as they go, to the same results. Those that other processes see are all of one
         // type.
-        let keeps_bf16 = self.compute == Compute::Bf16 || self.shared.is_none();
-        let values = match (self.compute, rows.as_bf16().filter(|_| keeps_bf16)) {
-            (_, Some(stored)) => {
-                Values::Bf16(self.read_rows(self.weights.room(length), columns, |first, values| {
+        let keeps_halves = self.compute == Compute::Bf16 || self.shared.is_none();
+        let values = match (self.compute, rows.as_halves().filter(|_| keeps_halves)) {
+            (_, Some(Halves::Bf16(stored))) => {
+                Values::Bf16(self.read_rows(self.weights.room(length), columns, |first, values: &mut [bf16]| {
                     stored.read_bytes(first, bytes_of(values))?;
                     values.iter_mut().for_each(|value| *value = bf16::from_bits(u16::from_le(value.to_bits())));
                     Ok(())
                 })?)
             }
-            (Compute::Bf16, None) => {
+            (Compute::F32, Some(Halves::F16(stored))) => {
+                Values::F16(self.read_rows(self.weights.room(length), columns, |first, values: &mut [f16]| {
+                    stored.read_bytes(first, bytes_of(values))?;
+                    values.iter_mut().for_each(|value| *value = f16::from_bits(u16::from_le(value.to_bits())));
+                    Ok(())
+                })?)
+            }
+            (Compute::Bf16, _) => {
                 Values::Bf16(self.read_rows(self.weights.room(length), columns, |first, rounded| {
                     let mut values = vec![0.0; rounded.len()];
                     rows.read(first, &mut values)?;
@@ -81,8 +88,8 @@ impl Cpu {
 }
 
 /// The memory of some values.
-fn bytes_of(values: &mut [bf16]) -> &mut [u8] {
-    // SAFETY: the same memory, of as many bytes; a byte needs no alignment, and any bits are a bf16.
+fn bytes_of<T: Plain>(values: &mut [T]) -> &mut [u8] {
+    // SAFETY: the same memory, of as many bytes; a byte needs no alignment, and any bits are a value.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
 
@@ -118,7 +125,7 @@ mod tests {
                 let cpu = Cpu::new(2, compute).unwrap();
                 let read = cpu.weight_of_rows(SHAPE, &rows).unwrap();
                 let made = cpu.weight_of_rows(SHAPE, &ValueRows::new(&values, SHAPE[1])).unwrap();
-                if (compute, dtype) == (Compute::F32, Dtype::BF16) {
+                if compute == Compute::F32 && dtype != Dtype::F32 {
                     assert_eq!(2 * read.bytes(), made.bytes());
                     continue;
                 }
@@ -141,10 +148,11 @@ mod tests {
 
     #[test]
     fn a_weight_in_its_stored_type_computes_the_same_bits_in_f32() {
-        let folder = tempfile::tempdir().unwrap();
-        let stored = checkpoint(folder.path(), Dtype::BF16);
-        let rows = stored.stored_rows("weight", &SHAPE, 0).unwrap();
-        for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
+        let folders = [Dtype::BF16, Dtype::F16].map(|dtype| (dtype, tempfile::tempdir().unwrap()));
+        let sets = InstructionSet::ALL.into_iter().filter(|set| set.is_available());
+        for (set, (dtype, folder)) in sets.flat_map(|set| folders.iter().map(move |folder| (set, folder))) {
+            let stored = checkpoint(folder.path(), *dtype);
+            let rows = stored.stored_rows("weight", &SHAPE, 0).unwrap();
             let cpu = Cpu::with_instructions(2, Compute::F32, set).unwrap();
             let narrow = cpu.weight_of_rows(SHAPE, &rows).unwrap();
             let values = stored.tensor_f32("weight").unwrap();
@@ -161,7 +169,7 @@ mod tests {
                     cpu.linear_backward(&tensor(SHAPE[0]), weight, Write::Replace, &mut dx).unwrap();
                     [y, dx].map(|tensor| tensor.values().iter().map(|value| value.to_bits()).collect::<Vec<_>>())
                 };
-                assert_eq!(products(&narrow), products(&wide), "{tokens} tokens, {}", set.name());
+                assert_eq!(products(&narrow), products(&wide), "{tokens} tokens of {dtype}, {}", set.name());
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Weights as products read them: row-major in f32 or bf16, or in the blocks of a format.
+//! Weights as products read them: row-major in f32, bf16 or f16, or in the blocks of a format.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use half::bf16;
+use half::{bf16, f16};
 use profile::{Rate, Work};
 
 use super::Cpu;
@@ -35,6 +35,8 @@ pub struct Weight {
 pub(super) enum Values {
     F32(Memory<f32>),
     Bf16(Memory<bf16>),
+    /// Of products in f32 alone.
+    F16(Memory<f16>),
     /// In blocks, which products widen.
     Blocks(Box<dyn BlockWeight>),
     /// In blocks, of which products are sums of integers; a backward widens them.
@@ -45,7 +47,7 @@ impl Values {
     /// Those in blocks.
     fn blocks(&self) -> Option<&dyn BlockWeight> {
         match self {
-            Self::F32(_) | Self::Bf16(_) => None,
+            Self::F32(_) | Self::Bf16(_) | Self::F16(_) => None,
             Self::Blocks(blocks) => Some(&**blocks),
             Self::Integers(blocks) => Some(blocks),
         }
@@ -91,6 +93,7 @@ impl Weight {
         match &self.values {
             Values::F32(values) => scaled(&values[range], factor, target),
             Values::Bf16(values) => scaled(&values[range], factor, target),
+            Values::F16(values) => scaled(&values[range], factor, target),
             Values::Blocks(values) => values.copy_row(row, factor, target),
             Values::Integers(values) => values.copy_row(row, factor, target),
         }
@@ -101,6 +104,7 @@ impl Weight {
         (match &self.values {
             Values::F32(values) => size_of_val(&**values),
             Values::Bf16(values) => size_of_val(&**values),
+            Values::F16(values) => size_of_val(&**values),
             Values::Blocks(values) => values.bytes(),
             Values::Integers(values) => values.bytes(),
         }) as u64
@@ -211,7 +215,7 @@ impl Cpu {
         let values = match weight.values {
             Values::F32(values) => Values::F32(Memory::Shared(shared.put(&values)?)),
             Values::Bf16(values) => Values::Bf16(Memory::Shared(shared.put(&values)?)),
-            values @ (Values::Blocks(_) | Values::Integers(_)) => values,
+            values @ (Values::F16(_) | Values::Blocks(_) | Values::Integers(_)) => values,
         };
         Ok(Weight { values, ..weight })
     }
@@ -254,7 +258,7 @@ impl Cpu {
                 let (out_features, in_features) = (weight.out_features, weight.in_features);
                 *quantized = Quantized::new(self, out_features, in_features, values.values(), quantized.format());
             }
-            Values::Blocks(_) => unreachable!("trained values are not stored in blocks"),
+            Values::F16(_) | Values::Blocks(_) => unreachable!("trained values are not stored so"),
         }
     }
 
@@ -283,6 +287,7 @@ impl Cpu {
             let of_part = match &weight.values {
                 Values::F32(values) => fingerprint::of_f32(&values[range]),
                 Values::Bf16(values) => fingerprint::of_bf16(&values[range]),
+                Values::F16(values) => fingerprint::of_f16(&values[range]),
                 Values::Blocks(_) | Values::Integers(_) => unreachable!("returned above"),
             };
             parts[part].store(of_part, Ordering::Relaxed);
@@ -309,20 +314,25 @@ impl Cpu {
             Values::Bf16(values) => Some(weight.view(values, sense)),
             _ => None,
         });
+        let f16s = sides(parts, |weight| match &weight.values {
+            Values::F16(values) => Some(weight.view(values, sense)),
+            _ => None,
+        });
         let blocks = sides(parts, |weight| match &weight.values {
             Values::Blocks(values) => Some(self.widened(&**values, sense)),
             _ => None,
         });
         // SAFETY: the caller vouches for the results.
         unsafe {
-            match (a, f32s, bf16s, blocks) {
-                (Operand::F32(a), Some(sides), _, _) => self.product_along(path, a, &sides),
-                (Operand::F32(a), _, Some(sides), _) => self.product_along(path, a, &sides),
-                (Operand::F32(a), _, _, Some(sides)) => self.product_along(path, a, &sides),
+            match (a, f32s, bf16s, f16s, blocks) {
+                (Operand::F32(a), Some(sides), _, _, _) => self.product_along(path, a, &sides),
+                (Operand::F32(a), _, Some(sides), _, _) => self.product_along(path, a, &sides),
+                (Operand::F32(a), _, _, Some(sides), _) => self.product_along(path, a, &sides),
+                (Operand::F32(a), _, _, _, Some(sides)) => self.product_along(path, a, &sides),
                 #[cfg(target_arch = "x86_64")]
-                (Operand::Pairs(a), _, Some(sides), _) => self.product_of_pairs_along(path, a, &sides),
+                (Operand::Pairs(a), _, Some(sides), _, _) => self.product_of_pairs_along(path, a, &sides),
                 #[cfg(target_arch = "x86_64")]
-                (Operand::Pairs(a), _, _, Some(sides)) => self.product_of_pairs_along(path, a, &sides),
+                (Operand::Pairs(a), _, _, _, Some(sides)) => self.product_of_pairs_along(path, a, &sides),
                 _ if parts.len() > 1 => {
                     parts.iter().for_each(|part| self.products_along(path, a, sense, std::slice::from_ref(part)));
                 }
@@ -354,6 +364,9 @@ impl Cpu {
             (Values::Bf16(values), Operand::F32(a)) => {
                 self.finished_product(a, weight.view(values, sense), finish, c);
             }
+            (Values::F16(values), Operand::F32(a)) => {
+                self.finished_product(a, weight.view(values, sense), finish, c);
+            }
             (Values::Integers(values), a) if sense == Sense::Forward => self.quantized_product(a, values, finish, c),
             (Values::Integers(values), Operand::F32(a)) => {
                 self.finished_product(a, self.widened(values, sense), finish, c);
@@ -374,7 +387,7 @@ impl Cpu {
                 self.product_of_pairs(a, self.widened(&**values, sense), finish, c);
             }
             #[cfg(target_arch = "x86_64")]
-            (Values::F32(_), Operand::Pairs(_)) => unreachable!("an operand of another kernel set"),
+            (Values::F32(_) | Values::F16(_), Operand::Pairs(_)) => unreachable!("an operand of another kernel set"),
         }
     }
 

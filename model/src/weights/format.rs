@@ -9,6 +9,8 @@ pub enum WeightFormat {
     F32,
     /// bfloat16.
     Bf16,
+    /// Half precision.
+    F16,
     /// Quantised, in blocks.
     Blocks(BlockFormat),
 }
@@ -19,6 +21,7 @@ impl WeightFormat {
         match self {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
+            Self::F16 => "f16",
             Self::Blocks(format) => format.name(),
         }
     }
@@ -27,7 +30,7 @@ impl WeightFormat {
     pub fn bytes(self, weights: u64) -> u64 {
         match self {
             Self::F32 => 4 * weights,
-            Self::Bf16 => 2 * weights,
+            Self::Bf16 | Self::F16 => 2 * weights,
             Self::Blocks(format) => weights.div_ceil(format.block_size()) * format.block_bytes(),
         }
     }

@@ -1,11 +1,13 @@
 //! The kernel sets: as `train`, `evaluate` and `generate` name them, and as a stage makes them.
 
+use std::path::PathBuf;
+
 use devices::DeviceKind;
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
 use engine::parameter::Parameters;
 use model::candle::Candle;
-use model::cpu::Cpu;
+use model::cpu::{Cpu, InstructionSet};
 use model::ops::Compute;
 
 /// A set of kernels.
@@ -54,12 +56,42 @@ impl Dtype {
     }
 }
 
+/// The variable that names the instructions of our own kernels, in place of those that are chosen.
+const VARIABLE: &str = "PIPELINE_CPU_KERNELS";
+
+/// The instructions of our own kernels for a type: those that the environment names, else the fastest of this machine,
+/// which are measured once and kept in the user's cache folder.
+///
+/// # Errors
+/// Fails if the environment names none that there are.
+pub fn instructions(compute: Compute) -> Result<InstructionSet, StageError> {
+    let Some(name) = std::env::var(VARIABLE).ok().filter(|name| !name.is_empty()) else {
+        return Ok(InstructionSet::chosen(compute, cache_folder().as_deref()));
+    };
+    instructions_named(&name)
+}
+
+fn instructions_named(name: &str) -> Result<InstructionSet, StageError> {
+    InstructionSet::named(name).ok_or_else(|| {
+        let names: Vec<_> = InstructionSet::ALL.iter().map(|set| format!("`{}`", set.name())).collect();
+        StageError::new(Cause::Machine, format!("{VARIABLE} names `{name}`, which is no set of instructions"))
+            .with_help(format!("set it to one of {}, or leave it unset", names.join(", ")))
+    })
+}
+
+/// Where the user's caches of this program are.
+fn cache_folder() -> Option<PathBuf> {
+    let named = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let caches = named.or_else(|| std::env::home_dir().map(|home| home.join(".cache")));
+    caches.map(|caches| caches.join("pipeline"))
+}
+
 /// Our own kernels, on so many threads of those that a stage has.
 ///
 /// # Errors
 /// Fails if the machine gives no threads, or the kernels do not compute in this type.
 pub fn cpu_on(threads: usize, compute: Compute, context: &StageContext) -> Result<Cpu, StageError> {
-    let kernels = Cpu::new(threads, compute);
+    let kernels = Cpu::with_instructions(threads, compute, instructions(compute)?);
     let kernels = kernels.or_fail(Cause::Machine, || "cannot start the cpu kernels".to_owned())?;
     let _phase = context.profile().phase("measure the machine");
     Ok(kernels.recorded_by(context.profile().clone()))
@@ -82,4 +114,16 @@ pub fn candle_computing(compute: Compute, context: &StageContext) -> Result<Cand
         DeviceKind::Cpu | DeviceKind::Npu | DeviceKind::Rocm | DeviceKind::Metal => Candle::on_processor_in(compute),
     };
     Ok(set.recorded_by(context.profile().clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_in_the_environment_is_that_of_a_set() {
+        assert_eq!(instructions_named("portable").ok(), Some(InstructionSet::Portable));
+        let error = instructions_named("sse").expect_err("no such set");
+        assert!(error.to_string().contains("PIPELINE_CPU_KERNELS names `sse`"), "{error}");
+    }
 }

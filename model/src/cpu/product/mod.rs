@@ -25,14 +25,14 @@ mod widened;
 #[cfg(target_arch = "x86_64")]
 use std::ops::Range;
 
-use half::bf16;
+use half::{bf16, f16};
 
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::instructions::InstructionSet;
-use super::simd::Vector;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512, Avx512Bf16, Floats};
+use super::simd::{Vector, first_values};
 use crate::ops::FEW_ROWS;
 pub(super) use finish::Finish;
 #[cfg(target_arch = "x86_64")]
@@ -128,7 +128,7 @@ impl Element for bf16 {
     #[inline(always)]
     unsafe fn load_first<V: Vector>(from: *const bf16, count: usize) -> V {
         // SAFETY: the caller vouches for it.
-        unsafe { V::load_bf16_first(from, count) }
+        unsafe { V::load_bf16(first_values(from, count).as_ptr()) }
     }
 
     unsafe fn few_rows(set: InstructionSet, a: View<'_>, b: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
@@ -140,6 +140,36 @@ impl Element for bf16 {
     unsafe fn pack_512(b: View<'_, bf16>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
         // SAFETY: the caller vouches for it.
         unsafe { pack::pack_bf16(b, inner, columns, panel) }
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32_const()
+    }
+
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const f16) -> V {
+        // SAFETY: the caller vouches for it.
+        unsafe { V::load_f16(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first<V: Vector>(from: *const f16, count: usize) -> V {
+        // SAFETY: the caller vouches for it.
+        unsafe { V::load_f16(first_values(from, count).as_ptr()) }
+    }
+
+    unsafe fn few_rows(set: InstructionSet, a: View<'_>, b: View<'_, f16>, finish: Finish<'_>, c: Target<'_>) {
+        // SAFETY: the caller vouches for `c`.
+        unsafe { few_rows::of_floats(set, a, b, finish, c) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn pack_512(b: View<'_, f16>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
+        // SAFETY: the caller vouches for it.
+        unsafe { pack::pack_f16(b, inner, columns, panel) }
     }
 }
 

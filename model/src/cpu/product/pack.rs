@@ -7,13 +7,14 @@
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
 use std::arch::x86_64::{
-    __m512, __m512i, _mm256_loadu_si256, _mm256_maskz_loadu_epi16, _mm512_cvtepu16_epi32, _mm512_loadu_si512,
-    _mm512_maskz_loadu_epi16, _mm512_maskz_loadu_epi32, _mm512_or_si512, _mm512_setzero_si512, _mm512_slli_epi32,
-    _mm512_storeu_si512,
+    __m256i, __m512, __m512i, _mm256_loadu_si256, _mm256_maskz_loadu_epi16, _mm512_castps_si512, _mm512_cvtepu16_epi32,
+    _mm512_cvtph_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi16, _mm512_maskz_loadu_epi32, _mm512_or_si512,
+    _mm512_setzero_si512, _mm512_slli_epi32, _mm512_storeu_si512,
 };
+use std::marker::PhantomData;
 use std::ops::Range;
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::{InstructionSet, PairsRight, Right, View};
 use crate::cpu::simd::{Avx2, Avx512, Avx512Bf16, Floats, Multiplier, first as first_lanes, prefetch, transposed};
@@ -93,7 +94,16 @@ pub(super) unsafe fn pack_f32(b: View<'_, f32>, inner: Range<usize>, columns: Ra
 /// As for [`Pack::pack`].
 pub(super) unsafe fn pack_bf16(b: View<'_, bf16>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
     // SAFETY: the caller vouches for it.
-    unsafe { pack_512::<Widened>(b, inner, columns, panel.cast()) }
+    unsafe { pack_512::<Widened<bf16>>(b, inner, columns, panel.cast()) }
+}
+
+/// Packs f16, widened, for [`Avx512`].
+///
+/// # Safety
+/// As for [`Pack::pack`].
+pub(super) unsafe fn pack_f16(b: View<'_, f16>, inner: Range<usize>, columns: Range<usize>, panel: *mut f32) {
+    // SAFETY: the caller vouches for it.
+    unsafe { pack_512::<Widened<f16>>(b, inner, columns, panel.cast()) }
 }
 
 /// Packs bf16 for [`Avx512Bf16`].
@@ -169,33 +179,58 @@ impl Words for F32 {
     }
 }
 
-/// Words that are bf16 widened to f32.
-struct Widened;
+/// Words that are numbers of 16 bits widened to f32.
+struct Widened<T>(PhantomData<T>);
 
-impl Words for Widened {
-    type Element = bf16;
+/// A number of 16 bits.
+trait Half: Copy {
+    /// Sixteen of them, widened.
+    ///
+    /// # Safety
+    /// The machine has the instructions.
+    unsafe fn widened(halves: __m256i) -> __m512i;
+}
+
+impl Half for bf16 {
+    #[inline(always)]
+    unsafe fn widened(halves: __m256i) -> __m512i {
+        // SAFETY: the caller vouches for it.
+        unsafe { _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)) }
+    }
+}
+
+impl Half for f16 {
+    #[inline(always)]
+    unsafe fn widened(halves: __m256i) -> __m512i {
+        // SAFETY: the caller vouches for it.
+        unsafe { _mm512_castps_si512(_mm512_cvtph_ps(halves)) }
+    }
+}
+
+impl<T: Half> Words for Widened<T> {
+    type Element = T;
     const ELEMENTS: usize = 1;
 
     #[inline(always)]
-    unsafe fn contiguous(elements: *const bf16, count: usize) -> __m512i {
+    unsafe fn contiguous(elements: *const T, count: usize) -> __m512i {
         // SAFETY: masked lanes are not read.
-        unsafe { _mm512_slli_epi32::<16>(halves(elements, count)) }
+        unsafe { T::widened(_mm256_maskz_loadu_epi16(first_lanes(count) as u16, elements.cast())) }
     }
 
     #[inline(always)]
-    unsafe fn vector(elements: *const bf16) -> __m512i {
+    unsafe fn vector(elements: *const T) -> __m512i {
         // SAFETY: the caller vouches for it.
-        unsafe { _mm512_slli_epi32::<16>(sixteen_halves(elements)) }
+        unsafe { T::widened(_mm256_loadu_si256(elements.cast())) }
     }
 
     #[inline(always)]
-    unsafe fn vector_across(elements: *const bf16, _row_stride: usize) -> __m512i {
+    unsafe fn vector_across(elements: *const T, _row_stride: usize) -> __m512i {
         // SAFETY: the caller vouches for it.
         unsafe { Self::vector(elements) }
     }
 
     #[inline(always)]
-    unsafe fn across(b: View<'_, bf16>, row: usize, column: usize, count: usize) -> __m512i {
+    unsafe fn across(b: View<'_, T>, row: usize, column: usize, count: usize) -> __m512i {
         // SAFETY: the caller vouches for the instructions, and the elements are those of one row.
         unsafe { Self::contiguous(b.pointer(row, column), count) }
     }

@@ -5,11 +5,11 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::{EXP2, Routine, Vector, exp2_of_fraction};
 
-/// Eight lanes. One exists only where the machine has AVX2 and FMA.
+/// Eight lanes. One exists only where the machine has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(__m256);
 
@@ -45,7 +45,7 @@ impl Vector for Avx2 {
 
     #[inline(always)]
     unsafe fn compiled<R: Routine>(routine: R) -> R::Output {
-        #[target_feature(enable = "avx2,fma")]
+        #[target_feature(enable = "avx2,f16c,fma")]
         unsafe fn compiled<R: Routine>(routine: R) -> R::Output {
             // SAFETY: the caller vouches for it.
             unsafe { routine.run::<Avx2>() }
@@ -78,6 +78,12 @@ impl Vector for Avx2 {
         Self(unsafe {
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()))))
         })
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(from: *const f16) -> Self {
+        // SAFETY: the caller vouches for the values.
+        Self(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) })
     }
 
     #[inline(always)]

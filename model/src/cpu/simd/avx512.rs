@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::{EXP2, Routine, Vector, exp2_of_fraction};
 
@@ -76,6 +76,12 @@ impl Vector for Avx512 {
         Self(unsafe {
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()))))
         })
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(from: *const f16) -> Self {
+        // SAFETY: the caller vouches for the values.
+        Self(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) })
     }
 
     #[inline(always)]

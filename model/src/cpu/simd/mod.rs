@@ -18,7 +18,7 @@ mod products;
 
 use std::ops::Range;
 
-use half::bf16;
+use half::{bf16, f16};
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx2::Avx2;
@@ -93,21 +93,11 @@ pub(crate) trait Vector: Copy {
     /// As [`Vector::load`].
     unsafe fn load_bf16(from: *const bf16) -> Self;
 
-    /// The first `count` of them, zero in the other lanes.
+    /// Values of f16 that lie side by side, widened.
     ///
     /// # Safety
-    /// As [`Vector::load_first`].
-    #[inline(always)]
-    unsafe fn load_bf16_first(from: *const bf16, count: usize) -> Self {
-        /// As many as the widest vector has lanes.
-        const MOST: usize = 16;
-        let mut values = [bf16::ZERO; MOST];
-        // SAFETY: the caller vouches for so many values, which are no more than the lanes.
-        unsafe {
-            std::ptr::copy_nonoverlapping(from, values.as_mut_ptr(), count);
-            Self::load_bf16(values.as_ptr())
-        }
-    }
+    /// As [`Vector::load`].
+    unsafe fn load_f16(from: *const f16) -> Self;
 
     /// Writes all lanes.
     ///
@@ -159,6 +149,18 @@ pub(crate) trait Vector: Copy {
             }
         }
     }
+}
+
+/// As many values as the widest vector has lanes: the first `count` at a place, then zeros.
+///
+/// # Safety
+/// So many can be read, and are no more than that.
+#[inline(always)]
+pub(super) unsafe fn first_values<T: Copy + Default>(from: *const T, count: usize) -> [T; 16] {
+    let mut values = [T::default(); 16];
+    // SAFETY: the caller vouches for so many values.
+    unsafe { std::ptr::copy_nonoverlapping(from, values.as_mut_ptr(), count) };
+    values
 }
 
 /// Coefficients of `(2ʳ - 1) / r` for `|r| ≤ ½`, from that of `r⁴` down: minimax, with a relative error of 2ʳ below

@@ -5,7 +5,7 @@
 use std::array::from_fn;
 use std::ops::Range;
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::{EXP2, Routine, Vector, exp2_of_fraction};
 use crate::cpu::product::Element;
@@ -51,6 +51,12 @@ impl Vector for Portable {
 
     #[inline(always)]
     unsafe fn load_bf16(from: *const bf16) -> Self {
+        // SAFETY: the caller vouches for the values.
+        Self(from_fn(|lane| unsafe { (*from.add(lane)).widen() }))
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(from: *const f16) -> Self {
         // SAFETY: the caller vouches for the values.
         Self(from_fn(|lane| unsafe { (*from.add(lane)).widen() }))
     }
