@@ -174,7 +174,9 @@ impl Global {
 
     /// The home of a pipeline file.
     fn home(&self, file: &Path) -> Result<engine::home::Home, Failure> {
-        engine::home::Home::open(file, self.named_home().as_deref()).map_err(Failure::machine)
+        let opened = engine::home::Home::open(file, self.named_home().as_deref());
+        let help = "results are kept in this folder: `--home FOLDER`, or PIPELINE_HOME, names another one";
+        opened.map_err(|error| Failure::machine(error).or_help(help))
     }
 
     /// The home of a pipeline file, for commands that only look: it need not be there, and may be read-only.

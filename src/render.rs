@@ -134,6 +134,15 @@ impl Failure {
 }
 
 impl Failure {
+    /// Adds what to do about it, unless something better is known.
+    #[must_use]
+    pub(crate) fn or_help(self, help: impl Into<String>) -> Self {
+        match &self {
+            Self::Told { message: Message { help: None, .. }, .. } => self.with_help(help),
+            _ => self,
+        }
+    }
+
     /// Adds what to do about it, where something is known.
     #[must_use]
     pub(crate) fn with_help_if(self, help: Option<String>) -> Self {

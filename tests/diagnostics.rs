@@ -148,7 +148,7 @@ fn of_a_very_long_line_the_part_around_the_place_is_shown() {
         &format!("{{ version: 1, name: \"{}\", stagez: {{}}, stages: {{}} }}\n", "x".repeat(70_000)),
     );
     let ran = project.run(&["validate", "long.yaml"]).ends_with(2);
-    ran.warns("[long.yaml:1:70025]").warns("x\", stagez: {}");
+    let ran = ran.warns("[long.yaml:1:70025]").warns("x\", stagez: {}");
     assert!(ran.stderr.lines().all(|line| line.chars().count() <= 120), "{ran}");
 }
 
