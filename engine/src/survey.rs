@@ -23,7 +23,8 @@ pub const PINNED: &str = "@pinned";
 pub struct Survey {
     /// Facts that its outputs will have, whatever happens, by output. There may be others.
     pub outputs: BTreeMap<String, Facts>,
-    /// Facts that its outputs may be expected to have, by output: counts of rows.
+    /// Facts that its outputs may be expected to have, by output: counts of rows. They are for estimates; nothing is
+    /// checked by them.
     pub expected: BTreeMap<String, Facts>,
     /// What its sources show to be wrong.
     pub problems: Vec<Problem>,

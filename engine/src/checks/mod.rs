@@ -143,8 +143,7 @@ impl<'a> Flow<'a> {
         let stage = &self.plan.stages[at];
         let inputs = of_inputs(stage, &self.certain);
         let survey = files.map(|files| stage.bound.survey(&inputs, files, stage.span)).unwrap_or_default();
-        let mut ahead = stage.preflight(&of_inputs(stage, &self.expected));
-        ahead.take_expected(survey.expected);
+        let ahead = stage.preflight(&of_inputs(stage, &self.expected));
         let checked = stage.bound.check(&inputs, stage.span);
         for problem in survey.problems.into_iter().chain(checked).chain(ahead.warnings) {
             self.report(Some(at), problem);
