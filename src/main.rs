@@ -122,7 +122,7 @@ pub enum Format {
 
 fn main() -> ExitCode {
     engine::home::keep_from_others();
-    let Cli { global, command } = Cli::parse();
+    let Cli { global, command } = Cli::try_parse().unwrap_or_else(|error| with_tip(error).exit());
     let is_of_a_stage = matches!(command, Command::Stage { .. } | Command::Member { .. });
     limits::heed(if is_of_a_stage { Ends::Stage } else { Ends::Program });
     // A run has an order in which it stops, once it has begun; the engine's own processes heed the engine.
@@ -154,6 +154,21 @@ fn main() -> ExitCode {
         Ok(()) => Exit::Done.into(),
         Err(failure) => render::failure(&failure).into(),
     }
+}
+
+/// Whoever gives a parameter as an option is shown how to set it.
+fn with_tip(mut error: clap::Error) -> clap::Error {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    let takes_overrides =
+        std::env::args_os().nth(1).is_some_and(|command| ["run", "plan", "show"].iter().any(|name| command == *name));
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return error };
+    let is_near = error.get(ContextKind::SuggestedArg).is_some();
+    let parameter = option.trim_start_matches('-').split('=').next().unwrap_or_default().replace('-', "_");
+    if error.kind() == ErrorKind::UnknownArgument && takes_overrides && !is_near && option.starts_with("--") {
+        let tip = format!("a parameter of a stage is set by `STAGE.{parameter}=VALUE`, without dashes");
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
 }
 
 impl Command {

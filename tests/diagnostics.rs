@@ -168,3 +168,14 @@ fn nothing_is_left_behind_by_a_check() {
     let files: Vec<_> = fs::read_dir(project.path(".")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(files, ["p.yaml"]);
 }
+
+#[test]
+fn what_was_meant_is_said_of_a_command_line() {
+    let project = Project::new();
+    project.write("first.yaml", "version: 1\nstages: { s: { uses: command, with: { run: 'true' } } }\n");
+    project.run(&["run", "frist.yaml"]).ends_with(2).warns("did you mean `first.yaml`?");
+    project.run(&["validate", "."]).ends_with(2).warns("pipeline files there: `first.yaml`");
+    project.run(&["run", "first.yaml", "--max-steps", "2"]).ends_with(2).warns("`STAGE.max_steps=VALUE`");
+    project.run(&["run", "first.yaml", "run=false"]).ends_with(2).warns("did you mean `s.run`?");
+    project.run(&["run", "first.yaml", "--keep-goin"]).ends_with(2).warns("--keep-going");
+}
