@@ -13,6 +13,7 @@ mod export;
 mod figures;
 mod full_disk;
 mod graph;
+mod import;
 mod junit;
 mod limits;
 mod locate;
@@ -81,6 +82,7 @@ enum Command {
     Show(show::ShowArgs),
     Export(export::ExportArgs),
     Graph(graph::GraphArgs),
+    Import(import::ImportArgs),
     Cache(cache::CacheArgs),
     Runs(runs::RunsArgs),
     Logs(logs::LogsArgs),
@@ -135,6 +137,7 @@ fn main() -> ExitCode {
         Command::Show(args) => show::run(&args, &global),
         Command::Export(args) => export::run(&args, &global),
         Command::Graph(args) => graph::run(&args, &global),
+        Command::Import(args) => import::run(&args, &global),
         Command::Cache(args) => cache::run(&args, &global),
         Command::Runs(args) => runs::run(&args, &global),
         Command::Logs(args) => logs::run(&args, &global),

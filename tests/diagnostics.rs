@@ -59,6 +59,7 @@ rejected! {
     missing_fields_are_named: "missing-field",
     merge_keys_are_refused: "merge-key",
     all_mistakes_of_a_file_are_reported_at_once: "many",
+    a_file_of_another_tool_is_named_once: "foreign-file",
 }
 
 /// The files of `broken/`, each with what is said about it and the exit code beside it.
@@ -117,6 +118,11 @@ fn a_file_that_is_not_there() {
 fn a_wrong_override_is_shown_like_a_wrong_file() {
     let arguments = ["plan", "warnings.yaml", "rows.spilt=train", "rowz.split=train", "rows.template", "vars.x=1"];
     compare("override", &arguments, 2);
+}
+
+#[test]
+fn an_import_shows_its_problems_in_the_other_tools_file() {
+    compare("import", &["import", "import/axolotl.yaml"], 2);
 }
 
 #[test]

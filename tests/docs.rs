@@ -200,6 +200,40 @@ fn no_comment_is_wider_than_the_code() {
     assert!(wide.is_empty(), "scripts/wrap-comments wraps these: {}", wide.join(", "));
 }
 
+/// Of a suite with a harness of its own the compiler drops what the standard attribute marks, and says nothing.
+#[test]
+fn no_test_of_a_suite_with_its_own_harness_is_left_out() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut seen = 0;
+    let mut left_out = Vec::new();
+    for package in [".", "cache", "devices", "engine", "model", "profile", "stages", "tests/harness"] {
+        let package = root.join(package);
+        let manifest = fs::read_to_string(package.join("Cargo.toml")).unwrap();
+        for suite in manifest.split("[[test]]").skip(1).filter(|suite| suite.contains("harness = false")) {
+            let (_, name) = suite.split_once("name = \"").unwrap();
+            let suite = package.join("tests").join(name.split('"').next().unwrap());
+            let mut files: Vec<PathBuf> =
+                Some(suite.with_extension("rs")).filter(|file| file.exists()).into_iter().collect();
+            if suite.is_dir() {
+                sources(&suite, &mut files);
+            }
+            for file in files {
+                let text = fs::read_to_string(&file).unwrap();
+                let tests = text.lines().filter(|line| line.starts_with("#[test")).count();
+                let imports = text.lines().find(|line| line.starts_with("use test_harness::")).unwrap_or_default();
+                let is_ours =
+                    imports.split(|letter: char| !letter.is_alphanumeric() && letter != '_').any(|word| word == "test");
+                seen += tests;
+                if tests > 0 && !is_ours {
+                    left_out.push(file.display().to_string());
+                }
+            }
+        }
+    }
+    assert!(seen > 150, "found only {seen} tests");
+    assert!(left_out.is_empty(), "`use test_harness::test` is missing in {}", left_out.join(", "));
+}
+
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

@@ -9,21 +9,23 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use support::{Project, Ran, program};
+use test_harness::{Requirement, Unmet, test};
+
+test_harness::main!();
 
 /// A small file system of its own, unmounted when dropped.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
-    /// Mounts one with a small pipeline on it; `None`, and a word about it, where the user may not.
-    fn mount(size: &str) -> Option<Self> {
+    /// Mounts one with a small pipeline on it. Fails where the user may not.
+    fn mount(size: &str) -> Result<Self, Unmet> {
         let folder = tempfile::tempdir().unwrap();
         let options = format!("size={size}");
         let mount = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(folder.path()).output();
         match mount {
             Ok(output) if output.status.success() => {}
             refused => {
-                println!("skipped: this user cannot mount a small file system: {refused:?}");
-                return None;
+                return Err(Requirement::Mount.unmet(format!("{refused:?}")));
             }
         }
         let disk = Self(folder);
@@ -31,7 +33,7 @@ impl SmallDisk {
         for file in ["data.yaml", "text.jsonl", "questions.jsonl"] {
             fs::copy(project.path(file), disk.path(file)).unwrap();
         }
-        Some(disk)
+        Ok(disk)
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -73,8 +75,8 @@ fn names(home: &Path) -> usize {
 }
 
 #[test]
-fn a_full_disk_is_named_with_what_to_do_and_the_next_run_goes_on() {
-    let Some(disk) = SmallDisk::mount("2m") else { return };
+fn a_full_disk_is_named_with_what_to_do_and_the_next_run_goes_on() -> Result<(), Unmet> {
+    let disk = SmallDisk::mount("2m")?;
     let mut failed = 0;
     let mut most = 0;
     // With each step another write is the first that fails: of the home, of the run's folder, of rows, of a record, of
@@ -101,11 +103,12 @@ fn a_full_disk_is_named_with_what_to_do_and_the_next_run_goes_on() {
     }
     println!("{failed} of 16 runs met a full disk");
     assert!(failed > 3 && most > 0, "{failed} {most}");
+    Ok(())
 }
 
 #[test]
-fn a_read_only_home_can_be_looked_at() {
-    let Some(disk) = SmallDisk::mount("4m") else { return };
+fn a_read_only_home_can_be_looked_at() -> Result<(), Unmet> {
+    let disk = SmallDisk::mount("4m")?;
     disk.run(&["run", "data.yaml"]).ends_with(0);
     disk.remount("ro");
     let looks: [(&[&str], &str); 8] = [
@@ -128,4 +131,5 @@ fn a_read_only_home_can_be_looked_at() {
     disk.run(&["run", "data.yaml"]).ends_with(3).warns("ead-only file system");
     disk.remount("rw");
     disk.run(&["run", "data.yaml"]).ends_with(0).warns("nothing to do");
+    Ok(())
 }

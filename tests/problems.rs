@@ -14,6 +14,7 @@ use engine::checks::{check, complete};
 use engine::file::codes::{self, ProblemCode};
 use engine::file::parse::MAX_BYTES;
 use engine::file::problem::{Problem, Severity};
+use engine::file::source::Span;
 use engine::home::Home;
 use engine::publish::{Moment, check_targets};
 use support::Project;
@@ -57,8 +58,22 @@ fn problems(project: &Project, text: &[u8], overrides: &[&str]) -> Vec<Problem> 
 
 /// An example as the catalogue shows it, with the override in its last comment, where it has one.
 fn example(project: &Project, text: &str) -> Vec<Problem> {
+    if text.starts_with("# pipeline import FILE") {
+        return imported(project, text);
+    }
     let argument = text.lines().last().and_then(|line| line.strip_prefix("# pipeline run FILE '")?.strip_suffix('\''));
     problems(project, text.as_bytes(), &argument.into_iter().collect::<Vec<_>>())
+}
+
+/// What `pipeline import` finds in a configuration of another tool.
+fn imported(project: &Project, text: &str) -> Vec<Problem> {
+    project.write("other.yaml", text);
+    let said = project.run(&["import", "other.yaml", "--format", "json"]).json();
+    let problem = |found: &serde_json::Value| {
+        let code = codes::find(found["code"].as_str().unwrap()).unwrap().code;
+        Problem::error(code, Span::default(), found["message"].as_str().unwrap(), "")
+    };
+    said["problems"].as_array().unwrap().iter().map(problem).collect()
 }
 
 /// The wrong examples that the catalogue only describes: too large for a page, or not UTF-8.

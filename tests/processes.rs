@@ -17,7 +17,10 @@ use std::time::{Duration, Instant};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, kill, killpg, signal};
 use nix::unistd::Pid;
-use support::{Project, Ran};
+use support::{Project, Ran, needs_root};
+use test_harness::{Unmet, test};
+
+test_harness::main!();
 
 /// Nothing takes longer, on a machine however busy.
 const AT_MOST: Duration = Duration::from_secs(60);
@@ -204,11 +207,8 @@ fn a_limit_of_the_shell_is_told() {
 /// A machine that gives neither processes nor threads refuses in words. Root has no such limit, so this is asked as
 /// somebody else.
 #[test]
-fn a_machine_without_processes_is_told() {
-    if !nix::unistd::geteuid().is_root() {
-        println!("skipped: only root can become another user");
-        return;
-    }
+fn a_machine_without_processes_is_told() -> Result<(), Unmet> {
+    needs_root()?;
     const NOBODY_ELSE: u32 = 61_234;
     for processes in 1..6 {
         let project = Project::new();
@@ -226,6 +226,7 @@ fn a_machine_without_processes_is_told() {
         assert!(ran.code == Some(3) || ran.code == Some(0) && processes > 3, "{processes}: {ran}");
         assert!(!ran.stderr.contains("panicked"), "{processes}: {ran}");
     }
+    Ok(())
 }
 
 /// Every file and folder below one, with its permissions.

@@ -13,6 +13,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::{Project, Ran};
+use test_harness::{Requirement, Unmet, test};
+
+test_harness::main!();
 
 const GPUS: u32 = 4;
 
@@ -23,11 +26,12 @@ struct Machine {
 
 impl Machine {
     /// Four GPUs of 80 GiB, joined two and two.
-    fn new() -> Self {
+    fn new() -> Result<Self, Unmet> {
+        no_driver()?;
         let machine = Self { folder: tempfile::tempdir().unwrap() };
         fs::create_dir(machine.path("bin")).unwrap();
         machine.tells(&[80_000; GPUS as usize]);
-        machine
+        Ok(machine)
     }
 
     fn path(&self, relative: &str) -> PathBuf {
@@ -87,17 +91,15 @@ impl Machine {
         let mut command = self.on(project.command(arguments));
         command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
+}
 
-    /// Whether a real driver answers before the script does.
-    fn is_hidden(&self) -> bool {
-        let loads = |folder: &&&str| Path::new(folder).join("libnvidia-ml.so.1").exists();
-        let folders =
-            ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib"];
-        let hidden = folders.iter().find(loads);
-        if let Some(folder) = hidden {
-            println!("skipped: the NVIDIA library in {folder} would be asked, and not the script of this test");
-        }
-        hidden.is_some()
+/// Fails where a real driver would answer before the script does.
+fn no_driver() -> Result<(), Unmet> {
+    let folders =
+        ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib"];
+    match folders.iter().find(|folder| Path::new(folder).join("libnvidia-ml.so.1").exists()) {
+        Some(folder) => Err(Requirement::EmulatedGpus.unmet(format!("NVIDIA's library in {folder} would be asked"))),
+        None => Ok(()),
     }
 }
 
@@ -141,11 +143,8 @@ fn used(machine: &Machine) -> Vec<String> {
 }
 
 #[test]
-fn four_runs_of_eight_jobs_share_four_devices() {
-    let machine = Machine::new();
-    if machine.is_hidden() {
-        return;
-    }
+fn four_runs_of_eight_jobs_share_four_devices() -> Result<(), Unmet> {
+    let machine = Machine::new()?;
     let counts = ["1", "2", "1", "2", "2", "1", "1", "2"];
     let projects: Vec<Project> = (0..4).map(|_| project(&machine, &counts, "0.05")).collect();
     let runs: Vec<Child> =
@@ -159,27 +158,23 @@ fn four_runs_of_eight_jobs_share_four_devices() {
     let known = ["0", "1", "2", "3", "0,1", "0,2", "0,3", "1,2", "1,3", "2,3"];
     assert!(used.iter().all(|devices| known.contains(&devices.as_str())), "{used:?}");
     assert_eq!(fs::read_dir(machine.path("used")).unwrap().count(), 0);
+    Ok(())
 }
 
 #[test]
-fn two_devices_with_the_fastest_link_are_taken() {
-    let machine = Machine::new();
-    if machine.is_hidden() {
-        return;
-    }
+fn two_devices_with_the_fastest_link_are_taken() -> Result<(), Unmet> {
+    let machine = Machine::new()?;
     // The first is full of somebody else's data, and the link between the last two is fast.
     machine.tells(&[1000, 80_000, 80_000, 80_000]);
     let project = project(&machine, &["2"], "0");
     machine.run(&project, &["run", "file.yaml"]).ends_with(0);
     assert_eq!(used(&machine), ["2,3"]);
+    Ok(())
 }
 
 #[test]
-fn a_run_that_is_killed_holds_no_device() {
-    let machine = Machine::new();
-    if machine.is_hidden() {
-        return;
-    }
+fn a_run_that_is_killed_holds_no_device() -> Result<(), Unmet> {
+    let machine = Machine::new()?;
     let holder = project(&machine, &["all"], "600");
     let mut held = machine.start(&holder, &["run", "file.yaml"]);
     wait_for(|| machine.path("used/3").is_dir());
@@ -202,14 +197,12 @@ fn a_run_that_is_killed_holds_no_device() {
     machine.run(&after, &["run", "file.yaml"]).ends_with(0);
     let used = fs::read_to_string(machine.path("later.log")).unwrap();
     assert_eq!(used.lines().last(), Some("0,1,2,3"));
+    Ok(())
 }
 
 #[test]
-fn what_this_machine_can_never_give_is_refused_at_once() {
-    let machine = Machine::new();
-    if machine.is_hidden() {
-        return;
-    }
+fn what_this_machine_can_never_give_is_refused_at_once() -> Result<(), Unmet> {
+    let machine = Machine::new()?;
     let project = project(&machine, &["4"], "0");
     let run = |setting: &str| machine.run(&project, &["run", "file.yaml", setting]).ends_with(3);
     run("job0.resources.count=5").warns("stage `job0` requests 5 devices (cuda), and this machine has 4");
@@ -229,14 +222,12 @@ fn what_this_machine_can_never_give_is_refused_at_once() {
     machine.run(&project, &["run", "cpu.yaml", "job.resources.device=cpu"]).ends_with(0);
     fs::remove_file(machine.path("bin/nvidia-smi")).unwrap();
     machine.run(&project, &["run", "cpu.yaml"]).ends_with(0);
+    Ok(())
 }
 
 #[test]
-fn a_device_that_others_fill_is_waited_for() {
-    let machine = Machine::new();
-    if machine.is_hidden() {
-        return;
-    }
+fn a_device_that_others_fill_is_waited_for() -> Result<(), Unmet> {
+    let machine = Machine::new()?;
     machine.tells(&[1000; GPUS as usize]);
     let project = project(&machine, &["1"], "0");
     let run = machine.start(&project, &["run", "file.yaml", "job0.resources.memory=40GiB"]);
@@ -248,14 +239,12 @@ fn a_device_that_others_fill_is_waited_for() {
     assert!(ended.status.success(), "{said}");
     assert!(said.contains("waiting for 1 device (cuda) with 40.0 GiB of free memory: 0 have it"), "{said}");
     assert_eq!(used(&machine), ["2"]);
+    Ok(())
 }
 
 #[test]
-fn a_sweep_over_devices_is_a_measurement() {
-    let machine = Machine::new();
-    if machine.is_hidden() {
-        return;
-    }
+fn a_sweep_over_devices_is_a_measurement() -> Result<(), Unmet> {
+    let machine = Machine::new()?;
     let project = project(&machine, &["1"], "0.1");
     let sweep = ["run", "file.yaml", "job0.resources.count=1,2,4"];
     machine.run(&project, &sweep).ends_with(0);
@@ -268,6 +257,7 @@ fn a_sweep_over_devices_is_a_measurement() {
     assert_eq!(compared["candidates"][0]["metrics"]["speed_up"], 1.0, "{compared:#}");
     assert!(compared["candidates"][2]["metrics"]["efficiency"].as_f64().unwrap() < 1.0, "{compared:#}");
     assert!(fs::read_to_string(project.path("scaling.svg")).unwrap().contains("speed-up"));
+    Ok(())
 }
 
 fn wait_for(done: impl Fn() -> bool) {

@@ -12,8 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nix::sys::stat::Mode;
-use nix::unistd::{Uid, mkfifo};
-use support::{Project, Ran};
+use nix::unistd::mkfifo;
+use support::{Project, Ran, needs_root};
+use test_harness::{Unmet, test};
+
+test_harness::main!();
 
 /// Two stages that read folders with an equal file, and one other each.
 const SHARING: &str = r#"
@@ -60,10 +63,8 @@ fn stages_that_share_an_input_are_done_again_without_a_write_into_the_store() {
 
 /// Root may write to read-only files, others may not: what is wrong shows in other ways.
 #[test]
-fn and_so_they_are_by_a_user_without_rights() {
-    if !Uid::effective().is_root() {
-        return;
-    }
+fn and_so_they_are_by_a_user_without_rights() -> Result<(), Unmet> {
+    needs_root()?;
     let project = Project::new();
     project.write("sharing.yaml", SHARING);
     let program = project.path("program");
@@ -78,6 +79,7 @@ fn and_so_they_are_by_a_user_without_rights() {
         command.env("HOME", project.path("")).uid(NOBODY).gid(NOBODY);
         Ran::of(command, arguments)
     });
+    Ok(())
 }
 
 #[test]
@@ -166,10 +168,8 @@ fn a_store_without_its_objects_is_collected_repaired_and_filled_again() {
 
 /// A home that this user may not write to, with an index of runs that is no good.
 #[test]
-fn a_read_only_home_with_a_damaged_index_is_looked_at() {
-    if !Uid::effective().is_root() {
-        return;
-    }
+fn a_read_only_home_with_a_damaged_index_is_looked_at() -> Result<(), Unmet> {
+    needs_root()?;
     let project = Project::new();
     project.write("sharing.yaml", SHARING);
     project.run(&["run", "sharing.yaml"]).ends_with(0);
@@ -193,6 +193,7 @@ fn a_read_only_home_with_a_damaged_index_is_looked_at() {
     fs::remove_file(&index).unwrap();
     mkfifo(&index, Mode::S_IRWXU).unwrap();
     project.run(&["runs", "ls"]).ends_with(0).says("succeeded");
+    Ok(())
 }
 
 #[test]

@@ -10,6 +10,9 @@ use std::process::Command;
 
 use cache::{Digest, Store};
 use nix::sys::statvfs::statvfs;
+use test_harness::{Requirement, Unmet, test};
+
+test_harness::main!();
 
 const BYTES: usize = 24 << 20;
 
@@ -20,23 +23,18 @@ struct Disk {
 }
 
 impl Disk {
-    /// Makes and mounts one; `None`, and a word about it, where that is not possible.
-    fn mount(kind: &str) -> Option<Self> {
+    /// Makes and mounts one. Fails where that is not possible.
+    fn mount(kind: &str) -> Result<Self, Unmet> {
         let (folder, image) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
         image.as_file().set_len(400 << 20).unwrap();
         let make = Command::new(format!("mkfs.{kind}")).arg("-q").arg(image.path()).output();
-        let made = make.map_err(|error| error.to_string()).and_then(succeeded);
+        let made = make.map_err(|error| format!("mkfs.{kind}: {error}")).and_then(succeeded);
         let mount = made.and_then(|()| {
             let mount = Command::new("mount").args(["-o", "loop"]).arg(image.path()).arg(folder.path()).output();
             mount.map_err(|error| error.to_string()).and_then(succeeded)
         });
-        match mount {
-            Ok(()) => Some(Self { folder, _image: image }),
-            Err(reason) => {
-                println!("skipped {kind}: {reason}");
-                None
-            }
-        }
+        mount.map_err(|reason| Requirement::Mount.unmet(reason.trim()))?;
+        Ok(Self { folder, _image: image })
     }
 
     fn path(&self) -> &Path {
@@ -81,29 +79,35 @@ fn copy(store: &Path, target: &Path) -> u64 {
     took
 }
 
-#[test]
-fn a_copy_shares_its_blocks_where_the_file_system_can() {
-    for (kind, shares) in [("btrfs", true), ("xfs", true), ("ext4", false)] {
-        let Some(disk) = Disk::mount(kind) else { continue };
-        let took = copy(&disk.path().join("store"), &disk.path().join("copy"));
-        println!("{kind}: a copy of {BYTES} bytes takes {took}");
-        match shares {
-            true => assert!(took < BYTES as u64 / 4, "{kind}: {took}"),
-            false => assert!(took >= BYTES as u64, "{kind}: {took}"),
-        }
-    }
+/// What a copy takes on a file system of a kind.
+fn taken_on(kind: &str) -> Result<u64, Unmet> {
+    let disk = Disk::mount(kind)?;
+    Ok(copy(&disk.path().join("store"), &disk.path().join("copy")))
+}
+
+#[test(each = ["btrfs", "xfs"])]
+fn a_copy_shares_its_blocks_where_the_file_system_can(kind: &str) -> Result<(), Unmet> {
+    let took = taken_on(kind)?;
+    assert!(took < BYTES as u64 / 4, "{took}");
+    Ok(())
+}
+
+#[test(each = ["ext4"])]
+fn a_copy_has_blocks_of_its_own_elsewhere(kind: &str) -> Result<(), Unmet> {
+    let took = taken_on(kind)?;
+    assert!(took >= BYTES as u64, "{took}");
+    Ok(())
 }
 
 #[test]
-fn a_copy_crosses_file_systems() {
+fn a_copy_crosses_file_systems() -> Result<(), Unmet> {
     let here = tempfile::tempdir().unwrap();
-    let memory = tempfile::tempdir_in("/dev/shm");
-    let Ok(memory) = memory else {
-        println!("skipped: there is no /dev/shm");
-        return;
-    };
+    let memory = tempfile::tempdir_in("/dev/shm").map_err(|error| Requirement::SharedMemory.unmet(error))?;
     let device = |path: &Path| fs::metadata(path).unwrap().dev();
-    println!("across file systems: {}", device(here.path()) != device(memory.path()));
+    if device(here.path()) == device(memory.path()) {
+        return Err(Requirement::SharedMemory.unmet("/dev/shm is on the file system of temporary files"));
+    }
     copy(&here.path().join("store"), &memory.path().join("copy"));
     copy(&memory.path().join("store"), &here.path().join("copy"));
+    Ok(())
 }

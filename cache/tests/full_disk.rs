@@ -8,20 +8,22 @@ use std::process::Command;
 
 use cache::atomic::write_atomically;
 use cache::{KeyDocument, ResultRecord, Store, StoreError, Tree};
+use test_harness::{Requirement, Unmet, test};
+
+test_harness::main!();
 
 /// A small file system of its own, unmounted when dropped.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
-    /// Mounts one; `None` where the user may not.
-    fn mount(options: &str) -> Option<Self> {
+    /// Mounts one; fails where the user may not.
+    fn mount(options: &str) -> Result<Self, Unmet> {
         let folder = tempfile::tempdir().unwrap();
         let mount = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(folder.path()).output();
         match mount {
-            Ok(output) if output.status.success() => Some(Self(folder)),
+            Ok(output) if output.status.success() => Ok(Self(folder)),
             refused => {
-                println!("skipped: this user cannot mount a small file system: {refused:?}");
-                None
+                return Err(Requirement::Mount.unmet(format!("{refused:?}")));
             }
         }
     }
@@ -51,8 +53,8 @@ fn count(folder: &Path) -> usize {
 }
 
 #[test]
-fn a_record_is_there_whole_or_not_at_all() {
-    let Some(disk) = SmallDisk::mount("size=1m") else { return };
+fn a_record_is_there_whole_or_not_at_all() -> Result<(), Unmet> {
+    let disk = SmallDisk::mount("size=1m")?;
     let store = Store::open(disk.path().join("store")).unwrap();
     let record = ResultRecord::new(KeyDocument::default(), "kind", [].into(), serde_json::Map::new());
     let key = record.key.result_key();
@@ -64,11 +66,12 @@ fn a_record_is_there_whole_or_not_at_all() {
     disk.empty();
     store.record(&key, &record).unwrap();
     assert_eq!(store.result(&key).unwrap(), Some(record));
+    Ok(())
 }
 
 #[test]
-fn a_file_keeps_its_old_content() {
-    let Some(disk) = SmallDisk::mount("size=1m") else { return };
+fn a_file_keeps_its_old_content() -> Result<(), Unmet> {
+    let disk = SmallDisk::mount("size=1m")?;
     let path = disk.path().join("file");
     write_atomically(&path, b"old").unwrap();
     disk.fill();
@@ -76,11 +79,12 @@ fn a_file_keeps_its_old_content() {
     assert!(matches!(error, StoreError::DiskFull { .. }), "{error:?}");
     assert_eq!(fs::read(&path).unwrap(), b"old");
     assert_eq!(count(disk.path()), 2);
+    Ok(())
 }
 
 #[test]
-fn a_copy_that_does_not_fit_is_removed() {
-    let Some(disk) = SmallDisk::mount("size=1m") else { return };
+fn a_copy_that_does_not_fit_is_removed() -> Result<(), Unmet> {
+    let disk = SmallDisk::mount("size=1m")?;
     let home = tempfile::tempdir().unwrap();
     let store = Store::open(home.path()).unwrap();
     let staging = store.staging().unwrap();
@@ -90,12 +94,13 @@ fn a_copy_that_does_not_fit_is_removed() {
     let error = store.copy_tree_out(&tree, &disk.path().join("copy")).unwrap_err();
     assert!(matches!(error, StoreError::DiskFull { .. }), "{error:?}");
     assert_eq!(count(disk.path()), 0);
+    Ok(())
 }
 
 #[test]
-fn a_folder_that_does_not_fit_leaves_no_tree() {
+fn a_folder_that_does_not_fit_leaves_no_tree() -> Result<(), Unmet> {
     // Room for the files, and not for the folders that the objects go to.
-    let Some(disk) = SmallDisk::mount("size=4m,nr_inodes=40") else { return };
+    let disk = SmallDisk::mount("size=4m,nr_inodes=40")?;
     let store = Store::open(disk.path().join("store")).unwrap();
     let staging = store.staging().unwrap();
     (0..18).for_each(|i| fs::write(staging.path().join(format!("{i}")), format!("content {i}")).unwrap());
@@ -104,4 +109,5 @@ fn a_folder_that_does_not_fit_leaves_no_tree() {
     assert!(matches!(error, StoreError::DiskFull { .. }), "{error:?}");
     assert!(matches!(store.tree(&tree.digest()), Err(StoreError::MissingTree { .. })));
     assert_eq!(store.verify(&|_| {}).unwrap().faults, []);
+    Ok(())
 }

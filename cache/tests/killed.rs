@@ -5,30 +5,24 @@
 use std::env;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cache::{Class, KeyDocument, OutputRecord, ResultRecord, Store};
+use test_harness::{child, test};
 
-/// Names the store to the process that is going to be killed, which is this test again.
+test_harness::main!();
+
+/// Names the store to the process that is going to be killed.
 const STORE: &str = "CACHE_TEST_STORE";
 
 #[test]
 fn a_killed_writer_leaves_a_sound_store() {
-    if let Some(root) = env::var_os(STORE) {
-        write_until_killed(Path::new(&root));
-    }
     let home = tempfile::tempdir().unwrap();
     let root = home.path().join("store");
     let mut done = 0;
     for round in 0..20 {
-        let mut writer = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "a_killed_writer_leaves_a_sound_store"])
-            .env(STORE, &root)
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut writer = child("write_until_killed").env(STORE, &root).spawn().unwrap();
         // At a moment of its second folder or a later one, a different moment in each round.
         await_results(&root.join("results"), done + 1);
         thread::sleep(Duration::from_micros(round * 700));
@@ -55,8 +49,9 @@ fn await_results(folder: &Path, count: usize) {
     }
 }
 
-fn write_until_killed(root: &Path) -> ! {
-    let store = Store::open(root).unwrap();
+#[child]
+fn write_until_killed() {
+    let store = Store::open(env::var_os(STORE).unwrap()).unwrap();
     let _lock = store.lock("writer").unwrap();
     for number in store.results().unwrap().len().. {
         let staging = store.staging().unwrap();

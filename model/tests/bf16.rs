@@ -19,6 +19,10 @@ use model::optimizer::StateValues;
 use model::parameter::Keep;
 use model::peft::AdapterConfig;
 use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, TrainedTensor, Trainer};
+use support::cpu_with;
+use test_harness::{Unmet, test};
+
+test_harness::main!();
 
 /// Logits in bf16 are within this share of the largest one of those in f32. Rounding an operand moves it by at most 2⁻⁹
 /// of itself; the rest is what two layers make of that.
@@ -30,8 +34,18 @@ fn cpu(threads: usize, compute: Compute) -> Arc<Cpu> {
     Arc::new(Cpu::new(threads, compute).unwrap())
 }
 
+#[test(each = InstructionSet::ALL)]
+fn logits_of_every_family_stay_near_those_in_f32(set: InstructionSet) -> Result<(), Unmet> {
+    stay_near_those_in_f32(&Arc::new(cpu_with(2, Compute::Bf16, set)?));
+    Ok(())
+}
+
 #[test]
-fn logits_of_every_family_stay_near_those_in_f32() {
+fn logits_of_candle_stay_near_those_in_f32() {
+    stay_near_those_in_f32(&Arc::new(Candle::new(candle_core::Device::Cpu, Compute::Bf16)));
+}
+
+fn stay_near_those_in_f32<B: Blocks>(ops: &Arc<B>) {
     let golden = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden"));
     let mut families = 0;
     for family in std::fs::read_dir(golden).unwrap().map(|entry| entry.unwrap().path()) {
@@ -41,17 +55,10 @@ fn logits_of_every_family_stay_near_those_in_f32() {
         families += 1;
         let expected = logits(&cpu(2, Compute::F32), &family);
         let largest = expected.iter().fold(0.0f32, |largest, logit| largest.max(logit.abs()));
-        let check = |what: &str, found: Vec<f32>| {
-            let furthest = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            println!("{} {what}: {:.1e} of the largest logit", family.display(), furthest / largest);
-            assert!(furthest > 0.0 && furthest <= LOGITS * largest, "{} {what}", family.display());
-        };
-        for set in InstructionSet::ALL {
-            if let Ok(ops) = Cpu::with_instructions(2, Compute::Bf16, set) {
-                check(set.name(), logits(&Arc::new(ops), &family));
-            }
-        }
-        check("candle", logits(&Arc::new(Candle::new(candle_core::Device::Cpu, Compute::Bf16)), &family));
+        let found = logits(ops, &family);
+        let furthest = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let share = furthest / largest;
+        assert!(share > 0.0 && share <= LOGITS, "{}: {share:.1e} of the largest logit", family.display());
     }
     assert!(families >= 8);
 }
@@ -106,38 +113,32 @@ fn bits(state: &[TrainedTensor]) -> Vec<u32> {
         .collect()
 }
 
-#[test]
-fn a_resumed_run_is_the_uninterrupted_one_to_the_bit() {
-    for set in InstructionSet::ALL {
-        let Ok(ops) = Cpu::with_instructions(2, Compute::Bf16, set) else { continue };
-        let ops = Arc::new(ops);
-        let mut uninterrupted = trainer(&ops);
-        train(&mut uninterrupted, 0..4);
-        let mut first = trainer(&ops);
-        train(&mut first, 0..2);
-        let mut second = trainer(&ops);
-        second.restore(first.steps(), first.state().unwrap()).unwrap();
-        train(&mut second, 2..4);
-        assert!(bits(&second.state().unwrap()) == bits(&uninterrupted.state().unwrap()), "{}", set.name());
-    }
+#[test(each = InstructionSet::ALL)]
+fn a_resumed_run_is_the_uninterrupted_one_to_the_bit(set: InstructionSet) -> Result<(), Unmet> {
+    let ops = Arc::new(cpu_with(2, Compute::Bf16, set)?);
+    let mut uninterrupted = trainer(&ops);
+    train(&mut uninterrupted, 0..4);
+    let mut first = trainer(&ops);
+    train(&mut first, 0..2);
+    let mut second = trainer(&ops);
+    second.restore(first.steps(), first.state().unwrap()).unwrap();
+    train(&mut second, 2..4);
+    assert!(bits(&second.state().unwrap()) == bits(&uninterrupted.state().unwrap()));
+    Ok(())
 }
 
-#[test]
-fn the_number_of_threads_changes_no_bit() {
-    for set in InstructionSet::ALL {
-        for compute in [Compute::F32, Compute::Bf16] {
-            let states: Vec<_> = [1, 2, 3, 5]
-                .into_iter()
-                .filter_map(|threads| Cpu::with_instructions(threads, compute, set).ok())
-                .map(|ops| {
-                    let mut trainer = trainer(&Arc::new(ops));
-                    train(&mut trainer, 0..3);
-                    bits(&trainer.state().unwrap())
-                })
-                .collect();
-            assert!(states.windows(2).all(|pair| pair[0] == pair[1]), "{} {compute:?}", set.name());
+#[test(each = InstructionSet::ALL)]
+fn the_number_of_threads_changes_no_bit(set: InstructionSet) -> Result<(), Unmet> {
+    for compute in [Compute::F32, Compute::Bf16] {
+        let mut states = Vec::new();
+        for threads in [1, 2, 3, 5] {
+            let mut trainer = trainer(&Arc::new(cpu_with(threads, compute, set)?));
+            train(&mut trainer, 0..3);
+            states.push(bits(&trainer.state().unwrap()));
         }
+        assert!(states.windows(2).all(|pair| pair[0] == pair[1]), "{compute:?}");
     }
+    Ok(())
 }
 
 /// What a step adds may be less than bf16 can tell apart: it must add up all the same.

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod in_process;
+mod support;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,6 +28,10 @@ use model::session::{Append, Session};
 use model::trainer::{self, AdamW, EmbeddingNoise, TrainOptions, Trained, Trainer};
 use safetensors::SafeTensors;
 use serde::Deserialize;
+use support::on_cuda;
+use test_harness::{Unmet, test};
+
+test_harness::main!();
 
 const TOLERANCE: f64 = 1e-4;
 
@@ -115,14 +120,10 @@ fn two_workers_agree_with_the_reference() {
     assert!(findings.problems.is_empty(), "{}", findings.problems.join("\n"));
 }
 
-/// Built with `--features cuda`, on a machine that has a CUDA device.
-#[cfg(feature = "cuda")]
 #[test]
-fn candle_on_cuda_agrees_with_the_reference() {
-    match Candle::on_cuda(0, Compute::F32) {
-        Ok(kernels) => check_all(&Arc::new(kernels)),
-        Err(error) => println!("skipped: {error}; {}", error.help()),
-    }
+fn candle_on_cuda_agrees_with_the_reference() -> Result<(), Unmet> {
+    check_all(&Arc::new(on_cuda()?));
+    Ok(())
 }
 
 /// Runs every case found and fails with all that disagree.

@@ -11,12 +11,18 @@ mod case;
 mod fused;
 #[path = "kernel_sets/operations.rs"]
 mod operations;
+mod support;
 
 use candle_core::Device;
 use case::{Case, Results};
+use model::blocks::Blocks;
 use model::candle::Candle;
 use model::cpu::{Cpu, InstructionSet};
 use model::ops::{Compute, Ops};
+use support::cpu_with;
+use test_harness::{Unmet, test};
+
+test_harness::main!();
 
 /// Results agree if they differ by at most this share of the greatest value of the tensor.
 const TOLERANCE: f32 = 2e-5;
@@ -59,19 +65,15 @@ fn every_block_of_candle_is_that_of_cpu() {
     }
 }
 
-#[test]
-fn every_instruction_set_of_cpu_agrees() {
-    for set in InstructionSet::ALL {
-        let Ok(ops) = Cpu::with_instructions(1, Compute::F32, set) else {
-            eprintln!("skipped: this machine has no {} instructions", set.name());
-            continue;
-        };
-        for case in Case::all() {
-            let what = format!("{} {case:?}", set.name());
-            assert_close(&what, &operations::run(&ops, &case), &operations::run(&cpu(), &case), TOLERANCE);
-            assert_close(&what, &case.run_blocks(&ops), &case.run_blocks(&cpu()), TOLERANCE);
-        }
+#[test(each = InstructionSet::ALL)]
+fn every_instruction_set_of_cpu_agrees(set: InstructionSet) -> Result<(), Unmet> {
+    let ops = cpu_with(1, Compute::F32, set)?;
+    for case in Case::all() {
+        let what = format!("{set} {case:?}");
+        assert_close(&what, &operations::run(&ops, &case), &operations::run(&cpu(), &case), TOLERANCE);
+        assert_close(&what, &case.run_blocks(&ops), &case.run_blocks(&cpu()), TOLERANCE);
     }
+    Ok(())
 }
 
 #[test]
@@ -90,21 +92,25 @@ const OF_ATTENTION: f32 = 0.03;
 /// In bf16 an operation rounds what it is given, and from then on sums in f32: all sets and instructions agree as
 /// closely as in f32. (Blocks do not, nor does attention: a last digit of f32 may decide how an operand in their middle
 /// is rounded.)
+#[test(each = InstructionSet::ALL)]
+fn every_operation_in_bf16_is_that_of_portable(set: InstructionSet) -> Result<(), Unmet> {
+    is_that_of_portable(&cpu_with(2, Compute::Bf16, set)?);
+    Ok(())
+}
+
 #[test]
-fn every_operation_in_bf16_is_that_of_portable() {
+fn every_operation_of_candle_in_bf16_is_that_of_portable() {
+    is_that_of_portable(&Candle::new(Device::Cpu, Compute::Bf16));
+}
+
+fn is_that_of_portable(ops: &impl Ops) {
     let portable = Cpu::with_instructions(1, Compute::Bf16, InstructionSet::Portable).expect("a thread");
     for case in Case::all() {
         let (expected, expected_of_attention) = attention_apart(operations::run(&portable, &case));
-        let check = |what: String, found: Results| {
-            let (found, of_attention) = attention_apart(found);
-            assert_close(&format!("{what} {case:?}"), &found, &expected, TOLERANCE);
-            assert_close(&format!("{what} {case:?}"), &of_attention, &expected_of_attention, OF_ATTENTION);
-        };
-        check("candle".to_owned(), operations::run(&Candle::new(Device::Cpu, Compute::Bf16), &case));
-        for set in InstructionSet::ALL {
-            let Ok(ops) = Cpu::with_instructions(2, Compute::Bf16, set) else { continue };
-            check(set.name().to_owned(), operations::run(&ops, &case));
-        }
+        let (found, of_attention) = attention_apart(operations::run(ops, &case));
+        let what = format!("{} {case:?}", ops.describe());
+        assert_close(&what, &found, &expected, TOLERANCE);
+        assert_close(&what, &of_attention, &expected_of_attention, OF_ATTENTION);
     }
 }
 
@@ -115,18 +121,21 @@ fn attention_apart(results: Results) -> (Results, Results) {
 }
 
 /// bf16 operands, f32 sums: within what rounding the operands to 8 bits allows.
+#[test(each = InstructionSet::ALL)]
+fn every_block_in_bf16_stays_near_f32(set: InstructionSet) -> Result<(), Unmet> {
+    stays_near_f32(&cpu_with(2, Compute::Bf16, set)?);
+    Ok(())
+}
+
 #[test]
-fn every_block_in_bf16_stays_near_f32() {
+fn every_block_of_candle_in_bf16_stays_near_f32() {
+    stays_near_f32(&Candle::new(Device::Cpu, Compute::Bf16));
+}
+
+fn stays_near_f32(ops: &impl Blocks) {
     for case in Case::all() {
-        let expected = case.run_blocks(&cpu());
-        let near = |what: String, found: Results| {
-            assert_close(&format!("{what} {case:?}"), &found, &expected, 0.06);
-            assert_ne!(found, expected, "something was rounded");
-        };
-        near("candle".to_owned(), case.run_blocks(&Candle::new(Device::Cpu, Compute::Bf16)));
-        for set in InstructionSet::ALL {
-            let Ok(ops) = Cpu::with_instructions(2, Compute::Bf16, set) else { continue };
-            near(ops.describe(), case.run_blocks(&ops));
-        }
+        let (found, expected) = (case.run_blocks(ops), case.run_blocks(&cpu()));
+        assert_close(&format!("{} {case:?}", ops.describe()), &found, &expected, 0.06);
+        assert_ne!(found, expected, "something was rounded");
     }
 }

@@ -10,10 +10,13 @@ use model::decoder::Decoder;
 use model::init::NewModel;
 use model::ops::Compute;
 use model::parameter::Keep;
-use process_memory::{MIB, status_bytes};
+use process_memory::{MIB, forget_peak, status_bytes};
+use test_harness::{Unmet, test};
+
+test_harness::main!();
 
 #[test]
-fn peak_memory_is_the_decoder_and_two_of_its_largest_tensors() {
+fn peak_memory_is_the_decoder_and_two_of_its_largest_tensors() -> Result<(), Unmet> {
     let folder = tempfile::tempdir().expect("a folder");
     let model = NewModel {
         vocab_size: 16_384,
@@ -31,11 +34,7 @@ fn peak_memory_is_the_decoder_and_two_of_its_largest_tensors() {
     drop(checkpoint);
     let ops = Arc::new(Cpu::new(1, Compute::F32).expect("a kernel set"));
 
-    // Sets the peak back to the present.
-    if std::fs::write("/proc/self/clear_refs", "5").is_err() {
-        eprintln!("skipped: this system does not reset a process's peak memory");
-        return;
-    }
+    forget_peak()?;
     let before = status_bytes("VmRSS");
     let decoder = Decoder::load(ops, folder.path(), Keep::Frozen).expect("a decoder");
     let (peak, held) = (status_bytes("VmHWM") - before, status_bytes("VmRSS").saturating_sub(before));
@@ -48,4 +47,5 @@ fn peak_memory_is_the_decoder_and_two_of_its_largest_tensors() {
         held / MIB
     );
     assert!(peak < total + 2 * largest, "{} MiB for {} MiB of weights", peak / MIB, total / MIB);
+    Ok(())
 }

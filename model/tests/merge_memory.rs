@@ -15,10 +15,13 @@ use model::init::NewModel;
 use model::merge::{Merge, MergeOptions, WeightedAdapter};
 use model::ops::Compute;
 use model::peft::{Adapter, AdapterConfig, AdapterModule};
-use process_memory::{MIB, status_bytes};
+use process_memory::{MIB, forget_peak, status_bytes};
+use test_harness::{Unmet, test};
+
+test_harness::main!();
 
 #[test]
-fn peak_memory_is_two_of_the_largest_tensors_and_two_layers() {
+fn peak_memory_is_two_of_the_largest_tensors_and_two_layers() -> Result<(), Unmet> {
     let (base, output) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
     let model = NewModel {
         vocab_size: 16_384,
@@ -54,41 +57,33 @@ fn peak_memory_is_two_of_the_largest_tensors_and_two_layers() {
     for dtype in [None, Some(Dtype::F16)] {
         let options = MergeOptions { dtype, ..MergeOptions::default() };
         let merge = Merge::new(base.path(), &adapters, options).expect("an adapter that fits");
-        let Some(peak) = peak_of(|| {
+        let peak = peak_of(|| {
             merge.write(output.path(), &mut |_| ControlFlow::Continue(())).expect("a merge");
-        }) else {
-            return;
-        };
+        })?;
         assert!(peak < 2 * largest, "{} MiB for tensors of up to {} MiB", peak / MIB, largest / MIB);
 
         let ops = Arc::new(Cpu::new(2, Compute::F32).expect("threads"));
         let batches = [Batch::text((0..96).map(|at| (997 * at) % 16_384).collect())];
         let proof = |_| ControlFlow::Continue(());
-        let Some(peak) = peak_of(|| {
+        let peak = peak_of(|| {
             let proof = merge.prove(&ops, output.path(), &batches, &mut { proof }).expect("a proof");
             proof.check().expect("what was merged");
-        }) else {
-            return;
-        };
+        })?;
         let config = Config::read(base.path()).expect("what was written");
         let layer: u64 = config.layer_modules().iter().map(|module| 4 * module.weights()).sum();
         let bound = 2 * largest + 2 * layer;
         assert!(bound < total, "the bound says nothing");
         assert!(peak < bound, "{} MiB where {} MiB are promised", peak / MIB, bound / MIB);
     }
+    Ok(())
 }
 
-/// The peak of the process's memory in a piece of work, above what it had before; nothing where the system does not
-/// tell.
-fn peak_of(work: impl FnOnce()) -> Option<u64> {
-    // Sets the peak back to the present.
-    if std::fs::write("/proc/self/clear_refs", "5").is_err() {
-        eprintln!("skipped: this system does not reset a process's peak memory");
-        return None;
-    }
+/// The peak of the process's memory in a piece of work, above what it had before.
+fn peak_of(work: impl FnOnce()) -> Result<u64, Unmet> {
+    forget_peak()?;
     let before = status_bytes("VmRSS");
     work();
     let peak = status_bytes("VmHWM").saturating_sub(before);
     eprintln!("peak: {} MiB", peak / MIB);
-    Some(peak)
+    Ok(peak)
 }

@@ -2,17 +2,24 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod support;
+
 use std::collections::BTreeMap;
+use std::fmt;
 
 use half::bf16;
 use model::candle::Candle;
-use model::cpu::{Cpu, InstructionSet};
+use model::cpu::InstructionSet;
 use model::ops::{Compute, Ops};
 use model::optimizer::{
     AdamW, AdamW8bit, MomentDtype, Optimizer, Sgd, StateTensor, StateValues, Step, TensorInfo, Updated,
 };
 use safetensors::SafeTensors;
 use serde::Deserialize;
+use support::cpu_with;
+use test_harness::{Unmet, test};
+
+test_harness::main!();
 
 const GOLDEN: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/optimizers.json"));
 
@@ -69,15 +76,35 @@ trait Check {
     fn run<B: Ops>(&self, ops: &B);
 }
 
-/// Runs a check on every kernel set, the CPU's with every instruction set that this machine has.
-fn on_every_kernel_set(check: &impl Check) {
-    for set in InstructionSet::ALL {
-        match Cpu::with_instructions(1, Compute::F32, set) {
-            Ok(ops) => check.run(&ops),
-            Err(_) => eprintln!("skipped: this machine has no {} instructions", set.name()),
+/// What is checked.
+#[derive(Clone, Copy)]
+enum KernelSet {
+    Cpu(InstructionSet),
+    Candle,
+}
+
+impl KernelSet {
+    fn all() -> impl Iterator<Item = Self> {
+        InstructionSet::ALL.into_iter().map(Self::Cpu).chain([Self::Candle])
+    }
+
+    /// Fails where this machine lacks its instructions.
+    fn check(self, check: &impl Check) -> Result<(), Unmet> {
+        match self {
+            Self::Cpu(set) => check.run(&cpu_with(1, Compute::F32, set)?),
+            Self::Candle => check.run(&Candle::on_processor()),
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for KernelSet {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu(set) => write!(to, "cpu {set}"),
+            Self::Candle => write!(to, "candle"),
         }
     }
-    check.run(&Candle::on_processor());
 }
 
 /// A tensor in training by an optimizer.
@@ -165,9 +192,9 @@ fn furthest(found: &[f32], expected: &[f32]) -> f32 {
 /// Steps as in the golden file.
 struct StepsAsTorch;
 
-#[test]
-fn every_kernel_set_steps_as_torch_does() {
-    on_every_kernel_set(&StepsAsTorch);
+#[test(each = KernelSet::all())]
+fn every_kernel_set_steps_as_torch_does(set: KernelSet) -> Result<(), Unmet> {
+    set.check(&StepsAsTorch)
 }
 
 impl Check for StepsAsTorch {
@@ -235,8 +262,8 @@ enum Compare {
 
 struct StepsAsDescribed(Vec<DescribedCase>);
 
-#[test]
-fn every_kernel_set_steps_as_the_references_of_further_optimizers_do() {
+#[test(each = KernelSet::all())]
+fn every_kernel_set_steps_as_the_references_of_further_optimizers_do(set: KernelSet) -> Result<(), Unmet> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/optimizers");
     let mut cases = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -248,7 +275,7 @@ fn every_kernel_set_steps_as_the_references_of_further_optimizers_do() {
             cases.extend(described.cases);
         }
     }
-    on_every_kernel_set(&StepsAsDescribed(cases));
+    set.check(&StepsAsDescribed(cases))
 }
 
 impl Check for StepsAsDescribed {
@@ -284,9 +311,9 @@ fn changes(before: &[f32], after: &[f32]) -> Vec<f32> {
 /// Moments in bf16 are those of a step in f32, rounded, and the next step begins with them.
 struct RoundedMoments;
 
-#[test]
-fn moments_in_bf16_are_those_of_f32_rounded_after_each_step() {
-    on_every_kernel_set(&RoundedMoments);
+#[test(each = KernelSet::all())]
+fn moments_in_bf16_are_those_of_f32_rounded_after_each_step(set: KernelSet) -> Result<(), Unmet> {
+    set.check(&RoundedMoments)
 }
 
 impl Check for RoundedMoments {
@@ -324,10 +351,10 @@ impl Check for RoundedMoments {
 /// What `tests/reference/make_golden_adamw_8bit.py` writes.
 struct StepsIn8Bits(Vec<u8>);
 
-#[test]
-fn every_kernel_set_keeps_moments_in_8_bits_as_the_exact_reference() {
+#[test(each = KernelSet::all())]
+fn every_kernel_set_keeps_moments_in_8_bits_as_the_exact_reference(set: KernelSet) -> Result<(), Unmet> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/optimizers/adamw_8bit.safetensors");
-    on_every_kernel_set(&StepsIn8Bits(std::fs::read(path).unwrap()));
+    set.check(&StepsIn8Bits(std::fs::read(path).unwrap()))
 }
 
 impl Check for StepsIn8Bits {

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod in_process;
+mod support;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,10 @@ use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{AdamW, DocumentBatch, Optimizer, TrainOptions, Trained, Trainer};
 use safetensors::SafeTensors;
 use serde_json::Value;
+use support::on_cuda;
+use test_harness::{Unmet, test};
+
+test_harness::main!();
 
 /// The runs of the repository: none may be missing.
 const RUNS: [&str; 13] = [
@@ -367,17 +372,11 @@ fn candle_agrees_with_the_reference() {
     check_all(|| Arc::new(Candle::on_processor()));
 }
 
-/// Built with `--features cuda`, on a machine that has a CUDA device.
-#[cfg(feature = "cuda")]
 #[test]
-fn candle_on_cuda_agrees_with_the_reference() {
-    match Candle::on_cuda(0, Compute::F32) {
-        Ok(kernels) => {
-            let kernels = Arc::new(kernels);
-            check_all(|| Arc::clone(&kernels));
-        }
-        Err(error) => println!("skipped: {error}; {}", error.help()),
-    }
+fn candle_on_cuda_agrees_with_the_reference() -> Result<(), Unmet> {
+    let kernels = Arc::new(on_cuda()?);
+    check_all(|| Arc::clone(&kernels));
+    Ok(())
 }
 
 fn check_all<B: Blocks>(ops: impl Fn() -> Arc<B>) {

@@ -18,6 +18,10 @@ use model::parameter::Keep;
 use model::peft::{Adapter, AdapterConfig};
 use model::trainer::{AdamW, Optimizer, TrainOptions, Trained, Trainer};
 use model::weights::{Activations, BlockFormat, Quantization};
+use support::cpu_with;
+use test_harness::{Unmet, test};
+
+test_harness::main!();
 
 /// Families: with biases, with norms of heads, with fused projections, with soft-caps, tied and untied.
 const FAMILIES: [&str; 5] = ["llama31", "qwen2", "qwen3", "phi3", "gemma2"];
@@ -26,18 +30,18 @@ fn golden(family: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden")).join(family)
 }
 
-fn cpu(compute: Compute, set: InstructionSet, format: Option<BlockFormat>) -> Arc<Cpu> {
-    let cpu = Cpu::with_instructions(2, compute, set).unwrap();
-    Arc::new(match format {
+fn cpu(compute: Compute, set: InstructionSet, format: Option<BlockFormat>) -> Result<Arc<Cpu>, Unmet> {
+    let cpu = cpu_with(2, compute, set)?;
+    Ok(Arc::new(match format {
         Some(format) => cpu.quantizing(Quantization { format, activations: Activations::Computed }),
         None => cpu,
-    })
+    }))
 }
 
 /// A base whose weights are quantised, and that of its dequantised weights, each with the same adapter.
-fn bases(family: &str, compute: Compute, set: InstructionSet, format: BlockFormat) -> [Decoder<Cpu>; 2] {
+fn bases(family: &str, compute: Compute, set: InstructionSet, format: BlockFormat) -> Result<[Decoder<Cpu>; 2], Unmet> {
     let folder = golden(family);
-    let ops = cpu(compute, set, Some(format));
+    let ops = cpu(compute, set, Some(format))?;
     let quantised = Decoder::load(Arc::clone(&ops), &folder, Keep::Frozen).unwrap();
     let checkpoint = Checkpoint::open(&folder).unwrap();
     let values = |name: &str, shape: &[usize]| {
@@ -53,12 +57,12 @@ fn bases(family: &str, compute: Compute, set: InstructionSet, format: BlockForma
         Ok(dequantised.values().to_vec())
     };
     let config = quantised.config().clone();
-    let dequantised = Decoder::build(cpu(compute, set, None), config, Keep::Frozen, values).unwrap();
+    let dequantised = Decoder::build(cpu(compute, set, None)?, config, Keep::Frozen, values).unwrap();
     let adapter = adapter(&quantised);
-    [quantised, dequantised].map(|mut decoder| {
+    Ok([quantised, dequantised].map(|mut decoder| {
         decoder.attach(&adapter).unwrap();
         decoder
-    })
+    }))
 }
 
 /// An adapter on every projection, with an effect.
@@ -96,38 +100,34 @@ fn batch() -> Batch {
     support::documents(5, &[40, 9, 3])
 }
 
-#[test]
-fn gradients_are_those_of_the_dequantised_base() {
+#[test(each = InstructionSet::ALL)]
+fn gradients_are_those_of_the_dequantised_base(set: InstructionSet) -> Result<(), Unmet> {
     for family in FAMILIES {
         for format in BlockFormat::ALL {
-            for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
-                let [quantised, dequantised] = bases(family, Compute::F32, set, format);
-                let (found, expected) = (gradients(quantised, &batch()), gradients(dequantised, &batch()));
-                let case = format!("{family} {} {}", format.name(), set.name());
-                assert!(expected.1.len() > 8 && expected.1.iter().all(|(_, values)| values.iter().any(|x| *x != 0.0)));
-                assert_eq!(found.0.to_bits(), expected.0.to_bits(), "loss of {case}");
-                assert_eq!(found.1, expected.1, "{case}");
-            }
+            let [quantised, dequantised] = bases(family, Compute::F32, set, format)?;
+            let (found, expected) = (gradients(quantised, &batch()), gradients(dequantised, &batch()));
+            let case = format!("{family} {}", format.name());
+            assert!(expected.1.len() > 8 && expected.1.iter().all(|(_, values)| values.iter().any(|x| *x != 0.0)));
+            assert_eq!(found.0.to_bits(), expected.0.to_bits(), "loss of {case}");
+            assert_eq!(found.1, expected.1, "{case}");
         }
     }
+    Ok(())
 }
 
 /// Nearly so: a base that is stored in bf16 has embeddings that are rounded to it, too.
-#[test]
-fn gradients_in_bf16_are_near_those_of_the_dequantised_base() {
+#[test(each = InstructionSet::ALL)]
+fn gradients_in_bf16_are_near_those_of_the_dequantised_base(set: InstructionSet) -> Result<(), Unmet> {
     for family in FAMILIES {
-        for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
-            let [quantised, dequantised] = bases(family, Compute::Bf16, set, BlockFormat::Int8);
-            let (found, expected) = (gradients(quantised, &batch()).1, gradients(dequantised, &batch()).1);
-            let values = |gradients: Vec<(String, Vec<f32>)>| gradients.into_iter().flat_map(|(_, values)| values);
-            let pairs: Vec<_> =
-                values(found).zip(values(expected)).map(|(a, b)| (f64::from(a), f64::from(b))).collect();
-            let norm = |of: fn(&(f64, f64)) -> f64| pairs.iter().map(|pair| of(pair).powi(2)).sum::<f64>().sqrt();
-            let distance = norm(|(a, b)| a - b) / norm(|(_, b)| *b);
-            println!("{family} {}: {distance:.4}", set.name());
-            assert!(distance < 0.03, "{family} {}: {distance}", set.name());
-        }
+        let [quantised, dequantised] = bases(family, Compute::Bf16, set, BlockFormat::Int8)?;
+        let (found, expected) = (gradients(quantised, &batch()).1, gradients(dequantised, &batch()).1);
+        let values = |gradients: Vec<(String, Vec<f32>)>| gradients.into_iter().flat_map(|(_, values)| values);
+        let pairs: Vec<_> = values(found).zip(values(expected)).map(|(a, b)| (f64::from(a), f64::from(b))).collect();
+        let norm = |of: fn(&(f64, f64)) -> f64| pairs.iter().map(|pair| of(pair).powi(2)).sum::<f64>().sqrt();
+        let distance = norm(|(a, b)| a - b) / norm(|(_, b)| *b);
+        assert!(distance < 0.03, "{family}: {distance}");
     }
+    Ok(())
 }
 
 /// Along a direction through all that is trained, the gradient is the difference of the loss.
@@ -135,7 +135,7 @@ fn gradients_in_bf16_are_near_those_of_the_dequantised_base() {
 fn gradients_are_differences_of_the_loss() {
     for family in FAMILIES {
         for format in BlockFormat::ALL {
-            let [quantised, _] = bases(family, Compute::F32, InstructionSet::detect(), format);
+            let [quantised, _] = bases(family, Compute::F32, InstructionSet::detect(), format).unwrap();
             let mut trainer = trainer(quantised);
             let ops = Arc::clone(trainer.decoder().ops());
             trainer.accumulate(&batch()).unwrap();
@@ -173,7 +173,7 @@ fn gradients_are_differences_of_the_loss() {
 fn a_lora_on_a_quantised_base_learns_and_leaves_the_base_as_it_is() {
     for format in BlockFormat::ALL {
         for compute in [Compute::F32, Compute::Bf16] {
-            let [quantised, _] = bases("llama31", compute, InstructionSet::detect(), format);
+            let [quantised, _] = bases("llama31", compute, InstructionSet::detect(), format).unwrap();
             let mut trainer = trainer(quantised);
             let mut losses = Vec::new();
             for _ in 0..30 {

@@ -5,7 +5,6 @@
 mod support;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use engine::file::source::Span;
 use engine::stage::{PinRequest, Stage as _};
@@ -14,6 +13,9 @@ use serde_json::{Value, json};
 use stages::data::artifact::{Row, RowsReader};
 use stages::kinds::dataset::Dataset;
 use support::{COMMIT, CONVERTED, Fault, FaultyHub};
+use test_harness::{child, test};
+
+test_harness::main!();
 
 fn lines(from: usize, to: usize) -> Vec<u8> {
     (from..to).flat_map(|n| format!("{{\"document\":\"text {n}\",\"summary\":\"{n}\"}}\n").into_bytes()).collect()
@@ -45,8 +47,7 @@ fn parquet(folder: &Path, from: usize, to: usize) -> Vec<u8> {
 fn read(server: &FaultyHub, with: Value) -> Result<(String, Vec<String>), String> {
     let root = tempfile::tempdir().unwrap();
     let result = root.path().join("result.json");
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "reads_a_hub_dataset_in_a_process_of_its_own", "--ignored"])
+    let output = child("reads_a_hub_dataset_in_a_process_of_its_own")
         .env("HF_ENDPOINT", &server.endpoint)
         .env("HF_HOME", root.path().join("home"))
         .env_remove("HF_HUB_CACHE")
@@ -55,12 +56,11 @@ fn read(server: &FaultyHub, with: Value) -> Result<(String, Vec<String>), String
         .env("TEST_WITH", with.to_string())
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&std::fs::read(result).unwrap()).unwrap()
 }
 
-#[test]
-#[ignore = "the child process of the tests below"]
+#[child]
 fn reads_a_hub_dataset_in_a_process_of_its_own() {
     let root = PathBuf::from(std::env::var("TEST_FOLDER").unwrap());
     let with: Value = serde_json::from_str(&std::env::var("TEST_WITH").unwrap()).unwrap();

@@ -6,7 +6,6 @@ mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use engine::error::Cause;
 use engine::file::source::Span;
@@ -17,6 +16,9 @@ use engine::test_bench::TestBench;
 use serde_json::{Value, json};
 use stages::kinds::download::Download;
 use support::{COMMIT, Fault, FaultyHub, content};
+use test_harness::{child, test};
+
+test_harness::main!();
 
 const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512,
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -159,8 +161,7 @@ fn an_adapter_on_a_hub_brings_its_record_too() {
     in_another_process("takes_an_adapter_in_a_process_of_its_own", &server, root.path());
 }
 
-#[test]
-#[ignore = "the child process of an_adapter_on_a_hub_brings_its_record_too"]
+#[child]
 fn takes_an_adapter_in_a_process_of_its_own() {
     let root = PathBuf::from(std::env::var("TEST_FOLDER").unwrap());
     let bench = TestBench::new(&root).pin("hub-model:owner/name@main", COMMIT);
@@ -243,7 +244,10 @@ fn a_model_that_cannot_be_computed_is_refused_by_name() {
     let root = tempfile::tempdir().unwrap();
     for (config, said) in [
         (CONFIG.replace(r#""LlamaForCausalLM""#, r#""LlamaForTokenClassification""#), "LlamaForTokenClassification"),
-        (CONFIG.replace("llama", "mamba"), "models of type `mamba` are not supported; those that are: llama, mistral"),
+        (
+            CONFIG.replace("LlamaForCausalLM", "BertForMaskedLM").replace("llama", "bert"),
+            "`BertForMaskedLM` is no causal language model",
+        ),
         (CONFIG.replacen('{', r#"{"quantization_config": {"quant_method": "awq"}, "#, 1), "`quantization_config: awq`"),
     ] {
         let folder = tempfile::tempdir().unwrap();
@@ -260,7 +264,7 @@ fn a_model_that_cannot_be_computed_is_refused_by_name() {
 
 #[test]
 fn of_a_model_that_cannot_be_computed_no_weights_are_fetched() {
-    let config = CONFIG.replace("llama", "mamba");
+    let config = CONFIG.replace("LlamaForCausalLM", "BertForMaskedLM").replace("llama", "bert");
     let (tokenizer, weights) = (golden_tokenizer("tokenizer.json"), content(200_000));
     let files = [
         ("config.json", config.as_bytes()),
@@ -274,19 +278,17 @@ fn of_a_model_that_cannot_be_computed_no_weights_are_fetched() {
     assert!(server.requests_for("model.safetensors").is_empty());
 }
 
-#[test]
-#[ignore = "the child process of of_a_model_that_cannot_be_computed_no_weights_are_fetched"]
+#[child]
 fn refused_in_a_process_of_its_own() {
     let root = PathBuf::from(std::env::var("TEST_FOLDER").unwrap());
     let bench = TestBench::new(&root).pin("hub-model:owner/name@main", COMMIT);
     let error = bench.run::<Download>(json!({"repo": "owner/name"})).unwrap_err();
-    assert!(error.source.as_ref().unwrap().to_string().contains("`mamba`"), "{error}");
+    assert!(error.source.as_ref().unwrap().to_string().contains("`BertForMaskedLM`"), "{error}");
 }
 
-/// Runs an ignored test of this file in a process whose Hub is the server.
-fn in_another_process(test: &str, server: &FaultyHub, folder: &Path) {
-    let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--ignored"])
+/// Runs a child of this file in a process whose Hub is the server.
+fn in_another_process(name: &str, server: &FaultyHub, folder: &Path) {
+    let status = child(name)
         .env("HF_ENDPOINT", &server.endpoint)
         .env("HF_TOKEN", "secret")
         .env("HF_HOME", folder.join("home"))
@@ -319,8 +321,7 @@ fn a_repository_becomes_a_model_and_a_tokenizer() {
     assert!(!root.path().join("home").exists(), "something was written to the user's Hub folder");
 }
 
-#[test]
-#[ignore = "the child process of a_repository_becomes_a_model_and_a_tokenizer"]
+#[child]
 fn downloads_in_a_process_of_its_own() {
     use engine::stage::{PinRequest, Stage as _};
     let (kind, name, revision) = ("hub-model".to_owned(), "owner/name".to_owned(), "main".to_owned());

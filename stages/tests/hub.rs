@@ -7,12 +7,15 @@ mod support;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use engine::error::StageError;
 use stages::hub::{Hub, HubError, Progress, Repository, RepositoryKind, Retry, Snapshot, Token};
 use support::{COMMIT, Endless, Fault, FaultyHub, content};
+use test_harness::{child, test};
+
+test_harness::main!();
 
 const WEIGHTS: &str = "model.safetensors";
 
@@ -209,8 +212,7 @@ fn a_killed_download_is_continued_by_the_next_process() {
     let server = FaultyHub::serve(&[(WEIGHTS, &weights)]);
     server.fail(WEIGHTS, &[Fault::Slow(Duration::from_millis(5))]);
     let folder = tempfile::tempdir().unwrap();
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "downloads_in_a_process_of_its_own", "--ignored"])
+    let mut child = child("downloads_in_a_process_of_its_own")
         .env("TEST_ENDPOINT", &server.endpoint)
         .env("TEST_FOLDER", folder.path())
         .stdout(Stdio::null())
@@ -228,8 +230,7 @@ fn a_killed_download_is_continued_by_the_next_process() {
     continues(&server, &client(&server), folder.path(), &weights);
 }
 
-#[test]
-#[ignore = "the child process of a_killed_download_is_continued_by_the_next_process"]
+#[child]
 fn downloads_in_a_process_of_its_own() {
     let hub = Hub::new(&std::env::var("TEST_ENDPOINT").unwrap()).unwrap();
     fetch(&hub, Path::new(&std::env::var("TEST_FOLDER").unwrap())).unwrap();

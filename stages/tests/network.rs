@@ -7,7 +7,6 @@ mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -17,6 +16,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use stages::hub::{Hub, Repository, RepositoryKind, Retry, Service};
 use support::{COMMIT, FaultyHub};
+use test_harness::{child, test};
+
+test_harness::main!();
 
 const TLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tls");
 
@@ -93,8 +95,7 @@ fn pass_on(mut client: TcpStream, to: u16, heads: &Mutex<Vec<String>>) -> std::i
 
 /// Asks the Hub that the environment names, and says what came of it. Run by the tests below, each with variables of
 /// its own.
-#[test]
-#[ignore = "the tests of this file start it, with an environment"]
+#[child]
 fn ask() {
     let retry = Retry { attempts: 1, first_pause: Duration::ZERO, silence: Duration::from_secs(5) };
     let hub = Hub::from_environment(Service::HuggingFace, None).unwrap().with_retry(retry);
@@ -111,8 +112,7 @@ fn ask() {
 
 /// What [`ask`] says with these variables.
 fn asked(variables: &[(&str, &str)]) -> String {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "ask", "--ignored", "--nocapture", "--test-threads=1"]);
+    let mut command = child("ask");
     for name in
         ["HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR"]
     {

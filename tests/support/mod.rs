@@ -8,6 +8,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use nix::unistd::Uid;
+use test_harness::{Requirement, Unmet};
+
+/// Fails where this user cannot become another.
+pub(crate) fn needs_root() -> Result<(), Unmet> {
+    if Uid::effective().is_root() { Ok(()) } else { Err(Requirement::Root.unmet("only root can become another user")) }
+}
+
 /// A folder with a pipeline in it, gone when the test ends.
 pub(crate) struct Project {
     folder: tempfile::TempDir,

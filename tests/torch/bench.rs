@@ -72,10 +72,15 @@ pub(crate) struct Bench {
 impl Bench {
     /// Fails where nothing can compute.
     pub(crate) fn new() -> Result<Self, Unmet> {
+        Self::of(PIPELINE)
+    }
+
+    /// The same, for another pipeline of `tests/pipelines`.
+    pub(crate) fn of(pipeline: &str) -> Result<Self, Unmet> {
         static ALONE: Mutex<()> = Mutex::new(());
         let python = python().ok_or_else(|| Requirement::Torch.unmet(LACKING))?;
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Self { project: Project::with_pipeline(PIPELINE), python: python.to_owned(), _alone: alone })
+        Ok(Self { project: Project::with_pipeline(pipeline), python: python.to_owned(), _alone: alone })
     }
 
     /// Writes down some variables of each rank from here on, for [`Bench::witnessed`].

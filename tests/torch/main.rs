@@ -7,6 +7,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod architectures;
 mod bench;
 mod native;
 mod nodes;

@@ -2,6 +2,7 @@
 
 pub mod codes;
 pub mod condition;
+pub mod foreign;
 pub mod interpolate;
 pub mod overrides;
 pub mod parse;

@@ -19,6 +19,7 @@ use super::resolve::bind;
 use super::resolve::{Bound, resolve};
 use super::smoke::{self, Scale};
 use super::{Plan, PlannedStage, Reads, Rejected, Wanted, expand, include, matrix, order, publish, resources};
+use crate::file::foreign::foreign_file;
 use crate::file::interpolate::{Interpolated, interpolate};
 use crate::file::overrides;
 use crate::file::parse::{MAX_BYTES, parse};
@@ -82,7 +83,9 @@ fn load_limited(
         Ok(root) => root,
         Err(problem) => return Err(Rejected::new(sources, vec![*problem])),
     };
-    if let Some(problem) = not_a_pipeline(&root, Span { source, offset: 0, len: 0 }) {
+    let name = path.display().to_string();
+    let start = Span { source, offset: 0, len: 0 };
+    if let Some(problem) = not_a_pipeline(&root, start).or_else(|| foreign_file(&root, &name)) {
         problems.push(problem);
         return Err(Rejected::new(sources, in_order(problems)));
     }

@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
+use std::fmt;
+
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
 use super::simd::{Portable, Routine, Vector};
@@ -17,19 +19,31 @@ pub enum InstructionSet {
     Avx512,
     /// 512-bit vectors, with products of bf16 pairs that are summed in f32, and of bytes that are summed in 32 bits.
     Avx512Bf16,
+    /// That, with products of bf16 in tiles (Intel AMX). Not chosen by [`InstructionSet::detect`]: the processors that
+    /// have it differ in how fast it and the others are.
+    Amx,
+    /// The bits of [`InstructionSet::Amx`] on a machine without tiles, slowly: for tests.
+    AmxEmulated,
+}
+
+impl fmt::Display for InstructionSet {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(self.name())
+    }
 }
 
 impl InstructionSet {
     /// All of them, narrower ones first; each contains those before it.
-    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+    pub const ALL: [Self; 6] =
+        [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx, Self::AmxEmulated];
 
     /// The widest set of this machine.
     pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
-                let bf16 = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512bw");
-                let bf16 = bf16 && is_x86_feature_detected!("avx512vnni");
+            let avx512 = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
+            if avx512 && is_x86_feature_detected!("avx512vl") {
+                let bf16 = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vnni");
                 return if bf16 { Self::Avx512Bf16 } else { Self::Avx512 };
             }
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
@@ -39,10 +53,22 @@ impl InstructionSet {
         Self::Portable
     }
 
-    /// Whether this machine has the set.
+    /// Whether this machine has the set and, of tiles, lets this process use them.
     pub fn is_available(self) -> bool {
         let width = |set| Self::ALL.iter().position(|other| *other == set);
-        width(self) <= width(Self::detect())
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => Self::Avx512Bf16.is_available() && super::amx::permission().is_ok(),
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Amx => false,
+            Self::AmxEmulated => Self::Avx512Bf16.is_available(),
+            Self::Portable | Self::Avx2 | Self::Avx512 | Self::Avx512Bf16 => width(self) <= width(Self::detect()),
+        }
+    }
+
+    /// Whether it has products of bf16 pairs.
+    pub fn multiplies_pairs(self) -> bool {
+        matches!(self, Self::Avx512Bf16 | Self::Amx | Self::AmxEmulated)
     }
 
     /// The name for a log.
@@ -52,6 +78,8 @@ impl InstructionSet {
             Self::Avx2 => "avx2+fma",
             Self::Avx512 => "avx512",
             Self::Avx512Bf16 => "avx512+bf16",
+            Self::Amx => "amx",
+            Self::AmxEmulated => "amx emulated",
         }
     }
 
@@ -67,9 +95,9 @@ impl InstructionSet {
                 #[cfg(target_arch = "x86_64")]
                 Self::Avx2 => Avx2::compiled(routine),
                 #[cfg(target_arch = "x86_64")]
-                Self::Avx512 | Self::Avx512Bf16 => Avx512::compiled(routine),
+                Self::Avx512 | Self::Avx512Bf16 | Self::Amx | Self::AmxEmulated => Avx512::compiled(routine),
                 #[cfg(not(target_arch = "x86_64"))]
-                Self::Avx2 | Self::Avx512 | Self::Avx512Bf16 => {
+                Self::Avx2 | Self::Avx512 | Self::Avx512Bf16 | Self::Amx | Self::AmxEmulated => {
                     unreachable!("an instruction set of another architecture")
                 }
             }

@@ -9,6 +9,8 @@ use std::time::Instant;
 
 use profile::Limits;
 
+#[cfg(target_arch = "x86_64")]
+use super::amx::{self, SIDE, Square, TILE, Tiles};
 use super::instructions::multiversion;
 use super::memory::Memory;
 #[cfg(target_arch = "x86_64")]
@@ -34,7 +36,7 @@ impl Cpu {
         let f32_flops = side_by_side(threads, || unsafe {
             match set {
                 #[cfg(target_arch = "x86_64")]
-                InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => flops::<Floats<Avx512>>(),
+                set if set == InstructionSet::Avx512 || set.multiplies_pairs() => flops::<Floats<Avx512>>(),
                 #[cfg(target_arch = "x86_64")]
                 InstructionSet::Avx2 => flops::<Floats<Avx2>>(),
                 _ => flops::<Floats<Portable>>(),
@@ -42,8 +44,11 @@ impl Cpu {
         });
         let bf16_flops = match set {
             #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above, and the set is chosen where the process may use tiles.
+            InstructionSet::Amx => side_by_side(threads, || unsafe { tile_flops::<amx::Registers>() }),
+            #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            InstructionSet::Avx512Bf16 => side_by_side(threads, || unsafe { flops::<Avx512Bf16>() }),
+            set if set.multiplies_pairs() => side_by_side(threads, || unsafe { flops::<Avx512Bf16>() }),
             _ => f32_flops,
         };
         Limits { threads, f32_flops, bf16_flops, read_bytes: self.read_bandwidth() }
@@ -75,6 +80,41 @@ unsafe fn flops<M: Multiplier>() -> f64 {
         began.elapsed().as_secs_f64()
     };
     let operations = 2 * M::VALUES * M::LANES * CHAINS * ROUNDS;
+    operations as f64 / (0..SAMPLES).map(sample).fold(f64::INFINITY, f64::min)
+}
+
+/// Operations per second of one thread in tiles that stay in the first-level cache.
+///
+/// # Safety
+/// The process has the permission to use tiles.
+#[cfg(target_arch = "x86_64")]
+unsafe fn tile_flops<T: Tiles>() -> f64 {
+    /// Tiles along the inner dimension, and squares between two looks at the clock: under a millisecond.
+    const STEPS: usize = 8;
+    const SQUARES: usize = 2000;
+    // Zeros would be faster: what is multiplied takes power.
+    let words: Vec<u32> = (0..4 * STEPS as u32 * TILE as u32).map(|word| 0x3f9a_bf63 ^ (word & 0x7f) << 9).collect();
+    let mut sums = vec![0.0f32; 4 * TILE];
+    let square = Square {
+        left: words.as_ptr(),
+        left_stride: STEPS * TILE,
+        right: words[2 * STEPS * TILE..].as_ptr(),
+        right_stride: STEPS * TILE,
+        steps: STEPS,
+        sums: sums.as_mut_ptr(),
+        go_on: false,
+    };
+    let sample = |_| {
+        let began = Instant::now();
+        // SAFETY: there are so many tiles and sums, and the caller vouches for the permission.
+        unsafe {
+            T::begin();
+            (0..SQUARES).for_each(|_| T::square(&square));
+            T::end();
+        }
+        began.elapsed().as_secs_f64()
+    };
+    let operations = 2 * SQUARES * 4 * STEPS * TILE * 2 * SIDE;
     operations as f64 / (0..SAMPLES).map(sample).fold(f64::INFINITY, f64::min)
 }
 

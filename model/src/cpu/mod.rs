@@ -7,6 +7,8 @@
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod attention;
 mod blocks;
 mod cache;
@@ -30,6 +32,7 @@ mod rounding;
 mod scratch;
 mod shared;
 pub(crate) mod simd;
+mod stored;
 mod tensor;
 pub(crate) mod vector;
 mod weight;
@@ -40,6 +43,8 @@ use std::sync::Arc;
 
 use profile::Profile;
 
+#[cfg(target_arch = "x86_64")]
+pub use amx::TilesRefused;
 pub use blocks::{AttentionSaved, MlpSaved};
 pub use cache::Cache;
 pub use instructions::InstructionSet;
@@ -78,8 +83,12 @@ pub struct Cpu {
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
     /// The machine lacks the instructions.
-    #[error("this machine has no {} instructions", .0.name())]
+    #[error("this machine has no {0} instructions")]
     Instructions(InstructionSet),
+    /// It may not use tiles.
+    #[cfg(target_arch = "x86_64")]
+    #[error("{} cannot be computed with", InstructionSet::Amx.name())]
+    Tiles(#[from] TilesRefused),
     /// The system gave no threads.
     #[error("cannot start {threads} threads")]
     Threads {
@@ -108,6 +117,10 @@ impl Cpu {
     /// # Errors
     /// As [`Cpu::new`], and if the machine lacks the instructions.
     pub fn with_instructions(threads: usize, compute: Compute, set: InstructionSet) -> Result<Self, CpuError> {
+        #[cfg(target_arch = "x86_64")]
+        if set == InstructionSet::Amx {
+            amx::permission()?;
+        }
         if !set.is_available() {
             return Err(CpuError::Instructions(set));
         }
@@ -116,7 +129,7 @@ impl Cpu {
         let available = set;
         // In f32 the widest sets do the same.
         let set = match (compute, set) {
-            (Compute::F32, InstructionSet::Avx512Bf16) => InstructionSet::Avx512,
+            (Compute::F32, set) if set.multiplies_pairs() => InstructionSet::Avx512,
             _ => set,
         };
         Ok(Self {

@@ -256,7 +256,7 @@ impl Cpu {
     fn form(&self) -> Form {
         match self.compute {
             Compute::F32 => Form::F32,
-            Compute::Bf16 if self.set == InstructionSet::Avx512Bf16 => Form::Pairs,
+            Compute::Bf16 if self.set.multiplies_pairs() => Form::Pairs,
             Compute::Bf16 => Form::Rounded,
         }
     }

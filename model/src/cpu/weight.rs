@@ -16,11 +16,12 @@ use super::product::{BlockWeight, Element, Finish, Order, Path, Right, Side, Tar
 use super::quantized::Quantized;
 use super::rounding::round;
 use super::shared::SharedWeightsError;
+use super::stored::StoredBlocks;
 use super::tensor::Tensor;
 use crate::checkpoint::{CheckpointError, Rows};
 use crate::fingerprint;
 use crate::ops::{Compute, PrepareError, WeightRole, Write};
-use crate::weights::{Activations, Quantization};
+use crate::weights::{Activations, BlockFormat, Q4_0, Q8_0, Quantization};
 
 /// A weight `[out, in]`, as it is stored.
 pub struct Weight {
@@ -189,10 +190,17 @@ impl Cpu {
         rows: &dyn Rows,
     ) -> Result<Weight, CheckpointError> {
         let format = quantization.format.for_role(role);
-        let blocks = Quantized::read(self, out_features, in_features, rows, format)?;
-        let values = match quantization.activations {
-            Activations::Computed => Values::Blocks(Box::new(blocks)),
-            Activations::Int8 => Values::Integers(blocks),
+        let shape = [out_features, in_features];
+        let values = match format {
+            BlockFormat::Int8 | BlockFormat::Int4 => {
+                let blocks = Quantized::read(self, out_features, in_features, rows, format)?;
+                match quantization.activations {
+                    Activations::Computed => Values::Blocks(Box::new(blocks)),
+                    Activations::Int8 => Values::Integers(blocks),
+                }
+            }
+            BlockFormat::Q8_0 => Values::Blocks(Box::new(StoredBlocks::<Q8_0>::read(self, shape, rows)?)),
+            BlockFormat::Q4_0 => Values::Blocks(Box::new(StoredBlocks::<Q4_0>::read(self, shape, rows)?)),
         };
         Ok(Weight { out_features, in_features, values })
     }
@@ -223,7 +231,7 @@ impl Cpu {
     pub(super) fn weight_of_values(&self, role: WeightRole, values: &mut Tensor) -> Weight {
         let (out_features, in_features) = (values.rows(), values.columns());
         let weight = match (self.quantization, self.compute) {
-            (Some(Quantization { format, activations: Activations::Int8 }), _) => {
+            (Some(Quantization { format, activations: Activations::Int8 }), _) if format.has_integer_products() => {
                 let format = format.for_role(role);
                 Values::Integers(Quantized::new(self, out_features, in_features, values.values(), format))
             }
@@ -386,7 +394,6 @@ mod tests {
     use super::super::rounding::nearest;
     use super::*;
     use crate::checkpoint::ValueRows;
-    use crate::weights::BlockFormat;
 
     /// Sums of products of few bits are exact in f32, so that every path must give them to the bit.
     #[test]

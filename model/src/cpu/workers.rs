@@ -406,29 +406,4 @@ mod tests {
         });
         assert_eq!(inner.into_inner(), 24);
     }
-
-    /// `cargo test --release -p model --lib cpu::workers -- --ignored --nocapture` prints what a region costs.
-    #[test]
-    #[ignore = "it prints times, which prove nothing in a test run"]
-    fn latency() {
-        const REGIONS: u32 = 20_000;
-        for threads in [2, 4] {
-            let workers = Workers::new(threads).unwrap();
-            let time = |gap: Duration| {
-                let mut busy = Duration::ZERO;
-                for _ in 0..REGIONS {
-                    let start = Instant::now();
-                    workers.each(threads, |part| {
-                        std::hint::black_box(part);
-                    });
-                    busy += start.elapsed();
-                    let pause = Instant::now();
-                    while pause.elapsed() < gap {}
-                }
-                busy / REGIONS
-            };
-            println!("{threads} threads: {:?} one after the other", time(Duration::ZERO));
-            println!("{threads} threads: {:?} after threads fell asleep", time(2 * WATCH));
-        }
-    }
 }

@@ -25,7 +25,7 @@ use crate::peft::Adapter;
 use delta::{Change, Share, all_finite, block_rows, merge_rows, overflows};
 pub use error::MergeError;
 use plan::{Plan, Target, TensorChange};
-pub use proof::{Comparison, Distance, GROUP_TOKENS, HEAD_BYTES, Proof, ProofError};
+pub use proof::{Comparison, Distance, GROUP_TOKENS, HEAD_BYTES, Measured, Proof, ProofError};
 
 /// An adapter and how much of it enters.
 #[derive(Debug, Clone, Copy)]

@@ -9,7 +9,7 @@ use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::combine::combined;
 use super::views::{Base, Unrounded};
@@ -65,7 +65,7 @@ fn place(layer: Option<usize>) -> String {
 }
 
 /// How far two sets of numbers lie apart.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Distance {
     /// The greatest difference. NaN where a number is not finite.
     pub max_abs_difference: f32,
@@ -148,6 +148,60 @@ pub struct Proof {
     pub before_rounding: Comparison,
     /// The merge before it was rounded against the merged checkpoint: what the stored type changed.
     pub rounding: Comparison,
+}
+
+/// What another program has measured of the same three models, where this one does not compute the architecture.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Measured {
+    rows: usize,
+    positions: usize,
+    merged: Difference,
+    before_rounding: Difference,
+    rounding: Difference,
+}
+
+/// How far two of them lie apart.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+struct Difference {
+    layers: Vec<Distance>,
+    logits: Distance,
+    top_1_agreement: f64,
+}
+
+impl Difference {
+    fn comparison(self, tolerance: f32) -> Comparison {
+        Comparison {
+            max_abs_logit_difference: self.logits.max_abs_difference,
+            max_abs_logit: self.logits.max_abs,
+            top_1_agreement: self.top_1_agreement,
+            bound: tolerance * self.logits.max_abs,
+            tolerance,
+            layers: self.layers,
+        }
+    }
+}
+
+impl Measured {
+    /// The proof that it is, for a checkpoint that a merge wrote; as with [`Merge::prove`], whether the bounds hold is
+    /// for [`Proof::check`] to say.
+    ///
+    /// # Errors
+    /// Fails if it holds no token, or the checkpoint cannot be read.
+    pub fn proof(self, merged: &Path) -> Result<Proof, ProofError> {
+        if self.positions == 0 {
+            return Err(ProofError::NoToken);
+        }
+        let dtype = coarsest(&Checkpoint::open(merged)?);
+        let tolerance = rounding_tolerance(dtype);
+        Ok(Proof {
+            rows: self.rows,
+            positions: self.positions,
+            dtype: format!("{dtype:?}"),
+            merged: self.merged.comparison(tolerance),
+            before_rounding: self.before_rounding.comparison(ORDER_TOLERANCE),
+            rounding: self.rounding.comparison(tolerance),
+        })
+    }
 }
 
 impl Proof {

@@ -6,7 +6,7 @@
 
 use half::bf16;
 
-use super::{BLOCK, degenerate, largest_magnitude, numbers_of, widened};
+use super::{BLOCK, degenerate, largest, largest_magnitude, numbers_of, widened};
 use crate::cpu::sum;
 
 /// What the number of largest magnitude may become: the end of the range, and less or more than it.
@@ -32,12 +32,6 @@ pub(crate) fn encode(x: &[f32; BLOCK], numbers: &mut [i8; BLOCK]) -> bf16 {
         }
     }
     best.1
-}
-
-/// The value of largest magnitude, with its sign.
-#[inline(always)]
-fn largest(x: &[f32; BLOCK]) -> f32 {
-    x.iter().fold(0.0f32, |largest, &x| if x.abs() > largest.abs() { x } else { largest })
 }
 
 /// The scale that leaves these numbers the least sum of squared errors.

@@ -6,13 +6,44 @@
 mod format;
 pub(crate) mod int4;
 pub(crate) mod int8;
+mod q4_0;
+mod q8_0;
+#[cfg(test)]
+mod tests;
 
 use half::bf16;
 
 pub use format::{Activations, BlockFormat, Quantization, WeightFormat};
+pub(crate) use q4_0::Q4_0;
+pub(crate) use q8_0::Q8_0;
 
-/// Values of a block of [`BlockFormat::Int8`] and [`BlockFormat::Int4`], along the input.
+/// Values of a block of every [`BlockFormat`], along the input.
 pub(crate) const BLOCK: usize = 32;
+
+/// The codec of a format whose blocks lie behind one another, row by row. Implementations are `#[inline(always)]`, to be
+/// compiled with the instructions of a set.
+pub(crate) trait BlockCodec: Send + Sync + 'static {
+    /// The format.
+    const FORMAT: BlockFormat;
+
+    /// Quantises a block of values.
+    fn encode(x: &[f32; BLOCK], block: &mut [u8]);
+
+    /// The values of a block.
+    fn decode(block: &[u8], x: &mut [f32; BLOCK]);
+}
+
+/// The value of largest magnitude, with its sign; the first of several, and zero where all are.
+#[inline(always)]
+fn largest(x: &[f32; BLOCK]) -> f32 {
+    x.iter().fold(0.0f32, |largest, &x| if x.abs() > largest.abs() { x } else { largest })
+}
+
+/// One over a number, and zero for zero.
+#[inline(always)]
+fn reciprocal(x: f32) -> f32 {
+    if x == 0.0 { 0.0 } else { 1.0 / x }
+}
 
 /// The largest magnitude, as the bits of a float that is not negative: these are in the order of the floats, and
 /// integers are compared side by side. That of a block with a number that is not finite is not.

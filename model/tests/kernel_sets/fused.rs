@@ -12,6 +12,7 @@ use model::loss::CrossEntropy;
 use model::ops::{Compute, Ops};
 use model::parameter::Parameter;
 use model::random::{Draws, StepSeed};
+use test_harness::test;
 
 use crate::assert_close;
 use crate::case::{Case, Results, values};

@@ -6,10 +6,14 @@ use std::sync::Arc;
 
 use model::batch::Batch;
 use model::blocks::Blocks;
+use model::candle::Candle;
 use model::config::Config;
+use model::cpu::{Cpu, CpuError, InstructionSet};
 use model::decoder::Decoder;
 use model::init::{Fill, fresh_tensor};
+use model::ops::Compute;
 use model::parameter::Keep;
+use test_harness::{Requirement, Unmet};
 
 /// Sizes that no vector width divides.
 const SIZES: &str = r#""vocab_size": 37, "hidden_size": 20, "intermediate_size": 29, "num_hidden_layers": 2,
@@ -41,6 +45,26 @@ pub(crate) fn decoder<B: Blocks>(ops: &Arc<B>, shape_name: &str, keep: Keep) -> 
         Ok(values)
     })
     .unwrap()
+}
+
+/// The CPU's kernels with an instruction set. Fails where this machine lacks it.
+pub(crate) fn cpu_with(threads: usize, compute: Compute, set: InstructionSet) -> Result<Cpu, Unmet> {
+    Cpu::with_instructions(threads, compute, set).map_err(|error| match error {
+        CpuError::Threads { .. } => panic!("{error}"),
+        lacking => Requirement::Instructions.unmet(lacking),
+    })
+}
+
+/// The first CUDA device. Fails where there is none.
+#[cfg(feature = "cuda")]
+pub(crate) fn on_cuda() -> Result<Candle, Unmet> {
+    Candle::on_cuda(0, Compute::F32).map_err(|error| Requirement::Cuda.unmet(format!("{error}; {}", error.help())))
+}
+
+/// The first CUDA device. Fails where there is none.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn on_cuda() -> Result<Candle, Unmet> {
+    Err(Requirement::Cuda.unmet("built without `--features cuda`"))
 }
 
 /// Documents of these lengths, some of their labels ignored.

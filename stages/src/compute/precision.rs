@@ -117,6 +117,7 @@ impl Precision {
             (BlockFormat::Int4, Spelling::Quantize) => "`quantize: int4`",
             (BlockFormat::Int8, Spelling::Dtype | Spelling::Both) => "`dtype: int8`",
             (BlockFormat::Int4, Spelling::Dtype | Spelling::Both) => "`dtype: int4`",
+            (BlockFormat::Q8_0 | BlockFormat::Q4_0, _) => unreachable!("a format that no file can ask for"),
         })
     }
 

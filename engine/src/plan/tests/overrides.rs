@@ -146,5 +146,5 @@ fn a_wrong_axis_is_shown_in_the_override() {
         ]
     );
     // A folder that is published for each child says which, with no word of the file's.
-    assert_eq!(children(&["adapter.lora.rank=4,8", on_cpu]).unwrap().len(), 2);
+    assert_eq!(children(&["adapter.lora.rank=4,8", on_cpu]).unwrap().0.len(), 2);
 }

@@ -33,7 +33,7 @@ impl Form {
     /// Those that the kernels of a set compute with.
     fn of(set: InstructionSet) -> Vec<Self> {
         match set {
-            InstructionSet::Avx512Bf16 => vec![Self::F32, Self::Rounded, Self::Pairs],
+            set if set.multiplies_pairs() => vec![Self::F32, Self::Rounded, Self::Pairs],
             _ => vec![Self::F32, Self::Rounded],
         }
     }

@@ -16,7 +16,7 @@ use super::{Right, Side, View};
 use crate::cpu::simd::{Multiplier, Vector, prefetch};
 
 /// Words of the inner dimension in a panel, at most: four panels of 48 columns take 576 KiB, and eight rows 24 KiB.
-const INNER: usize = 768;
+pub(super) const INNER: usize = 768;
 /// Panels that are used in turn.
 const GROUP: usize = 4;
 /// Steps along the inner dimension that are copied together where each lies on another page.
@@ -41,6 +41,16 @@ struct Line {
     _words: [u32; LINE],
 }
 
+/// Runs a function with a buffer of so many words, which are whatever they are.
+pub(super) fn with_words(words: usize, run: impl FnOnce(*mut u32)) {
+    BUFFER.with_borrow_mut(|buffer| {
+        if buffer.len() * LINE < words {
+            buffer.resize(words.div_ceil(LINE), Line::default());
+        }
+        run(buffer.as_mut_ptr().cast());
+    });
+}
+
 /// `c (+)= scale · a · b (+ bias)` of each side by the calling thread, the inner dimension in words of `a`.
 ///
 /// # Safety
@@ -49,18 +59,14 @@ struct Line {
 pub(super) unsafe fn product<K: Pack<R>, R: Right>(a: View<'_, K::Word>, sides: &[Side<'_, R>]) {
     let columns = sides[0].b.columns();
     assert!(sides.iter().all(|side| side.b.columns() == columns), "sides of one shape");
-    BUFFER.with_borrow_mut(|buffer| {
-        let width = K::LANES * K::Sums::TILE_VECTORS;
-        let is_copied = a.column_stride() != 1;
-        let inner_words = INNER.min(a.columns());
-        let panel_words = inner_words * width;
-        let copied_rows = if is_copied { COPIED_ROWS.min(a.rows().next_multiple_of(K::Sums::TILE_ROWS)) } else { 0 };
-        let words = GROUP * panel_words + copied_rows * inner_words;
-        if buffer.len() * LINE < words {
-            buffer.resize(words.div_ceil(LINE), Line::default());
-        }
+    let width = K::LANES * K::Sums::TILE_VECTORS;
+    let is_copied = a.column_stride() != 1;
+    let inner_words = INNER.min(a.columns());
+    let panel_words = inner_words * width;
+    let copied_rows = if is_copied { COPIED_ROWS.min(a.rows().next_multiple_of(K::Sums::TILE_ROWS)) } else { 0 };
+    with_words(GROUP * panel_words + copied_rows * inner_words, |buffer| {
         let side_panels = columns.div_ceil(width);
-        let blocks = Blocks::<'_, K, R> { a, sides, side_panels, buffer: buffer.as_mut_ptr().cast(), panel_words };
+        let blocks = Blocks::<'_, K, R> { a, sides, side_panels, buffer: buffer.cast(), panel_words };
         let groups = || blocks_of(sides.len() * side_panels, GROUP);
         // SAFETY: the caller vouches for the results, and the buffer is this product's alone.
         unsafe {
@@ -86,12 +92,12 @@ pub(super) unsafe fn product<K: Pack<R>, R: Right>(a: View<'_, K::Word>, sides: 
 }
 
 /// An extent in blocks of a length, the last one shorter.
-fn blocks_of(extent: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn blocks_of(extent: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
     (0..extent).step_by(length).map(move |first| first..extent.min(first + length))
 }
 
 /// Equal blocks of the inner dimension, the same for every part of a product.
-fn inner_blocks(inner: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn inner_blocks(inner: usize) -> impl Iterator<Item = Range<usize>> {
     blocks_of(inner, inner.div_ceil(inner.div_ceil(INNER)).next_multiple_of(LINE))
 }
 

@@ -49,7 +49,7 @@ fn prefetch(c: *const f32) {
 /// # Safety
 /// The machine has the instructions, and so many elements may be read and, of the result, written.
 #[inline(always)]
-unsafe fn store<V: Vector>(sums: V, lanes: usize, finish: &Finish<'_>, bias: *const f32, c: *mut f32) {
+pub(super) unsafe fn store<V: Vector>(sums: V, lanes: usize, finish: &Finish<'_>, bias: *const f32, c: *mut f32) {
     // SAFETY: the caller vouches for it.
     unsafe {
         let scale = V::splat(finish.scale);

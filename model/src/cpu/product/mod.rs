@@ -17,6 +17,8 @@ mod pack;
 mod portable;
 mod right;
 mod threads;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 mod view;
 mod widened;
 
@@ -25,6 +27,8 @@ use std::ops::Range;
 
 use half::bf16;
 
+#[cfg(target_arch = "x86_64")]
+use super::amx;
 use super::instructions::InstructionSet;
 use super::simd::Vector;
 #[cfg(target_arch = "x86_64")]
@@ -172,7 +176,10 @@ unsafe fn product_along<R: Right>(path: Path, set: InstructionSet, a: View<'_>, 
         match (path, set) {
             (Path::FewRows, _) => sides.iter().for_each(|&Side { b, finish, c }| b.few_rows(set, a, finish, c)),
             #[cfg(target_arch = "x86_64")]
-            (Path::Blocks, InstructionSet::Avx512 | InstructionSet::Avx512Bf16) => {
+            (
+                Path::Blocks,
+                InstructionSet::Avx512 | InstructionSet::Avx512Bf16 | InstructionSet::Amx | InstructionSet::AmxEmulated,
+            ) => {
                 blocks::product::<Floats<Avx512>, R>(a, sides);
             }
             #[cfg(target_arch = "x86_64")]
@@ -185,9 +192,9 @@ unsafe fn product_along<R: Right>(path: Path, set: InstructionSet, a: View<'_>, 
 /// As [`product_along`], `a` being pairs of bf16, the last of a row padded with zero where their number is odd.
 ///
 /// # Safety
-/// As there, and the machine has [`InstructionSet::Avx512Bf16`].
+/// As there, and the set [multiplies pairs](InstructionSet::multiplies_pairs).
 #[cfg(target_arch = "x86_64")]
-unsafe fn product_of_pairs<R: PairsRight>(path: Path, a: View<'_, u32>, sides: &[Side<'_, R>]) {
+unsafe fn product_of_pairs<R: PairsRight>(path: Path, set: InstructionSet, a: View<'_, u32>, sides: &[Side<'_, R>]) {
     assert!(sides.iter().all(|side| a.columns() == side.b.rows().div_ceil(2)), "inner dimensions");
     if a.columns() == 0 {
         // SAFETY: the caller vouches for all of each result.
@@ -195,11 +202,13 @@ unsafe fn product_of_pairs<R: PairsRight>(path: Path, a: View<'_, u32>, sides: &
     }
     // SAFETY: the caller vouches for it.
     unsafe {
-        match path {
-            Path::FewRows => sides.iter().for_each(|&Side { b, finish, c }| {
+        match (path, set) {
+            (Path::FewRows, _) => sides.iter().for_each(|&Side { b, finish, c }| {
                 b.few_rows_of_pairs(a.of_halves(b.rows()), finish, c);
             }),
-            Path::Blocks => blocks::product::<Avx512Bf16, R>(a, sides),
+            (Path::Blocks, InstructionSet::Amx) => tiles::product::<amx::Registers, R>(a, sides),
+            (Path::Blocks, InstructionSet::AmxEmulated) => tiles::product::<amx::Emulated, R>(a, sides),
+            (Path::Blocks, _) => blocks::product::<Avx512Bf16, R>(a, sides),
         }
     }
 }

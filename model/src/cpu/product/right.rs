@@ -120,7 +120,7 @@ impl<T: Element> Right for View<'_, T> {
     ) {
         match set {
             #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
+            InstructionSet::Avx512 | InstructionSet::Avx512Bf16 | InstructionSet::Amx | InstructionSet::AmxEmulated => {
                 assert!(panel.len() >= inner.len() * width && width >= columns.len(), "room for a panel");
                 // SAFETY: the caller vouches for the instructions, and the panel has the room.
                 unsafe { T::pack_512(self, inner, columns, panel.as_mut_ptr()) }

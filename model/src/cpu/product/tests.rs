@@ -178,7 +178,7 @@ fn every_orientation_and_odd_shape_equals_the_definition() {
 fn weights_in_bf16_are_widened_or_multiplied_in_pairs() {
     let rounded = |row, column, seed| bf16::from_f32(value(row, column, seed));
     let (all, of_pairs) =
-        (machines(Compute::Bf16, |_| true), machines(Compute::Bf16, |set| set == InstructionSet::Avx512Bf16));
+        (machines(Compute::Bf16, |_| true), machines(Compute::Bf16, InstructionSet::multiplies_pairs));
     for (m, n, k) in SHAPES {
         let a = Poisoned::new(m, k, f32::NAN, |row, column| rounded(row, column, 1).to_f32());
         let pairs = Poisoned::new(m, k.div_ceil(2), u32::MAX, |row, pair| {
@@ -232,7 +232,7 @@ fn no_product_goes_beyond_the_end_of_an_operand() {
                 }
             }
             #[cfg(target_arch = "x86_64")]
-            if cpu.instructions() == InstructionSet::Avx512Bf16 && k % 2 == 0 {
+            if cpu.instructions().multiplies_pairs() && k % 2 == 0 {
                 for b in [View::new(halves, k, n, n), View::new(halves, n, k, k).transposed()] {
                     run(&|c| cpu.product_of_pairs(View::new(pairs, m, width, width), b, finish, c));
                 }

@@ -159,7 +159,7 @@ impl Cpu {
         self.each_part(a.rows(), b.columns(), b.rows(), c, |rows, columns, c| {
             let (a, b, finish) = (a.row_range(rows), b.column_range(columns.clone()), finish.of_columns(columns));
             // SAFETY: only a set that the machine has makes pairs, and parts do not overlap.
-            unsafe { product_of_pairs(path, a, &[Side { b, finish, c }]) };
+            unsafe { product_of_pairs(path, self.set, a, &[Side { b, finish, c }]) };
         });
     }
 
@@ -227,6 +227,6 @@ impl Cpu {
         sides: &[Side<'_, R>],
     ) {
         // SAFETY: the caller vouches for the results, and only a set that the machine has makes pairs.
-        unsafe { product_of_pairs(path, a, sides) }
+        unsafe { product_of_pairs(path, self.set, a, sides) }
     }
 }

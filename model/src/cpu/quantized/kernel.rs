@@ -33,67 +33,67 @@ pub(super) trait Bytes {
 /// # Safety
 /// The machine has the instructions.
 pub(super) unsafe fn tile<B: Bytes>(x: &QuantizedRows, rows: Range<usize>, weight: &Quantized, group: usize) -> Sums {
-    let mut sums = [[0.0; GROUP]; TILE];
+    let tile = Tile { x, rows, weight, group };
     // SAFETY: the caller vouches for the instructions.
     unsafe {
-        B::compiled(Tile::<B> { x, rows, weight, group, sums: &mut sums, instructions: PhantomData });
+        match (weight.bits, B::Sums::LANES) {
+            (Bits::Eight, GROUP) => tile.of_vectors::<B, true, 1>(),
+            (Bits::Four, GROUP) => tile.of_vectors::<B, false, 1>(),
+            (Bits::Eight, _) => tile.of_vectors::<B, true, 2>(),
+            (Bits::Four, _) => tile.of_vectors::<B, false, 2>(),
+        }
     }
-    sums
 }
 
-struct Tile<'a, B> {
+/// Rows and a group.
+struct Tile<'a> {
     x: &'a QuantizedRows,
     rows: Range<usize>,
     weight: &'a Quantized,
     group: usize,
-    sums: &'a mut Sums,
-    instructions: PhantomData<B>,
 }
 
-impl<B: Bytes> Routine for Tile<'_, B> {
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn run<V: Vector>(self) {
-        // SAFETY: the caller vouches for the instructions.
-        unsafe {
-            match (self.weight.bits, B::Sums::LANES) {
-                (Bits::Eight, GROUP) => self.of_rows::<true, 1>(),
-                (Bits::Four, GROUP) => self.of_rows::<false, 1>(),
-                (Bits::Eight, _) => self.of_rows::<true, 2>(),
-                (Bits::Four, _) => self.of_rows::<false, 2>(),
-            }
-        }
-    }
-}
-
-impl<B: Bytes> Tile<'_, B> {
-    #[inline(always)]
-    unsafe fn of_rows<const EIGHT: bool, const VECTORS: usize>(self) {
+impl<'a> Tile<'a> {
+    /// Each number of rows is a function of its own, whose sums stay in registers.
+    unsafe fn of_vectors<B: Bytes, const EIGHT: bool, const VECTORS: usize>(self) -> Sums {
         // SAFETY: the caller vouches for the instructions.
         unsafe {
             match self.rows.len() {
-                1 => self.of::<1, EIGHT, VECTORS>(),
-                2 => self.of::<2, EIGHT, VECTORS>(),
-                3 => self.of::<3, EIGHT, VECTORS>(),
-                4 => self.of::<4, EIGHT, VECTORS>(),
-                5 => self.of::<5, EIGHT, VECTORS>(),
-                6 => self.of::<6, EIGHT, VECTORS>(),
-                7 => self.of::<7, EIGHT, VECTORS>(),
-                _ => self.of::<TILE, EIGHT, VECTORS>(),
+                1 => B::compiled(self.of::<B, 1, EIGHT, VECTORS>()),
+                2 => B::compiled(self.of::<B, 2, EIGHT, VECTORS>()),
+                3 => B::compiled(self.of::<B, 3, EIGHT, VECTORS>()),
+                4 => B::compiled(self.of::<B, 4, EIGHT, VECTORS>()),
+                5 => B::compiled(self.of::<B, 5, EIGHT, VECTORS>()),
+                6 => B::compiled(self.of::<B, 6, EIGHT, VECTORS>()),
+                7 => B::compiled(self.of::<B, 7, EIGHT, VECTORS>()),
+                _ => B::compiled(self.of::<B, TILE, EIGHT, VECTORS>()),
             }
         }
     }
 
-    /// So many rows.
+    fn of<B, const ROWS: usize, const EIGHT: bool, const VECTORS: usize>(self) -> OfRows<'a, B, ROWS, EIGHT, VECTORS> {
+        OfRows(self, PhantomData)
+    }
+}
+
+/// A tile of so many rows.
+struct OfRows<'a, B, const ROWS: usize, const EIGHT: bool, const VECTORS: usize>(Tile<'a>, PhantomData<B>);
+
+impl<B: Bytes, const ROWS: usize, const EIGHT: bool, const VECTORS: usize> Routine
+    for OfRows<'_, B, ROWS, EIGHT, VECTORS>
+{
+    type Output = Sums;
+
     #[inline(always)]
-    unsafe fn of<const ROWS: usize, const EIGHT: bool, const VECTORS: usize>(self) {
+    unsafe fn run<V: Vector>(self) -> Sums {
         assert!(VECTORS * B::Sums::LANES == GROUP, "vectors of a group");
-        let rows: [RowBlocks<'_>; ROWS] = std::array::from_fn(|row| self.x.row(self.rows.start + row));
+        let Tile { x, rows, weight, group } = self.0;
+        let rows: [RowBlocks<'_>; ROWS] = std::array::from_fn(|row| x.row(rows.start + row));
+        let mut found = [[0.0; GROUP]; TILE];
         // SAFETY: the caller vouches for the instructions; a group has as many scales and sums.
         unsafe {
             let mut sums = [[B::Sums::splat(0.0); VECTORS]; ROWS];
-            for (index, block) in self.weight.group(self.group).enumerate() {
+            for (index, block) in weight.group(group).enumerate() {
                 let numbers = B::numbers::<EIGHT>(block);
                 let scales: [B::Sums; VECTORS] = std::array::from_fn(|vector| {
                     B::Sums::load_bf16(block.scales.as_ptr().add(vector * B::Sums::LANES))
@@ -106,11 +106,12 @@ impl<B: Bytes> Tile<'_, B> {
                     }
                 }
             }
-            for (found, sums) in self.sums.iter_mut().zip(sums) {
+            for (found, sums) in found.iter_mut().zip(sums) {
                 for (vector, sum) in sums.into_iter().enumerate() {
                     sum.store(found.as_mut_ptr().add(vector * B::Sums::LANES));
                 }
             }
         }
+        found
     }
 }

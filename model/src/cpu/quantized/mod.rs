@@ -54,10 +54,11 @@ pub(super) enum Bits {
 
 impl Bits {
     /// Those of a format.
-    const fn of(format: BlockFormat) -> Self {
+    fn of(format: BlockFormat) -> Self {
         match format {
             BlockFormat::Int8 => Self::Eight,
             BlockFormat::Int4 => Self::Four,
+            BlockFormat::Q8_0 | BlockFormat::Q4_0 => unreachable!("{} has no products of integers", format.name()),
         }
     }
 
@@ -319,9 +320,11 @@ fn tile(set: InstructionSet, x: &QuantizedRows, rows: Range<usize>, weight: &Qua
             #[cfg(target_arch = "x86_64")]
             InstructionSet::Avx2 | InstructionSet::Avx512 => kernel::tile::<Avx2>(x, rows, weight, group),
             #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx512Bf16 => kernel::tile::<Avx512Bf16>(x, rows, weight, group),
+            InstructionSet::Avx512Bf16 | InstructionSet::Amx | InstructionSet::AmxEmulated => {
+                kernel::tile::<Avx512Bf16>(x, rows, weight, group)
+            }
             #[cfg(not(target_arch = "x86_64"))]
-            InstructionSet::Avx2 | InstructionSet::Avx512 | InstructionSet::Avx512Bf16 => {
+            _ => {
                 unreachable!("an instruction set of another architecture")
             }
         }

@@ -1,6 +1,7 @@
 //! Merges adapters into their base, and proves it: base and adapters together must compute what the merged model does.
 
 mod parameters;
+mod proof;
 mod report;
 mod rows;
 
@@ -19,6 +20,7 @@ use engine::stage::{InputFacts, Stage, Threads};
 use engine::survey::{LocalFiles, Survey};
 use model::batch::Batch;
 use model::checkpoint::Flush;
+use model::config::Architecture;
 use model::merge::WeightedAdapter;
 use model::merge::{Merge as ModelMerge, MergeError, MergeOptions, MergeReport, Progress, Proof, ProofError};
 use model::ops::Compute;
@@ -74,7 +76,12 @@ impl Stage for Merge {
 
     fn run(params: &MergeParams, context: &mut StageContext) -> Result<(), StageError> {
         let base = context.open(&params.model)?;
+        let architecture = checkpoint::architecture(&base.folder)?;
         let adapters = open_adapters(params, &base, context)?;
+        let worker = match &architecture {
+            Architecture::Native(_) => None,
+            Architecture::Transformers(outline) => Some(proof::Worker::begin(params, outline, context)?),
+        };
         let weighted: Vec<WeightedAdapter<'_>> =
             adapters.iter().map(|opened| WeightedAdapter { adapter: &opened.adapter, weight: opened.weight }).collect();
         let repo = base.description.facts.get(checkpoint::REPO).and_then(|repo| repo.as_str());
@@ -102,7 +109,10 @@ impl Stage for Merge {
         report::warn_of_rounding(&written, context);
         let batches = rows::batches(params, &base.folder, context)?;
         let proving = profile.phase("prove");
-        let proof = prove(&merge, &draft, &batches, context)?;
+        let proof = match worker {
+            None => prove(&merge, &draft, &batches, context)?,
+            Some(worker) => worker.prove(&base, &draft, &batches, context)?,
+        };
         drop(proving);
         let taught = taught(&base, &adapters);
         seal(params, draft, &written, &proof, taught, context)

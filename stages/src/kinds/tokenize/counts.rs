@@ -18,6 +18,8 @@ pub(super) struct Counts {
     too_long: u64,
     dropped: u64,
     sanitized: u64,
+    #[serde(default)]
+    equal: u64,
 }
 
 impl Counts {
@@ -25,6 +27,7 @@ impl Counts {
     pub(super) fn note(&mut self, outcome: Outcome) -> Vec<TokenRow> {
         self.read += 1;
         self.sanitized += u64::from(outcome.sanitized);
+        self.equal += u64::from(outcome.equal && matches!(outcome.fate, Fate::Kept { .. }));
         match outcome.fate {
             Fate::Kept { rows, truncated, fully_masked, without_eos } => {
                 self.truncated += u64::from(truncated);
@@ -48,7 +51,7 @@ impl Counts {
 
     /// Takes in the counts of some more rows.
     pub(super) fn add(&mut self, other: &Self) {
-        let Self { read, truncated, fully_masked, without_eos, too_long, dropped, sanitized } = other;
+        let Self { read, truncated, fully_masked, without_eos, too_long, dropped, sanitized, equal } = other;
         self.read += read;
         self.truncated += truncated;
         self.fully_masked += fully_masked;
@@ -56,6 +59,7 @@ impl Counts {
         self.too_long += too_long;
         self.dropped += dropped;
         self.sanitized += sanitized;
+        self.equal += equal;
     }
 
     /// Puts the counts into the facts.
@@ -65,6 +69,7 @@ impl Counts {
         facts.without_eos = self.without_eos;
         facts.dropped = self.dropped;
         facts.sanitized = self.sanitized;
+        facts.equal_pairs = self.equal;
     }
 
     /// Why rows are left out, and what would keep them.
@@ -85,6 +90,9 @@ impl Counts {
             text.push_str(&format!(
                 "\n{taken_over} of the rows read were tokenized before: taken over from an earlier result"
             ));
+        }
+        if self.equal > 0 {
+            text.push_str(&format!("\n{} pairs of equal responses, which count and teach nothing", self.equal));
         }
         context.report_detail(text);
         if self.dropped > 0 {
@@ -151,7 +159,8 @@ mod tests {
             Fate::NoTarget { truncated: true },
         ];
         let mut counts = Counts::default();
-        let written: usize = fates.into_iter().map(|fate| counts.note(Outcome { fate, sanitized: false }).len()).sum();
+        let written: usize =
+            fates.into_iter().map(|fate| counts.note(Outcome { fate, sanitized: false, equal: false }).len()).sum();
         let mut facts =
             TokensFacts { rows: 3, tokens: 6, target_tokens: 2, longest_row: 2, ..TokensFacts::none(Shape::Prompt) };
         counts.write_to(&mut facts);

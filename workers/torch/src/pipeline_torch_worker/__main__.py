@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .events import Voice
 from .failure import failure_of
-from .job import Job, ScoreJob, TrainJob, read_job
+from .job import CompareJob, Job, ScoreJob, TrainJob, read_job
 
 if TYPE_CHECKING:
     from .parallel import Ranks
@@ -82,6 +82,10 @@ def _run(job: Job, ranks: Ranks, voice: Voice, stop: StopRequest) -> dict[str, o
         from . import score
 
         return score.run(job, ranks.device, ranks, voice, stop)
+    if isinstance(job, CompareJob):
+        from . import compare
+
+        return compare.run(job, ranks.device, ranks, voice, stop)
     from . import generate
 
     return generate.run(job, ranks.device, ranks, voice, stop)

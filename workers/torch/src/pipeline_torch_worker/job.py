@@ -135,11 +135,28 @@ class GenerateJob:
     min_new_tokens: Annotated[int, AtLeast(0)] = 0
 
 
-Job = TrainJob | ScoreJob | GenerateJob
-TASKS: dict[str, type[TrainJob] | type[ScoreJob] | type[GenerateJob]] = {
+@dataclass(frozen=True)
+class CompareJob:
+    """The proof of a merge."""
+
+    protocol: Literal[1]
+    task: Literal["compare"]
+    device: DeviceKind
+    dtype: DType
+    threads: Count
+    model: Path
+    adapter: Path
+    merged: Path
+    rows: Path
+    output: Path
+
+
+Job = TrainJob | ScoreJob | GenerateJob | CompareJob
+TASKS: dict[str, type[TrainJob] | type[ScoreJob] | type[GenerateJob] | type[CompareJob]] = {
     "train": TrainJob,
     "score": ScoreJob,
     "generate": GenerateJob,
+    "compare": CompareJob,
 }
 
 
@@ -156,7 +173,7 @@ def read_job(path: Path) -> Job:
     job = _read(TASKS[value["task"]], value, "", problems)
     if not problems and isinstance(job, TrainJob):
         problems.extend(_contradictions(job))
-    if problems or not isinstance(job, TrainJob | ScoreJob | GenerateJob):
+    if problems or not isinstance(job, Job):
         help_ = "the program that wrote it and this worker are of different versions, or it was written by hand"
         raise JobFailure("bad_parameters", f"the job file `{path}` is wrong: {'; '.join(problems)}", help_)
     return job

@@ -41,7 +41,7 @@ pub(super) unsafe fn of_floats<T: Element>(
 /// As [`of_floats`] with a left operand of bf16, too, by the instruction for pairs.
 ///
 /// # Safety
-/// As there, the set being [`InstructionSet::Avx512Bf16`].
+/// As there, of a set that [multiplies pairs](InstructionSet::multiplies_pairs).
 #[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn of_pairs(a: View<'_, bf16>, b: View<'_, bf16>, finish: Finish<'_>, c: Target<'_>) {
     // SAFETY: the caller vouches for both.

@@ -57,7 +57,7 @@ fn every_set_computes_the_definition_within_its_borders() {
         // SAFETY: one thread.
         check(|x| x, bf16::from_f32, 2.0, |a, b, finish, c| unsafe { super::of_floats(set, a, b, finish, c) });
         #[cfg(target_arch = "x86_64")]
-        if set == InstructionSet::Avx512Bf16 {
+        if set.multiplies_pairs() {
             // SAFETY: one thread, and the machine has the set.
             check(bf16::from_f32, bf16::from_f32, 1.0, |a, b, finish, c| unsafe { super::of_pairs(a, b, finish, c) });
         }

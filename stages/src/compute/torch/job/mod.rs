@@ -18,6 +18,7 @@ pub(crate) enum Job {
     Train(Box<Train>),
     Score(Score),
     Generate(Generate),
+    Compare(Compare),
 }
 
 /// What every job says.
@@ -78,6 +79,15 @@ pub(crate) struct Score {
     pub common: Common,
     pub rows: PathBuf,
     pub batch_size: usize,
+}
+
+/// The proof of a merge.
+#[derive(Debug, Serialize)]
+pub(crate) struct Compare {
+    #[serde(flatten)]
+    pub common: Common,
+    pub merged: PathBuf,
+    pub rows: PathBuf,
 }
 
 /// Answers to prompts.

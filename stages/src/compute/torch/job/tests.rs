@@ -98,6 +98,11 @@ fn the_schema_refuses_what_is_no_job() {
 fn jobs_for_models_that_are_asked_are_as_described() {
     let common = || common(DeviceKind::Rocm, None);
     check(&Job::Score(Score { common: common(), rows: "/scratch/rows.jsonl".into(), batch_size: 8 }));
+    check(&Job::Compare(Compare {
+        common: Common { adapter: Some("/inputs/adapter".into()), ..common() },
+        merged: "/outputs/model".into(),
+        rows: "/scratch/rows.jsonl".into(),
+    }));
     check(&Job::Generate(Generate {
         common: common(),
         prompts: "/scratch/prompts.jsonl".into(),

@@ -1,0 +1,95 @@
+//! The emulation against what is known of the instruction and, where the machine has it, against the instruction.
+
+#![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
+
+use super::emulation::{Words, multiply};
+use super::{Emulated, Registers, SIDE, Square, TILE, Tiles, permission};
+use crate::cpu::InstructionSet;
+use crate::cpu::rounding::nearest;
+
+/// A word of two values.
+fn word(first: f32, second: f32) -> u32 {
+    u32::from(nearest(first).to_bits()) | u32::from(nearest(second).to_bits()) << 16
+}
+
+/// The first sum of tiles of which only the first row and column have words.
+fn first_sum(sum: f32, left: &[u32], right: &[u32]) -> f32 {
+    let (mut lefts, mut rights): (Words, Words) = ([[0; SIDE]; SIDE], [[0; SIDE]; SIDE]);
+    for (step, (left, right)) in left.iter().zip(right).enumerate() {
+        (lefts[0][step], rights[step][0]) = (*left, *right);
+    }
+    let mut sums = [[0.0; SIDE]; SIDE];
+    sums[0][0] = sum;
+    multiply(&mut sums, &lefts, &rights);
+    assert!(sums.iter().flatten().skip(1).all(|sum| *sum == 0.0), "other sums");
+    sums[0][0]
+}
+
+#[test]
+fn a_sum_is_two_chains_that_are_added_last() {
+    // In one chain, or added to the sum first, the ones would be lost beside 2²⁴.
+    let large = f32::from(1u16 << 12);
+    let one = [word(1.0, 0.0); 2];
+    assert_eq!(first_sum(16_777_216.0, &one, &one), 16_777_218.0);
+    let (left, right) = ([word(large, 1.0), word(0.0, 1.0)], [word(large, 1.0), word(0.0, 1.0)]);
+    assert_eq!(first_sum(0.0, &left, &right), 16_777_218.0);
+}
+
+#[test]
+fn denormal_numbers_are_zeros() {
+    let least = f32::MIN_POSITIVE;
+    assert_eq!(first_sum(least / 2.0, &[], &[]).to_bits(), 0, "a sum");
+    assert_eq!(first_sum(0.0, &[word(least / 2.0, 0.0)], &[word(1.0, 0.0)]).to_bits(), 0, "an operand");
+    assert_eq!(first_sum(0.0, &[word(least, 0.0)], &[word(0.5, 0.0)]).to_bits(), 0, "a product");
+    assert_eq!(first_sum(0.0, &[word(least, 0.0)], &[word(1.0, 0.0)]), least);
+}
+
+/// Words of any bits but those that are not numbers.
+fn words(count: usize, seed: u32) -> Vec<u32> {
+    let mut state = seed * 2 + 1;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let bits = state >> 16;
+        if bits >> 7 & 0xff == 0xff { bits & 0x807f } else { bits }
+    };
+    (0..count).map(|_| next() | next() << 16).collect()
+}
+
+/// The bits of the sums of a square.
+unsafe fn square<T: Tiles>(seed: u32, strides: [usize; 2], go_on: bool) -> Vec<u32> {
+    const STEPS: usize = 3;
+    let (left, right) = (words(2 * STEPS * TILE, seed), words(2 * STEPS * TILE, seed + 1));
+    let mut sums: Vec<f32> = (0..4 * TILE).map(|index| index as f32 * 0.37).collect();
+    let [left_stride, right_stride] = strides;
+    // SAFETY: there are as many tiles and sums; the caller vouches for the machine.
+    unsafe {
+        T::begin();
+        T::square(&Square {
+            left: left.as_ptr(),
+            left_stride,
+            right: right.as_ptr(),
+            right_stride,
+            steps: STEPS,
+            sums: sums.as_mut_ptr(),
+            go_on,
+        });
+        T::end();
+    }
+    sums.into_iter().map(f32::to_bits).collect()
+}
+
+#[test]
+fn the_emulation_has_the_bits_of_the_registers() {
+    if let Err(refused) = permission() {
+        return eprintln!("skipped: {refused}");
+    }
+    assert!(InstructionSet::Amx.is_available(), "permission, and vectors");
+    for seed in 0..200 {
+        for (strides, go_on) in [([3 * TILE, 3 * TILE], false), ([0, 3 * TILE], true), ([3 * TILE, 0], true)] {
+            // SAFETY: the process has the permission, and the machine the vectors.
+            let (found, expected) =
+                unsafe { (square::<Emulated>(seed, strides, go_on), square::<Registers>(seed, strides, go_on)) };
+            assert_eq!(found, expected, "seed {seed}");
+        }
+    }
+}

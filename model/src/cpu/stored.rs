@@ -1,0 +1,167 @@
+//! Weights in blocks that lie behind one another, row by row, as a file of the format has them.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::memory::Memory;
+use super::plain::Plain;
+use super::product::{BlockWeight, Order};
+use super::simd::{Routine, Vector};
+use super::{Cpu, InstructionSet};
+use crate::checkpoint::{CheckpointError, Rows};
+use crate::fingerprint;
+use crate::weights::{BLOCK, BlockCodec};
+
+/// Rows that are dequantised together where columns are to lie contiguously.
+const ROWS: usize = 16;
+
+impl Plain for u8 {}
+
+/// A weight `[out, in]`; the last block of a row may be filled up with zeros.
+pub(super) struct StoredBlocks<C> {
+    out_features: usize,
+    in_features: usize,
+    bytes: Memory<u8>,
+    codec: PhantomData<C>,
+}
+
+impl<C: BlockCodec> StoredBlocks<C> {
+    /// Bytes of a block.
+    const BLOCK_BYTES: usize = C::FORMAT.block_bytes() as usize;
+
+    /// Quantises a weight of these rows, over the threads.
+    pub(super) fn read(
+        cpu: &Cpu,
+        [out_features, in_features]: [usize; 2],
+        rows: &dyn Rows,
+    ) -> Result<Self, CheckpointError> {
+        let row_bytes = in_features.div_ceil(BLOCK) * Self::BLOCK_BYTES;
+        let bytes = cpu.read_rows(cpu.weights.zeros(out_features * row_bytes), row_bytes, |first, bytes| {
+            let mut values = vec![0.0; bytes.len() / row_bytes * in_features];
+            rows.read(first, &mut values)?;
+            let rows = values.chunks_exact(in_features).zip(bytes.chunks_exact_mut(row_bytes));
+            rows.for_each(|(values, bytes)| run(cpu.set, Encode::<C> { values, bytes, codec: PhantomData }));
+            Ok(())
+        })?;
+        Ok(Self { out_features, in_features, bytes, codec: PhantomData })
+    }
+
+    /// The blocks of a row.
+    fn row(&self, row: usize) -> &[u8] {
+        let row_bytes = self.in_features.div_ceil(BLOCK) * Self::BLOCK_BYTES;
+        &self.bytes[row * row_bytes..(row + 1) * row_bytes]
+    }
+}
+
+impl<C: BlockCodec> BlockWeight for StoredBlocks<C> {
+    fn shape(&self) -> [usize; 2] {
+        [self.out_features, self.in_features]
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        fingerprint::of_bytes(&self.bytes)
+    }
+
+    fn copy_row(&self, row: usize, factor: f32, target: &mut [f32]) {
+        let blocks = self.row(row).chunks_exact(Self::BLOCK_BYTES);
+        for (block, target) in blocks.zip(target.chunks_mut(BLOCK)) {
+            let mut values = [0.0; BLOCK];
+            C::decode(block, &mut values);
+            target.iter_mut().zip(values).for_each(|(target, value)| *target = factor * value);
+        }
+    }
+
+    fn widen(
+        &self,
+        set: InstructionSet,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        order: Order,
+        stride: usize,
+        target: &mut [f32],
+    ) {
+        run(set, Widen { weight: self, rows, columns, order, stride, target });
+    }
+}
+
+/// Runs safe code with the instructions of a set.
+#[allow(unsafe_code, reason = "the machine has the set that was chosen")]
+fn run<R: Routine<Output = ()>>(set: InstructionSet, routine: R) {
+    // SAFETY: a set other than the portable one is only ever chosen where the machine has it.
+    unsafe { set.run(routine) }
+}
+
+/// Quantises a row.
+struct Encode<'a, C> {
+    values: &'a [f32],
+    bytes: &'a mut [u8],
+    codec: PhantomData<C>,
+}
+
+#[allow(unsafe_code, reason = "the machine has the set that was chosen")]
+impl<C: BlockCodec> Routine for Encode<'_, C> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        let blocks = self.bytes.chunks_exact_mut(StoredBlocks::<C>::BLOCK_BYTES);
+        for (values, bytes) in self.values.chunks(BLOCK).zip(blocks) {
+            let mut block = [0.0; BLOCK];
+            block[..values.len()].copy_from_slice(values);
+            C::encode(&block, bytes);
+        }
+    }
+}
+
+/// Dequantises a part of a weight; see [`BlockWeight::widen`].
+struct Widen<'a, C> {
+    weight: &'a StoredBlocks<C>,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    order: Order,
+    stride: usize,
+    target: &'a mut [f32],
+}
+
+#[allow(unsafe_code, reason = "the machine has the set that was chosen")]
+impl<C: BlockCodec> Routine for Widen<'_, C> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        let Self { weight, rows, columns, order, stride, target } = self;
+        for index in columns.start / BLOCK..columns.end.div_ceil(BLOCK) {
+            let first = index * BLOCK;
+            let within = columns.start.max(first) - first..columns.end.min(first + BLOCK) - first;
+            let column = first + within.start - columns.start;
+            for row in rows.clone().step_by(ROWS) {
+                let mut values = [[0.0; BLOCK]; ROWS];
+                let count = ROWS.min(rows.end - row);
+                for (row, values) in (row..row + count).zip(&mut values) {
+                    C::decode(
+                        &weight.row(row)[index * StoredBlocks::<C>::BLOCK_BYTES..][..StoredBlocks::<C>::BLOCK_BYTES],
+                        values,
+                    );
+                }
+                let row = row - rows.start;
+                match order {
+                    Order::Rows => {
+                        for (row, values) in (row..).zip(&values[..count]) {
+                            target[row * stride + column..][..within.len()].copy_from_slice(&values[within.clone()]);
+                        }
+                    }
+                    Order::Columns => {
+                        for (column, at) in (column..).zip(within.clone()) {
+                            let target = &mut target[column * stride + row..][..count];
+                            target.iter_mut().zip(&values).for_each(|(target, values)| *target = values[at]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

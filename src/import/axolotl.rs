@@ -1,0 +1,856 @@
+//! axolotl: its YAML.
+
+use engine::file::source::Span;
+use engine::file::tree::{Node, Value};
+use serde_json::json;
+
+use super::hugging_face::{self, Names};
+use super::job::{HeldOut, Job, Method};
+use super::key::Keys;
+use super::parameters::{Note, Parameter, Parameters};
+use super::places::Places;
+use super::reading::Reading;
+use super::rows;
+
+pub(super) const VERSION: &str = "0.19.0";
+
+const NAMES: Names = Names {
+    micro_batch_size: "micro_batch_size",
+    gradient_accumulation_steps: "gradient_accumulation_steps",
+    epochs: "num_epochs",
+    optimizer: "optimizer",
+    scheduler: "lr_scheduler",
+};
+
+const DPO: &str = "preference training (DPO, KTO, ORPO, rewards) is not there yet";
+const QLORA: &str = "a quantised base (QLoRA) is not there yet; without it the base keeps the dtype of its files";
+const SPEED: &str = "changes speed or memory, never the result";
+
+/// The keys of `AxolotlInputConfig` and what it inherits.
+pub(super) fn keys() -> Keys {
+    Keys::default()
+        .read("base_model", "base")
+        .read("revision_of_model", "base.revision")
+        .read("adapter", "train.method")
+        .read("lora_model_dir", "train.adapter")
+        .same("lora_r", "train.lora.rank")
+        .same("lora_alpha", "train.lora.alpha")
+        .same("lora_dropout=0.0", "train.lora.dropout")
+        .read("lora_target_modules", "train.lora.target_modules")
+        .read("lora_target_linear=false", "train.lora.target_modules")
+        .same("lora_modules_to_save", "train.lora.modules_to_save")
+        .same("lora_rank_pattern", "train.lora.rank_pattern")
+        .same("lora_alpha_pattern", "train.lora.alpha_pattern")
+        .same("peft_layers_to_transform", "train.lora.layers_to_transform")
+        .same("peft_layers_pattern", "train.lora.layers_pattern")
+        .same("peft_use_dora=false", "train.lora.use_dora")
+        .same("peft_use_rslora=false", "train.lora.use_rslora")
+        .same("loraplus_lr_ratio", "train.lora.learning_rate_ratio")
+        .read("datasets", "rows")
+        .read("test_datasets", "held_out_rows")
+        .read("val_set_size=0.0", "rows.train_test_split.test_size")
+        .read("sequence_len=512", "tokens.max_seq_len")
+        .read("excess_length_strategy=drop", "tokens.on_too_long")
+        .read("train_on_inputs=false", "tokens.train_on")
+        .read("chat_template", "tokens.chat_template")
+        .read("chat_template_jinja", "tokens.chat_template")
+        .same("default_system_message", "tokens.system_prompt")
+        .read("sample_packing=false", "packs")
+        .read("sample_packing_sequentially=false", "packs.strategy")
+        .read("gradient_accumulation_steps=1", "train.gradient_accumulation_steps")
+        .read("micro_batch_size=1", "train.micro_batch_size")
+        .read("num_epochs=1.0", "train.epochs")
+        .same("learning_rate", "train.optimizer.learning_rate")
+        .read("optimizer=adamw_torch_fused", "train.optimizer.name")
+        .read("lr_scheduler=cosine", "train.scheduler.name")
+        .read("cosine_min_lr_ratio", "train.scheduler.min_lr_rate")
+        .read("warmup_steps", "train.scheduler.warmup_steps")
+        .read("warmup_ratio", "train.scheduler.warmup_ratio")
+        .read("bf16=auto", "train.dtype")
+        .read("bfloat16", "train.dtype")
+        .read("float16", "train.dtype")
+        .read("evals_per_epoch", "train.eval_steps")
+        .read("saves_per_epoch", "train.save_every")
+        .read("save_steps", "train.save_every")
+        .read("eval_strategy", "train.eval_steps")
+        .read("save_strategy=epoch", "train.save_every")
+        .read("early_stopping_patience", "train.early_stopping.patience")
+        .read("special_tokens", "tokens")
+        .read("plugins", "train")
+        .read("output_dir=./model-out", "publish")
+        .nothing(
+            "no kernel or attention of one's own choice changes the result",
+            &[
+                "flash_attention",
+                "flash_attn_cross_entropy",
+                "flash_attn_fuse_mlp",
+                "flash_optimum",
+                "xformers_attention",
+                "sdp_attention",
+                "flex_attention",
+                "flex_attn_compile_kwargs",
+                "sage_attention",
+                "eager_attention",
+                "attn_implementation",
+                "sdpa_varlen",
+                "fused_attn_kernel",
+                "lora_mlp_kernel",
+                "lora_qkv_kernel",
+                "lora_o_kernel",
+                "lora_embedding_kernel",
+                "chunked_cross_entropy",
+                "chunked_cross_entropy_num_chunks",
+                "tiled_mlp",
+                "tiled_mlp_num_shards",
+                "tiled_mlp_use_original_mlp",
+                "experts_implementation",
+                "use_kernels",
+                "cut_cross_entropy",
+                "liger_rope",
+                "liger_rms_norm",
+                "liger_glu_activation",
+                "liger_layer_norm",
+                "liger_fused_linear_cross_entropy",
+                "liger_cross_entropy",
+                "liger_rms_norm_gated",
+                "unsloth_lora_mlp",
+                "unsloth_cross_entropy_loss",
+                "unsloth_lora_qkv",
+                "unsloth_lora_o",
+            ],
+        )
+        .nothing(
+            "padding is never computed here",
+            &[
+                "pad_to_sequence_len",
+                "pad_to_multiple_of",
+                "eval_sample_packing",
+                "batch_flattening",
+                "multipack_real_batches",
+                "sample_packing_group_size",
+                "sample_packing_bin_size",
+                "sample_packing_mp_start_method",
+                "sample_packing_eff_est",
+                "eval_batch_size",
+            ],
+        )
+        .nothing(
+            "results are found again by their content, whatever the folder",
+            &[
+                "dataset_prepared_path",
+                "dataset_processes",
+                "dataset_num_proc",
+                "dataset_keep_in_memory",
+                "skip_prepare_dataset",
+                "num_dataset_shards_to_save",
+                "shuffle_merged_datasets",
+                "shuffle_before_merging_datasets",
+                "auto_resume_from_checkpoints",
+                "is_preprocess",
+                "preprocess_iterable",
+                "total_num_tokens",
+                "total_supervised_tokens",
+                "axolotl_config_path",
+                "save_first_step",
+            ],
+        )
+        .nothing(
+            "families are known by `config.json`, tokenizers by `tokenizer.json`",
+            &[
+                "model_type",
+                "type_of_model",
+                "tokenizer_type",
+                "tokenizer_use_fast",
+                "tokenizer_legacy",
+                "base_model_config",
+                "processor_type",
+                "is_falcon_derived_model",
+                "is_llama_derived_model",
+                "is_mistral_derived_model",
+                "is_qwen_derived_model",
+                "trust_remote_code",
+                "hf_use_auth_token",
+                "tokenizer_save_jinja_files",
+                "experimental_skip_move_to_device",
+                "merge_lora",
+                "merge_method",
+                "push_dataset_to_hub",
+                "resize_token_embeddings_to_32x",
+                "mean_resizing_embeddings",
+                "strict",
+                "lora_on_cpu",
+                "qlora_sharded_model_loading",
+                "peft_autocast_adapter_dtype",
+                "loraplus_lr_embedding",
+                "embeddings_skip_upcast",
+                "peft_ensure_weight_tying",
+                "low_cpu_mem_usage",
+            ],
+        )
+        .nothing(
+            "figures of every step are always recorded",
+            &[
+                "use_wandb",
+                "wandb_project",
+                "wandb_entity",
+                "wandb_watch",
+                "wandb_name",
+                "wandb_run_id",
+                "wandb_log_model",
+                "wandb_mode",
+                "use_mlflow",
+                "mlflow_tracking_uri",
+                "mlflow_experiment_name",
+                "mlflow_run_name",
+                "hf_mlflow_log_artifacts",
+                "use_comet",
+                "comet_project_name",
+                "comet_workspace",
+                "comet_api_key",
+                "use_trackio",
+                "use_tensorboard",
+                "profiler_steps",
+                "profiler_steps_start",
+                "include_tkps",
+                "loss_watchdog_threshold",
+                "loss_watchdog_patience",
+                "eval_table_size",
+                "eval_max_new_tokens",
+                "generate_samples",
+                "num_generation_samples",
+                "generation_max_new_tokens",
+                "generation_temperature",
+                "generation_top_p",
+                "generation_top_k",
+                "generation_prompt_ratio",
+                "generation_do_sample",
+            ],
+        )
+        .nothing(
+            SPEED,
+            &[
+                "device",
+                "device_map",
+                "world_size",
+                "ddp",
+                "gc_steps",
+                "gc_collect_steps",
+                "torch_compile_options",
+                "max_memory",
+                "gpu_memory_limit",
+                "deepcompile",
+                "fsdp_version",
+                "fsdp_final_state_dict_type",
+                "dp_shard_size",
+                "dp_replicate_size",
+                "activation_offloading",
+                "layer_offloading",
+                "selective_checkpointing",
+                "torchdistx_path",
+                "float32",
+            ],
+        )
+        .missing(QLORA, &["load_in_4bit", "load_in_8bit", "gptq", "bnb_config_kwargs", "quantization", "qat"])
+        .missing(
+            DPO,
+            &[
+                "rl",
+                "trl",
+                "vllm",
+                "ebft",
+                "reward_model",
+                "process_reward_model",
+                "center_rewards_coefficient",
+                "num_labels",
+                "dpo_use_weighting",
+                "dpo_label_smoothing",
+                "precompute_ref_log_probs",
+                "dpo_use_liger_kernel",
+                "dpo_padding_free",
+                "dpo_loss_type",
+                "dpo_loss_weights",
+                "orpo_alpha",
+                "simpo_gamma",
+                "cpo_alpha",
+                "kto_desirable_weight",
+                "kto_undesirable_weight",
+                "rl_beta",
+                "max_prompt_len",
+            ],
+        )
+        .missing(
+            "nothing here stands for it",
+            &[
+                "shrink_embeddings",
+                "reinit_weights",
+                "trainer_cls",
+                "dynamic_checkpoint",
+                "dataset_shard_num",
+                "dataset_shard_idx",
+                "pretraining_dataset",
+                "dataset_exact_deduplication",
+                "do_causal_lm_eval",
+                "eval_causal_lm_metrics",
+                "do_bench_eval",
+                "bench_dataset",
+                "bench_split",
+                "fp8",
+                "fp8_config",
+                "fp8_enable_fsdp_float8_all_gather",
+                "freeze_mm_modules",
+                "unfrozen_parameters",
+                "eval_sequence_len",
+                "min_sample_len",
+                "curriculum_sampling",
+                "use_pose",
+                "pose_split_on_token_ids",
+                "pose_max_context_len",
+                "pose_num_chunks",
+                "pretrain_multipack_buffer_size",
+                "pretrain_multipack_attn=true",
+                "pretraining_sample_concatenation",
+                "streaming",
+                "streaming_multipack_buffer_size=10000",
+                "gemma4_hybrid_attn_impl",
+                "large_head_attention",
+                "flash_attn_d512",
+                "ple_cpu_offload",
+                "quantize_moe_experts",
+                "scaling_softmax",
+                "scaling_softmax_factor",
+                "scaling_softmax_bias",
+                "use_eaft",
+                "eaft_alpha=1.0",
+                "eaft_k=20",
+                "llama4_linearized_experts",
+                "fp32_norms",
+                "fp32_norm_classes",
+                "sequence_parallel_degree",
+                "context_parallel_size",
+                "heads_k_stride",
+                "ring_attn_func",
+                "tensor_parallel_size",
+                "added_tokens_overrides",
+                "chat_template_kwargs",
+                "eot_tokens",
+                "fix_untrained_tokens",
+                "lora_fan_in_fan_out",
+                "lora_target_parameters",
+                "peft",
+                "peft_layer_replication",
+                "peft_init_lora_weights",
+                "peft_trainable_token_indices",
+                "relora",
+                "relora_prune_ratio",
+                "relora_prune_method=magnitude",
+                "relora_cpu_offload",
+                "batch_size",
+                "embedding_lr",
+                "embedding_lr_scale",
+                "lr_quadratic_warmup",
+                "cosine_constant_lr_ratio",
+                "lr_div_factor",
+                "lr_groups",
+                "adam_epsilon2",
+                "adam_beta3",
+                "dion_lr",
+                "dion_momentum",
+                "dion_rank_fraction=1.0",
+                "dion_rank_multiple_of=1",
+                "qgalore_rank=256",
+                "qgalore_update_proj_gap=200",
+                "qgalore_scale=0.25",
+                "qgalore_proj_type=std",
+                "qgalore_proj_quant=true",
+                "qgalore_proj_bits=4",
+                "qgalore_proj_group_size=256",
+                "qgalore_cos_threshold=0.4",
+                "qgalore_gamma_proj=2",
+                "qgalore_queue_size=5",
+                "jagged_restart_steps",
+                "jagged_restart_warmup_steps",
+                "jagged_restart_anneal_steps",
+                "cls_model_config",
+                "tokenizer_config",
+                "tokenizer_use_mistral_common",
+                "processor_kwargs",
+                "model_quantization_config",
+                "model_quantization_config_kwargs",
+                "use_onebitllms",
+                "lisa_n_layers",
+                "lisa_step_interval",
+                "lisa_layers_attribute=model.layers",
+                "comet_experiment_key",
+                "comet_mode",
+                "comet_online",
+                "comet_experiment_config",
+                "gradio_title",
+                "gradio_share",
+                "gradio_server_name",
+                "gradio_server_port",
+                "gradio_max_new_tokens",
+                "gradio_temperature",
+                "use_ray",
+                "ray_run_name",
+                "ray_num_workers=1",
+                "resources_per_worker",
+                "use_otel_metrics",
+                "otel_metrics_host=localhost",
+                "otel_metrics_port=8000",
+                "trackio_project_name",
+                "trackio_run_name",
+                "max_packed_sequence_len",
+                "rope_scaling",
+                "noisy_embedding_alpha",
+                "dpo_beta",
+                "evaluation_strategy",
+                "dpo_use_logits_to_keep",
+                "dpo_generate_during_eval",
+                "dpo_norm_loss",
+                "rpo_alpha",
+                "s2_attention",
+                "flash_attn_rms_norm",
+                "overrides_of_model_config",
+                "overrides_of_model_kwargs",
+            ],
+        )
+        .and(hugging_face::keys())
+}
+
+/// The keys of an entry of `datasets`.
+fn dataset_keys() -> Keys {
+    Keys::default()
+        .read("path", "source")
+        .read("type", "template")
+        .read("data_files", "source")
+        .read("ds_type", "source")
+        .same("name", "config")
+        .same("revision", "revision")
+        .same("split=train", "split")
+        .read("field", "column_map")
+        .read("field_messages=messages", "column_map.messages")
+        .read("message_property_mappings", "column_map.messages")
+        .read("message_field_role=role", "column_map.messages")
+        .read("message_field_content=content", "column_map.messages")
+        .read("roles_to_train=[assistant]", "train_on")
+        .read("train_on_eos=turn", "train_on")
+        .read("train_on_eot", "train_on")
+        .nothing("rows come from files of data; no code of a data set runs", &["trust_remote_code"])
+        .nothing("changes speed alone", &["preprocess_shards"])
+        .nothing("the roles of ShareGPT are known", &["roles"])
+        .missing(
+            "nothing of `dataset` stands for it",
+            &[
+                "shards",
+                "shards_idx",
+                "conversation",
+                "chat_template",
+                "chat_template_jinja",
+                "input_format",
+                "input_transform",
+                "field_human",
+                "field_model",
+                "field_tools",
+                "field_thinking",
+                "template_thinking_key",
+                "message_field_training",
+                "message_field_training_detail",
+                "split_thinking",
+                "logprobs_field",
+                "temperature",
+                "drop_system_message",
+                "skip",
+                "text_column",
+            ],
+        )
+}
+
+/// The keys of a `type` that is a mapping.
+fn prompter_keys() -> Keys {
+    Keys::default()
+        .read("system_prompt", "map")
+        .read("system_format={system}", "map")
+        .read("field_system", "map")
+        .read("field_instruction=instruction", "map")
+        .read("field_input=input", "map")
+        .read("field_output=output", "column_map.output")
+        .read("format", "map")
+        .read("no_input_format", "map")
+        .nothing("only a name", &["type"])
+}
+
+/// What rows are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Prompts,
+    Conversations,
+    Text,
+}
+
+/// Reads a configuration.
+pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, places: &Places) -> Job {
+    let mut job = Job::default();
+    reading.require("base_model", Span { len: 0, ..root.span });
+    reading.require("learning_rate", Span { len: 0, ..root.span });
+    hugging_face::model(reading, ["base_model", "revision_of_model"], "", places);
+    method(reading, &mut job, places);
+    let mut kinds = Vec::new();
+    job.datasets = datasets(reading, "datasets", root, &mut kinds, places);
+    held_out(reading, &mut job, root, &mut kinds, places);
+    tokens(reading, &kinds);
+    packs(reading, &mut job, devices);
+    precision(reading);
+    schedule(reading);
+    hugging_face::training(reading, &mut job, &NAMES, devices);
+    when(reading, &job);
+    if let Some(plugins) = reading.is_given("plugins").then(|| reading.texts("plugins")) {
+        let unknown = plugins.iter().find(|plugin| !plugin.contains("liger") && !plugin.contains("cut_cross_entropy"));
+        match unknown {
+            Some(plugin) => reading.missing("plugins", format!("`{plugin}` is code of its own")),
+            None => reading.nothing("plugins", "kernels that change speed alone"),
+        }
+    }
+    if let Some(tokens) = reading.entry("special_tokens") {
+        let others = match &tokens.value.value {
+            Value::Map(entries) => entries.iter().any(|entry| entry.key != "pad_token"),
+            _ => true,
+        };
+        match others {
+            true => {
+                reading.missing("special_tokens", "tokens are those of the checkpoint: change its tokenizer's files")
+            }
+            false => reading.nothing("special_tokens", "padding is never computed here"),
+        }
+    }
+    job.output = reading.text("output_dir");
+    job
+}
+
+fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
+    let adapter = reading.text("adapter").filter(|adapter| !adapter.is_empty());
+    match adapter.as_deref() {
+        None => job.method = Method::Full,
+        Some("lora") => reading.put("adapter", "train.method", "lora"),
+        Some("qlora") => {
+            if reading.choice("load_in_4bit") != Some(true) {
+                reading.missing("adapter", QLORA);
+            }
+            reading.put("adapter", "train.method", "lora");
+        }
+        Some(other) => reading.missing("adapter", format!("`{other}` is no adapter here: LoRA is")),
+    }
+    if job.method == Method::Full {
+        reading.leave_out("train.lora", "nothing without an adapter");
+        reading.nothing("lora_target_modules", "nothing without an adapter");
+        reading.nothing("lora_target_linear", "nothing without an adapter");
+        return;
+    }
+    if reading.flag("lora_target_linear") {
+        reading.put("lora_target_linear", "train.lora.target_modules", "all-linear");
+        reading.nothing("lora_target_modules", "`lora_target_linear` takes all of them");
+    } else if reading.is_given("lora_target_modules") {
+        let modules = match reading.value("lora_target_modules") {
+            Value::String(pattern) => json!(pattern),
+            _ => json!(reading.texts("lora_target_modules")),
+        };
+        reading.put("lora_target_modules", "train.lora.target_modules", modules);
+    }
+    if let Some(folder) = reading.text("lora_model_dir") {
+        let mut begin = Parameters::default();
+        begin.set("path", places.written(&folder), Note::Given);
+        begin.set("as", "adapter", Note::Given);
+        reading.nothing("lora_model_dir", "the stage `begin`");
+        job.warm_start = Some(begin);
+    }
+}
+
+fn datasets(
+    reading: &mut Reading<'_>,
+    name: &'static str,
+    root: &Node,
+    kinds: &mut Vec<Kind>,
+    places: &Places,
+) -> Vec<Parameters> {
+    let Some(Value::List(items)) = root.get(name).map(|node| &node.value) else {
+        if name == "datasets" {
+            reading.require(name, Span { len: 0, ..root.span });
+        }
+        return Vec::new();
+    };
+    reading.nothing(name, "a stage for each");
+    items.iter().map(|item| dataset(reading, item, kinds, places)).collect()
+}
+
+fn dataset(reading: &mut Reading<'_>, item: &Node, kinds: &mut Vec<Kind>, places: &Places) -> Parameters {
+    let mut below = reading.below(dataset_keys(), item);
+    below.require("path", item.span);
+    let path = below.text("path").unwrap_or_default();
+    let files = below.texts("data_files");
+    match (files.as_slice(), places.is_path(&path) || matches!(path.as_str(), "json" | "csv" | "parquet" | "text")) {
+        ([], _) => below.put("path", "source", rows::source(&path, "", places)),
+        (files, true) => {
+            let files: Vec<String> = files.iter().map(|file| places.written(file)).collect();
+            below.nothing("path", "`data_files` names the files");
+            below.put("data_files", "source", json!(files));
+        }
+        (_, false) => below.missing("data_files", "files of a hub's data set are chosen by `split` and `config`"),
+    }
+    below.nothing("ds_type", "the ending of the file says it");
+    let kind = match item.get("type").map(|kind| kind.value.clone()) {
+        Some(Value::Map(_)) => {
+            prompter(&mut below, item);
+            Some(Kind::Prompts)
+        }
+        _ => {
+            let kind = below.text("type").unwrap_or_default();
+            of_type(&mut below, &kind)
+        }
+    };
+    match kind {
+        Some(kind) => kinds.push(kind),
+        None if !below.is_given("type") => below.require("type", item.span),
+        None => {
+            let kind = below.text("type").unwrap_or_default();
+            let what =
+                format!("rows of the type `{kind}`: alpaca, chat_template, completion and a mapping are known here");
+            below.missing("type", what);
+        }
+    }
+    below.finish();
+    reading.take_below("rows", below)
+}
+
+fn of_type(below: &mut Reading<'_>, kind: &str) -> Option<Kind> {
+    match kind {
+        "alpaca" | "alpaca:instruct" => {
+            below.put("type", "template", "alpaca");
+            below.parameters.set("column_map", json!({ "output": "output" }), Note::Given);
+            Some(Kind::Prompts)
+        }
+        "completion" | "pretrain" => {
+            let field = below.text("field").unwrap_or_else(|| "text".to_owned());
+            rows::text(&mut below.parameters, &field);
+            below.nothing("type", "plain text");
+            Some(Kind::Text)
+        }
+        "chat_template" | "sharegpt" => {
+            conversations(below, kind);
+            Some(Kind::Conversations)
+        }
+        _ => None,
+    }
+}
+
+fn conversations(below: &mut Reading<'_>, kind: &str) {
+    let default = if kind == "sharegpt" { "conversations".to_owned() } else { "messages".to_owned() };
+    let given = below.is_given("field_messages");
+    let field = below.text("field_messages").filter(|_| given).unwrap_or(default);
+    rows::messages(&mut below.parameters, &field);
+    below.nothing("type", "conversations");
+    let mapping = match below.value("message_property_mappings") {
+        Value::Map(entries) => {
+            entries.iter().filter_map(|entry| entry.value.to_json().as_str().map(str::to_owned)).collect()
+        }
+        _ => vec![
+            below.text("message_field_role").unwrap_or_default(),
+            below.text("message_field_content").unwrap_or_default(),
+        ],
+    };
+    if !mapping.iter().all(|name| matches!(name.as_str(), "role" | "content" | "from" | "value")) {
+        below.missing("message_property_mappings", "messages have `role` and `content` here, or `from` and `value`");
+    }
+    let roles = below.texts("roles_to_train");
+    if roles.iter().any(|role| !matches!(role.as_str(), "assistant" | "gpt")) {
+        below.missing("roles_to_train", "`tokenize` trains on assistants' turns, on the last, or on everything");
+    }
+    match below.text("train_on_eos").as_deref() {
+        Some("turn" | "all") => {}
+        _ => below.missing("train_on_eos", "the end of a trained turn is always trained here, and no other"),
+    }
+}
+
+/// A prompt of the user's own.
+fn prompter(below: &mut Reading<'_>, item: &Node) {
+    let Some(node) = item.get("type") else { return };
+    let mut prompter = below.below(prompter_keys(), node);
+    let text = |prompter: &mut Reading<'_>, name: &'static str| prompter.text(name);
+    let instruction = text(&mut prompter, "field_instruction").unwrap_or_default();
+    let input = text(&mut prompter, "field_input").unwrap_or_default();
+    let output = text(&mut prompter, "field_output").unwrap_or_default();
+    let format = text(&mut prompter, "format").unwrap_or_else(|| "{instruction} {input}".to_owned());
+    let without =
+        text(&mut prompter, "no_input_format").unwrap_or_else(|| format.replace("{input}", "").trim_end().into());
+    let system = match text(&mut prompter, "field_system") {
+        Some(name) => Some(rows::column(&name)),
+        None => text(&mut prompter, "system_prompt").map(|text| quoted(&text)),
+    };
+    let around = text(&mut prompter, "system_format").unwrap_or_default();
+    let filled = |format: &str| {
+        let names = [
+            ("{instruction}", rows::column(&instruction)),
+            ("{input}", rows::column(&input)),
+            ("{system}", system.clone().unwrap_or_else(|| "''".to_owned())),
+        ];
+        fill(format, &names)
+    };
+    let system = if system.is_some() { format!("{} ~ ", filled(&around)) } else { String::new() };
+    let prompt = format!("{system}({} if {} else {})", filled(&format), rows::column(&input), filled(&without));
+    below.parameters.set("map", json!({ "prompt": format!("{{{{ {prompt} }}}}") }), Note::Given);
+    below.parameters.set("column_map", json!({ "input": "prompt", "output": output }), Note::Given);
+    below.parameters.set("template", "none", Note::Given);
+    prompter.finish();
+    below.take(prompter);
+    below.nothing("type", "a prompt of its own");
+}
+
+/// A text as an expression.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\\', "\\\\").replace('\'', "\\'").replace('\n', "\\n"))
+}
+
+/// A format of Python with its names filled in, as an expression.
+fn fill(format: &str, names: &[(&str, String)]) -> String {
+    let mut pieces = Vec::new();
+    let mut rest = format;
+    while let Some((at, (name, value))) =
+        names.iter().filter_map(|entry| Some((rest.find(entry.0)?, entry))).min_by_key(|(at, _)| *at)
+    {
+        if at > 0 {
+            pieces.push(quoted(&rest[..at]));
+        }
+        pieces.push(value.clone());
+        rest = &rest[at + name.len()..];
+    }
+    if !rest.is_empty() || pieces.is_empty() {
+        pieces.push(quoted(rest));
+    }
+    format!("({})", pieces.join(" ~ "))
+}
+
+fn held_out(reading: &mut Reading<'_>, job: &mut Job, root: &Node, kinds: &mut Vec<Kind>, places: &Places) {
+    if reading.is_given("test_datasets") {
+        job.held_out = HeldOut::Own(datasets(reading, "test_datasets", root, kinds, places));
+        reading.nothing("val_set_size", "`test_datasets` are measured on");
+        return;
+    }
+    let size = reading.number("val_set_size").unwrap_or(0.0);
+    if size > 0.0 {
+        let size = if size >= 1.0 { json!(size as i64) } else { json!(size) };
+        let reason = "as many rows, but others: each program draws its own";
+        reading.put_differing("val_set_size", "rows.train_test_split.test_size", size, reason);
+        if let Some(split) = reading.parameters.remove("rows.train_test_split.test_size") {
+            job.held_out = HeldOut::Split(Parameter { path: "test_size".to_owned(), ..split });
+        }
+    }
+}
+
+fn tokens(reading: &mut Reading<'_>, kinds: &[Kind]) {
+    let length = reading.whole("sequence_len").unwrap_or(512);
+    reading.put("sequence_len", "tokens.max_seq_len", length);
+    let strategy = reading.text("excess_length_strategy").unwrap_or_default();
+    let strategy = if strategy == "raise" { "error" } else { &strategy };
+    if kinds.contains(&Kind::Text) {
+        reading.nothing("excess_length_strategy", "plain text is split there and here");
+    } else {
+        reading.put("excess_length_strategy", "tokens.on_too_long", strategy);
+    }
+    let train_on = if reading.flag("train_on_inputs") { "all" } else { "assistant" };
+    reading.put("train_on_inputs", "tokens.train_on", train_on);
+    if !kinds.contains(&Kind::Conversations) {
+        reading.nothing("chat_template", "no rows are conversations");
+        return;
+    }
+    match reading.text("chat_template").as_deref() {
+        None | Some("tokenizer_default") => reading.nothing("chat_template", "the tokenizer's own"),
+        Some("chatml") => reading.put("chat_template", "tokens.chat_template", "chatml"),
+        Some("llama3") => reading.put("chat_template", "tokens.chat_template", rows::LLAMA3),
+        Some("jinja") => match reading.text("chat_template_jinja") {
+            Some(template) => reading.put("chat_template_jinja", "tokens.chat_template", template),
+            None => reading.missing("chat_template", "`chat_template_jinja` is missing"),
+        },
+        Some(name) => {
+            let reason = format!("`{name}` is a template that axolotl brings; here the tokenizer's own is used");
+            reading.differs("chat_template", reason);
+        }
+    }
+}
+
+fn packs(reading: &mut Reading<'_>, job: &mut Job, devices: i64) {
+    job.packs = reading.flag("sample_packing");
+    if !job.packs {
+        return;
+    }
+    let length = reading.whole("sequence_len").unwrap_or(512);
+    let size = reading.whole("micro_batch_size").unwrap_or(1);
+    let reason = format!(
+        "documents of a pack do not see each other, there and here; a row there is one bin of micro_batch_size × \
+         sequence_len = {} tokens, here {} packs of {length}",
+        size * length,
+        size * devices
+    );
+    reading.put_differing("sample_packing", "packs.max_seq_len", length, reason);
+    let strategy = if reading.flag("sample_packing_sequentially") { "next_fit" } else { "best_fit" };
+    reading.put("sample_packing_sequentially", "packs.strategy", strategy);
+}
+
+fn precision(reading: &mut Reading<'_>) {
+    let is_auto = reading.value("bf16") == Value::String("auto".to_owned());
+    let half = reading.choice("fp16") == Some(true) || reading.choice("float16") == Some(true);
+    if is_auto && !half {
+        let reason = "`auto` is bf16 where the device has it; here it is always bf16";
+        reading.put_differing("bf16", "train.dtype", "bf16", reason);
+    } else if is_auto || half {
+        reading.put("fp16", "train.dtype", "f16");
+    } else if reading.choice("bfloat16") == Some(true) {
+        reading.put("bfloat16", "train.dtype", "bf16");
+    }
+    let is_offloaded = matches!(reading.value("gradient_checkpointing"), Value::String(_));
+    let checkpointing = is_offloaded || reading.flag("gradient_checkpointing");
+    reading.put("gradient_checkpointing", "train.activation_checkpointing", checkpointing);
+    if reading.parameters.get("train.dtype").is_none() && reading.choice("bf16") == Some(true) {
+        reading.put("bf16", "train.dtype", "bf16");
+    }
+    if reading.parameters.get("train.dtype").is_none() {
+        reading.put("bf16", "train.dtype", "f32");
+    }
+}
+
+fn schedule(reading: &mut Reading<'_>) {
+    if let Some(share) = reading.number("cosine_min_lr_ratio").filter(|_| reading.is_given("cosine_min_lr_ratio")) {
+        reading.put("lr_scheduler", "train.scheduler.name", "cosine_with_min_lr");
+        reading.put("cosine_min_lr_ratio", "train.scheduler.min_lr_rate", share);
+    }
+    if !reading.is_given("warmup_steps") {
+        let (ratio, reason) = match reading.number("warmup_ratio") {
+            Some(ratio) => (ratio, "the share of all steps is rounded down there, and up here".to_owned()),
+            None => {
+                let reason = "where neither `warmup_steps` nor `warmup_ratio` is set, axolotl takes 3 % of the steps, \
+                              rounded down, and 100 at most; here 3 %, rounded up, without a limit";
+                (0.03, reason.to_owned())
+            }
+        };
+        reading.put_differing("warmup_ratio", "train.scheduler.warmup_ratio", ratio, reason);
+    }
+}
+
+fn when(reading: &mut Reading<'_>, job: &Job) {
+    if !matches!(job.held_out, HeldOut::Nothing) {
+        hugging_face::validation(reading);
+        let steps = reading.number("eval_steps").filter(|steps| *steps >= 1.0);
+        match (reading.whole("evals_per_epoch"), steps) {
+            (Some(1), _) => reading.nothing("evals_per_epoch", "at the end of each epoch, as here"),
+            (Some(times), _) => {
+                let reason = format!("{times} times an epoch there; here once, or every `eval_steps` steps");
+                reading.differs("evals_per_epoch", reason);
+            }
+            (None, Some(steps)) => reading.put("eval_steps", "train.eval_steps", steps as i64),
+            (None, None) => {}
+        }
+        if let Some(patience) = reading.whole("early_stopping_patience") {
+            reading.put("early_stopping_patience", "train.early_stopping.patience", patience);
+        }
+    } else if reading.is_given("early_stopping_patience") {
+        reading.missing("early_stopping_patience", "there are no rows to measure the loss on");
+    }
+    reading.nothing("saves_per_epoch", "the state to go on from is saved every 20 steps");
+}

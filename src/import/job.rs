@@ -1,0 +1,211 @@
+//! A training job, whatever tool described it, as the stages of a pipeline file.
+
+use serde_json::{Value as Json, json};
+
+use super::parameters::{Note, Parameter, Parameters};
+use super::write::Writer;
+
+/// What is trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Method {
+    #[default]
+    Lora,
+    Full,
+}
+
+/// Rows to measure the loss on.
+#[derive(Debug, Clone, Default)]
+pub(super) enum HeldOut {
+    #[default]
+    Nothing,
+    /// A part of the rows: a share below 1, or a number.
+    Split(Parameter),
+    Own(Vec<Parameters>),
+}
+
+/// A job. Its parameters have paths that begin with the stage: `base`, `rows` (what holds for the rows of all data
+/// sets), `tokens`, `packs`, `train` and `resources`.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Job {
+    pub(super) name: String,
+    /// Comments at the head of the file.
+    pub(super) head: Vec<String>,
+    pub(super) method: Method,
+    /// The `dataset` stages of the training rows.
+    pub(super) datasets: Vec<Parameters>,
+    pub(super) held_out: HeldOut,
+    pub(super) packs: bool,
+    /// An adapter to go on from: the parameters of its `download`.
+    pub(super) warm_start: Option<Parameters>,
+    pub(super) merges: bool,
+    /// Where the result goes.
+    pub(super) output: Option<String>,
+    pub(super) parameters: Parameters,
+}
+
+/// Keys of `train` in the order of its page; what is not named comes last.
+const ORDER: &[&str] = &[
+    "model",
+    "data",
+    "validation",
+    "adapter",
+    "method",
+    "lora",
+    "loss",
+    "optimizer",
+    "scheduler",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+    "epochs",
+    "max_steps",
+    "max_steps_per_epoch",
+    "leftover",
+    "shuffle",
+    "seed",
+    "clip_grad_norm",
+    "neftune_noise_alpha",
+    "dtype",
+    "activation_checkpointing",
+    "backend",
+    "parallel",
+    "attention",
+];
+
+impl Job {
+    /// The pipeline file.
+    pub(super) fn write(&self) -> String {
+        let mut writer = Writer::default();
+        self.head.iter().for_each(|line| writer.comment(0, line));
+        writer.line(0, "version: 1");
+        writer.entry(0, "name", &self.name.as_str().into(), "");
+        writer.line(0, "stages:");
+        stage(&mut writer, "base", "download", &self.parameters.below("base"));
+        if let Some(adapter) = &self.warm_start {
+            stage(&mut writer, "begin", "download", adapter);
+        }
+        let rows = self.rows(&mut writer);
+        let of_rows = |rows: &str| {
+            let mut tokens = own(&[("dataset", rows.into()), ("tokenizer", "base".into())]);
+            tokens.extend(&self.parameters.below("tokens"));
+            tokens
+        };
+        stage(&mut writer, "tokens", "tokenize", &of_rows(&rows.train));
+        if let Some(held_out) = &rows.held_out {
+            stage(&mut writer, "held_out", "tokenize", &of_rows(held_out));
+        }
+        if self.packs {
+            let mut packs = own(&[("tokens", "tokens".into())]);
+            packs.extend(&self.parameters.below("packs"));
+            stage(&mut writer, "packs", "pack", &packs);
+        }
+        self.training(&mut writer, rows.held_out.is_some());
+        let trained = self.trained();
+        if self.merges && self.method == Method::Lora {
+            stage(&mut writer, "merged", "merge", &own(&[("model", "base".into()), ("adapter", trained.into())]));
+        }
+        if let Some(output) = &self.output {
+            writer.line(0, "publish:");
+            writer.entry(2, &format!("{trained}.{trained}"), &output.as_str().into(), "");
+            if self.merges && self.method == Method::Lora {
+                writer.entry(2, "merged", &format!("{}-merged", output.trim_end_matches('/')).into(), "");
+            }
+        }
+        writer.finish()
+    }
+
+    /// The stage that trains, and its output.
+    fn trained(&self) -> &'static str {
+        match self.method {
+            Method::Lora => "adapter",
+            Method::Full => "model",
+        }
+    }
+
+    fn rows(&self, writer: &mut Writer) -> Rows {
+        let split = match &self.held_out {
+            HeldOut::Split(parameter) => Some(parameter),
+            HeldOut::Nothing | HeldOut::Own(_) => None,
+        };
+        let train = self.mixed(writer, "rows", &self.datasets, split);
+        match &self.held_out {
+            HeldOut::Nothing => Rows { train, held_out: None },
+            HeldOut::Split(_) => Rows { train: "rows.train".to_owned(), held_out: Some("rows.test".to_owned()) },
+            HeldOut::Own(datasets) => {
+                let held_out = self.mixed(writer, "held_out_rows", datasets, None);
+                Rows { train, held_out: Some(held_out) }
+            }
+        }
+    }
+
+    /// The stages of one or several data sets; several are made one.
+    fn mixed(&self, writer: &mut Writer, id: &str, datasets: &[Parameters], split: Option<&Parameter>) -> String {
+        let mut last = match datasets {
+            [only] => only.clone(),
+            several => {
+                let names: Vec<String> = (1..=several.len()).map(|number| format!("{id}_{number}")).collect();
+                for (name, dataset) in names.iter().zip(several) {
+                    let mut dataset = dataset.clone();
+                    dataset.remove("weight");
+                    stage(writer, name, "dataset", &dataset);
+                }
+                let entry = |(name, dataset): (&String, &Parameters)| match dataset.get("weight") {
+                    Some(weight) => json!({ "rows": name, "weight": weight }),
+                    None => json!({ "rows": name }),
+                };
+                let mut mix = own(&[("datasets", names.iter().zip(several).map(entry).collect())]);
+                mix.extend(&self.parameters.below("mix"));
+                mix
+            }
+        };
+        last.remove("weight");
+        if let Some(Parameter { value, note, .. }) = split {
+            last.set("train_test_split.test_size", value.clone(), note.clone());
+        }
+        stage(writer, id, "dataset", &last);
+        id.to_owned()
+    }
+
+    fn training(&self, writer: &mut Writer, is_validated: bool) {
+        let mut with = own(&[("model", "base".into()), ("data", if self.packs { "packs" } else { "tokens" }.into())]);
+        if is_validated {
+            with.set("validation", "held_out", Note::Given);
+        }
+        if self.warm_start.is_some() {
+            with.set("adapter", "begin", Note::Given);
+        }
+        let method = match self.method {
+            Method::Lora => "lora",
+            Method::Full => "full",
+        };
+        with.set("method", method, Note::Given);
+        with.extend(&self.parameters.below("train"));
+        with.sort(ORDER);
+        let id = self.trained();
+        stage(writer, id, "train", &with);
+        let resources = self.parameters.below("resources");
+        if !resources.is_empty() {
+            writer.line(4, "resources:");
+            writer.parameters(6, &resources);
+        }
+    }
+}
+
+/// The outputs that hold rows.
+struct Rows {
+    train: String,
+    held_out: Option<String>,
+}
+
+/// Parameters that only name other stages.
+fn own(entries: &[(&str, Json)]) -> Parameters {
+    let mut parameters = Parameters::default();
+    entries.iter().for_each(|(path, value)| parameters.set(path, value.clone(), Note::Given));
+    parameters
+}
+
+fn stage(writer: &mut Writer, id: &str, kind: &str, with: &Parameters) {
+    writer.line(2, &format!("{id}:"));
+    writer.line(4, &format!("uses: {kind}"));
+    writer.line(4, "with:");
+    writer.parameters(6, with);
+}

@@ -1,0 +1,357 @@
+//! `pipeline import`: another tool's configuration or command as a pipeline file.
+//!
+//! A file each: [`configuration`] finds the configuration in what was given, [`reading`] reads it by a table of keys
+//! ([`key`]), one per tool ([`torchtune`], [`axolotl`], [`llama_factory`], [`ms_swift`], [`trl`], over what they share:
+//! [`hugging_face`], [`rows`], [`places`]), into a [`job`] with its [`parameters`], which [`write`] writes with comments;
+//! [`report`] has the three lists.
+
+mod axolotl;
+mod command_line;
+mod configuration;
+mod hugging_face;
+mod job;
+mod key;
+mod llama_factory;
+mod ms_swift;
+mod parameters;
+mod places;
+mod reading;
+mod report;
+mod rows;
+mod torchtune;
+mod trl;
+mod write;
+
+use std::fs::{self, OpenOptions};
+use std::io::{ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use engine::file::foreign::Tool;
+use engine::file::problem::{Problem, Severity};
+use engine::file::source::{Sources, Span};
+use engine::file::tree::Value;
+use engine::plan::Rejected;
+
+use self::configuration::Configuration;
+use self::job::Job;
+use self::key::Keys;
+use self::parameters::Note;
+use self::places::Places;
+use self::reading::{Lists, Reading};
+use self::report::Report;
+use crate::progress::Verbosity;
+use crate::render::{self, Exit, Failure, Message};
+use crate::terminal::{self, Look};
+use crate::{Format, Global};
+
+/// Write a pipeline file that does what another tool's configuration or command does.
+///
+/// Reads configurations of torchtune, axolotl, LLaMA-Factory (with its dataset_info.json), ms-swift and TRL, shell
+/// scripts, and commands: `pipeline import 'swift sft --model …'`, or `pipeline import -- swift sft --model …`. Every
+/// default of the tool is written out, and three lists say what was carried over, what means something else here, and
+/// what could not be carried over, which is an error without `--partial`.
+#[derive(Args)]
+pub(crate) struct ImportArgs {
+    /// A configuration, a shell script, or a command in quotes.
+    #[arg(value_name = "FILE|COMMAND", required_unless_present = "command")]
+    what: Option<String>,
+    /// Where the pipeline file is written; standard output if left out.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Replace the pipeline file, if it is there.
+    #[arg(long)]
+    overwrite: bool,
+    /// Write the pipeline file although something cannot be carried over.
+    #[arg(long)]
+    partial: bool,
+    /// The tool that the file belongs to; by default its keys say it.
+    #[arg(long, value_enum)]
+    from: Option<From>,
+    /// How to print what was carried over; with `json` the pipeline file is part of it.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+    /// A command, word by word.
+    #[arg(last = true, value_name = "COMMAND", conflicts_with = "what")]
+    command: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum From {
+    Torchtune,
+    Axolotl,
+    LlamaFactory,
+    MsSwift,
+    Trl,
+}
+
+impl From {
+    fn tool(self) -> Tool {
+        match self {
+            Self::Torchtune => Tool::Torchtune,
+            Self::Axolotl => Tool::Axolotl,
+            Self::LlamaFactory => Tool::LlamaFactory,
+            Self::MsSwift => Tool::MsSwift,
+            Self::Trl => Tool::Trl,
+        }
+    }
+}
+
+/// A configuration that was read.
+struct Imported {
+    tool: String,
+    job: Job,
+    lists: Lists,
+    problems: Vec<Problem>,
+}
+
+/// Reads, writes and reports.
+pub(crate) fn run(args: &ImportArgs, global: &Global) -> Result<(), Failure> {
+    if let Some(output) = args.output.as_ref().filter(|output| !args.overwrite && output.exists()) {
+        return Err(taken(output));
+    }
+    let mut sources = Sources::default();
+    let configuration = find(args, &mut sources)?;
+    let places = Places::new(configuration.file.as_deref(), args.output.as_deref());
+    let imported = read(&configuration, &places, &mut sources);
+    let Imported { tool, job, lists, problems } = &imported;
+    let report = Report { tool, lists, sources: &sources, method: job.method };
+    let severity = if args.partial { Severity::Warning } else { Severity::Error };
+    let problems: Vec<Problem> = problems.iter().cloned().chain(report.problems(severity)).collect();
+    let fails = problems.iter().any(|problem| problem.severity == Severity::Error);
+    let text = job.write();
+    let file = args.output.clone().unwrap_or_else(|| PathBuf::from("imported.yaml"));
+    let rejected = if fails { None } else { validated(&file, &text) };
+    let is_ours = rejected.as_ref().is_some_and(|rejected| !rejected.problems.iter().all(is_of_the_machine));
+    let pipeline = (!fails && !is_ours).then_some(text.as_str());
+    match args.format {
+        Format::Json => {
+            let problems = problems.iter().map(|problem| render::problem_json(&sources, problem)).collect();
+            crate::print_json(&report.json(pipeline, problems))?;
+        }
+        Format::Text => {
+            terminal::tell(render::problems(&sources, &problems, Look::stderr()));
+            if global.verbosity() != Verbosity::Quiet {
+                terminal::tell(report.text());
+            }
+        }
+    }
+    if let Some(rejected) = rejected {
+        terminal::tell(render::problems(&rejected.sources, &rejected.problems, Look::stderr()));
+        if is_ours {
+            let message = "the imported file does not validate, which is a mistake of `pipeline import`";
+            return Err(Failure::wrong(message));
+        }
+    }
+    let Some(pipeline) = pipeline else { return Err(Failure::Shown(Exit::Wrong)) };
+    match (&args.output, args.format) {
+        (Some(output), _) => write(output, pipeline, args.overwrite),
+        (None, Format::Text) => {
+            std::io::stdout().lock().write_all(pipeline.as_bytes())?;
+            Ok(())
+        }
+        (None, Format::Json) => Ok(()),
+    }
+}
+
+fn taken(output: &Path) -> Failure {
+    Failure::wrong(format!("`{}` is there already", output.display())).with_help("`--overwrite` replaces it")
+}
+
+/// Writes the file, and never over another one without being told.
+fn write(output: &Path, text: &str, overwrite: bool) -> Result<(), Failure> {
+    let mut options = OpenOptions::new();
+    options.write(true);
+    if overwrite {
+        options.create(true).truncate(true)
+    } else {
+        options.create_new(true)
+    };
+    match options.open(output).and_then(|mut file| file.write_all(text.as_bytes())) {
+        Ok(()) => {
+            terminal::tell_line(format_args!("{}: written; `pipeline plan` shows what it would do", output.display()));
+            Ok(())
+        }
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(taken(output)),
+        Err(error) => Err(Failure::machine(error)),
+    }
+}
+
+/// The configuration in what was given.
+fn find(args: &ImportArgs, sources: &mut Sources) -> Result<Configuration, Failure> {
+    let mut problems = Vec::new();
+    let found = match &args.what {
+        Some(what) if Path::new(what).is_file() => {
+            let text = fs::read_to_string(what).map_err(|error| unreadable(what, &error))?;
+            let from = args.from.map(From::tool);
+            configuration::of_file(Path::new(what), &text, from, sources, &mut problems).unwrap_or_else(|problem| {
+                problems.push(*problem);
+                None
+            })
+        }
+        Some(what) if !what.contains(char::is_whitespace) => {
+            return Err(Failure::wrong(format!("there is no file `{what}`")));
+        }
+        Some(command) => {
+            let source = sources.add("command line", command.as_str());
+            configuration::of_commands(source, command, sources, &mut problems)
+        }
+        None => {
+            let command = args.command.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+            let source = sources.add("command line", command.as_str());
+            configuration::of_commands(source, &command, sources, &mut problems)
+        }
+    };
+    if problems.iter().any(|problem| problem.severity == Severity::Error) {
+        return Err(Rejected::new(std::mem::take(sources), problems).into());
+    }
+    terminal::tell(render::problems(sources, &problems, Look::stderr()));
+    let names = Tool::ALL.map(Tool::name).join(", ");
+    found.ok_or_else(|| {
+        Failure::wrong("this belongs to no tool that is known here")
+            .with_help(format!("configurations and commands of {names} are read; `--from` names the tool of a file"))
+    })
+}
+
+fn unreadable(what: &str, error: &std::io::Error) -> Failure {
+    Failure::Told {
+        exit: Exit::Wrong,
+        message: Message::chain(&[format!("cannot read `{what}`"), error.to_string()], None),
+    }
+}
+
+/// A word as a shell takes it back.
+fn quoted(word: &str) -> String {
+    let is_plain =
+        !word.is_empty() && word.chars().all(|letter| letter.is_ascii_alphanumeric() || "-_=./:,+@%#".contains(letter));
+    // A `#` at the begin of a word is a comment.
+    if is_plain && !word.starts_with('#') { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+}
+
+/// The tool's table, and its name with the version that the table is of.
+fn table(tool: Tool) -> (Keys, String) {
+    let (keys, version) = match tool {
+        Tool::Torchtune => (torchtune::keys(), torchtune::VERSION),
+        Tool::Axolotl => (axolotl::keys(), axolotl::VERSION),
+        Tool::LlamaFactory => (llama_factory::keys(), llama_factory::VERSION),
+        Tool::MsSwift => (ms_swift::keys(), ms_swift::VERSION),
+        Tool::Trl => (trl::keys(), trl::VERSION),
+    };
+    (keys, format!("{} {version}", tool.name()))
+}
+
+fn read(configuration: &Configuration, places: &Places, sources: &mut Sources) -> Imported {
+    let Configuration { tool, root, verb, .. } = configuration;
+    let (keys, name) = table(*tool);
+    let entries = match &root.value {
+        Value::Map(entries) => entries.as_slice(),
+        _ => &[],
+    };
+    let mut reading = Reading::new(name, keys, entries);
+    if let Some((verb, span)) = verb {
+        check_verb(&mut reading, *tool, verb, *span);
+    }
+    if let Some((recipe, span)) = &configuration.recipe {
+        torchtune::recipe(&mut reading, recipe, *span);
+    }
+    let devices = configuration.devices.max(1) * configuration.nodes.max(1);
+    let mut job = match tool {
+        Tool::Torchtune => torchtune::read(&mut reading, root, devices, places),
+        Tool::Axolotl => axolotl::read(&mut reading, root, devices, places),
+        Tool::LlamaFactory => {
+            let hub = if configuration.uses_model_scope { "modelscope:" } else { "" };
+            llama_factory::read(&mut reading, root, devices, hub, places, sources)
+        }
+        Tool::MsSwift => {
+            let is_pretraining = verb.as_ref().is_some_and(|(verb, _)| verb == "pt");
+            ms_swift::read(&mut reading, root, devices, is_pretraining, places)
+        }
+        Tool::Trl => trl::read(&mut reading, root, devices, places),
+    };
+    reading.finish();
+    if configuration.nodes > 1 {
+        reading.parameters.set("resources.nodes", configuration.nodes, Note::Given);
+        reading.parameters.set("resources.count", configuration.devices, Note::Given);
+    }
+    if let Some(device) = configuration.device.filter(|_| reading.parameters.get("resources.device").is_none()) {
+        reading.parameters.set("resources.device", device, Note::Given);
+    }
+    job.merges |= configuration.merges;
+    job.parameters = std::mem::take(&mut reading.parameters);
+    job.output = job.output.map(|output| publish_target(&output, &job.parameters, places));
+    job.name = configuration
+        .file
+        .as_deref()
+        .and_then(Path::file_stem)
+        .map_or_else(|| "imported".to_owned(), |stem| stem.to_string_lossy().into_owned());
+    job.head = vec![
+        format!("Written by `pipeline import` from what {} would do.", reading.tool),
+        "A comment above a key says what it means there and not here; one behind it, that it was not set there."
+            .to_owned(),
+    ];
+    Imported { tool: reading.tool, job, lists: reading.lists, problems: reading.problems }
+}
+
+/// Where the result is copied: not over what the job reads.
+fn publish_target(output: &str, parameters: &parameters::Parameters, places: &Places) -> String {
+    let target = places.written(output.trim_end_matches('/'));
+    let base = parameters.get("base.path").and_then(serde_json::Value::as_str).map(str::to_owned);
+    let holds = |base: &str| {
+        base == target || base.starts_with(&format!("{target}/")) || target.starts_with(&format!("{base}/"))
+    };
+    if output == "." || output == "./" || base.as_deref().is_some_and(holds) {
+        "./out/result".to_owned()
+    } else {
+        target
+    }
+}
+
+/// Commands other than those that fine-tune have no job to read.
+fn check_verb(reading: &mut Reading<'_>, tool: Tool, verb: &str, span: Span) {
+    let what = match (tool, verb) {
+        (_, "train" | "run" | "sft" | "pt") => return,
+        (_, "rlhf" | "dpo" | "kto" | "grpo" | "reward" | "rloo") => {
+            "preference training and the like are not there yet"
+        }
+        (_, "export" | "merge-lora") => "merging is a `merge` stage: docs/stages/merge.md",
+        (_, "infer" | "inference" | "chat") => "asking is a `generate` stage: docs/stages/generate.md",
+        (_, "eval" | "evaluate") => "measuring is an `evaluate` stage: docs/stages/evaluate.md",
+        _ => "no command that trains",
+    };
+    let problem = Problem::error("not-carried-over", span, format!("`{verb}` is not carried over"), what);
+    reading.problems.push(problem);
+}
+
+/// What `pipeline validate` finds in the file, where it is not fine.
+fn validated(file: &Path, text: &str) -> Option<Rejected> {
+    let registry = stages::registry();
+    match engine::plan::load_text(file, text, &[], &registry) {
+        Ok(plan) => {
+            let findings = engine::checks::check(&plan, None, None);
+            if findings.are_fine() {
+                return None;
+            }
+            let sources = plan.sources.clone();
+            Some(Rejected::new(sources, findings.into_problems()))
+        }
+        Err(rejected) => Some(engine::checks::complete(rejected, None)),
+    }
+}
+
+/// Whether a problem is one of files on this machine, and not of the pipeline file.
+fn is_of_the_machine(problem: &Problem) -> bool {
+    const CODES: &[&str] = &[
+        "file-missing",
+        "file-unreadable",
+        "bad-checkpoint",
+        "unreadable-rows",
+        "unknown-column",
+        "unclear-rows",
+        "bad-row",
+        "target-taken",
+        "no-chat-template",
+        "unknown-module",
+        "bad-source",
+    ];
+    problem.severity == Severity::Warning || CODES.contains(&problem.code)
+}

@@ -1,0 +1,547 @@
+//! ms-swift: `swift sft` command lines and scripts, YAML, and the `args.json` that it writes.
+
+use engine::file::source::Span;
+use engine::file::tree::{Node, Value};
+use serde_json::json;
+
+use super::hugging_face::{self, NAMES};
+use super::job::{HeldOut, Job, Method};
+use super::key::Keys;
+use super::parameters::{Note, Parameter, Parameters};
+use super::places::Places;
+use super::reading::Reading;
+use super::rows::{self, Shape};
+
+pub(super) const VERSION: &str = "4.6.0";
+
+const SPEED: &str = "changes speed or memory, never the result";
+const QLORA: &str = "a quantised base (QLoRA) is not there yet; without it the base keeps the dtype of its files";
+const ELSEWHERE: &str = "of generation or other commands, no part of a training";
+
+pub(super) fn keys() -> Keys {
+    Keys::default()
+        .read("model", "base")
+        .read("model_revision", "base.revision")
+        .read("use_hf=false", "base.repo")
+        .read("adapters", "train.adapter")
+        .read("tuner_type=lora", "train.method")
+        .read("train_type", "train.method")
+        .read("sft_type", "train.method")
+        .whole("lora_rank=8", "train.lora.rank")
+        .same("lora_alpha=32", "train.lora.alpha")
+        .same("lora_dropout=0.05", "train.lora.dropout")
+        .read("target_modules=[all-linear]", "train.lora.target_modules")
+        .same("target_regex", "train.lora.target_modules")
+        .same("modules_to_save", "train.lora.modules_to_save")
+        .same("use_rslora=false", "train.lora.use_rslora")
+        .same("use_dora=false", "train.lora.use_dora")
+        .same("lorap_lr_ratio", "train.lora.learning_rate_ratio")
+        .read("dataset", "rows")
+        .read("val_dataset", "held_out_rows")
+        .read("split_dataset_ratio", "rows.train_test_split.test_size")
+        .read("columns", "rows")
+        .read("dataset_shuffle=true", "rows")
+        .read("train_dataloader_shuffle=true", "train.shuffle")
+        .read("interleave_prob", "mix")
+        .read("stopping_strategy=first_exhausted", "mix.stopping_strategy")
+        .same("system", "tokens.system_prompt")
+        .read("max_length", "tokens.max_seq_len")
+        .read("truncation_strategy=delete", "tokens.on_too_long")
+        .read("loss_scale=default", "tokens.train_on")
+        .read("template", "tokens.chat_template")
+        .read("use_chat_template=true", "tokens.chat_template")
+        .read("packing=false", "packs")
+        .read("packing_length", "packs.max_seq_len")
+        .read("packing_strategy=binpack", "packs.strategy")
+        .read("torch_dtype", "train.dtype")
+        .read("per_device_train_batch_size=1", "train.micro_batch_size")
+        .read("gradient_accumulation_steps", "train.gradient_accumulation_steps")
+        .read("learning_rate", "train.optimizer.learning_rate")
+        .read("weight_decay=0.1", "train.optimizer.weight_decay")
+        .read("adam_beta2=0.95", "train.optimizer.betas")
+        .read("lr_scheduler_type=cosine", "train.scheduler.name")
+        .read("optim=adamw_torch_fused", "train.optimizer.name")
+        .read("gradient_checkpointing=true", "train.activation_checkpointing")
+        .read("acc_strategy=token", "train")
+        .read("early_stop_interval", "train.early_stopping.patience")
+        .read("output_dir=output", "publish")
+        .nothing(
+            SPEED,
+            &[
+                "attn_impl",
+                "experts_impl",
+                "padding_free",
+                "use_logits_to_keep",
+                "dataset_num_proc",
+                "packing_num_proc",
+                "load_from_cache_file",
+                "lazy_tokenize",
+                "download_mode",
+                "streaming",
+                "shuffle_buffer_size",
+                "device_map",
+                "max_memory",
+                "ddp_backend",
+                "ds3_gather_for_generation",
+                "vit_gradient_checkpointing",
+                "use_flash_ckpt",
+                "tuner_backend",
+                "enable_npu_model_patch",
+                "zero_hpz_partition_size",
+                "deepspeed_autotp_size",
+                "sequence_parallel_size",
+                "padding_side",
+                "check_model",
+                "remove_unused_columns",
+                "strict",
+                "max_pixels",
+                "norm_bbox",
+                "lora_dtype",
+            ],
+        )
+        .nothing(
+            "families are known by `config.json`",
+            &["model_type", "task_type", "local_repo_path", "model_meta", "model_info", "model_dir"],
+        )
+        .nothing(
+            "names of folders and what is written beside the result",
+            &[
+                "add_version",
+                "create_checkpoint_symlink",
+                "logging_dir",
+                "safe_serialization",
+                "max_shard_size",
+                "load_args",
+                "load_data_args",
+                "ignore_args_error",
+                "resume_only_model",
+                "model_name",
+                "model_author",
+                "swanlab_project",
+                "swanlab_token",
+                "swanlab_workspace",
+                "swanlab_exp_name",
+                "swanlab_mode",
+                "hub_token",
+                "swift_version",
+                "ckpt_dir",
+                "global_world_size",
+                "rank",
+                "local_world_size",
+                "world_size",
+            ],
+        )
+        .nothing(
+            ELSEWHERE,
+            &[
+                "max_new_tokens",
+                "temperature",
+                "top_k",
+                "top_p",
+                "repetition_penalty",
+                "num_beams",
+                "stream",
+                "stop_words",
+                "logprobs",
+                "top_logprobs",
+                "val_dataset_shuffle",
+                "data_seed",
+                "agent_template",
+                "template_backend",
+                "freeze_llm",
+                "freeze_vit",
+                "freeze_aligner",
+                "add_non_thinking_prefix",
+                "custom_dataset_info",
+                "eval_limit",
+                "eval_use_evalscope",
+                "lora_bias",
+                "init_weights",
+                "bnb_4bit_compute_dtype",
+                "bnb_4bit_quant_type",
+                "bnb_4bit_use_double_quant",
+                "bnb_4bit_quant_storage",
+                "router_aux_loss_coef",
+            ],
+        )
+        .missing(QLORA, &["quant_bits", "quant_method", "hqq_axis"])
+        .missing(
+            "nothing here stands for it",
+            &[
+                "new_special_tokens",
+                "rope_scaling",
+                "max_model_len",
+                "init_strategy",
+                "num_labels",
+                "problem_type",
+                "freeze_parameters",
+                "freeze_parameters_regex",
+                "freeze_parameters_ratio=0.0",
+                "trainable_parameters",
+                "trainable_parameters_regex",
+                "target_parameters",
+                "use_galore",
+                "use_swift_lora",
+                "lisa_activated_layers=0",
+                "enable_dft_loss",
+                "enable_channel_loss",
+                "loss_type",
+                "optimizer",
+                "aligner_lr",
+                "vit_lr",
+                "max_epochs",
+                "eval_metric",
+                "callbacks",
+                "external_plugins",
+                "custom_register_path",
+                "cached_dataset",
+                "cached_val_dataset",
+                "response_prefix",
+                "enable_thinking",
+                "is_binary_loss_scale",
+                "model_kwargs",
+                "eval_dataset",
+                "eval_dataset_args",
+                "mrl_dims",
+                "lora_ga_batch_size=2",
+                "reft_rank=4",
+                "vera_rank=256",
+                "adalora_target_r=8",
+            ],
+        )
+        .and(hugging_face::keys())
+}
+
+/// Reads the arguments of `swift sft` or `swift pt`.
+pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, is_pretraining: bool, places: &Places) -> Job {
+    let mut job = Job::default();
+    reading.require("model", Span { len: 0, ..root.span });
+    reading.require("dataset", Span { len: 0, ..root.span });
+    let hub = if reading.flag("use_hf") { "" } else { "modelscope:" };
+    reading.nothing("use_hf", "the hub is in the names");
+    hugging_face::model(reading, ["model", "model_revision"], hub, places);
+    method(reading, &mut job, places);
+    let shapes = rows(reading, &mut job, is_pretraining, hub, places);
+    held_out(reading, &mut job, is_pretraining, hub, places);
+    tokens(reading, &shapes, is_pretraining);
+    packs(reading, &mut job);
+    precision(reading);
+    learning_rate(reading, job.method);
+    accumulation(reading, devices);
+    hugging_face::training(reading, &mut job, &NAMES, devices);
+    if !matches!(job.held_out, HeldOut::Nothing) {
+        // Where there are rows to measure on, ms-swift does so when it saves.
+        if !reading.is_given("eval_strategy")
+            && let Some(steps) = reading.number("eval_steps").or_else(|| reading.number("save_steps"))
+        {
+            reading.put("eval_steps", "train.eval_steps", steps.max(1.0) as i64);
+        }
+        hugging_face::validation(reading);
+        if let Some(patience) = reading.whole("early_stop_interval") {
+            reading.put("early_stop_interval", "train.early_stopping.patience", patience);
+        }
+    }
+    if !reading.flag("train_dataloader_shuffle") {
+        reading.put("train_dataloader_shuffle", "train.shuffle", false);
+    }
+    if reading.text("acc_strategy").as_deref() == Some("seq") {
+        reading.differs("acc_strategy", "`seq` means over rows there; here the mean over the target tokens of a step");
+    }
+    job.output = reading.text("output_dir");
+    job
+}
+
+fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
+    let name = ["train_type", "sft_type"].into_iter().find(|name| reading.is_given(name)).unwrap_or("tuner_type");
+    match reading.text(name).as_deref() {
+        Some("full") => job.method = Method::Full,
+        Some("lora") => reading.put(name, "train.method", "lora"),
+        other => {
+            let other = other.unwrap_or_default();
+            reading.missing(name, format!("`{other}`: lora and full are there"));
+        }
+    }
+    if job.method == Method::Full {
+        reading.leave_out("train.lora", "nothing without an adapter");
+    } else {
+        let modules = reading.texts("target_modules");
+        if reading.is_given("target_regex") {
+            reading.nothing("target_modules", "`target_regex` decides");
+        } else if modules == ["all-linear"] || modules == ["ALL"] {
+            reading.put("target_modules", "train.lora.target_modules", "all-linear");
+        } else {
+            reading.put("target_modules", "train.lora.target_modules", json!(modules));
+        }
+    }
+    if let [folder, others @ ..] = reading.texts("adapters").as_slice() {
+        if others.is_empty() {
+            let mut begin = Parameters::default();
+            begin.set("path", places.written(folder), Note::Given);
+            begin.set("as", "adapter", Note::Given);
+            reading.nothing("adapters", "the stage `begin`");
+            job.warm_start = Some(begin);
+        } else {
+            reading.missing("adapters", "training goes on from one adapter");
+        }
+    }
+}
+
+/// The stages of the training rows, and the shapes that are known.
+fn rows(reading: &mut Reading<'_>, job: &mut Job, is_pretraining: bool, hub: &str, places: &Places) -> Vec<Shape> {
+    let names = of_list(reading, "dataset");
+    reading.nothing("dataset", "a stage for each");
+    let mut shapes = Vec::new();
+    job.datasets =
+        names.iter().map(|name| dataset(reading, "dataset", name, is_pretraining, hub, places, &mut shapes)).collect();
+    if reading.is_given("interleave_prob") {
+        let weights = reading.texts("interleave_prob");
+        for (dataset, weight) in job.datasets.iter_mut().zip(weights) {
+            dataset.set("weight", weight.parse::<f64>().unwrap_or(1.0), Note::Given);
+        }
+        let strategy = reading.text("stopping_strategy").unwrap_or_default();
+        reading.put("stopping_strategy", "mix.stopping_strategy", strategy);
+        reading.put("interleave_prob", "mix.mix", "interleave");
+    }
+    if reading.flag("dataset_shuffle") && reading.flag("train_dataloader_shuffle") {
+        reading.nothing("dataset_shuffle", "each epoch is shuffled");
+    }
+    shapes
+}
+
+/// Texts of a list; a name may hold blanks and commas.
+fn of_list(reading: &Reading<'_>, name: &str) -> Vec<String> {
+    let text = |node: &Node| node.to_json().as_str().map(str::to_owned);
+    match reading.entry(name).map(|entry| &entry.value) {
+        None => Vec::new(),
+        Some(node) => match &node.value {
+            Value::List(items) => items.iter().filter_map(text).collect(),
+            _ => text(node).into_iter().collect(),
+        },
+    }
+}
+
+/// One data set, `HF::id:subset/split#rows`.
+fn dataset(
+    reading: &mut Reading<'_>,
+    key: &'static str,
+    name: &str,
+    is_pretraining: bool,
+    hub: &str,
+    places: &Places,
+    shapes: &mut Vec<Shape>,
+) -> Parameters {
+    let mut rows = Parameters::default();
+    let (name, hub) = match (name.strip_prefix("HF::").or(name.strip_prefix("hf::")), name.strip_prefix("MS::")) {
+        (Some(name), _) => (name, ""),
+        (_, Some(name)) => (name, "modelscope:"),
+        _ => (name, hub),
+    };
+    let (name, count) = match name.rsplit_once('#') {
+        Some((name, count)) => (name, count.parse::<i64>().ok()),
+        None => (name, None),
+    };
+    let is_path = places.is_path(name);
+    let (name, subset) = match name.split_once(':') {
+        Some((name, subset)) if !is_path => (name, Some(subset)),
+        _ => (name, None),
+    };
+    rows.set("source", rows::source(name, hub, places), Note::Given);
+    if let Some(subset) = subset {
+        let (config, split) = subset.split_once('/').map_or((subset, None), |(config, split)| (config, Some(split)));
+        if config != "default" {
+            rows.set("config", config, Note::Given);
+        }
+        if let Some(split) = split {
+            rows.set("split", split, Note::Given);
+        }
+    }
+    if let Some(count) = count {
+        rows.need("shuffle", true, "`#` draws rows at random.");
+        rows.set("limit", count, Note::Given);
+    }
+    let renamed = renamed(reading);
+    let columns = places.columns(name).map(|columns| {
+        let column =
+            |column: String| renamed.iter().find(|(from, _)| *from == column).map_or(column, |(_, to)| to.clone());
+        columns.into_iter().map(column).collect::<Vec<_>>()
+    });
+    let original = |column: &str| {
+        renamed.iter().find(|(_, to)| to == column).map_or_else(|| column.to_owned(), |(from, _)| from.clone())
+    };
+    match columns.as_deref().and_then(Shape::of) {
+        Some(Shape::Messages(column)) => rows::messages(&mut rows, &original(&column)),
+        Some(Shape::Alpaca) => {
+            let user = rows::instruction(&original("instruction"), &original("input"));
+            rows::conversation(&mut rows, None, &user, &rows::column(&original("output")));
+        }
+        Some(Shape::Pair(prompt, response)) => {
+            let system = columns.iter().flatten().find(|column| matches!(column.as_str(), "system" | "system_prompt"));
+            let system = system.map(|column| rows::column(&original(column)));
+            let (user, assistant) = (rows::column(&original(&prompt)), rows::column(&original(&response)));
+            rows::conversation(&mut rows, system.as_deref(), &user, &assistant);
+        }
+        Some(Shape::Text(column)) if is_pretraining => rows::text(&mut rows, &original(&column)),
+        Some(Shape::Preference) => {
+            reading.missing(key, format!("`{name}` has preferences: DPO and its like are not there yet"));
+        }
+        Some(Shape::Text(_)) | None => guessed(reading, key, &mut rows, name, &renamed),
+    }
+    shapes.extend(columns.as_deref().and_then(Shape::of));
+    rows
+}
+
+/// `--columns '{"from": "to"}'`.
+fn renamed(reading: &mut Reading<'_>) -> Vec<(String, String)> {
+    let columns = match reading.value("columns") {
+        Value::Map(entries) => entries.into_iter().map(|entry| (entry.key, entry.value.to_json())).collect(),
+        Value::String(text) => serde_json::from_str::<serde_json::Map<_, _>>(&text).unwrap_or_default(),
+        _ => return Vec::new(),
+    };
+    reading.nothing("columns", "in `map` of the stage");
+    columns.into_iter().filter_map(|(from, to)| Some((from, to.as_str()?.to_owned()))).collect()
+}
+
+/// Rows whose columns cannot be seen from here: by the names that ms-swift itself looks for.
+fn guessed(
+    reading: &mut Reading<'_>,
+    key: &'static str,
+    rows: &mut Parameters,
+    name: &str,
+    renamed: &[(String, String)],
+) {
+    let first = |names: &[&str]| {
+        let renamed = renamed.iter().filter(|(_, to)| names.contains(&to.as_str())).map(|(from, _)| from.as_str());
+        let columns: Vec<String> = renamed.chain(names.iter().copied()).map(rows::column).collect();
+        columns.join(" or ")
+    };
+    let user = first(&["query", "prompt", "input", "instruction", "question", "problem"]);
+    let assistant = first(&["response", "answer", "output", "target", "solution", "completion"]);
+    let pair = format!("[{{'role': 'user', 'content': {user}}}, {{'role': 'assistant', 'content': {assistant}}}]");
+    let expression = format!("{{{{ row['messages'] or row['conversations'] or {pair} }}}}");
+    rows.set("map", json!({ "messages": expression }), Note::Given);
+    let reason = format!(
+        "the columns of `{name}` cannot be seen from here: `messages`, `conversations`, or a question and an answer by the \
+         names that ms-swift looks for; look at them with `pipeline show FILE rows`"
+    );
+    reading.differs(key, reason);
+    rows.set("column_map", json!({ "messages": "messages" }), Note::Given);
+    rows.need("turn_order", "any", "The tool takes turns in any order.");
+}
+
+fn held_out(reading: &mut Reading<'_>, job: &mut Job, is_pretraining: bool, hub: &str, places: &Places) {
+    let own = of_list(reading, "val_dataset");
+    if !own.is_empty() {
+        reading.nothing("val_dataset", "a stage for each");
+        let rows =
+            own.iter().map(|name| dataset(reading, "val_dataset", name, is_pretraining, hub, places, &mut Vec::new()));
+        job.held_out = HeldOut::Own(rows.collect());
+        return;
+    }
+    // Up to 3.x, whose name for it is `train_type`, 1 % of the rows were held out without being asked.
+    let is_old = reading.is_given("train_type") || reading.is_given("sft_type");
+    let share = reading.number("split_dataset_ratio").unwrap_or(if is_old { 0.01 } else { 0.0 });
+    if share <= 0.0 {
+        return;
+    }
+    let reason = if reading.is_given("split_dataset_ratio") {
+        "as many rows, but others: each program draws its own"
+    } else {
+        "what ms-swift 3 holds out without being asked (`train_type` is its name of the key); 4 holds out nothing"
+    };
+    reading.put_differing("split_dataset_ratio", "rows.train_test_split.test_size", share, reason);
+    if let Some(split) = reading.parameters.remove("rows.train_test_split.test_size") {
+        job.held_out = HeldOut::Split(Parameter { path: "test_size".to_owned(), ..split });
+    }
+}
+
+fn tokens(reading: &mut Reading<'_>, shapes: &[Shape], is_pretraining: bool) {
+    let is_text = is_pretraining && shapes.iter().all(|shape| matches!(shape, Shape::Text(_))) && !shapes.is_empty();
+    match reading.whole("max_length") {
+        Some(length) => reading.put("max_length", "tokens.max_seq_len", length),
+        None => reading.nothing("max_length", "every row keeps its length; there the model's own limit"),
+    }
+    let strategy = reading.text("truncation_strategy").unwrap_or_default();
+    if reading.is_given("max_length") {
+        match strategy.as_str() {
+            "delete" => reading.put("truncation_strategy", "tokens.on_too_long", "drop"),
+            "right" => reading.put("truncation_strategy", "tokens.on_too_long", "truncate"),
+            "split" if is_text => reading.put("truncation_strategy", "tokens.on_too_long", "split"),
+            other => {
+                let reason = format!("`{other}`: a row is cut at its end, left out, or, of plain text, split");
+                reading.missing("truncation_strategy", reason);
+            }
+        }
+    }
+    match reading.text("loss_scale").as_deref() {
+        Some("default" | "ignore_empty_think") => reading.put("loss_scale", "tokens.train_on", "assistant"),
+        Some("last_round") => reading.put("loss_scale", "tokens.train_on", "last"),
+        Some("all") => reading.put("loss_scale", "tokens.train_on", "all"),
+        other => {
+            let other = other.unwrap_or_default().to_owned();
+            reading.missing(
+                "loss_scale",
+                format!("`{other}`: weights are a column or a field of messages here (`weight`)"),
+            );
+        }
+    }
+    let reason = "the words of ms-swift's template for this model; here those of the tokenizer's own chat template, which \
+                  may add a system message";
+    if !is_text {
+        reading.differs("template", reason);
+    }
+}
+
+fn packs(reading: &mut Reading<'_>, job: &mut Job) {
+    job.packs = reading.flag("packing");
+    if !job.packs {
+        return;
+    }
+    let length = reading.whole("packing_length").or_else(|| reading.whole("max_length"));
+    match length {
+        Some(length) => reading.put("packing", "packs.max_seq_len", length),
+        None => {
+            job.packs = false;
+            reading.missing("packing", "packs need a length: set `--max_length`, which is the model's own there");
+        }
+    }
+    let strategy = reading.text("packing_strategy").unwrap_or_default();
+    let strategy = if strategy == "sequential" { "next_fit" } else { "best_fit" };
+    reading.put("packing_strategy", "packs.strategy", strategy);
+}
+
+fn precision(reading: &mut Reading<'_>) {
+    match reading.text("torch_dtype").as_deref() {
+        Some("float32") => reading.put("torch_dtype", "train.dtype", "f32"),
+        Some("float16") => reading.put("torch_dtype", "train.dtype", "f16"),
+        Some("bfloat16") => reading.put("torch_dtype", "train.dtype", "bf16"),
+        _ if reading.is_given("bf16") || reading.is_given("fp16") => {}
+        _ => {
+            let reason = "that of the checkpoint there, which is bf16 for most; here it is written out";
+            reading.put_differing("torch_dtype", "train.dtype", "bf16", reason);
+        }
+    }
+    if reading.parameters.get("train.dtype").is_some() {
+        let checkpointing = reading.flag("gradient_checkpointing");
+        reading.put("gradient_checkpointing", "train.activation_checkpointing", checkpointing);
+    }
+}
+
+fn learning_rate(reading: &mut Reading<'_>, method: Method) {
+    let rate = reading.number("learning_rate").unwrap_or(match method {
+        Method::Lora => 1e-4,
+        Method::Full => 1e-5,
+    });
+    reading.put("learning_rate", "train.optimizer.learning_rate", rate);
+}
+
+fn accumulation(reading: &mut Reading<'_>, devices: i64) {
+    let size = reading.whole("per_device_train_batch_size").unwrap_or(1).max(1);
+    if let Some(steps) = reading.whole("gradient_accumulation_steps") {
+        return reading.put("gradient_accumulation_steps", "train.gradient_accumulation_steps", steps);
+    }
+    let steps = (16 + size * devices - 1) / (size * devices);
+    let reason = format!(
+        "where it is not set, ms-swift takes as many as make 16 rows a step: 16 / ({size} × {devices}), rounded up, is {steps}"
+    );
+    reading.put_differing("gradient_accumulation_steps", "train.gradient_accumulation_steps", steps.max(1), reason);
+}

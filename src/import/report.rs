@@ -1,0 +1,141 @@
+//! The three lists: what was carried over, what with another meaning, and what was not.
+
+use std::fmt::Write as _;
+
+use engine::file::problem::{Problem, Severity};
+use engine::file::source::Sources;
+use serde_json::{Value as Json, json};
+
+use super::job::Method;
+use super::reading::{Item, Lists};
+use crate::words::plural;
+
+/// The widest line.
+const WIDTH: usize = 110;
+
+/// What is known once a job was read.
+pub(super) struct Report<'a> {
+    pub(super) tool: &'a str,
+    pub(super) lists: &'a Lists,
+    pub(super) sources: &'a Sources,
+    pub(super) method: Method,
+}
+
+impl Report<'_> {
+    /// For a person.
+    pub(super) fn text(&self) -> String {
+        let Lists { same, differing, missing } = self.lists;
+        let (given, defaults): (Vec<&Item>, Vec<&Item>) = same.iter().partition(|item| item.span.is_some());
+        let mut text = format!(
+            "{}: {} carried over, {} with another meaning, {} not; {} of its own written out\n",
+            self.tool,
+            plural(given.len(), "key"),
+            differing.len(),
+            missing.len(),
+            plural(defaults.len(), "default"),
+        );
+        self.list(&mut text, "carried over", given.into_iter());
+        self.list(&mut text, "carried over with another meaning", differing.iter());
+        self.list(&mut text, "not carried over", missing.iter());
+        text
+    }
+
+    fn list<'i>(&self, text: &mut String, title: &str, items: impl Iterator<Item = &'i Item>) {
+        let mut items = items.peekable();
+        if items.peek().is_none() {
+            return;
+        }
+        let _ = writeln!(text, "\n{title}:");
+        for item in items {
+            let place = match item.span {
+                Some(span) => format!(" (line {})", self.sources.line_column(span).0),
+                None => format!(" (default of {})", self.tool),
+            };
+            let becomes = item.becomes.as_deref().map_or_else(String::new, |path| format!(" → {}", self.path(path)));
+            let value = short(&item.value);
+            let _ = writeln!(text, "  {}: {value}{place}{becomes}", item.key);
+            for line in item.reason.iter().filter(|reason| !reason.is_empty()).flat_map(|reason| wrapped(reason)) {
+                let _ = writeln!(text, "      {line}");
+            }
+        }
+    }
+
+    /// For a program.
+    pub(super) fn json(&self, pipeline: Option<&str>, problems: Vec<Json>) -> Json {
+        let Lists { same, differing, missing } = self.lists;
+        let (given, defaults): (Vec<&Item>, Vec<&Item>) = same.iter().partition(|item| item.span.is_some());
+        let items = |items: Vec<&Item>| items.into_iter().map(|item| self.item(item)).collect::<Vec<_>>();
+        json!({
+            "tool": self.tool,
+            "carried_over": items(given),
+            "other_meaning": items(differing.iter().collect()),
+            "not_carried_over": items(missing.iter().collect()),
+            "defaults": items(defaults),
+            "problems": problems,
+            "pipeline": pipeline,
+        })
+    }
+
+    fn item(&self, item: &Item) -> Json {
+        let line = item.span.map(|span| self.sources.line_column(span).0);
+        let file = item.span.and_then(|span| self.sources.get(span.source)).map(|source| source.name.as_str());
+        json!({
+            "key": item.key,
+            "value": item.value,
+            "file": file,
+            "line": line,
+            "becomes": item.becomes.as_deref().map(|path| self.path(path)),
+            "reason": item.reason,
+        })
+    }
+
+    /// A path as the pipeline file has it: the stage that trains is called by what it makes.
+    fn path(&self, path: &str) -> String {
+        let stage = match self.method {
+            Method::Lora => "adapter",
+            Method::Full => "model",
+        };
+        match path.split_once('.') {
+            Some(("train", rest)) => format!("{stage}.{rest}"),
+            Some(("resources", rest)) => format!("{stage}.resources.{rest}"),
+            None if path == "train" => stage.to_owned(),
+            _ => path.to_owned(),
+        }
+    }
+
+    /// What is not carried over, as problems at their places.
+    pub(super) fn problems(&self, severity: Severity) -> Vec<Problem> {
+        let problem = |item: &Item| {
+            let span = item.span.unwrap_or_default();
+            let message = format!("`{}` is not carried over", item.key);
+            let reason = item.reason.clone().unwrap_or_default();
+            Problem { severity, ..Problem::error("not-carried-over", span, message, reason) }
+        };
+        self.lists.missing.iter().map(problem).collect()
+    }
+}
+
+fn short(value: &Json) -> String {
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned).replace('\n', " ");
+    match text.char_indices().nth(60) {
+        Some((at, _)) => format!("{} …", &text[..at]),
+        None => text,
+    }
+}
+
+fn wrapped(text: &str) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let last = lines.last().map_or(0, |line| line.chars().count());
+        if last > 0 && last + 1 + word.chars().count() > WIDTH - 6 {
+            lines.push(String::new());
+        }
+        if let Some(line) = lines.last_mut() {
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+    }
+    lines
+}

@@ -1,0 +1,87 @@
+//! What tools have in common about data sets: sources, and rows made into conversations.
+
+use serde_json::{Value as Json, json};
+
+use super::parameters::{Note, Parameters};
+use super::places::Places;
+
+/// Llama 3's turns without a system message of their own, as torchtune, LLaMA-Factory and axolotl write them.
+pub(super) const LLAMA3: &str = "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}\
+<|end_header_id|>\n\n{{ message['content'] | trim }}<|eot_id|>{% endfor %}{% if add_generation_prompt %}\
+<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}";
+
+/// A source as a `dataset` stage names it.
+pub(super) fn source(name: &str, hub: &str, places: &Places) -> String {
+    if places.is_path(name) { places.written(name) } else { format!("{hub}{name}") }
+}
+
+/// The value of a column in an expression, also where a row lacks it or has null there.
+pub(super) fn column(name: &str) -> String {
+    format!("(row[{}]|default('', true))", Json::from(name))
+}
+
+/// Rows as conversations, each of an optional system message, a user's and an assistant's turn: all are expressions.
+pub(super) fn conversation(rows: &mut Parameters, system: Option<&str>, user: &str, assistant: &str) {
+    let turn = |role: &str, content: &str| format!("{{'role': '{role}', 'content': {content}}}");
+    let turns = format!("[{}, {}]", turn("user", user), turn("assistant", assistant));
+    let turns = match system {
+        None => turns,
+        Some(text) if text.starts_with('\'') => format!("[{}] + {turns}", turn("system", text)),
+        Some(column) => format!("([{}] if {column} else []) + {turns}", turn("system", column)),
+    };
+    rows.set("map", json!({ "messages": format!("{{{{ {turns} }}}}") }), Note::Given);
+    rows.set("column_map", json!({ "messages": "messages" }), Note::Given);
+}
+
+/// A column that holds conversations.
+pub(super) fn messages(rows: &mut Parameters, column: &str) {
+    rows.set("column_map", json!({ "messages": column }), Note::Given);
+    rows.need("turn_order", "any", "The tool takes turns in any order.");
+}
+
+/// A column that holds plain text.
+pub(super) fn text(rows: &mut Parameters, column: &str) {
+    rows.set("column_map", json!({ "text": column }), Note::Given);
+}
+
+/// The instruction, and below it the input where there is one, as most tools put them into one turn.
+pub(super) fn instruction(instruction: &str, input: &str) -> String {
+    let (instruction, input) = (column(instruction), column(input));
+    format!("{instruction} ~ ('\\n' ~ {input} if {input} else '')")
+}
+
+/// The shape of rows, as far as the names of their columns tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// A conversation in this column.
+    Messages(String),
+    /// Prompt and completion in these columns.
+    Pair(String, String),
+    /// Instruction, input and output.
+    Alpaca,
+    /// Plain text in this column.
+    Text(String),
+    Preference,
+}
+
+impl Shape {
+    pub(super) fn of(columns: &[String]) -> Option<Self> {
+        let has = |name: &str| columns.iter().any(|column| column == name);
+        let first = |names: &[&str]| names.iter().find(|name| has(name)).map(|name| (*name).to_owned());
+        if has("chosen") && has("rejected") {
+            return Some(Self::Preference);
+        }
+        if let Some(messages) = first(&["messages", "conversations", "conversation"]) {
+            return Some(Self::Messages(messages));
+        }
+        if has("instruction") && has("output") {
+            return Some(Self::Alpaca);
+        }
+        let prompt = first(&["query", "prompt", "input", "instruction", "question", "problem"]);
+        let completion = first(&["response", "completion", "answer", "output", "target", "solution"]);
+        if let (Some(prompt), Some(completion)) = (prompt, completion) {
+            return Some(Self::Pair(prompt, completion));
+        }
+        first(&["text"]).map(Self::Text)
+    }
+}

@@ -1,0 +1,425 @@
+//! torchtune's data sets and tokenizers: what a row is, and in what words the model sees it.
+
+use engine::file::tree::{Node, Value};
+use serde_json::{Value as Json, json};
+
+use super::{SPEED, component};
+use crate::import::job::Job;
+use crate::import::key::Keys;
+use crate::import::parameters::{Note, Parameters};
+use crate::import::places::Places;
+use crate::import::reading::Reading;
+use crate::import::rows;
+
+const DPO: &str = "preference training (DPO) is not there yet";
+
+/// The turns of torchtune's `Llama3Tokenizer`. The header of an answer is trained there, so nothing is a generation
+/// prompt; its last token, `<|end_of_text|>`, is never trained and followed by nothing, so it is left out.
+const LLAMA3: &str = "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}\
+<|end_header_id|>\n\n{{ message['content'] | trim }}<|eot_id|>{% endfor %}";
+
+/// The turns of torchtune's `Qwen2Tokenizer` and `Qwen2_5Tokenizer`; headers of answers are trained there.
+const QWEN2: &str = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\
+{% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}";
+
+/// How a tokenizer of torchtune puts turns into words.
+pub(super) struct Tokenizer {
+    /// The chat template with its words; `None` where turns follow each other as they are (SentencePiece).
+    template: Option<&'static str>,
+    max_seq_len: Option<i64>,
+    /// Texts around the user's turn.
+    prompt_template: Option<(String, String)>,
+}
+
+/// Reads the tokenizer.
+pub(super) fn tokenizer(reading: &mut Reading<'_>, root: &Node) -> Tokenizer {
+    let mut tokenizer = Tokenizer { template: None, max_seq_len: None, prompt_template: None };
+    let Some(node) = root.get("tokenizer") else { return tokenizer };
+    let keys = Keys::default()
+        .read("_component_", "tokens.chat_template")
+        .read("max_seq_len", "tokens.max_seq_len")
+        .read("prompt_template", "rows.map")
+        .nothing(
+            "the tokenizer is that of the checkpoint",
+            &["path", "merges_file", "special_tokens_path", "bos", "eos"],
+        )
+        .missing("no parameter of `tokenize` stands for it", &["truncation_type=right", "tokenizer_config_json_path"]);
+    let mut below = reading.below(keys, node);
+    let (name, _) = component(Some(node)).unwrap_or_default();
+    match name.as_str() {
+        "llama3_tokenizer" => tokenizer.template = Some(LLAMA3),
+        "qwen2_tokenizer" | "qwen2_5_tokenizer" => tokenizer.template = Some(QWEN2),
+        "llama2_tokenizer" | "mistral_tokenizer" | "gemma_tokenizer" => {}
+        other => {
+            let reason =
+                format!("`{other}` has words of its own; here prompt and response follow each other as they are");
+            below.differs("_component_", reason);
+        }
+    }
+    if tokenizer.template.is_some() {
+        let reason = "the turns of torchtune's tokenizer, which trains on the header of an answer, too; a model's own \
+                      template, which trains on the answer alone, is used where this is left out";
+        let text = tokenizer.template.unwrap_or_default();
+        below.put_differing("_component_", "tokens.chat_template", text, reason);
+    } else {
+        below.nothing("_component_", "prompt and response follow each other as they are");
+    }
+    tokenizer.max_seq_len = below.whole("max_seq_len");
+    tokenizer.prompt_template = prompt_template(&mut below, node);
+    below.finish();
+    let found = reading.take(below);
+    reading.parameters.extend(&found);
+    reading.nothing("tokenizer", "the checkpoint's own");
+    tokenizer
+}
+
+fn prompt_template(below: &mut Reading<'_>, node: &Node) -> Option<(String, String)> {
+    let template = node.get("prompt_template").filter(|template| template.value != Value::Null)?;
+    if let Value::Map(entries) = &template.value {
+        let around = |role: &str| {
+            let texts = template.get(role)?.to_json();
+            Some((texts.get(0)?.as_str()?.to_owned(), texts.get(1)?.as_str()?.to_owned()))
+        };
+        if entries.iter().all(|entry| entry.key == "user") {
+            below.nothing("prompt_template", "around the user's turn");
+            return around("user");
+        }
+        below.missing("prompt_template", "texts around turns of others than the user");
+        return None;
+    }
+    let (name, _) = component(Some(template)).unwrap_or_default();
+    match named(&name) {
+        Some((before, behind)) => {
+            below.nothing("prompt_template", "around the user's turn");
+            Some((before.to_owned(), behind.to_owned()))
+        }
+        None => {
+            below.missing(
+                "prompt_template",
+                format!("`{name}` is a template of one's own, or one of whole conversations"),
+            );
+            None
+        }
+    }
+}
+
+/// The texts around a user's turn.
+fn named(name: &str) -> Option<(&'static str, &'static str)> {
+    match name {
+        "SummarizeTemplate" => Some(("Summarize this dialogue:\n", "\n---\nSummary:\n")),
+        "GrammarErrorCorrectionTemplate" => Some(("Correct this to standard English: ", "\n---\nCorrected: ")),
+        "QuestionAnswerTemplate" => Some(("Question: ", "\n\nAnswer: ")),
+        _ => None,
+    }
+}
+
+/// The arguments of the builders of data sets, in both dialects.
+fn keys() -> Keys {
+    Keys::default()
+        .read("_component_", "template")
+        .read("source", "source")
+        .read("data_files", "source")
+        .same("split=train", "split")
+        .same("name", "config")
+        .same("subset", "config")
+        .same("revision", "revision")
+        .same("field", "field")
+        .read("column_map", "column_map")
+        .read("column", "column_map.text")
+        .read("conversation_column=conversations", "column_map.messages")
+        .read("conversation_style", "column_map.messages")
+        .read("template", "template")
+        .read("chat_format", "template")
+        .read("train_on_input", "train_on")
+        .read("masking_strategy", "train_on")
+        .read("new_system_prompt", "system")
+        .read("max_seq_len", "max_seq_len")
+        .read("packed=false", "packed")
+        .read("split_across_pack", "split_across_pack")
+        .read("add_eos=true", "add_eos")
+        .nothing("rows come from files of data; no code of a data set runs", &["trust_remote_code"])
+        .nothing(SPEED, &["num_proc", "streaming"])
+        .missing("an expression in `filter` of the stage does it", &["filter_fn", "filter_kwargs"])
+        .missing("images are not there", &["image_tag", "image_dir", "image_column"])
+}
+
+/// What a builder of a data set has without being told.
+struct Builder {
+    source: Option<&'static str>,
+    config: Option<&'static str>,
+    form: Form,
+    trains_on_input: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Alpaca,
+    /// A prompt from this column, a response from that one.
+    Pair(&'static str, &'static str),
+    Chat(&'static str),
+    Text(&'static str),
+}
+
+fn builder(name: &str) -> Option<Builder> {
+    let plain = |source, form| Some(Builder { source, config: None, form, trains_on_input: false });
+    match name {
+        "alpaca_dataset" => {
+            let form = Form::Alpaca;
+            Some(Builder { source: Some("tatsu-lab/alpaca"), config: None, form, trains_on_input: true })
+        }
+        "alpaca_cleaned_dataset" => {
+            let form = Form::Alpaca;
+            Some(Builder { source: Some("yahma/alpaca-cleaned"), config: None, form, trains_on_input: true })
+        }
+        "instruct_dataset" => plain(None, Form::Pair("input", "output")),
+        "samsum_dataset" => plain(Some("Samsung/samsum"), Form::Pair("dialogue", "summary")),
+        "grammar_dataset" => plain(Some("liweili/c4_200m"), Form::Pair("input", "output")),
+        "chat_dataset" => plain(None, Form::Chat("conversations")),
+        "slimorca_dataset" => plain(Some("Open-Orca/SlimOrca-Dedup"), Form::Chat("conversations")),
+        "text_completion_dataset" => plain(None, Form::Text("text")),
+        "cnn_dailymail_articles_dataset" => plain(Some("ccdv/cnn_dailymail"), Form::Text("article")),
+        "wikitext_dataset" => Some(Builder {
+            source: Some("EleutherAI/wikitext_document_level"),
+            config: Some("wikitext-103-v1"),
+            form: Form::Text("page"),
+            trains_on_input: false,
+        }),
+        _ => None,
+    }
+}
+
+/// The stages of `dataset`, which is one or a list of several.
+pub(super) fn datasets(
+    reading: &mut Reading<'_>,
+    job: &mut Job,
+    root: &Node,
+    name: &'static str,
+    tokenizer: &Tokenizer,
+    places: &Places,
+) -> Vec<Parameters> {
+    let Some(node) = root.get(name) else { return Vec::new() };
+    reading.nothing(name, "a stage for each");
+    match &node.value {
+        Value::List(items) => items.iter().map(|item| dataset(reading, job, item, tokenizer, places)).collect(),
+        _ => vec![dataset(reading, job, node, tokenizer, places)],
+    }
+}
+
+fn dataset(
+    reading: &mut Reading<'_>,
+    job: &mut Job,
+    node: &Node,
+    tokenizer: &Tokenizer,
+    places: &Places,
+) -> Parameters {
+    let mut below = reading.below(keys(), node);
+    let (name, span) = component(Some(node)).unwrap_or((String::new(), node.span));
+    let Some(Builder { source, config, form, trains_on_input }) = builder(&name) else {
+        let what = match name.as_str() {
+            "preference_dataset" | "stack_exchange_paired_dataset" | "hh_rlhf_helpful_dataset" => DPO.to_owned(),
+            "" => "no builder is named".to_owned(),
+            _ => format!("`{name}` is no data set that is known here"),
+        };
+        if name.is_empty() {
+            below.require("_component_", span);
+        } else {
+            below.missing("_component_", what);
+        }
+        below.finish();
+        return reading.take_below("rows", below);
+    };
+    below.nothing("_component_", "the shape of its rows");
+    let given = below.text("source");
+    let files = below.texts("data_files");
+    match (given.as_deref(), files.as_slice()) {
+        (_, [_, ..]) => {
+            let files: Vec<String> = files.iter().map(|file| places.written(file)).collect();
+            let files = if let [file] = files.as_slice() { json!(file) } else { json!(files) };
+            below.put("data_files", "source", files);
+            below.nothing("source", "`data_files` names the files");
+        }
+        (Some(source), []) => below.put("source", "source", rows::source(source, "", places)),
+        (None, []) => match source {
+            Some(source) => below.put("source", "source", source),
+            None => below.require("source", node.span),
+        },
+    }
+    if let Some(config) = config.filter(|_| !below.is_given("subset") && !below.is_given("name")) {
+        below.parameters.set("config", config, Note::Given);
+    }
+    columns(&mut below, form, tokenizer);
+    let on_input = match below.text("masking_strategy").as_deref() {
+        None => below.choice("train_on_input").unwrap_or(trains_on_input),
+        Some("train_on_all") => true,
+        Some("train_on_assistant") => false,
+        Some(_) => {
+            below.missing("masking_strategy", "`tokenize` trains on assistants' turns, on the last, or on everything");
+            false
+        }
+    };
+    if !matches!(form, Form::Text(_)) {
+        below.nothing("train_on_input", "");
+        let train_on = if on_input { "all" } else { "assistant" };
+        reading.parameters.set("tokens.train_on", train_on, note(&below, "train_on_input"));
+    }
+    if below.flag("packed") {
+        job.packs = true;
+        below.nothing("packed", "a `pack` stage");
+    }
+    if let Some(split) = below.choice("split_across_pack") {
+        below.nothing("split_across_pack", "a key of the `pack` stage");
+        reading.parameters.set("packs.split_across_pack", split, Note::Given);
+    }
+    if matches!(form, Form::Text(_)) && !below.flag("add_eos") {
+        reading.parameters.set("tokens.add_eos", false, Note::Given);
+    }
+    if let Some(length) = below.whole("max_seq_len") {
+        below.nothing("max_seq_len", "a key of the `tokenize` stage");
+        reading.parameters.set("tokens.max_seq_len", length, Note::Given);
+    }
+    below.finish();
+    reading.take_below("rows", below)
+}
+
+fn note(below: &Reading<'_>, name: &str) -> Note {
+    if below.is_given(name) { Note::Given } else { Note::Default(format!("default of {}", below.tool)) }
+}
+
+/// Which columns become what.
+fn columns(below: &mut Reading<'_>, form: Form, tokenizer: &Tokenizer) {
+    let map = match below.value("column_map") {
+        Value::Map(entries) => entries
+            .iter()
+            .filter_map(|entry| Some((entry.key.clone(), entry.value.to_json().as_str()?.to_owned())))
+            .collect(),
+        _ => Vec::new(),
+    };
+    let column = |name: &str| map.iter().find(|(known, _)| known == name).map_or(name, |(_, column)| column).to_owned();
+    below.nothing("column_map", "the columns of the stage");
+    match form {
+        Form::Text(default) => {
+            let column = below.text("column").unwrap_or_else(|| default.to_owned());
+            rows::text(&mut below.parameters, &column);
+        }
+        Form::Chat(default) => {
+            let given = below.text("conversation_column").filter(|_| below.is_given("conversation_column"));
+            let column = given.unwrap_or_else(|| column(default));
+            rows::messages(&mut below.parameters, &column);
+            if below.is_given("conversation_style") {
+                below.nothing("conversation_style", "ShareGPT's and OpenAI's forms are told apart by their keys");
+            }
+            if tokenizer.template.is_none() {
+                below.differs("conversation_column", "the tokenizer's own chat template puts the turns into words");
+            }
+        }
+        Form::Alpaca => {
+            let names = ["instruction", "input", "output"].map(column);
+            let is_plain = names.iter().zip(["instruction", "input", "output"]).all(|(column, name)| column == name);
+            let user = alpaca(&names[0], &names[1]);
+            match tokenizer.template {
+                None if is_plain => {
+                    below.parameters.set("template", "alpaca", Note::Given);
+                    below.parameters.set("column_map", json!({ "output": "output" }), Note::Given);
+                }
+                None => {
+                    below.parameters.set("template", "alpaca", Note::Given);
+                    let map = json!({ "instruction": names[0], "input": names[1], "output": names[2] });
+                    below.parameters.set("column_map", map, Note::Given);
+                }
+                Some(_) => rows::conversation(&mut below.parameters, None, &user, &rows::column(&names[2])),
+            }
+        }
+        Form::Pair(input, output) => pair(below, &map, input, output, tokenizer),
+    }
+}
+
+/// Prompt and response; in 0.2.1's dialect a template with placeholders makes the prompt.
+fn pair(below: &mut Reading<'_>, map: &[(String, String)], input: &str, output: &str, tokenizer: &Tokenizer) {
+    let column = |name: &str| map.iter().find(|(known, _)| known == name).map_or(name, |(_, column)| column).to_owned();
+    let template = below.text("template").map(|path| path.rsplit('.').next().unwrap_or_default().to_owned());
+    let around = match template.as_deref() {
+        None => tokenizer.prompt_template.clone(),
+        Some(name) => {
+            let known = named(name).map(|(before, behind)| (before.to_owned(), behind.to_owned()));
+            match known {
+                Some(_) => below.nothing("template", "the words around the prompt"),
+                None if name == "AlpacaInstructTemplate" => below.nothing("template", "the words around the prompt"),
+                None => below.missing("template", format!("`{name}` is a template of one's own")),
+            }
+            known
+        }
+    };
+    // 0.2.1 calls the column of the prompt as the template's placeholder does.
+    let placeholder = match template.as_deref() {
+        Some("SummarizeTemplate") => "dialogue",
+        Some("GrammarErrorCorrectionTemplate") => "sentence",
+        Some("QuestionAnswerTemplate") => "question",
+        _ => input,
+    };
+    let is_named = |name: &str| map.iter().any(|(known, _)| known == name);
+    let prompt = column(if is_named(placeholder) || !is_named("input") { placeholder } else { "input" });
+    let response = column(if is_named(output) || !is_named("output") { output } else { "output" });
+    let user = match (template.as_deref(), &around) {
+        (Some("AlpacaInstructTemplate"), _) => alpaca(&column("instruction"), &column("input")),
+        (_, None) => rows::column(&prompt),
+        (_, Some((before, behind))) => format!("{} ~ {} ~ {}", text(before), rows::column(&prompt), text(behind)),
+    };
+    let system = below.text("new_system_prompt");
+    match (tokenizer.template, system) {
+        (None, None) => {
+            let text =
+                around.map_or_else(|| "{input}".to_owned(), |(before, behind)| format!("{before}{{input}}{behind}"));
+            let template = if text == "{input}" { "none".to_owned() } else { text };
+            below.parameters.set("template", template, Note::Given);
+            below.parameters.set("column_map", json!({ "input": prompt, "output": response }), Note::Given);
+        }
+        (_, system) => {
+            let system = system.map(|system| text(&system));
+            rows::conversation(&mut below.parameters, system.as_deref(), &user, &rows::column(&response));
+            below.nothing("new_system_prompt", "the system message");
+        }
+    }
+}
+
+/// Alpaca's prompt of these columns.
+fn alpaca(instruction: &str, input: &str) -> String {
+    let head = "Below is an instruction that describes a task";
+    let tail = "Write a response that appropriately completes the request.\n\n### Instruction:\n";
+    let with = text(&format!("{head}, paired with an input that provides further context. {tail}"));
+    let without = text(&format!("{head}. {tail}"));
+    let (instruction, input) = (rows::column(instruction), rows::column(input));
+    let (between, end) = (text("\n\n### Input:\n"), text("\n\n### Response:\n"));
+    format!(
+        "(({with} ~ {instruction} ~ {between} ~ {input} ~ {end}) if {input} else ({without} ~ {instruction} ~ {end}))"
+    )
+}
+
+/// A text as an expression.
+fn text(text: &str) -> String {
+    format!("'{}'", text.replace('\\', "\\\\").replace('\'', "\\'").replace('\n', "\\n"))
+}
+
+/// What holds for all rows: how long they may be, and how they share packs.
+pub(super) fn length(reading: &mut Reading<'_>, job: &mut Job, tokenizer: &Tokenizer) {
+    if let Some(length) = tokenizer.max_seq_len {
+        reading.parameters.set("tokens.max_seq_len", length, Note::Given);
+    }
+    let note = Note::Default(format!("what {} does", reading.tool));
+    let length = reading.parameters.get("tokens.max_seq_len").and_then(Json::as_i64);
+    // Plain text is cut into several rows here, and there only where it is packed.
+    if length.is_some() {
+        reading.parameters.set("tokens.on_too_long", "truncate", note.clone());
+    }
+    match (job.packs, length) {
+        (true, Some(length)) => {
+            reading.parameters.set("packs.max_seq_len", length, Note::Given);
+            reading.parameters.set("packs.strategy", "next_fit", note);
+        }
+        (true, None) => {
+            job.packs = false;
+            let reason = "packs need a length: torchtune fails as well where `tokenizer.max_seq_len` is not set";
+            reading.missing("dataset", reason);
+        }
+        (false, _) => {}
+    }
+}

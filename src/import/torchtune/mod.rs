@@ -1,0 +1,356 @@
+//! torchtune: its configs in both dialects (0.2.1, and 0.3 to 0.6.1), and `tune run`.
+
+mod builtin;
+mod datasets;
+mod models;
+
+use engine::file::source::Span;
+use engine::file::tree::{Node, Value};
+use serde_json::json;
+
+pub(super) use builtin::builtin;
+
+use super::job::{HeldOut, Job, Method};
+use super::key::Keys;
+use super::parameters::Note;
+use super::places::Places;
+use super::reading::Reading;
+
+pub(super) const VERSION: &str = "0.6.1";
+
+const RECORDED: &str = "figures of every step and peak memory are always recorded";
+const SPEED: &str = "changes speed or memory, never the result";
+const DPO: &str = "preference training (DPO, PPO) is not there yet";
+const QAT: &str = "quantisation-aware training and post-training quantisation are not there";
+
+/// The keys at the top of a config.
+pub(super) fn keys() -> Keys {
+    Keys::default()
+        .read("model", "train.method")
+        .read("tokenizer", "tokens")
+        .read("checkpointer", "base")
+        .read("dataset", "rows")
+        .read("dataset_val", "held_out_rows")
+        .read("run_val_every_n_steps", "train.eval_steps")
+        .read("optimizer", "train.optimizer")
+        .read("lr_scheduler", "train.scheduler")
+        .read("loss", "train.loss")
+        .read("batch_size=1", "train.micro_batch_size")
+        .read("gradient_accumulation_steps=1", "train.gradient_accumulation_steps")
+        .whole("epochs=1", "train.epochs")
+        .whole("max_steps_per_epoch", "train.max_steps_per_epoch")
+        .same("shuffle=true", "train.shuffle")
+        .same("clip_grad_norm", "train.clip_grad_norm")
+        .read("seed", "train.seed")
+        .read("dtype=bf16", "train.dtype")
+        .read("device=cuda", "resources.device")
+        .same("enable_activation_checkpointing=false", "train.activation_checkpointing")
+        .read("save_adapter_weights_only=false", "merged")
+        .read("optimizer_in_bwd=false", "train")
+        .read("output_dir", "publish")
+        .nothing(RECORDED, &["metric_logger", "log_every_n_steps", "log_peak_memory_stats", "log_level", "profiler"])
+        .nothing(
+            SPEED,
+            &[
+                "compile",
+                "enable_activation_offloading",
+                "activation_offloading_use_streams",
+                "custom_sharded_layers",
+                "fsdp_cpu_offload",
+                "fsdp_reshard_after_forward",
+                "memory_efficient_fsdp_wrap",
+                "low_cpu_ram",
+                "ac_mode",
+                "ac_option",
+                "fsdp",
+                "data_parallel_shard_dim",
+                "data_parallel_replicate_dim",
+                "tensor_parallel_dim",
+                "tensor_parallel_plan",
+                "context_parallel_dim",
+                "batch_size_val",
+                "dataloader",
+                "cudnn_deterministic_mode",
+                "collate_fn",
+                "enable_async_checkpointing",
+                "keep_last_n_checkpoints",
+            ],
+        )
+        .nothing(
+            "the same command again goes on by itself",
+            &["resume_from_checkpoint", "save_every_n_steps", "should_load_recipe_state"],
+        )
+        .missing(
+            "a teacher's distributions are `loss: { name: distillation }`: docs/from-torchtune.md has the stage",
+            &["teacher_model", "teacher_checkpointer", "kd_loss", "kd_ratio"],
+        )
+        .missing(DPO, &["ref_checkpointer", "policy_model", "reward_and_value_model", "ppo_epochs", "rlhf_loss"])
+        .missing(QAT, &["quantizer", "fake_quant_after_n_steps"])
+        .missing(
+            "no recipe that trains: `generate` and `evaluate` are stages of their own",
+            &[
+                "prompt",
+                "max_new_tokens",
+                "temperature",
+                "top_k",
+                "enable_kv_cache",
+                "tasks",
+                "instruct_template",
+                "chat_format",
+            ],
+        )
+}
+
+/// The recipe's name with its number of processes, as `tune run` names them.
+pub(super) fn recipe(reading: &mut Reading<'_>, name: &str, span: Span) {
+    use engine::file::problem::Problem;
+    let what = match name {
+        "lora_finetune_single_device"
+        | "lora_finetune_distributed"
+        | "lora_finetune_fsdp2"
+        | "full_finetune_single_device"
+        | "full_finetune_distributed" => return,
+        name if name.contains("dpo") || name.contains("ppo") || name.contains("grpo") => DPO,
+        name if name.contains("qat") || name == "quantize" => QAT,
+        name if name.contains("distillation") => "distillation: docs/from-torchtune.md has the stage",
+        "generate" => "generation is a `generate` stage: docs/stages/generate.md",
+        "eleuther_eval" => "evaluation is an `evaluate` stage: docs/stages/evaluate.md",
+        _ => "a recipe of one's own is code",
+    };
+    let problem = Problem::error("not-carried-over", span, format!("the recipe `{name}` is not carried over"), what);
+    reading.problems.push(problem);
+}
+
+/// Reads a config; `is_old` where it is in the dialect of 0.2.1.
+pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, places: &Places) -> Job {
+    let mut job = Job { merges: true, ..Job::default() };
+    reading.require("model", Span { len: 0, ..root.span });
+    reading.require("dataset", Span { len: 0, ..root.span });
+    let repository = models::model(reading, &mut job, root);
+    checkpointer(reading, root, repository, places);
+    let tokenizer = datasets::tokenizer(reading, root);
+    job.datasets = datasets::datasets(reading, &mut job, root, "dataset", &tokenizer, places);
+    if reading.is_given("dataset_val") {
+        let mut own = Job::default();
+        let held_out = datasets::datasets(reading, &mut own, root, "dataset_val", &tokenizer, places);
+        job.held_out = HeldOut::Own(held_out);
+        if let Some(steps) = reading.whole("run_val_every_n_steps") {
+            reading.put("run_val_every_n_steps", "train.eval_steps", steps);
+        }
+    }
+    datasets::length(reading, &mut job, &tokenizer);
+    batch(reading, devices);
+    optimizer(reading, root);
+    scheduler(reading, root);
+    loss(reading, root);
+    precision(reading);
+    if reading.flag("save_adapter_weights_only") {
+        job.merges = false;
+        reading.nothing("save_adapter_weights_only", "the adapter alone");
+    } else if job.method == Method::Lora {
+        let reason = "a merged model beside the adapter after each epoch there; here once, at the end, and proved";
+        reading.differs("save_adapter_weights_only", reason);
+    }
+    job.output = reading.text("output_dir");
+    job
+}
+
+/// The component that a mapping is built by, without the modules that it is in: those have moved between versions.
+pub(super) fn component(node: Option<&Node>) -> Option<(String, Span)> {
+    let node = node?;
+    let text = match &node.value {
+        Value::String(text) => return Some((last_name(text), node.span)),
+        _ => node.get("_component_")?,
+    };
+    match &text.value {
+        Value::String(name) => Some((last_name(name), text.span)),
+        _ => None,
+    }
+}
+
+fn last_name(path: &str) -> String {
+    path.rsplit('.').next().unwrap_or_default().to_owned()
+}
+
+fn checkpointer(reading: &mut Reading<'_>, root: &Node, repository: Option<&'static str>, places: &Places) {
+    let Some(node) = root.get("checkpointer") else { return };
+    let keys = Keys::default()
+        .read("_component_", "base")
+        .read("checkpoint_dir", "base")
+        .nothing(
+            "the files of a checkpoint are those in its folder",
+            &["checkpoint_files", "model_type", "safe_serialization"],
+        )
+        .nothing("the same command again goes on by itself", &["recipe_checkpoint", "adapter_checkpoint"])
+        .nothing("`publish:` copies the result", &["output_dir", "keep_last_n_checkpoints", "enable_dcp"]);
+    let mut below = reading.below(keys, node);
+    match component(Some(node)).map(|(name, _)| name).as_deref() {
+        Some("FullModelHFCheckpointer") | None => below.nothing("_component_", "a checkpoint in the Hub's form"),
+        Some("FullModelMetaCheckpointer") => {
+            below.differs(
+                "_component_",
+                "Meta's own form (`consolidated.*.pth`) there; here the Hub's form of the same weights",
+            );
+        }
+        Some(other) => below.missing("_component_", format!("`{other}`: checkpoints in the Hub's form are read")),
+    }
+    let folder = below.text("checkpoint_dir").unwrap_or_default();
+    match (places.find(&folder).filter(|path| path.join("config.json").exists()), repository) {
+        (None, Some(repository)) => {
+            let reason = format!(
+                "`{folder}` is not on this machine; the model's repository on the Hub in its place (`path: FOLDER` for \
+                 a folder)"
+            );
+            below.put_differing("checkpoint_dir", "base.repo", repository, reason);
+            below.parameters.need("base.exclude", json!(["original/*"]), "Meta's own form of the same weights.");
+        }
+        _ => below.put("checkpoint_dir", "base.path", places.written(folder.trim_end_matches('/'))),
+    }
+    below.finish();
+    let found = reading.take(below);
+    reading.parameters.extend(&found);
+    reading.nothing("checkpointer", "the stage `base`");
+}
+
+fn batch(reading: &mut Reading<'_>, devices: i64) {
+    let size = reading.whole("batch_size").unwrap_or(1);
+    if devices > 1 {
+        let reason = format!("on each rank there, {size} × {devices} ranks; here over all devices together");
+        reading.put_differing("batch_size", "train.micro_batch_size", size * devices, reason);
+        reading.parameters.set("resources.count", devices, Note::Given);
+    } else {
+        reading.put("batch_size", "train.micro_batch_size", size);
+    }
+    let steps = reading.whole("gradient_accumulation_steps").unwrap_or(1);
+    let reason = format!(
+        "the micro-batches of an epoch that fill no step of {steps} stay in the gradients there and are added to the \
+         first step of the next epoch; here they are left out (`leftover: drop`)"
+    );
+    reading.put_differing("gradient_accumulation_steps", "train.gradient_accumulation_steps", steps, reason);
+    reading.parameters.need("train.leftover", "drop", "As many steps as torchtune makes.");
+    if reading.flag("optimizer_in_bwd") {
+        reading.differs(
+            "optimizer_in_bwd",
+            "a step after each micro-batch there, and here after `gradient_accumulation_steps`",
+        );
+    }
+    let reason = "without a seed two runs there differ; here two runs of one file are one result";
+    match reading.whole("seed") {
+        Some(seed) => {
+            let reason = "the same number draws another order of the rows and other first values of the adapter";
+            reading.put_differing("seed", "train.seed", seed, reason);
+        }
+        None => reading.put_differing("seed", "train.seed", 0, reason),
+    }
+}
+
+fn optimizer(reading: &mut Reading<'_>, root: &Node) {
+    let Some(node) = root.get("optimizer") else { return };
+    let keys = Keys::default()
+        .read("_component_", "train.optimizer.name")
+        .same("lr=1e-3", "train.optimizer.learning_rate")
+        .same("weight_decay=0.01", "train.optimizer.weight_decay")
+        .same("betas=[0.9, 0.999]", "train.optimizer.betas")
+        .same("eps=1e-8", "train.optimizer.eps")
+        .same("momentum", "train.optimizer.momentum")
+        .same("nesterov", "train.optimizer.nesterov")
+        .nothing(SPEED, &["fused", "foreach", "capturable", "is_paged", "block_wise"])
+        .missing("no option of an optimizer here", &["amsgrad", "maximize", "percentile_clipping=100"]);
+    let mut below = reading.below(keys, node);
+    let name = component(Some(node)).map_or_else(|| "AdamW".to_owned(), |(name, _)| name);
+    match name.as_str() {
+        "AdamW" | "PagedAdamW" | "CPUOffloadOptimizer" => below.put("_component_", "train.optimizer.name", "adamw"),
+        "AdamW8bit" | "PagedAdamW8bit" => {
+            let reason = "8-bit moments in blocks of 256, as bitsandbytes has them; here for the native backend alone";
+            below.put_differing("_component_", "train.optimizer.name", "adamw_8bit", reason);
+        }
+        "SGD" => {
+            below.put("_component_", "train.optimizer.name", "sgd");
+            for name in ["betas", "eps"] {
+                below.nothing(name, "SGD has none");
+            }
+            if !below.is_given("weight_decay") {
+                below.put("weight_decay", "train.optimizer.weight_decay", 0);
+            }
+        }
+        other => below.missing(
+            "_component_",
+            format!("`{other}` is no optimizer here: adamw, adamw_8bit, sgd, lion and muon are"),
+        ),
+    }
+    below.finish();
+    let found = reading.take(below);
+    reading.parameters.extend(&found);
+    reading.nothing("optimizer", "the optimizer");
+}
+
+fn scheduler(reading: &mut Reading<'_>, root: &Node) {
+    let node = root.get("lr_scheduler").filter(|node| node.value != Value::Null);
+    let Some(node) = node else {
+        reading.put("lr_scheduler", "train.scheduler.name", "constant");
+        return;
+    };
+    let keys = Keys::default()
+        .read("_component_", "train.scheduler.name")
+        .whole("num_warmup_steps=0", "train.scheduler.warmup_steps")
+        .same("num_cycles=0.5", "train.scheduler.num_cycles");
+    let mut below = reading.below(keys, node);
+    match component(Some(node)).map(|(name, _)| name).as_deref() {
+        Some("get_cosine_schedule_with_warmup") => below.put("_component_", "train.scheduler.name", "cosine"),
+        other => {
+            let name = other.unwrap_or_default();
+            below.missing("_component_", format!("`{name}` is no schedule here: docs/stages/train.md lists them"));
+        }
+    }
+    below.finish();
+    let found = reading.take(below);
+    reading.parameters.extend(&found);
+    reading.nothing("lr_scheduler", "the schedule");
+}
+
+fn loss(reading: &mut Reading<'_>, root: &Node) {
+    let Some(node) = root.get("loss") else { return };
+    let keys = Keys::default()
+        .read("_component_", "train.loss")
+        .nothing(SPEED, &["num_output_chunks", "ignore_index", "reduction"])
+        .same("label_smoothing", "train.loss.label_smoothing")
+        .missing(DPO, &["beta", "gamma", "loss_type"]);
+    let mut below = reading.below(keys, node);
+    match component(Some(node)).map(|(name, _)| name).as_deref() {
+        Some("CEWithChunkedOutputLoss" | "CrossEntropyLoss" | "LinearCrossEntropyLoss") | None => {
+            below.nothing("_component_", "cross-entropy");
+        }
+        Some(name)
+            if name.contains("DPO") || name.contains("RSO") || name.contains("PPO") || name.contains("SimPO") =>
+        {
+            below.missing("_component_", DPO);
+        }
+        Some(name) => below.missing("_component_", format!("`{name}` is no loss that is carried over")),
+    }
+    below.finish();
+    let found = reading.take(below);
+    reading.parameters.extend(&found);
+    reading.nothing("loss", "cross-entropy");
+}
+
+fn precision(reading: &mut Reading<'_>) {
+    match reading.text("dtype").as_deref() {
+        Some("fp32") => reading.put("dtype", "train.dtype", "f32"),
+        Some("fp16") => reading.put("dtype", "train.dtype", "f16"),
+        Some("bf16") => {
+            let reason = "everything in bf16 there, the adapter, its gradients and moments among them; here what is \
+                          trained, its moments and the loss are f32";
+            reading.put_differing("dtype", "train.dtype", "bf16", reason);
+        }
+        _ => reading.missing("dtype", "bf16, fp16 and fp32 are known"),
+    }
+    match reading.text("device").as_deref() {
+        Some(device @ ("cpu" | "npu")) => reading.put("device", "resources.device", device),
+        Some("mps") => reading.put("device", "resources.device", "metal"),
+        _ => {
+            let reason =
+                "`cuda` there stands for NVIDIA and AMD alike; here `auto` takes the device that the machine has";
+            reading.put_differing("device", "resources.device", "auto", reason);
+        }
+    }
+}

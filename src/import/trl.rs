@@ -1,0 +1,337 @@
+//! TRL: the YAML and the command line of `trl sft`.
+
+use engine::file::source::Span;
+use engine::file::tree::{Node, Value};
+use serde_json::json;
+
+use super::hugging_face::{self, NAMES};
+use super::job::{HeldOut, Job, Method};
+use super::key::Keys;
+use super::parameters::{Note, Parameters};
+use super::places::Places;
+use super::reading::Reading;
+use super::rows::{self, Shape};
+
+pub(super) const VERSION: &str = "1.16.0";
+
+const QLORA: &str = "a quantised base (QLoRA) is not there yet; without it the base keeps the dtype of its files";
+const DPO: &str = "preference training and reinforcement learning (DPO, KTO, GRPO, rewards) are not there yet";
+
+pub(super) fn keys() -> Keys {
+    Keys::default()
+        .read("model_name_or_path", "base")
+        .read("model_revision=main", "base.revision")
+        .read("use_peft=false", "train.method")
+        .whole("lora_r=16", "train.lora.rank")
+        .same("lora_alpha=32", "train.lora.alpha")
+        .same("lora_dropout=0.05", "train.lora.dropout")
+        .read("lora_target_modules", "train.lora.target_modules")
+        .same("lora_modules_to_save", "train.lora.modules_to_save")
+        .same("use_rslora=false", "train.lora.use_rslora")
+        .same("use_dora=false", "train.lora.use_dora")
+        .read("dataset_name", "rows.source")
+        .read("dataset_config", "rows.config")
+        .read("dataset_train_split=train", "rows.split")
+        .read("dataset_test_split=test", "held_out_rows.split")
+        .read("datasets", "rows")
+        .read("test_split_size", "rows.train_test_split.test_size")
+        .read("dataset_text_field=text", "rows.column_map.text")
+        .read("shuffle_dataset=false", "rows.shuffle")
+        .read("chat_template_path", "tokens.chat_template")
+        .read("eos_token", "tokens.add_eos")
+        .read("max_length=1024", "tokens.max_seq_len")
+        .read("max_seq_length", "tokens.max_seq_len")
+        .read("truncation_mode=keep_start", "tokens.on_too_long")
+        .read("completion_only_loss", "tokens.train_on")
+        .read("assistant_only_loss=false", "tokens.train_on")
+        .read("packing=false", "packs")
+        .read("packing_strategy=bfd", "packs.strategy")
+        .read("loss_type=nll", "train.loss")
+        .read("dtype=float32", "train.dtype")
+        .read("torch_dtype", "train.dtype")
+        .read("bf16", "train.dtype")
+        .same("learning_rate=2e-5", "train.optimizer.learning_rate")
+        .read("gradient_checkpointing=true", "train.activation_checkpointing")
+        .nothing(
+            "changes speed or memory, never the result",
+            &[
+                "attn_implementation",
+                "padding_free",
+                "pad_to_multiple_of",
+                "pad_token",
+                "eval_packing",
+                "dataset_num_proc",
+                "dataset_streaming",
+                "activation_offloading",
+                "ignore_bias_buffers",
+                "streaming",
+                "fused_lm_head",
+            ],
+        )
+        .nothing("only causal language models", &["lora_task_type", "trust_remote_code"])
+        .nothing(
+            "of a quantised base alone",
+            &["bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"],
+        )
+        .missing(QLORA, &["load_in_4bit", "load_in_8bit"])
+        .missing(
+            DPO,
+            &[
+                "beta",
+                "reward_funcs",
+                "reward_model_name_or_path",
+                "ref_model",
+                "precompute_ref_log_probs",
+                "num_generations",
+            ],
+        )
+        .missing(
+            "nothing here stands for it",
+            &[
+                "model_init_kwargs",
+                "dataset_kwargs",
+                "router_aux_loss_coef",
+                "lora_target_parameters",
+                "vllm_mode",
+                "rpo_alpha",
+            ],
+        )
+        .and(hugging_face::keys())
+}
+
+/// An entry of `datasets`.
+fn dataset_keys() -> Keys {
+    Keys::default()
+        .read("path", "source")
+        .read("data_files", "source")
+        .same("name", "config")
+        .same("split=train", "split")
+        .nothing("columns that are not named are not read", &["columns"])
+        .missing("nothing of `dataset` stands for it", &["data_dir", "fraction"])
+}
+
+/// Reads a configuration of `trl sft`.
+pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, places: &Places) -> Job {
+    let mut job = Job::default();
+    reading.require("model_name_or_path", Span { len: 0, ..root.span });
+    hugging_face::model(reading, ["model_name_or_path", "model_revision"], "", places);
+    method(reading, &mut job);
+    let shape = rows(reading, &mut job, root, places);
+    tokens(reading, shape.as_ref());
+    packs(reading, &mut job);
+    precision(reading);
+    if reading.text("loss_type").as_deref() != Some("nll") {
+        reading.missing("loss_type", "the negative log-likelihood is there");
+    }
+    hugging_face::training(reading, &mut job, &NAMES, devices);
+    if !matches!(job.held_out, HeldOut::Nothing) {
+        hugging_face::validation(reading);
+    }
+    job.output = reading.text("output_dir");
+    job
+}
+
+fn method(reading: &mut Reading<'_>, job: &mut Job) {
+    if !reading.flag("use_peft") {
+        job.method = Method::Full;
+        reading.leave_out("train.lora", "nothing without `use_peft`");
+        reading.nothing("use_peft", "every weight");
+        reading.nothing("lora_target_modules", "nothing without `use_peft`");
+        return;
+    }
+    reading.put("use_peft", "train.method", "lora");
+    let modules = reading.texts("lora_target_modules");
+    if modules == ["all-linear"] {
+        reading.put("lora_target_modules", "train.lora.target_modules", "all-linear");
+    } else if modules.is_empty() {
+        let reason =
+            "PEFT's own choice for the family there, which is q_proj and v_proj for llama, mistral, qwen2 and gemma";
+        reading.put_differing("lora_target_modules", "train.lora.target_modules", json!(["q_proj", "v_proj"]), reason);
+    } else {
+        reading.put("lora_target_modules", "train.lora.target_modules", json!(modules));
+    }
+}
+
+/// The stages of the rows; returns their shape, as far as it can be seen.
+fn rows(reading: &mut Reading<'_>, job: &mut Job, root: &Node, places: &Places) -> Option<Shape> {
+    let mut shape = None;
+    if let Some(Value::List(items)) = root.get("datasets").map(|node| &node.value) {
+        reading.nothing("datasets", "a stage for each");
+        for item in items {
+            let mut below = reading.below(dataset_keys(), item);
+            below.require("path", item.span);
+            let path = below.text("path").unwrap_or_default();
+            let files = below.texts("data_files");
+            let name = files.first().cloned().unwrap_or(path);
+            below.put("path", "source", rows::source(&name, "", places));
+            below.nothing("data_files", "the source");
+            below.finish();
+            let mut rows = reading.take_below("rows", below);
+            shape = shaped(reading, "datasets", &mut rows, &name, places).or(shape);
+            job.datasets.push(rows);
+        }
+        if let Some(share) = reading.number("test_split_size") {
+            let reason = "as many rows, but others: each program draws its own";
+            reading.put_differing("test_split_size", "rows.train_test_split.test_size", share, reason);
+            if let Some(split) = reading.parameters.remove("rows.train_test_split.test_size") {
+                job.held_out = HeldOut::Split(super::parameters::Parameter { path: "test_size".to_owned(), ..split });
+            }
+        }
+        return shape;
+    }
+    reading.require("dataset_name", Span { len: 0, ..root.span });
+    let name = reading.text("dataset_name").unwrap_or_default();
+    let source = rows::source(&name, "", places);
+    let config = reading.text("dataset_config");
+    let of_split = |reading: &mut Reading<'_>, key: &'static str| {
+        let mut rows = Parameters::default();
+        rows.set("source", source.as_str(), Note::Given);
+        if let Some(config) = &config {
+            rows.set("config", config.as_str(), Note::Given);
+        }
+        let split = reading.text(key).unwrap_or_default();
+        let note = match reading.is_given(key) {
+            true => Note::Given,
+            false => Note::Default(format!("default of {}", reading.tool)),
+        };
+        if !places.is_path(&name) {
+            rows.set("split", split, note);
+        }
+        reading.nothing(key, "`split` of the stage");
+        rows
+    };
+    let mut train = of_split(reading, "dataset_train_split");
+    shape = shaped(reading, "dataset_name", &mut train, &name, places);
+    if reading.flag("shuffle_dataset") {
+        reading.nothing("shuffle_dataset", "each epoch is shuffled");
+    }
+    job.datasets = vec![train];
+    let is_evaluated = reading.text("eval_strategy").is_some_and(|strategy| strategy != "no");
+    if is_evaluated && !places.is_path(&name) {
+        let mut test = of_split(reading, "dataset_test_split");
+        shaped(reading, "dataset_name", &mut test, &name, places);
+        job.held_out = HeldOut::Own(vec![test]);
+    }
+    shape
+}
+
+/// Makes rows of what the columns show.
+fn shaped(
+    reading: &mut Reading<'_>,
+    key: &'static str,
+    rows: &mut Parameters,
+    name: &str,
+    places: &Places,
+) -> Option<Shape> {
+    let field = reading.text("dataset_text_field").unwrap_or_default();
+    let shape = match places.columns(name) {
+        Some(columns) if columns.contains(&field) && reading.is_given("dataset_text_field") => Some(Shape::Text(field)),
+        Some(columns) => Shape::of(&columns),
+        None if reading.is_given("dataset_text_field") => Some(Shape::Text(field)),
+        None if reading.choice("completion_only_loss") == Some(true) => {
+            Some(Shape::Pair("prompt".to_owned(), "completion".to_owned()))
+        }
+        None => None,
+    };
+    reading.nothing("dataset_text_field", "the column of plain text");
+    match &shape {
+        Some(Shape::Messages(column)) => rows::messages(rows, column),
+        Some(Shape::Text(column)) => rows::text(rows, column),
+        Some(Shape::Pair(prompt, completion)) => {
+            rows.set("template", "none", Note::Given);
+            rows.set("column_map", json!({ "input": prompt, "output": completion }), Note::Given);
+        }
+        Some(Shape::Preference) => reading.missing(key, format!("`{name}` has preferences: {DPO}")),
+        Some(Shape::Alpaca) => {
+            reading.missing(key, "TRL takes `text`, `messages`, or `prompt` and `completion`");
+        }
+        None => {
+            let reason = format!(
+                "the columns of `{name}` cannot be seen from here; taken for conversations in `messages`, of which TRL trains \
+                 on every token unless `assistant_only_loss` is set"
+            );
+            reading.differs(key, reason);
+            rows::messages(rows, "messages");
+        }
+    }
+    Some(shape.unwrap_or(Shape::Messages("messages".to_owned())))
+}
+
+fn tokens(reading: &mut Reading<'_>, shape: Option<&Shape>) {
+    let name = if reading.is_given("max_seq_length") { "max_seq_length" } else { "max_length" };
+    if let Some(length) = reading.whole(name) {
+        reading.put(name, "tokens.max_seq_len", length);
+        match reading.text("truncation_mode").as_deref() {
+            Some("keep_start") => {
+                let reason = "cut at the end there and here; here the last token becomes the end of text";
+                reading.put_differing("truncation_mode", "tokens.on_too_long", "truncate", reason);
+            }
+            _ => reading.missing("truncation_mode", "a row is cut at its end"),
+        }
+    }
+    if matches!(shape, Some(Shape::Text(_))) {
+        reading.nothing("completion_only_loss", "of plain text everything is trained on");
+        reading.nothing("assistant_only_loss", "of plain text everything is trained on");
+    } else if reading.flag("assistant_only_loss") {
+        reading.put("assistant_only_loss", "tokens.train_on", "assistant");
+    } else if matches!(shape, Some(Shape::Pair(..))) {
+        let train_on = if reading.choice("completion_only_loss") == Some(false) { "all" } else { "assistant" };
+        reading.put("completion_only_loss", "tokens.train_on", train_on);
+    } else {
+        reading.put("assistant_only_loss", "tokens.train_on", "all");
+    }
+    if let Some(path) = reading.text("chat_template_path") {
+        reading
+            .missing("chat_template_path", format!("write the template of `{path}` as `chat_template` of `tokenize`"));
+    }
+    if reading.is_given("eos_token") {
+        reading.missing("eos_token", "the end of text is that of the checkpoint's tokenizer");
+    }
+}
+
+fn packs(reading: &mut Reading<'_>, job: &mut Job) {
+    job.packs = reading.flag("packing");
+    if !job.packs {
+        return;
+    }
+    let Some(length) = reading.whole("max_length") else {
+        job.packs = false;
+        return reading.missing("packing", "packs need `max_length`");
+    };
+    reading.put("packing", "packs.max_seq_len", length);
+    match reading.text("packing_strategy").as_deref() {
+        Some("bfd") => reading.put("packing_strategy", "packs.strategy", "best_fit"),
+        Some("bfd_split" | "bfd-requeue") => {
+            reading.put("packing_strategy", "packs.strategy", "best_fit");
+            reading.parameters.set("packs.split_across_pack", true, Note::Given);
+        }
+        _ => {
+            let reason =
+                "documents are cut wherever a row ends and see each other there; here they never see each other";
+            reading.put_differing("packing_strategy", "packs.strategy", "next_fit", reason);
+            reading.parameters.set("packs.split_across_pack", true, Note::Given);
+        }
+    }
+}
+
+fn precision(reading: &mut Reading<'_>) {
+    let weights = ["torch_dtype", "dtype"].into_iter().find(|name| reading.is_given(name));
+    let weights = weights.and_then(|name| reading.text(name)).unwrap_or_default();
+    let bf16 = reading.choice("bf16");
+    let fp16 = reading.choice("fp16") == Some(true);
+    if fp16 {
+        reading.put("fp16", "train.dtype", "f16");
+    } else if bf16 == Some(true) || matches!(weights.as_str(), "bfloat16" | "bf16") {
+        reading.put("bf16", "train.dtype", "bf16");
+    } else if bf16 == Some(false) {
+        reading.put("bf16", "train.dtype", "f32");
+    } else {
+        let reason = "where neither bf16 nor fp16 is set, TRL computes in bf16 over f32 weights; here weights are rounded \
+                      to bf16 as well where they are multiplied";
+        reading.put_differing("bf16", "train.dtype", "bf16", reason);
+    }
+    let checkpointing = reading.flag("gradient_checkpointing");
+    reading.put("gradient_checkpointing", "train.activation_checkpointing", checkpointing);
+    reading.nothing("dtype", "`dtype` of the stage");
+    reading.nothing("torch_dtype", "`dtype` of the stage");
+}
