@@ -155,7 +155,8 @@ fn of_a_very_long_line_the_part_around_the_place_is_shown() {
     );
     let ran = project.run(&["validate", "long.yaml"]).ends_with(2);
     let ran = ran.warns("[long.yaml:1:70025]").warns("x\", stagez: {}");
-    assert!(ran.stderr.lines().all(|line| line.chars().count() <= 120), "{ran}");
+    let shown = |line: &str| !line.contains("│") || line.chars().count() <= 120;
+    assert!(ran.stderr.lines().all(shown), "{ran}");
 }
 
 #[test]
