@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command, CommandFactory};
 use clap_complete::Shell;
 
 use crate::Cli;
@@ -31,8 +31,19 @@ pub(crate) struct ManArgs {
 pub(crate) fn run(args: &CompletionsArgs) -> Result<(), Failure> {
     // The generator panics where it cannot write, so it writes into memory.
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "pipeline", &mut script);
+    clap_complete::generate(args.shell, &mut command(), "pipeline", &mut script);
     Ok(std::io::stdout().lock().write_all(&script)?)
+}
+
+/// The command line without what the program starts itself, which the generators would offer.
+fn command() -> Command {
+    let all = Cli::command();
+    let shown = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    let command = Command::new("pipeline").args(all.get_arguments().cloned()).subcommands(shown);
+    match all.get_about() {
+        Some(about) => command.about(about.clone()),
+        None => command,
+    }
 }
 
 /// Writes the pages.
@@ -41,5 +52,5 @@ pub(crate) fn man(args: &ManArgs) -> Result<(), Failure> {
         Failure::machine(error).with_help(format!("the pages go to {}", words::path(&args.folder)))
     };
     std::fs::create_dir_all(&args.folder).map_err(failed)?;
-    clap_mangen::generate_to(Cli::command(), &args.folder).map_err(failed)
+    clap_mangen::generate_to(command(), &args.folder).map_err(failed)
 }

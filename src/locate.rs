@@ -74,11 +74,24 @@ pub(crate) fn output(file: &Path, overrides: &[String], name: &str, global: &Glo
             return Failure::wrong(format!("`{id}.{output}` is in the shared cache, and not here"))
                 .with_help(format!("`pipeline cache pull {} {id}` fetches it", file.display()));
         }
-        Failure::wrong(format!("`{id}.{output}` has no result yet, as the pipeline is now"))
-            .with_help(format!("`pipeline run {}` makes it", file.display()))
+        Failure::wrong(format!("`{id}.{output}` has no result yet, as the pipeline is now")).with_help(format!(
+            "`pipeline run {}{}` makes it",
+            file.display(),
+            quoted(overrides)
+        ))
     })?;
     let tokenizer = tokenizer_input.and_then(|input| stored(&input.stage, &input.output));
     Ok(Located { store, name: format!("{id}.{output}"), record, tokenizer })
+}
+
+/// Overrides as a shell takes them, each after a space.
+fn quoted(overrides: &[String]) -> String {
+    let is_plain = |text: &str| text.chars().all(|letter| letter.is_alphanumeric() || "._-=/,:+@%".contains(letter));
+    let quoted = |text: &String| match is_plain(text) {
+        true => format!(" {text}"),
+        false => format!(" '{}'", text.replace('\'', "'\\''")),
+    };
+    overrides.iter().map(quoted).collect()
 }
 
 /// The failure of reading what was located. A damaged file is removed from the store, since only what is missing is

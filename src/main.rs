@@ -124,7 +124,7 @@ pub enum Format {
 
 fn main() -> ExitCode {
     engine::home::keep_from_others();
-    let Cli { global, command } = Cli::parse();
+    let Cli { global, command } = Cli::try_parse().unwrap_or_else(|error| with_tip(error).exit());
     let is_of_a_stage = matches!(command, Command::Stage { .. } | Command::Member { .. });
     limits::heed(if is_of_a_stage { Ends::Stage } else { Ends::Program });
     // A run has an order in which it stops, once it has begun; the engine's own processes heed the engine.
@@ -159,6 +159,21 @@ fn main() -> ExitCode {
     }
 }
 
+/// Whoever gives a parameter as an option is shown how to set it.
+fn with_tip(mut error: clap::Error) -> clap::Error {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    let takes_overrides =
+        std::env::args_os().nth(1).is_some_and(|command| ["run", "plan", "show"].iter().any(|name| command == *name));
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return error };
+    let is_near = error.get(ContextKind::SuggestedArg).is_some();
+    let parameter = option.trim_start_matches('-').split('=').next().unwrap_or_default().replace('-', "_");
+    if error.kind() == ErrorKind::UnknownArgument && takes_overrides && !is_near && option.starts_with("--") {
+        let tip = format!("a parameter of a stage is set by `STAGE.{parameter}=VALUE`, without dashes");
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
+}
+
 impl Command {
     /// Whether somebody waits for its exit code, also where Ctrl-C ends it.
     fn is_for_a_person(&self) -> bool {
@@ -177,7 +192,9 @@ impl Global {
 
     /// The home of a pipeline file.
     fn home(&self, file: &Path) -> Result<engine::home::Home, Failure> {
-        engine::home::Home::open(file, self.named_home().as_deref()).map_err(Failure::machine)
+        let opened = engine::home::Home::open(file, self.named_home().as_deref());
+        let help = "results are kept in this folder: `--home FOLDER`, or PIPELINE_HOME, names another one";
+        opened.map_err(|error| Failure::machine(error).or_help(help))
     }
 
     /// The home of a pipeline file, for commands that only look: it need not be there, and may be read-only.

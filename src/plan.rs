@@ -214,8 +214,8 @@ fn time(total: &Total) -> String {
     }
     match without.as_slice() {
         [] => text,
-        [one] => format!("{text}, without `{one}`, which never ran"),
-        several => format!("{text}, without {} stages that never ran", several.len()),
+        [one] => format!("time unknown: `{one}` never ran; {text} for the others"),
+        several => format!("time unknown: {} stages never ran; {text} for the others", several.len()),
     }
 }
 

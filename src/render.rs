@@ -134,6 +134,15 @@ impl Failure {
 }
 
 impl Failure {
+    /// Adds what to do about it, unless something better is known.
+    #[must_use]
+    pub(crate) fn or_help(self, help: impl Into<String>) -> Self {
+        match &self {
+            Self::Told { message: Message { help: None, .. }, .. } => self.with_help(help),
+            _ => self,
+        }
+    }
+
     /// Adds what to do about it, where something is known.
     #[must_use]
     pub(crate) fn with_help_if(self, help: Option<String>) -> Self {
@@ -513,8 +522,8 @@ fn first_line(text: &str, span: Span) -> Range<usize> {
     span.offset..span.offset + line.map_or(0, |line| line.trim_end().len())
 }
 
-/// A text in which lines with a place are no wider than the terminal: what is far from the first place in such a line is
-/// replaced by an ellipsis. The places move with the text; one that is no longer in it is where its line is cut.
+/// A text in which lines with a place are no wider than the terminal: what is far from the first place in such a line
+/// is replaced by an ellipsis. The places move with the text; one that is no longer in it is where its line is cut.
 fn clip_lines<'a>(text: &'a str, places: &mut [(Range<usize>, &String)], look: Look) -> Cow<'a, str> {
     let columns = look.width.saturating_sub(FRAME).max(NARROWEST_PART);
     let ellipsis = look.either("…", "...");
@@ -552,7 +561,10 @@ fn clip_lines<'a>(text: &'a str, places: &mut [(Range<usize>, &String)], look: L
 fn part_around(line: &str, place: Range<usize>, columns: usize) -> Range<usize> {
     // Ellipses on both sides, of three columns at most.
     let room = columns.saturating_sub(6);
-    let before = room.saturating_sub(width(&line[place.clone()]).min(room)) / 3;
+    let marked = width(&line[place.clone()]).min(room);
+    // As much before the place as leaves a third of the rest behind it, and all there is where little is behind it.
+    let behind = width(&line[place.end..]).min((room - marked) * 2 / 3);
+    let before = room - marked - behind;
     let mut start = place.start;
     let mut used = 0;
     for (offset, letter) in line[..place.start].char_indices().rev() {

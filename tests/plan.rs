@@ -91,3 +91,24 @@ fn what_a_stage_would_refuse_is_an_error_of_the_plan() {
         .ends_with(2)
         .warns("the model has");
 }
+
+/// Before anything ran, the rows of local files say how many steps a training will have.
+#[test]
+fn steps_are_known_ahead_of_a_first_run() {
+    let project = Project::new();
+    let row = "{\"question\": \"Who?\", \"answer\": \"Pip.\"}\n";
+    project.write("rows.jsonl", &row.repeat(50));
+    project.write("text.jsonl", "{\"text\": \"Who is Pip?\"}\n");
+    project.write(
+        "p.yaml",
+        "version: 1\nname: p\nstages:\n  text: { uses: dataset, with: { source: ./text.jsonl } }\n  \
+         rows: { uses: dataset, with: { source: ./rows.jsonl, column_map: { output: answer }, template: '{question}' } }\n  \
+         fresh: { uses: new_model, with: { text: text, vocab_size: 300, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, max_position_embeddings: 64 } }\n  \
+         tokens: { uses: tokenize, with: { dataset: rows, tokenizer: fresh, max_seq_len: 32 } }\n  \
+         adapter: { uses: train, with: { model: fresh, data: tokens, micro_batch_size: 8, epochs: 2 } }\n",
+    );
+    let planned = project.run(&["plan", "p.yaml"]).ends_with(0);
+    planned.says("50, if `tokens` has so many").says("optimizer steps").says("14 in 2 epochs");
+    let fewer = project.run(&["plan", "p.yaml", "rows.limit=20"]).ends_with(0);
+    fewer.says("20, if `tokens` has so many").says("6 in 2 epochs");
+}

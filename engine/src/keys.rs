@@ -401,6 +401,15 @@ pub(crate) fn base_folder(plan: &Plan) -> PathBuf {
 mod tests {
     use super::*;
 
+    #[test]
+    fn paths_that_mean_something_else_are_known() {
+        assert!(hint("meta-llama/Llama-3.2-1B").unwrap().contains("`repo: meta-llama/Llama-3.2-1B`"));
+        assert!(hint("~/rows.jsonl").unwrap().starts_with("`~` is not expanded"));
+        for path in ["data/rows.jsonl", "rows.jsonl", "./a/b", "a/b/c", "../a", "a/*"] {
+            assert_eq!(hint(path), None, "{path}");
+        }
+    }
+
     fn names(base: &Path, pattern: &str) -> Vec<String> {
         find(base, pattern, Span::default()).unwrap().files.into_iter().map(|(_, relative)| relative).collect()
     }

@@ -103,6 +103,21 @@ impl Preflight {
     }
 }
 
+impl Preflight {
+    /// Takes in what a survey of the sources expects. Where the parameters bound a number as well, the smaller holds.
+    pub(crate) fn take_expected(&mut self, expected: BTreeMap<String, Facts>) {
+        for (output, facts) in expected {
+            let known = self.outputs.entry(output).or_default();
+            for (name, value) in facts {
+                let bound = known.get(&name).and_then(Value::as_u64);
+                if bound.zip(value.as_u64()).is_none_or(|(bound, value)| value < bound) {
+                    known.insert(name, value);
+                }
+            }
+        }
+    }
+}
+
 /// Whether facts are those of a result, and not expected ones.
 pub fn is_known(facts: &Facts) -> bool {
     !facts.contains_key(EXPECTED)

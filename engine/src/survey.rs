@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::artifact::Facts;
 use crate::file::problem::Problem;
+use crate::protocol::FileGrant;
 
 /// The most that is read of one file, in bytes.
 pub const MOST_READ: u64 = 4 << 20;
@@ -22,6 +23,9 @@ pub const PINNED: &str = "@pinned";
 pub struct Survey {
     /// Facts that its outputs will have, whatever happens, by output. There may be others.
     pub outputs: BTreeMap<String, Facts>,
+    /// Facts that its outputs may be expected to have, by output: counts of rows. They are for estimates; nothing is
+    /// checked by them.
+    pub expected: BTreeMap<String, Facts>,
     /// What its sources show to be wrong.
     pub problems: Vec<Problem>,
 }
@@ -72,6 +76,17 @@ pub struct LocalFile {
 pub struct LocalFiles(pub(crate) BTreeMap<String, Vec<LocalFile>>);
 
 impl LocalFiles {
+    /// Files of this machine that a stage reads, by role.
+    pub(crate) fn granted(files: &BTreeMap<String, Vec<FileGrant>>) -> Self {
+        let local = |grant: &FileGrant| LocalFile {
+            path: grant.path.clone(),
+            extent: Extent::Whole,
+            relative: grant.relative.clone(),
+            name: grant.relative.clone(),
+        };
+        Self(files.iter().map(|(role, grants)| (role.clone(), grants.iter().map(local).collect())).collect())
+    }
+
     /// The files of a role, in order.
     pub fn files(&self, role: &str) -> &[LocalFile] {
         self.0.get(role).map_or(&[], Vec::as_slice)

@@ -15,6 +15,7 @@ use crate::lock_file::{self, LockError, LockFile};
 use crate::plan::{Plan, PlannedStage, ResolvedInput, Wanted};
 use crate::preflight::{self, Preflight};
 use crate::stage::InputFacts;
+use crate::survey::LocalFiles;
 
 mod causes;
 mod edits;
@@ -183,7 +184,10 @@ fn forecast(past: &Past<'_>, now: &Present<'_>, unknown: usize) -> Result<StageF
 fn look_ahead(past: &Past<'_>, now: &Present<'_>, forecast: &mut StageForecast) -> Result<(), ExplainError> {
     let Present { stage, facts, .. } = now;
     let placed = |problem: Problem| problem.placed(&stage.field_spans);
-    let preflight = stage.preflight(facts);
+    let mut preflight = stage.preflight(facts);
+    // What is wrong with the sources is for the checks to say.
+    let survey = stage.bound.survey(&preflight::known(facts), &LocalFiles::granted(&now.outside.files), stage.span);
+    preflight.take_expected(survey.expected);
     let warnings = preflight.warnings.into_iter().map(placed).collect();
     forecast.preflight = Preflight { warnings, ..preflight };
     forecast.last_run = past.history.last_run(&past.plan.name, &stage.id)?;

@@ -221,14 +221,21 @@ fn locate(root: &Node, mut segments: Vec<Segment>) -> Result<Vec<Segment>, Box<P
     if FILE_KEYS.contains(&first.name.as_str()) {
         return Ok(segments);
     }
+    let has_field = |stage: &&&str| {
+        let with = root.get("stages").and_then(|stages| stages.get(stage)?.get("with"));
+        with.is_some_and(|with| with.get(&first.name).is_some())
+    };
+    let path = segments.iter().map(|segment| segment.name.as_str()).collect::<Vec<_>>().join(".");
+    let meant = stages.iter().find(has_field).map(|stage| format!("did you mean `{stage}.{path}`?"));
     let known: Vec<&str> = stages.into_iter().chain(FILE_KEYS).collect();
+    let help = meant.or_else(|| suggest::help(&first.name, "an override begins with one of", known.iter().copied()));
     Err(Problem::error(
         "unknown-stage",
         first.span,
         format!("the override sets `{}`, which is no stage", first.name),
         "not declared by any stage",
     )
-    .with_help_if(suggest::help(&first.name, "an override begins with one of", known.iter().copied()))
+    .with_help_if(help)
     .into())
 }
 

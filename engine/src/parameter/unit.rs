@@ -90,6 +90,10 @@ fn read_quantity(node: &Node, reader: &mut Reader, expected: &str, units: &[(&st
 }
 
 fn quantity(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    // Nothing is nothing in any unit.
+    if text == "0" {
+        return Some(0);
+    }
     let letters = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
     let (number, unit) = text.split_at(letters);
     let factor = units.iter().find(|(name, _)| *name == unit.trim_start()).map(|(_, factor)| *factor)?;

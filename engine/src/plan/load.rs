@@ -312,12 +312,17 @@ pub(super) fn read_included(path: &Path) -> Result<String, Rejected> {
 fn text(path: &Path, opened: io::Result<File>) -> Result<String, Rejected> {
     let name = path.display();
     let bytes = opened.and_then(read_bytes).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => unread(path, "file-missing", format!("there is no file `{name}`")),
-        io::ErrorKind::IsADirectory => unread(path, "file-unreadable", format!("`{name}` is a folder")),
-        _ => unread(path, "file-unreadable", format!("cannot read `{name}`: {error}")),
+        io::ErrorKind::NotFound => {
+            unread(path, "file-missing", format!("there is no file `{name}`"), instead_of_missing(path))
+        }
+        io::ErrorKind::IsADirectory => {
+            unread(path, "file-unreadable", format!("`{name}` is a folder"), listed(&pipeline_files(path)))
+        }
+        _ => unread(path, "file-unreadable", format!("cannot read `{name}`: {error}"), None),
     })?;
     if bytes.len() > MAX_BYTES {
-        return Err(unread(path, "too-large", format!("`{name}` is too large: at most {MAX_BYTES} bytes are read")));
+        let message = format!("`{name}` is too large: at most {MAX_BYTES} bytes are read");
+        return Err(unread(path, "too-large", message, None));
     }
     String::from_utf8(bytes).map_err(|error| not_utf8(path, &error))
 }
@@ -330,8 +335,39 @@ fn read_bytes(file: File) -> io::Result<Vec<u8>> {
 }
 
 /// A file of which there is no text to show.
-fn unread(path: &Path, code: &'static str, message: String) -> Rejected {
-    rejected(path, String::new(), |span| Problem::error(code, span, message, ""))
+fn unread(path: &Path, code: &'static str, message: String, help: Option<String>) -> Rejected {
+    rejected(path, String::new(), |span| Problem::error(code, span, message, "").with_help_if(help))
+}
+
+/// What a file that is not there may have been meant for.
+fn instead_of_missing(path: &Path) -> Option<String> {
+    if path == Path::new("-") {
+        return Some("standard input is `/dev/stdin`".to_owned());
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let found = pipeline_files(folder);
+    let near = suggest::nearest(&path.display().to_string(), &found);
+    near.map(|near| format!("did you mean `{near}`?")).or_else(|| listed(&found))
+}
+
+/// The files of a folder that end as pipeline files do, in order.
+fn pipeline_files(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let is_pipeline = |path: &Path| path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml");
+    let mut found: Vec<String> = entries
+        .map(|entry| entry.path())
+        .filter(|path| is_pipeline(path))
+        .map(|path| path.strip_prefix(".").unwrap_or(&path).display().to_string())
+        .collect();
+    found.sort();
+    found
+}
+
+fn listed(files: &[String]) -> Option<String> {
+    const MOST: usize = 6;
+    let names: Vec<String> = files.iter().take(MOST).map(|name| format!("`{name}`")).collect();
+    let more = if files.len() > MOST { ", …" } else { "" };
+    (!names.is_empty()).then(|| format!("pipeline files there: {}{more}", names.join(", ")))
 }
 
 fn not_utf8(path: &Path, error: &std::string::FromUtf8Error) -> Rejected {

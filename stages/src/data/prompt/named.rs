@@ -21,8 +21,8 @@ pub(super) const CHATML: &str = "{%- for message in messages %}\
     {%- endfor %}\
     {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
 
-/// Every template of a name. Sources: the `chat_template` of Llama 3, Qwen 2.5, Gemma 2, Mistral v0.3, Phi 3, Zephyr and
-/// DeepSeek LLM; Alpaca and Vicuna v1.5 have none, and their prompts are those of Stanford's and LMSYS's own code.
+/// Every template of a name. Sources: the `chat_template` of Llama 3, Qwen 2.5, Gemma 2, Mistral v0.3, Phi 3, Zephyr
+/// and DeepSeek LLM; Alpaca and Vicuna v1.5 have none, and their prompts are those of Stanford's and LMSYS's own code.
 pub(super) const ALL: &[NamedTemplate] = &[
     NamedTemplate { name: "chatml", text: CHATML, special_tokens: &["<|im_start|>", "<|im_end|>"] },
     NamedTemplate {

@@ -1,5 +1,8 @@
 //! How many rows a dataset will have, as far as its parameters bound them.
 
+use std::collections::BTreeMap;
+
+use engine::artifact::Facts;
 use engine::parameter::Reference;
 use engine::preflight::Preflight;
 use engine::stage::InputFacts;
@@ -7,6 +10,7 @@ use engine::stage::InputFacts;
 use super::arrange::{ROWS, TEST, TRAIN};
 use super::mapping;
 use super::parameters::{DatasetParams, Mix};
+use super::split::RowRange;
 
 /// The rows of each output, where they follow from the split, a limit or the datasets that are joined, and what a row
 /// is, where that follows from a template or `column_map`.
@@ -17,16 +21,31 @@ pub(super) fn preflight(params: &DatasetParams, inputs: &InputFacts) -> Prefligh
         let shape = serde_json::to_value(shape).expect("a shape is JSON");
         outputs.iter().for_each(|output| ahead.expect(output, "shape", shape.clone()));
     }
-    let Some(rows) = rows(params, inputs) else { return ahead };
-    match &params.train_test_split {
-        None => ahead.expect(ROWS, "rows", rows),
-        Some(split) => {
-            let test = split.test_rows(rows).min(rows);
-            ahead.expect(TRAIN, "rows", rows - test);
-            ahead.expect(TEST, "rows", test);
-        }
+    for (output, rows) in rows(params, inputs).map(|rows| divided(params, rows)).unwrap_or_default() {
+        ahead.expect(output, "rows", rows);
     }
     ahead
+}
+
+/// The rows of each output, where the sources have so many and a filter does not decide.
+pub(super) fn of_source(params: &DatasetParams, rows: u64) -> BTreeMap<String, Facts> {
+    let ranges = params.split.ranges(|_| Some(rows)).ok().filter(|_| params.filter.is_none());
+    let taken = |range: &RowRange| range.rows.end.min(rows).saturating_sub(range.rows.start);
+    let Some(taken) = ranges.map(|ranges| ranges.iter().map(taken).sum::<u64>()) else { return BTreeMap::new() };
+    let divided = divided(params, params.limit.map_or(taken, |limit| taken.min(limit)));
+    let facts = |rows: u64| Facts::from_iter([("rows".to_owned(), rows.into())]);
+    divided.into_iter().map(|(output, rows)| (output.to_owned(), facts(rows))).collect()
+}
+
+/// The rows of each output, of so many in all.
+fn divided(params: &DatasetParams, rows: u64) -> Vec<(&'static str, u64)> {
+    match &params.train_test_split {
+        None => vec![(ROWS, rows)],
+        Some(split) => {
+            let test = split.test_rows(rows).min(rows);
+            vec![(TRAIN, rows - test), (TEST, test)]
+        }
+    }
 }
 
 fn rows(params: &DatasetParams, inputs: &InputFacts) -> Option<u64> {
@@ -52,7 +71,6 @@ fn of_the_split(params: &DatasetParams) -> Option<u64> {
         return None;
     }
     let ranges = params.split.ranges(|_| Some(u64::MAX)).ok()?;
-    let bounded =
-        |range: &super::split::RowRange| (range.rows.end != u64::MAX).then(|| range.rows.end - range.rows.start);
+    let bounded = |range: &RowRange| (range.rows.end != u64::MAX).then(|| range.rows.end - range.rows.start);
     ranges.iter().map(bounded).sum()
 }

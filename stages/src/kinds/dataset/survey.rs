@@ -2,6 +2,7 @@
 //! whether the rows can be used.
 
 use std::fs;
+use std::io::Read as _;
 use std::ops::{ControlFlow, Range};
 
 use engine::artifact::Facts;
@@ -13,13 +14,13 @@ use engine::survey::{Extent, LocalFile, LocalFiles, MOST_READ, PINNED, Survey};
 
 use super::arrange::{ROWS, TEST, TRAIN};
 use super::flaw::{Flaw, Reason};
-use super::form::{Form, SourceFile};
+use super::form::{Compression, Form, Format, SourceFile};
 use super::hub_metadata::{self, FIRST_BYTES, README};
 use super::parameters::{DatasetParams, OnBadRow, WeightedRows};
 use super::read::Reading;
 use super::recipe::{Misfit, Recipe};
 use super::source::{LocalSource, Source};
-use super::{expression, first_with_columns, mapping};
+use super::{expression, first_with_columns, mapping, preflight};
 use crate::data::artifact::RowsFacts;
 
 const ROWS_TRIED: u64 = 64;
@@ -30,6 +31,7 @@ pub(super) fn survey(params: &DatasetParams, inputs: &InputFacts, files: &LocalF
     let facts = match (&params.source, &params.datasets) {
         (Some(Source::Local(sources)), None) => {
             let files = source_files(sources, files, &mut survey.problems);
+            survey.expected = lines(&files).map(|rows| preflight::of_source(params, rows)).unwrap_or_default();
             of_files(params, &params.reading(), &files, Trial::FirstRows, span, &mut survey.problems)
         }
         (Some(Source::Hub { .. }), None) => match files.files(PINNED) {
@@ -128,6 +130,30 @@ fn source_files(sources: &[LocalSource], files: &LocalFiles, problems: &mut Vec<
         }
     }
     found
+}
+
+/// How many rows files have that hold one per line, as far as they are read ahead: of a longer one as many as its
+/// length lets expect. Quoted line breaks of CSV count as rows; nothing is checked by this number.
+fn lines(files: &[SourceFile]) -> Option<u64> {
+    let of_file = |file: &SourceFile| {
+        let (header, is_plain) = match file.form.format {
+            Format::JsonLines | Format::Text => (0, true),
+            Format::Csv | Format::Tsv => (1, true),
+            Format::Json | Format::Parquet | Format::Arrow => (0, false),
+        };
+        if !is_plain || file.form.compression != Compression::None {
+            return None;
+        }
+        let mut begin = Vec::new();
+        let opened = fs::File::open(&file.path).ok()?;
+        let length = opened.metadata().ok()?.len();
+        opened.take(MOST_READ).read_to_end(&mut begin).ok()?;
+        let found = begin.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii().is_empty()).count() as u64;
+        let read = begin.len() as u64;
+        let all = if read < length { (found as f64 * length as f64 / read as f64).round() as u64 } else { found };
+        Some(all.saturating_sub(header))
+    };
+    files.iter().map(of_file).sum()
 }
 
 /// What rows of files are, as far as the first file tells; what is wrong with it is reported.

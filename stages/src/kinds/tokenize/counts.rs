@@ -72,6 +72,17 @@ impl Counts {
         facts.equal_pairs = self.equal;
     }
 
+    /// Why rows are left out, and what would keep them.
+    fn why_dropped(&self) -> String {
+        let without_target = self.dropped - self.too_long;
+        let reasons = [
+            (self.too_long, "longer than `max_seq_len` (raise it, or set `on_too_long: truncate`)"),
+            (without_target, "without a token to learn (an empty answer, or a prompt that fills `max_seq_len`)"),
+        ];
+        let reasons = reasons.iter().filter(|(count, _)| *count > 0).map(|(count, why)| format!("{count} {why}"));
+        reasons.collect::<Vec<_>>().join(", ")
+    }
+
     /// Says what became of the rows, `taken_over` of which an earlier result had.
     pub(super) fn report(&self, facts: &TokensFacts, taken_over: u64, context: &mut StageContext) {
         let mut text = self.text(facts);
@@ -85,7 +96,7 @@ impl Counts {
         }
         context.report_detail(text);
         if self.dropped > 0 {
-            context.warn(format!("{} of {} rows are left out and not trained on", self.dropped, self.read));
+            context.warn(format!("{} of {} rows are not trained on: {}", self.dropped, self.read, self.why_dropped()));
         }
         if self.sanitized > 0 {
             context.warn(format!(

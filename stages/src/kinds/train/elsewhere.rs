@@ -1,5 +1,5 @@
-//! Keys of other trainers (transformers, axolotl, LLaMA-Factory, ms-swift, torchtune) that name matching cannot lead to a
-//! key of ours, with what to write instead.
+//! Keys of other trainers (transformers, axolotl, LLaMA-Factory, ms-swift, torchtune) that name matching cannot lead to
+//! a key of ours, with what to write instead.
 
 pub(super) const KEYS: &[(&str, &str)] = &[
     ("bf16", "write `dtype: bf16`"),
