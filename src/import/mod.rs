@@ -143,7 +143,13 @@ pub(crate) fn run(args: &ImportArgs, global: &Global) -> Result<(), Failure> {
             return Err(Failure::wrong(message));
         }
     }
-    let Some(pipeline) = pipeline else { return Err(Failure::Shown(Exit::Wrong)) };
+    let Some(pipeline) = pipeline else {
+        let only_missing = problems.iter().all(|problem| problem.code == "not-carried-over");
+        if only_missing && !args.partial && args.format == Format::Text && job_can_be_read(&imported.problems) {
+            terminal::tell_line("`--partial` writes the rest");
+        }
+        return Err(Failure::Shown(Exit::Wrong));
+    };
     match (&args.output, args.format) {
         (Some(output), _) => write(output, pipeline, args.overwrite),
         (None, Format::Text) => {
@@ -152,6 +158,11 @@ pub(crate) fn run(args: &ImportArgs, global: &Global) -> Result<(), Failure> {
         }
         (None, Format::Json) => Ok(()),
     }
+}
+
+/// Whether there is a job, of which only parts are missing.
+fn job_can_be_read(problems: &[Problem]) -> bool {
+    problems.iter().all(|problem| problem.severity == Severity::Warning)
 }
 
 fn taken(output: &Path) -> Failure {
