@@ -126,11 +126,13 @@ fn each_case_of(tool: &str) {
         let project = project();
         let ran = import(&project, case);
         writeln!(said, "=== {}", case.name).unwrap();
-        // Where nothing can be written, the problem is among the lists.
-        let json = if ran.stdout.is_empty() { Value::Null } else { ran.json() };
-        if json == Value::Null {
-            panic!("{tool}, {}: {ran}", case.name);
+        if ran.stdout.is_empty() {
+            // No command that trains.
+            let ran = ran.ends_with(2).warns("[not-carried-over]");
+            writeln!(said, "{}", ran.stderr.lines().next().unwrap().trim()).unwrap();
+            continue;
         }
+        let json = ran.json();
         said += &summary(&json, base.as_ref());
         if json["pipeline"].is_null() {
             assert_eq!(ran.code, Some(2), "{tool}, {}: {ran}", case.name);

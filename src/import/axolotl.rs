@@ -57,6 +57,7 @@ pub(super) fn keys() -> Keys {
         .same("default_system_message", "tokens.system_prompt")
         .read("sample_packing=false", "packs")
         .read("sample_packing_sequentially=false", "packs.strategy")
+        .read("curriculum_sampling=false", "train.shuffle")
         .read("gradient_accumulation_steps=1", "train.gradient_accumulation_steps")
         .read("micro_batch_size=1", "train.micro_batch_size")
         .read("num_epochs=1.0", "train.epochs")
@@ -301,7 +302,6 @@ pub(super) fn keys() -> Keys {
                 "unfrozen_parameters",
                 "eval_sequence_len",
                 "min_sample_len",
-                "curriculum_sampling",
                 "use_pose",
                 "pose_split_on_token_ids",
                 "pose_max_context_len",
@@ -503,6 +503,9 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, places:
     schedule(reading);
     hugging_face::training(reading, &mut job, &NAMES, devices);
     when(reading, &job);
+    if reading.flag("curriculum_sampling") {
+        reading.put("curriculum_sampling", "train.shuffle", false);
+    }
     if let Some(plugins) = reading.is_given("plugins").then(|| reading.texts("plugins")) {
         let unknown = plugins.iter().find(|plugin| !plugin.contains("liger") && !plugin.contains("cut_cross_entropy"));
         match unknown {

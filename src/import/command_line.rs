@@ -180,7 +180,10 @@ fn is_no_command(word: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> (Vec<(Vec<(String, String)>, Vec<String>)>, Vec<Problem>) {
+    /// The variables of a command, and its words.
+    type Plain = (Vec<(String, String)>, Vec<String>);
+
+    fn read(text: &str) -> (Vec<Plain>, Vec<Problem>) {
         let mut problems = Vec::new();
         let commands = commands(SourceId(0), text, &mut problems);
         let texts = |words: Vec<Word>| words.into_iter().map(|word| word.text).collect();

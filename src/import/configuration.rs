@@ -230,11 +230,13 @@ impl<'a> Call<'a> {
                     let value = Node { span: word.span, value: scalar::plain(value) };
                     entries.push(Entry { key: key.to_owned(), key_span: word.span, value });
                 }
-                (None, _) if word.text == "..." || word.text == "…" || entries.is_empty() => {
-                    let what =
-                        if entries.is_empty() { "a word without its `--key`" } else { "arguments that are left out" };
+                (None, _) if word.text == "..." || word.text == "…" => {
+                    let message = "arguments that are left out are not carried over";
+                    problems.push(Problem::error("not-carried-over", word.span, message, "stands for others"));
+                }
+                (None, _) if entries.is_empty() => {
                     let message = format!("`{}` is no argument", word.text);
-                    problems.push(Problem::error("bad-value", word.span, message, what));
+                    problems.push(Problem::error("bad-value", word.span, message, "a word without its `--key`"));
                 }
                 (None, _) => {
                     let item = Node { span: word.span, value: scalar::plain(&word.text) };

@@ -143,7 +143,13 @@ pub(crate) fn run(args: &ImportArgs, global: &Global) -> Result<(), Failure> {
             return Err(Failure::wrong(message));
         }
     }
-    let Some(pipeline) = pipeline else { return Err(Failure::Shown(Exit::Wrong)) };
+    let Some(pipeline) = pipeline else {
+        let only_missing = problems.iter().all(|problem| problem.code == "not-carried-over");
+        if only_missing && !args.partial && args.format == Format::Text && job_can_be_read(&imported.problems) {
+            terminal::tell_line("`--partial` writes the rest");
+        }
+        return Err(Failure::Shown(Exit::Wrong));
+    };
     match (&args.output, args.format) {
         (Some(output), _) => write(output, pipeline, args.overwrite),
         (None, Format::Text) => {
@@ -152,6 +158,11 @@ pub(crate) fn run(args: &ImportArgs, global: &Global) -> Result<(), Failure> {
         }
         (None, Format::Json) => Ok(()),
     }
+}
+
+/// Whether there is a job, of which only parts are missing.
+fn job_can_be_read(problems: &[Problem]) -> bool {
+    problems.iter().all(|problem| problem.severity == Severity::Warning)
 }
 
 fn taken(output: &Path) -> Failure {
@@ -202,6 +213,11 @@ fn find(args: &ImportArgs, sources: &mut Sources) -> Result<Configuration, Failu
             configuration::of_commands(source, &command, sources, &mut problems)
         }
     };
+    for problem in problems.iter_mut().filter(|problem| args.partial && problem.code == "not-carried-over") {
+        problem.severity = Severity::Warning;
+    }
+    let verb = found.as_ref().and_then(|found| found.verb.as_ref());
+    problems.extend(verb.and_then(|(verb, span)| no_training(verb, *span)));
     if problems.iter().any(|problem| problem.severity == Severity::Error) {
         return Err(Rejected::new(std::mem::take(sources), problems).into());
     }
@@ -248,9 +264,6 @@ fn read(configuration: &Configuration, places: &Places, sources: &mut Sources) -
         _ => &[],
     };
     let mut reading = Reading::new(name, keys, entries);
-    if let Some((verb, span)) = verb {
-        check_verb(&mut reading, *tool, verb, *span);
-    }
     if let Some((recipe, span)) = &configuration.recipe {
         torchtune::recipe(&mut reading, recipe, *span);
     }
@@ -307,19 +320,16 @@ fn publish_target(output: &str, parameters: &parameters::Parameters, places: &Pl
 }
 
 /// Commands other than those that fine-tune have no job to read.
-fn check_verb(reading: &mut Reading<'_>, tool: Tool, verb: &str, span: Span) {
-    let what = match (tool, verb) {
-        (_, "train" | "run" | "sft" | "pt") => return,
-        (_, "rlhf" | "dpo" | "kto" | "grpo" | "reward" | "rloo") => {
-            "preference training and the like are not there yet"
-        }
-        (_, "export" | "merge-lora") => "merging is a `merge` stage: docs/stages/merge.md",
-        (_, "infer" | "inference" | "chat") => "asking is a `generate` stage: docs/stages/generate.md",
-        (_, "eval" | "evaluate") => "measuring is an `evaluate` stage: docs/stages/evaluate.md",
+fn no_training(verb: &str, span: Span) -> Option<Problem> {
+    let what = match verb {
+        "train" | "run" | "sft" | "pt" => return None,
+        "rlhf" | "dpo" | "kto" | "grpo" | "reward" | "rloo" => "preference training and the like are not there yet",
+        "export" | "merge-lora" => "merging is a `merge` stage: docs/stages/merge.md",
+        "infer" | "inference" | "chat" => "asking is a `generate` stage: docs/stages/generate.md",
+        "eval" | "evaluate" => "measuring is an `evaluate` stage: docs/stages/evaluate.md",
         _ => "no command that trains",
     };
-    let problem = Problem::error("not-carried-over", span, format!("`{verb}` is not carried over"), what);
-    reading.problems.push(problem);
+    Some(Problem::error("not-carried-over", span, format!("`{verb}` is not carried over"), what))
 }
 
 /// What `pipeline validate` finds in the file, where it is not fine.

@@ -296,7 +296,11 @@ impl<'a> Reading<'a> {
     }
 
     fn plain(&mut self, name: &'static str, path: &str, becomes: Becomes) {
-        let value = numeric(self.value(name));
+        let value = match kind(path) {
+            Kind::Number => self.number(name).map_or(Value::Null, |_| numeric(self.value(name))),
+            Kind::Flag => self.choice(name).map_or(Value::Null, Value::Bool),
+            Kind::Any => self.value(name),
+        };
         match (becomes, value) {
             (_, Value::Null) => {}
             (Becomes::Whole(_), Value::Float(value)) if value.fract() == 0.0 => self.put(name, path, value as i64),
@@ -326,6 +330,48 @@ impl<'a> Reading<'a> {
 /// What is said of a key that a tool does not have, or that is not known here.
 pub(super) fn unknown_key(key: &str, span: Span, tool: &str) -> Problem {
     Problem::error("unknown-key", span, format!("`{key}` is no key of {tool}"), "not known here")
+}
+
+/// What a parameter holds, where a string can be told to be none.
+enum Kind {
+    Number,
+    Flag,
+    Any,
+}
+
+fn kind(path: &str) -> Kind {
+    const NUMBERS: &[&str] = &[
+        "rank",
+        "alpha",
+        "dropout",
+        "learning_rate",
+        "learning_rate_ratio",
+        "weight_decay",
+        "eps",
+        "momentum",
+        "neftune_noise_alpha",
+        "clip_grad_norm",
+        "label_smoothing",
+        "num_cycles",
+        "warmup_steps",
+        "epochs",
+        "max_steps_per_epoch",
+    ];
+    const FLAGS: &[&str] = &[
+        "use_dora",
+        "use_rslora",
+        "apply_lora_to_mlp",
+        "apply_lora_to_output",
+        "shuffle",
+        "nesterov",
+        "activation_checkpointing",
+    ];
+    let name = path.rsplit('.').next().unwrap_or(path);
+    match (NUMBERS.contains(&name), FLAGS.contains(&name)) {
+        (true, _) => Kind::Number,
+        (_, true) => Kind::Flag,
+        (false, false) => Kind::Any,
+    }
 }
 
 fn default_value(text: &str) -> Value {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use engine::file::problem::{Problem, Severity};
-use engine::file::source::Sources;
+use engine::file::source::{SourceId, Sources};
 use serde_json::{Value as Json, json};
 
 use super::job::Method;
@@ -48,7 +48,11 @@ impl Report<'_> {
         let _ = writeln!(text, "\n{title}:");
         for item in items {
             let place = match item.span {
-                Some(span) => format!(" (line {})", self.sources.line_column(span).0),
+                Some(span) if span.source == SourceId(0) => format!(" (line {})", self.sources.line_column(span).0),
+                Some(span) => {
+                    let name = self.sources.get(span.source).map_or("", |source| source.name.as_str());
+                    format!(" ({name}, line {})", self.sources.line_column(span).0)
+                }
                 None => format!(" (default of {})", self.tool),
             };
             let becomes = item.becomes.as_deref().map_or_else(String::new, |path| format!(" → {}", self.path(path)));

@@ -20,7 +20,10 @@ const LLAMA3: &str = "{{ bos_token }}{% for message in messages %}<|start_header
 
 /// The turns of torchtune's `Qwen2Tokenizer` and `Qwen2_5Tokenizer`; headers of answers are trained there.
 const QWEN2: &str = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\
-{% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}";
+{% if message['role'] != 'assistant' or not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}";
+
+const APART: &str = "the words of a template are encoded apart from those that they surround there, so that a token never lies \
+                     on both sides; here a turn is encoded as one text";
 
 /// How a tokenizer of torchtune puts turns into words.
 pub(super) struct Tokenizer {
@@ -65,6 +68,11 @@ pub(super) fn tokenizer(reading: &mut Reading<'_>, root: &Node) -> Tokenizer {
         below.nothing("_component_", "prompt and response follow each other as they are");
     }
     tokenizer.max_seq_len = below.whole("max_seq_len");
+    if tokenizer.max_seq_len.is_some() && tokenizer.template == Some(QWEN2) {
+        let reason = "with a limit torchtune's Qwen tokenizers mask the last token of every row, so that the end of an \
+                      answer is not trained; here it is";
+        below.differs("max_seq_len", reason);
+    }
     tokenizer.prompt_template = prompt_template(&mut below, node);
     below.finish();
     let found = reading.take(below);
@@ -81,7 +89,7 @@ fn prompt_template(below: &mut Reading<'_>, node: &Node) -> Option<(String, Stri
             Some((texts.get(0)?.as_str()?.to_owned(), texts.get(1)?.as_str()?.to_owned()))
         };
         if entries.iter().all(|entry| entry.key == "user") {
-            below.nothing("prompt_template", "around the user's turn");
+            below.differs("prompt_template", APART);
             return around("user");
         }
         below.missing("prompt_template", "texts around turns of others than the user");
@@ -90,7 +98,7 @@ fn prompt_template(below: &mut Reading<'_>, node: &Node) -> Option<(String, Stri
     let (name, _) = component(Some(template)).unwrap_or_default();
     match named(&name) {
         Some((before, behind)) => {
-            below.nothing("prompt_template", "around the user's turn");
+            below.differs("prompt_template", APART);
             Some((before.to_owned(), behind.to_owned()))
         }
         None => {
@@ -362,6 +370,10 @@ fn pair(below: &mut Reading<'_>, map: &[(String, String)], input: &str, output: 
     let user = match (template.as_deref(), &around) {
         (Some("AlpacaInstructTemplate"), _) => alpaca(&column("instruction"), &column("input")),
         (_, None) => rows::column(&prompt),
+        // `Llama3Tokenizer` strips each part of a turn.
+        (None, Some((before, behind))) if tokenizer.template == Some(LLAMA3) => {
+            format!("{} ~ {}|trim ~ {}", text(before.trim()), rows::column(&prompt), text(behind.trim()))
+        }
         (_, Some((before, behind))) => format!("{} ~ {} ~ {}", text(before), rows::column(&prompt), text(behind)),
     };
     let system = below.text("new_system_prompt");
