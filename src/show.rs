@@ -223,9 +223,10 @@ fn print_field(out: &mut dyn Write, field: &Field, look: Look) -> io::Result<()>
 
 /// The line above a document of a pack.
 fn border(number: usize, document: &DocumentView, look: Look) -> String {
-    let DocumentView { tokens, trained, .. } = document;
+    let DocumentView { role, tokens, trained, .. } = document;
     let line = look.either("──", "--");
-    let title = format!("{line} document {number}: {}, {trained} trained ", words::plural(*tokens, "token"));
+    let role = role.as_ref().map_or_else(String::new, |role| format!(" ({role})"));
+    let title = format!("{line} document {number}{role}: {}, {trained} trained ", words::plural(*tokens, "token"));
     let rest = look.width.min(80).saturating_sub(crate::table::width(&title));
     look.paint("2", &format!("{title}{}", look.either("─", "-").repeat(rest)))
 }
@@ -271,6 +272,7 @@ mod tests {
     #[test]
     fn trained_text_stands_in_brackets_and_documents_have_borders() {
         let document = |text: &str| DocumentView {
+            role: None,
             tokens: 4,
             trained: 2,
             segments: vec![segment("Who?\nMe: ", false), segment(text, true)],
@@ -285,7 +287,12 @@ mod tests {
 
     #[test]
     fn a_huge_row_is_cut_and_says_so() {
-        let long = DocumentView { tokens: 9000, trained: 0, segments: vec![segment(&"word ".repeat(9000), false)] };
+        let long = DocumentView {
+            role: None,
+            tokens: 9000,
+            trained: 0,
+            segments: vec![segment(&"word ".repeat(9000), false)],
+        };
         let text = printed(&RowView::Tokens { index: 0, documents: vec![long.clone(); 40], padding: 0 }, PIPE);
         assert!(text.contains("… 41000 characters left out …") && text.contains("… and 8 more documents"), "{text}");
         assert!(text.len() < 32 * 5000, "{} bytes", text.len());

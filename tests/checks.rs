@@ -238,8 +238,8 @@ fn damaged_weights_on_the_hub_are_found_by_their_headers() {
 fn a_model_that_is_not_computed_here_is_refused_by_its_configuration() {
     let (weights, header) = weights(4000);
     let hub = model(&weights);
-    hub.put("config.json", b"{\"model_type\": \"mamba\"}");
-    OnHub::new(&hub, BASE).is_refused("bad-checkpoint", "model.safetensors", header).warns("mamba");
+    hub.put("config.json", br#"{"model_type": "bert", "architectures": ["BertForMaskedLM"]}"#);
+    OnHub::new(&hub, BASE).is_refused("bad-checkpoint", "model.safetensors", header).warns("BertForMaskedLM");
 }
 
 #[test]

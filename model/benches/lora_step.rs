@@ -33,8 +33,8 @@ use model::init::{Fill, NewModel, fresh_tensor};
 use model::memory::Module;
 use model::ops::Compute;
 use model::parameter::Keep;
-use model::peft::AdapterConfig;
 use model::peft::targets::{ALL_LINEAR, all_linear};
+use model::peft::{AdapterConfig, Modules};
 use model::random::{Address, Purpose, Stream};
 use model::trainer::{AdamW, Optimizer, Recompute, TrainOptions, Trained, Trainer};
 use profile::Profile;
@@ -234,7 +234,7 @@ fn run<B: Blocks>(ops: B, arguments: &Arguments) -> Result<Measured, Box<dyn Err
     let flop = arguments.flop(&config);
     let keep = if arguments.trained == Trained::Weights { Keep::Trainable } else { Keep::Frozen };
     let targets = match arguments.targets.as_str() {
-        ALL_LINEAR => all_linear(&config),
+        ALL_LINEAR => all_linear(&Modules::from(&config)),
         names => names.split(',').map(str::to_owned).collect(),
     };
     let mut decoder = match arguments.stored {

@@ -17,7 +17,7 @@ use model::init::{Fill, fresh_tensor};
 use model::ops::{Compute, Ops};
 use model::optimizer::StateValues;
 use model::parameter::Keep;
-use model::peft::{Adapter, AdapterConfig, TargetModules};
+use model::peft::{Adapter, AdapterConfig, Modules, TargetModules};
 use model::trainer::{AdamW, Optimizer, Recompute, TrainOptions, Trained, TrainedTensor, Trainer};
 
 fn cpu(threads: usize) -> Arc<Cpu> {
@@ -295,7 +295,7 @@ fn first_values_are_the_same_without_a_decoder() {
             (Decoder::load(Arc::clone(&ops), &folder, Keep::Frozen).unwrap(), Checkpoint::open(&folder).unwrap());
         for (kind, settings) in kinds() {
             let expected = decoder.fresh_adapter(&settings, 7).unwrap();
-            let mut found = Adapter::fresh(decoder.config(), &files, &settings, 7).unwrap();
+            let mut found = Adapter::fresh(&Modules::from(decoder.config()), &files, &settings, 7).unwrap();
             for (name, module) in &mut found.modules {
                 // Norms are summed in another order.
                 let expected = expected.modules[name].magnitude.clone();

@@ -1,15 +1,19 @@
 //! What stage kinds say ahead about the models they read and make.
 
 use engine::artifact::Facts;
+use engine::file::problem::Problem;
+use engine::file::source::Span;
 use engine::parameter::Reference;
 use engine::preflight::Preflight;
 use engine::stage::InputFacts;
 use model::checkpoint::Dtype;
-use model::config::Config;
+use model::config::{Architecture, Config, Outline};
 use serde_json::Value;
 
+use crate::compute::backend::Backend;
 use crate::compute::checkpoint::CONFIG;
 use crate::compute::precision::Precision;
+use crate::compute::torch;
 
 /// What a process of ours takes before it loads anything, in bytes; the pages of the program itself are those of a
 /// file.
@@ -22,6 +26,32 @@ pub(crate) fn model_config(reference: &Reference, inputs: &InputFacts) -> Option
 
 fn config_of(facts: &Facts) -> Option<Config> {
     Config::from_json(&facts.get(CONFIG)?.to_string()).ok()
+}
+
+/// What is known of a model that a stage reads, where its facts tell that it is not native.
+pub(crate) fn not_native(reference: &Reference, inputs: &InputFacts) -> Option<Outline> {
+    match Architecture::from_json(&reference.facts_in(inputs)?.get(CONFIG)?.to_string()).ok()? {
+        Architecture::Native(_) => None,
+        Architecture::Transformers(outline) => Some(outline),
+    }
+}
+
+/// Says of a model that is not native who computes it, and that nothing is estimated of its memory.
+pub(crate) fn say_not_native(
+    backend: Backend,
+    model: &Reference,
+    inputs: &InputFacts,
+    span: Span,
+    ahead: &mut Preflight,
+) {
+    let Some(outline) = not_native(model, inputs) else { return };
+    let text = format!("computed by transformers; not native (`{}`): memory is not estimated", outline.model_type);
+    ahead.figure("model", outline.model_type.as_str(), text);
+    if backend == Backend::Auto && !torch::is_installed() {
+        let message = format!("`{}` needs the torch worker, which is not installed here", outline.model_type);
+        let problem = Problem::warning("no-device", span, message, "nothing here computes it");
+        ahead.warnings.push(problem.with_help(format!("install the worker: {}", torch::how_to_install())));
+    }
 }
 
 /// Says that an output will be a model of the same configuration as one that is read.

@@ -244,7 +244,10 @@ fn a_model_that_cannot_be_computed_is_refused_by_name() {
     let root = tempfile::tempdir().unwrap();
     for (config, said) in [
         (CONFIG.replace(r#""LlamaForCausalLM""#, r#""LlamaForTokenClassification""#), "LlamaForTokenClassification"),
-        (CONFIG.replace("llama", "mamba"), "models of type `mamba` are not supported; those that are: llama, mistral"),
+        (
+            CONFIG.replace("LlamaForCausalLM", "BertForMaskedLM").replace("llama", "bert"),
+            "`BertForMaskedLM` is no causal language model",
+        ),
         (CONFIG.replacen('{', r#"{"quantization_config": {"quant_method": "awq"}, "#, 1), "`quantization_config: awq`"),
     ] {
         let folder = tempfile::tempdir().unwrap();
@@ -261,7 +264,7 @@ fn a_model_that_cannot_be_computed_is_refused_by_name() {
 
 #[test]
 fn of_a_model_that_cannot_be_computed_no_weights_are_fetched() {
-    let config = CONFIG.replace("llama", "mamba");
+    let config = CONFIG.replace("LlamaForCausalLM", "BertForMaskedLM").replace("llama", "bert");
     let (tokenizer, weights) = (golden_tokenizer("tokenizer.json"), content(200_000));
     let files = [
         ("config.json", config.as_bytes()),
@@ -280,7 +283,7 @@ fn refused_in_a_process_of_its_own() {
     let root = PathBuf::from(std::env::var("TEST_FOLDER").unwrap());
     let bench = TestBench::new(&root).pin("hub-model:owner/name@main", COMMIT);
     let error = bench.run::<Download>(json!({"repo": "owner/name"})).unwrap_err();
-    assert!(error.source.as_ref().unwrap().to_string().contains("`mamba`"), "{error}");
+    assert!(error.source.as_ref().unwrap().to_string().contains("`BertForMaskedLM`"), "{error}");
 }
 
 /// Runs a child of this file in a process whose Hub is the server.

@@ -1,12 +1,14 @@
 //! A model's shape, read from the `config.json` of a Hub checkpoint in either of its spellings.
 
 mod fields;
+mod outline;
 mod rope;
 mod tensors;
 
 use std::path::PathBuf;
 
 pub(crate) use fields::Fields;
+pub use outline::{Architecture, Outline, sizes_by_other_names};
 pub(crate) use rope::RopeDialect;
 use serde_json::Value;
 
@@ -168,6 +170,9 @@ pub enum ConfigError {
         /// The types that are.
         supported: Vec<&'static str>,
     },
+    /// The model is none that continues a text.
+    #[error("`{0}` is no causal language model, whose class would end in `ForCausalLM` or `LMHeadModel`")]
+    NotCausal(String),
     /// A value asks for something that we do not compute.
     #[error("`{key}: {value}` is not supported; supported: {supported}")]
     Unsupported {

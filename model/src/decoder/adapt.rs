@@ -12,7 +12,7 @@ use crate::ops::KernelError;
 use crate::parameter::{Matrix, Parameter};
 use crate::peft::targets::{self, EMBEDDING, HEAD, TargetError};
 use crate::peft::{
-    Adapter, AdapterConfig, AdapterConfigError, AdapterModule, AdapterPart, SavedTensor, TargetModules,
+    Adapter, AdapterConfig, AdapterConfigError, AdapterModule, AdapterPart, Modules, SavedTensor, TargetModules,
     adapter_tensor_name, parse_saved_tensor_name, saved_tensor_name,
 };
 
@@ -64,7 +64,8 @@ impl<B: Blocks> Decoder<B> {
     /// Fails if a target fits no projection, or the device fails.
     pub fn fresh_adapter(&self, config: &AdapterConfig, seed: u64) -> Result<Adapter, AttachError> {
         check_settings(config)?;
-        let paths = targets::resolve(&self.config, config)?;
+        let model = Modules::from(&self.config);
+        let paths = targets::resolve(&model, config)?;
         let mut modules = BTreeMap::new();
         for projection in self.projections() {
             if paths.iter().any(|path| path == projection.path()) {
@@ -72,7 +73,7 @@ impl<B: Blocks> Decoder<B> {
             }
         }
         let mut saved_tensors = BTreeMap::new();
-        for tensor in targets::resolve_saved(&self.config, config)? {
+        for tensor in targets::resolve_saved(&model, config)? {
             let base = self.base_tensor(&tensor).ok_or_else(|| AttachError::NoSuchModule(tensor.clone()))?;
             let (shape, values) = base.read(&*self.ops)?;
             saved_tensors.insert(tensor, SavedTensor { shape, values });
@@ -80,7 +81,7 @@ impl<B: Blocks> Decoder<B> {
         let mut config = config.clone();
         if matches!(&config.target_modules, TargetModules::Pattern(word) if word.eq_ignore_ascii_case(targets::ALL_LINEAR))
         {
-            config.target_modules = TargetModules::Names(targets::all_linear(&self.config));
+            config.target_modules = TargetModules::Names(targets::all_linear(&model));
         }
         Ok(Adapter { config, modules, saved_tensors })
     }

@@ -3,10 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use super::targets::{self, HEAD, TargetError};
-use super::{Adapter, AdapterConfig, AdapterConfigError, AdapterModule, SavedTensor, TargetModules};
+use super::targets::{self, TargetError};
+use super::{Adapter, AdapterConfig, AdapterConfigError, AdapterModule, Modules, SavedTensor, TargetModules};
 use crate::checkpoint::{Checkpoint, CheckpointError};
-use crate::config::Config;
 use crate::init::fresh_lora_a;
 
 /// Why no adapter can be made for a model.
@@ -29,11 +28,11 @@ impl Adapter {
     ///
     /// # Errors
     /// Fails if a target fits no projection, or a tensor that is to be copied or measured cannot be read.
-    pub fn fresh(config: &Config, base: &Checkpoint, settings: &AdapterConfig, seed: u64) -> Result<Self, FreshError> {
+    pub fn fresh(model: &Modules, base: &Checkpoint, settings: &AdapterConfig, seed: u64) -> Result<Self, FreshError> {
         settings.check_patterns()?;
-        let base = Base { shapes: config.tensors().into_iter().collect(), files: base };
+        let base = Base { model, files: base };
         let mut modules = BTreeMap::new();
-        for path in targets::resolve(config, settings)? {
+        for path in targets::resolve(model, settings)? {
             let tensor = format!("{path}.weight");
             let (out_features, in_features) = base.matrix(&tensor)?;
             let rank = settings.rank_of(&path);
@@ -48,14 +47,14 @@ impl Adapter {
             modules.insert(path, module);
         }
         let mut saved_tensors = BTreeMap::new();
-        for tensor in targets::resolve_saved(config, settings)? {
+        for tensor in targets::resolve_saved(model, settings)? {
             let (shape, values) = base.read(&tensor)?;
             saved_tensors.insert(tensor, SavedTensor { shape, values });
         }
         let mut settings = settings.clone();
         let is_all = |word: &str| word.eq_ignore_ascii_case(targets::ALL_LINEAR);
         if matches!(&settings.target_modules, TargetModules::Pattern(word) if is_all(word)) {
-            settings.target_modules = TargetModules::Names(targets::all_linear(config));
+            settings.target_modules = TargetModules::Names(targets::all_linear(model));
         }
         Ok(Self { config: settings, modules, saved_tensors })
     }
@@ -63,28 +62,21 @@ impl Adapter {
 
 /// The tensors of a base model.
 struct Base<'a> {
-    shapes: BTreeMap<String, Vec<usize>>,
+    model: &'a Modules,
     files: &'a Checkpoint,
 }
 
 impl Base<'_> {
-    /// Where a tensor's values lie: the head of a tied model is its embedding.
-    fn place<'n>(&self, name: &'n str) -> &'n str {
-        let is_head = name.strip_suffix(".weight") == Some(HEAD);
-        if is_head && !self.shapes.contains_key(name) { "model.embed_tokens.weight" } else { name }
-    }
-
     fn read(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>), CheckpointError> {
-        let name = self.place(name);
-        let values = self.files.tensor_f32(name)?;
-        Ok((self.files.shape(name)?.to_vec(), values))
+        let name = self.model.place(name);
+        let values = self.files.tensor_f32(&name)?;
+        Ok((self.files.shape(&name)?.to_vec(), values))
     }
 
     /// Rows and columns of a matrix.
     fn matrix(&self, name: &str) -> Result<(usize, usize), CheckpointError> {
-        let name = self.place(name);
-        let expected = self.shapes.get(name).map_or(&[][..], Vec::as_slice);
-        self.files.expect_shape(name, expected)?;
+        let expected = self.model.shape(name).unwrap_or_default();
+        self.files.expect_shape(&self.model.place(name), expected)?;
         let [rows, columns] = expected else { unreachable!("a target is a projection, which is a matrix") };
         Ok((*rows, *columns))
     }

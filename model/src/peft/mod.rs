@@ -5,11 +5,13 @@
 
 mod config;
 mod fresh;
+mod modules;
 pub mod targets;
 mod weights;
 
 pub use config::{AdapterConfig, AdapterConfigError, TargetModules};
 pub use fresh::FreshError;
+pub use modules::Modules;
 pub use weights::{
     Adapter, AdapterError, AdapterModule, AdapterPart, SavedTensor, adapter_tensor_name, is_adapter_tensor_name,
     parse_adapter_tensor_name, parse_saved_tensor_name, saved_tensor_name,

@@ -9,8 +9,8 @@ use regex::Regex;
 use serde_json::Value;
 
 use super::config::is_within;
-use super::{AdapterConfig, TargetModules};
-use crate::config::{Config, Projections};
+use super::modules::last;
+use super::{AdapterConfig, Modules, TargetModules};
 
 /// The word for every projection but the head.
 pub const ALL_LINEAR: &str = "all-linear";
@@ -48,6 +48,14 @@ pub enum TargetError {
         /// The word.
         word: String,
     },
+    /// The matrices of experts are one tensor in transformers, and their routers no linear layers.
+    #[error(
+        "`{0}` names experts or their router, which LoRA is not supported on; the projections of the attention are"
+    )]
+    Experts(String),
+    /// PEFT adapts such matrices with `fan_in_fan_out`, which is not computed here.
+    #[error("LoRA on `{0}` is not supported: its weights are transposed; `method: full` trains it")]
+    Transposed(String),
     /// The embedding is a table, not a projection.
     #[error("LoRA on `embed_tokens` is not supported; `modules_to_save` can train it as a whole")]
     Embedding,
@@ -104,21 +112,11 @@ pub struct Targets {
     pub notes: Vec<String>,
 }
 
-/// The paths of every module that can be adapted, layer by layer: `model.layers.0.self_attn.q_proj` … `lm_head`.
-pub fn projections(config: &Config) -> Vec<String> {
-    let tensors = config.tensors();
-    let matrices = tensors.iter().filter(|(_, shape)| shape.len() == 2);
-    let modules = matrices.filter_map(|(name, _)| name.strip_suffix(".weight"));
-    let mut found: Vec<String> = modules.filter(|path| ![EMBEDDING, HEAD].contains(path)).map(str::to_owned).collect();
-    found.push(HEAD.to_owned());
-    found
-}
-
 /// The last parts of the paths, each once: `q_proj`, `k_proj` …
 fn names(paths: &[String]) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     for path in paths {
-        let name = path.rsplit('.').next().unwrap_or(path);
+        let name = last(path);
         if !found.iter().any(|other| other == name) {
             found.push(name.to_owned());
         }
@@ -127,8 +125,8 @@ fn names(paths: &[String]) -> Vec<String> {
 }
 
 /// The names of every projection but the head: what PEFT makes of `all-linear`.
-pub fn all_linear(config: &Config) -> Vec<String> {
-    names(&projections(config)).into_iter().filter(|name| name != HEAD).collect()
+pub fn all_linear(modules: &Modules) -> Vec<String> {
+    names(&modules.projections).into_iter().filter(|name| name != HEAD).collect()
 }
 
 impl Torchtune {
@@ -139,7 +137,7 @@ impl Torchtune {
     ///
     /// # Errors
     /// Fails if a word is none of torchtune's.
-    pub fn targets(&self, config: &Config) -> Result<Targets, TargetError> {
+    pub fn targets(&self, model: &Modules) -> Result<Targets, TargetError> {
         let mut words = BTreeSet::new();
         for word in &self.lora_attn_modules {
             match word.as_str() {
@@ -149,7 +147,7 @@ impl Torchtune {
             };
         }
         let mut notes = Vec::new();
-        if config.projections == Projections::Fused {
+        if model.has("qkv_proj") {
             let asked = [("q_proj"), ("k_proj"), ("v_proj")].into_iter().filter(|word| words.remove(word)).count();
             if asked > 0 {
                 words.insert("qkv_proj");
@@ -162,15 +160,19 @@ impl Torchtune {
             }
         }
         if self.apply_lora_to_mlp {
-            words.extend(match config.projections {
-                Projections::Split => ["gate_proj", "up_proj", "down_proj"].as_slice(),
-                Projections::Fused => &["gate_up_proj", "down_proj"],
+            words.extend(match model.has("gate_up_proj") {
+                false => ["gate_proj", "up_proj", "down_proj"].as_slice(),
+                true => &["gate_up_proj", "down_proj"],
             });
         }
         if self.apply_lora_to_output {
             words.insert(HEAD);
         }
-        let modules = names(&projections(config)).into_iter().filter(|name| words.contains(name.as_str())).collect();
+        let modules = names(&model.projections).into_iter().filter(|name| words.contains(name.as_str()));
+        let modules: Vec<String> = modules.collect();
+        if let (true, Some(word)) = (modules.is_empty(), words.first()) {
+            return Err(TargetError::NothingMatches((*word).to_owned()));
+        }
         Ok(Targets { modules, notes })
     }
 }
@@ -182,11 +184,14 @@ impl Torchtune {
 ///
 /// # Errors
 /// Fails if a name fits no projection, or none is left.
-pub fn resolve(config: &Config, settings: &AdapterConfig) -> Result<Vec<String>, TargetError> {
-    let paths = projections(config);
+pub fn resolve(model: &Modules, settings: &AdapterConfig) -> Result<Vec<String>, TargetError> {
+    if let Some(model_type) = &model.transposed {
+        return Err(TargetError::Transposed(model_type.clone()));
+    }
+    let paths = model.projections.clone();
     let found = match &settings.target_modules {
         TargetModules::Names(names) => {
-            names.iter().try_for_each(|name| check_name(name, &paths))?;
+            names.iter().try_for_each(|name| check_name(name, model))?;
             let is_target = |path: &String| names.iter().any(|name| is_named(path, name));
             in_layers(paths.into_iter().filter(is_target).collect(), settings)?
         }
@@ -195,7 +200,7 @@ pub fn resolve(config: &Config, settings: &AdapterConfig) -> Result<Vec<String>,
         }
         TargetModules::Pattern(pattern) => {
             let expression = whole(pattern)?;
-            if expression.is_match(EMBEDDING) {
+            if expression.is_match(&model.embedding) {
                 return Err(TargetError::Embedding);
             }
             let found: Vec<_> = paths.into_iter().filter(|path| expression.is_match(path)).collect();
@@ -217,8 +222,8 @@ pub fn resolve(config: &Config, settings: &AdapterConfig) -> Result<Vec<String>,
 ///
 /// # Errors
 /// Fails if a name fits no module.
-pub fn resolve_saved(config: &Config, settings: &AdapterConfig) -> Result<Vec<String>, TargetError> {
-    let mut tensors: Vec<String> = config.tensors().into_iter().map(|(name, _)| name).collect();
+pub fn resolve_saved(model: &Modules, settings: &AdapterConfig) -> Result<Vec<String>, TargetError> {
+    let mut tensors: Vec<String> = model.tensors.iter().map(|(name, _)| name.clone()).collect();
     let head = format!("{HEAD}.weight");
     if !tensors.contains(&head) {
         tensors.push(head);
@@ -235,14 +240,17 @@ pub fn resolve_saved(config: &Config, settings: &AdapterConfig) -> Result<Vec<St
     Ok(tensors.into_iter().filter(|tensor| settings.is_saved(tensor)).collect())
 }
 
-fn check_name(target: &str, paths: &[String]) -> Result<(), TargetError> {
-    if paths.iter().any(|path| is_named(path, target)) {
+fn check_name(target: &str, model: &Modules) -> Result<(), TargetError> {
+    if model.projections.iter().any(|path| is_named(path, target)) {
         return Ok(());
     }
-    if is_named(EMBEDDING, target) {
+    if is_named(&model.embedding, target) {
         return Err(TargetError::Embedding);
     }
-    let known = names(paths);
+    if model.experts.contains(last(target)) {
+        return Err(TargetError::Experts(target.to_owned()));
+    }
+    let known = names(&model.projections);
     let nearest = nearest(target, &known);
     Err(TargetError::NoSuchModule { target: target.to_owned(), known, nearest })
 }
@@ -254,8 +262,7 @@ fn is_named(path: &str, name: &str) -> bool {
 
 /// The known name that a wrong one is most like, if it is like one at all.
 fn nearest(target: &str, known: &[String]) -> Option<String> {
-    let last = target.rsplit('.').next().unwrap_or(target);
-    let like = |name: &&String| strsim::jaro_winkler(last, name);
+    let like = |name: &&String| strsim::jaro_winkler(last(target), name);
     let best = known.iter().max_by(|one, other| like(one).total_cmp(&like(other)))?;
     (like(&best) > 0.75).then(|| best.clone())
 }
@@ -341,9 +348,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::config::Config;
 
-    fn config(family: &str) -> Config {
-        Config::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(family)).unwrap()
+    fn modules(family: &str) -> Modules {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(family);
+        Modules::from(&Config::read(&folder).unwrap())
     }
 
     fn settings(target_modules: TargetModules) -> AdapterConfig {
@@ -355,7 +364,7 @@ mod tests {
     }
 
     fn resolved(family: &str, settings: &AdapterConfig) -> Vec<String> {
-        resolve(&config(family), settings).unwrap()
+        resolve(&modules(family), settings).unwrap()
     }
 
     #[test]
@@ -372,18 +381,18 @@ mod tests {
         let every = resolved("phi3", &settings(TargetModules::Pattern("all-linear".to_owned())));
         assert_eq!(every.len(), 8);
         assert!(!every.contains(&HEAD.to_owned()));
-        assert_eq!(all_linear(&config("phi3")), ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]);
+        assert_eq!(all_linear(&modules("phi3")), ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]);
     }
 
     #[test]
     fn expressions_match_the_whole_path() {
         let pattern = |pattern: &str| settings(TargetModules::Pattern(pattern.to_owned()));
         assert_eq!(resolved("llama31", &pattern(r"model\.layers\.1\..*(k|up)_proj")).len(), 2);
-        let partly = resolve(&config("llama31"), &pattern("k_proj")).unwrap_err();
+        let partly = resolve(&modules("llama31"), &pattern("k_proj")).unwrap_err();
         assert!(matches!(partly, TargetError::NothingMatches(_)), "{partly}");
-        let behind = resolve(&config("llama31"), &pattern(".*(?<!k)_proj")).unwrap_err();
+        let behind = resolve(&modules("llama31"), &pattern(".*(?<!k)_proj")).unwrap_err();
         assert!(matches!(behind, TargetError::Pattern { .. }), "{behind}");
-        assert!(matches!(resolve(&config("llama31"), &pattern(".*")), Err(TargetError::Embedding)));
+        assert!(matches!(resolve(&modules("llama31"), &pattern(".*")), Err(TargetError::Embedding)));
     }
 
     #[test]
@@ -393,13 +402,16 @@ mod tests {
         narrowed.other.insert("exclude_modules".to_owned(), json!(".*k_proj"));
         assert_eq!(resolved("llama31", &narrowed), ["model.layers.1.self_attn.q_proj"]);
         narrowed.other.insert("layers_pattern".to_owned(), json!("blocks"));
-        assert!(matches!(resolve(&config("llama31"), &narrowed), Err(TargetError::NothingLeft("layers_to_transform"))));
+        assert!(matches!(
+            resolve(&modules("llama31"), &narrowed),
+            Err(TargetError::NothingLeft("layers_to_transform"))
+        ));
         narrowed.other.insert("layers_to_transform".to_owned(), json!("1"));
-        assert!(matches!(resolve(&config("llama31"), &narrowed), Err(TargetError::Setting { .. })));
+        assert!(matches!(resolve(&modules("llama31"), &narrowed), Err(TargetError::Setting { .. })));
         let mut saved = settings(names_of(&["q_proj", "k_proj"]));
         saved.modules_to_save = vec!["k_proj".to_owned()];
         assert_eq!(resolved("qwen2", &saved).len(), 2);
-        let tensors = resolve_saved(&config("qwen2"), &saved).unwrap();
+        let tensors = resolve_saved(&modules("qwen2"), &saved).unwrap();
         assert_eq!(tensors[..2], ["model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.k_proj.bias"]);
     }
 
@@ -410,20 +422,20 @@ mod tests {
             apply_lora_to_mlp: true,
             apply_lora_to_output: true,
         };
-        let split = words.targets(&config("llama31")).unwrap();
+        let split = words.targets(&modules("llama31")).unwrap();
         assert_eq!(split.modules, ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]);
         assert!(split.notes.is_empty());
-        let fused = words.targets(&config("phi3")).unwrap();
+        let fused = words.targets(&modules("phi3")).unwrap();
         assert_eq!(fused.modules, ["qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"]);
         assert_eq!(fused.notes.len(), 1, "k_proj was not asked for");
         let wrong = Torchtune { lora_attn_modules: vec!["o_proj".to_owned()], ..Torchtune::default() };
-        assert!(matches!(wrong.targets(&config("llama31")), Err(TargetError::NotTorchtune { .. })));
+        assert!(matches!(wrong.targets(&modules("llama31")), Err(TargetError::NotTorchtune { .. })));
     }
 
     #[test]
     fn a_wrong_name_is_answered_with_the_names_that_there_are() {
         let wrong =
-            |family: &str, name: &str| resolve(&config(family), &settings(names_of(&[name]))).unwrap_err().to_string();
+            |family: &str, name: &str| resolve(&modules(family), &settings(names_of(&[name]))).unwrap_err().to_string();
         assert_eq!(
             wrong("phi3", "q_proj"),
             "`q_proj` is no projection of the model; there are: qkv_proj, o_proj, gate_up_proj, down_proj, lm_head; \
@@ -433,7 +445,7 @@ mod tests {
         assert!(wrong("llama31", "embed_tokens").contains("modules_to_save"));
         let mut saved = settings(names_of(&["q_proj"]));
         saved.modules_to_save = vec!["lm_haed".to_owned()];
-        let error = resolve_saved(&config("qwen2"), &saved).unwrap_err().to_string();
+        let error = resolve_saved(&modules("qwen2"), &saved).unwrap_err().to_string();
         assert!(error.ends_with("did you mean `lm_head`?"), "{error}");
     }
 }

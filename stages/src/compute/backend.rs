@@ -8,6 +8,7 @@ use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::{Mapping, Parameters};
 use engine::stage::Workers;
+use model::config::{Architecture, Outline};
 use serde::Serialize;
 
 use crate::compute::kernels::native_devices;
@@ -57,6 +58,16 @@ pub enum Serves {
     Native(&'static str),
     /// The torch worker alone; with the parameter that decides it.
     Torch(&'static str),
+}
+
+impl Serves {
+    /// Which of the two can compute it on a model.
+    fn on(self, model: &Architecture) -> Self {
+        match (self, model) {
+            (Self::Both, Architecture::Transformers(_)) => Self::Torch("a model that is not native"),
+            (serves, _) => serves,
+        }
+    }
 }
 
 /// Who computes, and why.
@@ -140,6 +151,25 @@ impl Backend {
         Some(Problem::error("no-device", span, message, "nothing here computes it").with_help(help).at(field))
     }
 
+    /// Why a model that is not native cannot be computed by what the parameters ask for, and what to do.
+    fn refusal(self, serves: Serves, model: &Outline) -> Option<(String, String)> {
+        let (what, help) = match (self, serves) {
+            (_, Serves::Native(what)) => (what, format!("leave {what} out: `backend: torch` computes this model")),
+            (Self::Native, _) => ("`backend: native`", "set `backend: torch`, or leave `backend` out".to_owned()),
+            (Self::Auto | Self::Torch, _) => return None,
+        };
+        let Outline { model_type, because, .. } = model;
+        let message = format!("{what} does not go with `{model_type}`, which is not computed natively: {because}");
+        Some((message, help))
+    }
+
+    /// The problem of a model that is not native, where the parameters ask for the native backend.
+    pub fn problem_on(self, serves: Serves, model: &Outline, span: Span) -> Option<Problem> {
+        let (message, help) = self.refusal(serves, model)?;
+        let problem = Problem::error("wrong-input", span, message, "only transformers computes this model");
+        Some(problem.with_help(help).at("backend"))
+    }
+
     /// What is wrong where the parameters are for the other one.
     pub fn problem(self, serves: Serves, span: Span) -> Option<Problem> {
         let (what, other, field) = match (self, serves) {
@@ -186,11 +216,25 @@ const OWN: [&str; 10] = [
 ];
 
 impl Choice {
-    /// Who computes in this stage; recorded with the result.
+    /// Who computes a model in this stage; recorded with the result.
     ///
     /// # Errors
-    /// Fails where neither computes on the device that the stage was given.
-    pub fn of(asked: Backend, serves: Serves, context: &mut StageContext) -> Result<Self, StageError> {
+    /// Fails where neither computes on the device that the stage was given, or what is asked for does not compute the
+    /// model.
+    pub fn of(
+        asked: Backend,
+        serves: Serves,
+        model: &Architecture,
+        context: &mut StageContext,
+    ) -> Result<Self, StageError> {
+        if let Architecture::Transformers(outline) = model {
+            if let Some((message, help)) = asked.refusal(serves, outline) {
+                return Err(StageError::new(Cause::BadParameters, message).with_help(help));
+            }
+            context
+                .log(&format!("`{}`: computed by transformers; not native: {}", outline.model_type, outline.because));
+        }
+        let serves = serves.on(model);
         let device = context.devices().kind;
         let workers = context.devices().workers();
         let choice = asked.choose(serves, device, workers);

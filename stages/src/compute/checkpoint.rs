@@ -10,6 +10,7 @@ use engine::context::Draft;
 use engine::error::{Cause, OrFail, StageError};
 use engine::survey::MOST_READ;
 use model::checkpoint::{Checkpoint, CheckpointError, is_lfs_pointer};
+use model::config::{Architecture, sizes_by_other_names};
 use serde_json::Value;
 
 use crate::data::artifact::TOKENIZER_FILES;
@@ -40,6 +41,15 @@ pub fn config(folder: &Path) -> Result<serde_json::Map<String, Value>, StageErro
     let text = fs::read(&path).or_fail(Cause::BadData, || "the model has no `config.json`".to_owned())?;
     serde_json::from_slice(&text)
         .or_fail(Cause::BadData, || "the model's `config.json` is not a JSON object".to_owned())
+}
+
+/// What a model folder's `config.json` describes.
+///
+/// # Errors
+/// As [`config`], and if it describes no causal model.
+pub fn architecture(folder: &Path) -> Result<Architecture, StageError> {
+    let text = Value::Object(config(folder)?).to_string();
+    Architecture::from_json(&text).or_fail(Cause::BadData, || "the model cannot be loaded".to_owned())
 }
 
 /// The fact of a model that is its `config.json`.
@@ -80,6 +90,8 @@ pub fn facts_of_config(config: serde_json::Map<String, Value>) -> Facts {
             facts.insert((*name).to_owned(), value.clone());
         }
     }
+    let sizes = sizes_by_other_names(&config).into_iter().filter(|(name, _)| FACTS.contains(name));
+    facts.extend(sizes.map(|(name, size)| (name.to_owned(), size.into())));
     if let Some(dtype) = config.get("torch_dtype").or_else(|| config.get("dtype")) {
         facts.insert("dtype".to_owned(), dtype.clone());
     }

@@ -11,7 +11,7 @@ use model::batch::target_count;
 use serde::Serialize;
 
 use crate::data::artifact::{
-    IGNORE_INDEX, OutputKind, Packs, Row, Rows, RowsReader, Samples, TokenRow, Tokens, TokensReader,
+    IGNORE_INDEX, OutputKind, Packs, Role, Row, Rows, RowsReader, Said, Samples, TokenRow, Tokens, TokensReader,
 };
 use crate::data::results::TextReader;
 use crate::data::tokenizer::Tokenizer;
@@ -49,6 +49,9 @@ pub struct Field {
 /// A document of a row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DocumentView {
+    /// What it is in its group, and the group, where responses are compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<String>,
     /// Its length in tokens.
     pub tokens: usize,
     /// How many of them the loss is taken over.
@@ -147,15 +150,29 @@ fn fields(row: Row) -> Vec<Field> {
                 Field { name: message.role, text }
             })
             .collect(),
+        Row::Judged(judged) => {
+            let named = [("prompt", Some(judged.prompt)), ("chosen", judged.chosen), ("rejected", judged.rejected)];
+            let field = |(name, said): (&str, Option<Said>)| match said? {
+                Said::Text(text) => Some(vec![Field { name: name.to_owned(), text }]),
+                Said::Turns(turns) => {
+                    let of_turns = fields(Row::Messages(turns)).into_iter();
+                    let in_part = |field: Field| Field { name: format!("{name}, {}", field.name), ..field };
+                    Some(of_turns.map(in_part).collect())
+                }
+            };
+            named.into_iter().filter_map(field).flatten().collect()
+        }
     }
 }
 
 fn token_row(index: u64, row: &TokenRow, tokenizer: Option<&Tokenizer>) -> Result<RowView, StageError> {
     let mut documents = Vec::new();
     let mut start = 0;
-    for length in &row.document_lengths {
+    for (number, length) in row.document_lengths.iter().enumerate() {
         let end = start + length;
-        documents.push(document(&row.input_ids[start..end], &row.labels[start..end], tokenizer)?);
+        let view = document(&row.input_ids[start..end], &row.labels[start..end], tokenizer)?;
+        let role = row.roles.get(number).map(|role| role_name(*role).to_owned());
+        documents.push(DocumentView { role, ..view });
         start = end;
     }
     Ok(RowView::Tokens { index, documents, padding: row.input_ids.len() - start })
@@ -173,7 +190,15 @@ fn document(ids: &[u32], labels: &[i32], tokenizer: Option<&Tokenizer>) -> Resul
         segments.push(SegmentView { text, tokens: stretch.len(), trained: stretch[0] != IGNORE_INDEX });
         start = end;
     }
-    Ok(DocumentView { tokens: ids.len(), trained: target_count(labels), segments })
+    Ok(DocumentView { role: None, tokens: ids.len(), trained: target_count(labels), segments })
+}
+
+fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Chosen => "chosen",
+        Role::Rejected => "rejected",
+        Role::Mismatched => "mismatched",
+    }
 }
 
 /// The text that the ids from `start` on add to those before them. SentencePiece tokenizers drop a space at the

@@ -47,13 +47,14 @@ use worker::Worker;
 
 use crate::compute::adapter;
 use crate::compute::backend::{self, Backend, Choice, Serves};
+use crate::compute::checkpoint;
 use crate::compute::kernels::{self, Dtype, Kernels};
 use crate::compute::precision::Precision;
 use crate::compute::resources::peak_resident_bytes;
 use crate::data::artifact::{Adapter, Model, Tokenizer as TokenizerArtifact};
 use crate::data::prompt::Encoded;
 use crate::data::tokenizer::Tokenizer;
-use crate::preflight::{inference_bytes, model_config, stored_dtype};
+use crate::preflight::{inference_bytes, model_config, not_native, say_not_native, stored_dtype};
 use crate::smoke::{self, Lowered};
 
 /// Which model is asked, and when its answers end: the same keys in `evaluate` and `generate`.
@@ -123,8 +124,9 @@ impl InferenceParams {
 
     /// The memory that asking it takes, with prompts of [`TOKENS_PER_PASS`] tokens where the model has so many
     /// positions.
-    pub fn preflight(&self, inputs: &InputFacts) -> Preflight {
+    pub fn preflight(&self, inputs: &InputFacts, span: Span) -> Preflight {
         let mut ahead = Preflight::default();
+        say_not_native(self.backend, &self.model.reference, inputs, span, &mut ahead);
         if let Some(config) = model_config(&self.model.reference, inputs) {
             let (positions, stored) = (config.max_position_embeddings, stored_dtype(&self.model.reference, inputs));
             let each = (TOKENS_PER_PASS + self.max_new_tokens).min(positions);
@@ -151,8 +153,15 @@ impl InferenceParams {
         self.backend.devices(self.serves())
     }
 
+    /// What is wrong with the values on the model and the adapter, where they are known.
+    pub fn misfits(&self, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let of_model = not_native(&self.model.reference, inputs);
+        let of_model = of_model.and_then(|outline| self.backend.problem_on(self.serves(), &outline, span));
+        of_model.into_iter().chain(self.misfit_of_adapter(inputs, span)).collect()
+    }
+
     /// The problem of an adapter that belongs to another model, where both are known.
-    pub fn misfit_of_adapter(&self, inputs: &InputFacts, span: Span) -> Option<Problem> {
+    fn misfit_of_adapter(&self, inputs: &InputFacts, span: Span) -> Option<Problem> {
         let (model, trained_on) = self.facts(inputs);
         let adapter = self.adapter.as_ref().filter(|_| adapter::is_of_others(trained_on, model))?;
         Some(adapter::problem(&adapter.reference, &self.model.reference, span))
@@ -259,11 +268,12 @@ impl Respondent {
             sampling,
             batch_size: params.batch_size,
         };
-        let choice = Choice::of(params.backend, params.serves(), context)?;
+        let architecture = checkpoint::architecture(&model.folder)?;
+        let choice = Choice::of(params.backend, params.serves(), &architecture, context)?;
         let model = match choice.is_torch {
             true => {
                 context.emit(WorkerEvent::Report { text: choice.report() });
-                Asked::Worker(Box::new(Worker::open(params, &model, adapter.as_ref())?))
+                Asked::Worker(Box::new(Worker::open(params, &model, adapter.as_ref(), architecture)?))
             }
             false => {
                 if context.devices().workers() > 1 {
@@ -280,7 +290,7 @@ impl Respondent {
     pub fn max_position_embeddings(&self) -> usize {
         match &self.model {
             Asked::Here(model) => model.max_position_embeddings(),
-            Asked::Worker(worker) => worker.config().max_position_embeddings,
+            Asked::Worker(worker) => worker.architecture().max_position_embeddings().unwrap_or(usize::MAX),
         }
     }
 
@@ -312,7 +322,7 @@ impl Respondent {
     pub fn check_vocabulary(&self, ids: &[u32], whose: impl FnOnce() -> String) -> Result<(), StageError> {
         let vocab_size = match &self.model {
             Asked::Here(model) => model.vocab_size(),
-            Asked::Worker(worker) => worker.config().vocab_size,
+            Asked::Worker(worker) => worker.architecture().vocab_size().unwrap_or(usize::MAX),
         };
         let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) else { return Ok(()) };
         let text = self.tokenizer.decode_with_special(&[*id])?;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use engine::protocol::WorkerEvent;
-use model::config::Config;
+use model::config::Architecture;
 use model::generation::{Completion, Listener, Options, Request, Stop};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -18,14 +18,13 @@ use serde_json::{Value, json};
 
 use super::{Flow, InferenceParams};
 use crate::compute::adapter;
-use crate::compute::checkpoint;
 use crate::compute::torch::Work;
 use crate::compute::torch::job::{Generate, Job, Score};
 use crate::data::prompt::Encoded;
 
 /// A model, an adapter perhaps, and how they are asked.
 pub(super) struct Worker {
-    config: Config,
+    architecture: Architecture,
     model: PathBuf,
     adapter: Option<PathBuf>,
     dtype: &'static str,
@@ -74,17 +73,16 @@ impl Worker {
         params: &InferenceParams,
         model: &Artifact,
         adapter: Option<&Artifact>,
+        architecture: Architecture,
     ) -> Result<Self, StageError> {
         // That it belongs to this model and holds numbers is looked at here; the worker loads it by itself.
         adapter.map(|adapter| adapter::open(adapter, model)).transpose()?;
-        let text = Value::Object(checkpoint::config(&model.folder)?).to_string();
-        let config = Config::from_json(&text).or_fail(Cause::BadData, || "the model cannot be loaded".to_owned())?;
         if let Some(quantized) = params.precision.says() {
             return Err(StageError::internal(format!("{quantized} is for the native backend")));
         }
         let dtype = params.precision.dtype.in_job();
         Ok(Self {
-            config,
+            architecture,
             model: model.folder.clone(),
             adapter: adapter.map(|adapter| adapter.folder.clone()),
             dtype,
@@ -94,8 +92,8 @@ impl Worker {
         })
     }
 
-    pub(super) fn config(&self) -> &Config {
-        &self.config
+    pub(super) fn architecture(&self) -> &Architecture {
+        &self.architecture
     }
 
     pub(super) fn score(&mut self, rows: &[Encoded], context: &mut StageContext) -> Result<Vec<RowScore>, StageError> {

@@ -17,5 +17,5 @@ pub use kind::{
     Adapter, Files, Metrics, Model, OutputKind, Packs, Rows, Samples, TOKENIZER_FILES, Tokenizer, Tokens, TokensOrPacks,
 };
 pub use parts::{ROWS_PER_PART, TableError};
-pub use rows::{Message, Row, RowCounts, RowIdentities, RowsFacts, RowsReader, RowsWriter, Shape};
+pub use rows::{Judged, Message, Row, RowCounts, RowIdentities, RowsFacts, RowsReader, RowsWriter, Said, Shape};
 pub use tokens::{IGNORE_INDEX, OptionalColumn, Role, TokenRow, TokensFacts, TokensReader, TokensWriter};

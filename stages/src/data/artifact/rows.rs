@@ -28,16 +28,97 @@ pub enum Shape {
     Messages,
     /// Plain text, all of which is learned.
     Text,
+    /// A prompt with a better and a worse response.
+    Pairs,
+    /// A prompt with one response that is desirable or not.
+    Judged,
 }
 
 impl Shape {
+    /// Whether responses are compared: rows become documents with groups and roles.
+    pub fn is_preference(self) -> bool {
+        matches!(self, Self::Pairs | Self::Judged)
+    }
+
     /// What it is called in messages.
     pub fn describe(self) -> &'static str {
         match self {
             Self::Prompt => "prompts",
             Self::Messages => "conversations",
             Self::Text => "plain text",
+            Self::Pairs => "pairs of responses",
+            Self::Judged => "judged responses",
         }
+    }
+}
+
+/// What a prompt or a response says: text, or turns of a conversation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Said {
+    /// Text as it stands.
+    Text(String),
+    /// Turns.
+    Turns(Vec<Message>),
+}
+
+impl Said {
+    fn text_bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Turns(turns) => turns.iter().map(|turn| turn.content.as_str().map_or(0, str::len)).sum(),
+        }
+    }
+
+    /// Its texts: that of each turn.
+    pub fn texts(&self) -> Vec<&str> {
+        match self {
+            Self::Text(text) => vec![text],
+            Self::Turns(turns) => turns.iter().filter_map(|turn| turn.content.as_str()).collect(),
+        }
+    }
+
+    /// As a cell of a table: JSON, in one form for what is equal.
+    fn to_cell(&self) -> String {
+        match self {
+            Self::Text(text) => serde_json::to_string(text).expect("text is JSON"),
+            Self::Turns(turns) => canonical_messages(turns),
+        }
+    }
+}
+
+/// A prompt and what is known of responses to it. A pair has both, a judged response is one of them. Prompt and
+/// responses are all text, or all turns.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Judged {
+    /// What stands before the response.
+    pub prompt: Said,
+    /// The better response, or a desirable one.
+    pub chosen: Option<Said>,
+    /// The worse response, or an undesirable one.
+    pub rejected: Option<Said>,
+}
+
+impl Judged {
+    /// The prompt, and the responses that there are.
+    pub fn parts(&self) -> impl Iterator<Item = &Said> {
+        [Some(&self.prompt), self.chosen.as_ref(), self.rejected.as_ref()].into_iter().flatten()
+    }
+
+    /// Its values by column.
+    fn cells(&self) -> BTreeMap<&'static str, String> {
+        let mut cells = BTreeMap::from([("prompt", self.prompt.to_cell())]);
+        match (&self.chosen, &self.rejected) {
+            (Some(chosen), Some(rejected)) => {
+                cells.extend([("chosen", chosen.to_cell()), ("rejected", rejected.to_cell())]);
+            }
+            (Some(only), None) | (None, Some(only)) => {
+                let label = self.chosen.is_some().to_string();
+                cells.extend([("completion", only.to_cell()), ("label", label)]);
+            }
+            (None, None) => {}
+        }
+        cells
     }
 }
 
@@ -69,6 +150,8 @@ pub enum Row {
     Messages(Vec<Message>),
     /// Plain text.
     Text(String),
+    /// A prompt with responses that are judged.
+    Judged(Box<Judged>),
 }
 
 impl Row {
@@ -80,6 +163,7 @@ impl Row {
                 messages.iter().map(|message| message.content.as_str().map_or(0, str::len)).sum()
             }
             Self::Text(text) => text.len(),
+            Self::Judged(judged) => judged.parts().map(Said::text_bytes).sum(),
         }
     }
 }
@@ -145,6 +229,16 @@ impl RowsFacts {
         Self::single(Shape::Text, "text")
     }
 
+    /// Facts about no rows yet, of pairs of responses.
+    pub fn pairs() -> Self {
+        Self::none(Shape::Pairs, ["chosen", "prompt", "rejected"].map(str::to_owned).to_vec())
+    }
+
+    /// Facts about no rows yet, of judged responses.
+    pub fn judged() -> Self {
+        Self::none(Shape::Judged, ["completion", "label", "prompt"].map(str::to_owned).to_vec())
+    }
+
     fn single(shape: Shape, column: &str) -> Self {
         Self::none(shape, vec![column.to_owned()])
     }
@@ -176,6 +270,11 @@ impl RowsFacts {
             }
             Row::Messages(messages) => vec![canonical_messages(&messages)],
             Row::Text(text) => vec![text],
+            Row::Judged(judged) => {
+                let mut cells = judged.cells();
+                let value = |name: &String| cells.remove(name.as_str()).expect("a row has every declared column");
+                self.columns.iter().map(value).collect()
+            }
         }
     }
 
@@ -213,6 +312,12 @@ impl RowsFacts {
             }
             Row::Messages(messages) => each(&canonical_messages(messages)),
             Row::Text(text) => each(text),
+            Row::Judged(judged) => {
+                let cells = judged.cells();
+                self.columns.iter().for_each(|name| {
+                    each(cells.get(name.as_str()).expect("a row has every declared column"));
+                });
+            }
         }
     }
 
@@ -430,6 +535,19 @@ fn row_at(facts: &RowsFacts, batch: &RecordBatch, position: usize) -> Result<Row
             columns.map(Row::Columns)
         }
         Shape::Text => text("text").map(Row::Text),
+        Shape::Pairs | Shape::Judged => {
+            let said = |column: &str| -> Result<Said, String> {
+                serde_json::from_str(&text(column)?)
+                    .map_err(|error| format!("column `{column}` is not what this version writes: {error}"))
+            };
+            let prompt = said("prompt")?;
+            let (chosen, rejected) = match facts.shape {
+                Shape::Pairs => (Some(said("chosen")?), Some(said("rejected")?)),
+                _ if text("label")? == "true" => (Some(said("completion")?), None),
+                _ => (None, Some(said("completion")?)),
+            };
+            Ok(Row::Judged(Box::new(Judged { prompt, chosen, rejected })))
+        }
         Shape::Messages => serde_json::from_str(&text("messages")?)
             .map(Row::Messages)
             .map_err(|error| format!("its messages are not what this version writes: {error}")),

@@ -41,6 +41,8 @@ pub enum OptionalColumn {
     Group,
     /// The role of each document within its group.
     Role,
+    /// The length of each document, where a row that is not packed holds several: those of one group.
+    DocumentLengths,
 }
 
 impl OptionalColumn {
@@ -49,6 +51,7 @@ impl OptionalColumn {
             Self::Weight => "weight",
             Self::Group => "group",
             Self::Role => "role",
+            Self::DocumentLengths => "document_lengths",
         }
     }
 
@@ -57,6 +60,7 @@ impl OptionalColumn {
             Self::Weight => DataType::Float32,
             Self::Group => DataType::UInt64,
             Self::Role => DataType::UInt8,
+            Self::DocumentLengths => DataType::UInt32,
         }
     }
 
@@ -66,6 +70,7 @@ impl OptionalColumn {
             Self::Weight => "weight: list<f32>",
             Self::Group => "group: list<u64>",
             Self::Role => "role: list<u8>",
+            Self::DocumentLengths => "document_lengths: list<u32>",
         }
     }
 }
@@ -118,9 +123,22 @@ pub struct TokensFacts {
     /// What the loss is taken over; `None` in what older versions wrote.
     #[serde(default)]
     pub train_on: Option<TrainOn>,
+    /// Documents by role: better or desirable responses, and worse or undesirable ones; 0 where rows are no preferences.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub chosen: u64,
+    /// The others.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub rejected: u64,
+    /// Pairs of equal responses: there is nothing to learn of them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub equal_pairs: u64,
     /// The optional columns, in the order of the table.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub columns: Vec<OptionalColumn>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl TokensFacts {
@@ -148,6 +166,9 @@ impl TokensFacts {
             sanitized: 0,
             prompt: None,
             train_on: None,
+            chosen: 0,
+            rejected: 0,
+            equal_pairs: 0,
             columns: Vec::new(),
         }
     }
@@ -205,7 +226,7 @@ impl Columns {
     fn push(&mut self, row: &TokenRow, values: &OptionalValues) {
         self.input_ids.extend_from_slice(&row.input_ids);
         self.labels.extend_from_slice(&row.labels);
-        self.document_lengths.extend(row.document_lengths.iter().map(|length| *length as u32));
+        self.document_lengths.extend_from_slice(&values.document_lengths);
         self.weights.extend_from_slice(&values.weights);
         self.groups.extend_from_slice(&values.groups);
         self.roles.extend_from_slice(&values.roles);
@@ -223,14 +244,16 @@ impl Columns {
         let documents = OffsetBuffer::from_lengths(self.rows_documents);
         let mut columns =
             vec![list::<UInt32Type>(rows.clone(), self.input_ids), list::<Int32Type>(rows.clone(), self.labels)];
+        let mut lengths = self.document_lengths;
         if kind == Packs::NAME {
-            columns.push(list::<UInt32Type>(documents.clone(), self.document_lengths));
+            columns.push(list::<UInt32Type>(documents.clone(), std::mem::take(&mut lengths)));
         }
         let (mut weights, mut groups, mut roles) = (self.weights, self.groups, self.roles);
         columns.extend(optional.iter().map(|column| match column {
             OptionalColumn::Weight => list::<Float32Type>(rows.clone(), std::mem::take(&mut weights)),
             OptionalColumn::Group => list::<UInt64Type>(documents.clone(), std::mem::take(&mut groups)),
             OptionalColumn::Role => list::<UInt8Type>(documents.clone(), std::mem::take(&mut roles)),
+            OptionalColumn::DocumentLengths => list::<UInt32Type>(documents.clone(), std::mem::take(&mut lengths)),
         }));
         RecordBatch::try_new(schema.clone(), columns).expect("columns are equally long")
     }
@@ -242,6 +265,7 @@ struct OptionalValues {
     weights: Vec<f32>,
     groups: Vec<u64>,
     roles: Vec<u8>,
+    document_lengths: Vec<u32>,
 }
 
 impl OptionalValues {
@@ -263,6 +287,7 @@ impl OptionalValues {
         if has(OptionalColumn::Role) {
             values.roles = documents.map(|document| row.role(document) as u8).collect();
         }
+        values.document_lengths = row.document_lengths.iter().map(|length| *length as u32).collect();
         values
     }
 
@@ -272,6 +297,7 @@ impl OptionalValues {
                 OptionalColumn::Weight => hasher.weights(&self.weights),
                 OptionalColumn::Group => hasher.groups(&self.groups),
                 OptionalColumn::Role => hasher.bytes(&self.roles),
+                OptionalColumn::DocumentLengths => hasher.ids(&self.document_lengths),
             }
         }
     }
@@ -284,7 +310,9 @@ impl TokensWriter {
     }
 
     /// Begins a Packs table.
-    pub fn packs(folder: &Path, facts: TokensFacts) -> Self {
+    pub fn packs(folder: &Path, mut facts: TokensFacts) -> Self {
+        // Packs have such a column in any case.
+        facts.columns.retain(|column| *column != OptionalColumn::DocumentLengths);
         Self::create(folder, Packs::NAME, facts)
     }
 
@@ -310,6 +338,8 @@ impl TokensWriter {
             longest_document: 0,
             largest_id: None,
             padding: 0,
+            chosen: 0,
+            rejected: 0,
             ..facts
         };
         Self { kind, facts, schema, parts, identities, filling: Columns::default() }
@@ -331,12 +361,11 @@ impl TokensWriter {
         assert_eq!(row.input_ids.len(), row.labels.len(), "each id has a label");
         assert!(row.real_tokens() <= row.input_ids.len(), "documents lie within their row");
         let optional = OptionalValues::of(&row, &self.facts.columns);
-        let lengths: Vec<u32> = row.document_lengths.iter().map(|length| *length as u32).collect();
         self.identities.take(|hasher| {
             hasher.ids(&row.input_ids);
             hasher.labels(&row.labels);
             if self.kind == Packs::NAME {
-                hasher.ids(&lengths);
+                hasher.ids(&optional.document_lengths);
             }
             optional.hash(&self.facts.columns, hasher);
         });
@@ -347,6 +376,8 @@ impl TokensWriter {
         self.facts.padding += length - real;
         self.facts.target_tokens += row.target_tokens() as u64;
         self.facts.longest_row = self.facts.longest_row.max(length);
+        self.facts.chosen += row.roles.iter().filter(|role| **role == Role::Chosen).count() as u64;
+        self.facts.rejected += row.roles.iter().filter(|role| **role == Role::Rejected).count() as u64;
         let longest = row.document_lengths.iter().copied().max().unwrap_or(0);
         self.facts.longest_document = self.facts.longest_document.max(longest as u64);
         self.facts.largest_id = self.facts.largest_id.max(row.input_ids[..real as usize].iter().copied().max());

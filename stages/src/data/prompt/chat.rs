@@ -150,7 +150,7 @@ impl ChatTemplate {
         let learned: Vec<usize> = match train_on {
             TrainOn::Last => spoken().next_back().into_iter().collect(),
             TrainOn::All => spoken().collect(),
-            TrainOn::Assistant => spoken().filter(|index| has_weight(&messages[*index])).collect(),
+            TrainOn::Assistant | TrainOn::Response => spoken().filter(|index| has_weight(&messages[*index])).collect(),
         };
         let spoken: Vec<usize> = spoken().collect();
         let turns = match self.turns_by_prefix(messages, Then::End, &spoken, &learned) {
@@ -168,6 +168,23 @@ impl ChatTemplate {
         let mut turns = turns?;
         turns.iter_mut().for_each(|turn| turn.learn |= train_on == TrainOn::All);
         Ok(turns)
+    }
+
+    /// The pieces of [`ChatTemplate::turns`], where assistants' turns from a message on are learned, and none before.
+    ///
+    /// # Errors
+    /// Fails where the template refuses the conversation, or the turns that are learned cannot be told apart.
+    pub fn turns_from(&self, messages: &[Message], first: usize) -> Result<Vec<Turn>, ChatError> {
+        let spoken: Vec<usize> = (0..messages.len()).filter(|index| messages[*index].role == "assistant").collect();
+        let after: Vec<usize> = spoken.iter().copied().filter(|index| *index >= first).collect();
+        let learned: Vec<usize> = after.iter().copied().filter(|index| has_weight(&messages[*index])).collect();
+        let turns = self.turns_by_prefix(messages, Then::End, &spoken, &learned);
+        let turns = turns.or_else(|_| self.turns_by_prefix(messages, Then::End, &after, &learned));
+        turns.or_else(
+            |error| {
+                if self.has_marks { self.turns_by_marks(messages, Then::End, &learned) } else { Err(error) }
+            },
+        )
     }
 
     /// A conversation up to an assistant's answer, in the pieces that [`ChatTemplate::turns`] has before that answer:

@@ -80,7 +80,7 @@ fn pieces_of_a_conversation_add_up_to_it_and_an_assistant_is_learned() {
                     let last = spoken.last().map_or("", |text| text.trim());
                     assert!(learned.contains(last.rsplit('\n').next().unwrap()), "{}: {learned}", case["template"]);
                 }
-                TrainOn::Assistant => {
+                TrainOn::Assistant | TrainOn::Response => {
                     for said in &spoken {
                         assert!(learned.contains(said.trim().rsplit('\n').next().unwrap()), "{learned}: {said}");
                     }

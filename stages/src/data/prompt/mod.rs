@@ -7,6 +7,7 @@
 mod chat;
 mod control;
 mod params;
+mod preference;
 pub(crate) mod python;
 mod render;
 mod template;
@@ -15,6 +16,7 @@ mod train_on;
 pub use chat::{ChatError, ChatTemplate, Turn};
 pub use control::{ControlTexts, PLAIN_BEGIN, PLAIN_END, is_marked, without_marks};
 pub use params::{ChatTemplateChoice, NAMED_CHAT_TEMPLATES, PROMPT, PromptParams};
+pub use preference::{Responded, ResponseBorder};
 pub use render::{Encoded, Piece, Prompt, PromptError, PromptRenderer, Prompter, Question, Segment};
 pub use template::{NAMED, Template, TemplateError};
 pub use train_on::TrainOn;

@@ -11,7 +11,7 @@ use super::control::{ControlTexts, is_marked, without_marks};
 use super::params::PromptParams;
 use super::template::Template;
 use super::train_on::TrainOn;
-use crate::data::artifact::{IGNORE_INDEX, Message, Row, RowsFacts, Shape};
+use crate::data::artifact::{IGNORE_INDEX, Message, Row, RowsFacts, Said, Shape};
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 
 /// Why a row does not become a prompt.
@@ -167,11 +167,11 @@ pub struct Question {
 }
 
 impl Prompt {
-    fn text(&mut self, text: impl Into<String>, learn: bool) {
+    pub(super) fn text(&mut self, text: impl Into<String>, learn: bool) {
         self.segments.push(Segment { piece: Piece::Text(text.into()), learn, weight: 1.0 });
     }
 
-    fn id(&mut self, id: Option<u32>, learn: bool) {
+    pub(super) fn id(&mut self, id: Option<u32>, learn: bool) {
         if let Some(id) = id {
             self.segments.push(Segment { piece: Piece::Ids(vec![id]), learn, weight: 1.0 });
         }
@@ -262,6 +262,16 @@ impl Prompter {
         prompt
     }
 
+    /// A text that a response follows, after the beginning-of-text token where one is wanted.
+    pub(super) fn asked_text(&self, text: &str, tokenizer: &Tokenizer) -> Prompt {
+        let mut prompt = Prompt::default();
+        prompt.id(self.bos(tokenizer), false);
+        if !text.is_empty() {
+            prompt.text(self.data(text, tokenizer, true), false);
+        }
+        prompt
+    }
+
     /// What a template makes of columns, after the beginning-of-text token where one is wanted.
     pub fn templated(&self, template: &Template, columns: &BTreeMap<String, String>, tokenizer: &Tokenizer) -> Prompt {
         let mut prompt = Prompt::default();
@@ -300,16 +310,16 @@ impl Prompter {
         self.bos(tokenizer).is_some()
     }
 
-    fn chat_template(&self) -> Result<&ChatTemplate, PromptError> {
+    pub(super) fn chat_template(&self) -> Result<&ChatTemplate, PromptError> {
         self.chat_template.as_deref().ok_or(PromptError::NoChatTemplate)
     }
 
-    fn bos(&self, tokenizer: &Tokenizer) -> Option<u32> {
+    pub(super) fn bos(&self, tokenizer: &Tokenizer) -> Option<u32> {
         let wanted = self.params.add_bos.unwrap_or(tokenizer.wants_bos());
         tokenizer.bos_token_id().filter(|_| wanted)
     }
 
-    fn eos(&self, tokenizer: &Tokenizer) -> Option<u32> {
+    pub(super) fn eos(&self, tokenizer: &Tokenizer) -> Option<u32> {
         tokenizer.eos_token_id().filter(|_| self.params.add_eos.unwrap_or(true))
     }
 
@@ -319,7 +329,7 @@ impl Prompter {
     }
 
     /// A text of the data, in which control tokens are marked as plain text where that is asked for.
-    fn data(&self, text: &str, tokenizer: &Tokenizer, by_default: bool) -> String {
+    pub(super) fn data(&self, text: &str, tokenizer: &Tokenizer, by_default: bool) -> String {
         let marked = self.control_texts(tokenizer, by_default).and_then(|control| control.mark(text));
         marked.unwrap_or_else(|| text.to_owned())
     }
@@ -337,7 +347,7 @@ impl Prompter {
     }
 
     /// The messages as a chat template gets them: with a system message where one is to be added.
-    fn messages(&self, messages: &[Message], tokenizer: &Tokenizer) -> Vec<Message> {
+    pub(super) fn messages(&self, messages: &[Message], tokenizer: &Tokenizer) -> Vec<Message> {
         let control = self.control_texts(tokenizer, true);
         let mut all = Vec::with_capacity(messages.len() + 1);
         if let Some(system) = &self.params.system_prompt
@@ -361,8 +371,8 @@ impl Prompter {
 /// Turns rows into prompts, in the one way that their facts and the parameters describe.
 #[derive(Clone)]
 pub struct PromptRenderer {
-    prompter: Prompter,
-    train_on: TrainOn,
+    pub(super) prompter: Prompter,
+    pub(super) train_on: TrainOn,
     shape: Shape,
     template: Option<Template>,
     response: String,
@@ -403,7 +413,8 @@ impl PromptRenderer {
         Self { weight, ..self }
     }
 
-    /// What a row teaches: prompt and response with their ends, a conversation, or a whole text.
+    /// What a row teaches: prompt and response with their ends, a conversation, or a whole text. Of responses that are
+    /// judged it is the better one.
     ///
     /// Prompts and texts begin with the beginning-of-text token and end with the end-of-text token. Conversations take
     /// both from the chat template.
@@ -459,6 +470,10 @@ impl PromptRenderer {
                 }
                 Ok(prompt)
             }
+            (Shape::Pairs | Shape::Judged, Row::Judged(judged)) => {
+                let response = judged.chosen.as_ref().or(judged.rejected.as_ref()).ok_or(PromptError::OtherShape)?;
+                self.responded(&judged.prompt, response, tokenizer)
+            }
             _ => Err(PromptError::OtherShape),
         }
     }
@@ -501,6 +516,14 @@ impl PromptRenderer {
                 let prompt = self.prompter.asked(&all[..all.len() - behind])?;
                 let text = |index: usize| messages[index].content.as_str().map(|text| text.trim().to_owned());
                 Ok(Question { prompt, reference: answer.and_then(text) })
+            }
+            (Shape::Pairs | Shape::Judged, Row::Judged(judged)) => {
+                let prompt = match &judged.prompt {
+                    Said::Text(text) => self.prompter.asked_text(text, tokenizer),
+                    Said::Turns(turns) => self.prompter.conversation(turns, tokenizer)?,
+                };
+                let reference = judged.chosen.as_ref().map(|said| said.texts().concat());
+                Ok(Question { prompt, reference })
             }
             _ => Err(PromptError::OtherShape),
         }

@@ -15,4 +15,7 @@ pub enum TrainOn {
     All,
     /// The last assistant's turn of a conversation alone; a response.
     Last,
+    /// The assistant's turns of a response that is judged, and none of those in its prompt: for rows of preferences,
+    /// and their default.
+    Response,
 }

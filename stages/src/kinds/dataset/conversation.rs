@@ -107,7 +107,7 @@ impl Speaker {
 }
 
 /// Instructions come first; then the user speaks, and the two take turns. What a tool says answers the assistant.
-fn check_order(messages: &[Message]) -> Result<(), String> {
+pub(super) fn check_order(messages: &[Message]) -> Result<(), String> {
     let mut before = None;
     for (index, message) in messages.iter().enumerate() {
         let speaker = Speaker::of(&message.role);

@@ -12,6 +12,7 @@ use super::DatasetParams;
 use super::conversation::{conversation, says_nothing};
 use super::flaw::{Flaw, Reason, describe};
 use super::parameters::TurnOrder;
+use super::preference::{self, Layout};
 use crate::data::artifact::{Row, RowsFacts, Shape};
 use crate::data::prompt::Template;
 
@@ -25,9 +26,6 @@ const WEIGHT: &str = "weight";
 /// The column with the turns, as OpenAI and torchtune spell it, and as ShareGPT does.
 const MESSAGES: &str = "messages";
 const CONVERSATIONS: &str = "conversations";
-
-/// Columns of answers that were preferred to others, and of these.
-const PREFERENCE: [&str; 2] = ["chosen", "rejected"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Need {
@@ -53,6 +51,8 @@ pub(super) struct RowMapping {
     pub facts: RowsFacts,
     columns: Vec<Column>,
     turn_order: TurnOrder,
+    /// Where prompts and responses stand, for rows of preferences.
+    preference: Option<Layout>,
 }
 
 /// The template that was asked for; `none` is the same as no word about it.
@@ -73,7 +73,10 @@ pub(super) fn check_names(params: &DatasetParams, span: Span) -> Vec<Problem> {
             let also = only_placeholder(template).map(|_| INPUT.to_owned());
             template.placeholders().into_iter().chain(also).chain([OUTPUT, WEIGHT].map(str::to_owned)).collect()
         }
-        None => [MESSAGES, CONVERSATIONS, "text", INPUT, OUTPUT, WEIGHT].map(str::to_owned).into(),
+        None => {
+            let names = [MESSAGES, CONVERSATIONS, "text", INPUT, OUTPUT, WEIGHT];
+            names.into_iter().chain(preference::KEYS).map(str::to_owned).collect()
+        }
     };
     let unknown = params.column_map.iter().filter(|(key, _)| !known.contains(key));
     unknown
@@ -95,6 +98,10 @@ pub(super) fn shape_asked_for(params: &DatasetParams) -> Option<Shape> {
     let names = |keys: &[&str]| keys.iter().any(|key| params.column_map.contains_key(*key));
     if template(params).is_some() {
         Some(Shape::Prompt)
+    } else if names(&[preference::CHOSEN, preference::REJECTED]) {
+        Some(Shape::Pairs)
+    } else if names(&[preference::COMPLETION, preference::LABEL]) {
+        Some(Shape::Judged)
     } else if names(&[MESSAGES, CONVERSATIONS]) {
         Some(Shape::Messages)
     } else if names(&["text"]) {
@@ -113,6 +120,8 @@ pub(super) fn facts_asked_for(params: &DatasetParams) -> Option<RowsFacts> {
         }
         Shape::Messages => RowsFacts::messages(),
         Shape::Text => RowsFacts::text(),
+        Shape::Pairs => RowsFacts::pairs(),
+        Shape::Judged => RowsFacts::judged(),
     })
 }
 
@@ -152,14 +161,15 @@ impl RowMapping {
         let own_turns = turns.into_iter().find(|name| has(name));
         let says_what = names_key(INPUT) || names_key(OUTPUT) || names_key("text");
         let made = turns.iter().any(|name| params.map.contains_key(*name));
-        if let [true, true] = PREFERENCE.map(has)
-            && template(params).is_none()
-            && !(says_what || mapped_turns.is_some() || made)
-        {
-            return Err(preferences(own_turns, file));
-        }
+        let names_preference = preference::KEYS.iter().any(|name| names_key(name));
+        let says_otherwise = !names_preference && (says_what || mapped_turns.is_some() || made);
+        let layout = Layout::of(columns, &mapped).filter(|_| template(params).is_none() && !says_otherwise);
         let mapping = if let Some(template) = template(params) {
             Self::prompt(params, template.clone(), columns)
+        } else if let Some(layout) = layout {
+            Self::preference(params, layout, columns)
+        } else if names_preference {
+            return Err(half_a_pair(columns, file));
         } else if let Some(column) = mapped_turns.or_else(|| own_turns.filter(|_| !says_what).map(str::to_owned)) {
             Self::single(params, RowsFacts::messages(), column)
         } else if names_key("text") || (params.column_map.is_empty() && has("text") && !has(OUTPUT)) {
@@ -176,7 +186,20 @@ impl RowMapping {
 
     fn single(params: &DatasetParams, facts: RowsFacts, source: String) -> Self {
         let column = Column { name: facts.columns[0].clone(), source, need: Need::Required };
-        Self { facts, columns: vec![column], turn_order: params.turn_order }
+        Self { facts, columns: vec![column], turn_order: params.turn_order, preference: None }
+    }
+
+    fn preference(params: &DatasetParams, layout: Layout, columns: &[String]) -> Self {
+        let required = layout.columns().into_iter().map(|(name, source)| Column {
+            name: name.to_owned(),
+            source,
+            need: Need::Required,
+        });
+        let optional = layout.optional_columns().iter().filter(|name| columns.iter().any(|column| column == *name));
+        let optional =
+            optional.map(|name| Column { name: (*name).to_owned(), source: (*name).to_owned(), need: Need::Optional });
+        let columns = required.chain(optional).collect();
+        Self { facts: layout.facts(), columns, turn_order: params.turn_order, preference: Some(layout) }
     }
 
     fn prompt(params: &DatasetParams, template: Template, columns: &[String]) -> Self {
@@ -205,7 +228,7 @@ impl RowMapping {
         }
         let names = all.iter().map(|column| column.name.clone());
         let facts = RowsFacts::prompt(template, OUTPUT, names);
-        Self { facts, columns: all, turn_order: params.turn_order }
+        Self { facts, columns: all, turn_order: params.turn_order, preference: None }
     }
 
     /// The columns that rows are made of, by the names that the data has for them.
@@ -232,6 +255,9 @@ impl RowMapping {
 
     /// A row, or what is wrong with the record.
     pub(super) fn row(&self, mut fields: Map<String, Value>) -> Result<Row, Flaw> {
+        if let Some(layout) = &self.preference {
+            return layout.row(fields, self.turn_order).map(|row| Row::Judged(Box::new(row)));
+        }
         match self.facts.shape {
             Shape::Prompt => {
                 let columns: Result<BTreeMap<_, _>, Flaw> =
@@ -246,6 +272,7 @@ impl RowMapping {
                     .map(Row::Messages)
                     .map_err(|flaw| Flaw { problem: format!("column `{source}` {}", flaw.problem), ..flaw })
             }
+            Shape::Pairs | Shape::Judged => unreachable!("rows of preferences have a layout"),
         }
     }
 
@@ -263,6 +290,7 @@ impl RowMapping {
             Row::Messages(messages) => {
                 messages.iter().position(says_nothing).map(|index| format!("turn {} says nothing", index + 1))
             }
+            Row::Judged(row) => preference::emptiness(row),
         }
     }
 }
@@ -298,23 +326,15 @@ fn unclear(columns: &[String], file: &str) -> ColumnMisfit {
     ColumnMisfit { code: "unclear-rows", field: "source".to_owned(), message, help }
 }
 
-/// What is learned of pairs is that one is better than the other: without the answers nothing of them is left.
-fn preferences(turns: Option<&str>, file: &str) -> ColumnMisfit {
-    let [chosen, rejected] = PREFERENCE;
-    let help = match turns {
-        Some(turns) => format!(
-            "to learn the chosen answers alone, say `map: {{ messages: \"{{{{ {turns} + [{chosen}] }}}}\" }}`, or \
-             `column_map: {{ messages: {chosen} }}` where `{chosen}` holds whole conversations"
-        ),
-        None => format!(
-            "to learn the chosen answers alone, say `column_map: {{ messages: {chosen} }}` where these are conversations, or \
-             `template: \"{{prompt}}\"` and `column_map: {{ output: {chosen} }}` where they are text"
-        ),
-    };
-    let message = format!(
-        "`{file}` has columns `{chosen}` and `{rejected}`: pairs of a better and a worse answer are not learned by any stage here"
+/// `column_map` names a column of preferences, and the others that belong to it are not there.
+fn half_a_pair(columns: &[String], file: &str) -> ColumnMisfit {
+    let message = format!("`column_map` names preferences, and the columns of `{file}` do not make them complete");
+    let help = format!(
+        "pairs have `chosen` and `rejected`, judged responses `completion` and `label`, each with `prompt` or without; \
+         its columns are {}",
+        list(columns)
     );
-    ColumnMisfit { code: "unclear-rows", field: "source".to_owned(), message, help }
+    ColumnMisfit { code: "unclear-rows", field: "column_map".to_owned(), message, help }
 }
 
 fn text_of(column: &Column, fields: &Map<String, Value>) -> Result<String, Flaw> {

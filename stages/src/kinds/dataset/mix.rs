@@ -16,7 +16,7 @@ use super::flaw::Flaw;
 use super::parameters::{DatasetParams, Mix, StoppingStrategy, WeightedRows};
 use super::recipe::Made;
 use super::take::Taker;
-use crate::data::artifact::{Row, RowsFacts, RowsReader};
+use crate::data::artifact::{Row, RowsFacts, RowsReader, Said};
 
 /// A dataset that takes part.
 struct Part {
@@ -146,6 +146,22 @@ fn fields(row: &Row) -> Map<String, Value> {
         Row::Messages(messages) => {
             let messages = serde_json::to_value(messages).expect("messages are JSON");
             Map::from_iter([("messages".to_owned(), messages)])
+        }
+        Row::Judged(judged) => {
+            let value = |said: &Said| serde_json::to_value(said).expect("what is said is JSON");
+            let mut fields = Map::from_iter([("prompt".to_owned(), value(&judged.prompt))]);
+            match (&judged.chosen, &judged.rejected) {
+                (Some(chosen), Some(rejected)) => {
+                    fields.extend(
+                        [("chosen", chosen), ("rejected", rejected)].map(|(name, said)| (name.to_owned(), value(said))),
+                    );
+                }
+                (chosen, rejected) => {
+                    fields.extend(chosen.iter().chain(rejected).map(|said| ("completion".to_owned(), value(said))));
+                    fields.insert("label".to_owned(), chosen.is_some().into());
+                }
+            }
+            fields
         }
     }
 }

@@ -22,6 +22,7 @@ mod mix;
 mod number;
 mod of_files;
 mod parameters;
+mod preference;
 mod preflight;
 #[cfg(any(test, fuzzing))]
 pub mod properties;
@@ -62,6 +63,8 @@ pub(crate) use of_files::rows_of_files;
 pub use parameters::{
     DatasetParams, Mix, OnBadRow, OnEmpty, SampleBy, StoppingStrategy, TrainTestSplit, TurnOrder, WeightedRows,
 };
+#[cfg(test)]
+pub(crate) use preference::judged;
 use read::Reading;
 use recipe::Recipe;
 pub use source::{LocalSource, Source};
@@ -241,7 +244,7 @@ fn summary(facts: &RowsFacts, made: &[(&str, u64)], dropped: u64, filtered: u64)
             format!("template {template}, columns {}", facts.columns.join(", "))
         }
         Shape::Messages => "conversations".to_owned(),
-        Shape::Text => "plain text".to_owned(),
+        Shape::Text | Shape::Pairs | Shape::Judged => facts.shape.describe().to_owned(),
     };
     let rows: Vec<String> = match made {
         [(_, rows)] => vec![format!("{rows} rows")],

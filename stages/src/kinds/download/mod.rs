@@ -23,7 +23,7 @@ use engine::pin::Pinned;
 use engine::protocol::{FileGrant, Network};
 use engine::stage::{InputFacts, Outside, PinRequest, Secret, Smoke, Stage};
 use engine::survey::{LocalFiles, Survey};
-use model::config::Config;
+use model::config::Architecture;
 use model::peft::AdapterConfig;
 use serde_json::Value;
 
@@ -303,14 +303,14 @@ fn is_own(name: &str, path: &Path) -> bool {
 /// The largest `config.json` that is read: published ones have some kilobytes.
 const LARGEST_CONFIGURATION: u64 = 16 << 20;
 
-/// Makes sure that the model is one that we compute.
+/// Makes sure that the model is one that is computed, natively or by transformers.
 fn check_configuration(path: &Path) -> Result<(), StageError> {
     let size = fs::metadata(path).map_or(0, |found| found.len());
     if size > LARGEST_CONFIGURATION {
         return Err(StageError::bad_data(format!("the checkpoint's `config.json` has {size} bytes and is not read")));
     }
     let text = fs::read_to_string(path).or_fail(Cause::Machine, || format!("cannot read `{}`", path.display()))?;
-    match Config::from_json(&text) {
+    match Architecture::from_json(&text) {
         Ok(_) => Ok(()),
         Err(error) => {
             let message = "the checkpoint's `config.json` describes a model that cannot be used here";

@@ -10,7 +10,7 @@ use engine::error::StageError;
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::survey::{Extent, LocalFile, LocalFiles, MOST_READ, PINNED, Survey};
-use model::config::Config;
+use model::config::Architecture;
 use model::peft::AdapterConfig;
 use serde_json::{Map, Value};
 
@@ -122,7 +122,7 @@ fn damage(file: &LocalFile) -> Option<StageError> {
 /// The facts of a model, from its configuration; why it cannot be used, else.
 fn model_facts(file: &LocalFile) -> Result<Facts, String> {
     let text = read(&file.path).ok_or_else(|| format!("cannot read `{}`", file.name))?;
-    Config::from_json(&text)
+    Architecture::from_json(&text)
         .map_err(|error| format!("`{}` describes a model that cannot be used here: {error}", file.name))?;
     let config = serde_json::from_str(&text).map_err(|error| format!("`{}`: {error}", file.name))?;
     Ok(checkpoint::facts_of_config(config))

@@ -141,7 +141,7 @@ impl Stage for Evaluate {
         }
         let (model, adapter) = params.inference.facts(inputs);
         problems.extend(params.prompt.differs_from_training(model, adapter, span));
-        problems.extend(params.inference.misfit_of_adapter(inputs, span));
+        problems.extend(params.inference.misfits(inputs, span));
         let rows = params.data.reference.facts_in(inputs).and_then(RowsFacts::from_facts);
         if let Some(rows) = &rows {
             problems.extend(params.prompt.without_effect(rows.shape == Shape::Messages, span));
@@ -162,11 +162,11 @@ impl Stage for Evaluate {
         crate::compute::inference::lowered(parameters).at_most("limit", smoke::ROWS).done()
     }
 
-    fn preflight(params: &EvaluateParams, inputs: &InputFacts, _: Span) -> Preflight {
+    fn preflight(params: &EvaluateParams, inputs: &InputFacts, span: Span) -> Preflight {
         let rows = params.data.reference.facts_in(inputs).and_then(|facts| facts.get("rows")?.as_u64());
         let rows = rows.map(|rows| params.limit.map_or(rows, |limit| rows.min(limit)));
         let work = rows.map(|rows| Work::new("rows", rows as f64));
-        Preflight { work, ..params.inference.preflight(inputs) }
+        Preflight { work, ..params.inference.preflight(inputs, span) }
     }
 
     fn threads(_: &EvaluateParams) -> Threads {

@@ -124,7 +124,7 @@ impl Stage for Generate {
         }
         let (model, adapter) = params.inference.facts(inputs);
         problems.extend(params.prompt.differs_from_training(model, adapter, span));
-        problems.extend(params.inference.misfit_of_adapter(inputs, span));
+        problems.extend(params.inference.misfits(inputs, span));
         problems.extend(params.inference.problems(span));
         problems
     }
@@ -140,7 +140,7 @@ impl Stage for Generate {
         }
     }
 
-    fn preflight(params: &GenerateParams, inputs: &InputFacts, _: Span) -> Preflight {
+    fn preflight(params: &GenerateParams, inputs: &InputFacts, span: Span) -> Preflight {
         let prompts = match &params.prompts {
             OneOf::Literal(texts) => Some(texts.len() as u64),
             OneOf::Stage(rows) => rows.reference.facts_in(inputs).and_then(|facts| facts.get("rows")?.as_u64()),
@@ -148,7 +148,7 @@ impl Stage for Generate {
         let prompts = prompts.map(|prompts| params.limit.map_or(prompts, |limit| prompts.min(limit)));
         let most = |prompts: u64| prompts as f64 * params.inference.max_new_tokens as f64;
         let work = prompts.map(|prompts| Work::new("new tokens", most(prompts)));
-        Preflight { work, ..params.inference.preflight(inputs) }
+        Preflight { work, ..params.inference.preflight(inputs, span) }
     }
 
     fn threads(_: &GenerateParams) -> Threads {

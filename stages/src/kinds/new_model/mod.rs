@@ -15,7 +15,7 @@ use model::config::Config;
 use model::init::NewModel as Shape;
 
 use crate::compute::checkpoint;
-use crate::data::artifact::{Model, OutputKind, Row, Rows, RowsReader, Tokenizer};
+use crate::data::artifact::{Model, OutputKind, Row, Rows, RowsReader, Said, Tokenizer};
 
 /// Text that the tokenizer is trained on at most, in bytes: more changes few merges and costs memory.
 const MOST_TEXT_BYTES: usize = 64 << 20;
@@ -179,6 +179,7 @@ fn read_texts(params: &NewModelParams, context: &mut StageContext) -> Result<Vec
             Row::Messages(messages) => {
                 messages.iter().filter_map(|message| message.content.as_str().map(str::to_owned)).collect()
             }
+            Row::Judged(judged) => judged.parts().flat_map(Said::texts).map(str::to_owned).collect(),
         };
         bytes += added.iter().map(String::len).sum::<usize>();
         texts.extend(added);

@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
-use super::next_fit::TooLong;
+use super::next_fit::{TooLong, units};
 use crate::data::artifact::TokenRow;
 
 /// So many documents are packed together.
@@ -44,22 +44,38 @@ impl BestFit {
     /// Fails where one is longer than a row and documents are not to be cut.
     pub fn push(&mut self, row: &TokenRow) -> Result<(), TooLong> {
         let mut start = 0;
-        for (document, &length) in row.document_lengths.iter().enumerate() {
-            let end = start + length;
+        for unit in units(row) {
+            let length: usize = row.document_lengths[unit.clone()].iter().sum();
             if length > self.max_seq_len && !self.splits {
                 return Err(TooLong { tokens: length, max_seq_len: self.max_seq_len });
             }
-            for first in (start..end).step_by(self.max_seq_len) {
-                let piece = row.piece(document, first..end.min(first + self.max_seq_len));
-                self.window_tokens += piece.input_ids.len();
-                self.window.push(piece);
+            if length <= self.max_seq_len {
+                let mut whole = TokenRow::default();
+                for document in unit {
+                    let end = start + row.document_lengths[document];
+                    whole.extend(&row.piece(document, start..end));
+                    start = end;
+                }
+                self.add(whole);
+                continue;
             }
-            start = end;
+            for document in unit {
+                let end = start + row.document_lengths[document];
+                for first in (start..end).step_by(self.max_seq_len) {
+                    self.add(row.piece(document, first..end.min(first + self.max_seq_len)));
+                }
+                start = end;
+            }
         }
         if self.window.len() >= WINDOW_DOCUMENTS || self.window_tokens >= WINDOW_TOKENS {
             self.pack_window();
         }
         Ok(())
+    }
+
+    fn add(&mut self, piece: TokenRow) {
+        self.window_tokens += piece.input_ids.len();
+        self.window.push(piece);
     }
 
     /// The next row of a window that is packed.

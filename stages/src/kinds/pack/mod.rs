@@ -51,7 +51,15 @@ pub struct PackParams {
 
 impl PackParams {
     fn splits(&self, shape: Shape) -> bool {
-        self.split_across_pack.unwrap_or(shape == Shape::Text)
+        self.split_across_pack.unwrap_or(shape == Shape::Text) && !shape.is_preference()
+    }
+
+    /// A pair lies whole in one pack.
+    fn cuts_groups(&self, tokens: Option<&Facts>, span: Span) -> Option<Problem> {
+        let shape: Shape = serde_json::from_value(tokens?.get("shape")?.clone()).ok()?;
+        let message = "`split_across_pack: true` is not for preferences: responses that are compared stay together";
+        let problem = || Problem::error("bad-value", span, message, format!("the rows are {}", shape.describe()));
+        (shape.is_preference() && self.split_across_pack == Some(true)).then(|| problem().at("split_across_pack"))
     }
 }
 
@@ -70,6 +78,9 @@ impl Stage for Pack {
 
     fn check(params: &PackParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
         let facts = params.tokens.reference.facts_in(inputs);
+        if let Some(problem) = params.cuts_groups(facts, span) {
+            return vec![problem];
+        }
         if let Some(problem) = may_be_too_long(params, facts, span) {
             return vec![problem];
         }

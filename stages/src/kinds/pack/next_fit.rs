@@ -1,6 +1,7 @@
 //! Next fit: one open row, documents in their order, as torchtune's `PackedDataset` packs.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use crate::data::artifact::{Role, TokenRow};
 
@@ -41,6 +42,46 @@ struct Document {
     role: Option<Role>,
 }
 
+/// Documents that lie in one row: those of a group that follow each other, or one.
+struct Unit {
+    documents: usize,
+    tokens: usize,
+}
+
+impl Open {
+    fn first_unit(&self) -> Option<Unit> {
+        let first = self.documents.front()?;
+        let of_group = |document: &&Document| document.group.is_some() && document.group == first.group;
+        let others = self.documents.iter().skip(1).take_while(of_group);
+        let unit = Unit { documents: 1, tokens: first.length };
+        Some(
+            others.fold(unit, |unit, document| Unit {
+                documents: unit.documents + 1,
+                tokens: unit.tokens + document.length,
+            }),
+        )
+    }
+}
+
+/// The lengths of the units of a row.
+fn unit_lengths(row: &TokenRow) -> Vec<usize> {
+    units(row).into_iter().map(|documents| row.document_lengths[documents].iter().sum()).collect()
+}
+
+/// The documents of a row that stay together: those of a group that follow each other, or each by itself.
+pub(super) fn units(row: &TokenRow) -> Vec<Range<usize>> {
+    let mut units: Vec<Range<usize>> = Vec::new();
+    for document in 0..row.document_lengths.len() {
+        match units.last_mut() {
+            Some(last) if !row.groups.is_empty() && row.groups[last.start] == row.groups[document] => {
+                last.end = document + 1;
+            }
+            _ => units.push(document..document + 1),
+        }
+    }
+    units
+}
+
 impl NextFit {
     /// A packer of rows of `max_seq_len` tokens; `splits` says that a document may be cut at the end of a row.
     pub fn new(max_seq_len: usize, splits: bool, padding_id: u32) -> Self {
@@ -51,9 +92,9 @@ impl NextFit {
     /// next.
     ///
     /// # Errors
-    /// Fails where it is longer than a row and documents are not to be cut.
+    /// Fails where it is longer than a row and documents are not to be cut, as is a group of them.
     pub fn push(&mut self, row: &TokenRow) -> Result<(), TooLong> {
-        if let Some(&tokens) = row.document_lengths.iter().find(|length| **length > self.max_seq_len)
+        if let Some(tokens) = unit_lengths(row).into_iter().find(|length| *length > self.max_seq_len)
             && !self.splits
         {
             return Err(TooLong { tokens, max_seq_len: self.max_seq_len });
@@ -81,9 +122,10 @@ impl NextFit {
         }
         let mut documents = Vec::new();
         let mut taken = 0;
-        while let Some(document) = self.open.documents.front_mut() {
+        while let Some(unit) = self.open.first_unit() {
             let room = self.max_seq_len - taken;
-            if document.length > room {
+            let Some(document) = self.open.documents.front_mut() else { break };
+            if unit.tokens > room {
                 if self.splits && room > 0 {
                     document.length -= room;
                     documents.push(Document { length: room, ..*document });
@@ -91,8 +133,8 @@ impl NextFit {
                 }
                 break;
             }
-            taken += document.length;
-            documents.extend(self.open.documents.pop_front());
+            taken += unit.tokens;
+            documents.extend(self.open.documents.drain(..unit.documents));
         }
         Some(self.close(taken, &documents))
     }

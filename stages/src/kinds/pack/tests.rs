@@ -279,3 +279,32 @@ fn the_stage_packs_by_best_fit_and_cuts_only_what_is_too_long() {
     let error = tokens(folder.path(), Shape::Prompt, &[3, 20]).run::<Pack>(with).unwrap_err();
     assert!(error.message.contains("row 1"), "{error}");
 }
+
+fn pair(group: u64, chosen: usize, rejected: usize) -> TokenRow {
+    let mut row = TokenRow::default();
+    for (role, length) in [(Role::Chosen, chosen), (Role::Rejected, rejected)] {
+        row.extend(&TokenRow { groups: vec![group], roles: vec![role], ..document(length) });
+    }
+    row
+}
+
+#[test]
+fn a_pair_lies_whole_in_one_pack() {
+    let pairs = [pair(0, 3, 2), pair(1, 2, 2), pair(2, 4, 4), pair(3, 1, 2), pair(4, 2, 1)];
+    let in_order = pack(NextFit::new(8, false, 0), pairs.clone()).unwrap();
+    let groups: Vec<&[u64]> = in_order.iter().map(|pack| pack.groups.as_slice()).collect();
+    assert_eq!(groups, [&[0, 0][..], &[1, 1], &[2, 2], &[3, 3, 4, 4]]);
+    let mut packer = BestFit::new(8, false, 0);
+    pairs.iter().for_each(|pair| packer.push(pair).unwrap());
+    let fullest: Vec<TokenRow> = packer.finish().collect();
+    assert_eq!(fullest.len(), 3, "less padding, and still whole pairs");
+    for pack in in_order.iter().chain(&fullest) {
+        assert_eq!(pack.input_ids.len(), 8);
+        for (groups, roles) in pack.groups.chunks(2).zip(pack.roles.chunks(2)) {
+            assert_eq!((groups[0], roles), (groups[1], &[Role::Chosen, Role::Rejected][..]));
+        }
+    }
+    let long = TooLong { tokens: 9, max_seq_len: 8 };
+    assert_eq!(NextFit::new(8, false, 0).push(&pair(7, 5, 4)), Err(long.clone()));
+    assert_eq!(BestFit::new(8, false, 0).push(&pair(7, 5, 4)), Err(long));
+}

@@ -19,6 +19,8 @@ pub(super) struct Counts {
     too_long: u64,
     dropped: u64,
     sanitized: u64,
+    #[serde(default)]
+    equal: u64,
 }
 
 impl Counts {
@@ -26,6 +28,7 @@ impl Counts {
     pub(super) fn note(&mut self, outcome: Outcome) -> Vec<TokenRow> {
         self.read += 1;
         self.sanitized += u64::from(outcome.sanitized);
+        self.equal += u64::from(outcome.equal && matches!(outcome.fate, Fate::Kept { .. }));
         match outcome.fate {
             Fate::Kept { rows, truncated, fully_masked, without_eos } => {
                 self.truncated += u64::from(truncated);
@@ -49,7 +52,7 @@ impl Counts {
 
     /// Takes in the counts of some more rows.
     pub(super) fn add(&mut self, other: &Self) {
-        let Self { read, truncated, fully_masked, without_eos, too_long, dropped, sanitized } = other;
+        let Self { read, truncated, fully_masked, without_eos, too_long, dropped, sanitized, equal } = other;
         self.read += read;
         self.truncated += truncated;
         self.fully_masked += fully_masked;
@@ -57,6 +60,7 @@ impl Counts {
         self.too_long += too_long;
         self.dropped += dropped;
         self.sanitized += sanitized;
+        self.equal += equal;
     }
 
     /// Puts the counts into the facts.
@@ -66,6 +70,7 @@ impl Counts {
         facts.without_eos = self.without_eos;
         facts.dropped = self.dropped;
         facts.sanitized = self.sanitized;
+        facts.equal_pairs = self.equal;
     }
 
     /// Says what became of the rows, `taken_over` of which an earlier result had.
@@ -75,6 +80,9 @@ impl Counts {
             text.push_str(&format!(
                 "\n{taken_over} of the rows read were tokenized before: taken over from an earlier result"
             ));
+        }
+        if self.equal > 0 {
+            text.push_str(&format!("\n{} pairs of equal responses, which count and teach nothing", self.equal));
         }
         context.emit(WorkerEvent::Report { text });
         if self.dropped > 0 {
@@ -141,7 +149,8 @@ mod tests {
             Fate::NoTarget { truncated: true },
         ];
         let mut counts = Counts::default();
-        let written: usize = fates.into_iter().map(|fate| counts.note(Outcome { fate, sanitized: false }).len()).sum();
+        let written: usize =
+            fates.into_iter().map(|fate| counts.note(Outcome { fate, sanitized: false, equal: false }).len()).sum();
         let mut facts =
             TokensFacts { rows: 3, tokens: 6, target_tokens: 2, longest_row: 2, ..TokensFacts::none(Shape::Prompt) };
         counts.write_to(&mut facts);

@@ -10,6 +10,7 @@ mod batch;
 mod chunk;
 mod counts;
 mod earlier;
+mod groups;
 mod row;
 mod speed;
 
@@ -28,12 +29,13 @@ use crate::compute::resources::thread_pool;
 use crate::data::artifact::{
     OptionalColumn, OutputKind, Rows, RowsFacts, RowsReader, Shape, TokensFacts, TokensWriter,
 };
-use crate::data::prompt::{PROMPT, PromptParams, PromptRenderer, TrainOn};
+use crate::data::prompt::{PROMPT, PromptParams, PromptRenderer, ResponseBorder, TrainOn};
 use crate::data::tokenizer::Tokenizer;
 use batch::{Batch, Done};
 use chunk::Chunks;
 use counts::Counts;
 use earlier::{Earlier, Piece};
+use groups::Groups;
 use row::RowEncoder;
 use speed::{FirstRows, Opened};
 
@@ -73,14 +75,15 @@ pub struct TokenizeParams {
     /// Longest row kept, in tokens. Without it every row keeps its length.
     #[semantic(range = 2..)]
     pub max_seq_len: Option<usize>,
-    /// What the loss is taken over; `assistant` where neither this nor `train_on_input` is given.
+    /// What the loss is taken over; `assistant` where neither this nor `train_on_input` is given, and `response` of
+    /// rows of preferences, where `assistant` learns the turns of the prompt, too, as torchtune does.
     #[semantic]
     pub train_on: Option<TrainOn>,
     /// torchtune's name for `train_on: all`; `false` says `assistant`.
     #[semantic]
     pub train_on_input: Option<bool>,
-    /// What happens to a longer row; by default plain text is split, which is for it alone, and everything else
-    /// truncated.
+    /// What happens to a longer row; by default plain text is split, which is for it alone, rows of preferences are
+    /// left out, and everything else is truncated. Of preferences responses are cut, and get no other end.
     #[semantic]
     pub on_too_long: Option<OnTooLong>,
     /// What happens to a row of which nothing is learned.
@@ -90,6 +93,9 @@ pub struct TokenizeParams {
     /// stands beside: 1 where it is missing, and with 0 nothing of it is learned.
     #[semantic(omit_default)]
     pub weight: Option<String>,
+    /// Where the prompt ends and the response begins, of rows of preferences.
+    #[semantic(default = ResponseBorder::Segments, omit_default)]
+    pub response_border: ResponseBorder,
     /// How a row becomes a prompt.
     #[semantic(flatten)]
     pub prompt: PromptParams,
@@ -103,7 +109,11 @@ impl TokenizeParams {
     }
 
     fn on_too_long(&self, shape: Shape) -> OnTooLong {
-        let default = if shape == Shape::Text { OnTooLong::Split } else { OnTooLong::Truncate };
+        let default = match shape {
+            Shape::Text => OnTooLong::Split,
+            Shape::Pairs | Shape::Judged => OnTooLong::Drop,
+            Shape::Prompt | Shape::Messages => OnTooLong::Truncate,
+        };
         self.on_too_long.unwrap_or(default)
     }
 
@@ -116,17 +126,41 @@ impl TokenizeParams {
             Shape::Prompt => {
                 format!("the rows have no column `{name}` with weights: they have {}", listed(&rows.columns))
             }
-            Shape::Text => "`weight` is for prompts and conversations, and the rows are plain text".to_owned(),
+            Shape::Text | Shape::Pairs | Shape::Judged => {
+                format!("`weight` is for prompts and conversations, and the rows are {}", rows.shape.describe())
+            }
         };
         Some(Problem::error("wrong-input", span, message, "there are no such weights").at("weight"))
     }
 
-    /// What is learned; `None` where the two keys for it contradict each other.
-    fn train_on(&self) -> Option<TrainOn> {
+    /// Why rows of this shape cannot be learned in this way.
+    fn without_response(&self, shape: Shape, span: Span) -> Option<Problem> {
+        let (field, message) = match self.train_on(shape)? {
+            TrainOn::All if shape.is_preference() => {
+                ("train_on", "`train_on: all` is not for preferences: prompts are the same on both sides")
+            }
+            TrainOn::Response if !shape.is_preference() => {
+                ("train_on", "`train_on: response` is for rows of preferences, and these are none")
+            }
+            _ if self.response_border != ResponseBorder::Segments && !shape.is_preference() => {
+                ("response_border", "`response_border` is for rows of preferences, and these are none")
+            }
+            _ if self.on_no_target == OnNoTarget::Keep && shape.is_preference() => {
+                ("on_no_target", "a pair needs both responses: `on_no_target: keep` is not for preferences")
+            }
+            _ => return None,
+        };
+        let problem = Problem::error("bad-value", span, message, format!("the rows are {}", shape.describe()));
+        Some(problem.at(field))
+    }
+
+    /// What is learned of rows of this shape; `None` where the two keys for it contradict each other.
+    fn train_on(&self, shape: Shape) -> Option<TrainOn> {
         match (self.train_on, self.train_on_input) {
             (Some(train_on), Some(on_input)) if (train_on == TrainOn::All) != on_input => None,
             (Some(train_on), _) => Some(train_on),
             (None, Some(true)) => Some(TrainOn::All),
+            (None, _) if shape.is_preference() => Some(TrainOn::Response),
             (None, _) => Some(TrainOn::Assistant),
         }
     }
@@ -153,7 +187,10 @@ impl Stage for Tokenize {
         let are_conversations = rows.as_ref().is_some_and(|rows| rows.shape == Shape::Messages);
         let untold = are_conversations.then(|| params.prompt.without_template(tokenizer, "dataset", span)).flatten();
         let unweighted = rows.as_ref().and_then(|rows| params.without_weight(rows, span));
-        let idle = rows.map_or_else(Vec::new, |rows| params.prompt.without_effect(rows.shape == Shape::Messages, span));
+        let shape = rows.as_ref().map_or(Shape::Prompt, |rows| rows.shape);
+        let unlearned = rows.as_ref().and_then(|rows| params.without_response(rows.shape, span));
+        let may_be_turns = |rows: &RowsFacts| rows.shape == Shape::Messages || rows.shape.is_preference();
+        let idle = rows.map_or_else(Vec::new, |rows| params.prompt.without_effect(may_be_turns(&rows), span));
         let problem = || {
             Problem::error("bad-value", span, SPLIT_IS_FOR_TEXT, "`on_too_long: split` stands here")
                 .with_help("use truncate, drop or error")
@@ -163,8 +200,8 @@ impl Stage for Tokenize {
             let help = "`train_on_input: true` is `train_on: all`: leave one of them out";
             Problem::error("bad-value", span, TWO_ANSWERS, "says otherwise").with_help(help).at("train_on_input")
         };
-        let problems = [splits_prompts.then(problem), params.train_on().is_none().then(contradiction)];
-        problems.into_iter().flatten().chain(untold).chain(unweighted).chain(idle).collect()
+        let problems = [splits_prompts.then(problem), params.train_on(shape).is_none().then(contradiction)];
+        problems.into_iter().flatten().chain(untold).chain(unweighted).chain(unlearned).chain(idle).collect()
     }
 
     fn survey(params: &TokenizeParams, inputs: &InputFacts, _: &LocalFiles, _: Span) -> Survey {
@@ -212,7 +249,10 @@ impl Stage for Tokenize {
             return Err(StageError::new(Cause::BadParameters, SPLIT_IS_FOR_TEXT));
         }
         check_ends(params, &opened.tokenizer, shape, context)?;
-        let train_on = params.train_on().ok_or_else(|| StageError::new(Cause::BadParameters, TWO_ANSWERS))?;
+        if let Some(problem) = params.without_response(shape, Span::default()) {
+            return Err(StageError::new(Cause::BadParameters, problem.message));
+        }
+        let train_on = params.train_on(shape).ok_or_else(|| StageError::new(Cause::BadParameters, TWO_ANSWERS))?;
         let renderer = PromptRenderer::new(&params.prompt, rows.facts(), &opened.tokenizer)?.train_on(train_on);
         if let Some(problem) = params.without_weight(rows.facts(), Span::default()) {
             return Err(StageError::new(Cause::BadParameters, problem.message));
@@ -225,7 +265,9 @@ impl Stage for Tokenize {
             max_seq_len: params.max_seq_len,
             on_too_long: params.on_too_long(shape),
             on_no_target: params.on_no_target,
+            response_border: params.response_border,
         };
+        let mut groups = Groups::of(&mut rows, &encoder)?;
         let family = context.family::<Self>(params, &params.dataset.reference)?;
         let mut earlier = Earlier::new(context, &family);
         let draft = context.create("tokens")?;
@@ -245,7 +287,7 @@ impl Stage for Tokenize {
                     taken_over += if is_taken { of_chunk.read } else { 0 };
                     let first = writer.facts().rows;
                     pieces.push(Piece { identity, first, rows: rows.len() as u64, counts: of_chunk });
-                    rows.into_iter().try_for_each(|row| writer.write(row))?;
+                    rows.into_iter().try_for_each(|row| writer.write(groups.complete(row)))?;
                 }
                 context.progress("rows", counts.read, Some(total), None);
                 batch = next?;
@@ -257,6 +299,10 @@ impl Stage for Tokenize {
         counts.check(&facts)?;
         context.record("rows_taken_over", taken_over);
         context.seal(draft, facts.to_facts(), Some(identity))?;
+        // A judged response has the response of the row before beside it, which a chunk does not know.
+        if shape == Shape::Judged {
+            return Ok(());
+        }
         context.offer(&family, "tokens", serde_json::to_value(pieces).expect("pieces are plain data"))
     }
 }
@@ -301,6 +347,10 @@ fn listed(names: &[String]) -> String {
 }
 
 fn no_tokens_yet(tokenizer: &Tokenizer, shape: Shape, params: &TokenizeParams) -> TokensFacts {
+    let columns = match shape.is_preference() {
+        true => vec![OptionalColumn::Group, OptionalColumn::Role, OptionalColumn::DocumentLengths],
+        false => params.weight.iter().map(|_| OptionalColumn::Weight).collect(),
+    };
     TokensFacts {
         max_seq_len: params.max_seq_len.map(|length| length as u64),
         vocab_size: tokenizer.vocab_size() as u64,
@@ -308,11 +358,13 @@ fn no_tokens_yet(tokenizer: &Tokenizer, shape: Shape, params: &TokenizeParams) -
         eos_token_id: tokenizer.eos_token_id(),
         pad_token_id: tokenizer.pad_token_id(),
         prompt: Some(params.prompt.clone()),
-        train_on: params.train_on(),
-        columns: params.weight.iter().map(|_| OptionalColumn::Weight).collect(),
+        train_on: params.train_on(shape),
+        columns,
         ..TokensFacts::none(shape)
     }
 }
 
+#[cfg(test)]
+mod preference_golden;
 #[cfg(test)]
 mod tests;

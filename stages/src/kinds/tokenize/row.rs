@@ -4,8 +4,8 @@ use engine::error::StageError;
 use model::batch::target_count;
 
 use super::{OnNoTarget, OnTooLong};
-use crate::data::artifact::{IGNORE_INDEX, Row, TokenRow};
-use crate::data::prompt::{ChatError, Encoded, PromptError, PromptRenderer};
+use crate::data::artifact::{IGNORE_INDEX, Judged, Role, Row, TokenRow};
+use crate::data::prompt::{ChatError, Encoded, PromptError, PromptRenderer, Responded, ResponseBorder};
 use crate::data::tokenizer::Tokenizer;
 
 /// Why a row cannot be used.
@@ -17,6 +17,8 @@ pub(super) enum RowError {
     TooLong { tokens: usize, limit: usize },
     #[error("nothing of it is learned")]
     NoTarget,
+    #[error("nothing of its {} is learned", if *role == Role::Chosen { "better response" } else { "worse response" })]
+    NoResponse { role: Role },
 }
 
 impl RowError {
@@ -30,6 +32,7 @@ impl RowError {
             Self::Prompt(error) => error.help().map(str::to_owned),
             Self::TooLong { .. } => Some("set `on_too_long` to truncate or drop, or raise `max_seq_len`".to_owned()),
             Self::NoTarget => Some("set `on_no_target` to drop or keep".to_owned()),
+            Self::NoResponse { .. } => Some("leave such rows out with `on_no_target: drop`".to_owned()),
         };
         let error = StageError::bad_data(format!("row {index} of the dataset cannot be used")).with_source(self);
         StageError { help, ..error }
@@ -42,6 +45,8 @@ pub(super) struct Outcome {
     pub fate: Fate,
     /// Whether special tokens that it has written out are read as plain text.
     pub sanitized: bool,
+    /// Whether it is a pair of equal responses.
+    pub equal: bool,
 }
 
 /// What becomes of a row.
@@ -62,14 +67,53 @@ pub(super) struct RowEncoder<'a> {
     pub max_seq_len: Option<usize>,
     pub on_too_long: OnTooLong,
     pub on_no_target: OnNoTarget,
+    pub response_border: ResponseBorder,
 }
 
 impl RowEncoder<'_> {
     /// # Errors
     /// Fails where the row cannot be encoded, or a policy says that such a row is an error.
     pub(super) fn encode(&self, row: &Row) -> Result<Outcome, RowError> {
+        if let Row::Judged(judged) = row {
+            return self.encode_judged(judged);
+        }
         let prompt = self.renderer.lesson(row, self.tokenizer)?;
-        Ok(Outcome { fate: self.judge(prompt.encode(self.tokenizer)?)?, sanitized: prompt.is_sanitized() })
+        let fate = self.judge(prompt.encode(self.tokenizer)?)?;
+        Ok(Outcome { fate, sanitized: prompt.is_sanitized(), equal: false })
+    }
+
+    /// Responses after their prompt: documents of one row, which stays whole or goes. One that is cut gets no other end.
+    fn encode_judged(&self, judged: &Judged) -> Result<Outcome, RowError> {
+        let mut responses = self.renderer.responses(judged, self.response_border, self.tokenizer)?;
+        let sanitized = responses.iter().any(|response| response.sanitized);
+        let equal = judged.chosen == judged.rejected;
+        let of_fate = |fate| Ok(Outcome { fate, sanitized, equal });
+        let limit = self.max_seq_len.unwrap_or(usize::MAX);
+        let longest = responses.iter().map(|response| response.encoded.input_ids.len()).max().unwrap_or(0);
+        let truncated = longest > limit;
+        if truncated {
+            match self.on_too_long {
+                OnTooLong::Drop => return of_fate(Fate::TooLong),
+                OnTooLong::Error => return Err(RowError::TooLong { tokens: longest, limit }),
+                OnTooLong::Truncate | OnTooLong::Split => responses.iter_mut().for_each(|response| {
+                    response.encoded.input_ids.truncate(limit);
+                    response.encoded.labels.truncate(limit);
+                }),
+            }
+        }
+        if let Some(empty) = responses.iter().find(|response| target_count(&response.encoded.labels) == 0) {
+            return match self.on_no_target {
+                OnNoTarget::Drop => of_fate(Fate::NoTarget { truncated }),
+                OnNoTarget::Keep | OnNoTarget::Error => Err(RowError::NoResponse { role: empty.role }),
+            };
+        }
+        let mut row = TokenRow::default();
+        for Responded { role, encoded, .. } in &responses {
+            let document = TokenRow::document(encoded.input_ids.clone(), encoded.labels.clone());
+            row.extend(&TokenRow { groups: vec![0], roles: vec![*role], ..document });
+        }
+        let without_eos = responses.iter().any(|response| !self.has_an_end(&response.encoded.input_ids));
+        of_fate(Fate::Kept { rows: vec![row], truncated, fully_masked: false, without_eos })
     }
 
     fn judge(&self, encoded: Encoded) -> Result<Fate, RowError> {

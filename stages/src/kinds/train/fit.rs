@@ -6,12 +6,14 @@ use std::fs;
 use std::path::Path;
 
 use engine::artifact::Facts;
-use engine::context::Artifact;
+use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::preflight::known;
 use engine::stage::InputFacts;
+use model::config::Architecture;
+use model::peft::Modules;
 use serde_json::Value;
 
 use super::parameters::{AdapterOrigin, Method, TrainParams};
@@ -19,7 +21,7 @@ use crate::compute::backend::Backend;
 use crate::compute::{adapter, checkpoint};
 use crate::data::artifact::{OptionalColumn, TokensFacts};
 use crate::kinds::tokenize::LONGEST_POSSIBLE;
-use crate::preflight::model_config;
+use crate::preflight::{model_config, not_native};
 
 /// What does not fit together, as far as results say that are there.
 pub(super) fn problems(params: &TrainParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
@@ -51,12 +53,15 @@ pub(super) fn problems(params: &TrainParams, inputs: &InputFacts, span: Span) ->
         let misfit = sizes.and_then(|(student, teacher)| equal_vocabularies(student, teacher).err());
         problems.extend(misfit.map(|misfit| wrong_input(misfit.to_string(), misfit.help())));
     }
+    if let Some(outline) = not_native(&params.model.reference, inputs) {
+        problems.extend(params.backend.problem_on(params.serves(), &outline, span));
+    }
     if params.method == Method::Full {
         return problems;
     }
     if let Some(config) = model_config(&params.model.reference, inputs) {
         let origin = if params.adapter.is_some() { AdapterOrigin::Existing } else { AdapterOrigin::Fresh };
-        problems.extend(params.lora.problem_on(&config, origin, span));
+        problems.extend(params.lora.problem_on(&Modules::from(&config), origin, span));
     }
     let others = params.adapter.iter().filter(|it| adapter::is_of_others(it.reference.facts_in(inputs), model));
     problems.extend(others.map(|it| adapter::problem(&it.reference, &params.model.reference, span)));
@@ -174,6 +179,21 @@ fn token_ids(folder: &Path) -> Option<BTreeMap<String, u64>> {
     let added = file["added_tokens"].as_array().into_iter().flatten();
     ids.extend(added.filter_map(|token| Some((token["content"].as_str()?.to_owned(), token["id"].as_u64()?))));
     Some(ids)
+}
+
+/// Compares what the rows need with what a model of this architecture has, as far as its configuration says.
+pub(super) fn check_on(model: &Architecture, tokens: &TokensFacts) -> Result<(), Misfit> {
+    let size = |size: Option<usize>| size.map_or(u64::MAX, |size| size as u64);
+    check(tokens, size(model.vocab_size()), size(model.max_position_embeddings()))
+}
+
+/// Warns of a model's own dropouts, which the torch worker does not apply.
+pub(super) fn warn_of_dropouts(model: &Architecture, context: &mut StageContext) {
+    if let Architecture::Transformers(outline) = model {
+        for key in &outline.dropouts {
+            context.warn(format!("`{key}` of the model's config.json is not 0: it is trained without that dropout"));
+        }
+    }
 }
 
 /// Compares what the rows need with what the model has.

@@ -2,7 +2,7 @@
 
 use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
-use model::config::Config;
+use model::config::Architecture;
 
 use super::fit;
 use super::order::Division;
@@ -15,8 +15,8 @@ use crate::data::artifact::TokensReader;
 pub(super) struct Inputs {
     /// The model that is trained, or that an adapter is trained on.
     pub model: Artifact,
-    /// Its configuration.
-    pub config: Config,
+    /// Who computes it, and what its configuration says.
+    pub architecture: Architecture,
     /// The rows to train on.
     pub rows: TokensReader,
     /// The rows to validate with.
@@ -39,12 +39,11 @@ impl Inputs {
             .as_ref()
             .map(|input| TokensReader::open(&context.open(input)?).map_err(StageError::from))
             .transpose()?;
-        let text = serde_json::Value::Object(checkpoint::config(&model.folder)?).to_string();
-        let config = Config::from_json(&text).or_fail(Cause::BadData, || "cannot load the model".to_owned())?;
+        let architecture = checkpoint::architecture(&model.folder)?;
         for tokens in std::iter::once(&rows).chain(&validation) {
-            fit::check(tokens.facts(), config.vocab_size as u64, config.max_position_embeddings as u64)?;
+            fit::check_on(&architecture, tokens.facts())?;
         }
-        Ok(Self { model, config, rows, validation, division, total_steps })
+        Ok(Self { model, architecture, rows, validation, division, total_steps })
     }
 }
 

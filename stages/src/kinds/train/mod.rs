@@ -148,7 +148,8 @@ impl Stage for Train {
     }
 
     fn run(params: &TrainParams, context: &mut StageContext) -> Result<(), StageError> {
-        let choice = Choice::of(params.backend, params.serves(), context)?;
+        let architecture = checkpoint::architecture(&context.open(&params.model)?.folder)?;
+        let choice = Choice::of(params.backend, params.serves(), &architecture, context)?;
         if choice.is_torch {
             return torch::run(params, &choice, context);
         }

@@ -9,6 +9,7 @@ use model::checkpoint::Dtype;
 use model::config::Config;
 use model::memory::{Lengths, TrainingLoad, TrainingMemory, Weights, inference_bytes, weight_bytes};
 use model::optimizer::TensorInfo;
+use model::peft::Modules;
 use model::trainer::Trained;
 use serde_json::Value;
 
@@ -17,7 +18,9 @@ use super::parameters::{Method, TrainParams};
 use super::workers::meeting_bytes;
 use crate::compute::backend::Backend;
 use crate::compute::kernels::Kernels;
-use crate::preflight::{PROCESS_BYTES, checkpoint_bytes, expect_same_model, model_config, stored_dtype};
+use crate::preflight::{
+    PROCESS_BYTES, checkpoint_bytes, expect_same_model, model_config, say_not_native, stored_dtype,
+};
 
 /// Bytes of a saved number.
 const F32_BYTES: u64 = 4;
@@ -29,6 +32,7 @@ const MARGIN: f64 = 0.15;
 pub(super) fn preflight(params: &TrainParams, inputs: &InputFacts, span: Span) -> Preflight {
     let mut ahead = Preflight::default();
     steps(params, inputs, span, &mut ahead);
+    say_not_native(params.backend, &params.model.reference, inputs, span, &mut ahead);
     let config = model_config(&params.model.reference, inputs);
     if let Some(config) = &config {
         memory(params, inputs, config, &mut ahead);
@@ -197,7 +201,7 @@ pub(super) fn peak_memory(params: &TrainParams, inputs: &InputFacts, workers: us
         trained,
         optimizer_bytes: optimizer_bytes(params, &tensors),
         adapter_columns: match params.method {
-            Method::Lora => params.lora.value.kept_columns(config).unwrap_or(0),
+            Method::Lora => params.lora.value.kept_columns(&Modules::from(config)).unwrap_or(0),
             Method::Full => 0,
         },
         tokens: params.micro_batch_size.div_ceil(workers) as u64 * longest,
@@ -272,7 +276,7 @@ fn trained_tensors(params: &TrainParams, config: &Config) -> Option<Vec<TrainedT
     match (params.method, &params.adapter) {
         (Method::Full, _) => Some(config.tensors().into_iter().filter(|(_, shape)| shape.len() == 2).collect()),
         (Method::Lora, Some(_)) => None,
-        (Method::Lora, None) => params.lora.value.trained_tensors(config).ok(),
+        (Method::Lora, None) => params.lora.value.trained_tensors(&Modules::from(config)).ok(),
     }
 }
 

@@ -8,10 +8,10 @@ use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use model::blocks::Blocks;
 use model::checkpoint::Checkpoint;
-use model::config::Config;
+use model::config::Architecture;
 use model::decoder::Decoder;
 use model::parameter::Keep;
-use model::peft::{Adapter, AdapterConfig};
+use model::peft::{Adapter, AdapterConfig, Modules};
 use model::trainer::{TrainOptions, Trained, Trainer};
 
 use super::parameters::{Method, TrainParams};
@@ -70,7 +70,7 @@ fn fresh<B: Blocks>(
     decoder: &mut Decoder<B>,
     context: &mut StageContext,
 ) -> Result<AdapterConfig, StageError> {
-    let settings = settings(params, decoder.config(), context)?;
+    let settings = settings(params, &Modules::from(decoder.config()), context)?;
     let fresh = decoder.fresh_adapter(&settings, params.seed);
     let fresh = fresh.or_fail(Cause::BadParameters, cannot_make)?;
     decoder.attach(&fresh).or_fail(Cause::BadParameters, || "cannot attach the adapter".to_owned())?;
@@ -84,7 +84,7 @@ fn warm<B: Blocks>(
     base: &Artifact,
     existing: &Artifact,
 ) -> Result<AdapterConfig, StageError> {
-    let existing = trained_before(params, decoder.config(), base, existing)?;
+    let existing = trained_before(params, &Modules::from(decoder.config()), base, existing)?;
     decoder.attach(&existing).or_fail(Cause::BadData, || "cannot attach the adapter".to_owned())?;
     Ok(existing.config)
 }
@@ -93,21 +93,24 @@ fn warm<B: Blocks>(
 /// them there.
 pub(super) fn first_values(
     params: &TrainParams,
-    config: &Config,
+    architecture: &Architecture,
     base: &Artifact,
     folder: &Path,
     context: &mut StageContext,
 ) -> Result<AdapterConfig, StageError> {
+    let files = Checkpoint::open(&base.folder).or_fail(Cause::BadData, || "cannot read the model".to_owned())?;
+    let model = &match architecture {
+        Architecture::Native(config) => Modules::from(&**config),
+        Architecture::Transformers(outline) => Modules::of_checkpoint(&files, outline),
+    };
     let (adapter, settings) = match &params.adapter {
         None => {
-            let settings = settings(params, config, context)?;
-            let files =
-                Checkpoint::open(&base.folder).or_fail(Cause::BadData, || "cannot read the model".to_owned())?;
-            let adapter = Adapter::fresh(config, &files, &settings, params.seed);
+            let settings = settings(params, model, context)?;
+            let adapter = Adapter::fresh(model, &files, &settings, params.seed);
             (adapter.or_fail(Cause::BadParameters, cannot_make)?, settings)
         }
         Some(input) => {
-            let adapter = trained_before(params, config, base, &context.open(input)?)?;
+            let adapter = trained_before(params, model, base, &context.open(input)?)?;
             let settings = adapter.config.clone();
             (adapter, settings)
         }
@@ -119,8 +122,8 @@ pub(super) fn first_values(
 }
 
 /// The settings of a fresh adapter.
-fn settings(params: &TrainParams, config: &Config, context: &mut StageContext) -> Result<AdapterConfig, StageError> {
-    let settings = params.lora.value.settings(config);
+fn settings(params: &TrainParams, model: &Modules, context: &mut StageContext) -> Result<AdapterConfig, StageError> {
+    let settings = params.lora.value.settings(model);
     let (settings, notes) = settings.or_fail(Cause::BadParameters, cannot_make)?;
     notes.into_iter().for_each(|note| context.warn(note));
     Ok(settings)
@@ -129,12 +132,12 @@ fn settings(params: &TrainParams, config: &Config, context: &mut StageContext) -
 /// An adapter that was trained before; what the file says of it must hold.
 fn trained_before(
     params: &TrainParams,
-    config: &Config,
+    model: &Modules,
     base: &Artifact,
     existing: &Artifact,
 ) -> Result<Adapter, StageError> {
     let mut existing = adapter::open(existing, base)?;
-    let contradiction = params.lora.contradiction(&existing.config, config);
+    let contradiction = params.lora.contradiction(&existing.config, model);
     let unusable = || "cannot go on from the adapter".to_owned();
     if let Some((key, file, adapters)) = contradiction.or_fail(Cause::BadParameters, unusable)? {
         let message = format!("`lora.{key}` is {file}, and the adapter to go on from has {adapters}");

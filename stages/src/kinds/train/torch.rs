@@ -33,13 +33,16 @@ pub(super) fn run(params: &TrainParams, choice: &Choice, context: &mut StageCont
     work.env.clone_from(&params.env);
     work.watchdog = Duration::from_secs(params.watchdog_seconds);
     let inputs = Inputs::open(params, context)?;
-    let Inputs { model, config, rows, validation, division, total_steps } = inputs;
+    let Inputs { model, architecture, rows, validation, division, total_steps } = inputs;
+    fit::warn_of_dropouts(&architecture, context);
     for tokens in std::iter::once(&rows).chain(&validation) {
         fit::unweighted(tokens.facts())?;
     }
     let settings = match params.method {
         Method::Full => None,
-        Method::Lora => Some(prepare::first_values(params, &config, &model, &work.folder.join("adapter"), context)?),
+        Method::Lora => {
+            Some(prepare::first_values(params, &architecture, &model, &work.folder.join("adapter"), context)?)
+        }
     };
     let fresh = Progress::fresh(total_steps, computed_by(params, context));
     let resume = checkpoints::to_resume(params, &fresh, context)?;

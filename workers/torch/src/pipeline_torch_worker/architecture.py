@@ -7,6 +7,7 @@ does; whether its documents really are apart is checked on the model itself, bef
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -121,6 +122,16 @@ def _own_attention(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         model.set_attn_implementation(ours)
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """What the model's forward calls the cache of tokens before: one that it does not know would be passed over in silence."""
+    parameters = inspect.signature(type(model).forward).parameters
+    found = next((name for name in ("past_key_values", "cache_params") if name in parameters), None)
+    if found is None:
+        message = f"`{_name(model)}` has no cache of keys and values"
+        raise JobFailure("bad_parameters", message, "this worker cannot generate with this architecture")
+    return found
 
 
 def head_logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:

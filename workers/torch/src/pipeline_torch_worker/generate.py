@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from . import adapter, output
-from .architecture import shares_state, turns_by_length
+from .architecture import cache_argument, shares_state, turns_by_length
 from .device import Device
 from .events import Voice
 from .failure import JobFailure
@@ -79,6 +79,9 @@ class _Answering:
         self._job, self._model, self._config, self._device, self._stop = job, model, config, device, stop
         self._sampling = Sampling(job.temperature, job.top_k, job.top_p, job.min_p, job.repetition_penalty)
         self._turn = _turning_length(config)
+        self._cache = cache_argument(model)
+        # Alone a prompt has no padding, and layers with a state of their own mistake a mask for more tokens.
+        self._is_masked = shares_state(model) is None
 
     def answer(self, batch: Sequence[_Growing]) -> None:
         """Lets the answers of a batch grow to their ends."""
@@ -112,9 +115,9 @@ class _Answering:
         with computing_in(self._job.dtype, at):
             found = self._model(
                 input_ids=ids.to(at),
-                attention_mask=mask.to(at),
+                attention_mask=mask.to(at) if self._is_masked else None,
                 position_ids=positions.to(at),
-                past_key_values=cache,
+                **{self._cache: cache},
                 use_cache=True,
                 logits_to_keep=1,
             )

@@ -46,7 +46,7 @@ fn column(artifact: &Artifact, name: &str) -> Vec<String> {
     let value = |row| match row {
         Row::Columns(mut columns) => columns.remove(name).unwrap(),
         Row::Text(text) => text,
-        Row::Messages(_) => panic!("no columns"),
+        Row::Messages(_) | Row::Judged(_) => panic!("no columns"),
     };
     rows(artifact).into_iter().map(value).collect()
 }

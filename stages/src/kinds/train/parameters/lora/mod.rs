@@ -1,14 +1,11 @@
 //! `lora:`: the adapter, with its modules named as in PEFT or in torchtune.
 
-use std::collections::BTreeMap;
-
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::file::tree::{Node, Value};
 use engine::parameter::{Json, KeyWriter, Mapping, OneOrMore, Parameter, Parameters, Reader};
-use model::config::Config;
 use model::peft::targets::{self, ALL_LINEAR, TargetError, Torchtune};
-use model::peft::{AdapterConfig, AdapterConfigError, TargetModules};
+use model::peft::{AdapterConfig, AdapterConfigError, Modules, TargetModules};
 use serde_json::json;
 
 use super::Given;
@@ -119,7 +116,7 @@ impl LoraParams {
     ///
     /// # Errors
     /// Fails if a target is no module of the model.
-    pub(in crate::kinds::train) fn settings(&self, config: &Config) -> Result<(AdapterConfig, Vec<String>), LoraError> {
+    pub(in crate::kinds::train) fn settings(&self, model: &Modules) -> Result<(AdapterConfig, Vec<String>), LoraError> {
         let mut settings = AdapterConfig::new(self.rank, self.alpha, Vec::new());
         let mut notes = Vec::new();
         settings.target_modules = if self.is_torchtune() {
@@ -128,7 +125,7 @@ impl LoraParams {
                 apply_lora_to_mlp: self.apply_lora_to_mlp,
                 apply_lora_to_output: self.apply_lora_to_output,
             };
-            let targets = words.targets(config)?;
+            let targets = words.targets(model)?;
             notes = targets.notes;
             TargetModules::Names(targets.modules)
         } else {
@@ -147,8 +144,8 @@ impl LoraParams {
             settings.other.insert("layers_pattern".to_owned(), json!(self.layers_pattern.0));
         }
         settings.check_patterns()?;
-        let adapted = targets::resolve(config, &settings)?;
-        targets::resolve_saved(config, &settings)?;
+        let adapted = targets::resolve(model, &settings)?;
+        targets::resolve_saved(model, &settings)?;
         notes.extend(idle_patterns(&settings, &adapted));
         Ok((settings, notes))
     }
@@ -159,14 +156,12 @@ impl LoraParams {
     /// As [`LoraParams::settings`].
     pub(in crate::kinds::train) fn trained_tensors(
         &self,
-        config: &Config,
+        model: &Modules,
     ) -> Result<Vec<(String, Vec<usize>)>, LoraError> {
-        let (settings, _) = self.settings(config)?;
-        let shapes: BTreeMap<String, Vec<usize>> = config.tensors().into_iter().collect();
-        // The head of a tied model has the shape of the embedding.
-        let shape = |tensor: &str| shapes.get(tensor).or_else(|| shapes.get("model.embed_tokens.weight")).cloned();
+        let (settings, _) = self.settings(model)?;
+        let shape = |tensor: &str| model.shape(tensor).map(<[usize]>::to_vec);
         let mut trained = Vec::new();
-        for module in targets::resolve(config, &settings)? {
+        for module in targets::resolve(model, &settings)? {
             let rank = settings.rank_of(&module);
             let Some(&[out_features, in_features]) = shape(&format!("{module}.weight")).as_deref() else { continue };
             trained.push((format!("{module}.lora_A.weight"), vec![rank, in_features]));
@@ -175,7 +170,7 @@ impl LoraParams {
                 trained.push((format!("{module}.lora_magnitude_vector"), vec![out_features]));
             }
         }
-        let saved = targets::resolve_saved(config, &settings)?.into_iter();
+        let saved = targets::resolve_saved(model, &settings)?.into_iter();
         trained.extend(saved.filter_map(|tensor| shape(&tensor).map(|shape| (tensor, shape))));
         Ok(trained)
     }
@@ -185,17 +180,16 @@ impl LoraParams {
     ///
     /// # Errors
     /// As [`LoraParams::settings`].
-    pub(in crate::kinds::train) fn kept_columns(&self, config: &Config) -> Result<u64, LoraError> {
-        let (settings, _) = self.settings(config)?;
-        let shapes: BTreeMap<String, Vec<usize>> = config.tensors().into_iter().collect();
+    pub(in crate::kinds::train) fn kept_columns(&self, model: &Modules) -> Result<u64, LoraError> {
+        let (settings, _) = self.settings(model)?;
         let of_module = |module: &String| {
-            let direction = match shapes.get(&format!("{module}.weight")) {
+            let direction = match model.shape(&format!("{module}.weight")) {
                 Some(shape) if settings.use_dora => shape[0],
                 _ => 0,
             };
             settings.rank_of(module) + direction
         };
-        Ok(targets::resolve(config, &settings)?.iter().map(of_module).sum::<usize>() as u64)
+        Ok(targets::resolve(model, &settings)?.iter().map(of_module).sum::<usize>() as u64)
     }
 
     fn is_torchtune(&self) -> bool {
@@ -294,15 +288,15 @@ impl Given<LoraParams> {
     /// What is wrong with the values on this model.
     pub(in crate::kinds::train) fn problem_on(
         &self,
-        config: &Config,
+        model: &Modules,
         origin: AdapterOrigin,
         span: Span,
     ) -> Option<Problem> {
         let settings = match origin {
-            AdapterOrigin::Fresh => self.value.settings(config),
+            AdapterOrigin::Fresh => self.value.settings(model),
             // Its own targets are known when it is read; every model has linear layers.
             AdapterOrigin::Existing => {
-                self.with_targets(&TargetModules::Pattern(ALL_LINEAR.to_owned())).settings(config)
+                self.with_targets(&TargetModules::Pattern(ALL_LINEAR.to_owned())).settings(model)
             }
         };
         let error = settings.err()?;
@@ -336,11 +330,11 @@ impl Given<LoraParams> {
     pub(in crate::kinds::train) fn contradiction(
         &self,
         adapter: &AdapterConfig,
-        config: &Config,
+        model: &Modules,
     ) -> Result<Option<(String, String, String)>, LoraError> {
-        let (asked, _) = self.with_targets(&adapter.target_modules).settings(config)?;
+        let (asked, _) = self.with_targets(&adapter.target_modules).settings(model)?;
         let resolved = |settings: &AdapterConfig| -> Result<String, LoraError> {
-            Ok(targets::resolve(config, settings)?.join(", "))
+            Ok(targets::resolve(model, settings)?.join(", "))
         };
         let targets = TORCHTUNE.into_iter().chain(["target_modules", "layers_to_transform"]).find(|key| self.has(key));
         let json = |settings: &AdapterConfig, key: &str| match key {

@@ -1,12 +1,14 @@
 //! Modules by PEFT's names and by torchtune's words, and what does not go together.
 
+use model::config::Config;
+
 use super::*;
 
 const LLAMA: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/llama31/config.json"));
 const PHI3: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/phi3/config.json"));
 
-fn config(text: &str) -> Config {
-    Config::from_json(text).unwrap()
+fn model(text: &str) -> Modules {
+    Modules::from(&Config::from_json(text).unwrap())
 }
 
 fn read(json: Json) -> Given<LoraParams> {
@@ -16,10 +18,10 @@ fn read(json: Json) -> Given<LoraParams> {
     read.unwrap()
 }
 
-fn modules(json: Json, model: &str) -> Vec<String> {
-    let config = config(model);
-    let (settings, _) = read(json).value.settings(&config).unwrap();
-    let paths = targets::resolve(&config, &settings).unwrap();
+fn modules(json: Json, text: &str) -> Vec<String> {
+    let model = model(text);
+    let (settings, _) = read(json).value.settings(&model).unwrap();
+    let paths = targets::resolve(&model, &settings).unwrap();
     let first_layer = paths.iter().filter(|path| path.contains("layers.0.") || !path.contains("layers."));
     first_layer.map(|path| path.rsplit('.').next().unwrap().to_owned()).collect()
 }
@@ -33,18 +35,20 @@ fn modules_are_named_as_in_peft_or_in_torchtune() {
     let words = json!({"lora_attn_modules": ["q_proj", "output_proj"], "apply_lora_to_mlp": true, "apply_lora_to_output": true});
     assert_eq!(modules(words.clone(), LLAMA), ["q_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]);
     assert_eq!(modules(words.clone(), PHI3), ["qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"]);
-    let (_, notes) = read(words).value.settings(&config(PHI3)).unwrap();
+    let (_, notes) = read(words).value.settings(&model(PHI3)).unwrap();
     assert!(notes.len() == 1 && notes[0].contains("on all three"), "{notes:?}");
 }
 
 #[test]
 fn the_values_of_an_adapter_are_counted_with_magnitudes_and_whole_modules() {
-    let config = config(LLAMA);
-    let shapes: BTreeMap<String, Vec<usize>> = config.tensors().into_iter().collect();
-    let shape = |name: &str| (shapes[name][0] as u64, shapes[name][1] as u64);
+    let config = model(LLAMA);
+    let shape = |name: &str| {
+        let shape = config.shape(name).unwrap();
+        (shape[0] as u64, shape[1] as u64)
+    };
     let (out_features, in_features) = shape("model.layers.0.self_attn.q_proj.weight");
     let (vocab_size, hidden_size) = shape("model.embed_tokens.weight");
-    let layers = config.num_hidden_layers as u64;
+    let layers = 2;
     let count = |json: Json| {
         let trained = read(json).value.trained_tensors(&config).unwrap();
         trained.iter().map(|(_, shape)| shape.iter().product::<usize>() as u64).sum::<u64>()
@@ -62,7 +66,7 @@ fn the_values_of_an_adapter_are_counted_with_magnitudes_and_whole_modules() {
 
 #[test]
 fn layers_are_chosen_as_in_peft() {
-    let config = config(LLAMA);
+    let config = model(LLAMA);
     let adapted = |json: Json| {
         let (settings, _) = read(json).value.settings(&config).unwrap();
         targets::resolve(&config, &settings).unwrap()
@@ -118,14 +122,14 @@ fn a_module_that_the_model_does_not_have_is_named_with_the_nearest_one() {
         (json!({"modules_to_save": ["lm_haed"]}), "`lora.modules_to_save`: `modules_to_save` has `lm_haed`"),
         (json!({"rank_pattern": {"(": 4}}), "`lora.rank_pattern`: "),
     ] {
-        let problem = read(wrong.clone()).problem_on(&config(LLAMA), AdapterOrigin::Fresh, Span::default()).unwrap();
+        let problem = read(wrong.clone()).problem_on(&model(LLAMA), AdapterOrigin::Fresh, Span::default()).unwrap();
         assert!(problem.message.contains(says), "{wrong}: {}", problem.message);
     }
 }
 
 #[test]
 fn an_existing_adapter_may_be_contradicted_in_nothing_but_dropout() {
-    let config = config(LLAMA);
+    let config = model(LLAMA);
     let existing = AdapterConfig::new(4, 16.0, vec!["q_proj".to_owned(), "v_proj".to_owned()]);
     let contradicted = |json: Json| {
         read(json)
@@ -147,7 +151,7 @@ fn a_pattern_that_fits_no_adapted_module_is_said() {
         "rank_pattern": {"q_proj": 2, "k_proj": 2, "layers.1.self_attn.v_proj": 8},
         "alpha_pattern": {"v_proj": 16.0, "down_proj": 3.0},
     });
-    let (_, notes) = read(json).value.settings(&config(LLAMA)).unwrap();
+    let (_, notes) = read(json).value.settings(&model(LLAMA)).unwrap();
     let expected = [("rank_pattern", "k_proj"), ("alpha_pattern", "down_proj")]
         .map(|(key, pattern)| format!("`lora.{key}` has `{pattern}`, which fits none of the adapted modules"));
     assert_eq!(notes, expected);
@@ -157,7 +161,7 @@ fn a_pattern_that_fits_no_adapted_module_is_said() {
 fn a_name_where_an_expression_is_expected_is_explained() {
     let help = |targets: &str| {
         let lora = read(json!({ "target_modules": targets }));
-        lora.problem_on(&config(LLAMA), AdapterOrigin::Fresh, Span::default()).unwrap().help
+        lora.problem_on(&model(LLAMA), AdapterOrigin::Fresh, Span::default()).unwrap().help
     };
     assert!(help("q_proj").unwrap().contains("`target_modules: [q_proj]`"));
     assert!(help("all").unwrap().contains("`target_modules: all-linear`"));
@@ -178,7 +182,7 @@ fn a_rank_wider_than_any_layer_is_refused() {
 /// own.
 #[test]
 fn the_defaults_of_the_file_do_not_hold_for_an_adapter_that_is_there() {
-    let phi3 = config(PHI3);
+    let phi3 = model(PHI3);
     let problem = |lora: &Given<LoraParams>, origin| lora.problem_on(&phi3, origin, Span::default());
     let mut existing = AdapterConfig::new(4, 8.0, Vec::new());
     existing.target_modules = TargetModules::Names(vec!["qkv_proj".to_owned(), "o_proj".to_owned()]);

@@ -1,0 +1,307 @@
+"""Architectures that the native backend lacks, each as transformers computes it: one dense, one mixture of experts.
+
+Their checkpoints are made here, with transformers itself. What they are compared with is a plain loop over transformers and PEFT.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+import processes
+from pipeline_torch_worker import attention
+from pipeline_torch_worker.architecture import shares_state
+from pipeline_torch_worker.attention import NAME
+from pipeline_torch_worker.data import Batch, Row
+from pipeline_torch_worker.draws import Draws
+from pipeline_torch_worker.failure import JobFailure
+from pipeline_torch_worker.model import DocumentLoss, load_base, read_config
+from support import Ran, TokenRow, asking_job, run_here, train_job, write_rows, write_steps
+
+VOCABULARY = 96
+RATE = 3e-3
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
+}
+BOTH = ["olmo2", "qwen3_moe"]
+
+
+def checkpoint(folder: Path, family: str, **changes: Any) -> Path:
+    """A checkpoint of a family, as transformers writes it."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **{**SHAPE, **OF_FAMILY.get(family, {}), **changes})
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn_like(parameter)
+            parameter.copy_(0.2 * noise if parameter.dim() > 1 else 1 + 0.1 * noise)
+    model.save_pretrained(folder)
+    return folder
+
+
+def plain(folder: Path) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert isinstance(model, PreTrainedModel)
+    model.eval()
+    return model
+
+
+def rows(count: int, documents: int = 1) -> list[TokenRow]:
+    """Rows of documents, of which the first few tokens are no targets."""
+    random = np.random.default_rng(7)
+    made: list[TokenRow] = []
+    for _ in range(count):
+        ids: list[int] = []
+        labels: list[int] = []
+        lengths = [int(length) for length in random.integers(5, 12, documents)]
+        for length in lengths:
+            document = [int(token) for token in random.integers(3, VOCABULARY, length)]
+            ids += document
+            labels += [-100, -100, *document[2:]]
+        made.append((ids, labels, lengths))
+    return made
+
+
+def nll(model: torch.nn.Module, row: TokenRow) -> torch.Tensor:
+    """The losses of a row's targets by transformers' own forward, document by document."""
+    losses, start = [], 0
+    for length in row[2]:
+        ids = torch.tensor([row[0][start : start + length]])
+        labels = torch.tensor(row[1][start : start + length])
+        logits = model(input_ids=ids).logits[0].float()
+        losses.append(F.cross_entropy(logits[:-1], labels[1:], reduction="none", ignore_index=-100)[labels[1:] != -100])
+        start += length
+    return torch.cat(losses)
+
+
+def reference(model: torch.nn.Module, data: list[TokenRow], per_step: int) -> list[float]:
+    """A plain training loop: AdamW over the mean loss of the targets of each step's rows."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+    losses = []
+    for start in range(0, len(data), per_step):
+        optimizer.zero_grad()
+        loss = torch.cat([nll(model, row) for row in data[start : start + per_step]]).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def job(root: Path, model: Path, data: list[TokenRow], packed: bool = False, **changes: Any) -> dict[str, Any]:
+    """A job that trains two rows a step."""
+    made = train_job(root, "llama31", "attention")
+    plan = [
+        {"epoch": 1, "rows": list(range(start, start + 2)), "learning_rate": RATE} for start in range(0, len(data), 2)
+    ]
+    write_steps(root / "steps.jsonl", plan)
+    optimizer = {"name": "adamw", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
+    common = {
+        "model": str(model),
+        "dropout": 0.0,
+        "clip_grad_norm": None,
+        "micro_batch_size": 2,
+        "optimizer": optimizer,
+    }
+    data_of_job = write_rows(root / "data", data, packed=packed)
+    return {**made, **common, "data": data_of_job, "total_steps": len(plan), **changes}
+
+
+def fresh_adapter(model: Path, folder: Path) -> Path:
+    """An adapter as PEFT makes it, on every linear layer but the head."""
+    torch.manual_seed(1)
+    adapted = get_peft_model(plain(model), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "o_proj"]))
+    adapted.save_pretrained(str(folder))
+    return folder
+
+
+def trains_lora(root: Path, family: str) -> tuple[Ran, PeftModel, list[float]]:
+    """What the worker and the plain loop make of the same adapter."""
+    model = checkpoint(root / "model", family)
+    start = fresh_adapter(model, root / "start")
+    data = rows(12)
+    ran = run_here(root, job(root, model, data, adapter=str(start))).done()
+    adapted = PeftModel.from_pretrained(plain(model), str(start), is_trainable=True).eval()
+    return ran, adapted, reference(adapted, data, 2)
+
+
+@pytest.mark.parametrize("family", BOTH)
+def test_an_adapter_trains_as_in_a_plain_loop(tmp_path: Path, family: str) -> None:
+    ran, adapted, expected = trains_lora(tmp_path, family)
+    assert ran.losses == pytest.approx(expected, rel=1e-5)
+    # PEFT loads what is left, and computes the same with it.
+    loaded = PeftModel.from_pretrained(plain(tmp_path / "model"), str(ran.output / "adapter")).eval()
+    row = rows(1)[0]
+    with torch.no_grad():
+        assert torch.allclose(nll(loaded, row), nll(adapted, row), rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", BOTH)
+def test_all_weights_train_as_in_a_plain_loop(tmp_path: Path, family: str) -> None:
+    model = checkpoint(tmp_path / "model", family)
+    data = rows(12)
+    ran = run_here(tmp_path, job(tmp_path, model, data, method="full", adapter=None)).done()
+    trained = plain(model)
+    assert ran.losses == pytest.approx(reference(trained, data, 2), rel=1e-5)
+    # The files have the names that the base's have: transformers makes one tensor of a layer's experts, and they are many again.
+    left = load_file(ran.output / "model" / "model.safetensors")
+    assert left.keys() == load_file(model / "model.safetensors").keys()
+    row = rows(1)[0]
+    with torch.no_grad():
+        assert torch.allclose(nll(plain(ran.output / "model"), row), nll(trained, row), rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", BOTH)
+def test_packed_documents_are_computed_as_apart(tmp_path: Path, family: str) -> None:
+    folder = checkpoint(tmp_path / "model", family)
+    model = load_base(folder, read_config(folder), torch.float32, NAME)
+    loss = DocumentLoss(model, "sdpa", Draws(0))
+    row = rows(1, documents=3)[0]
+
+    @torch.no_grad()
+    def losses(row: TokenRow) -> torch.Tensor:
+        whole = Row(0, np.array(row[0]), np.array(row[1]), row[2])
+        return loss.scores(Batch.of([whole]))[0]
+
+    with torch.no_grad():
+        assert torch.allclose(losses(row), nll(plain(folder), row), rtol=1e-5)
+    first = row[2][0]
+    other = ([*reversed(row[0][:first]), *row[0][first:]], row[1], row[2])
+    targets = first - 2
+    assert not torch.allclose(losses(other)[:targets], losses(row)[:targets], rtol=1e-2)
+    assert torch.allclose(losses(other)[targets:], losses(row)[targets:], rtol=1e-6)
+
+
+def test_packed_rows_train_to_the_losses_of_their_documents(tmp_path: Path) -> None:
+    model = checkpoint(tmp_path / "model", "qwen3_moe")
+    start = fresh_adapter(model, tmp_path / "start")
+    data = rows(6, documents=2)
+    ran = run_here(tmp_path, job(tmp_path, model, data, packed=True, adapter=str(start))).done()
+    adapted = PeftModel.from_pretrained(plain(model), str(start), is_trainable=True).eval()
+    assert ran.losses == pytest.approx(reference(adapted, data, 2), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        ("mamba", {}, "layers of type `linear_attention`"),
+        ("lfm2", {"layer_types": ["conv", "full_attention"]}, "layers of type `conv`"),
+        ("gpt_oss", {}, "attention sinks in `GptOssAttention`"),
+        ("bloom", {}, "attention that is computed by code of its own"),
+    ],
+)
+def test_what_goes_from_document_to_document_is_refused_in_packs_and_computed_alone(
+    tmp_path: Path, family: str, changes: dict[str, Any], words: str
+) -> None:
+    model = checkpoint(tmp_path / "model", family, **changes)
+    data = rows(4, documents=2)
+    failed = run_here(tmp_path, job(tmp_path, model, data, packed=True, method="full", adapter=None)).failed
+    assert failed["messages"][0] == f"`{family}` has {words}: the documents of a packed row would not be apart"
+    alone = rows(4)
+    ran = run_here(tmp_path, job(tmp_path, model, alone, method="full", adapter=None)).done()
+    assert ran.losses == pytest.approx(reference(plain(model), alone, 2), rel=1e-5)
+
+
+def test_an_attention_that_does_not_cut_is_found_before_the_first_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoint(tmp_path / "model", "olmo2")
+    cut = attention.Documents.__init__
+
+    def all_as_one(self: attention.Documents, lengths: list[int], *more: Any) -> None:
+        cut(self, [sum(lengths)], *more)
+
+    monkeypatch.setattr(attention.Documents, "__init__", all_as_one)
+    failed = run_here(tmp_path, job(tmp_path, folder, rows(4), method="full", adapter=None)).failed
+    assert failed["messages"] == ["`olmo2`: a document behind another is not computed as it is alone"]
+
+
+def test_what_an_attention_does_not_know_is_an_error() -> None:
+    query = torch.zeros(1, 4, 3, 8)
+    documents = attention.Documents([3], "sdpa", query.device)
+    with pytest.raises(JobFailure, match="`s_aux`"):
+        attention.attend(torch.nn.Identity(), query, query, query, None, 1.0, documents, s_aux=torch.zeros(4))
+    with pytest.raises(JobFailure, match="not causal"):
+        attention.attend(torch.nn.Identity(), query, query, query, None, 1.0, documents, is_causal=False)
+
+
+@pytest.mark.parametrize("family", ["olmo2", "qwen3_moe", "cohere", "granite", "gpt_neox"])
+def test_scores_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+    # The scales that cohere and granite put on their logits are part of them.
+    changes = {"cohere": {"logit_scale": 0.25}, "granite": {"logits_scaling": 4.0}}.get(family, {})
+    folder = checkpoint(tmp_path / "model", family, **changes)
+    data = rows(3)
+    lines = [{"input_ids": ids, "labels": labels} for ids, labels, _ in data]
+    score = asking_job(tmp_path, "llama31", "score", lines, model=str(folder))
+    ran = run_here(tmp_path, score).done()
+    scores = [json.loads(line) for line in (ran.output / "scores.jsonl").read_text().splitlines()]
+    with torch.no_grad():
+        expected = [float(nll(plain(folder), row).sum()) for row in data]
+    assert [line["loss"] for line in scores] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("family", [*BOTH, "mamba", "gpt_oss"])
+def test_answers_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+    folder = checkpoint(tmp_path / "model", family)
+    prompts = [[5, 9, 31], [7, 8, 9, 10, 11], [40]]
+    lines = [{"input_ids": prompt, "seed": 0, "row": row} for row, prompt in enumerate(prompts)]
+    generate = asking_job(tmp_path, "llama31", "generate", lines, model=str(folder), max_new_tokens=6)
+    ran = run_here(tmp_path, generate).done()
+    answers = [json.loads(line)["output_ids"] for line in (ran.output / "answers.jsonl").read_text().splitlines()]
+    model = plain(folder)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        with torch.no_grad():
+            found = cast(Any, model).generate(
+                torch.tensor([prompt]), max_new_tokens=6, do_sample=False, eos_token_id=[]
+            )
+        assert answer == found[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(("family", "method"), [("olmo2", "lora"), ("olmo2", "full"), ("qwen3_moe", "full")])
+def test_sharded_weights_are_read_share_by_share(tmp_path: Path, family: str, method: str) -> None:
+    model = checkpoint(tmp_path / "model", family)
+    data = rows(12)
+    adapter = str(fresh_adapter(model, tmp_path / "start")) if method == "lora" else None
+    runs = []
+    for parallel in ("ddp", "fsdp2"):
+        root = tmp_path / parallel
+        root.mkdir()
+        given = job(root, model, data, method=method, adapter=adapter, parallel=parallel)
+        runs.append(processes.run_ranks(root, given, 2).done())
+    ddp, fsdp2 = runs
+    assert fsdp2.losses == pytest.approx(ddp.losses, rel=1e-6)
+    logs = [(tmp_path / "fsdp2" / f"errors-{rank}.txt").read_text() for rank in range(2)]
+    if family == "qwen3_moe":
+        # Its experts are one tensor in memory and many in the files.
+        assert all("each rank reads the whole checkpoint: transformers makes another tensor of" in log for log in logs)
+        return
+    total = sum(tensor.nbytes for tensor in load_file(model / "model.safetensors").values())
+    read = [int(log.split("has read ")[1].split(" bytes")[0]) for log in logs]
+    assert read == [total // 2, total // 2]
+
+
+def test_a_native_family_shares_nothing(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "model", "llama")
+    assert shares_state(load_base(folder, read_config(folder), torch.float32, NAME)) is None
