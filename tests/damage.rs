@@ -72,7 +72,7 @@ fn no_damage_gives_a_wrong_byte_or_a_failed_run() {
     println!("{made_again} stages ran again, {met} damaged outputs were met on the way out");
     project.run(&["cache", "verify", "--repair"]).ends_with(0);
     project.run(&["run", "train.yaml"]).ends_with(0);
-    project.run(&["cache", "verify"]).ends_with(0).says("everything is intact");
+    project.run(&["cache", "verify"]).ends_with(0);
     // Which of the two it is depends on what is damaged.
     assert!(made_again + met as u64 > all / 10, "the damage was not met");
 }

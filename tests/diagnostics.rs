@@ -120,6 +120,26 @@ fn a_wrong_override_is_shown_like_a_wrong_file() {
     compare("override", &arguments, 2);
 }
 
+/// Each command of the golden text, in a project where nothing has been run, with what it prints and how it ends.
+#[test]
+fn mistakes_on_the_command_line_are_answered_as_the_golden_text_says() {
+    let expected_path = folder().join("commands.txt");
+    let expected = fs::read_to_string(&expected_path).unwrap();
+    let project = Project::with_pipeline("data.yaml");
+    let mut said = String::new();
+    for line in expected.lines().filter_map(|line| line.strip_prefix("$ pipeline ")) {
+        let ran = project.run(&line.split(' ').collect::<Vec<_>>());
+        let code = ran.code.unwrap();
+        said += &format!("$ pipeline {line}\n{}{}exit code {code}\n\n", ran.stdout, ran.stderr);
+    }
+    let said = said.replace(&*project.path("").to_string_lossy(), "[FOLDER]/");
+    if std::env::var_os("PIPELINE_BLESS").is_some() {
+        fs::write(&expected_path, &said).unwrap();
+    }
+    let expected = fs::read_to_string(&expected_path).unwrap();
+    assert_eq!(said, expected, "\n--- said\n{said}--- expected\n{expected}---");
+}
+
 #[test]
 fn an_import_shows_its_problems_in_the_other_tools_file() {
     compare("import", &["import", "import/axolotl.yaml"], 2);

@@ -33,7 +33,7 @@ fn eight_runs_at_once_make_each_result_once() {
     let runs = runs.as_array().unwrap();
     let sum = |count: &str| runs.iter().map(|run| run["counts"][count].as_u64().unwrap()).sum::<u64>();
     assert_eq!((runs.len(), sum("done"), sum("cached")), (8, STAGES, 7 * STAGES), "{runs:#?}");
-    project.run(&["cache", "verify"]).ends_with(0).says("everything is intact");
+    project.run(&["cache", "verify"]).ends_with(0);
 }
 
 /// Before each round everything is as if nobody had used it for a day, so that collectors and runs race for every
@@ -62,8 +62,8 @@ fn a_collector_in_a_loop_fails_no_run_and_takes_nothing_in_use() {
         assert!(first.status.success(), "{}", String::from_utf8_lossy(&first.stderr));
         removed += count(&String::from_utf8(first.stdout).unwrap());
         succeed(runs);
-        project.run(&["run", "data.yaml"]).ends_with(0).warns("nothing to do");
-        project.run(&["cache", "verify"]).ends_with(0).says("everything is intact");
+        project.run(&["run", "data.yaml", "--format", "json"]).ends_with(0).made(0);
+        project.run(&["cache", "verify"]).ends_with(0);
     }
     println!("{removed} results were removed");
     assert!(removed >= STAGES as usize, "the collector removed nothing");

@@ -22,9 +22,7 @@ impl SmallDisk {
         let mount = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(folder.path()).output();
         match mount {
             Ok(output) if output.status.success() => Ok(Self(folder)),
-            refused => {
-                return Err(Requirement::Mount.unmet(format!("{refused:?}")));
-            }
+            refused => Err(Requirement::Mount.unmet(format!("{refused:?}"))),
         }
     }
 

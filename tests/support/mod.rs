@@ -156,6 +156,31 @@ impl Ran {
         self
     }
 
+    /// Asserts that a run with `--format json` made the results of so many stages, and had the others.
+    #[track_caller]
+    pub(crate) fn made(self, stages: u64) -> Self {
+        let counts = self.json()["counts"].clone();
+        assert_eq!((&counts["done"], &counts["failed"]), (&stages.into(), &0.into()), "{self}");
+        self
+    }
+
+    /// Asserts that `runs verify --format json` did so many stages again, each with an equal result.
+    #[track_caller]
+    pub(crate) fn found_equal(self, stages: usize) -> Self {
+        let verified = self.json()["stages"].clone();
+        let verified = verified.as_array().unwrap();
+        assert_eq!(verified.len(), stages, "{self}");
+        assert!(verified.iter().all(|stage| stage["verdict"]["verdict"] == "equal"), "{self}");
+        self
+    }
+
+    /// Asserts that what is listed with `--format json` is empty.
+    #[track_caller]
+    pub(crate) fn lists_nothing(self) -> Self {
+        assert_eq!(self.json(), serde_json::json!([]), "{self}");
+        self
+    }
+
     /// Standard output as JSON.
     #[track_caller]
     pub(crate) fn json(&self) -> serde_json::Value {

@@ -264,7 +264,8 @@ mod tests {
         unsafe fn run<V: Vector>(self) {
             let values: Vec<f32> = (1..=V::LANES).map(|value| value as f32).collect();
             for count in 0..=V::LANES {
-                // SAFETY: the caller vouches for the instructions; exactly so many values are there to read and to write.
+                // SAFETY: the caller vouches for the instructions; exactly so many values are there to read and to
+                // write.
                 unsafe {
                     let some = V::load_first(values[V::LANES - count..].as_ptr(), count);
                     let mut expected = values[V::LANES - count..].to_vec();
