@@ -15,7 +15,8 @@ use model::trainer::{EmbeddingNoise, LossScaling, Recompute, Trained};
 pub use given::Given;
 pub(super) use lora::AdapterOrigin;
 pub use lora::{LoraParams, Targets};
-pub use loss::{Divergence, Loss};
+pub(super) use loss::For;
+pub use loss::{Divergence, DpoDivergence, Likelihood, Loss};
 pub use optimizer::{OptimizerParams, UpdateRule};
 pub use scheduler::{MinLr, SchedulerParams, Warmup};
 
@@ -50,6 +51,9 @@ pub struct TrainParams {
     /// What training minimises.
     #[semantic(default, omit_default)]
     pub loss: Loss,
+    /// What a loss of preferences compares with.
+    #[semantic(default = Reference::Start, omit_default)]
+    pub reference: Reference,
     /// The optimizer and its learning rate.
     #[semantic(default)]
     pub optimizer: OptimizerParams,
@@ -222,6 +226,7 @@ impl TrainParams {
                     .with_help("leave it out: f32 and bf16 hold the smallest gradients without a factor"),
             );
         }
+        problems.extend(self.problem_of_the_reference(span));
         problems.extend(self.optimizer.problem(span));
         problems.extend(self.scheduler.problem(self.optimizer.learning_rate, span));
         problems.extend(self.without_validation(span));
@@ -284,6 +289,22 @@ impl TrainParams {
         problems
     }
 
+    /// A reference that nothing is compared with, or that there is none of.
+    fn problem_of_the_reference(&self, span: Span) -> Option<Problem> {
+        if self.reference == Reference::Start {
+            return None;
+        }
+        let name = self.loss.name();
+        let message = match self.loss.objective() {
+            Some(objective) if objective.needs_reference() && self.method == Method::Lora => return None,
+            Some(objective) if objective.needs_reference() => {
+                "`reference: disabled` is the model without its adapter, and `method: full` has none".to_owned()
+            }
+            _ => format!("`reference` is for losses that compare with one, and `loss: {name}` does not"),
+        };
+        Some(Problem::error("wrong-option", span, message, "set here").at("reference").with_help("leave it out"))
+    }
+
     /// What describes an adapter, where none is trained.
     fn adapter_of_full(&self, span: Span) -> Option<Problem> {
         let name = match (&self.lora.keys[..], &self.adapter) {
@@ -321,6 +342,15 @@ impl TrainParams {
             key.field("lora_given", cache::Class::Semantic, |key| self.lora.keys.write_key(key));
         }
     }
+}
+
+/// The model that a loss of preferences compares with. Its log-probabilities are computed once, before the first step.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reference {
+    /// The weights that the run starts from; of an adapter that is gone on from, those with it.
+    Start,
+    /// The model without its adapter.
+    Disabled,
 }
 
 /// When training ends before its last step.
