@@ -6,14 +6,16 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use engine::context::StageContext;
+use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use model::batch::{Batch, TargetScope};
 use model::loss::{Compared, DocumentObjective, DocumentScore, StepTotals};
 use serde::Serialize;
 
 use super::learner::{Learner, Scorer};
+use super::parameters::TrainParams;
 use crate::data::artifact::TokensReader;
+use crate::kinds::log_probs::{Record, Scored, identity};
 
 /// What is logged of the documents of a step, or of the validation rows.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -108,6 +110,20 @@ impl LogProbs {
         Ok(known)
     }
 
+    /// Those that a stage of its own has made of these rows.
+    ///
+    /// # Errors
+    /// Fails where it has other documents.
+    pub(super) fn of_records(rows: &mut TokensReader, records: &[Record]) -> Result<Self, StageError> {
+        let mut known = Self::unknown(rows, TargetScope::Response)?;
+        let fits = |(document, record): (&DocumentScore, &Record)| document.response_targets as u64 == record.targets;
+        if records.len() != known.documents.len() || !known.documents.iter().zip(records).all(fits) {
+            return Err(StageError::bad_data("`reference.log_probs` has other documents than the rows"));
+        }
+        known.response = records.iter().map(|record| record.log_prob).collect();
+        Ok(known)
+    }
+
     /// Of the responses of a row's documents.
     pub(super) fn of_row(&self, row: u64) -> &[f64] {
         let row = row as usize;
@@ -179,6 +195,39 @@ impl LogProbs {
         }
         false
     }
+}
+
+/// Fails where log-probabilities are not those that this run would compute itself; `adapter` is the one that the
+/// reference has.
+pub(super) fn check_scored(
+    params: &TrainParams,
+    scored: &Artifact,
+    rows: &Artifact,
+    model: &Artifact,
+    adapter: Option<&Artifact>,
+    context: &mut StageContext,
+) -> Result<(), StageError> {
+    let found = Scored::from_facts(&scored.description.facts)
+        .ok_or_else(|| StageError::bad_data("`reference.log_probs` does not say what it was computed of"))?;
+    let differs = [
+        ("other tokens", found.data != identity(rows)),
+        ("another model", found.model != identity(model)),
+        ("another adapter", found.adapter != adapter.map(identity)),
+    ];
+    if let Some((what, _)) = differs.into_iter().find(|(_, differs)| *differs) {
+        let message = format!("`reference.log_probs` was computed of {what} than this stage's");
+        let help =
+            "give the `log_probs` stage the same `data`, `model` and `adapter`; with `reference: disabled` no adapter";
+        return Err(StageError::bad_data(message).with_help(help));
+    }
+    let dtype = params.dtype.in_job();
+    if found.dtype != dtype {
+        context.warn(format!(
+            "the reference was computed in {} by {}, and this run computes in {dtype}: margins do not begin at 0",
+            found.dtype, found.computed_by
+        ));
+    }
+    Ok(())
 }
 
 /// What a reference makes of the rows of a table: computed in these batches, or read where an earlier attempt kept it.

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use engine::context::StageContext;
 use engine::error::{Cause, StageError};
+use engine::parameter::Input;
 use engine::protocol::WorkerEvent;
 use model::batch::Batch;
 use model::schedule::Schedule;
@@ -15,14 +16,15 @@ use super::figures::{History, Record, Teller, Tokens};
 use super::inputs::Inputs;
 use super::learner::{Learner, Opened, Ranks, Scorer, StepWork};
 use super::order::{Division, RowOrder, StepPlace};
-use super::parameters::{Reference, TrainParams};
+use super::parameters::TrainParams;
 use super::preference::{self, Figures, LogProbs};
 use super::state::Progress;
 use super::summary;
 use super::validation::Validator;
 use super::workers::shares;
 use super::{checkpoints, output};
-use crate::data::artifact::{TokenRow, TokensReader};
+use crate::data::artifact::{LogProbs as LogProbsKind, TokenRow, TokensOrPacks, TokensReader};
+use crate::kinds::log_probs;
 
 /// Runs the stage by a learner that `open` gives; `remark` ends the report.
 pub(super) fn run(
@@ -42,18 +44,20 @@ pub(super) fn run(
     let reference = match params.loss.objective() {
         None => None,
         Some(objective) => {
-            let scorer = match params.reference {
-                Reference::Start => Scorer::Policy,
-                Reference::Disabled if params.adapter.is_none() => Scorer::Policy,
-                Reference::Disabled => Scorer::Base,
-            };
+            let is_base = params.reference.is_disabled() && params.adapter.is_some();
+            let scorer = if is_base { Scorer::Base } else { Scorer::Policy };
+            let ahead = scored_ahead(params, scorer, context)?;
             let needed = objective.needs_reference();
             if let Some(validator) = &mut validator {
-                validator.compare(objective, needed.then_some(scorer), &mut *learner, context)?;
+                let [_, ahead] = &ahead;
+                validator.compare(objective, needed.then_some(scorer), ahead.as_deref(), &mut *learner, context)?;
             }
             let mut batches = first_epoch(params, &division, ranks.clone(), rows_at_once);
-            let reference = || preference::reference(&mut rows, "data", scorer, &mut batches, &mut *learner, context);
-            needed.then(reference).transpose()?
+            let mut reference = || match &ahead[0] {
+                Some(records) => preference::LogProbs::of_records(&mut rows, records),
+                None => preference::reference(&mut rows, "data", scorer, &mut batches, &mut *learner, context),
+            };
+            needed.then(&mut reference).transpose()?
         }
     };
     let fresh = Progress::fresh(total_steps, computed_by);
@@ -155,6 +159,24 @@ fn first_epoch<'a>(
         let batches = micro_batches(&shares[ranks.fed.clone()], &numbers, &mut read, rows_at_once);
         Ok(Some(batches.into_iter().flatten().collect()))
     }
+}
+
+/// What stages of their own have made of the data and of the validation rows, checked against this run.
+fn scored_ahead(
+    params: &TrainParams,
+    scorer: Scorer,
+    context: &mut StageContext,
+) -> Result<[Option<Vec<log_probs::Record>>; 2], StageError> {
+    let [of_data, of_validation] = params.reference.log_probs();
+    let mut read = |input: Option<&Input<LogProbsKind>>, rows: Option<&Input<TokensOrPacks>>| {
+        let (Some(input), Some(rows)) = (input, rows) else { return Ok(None) };
+        let (scored, rows, model) = (context.open(input)?, context.open(rows)?, context.open(&params.model)?);
+        let adapter = params.adapter.as_ref().filter(|_| scorer == Scorer::Policy);
+        let adapter = adapter.map(|adapter| context.open(adapter)).transpose()?;
+        preference::check_scored(params, &scored, &rows, &model, adapter.as_ref(), context)?;
+        log_probs::read(&scored.folder).map(Some)
+    };
+    Ok([read(of_data, Some(&params.data))?, read(of_validation, params.validation.as_ref())?])
 }
 
 /// A step that is about to be computed.

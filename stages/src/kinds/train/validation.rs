@@ -14,6 +14,7 @@ use super::parameters::EarlyStopping;
 use super::preference::{self, Figures, LogProbs};
 use super::rows::listed;
 use crate::data::artifact::TokensReader;
+use crate::kinds::log_probs::Record;
 
 /// The validation rows.
 pub(super) struct Validator {
@@ -62,7 +63,8 @@ impl Validator {
         Ok(Self { rows, rows_at_once, ranks, every, preference: None })
     }
 
-    /// Has the rows compared by an objective, with a reference if it needs one, which is scored now.
+    /// Has the rows compared by an objective, with a reference if it needs one, which is scored now,
+    /// where it was not scored ahead.
     ///
     /// # Errors
     /// Fails where a row cannot be read or scored, or the user wants to stop.
@@ -70,6 +72,7 @@ impl Validator {
         &mut self,
         objective: Arc<dyn DocumentObjective>,
         reference: Option<Scorer>,
+        ahead: Option<&[Record]>,
         learner: &mut dyn Learner,
         context: &mut StageContext,
     ) -> Result<(), StageError> {
@@ -77,13 +80,14 @@ impl Validator {
         let (count, ranks, at_once) = (self.rows.len(), self.ranks.clone(), self.rows_at_once);
         let mut first = 0;
         let mut batches = |rows: &mut TokensReader| round(rows, &mut first, count, &ranks, at_once);
-        let reference = match reference {
-            Some(scorer) => {
+        let reference = match (reference, ahead) {
+            (Some(_), Some(records)) => Some(LogProbs::of_records(&mut self.rows, records)?),
+            (Some(scorer), None) => {
                 let of_rows =
                     preference::reference(&mut self.rows, "validation", scorer, &mut batches, learner, context)?;
                 Some(of_rows)
             }
-            None => None,
+            (None, _) => None,
         };
         self.preference = Some(Comparison { objective, known, reference });
         Ok(())

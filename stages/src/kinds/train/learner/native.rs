@@ -15,7 +15,7 @@ use model::trainer::{DocumentBatch, LossScalerState, Phase, StepReport, Trainer}
 use super::{Learner, Opened, PeakMemory, Ranks, Restored, Rounds, Scored, Scorer, Scores, StepWork, Written};
 use crate::compute::resources::peak_resident_bytes;
 use crate::kinds::train::inputs::Inputs;
-use crate::kinds::train::parameters::{Reference, TrainParams};
+use crate::kinds::train::parameters::TrainParams;
 use crate::kinds::train::rows::listed;
 use crate::kinds::train::workers::{Crew, Workers};
 use crate::kinds::train::{failure, prepare, state};
@@ -35,13 +35,14 @@ pub(in crate::kinds::train) fn open<B: Blocks>(
     let (trainer, adapter) = workers.load(|| prepare::trainer(params, ops, &inputs.model, context))?;
     let trainer = trainer.together(workers.into_collective());
     let objective = params.loss.objective();
-    let base = match params.reference {
-        Reference::Disabled if objective.as_ref().is_some_and(|objective| objective.needs_reference()) => {
+    let is_scored = objective.as_ref().is_some_and(|objective| objective.needs_reference());
+    let base = match params.reference.is_disabled() && params.adapter.is_some() && is_scored {
+        true => {
             let ops = Arc::clone(trainer.decoder().ops());
             let base = Decoder::load(ops, &inputs.model.folder, Keep::Frozen);
             Some(base.or_fail(Cause::BadData, || "cannot load the reference".to_owned())?)
         }
-        Reference::Start | Reference::Disabled => None,
+        false => None,
     };
     let learner = Native { trainer, crew, rows: Vec::new(), objective, base, compared: None };
     Ok(Opened { learner: Box::new(learner), adapter, computed_by })

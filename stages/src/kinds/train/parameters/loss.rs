@@ -51,6 +51,9 @@ pub enum Loss {
         /// The divergence from the reference that the rewards belong to (Wang et al., arXiv:2309.16240).
         #[semantic(default = DpoDivergence::ReverseKl)]
         divergence: DpoDivergence,
+        /// That of `divergence: alpha`: towards 0 it is the reverse KL divergence, towards 1 the forward one.
+        #[semantic(default = 0.5, above = 0.0, range = ..1.0)]
+        alpha: f64,
         /// Factor on the negative log-likelihood of the chosen responses that is added, a mean over their tokens:
         /// RPO (Pang et al., arXiv:2404.19733).
         #[semantic(default = 0.0, range = 0.0..)]
@@ -198,7 +201,7 @@ pub enum Loss {
 }
 
 /// The divergence of DPO's policy from its reference.
-#[derive(Parameters, Debug, Clone, Copy, PartialEq)]
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DpoDivergence {
     /// KL(policy ‖ reference): DPO as it is.
     ReverseKl,
@@ -207,11 +210,7 @@ pub enum DpoDivergence {
     /// The mean of the divergences of both from their mean.
     JensenShannon,
     /// The α-divergence.
-    Alpha {
-        /// Towards 0 it is the reverse KL divergence, towards 1 the forward one.
-        #[semantic(default = 0.5, above = 0.0, range = ..1.0)]
-        alpha: f64,
-    },
+    Alpha,
 }
 
 /// Which tokens of a chosen document are likely to become.
@@ -294,12 +293,12 @@ impl Loss {
                 let (estimate, sft) = (Gathering::Step, sft(sft_weight));
                 return Some(Arc::new(loss::Kto { beta, desirable_weight, undesirable_weight, estimate, sft }));
             }
-            Self::Dpo { beta, label_smoothing, length_normalized, divergence, sft_weight } => {
+            Self::Dpo { beta, label_smoothing, length_normalized, divergence, alpha, sft_weight } => {
                 let divergence = match divergence {
                     DpoDivergence::ReverseKl => loss::DpoDivergence::ReverseKl,
                     DpoDivergence::ForwardKl => loss::DpoDivergence::ForwardKl,
                     DpoDivergence::JensenShannon => loss::DpoDivergence::JensenShannon,
-                    DpoDivergence::Alpha { alpha } => loss::DpoDivergence::Alpha(alpha),
+                    DpoDivergence::Alpha => loss::DpoDivergence::Alpha(alpha),
                 };
                 (Arc::new(loss::Dpo { beta, label_smoothing, length_normalized, divergence }), sft(sft_weight))
             }

@@ -24,7 +24,7 @@ pub use super::order::Leftover;
 use super::order::{Division, Shuffle};
 use crate::compute::backend::{self, Attention, Backend, Parallel, Serves};
 use crate::compute::kernels::{Dtype, Kernels};
-use crate::data::artifact::{Adapter, Model, TokensOrPacks};
+use crate::data::artifact::{Adapter, LogProbs, Model, TokensOrPacks};
 
 /// What a pipeline file may say under `with:` for `uses: train`.
 #[derive(Parameters, Debug)]
@@ -52,7 +52,7 @@ pub struct TrainParams {
     #[semantic(default, omit_default)]
     pub loss: Loss,
     /// What a loss of preferences compares with.
-    #[semantic(default = Reference::Start, omit_default)]
+    #[semantic(default, omit_default)]
     pub reference: Reference,
     /// The optimizer and its learning rate.
     #[semantic(default)]
@@ -291,14 +291,20 @@ impl TrainParams {
 
     /// A reference that nothing is compared with, or that there is none of.
     fn problem_of_the_reference(&self, span: Span) -> Option<Problem> {
-        if self.reference == Reference::Start {
+        let [of_data, of_validation] = self.reference.log_probs();
+        if !self.reference.is_disabled() && of_data.is_none() && of_validation.is_none() {
             return None;
         }
         let name = self.loss.name();
         let message = match self.loss.objective() {
-            Some(objective) if objective.needs_reference() && self.method == Method::Lora => return None,
             Some(objective) if objective.needs_reference() => {
-                "`reference: disabled` is the model without its adapter, and `method: full` has none".to_owned()
+                if self.reference.is_disabled() && self.method == Method::Full {
+                    "`reference: disabled` is the model without its adapter, and `method: full` has none".to_owned()
+                } else if of_validation.is_some() && self.validation.is_none() {
+                    "`reference.validation` is of validation rows, and there are none".to_owned()
+                } else {
+                    return None;
+                }
             }
             _ => format!("`reference` is for losses that compare with one, and `loss: {name}` does not"),
         };
@@ -344,13 +350,43 @@ impl TrainParams {
     }
 }
 
-/// The model that a loss of preferences compares with. Its log-probabilities are computed once, before the first step.
-#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+/// The model that a loss of preferences compares with. Its log-probabilities are computed once, before the first step,
+/// or by a stage of their own: `{ log_probs: STAGE, validation: STAGE }`.
+#[derive(Parameters, Debug)]
+#[parameters(default)]
 pub enum Reference {
     /// The weights that the run starts from; of an adapter that is gone on from, those with it.
-    Start,
+    #[semantic(default)]
+    Start {
+        /// What those weights make of `data`.
+        #[semantic]
+        log_probs: Option<Input<LogProbs>>,
+        /// What they make of `validation`.
+        #[semantic]
+        validation: Option<Input<LogProbs>>,
+    },
     /// The model without its adapter.
-    Disabled,
+    Disabled {
+        /// What that model makes of `data`.
+        #[semantic]
+        log_probs: Option<Input<LogProbs>>,
+        /// What it makes of `validation`.
+        #[semantic]
+        validation: Option<Input<LogProbs>>,
+    },
+}
+
+impl Reference {
+    /// Whether it is the model without its adapter.
+    pub(super) fn is_disabled(&self) -> bool {
+        matches!(self, Self::Disabled { .. })
+    }
+
+    /// What was scored ahead: of the data, and of the validation rows.
+    pub(super) fn log_probs(&self) -> [Option<&Input<LogProbs>>; 2] {
+        let (Self::Start { log_probs, validation } | Self::Disabled { log_probs, validation }) = self;
+        [log_probs.as_ref(), validation.as_ref()]
+    }
 }
 
 /// When training ends before its last step.
