@@ -75,6 +75,12 @@ fn conventions(figures: &Figures) -> Vec<String> {
     if let Some(exact) = &figures.exact_match {
         lines.push(format!("exact_match: {}; {} of {} rows", exact.convention, exact.matches, exact.rows));
     }
+    if let Some(preference) = &figures.preference_accuracy {
+        lines.push(format!(
+            "preference_accuracy: {}; {} of {} pairs, {:.4} by the mean of the tokens; preference_margin: mean difference in nats",
+            preference.convention, preference.preferred, preference.pairs, preference.by_token
+        ));
+    }
     if let Some(answers) = figures.answers.as_ref().filter(|answers| answers.empty + answers.cut > 0) {
         let AnswerCounts { rows, empty, cut, .. } = answers;
         lines.push(format!("of {rows} answers {empty} are empty and {cut} are cut off"));
