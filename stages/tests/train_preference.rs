@@ -250,6 +250,26 @@ fn a_reference_may_be_computed_by_a_stage_of_its_own() {
 }
 
 #[test]
+fn the_best_step_may_be_that_of_another_figure() {
+    let tiny = Tiny::new();
+    let folder = tempfile::tempdir().unwrap();
+    let more = json!({"validation": "held_out", "keep_best": true, "best_by": "rewards/margins", "eval_steps": 1});
+    let bench = bench(&tiny, folder.path(), Shape::Pairs, pairs(8));
+    let outputs = train(&bench, merged(constant(json!("dpo")), more)).unwrap();
+    let validations = records(&outputs, "validation");
+    let margins: Vec<f64> = validations[1..].iter().map(|record| number(record, "rewards/margins")).collect();
+    let highest = margins.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let facts = &outputs["metrics"].description.facts;
+    assert_eq!(facts["best_validation_rewards/margins"].as_f64(), Some(highest), "{facts:?}");
+    let at = margins.iter().position(|margin| *margin == highest).unwrap() as u64 + 1;
+    assert_eq!(facts["result_step"].as_u64(), Some(at));
+    for wrong in [json!({"best_by": "rewards/margins"}), json!({"best_by": "rewards/accuracies", "loss": "kto"})] {
+        let found = problems(with(merged(json!({"validation": "held_out"}), wrong)), &InputFacts::new());
+        assert!(found.len() == 1 && found[0].contains("has no `rewards/"), "{found:?}");
+    }
+}
+
+#[test]
 fn rows_of_another_kind_are_refused() {
     let tiny = Tiny::new();
     let run = |shape: Shape, rows: Vec<TokenRow>, loss: &str| {

@@ -13,7 +13,7 @@ use model::loss::{Compared, DocumentObjective, DocumentScore, StepTotals};
 use serde::Serialize;
 
 use super::learner::{Learner, Scorer};
-use super::parameters::TrainParams;
+use super::parameters::{BestBy, TrainParams};
 use crate::data::artifact::TokensReader;
 use crate::kinds::log_probs::{Record, Scored, identity};
 
@@ -55,6 +55,19 @@ impl Figures {
             chosen_log_prob: mean(compared.chosen_log_prob, chosen),
             rejected_log_prob: mean(compared.rejected_log_prob, rejected),
             divergence: mean(compared.mismatched_gain, mismatched).map(|mean| mean.max(0.0)),
+        }
+    }
+
+    /// One of them; `None` for the loss, which is none of these.
+    pub(super) fn of_name(&self, by: BestBy) -> Option<f64> {
+        match by {
+            BestBy::Loss => None,
+            BestBy::RewardsChosen => self.chosen_reward,
+            BestBy::RewardsRejected => self.rejected_reward,
+            BestBy::RewardsMargins => self.margin,
+            BestBy::RewardsAccuracies => self.accuracy,
+            BestBy::LogProbsChosen => self.chosen_log_prob,
+            BestBy::LogProbsRejected => self.rejected_log_prob,
         }
     }
 

@@ -367,7 +367,11 @@ impl Session<'_> {
             validated => validated?,
         };
         let step = self.progress.step;
-        let best = self.progress.validation.add(step, validated.loss, self.params.early_stopping.as_ref());
+        let best = self.progress.validation.add(
+            step,
+            validated.measure(self.params.best_by),
+            self.params.early_stopping.as_ref(),
+        );
         let epoch = step.checked_sub(1).map_or(0, |last| self.division.place(last).epoch + 1);
         let record = Record::Validation {
             step,

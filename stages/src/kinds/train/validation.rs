@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::learner::{Learner, Ranks, Scored, Scorer, Scores};
 use super::order::Division;
-use super::parameters::EarlyStopping;
+use super::parameters::{BestBy, EarlyStopping};
 use super::preference::{self, Figures, LogProbs};
 use super::rows::listed;
 use crate::data::artifact::TokensReader;
@@ -43,6 +43,14 @@ pub(super) struct Validated {
     pub(super) rows: u64,
     pub(super) target_tokens: u64,
     pub(super) preference: Option<Figures>,
+}
+
+impl Validated {
+    /// What says how good a step is: the lowest is the best.
+    pub(super) fn measure(&self, by: BestBy) -> f64 {
+        let figure = self.preference.as_ref().and_then(|figures| figures.of_name(by));
+        by.turned(figure.unwrap_or(self.loss))
+    }
 }
 
 impl Validator {

@@ -135,7 +135,7 @@ fn pairs_of_answers_are_not_taken_for_conversations() {
     )];
     let error = run(folder.path(), &lacking, json!({})).unwrap_err();
     assert!(
-        error.message.contains("c.jsonl:2") && error.message.contains("`rejected` is missing"),
+        error.message.contains("c.jsonl`, line 2") && error.message.contains("`rejected` is missing"),
         "{}",
         error.message
     );

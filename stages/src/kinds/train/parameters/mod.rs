@@ -132,6 +132,10 @@ pub struct TrainParams {
     /// Whether the result is the step with the lowest validation loss, instead of the last one.
     #[semantic(default = false)]
     pub keep_best: bool,
+    /// The figure of a validation that `keep_best` and `early_stopping` go by, in the place of the loss: for losses of
+    /// preferences.
+    #[semantic(default = BestBy::Loss, omit_default)]
+    pub best_by: BestBy,
     /// Ends training once validation no longer improves.
     #[semantic]
     pub early_stopping: Option<EarlyStopping>,
@@ -227,6 +231,7 @@ impl TrainParams {
             );
         }
         problems.extend(self.problem_of_the_reference(span));
+        problems.extend(self.problem_of_the_best(span));
         problems.extend(self.optimizer.problem(span));
         problems.extend(self.scheduler.problem(self.optimizer.learning_rate, span));
         problems.extend(self.without_validation(span));
@@ -311,6 +316,18 @@ impl TrainParams {
         Some(Problem::error("wrong-option", span, message, "set here").at("reference").with_help("leave it out"))
     }
 
+    /// A figure that the loss does not have.
+    fn problem_of_the_best(&self, span: Span) -> Option<Problem> {
+        let (name, loss) = (self.best_by.name(), self.loss.name());
+        let has_it = match (self.best_by, self.loss.rows()) {
+            (BestBy::Loss, _) | (_, For::Pairs) => true,
+            (BestBy::RewardsAccuracies, For::Judged) | (_, For::Ordinary) => false,
+            (_, For::Judged) => true,
+        };
+        let message = format!("`loss: {loss}` has no `{name}`");
+        (!has_it).then(|| Problem::error("wrong-option", span, message, "not a figure of this loss").at("best_by"))
+    }
+
     /// What describes an adapter, where none is trained.
     fn adapter_of_full(&self, span: Span) -> Option<Problem> {
         let name = match (&self.lora.keys[..], &self.adapter) {
@@ -328,6 +345,7 @@ impl TrainParams {
         let needs = [
             ("eval_steps", self.eval_steps.is_some()),
             ("keep_best", self.keep_best),
+            ("best_by", self.best_by != BestBy::Loss),
             ("early_stopping", self.early_stopping.is_some()),
         ];
         let found = needs.into_iter().filter(|(_, is_set)| *is_set && self.validation.is_none());
@@ -386,6 +404,54 @@ impl Reference {
     pub(super) fn log_probs(&self) -> [Option<&Input<LogProbs>>; 2] {
         let (Self::Start { log_probs, validation } | Self::Disabled { log_probs, validation }) = self;
         [log_probs.as_ref(), validation.as_ref()]
+    }
+}
+
+/// A figure of a validation that says which step is the best one.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BestBy {
+    /// The lowest loss.
+    Loss,
+    /// The highest mean reward of chosen responses.
+    #[semantic(rename = "rewards/chosen")]
+    RewardsChosen,
+    /// The lowest mean reward of rejected responses.
+    #[semantic(rename = "rewards/rejected")]
+    RewardsRejected,
+    /// The highest mean margin.
+    #[semantic(rename = "rewards/margins")]
+    RewardsMargins,
+    /// The highest share of pairs whose chosen response has the larger reward.
+    #[semantic(rename = "rewards/accuracies")]
+    RewardsAccuracies,
+    /// The highest mean log-probability of chosen responses.
+    #[semantic(rename = "log_probs/chosen")]
+    LogProbsChosen,
+    /// The lowest mean log-probability of rejected responses.
+    #[semantic(rename = "log_probs/rejected")]
+    LogProbsRejected,
+}
+
+impl BestBy {
+    /// Its name in a file and in `metrics.jsonl`.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Loss => "loss",
+            Self::RewardsChosen => "rewards/chosen",
+            Self::RewardsRejected => "rewards/rejected",
+            Self::RewardsMargins => "rewards/margins",
+            Self::RewardsAccuracies => "rewards/accuracies",
+            Self::LogProbsChosen => "log_probs/chosen",
+            Self::LogProbsRejected => "log_probs/rejected",
+        }
+    }
+
+    /// The figure as a number of which the lowest is the best, and such a number as the figure.
+    pub(super) fn turned(self, figure: f64) -> f64 {
+        match self {
+            Self::Loss | Self::RewardsRejected | Self::LogProbsRejected => figure,
+            Self::RewardsChosen | Self::RewardsMargins | Self::RewardsAccuracies | Self::LogProbsChosen => -figure,
+        }
     }
 }
 
