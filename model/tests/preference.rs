@@ -505,7 +505,7 @@ impl Case {
     }
 
     fn trainer<B: Blocks>(&self, ops: &Arc<B>) -> Trainer<B> {
-        Trainer::new(self.decoder(ops, true), self.options.clone()).unwrap()
+        Trainer::new(self.decoder(ops, true), self.options).unwrap()
     }
 
     /// The model that the run is compared with.

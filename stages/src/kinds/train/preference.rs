@@ -243,6 +243,9 @@ pub(super) fn check_scored(
     Ok(())
 }
 
+/// The micro-batches of a table of tokens that this process scores, some at a time.
+type Batches<'a> = dyn FnMut(&mut TokensReader) -> Result<Option<Vec<Batch>>, StageError> + 'a;
+
 /// What a reference makes of the rows of a table: computed in these batches, or read where an earlier attempt kept it.
 ///
 /// # Errors
@@ -251,7 +254,7 @@ pub(super) fn reference(
     rows: &mut TokensReader,
     name: &str,
     scorer: Scorer,
-    batches: &mut dyn FnMut(&mut TokensReader) -> Result<Option<Vec<Batch>>, StageError>,
+    batches: &mut Batches<'_>,
     learner: &mut dyn Learner,
     context: &mut StageContext,
 ) -> Result<LogProbs, StageError> {

@@ -130,8 +130,7 @@ fn pairs_of_answers_are_not_taken_for_conversations() {
     let lacking = [write(
         folder.path(),
         "c.jsonl",
-        "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n{\"prompt\": \"a\", \"chosen\": \"b\"}\n"
-            .to_owned(),
+        "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n{\"prompt\": \"a\", \"chosen\": \"b\"}\n",
     )];
     let error = run(folder.path(), &lacking, json!({})).unwrap_err();
     assert!(
