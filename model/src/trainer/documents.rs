@@ -36,8 +36,8 @@ const FEW: usize = 8;
 const VALUES_PER_SCORE: usize = 14;
 
 impl<B: Blocks> Trainer<B> {
-    /// Adds the gradients of an objective over all the documents that this worker has in the step. It is called once in a
-    /// step, by every worker, also by one that has no documents.
+    /// Adds the gradients of an objective over all the documents that this worker has in the step. It is called once in
+    /// a step, by every worker, also by one that has no documents.
     ///
     /// The split into micro-batches changes nothing, as long as each group is in one of them.
     ///
