@@ -41,7 +41,8 @@ pub enum Loss {
         /// How strongly the policy is held to the reference.
         #[semantic(default = 0.1, above = 0.0)]
         beta: f64,
-        /// Share of the pairs whose order is taken to be wrong: cDPO, `-(1 - ε) log sigmoid(x) - ε log sigmoid(-x)`. TRL
+        /// Share of the pairs whose order is taken to be wrong: cDPO, `-(1 - ε) log sigmoid(x) - ε log sigmoid(-x)`.
+        /// TRL
         /// since 1.0 takes no notice of it here.
         #[semantic(default = 0.0, range = 0.0..0.5)]
         label_smoothing: f64,
@@ -166,7 +167,8 @@ pub enum Loss {
         #[semantic(default = 0.0, range = 0.0..)]
         sft_weight: f64,
     },
-    /// The same where chosen responses are worse than the model's own: `sigmoid(beta · a) + 1 - sigmoid(beta · (a - b))`.
+    /// The same where chosen responses are worse than the model's own: `sigmoid(beta · a) + 1 - sigmoid(beta · (a -
+    /// b))`.
     ApoDown {
         /// How strongly the policy is held to the reference.
         #[semantic(default = 0.1, above = 0.0)]
