@@ -52,6 +52,9 @@ const MOST_OF_A_FACT: usize = 200;
 /// Documents of a pack that are printed.
 const MOST_DOCUMENTS: usize = 32;
 
+/// Columns from which on the two documents of a pair stand side by side.
+const NARROWEST_PAIR: usize = 60;
+
 /// What is shown of an artefact.
 struct Shown {
     name: String,
@@ -217,6 +220,12 @@ fn print_row(out: &mut dyn Write, row: &RowView, look: Look) -> io::Result<()> {
                 title += &format!(", {padding} of padding behind them");
             }
             writeln!(out, "\n{}", look.paint("1", &title))?;
+            if let [left, right] = documents.as_slice()
+                && left.role.is_some()
+                && look.width >= NARROWEST_PAIR
+            {
+                return print_side_by_side(out, left, right, look);
+            }
             for (number, document) in documents.iter().take(MOST_DOCUMENTS).enumerate() {
                 if documents.len() > 1 {
                     writeln!(out, "{}", border(number + 1, document, look))?;
@@ -259,6 +268,42 @@ fn marked(segment: &SegmentView, look: Look) -> String {
     format!("{open}{}{close}", lines.collect::<Vec<_>>().join("\n"))
 }
 
+/// Two documents of a pair in two columns, without colours.
+fn print_side_by_side(out: &mut dyn Write, left: &DocumentView, right: &DocumentView, look: Look) -> io::Result<()> {
+    let bar = look.either("│", "|");
+    let columns = (look.width - 5) / 2;
+    let lines = |document: &DocumentView| -> Vec<String> {
+        let DocumentView { role, tokens, trained, segments } = document;
+        let role = role.as_deref().unwrap_or_default();
+        let title = format!("{role}: {}, {trained} trained", words::plural(*tokens, "token"));
+        let plain = Look { colour: false, ..look };
+        let text: String = segments.iter().map(|segment| marked(segment, plain)).collect();
+        std::iter::once(title).chain(text.split('\n').flat_map(|line| cut(line, columns))).collect()
+    };
+    let (left, right) = (lines(left), lines(right));
+    for number in 0..left.len().max(right.len()) {
+        let line = |lines: &[String]| lines.get(number).cloned().unwrap_or_default();
+        let (left, right) = (line(&left), line(&right));
+        let room = " ".repeat(columns.saturating_sub(crate::table::width(&left)));
+        writeln!(out, "{}", format!("  {left}{room} {bar} {right}").trim_end())?;
+    }
+    Ok(())
+}
+
+/// A line in pieces of so many columns.
+fn cut(line: &str, columns: usize) -> Vec<String> {
+    let mut pieces = vec![String::new()];
+    for letter in line.chars() {
+        let last = pieces.last_mut().expect("there is one");
+        last.push(letter);
+        if crate::table::width(last) > columns {
+            last.pop();
+            pieces.push(letter.to_string());
+        }
+    }
+    pieces
+}
+
 fn print_indented(out: &mut dyn Write, text: &str) -> io::Result<()> {
     text.lines().try_for_each(|line| writeln!(out, "  {line}"))
 }
@@ -299,6 +344,29 @@ mod tests {
         assert!(text.contains("  Who?\n  Me: ⟦I⟧\n── document 2: 4 tokens, 2 trained ──"), "{text}");
         let ascii = printed(&row, Look { unicode: false, ..PIPE });
         assert!(ascii.is_ascii() && ascii.contains("Me: [[You]]"), "{ascii}");
+    }
+
+    #[test]
+    fn the_documents_of_a_pair_stand_side_by_side() {
+        let document = |role: &str, text: &str| DocumentView {
+            role: Some(role.to_owned()),
+            tokens: 4,
+            trained: 2,
+            segments: vec![segment("Who?\n", false), segment(text, true)],
+        };
+        let documents = vec![document("chosen", "I am a small model."), document("rejected", "You.")];
+        let row = RowView::Tokens { index: 0, documents, padding: 0 };
+        let text = printed(&row, Look { width: 60, ..PIPE });
+        let lines: Vec<&str> = text.lines().skip(2).collect();
+        let expected = [
+            "  chosen: 4 tokens, 2 trained │ rejected: 4 tokens, 2 trained",
+            "  Who?                        │ Who?",
+            "  ⟦I am a small model.⟧       │ ⟦You.⟧",
+        ];
+        assert_eq!(lines, expected, "{text}");
+        let narrow = printed(&row, Look { width: 40, ..PIPE });
+        assert!(narrow.contains("document 2 (rejected)"), "{narrow}");
+        assert_eq!(cut("größer als", 4), ["größ", "er a", "ls"]);
     }
 
     #[test]

@@ -149,4 +149,5 @@ def main():
         print(json.dumps({"text": r.choice(makers)(r)}, ensure_ascii=False))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -77,6 +77,23 @@ impl<B: Blocks> Trainer<B> {
         Ok(report)
     }
 
+    /// Gives every worker values of which one worker each has, the others 0, to the bit.
+    ///
+    /// # Errors
+    /// Fails where a worker is gone or does not answer.
+    pub fn share(&mut self, values: &mut [f64]) -> Result<(), TrainError> {
+        if self.collective.size() == 1 {
+            return Ok(());
+        }
+        self.collective.note(self.step, Phase::SumOfValidation);
+        let mut parts: Vec<f32> = values.iter().flat_map(|value| thirds(*value)).collect();
+        self.collective.sum(&mut parts)?;
+        for (value, parts) in values.iter_mut().zip(parts.as_chunks::<3>().0) {
+            *value = parts.iter().rev().map(|part| f64::from(*part)).sum();
+        }
+        Ok(())
+    }
+
     /// The totals of the step over all workers.
     fn totals_of_step(&mut self, batches: &[DocumentBatch], scope: TargetScope) -> Result<StepTotals, TrainError> {
         let mut totals = StepTotals::default();
@@ -235,9 +252,24 @@ fn of_values(values: &[f32; VALUES_PER_SCORE]) -> DocumentScore {
     }
 }
 
+/// A value as a sum of three that together have all of its bits.
+fn thirds(value: f64) -> [f32; 3] {
+    let first = value as f32;
+    let rest = value - f64::from(first);
+    let second = rest as f32;
+    [first, second, (rest - f64::from(second)) as f32]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_value_is_shared_to_the_bit() {
+        for value in [0.0, -1_234.567_890_123_456, 1.0 / 3.0, -98_765.432_109_876_54] {
+            assert_eq!(thirds(value).iter().rev().map(|part| f64::from(*part)).sum::<f64>(), value);
+        }
+    }
 
     #[test]
     fn a_score_is_the_same_on_the_other_side() {

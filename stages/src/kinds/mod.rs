@@ -7,6 +7,7 @@ pub mod dataset;
 pub mod download;
 pub mod evaluate;
 pub mod generate;
+pub mod log_probs;
 pub mod merge;
 pub mod new_model;
 pub mod pack;
@@ -21,6 +22,7 @@ pub fn registry() -> Registry {
         .with::<new_model::NewModel>()
         .with::<tokenize::Tokenize>()
         .with::<pack::Pack>()
+        .with::<log_probs::LogProbabilities>()
         .with::<train::Train>()
         .with::<merge::Merge>()
         .with::<evaluate::Evaluate>()

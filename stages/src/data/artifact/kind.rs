@@ -47,6 +47,8 @@ kinds! {
     Adapter = "adapter";
     /// Named figures: `metrics.json`, and per-example values where there are any.
     Metrics = "metrics";
+    /// Log-probabilities of the documents of tokens or packs.
+    LogProbs = "log_probs";
     /// Generated texts with their prompts.
     Samples = "samples";
     /// Files of any sort.

@@ -14,7 +14,8 @@ pub mod tokens;
 pub use compare::compare;
 pub use identity::IdentityHasher;
 pub use kind::{
-    Adapter, Files, Metrics, Model, OutputKind, Packs, Rows, Samples, TOKENIZER_FILES, Tokenizer, Tokens, TokensOrPacks,
+    Adapter, Files, LogProbs, Metrics, Model, OutputKind, Packs, Rows, Samples, TOKENIZER_FILES, Tokenizer, Tokens,
+    TokensOrPacks,
 };
 pub use parts::{ROWS_PER_PART, TableError};
 pub use rows::{Judged, Message, Row, RowCounts, RowIdentities, RowsFacts, RowsReader, RowsWriter, Said, Shape};

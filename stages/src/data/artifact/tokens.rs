@@ -123,7 +123,8 @@ pub struct TokensFacts {
     /// What the loss is taken over; `None` in what older versions wrote.
     #[serde(default)]
     pub train_on: Option<TrainOn>,
-    /// Documents by role: better or desirable responses, and worse or undesirable ones; 0 where rows are no preferences.
+    /// Documents by role: better or desirable responses, and worse or undesirable ones; 0 where rows are no
+    /// preferences.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub chosen: u64,
     /// The others.

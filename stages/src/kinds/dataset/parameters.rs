@@ -152,7 +152,7 @@ pub struct DatasetParams {
     pub map: Mapping<NewColumn>,
     /// Which column of the data fills which placeholder of the template; `output` is the response and `weight` the
     /// row's weight in the loss. For rows without a template: `messages`, `conversations`, `text`, or `input` and
-    /// `output`.
+    /// `output`; for preferences `prompt`, `chosen` and `rejected`, or `prompt`, `completion` and `label`.
     #[semantic(default)]
     pub column_map: Mapping<String>,
     /// How columns become a prompt: `summarize`, `alpaca`, `grammar`, `question_answer`, or a text with

@@ -34,6 +34,43 @@ pub(super) struct Figures {
     /// How many are equal.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub exact_match: Option<ExactMatch>,
+    /// Of how many pairs the better response is the likelier one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub preference_accuracy: Option<PreferenceAccuracy>,
+}
+
+/// The share of pairs whose better response is the likelier one.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct PreferenceAccuracy {
+    /// preferred / pairs.
+    pub value: f64,
+    /// The same by the mean log-probability of a response's tokens.
+    pub by_token: f64,
+    /// Mean difference of the summed log-probabilities, in nats.
+    pub mean_margin: f64,
+    /// Pairs whose better response has the larger summed log-probability.
+    pub preferred: u64,
+    pub pairs: u64,
+    /// Rows left out: longer than the model reads, or with a response of which no token is predicted.
+    pub skipped_rows: u64,
+    /// In words.
+    pub convention: String,
+}
+
+impl Default for PreferenceAccuracy {
+    fn default() -> Self {
+        let convention = "share of pairs whose chosen response has the larger summed log-probability given the prompt, end of \
+                          text included; a tie is no success";
+        Self {
+            value: 0.0,
+            by_token: 0.0,
+            mean_margin: 0.0,
+            preferred: 0,
+            pairs: 0,
+            skipped_rows: 0,
+            convention: convention.to_owned(),
+        }
+    }
 }
 
 /// Perplexity, weighted by tokens.
@@ -253,7 +290,10 @@ impl Figures {
         });
         let bleu = self.bleu.iter().map(|bleu| ("bleu", bleu.score));
         let exact_match = self.exact_match.iter().map(|exact_match| ("exact_match", exact_match.value));
-        perplexity.chain(token_accuracy).chain(rouge).chain(bleu).chain(exact_match).collect()
+        let preference = self.preference_accuracy.iter().flat_map(|preference| {
+            [("preference_accuracy", preference.value), ("preference_margin", preference.mean_margin)]
+        });
+        perplexity.chain(token_accuracy).chain(rouge).chain(bleu).chain(exact_match).chain(preference).collect()
     }
 
     /// The headline figures as facts of the artefact.

@@ -9,6 +9,7 @@ mod exact_match;
 mod examples;
 mod figures;
 mod likelihood;
+mod preference;
 mod report;
 
 use devices::DeviceKind;
@@ -30,6 +31,7 @@ use answers::Answers;
 use examples::{Example, ExamplesWriter};
 use figures::Figures;
 use likelihood::Likelihood;
+use preference::Preference;
 
 pub use exact_match::Normalization;
 
@@ -46,13 +48,15 @@ pub enum Metric {
     Bleu,
     /// How many of its own answers equal them.
     ExactMatch,
+    /// Of how many pairs the model finds the better response likelier than the worse one; for rows of pairs.
+    PreferenceAccuracy,
 }
 
 impl Metric {
     /// Whether the model has to answer for it.
     fn is_of_answers(self) -> bool {
         match self {
-            Self::Perplexity | Self::TokenAccuracy => false,
+            Self::Perplexity | Self::TokenAccuracy | Self::PreferenceAccuracy => false,
             Self::Rouge | Self::Bleu | Self::ExactMatch => true,
         }
     }
@@ -65,6 +69,7 @@ impl Metric {
             Self::Rouge => "rouge",
             Self::Bleu => "bleu",
             Self::ExactMatch => "exact_match",
+            Self::PreferenceAccuracy => "preference_accuracy",
         }
     }
 }
@@ -109,7 +114,7 @@ impl EvaluateParams {
     }
 
     fn measures_likelihood(&self) -> bool {
-        self.metrics.iter().any(|metric| !metric.is_of_answers())
+        self.measures(Metric::Perplexity) || self.measures(Metric::TokenAccuracy)
     }
 
     fn measures_answers(&self) -> bool {
@@ -144,7 +149,13 @@ impl Stage for Evaluate {
         problems.extend(params.inference.misfits(inputs, span));
         let rows = params.data.reference.facts_in(inputs).and_then(RowsFacts::from_facts);
         if let Some(rows) = &rows {
-            problems.extend(params.prompt.without_effect(rows.shape == Shape::Messages, span));
+            let may_be_turns = rows.shape == Shape::Messages || rows.shape.is_preference();
+            problems.extend(params.prompt.without_effect(may_be_turns, span));
+            if params.measures(Metric::PreferenceAccuracy) && rows.shape != Shape::Pairs {
+                let message = "`preference_accuracy` is of pairs of responses, and these rows are none";
+                let label = format!("the rows are {}", rows.shape.describe());
+                problems.push(Problem::error("bad-value", span, message, label).at("metrics"));
+            }
             let tokenizer = params.inference.tokenizer_facts(inputs).filter(|_| rows.shape == Shape::Messages);
             problems.extend(params.prompt.without_template(tokenizer, "data", span));
         }
@@ -200,10 +211,15 @@ impl Stage for Evaluate {
         let draft = context.create("metrics")?;
         let mut writer = ExamplesWriter::create(&draft.folder);
         let (mut likelihood, mut answers) = (Likelihood::default(), Answers::default());
+        let mut preference = Preference::default();
         while let Some(mut group) = subject.next_group()? {
             if params.measures_likelihood() {
                 let _phase = profile.phase("likelihood");
                 likelihood.measure(params, &mut subject, &mut group, context)?;
+            }
+            if params.measures(Metric::PreferenceAccuracy) {
+                let _phase = profile.phase("pairs");
+                preference.measure(&mut subject, group.iter().map(|(row, example)| (row, example.row)), context)?;
             }
             if params.measures_answers() {
                 let _phase = profile.phase("answers");
@@ -213,7 +229,10 @@ impl Stage for Evaluate {
             writer.write(&examples)?;
         }
         writer.finish()?;
-        let found = figures(params, &subject, &likelihood, &answers, context)?;
+        let mut found = figures(params, &subject, &likelihood, &answers, context)?;
+        if params.measures(Metric::PreferenceAccuracy) {
+            found.preference_accuracy = Some(preference.figure()?);
+        }
 
         figures::write(&found, &draft.folder)?;
         let table = report::table(context.stage(), &found, &others);

@@ -87,6 +87,12 @@ pub(super) fn conventions(figures: &Figures) -> String {
     if let Some(exact) = &figures.exact_match {
         lines.push(format!("exact_match: {}; {} of {} rows", exact.convention, exact.matches, exact.rows));
     }
+    if let Some(preference) = &figures.preference_accuracy {
+        lines.push(format!(
+            "preference_accuracy: {}; {} of {} pairs, {:.4} by the mean of the tokens; preference_margin: mean difference in nats",
+            preference.convention, preference.preferred, preference.pairs, preference.by_token
+        ));
+    }
     lines.join("\n")
 }
 

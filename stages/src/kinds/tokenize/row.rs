@@ -82,7 +82,8 @@ impl RowEncoder<'_> {
         Ok(Outcome { fate, sanitized: prompt.is_sanitized(), equal: false })
     }
 
-    /// Responses after their prompt: documents of one row, which stays whole or goes. One that is cut gets no other end.
+    /// Responses after their prompt: documents of one row, which stays whole or goes. One that is cut gets no
+    /// other end.
     fn encode_judged(&self, judged: &Judged) -> Result<Outcome, RowError> {
         let mut responses = self.renderer.responses(judged, self.response_border, self.tokenizer)?;
         let sanitized = responses.iter().any(|response| response.sanitized);

@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::learner::PeakMemory;
+use super::preference;
 use super::tensorboard::EventFile;
 
 /// One line of `metrics.jsonl`.
@@ -38,6 +39,9 @@ pub(super) enum Record {
         loss_scale: Option<f64>,
         /// Whether gradients overflowed under that factor, so that nothing moved.
         skipped: bool,
+        /// What the pairs of the step came to, for losses of preferences.
+        #[serde(flatten)]
+        preference: Option<preference::Figures>,
     },
     /// A look at the validation rows.
     Validation {
@@ -52,6 +56,9 @@ pub(super) enum Record {
         target_tokens: u64,
         /// Whether it is the lowest so far of those after a step.
         best: bool,
+        /// What the pairs came to, for losses of preferences.
+        #[serde(flatten)]
+        preference: Option<preference::Figures>,
     },
 }
 
@@ -182,16 +189,17 @@ impl Teller {
             ("peak_memory_bytes", peak_memory.map(|peak| peak.bytes as f64)),
         ];
         self.tell(record, &more, context);
-        let Record::Train { step, epoch, loss, learning_rate, grad_norm, skipped, .. } = record else {
+        let Record::Train { step, epoch, loss, learning_rate, grad_norm, skipped, preference, .. } = record else {
             return String::new();
         };
+        let compared = preference.as_ref().map(preference::Figures::line).unwrap_or_default();
         let skipped = if *skipped { " (skipped: gradients overflowed)" } else { "" };
         let memory = peak_memory.map(|PeakMemory { bytes, rank }| {
             let of_rank = rank.map(|rank| format!(" (rank {rank})")).unwrap_or_default();
             format!(" · peak memory {:.2} GiB{of_rank}", bytes as f64 / f64::from(1 << 30))
         });
         format!(
-            "{epoch}|{step}|Loss: {loss:.4} lr: {learning_rate:.2e} grad_norm: {grad_norm:.3}{skipped} · \
+            "{epoch}|{step}|Loss: {loss:.4}{compared} lr: {learning_rate:.2e} grad_norm: {grad_norm:.3}{skipped} · \
              {:.0} trained tokens/s · {:.0} tokens/s · {:.0} padded tokens/s{}",
             speed.targets,
             speed.computed,

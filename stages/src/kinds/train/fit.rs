@@ -7,7 +7,7 @@ use std::path::Path;
 
 use engine::artifact::Facts;
 use engine::context::{Artifact, StageContext};
-use engine::error::StageError;
+use engine::error::{Cause, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::preflight::known;
@@ -16,9 +16,9 @@ use model::config::Architecture;
 use model::peft::Modules;
 use serde_json::Value;
 
-use super::parameters::{AdapterOrigin, Method, TrainParams};
+use super::parameters::{AdapterOrigin, For, Loss, Method, TrainParams};
 use crate::compute::{adapter, checkpoint};
-use crate::data::artifact::TokensFacts;
+use crate::data::artifact::{Shape, TokensFacts};
 use crate::kinds::tokenize::LONGEST_POSSIBLE;
 use crate::preflight::{model_config, not_native};
 
@@ -31,6 +31,11 @@ pub(super) fn problems(params: &TrainParams, inputs: &InputFacts, span: Span) ->
     };
     let model = params.model.reference.facts_in(inputs);
     for data in [Some(&params.data), params.validation.as_ref()].into_iter().flatten() {
+        let other = data.reference.facts_in(inputs).and_then(|facts| other_rows(&params.loss, facts));
+        problems.extend(other.map(|error| {
+            let problem = Problem::error("wrong-input", data.reference.span, error.message, "rows of another kind");
+            problem.with_help_if(error.help)
+        }));
         let (Some(facts), Some(model)) = (data.reference.facts_in(inputs), model) else { continue };
         let Some(tokens) = TokensFacts::from_facts(facts) else {
             problems.extend(ahead(facts, model, data.reference.span));
@@ -116,6 +121,33 @@ impl From<Misfit> for StageError {
     fn from(misfit: Misfit) -> Self {
         StageError::bad_data(misfit.to_string()).with_help(misfit.help())
     }
+}
+
+/// Why rows with these facts are not what a loss is for.
+pub(super) fn other_rows(loss: &Loss, tokens: &Facts) -> Option<StageError> {
+    let shape: Shape = serde_json::from_value(tokens.get("shape")?.clone()).ok()?;
+    let (name, rows) = (loss.name(), loss.rows());
+    if !rows.takes(shape) {
+        let message = format!("`loss: {name}` is for {}, and the rows are {}", rows.describe(), shape.describe());
+        let help = match (rows, shape) {
+            (For::Ordinary, Shape::Pairs) => "set `loss: dpo`, or another loss of pairs",
+            (For::Ordinary, Shape::Judged) => "set `loss: kto`",
+            (For::Judged, Shape::Pairs) => {
+                "`loss: dpo` and its relatives are for pairs; KTO's rows have `completion` and `label`"
+            }
+            (For::Pairs, Shape::Judged) => "`loss: kto` is for responses with a label",
+            _ => "a `dataset` stage makes them of the columns `chosen` and `rejected`, or `completion` and `label`",
+        };
+        return Some(StageError::new(Cause::BadParameters, message).with_help(help));
+    }
+    let tokens = TokensFacts::from_facts(tokens).filter(|_| shape == Shape::Judged)?;
+    let lacking = match (tokens.chosen, tokens.rejected) {
+        (0, _) => "desirable",
+        (_, 0) => "undesirable",
+        _ => return None,
+    };
+    let message = format!("`loss: {name}` needs responses of both labels, and no row is {lacking}");
+    Some(StageError::new(Cause::BadData, message).with_help("look at the column with the labels"))
 }
 
 /// Compares the vocabularies of a model and its teacher by their sizes.

@@ -33,12 +33,16 @@ impl Inputs {
     pub(super) fn open(params: &TrainParams, context: &mut StageContext) -> Result<Self, StageError> {
         let model = context.open(&params.model)?;
         let rows = TokensReader::open(&context.open(&params.data)?)?;
+        let of_other_kind =
+            |rows: &TokensReader| fit::other_rows(&params.loss, &rows.facts().to_facts()).map_or(Ok(()), Err);
+        of_other_kind(&rows)?;
         let (division, total_steps) = extent(params, &rows, context)?;
         let validation = params
             .validation
             .as_ref()
             .map(|input| TokensReader::open(&context.open(input)?).map_err(StageError::from))
             .transpose()?;
+        validation.as_ref().map_or(Ok(()), of_other_kind)?;
         let architecture = checkpoint::architecture(&model.folder)?;
         for tokens in std::iter::once(&rows).chain(&validation) {
             fit::check_on(&architecture, tokens.facts())?;

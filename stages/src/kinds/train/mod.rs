@@ -15,6 +15,7 @@ mod less_memory;
 mod order;
 mod output;
 mod parameters;
+mod preference;
 mod preflight;
 mod prepare;
 mod rows;
@@ -40,8 +41,8 @@ use engine::stage::{InputFacts, LessMemory, Smoke, Stage, Threads, Workers, Work
 use engine::survey::{LocalFiles, Survey};
 
 pub use parameters::{
-    Divergence, EarlyStopping, Given, Leftover, LoraParams, Loss, LossScale, Method, MinLr, OptimizerParams,
-    SchedulerParams, Targets, TrainParams, UpdateRule, Warmup,
+    BestBy, Divergence, DpoDivergence, EarlyStopping, Given, Leftover, Likelihood, LoraParams, Loss, LossScale, Method,
+    MinLr, OptimizerParams, Reference, SchedulerParams, Targets, TrainParams, UpdateRule, Warmup,
 };
 
 use inputs::Inputs;

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use engine::context::StageContext;
 use engine::error::{Cause, StageError};
+use engine::parameter::Input;
 use model::batch::Batch;
 use model::schedule::Schedule;
 use model::trainer::StepReport;
@@ -12,15 +13,17 @@ use serde_json::{Map, Value};
 
 use super::figures::{History, Record, Teller, Tokens};
 use super::inputs::Inputs;
-use super::learner::{Learner, Opened, StepWork};
+use super::learner::{Learner, Opened, Ranks, Scorer, StepWork};
 use super::order::{Division, RowOrder, StepPlace};
 use super::parameters::TrainParams;
+use super::preference::{self, Figures, LogProbs};
 use super::state::Progress;
 use super::summary;
 use super::validation::Validator;
 use super::workers::shares;
 use super::{checkpoints, output};
-use crate::data::artifact::{TokenRow, TokensReader};
+use crate::data::artifact::{LogProbs as LogProbsKind, TokenRow, TokensOrPacks, TokensReader};
+use crate::kinds::log_probs;
 
 /// Runs the stage by a learner that `open` gives; `remark` ends the report.
 pub(super) fn run(
@@ -31,11 +34,31 @@ pub(super) fn run(
 ) -> Result<(), StageError> {
     let inputs = Inputs::open(params, context)?;
     let Opened { mut learner, adapter, computed_by } = open(&inputs, context)?;
-    let Inputs { model, rows, validation, division, total_steps, .. } = inputs;
+    let Inputs { model, mut rows, validation, division, total_steps, .. } = inputs;
     let ranks = learner.ranks().clone();
     let rows_at_once = ranks.rows_at_once(params.micro_batch_size);
     let validator = validation.map(|rows| Validator::new(rows, rows_at_once, ranks.clone(), params.eval_steps));
-    let validator = validator.transpose()?;
+    let mut validator = validator.transpose()?;
+    // Before a saved state is taken up: the learner still has the values that the run starts from.
+    let reference = match params.loss.objective() {
+        None => None,
+        Some(objective) => {
+            let is_base = params.reference.is_disabled() && params.adapter.is_some();
+            let scorer = if is_base { Scorer::Base } else { Scorer::Policy };
+            let ahead = scored_ahead(params, scorer, context)?;
+            let needed = objective.needs_reference();
+            if let Some(validator) = &mut validator {
+                let [_, ahead] = &ahead;
+                validator.compare(objective, needed.then_some(scorer), ahead.as_deref(), &mut *learner, context)?;
+            }
+            let mut batches = first_epoch(params, &division, ranks.clone(), rows_at_once);
+            let mut reference = || match &ahead[0] {
+                Some(records) => preference::LogProbs::of_records(&mut rows, records),
+                None => preference::reference(&mut rows, "data", scorer, &mut batches, &mut *learner, context),
+            };
+            needed.then(&mut reference).transpose()?
+        }
+    };
     let fresh = Progress::fresh(total_steps, computed_by);
     // The leader may clear away what cannot be gone on from.
     if !ranks.leads() {
@@ -56,6 +79,7 @@ pub(super) fn run(
         validator,
         teller,
         rows_at_once,
+        reference,
         learner,
         progress,
         unsaved: false,
@@ -91,6 +115,75 @@ fn require_targets(progress: &Progress) -> Result<(), StageError> {
     }
 }
 
+/// The micro-batches of some ranks, from the rows of a step and which of them each rank has.
+fn micro_batches(shares: &[Vec<usize>], numbers: &[u64], rows: &mut [TokenRow], at_once: usize) -> Vec<Vec<Batch>> {
+    let mut batch_of = |indices: &[usize]| {
+        let mut batch = Batch::default();
+        for &index in indices {
+            batch.push(numbers[index], &std::mem::take(&mut rows[index]));
+        }
+        batch
+    };
+    let of_share = |share: &Vec<usize>| -> Vec<Batch> {
+        // A row may be empty, where rows without targets are kept.
+        share.chunks(at_once).map(&mut batch_of).filter(|batch| batch.tokens() > 0).collect()
+    };
+    shares.iter().map(of_share).collect()
+}
+
+/// The micro-batches of the first epoch that this process is handed, a step at a time, and after them those of the rows
+/// that it leaves out.
+fn first_epoch<'a>(
+    params: &'a TrainParams,
+    division: &'a Division,
+    ranks: Ranks,
+    rows_at_once: usize,
+) -> impl FnMut(&mut TokensReader) -> Result<Option<Vec<Batch>>, StageError> + 'a {
+    let mut order = RowOrder::new(params.shuffle(), division.rows);
+    let mut left = vec![true; division.rows];
+    let (mut step, mut next) = (0, 0);
+    move |rows| {
+        let place = division.place(step);
+        let numbers: Vec<u64> = if place.epoch == 0 && division.steps_per_epoch() > step {
+            step += 1;
+            order.rows(&place).iter().map(|row| *row as u64).collect()
+        } else {
+            let others = (next..division.rows).filter(|row| left[*row]).take(division.rows_per_step);
+            let others: Vec<u64> = others.map(|row| row as u64).collect();
+            next = others.last().map_or(division.rows, |last| *last as usize + 1);
+            others
+        };
+        if numbers.is_empty() {
+            return Ok(None);
+        }
+        numbers.iter().for_each(|row| left[*row as usize] = false);
+        let read: Result<Vec<TokenRow>, StageError> = numbers.iter().map(|row| Ok(rows.row(*row)?)).collect();
+        let mut read = read?;
+        let lengths: Vec<usize> = read.iter().map(TokenRow::real_tokens).collect();
+        let shares = shares(&lengths, ranks.size);
+        let batches = micro_batches(&shares[ranks.fed.clone()], &numbers, &mut read, rows_at_once);
+        Ok(Some(batches.into_iter().flatten().collect()))
+    }
+}
+
+/// What stages of their own have made of the data and of the validation rows, checked against this run.
+fn scored_ahead(
+    params: &TrainParams,
+    scorer: Scorer,
+    context: &mut StageContext,
+) -> Result<[Option<Vec<log_probs::Record>>; 2], StageError> {
+    let [of_data, of_validation] = params.reference.log_probs();
+    let mut read = |input: Option<&Input<LogProbsKind>>, rows: Option<&Input<TokensOrPacks>>| {
+        let (Some(input), Some(rows)) = (input, rows) else { return Ok(None) };
+        let (scored, rows, model) = (context.open(input)?, context.open(rows)?, context.open(&params.model)?);
+        let adapter = params.adapter.as_ref().filter(|_| scorer == Scorer::Policy);
+        let adapter = adapter.map(|adapter| context.open(adapter)).transpose()?;
+        preference::check_scored(params, &scored, &rows, &model, adapter.as_ref(), context)?;
+        log_probs::read(&scored.folder).map(Some)
+    };
+    Ok([read(of_data, Some(&params.data))?, read(of_validation, params.validation.as_ref())?])
+}
+
 /// A step that is about to be computed.
 struct Planned {
     place: StepPlace,
@@ -110,6 +203,8 @@ struct Session<'a> {
     teller: Teller,
     /// Rows that a rank computes at once.
     rows_at_once: usize,
+    /// What the reference makes of the rows, for a loss that compares with one.
+    reference: Option<LogProbs>,
     progress: Progress,
     /// Whether anything happened since the state was saved.
     unsaved: bool,
@@ -213,24 +308,18 @@ impl Session<'_> {
         let weight = rows.iter().map(|row| row.targets().total_weight()).sum();
         let ranks = self.learner.ranks();
         let shares = shares(&lengths, ranks.size);
-        let mut batch_of = |indices: &[usize]| {
-            let mut batch = Batch::default();
-            for &index in indices {
-                batch.push(numbers[index], &std::mem::take(&mut rows[index]));
-            }
-            batch
+        let micro_batches = micro_batches(&shares[ranks.fed.clone()], &numbers, &mut rows, self.rows_at_once);
+        let of_reference = |reference: &LogProbs| {
+            let of_rank = |batches: &Vec<Batch>| batches.iter().map(|batch| reference.of_batch(batch)).collect();
+            micro_batches.iter().map(of_rank).collect()
         };
-        let of_share = |share: &Vec<usize>| -> Vec<Batch> {
-            // A row may be empty, where rows without targets are kept.
-            share.chunks(self.rows_at_once).map(&mut batch_of).filter(|batch| batch.tokens() > 0).collect()
-        };
-        let micro_batches = shares[ranks.fed.clone()].iter().map(of_share).collect();
+        let reference_log_probs = self.reference.as_ref().map(of_reference).unwrap_or_default();
         // Those of all ranks: each knows what the others compute.
         let padded = |rows: &[usize]| rows.iter().map(|row| widths[*row]).max().unwrap_or(0) * rows.len();
         let of_all = shares.iter().flat_map(|share| share.chunks(self.rows_at_once));
         let tokens =
             Tokens { computed: lengths.iter().sum(), padded: of_all.map(padded).sum(), targets: target_tokens };
-        let work = Some(StepWork { rows: numbers, micro_batches, target_tokens, weight });
+        let work = Some(StepWork { rows: numbers, micro_batches, reference_log_probs, target_tokens, weight });
         Ok(Planned { place, tokens, work })
     }
 
@@ -258,6 +347,7 @@ impl Session<'_> {
             target_tokens: report.target_tokens,
             loss_scale: report.loss_scale,
             skipped: report.skipped,
+            preference: self.learner.compared().as_ref().map(Figures::of),
         };
         let line = self.teller.step(&record, tokens, self.learner.peak_memory(), context);
         context.log(&line);
@@ -282,7 +372,11 @@ impl Session<'_> {
             validated => validated?,
         };
         let step = self.progress.step;
-        let best = self.progress.validation.add(step, validated.loss, self.params.early_stopping.as_ref());
+        let best = self.progress.validation.add(
+            step,
+            validated.measure(self.params.best_by),
+            self.params.early_stopping.as_ref(),
+        );
         let epoch = step.checked_sub(1).map_or(0, |last| self.division.place(last).epoch + 1);
         let record = Record::Validation {
             step,
@@ -291,9 +385,11 @@ impl Session<'_> {
             rows: validated.rows,
             target_tokens: validated.target_tokens,
             best,
+            preference: validated.preference.clone(),
         };
         self.teller.validation(&record, began.elapsed(), context);
-        let line = format!("{epoch}|{step}|Validation loss: {:.4}", validated.loss);
+        let compared = validated.preference.as_ref().map(Figures::line).unwrap_or_default();
+        let line = format!("{epoch}|{step}|Validation loss: {:.4}{compared}", validated.loss);
         context.progress("steps", step, Some(self.progress.total_steps), Some(line));
         Ok(ControlFlow::Continue(best))
     }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::figures::History;
 use super::order::Division;
-use super::parameters::{Leftover, TrainParams};
+use super::parameters::{BestBy, Leftover, TrainParams};
 use super::state::Progress;
 
 /// What a user would otherwise find out from a loss curve.
@@ -50,7 +50,11 @@ pub(super) fn facts(
         add("last_validation_loss", loss.into());
     }
     if let Some(best) = progress.validation.best {
-        add("best_validation_loss", best.loss.into());
+        let name = match params.best_by {
+            BestBy::Loss => "best_validation_loss".to_owned(),
+            by => format!("best_validation_{}", by.name()),
+        };
+        add(&name, params.best_by.turned(best.loss).into());
         add("best_step", best.step.into());
         add("result_step", if params.keep_best { best.step } else { progress.step }.into());
     }
@@ -86,7 +90,12 @@ fn validation(params: &TrainParams, progress: &Progress, history: &History) -> V
     let mut lines = vec![format!("validation loss {first:.4} before the first step, {last:.4} after the last")];
     if let Some(best) = progress.validation.best {
         let kept = if params.keep_best { "the result (keep_best)" } else { "the result is the last step's" };
-        lines.push(format!("lowest validation loss {:.4} after step {}: {kept}", best.loss, best.step));
+        let (by, step) = (params.best_by, best.step);
+        let what = match by {
+            BestBy::Loss => "lowest validation loss".to_owned(),
+            by => format!("best {} of a validation", by.name()),
+        };
+        lines.push(format!("{what} {:.4} after step {step}: {kept}", by.turned(best.loss)));
     }
     if let Some(stopping) =
         params.early_stopping.as_ref().filter(|stopping| progress.validation.ends_early(Some(stopping)))

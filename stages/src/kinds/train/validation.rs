@@ -1,15 +1,20 @@
 //! Validation: when the model is scored on rows that it does not learn from, and what follows from it.
 
+use std::sync::Arc;
+
 use engine::context::StageContext;
 use engine::error::{Cause, StageError};
 use model::batch::Batch;
+use model::loss::DocumentObjective;
 use serde::{Deserialize, Serialize};
 
-use super::learner::{Learner, Ranks, Scored, Scores};
+use super::learner::{Learner, Ranks, Scored, Scorer, Scores};
 use super::order::Division;
-use super::parameters::EarlyStopping;
+use super::parameters::{BestBy, EarlyStopping};
+use super::preference::{self, Figures, LogProbs};
 use super::rows::listed;
 use crate::data::artifact::TokensReader;
+use crate::kinds::log_probs::Record;
 
 /// The validation rows.
 pub(super) struct Validator {
@@ -19,15 +24,33 @@ pub(super) struct Validator {
     ranks: Ranks,
     /// Optimizer steps between two validations; each epoch's end if left out.
     every: Option<u64>,
+    /// For losses of preferences.
+    preference: Option<Comparison>,
+}
+
+/// What the rows are compared by.
+struct Comparison {
+    objective: Arc<dyn DocumentObjective>,
+    known: LogProbs,
+    reference: Option<LogProbs>,
 }
 
 /// The loss over all validation rows.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Validated {
-    /// Mean negative log-likelihood over all targets together, in nats.
+    /// Mean negative log-likelihood over all targets together, in nats; for a loss of preferences that loss.
     pub(super) loss: f64,
     pub(super) rows: u64,
     pub(super) target_tokens: u64,
+    pub(super) preference: Option<Figures>,
+}
+
+impl Validated {
+    /// What says how good a step is: the lowest is the best.
+    pub(super) fn measure(&self, by: BestBy) -> f64 {
+        let figure = self.preference.as_ref().and_then(|figures| figures.of_name(by));
+        by.turned(figure.unwrap_or(self.loss))
+    }
 }
 
 impl Validator {
@@ -45,7 +68,37 @@ impl Validator {
             let message = "no validation row has a target token: there is nothing to measure";
             return Err(StageError::bad_data(message).with_help("look at the rows with `pipeline show`"));
         }
-        Ok(Self { rows, rows_at_once, ranks, every })
+        Ok(Self { rows, rows_at_once, ranks, every, preference: None })
+    }
+
+    /// Has the rows compared by an objective, with a reference if it needs one, which is scored now,
+    /// where it was not scored ahead.
+    ///
+    /// # Errors
+    /// Fails where a row cannot be read or scored, or the user wants to stop.
+    pub(super) fn compare(
+        &mut self,
+        objective: Arc<dyn DocumentObjective>,
+        reference: Option<Scorer>,
+        ahead: Option<&[Record]>,
+        learner: &mut dyn Learner,
+        context: &mut StageContext,
+    ) -> Result<(), StageError> {
+        let known = LogProbs::unknown(&mut self.rows, objective.scope())?;
+        let (count, ranks, at_once) = (self.rows.len(), self.ranks.clone(), self.rows_at_once);
+        let mut first = 0;
+        let mut batches = |rows: &mut TokensReader| round(rows, &mut first, count, &ranks, at_once);
+        let reference = match (reference, ahead) {
+            (Some(_), Some(records)) => Some(LogProbs::of_records(&mut self.rows, records)?),
+            (Some(scorer), None) => {
+                let of_rows =
+                    preference::reference(&mut self.rows, "validation", scorer, &mut batches, learner, context)?;
+                Some(of_rows)
+            }
+            (None, _) => None,
+        };
+        self.preference = Some(Comparison { objective, known, reference });
+        Ok(())
     }
 
     /// Whether it is due once so many steps are done. It is before the first one, so that a curve shows what training
@@ -68,35 +121,52 @@ impl Validator {
         step: u64,
         context: &mut StageContext,
     ) -> Result<Validated, StageError> {
-        let count = self.rows.len();
-        let of_round = (self.ranks.size * self.rows_at_once) as u64;
+        let (count, target_tokens) = (self.rows.len(), self.rows.facts().target_tokens);
+        let (rows, ranks, at_once) = (&mut self.rows, &self.ranks, self.rows_at_once);
         let mut first = 0;
+        if let Some(Comparison { objective, known, reference }) = &self.preference {
+            let mut batches = || {
+                context.stop_if_cancelled()?;
+                round(rows, &mut first, count, ranks, at_once)
+            };
+            let (loss, figures) = preference::validate(known, reference.as_ref(), &**objective, &mut batches, learner)?;
+            return Ok(Validated { loss, rows: count, target_tokens, preference: Some(figures) });
+        }
         let mut rounds = |context: &StageContext| {
-            if first >= count {
-                return Ok(None);
-            }
             context.stop_if_cancelled()?;
-            let round = self.ranks.fed.clone().map(|rank| self.batch(first + (rank * self.rows_at_once) as u64));
-            let round = round.collect::<Result<_, StageError>>()?;
-            first += of_round;
-            Ok(Some(round))
+            round(rows, &mut first, count, ranks, at_once)
         };
         match learner.score(step, &mut rounds, context)? {
             Scored::Finite(Scores { nll, target_tokens }) => {
-                Ok(Validated { loss: nll / target_tokens as f64, rows: count, target_tokens })
+                Ok(Validated { loss: nll / target_tokens as f64, rows: count, target_tokens, preference: None })
             }
             Scored::NotFinite { loss, rows } => Err(not_finite(loss, &rows, step)),
         }
     }
+}
 
-    /// The micro-batch that begins at a row; empty beyond the last.
-    fn batch(&mut self, first: u64) -> Result<Batch, StageError> {
+/// The micro-batches of the ranks that are fed, of which the first of all begins at a row; none beyond the last row.
+fn round(
+    rows: &mut TokensReader,
+    first: &mut u64,
+    count: u64,
+    ranks: &Ranks,
+    at_once: usize,
+) -> Result<Option<Vec<Batch>>, StageError> {
+    if *first >= count {
+        return Ok(None);
+    }
+    let of_rank = |rank: usize| {
         let mut batch = Batch::default();
-        for row in first..self.rows.len().min(first + self.rows_at_once as u64) {
-            batch.push(row, &self.rows.row(row)?);
+        let begin = *first + (rank * at_once) as u64;
+        for row in begin..count.min(begin + at_once as u64) {
+            batch.push(row, &rows.row(row)?);
         }
         Ok(batch)
-    }
+    };
+    let batches = ranks.fed.clone().map(of_rank).collect::<Result<_, StageError>>()?;
+    *first += (ranks.size * at_once) as u64;
+    Ok(Some(batches))
 }
 
 /// A loss after so many steps that is no number, of a micro-batch of these rows.

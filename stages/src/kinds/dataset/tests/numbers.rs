@@ -111,11 +111,10 @@ fn pairs_of_answers_are_not_taken_for_conversations() {
     let row =
         json!({"conversations": [turn("human", "Who?")], "chosen": turn("gpt", "Me."), "rejected": turn("gpt", "No.")});
     let pairs = [write(folder.path(), "a.jsonl", format!("{row}\n"))];
-    let error = run(folder.path(), &pairs, json!({})).unwrap_err();
-    assert!(error.message.contains("`chosen` and `rejected`"), "{}", error.message);
-    let help = error.help.unwrap();
+    let found = rows(&run(folder.path(), &pairs, json!({})).unwrap());
+    let [Row::Judged(judged)] = found.as_slice() else { panic!("no pair: {found:?}") };
+    assert!(judged.chosen.is_some() && judged.rejected.is_some());
     let map = "{{ conversations + [chosen] }}";
-    assert!(help.contains(map), "{help}");
     let made = run(folder.path(), &pairs, json!({"map": {"messages": map}})).unwrap();
     let made = rows(&made);
     let [Row::Messages(messages)] = made.as_slice() else { panic!("no conversation") };
@@ -124,8 +123,24 @@ fn pairs_of_answers_are_not_taken_for_conversations() {
     assert!(run(folder.path(), &pairs, json!({"column_map": {"messages": "conversations"}})).is_ok());
     let texts = json!({"prompt": "Who?", "chosen": "Me.", "rejected": "No."});
     let texts = [write(folder.path(), "b.jsonl", format!("{texts}\n"))];
-    let help = run(folder.path(), &texts, json!({})).unwrap_err().help.unwrap();
-    assert!(help.contains("template: \"{prompt}\"") && help.contains("column_map: { output: chosen }"), "{help}");
     let with = json!({"template": "{prompt}", "column_map": {"output": "chosen"}});
     assert_eq!(column(&run(folder.path(), &texts, with).unwrap(), "output"), ["Me."]);
+    let half = run(folder.path(), &texts, json!({"column_map": {"chosen": "prompt", "rejected": "nowhere"}}));
+    assert!(half.unwrap_err().message.contains("no column `nowhere`"));
+    let lacking = [write(
+        folder.path(),
+        "c.jsonl",
+        "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n{\"prompt\": \"a\", \"chosen\": \"b\"}\n",
+    )];
+    let error = run(folder.path(), &lacking, json!({})).unwrap_err();
+    assert!(
+        error.message.contains("c.jsonl`, line 2") && error.message.contains("`rejected` is missing"),
+        "{}",
+        error.message
+    );
+    let counted = run(folder.path(), &lacking, json!({"on_bad_row": "drop"})).unwrap();
+    assert_eq!(
+        (counted.description.facts["rows"].as_u64(), counted.description.facts["dropped"].as_u64()),
+        (Some(1), Some(1))
+    );
 }

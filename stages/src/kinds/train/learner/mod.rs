@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 
 use engine::context::StageContext;
 use engine::error::StageError;
-use model::batch::Batch;
-use model::loss::DocumentObjective;
+use model::batch::{Batch, TargetScope};
+use model::loss::{Compared, DocumentObjective, DocumentScore};
 use model::peft::AdapterConfig;
 use model::trainer::{DocumentBatch, LossScalerState, StepReport};
 
@@ -52,6 +52,9 @@ pub(super) struct StepWork {
     pub rows: Vec<u64>,
     /// The micro-batches of each rank that is fed, in their order.
     pub micro_batches: Vec<Vec<Batch>>,
+    /// The log-probability of each document of each of them under the reference, for a loss that compares with one;
+    /// else empty.
+    pub reference_log_probs: Vec<Vec<Vec<f64>>>,
     /// Targets of the step over all ranks.
     pub target_tokens: usize,
     /// The sum of their weights; their number where all weights are 1.
@@ -65,6 +68,15 @@ pub(super) struct DocumentWork {
     /// The rows of the step, those of other ranks among them.
     pub rows: Vec<u64>,
     pub micro_batches: Vec<Vec<DocumentBatch>>,
+}
+
+/// Which model scores documents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scorer {
+    /// The one that is trained, as it is now.
+    Policy,
+    /// The one that an adapter is trained on, without it; until the first step.
+    Base,
 }
 
 /// Micro-batches to score, one for each rank that is fed at a time.
@@ -173,6 +185,32 @@ pub(super) trait Learner {
     /// # Errors
     /// Fails as `rounds` does, or where the device does.
     fn score(&mut self, step: u64, rounds: &mut Rounds<'_>, context: &mut StageContext) -> Result<Scored, StageError>;
+
+    /// The scores of the documents of a batch that have a target, each with its place in the batch.
+    ///
+    /// # Errors
+    /// Fails where the device does, or the learner has no losses of documents.
+    fn score_documents(
+        &mut self,
+        _: &Batch,
+        _: Scorer,
+        _: TargetScope,
+    ) -> Result<Vec<(usize, DocumentScore)>, StageError> {
+        Err(StageError::internal("this backend has no losses of preferences"))
+    }
+
+    /// Gives every process values of which one process each has, the others 0.
+    ///
+    /// # Errors
+    /// Fails where a process is gone.
+    fn share(&mut self, _: &mut [f64]) -> Result<(), StageError> {
+        Err(StageError::internal("this backend has no losses of preferences"))
+    }
+
+    /// What the documents of the last step came to, for losses of preferences.
+    fn compared(&self) -> Option<Compared> {
+        None
+    }
 
     /// Writes values into an empty folder, flushed, and returns the names of the files: `SET.safetensors`, or
     /// `SET-00001-of-00002.safetensors` and so on, with each tensor whole and in one of them. The set of the trained

@@ -5,16 +5,21 @@ use std::sync::Arc;
 
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};
+use model::batch::{Batch, TargetScope};
 use model::blocks::Blocks;
-use model::loss::DocumentObjective;
+use model::decoder::Decoder;
+use model::loss::{Compared, DocumentObjective, DocumentScore};
+use model::parameter::Keep;
 use model::trainer::{DocumentBatch, LossScalerState, Phase, StepReport, Trainer};
 
 use super::{
-    DocumentWork, Learner, Opened, PeakMemory, Ranks, Restored, Rounds, Scored, Scores, StepWork, Written, rows_of,
+    DocumentWork, Learner, Opened, PeakMemory, Ranks, Restored, Rounds, Scored, Scorer, Scores, StepWork, Written,
+    rows_of,
 };
 use crate::compute::resources::peak_resident_bytes;
 use crate::kinds::train::inputs::Inputs;
 use crate::kinds::train::parameters::TrainParams;
+use crate::kinds::train::rows::listed;
 use crate::kinds::train::workers::{Crew, Workers};
 use crate::kinds::train::{failure, prepare, state};
 
@@ -32,7 +37,18 @@ pub(in crate::kinds::train) fn open<B: Blocks>(
     let computed_by = computed_by(params, &*ops, crew.ranks());
     let (trainer, adapter) = workers.load(|| prepare::trainer(params, ops, &inputs.model, context))?;
     let trainer = trainer.together(workers.into_collective());
-    Ok(Opened { learner: Box::new(Native { trainer, crew, rows: Vec::new() }), adapter, computed_by })
+    let objective = params.loss.objective();
+    let is_scored = objective.as_ref().is_some_and(|objective| objective.needs_reference());
+    let base = match params.reference.is_disabled() && params.adapter.is_some() && is_scored {
+        true => {
+            let ops = Arc::clone(trainer.decoder().ops());
+            let base = Decoder::load(ops, &inputs.model.folder, Keep::Frozen);
+            Some(base.or_fail(Cause::BadData, || "cannot load the reference".to_owned())?)
+        }
+        false => None,
+    };
+    let learner = Native { trainer, crew, rows: Vec::new(), objective, base, compared: None };
+    Ok(Opened { learner: Box::new(learner), adapter, computed_by })
 }
 
 /// What the last digits depend on: another split of a step adds in another order.
@@ -46,6 +62,12 @@ struct Native<B: Blocks> {
     crew: Crew,
     /// The rows of the step, for messages.
     rows: Vec<u64>,
+    /// What is minimised, where that is a loss of preferences.
+    objective: Option<Arc<dyn DocumentObjective>>,
+    /// The model without its adapter, where that is the reference; until the first step.
+    base: Option<Decoder<B>>,
+    /// Of the last step.
+    compared: Option<Compared>,
 }
 
 impl<B: Blocks> Learner for Native<B> {
@@ -59,6 +81,19 @@ impl<B: Blocks> Learner for Native<B> {
 
     fn accumulate(&mut self, work: StepWork, context: &mut StageContext) -> Result<(), StageError> {
         self.rows = work.rows;
+        if let Some(objective) = self.objective.clone() {
+            self.base = None;
+            context.stop_if_cancelled()?;
+            let mut references = work.reference_log_probs.into_iter().flatten();
+            let documents = work.micro_batches.into_iter().flatten().map(|batch| {
+                let reference_log_probs = references.next().unwrap_or_default();
+                DocumentBatch { batch, reference_log_probs }
+            });
+            let documents: Vec<DocumentBatch> = documents.collect();
+            let report = self.trainer.accumulate_documents(&documents, &*objective);
+            self.compared = Some(report.map_err(|error| failure::of_rows(error, &self.rows))?.compared);
+            return Ok(());
+        }
         for batch in work.micro_batches.into_iter().flatten() {
             context.stop_if_cancelled()?;
             self.trainer
@@ -112,6 +147,34 @@ impl<B: Blocks> Learner for Native<B> {
         self.trainer.collective().sum_totals(&mut totals).map_err(failure::of_workers)?;
         let [nll, target_tokens] = totals;
         Ok(Scored::Finite(Scores { nll, target_tokens: target_tokens as u64 }))
+    }
+
+    fn score_documents(
+        &mut self,
+        batch: &Batch,
+        scorer: Scorer,
+        scope: TargetScope,
+    ) -> Result<Vec<(usize, DocumentScore)>, StageError> {
+        let decoder = match (scorer, &mut self.base) {
+            (Scorer::Base, Some(base)) => base,
+            _ => self.trainer.decoder_mut(),
+        };
+        let scores = decoder.score_documents(batch, scope);
+        let scores = scores.or_fail(Cause::Machine, || "cannot score rows of preferences".to_owned())?;
+        if let Some((_, score)) = scores.iter().find(|(_, score)| !score.log_prob.is_finite()) {
+            let message = format!("the log-probability of a response is {}", score.log_prob);
+            let help = format!("rows of its micro-batch: {}", listed(&rows_of(batch)));
+            return Err(StageError::new(Cause::Numeric, message).with_help(help));
+        }
+        Ok(scores)
+    }
+
+    fn share(&mut self, values: &mut [f64]) -> Result<(), StageError> {
+        self.trainer.share(values).map_err(|error| failure::of_rows(error, &[]))
+    }
+
+    fn compared(&self) -> Option<Compared> {
+        self.compared
     }
 
     fn save(&mut self, folder: &Path, written: Written, _: &mut StageContext) -> Result<Vec<String>, StageError> {

@@ -15,7 +15,8 @@ use model::trainer::{EmbeddingNoise, LossScaling, Recompute, Trained};
 pub use given::Given;
 pub(super) use lora::AdapterOrigin;
 pub use lora::{LoraParams, Targets};
-pub use loss::{Divergence, Loss};
+pub(super) use loss::For;
+pub use loss::{Divergence, DpoDivergence, Likelihood, Loss};
 pub use optimizer::{OptimizerParams, UpdateRule};
 pub use scheduler::{MinLr, SchedulerParams, Warmup};
 
@@ -23,7 +24,7 @@ pub use super::order::Leftover;
 use super::order::{Division, Shuffle};
 use crate::compute::backend::{self, Attention, Backend, Parallel, Serves};
 use crate::compute::kernels::{Dtype, Kernels};
-use crate::data::artifact::{Adapter, Model, TokensOrPacks};
+use crate::data::artifact::{Adapter, LogProbs, Model, TokensOrPacks};
 
 /// What a pipeline file may say under `with:` for `uses: train`.
 #[derive(Parameters, Debug)]
@@ -50,6 +51,9 @@ pub struct TrainParams {
     /// What training minimises.
     #[semantic(default, omit_default)]
     pub loss: Loss,
+    /// What a loss of preferences compares with.
+    #[semantic(default, omit_default)]
+    pub reference: Reference,
     /// The optimizer and its learning rate.
     #[semantic(default)]
     pub optimizer: OptimizerParams,
@@ -128,6 +132,10 @@ pub struct TrainParams {
     /// Whether the result is the step with the lowest validation loss, instead of the last one.
     #[semantic(default = false)]
     pub keep_best: bool,
+    /// The figure of a validation that `keep_best` and `early_stopping` go by, in the place of the loss: for losses of
+    /// preferences.
+    #[semantic(default = BestBy::Loss, omit_default)]
+    pub best_by: BestBy,
     /// Ends training once validation no longer improves.
     #[semantic]
     pub early_stopping: Option<EarlyStopping>,
@@ -222,6 +230,8 @@ impl TrainParams {
                     .with_help("leave it out: f32 and bf16 hold the smallest gradients without a factor"),
             );
         }
+        problems.extend(self.problem_of_the_reference(span));
+        problems.extend(self.problem_of_the_best(span));
         problems.extend(self.optimizer.problem(span));
         problems.extend(self.scheduler.problem(self.optimizer.learning_rate, span));
         problems.extend(self.without_validation(span));
@@ -284,6 +294,40 @@ impl TrainParams {
         problems
     }
 
+    /// A reference that nothing is compared with, or that there is none of.
+    fn problem_of_the_reference(&self, span: Span) -> Option<Problem> {
+        let [of_data, of_validation] = self.reference.log_probs();
+        if !self.reference.is_disabled() && of_data.is_none() && of_validation.is_none() {
+            return None;
+        }
+        let name = self.loss.name();
+        let message = match self.loss.objective() {
+            Some(objective) if objective.needs_reference() => {
+                if self.reference.is_disabled() && self.method == Method::Full {
+                    "`reference: disabled` is the model without its adapter, and `method: full` has none".to_owned()
+                } else if of_validation.is_some() && self.validation.is_none() {
+                    "`reference.validation` is of validation rows, and there are none".to_owned()
+                } else {
+                    return None;
+                }
+            }
+            _ => format!("`reference` is for losses that compare with one, and `loss: {name}` does not"),
+        };
+        Some(Problem::error("wrong-option", span, message, "set here").at("reference").with_help("leave it out"))
+    }
+
+    /// A figure that the loss does not have.
+    fn problem_of_the_best(&self, span: Span) -> Option<Problem> {
+        let (name, loss) = (self.best_by.name(), self.loss.name());
+        let has_it = match (self.best_by, self.loss.rows()) {
+            (BestBy::Loss, _) | (_, For::Pairs) => true,
+            (BestBy::RewardsAccuracies, For::Judged) | (_, For::Ordinary) => false,
+            (_, For::Judged) => true,
+        };
+        let message = format!("`loss: {loss}` has no `{name}`");
+        (!has_it).then(|| Problem::error("wrong-option", span, message, "not a figure of this loss").at("best_by"))
+    }
+
     /// What describes an adapter, where none is trained.
     fn adapter_of_full(&self, span: Span) -> Option<Problem> {
         let name = match (&self.lora.keys[..], &self.adapter) {
@@ -301,6 +345,7 @@ impl TrainParams {
         let needs = [
             ("eval_steps", self.eval_steps.is_some()),
             ("keep_best", self.keep_best),
+            ("best_by", self.best_by != BestBy::Loss),
             ("early_stopping", self.early_stopping.is_some()),
         ];
         let found = needs.into_iter().filter(|(_, is_set)| *is_set && self.validation.is_none());
@@ -319,6 +364,93 @@ impl TrainParams {
         // A setting that the file gives must agree with an existing adapter even where it is the default.
         if self.adapter.is_some() {
             key.field("lora_given", cache::Class::Semantic, |key| self.lora.keys.write_key(key));
+        }
+    }
+}
+
+/// The model that a loss of preferences compares with. Its log-probabilities are computed once, before the first step,
+/// or by a stage of their own: `{ log_probs: STAGE, validation: STAGE }`.
+#[derive(Parameters, Debug)]
+#[parameters(default)]
+pub enum Reference {
+    /// The weights that the run starts from; of an adapter that is gone on from, those with it.
+    #[semantic(default)]
+    Start {
+        /// What those weights make of `data`.
+        #[semantic]
+        log_probs: Option<Input<LogProbs>>,
+        /// What they make of `validation`.
+        #[semantic]
+        validation: Option<Input<LogProbs>>,
+    },
+    /// The model without its adapter.
+    Disabled {
+        /// What that model makes of `data`.
+        #[semantic]
+        log_probs: Option<Input<LogProbs>>,
+        /// What it makes of `validation`.
+        #[semantic]
+        validation: Option<Input<LogProbs>>,
+    },
+}
+
+impl Reference {
+    /// Whether it is the model without its adapter.
+    pub(super) fn is_disabled(&self) -> bool {
+        matches!(self, Self::Disabled { .. })
+    }
+
+    /// What was scored ahead: of the data, and of the validation rows.
+    pub(super) fn log_probs(&self) -> [Option<&Input<LogProbs>>; 2] {
+        let (Self::Start { log_probs, validation } | Self::Disabled { log_probs, validation }) = self;
+        [log_probs.as_ref(), validation.as_ref()]
+    }
+}
+
+/// A figure of a validation that says which step is the best one.
+#[derive(Parameters, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BestBy {
+    /// The lowest loss.
+    Loss,
+    /// The highest mean reward of chosen responses.
+    #[semantic(rename = "rewards/chosen")]
+    RewardsChosen,
+    /// The lowest mean reward of rejected responses.
+    #[semantic(rename = "rewards/rejected")]
+    RewardsRejected,
+    /// The highest mean margin.
+    #[semantic(rename = "rewards/margins")]
+    RewardsMargins,
+    /// The highest share of pairs whose chosen response has the larger reward.
+    #[semantic(rename = "rewards/accuracies")]
+    RewardsAccuracies,
+    /// The highest mean log-probability of chosen responses.
+    #[semantic(rename = "log_probs/chosen")]
+    LogProbsChosen,
+    /// The lowest mean log-probability of rejected responses.
+    #[semantic(rename = "log_probs/rejected")]
+    LogProbsRejected,
+}
+
+impl BestBy {
+    /// Its name in a file and in `metrics.jsonl`.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Loss => "loss",
+            Self::RewardsChosen => "rewards/chosen",
+            Self::RewardsRejected => "rewards/rejected",
+            Self::RewardsMargins => "rewards/margins",
+            Self::RewardsAccuracies => "rewards/accuracies",
+            Self::LogProbsChosen => "log_probs/chosen",
+            Self::LogProbsRejected => "log_probs/rejected",
+        }
+    }
+
+    /// The figure as a number of which the lowest is the best, and such a number as the figure.
+    pub(super) fn turned(self, figure: f64) -> f64 {
+        match self {
+            Self::Loss | Self::RewardsRejected | Self::LogProbsRejected => figure,
+            Self::RewardsChosen | Self::RewardsMargins | Self::RewardsAccuracies | Self::LogProbsChosen => -figure,
         }
     }
 }

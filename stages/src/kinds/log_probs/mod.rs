@@ -1,0 +1,186 @@
+//! `uses: log_probs`: how likely a model finds each document of tokens or packs, in their order.
+//!
+//! The very artefact that `train` reads is scored, and the result says which one it was and by which weights: a
+//! reference that a whole sweep compares with, or a figure to choose rows by.
+
+mod table;
+
+use std::sync::Arc;
+
+use engine::artifact::{Facts, Output};
+use engine::context::{Artifact, StageContext};
+use engine::error::{Cause, OrFail, StageError};
+use engine::file::problem::Problem;
+use engine::file::source::Span;
+use engine::parameter::{Input, Parameters};
+use engine::preflight::{Preflight, Work};
+use engine::stage::{InputFacts, Stage, Threads};
+use model::batch::{Batch, TargetScope};
+use model::blocks::Blocks;
+use model::decoder::Decoder;
+use model::parameter::Keep;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::compute::adapter;
+use crate::compute::kernels::{self, Dtype, Kernels};
+use crate::data::artifact::{Adapter, LogProbs, Model, OutputKind, TokensOrPacks, TokensReader};
+pub(crate) use table::{Record, read};
+
+/// What a pipeline file may say under `with:` for `uses: log_probs`.
+#[derive(Parameters, Debug)]
+pub struct LogProbsParams {
+    /// The model.
+    #[semantic]
+    pub model: Input<Model>,
+    /// An adapter on it.
+    #[semantic]
+    pub adapter: Option<Input<Adapter>>,
+    /// The rows whose documents are scored.
+    #[semantic]
+    pub data: Input<TokensOrPacks>,
+    /// Compute dtype; that of the training that is to compare with it.
+    #[semantic(default = Dtype::F32)]
+    pub dtype: Dtype,
+    /// Rows computed at once.
+    #[cosmetic(default = 1, range = 1..)]
+    pub micro_batch_size: usize,
+    /// The kernels that compute.
+    #[cosmetic(default = Kernels::Cpu)]
+    pub kernels: Kernels,
+}
+
+/// What was scored by what: part of the facts of the result.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Scored {
+    /// Identity of the tokens or packs.
+    pub data: String,
+    /// Identity of the model.
+    pub model: String,
+    /// Identity of the adapter, where there was one.
+    pub adapter: Option<String>,
+    /// Compute dtype.
+    pub dtype: String,
+    /// The kernel set and its instructions.
+    pub computed_by: String,
+    /// Documents.
+    pub documents: u64,
+}
+
+impl Scored {
+    /// Reads it from an artefact's facts; `None` where these are others.
+    pub(crate) fn from_facts(facts: &Facts) -> Option<Self> {
+        serde_json::from_value(Value::Object(facts.clone())).ok()
+    }
+}
+
+/// The identity of an artefact, as [`Scored`] has it.
+pub(crate) fn identity(artifact: &Artifact) -> String {
+    artifact.description.identity.to_string()
+}
+
+/// The stage kind.
+pub struct LogProbabilities;
+
+impl Stage for LogProbabilities {
+    const NAME: &'static str = "log_probs";
+    const VERSION: u32 = 1;
+    const ABOUT: &'static str = "Scores each document of tokens or packs: its summed log-probability, and its targets.";
+    type Params = LogProbsParams;
+
+    fn outputs(_: &LogProbsParams) -> Vec<Output> {
+        vec![LogProbs::output("log_probs")]
+    }
+
+    fn check(params: &LogProbsParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
+        let of_dtype = (params.dtype == Dtype::F16).then(|| {
+            let message = "`dtype: f16` is for the torch backend, which does not score documents";
+            Problem::error("bad-value", span, message, "in this stage").at("dtype")
+        });
+        let model = params.model.reference.facts_in(inputs);
+        let others = params.adapter.iter().filter(|it| adapter::is_of_others(it.reference.facts_in(inputs), model));
+        let others = others.map(|it| adapter::problem(&it.reference, &params.model.reference, span));
+        of_dtype.into_iter().chain(others).collect()
+    }
+
+    fn preflight(params: &LogProbsParams, inputs: &InputFacts, _: Span) -> Preflight {
+        let rows = params.data.reference.facts_in(inputs).and_then(|facts| facts.get("rows")?.as_f64());
+        Preflight { work: rows.map(|rows| Work::new("rows", rows)), ..Preflight::default() }
+    }
+
+    fn threads(_: &LogProbsParams) -> Threads {
+        Threads::Many
+    }
+
+    fn run(params: &LogProbsParams, context: &mut StageContext) -> Result<(), StageError> {
+        let compute = params.dtype.compute();
+        match params.kernels {
+            Kernels::Cpu => run(params, Arc::new(kernels::cpu_on(context.threads(), compute, context)?), context),
+            Kernels::Candle => run(params, Arc::new(kernels::candle_computing(compute, context)?), context),
+        }
+    }
+}
+
+fn run<B: Blocks>(params: &LogProbsParams, ops: Arc<B>, context: &mut StageContext) -> Result<(), StageError> {
+    let model = context.open(&params.model)?;
+    let data = context.open(&params.data)?;
+    let mut rows = TokensReader::open(&data)?;
+    let computed_by = ops.describe();
+    context.record("kernel_set", computed_by.clone());
+    let decoder = Decoder::load(ops, &model.folder, Keep::Frozen);
+    let mut decoder = decoder.or_fail(Cause::BadData, || "cannot load the model".to_owned())?;
+    let mut of_adapter = None;
+    if let Some(input) = &params.adapter {
+        let artifact = context.open(input)?;
+        let opened = adapter::open(&artifact, &model)?;
+        decoder.attach(&opened).or_fail(Cause::BadData, || "cannot attach the adapter".to_owned())?;
+        of_adapter = Some(identity(&artifact));
+    }
+    let draft = context.create("log_probs")?;
+    let mut writer = table::Writer::create(&draft.folder);
+    let (total, mut next) = (rows.len(), 0);
+    while next < total {
+        context.stop_if_cancelled()?;
+        let end = total.min(next + params.micro_batch_size as u64);
+        let mut batch = Batch::default();
+        for row in next..end {
+            batch.push(row, &rows.row(row)?);
+        }
+        let mut records = vec![Record { log_prob: 0.0, targets: 0 }; batch.document_lengths.len()];
+        if batch.tokens() > 0 {
+            let scores = decoder.score_documents(&batch, TargetScope::Response);
+            let scores = scores.or_fail(Cause::BadData, || format!("cannot score rows {next} to {}", end - 1))?;
+            for (document, score) in scores {
+                let targets = score.response_targets as u64;
+                records[document] = Record { log_prob: score.response_log_prob, targets };
+            }
+        }
+        if let Some(bad) = records.iter().find(|record| !record.log_prob.is_finite()) {
+            let message =
+                format!("the log-probability of a document in rows {next} to {} is {}", end - 1, bad.log_prob);
+            return Err(StageError::new(Cause::Numeric, message));
+        }
+        writer.write(&records)?;
+        next = end;
+        context.progress("rows", next, Some(total), None);
+    }
+    let (documents, log_prob, targets) = writer.finish()?;
+    let scored = Scored {
+        data: identity(&data),
+        model: identity(&model),
+        adapter: of_adapter,
+        dtype: params.dtype.in_job().to_owned(),
+        computed_by,
+        documents,
+    };
+    let mut facts = match serde_json::to_value(&scored) {
+        Ok(Value::Object(facts)) => facts,
+        _ => unreachable!("a struct is a JSON object"),
+    };
+    facts.insert("targets".to_owned(), targets.into());
+    let mean = log_prob / targets.max(1) as f64;
+    facts.insert("perplexity".to_owned(), (-mean).exp().into());
+    let text = format!("{documents} documents, {targets} targets, perplexity {:.4}", (-mean).exp());
+    context.report(text);
+    context.seal(draft, facts, None)
+}
