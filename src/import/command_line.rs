@@ -210,6 +210,6 @@ mod tests {
         let (commands, problems) = read("export MODEL=a/b\nswift sft --model $MODEL --x '$MODEL' --y ${HOME}/x");
         assert_eq!(commands[0].1, ["swift", "sft", "--model", "a/b", "--x", "$MODEL", "--y", "/x"]);
         assert_eq!(problems.len(), 1);
-        assert_eq!((problems[0].span.offset, problems[0].span.len), (62, 7));
+        assert_eq!((problems[0].span.offset, problems[0].span.len), (59, 7));
     }
 }

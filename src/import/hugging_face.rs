@@ -1,4 +1,5 @@
-//! The keys of transformers' `TrainingArguments` (5.23), which LLaMA-Factory, ms-swift and TRL extend and axolotl fills.
+//! The keys of transformers' `TrainingArguments` (5.23), which LLaMA-Factory, ms-swift and TRL extend and axolotl
+//! fills.
 
 use engine::file::tree::Value;
 use serde_json::json;

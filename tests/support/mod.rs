@@ -108,7 +108,9 @@ impl Project {
 /// The program in a folder, with a plain environment.
 pub(crate) fn program(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pipeline"));
-    for name in ["PIPELINE_HOME", "CLICOLOR_FORCE", "NO_COLOR", "COLUMNS", "LC_ALL", "LC_CTYPE", "TERM"] {
+    for name in
+        ["PIPELINE_HOME", "PIPELINE_PYTHON", "CLICOLOR_FORCE", "NO_COLOR", "COLUMNS", "LC_ALL", "LC_CTYPE", "TERM"]
+    {
         command.env_remove(name);
     }
     command.env("LANG", "C.UTF-8").current_dir(folder).stdin(Stdio::null());

@@ -2,7 +2,8 @@
 //!
 //! The name of a processor does not tell. Virtual machines make model numbers up, and of two processors that multiply
 //! pairs of bf16 one does so at twice the rate of f32, the other at half of it. As the choice decides the bits of
-//! results, it is kept by what the processor says of itself, and every process of the machine takes the one that is kept.
+//! results, it is kept by what the processor says of itself, and every process of the machine takes the one that is
+//! kept.
 
 use std::io::Write;
 use std::path::Path;
@@ -27,8 +28,8 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// The set that computes them fastest. Within a tenth they are equally fast, and the first in this order is it: pairs,
-    /// tiles, widened to f32.
+    /// The set that computes them fastest. Within a tenth they are equally fast, and the first in this order is it:
+    /// pairs, tiles, widened to f32.
     pub fn fastest(self) -> InstructionSet {
         let ways = [
             (InstructionSet::Avx512Bf16, self.pairs),
@@ -50,8 +51,9 @@ struct Kept {
 }
 
 impl InstructionSet {
-    /// The set that kernels compute in a type with, if none is named: that of [`InstructionSet::detect`] or, in bf16 where
-    /// there are several ways, the fastest. A choice that was made before is found in a folder, or kept there.
+    /// The set that kernels compute in a type with, if none is named: that of [`InstructionSet::detect`] or, in bf16
+    /// where there are several ways, the fastest. A choice that was made before is found in a folder, or kept
+    /// there.
     pub fn chosen(compute: Compute, folder: Option<&Path>) -> Self {
         static CHOSEN: OnceLock<InstructionSet> = OnceLock::new();
         if compute == Compute::F32 || Self::detect() != Self::Avx512Bf16 {

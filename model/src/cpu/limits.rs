@@ -20,8 +20,8 @@ use super::{Cpu, InstructionSet, Rates};
 
 /// Accumulators that are on their way at a time: more than two units of four cycles need.
 const CHAINS: usize = 12;
-/// Rounds of all accumulators between two looks at the clock: some tens of microseconds, in which others seldom want the
-/// processor too.
+/// Rounds of all accumulators between two looks at the clock: some tens of microseconds, in which others seldom want
+/// the processor too.
 const ROUNDS: usize = 1 << 12;
 /// Looks at the clock, of which the best counts.
 const SAMPLES: usize = 512;

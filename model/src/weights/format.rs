@@ -82,8 +82,8 @@ impl BlockFormat {
         }
     }
 
-    /// Whether there are products of its numbers with quantised activations. Those of other formats are computed with the
-    /// dequantised weight whatever is asked for.
+    /// Whether there are products of its numbers with quantised activations. Those of other formats are computed with
+    /// the dequantised weight whatever is asked for.
     pub fn has_integer_products(self) -> bool {
         match self {
             Self::Int8 | Self::Int4 => true,

@@ -20,8 +20,8 @@ pub(crate) use q8_0::Q8_0;
 /// Values of a block of every [`BlockFormat`], along the input.
 pub(crate) const BLOCK: usize = 32;
 
-/// The codec of a format whose blocks lie behind one another, row by row. Implementations are `#[inline(always)]`, to be
-/// compiled with the instructions of a set.
+/// The codec of a format whose blocks lie behind one another, row by row. Implementations are `#[inline(always)]`, to
+/// be compiled with the instructions of a set.
 pub(crate) trait BlockCodec: Send + Sync + 'static {
     /// The format.
     const FORMAT: BlockFormat;

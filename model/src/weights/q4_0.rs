@@ -1,7 +1,7 @@
 //! The codec of [`BlockFormat::Q4_0`], ggml's `q4_0`: value = scale · (number − 8), the number from 0 to 15.
 //!
-//! A block is its scale in f16 and 16 bytes, of which the lower halves are the numbers of the first 16 values and the upper
-//! ones those of the others. The value of largest magnitude becomes 0, which is −8 times the scale. Source:
+//! A block is its scale in f16 and 16 bytes, of which the lower halves are the numbers of the first 16 values and the
+//! upper ones those of the others. The value of largest magnitude becomes 0, which is −8 times the scale. Source:
 //! `quantize_row_q4_0_ref` and `dequantize_row_q4_0` of ggml's `ggml-quants.c`.
 
 use half::f16;

@@ -1,7 +1,7 @@
 //! The codec of [`BlockFormat::Q8_0`], ggml's `q8_0`: value = scale · number, the number from −127 to 127.
 //!
-//! A block is its scale in f16 and 32 numbers of 8 bits. Numbers are chosen by the scale as it is in f32, halves away from
-//! zero. Source: `quantize_row_q8_0_ref` and `dequantize_row_q8_0` of ggml's `ggml-quants.c`.
+//! A block is its scale in f16 and 32 numbers of 8 bits. Numbers are chosen by the scale as it is in f32, halves away
+//! from zero. Source: `quantize_row_q8_0_ref` and `dequantize_row_q8_0` of ggml's `ggml-quants.c`.
 
 use half::f16;
 

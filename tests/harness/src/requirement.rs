@@ -9,7 +9,7 @@ pub(crate) const VARIABLE: &str = "PIPELINE_REQUIRE";
 /// What some tests need, and not every machine has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Requirement {
-    /// A Python with torch, transformers, peft, safetensors, pyarrow and numpy.
+    /// A Python with torch, transformers, peft, safetensors and numpy.
     Torch,
     /// The daemons and commands of Slurm.
     Slurm,
@@ -59,6 +59,15 @@ impl Requirement {
     /// It is not met here, for this reason.
     pub fn unmet(self, reason: impl Display) -> Unmet {
         Unmet { requirement: self, reason: reason.to_string() }
+    }
+
+    /// Fails where the environment says that it has to be met: for a test that computes what it can without it.
+    ///
+    /// # Panics
+    /// Where it is required.
+    pub fn may_be_lacking(self, reason: impl Display) {
+        let required = Self::required().unwrap_or_else(|error| panic!("{error}"));
+        assert!(!required.contains(&self), "{}", self.unmet(reason));
     }
 
     /// What the environment says has to be there.

@@ -4,9 +4,9 @@
 //! the death pipe is theirs too. Each finds the variables that `torchrun` would set. Standard output is the worker
 //! protocol, a line that is none of it goes to the stage's log with the rank's name, and so does standard error.
 //!
-//! Where the stage directs their work, rank 0 reads requests from its standard input and answers them between the events
-//! on its standard output, as `{"answer": …}`. Such ranks have nothing of their own to save: they go on where the user
-//! wants to stop, for as long as the stage has requests, and end when their input does.
+//! Where the stage directs their work, rank 0 reads requests from its standard input and answers them between the
+//! events on its standard output, as `{"answer": …}`. Such ranks have nothing of their own to save: they go on where
+//! the user wants to stop, for as long as the stage has requests, and end when their input does.
 //!
 //! It leaves to others: what is to be started, and what the words of the protocol mean for the stage.
 

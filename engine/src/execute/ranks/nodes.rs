@@ -45,8 +45,8 @@ impl Nodes {
         Ok(Self { names, address, cpus })
     }
 
-    /// What stands before the command of a rank on a node, which has the standard input of this process or none. The steps share what the job has, so that each sees all
-    /// devices of its node.
+    /// What stands before the command of a rank on a node, which has the standard input of this process or none. The
+    /// steps share what the job has, so that each sees all devices of its node.
     pub(super) fn prefix(&self, node: usize, per_node: usize, input: bool) -> Vec<OsString> {
         let mut words = vec![
             "srun".to_owned(),

@@ -42,8 +42,8 @@ fn flushed(x: f32) -> f32 {
     if x.is_subnormal() { 0.0f32.copysign(x) } else { x }
 }
 
-/// `a · b + c`, rounded once; zero of its sign where that, rounded to 24 bits with an exponent of any size, is below the
-/// normal numbers.
+/// `a · b + c`, rounded once; zero of its sign where that, rounded to 24 bits with an exponent of any size, is below
+/// the normal numbers.
 #[inline(always)]
 fn fused(a: f32, b: f32, c: f32) -> f32 {
     /// Halfway from the largest number of 24 bits below the normal ones to the smallest normal one: 2⁻¹²⁶ − 2⁻¹⁵¹.

@@ -55,8 +55,8 @@ impl Tiles for Registers {
         }
     }
 
-    /// One block of assembly from the first sum to the last: nothing keeps the contents of tile registers from one block
-    /// to the next. The sums are tmm0 to 3, by rows; the left tiles 4 and 5, the right ones 6 and 7.
+    /// One block of assembly from the first sum to the last: nothing keeps the contents of tile registers from one
+    /// block to the next. The sums are tmm0 to 3, by rows; the left tiles 4 and 5, the right ones 6 and 7.
     #[inline]
     unsafe fn square(square: &Square) {
         /// Bytes from one row of the sums to the next.

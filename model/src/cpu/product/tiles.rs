@@ -1,9 +1,9 @@
 //! A product of pairs of bf16 in tiles.
 //!
-//! Panels of some columns stay in the second-level cache, and 32 rows at a time are gone along for all of them, in pieces
-//! of the inner dimension that stay in the first-level cache. Each element is summed over tiles along a block of the
-//! inner dimension, ascending, and blocks depend on its length alone: neither other rows and columns nor how a product is
-//! cut have a say in its bits.
+//! Panels of some columns stay in the second-level cache, and 32 rows at a time are gone along for all of them, in
+//! pieces of the inner dimension that stay in the first-level cache. Each element is summed over tiles along a block of
+//! the inner dimension, ascending, and blocks depend on its length alone: neither other rows and columns nor how a
+//! product is cut have a say in its bits.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 

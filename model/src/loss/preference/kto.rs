@@ -5,9 +5,9 @@ use crate::batch::{Role, TargetScope};
 use crate::loss::{Compared, DocumentLoss, DocumentObjective, DocumentScore, Gathering, ObjectiveError, StepTotals};
 
 /// For a desirable response `w₊ · (1 - sigmoid(β · (a - z)))`, for an undesirable one
-/// `w₋ · (1 - sigmoid(β · (z - a)))`, where `a` is its log-ratio and `z` estimates how far the policy is from the reference:
-/// `max(0, mean of the log-ratios of prompts with responses that belong to others)`. The mean is over the examples, and
-/// `z` has no gradient.
+/// `w₋ · (1 - sigmoid(β · (z - a)))`, where `a` is its log-ratio and `z` estimates how far the policy is from the
+/// reference: `max(0, mean of the log-ratios of prompts with responses that belong to others)`. The mean is over the
+/// examples, and `z` has no gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Kto {
     /// How strongly the policy is held to the reference; more than 0.

@@ -271,7 +271,7 @@ impl Respondent {
         let choice = Choice::of(params.backend, params.serves(), &architecture, context)?;
         let model = match choice.is_torch {
             true => {
-                context.report_detail(choice.report());
+                context.report(choice.report());
                 Asked::Worker(Box::new(Worker::open(params, &model, adapter.as_ref(), architecture)?))
             }
             false => {

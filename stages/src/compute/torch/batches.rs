@@ -4,9 +4,9 @@ use model::batch::{Batch, TargetScope};
 use serde::Serialize;
 
 /// How many numbers there are of a micro-batch. They follow each other little-endian, rank by rank: `input_ids`
-/// (u32, one for each token), `document_lengths` (u32) and `rows` (u64, one for each document), the places of the tokens that
-/// predict a target and the ids that they predict (u32 each, one for each target), the weights of these (f32) where
-/// there are any, and whether they belong to a response (u8) where some may not.
+/// (u32, one for each token), `document_lengths` (u32) and `rows` (u64, one for each document), the places of the
+/// tokens that predict a target and the ids that they predict (u32 each, one for each target), the weights of these
+/// (f32) where there are any, and whether they belong to a response (u8) where some may not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct MicroBatch {
     tokens: usize,

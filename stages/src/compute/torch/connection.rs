@@ -2,8 +2,8 @@
 //! come back in the order of the requests.
 //!
 //! A request is a line of JSON, whose `bytes` says how many bytes of plain numbers follow it
-//! (`workers/torch/src/pipeline_torch_worker/requests.py`). Not every request has an answer, and several may be on their
-//! way at a time: whoever sends them knows which are answered.
+//! (`workers/torch/src/pipeline_torch_worker/requests.py`). Not every request has an answer, and several may be on
+//! their way at a time: whoever sends them knows which are answered.
 
 use engine::context::StageContext;
 use engine::error::{Cause, OrFail, StageError};

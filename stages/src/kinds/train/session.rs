@@ -438,8 +438,10 @@ impl Session<'_> {
         }
         let history = self.teller.history();
         let text = summary::text(self.params, &self.division, &self.progress, history);
-        let lines: Vec<String> = std::iter::once(text).chain(remark).collect();
-        context.report_detail(lines.join("\n"));
+        context.report_detail(text);
+        if let Some(remark) = remark {
+            context.report(remark);
+        }
         Ok(summary::facts(self.params, &self.division, &self.progress, history))
     }
 }

@@ -1,12 +1,11 @@
-//! What every learner does, whichever backend computes: the native one, and the torch worker on one rank, on two that hold
-//! all weights, and on two that share them out.
+//! What every learner does, whichever backend computes: the native one, and the torch worker on one rank, on two that
+//! hold all weights, and on two that share them out.
 //!
-//! The torch worker takes part where its Python is: `PIPELINE_PYTHON` names it, and `PYTHONPATH` the package, if it is not
-//! installed there. Where there is none, a line says so.
+//! The torch worker takes part where its Python is: `PIPELINE_PYTHON` names it, and `PYTHONPATH` the package, if it is
+//! not installed there. Where there is none the native backend is tested alone, unless `PIPELINE_REQUIRE` names torch.
 
 use std::cell::{Cell, RefCell};
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -20,6 +19,7 @@ use model::batch::{Role, TargetScope};
 use model::loss::{DocumentLoss, DocumentScore, Gathering, ObjectiveError, StepTotals};
 use model::trainer::TrainedTensor;
 use serde_json::{Value, json};
+use test_harness::Requirement;
 
 use super::*;
 use crate::compute::kernels;
@@ -30,7 +30,8 @@ use crate::kinds::train::parameters::TrainParams;
 use crate::kinds::train::workers::Workers;
 use crate::kinds::train::{Train, session, state};
 
-/// How far losses and norms may be apart from those of the native backend, and values relative to the greatest of their tensor.
+/// How far losses and norms may be apart from those of the native backend, and values relative to the greatest of their
+/// tensor.
 const LOSS_BOUND: f64 = 1e-5;
 const NORM_BOUND: f64 = 1e-4;
 const VALUE_BOUND: f64 = 1e-4;
@@ -44,7 +45,7 @@ enum Backend {
 /// Those that can compute here, the native one first.
 fn backends() -> Vec<Backend> {
     if !torch::can_start() {
-        let _ = writeln!(std::io::stderr(), "SKIPPED: the torch worker's learner (PIPELINE_PYTHON, PYTHONPATH)");
+        Requirement::Torch.may_be_lacking("no Python with the torch worker (PIPELINE_PYTHON, PYTHONPATH)");
         return vec![Backend::Native];
     }
     let torch = |ranks, parallel| Backend::Torch { ranks, parallel };

@@ -1,7 +1,7 @@
 //! A loss of whole documents on the torch worker: scores come back, weights go out.
 //!
-//! The worker knows no objective. It runs forward, says what each document scored, and holds what the backward needs until it
-//! is told how much each document counts for; with that the next micro-batch is sent.
+//! The worker knows no objective. It runs forward, says what each document scored, and holds what the backward needs
+//! until it is told how much each document counts for; with that the next micro-batch is sent.
 
 use engine::context::StageContext;
 use engine::error::StageError;

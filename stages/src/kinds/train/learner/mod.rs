@@ -61,8 +61,8 @@ pub(super) struct StepWork {
     pub weight: f64,
 }
 
-/// The documents of one optimizer step, for a loss of whole documents: the micro-batches of each rank that is fed. A group
-/// of documents is in one of them.
+/// The documents of one optimizer step, for a loss of whole documents: the micro-batches of each rank that is fed. A
+/// group of documents is in one of them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct DocumentWork {
     /// The rows of the step, those of other ranks among them.
@@ -168,8 +168,8 @@ pub(super) trait Learner {
         context: &mut StageContext,
     ) -> Result<f64, StageError>;
 
-    /// Updates what is trained by the gradients since the last step, those of all ranks. `ahead` is the work of the next
-    /// step, given to a learner that works ahead instead of [`Learner::accumulate`]ing it later.
+    /// Updates what is trained by the gradients since the last step, those of all ranks. `ahead` is the work of the
+    /// next step, given to a learner that works ahead instead of [`Learner::accumulate`]ing it later.
     ///
     /// # Errors
     /// Fails where a gradient is not finite, a tensor does not move, or the device fails.
@@ -232,7 +232,8 @@ pub(super) trait Learner {
     /// Fails with the first tensor that has changed.
     fn check_frozen(&mut self, context: &mut StageContext) -> Result<(), StageError>;
 
-    /// Whether the values of a saved state have the names that the base's files give them, so that they can be the result.
+    /// Whether the values of a saved state have the names that the base's files give them, so that they can be the
+    /// result.
     fn state_has_names_of_files(&self) -> bool {
         true
     }

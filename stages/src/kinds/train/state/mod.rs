@@ -4,11 +4,12 @@
 //! state of them as safetensors under their PEFT or Hub names, the metrics up to that step, and `state.json`, which
 //! holds the digests of the others and is what makes the folder count. A folder appears under its name only when it is
 //! whole; one that is damaged later is noticed by its digests, and the one before it is used. Several ranks write a
-//! set in shards, `<set>-00001-of-00002.safetensors`, each with some of the tensors; who reads them need not be as many.
+//! set in shards, `<set>-00001-of-00002.safetensors`, each with some of the tensors; who reads them need not be as
+//! many.
 //!
-//! The weights of the step with the lowest validation loss are beside them, as `best/step-<n>.safetensors`, or in shards
-//! as well. A saved step names the best one of its time by its digest, so an older one stays until no saved step names
-//! it.
+//! The weights of the step with the lowest validation loss are beside them, as `best/step-<n>.safetensors`, or in
+//! shards as well. A saved step names the best one of its time by its digest, so an older one stays until no saved step
+//! names it.
 
 mod tensors;
 
