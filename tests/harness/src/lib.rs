@@ -7,7 +7,7 @@
 //!
 //! A file takes part with `harness = false` in its crate's manifest, with
 //!
-//! ```ignore
+//! ```text
 //! use test_harness::{Unmet, test};
 //!
 //! test_harness::main!();
