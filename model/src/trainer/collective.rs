@@ -55,7 +55,7 @@ pub trait Collective: Send {
     ///
     /// # Errors
     /// As [`Collective::sum`].
-    fn meet(&mut self) -> Result<(), CollectiveError> {
+    fn barrier(&mut self) -> Result<(), CollectiveError> {
         self.sum_totals(&mut [])
     }
 
@@ -65,7 +65,7 @@ pub trait Collective: Send {
     /// # Errors
     /// As [`Collective::sum`]: a worker that is gone by then leaves the devices of the others waiting for ever.
     fn attend(&mut self, over: &mut dyn FnMut() -> bool) -> Result<(), CollectiveError> {
-        self.meet()?;
+        self.barrier()?;
         while !over() {
             thread::sleep(Duration::from_micros(100));
         }

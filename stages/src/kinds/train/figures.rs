@@ -120,8 +120,8 @@ pub(super) struct Tokens {
     pub(super) padded: usize,
 }
 
-/// Tells how training goes.
-pub(super) struct Teller {
+/// Logs the figures of training.
+pub(super) struct MetricsLogger {
     history: History,
     clock: Clock,
     curves: Curves,
@@ -161,7 +161,7 @@ impl Curves {
     }
 }
 
-impl Teller {
+impl MetricsLogger {
     /// Begins after `done` steps, with the records of these. Only rank 0 tells.
     pub(super) fn new(history: History, done: u64, leads: bool, context: &mut StageContext) -> Self {
         let curves = if leads { Curves::new(done, context) } else { Curves::none() };
@@ -188,7 +188,7 @@ impl Teller {
             ("padded_tokens_per_second", Some(speed.padded)),
             ("peak_memory_bytes", peak_memory.map(|peak| peak.bytes as f64)),
         ];
-        self.tell(record, &more, context);
+        self.log(record, &more, context);
         let Record::Train { step, epoch, loss, learning_rate, grad_norm, skipped, preference, .. } = record else {
             return String::new();
         };
@@ -210,11 +210,11 @@ impl Teller {
 
     /// Tells of a validation that took so long, which is no part of the speed of training.
     pub(super) fn validation(&mut self, record: &Record, took: Duration, context: &mut StageContext) {
-        self.tell(record, &[], context);
+        self.log(record, &[], context);
         self.clock.leave_out(took);
     }
 
-    fn tell(&mut self, record: &Record, more: &[(&str, Option<f64>)], context: &mut StageContext) {
+    fn log(&mut self, record: &Record, more: &[(&str, Option<f64>)], context: &mut StageContext) {
         self.history.add(record);
         let mut values = record.values();
         values.extend(more.iter().map(|(name, value)| ((*name).to_owned(), Value::from(*value))));

@@ -279,7 +279,7 @@ pub(super) fn reference(
         context.progress("reference rows", done, Some(total), None);
     }
     found.share(learner)?;
-    if learner.ranks().leads() {
+    if learner.ranks().is_rank_zero() {
         found.write(&path)?;
     }
     Ok(found)

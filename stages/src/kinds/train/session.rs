@@ -11,7 +11,7 @@ use model::schedule::Schedule;
 use model::trainer::StepReport;
 use serde_json::{Map, Value};
 
-use super::figures::{History, Record, Teller, Tokens};
+use super::figures::{History, MetricsLogger, Record, Tokens};
 use super::inputs::Inputs;
 use super::learner::{Learner, Opened, Ranks, Scorer, StepWork};
 use super::order::{Division, RowOrder, StepPlace};
@@ -61,15 +61,15 @@ pub(super) fn run(
     };
     let fresh = Progress::fresh(total_steps, computed_by);
     // The leader may clear away what cannot be gone on from.
-    if !ranks.leads() {
+    if !ranks.is_rank_zero() {
         learner.barrier()?;
     }
     let resumed = checkpoints::resume(params, &fresh, &mut *learner, context)?;
-    if ranks.leads() {
+    if ranks.is_rank_zero() {
         learner.barrier()?;
     }
     let (progress, metrics) = resumed.unwrap_or((fresh, String::new()));
-    let teller = Teller::new(History::from_lines(metrics), progress.step, ranks.leads(), context);
+    let metrics_logger = MetricsLogger::new(History::from_lines(metrics), progress.step, ranks.is_rank_zero(), context);
     let mut session = Session {
         params,
         schedule: params.schedule(total_steps),
@@ -77,7 +77,7 @@ pub(super) fn run(
         division,
         rows,
         validator,
-        teller,
+        metrics_logger,
         rows_at_once,
         reference,
         learner,
@@ -87,8 +87,8 @@ pub(super) fn run(
     };
     session.train(context)?;
     let facts = session.conclude(remark, context)?;
-    let Session { mut learner, teller, rows, progress, .. } = session;
-    if !ranks.leads() {
+    let Session { mut learner, metrics_logger, rows, progress, .. } = session;
+    if !ranks.is_rank_zero() {
         return learner.close(context);
     }
     let values = checkpoints::result(params, &progress, &mut *learner, context)?;
@@ -97,7 +97,7 @@ pub(super) fn run(
         Some(config) => output::adapter(config, &values, &facts, &model, &rows, context)?,
         None => output::model(&values, &model.folder, output::prompt_facts(&rows), context)?,
     }
-    output::metrics(teller.history().lines(), facts, context)
+    output::metrics(metrics_logger.history().lines(), facts, context)
 }
 
 /// Fails where nothing was learned.
@@ -200,7 +200,7 @@ struct Session<'a> {
     order: RowOrder,
     rows: TokensReader,
     validator: Option<Validator>,
-    teller: Teller,
+    metrics_logger: MetricsLogger,
     /// Rows that a rank computes at once.
     rows_at_once: usize,
     /// What the reference makes of the rows, for a loss that compares with one.
@@ -220,7 +220,7 @@ impl Session<'_> {
             if self.validation_is_due() {
                 let ControlFlow::Continue(best) = self.validate(context)? else { return self.stop(context) };
                 self.unsaved = true;
-                if best && self.params.keep_best && self.leads() {
+                if best && self.params.keep_best && self.is_rank_zero() {
                     checkpoints::save_best(&mut self.progress, &mut *self.learner, context)?;
                 }
             }
@@ -238,8 +238,8 @@ impl Session<'_> {
         }
     }
 
-    fn leads(&self) -> bool {
-        self.learner.ranks().leads()
+    fn is_rank_zero(&self) -> bool {
+        self.learner.ranks().is_rank_zero()
     }
 
     /// Whether the last step is done.
@@ -280,7 +280,7 @@ impl Session<'_> {
         }
         let ahead = self.work_ahead(context)?;
         let report = self.learner.step(self.params.optimizer.learning_rate * factor, ahead, context)?;
-        self.tell(&place, &report, tokens, context);
+        self.log_step(&place, &report, tokens, context);
         Ok(())
     }
 
@@ -330,7 +330,7 @@ impl Session<'_> {
     }
 
     /// Records a step and says how it went.
-    fn tell(&mut self, place: &StepPlace, report: &StepReport, tokens: Tokens, context: &mut StageContext) {
+    fn log_step(&mut self, place: &StepPlace, report: &StepReport, tokens: Tokens, context: &mut StageContext) {
         if report.skipped {
             self.progress.skipped_steps += 1;
         } else {
@@ -349,7 +349,7 @@ impl Session<'_> {
             skipped: report.skipped,
             preference: self.learner.compared().as_ref().map(Figures::of),
         };
-        let line = self.teller.step(&record, tokens, self.learner.peak_memory(), context);
+        let line = self.metrics_logger.step(&record, tokens, self.learner.peak_memory(), context);
         context.log(&line);
         context.progress("steps", self.progress.step, Some(self.progress.total_steps), Some(line));
     }
@@ -387,7 +387,7 @@ impl Session<'_> {
             best,
             preference: validated.preference.clone(),
         };
-        self.teller.validation(&record, began.elapsed(), context);
+        self.metrics_logger.validation(&record, began.elapsed(), context);
         let compared = validated.preference.as_ref().map(Figures::line).unwrap_or_default();
         let line = format!("{epoch}|{step}|Validation loss: {:.4}{compared}", validated.loss);
         context.progress("steps", step, Some(self.progress.total_steps), Some(line));
@@ -396,12 +396,12 @@ impl Session<'_> {
 
     fn save(&mut self, context: &mut StageContext) -> Result<(), StageError> {
         self.unsaved = false;
-        if !self.leads() {
+        if !self.is_rank_zero() {
             return Ok(());
         }
         let profile = context.profile().clone();
         let _phase = profile.phase("save the working state");
-        let metrics = self.teller.history().lines();
+        let metrics = self.metrics_logger.history().lines();
         checkpoints::save(&mut self.progress, metrics, self.params.keep_last, &mut *self.learner, context)
     }
 
@@ -436,7 +436,7 @@ impl Session<'_> {
         {
             self.stop(context)?;
         }
-        let history = self.teller.history();
+        let history = self.metrics_logger.history();
         let text = summary::text(self.params, &self.division, &self.progress, history);
         context.report_detail(text);
         if let Some(remark) = remark {

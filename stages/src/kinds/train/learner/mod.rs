@@ -35,7 +35,7 @@ pub(super) struct Ranks {
 
 impl Ranks {
     /// Whether this is the stage's own process, which alone writes and speaks.
-    pub(super) fn leads(&self) -> bool {
+    pub(super) fn is_rank_zero(&self) -> bool {
         self.fed.start == 0
     }
 

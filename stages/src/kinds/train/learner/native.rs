@@ -20,7 +20,7 @@ use crate::compute::resources::peak_resident_bytes;
 use crate::kinds::train::inputs::Inputs;
 use crate::kinds::train::parameters::TrainParams;
 use crate::kinds::train::rows::listed;
-use crate::kinds::train::workers::{Crew, Workers};
+use crate::kinds::train::workers::{ProcessGroup, Workers};
 use crate::kinds::train::{failure, prepare, state};
 
 /// Loads the model into this process, as one of the stage's workers.
@@ -33,8 +33,8 @@ pub(in crate::kinds::train) fn open<B: Blocks>(
 ) -> Result<Opened, StageError> {
     context.record("kernel_set", ops.describe());
     context.record("threads", context.threads());
-    let crew = workers.crew();
-    let computed_by = computed_by(params, &*ops, crew.ranks());
+    let process_group = workers.process_group();
+    let computed_by = computed_by(params, &*ops, process_group.ranks());
     let (trainer, adapter) = workers.load(|| prepare::trainer(params, ops, &inputs.model, context))?;
     let trainer = trainer.together(workers.into_collective());
     let objective = params.loss.objective();
@@ -47,7 +47,7 @@ pub(in crate::kinds::train) fn open<B: Blocks>(
         }
         false => None,
     };
-    let learner = Native { trainer, crew, rows: Vec::new(), objective, base, compared: None };
+    let learner = Native { trainer, process_group, rows: Vec::new(), objective, base, compared: None };
     Ok(Opened { learner: Box::new(learner), adapter, computed_by })
 }
 
@@ -59,7 +59,7 @@ fn computed_by<B: Blocks>(params: &TrainParams, ops: &B, ranks: &Ranks) -> Strin
 
 struct Native<B: Blocks> {
     trainer: Trainer<B>,
-    crew: Crew,
+    process_group: ProcessGroup,
     /// The rows of the step, for messages.
     rows: Vec<u64>,
     /// What is minimised, where that is a loss of preferences.
@@ -72,11 +72,11 @@ struct Native<B: Blocks> {
 
 impl<B: Blocks> Learner for Native<B> {
     fn ranks(&self) -> &Ranks {
-        self.crew.ranks()
+        self.process_group.ranks()
     }
 
     fn barrier(&mut self) -> Result<(), StageError> {
-        self.trainer.collective().meet().map_err(failure::of_workers)
+        self.trainer.collective().barrier().map_err(failure::of_workers)
     }
 
     fn accumulate(&mut self, work: StepWork, context: &mut StageContext) -> Result<(), StageError> {
@@ -215,7 +215,7 @@ impl<B: Blocks> Learner for Native<B> {
     }
 
     fn peak_memory(&self) -> Option<PeakMemory> {
-        let bytes = peak_resident_bytes()? + self.crew.peak_bytes_of_others();
+        let bytes = peak_resident_bytes()? + self.process_group.peak_bytes_of_others();
         Some(PeakMemory { bytes, rank: None })
     }
 

@@ -20,11 +20,12 @@ impl Workers {
         set: Candle,
         context: &mut StageContext,
     ) -> Result<Candle, StageError> {
-        if self.crew.size() == 1 || context.devices().kind != DeviceKind::Cuda {
+        if self.process_group.size() == 1 || context.devices().kind != DeviceKind::Cuda {
             return Ok(set);
         }
-        let own = nccl::version()
-            .and_then(|_| if self.crew.ranks().leads() { Invitation::new().map(Some) } else { Ok(None) });
+        let own = nccl::version().and_then(|_| {
+            if self.process_group.ranks().is_rank_zero() { Invitation::new().map(Some) } else { Ok(None) }
+        });
         if self.gather(own.is_ok().into())?.contains(&0) {
             let reason = own.err().map_or_else(|| "another worker does not find NCCL".to_owned(), in_words);
             context.warn(format!("gradients are added up in the machine's memory, not on the GPUs: {reason}"));
@@ -34,7 +35,7 @@ impl Workers {
         for word in &mut words {
             *word = self.gather(*word)?[0];
         }
-        let joining = set.join([self.crew.rank(), self.crew.size()], Invitation::of_words(words));
+        let joining = set.join([self.process_group.rank(), self.process_group.size()], Invitation::of_words(words));
         self.collective.attend(&mut || joining.is_over()).map_err(failure::of_workers)?;
         joining.finish().map_err(|error| {
             let help = error.help();

@@ -228,7 +228,7 @@ mod tests {
                 looks == 5
             };
             group.attend(&mut over).unwrap();
-            group.meet().unwrap();
+            group.barrier().unwrap();
             seen
         });
         assert_eq!(seen, vec![vec![3; 5]; 3]);

@@ -45,7 +45,7 @@ const MOST: usize = 256;
 /// What this process is among the workers of its stage.
 pub(super) struct Workers {
     collective: Box<dyn Collective>,
-    crew: Crew,
+    process_group: ProcessGroup,
     /// Threads of this worker.
     pub(super) threads: usize,
     /// Where frozen weights lie, if the workers share them: to be given to the kernels.
@@ -57,12 +57,12 @@ pub(super) struct Workers {
 
 /// What is known of the workers while the run goes on.
 #[derive(Clone)]
-pub(super) struct Crew {
+pub(super) struct ProcessGroup {
     ranks: Ranks,
     memory: Option<Arc<SharedMemory>>,
 }
 
-impl Crew {
+impl ProcessGroup {
     fn new(rank: usize, size: usize, memory: Option<Arc<SharedMemory>>) -> Self {
         Self { ranks: Ranks { size, fed: rank..rank + 1 }, memory }
     }
@@ -106,10 +106,17 @@ impl Workers {
             )));
         }
         if size <= 1 {
-            let crew = Crew::new(0, 1, None);
+            let process_group = ProcessGroup::new(0, 1, None);
             let threads = context.threads();
             let collective = Box::new(Alone);
-            return Ok(Self { collective, crew, threads, weights: None, unsealed: None, shares_weights: false });
+            return Ok(Self {
+                collective,
+                process_group,
+                threads,
+                weights: None,
+                unsealed: None,
+                shares_weights: false,
+            });
         }
         Self::lead(size, params, context)
     }
@@ -141,7 +148,7 @@ impl Workers {
         });
         Ok(Self {
             collective: Box::new(Group::leading(Arc::clone(&memory), watch)),
-            crew: Crew::new(0, size, Some(memory)),
+            process_group: ProcessGroup::new(0, size, Some(memory)),
             threads: threads_of(0, size, threads),
             weights: mapped.transpose()?,
             shares_weights: weights.is_some(),
@@ -161,7 +168,7 @@ impl Workers {
         let weights = weights.transpose().or_fail(Cause::Machine, cannot_share)?;
         Ok(Self {
             collective: Box::new(Group::following(rank, Arc::clone(&memory))),
-            crew: Crew::new(rank, size, Some(memory)),
+            process_group: ProcessGroup::new(rank, size, Some(memory)),
             threads: threads_of(rank, size, context.threads()),
             shares_weights: weights.is_some(),
             weights,
@@ -170,8 +177,8 @@ impl Workers {
     }
 
     /// What is known of the workers.
-    pub(super) fn crew(&self) -> Crew {
-        self.crew.clone()
+    pub(super) fn process_group(&self) -> ProcessGroup {
+        self.process_group.clone()
     }
 
     /// Makes what every worker has of the model. Where they share weights, rank 0 prepares these before the others look
@@ -181,7 +188,7 @@ impl Workers {
             return load();
         }
         let unsealed = self.unsealed.take();
-        self.after_rank_0(|| {
+        self.rank_zero_first(|| {
             let loaded = load()?;
             if let Some(memory) = unsealed {
                 shared_memory::seal(&memory)?;
@@ -191,18 +198,18 @@ impl Workers {
     }
 
     /// Does something on rank 0, and then on all others.
-    fn after_rank_0<T>(&mut self, act: impl FnOnce() -> Result<T, StageError>) -> Result<T, StageError> {
-        if self.crew.ranks().leads() {
+    fn rank_zero_first<T>(&mut self, act: impl FnOnce() -> Result<T, StageError>) -> Result<T, StageError> {
+        if self.process_group.ranks().is_rank_zero() {
             let done = act()?;
-            self.meet()?;
+            self.barrier()?;
             return Ok(done);
         }
-        self.meet()?;
+        self.barrier()?;
         act()
     }
 
-    fn meet(&mut self) -> Result<(), StageError> {
-        self.collective.meet().map_err(failure::of_workers)
+    fn barrier(&mut self) -> Result<(), StageError> {
+        self.collective.barrier().map_err(failure::of_workers)
     }
 
     /// The way to add up what the workers compute, for the trainer.
@@ -273,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_micro_batch_is_over_all_workers_together() {
-        let rows = |size, micro_batch_size| Crew::new(0, size, None).ranks().rows_at_once(micro_batch_size);
+        let rows = |size, micro_batch_size| ProcessGroup::new(0, size, None).ranks().rows_at_once(micro_batch_size);
         assert_eq!([rows(1, 8), rows(2, 8), rows(4, 8), rows(3, 8), rows(4, 1)], [8, 4, 2, 3, 1]);
     }
 }
