@@ -1,19 +1,21 @@
 //! One training run: its steps, with validation and saving between them, and its result.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Instant;
 
 use engine::context::StageContext;
 use engine::error::{Cause, StageError};
 use engine::parameter::Input;
 use model::batch::Batch;
+use model::loss::DocumentObjective;
 use model::schedule::Schedule;
-use model::trainer::StepReport;
+use model::trainer::{DocumentBatch, StepReport};
 use serde_json::{Map, Value};
 
 use super::figures::{History, MetricsLogger, Record, Tokens};
 use super::inputs::Inputs;
-use super::learner::{Learner, Opened, Ranks, Scorer, StepWork};
+use super::learner::{DocumentWork, Learner, Opened, Ranks, Scorer, StepWork};
 use super::order::{Division, RowOrder, StepPlace};
 use super::parameters::TrainParams;
 use super::preference::{self, Figures, LogProbs};
@@ -40,7 +42,8 @@ pub(super) fn run(
     let validator = validation.map(|rows| Validator::new(rows, rows_at_once, ranks.clone(), params.eval_steps));
     let mut validator = validator.transpose()?;
     // Before a saved state is taken up: the learner still has the values that the run starts from.
-    let reference = match params.loss.objective() {
+    let objective = params.loss.objective();
+    let reference = match objective.clone() {
         None => None,
         Some(objective) => {
             let is_base = params.reference.is_disabled() && params.adapter.is_some();
@@ -79,6 +82,7 @@ pub(super) fn run(
         validator,
         metrics_logger,
         rows_at_once,
+        objective,
         reference,
         learner,
         progress,
@@ -203,6 +207,8 @@ struct Session<'a> {
     metrics_logger: MetricsLogger,
     /// Rows that a rank computes at once.
     rows_at_once: usize,
+    /// The loss, where it is one of documents.
+    objective: Option<Arc<dyn DocumentObjective>>,
     /// What the reference makes of the rows, for a loss that compares with one.
     reference: Option<LogProbs>,
     progress: Progress,
@@ -264,11 +270,10 @@ impl Session<'_> {
             Some(planned) => planned,
             None => self.plan(self.progress.step, context)?,
         };
-        if tokens.targets > 0
-            && let Some(work) = work
-        {
-            self.learner.accumulate(work, context)?;
-        }
+        let compared = match work.filter(|_| tokens.targets > 0) {
+            Some(work) => self.accumulate(work, context)?,
+            None => None,
+        };
         // A skipped step holds the schedule.
         let at = self.progress.step - self.progress.skipped_steps;
         let factor = self.schedule.factor(at, self.progress.total_steps);
@@ -280,15 +285,32 @@ impl Session<'_> {
         }
         let ahead = self.work_ahead(context)?;
         let report = self.learner.step(self.params.optimizer.learning_rate * factor, ahead, context)?;
-        self.log_step(&place, &report, tokens, context);
+        self.log_step(&place, &report, tokens, compared, context);
         Ok(())
+    }
+
+    /// Adds the gradients of a step; what is logged of its documents, where the loss compares them.
+    fn accumulate(&mut self, work: StepWork, context: &mut StageContext) -> Result<Option<Figures>, StageError> {
+        let Some(objective) = &self.objective else {
+            self.learner.accumulate(work, context)?;
+            return Ok(None);
+        };
+        let with_reference = |batch: Batch| {
+            let reference_log_probs = self.reference.as_ref().map(|reference| reference.of_batch(&batch));
+            DocumentBatch { batch, reference_log_probs: reference_log_probs.unwrap_or_default() }
+        };
+        let of_rank = |batches: Vec<Batch>| batches.into_iter().map(with_reference).collect();
+        let micro_batches = work.micro_batches.into_iter().map(of_rank).collect();
+        let work = DocumentWork { rows: work.rows, micro_batches };
+        let report = self.learner.accumulate_documents(work, &**objective, context)?;
+        Ok(Some(Figures::of(&report.compared)))
     }
 
     /// The next step, for a learner that works ahead, unless something else comes between.
     fn work_ahead(&mut self, context: &StageContext) -> Result<Option<StepWork>, StageError> {
         let step = self.progress.step;
         let is_next = step < self.progress.total_steps && !self.validation_is_due() && !self.saving_is_due();
-        if !self.learner.works_ahead() || !is_next || context.cancelled() {
+        if !self.learner.works_ahead() || self.objective.is_some() || !is_next || context.cancelled() {
             return Ok(None);
         }
         let mut planned = self.plan(step, context)?;
@@ -309,17 +331,12 @@ impl Session<'_> {
         let ranks = self.learner.ranks();
         let shares = shares(&lengths, ranks.size);
         let micro_batches = micro_batches(&shares[ranks.fed.clone()], &numbers, &mut rows, self.rows_at_once);
-        let of_reference = |reference: &LogProbs| {
-            let of_rank = |batches: &Vec<Batch>| batches.iter().map(|batch| reference.of_batch(batch)).collect();
-            micro_batches.iter().map(of_rank).collect()
-        };
-        let reference_log_probs = self.reference.as_ref().map(of_reference).unwrap_or_default();
         // Those of all ranks: each knows what the others compute.
         let padded = |rows: &[usize]| rows.iter().map(|row| widths[*row]).max().unwrap_or(0) * rows.len();
         let of_all = shares.iter().flat_map(|share| share.chunks(self.rows_at_once));
         let tokens =
             Tokens { computed: lengths.iter().sum(), padded: of_all.map(padded).sum(), targets: target_tokens };
-        let work = Some(StepWork { rows: numbers, micro_batches, reference_log_probs, target_tokens, weight });
+        let work = Some(StepWork { rows: numbers, micro_batches, target_tokens, weight });
         Ok(Planned { place, tokens, work })
     }
 
@@ -330,7 +347,14 @@ impl Session<'_> {
     }
 
     /// Records a step and says how it went.
-    fn log_step(&mut self, place: &StepPlace, report: &StepReport, tokens: Tokens, context: &mut StageContext) {
+    fn log_step(
+        &mut self,
+        place: &StepPlace,
+        report: &StepReport,
+        tokens: Tokens,
+        compared: Option<Figures>,
+        context: &mut StageContext,
+    ) {
         if report.skipped {
             self.progress.skipped_steps += 1;
         } else {
@@ -347,7 +371,7 @@ impl Session<'_> {
             target_tokens: report.target_tokens,
             loss_scale: report.loss_scale,
             skipped: report.skipped,
-            preference: self.learner.compared().as_ref().map(Figures::of),
+            preference: compared,
         };
         let line = self.metrics_logger.step(&record, tokens, self.learner.peak_memory(), context);
         context.log(&line);

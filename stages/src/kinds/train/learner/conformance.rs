@@ -363,7 +363,7 @@ impl Learner for Mortal {
         work: DocumentWork,
         objective: &dyn DocumentObjective,
         context: &mut StageContext,
-    ) -> Result<f64, StageError> {
+    ) -> Result<DocumentReport, StageError> {
         self.call()?.accumulate_documents(work, objective, context)
     }
 
@@ -548,7 +548,7 @@ fn losses_of_documents_are_those_of_the_native_backend() {
                 learner.restore(fresh, context)?;
                 let mut reports = Vec::new();
                 for step in 0..2 {
-                    let loss = learner.accumulate_documents(pairs(&ranks, step), &*objective(), context)?;
+                    let loss = learner.accumulate_documents(pairs(&ranks, step), &*objective(), context)?.loss;
                     let report = learner.step(1e-2, None, context)?;
                     near(report.loss, loss, 1e-12, "the loss of a step");
                     reports.push(report);

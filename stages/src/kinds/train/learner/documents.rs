@@ -7,7 +7,7 @@ use engine::context::StageContext;
 use engine::error::StageError;
 use model::batch::{Batch, TargetScope};
 use model::loss::{DocumentLoss, DocumentObjective, DocumentScore, Gathering, StepTotals};
-use model::trainer::{DocumentBatch, TrainError};
+use model::trainer::{DocumentBatch, DocumentReport, TrainError};
 use serde::Deserialize;
 
 use super::DocumentWork;
@@ -42,38 +42,47 @@ impl<'a> Documents<'a> {
         Self { connection, work, objective, scope: objective.scope() }
     }
 
-    /// Adds the gradients; returns the loss of the step, and its targets.
-    pub(super) fn accumulate(mut self, context: &mut StageContext) -> Result<(f64, usize), StageError> {
+    /// Adds the gradients; returns what the documents gave, and the targets of the step.
+    pub(super) fn accumulate(mut self, context: &mut StageContext) -> Result<(DocumentReport, usize), StageError> {
         let mut totals = StepTotals::default();
         let batches = || self.work.micro_batches.iter().flatten().map(|documents| &documents.batch);
         batches().for_each(|batch| totals.add(StepTotals::of(batch, self.scope)));
         let target_tokens = batches().map(Batch::target_tokens).sum();
-        let loss = match self.objective.gathering() {
+        let report = match self.objective.gathering() {
             Gathering::Groups => self.accumulate_groups(&totals, context)?,
             Gathering::Step => self.accumulate_step(&totals, context)?,
         };
-        Ok((loss, target_tokens))
+        Ok((report, target_tokens))
     }
 
     /// One forward and one backward for each micro-batch.
-    fn accumulate_groups(&mut self, totals: &StepTotals, context: &mut StageContext) -> Result<f64, StageError> {
-        let mut loss = 0.0;
+    fn accumulate_groups(
+        &mut self,
+        totals: &StepTotals,
+        context: &mut StageContext,
+    ) -> Result<DocumentReport, StageError> {
+        let mut report = DocumentReport::default();
         self.score(0, true);
         for round in 0..self.rounds() {
             let scores = self.scores(round, context)?;
             let losses: Vec<Vec<DocumentLoss>> =
                 scores.iter().map(|scores| self.losses(scores, totals)).collect::<Result<_, _>>()?;
-            loss += losses.iter().flatten().map(|document| document.loss).sum::<f64>();
+            report.loss += losses.iter().flatten().map(|document| document.loss).sum::<f64>();
+            scores.iter().for_each(|scores| report.compared.add(&self.objective.compared(scores)));
             self.weigh(&losses);
             if round + 1 < self.rounds() {
                 self.score(round + 1, true);
             }
         }
-        Ok(loss)
+        Ok(report)
     }
 
     /// A forward of all micro-batches for the scores, then one with a backward for each.
-    fn accumulate_step(&mut self, totals: &StepTotals, context: &mut StageContext) -> Result<f64, StageError> {
+    fn accumulate_step(
+        &mut self,
+        totals: &StepTotals,
+        context: &mut StageContext,
+    ) -> Result<DocumentReport, StageError> {
         (0..self.rounds()).for_each(|round| self.score(round, false));
         let mut all = Vec::new();
         let mut counts = Vec::new();
@@ -102,7 +111,8 @@ impl<'a> Documents<'a> {
         for round in 0..self.rounds() {
             self.scores(round, context)?;
         }
-        Ok(losses.iter().map(|document| document.loss).sum())
+        let loss = losses.iter().map(|document| document.loss).sum();
+        Ok(DocumentReport { loss, compared: self.objective.compared(&all) })
     }
 
     /// The most micro-batches of a rank.

@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 use engine::context::StageContext;
 use engine::error::StageError;
 use model::batch::{Batch, TargetScope};
-use model::loss::{Compared, DocumentObjective, DocumentScore};
+use model::loss::{DocumentObjective, DocumentScore};
 use model::peft::AdapterConfig;
-use model::trainer::{DocumentBatch, LossScalerState, StepReport};
+use model::trainer::{DocumentBatch, DocumentReport, LossScalerState, StepReport};
 
 pub(super) use native::open as open_native;
 pub(super) use torch::open as open_torch;
@@ -52,9 +52,6 @@ pub(super) struct StepWork {
     pub rows: Vec<u64>,
     /// The micro-batches of each rank that is fed, in their order.
     pub micro_batches: Vec<Vec<Batch>>,
-    /// The log-probability of each document of each of them under the reference, for a loss that compares with one;
-    /// else empty.
-    pub reference_log_probs: Vec<Vec<Vec<f64>>>,
     /// Targets of the step over all ranks.
     pub target_tokens: usize,
     /// The sum of their weights; their number where all weights are 1.
@@ -155,18 +152,17 @@ pub(super) trait Learner {
     /// micro-batches: a step can take longer than the time that is left then.
     fn accumulate(&mut self, work: StepWork, context: &mut StageContext) -> Result<(), StageError>;
 
-    /// Adds the gradients of an objective over all documents of a step, once in the step, and returns the loss of those
-    /// of the ranks that are fed.
+    /// Adds the gradients of an objective over all documents of a step, once in the step. The loss that is returned is that
+    /// of the ranks that are fed; what is logged is of all of them.
     ///
     /// # Errors
     /// As [`Learner::accumulate`], and where the documents do not fit the objective.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no stage has a loss of documents yet"))]
     fn accumulate_documents(
         &mut self,
         work: DocumentWork,
         objective: &dyn DocumentObjective,
         context: &mut StageContext,
-    ) -> Result<f64, StageError>;
+    ) -> Result<DocumentReport, StageError>;
 
     /// Updates what is trained by the gradients since the last step, those of all ranks. `ahead` is the work of the
     /// next step, given to a learner that works ahead instead of [`Learner::accumulate`]ing it later.
@@ -205,11 +201,6 @@ pub(super) trait Learner {
     /// Fails where a process is gone.
     fn share(&mut self, _: &mut [f64]) -> Result<(), StageError> {
         Err(StageError::internal("this backend has no losses of preferences"))
-    }
-
-    /// What the documents of the last step came to, for losses of preferences.
-    fn compared(&self) -> Option<Compared> {
-        None
     }
 
     /// Writes values into an empty folder, flushed, and returns the names of the files: `SET.safetensors`, or

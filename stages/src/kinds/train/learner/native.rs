@@ -8,9 +8,9 @@ use engine::error::{Cause, OrFail, StageError};
 use model::batch::{Batch, TargetScope};
 use model::blocks::Blocks;
 use model::decoder::Decoder;
-use model::loss::{Compared, DocumentObjective, DocumentScore};
+use model::loss::{DocumentObjective, DocumentScore};
 use model::parameter::Keep;
-use model::trainer::{DocumentBatch, LossScalerState, Phase, StepReport, Trainer};
+use model::trainer::{DocumentBatch, DocumentReport, LossScalerState, Phase, StepReport, Trainer};
 
 use super::{
     DocumentWork, Learner, Opened, PeakMemory, Ranks, Restored, Rounds, Scored, Scorer, Scores, StepWork, Written,
@@ -37,8 +37,7 @@ pub(in crate::kinds::train) fn open<B: Blocks>(
     let computed_by = computed_by(params, &*ops, process_group.ranks());
     let (trainer, adapter) = workers.load(|| prepare::trainer(params, ops, &inputs.model, context))?;
     let trainer = trainer.together(workers.into_collective());
-    let objective = params.loss.objective();
-    let is_scored = objective.as_ref().is_some_and(|objective| objective.needs_reference());
+    let is_scored = params.loss.objective().is_some_and(|objective| objective.needs_reference());
     let base = match params.reference.is_disabled() && params.adapter.is_some() && is_scored {
         true => {
             let ops = Arc::clone(trainer.decoder().ops());
@@ -47,7 +46,7 @@ pub(in crate::kinds::train) fn open<B: Blocks>(
         }
         false => None,
     };
-    let learner = Native { trainer, process_group, rows: Vec::new(), objective, base, compared: None };
+    let learner = Native { trainer, process_group, rows: Vec::new(), base };
     Ok(Opened { learner: Box::new(learner), adapter, computed_by })
 }
 
@@ -62,12 +61,8 @@ struct Native<B: Blocks> {
     process_group: ProcessGroup,
     /// The rows of the step, for messages.
     rows: Vec<u64>,
-    /// What is minimised, where that is a loss of preferences.
-    objective: Option<Arc<dyn DocumentObjective>>,
     /// The model without its adapter, where that is the reference; until the first step.
     base: Option<Decoder<B>>,
-    /// Of the last step.
-    compared: Option<Compared>,
 }
 
 impl<B: Blocks> Learner for Native<B> {
@@ -81,19 +76,6 @@ impl<B: Blocks> Learner for Native<B> {
 
     fn accumulate(&mut self, work: StepWork, context: &mut StageContext) -> Result<(), StageError> {
         self.rows = work.rows;
-        if let Some(objective) = self.objective.clone() {
-            self.base = None;
-            context.stop_if_cancelled()?;
-            let mut references = work.reference_log_probs.into_iter().flatten();
-            let documents = work.micro_batches.into_iter().flatten().map(|batch| {
-                let reference_log_probs = references.next().unwrap_or_default();
-                DocumentBatch { batch, reference_log_probs }
-            });
-            let documents: Vec<DocumentBatch> = documents.collect();
-            let report = self.trainer.accumulate_documents(&documents, &*objective);
-            self.compared = Some(report.map_err(|error| failure::of_rows(error, &self.rows))?.compared);
-            return Ok(());
-        }
         for batch in work.micro_batches.into_iter().flatten() {
             context.stop_if_cancelled()?;
             self.trainer
@@ -108,12 +90,13 @@ impl<B: Blocks> Learner for Native<B> {
         work: DocumentWork,
         objective: &dyn DocumentObjective,
         context: &mut StageContext,
-    ) -> Result<f64, StageError> {
+    ) -> Result<DocumentReport, StageError> {
         context.stop_if_cancelled()?;
+        self.base = None;
         self.rows = work.rows;
         let batches: Vec<DocumentBatch> = work.micro_batches.into_iter().flatten().collect();
         let report = self.trainer.accumulate_documents(&batches, objective);
-        Ok(report.map_err(|error| failure::of_rows(error, &self.rows))?.loss)
+        report.map_err(|error| failure::of_rows(error, &self.rows))
     }
 
     fn step(
@@ -171,10 +154,6 @@ impl<B: Blocks> Learner for Native<B> {
 
     fn share(&mut self, values: &mut [f64]) -> Result<(), StageError> {
         self.trainer.share(values).map_err(|error| failure::of_rows(error, &[]))
-    }
-
-    fn compared(&self) -> Option<Compared> {
-        self.compared
     }
 
     fn save(&mut self, folder: &Path, written: Written, _: &mut StageContext) -> Result<Vec<String>, StageError> {

@@ -13,7 +13,7 @@ use engine::error::StageError;
 use model::batch::{Batch, TargetScope};
 use model::loss::DocumentObjective;
 use model::peft::AdapterConfig;
-use model::trainer::{LossScalerState, StepReport};
+use model::trainer::{DocumentReport, LossScalerState, StepReport};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -218,10 +218,10 @@ impl Learner for Torch {
         work: DocumentWork,
         objective: &dyn DocumentObjective,
         context: &mut StageContext,
-    ) -> Result<f64, StageError> {
-        let (loss, target_tokens) = Documents::new(&mut self.connection, &work, objective).accumulate(context)?;
-        (self.accumulated, self.document_loss) = (Some(target_tokens), Some(loss));
-        Ok(loss)
+    ) -> Result<DocumentReport, StageError> {
+        let (report, target_tokens) = Documents::new(&mut self.connection, &work, objective).accumulate(context)?;
+        (self.accumulated, self.document_loss) = (Some(target_tokens), Some(report.loss));
+        Ok(report)
     }
 
     fn step(
