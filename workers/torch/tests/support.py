@@ -81,6 +81,8 @@ def train_job(root: Path, family: str, variant: str, **changes: Any) -> dict[str
         "parallel": "ddp",
         "attention": "auto",
         "packed": True,
+        "label_smoothing": 0.0,
+        "distillation": None,
         "optimizer": optimizer,
         "clip_grad_norm": steps["clip_grad_norm"],
         "loss_scale": None,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -58,6 +61,22 @@ def set_training(adapted: PeftModel, training: bool) -> None:
         if isinstance(module, LoraLayer):
             # Also for its own sake: DoRA reads it.
             module.train(training)
+
+
+@contextmanager
+def switched_off(adapted: PeftModel) -> Iterator[None]:
+    """The base alone meanwhile.
+
+    PEFT's own switch also takes from the adapter that it is trained, which FSDP looks at once, at its first forward.
+    """
+    modules: list[Any] = [module for module in adapted.modules() if hasattr(module, "_disable_adapters")]
+    for module in modules:
+        module._disable_adapters = True
+    try:
+        yield
+    finally:
+        for module in modules:
+            module._disable_adapters = False
 
 
 def _put_in_place(adapted: PeftModel, folder: Path) -> None:

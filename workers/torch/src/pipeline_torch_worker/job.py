@@ -16,6 +16,7 @@ DeviceKind = Literal["cpu", "cuda", "rocm", "npu"]
 DType = Literal["f32", "bf16", "f16"]
 AttentionKind = Literal["auto", "sdpa", "flex", "flash"]
 ParallelKind = Literal["ddp", "fsdp2"]
+DivergenceKind = Literal["forward_kl", "reverse_kl", "jensen_shannon"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,16 @@ class LossScaleSettings:
 
 
 @dataclass(frozen=True)
+class DistillationSettings:
+    """A teacher, and how its distributions are compared with the student's."""
+
+    teacher: Path
+    temperature: float
+    alpha: NotNegative
+    divergence: DivergenceKind
+
+
+@dataclass(frozen=True)
 class TrainJob:
     """An adapter or all weights in training, which requests direct."""
 
@@ -55,6 +66,8 @@ class TrainJob:
     parallel: ParallelKind
     attention: AttentionKind
     packed: bool
+    label_smoothing: NotNegative
+    distillation: DistillationSettings | None
     optimizer: OptimizerSettings
     clip_grad_norm: float | None
     loss_scale: LossScaleSettings | None

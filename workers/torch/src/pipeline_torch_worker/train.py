@@ -78,7 +78,8 @@ class Training:
 
     def _score_documents(self, request: Request) -> list[list[dict[str, float | None]]]:
         """The scores of each rank's documents."""
-        found = self.trainer.score_documents(_batches(request), bool(request.fields["held"]))
+        fields = request.fields
+        found = self.trainer.score_documents(_batches(request), bool(fields["held"]), fields["scorer"])
         ranks = self._ranks.gather_lists(found, "gather the scores of documents")
         return [
             [{"response_nll": _finite(response), "nll": _finite(nll)} for response, nll in of_rank] for of_rank in ranks

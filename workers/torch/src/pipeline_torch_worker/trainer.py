@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from peft import PeftModel
@@ -22,12 +23,16 @@ from .device import Device
 from .draws import Draws
 from .failure import JobFailure
 from .job import TrainJob
-from .model import DocumentLoss, load_base, load_empty, read_config, recompute_layers
+from .losses import CrossEntropy, Distillation
+from .model import DocumentLoss, Taught, load_base, load_empty, read_config, recompute_layers
 from .optimizer import Optimizer, Parameters
 from .parallel import Ranks
 from .precision import COMPUTE_TYPES, LossScaler, ScalerState, computing_in
 from .sharding import shard
 from .weights import check_names
+
+# Who scores documents without dropout: the model as it is now, or what its adapter is on.
+Scorer = Literal["policy", "base"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ class Trainer:
         if job.activation_checkpointing:
             recompute_layers(model, self._draws)
         self._loss = DocumentLoss(model, self.kernel, self._draws)
+        self._of_targets = self._loss_of_targets()
         if self._sharded:
             with ranks.collective("share the weights out"):
                 shard(self._loss, job, device, ranks.world)
@@ -89,6 +95,17 @@ class Trainer:
         trained = {id(parameter) for parameter in self.parameters.values()}
         frozen = {name: p for name, p in self._loss.named_parameters() if id(p) not in trained}
         self._audit = Audit(self.parameters, frozen, self._optimizer.rate_moves, ranks)
+
+    def _loss_of_targets(self) -> CrossEntropy | Taught:
+        job, settings = self._job, self._job.distillation
+        if settings is None:
+            return CrossEntropy(job.label_smoothing)
+        config = read_config(settings.teacher)
+        teacher = load_base(settings.teacher, config, COMPUTE_TYPES[job.dtype], NAME)
+        self._apart = self._apart or shares_state(teacher) is not None or turns_by_length(config)
+        kernel = choose(job.attention, self._device, job.dtype, config)
+        scored = DocumentLoss(teacher, kernel, self._draws).to(self._device.torch)
+        return Taught(Distillation(settings.temperature, settings.alpha, settings.divergence), scored)
 
     def _trained_parameters(self) -> Parameters:
         """What is trained, by its names in files. Sharding has put other parameters in the place of the model's."""
@@ -149,13 +166,20 @@ class Trainer:
         for batch in self._evened(ranks):
             self._loss_sum += self._add(batch, self._scale / weight, self.steps + 1)
 
-    def score_documents(self, ranks: Sequence[Sequence[Batch]], held: bool) -> list[list[float]]:
-        """The score of each document with a target of this rank's micro-batches, as they are scored in training.
+    def score_documents(
+        self, ranks: Sequence[Sequence[Batch]], held: bool, scorer: Scorer | None = None
+    ) -> list[list[float]]:
+        """The score of each document with a target of this rank's micro-batches: by the model in training unless another is named.
 
         That is the negative log-likelihood of its response, and that of all its targets. `held`: what their gradients need is
         kept for `weigh`.
         """
-        self._begin()
+        self._begin(training=scorer is None)
+        adapted = self._adapted if scorer == "base" else None
+        with nullcontext() if adapted is None else adapter.switched_off(adapted):
+            return self._scores_of_documents(ranks, held)
+
+    def _scores_of_documents(self, ranks: Sequence[Sequence[Batch]], held: bool) -> list[list[float]]:
         scores: list[list[float]] = []
         for batch in self._evened(ranks):
             with torch.set_grad_enabled(held), self._computing():
@@ -189,11 +213,11 @@ class Trainer:
         with together, computing_in(self._job.dtype, self._device.torch):
             yield
 
-    def _begin(self) -> None:
+    def _begin(self, training: bool = True) -> None:
         """Draws are those of the step that is computed."""
         self._draws.step = self.steps + 1
         if self._adapted is not None:
-            adapter.set_training(self._adapted, True)
+            adapter.set_training(self._adapted, training)
 
     @property
     def _scale(self) -> float:
@@ -223,8 +247,7 @@ class Trainer:
     @torch.no_grad()
     def score(self, ranks: Sequence[Sequence[Batch]]) -> float:
         """The negative log-likelihood summed over the targets of this rank's micro-batches."""
-        if self._adapted is not None:
-            adapter.set_training(self._adapted, False)
+        self._begin(training=False)
         total = 0.0
         for batch in self._evened(ranks):
             with computing_in(self._job.dtype, self._device.torch):
@@ -249,7 +272,7 @@ class Trainer:
         with self._ranks.collective("forward and backward of sharded layers") if self._sharded else nullcontext():
             with computing_in(self._job.dtype, self._device.torch):
                 batch = self._on_device(batch)
-                nll = self._loss(batch)
+                nll = self._loss(batch, self._of_targets)
             if batch.weights is not None:
                 nll = nll * batch.weights
             total = _sum(nll)

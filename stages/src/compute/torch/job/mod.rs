@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use devices::DeviceKind;
 use engine::protocol::PROTOCOL;
+use model::loss;
 use model::optimizer::Optimizer;
 use serde::Serialize;
 
@@ -50,6 +51,8 @@ pub(crate) struct Train {
     pub attention: Attention,
     /// Whether rows hold several documents.
     pub packed: bool,
+    pub label_smoothing: f64,
+    pub distillation: Option<Distillation>,
     /// Without its learning rate, which each step has.
     pub optimizer: Optimizer,
     pub clip_grad_norm: Option<f64>,
@@ -59,6 +62,14 @@ pub(crate) struct Train {
     pub run_folder: PathBuf,
     pub profile: bool,
     pub watchdog_seconds: u64,
+}
+
+/// A teacher, and how it is learned from.
+#[derive(Debug, Serialize)]
+pub(crate) struct Distillation {
+    pub teacher: PathBuf,
+    #[serde(flatten)]
+    pub loss: loss::Distillation,
 }
 
 /// The loss of rows.

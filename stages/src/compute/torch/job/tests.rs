@@ -41,6 +41,8 @@ fn train() -> Train {
         parallel: Parallel::Fsdp2,
         attention: Attention::Auto,
         packed: false,
+        label_smoothing: 0.0,
+        distillation: None,
         optimizer: AdamW::default().into(),
         clip_grad_norm: Some(1.0),
         loss_scale: Some(crate::kinds::train::LossScale::default().into()),
@@ -62,6 +64,11 @@ fn a_training_job_is_as_described() {
         optimizer: Sgd { momentum: 0.9, ..Sgd::default() }.into(),
         clip_grad_norm: None,
         loss_scale: None,
+        label_smoothing: 0.1,
+        distillation: Some(Distillation {
+            teacher: "/inputs/teacher".into(),
+            loss: loss::Distillation { temperature: 2.0, alpha: 0.5, divergence: loss::Divergence::ForwardKl },
+        }),
         ..train()
     };
     check(&Job::Train(Box::new(plain)));

@@ -8,18 +8,17 @@ use engine::error::{Cause, OrFail, StageError};
 use model::batch::{Batch, TargetScope};
 use model::blocks::Blocks;
 use model::decoder::Decoder;
-use model::loss::{DocumentObjective, DocumentScore};
+use model::loss::DocumentObjective;
 use model::parameter::Keep;
 use model::trainer::{DocumentBatch, DocumentReport, LossScalerState, Phase, StepReport, Trainer};
 
 use super::{
-    DocumentWork, Learner, Opened, PeakMemory, Ranks, Restored, Rounds, Scored, Scorer, Scores, StepWork, Written,
-    rows_of,
+    DocumentWork, Learner, Opened, PeakMemory, Ranks, Restored, Rounds, Scored, ScoredDocuments, Scorer, Scores,
+    StepWork, Written, rows_of, score_not_finite,
 };
 use crate::compute::resources::peak_resident_bytes;
 use crate::kinds::train::inputs::Inputs;
 use crate::kinds::train::parameters::TrainParams;
-use crate::kinds::train::rows::listed;
 use crate::kinds::train::workers::{ProcessGroup, Workers};
 use crate::kinds::train::{failure, prepare, state};
 
@@ -134,22 +133,26 @@ impl<B: Blocks> Learner for Native<B> {
 
     fn score_documents(
         &mut self,
-        batch: &Batch,
+        round: &[Batch],
         scorer: Scorer,
         scope: TargetScope,
-    ) -> Result<Vec<(usize, DocumentScore)>, StageError> {
+        _: &mut StageContext,
+    ) -> Result<Vec<ScoredDocuments>, StageError> {
         let decoder = match (scorer, &mut self.base) {
             (Scorer::Base, Some(base)) => base,
             _ => self.trainer.decoder_mut(),
         };
-        let scores = decoder.score_documents(batch, scope);
-        let scores = scores.or_fail(Cause::Machine, || "cannot score rows of preferences".to_owned())?;
-        if let Some((_, score)) = scores.iter().find(|(_, score)| !score.log_prob.is_finite()) {
-            let message = format!("the log-probability of a response is {}", score.log_prob);
-            let help = format!("rows of its micro-batch: {}", listed(&rows_of(batch)));
-            return Err(StageError::new(Cause::Numeric, message).with_help(help));
-        }
-        Ok(scores)
+        let mut scored = |batch: &Batch| {
+            let scores = decoder.score_documents(batch, scope);
+            let scores = scores.or_fail(Cause::Machine, || "cannot score rows of preferences".to_owned())?;
+            match scores.iter().all(|(_, score)| score.log_prob.is_finite()) {
+                true => Ok(scores),
+                false => Err(score_not_finite(batch)),
+            }
+        };
+        // A decoder has no batch of nothing.
+        let of_batch = |batch: &Batch| if batch.tokens() == 0 { Ok(Vec::new()) } else { scored(batch) };
+        round.iter().map(of_batch).collect()
     }
 
     fn share(&mut self, values: &mut [f64]) -> Result<(), StageError> {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use engine::artifact::Facts;
-use engine::context::StageContext;
+use engine::context::{Artifact, StageContext};
 use engine::error::StageError;
 use model::batch::{Batch, TargetScope};
 use model::loss::DocumentObjective;
@@ -19,14 +19,15 @@ use serde_json::Value;
 
 use super::documents::Documents;
 use super::{
-    DocumentWork, Learner, Opened, PeakMemory, Ranks, Restored, Rounds, Scored, Scores, StepWork, Written, rows_of,
+    DocumentWork, Learner, Opened, PeakMemory, Ranks, Restored, Rounds, Scored, ScoredDocuments, Scorer, Scores,
+    StepWork, Written, documents, rows_of, score_not_finite,
 };
 use crate::compute::torch::batches::{MicroBatch, encode};
 use crate::compute::torch::job::{self, Job};
 use crate::compute::torch::{Connection, Work};
 use crate::kinds::train::fit;
 use crate::kinds::train::inputs::Inputs;
-use crate::kinds::train::parameters::{LossScale, Method, TrainParams};
+use crate::kinds::train::parameters::{Loss, LossScale, Method, TrainParams};
 use crate::kinds::train::prepare;
 
 /// The most memory of each rank, which the engine has a figure of that name for: that of processes on this machine.
@@ -48,10 +49,12 @@ pub(super) enum Request<'a> {
     Step {
         learning_rate: f64,
     },
-    /// Scores the documents of a micro-batch of each rank, and keeps what their gradients need where `held`.
+    /// Scores the documents of a micro-batch of each rank: by the model as it is trained, dropout included, unless
+    /// another scorer is named. What their gradients need is kept where `held`.
     ScoreDocuments {
         ranks: &'a [Vec<MicroBatch>],
         held: bool,
+        scorer: Option<Scorer>,
     },
     /// Adds the gradients of what is held, by the weights of the response and of all targets of each document of each
     /// rank.
@@ -103,7 +106,7 @@ pub(in crate::kinds::train) fn open(
             Some(prepare::first_values(params, &inputs.architecture, &inputs.model, &folder, context)?)
         }
     };
-    let job = Job::Train(Box::new(job(params, &work, inputs, adapter.as_ref(), context)));
+    let job = Job::Train(Box::new(job(params, &work, inputs, adapter.as_ref(), context)?));
     let (connection, described) = Connection::open(&work, &job, context)?;
     let computed_by = computed_by(params, &described, context);
     context.record("threads", context.threads());
@@ -148,10 +151,14 @@ fn job(
     work: &Work,
     inputs: &Inputs,
     adapter: Option<&AdapterConfig>,
-    context: &StageContext,
-) -> job::Train {
+    context: &mut StageContext,
+) -> Result<job::Train, StageError> {
+    let label_smoothing = match params.loss {
+        Loss::CrossEntropy { label_smoothing } => label_smoothing,
+        _ => 0.0,
+    };
     let folder = adapter.map(|_| work.folder.join("adapter"));
-    job::Train {
+    Ok(job::Train {
         common: work.common(params.dtype.in_job(), inputs.model.folder.clone(), folder, context),
         method: match params.method {
             Method::Lora => "lora",
@@ -161,6 +168,8 @@ fn job(
         parallel: params.parallel,
         attention: params.attention,
         packed: inputs.tables().any(|rows| rows.is_packed()),
+        label_smoothing,
+        distillation: distillation(params, &inputs.model, context)?,
         optimizer: params.optimizer.optimizer(),
         clip_grad_norm: params.clip_grad_norm,
         loss_scale: params.loss_scale().map(Into::into),
@@ -169,7 +178,19 @@ fn job(
         run_folder: context.run_folder().to_owned(),
         profile: context.profile().is_recording(),
         watchdog_seconds: params.watchdog_seconds,
-    }
+    })
+}
+
+/// The teacher, whose tokens must be those of the student.
+fn distillation(
+    params: &TrainParams,
+    student: &Artifact,
+    context: &mut StageContext,
+) -> Result<Option<job::Distillation>, StageError> {
+    let Some((teacher, loss)) = params.loss.distillation() else { return Ok(None) };
+    let teacher = context.open(teacher)?;
+    fit::same_tokens(student, &teacher)?;
+    Ok(Some(job::Distillation { teacher: teacher.folder, loss }))
 }
 
 struct Torch {
@@ -219,7 +240,8 @@ impl Learner for Torch {
         objective: &dyn DocumentObjective,
         context: &mut StageContext,
     ) -> Result<DocumentReport, StageError> {
-        let (report, target_tokens) = Documents::new(&mut self.connection, &work, objective).accumulate(context)?;
+        let documents = Documents::new(&mut self.connection, &work, objective, self.optimizer_steps + 1);
+        let (report, target_tokens) = documents.accumulate(context)?;
         (self.accumulated, self.document_loss) = (Some(target_tokens), Some(report.loss));
         Ok(report)
     }
@@ -284,6 +306,27 @@ impl Learner for Torch {
             Some(rows) => Scored::NotFinite { loss: f64::NAN, rows },
             None => Scored::Finite(scores),
         })
+    }
+
+    fn score_documents(
+        &mut self,
+        round: &[Batch],
+        scorer: Scorer,
+        scope: TargetScope,
+        context: &mut StageContext,
+    ) -> Result<Vec<ScoredDocuments>, StageError> {
+        let (ranks, payload) = encode(round.iter().map(std::slice::from_ref), scope);
+        self.connection
+            .request(&Request::ScoreDocuments { ranks: &ranks, held: false, scorer: Some(scorer) }, &payload);
+        let found: Vec<Vec<documents::Scored>> = self.connection.answer(context)?;
+        let of_batch = |(batch, scored): (&Batch, Vec<_>)| {
+            documents::scores(batch, scope, &scored).map_err(|_| score_not_finite(batch))
+        };
+        round.iter().zip(found).map(of_batch).collect()
+    }
+
+    fn share(&mut self, _: &mut [f64]) -> Result<(), StageError> {
+        Ok(())
     }
 
     fn save(&mut self, folder: &Path, written: Written, context: &mut StageContext) -> Result<Vec<String>, StageError> {
