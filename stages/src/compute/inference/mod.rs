@@ -293,7 +293,7 @@ impl Respondent {
         }
     }
 
-    /// Whether it is best asked everything at once, since each time it is asked its model is loaded anew.
+    /// Whether it is best asked everything at once: ranks share it out, and complete prompts of one length together.
     pub fn prefers_all_at_once(&self) -> bool {
         matches!(self.model, Asked::Worker(_))
     }
@@ -310,7 +310,7 @@ impl Respondent {
     ) -> Result<Vec<RowScore>, StageError> {
         match &mut self.model {
             Asked::Here(model) => score::rows(&mut **model, rows, told, context),
-            Asked::Worker(worker) => worker.score(rows, context),
+            Asked::Worker(worker) => worker.score(rows, told, context),
         }
     }
 

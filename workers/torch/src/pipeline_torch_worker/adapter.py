@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import PeftModel
@@ -77,6 +77,20 @@ def switched_off(adapted: PeftModel) -> Iterator[None]:
     finally:
         for module in modules:
             module._disable_adapters = False
+
+
+@contextmanager
+def merged(adapted: PeftModel) -> Iterator[None]:
+    """The adapter added to the weights that it is on meanwhile. Taken off again they would not be what they were, to the bit."""
+    layers = [module.get_base_layer() for module in adapted.modules() if isinstance(module, LoraLayer)]
+    weights = [(parameter, parameter.clone()) for layer in layers for parameter in layer.parameters(recurse=False)]
+    cast(Any, adapted).merge_adapter()
+    try:
+        yield
+    finally:
+        cast(Any, adapted).unmerge_adapter()
+        for parameter, before in weights:
+            parameter.copy_(before)
 
 
 def _put_in_place(adapted: PeftModel, folder: Path) -> None:

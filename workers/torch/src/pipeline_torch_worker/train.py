@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from . import output
+from . import computing
 from .checkpoint import SavedTensors
 from .data import Batch, read_batches
 from .device import Device
@@ -24,7 +24,8 @@ from .trainer import Trainer
 def run(job: TrainJob, device: Device, ranks: Ranks, voice: Voice, requests: Requests) -> None:
     """Serves requests until the one to close."""
     training = Training(Trainer(job, device, ranks), ranks, voice)
-    training.describe(output.how_computed(device, ranks, training.trainer.kernel), job.parallel)
+    described = computing.describe(device, ranks, training.trainer.kernel)
+    voice.answer({**described, "parallel": job.parallel, "named_as_in_files": training.trainer.is_named_as_in_files})
     with profiling(job.profile, device, ranks.rank, job.run_folder) as profiler:
         while (request := requests.next()).name != CLOSE:
             training.serve(request, profiler)
@@ -42,12 +43,9 @@ class Training:
             "save": self._save,
             "restore": self._restore,
             "check_frozen": self._check_frozen,
+            "score_rows": self._infer,
+            "generate": self._infer,
         }
-
-    def describe(self, how: dict[str, Any], parallel: str) -> None:
-        """Says that the model is loaded, and what computes."""
-        # Loading it takes memory too, and the steps tell of that.
-        self._voice.answer({**how, "parallel": parallel, "named_as_in_files": self.trainer.is_named_as_in_files})
 
     def serve(self, request: Request, profiler: Profiler) -> None:
         """Does what is asked for; what only prepares a step has no answer of its own."""
@@ -95,6 +93,11 @@ class Training:
         with SavedTensors(request.fields["files"]) as saved:
             steps = int(request.fields["optimizer_steps"])
             self.trainer.restore(steps, saved, None if scaler is None else ScalerState(**scaler))
+
+    def _infer(self, request: Request) -> dict[str, Any]:
+        """Scores rows or completes prompts with the model as it is."""
+        with self.trainer.inference() as inference:
+            return inference.serve(request)
 
     def _check_frozen(self, _: Request) -> None:
         self.trainer.check_frozen()

@@ -22,6 +22,7 @@ from .data import IGNORE_INDEX, Batch, listed
 from .device import Device
 from .draws import Draws
 from .failure import JobFailure
+from .inference import Inference
 from .job import TrainJob
 from .losses import CrossEntropy, Distillation
 from .model import DocumentLoss, Taught, load_base, load_empty, read_config, recompute_layers
@@ -56,7 +57,7 @@ class Trainer:
         self._job = job
         self._device = device
         self._ranks = ranks
-        config = read_config(job.model)
+        config = self._config = read_config(job.model)
         self.kernel = choose(job.attention, device, job.dtype, config)
         # What is trained is kept in f32 throughout.
         kept_in = COMPUTE_TYPES[job.dtype] if job.method == "lora" else torch.float32
@@ -154,6 +155,20 @@ class Trainer:
         if self._scaler is not None and scaler is not None:
             self._scaler.state = scaler
         self._audit.restart()
+
+    @contextmanager
+    def inference(self) -> Iterator[Inference]:
+        """The model as it is, to be scored and to complete prompts."""
+        if self._sharded:
+            what = "a model whose weights are shared out (`parallel: fsdp2`)"
+            message = f"{what} cannot be scored by rows or complete prompts"
+            raise JobFailure("bad_parameters", message, "set `parallel: ddp`")
+        self._begin(training=False)
+        inference = Inference(self._loss, self._config, self._job.dtype, self._device, self._ranks)
+        try:
+            yield inference
+        finally:
+            inference.attend_by_documents()
 
     def check_frozen(self) -> None:
         """Fails where something frozen is not what it was before training."""

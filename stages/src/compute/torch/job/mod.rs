@@ -16,9 +16,8 @@ use crate::compute::kernels::Dtype;
 #[serde(tag = "task", rename_all = "snake_case")]
 pub(crate) enum Job {
     Train(Box<Train>),
-    Score(Score),
-    Generate(Generate),
-    Compare(Compare),
+    /// A model that requests score, have complete prompts, and compare.
+    Infer(Common),
 }
 
 /// What every job says.
@@ -31,8 +30,6 @@ pub(crate) struct Common {
     pub model: PathBuf,
     /// A PEFT folder.
     pub adapter: Option<PathBuf>,
-    /// An empty folder.
-    pub output: PathBuf,
 }
 
 impl Common {
@@ -70,41 +67,6 @@ pub(crate) struct Distillation {
     pub teacher: PathBuf,
     #[serde(flatten)]
     pub loss: loss::Distillation,
-}
-
-/// The loss of rows.
-#[derive(Debug, Serialize)]
-pub(crate) struct Score {
-    #[serde(flatten)]
-    pub common: Common,
-    pub rows: PathBuf,
-    pub batch_size: usize,
-}
-
-/// The proof of a merge.
-#[derive(Debug, Serialize)]
-pub(crate) struct Compare {
-    #[serde(flatten)]
-    pub common: Common,
-    pub merged: PathBuf,
-    pub rows: PathBuf,
-}
-
-/// Answers to prompts.
-#[derive(Debug, Serialize)]
-pub(crate) struct Generate {
-    #[serde(flatten)]
-    pub common: Common,
-    pub prompts: PathBuf,
-    pub max_new_tokens: usize,
-    pub min_new_tokens: usize,
-    pub stop_ids: Vec<u32>,
-    pub temperature: f64,
-    pub top_k: Option<usize>,
-    pub top_p: Option<f64>,
-    pub min_p: Option<f64>,
-    pub repetition_penalty: Option<f64>,
-    pub batch_size: usize,
 }
 
 /// The factor on the loss.

@@ -29,7 +29,6 @@ fn common(device: DeviceKind, adapter: Option<&str>) -> Common {
         threads: 4,
         model: "/inputs/model".into(),
         adapter: adapter.map(Into::into),
-        output: "/scratch/output".into(),
     }
 }
 
@@ -82,25 +81,7 @@ fn the_schema_refuses_what_is_no_job() {
 }
 
 #[test]
-fn jobs_for_models_that_are_asked_are_as_described() {
-    let common = || common(DeviceKind::Rocm, None);
-    check(&Job::Score(Score { common: common(), rows: "/scratch/rows.jsonl".into(), batch_size: 8 }));
-    check(&Job::Compare(Compare {
-        common: Common { adapter: Some("/inputs/adapter".into()), ..common() },
-        merged: "/outputs/model".into(),
-        rows: "/scratch/rows.jsonl".into(),
-    }));
-    check(&Job::Generate(Generate {
-        common: common(),
-        prompts: "/scratch/prompts.jsonl".into(),
-        max_new_tokens: 16,
-        min_new_tokens: 0,
-        stop_ids: vec![2],
-        temperature: 0.0,
-        top_k: Some(3),
-        top_p: None,
-        min_p: None,
-        repetition_penalty: None,
-        batch_size: 8,
-    }));
+fn a_job_for_inference_is_as_described() {
+    let job = check(&Job::Infer(common(DeviceKind::Rocm, None)));
+    assert_eq!(job["task"], "infer");
 }

@@ -24,18 +24,11 @@ use super::{
 };
 use crate::compute::torch::batches::{MicroBatch, encode};
 use crate::compute::torch::job::{self, Job};
-use crate::compute::torch::{Connection, Work};
+use crate::compute::torch::{Connection, NAMED_AS_IN_FILES, PEAK_MEMORY_OF_RANKS, Work};
 use crate::kinds::train::fit;
 use crate::kinds::train::inputs::Inputs;
 use crate::kinds::train::parameters::{Loss, LossScale, Method, TrainParams};
 use crate::kinds::train::prepare;
-
-/// The most memory of each rank, which the engine has a figure of that name for: that of processes on this machine.
-const PEAK_MEMORY: &str = "peak_memory_bytes";
-
-/// Whether trained values have the names that the base's files give them. transformers may hold several of a file's
-/// tensors as one.
-const NAMED_AS_IN_FILES: &str = "named_as_in_files";
 
 /// What is done next.
 #[derive(Serialize)]
@@ -109,12 +102,7 @@ pub(in crate::kinds::train) fn open(
     let job = Job::Train(Box::new(job(params, &work, inputs, adapter.as_ref(), context)?));
     let (connection, described) = Connection::open(&work, &job, context)?;
     let computed_by = computed_by(params, &described, context);
-    context.record("threads", context.threads());
     let named_as_in_files = described.get(NAMED_AS_IN_FILES).and_then(Value::as_bool).unwrap_or(true);
-    for (name, value) in described.into_iter().filter(|(name, _)| ![PEAK_MEMORY, NAMED_AS_IN_FILES].contains(&&**name))
-    {
-        context.record(&name, value);
-    }
     let size = context.devices().workers();
     let learner = Torch {
         connection,
@@ -366,7 +354,7 @@ impl Learner for Torch {
     }
 
     fn close(self: Box<Self>, context: &mut StageContext) -> Result<(), StageError> {
-        context.record(&format!("{PEAK_MEMORY}_of_ranks"), self.peaks);
+        context.record(PEAK_MEMORY_OF_RANKS, self.peaks);
         self.connection.close(context)
     }
 }
