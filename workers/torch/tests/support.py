@@ -252,7 +252,7 @@ class Ran:
     @property
     def steps(self) -> list[dict[str, Any]]:
         """The reports of steps."""
-        return [answer for answer in self.answers if isinstance(answer, dict) and "grad_norm" in answer]
+        return [answer["done"] for answer in self.answers if isinstance(answer, dict) and "done" in answer]
 
     @property
     def results(self) -> list[list[Any]]:

@@ -79,7 +79,7 @@ struct Answer<T> {
 }
 
 /// The number of a row, the negative log-likelihood of its targets, their number, and that of those that are the likeliest.
-type Scored = (f64, f64, f64, f64);
+type Scored = (u64, Option<f64>, f64, f64);
 
 /// What a model makes of a row.
 #[derive(Debug, Clone, Copy, Default)]
@@ -153,6 +153,7 @@ impl Worker {
         let mut done = 0;
         self.converse(&rounds, request, context, |round, answers: Vec<Vec<Scored>>, context| {
             for (row, nll, tokens, correct) in answers.into_iter().flatten() {
+                let nll = nll.unwrap_or(f64::NAN);
                 scores[row as usize] = RowScore { nll, tokens: tokens as u64, correct: correct as u64 };
             }
             done += round.len();

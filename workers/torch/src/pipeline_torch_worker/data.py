@@ -179,9 +179,3 @@ def read_batches(ranks: Sequence[Sequence[Mapping[str, int]]], payload: memoryvi
         return Batch.of_documents(input_ids, targets, [int(length) for length in lengths], rows, weights, responses)
 
     return [[batch(counts) for counts in of_rank] for of_rank in ranks]
-
-
-def listed(rows: Sequence[int], most: int = 8) -> str:
-    """`3, 17, 4 and 9 more`."""
-    named = ", ".join(str(row) for row in rows[:most])
-    return named if len(rows) <= most else f"{named} and {len(rows) - most} more"

@@ -7,13 +7,14 @@ import torch
 
 from .data import IGNORE_INDEX, Batch
 from .device import Device
-from .failure import JobFailure
 from .job import DType
 from .model import DocumentLoss
 from .precision import computing_in
 
-RowScore = list[float]
-"""Its number, the negative log-likelihood summed over its targets, its targets, and those that are the likeliest token."""
+RowScore = list[float | None]
+"""Its number, the negative log-likelihood summed over its targets, its targets, and those that are the likeliest token.
+
+JSON has no number that is not finite: such a likelihood is none."""
 
 
 @torch.no_grad()
@@ -27,7 +28,4 @@ def score_rows(loss: DocumentLoss, batch: Batch, apart: bool, dtype: DType, devi
         columns = np.stack([nll.double().numpy(), np.ones(len(nll)), correct.numpy()], axis=1)
         for row in np.unique(owners):
             found[int(row)] = found.get(int(row), np.zeros(3)) + columns[owners == row].sum(axis=0)
-    if not all(np.isfinite(score).all() for score in found.values()):
-        message = "the loss of rows that are scored is not finite"
-        raise JobFailure("numeric", message, "the model or the adapter is at fault, or f16 is too narrow for it")
-    return [[float(row), *map(float, score)] for row, score in found.items()]
+    return [[row, *(float(n) if np.isfinite(n) else None for n in score)] for row, score in found.items()]

@@ -18,7 +18,7 @@ from .parallel import Ranks
 from .precision import ScalerState
 from .profile import Profiler, profiling
 from .requests import CLOSE, Request, Requests
-from .trainer import Trainer
+from .trainer import Stopped, Trainer
 
 
 def run(job: TrainJob, device: Device, ranks: Ranks, voice: Voice, requests: Requests) -> None:
@@ -62,12 +62,11 @@ class Training:
 
     def _step(self, request: Request) -> dict[str, Any]:
         report = self.trainer.step(float(request.fields["learning_rate"]))
+        if isinstance(report, Stopped):
+            return {"stopped": {"why": report.why, **report.details}}
         scaler = self.trainer.scaler_state
-        return {
-            **asdict(report),
-            "loss": _finite(report.loss),
-            "loss_scaler": None if scaler is None else asdict(scaler),
-        }
+        loss_scaler = None if scaler is None else asdict(scaler)
+        return {"done": {**asdict(report), "loss": _finite(report.loss), "loss_scaler": loss_scaler}}
 
     def _score(self, request: Request) -> list[float | None]:
         """The score of each rank's micro-batches; none where it is not finite."""
@@ -99,9 +98,10 @@ class Training:
         with self.trainer.inference() as inference:
             return inference.serve(request)
 
-    def _check_frozen(self, _: Request) -> None:
-        self.trainer.check_frozen()
-        self._ranks.sum([0.0], "compare what is frozen")
+    def _check_frozen(self, _: Request) -> str | None:
+        changed = self.trainer.check_frozen()
+        found = self._ranks.gather_lists([] if changed is None else [changed], "compare what is frozen")
+        return next((of_rank[0] for of_rank in found if of_rank), None)
 
 
 def _batches(request: Request) -> list[list[Batch]]:

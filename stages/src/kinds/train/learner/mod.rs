@@ -8,6 +8,7 @@
 mod conformance;
 mod documents;
 mod native;
+mod stopped;
 mod torch;
 
 use std::collections::BTreeMap;

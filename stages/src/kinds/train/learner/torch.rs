@@ -13,11 +13,12 @@ use engine::error::StageError;
 use model::batch::{Batch, TargetScope};
 use model::loss::DocumentObjective;
 use model::peft::AdapterConfig;
-use model::trainer::{DocumentReport, LossScalerState, StepReport};
+use model::trainer::{DocumentReport, LossScalerState, StepReport, TrainError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::documents::Documents;
+use super::stopped::Stopped;
 use super::{
     DocumentWork, Learner, Opened, PeakMemory, Ranks, Restored, Rounds, Scored, ScoredDocuments, Scorer, Scores,
     StepWork, Written, documents, rows_of, score_not_finite,
@@ -25,7 +26,7 @@ use super::{
 use crate::compute::torch::batches::{MicroBatch, encode};
 use crate::compute::torch::job::{self, Job};
 use crate::compute::torch::{Connection, NAMED_AS_IN_FILES, PEAK_MEMORY_OF_RANKS, Work};
-use crate::kinds::train::fit;
+use crate::kinds::train::{failure, fit};
 use crate::kinds::train::inputs::Inputs;
 use crate::kinds::train::parameters::{Loss, LossScale, Method, TrainParams};
 use crate::kinds::train::prepare;
@@ -71,9 +72,17 @@ pub(super) enum Request<'a> {
     CheckFrozen,
 }
 
+/// What became of a step.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Stepped {
+    Done(Done),
+    Stopped(Stopped),
+}
+
 /// What a step did.
 #[derive(Deserialize)]
-struct Stepped {
+struct Done {
     /// The loss, null where it is not finite, which it may be in a skipped step alone.
     loss: Option<f64>,
     grad_norm: Option<f64>,
@@ -111,8 +120,7 @@ pub(in crate::kinds::train) fn open(
         optimizer_steps: 0,
         loss_scaler: None,
         peaks: Vec::new(),
-        accumulated: None,
-        document_loss: None,
+        accumulated: Accumulated::default(),
     };
     Ok(Opened { learner: Box::new(learner), adapter, computed_by })
 }
@@ -189,17 +197,24 @@ struct Torch {
     loss_scaler: Option<LossScalerState>,
     /// The most memory of each rank.
     peaks: Vec<u64>,
-    /// The targets of the step that is accumulated.
-    accumulated: Option<usize>,
+    accumulated: Accumulated,
+}
+
+/// The step that is accumulated.
+#[derive(Default)]
+struct Accumulated {
+    rows: Vec<u64>,
+    target_tokens: usize,
     /// Its loss, where it is one of documents.
-    document_loss: Option<f64>,
+    loss: Option<f64>,
 }
 
 impl Torch {
     /// Has the ranks begin with the gradients of a step.
-    fn begin(&mut self, work: &StepWork) {
+    fn begin(&mut self, work: StepWork) {
         let (ranks, payload) = encode(work.micro_batches.iter().map(Vec::as_slice), TargetScope::Response);
         self.connection.request(&Request::Accumulate { ranks: &ranks, weight: work.weight }, &payload);
+        self.accumulated = Accumulated { rows: work.rows, target_tokens: work.target_tokens, loss: None };
     }
 }
 
@@ -217,8 +232,7 @@ impl Learner for Torch {
     }
 
     fn accumulate(&mut self, work: StepWork, _: &mut StageContext) -> Result<(), StageError> {
-        self.begin(&work);
-        self.accumulated = Some(work.target_tokens);
+        self.begin(work);
         Ok(())
     }
 
@@ -230,7 +244,7 @@ impl Learner for Torch {
     ) -> Result<DocumentReport, StageError> {
         let documents = Documents::new(&mut self.connection, &work, objective, self.optimizer_steps + 1);
         let (report, target_tokens) = documents.accumulate(context)?;
-        (self.accumulated, self.document_loss) = (Some(target_tokens), Some(report.loss));
+        self.accumulated = Accumulated { rows: work.rows, target_tokens, loss: Some(report.loss) };
         Ok(report)
     }
 
@@ -241,22 +255,24 @@ impl Learner for Torch {
         context: &mut StageContext,
     ) -> Result<StepReport, StageError> {
         self.connection.request(&Request::Step { learning_rate }, &[]);
-        let target_tokens = self.accumulated.take().unwrap_or_default();
+        let accumulated = std::mem::take(&mut self.accumulated);
         if let Some(ahead) = ahead {
-            self.begin(&ahead);
-            self.accumulated = Some(ahead.target_tokens);
+            self.begin(ahead);
         }
         let step = self.optimizer_steps + 1;
-        let Stepped { loss, grad_norm, loss_scale, loss_scaler, peak_memory_bytes } =
-            self.connection.answer(context)?;
+        let Done { loss, grad_norm, loss_scale, loss_scaler, peak_memory_bytes } =
+            match self.connection.answer(context)? {
+                Stepped::Done(done) => done,
+                Stepped::Stopped(stopped) => return Err(stopped.failure(step, &accumulated.rows)),
+            };
         if grad_norm.is_some() {
             self.optimizer_steps = step;
         }
         (self.loss_scaler, self.peaks) = (loss_scaler, peak_memory_bytes);
         Ok(StepReport {
             step,
-            loss: self.document_loss.take().or(loss).unwrap_or(f64::NAN),
-            target_tokens,
+            loss: accumulated.loss.or(loss).unwrap_or(f64::NAN),
+            target_tokens: accumulated.target_tokens,
             grad_norm: grad_norm.unwrap_or(f64::INFINITY),
             learning_rate,
             loss_scale,
@@ -332,7 +348,12 @@ impl Learner for Torch {
 
     fn check_frozen(&mut self, context: &mut StageContext) -> Result<(), StageError> {
         self.connection.request(&Request::CheckFrozen, &[]);
-        self.connection.answer(context)
+        match self.connection.answer::<Option<String>>(context)? {
+            None => Ok(()),
+            Some(tensor) => {
+                Err(failure::of_rows(TrainError::FrozenMoved { tensor, step: self.optimizer_steps }, &[]))
+            }
+        }
     }
 
     fn state_has_names_of_files(&self) -> bool {

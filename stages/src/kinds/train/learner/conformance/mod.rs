@@ -13,7 +13,7 @@ use std::rc::Rc;
 
 use engine::artifact::{Facts, Output};
 use engine::device::DeviceGrant;
-use engine::error::Cause;
+use engine::error::{Cause, Failure};
 use engine::stage::Stage;
 use engine::test_bench::TestBench;
 use model::batch::{Role, TargetScope};
@@ -338,6 +338,32 @@ fn losses_of_targets_are_those_of_the_native_backend() {
     }
     let first: Vec<f64> = native.iter().map(|(reports, _)| reports[0].loss).collect();
     assert!((1..first.len()).all(|one| first[..one].iter().all(|other| first[one] != *other)), "{first:?}");
+}
+
+#[test]
+fn what_is_not_finite_or_does_not_move_is_said_in_the_same_words() {
+    let mut native: Option<Vec<Failure>> = None;
+    for backend in backends() {
+        let mut found = Vec::new();
+        for rate in [1e30, 1e-12] {
+            let bench = Bench::new(backend);
+            let failed = bench.direct(json!({"lora": {"rank": 2, "target_modules": ["q_proj"]}}), move |backend, params, context| {
+                let inputs = Inputs::open(params, context)?;
+                let mut learner = open(backend, params, &inputs, context)?.learner;
+                let ranks = learner.ranks().clone();
+                for step in 0..4 {
+                    learner.accumulate(work(&ranks, &[step, step + 1]), context)?;
+                    learner.step(rate, None, context)?;
+                }
+                Ok(())
+            });
+            found.push(Failure::from(&failed.unwrap_err()));
+        }
+        let expected = native.get_or_insert_with(|| found.clone());
+        assert_eq!(found, *expected, "{backend:?}");
+    }
+    let native = format!("{native:?}");
+    assert!(native.contains("the loss is NaN in step 2") && native.contains("no gradient has moved"), "{native}");
 }
 
 #[test]
