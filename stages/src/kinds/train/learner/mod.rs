@@ -76,7 +76,7 @@ pub(super) struct DocumentWork {
 pub(super) enum Scorer {
     /// The one that is trained, as it is now.
     Policy,
-    /// The one that an adapter is trained on, without it; until the first step.
+    /// The one that an adapter is trained on, without it.
     Base,
 }
 

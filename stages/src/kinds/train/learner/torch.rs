@@ -26,10 +26,10 @@ use super::{
 use crate::compute::torch::batches::{MicroBatch, encode};
 use crate::compute::torch::job::{self, Job};
 use crate::compute::torch::{Connection, NAMED_AS_IN_FILES, PEAK_MEMORY_OF_RANKS, Work};
-use crate::kinds::train::{failure, fit};
 use crate::kinds::train::inputs::Inputs;
 use crate::kinds::train::parameters::{Loss, LossScale, Method, TrainParams};
 use crate::kinds::train::prepare;
+use crate::kinds::train::{failure, fit};
 
 /// What is done next.
 #[derive(Serialize)]
@@ -350,9 +350,7 @@ impl Learner for Torch {
         self.connection.request(&Request::CheckFrozen, &[]);
         match self.connection.answer::<Option<String>>(context)? {
             None => Ok(()),
-            Some(tensor) => {
-                Err(failure::of_rows(TrainError::FrozenMoved { tensor, step: self.optimizer_steps }, &[]))
-            }
+            Some(tensor) => Err(failure::of_rows(TrainError::FrozenMoved { tensor, step: self.optimizer_steps }, &[])),
         }
     }
 

@@ -347,16 +347,19 @@ fn what_is_not_finite_or_does_not_move_is_said_in_the_same_words() {
         let mut found = Vec::new();
         for rate in [1e30, 1e-12] {
             let bench = Bench::new(backend);
-            let failed = bench.direct(json!({"lora": {"rank": 2, "target_modules": ["q_proj"]}}), move |backend, params, context| {
-                let inputs = Inputs::open(params, context)?;
-                let mut learner = open(backend, params, &inputs, context)?.learner;
-                let ranks = learner.ranks().clone();
-                for step in 0..4 {
-                    learner.accumulate(work(&ranks, &[step, step + 1]), context)?;
-                    learner.step(rate, None, context)?;
-                }
-                Ok(())
-            });
+            let failed = bench.direct(
+                json!({"lora": {"rank": 2, "target_modules": ["q_proj"]}}),
+                move |backend, params, context| {
+                    let inputs = Inputs::open(params, context)?;
+                    let mut learner = open(backend, params, &inputs, context)?.learner;
+                    let ranks = learner.ranks().clone();
+                    for step in 0..4 {
+                        learner.accumulate(work(&ranks, &[step, step + 1]), context)?;
+                        learner.step(rate, None, context)?;
+                    }
+                    Ok(())
+                },
+            );
             found.push(Failure::from(&failed.unwrap_err()));
         }
         let expected = native.get_or_insert_with(|| found.clone());
