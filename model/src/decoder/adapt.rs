@@ -7,12 +7,11 @@ use super::Decoder;
 use super::embeddings::{Copies, copy_of_matrix};
 use crate::adapter::{Dora, Dropout, Lora, Projection, row_norms};
 use crate::blocks::Blocks;
-use crate::init::fresh_lora_a;
 use crate::ops::KernelError;
 use crate::parameter::{Matrix, Parameter};
-use crate::peft::targets::{self, EMBEDDING, HEAD, TargetError};
+use crate::peft::targets::{EMBEDDING, HEAD, TargetError};
 use crate::peft::{
-    Adapter, AdapterConfig, AdapterConfigError, AdapterModule, AdapterPart, Modules, SavedTensor, TargetModules,
+    Adapter, AdapterConfig, AdapterConfigError, AdapterModule, AdapterPart, BaseTensors, Modules, SavedTensor,
     adapter_tensor_name, parse_saved_tensor_name, saved_tensor_name,
 };
 
@@ -57,51 +56,13 @@ pub enum AttachError {
 }
 
 impl<B: Blocks> Decoder<B> {
-    /// A fresh adapter for this model: A uniform by seed and name, B zero, magnitudes and modules to save as in the
-    /// base, so that it changes nothing yet. `all-linear` becomes the names that it means.
+    /// A fresh adapter for this model: see [`Adapter::fresh`].
     ///
     /// # Errors
     /// Fails if a target fits no projection, or the device fails.
     pub fn fresh_adapter(&self, config: &AdapterConfig, seed: u64) -> Result<Adapter, AttachError> {
         check_settings(config)?;
-        let model = Modules::from(&self.config);
-        let paths = targets::resolve(&model, config)?;
-        let mut modules = BTreeMap::new();
-        for projection in self.projections() {
-            if paths.iter().any(|path| path == projection.path()) {
-                modules.insert(projection.path().to_owned(), self.fresh_module(projection, config, seed)?);
-            }
-        }
-        let mut saved_tensors = BTreeMap::new();
-        for tensor in targets::resolve_saved(&model, config)? {
-            let base = self.base_tensor(&tensor).ok_or_else(|| AttachError::NoSuchModule(tensor.clone()))?;
-            let (shape, values) = base.read(&*self.ops)?;
-            saved_tensors.insert(tensor, SavedTensor { shape, values });
-        }
-        let mut config = config.clone();
-        if matches!(&config.target_modules, TargetModules::Pattern(word) if word.eq_ignore_ascii_case(targets::ALL_LINEAR))
-        {
-            config.target_modules = TargetModules::Names(targets::all_linear(&model));
-        }
-        Ok(Adapter { config, modules, saved_tensors })
-    }
-
-    fn fresh_module(
-        &self,
-        projection: &Projection<B>,
-        config: &AdapterConfig,
-        seed: u64,
-    ) -> Result<AdapterModule, KernelError> {
-        let (out_features, in_features) = (projection.matrix.out_features, projection.matrix.in_features);
-        let rank = config.rank_of(projection.path());
-        Ok(AdapterModule {
-            rank,
-            in_features,
-            out_features,
-            lora_a: fresh_lora_a(seed, projection.path(), rank, in_features),
-            lora_b: vec![0.0; out_features * rank],
-            magnitude: config.use_dora.then(|| row_norms(&*self.ops, &projection.matrix)).transpose()?,
-        })
+        Adapter::fresh(&Modules::from(&self.config), self, config, seed)
     }
 
     /// Puts an adapter onto the model, in place of any it had: one that is fresh, or one to train on, ours or PEFT's.
@@ -243,6 +204,32 @@ impl<B: Blocks> Decoder<B> {
     }
 }
 
+impl<B: Blocks> BaseTensors for Decoder<B> {
+    type Error = AttachError;
+
+    fn expect_shape(&self, tensor: &str, shape: &[usize]) -> Result<(), AttachError> {
+        match self.base_tensor(tensor) {
+            Some(base) if base.shape() == shape => Ok(()),
+            _ => Err(AttachError::NoSuchModule(tensor.to_owned())),
+        }
+    }
+
+    fn values(&self, tensor: &str) -> Result<Vec<f32>, AttachError> {
+        match self.base_tensor(tensor) {
+            Some(BaseTensor::Matrix(matrix)) => Ok(matrix.base_values(&*self.ops)?),
+            Some(BaseTensor::Parameter(parameter)) => Ok(self.ops.read(&parameter.value)?),
+            None => Err(AttachError::NoSuchModule(tensor.to_owned())),
+        }
+    }
+
+    fn row_norms(&self, tensor: &str) -> Result<Vec<f32>, AttachError> {
+        match self.base_tensor(tensor) {
+            Some(BaseTensor::Matrix(matrix)) => Ok(row_norms(&*self.ops, matrix)?),
+            _ => Err(AttachError::NoSuchModule(tensor.to_owned())),
+        }
+    }
+}
+
 /// A tensor of the base model.
 enum BaseTensor<'a, B: Blocks> {
     Matrix(&'a Matrix<B>),
@@ -255,14 +242,6 @@ impl<B: Blocks> BaseTensor<'_, B> {
             Self::Matrix(matrix) => vec![matrix.out_features, matrix.in_features],
             Self::Parameter(parameter) => parameter.shape.clone(),
         }
-    }
-
-    fn read(&self, ops: &B) -> Result<(Vec<usize>, Vec<f32>), KernelError> {
-        let values = match self {
-            Self::Matrix(matrix) => matrix.base_values(ops)?,
-            Self::Parameter(parameter) => ops.read(&parameter.value)?,
-        };
-        Ok((self.shape(), values))
     }
 }
 

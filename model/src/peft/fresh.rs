@@ -1,5 +1,4 @@
-//! Adapters that change nothing yet, made from a configuration and the files of a checkpoint, without a decoder in
-//! memory.
+//! Adapters that change nothing yet.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +7,73 @@ use super::{Adapter, AdapterConfig, AdapterConfigError, AdapterModule, Modules, 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::init::fresh_lora_a;
 
-/// Why no adapter can be made for a model.
+/// The tensors of a base model, by their names in its checkpoint: those of files, or of a decoder in memory.
+pub trait BaseTensors {
+    /// Why there is no fresh adapter.
+    type Error: From<TargetError> + From<AdapterConfigError>;
+
+    /// Fails if a tensor is missing or of another shape.
+    fn expect_shape(&self, tensor: &str, shape: &[usize]) -> Result<(), Self::Error>;
+
+    /// The values of a tensor, row after row.
+    fn values(&self, tensor: &str) -> Result<Vec<f32>, Self::Error>;
+
+    /// The length of each row of a matrix.
+    fn row_norms(&self, tensor: &str) -> Result<Vec<f32>, Self::Error>;
+}
+
+impl Adapter {
+    /// A fresh adapter for a model: A uniform by seed and name, B zero, magnitudes and modules to save as in the base,
+    /// so that it changes nothing yet. `all-linear` becomes the names that it means. One tensor of the base is read at
+    /// a time.
+    ///
+    /// # Errors
+    /// Fails if a target fits no projection, or a tensor that is to be copied or measured cannot be read.
+    pub fn fresh<T: BaseTensors>(
+        model: &Modules,
+        base: &T,
+        settings: &AdapterConfig,
+        seed: u64,
+    ) -> Result<Self, T::Error> {
+        settings.check_patterns()?;
+        // Where a tensor is, and its shape.
+        let find = |tensor: &str| {
+            let (place, shape) = (model.place(tensor), model.shape(tensor).unwrap_or_default());
+            base.expect_shape(&place, shape).map(|()| (place, shape))
+        };
+        let mut modules = BTreeMap::new();
+        for path in targets::resolve(model, settings)? {
+            let (place, shape) = find(&format!("{path}.weight"))?;
+            let &[out_features, in_features] = shape else {
+                unreachable!("a target is a projection, which is a matrix")
+            };
+            let rank = settings.rank_of(&path);
+            let module = AdapterModule {
+                rank,
+                in_features,
+                out_features,
+                lora_a: fresh_lora_a(seed, &path, rank, in_features),
+                lora_b: vec![0.0; out_features * rank],
+                magnitude: settings.use_dora.then(|| base.row_norms(&place)).transpose()?,
+            };
+            modules.insert(path, module);
+        }
+        let mut saved_tensors = BTreeMap::new();
+        for tensor in targets::resolve_saved(model, settings)? {
+            let (place, shape) = find(&tensor)?;
+            let saved = SavedTensor { shape: shape.to_vec(), values: base.values(&place)? };
+            saved_tensors.insert(tensor, saved);
+        }
+        let mut config = settings.clone();
+        let is_all = |word: &str| word.eq_ignore_ascii_case(targets::ALL_LINEAR);
+        if matches!(&config.target_modules, TargetModules::Pattern(word) if is_all(word)) {
+            config.target_modules = TargetModules::Names(targets::all_linear(model));
+        }
+        Ok(Self { config, modules, saved_tensors })
+    }
+}
+
+/// Why no adapter can be made for the model of a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum FreshError {
     /// Its targets do not fit the model.
@@ -22,70 +87,23 @@ pub enum FreshError {
     Base(#[from] CheckpointError),
 }
 
-impl Adapter {
-    /// The first values of an adapter on the model of these files: those of [`crate::decoder::Decoder::fresh_adapter`],
-    /// with DoRA's magnitudes to their last digits. One tensor of the base is in memory at a time.
-    ///
-    /// # Errors
-    /// Fails if a target fits no projection, or a tensor that is to be copied or measured cannot be read.
-    pub fn fresh(model: &Modules, base: &Checkpoint, settings: &AdapterConfig, seed: u64) -> Result<Self, FreshError> {
-        settings.check_patterns()?;
-        let base = Base { model, files: base };
-        let mut modules = BTreeMap::new();
-        for path in targets::resolve(model, settings)? {
-            let tensor = format!("{path}.weight");
-            let (out_features, in_features) = base.matrix(&tensor)?;
-            let rank = settings.rank_of(&path);
-            let module = AdapterModule {
-                rank,
-                in_features,
-                out_features,
-                lora_a: fresh_lora_a(seed, &path, rank, in_features),
-                lora_b: vec![0.0; out_features * rank],
-                magnitude: settings.use_dora.then(|| base.row_norms(&tensor)).transpose()?,
-            };
-            modules.insert(path, module);
-        }
-        let mut saved_tensors = BTreeMap::new();
-        for tensor in targets::resolve_saved(model, settings)? {
-            let (shape, values) = base.read(&tensor)?;
-            saved_tensors.insert(tensor, SavedTensor { shape, values });
-        }
-        let mut settings = settings.clone();
-        let is_all = |word: &str| word.eq_ignore_ascii_case(targets::ALL_LINEAR);
-        if matches!(&settings.target_modules, TargetModules::Pattern(word) if is_all(word)) {
-            settings.target_modules = TargetModules::Names(targets::all_linear(model));
-        }
-        Ok(Self { config: settings, modules, saved_tensors })
-    }
-}
+/// Files, without a decoder in memory. Rows are measured to their last digits, where a decoder sums as its kernels do.
+impl BaseTensors for Checkpoint {
+    type Error = FreshError;
 
-/// The tensors of a base model.
-struct Base<'a> {
-    model: &'a Modules,
-    files: &'a Checkpoint,
-}
-
-impl Base<'_> {
-    fn read(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>), CheckpointError> {
-        let name = self.model.place(name);
-        let values = self.files.tensor_f32(&name)?;
-        Ok((self.files.shape(&name)?.to_vec(), values))
+    fn expect_shape(&self, tensor: &str, shape: &[usize]) -> Result<(), FreshError> {
+        Ok(self.expect_shape(tensor, shape)?)
     }
 
-    /// Rows and columns of a matrix.
-    fn matrix(&self, name: &str) -> Result<(usize, usize), CheckpointError> {
-        let expected = self.model.shape(name).unwrap_or_default();
-        self.files.expect_shape(&self.model.place(name), expected)?;
-        let [rows, columns] = expected else { unreachable!("a target is a projection, which is a matrix") };
-        Ok((*rows, *columns))
+    fn values(&self, tensor: &str) -> Result<Vec<f32>, FreshError> {
+        Ok(self.tensor_f32(tensor)?)
     }
 
-    /// The length of each row of a matrix.
-    fn row_norms(&self, name: &str) -> Result<Vec<f32>, CheckpointError> {
-        let (shape, values) = self.read(name)?;
+    fn row_norms(&self, tensor: &str) -> Result<Vec<f32>, FreshError> {
+        let columns = self.shape(tensor)?.last().copied().unwrap_or(1).max(1);
         let square = |value: &f32| f64::from(*value).powi(2);
-        let rows = values.chunks(shape.last().copied().unwrap_or(1).max(1));
+        let values = self.tensor_f32(tensor)?;
+        let rows = values.chunks(columns);
         Ok(rows.map(|row| row.iter().map(square).sum::<f64>().sqrt() as f32).collect())
     }
 }

@@ -10,7 +10,7 @@ pub mod targets;
 mod weights;
 
 pub use config::{AdapterConfig, AdapterConfigError, TargetModules};
-pub use fresh::FreshError;
+pub use fresh::{BaseTensors, FreshError};
 pub use modules::Modules;
 pub use weights::{
     Adapter, AdapterError, AdapterModule, AdapterPart, SavedTensor, adapter_tensor_name, is_adapter_tensor_name,
