@@ -238,7 +238,7 @@ impl LogitGradient {
 }
 
 /// How well one target was predicted.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TokenScore {
     /// Negative log-likelihood of the target, in nats.
     pub nll: f32,

@@ -260,8 +260,7 @@ impl TrainParams {
 
     /// What the torch worker does not compute.
     fn native_only(&self) -> Option<&'static str> {
-        let of_choices = self.loss.native_only().or_else(|| self.optimizer.native_only());
-        match of_choices {
+        match self.optimizer.native_only() {
             Some(what) => Some(what),
             None if self.lora.value.learning_rate_ratio != 1.0 => Some("`lora.learning_rate_ratio`"),
             None if self.neftune_noise_alpha.is_some() => Some("`neftune_noise_alpha`"),
