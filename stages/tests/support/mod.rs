@@ -79,6 +79,8 @@ struct State {
     /// Whether access needs the token `secret`, and with which error code it is refused.
     gate: Option<&'static str>,
     page_size: usize,
+    /// Whether every repository has these files.
+    is_every_repository: bool,
     /// Whether ModelScope's listing says which commit is the newest.
     names_commit: bool,
 }
@@ -106,6 +108,7 @@ impl FaultyHub {
             gate: None,
             page_size: 1000,
             names_commit: true,
+            is_every_repository: false,
         }));
         let served = Arc::clone(&state);
         thread::spawn(move || {
@@ -132,6 +135,11 @@ impl FaultyHub {
     /// The next requests to the API go wrong in these ways, one each.
     pub(crate) fn fail_api(&self, faults: &[Fault]) {
         self.state.lock().unwrap().api_faults.extend(faults.iter().cloned());
+    }
+
+    /// Has the same files under every name, and not under `owner/name` alone.
+    pub(crate) fn be_every_repository(&self) {
+        self.state.lock().unwrap().is_every_repository = true;
     }
 
     /// Refuses everything without the token `secret`.
@@ -206,8 +214,13 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     if let Some(rest) = path.strip_prefix("/api/v1/") {
         return answer_modelscope(&mut stream, state, rest, &request);
     }
-    let of_model = path.strip_prefix("/api/models/owner/name/");
-    match of_model.or_else(|| path.strip_prefix("/api/datasets/owner/name/")) {
+    let of_kind = path.strip_prefix("/api/models/").or_else(|| path.strip_prefix("/api/datasets/"));
+    let is_any = state.lock().unwrap().is_every_repository;
+    let of_repository = of_kind.and_then(|rest| match is_any {
+        true => rest.splitn(3, '/').nth(2),
+        false => rest.strip_prefix("owner/name/"),
+    });
+    match of_repository {
         Some(rest) => answer_api(&mut stream, state, rest, &request),
         None if path.starts_with("/api/") => refuse(&mut stream, 404, Some("RepoNotFound")),
         None => {
