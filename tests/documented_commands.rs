@@ -38,6 +38,14 @@ struct Block {
     exit: i32,
 }
 
+impl Block {
+    /// Whether it is run here; what takes minutes is run by `scripts/check-release`, which sets `PIPELINE_DOCS=all`.
+    fn is_run(&self) -> bool {
+        let all = || std::env::var_os("PIPELINE_DOCS").is_some_and(|value| value == "all");
+        self.mark.as_ref().is_none_or(|mark| mark.starts_with("minutes") && all())
+    }
+}
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -74,19 +82,18 @@ fn read(page: &Path) -> (Vec<Block>, Vec<String>) {
         let content: Vec<&str> = lines.by_ref().map(|(_, line)| line).take_while(|line| *line != "```").collect();
         let mark =
             |name: &str| Some(before.strip_prefix("<!-- ")?.strip_suffix(" -->")?.strip_prefix(name)?.to_owned());
-        let script = match language {
-            "sh" => content.join("\n"),
-            "" => content.iter().filter_map(|line| line.strip_prefix("$ ")).collect::<Vec<_>>().join("\n"),
+        let scripts: Vec<String> = match language {
+            "sh" => vec![content.join("\n")],
+            "" => content.iter().filter_map(|line| line.strip_prefix("$ ")).map(str::to_owned).collect(),
             "yaml" if content.first() == Some(&"version: 1") => {
                 files.push(content.join("\n"));
                 continue;
             }
             _ => continue,
         };
-        if !script.is_empty() {
-            let exit = mark("exits with ").map_or(0, |code| code.parse().unwrap());
-            blocks.push(Block { page: page.to_owned(), line: at + 1, script, mark: mark("not run: "), exit });
-        }
+        let exit = mark("exits with ").map_or(0, |code| code.parse().unwrap());
+        let block = |script| Block { page: page.to_owned(), line: at + 1, script, mark: mark("not run: "), exit };
+        blocks.extend(scripts.into_iter().map(block));
         before = "";
     }
     (blocks, files)
@@ -103,15 +110,21 @@ fn file_name(text: &str) -> String {
 fn prepare(project: &Project, files: &[String], tokenizer: &Tokenizer) {
     tokenizer.checkpoint("llama31", &project.path("my_model"));
     project.write("rows.jsonl", &rows());
-    fs::copy(root().join("tests/pages/job.yaml"), project.path("job.yaml")).unwrap();
-    for folder in ["bin", "home", "pipelines"] {
+    copy(&root().join("tests/pages"), &project.path(""));
+    for folder in ["bin", "home"] {
         fs::create_dir(project.path(folder)).unwrap();
     }
     for folder in [".zfunc", ".config/fish/completions", ".local/share/bash-completion/completions"] {
         fs::create_dir_all(project.path("home").join(folder)).unwrap();
     }
-    copy(&root().join("pipelines"), &project.path("pipelines"));
+    for folder in ["pipelines", "tests/pipelines"] {
+        copy(&root().join(folder), &project.path(folder));
+    }
     symlink(env!("CARGO_BIN_EXE_pipeline"), project.path("bin/pipeline")).unwrap();
+    // `job.yaml` is the first file of a page that has any.
+    if let Some(first) = files.first() {
+        project.write("job.yaml", first);
+    }
     for text in files {
         project.write(&file_name(text), text);
     }
@@ -158,7 +171,7 @@ fn serve(checkpoint: &Path) -> FaultyHub {
 /// Runs the blocks of a page one after the other, and says which fail.
 fn run(page: &Path, tokenizer: &Tokenizer) -> Vec<String> {
     let (blocks, files) = read(page);
-    let run: Vec<&Block> = blocks.iter().filter(|block| block.mark.is_none()).collect();
+    let run: Vec<&Block> = blocks.iter().filter(|block| block.is_run()).collect();
     if run.is_empty() {
         return Vec::new();
     }
@@ -183,7 +196,7 @@ fn command(project: &Project, hub: &FaultyHub, script: &str) -> Command {
         command.env_remove(name);
     }
     command.env("HOME", project.path("home")).env("HF_ENDPOINT", &hub.endpoint).env("HF_HOME", project.path("hf"));
-    command.env("HF_HUB_CACHE", project.path("hub-cache")).env("MODELSCOPE_DOMAIN", &hub.endpoint);
+    command.env("HF_HUB_CACHE", project.path("hub-cache")).env("MODELSCOPE_ENDPOINT", &hub.endpoint);
     command
 }
 

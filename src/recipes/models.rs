@@ -1,4 +1,5 @@
-//! Models that recipes are for: some of each family that is computed natively. Any other checkpoint is set the same way.
+//! Models that recipes are for: some of each family that is computed natively. Any other checkpoint is set the same
+//! way.
 
 /// A model on the Hub.
 #[derive(Debug)]

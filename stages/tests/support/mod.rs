@@ -205,6 +205,7 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     state.lock().unwrap().requests.push(request.clone());
     let path = request.target.split('?').next().unwrap().to_owned();
     let path = if path.starts_with("/api/") { path } else { percent_decode(&path) };
+    let path = if state.lock().unwrap().is_every_repository { of_the_repository(&path) } else { path };
     let gate = state.lock().unwrap().gate;
     if let Some(code) = gate
         && request.authorization.as_deref() != Some("Bearer secret")
@@ -214,13 +215,8 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     if let Some(rest) = path.strip_prefix("/api/v1/") {
         return answer_modelscope(&mut stream, state, rest, &request);
     }
-    let of_kind = path.strip_prefix("/api/models/").or_else(|| path.strip_prefix("/api/datasets/"));
-    let is_any = state.lock().unwrap().is_every_repository;
-    let of_repository = of_kind.and_then(|rest| match is_any {
-        true => rest.splitn(3, '/').nth(2),
-        false => rest.strip_prefix("owner/name/"),
-    });
-    match of_repository {
+    let of_model = path.strip_prefix("/api/models/owner/name/");
+    match of_model.or_else(|| path.strip_prefix("/api/datasets/owner/name/")) {
         Some(rest) => answer_api(&mut stream, state, rest, &request),
         None if path.starts_with("/api/") => refuse(&mut stream, 404, Some("RepoNotFound")),
         None => {
@@ -243,6 +239,13 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
             }
         }
     }
+}
+
+/// A path of the API with the repository that there is in the place of the one asked for.
+fn of_the_repository(path: &str) -> String {
+    let prefixes = ["/api/models/", "/api/datasets/", "/api/v1/models/", "/api/v1/datasets/"];
+    let asked = prefixes.iter().find_map(|prefix| Some((prefix, path.strip_prefix(prefix)?.splitn(3, '/').nth(2)?)));
+    asked.map_or_else(|| path.to_owned(), |(prefix, rest)| format!("{prefix}owner/name/{rest}"))
 }
 
 fn percent_decode(path: &str) -> String {
