@@ -5,7 +5,7 @@
     python3 benches/engines.py [--stages 10] [--rounds 5] [--only pipeline,dvc] [--folder DIR] [--limit 300]
 
 Engines are taken from PATH; one that is not there is left out, and said so. The graph is lanes of chained stages (2 lanes up to 99 stages, else 10), each of
-which copies a file and adds a line: what is timed is the engine. Rounds of all engines are interleaved, so that a machine that is busy for a while is so
+which copies a file and adds a line of its own: what is timed is the engine. Rounds of all engines are interleaved, so that a machine that is busy for a while is so
 for all. Printed are the median and the least of wall and CPU time (with all processes that were waited for), the peak memory of one process, and, of CPU
 time, the ratio to `pipeline`.
 
@@ -112,7 +112,7 @@ def write_turbo(graph: Graph, folder: pathlib.Path) -> None:
         package = {"name": name, "version": "0.0.0", "dependencies": needs}
         packages |= {f"p/{name}": package, f"node_modules/{name}": {"resolved": f"p/{name}", "link": True}}
         (folder / "p" / name).mkdir(parents=True)
-        (folder / "p" / name / "add.txt").write_text("a line\n")
+        (folder / "p" / name / "add.txt").write_text(f"line {lane} {step}\n")
         scripts = {"build": "mkdir -p out && cat add.txt > out/o.txt"}
         (folder / "p" / name / "package.json").write_text(json.dumps(package | {"scripts": scripts}))
     lock = {"name": "b", "lockfileVersion": 3, "requires": True, "packages": packages}
@@ -159,9 +159,12 @@ class Engine:
         return f"p/s-{lane}-{step}/add.txt" if self.name == "turbo" else extra((lane, step))
 
 
+# A home of its own: a folder above may have one.
+OURS = ["pipeline", "--home", "home"]
+
 ENGINES = [
-    Engine("pipeline", write_pipeline, ["pipeline", "run", "-q", "pipeline.yaml"], ["pipeline", "plan", "pipeline.yaml"], [".pipeline"],
-           ("pipeline.yaml", "    uses: command", "    usse: command"), ["pipeline", "validate", "pipeline.yaml"]),
+    Engine("pipeline", write_pipeline, [*OURS, "run", "-q", "pipeline.yaml"], [*OURS, "plan", "pipeline.yaml"], ["home"],
+           ("pipeline.yaml", "    uses: command", "    usse: command"), [*OURS, "validate", "pipeline.yaml"]),
     Engine("dvc", write_dvc, ["dvc", "repro", "-q"], ["dvc", "repro", "--dry"], ["out", "dvc.lock", ".dvc/cache"],
            ("dvc.yaml", "    outs:", "    otus:"), ["dvc", "repro", "--dry"]),
     Engine("snakemake", write_snakemake, ["snakemake", "-q", "all", "-c2"], ["snakemake", "-n"], ["out", ".snakemake"],
@@ -262,20 +265,21 @@ def main() -> None:
             folder = folders[engine.name] = pathlib.Path(root) / engine.name
             (folder / "data").mkdir(parents=True)
             for lane in range(graph.lanes):
-                (folder / f"data/{lane}.txt").write_text("source\n")
+                (folder / f"data/{lane}.txt").write_text(f"source {lane}\n")
             for cell in graph.cells():
-                (folder / extra(cell)).write_text("a line\n")
+                (folder / extra(cell)).write_text(f"line {cell}\n")
             engine.write(graph, folder)
         for _ in range(options.rounds):
             for engine in chosen:
                 round_of(engine, graph, folders[engine.name], options.limit, figures[engine.name])
     print(f"\n{options.stages} stages, {options.rounds} rounds, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     print("| | | wall, median (least) | CPU, median (least) | CPU, ratio | peak memory |\n|---|---|---|---|---|---|")
+    versions = {engine.name: f"{engine.name} {version(engine)}" for engine in chosen}
     for case in CASES:
         ours = figures.get("pipeline", {}).get(case)
         for engine in chosen:
             of = figures[engine.name][case]
-            label = f"| {case} | {engine.name} {version(engine)} "
+            label = f"| {case} | {versions[engine.name]} "
             if of.failed or not of.wall:
                 print(f"{label}| {of.failed or '–'} | | | |")
                 continue
