@@ -19,10 +19,12 @@ mod limits;
 mod locate;
 mod lock;
 mod logs;
+mod new_file;
 mod plan;
 mod plot;
 mod profiles;
 mod progress;
+mod recipes;
 mod remote;
 mod render;
 mod run;
@@ -75,6 +77,10 @@ pub struct Global {
 
 #[derive(Subcommand)]
 enum Command {
+    Init(recipes::init::InitArgs),
+    Ls(recipes::ls::LsArgs),
+    Cat(recipes::cat::CatArgs),
+    Cp(recipes::cp::CpArgs),
     Run(run::RunArgs),
     Validate(validate::ValidateArgs),
     Explain(explain::ExplainArgs),
@@ -130,6 +136,10 @@ fn main() -> ExitCode {
     // A run has an order in which it stops, once it has begun; the engine's own processes heed the engine.
     let _exit = command.is_for_a_person().then(ExitOnInterrupt::new);
     let ended = match command {
+        Command::Init(args) => recipes::init::run(&args, &global),
+        Command::Ls(args) => recipes::ls::run(&args),
+        Command::Cat(args) => recipes::cat::run(&args),
+        Command::Cp(args) => recipes::cp::run(&args),
         Command::Run(args) => run::run(&args, &global),
         Command::Validate(args) => validate::run(&args, &global),
         Command::Explain(args) => explain::run(&args),

@@ -1,15 +1,12 @@
 //! Asking a model from the command line: `--prompt`, `--until`, and an answer that grows on a terminal.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
-#![allow(unsafe_code, reason = "calls of the C library")]
 mod support;
 
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{FromRawFd, OwnedFd};
-
-use nix::libc;
 use support::Project;
+use support::terminal::pseudo_terminal;
 
 const PIPELINE: &str = r#"
 version: 1
@@ -94,16 +91,4 @@ fn on_a_terminal_an_answer_grows_and_is_not_repeated() {
     let harmless = answer.replace(|letter: char| letter.is_control() && letter != '\n' && letter != '\t', "\u{fffd}");
     let expected = harmless.replace('\n', "\r\n  ");
     assert!(!answer.is_empty() && shown.contains(&expected), "{shown:?} lacks {expected:?}");
-}
-
-/// Both ends of a new pseudo-terminal: the side of the person, and that of the program.
-fn pseudo_terminal() -> (OwnedFd, OwnedFd) {
-    let (mut person, mut program) = (-1, -1);
-    let none = std::ptr::null_mut();
-    // SAFETY: both places are valid, and name, settings and size may be null.
-    let made =
-        unsafe { libc::openpty(&mut person, &mut program, none, none.cast_const().cast(), none.cast_const().cast()) };
-    assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: the call gave two descriptors that nothing else owns.
-    unsafe { (OwnedFd::from_raw_fd(person), OwnedFd::from_raw_fd(program)) }
 }

@@ -4,10 +4,14 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 use std::time::SystemTime;
 
 use crate::StoreError;
 use crate::entry::remove_entry;
+
+/// Flushes that wait for the disk at the same time.
+const MOST_FLUSHES: usize = 16;
 
 /// Writes a file so that a reader, and a machine that lost power, finds the old content or the new and nothing between.
 ///
@@ -70,6 +74,26 @@ pub fn replace_folder(new: &Path, target: &Path, aside: &Path) -> Result<(), Sto
 /// Fails where the folder cannot be opened or flushed.
 pub fn flush_folder(folder: &Path) -> Result<(), StoreError> {
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(StoreError::on("flush folder", folder))
+}
+
+/// Flushes files and folders of which none has to be on the disk before another: all at once, since a file system with a
+/// journal then commits once for all of them.
+///
+/// `syncfs` would be one call, and would wait for what everybody else has written to the file system.
+pub(crate) fn flush_together<P: AsRef<Path> + Sync>(paths: &[P]) -> Result<(), StoreError> {
+    let flush = |path: &P| {
+        let path = path.as_ref();
+        File::open(path).and_then(|file| file.sync_all()).map_err(StoreError::on("flush", path))
+    };
+    if let [path] = paths {
+        return flush(path);
+    }
+    let share = paths.len().div_ceil(MOST_FLUSHES).max(1);
+    thread::scope(|scope| {
+        let flushes: Vec<_> =
+            paths.chunks(share).map(|paths| scope.spawn(|| paths.iter().try_for_each(flush))).collect();
+        flushes.into_iter().try_for_each(|flush| flush.join().expect("flushing does not panic"))
+    })
 }
 
 /// Renames, over whatever has the new name.

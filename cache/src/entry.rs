@@ -88,14 +88,19 @@ pub(crate) fn put_entry(source: &Path, place: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Makes a folder of the store in an existing one, in the place of whatever is there and is none.
+/// Makes a folder of the store in an existing one and flushes the latter, in the place of whatever is there and is none.
 pub(crate) fn ensure_own_folder(folder: &Path) -> Result<(), StoreError> {
+    if make_own_folder(folder)? { flush_folder(parent(folder)) } else { Ok(()) }
+}
+
+/// [`ensure_own_folder`] without a flush; whether the folder is new.
+pub(crate) fn make_own_folder(folder: &Path) -> Result<bool, StoreError> {
     for last in [false, true] {
         match fs::create_dir(folder) {
-            Ok(()) => return flush_folder(parent(folder)),
+            Ok(()) => return Ok(true),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 if folder.is_dir() {
-                    return Ok(());
+                    return Ok(false);
                 }
                 if last {
                     return Err(StoreError::io("create folder", folder, error));
@@ -105,7 +110,7 @@ pub(crate) fn ensure_own_folder(folder: &Path) -> Result<(), StoreError> {
             Err(source) => return Err(StoreError::io("create folder", folder, source)),
         }
     }
-    Ok(())
+    Ok(false)
 }
 
 #[cfg(test)]

@@ -57,6 +57,13 @@ fn attributes(path: &Path) -> Result<Attributes, StoreError> {
     Ok(Attributes::of(&fs::symlink_metadata(path).map_err(StoreError::on("read", path))?))
 }
 
+/// A smaller file is on the disk as soon as the list of its tree is.
+const WORTH_FLUSHING: u64 = 1 << 20;
+
+fn is_worth_it(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.len() >= WORTH_FLUSHING)
+}
+
 /// Files on their way to the disk.
 ///
 /// The system tells of a failed write once, to who flushes first. So the result must be asked for: a later flush of the
@@ -66,14 +73,15 @@ fn attributes(path: &Path) -> Result<Attributes, StoreError> {
 pub struct Flushing(JoinHandle<Result<(), StoreError>>);
 
 impl Flushing {
-    /// Begins to flush the files of a folder, those below it left out.
+    /// Begins to flush the files of a folder, those below it left out, and those too small to be worth it: storing the
+    /// folder flushes all that is left, at once.
     ///
     /// # Errors
     /// Fails where the folder cannot be listed or the system gives no thread.
     pub fn begin(folder: &Path) -> Result<Self, StoreError> {
         let entries = fs::read_dir(folder).and_then(Iterator::collect::<Result<Vec<_>, _>>);
         let entries = entries.map_err(StoreError::on("list", folder))?;
-        let files: Vec<_> = entries.into_iter().map(|entry| entry.path()).filter(|path| path.is_file()).collect();
+        let files: Vec<_> = entries.into_iter().map(|entry| entry.path()).filter(|path| is_worth_it(path)).collect();
         let flush = move || {
             files.iter().try_for_each(|path| {
                 File::open(path).and_then(|file| file.sync_all()).map_err(StoreError::on("flush", path))

@@ -22,10 +22,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use rayon::prelude::*;
-
-use crate::atomic::{ensure_folder, flush_folder, parent, write_flushed};
-use crate::entry::{Entry, ensure_own_folder, put_entry, read_entry, remove_entry};
+use crate::atomic::{ensure_folder, flush_folder, flush_together, parent, write_flushed};
+use crate::entry::{Entry, ensure_own_folder, make_own_folder, put_entry, read_entry, remove_entry};
 use crate::in_use::{self, Closed, Gate, Passage, User};
 use crate::{Digest, Lock, Staging, StoreError, Tree, TreeFile, lock};
 
@@ -150,13 +148,34 @@ impl Store {
     /// Fails where a file is no longer what was hashed or the disk refuses. Files stored by then stay, unused.
     pub fn add_tree(&self, folder: &Path, tree: &Tree) -> Result<Digest, StoreError> {
         let places: Vec<_> = tree.files().iter().map(|file| self.object_path(&file.digest)).collect();
-        let shards: BTreeSet<_> = places.iter().map(|place| parent(place)).collect();
-        shards.iter().try_for_each(|shard| ensure_own_folder(shard))?;
+        let list = self.tree_path(&tree.digest());
+        let shards: BTreeSet<_> = places.iter().chain([&list]).map(|place| parent(place)).collect();
+        let mut changed = Vec::new();
+        for shard in shards {
+            if make_own_folder(shard)? {
+                changed.push(parent(shard));
+            }
+            changed.push(shard);
+        }
+        changed.sort_unstable();
+        changed.dedup();
+        let staging = self.staging()?;
+        let mut contents = vec![staging.path().join("list")];
+        fs::write(&contents[0], tree.to_json()).map_err(StoreError::on("write", &contents[0]))?;
         let mode = self.mode();
-        tree.files().par_iter().try_for_each(|file| make_ready(&folder.join(&file.path), file, mode))?;
+        for file in tree.files() {
+            let source = folder.join(&file.path);
+            protect(&source, file, mode)?;
+            contents.push(source);
+        }
+        // Contents, then names: without the first, a loss of power leaves zeros under a valid digest. The result is
+        // recorded by the caller, when both are on the disk.
+        flush_together(&contents)?;
         self.move_in(folder, tree, &places)?;
-        shards.par_iter().try_for_each(|shard| flush_folder(shard))?;
-        self.adopt_tree(tree)?;
+        let passage = self.pass()?;
+        put_entry(&contents[0], &list)?;
+        drop(passage);
+        flush_together(&changed)?;
         Ok(tree.digest())
     }
 
@@ -263,13 +282,14 @@ impl Store {
         remove_entry(&self.object_path(object)).map(drop)
     }
 
-    /// The folder for the resumable working state of a key, made if it is not there.
+    /// The folder for the resumable working state of a key, made if it is not there. Who saves a state in it flushes the
+    /// way to it.
     ///
     /// # Errors
     /// Fails where the disk refuses.
     pub fn partial(&self, working_key: &Digest) -> Result<PathBuf, StoreError> {
         let folder = self.folder("partial").join(working_key.to_string());
-        ensure_own_folder(&folder)?;
+        make_own_folder(&folder)?;
         Ok(folder)
     }
 
@@ -386,12 +406,17 @@ fn make_folders(root: &Path) -> Result<(), StoreError> {
 
 /// Makes a hashed file what an object is: read-only and flushed.
 fn make_ready(source: &Path, file: &TreeFile, mode: u32) -> Result<(), StoreError> {
+    protect(source, file, mode)?;
+    // Without this, a loss of power after the rename leaves zeros under a valid digest.
+    File::open(source).and_then(|file| file.sync_all()).map_err(StoreError::on("flush", source))
+}
+
+/// Makes a hashed file read-only.
+fn protect(source: &Path, file: &TreeFile, mode: u32) -> Result<(), StoreError> {
     if !is_whole(source, file.size) {
         return Err(StoreError::ChangedWhileStoring { path: source.to_owned() });
     }
-    fs::set_permissions(source, Permissions::from_mode(mode)).map_err(StoreError::on("protect", source))?;
-    // Without this, a loss of power after the rename leaves zeros under a valid digest.
-    File::open(source).and_then(|file| file.sync_all()).map_err(StoreError::on("flush", source))
+    fs::set_permissions(source, Permissions::from_mode(mode)).map_err(StoreError::on("protect", source))
 }
 
 /// Whether a regular file of a length is there.

@@ -13,17 +13,17 @@ mod job;
 mod key;
 mod llama_factory;
 mod ms_swift;
-mod parameters;
-mod places;
+pub(crate) mod parameters;
+pub(crate) mod places;
 mod reading;
 mod report;
-mod rows;
+pub(crate) mod rows;
 mod torchtune;
 mod trl;
-mod write;
+pub(crate) mod write;
 
-use std::fs::{self, OpenOptions};
-use std::io::{ErrorKind, Write as _};
+use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -43,7 +43,7 @@ use self::report::Report;
 use crate::progress::Verbosity;
 use crate::render::{self, Exit, Failure, Message};
 use crate::terminal::{self, Look};
-use crate::{Format, Global};
+use crate::{Format, Global, new_file};
 
 /// Write a pipeline file that does what another tool's configuration or command does.
 ///
@@ -108,7 +108,7 @@ struct Imported {
 /// Reads, writes and reports.
 pub(crate) fn run(args: &ImportArgs, global: &Global) -> Result<(), Failure> {
     if let Some(output) = args.output.as_ref().filter(|output| !args.overwrite && output.exists()) {
-        return Err(taken(output));
+        return Err(new_file::taken(output));
     }
     let mut sources = Sources::default();
     let configuration = find(args, &mut sources)?;
@@ -151,7 +151,11 @@ pub(crate) fn run(args: &ImportArgs, global: &Global) -> Result<(), Failure> {
         return Err(Failure::Shown(Exit::Wrong));
     };
     match (&args.output, args.format) {
-        (Some(output), _) => write(output, pipeline, args.overwrite),
+        (Some(output), _) => {
+            new_file::write(output, pipeline, args.overwrite)?;
+            terminal::tell_line(format_args!("{}: written; `pipeline plan` shows what it would do", output.display()));
+            Ok(())
+        }
         (None, Format::Text) => {
             std::io::stdout().lock().write_all(pipeline.as_bytes())?;
             Ok(())
@@ -163,29 +167,6 @@ pub(crate) fn run(args: &ImportArgs, global: &Global) -> Result<(), Failure> {
 /// Whether there is a job, of which only parts are missing.
 fn job_can_be_read(problems: &[Problem]) -> bool {
     problems.iter().all(|problem| problem.severity == Severity::Warning)
-}
-
-fn taken(output: &Path) -> Failure {
-    Failure::wrong(format!("`{}` is there already", output.display())).with_help("`--overwrite` replaces it")
-}
-
-/// Writes the file, and never over another one without being told.
-fn write(output: &Path, text: &str, overwrite: bool) -> Result<(), Failure> {
-    let mut options = OpenOptions::new();
-    options.write(true);
-    if overwrite {
-        options.create(true).truncate(true)
-    } else {
-        options.create_new(true)
-    };
-    match options.open(output).and_then(|mut file| file.write_all(text.as_bytes())) {
-        Ok(()) => {
-            terminal::tell_line(format_args!("{}: written; `pipeline plan` shows what it would do", output.display()));
-            Ok(())
-        }
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(taken(output)),
-        Err(error) => Err(Failure::machine(error)),
-    }
 }
 
 /// The configuration in what was given.
@@ -333,7 +314,7 @@ fn no_training(verb: &str, span: Span) -> Option<Problem> {
 }
 
 /// What `pipeline validate` finds in the file, where it is not fine.
-fn validated(file: &Path, text: &str) -> Option<Rejected> {
+pub(crate) fn validated(file: &Path, text: &str) -> Option<Rejected> {
     let registry = stages::registry();
     match engine::plan::load_text(file, text, &[], &registry) {
         Ok(plan) => {
@@ -349,7 +330,7 @@ fn validated(file: &Path, text: &str) -> Option<Rejected> {
 }
 
 /// Whether a problem is one of files on this machine, and not of the pipeline file.
-fn is_of_the_machine(problem: &Problem) -> bool {
+pub(crate) fn is_of_the_machine(problem: &Problem) -> bool {
     const CODES: &[&str] = &[
         "file-missing",
         "file-unreadable",

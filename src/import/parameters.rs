@@ -24,7 +24,7 @@ pub(super) struct Parameter {
 
 /// Parameters in the order in which they were set.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Parameters(Vec<Parameter>);
+pub(crate) struct Parameters(Vec<Parameter>);
 
 impl Parameters {
     /// Sets a parameter; one of the same path is replaced where it is.
@@ -41,7 +41,7 @@ impl Parameters {
         self.set(path, value, Note::Needed(why));
     }
 
-    pub(super) fn get(&self, path: &str) -> Option<&Json> {
+    pub(crate) fn get(&self, path: &str) -> Option<&Json> {
         self.0.iter().find(|parameter| parameter.path == path).map(|parameter| &parameter.value)
     }
 

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 const ROWS: &[&str] = &["jsonl", "ndjson", "json", "csv", "tsv", "txt", "parquet", "arrow", "gz", "zst"];
 
 #[derive(Debug, Clone)]
-pub(super) struct Places {
+pub(crate) struct Places {
     /// The folder that the tool would be started in.
     here: PathBuf,
     /// The folder of the configuration, where something may be that is not here.
@@ -22,7 +22,7 @@ pub(super) struct Places {
 
 impl Places {
     /// `configuration` is the tool's file, `output` the pipeline file.
-    pub(super) fn new(configuration: Option<&Path>, output: Option<&Path>) -> Self {
+    pub(crate) fn new(configuration: Option<&Path>, output: Option<&Path>) -> Self {
         let here = env::current_dir().unwrap_or_default();
         let folder =
             |file: Option<&Path>| file.and_then(Path::parent).map_or_else(|| here.clone(), |folder| here.join(folder));
@@ -30,7 +30,7 @@ impl Places {
     }
 
     /// What a name stands for on this machine, if anything.
-    pub(super) fn find(&self, name: &str) -> Option<PathBuf> {
+    pub(crate) fn find(&self, name: &str) -> Option<PathBuf> {
         let name = match (name.strip_prefix("~/"), env::var_os("HOME")) {
             (Some(rest), Some(home)) => Path::new(&home).join(rest),
             _ => PathBuf::from(name),
@@ -39,13 +39,13 @@ impl Places {
     }
 
     /// Whether a name is meant as a path, and not as one of a hub.
-    pub(super) fn is_path(&self, name: &str) -> bool {
+    pub(crate) fn is_path(&self, name: &str) -> bool {
         let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
         name.starts_with(['.', '/', '~']) || ROWS.contains(&ending) || self.find(name).is_some()
     }
 
     /// A path as the pipeline file writes it.
-    pub(super) fn written(&self, name: &str) -> String {
+    pub(crate) fn written(&self, name: &str) -> String {
         let path = self.find(name).unwrap_or_else(|| self.here.join(name));
         match path.strip_prefix(&self.output) {
             Ok(inside) if !name.starts_with('/') => {
@@ -57,7 +57,7 @@ impl Places {
     }
 
     /// The columns of a file of rows on this machine, by its first row; `None` where they cannot be seen.
-    pub(super) fn columns(&self, name: &str) -> Option<Vec<String>> {
+    pub(crate) fn columns(&self, name: &str) -> Option<Vec<String>> {
         let path = self.find(name)?;
         let file = BufReader::new(File::open(&path).ok()?);
         let row: serde_json::Value = match path.extension()?.to_str()? {

@@ -16,12 +16,12 @@ pub(super) fn source(name: &str, hub: &str, places: &Places) -> String {
 }
 
 /// The value of a column in an expression, also where a row lacks it or has null there.
-pub(super) fn column(name: &str) -> String {
+pub(crate) fn column(name: &str) -> String {
     format!("(row[{}]|default('', true))", Json::from(name))
 }
 
 /// Rows as conversations, each of an optional system message, a user's and an assistant's turn: all are expressions.
-pub(super) fn conversation(rows: &mut Parameters, system: Option<&str>, user: &str, assistant: &str) {
+pub(crate) fn conversation(rows: &mut Parameters, system: Option<&str>, user: &str, assistant: &str) {
     let turn = |role: &str, content: &str| format!("{{'role': '{role}', 'content': {content}}}");
     let turns = format!("[{}, {}]", turn("user", user), turn("assistant", assistant));
     let turns = match system {
@@ -45,14 +45,14 @@ pub(super) fn text(rows: &mut Parameters, column: &str) {
 }
 
 /// The instruction, and below it the input where there is one, as most tools put them into one turn.
-pub(super) fn instruction(instruction: &str, input: &str) -> String {
+pub(crate) fn instruction(instruction: &str, input: &str) -> String {
     let (instruction, input) = (column(instruction), column(input));
     format!("{instruction} ~ ('\\n' ~ {input} if {input} else '')")
 }
 
 /// The shape of rows, as far as the names of their columns tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(crate) enum Shape {
     /// A conversation in this column.
     Messages(String),
     /// Prompt and completion in these columns.
@@ -65,7 +65,7 @@ pub(super) enum Shape {
 }
 
 impl Shape {
-    pub(super) fn of(columns: &[String]) -> Option<Self> {
+    pub(crate) fn of(columns: &[String]) -> Option<Self> {
         let has = |name: &str| columns.iter().any(|column| column == name);
         let first = |names: &[&str]| names.iter().find(|name| has(name)).map(|name| (*name).to_owned());
         if has("chosen") && has("rejected") {

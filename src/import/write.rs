@@ -92,7 +92,7 @@ impl Writer {
 }
 
 /// A value on one line.
-fn flow(value: &Json) -> String {
+pub(crate) fn flow(value: &Json) -> String {
     match value {
         Json::String(value) => text(value),
         Json::Array(items) => format!("[{}]", items.iter().map(flow).collect::<Vec<_>>().join(", ")),
@@ -111,7 +111,7 @@ fn flow(value: &Json) -> String {
 }
 
 /// A string, in quotes where it would be something else without them. `${` is a reference in a pipeline file.
-fn text(value: &str) -> String {
+pub(crate) fn text(value: &str) -> String {
     let value = value.replace("${", "$${");
     let is_plain = value.starts_with(|letter: char| letter.is_ascii_alphabetic() || matches!(letter, '.' | '/' | '_'))
         && value.chars().all(|letter| letter.is_ascii_alphanumeric() || "_./-+@".contains(letter))

@@ -3,6 +3,8 @@
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses its own part of this; tests may unwrap")]
 
 pub(crate) mod fake_tools;
+pub(crate) mod terminal;
+pub(crate) mod tiny;
 
 use std::fs;
 use std::path::{Path, PathBuf};

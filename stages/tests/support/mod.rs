@@ -79,6 +79,8 @@ struct State {
     /// Whether access needs the token `secret`, and with which error code it is refused.
     gate: Option<&'static str>,
     page_size: usize,
+    /// Whether every repository has these files.
+    is_every_repository: bool,
     /// Whether ModelScope's listing says which commit is the newest.
     names_commit: bool,
 }
@@ -106,6 +108,7 @@ impl FaultyHub {
             gate: None,
             page_size: 1000,
             names_commit: true,
+            is_every_repository: false,
         }));
         let served = Arc::clone(&state);
         thread::spawn(move || {
@@ -132,6 +135,11 @@ impl FaultyHub {
     /// The next requests to the API go wrong in these ways, one each.
     pub(crate) fn fail_api(&self, faults: &[Fault]) {
         self.state.lock().unwrap().api_faults.extend(faults.iter().cloned());
+    }
+
+    /// Has the same files under every name, and not under `owner/name` alone.
+    pub(crate) fn be_every_repository(&self) {
+        self.state.lock().unwrap().is_every_repository = true;
     }
 
     /// Refuses everything without the token `secret`.
@@ -197,6 +205,7 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     state.lock().unwrap().requests.push(request.clone());
     let path = request.target.split('?').next().unwrap().to_owned();
     let path = if path.starts_with("/api/") { path } else { percent_decode(&path) };
+    let path = if state.lock().unwrap().is_every_repository { of_the_repository(&path) } else { path };
     let gate = state.lock().unwrap().gate;
     if let Some(code) = gate
         && request.authorization.as_deref() != Some("Bearer secret")
@@ -230,6 +239,13 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
             }
         }
     }
+}
+
+/// A path of the API with the repository that there is in the place of the one asked for.
+fn of_the_repository(path: &str) -> String {
+    let prefixes = ["/api/models/", "/api/datasets/", "/api/v1/models/", "/api/v1/datasets/"];
+    let asked = prefixes.iter().find_map(|prefix| Some((prefix, path.strip_prefix(prefix)?.splitn(3, '/').nth(2)?)));
+    asked.map_or_else(|| path.to_owned(), |(prefix, rest)| format!("{prefix}owner/name/{rest}"))
 }
 
 fn percent_decode(path: &str) -> String {

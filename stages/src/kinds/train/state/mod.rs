@@ -241,6 +241,8 @@ impl StateDraft {
         remove(&whole)?;
         fs::rename(&folder, &whole).map_err(at(&whole))?;
         flush_folder(&working)?;
+        // The store has made the folder, and not flushed its name.
+        working.parent().map_or(Ok(()), flush_folder)?;
         let (until_now, later): (Vec<_>, Vec<_>) =
             saved_steps(&working)?.into_iter().rev().partition(|(step, _)| *step <= progress.step);
         for (_, folder) in until_now.into_iter().skip(keep).chain(later) {

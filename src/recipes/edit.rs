@@ -1,0 +1,156 @@
+//! Changes to the text of a recipe: values are replaced where they are, and everything else stays, comments too.
+
+use std::path::Path;
+
+use engine::file::parse::parse;
+use engine::file::scalar;
+use engine::file::source::{SourceId, Span};
+use engine::file::tree::{Node, Value};
+use engine::suggest;
+
+use super::Recipe;
+use crate::import::places::Places;
+use crate::import::write;
+use crate::render::Failure;
+
+/// A recipe's text, its tree, and what is to be changed.
+pub(super) struct Draft {
+    recipe: &'static Recipe,
+    root: Node,
+    /// Texts in the place of spans, which are not the same twice.
+    changes: Vec<(Span, String)>,
+    /// Lines in front of the recipe's own comment.
+    head: Vec<String>,
+}
+
+impl Draft {
+    pub(super) fn new(recipe: &'static Recipe) -> Self {
+        let mut problems = Vec::new();
+        let root = parse(SourceId(0), recipe.text, &mut problems).expect("a test reads every recipe");
+        Self { recipe, root, changes: Vec::new(), head: Vec::new() }
+    }
+
+    /// Gives a variable of the recipe a value. A path is meant from here, and written from where the file will be.
+    pub(super) fn set(&mut self, name: &str, value: &str, places: &Places) -> Result<(), Failure> {
+        let Some(span) = self.root.get("vars").and_then(|vars| vars.get(name)).map(|value| value.span) else {
+            return Err(self.unknown(name));
+        };
+        let is_folder = places.is_path(value);
+        let written = if is_folder { places.written(value) } else { value.to_owned() };
+        let text = match scalar::plain(&written) {
+            Value::String(_) => write::text(&written),
+            _ => written,
+        };
+        self.changes.retain(|(changed, _)| *changed != span);
+        self.changes.push((span, text));
+        if is_folder {
+            self.read_from_folders(name);
+        }
+        Ok(())
+    }
+
+    fn unknown(&self, name: &str) -> Failure {
+        let recipe = self.recipe.name;
+        let names = self.variables();
+        let failure = Failure::wrong(format!("the recipe `{recipe}` has no variable `{name}`"));
+        match suggest::help(name, "variables", &names) {
+            Some(help) => failure.with_help(help),
+            None => failure,
+        }
+    }
+
+    fn variables(&self) -> Vec<String> {
+        match self.root.get("vars").map(|vars| &vars.value) {
+            Some(Value::Map(entries)) => entries.iter().map(|entry| entry.key.clone()).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    pub(super) fn has_variable(&self, name: &str) -> bool {
+        self.variables().iter().any(|variable| variable == name)
+    }
+
+    /// Downloads of what a variable names are copies of a folder.
+    fn read_from_folders(&mut self, variable: &str) {
+        let reference = format!("${{vars.{variable}}}");
+        let downloads: Vec<Span> = entries(self.root.get("stages"))
+            .iter()
+            .flat_map(|stage| entries(stage.value.get("with")))
+            .filter(|entry| entry.key == "repo" && entry.value.to_json() == reference)
+            .map(|entry| entry.key_span)
+            .collect();
+        self.changes.extend(downloads.into_iter().map(|span| (span, "path".to_owned())));
+    }
+
+    /// Adds parameters to each stage of a kind, all of which a recipe writes as `with: { … }`.
+    pub(super) fn add(&mut self, kind: &str, parameters: &str) {
+        let begins: Vec<Span> = entries(self.root.get("stages"))
+            .iter()
+            .filter(|stage| stage.value.get("uses").is_some_and(|uses| uses.to_json() == kind))
+            .filter_map(|stage| entries(stage.value.get("with")).first().map(|first| first.key_span))
+            .map(|first| Span { len: 0, ..first })
+            .collect();
+        self.changes.extend(begins.into_iter().map(|span| (span, format!("{parameters}, "))));
+    }
+
+    /// Replaces a parameter of every stage that sets it.
+    pub(super) fn replace(&mut self, parameter: &str, value: &str) {
+        let values: Vec<Span> = entries(self.root.get("stages"))
+            .iter()
+            .filter_map(|stage| stage.value.get("with")?.get(parameter).map(|value| value.span))
+            .collect();
+        self.changes.extend(values.into_iter().map(|span| (span, value.to_owned())));
+    }
+
+    /// Gives each stage of a kind `resources`, which no recipe of [`init`](super::init) sets.
+    pub(super) fn request(&mut self, kind: &str, resources: &str) {
+        let uses: Vec<Span> = entries(self.root.get("stages"))
+            .iter()
+            .filter_map(|stage| stage.value.get("uses"))
+            .filter(|uses| uses.to_json() == kind)
+            .map(|uses| Span { offset: uses.span.end(), len: 0, ..uses.span })
+            .collect();
+        self.changes.extend(uses.into_iter().map(|span| (span, format!("\n    resources: {resources}"))));
+    }
+
+    pub(super) fn explain(&mut self, line: String) {
+        self.head.push(line);
+    }
+
+    /// The text as a file of this name, which names the job and the folders that it publishes to.
+    pub(super) fn write(&self, file: &Path) -> String {
+        let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+        let mut changes = self.changes.clone();
+        changes.extend(self.root.get("name").map(|name| (name.span, write::text(&stem))));
+        let own = format!("./out/{}", self.recipe.name);
+        for target in entries(self.root.get("publish")) {
+            if let Value::String(path) = &target.value.value
+                && let Some(rest) = path.strip_prefix(&own)
+            {
+                changes.push((target.value.span, write::text(&format!("./out/{stem}{rest}"))));
+            }
+        }
+        changes.sort_by_key(|(span, _)| span.offset);
+        let mut text = self.recipe.text.to_owned();
+        for (span, new) in changes.iter().rev() {
+            text.replace_range(span.offset..span.end(), new);
+        }
+        let called = format!("{}.yaml", self.recipe.name);
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let head = self.head.iter().map(|line| format!("# {line}\n"));
+        let lines = text.lines().map(|line| match line.starts_with('#') {
+            true => line.replace("pipelines/", "").replace(&called, &name) + "\n",
+            false => format!("{line}\n"),
+        });
+        let gap = (!self.head.is_empty()).then(|| "#\n".to_owned());
+        head.chain(gap).chain(lines).collect()
+    }
+}
+
+/// The entries of a mapping.
+fn entries(node: Option<&Node>) -> &[engine::file::tree::Entry] {
+    match node.map(|node| &node.value) {
+        Some(Value::Map(entries)) => entries,
+        _ => &[],
+    }
+}

@@ -1,0 +1,186 @@
+//! `pipeline init`: a pipeline file for the user's rows, model and machine, made of a recipe.
+//!
+//! [`rows`] looks at the data, [`machine`] at the machine, [`questions`] asks for what is not given.
+
+mod machine;
+mod questions;
+mod rows;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use self::machine::Machine;
+use self::questions::answer;
+use self::rows::{Form, Rows};
+use super::edit::Draft;
+use super::models::Model;
+use super::{Recipe, models};
+use crate::import::places::Places;
+use crate::import::{is_of_the_machine, validated};
+use crate::render::{self, Exit, Failure};
+use crate::terminal::{self, Look};
+use crate::{Global, new_file, words};
+
+/// Rows of an optimizer step where there are enough of them.
+const ROWS_PER_STEP: usize = 16;
+
+/// `max_seq_len` of the recipes.
+const MAX_SEQ_LEN: u64 = 2048;
+
+/// Steps that an epoch should have at least.
+const STEPS_PER_EPOCH: usize = 20;
+
+/// Write a pipeline file for rows, a model and a machine of your own.
+///
+/// On a terminal, asks for what is not given. Looks at the first row of the data (which columns), at their number (rows
+/// of a step) and at this machine (which model, how many devices). `pipeline run FILE --smoke` then tries the file.
+#[derive(Args)]
+pub(crate) struct InitArgs {
+    /// The pipeline file to write.
+    #[arg(value_name = "FILE", default_value = "pipeline.yaml")]
+    file: PathBuf,
+    /// A file of rows, or a data set on the Hub: `owner/name`.
+    #[arg(long, value_name = "FILE|NAME")]
+    data: Option<String>,
+    /// What to do: a recipe that reads rows, as `pipeline ls` lists them; by default what the rows are for.
+    #[arg(long, value_name = "RECIPE")]
+    purpose: Option<String>,
+    /// A folder with a checkpoint, or a model on the Hub: `owner/name`; by default one that this machine has memory for.
+    #[arg(long, value_name = "FOLDER|NAME")]
+    model: Option<String>,
+    /// Replace the pipeline file, if it is there.
+    #[arg(long)]
+    overwrite: bool,
+}
+
+pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
+    if args.file.exists() && !args.overwrite {
+        return Err(new_file::taken(&args.file));
+    }
+    let places = Places::new(None, Some(&args.file));
+    let machine = Machine::here();
+    let data = answer(args.data.as_deref(), "--data", "Your rows, a file or a data set on the Hub", None)?;
+    if places.is_path(&data) && places.find(&data).is_none() && !data.contains(['*', '?']) {
+        return Err(Failure::wrong(format!("there is no file `{data}`")));
+    }
+    let rows = Rows::of(&data, &places);
+    let recipe = recipe(args.purpose.as_deref(), &rows)?;
+    let suggested = machine.suggested(recipe.name).repo;
+    let model = answer(args.model.as_deref(), "--model", "A model, on the Hub or in a folder", Some(suggested))?;
+
+    let mut draft = Draft::new(recipe);
+    draft.explain(format!("Written by `pipeline init`: `{}` for {}.", recipe.name, model));
+    draft.explain(format!("Data: {data}, {}.", rows.describe()));
+    draft.explain(format!("Machine: {}.", machine.describe()));
+    draft.set("model", &model, &places)?;
+    draft.set("data", &data, &places)?;
+    if let Some(positions) = positions(&model, &places).filter(|&positions| positions < MAX_SEQ_LEN)
+        && draft.has_variable("max_seq_len")
+    {
+        draft.set("max_seq_len", &positions.to_string(), &places)?;
+    }
+    if let Some(parameters) = &rows.parameters {
+        draft.add("dataset", parameters);
+    }
+    fit(&mut draft, &rows, &machine);
+    let text = check(&mut draft, &args.file)?;
+    new_file::write(&args.file, &text, args.overwrite)?;
+    warn(recipe, &model, &machine);
+    if global.verbosity() != crate::progress::Verbosity::Quiet {
+        let file = words::path(&args.file);
+        terminal::tell_line(format_args!("{file}: written; `pipeline run {file} --smoke` tries it"));
+    }
+    Ok(())
+}
+
+/// How many tokens a checkpoint on this machine reads at once, by its configuration.
+fn positions(model: &str, places: &Places) -> Option<u64> {
+    let text = fs::read_to_string(places.find(model)?.join("config.json")).ok()?;
+    serde_json::from_str::<serde_json::Value>(&text).ok()?["max_position_embeddings"].as_u64()
+}
+
+/// What the rows are for, or what the user wants of those that read rows.
+fn recipe(purpose: Option<&str>, rows: &Rows) -> Result<&'static Recipe, Failure> {
+    let usual = match rows.form {
+        Form::Conversations | Form::Unknown => "lora",
+        Form::Text => "pretrain",
+        Form::Pairs => "dpo",
+        Form::Judged => "kto",
+    };
+    let names: Vec<&str> = purposes().map(|recipe| recipe.name).collect();
+    let question = format!("What for: {}", names.join(", "));
+    let recipe = Recipe::find(&answer(purpose, "--purpose", &question, Some(usual))?)?;
+    if names.contains(&recipe.name) {
+        return Ok(recipe);
+    }
+    let name = recipe.name;
+    Err(Failure::wrong(format!("`{name}` is not made for rows and a model of your own"))
+        .with_help(format!("`--purpose` is one of {}; `pipeline cp {name} FILE` copies this one", names.join(", "))))
+}
+
+/// The recipes whose rows and model are variables, but for the study of one data set.
+fn purposes() -> impl Iterator<Item = &'static Recipe> {
+    let is_open = |recipe: &&'static Recipe| {
+        let draft = Draft::new(recipe);
+        draft.has_variable("model") && draft.has_variable("data") && recipe.name != "scaling"
+    };
+    super::ALL.iter().filter(is_open)
+}
+
+/// Sets what follows from the number of rows and of devices.
+fn fit(draft: &mut Draft, rows: &Rows, machine: &Machine) {
+    let devices = machine.accelerators.len().max(1);
+    if devices > 1 {
+        draft.request("train", "{ count: all }");
+    }
+    let per_step = rows.count.map_or(ROWS_PER_STEP, |count| (count / STEPS_PER_EPOCH).clamp(1, ROWS_PER_STEP));
+    if per_step < ROWS_PER_STEP || devices > 4 {
+        // Each device computes at least one row at once.
+        let at_once = per_step.min(4).max(devices);
+        draft.replace("micro_batch_size", &at_once.to_string());
+        draft.replace("gradient_accumulation_steps", &per_step.div_ceil(at_once).to_string());
+    }
+}
+
+/// The text, which validates. A checkpoint that has no chat template gets one.
+fn check(draft: &mut Draft, file: &Path) -> Result<String, Failure> {
+    let text = draft.write(file);
+    let Some(rejected) = validated(file, &text) else { return Ok(text) };
+    if rejected.problems.iter().any(|problem| problem.code == "no-chat-template") {
+        for kind in ["tokenize", "evaluate", "generate"] {
+            draft.add(kind, "chat_template: chatml");
+        }
+        draft.explain("The model has no chat template, so that turns are written as ChatML.".to_owned());
+        let text = draft.write(file);
+        if validated(file, &text).is_none() {
+            return Ok(text);
+        }
+    }
+    terminal::tell(render::problems(&rejected.sources, &rejected.problems, Look::stderr()));
+    let are_of_the_machine = rejected.problems.iter().all(is_of_the_machine);
+    match are_of_the_machine {
+        true => Err(Failure::Shown(Exit::Wrong)),
+        false => Err(Failure::wrong("the file does not validate, which is a mistake of `pipeline init`")),
+    }
+}
+
+/// Says where a model is too large for this machine.
+fn warn(recipe: &Recipe, model: &str, machine: &Machine) {
+    let Some(model) = Model::find(model) else { return };
+    let (needed, room) = (machine::needed(recipe.name, model), machine.room());
+    if needed > room {
+        let (needed, room) = (words::bytes(needed), words::bytes(room));
+        let others: Vec<&str> = models::ALL
+            .iter()
+            .filter(|other| other.family == model.family && machine::needed(recipe.name, other) <= machine.room())
+            .map(|other| other.repo)
+            .collect();
+        let help = if others.is_empty() { String::new() } else { format!("; there is room for {}", others.join(", ")) };
+        terminal::tell_line(format_args!(
+            "warning: `{}` of {} needs about {needed}, and this machine has {room}{help}",
+            recipe.name, model.repo
+        ));
+    }
+}
