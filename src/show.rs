@@ -206,13 +206,13 @@ fn facts(facts: &Map<String, Value>) -> String {
 fn print_row(out: &mut dyn Write, row: &RowView, look: Look) -> io::Result<()> {
     match row {
         RowView::Text { index, fields } => {
-            writeln!(out, "\n{}", look.paint("1", &format!("row {index}")))?;
+            writeln!(out, "\n{}", look.paint("1", &format!("row {}", index + 1)))?;
             fields.iter().try_for_each(|field| print_field(out, field, look))
         }
         RowView::Tokens { index, documents, padding } => {
             let tokens: usize = documents.iter().map(|document| document.tokens).sum();
             let trained: usize = documents.iter().map(|document| document.trained).sum();
-            let mut title = format!("row {index}: {}, {trained} trained", words::plural(tokens, "token"));
+            let mut title = format!("row {}: {}, {trained} trained", index + 1, words::plural(tokens, "token"));
             if documents.len() > 1 {
                 title += &format!(", {} documents", documents.len());
             }
@@ -340,7 +340,7 @@ mod tests {
         };
         let row = RowView::Tokens { index: 7, documents: vec![document("I"), document("You")], padding: 3 };
         let text = printed(&row, PIPE);
-        assert!(text.contains("row 7: 8 tokens, 4 trained, 2 documents, 3 of padding behind them"), "{text}");
+        assert!(text.contains("row 8: 8 tokens, 4 trained, 2 documents, 3 of padding behind them"), "{text}");
         assert!(text.contains("  Who?\n  Me: ⟦I⟧\n── document 2: 4 tokens, 2 trained ──"), "{text}");
         let ascii = printed(&row, Look { unicode: false, ..PIPE });
         assert!(ascii.is_ascii() && ascii.contains("Me: [[You]]"), "{ascii}");

@@ -106,7 +106,7 @@ fn is_shown(left: &Left) {
         project.run(&["run", "project.yaml"]).ends_with(0);
     }
     for (output, said) in [
-        ("questions", "row 0"),
+        ("questions", "row 1"),
         ("tokens", "trained"),
         ("packs", "document 1"),
         ("scores", "perplexity"),

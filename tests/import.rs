@@ -29,6 +29,19 @@ fn project() -> Project {
     project.write("texts.jsonl", "{\"body\": \"a text\", \"text\": \"a text\"}\n");
     project.write("pairs.jsonl", "{\"question\": \"a\", \"context\": \"\", \"answer\": \"b\"}\n");
     project.write("completions.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n");
+    project.write("preferences.jsonl", "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n");
+    project.write(
+        "answers.jsonl",
+        "{\"question\": \"a\", \"system\": \"\", \"better\": \"b\", \"chosen\": \"b\", \"rejected\": \"c\"}\n",
+    );
+    let turn = |text: &str| format!("{{\"role\": \"assistant\", \"content\": \"{text}\"}}");
+    project.write("turns.jsonl", &format!("{{\"messages\": {turns}, \"rejected_response\": \"no\"}}\n"));
+    project.write("judged.jsonl", &format!("{{\"messages\": {turns}, \"good\": true}}\n"));
+    project.write("tagged.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\", \"label\": true}\n");
+    let user = r#"[{"role": "user", "content": "hi"}]"#;
+    let (better, worse) = (turn("hello"), turn("no"));
+    project.write("sides.jsonl", &format!("{{\"messages\": {user}, \"chosen\": {better}, \"rejected\": {worse}}}\n"));
+    project.write("whole.jsonl", &format!("{{\"good\": {turns}, \"bad\": [{}, {worse}]}}\n", &user[1..user.len() - 1]));
     fs::create_dir_all(project.path("data")).unwrap();
     fs::create_dir_all(project.path("adapter")).unwrap();
     let info = r#"{
@@ -38,6 +51,12 @@ fn project() -> Project {
             "tags": { "role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant" } },
         "texts": { "file_name": "../texts.jsonl", "columns": { "prompt": "body" } },
         "of_the_hub": { "hf_hub_url": "llamafactory/alpaca_gpt4_en", "ms_hub_url": "llamafactory/alpaca_gpt4_en" },
+        "answers": { "file_name": "../answers.jsonl", "ranking": true,
+            "columns": { "prompt": "question", "system": "system", "chosen": "better", "rejected": "rejected" } },
+        "sides": { "file_name": "../sides.jsonl", "ranking": true, "formatting": "sharegpt",
+            "columns": { "messages": "messages", "chosen": "chosen", "rejected": "rejected" } },
+        "judged": { "file_name": "../judged.jsonl", "formatting": "sharegpt",
+            "columns": { "messages": "messages", "kto_tag": "good" } },
         "of_modelscope": { "ms_hub_url": "AI-ModelScope/alpaca", "num_samples": 10 }
     }"#;
     project.write("data/dataset_info.json", info);

@@ -93,6 +93,16 @@ impl Tree {
         self
     }
 
+    /// The tree with another content of the file at a path; as it is where there is no such file.
+    #[must_use]
+    pub fn with_content(mut self, path: &str, content: &[u8]) -> Self {
+        if let Ok(index) = self.find(path) {
+            let file = &mut self.files[index];
+            (file.digest, file.size) = (Digest::of(content), content.len() as u64);
+        }
+        self
+    }
+
     /// The length of all files together.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.size).sum()

@@ -9,6 +9,7 @@ use super::job::{HeldOut, Job, Method};
 use super::key::Keys;
 use super::parameters::{Note, Parameter, Parameters};
 use super::places::Places;
+use super::preference::{self, Smoothing};
 use super::reading::Reading;
 use super::rows;
 
@@ -22,7 +23,19 @@ const NAMES: Names = Names {
     scheduler: "lr_scheduler",
 };
 
-const DPO: &str = "preference training (DPO, KTO, ORPO, rewards) is not there yet";
+/// The keys that `rl:` reads.
+const PREFERENCE: preference::Names = preference::Names {
+    loss: "rl",
+    beta: Some("rl_beta"),
+    label_smoothing: Some("dpo_label_smoothing"),
+    gamma: Some("simpo_gamma"),
+    cpo_weight: Some("cpo_alpha"),
+    sft_weight: Some("rpo_alpha"),
+    desirable_weight: Some("kto_desirable_weight"),
+    undesirable_weight: Some("kto_undesirable_weight"),
+    orpo_scores_prompts: true,
+};
+
 const QLORA: &str = "a quantised base (QLoRA) is not there yet; without it the base keeps the dtype of its files";
 const SPEED: &str = "changes speed or memory, never the result";
 
@@ -252,10 +265,24 @@ pub(super) fn keys() -> Keys {
             ],
         )
         .missing(QLORA, &["load_in_4bit", "load_in_8bit", "gptq", "bnb_config_kwargs", "quantization", "qat"])
+        .read("rl", "train.loss.name")
+        .read("rl_beta=0.1", "train.loss.beta")
+        .read("orpo_alpha", "train.loss.beta")
+        .read("dpo_loss_type", "train.loss.name")
+        .read("dpo_label_smoothing=0.0", "train.loss.label_smoothing")
+        .read("simpo_gamma=0.5", "train.loss.gamma")
+        .read("cpo_alpha=1.0", "train.loss.sft_weight")
+        .read("rpo_alpha", "train.loss.sft_weight")
+        .read("kto_desirable_weight=1.0", "train.loss.desirable_weight")
+        .read("kto_undesirable_weight=1.0", "train.loss.undesirable_weight")
+        .nothing(
+            "the reference is scored once, before the first step",
+            &["precompute_ref_log_probs", "dpo_use_liger_kernel", "dpo_padding_free"],
+        )
+        .missing("a variant of DPO that is not there: docs/preferences.md", &["dpo_use_weighting", "dpo_loss_weights"])
         .missing(
-            DPO,
+            preference::OTHERS,
             &[
-                "rl",
                 "trl",
                 "vllm",
                 "ebft",
@@ -263,22 +290,9 @@ pub(super) fn keys() -> Keys {
                 "process_reward_model",
                 "center_rewards_coefficient",
                 "num_labels",
-                "dpo_use_weighting",
-                "dpo_label_smoothing",
-                "precompute_ref_log_probs",
-                "dpo_use_liger_kernel",
-                "dpo_padding_free",
-                "dpo_loss_type",
-                "dpo_loss_weights",
-                "orpo_alpha",
-                "simpo_gamma",
-                "cpo_alpha",
-                "kto_desirable_weight",
-                "kto_undesirable_weight",
-                "rl_beta",
-                "max_prompt_len",
             ],
         )
+        .missing("prompts are as long as they are: `max_seq_len` counts both", &["max_prompt_len"])
         .missing(
             "nothing here stands for it",
             &[
@@ -407,7 +421,6 @@ pub(super) fn keys() -> Keys {
                 "dpo_use_logits_to_keep",
                 "dpo_generate_during_eval",
                 "dpo_norm_loss",
-                "rpo_alpha",
                 "s2_attention",
                 "flash_attn_rms_norm",
                 "overrides_of_model_config",
@@ -429,6 +442,8 @@ fn dataset_keys() -> Keys {
         .same("split=train", "split")
         .read("field", "column_map")
         .read("field_messages=messages", "column_map.messages")
+        .read("field_chosen=chosen", "column_map.chosen")
+        .read("field_rejected=rejected", "column_map.rejected")
         .read("message_property_mappings", "column_map.messages")
         .read("message_field_role=role", "column_map.messages")
         .read("message_field_content=content", "column_map.messages")
@@ -485,6 +500,7 @@ enum Kind {
     Prompts,
     Conversations,
     Text,
+    Preferences,
 }
 
 /// Reads a configuration.
@@ -494,10 +510,11 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, places:
     reading.require("learning_rate", Span { len: 0, ..root.span });
     hugging_face::model(reading, ["base_model", "revision_of_model"], "", places);
     method(reading, &mut job, places);
+    loss(reading);
     let mut kinds = Vec::new();
     job.datasets = datasets(reading, "datasets", root, &mut kinds, places);
     held_out(reading, &mut job, root, &mut kinds, places);
-    tokens(reading, &kinds);
+    tokens(reading, &kinds, words(root));
     packs(reading, &mut job, devices);
     precision(reading);
     schedule(reading);
@@ -527,6 +544,87 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, places:
     }
     job.output = reading.text("output_dir");
     job
+}
+
+fn loss(reading: &mut Reading<'_>) {
+    let Some(kind) = reading.text("rl") else {
+        reading.nothing("dpo_loss_type", "of `rl: dpo`");
+        reading.nothing("orpo_alpha", "of `rl: orpo`");
+        return preference::without(reading, &PREFERENCE, "of `rl`");
+    };
+    let which = match (kind.as_str(), reading.texts("dpo_loss_type").as_slice()) {
+        ("dpo", [loss]) => loss.clone(),
+        ("dpo", [_, _, ..]) => {
+            reading.missing("dpo_loss_type", "one loss is there");
+            kind.clone()
+        }
+        _ => kind.clone(),
+    };
+    preference::loss(reading, &PREFERENCE, &which, Smoothing::Ignored);
+    reading.nothing("dpo_loss_type", "`loss` of the stage");
+    match reading.number("orpo_alpha").filter(|_| kind == "orpo") {
+        Some(alpha) => reading.put("orpo_alpha", "train.loss.beta", alpha),
+        None => reading.nothing("orpo_alpha", "of `rl: orpo`"),
+    }
+}
+
+/// Rows of preferences: types of prompts in ChatML's or Llama 3's words, and conversations.
+fn preferences(below: &mut Reading<'_>, kind: &str) -> Option<Kind> {
+    let (words, form) = kind.split_once('.')?;
+    let (chosen, rejected) = (rows::column("chosen"), rows::column("rejected"));
+    let last = |column: &str| format!("row['{column}'][1]['content']");
+    let system = rows::column("system");
+    let parameters = &mut below.parameters;
+    match (words, form) {
+        ("chat_template", "default" | "argilla_chat") => {
+            let column = |below: &mut Reading<'_>, name: &'static str| below.text(name).unwrap_or_default();
+            let [messages, chosen, rejected] =
+                ["field_messages", "field_chosen", "field_rejected"].map(|name| column(below, name));
+            let map = json!({ "prompt": messages, "chosen": chosen, "rejected": rejected });
+            below.parameters.set("column_map", map, Note::Given);
+            preference::as_they_are(&mut below.parameters);
+        }
+        ("chatml" | "llama3", "intel") => {
+            preference::pair(parameters, Some(&system), &rows::column("question"), [&chosen, &rejected]);
+        }
+        ("chatml" | "llama3", "icr") => {
+            preference::pair(parameters, Some(&system), &rows::column("input"), [&chosen, &rejected]);
+        }
+        ("chatml" | "llama3", "prompt_pairs") => {
+            preference::pair(parameters, Some(&system), &rows::column("prompt"), [&chosen, &rejected]);
+        }
+        ("chatml" | "llama3", "ultra") => {
+            let responses = [last("chosen"), last("rejected")];
+            preference::pair(
+                parameters,
+                Some(&system),
+                &rows::column("prompt"),
+                responses.each_ref().map(String::as_str),
+            );
+        }
+        ("chatml" | "llama3", "argilla_chat") => {
+            let responses = [last("chosen"), last("rejected")];
+            let prompt = "row['chosen'][0]['content']";
+            preference::pair(parameters, None, prompt, responses.each_ref().map(String::as_str));
+        }
+        _ => return None,
+    }
+    for name in ["field_messages", "field_chosen", "field_rejected"] {
+        below.nothing(name, "the columns of the stage");
+    }
+    below.nothing("type", "rows of preferences");
+    Some(Kind::Preferences)
+}
+
+/// The template of the words that the types of preferences are in.
+fn words(root: &Node) -> Option<&'static str> {
+    let Some(Value::List(items)) = root.get("datasets").map(|node| &node.value) else { return None };
+    let kind = items.iter().find_map(|item| item.get("type")?.to_json().as_str().map(str::to_owned))?;
+    match kind.split_once('.')?.0 {
+        "chatml" => Some("chatml"),
+        "llama3" => Some("llama3"),
+        _ => None,
+    }
 }
 
 fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
@@ -606,7 +704,7 @@ fn dataset(reading: &mut Reading<'_>, item: &Node, kinds: &mut Vec<Kind>, places
         }
         _ => {
             let kind = below.text("type").unwrap_or_default();
-            of_type(&mut below, &kind)
+            preferences(&mut below, &kind).or_else(|| of_type(&mut below, &kind))
         }
     };
     match kind {
@@ -747,7 +845,7 @@ fn held_out(reading: &mut Reading<'_>, job: &mut Job, root: &Node, kinds: &mut V
     }
 }
 
-fn tokens(reading: &mut Reading<'_>, kinds: &[Kind]) {
+fn tokens(reading: &mut Reading<'_>, kinds: &[Kind], words: Option<&str>) {
     let length = reading.whole("sequence_len").unwrap_or(512);
     reading.put("sequence_len", "tokens.max_seq_len", length);
     let strategy = reading.text("excess_length_strategy").unwrap_or_default();
@@ -756,6 +854,14 @@ fn tokens(reading: &mut Reading<'_>, kinds: &[Kind]) {
         reading.nothing("excess_length_strategy", "plain text is split there and here");
     } else {
         reading.put("excess_length_strategy", "tokens.on_too_long", strategy);
+    }
+    if kinds.contains(&Kind::Preferences) {
+        reading.nothing("train_on_inputs", "responses alone are scored");
+        reading.parameters.need("tokens.response_border", "joint", "TRL encodes prompt and response as one text.");
+        if let Some(words) = words {
+            reading.parameters.set("tokens.chat_template", words, Note::Given);
+        }
+        return reading.nothing("chat_template", "the words are those of the type, or the tokenizer's own");
     }
     let train_on = if reading.flag("train_on_inputs") { "all" } else { "assistant" };
     reading.put("train_on_inputs", "tokens.train_on", train_on);

@@ -13,13 +13,34 @@ use super::job::{HeldOut, Job, Method};
 use super::key::Keys;
 use super::parameters::{Note, Parameter, Parameters};
 use super::places::Places;
+use super::preference::{self, Smoothing};
 use super::reading::Reading;
 use super::rows;
 
 pub(super) const VERSION: &str = "0.9.5";
 
 const SPEED: &str = "changes speed or memory, never the result";
-const DPO: &str = "preference training and reinforcement learning (DPO, KTO, PPO, rewards) are not there yet";
+
+/// The keys of `stage: dpo` and `stage: kto`.
+const PREFERENCE: preference::Names = preference::Names {
+    loss: "pref_loss",
+    beta: Some("pref_beta"),
+    label_smoothing: Some("dpo_label_smoothing"),
+    gamma: Some("simpo_gamma"),
+    cpo_weight: None,
+    sft_weight: Some("pref_ftx"),
+    desirable_weight: Some("kto_chosen_weight"),
+    undesirable_weight: Some("kto_rejected_weight"),
+    orpo_scores_prompts: false,
+};
+
+/// What is trained on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Sft,
+    Pretraining,
+    Preferences,
+}
 const QLORA: &str = "a quantised base (QLoRA) is not there yet; without it the base keeps the dtype of its files";
 
 /// ChatML without a system message of its own.
@@ -163,25 +184,23 @@ pub(super) fn keys() -> Keys {
                 "export_legacy_format",
             ],
         )
+        .read("pref_loss=sigmoid", "train.loss.name")
+        .read("pref_beta=0.1", "train.loss.beta")
+        .read("pref_ftx=0.0", "train.loss.sft_weight")
+        .read("dpo_label_smoothing=0.0", "train.loss.label_smoothing")
+        .read("simpo_gamma=0.5", "train.loss.gamma")
+        .read("kto_chosen_weight=1.0", "train.loss.desirable_weight")
+        .read("kto_rejected_weight=1.0", "train.loss.undesirable_weight")
+        .missing("a variant of DPO that is not there: docs/preferences.md", &["pref_bco_weight=0.0", "ld_alpha"])
+        .missing("the reference is the model that the run starts from", &["ref_model", "ref_model_adapters"])
         .missing(
-            DPO,
+            preference::OTHERS,
             &[
-                "pref_beta=0.1",
-                "pref_ftx=0.0",
-                "pref_loss=sigmoid",
-                "pref_bco_weight=0.0",
-                "dpo_label_smoothing=0.0",
-                "kto_chosen_weight=1.0",
-                "kto_rejected_weight=1.0",
-                "simpo_gamma=0.5",
-                "ld_alpha",
                 "ppo_buffer_size=1",
                 "ppo_epochs=4",
                 "ppo_score_norm",
                 "ppo_target=6.0",
                 "ppo_whiten_rewards",
-                "ref_model",
-                "ref_model_adapters",
                 "reward_model",
                 "reward_model_adapters",
                 "reward_model_type=lora",
@@ -252,7 +271,7 @@ fn entry_keys() -> Keys {
         .same("subset", "config")
         .same("split=train", "split")
         .nothing("a name of its own", &["folder", "file_sha1"])
-        .missing(DPO, &["ranking"])
+        .nothing("the columns of the stage", &["ranking"])
         .missing(
             "no code of a data set runs, and only these hubs are known: Hugging Face, ModelScope",
             &["script_url", "om_hub_url", "cloud_file_name"],
@@ -272,21 +291,14 @@ pub(super) fn read(
     reading.require("model_name_or_path", Span { len: 0, ..root.span });
     reading.require("dataset", Span { len: 0, ..root.span });
     hugging_face::model(reading, ["model_name_or_path", "model_revision"], hub, places);
-    let is_pretraining = match reading.text("stage").as_deref() {
-        Some("sft") => false,
-        Some("pt") => true,
-        Some(stage) => {
-            reading.missing("stage", format!("`{stage}`: {DPO}"));
-            false
-        }
-        None => false,
-    };
+    let stage = stage(reading);
+    let is_pretraining = stage == Stage::Pretraining;
     method(reading, &mut job, places);
     let info = Info::read(reading, places, sources);
     job.datasets = info.datasets(reading, "dataset", is_pretraining, hub, places);
     held_out(reading, &mut job, &info, is_pretraining, hub, places);
     mixing(reading, &mut job);
-    tokens(reading, is_pretraining);
+    tokens(reading, stage);
     packs(reading, &mut job, is_pretraining);
     precision(reading);
     hugging_face::training(reading, &mut job, &NAMES, devices);
@@ -304,6 +316,24 @@ pub(super) fn read(
     }
     job.output = reading.text("output_dir");
     job
+}
+
+fn stage(reading: &mut Reading<'_>) -> Stage {
+    let stage = reading.text("stage").unwrap_or_default();
+    let which = match stage.as_str() {
+        "dpo" => reading.text("pref_loss").unwrap_or_default(),
+        "kto" => "kto".to_owned(),
+        other => {
+            if !["sft", "pt", ""].contains(&other) {
+                reading.missing("stage", format!("`{other}`: {}", preference::OTHERS));
+            }
+            preference::without(reading, &PREFERENCE, "of `stage: dpo` and `stage: kto`");
+            reading.nothing("pref_loss", "of `stage: dpo`");
+            return if other == "pt" { Stage::Pretraining } else { Stage::Sft };
+        }
+    };
+    preference::loss(reading, &PREFERENCE, &which, Smoothing::Conservative);
+    Stage::Preferences
 }
 
 fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
@@ -455,9 +485,9 @@ fn columns(below: &mut Reading<'_>, node: &Node, is_pretraining: bool) {
         None if has_columns || usual.is_empty() => None,
         None => Some(usual.to_owned()),
     };
-    let other = ["images", "videos", "audios", "kto_tag", "chosen", "rejected"];
+    let other = ["images", "videos", "audios"];
     if let Some(name) = other.iter().find(|name| of("columns", name).is_some()) {
-        below.missing("columns", format!("`{name}`: only texts of one answer are learned from"));
+        below.missing("columns", format!("`{name}`: only texts are learned from"));
     } else {
         below.nothing("columns", "the columns of the stage");
     }
@@ -475,11 +505,24 @@ fn columns(below: &mut Reading<'_>, node: &Node, is_pretraining: bool) {
             if column("history", "").is_some() {
                 below.missing("columns", "`history`: earlier turns in a list of pairs; write them as `messages`");
             }
-            rows::conversation(&mut below.parameters, system.as_deref(), &user, &response);
+            if below.flag("ranking") {
+                let [chosen, rejected] =
+                    ["chosen", "rejected"].map(|name| rows::column(&column(name, name).unwrap_or_default()));
+                preference::pair(&mut below.parameters, system.as_deref(), &user, [&chosen, &rejected]);
+            } else {
+                rows::conversation(&mut below.parameters, system.as_deref(), &user, &response);
+                label(below, column("kto_tag", ""));
+            }
         }
         Some("sharegpt" | "openai") => {
             let messages = column("messages", "conversations").unwrap_or_else(|| "conversations".to_owned());
             rows::messages(&mut below.parameters, &messages);
+            if below.flag("ranking") {
+                let [chosen, rejected] = ["chosen", "rejected"].map(|name| column(name, name).unwrap_or_default());
+                let map = json!({ "prompt": messages, "chosen": chosen, "rejected": rejected });
+                below.parameters.set("column_map", map, Note::Given);
+            }
+            label(below, column("kto_tag", ""));
             let tags = node.get("tags").map(Node::to_json).unwrap_or_default();
             let is_known = |tag: &serde_json::Value| {
                 let known = ["role", "content", "from", "value", "user", "human", "assistant", "gpt", "system"];
@@ -500,6 +543,14 @@ fn columns(below: &mut Reading<'_>, node: &Node, is_pretraining: bool) {
             let other = other.unwrap_or_default().to_owned();
             below.missing("formatting", format!("`{other}`: alpaca, sharegpt and openai are known"));
         }
+    }
+}
+
+/// The column that says whether a conversation's last turn is desirable.
+fn label(below: &mut Reading<'_>, column: Option<String>) {
+    let messages = below.parameters.get("column_map").and_then(|map| map.get("messages")).cloned();
+    if let (Some(messages), Some(column)) = (messages, column) {
+        below.parameters.set("column_map", json!({ "messages": messages, "label": column }), Note::Given);
     }
 }
 
@@ -540,9 +591,9 @@ fn mixing(reading: &mut Reading<'_>, job: &mut Job) {
     }
 }
 
-fn tokens(reading: &mut Reading<'_>, is_pretraining: bool) {
+fn tokens(reading: &mut Reading<'_>, stage: Stage) {
     let length = reading.whole("cutoff_len").unwrap_or(2048);
-    if is_pretraining {
+    if stage == Stage::Pretraining {
         reading.put("cutoff_len", "tokens.max_seq_len", length);
         reading.nothing("template", "plain text has none");
         return;
@@ -552,6 +603,11 @@ fn tokens(reading: &mut Reading<'_>, is_pretraining: bool) {
     reading.parameters.need("tokens.on_too_long", "truncate", "The nearest to what LLaMA-Factory does.");
     let (all, last) = (reading.flag("train_on_prompt"), reading.flag("mask_history"));
     match (all, last) {
+        _ if stage == Stage::Preferences => {
+            for name in ["train_on_prompt", "mask_history"] {
+                reading.nothing(name, "responses alone are scored");
+            }
+        }
         (true, true) => reading.missing("mask_history", "together with `train_on_prompt`"),
         (true, false) => reading.put("train_on_prompt", "tokens.train_on", "all"),
         (false, true) => reading.put("mask_history", "tokens.train_on", "last"),

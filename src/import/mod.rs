@@ -2,7 +2,7 @@
 //!
 //! A file each: [`configuration`] finds the configuration in what was given, [`reading`] reads it by a table of keys
 //! ([`key`]), one per tool ([`torchtune`], [`axolotl`], [`llama_factory`], [`ms_swift`], [`trl`], over what they share:
-//! [`hugging_face`], [`rows`], [`places`]), into a [`job`] with its [`parameters`], which [`mod@write`] writes with
+//! [`hugging_face`], [`rows`], [`preference`], [`places`]), into a [`job`] with its [`parameters`], which [`mod@write`] writes with
 //! comments; [`report`] has the three lists.
 
 mod axolotl;
@@ -15,6 +15,7 @@ mod llama_factory;
 mod ms_swift;
 pub(crate) mod parameters;
 pub(crate) mod places;
+mod preference;
 mod reading;
 mod report;
 pub(crate) mod rows;
@@ -257,10 +258,13 @@ fn read(configuration: &Configuration, places: &Places, sources: &mut Sources) -
             llama_factory::read(&mut reading, root, devices, hub, places, sources)
         }
         Tool::MsSwift => {
-            let is_pretraining = verb.as_ref().is_some_and(|(verb, _)| verb == "pt");
-            ms_swift::read(&mut reading, root, devices, is_pretraining, places)
+            let verb = verb.as_ref().map(|(verb, _)| verb.as_str());
+            ms_swift::read(&mut reading, root, devices, verb, places)
         }
-        Tool::Trl => trl::read(&mut reading, root, devices, places),
+        Tool::Trl => {
+            let verb = verb.as_ref().map(|(verb, _)| verb.as_str());
+            trl::read(&mut reading, root, devices, verb, places)
+        }
     };
     reading.finish();
     if configuration.nodes > 1 {
@@ -303,8 +307,8 @@ fn publish_target(output: &str, parameters: &parameters::Parameters, places: &Pl
 /// Commands other than those that fine-tune have no job to read.
 fn no_training(verb: &str, span: Span) -> Option<Problem> {
     let what = match verb {
-        "train" | "run" | "sft" | "pt" => return None,
-        "rlhf" | "dpo" | "kto" | "grpo" | "reward" | "rloo" => "preference training and the like are not there yet",
+        "train" | "run" | "sft" | "pt" | "rlhf" | "dpo" | "kto" => return None,
+        "grpo" | "reward" | "rloo" => preference::OTHERS,
         "export" | "merge-lora" => "merging is a `merge` stage: docs/stages/merge.md",
         "infer" | "inference" | "chat" => "asking is a `generate` stage: docs/stages/generate.md",
         "eval" | "evaluate" => "measuring is an `evaluate` stage: docs/stages/evaluate.md",

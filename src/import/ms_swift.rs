@@ -9,6 +9,7 @@ use super::job::{HeldOut, Job, Method};
 use super::key::Keys;
 use super::parameters::{Note, Parameter, Parameters};
 use super::places::Places;
+use super::preference::{self, Smoothing};
 use super::reading::Reading;
 use super::rows::{self, Shape};
 
@@ -16,6 +17,19 @@ pub(super) const VERSION: &str = "4.6.0";
 
 const SPEED: &str = "changes speed or memory, never the result";
 const QLORA: &str = "a quantised base (QLoRA) is not there yet; without it the base keeps the dtype of its files";
+/// The keys of `swift rlhf`.
+const PREFERENCE: preference::Names = preference::Names {
+    loss: "rlhf_type",
+    beta: Some("beta"),
+    label_smoothing: Some("label_smoothing"),
+    gamma: Some("simpo_gamma"),
+    cpo_weight: Some("cpo_alpha"),
+    sft_weight: Some("rpo_alpha"),
+    desirable_weight: Some("desirable_weight"),
+    undesirable_weight: Some("undesirable_weight"),
+    orpo_scores_prompts: true,
+};
+
 const ELSEWHERE: &str = "of generation or other commands, no part of a training";
 
 pub(super) fn keys() -> Keys {
@@ -36,6 +50,21 @@ pub(super) fn keys() -> Keys {
         .same("use_rslora=false", "train.lora.use_rslora")
         .same("use_dora=false", "train.lora.use_dora")
         .same("lorap_lr_ratio", "train.lora.learning_rate_ratio")
+        .read("rlhf_type=dpo", "train.loss.name")
+        .read("loss_type", "train.loss.name")
+        .read("beta=0.1", "train.loss.beta")
+        .read("label_smoothing=0", "train.loss.label_smoothing")
+        .read("simpo_gamma=1", "train.loss.gamma")
+        .read("cpo_alpha=1.0", "train.loss.sft_weight")
+        .read("rpo_alpha", "train.loss.sft_weight")
+        .read("desirable_weight=1.0", "train.loss.desirable_weight")
+        .read("undesirable_weight=1.0", "train.loss.undesirable_weight")
+        .missing(
+            "the reference is the model that the run starts from",
+            &["ref_model", "ref_adapters", "ref_model_revision"],
+        )
+        .missing(preference::OTHERS, &["reward_model", "reward_funcs", "num_generations"])
+        .missing("a variant of DPO that is not there: docs/preferences.md", &["ld_alpha", "loss_weights"])
         .read("dataset", "rows")
         .read("val_dataset", "held_out_rows")
         .read("split_dataset_ratio", "rows.train_test_split.test_size")
@@ -185,7 +214,6 @@ pub(super) fn keys() -> Keys {
                 "lisa_activated_layers=0",
                 "enable_dft_loss",
                 "enable_channel_loss",
-                "loss_type",
                 "optimizer",
                 "aligner_lr",
                 "vit_lr",
@@ -212,9 +240,12 @@ pub(super) fn keys() -> Keys {
         .and(hugging_face::keys())
 }
 
-/// Reads the arguments of `swift sft` or `swift pt`.
-pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, is_pretraining: bool, places: &Places) -> Job {
+/// Reads the arguments of `swift sft`, `swift pt` or `swift rlhf`.
+pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, verb: Option<&str>, places: &Places) -> Job {
     let mut job = Job::default();
+    let is_pretraining = verb == Some("pt");
+    let is_preference = verb == Some("rlhf") || verb.is_none() && reading.is_given("rlhf_type");
+    loss(reading, is_preference);
     reading.require("model", Span { len: 0, ..root.span });
     reading.require("dataset", Span { len: 0, ..root.span });
     let hub = if reading.flag("use_hf") { "" } else { "modelscope:" };
@@ -249,6 +280,27 @@ pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, is_pret
     }
     job.output = reading.text("output_dir");
     job
+}
+
+fn loss(reading: &mut Reading<'_>, is_preference: bool) {
+    if !is_preference {
+        if reading.is_given("loss_type") {
+            reading.missing("loss_type", "nothing here stands for it");
+        }
+        reading.nothing("rlhf_type", "of `swift rlhf`");
+        return preference::without(reading, &PREFERENCE, "of `swift rlhf`");
+    }
+    reading.by_default("loss_scale", "last_round");
+    let kind = reading.text("rlhf_type").unwrap_or_default();
+    let which = match reading.text("loss_type").filter(|_| kind == "dpo") {
+        Some(loss) => loss,
+        None => kind.clone(),
+    };
+    if kind == "simpo" {
+        reading.by_default("beta", "2.0");
+    }
+    preference::loss(reading, &PREFERENCE, &which, Smoothing::Conservative);
+    reading.nothing("loss_type", "`loss` of the stage");
 }
 
 fn method(reading: &mut Reading<'_>, job: &mut Job, places: &Places) {
@@ -359,6 +411,10 @@ fn dataset(
         rows.need("shuffle", true, "`#` draws rows at random.");
         rows.set("limit", count, Note::Given);
     }
+    if reading.parameters.get("train.loss.name").is_some() {
+        preference::as_they_are(&mut rows);
+        return rows;
+    }
     let renamed = renamed(reading);
     let columns = places.columns(name).map(|columns| {
         let column =
@@ -382,7 +438,7 @@ fn dataset(
         }
         Some(Shape::Text(column)) if is_pretraining => rows::text(&mut rows, &original(&column)),
         Some(Shape::Preference) => {
-            reading.missing(key, format!("`{name}` has preferences: DPO and its like are not there yet"));
+            reading.missing(key, format!("`{name}` has preferences, which `swift sft` does not train on"));
         }
         Some(Shape::Text(_)) | None => guessed(reading, key, &mut rows, name, &renamed),
     }
@@ -473,6 +529,9 @@ fn tokens(reading: &mut Reading<'_>, shapes: &[Shape], is_pretraining: bool) {
         }
     }
     match reading.text("loss_scale").as_deref() {
+        Some("last_round") if reading.parameters.get("train.loss.name").is_some() => {
+            reading.nothing("loss_scale", "responses alone are scored");
+        }
         Some("default" | "ignore_empty_think") => reading.put("loss_scale", "tokens.train_on", "assistant"),
         Some("last_round") => reading.put("loss_scale", "tokens.train_on", "last"),
         Some("all") => reading.put("loss_scale", "tokens.train_on", "all"),

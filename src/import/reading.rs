@@ -96,6 +96,18 @@ impl<'a> Reading<'a> {
         self.keys.find(name).unwrap_or_else(|| panic!("`{name}` has no row in the table of {}", self.tool))
     }
 
+    /// Takes another default of a key, where the tool has several.
+    pub(super) fn by_default(&mut self, name: &str, default: &'static str) {
+        if let Some(key) = self.keys.0.iter_mut().find(|key| key.name == name) {
+            key.default = Some(default);
+        }
+    }
+
+    /// Whether it is known what becomes of a key.
+    pub(super) fn is_reported(&self, name: &str) -> bool {
+        self.reported.contains(name)
+    }
+
     /// Whether the tool has a key at all.
     pub(super) fn has(&self, name: &str) -> bool {
         self.keys.find(name).is_some()

@@ -9,13 +9,49 @@ use super::job::{HeldOut, Job, Method};
 use super::key::Keys;
 use super::parameters::{Note, Parameters};
 use super::places::Places;
+use super::preference::{self, Smoothing};
 use super::reading::Reading;
 use super::rows::{self, Shape};
 
 pub(super) const VERSION: &str = "1.16.0";
 
 const QLORA: &str = "a quantised base (QLoRA) is not there yet; without it the base keeps the dtype of its files";
-const DPO: &str = "preference training and reinforcement learning (DPO, KTO, GRPO, rewards) are not there yet";
+
+/// The keys of `trl dpo` and `trl kto`.
+const PREFERENCE: preference::Names = preference::Names {
+    loss: "loss_type",
+    beta: Some("beta"),
+    label_smoothing: Some("label_smoothing"),
+    gamma: None,
+    cpo_weight: None,
+    sft_weight: None,
+    desirable_weight: Some("desirable_weight"),
+    undesirable_weight: Some("undesirable_weight"),
+    orpo_scores_prompts: true,
+};
+
+/// What is trained on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Training {
+    Sft,
+    Dpo,
+    Kto,
+}
+
+impl Training {
+    /// By the command, and for a file by keys that the others do not have.
+    fn of(reading: &Reading<'_>, verb: Option<&str>) -> Self {
+        let has = |names: &[&str]| names.iter().any(|name| reading.is_given(name));
+        match verb {
+            Some("dpo") => Self::Dpo,
+            Some("kto") => Self::Kto,
+            Some(_) => Self::Sft,
+            None if has(&["desirable_weight", "undesirable_weight"]) => Self::Kto,
+            None if has(&["beta", "label_smoothing", "f_divergence_type", "loss_weights"]) => Self::Dpo,
+            None => Self::Sft,
+        }
+    }
+}
 
 pub(super) fn keys() -> Keys {
     Keys::default()
@@ -46,7 +82,14 @@ pub(super) fn keys() -> Keys {
         .read("assistant_only_loss=false", "tokens.train_on")
         .read("packing=false", "packs")
         .read("packing_strategy=bfd", "packs.strategy")
-        .read("loss_type=nll", "train.loss")
+        .read("loss_type=nll", "train.loss.name")
+        .read("beta=0.1", "train.loss.beta")
+        .read("label_smoothing=0.0", "train.loss.label_smoothing")
+        .read("loss_weights", "train.loss.sft_weight")
+        .read("f_divergence_type=reverse_kl", "train.loss.divergence")
+        .read("f_alpha_divergence_coef=0.5", "train.loss.alpha")
+        .read("desirable_weight=1.0", "train.loss.desirable_weight")
+        .read("undesirable_weight=1.0", "train.loss.undesirable_weight")
         .read("dtype=float32", "train.dtype")
         .read("torch_dtype", "train.dtype")
         .read("bf16", "train.dtype")
@@ -74,17 +117,21 @@ pub(super) fn keys() -> Keys {
             &["bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"],
         )
         .missing(QLORA, &["load_in_4bit", "load_in_8bit"])
-        .missing(
-            DPO,
+        .nothing(
+            "the reference is scored once, before the first step, without dropout",
             &[
-                "beta",
-                "reward_funcs",
-                "reward_model_name_or_path",
-                "ref_model",
                 "precompute_ref_log_probs",
-                "num_generations",
+                "precompute_ref_batch_size",
+                "disable_dropout=true",
+                "train_sampling_strategy",
             ],
         )
+        .missing(preference::OTHERS, &["reward_funcs", "reward_model_name_or_path", "num_generations"])
+        .missing(
+            "the reference is the model that the run starts from",
+            &["ref_model", "ref_model_name_or_path", "sync_ref_model", "reference_free"],
+        )
+        .missing("a variant of DPO that is not there: docs/preferences.md", &["use_weighting", "ld_alpha"])
         .missing(
             "nothing here stands for it",
             &[
@@ -110,25 +157,77 @@ fn dataset_keys() -> Keys {
         .missing("nothing of `dataset` stands for it", &["data_dir", "fraction"])
 }
 
-/// Reads a configuration of `trl sft`.
-pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, places: &Places) -> Job {
+/// Reads a configuration of `trl sft`, `trl dpo` or `trl kto`.
+pub(super) fn read(reading: &mut Reading<'_>, root: &Node, devices: i64, verb: Option<&str>, places: &Places) -> Job {
     let mut job = Job::default();
+    let training = Training::of(reading, verb);
+    if training != Training::Sft {
+        reading.by_default("learning_rate", "1e-6");
+        reading.by_default("loss_type", if training == Training::Dpo { "sigmoid" } else { "kto" });
+    }
     reading.require("model_name_or_path", Span { len: 0, ..root.span });
     hugging_face::model(reading, ["model_name_or_path", "model_revision"], "", places);
     method(reading, &mut job);
-    let shape = rows(reading, &mut job, root, places);
-    tokens(reading, shape.as_ref());
+    let shape = rows(reading, &mut job, root, training, places);
+    match training {
+        Training::Sft => tokens(reading, shape.as_ref()),
+        Training::Dpo | Training::Kto => tokens_of_pairs(reading),
+    }
     packs(reading, &mut job);
     precision(reading);
-    if reading.text("loss_type").as_deref() != Some("nll") {
-        reading.missing("loss_type", "the negative log-likelihood is there");
-    }
+    loss(reading, training);
     hugging_face::training(reading, &mut job, &NAMES, devices);
     if !matches!(job.held_out, HeldOut::Nothing) {
         hugging_face::validation(reading);
     }
     job.output = reading.text("output_dir");
     job
+}
+
+fn loss(reading: &mut Reading<'_>, training: Training) {
+    if training == Training::Sft {
+        if reading.text("loss_type").as_deref() != Some("nll") {
+            reading.missing("loss_type", "the negative log-likelihood is there");
+        }
+        preference::without(reading, &PREFERENCE, "of `trl dpo` and `trl kto`");
+        for name in ["loss_weights", "f_divergence_type", "f_alpha_divergence_coef"] {
+            reading.nothing(name, "of `trl dpo`");
+        }
+        return;
+    }
+    let losses = reading.texts("loss_type");
+    // RPO: the likelihood of chosen responses beside another loss.
+    let (which, is_rpo) = match losses.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        [one] => ((*one).to_owned(), false),
+        [one, "sft"] => ((*one).to_owned(), true),
+        several => (several.join(", "), false),
+    };
+    preference::loss(reading, &PREFERENCE, &which, Smoothing::Ignored);
+    let weights: Vec<f64> = reading.texts("loss_weights").iter().filter_map(|text| text.parse().ok()).collect();
+    match weights.as_slice() {
+        [first, second] if is_rpo && *first == 1.0 => reading.put("loss_weights", "train.loss.sft_weight", *second),
+        [] if is_rpo => reading.put("loss_weights", "train.loss.sft_weight", 1),
+        [] => reading.nothing("loss_weights", "one loss"),
+        _ => reading.missing("loss_weights", "one loss is there, and the likelihood with a weight beside it"),
+    }
+    let divergence = reading.text("f_divergence_type").unwrap_or_default();
+    match (divergence.rsplit('.').next().unwrap_or_default(), which.as_str()) {
+        ("reverse_kl", _) | (_, "kto") => reading.nothing("f_divergence_type", "as here"),
+        (name @ ("forward_kl" | "js_divergence"), "sigmoid" | "sigmoid_norm") => {
+            let ours = if name == "forward_kl" { name } else { "jensen_shannon" };
+            reading.put("f_divergence_type", "train.loss.divergence", ours);
+        }
+        ("alpha_divergence", "sigmoid" | "sigmoid_norm") => {
+            reading.put("f_divergence_type", "train.loss.divergence", "alpha");
+            let theirs = reading.number("f_alpha_divergence_coef").unwrap_or(0.5);
+            let reason = "`alpha` there is 1 less `alpha` here";
+            reading.put_differing("f_alpha_divergence_coef", "train.loss.alpha", 1.0 - theirs, reason);
+        }
+        _ => reading.missing("f_divergence_type", format!("`{divergence}` beside `{which}`")),
+    }
+    if !reading.is_reported("f_alpha_divergence_coef") {
+        reading.nothing("f_alpha_divergence_coef", "of `alpha_divergence` alone");
+    }
 }
 
 fn method(reading: &mut Reading<'_>, job: &mut Job) {
@@ -153,7 +252,7 @@ fn method(reading: &mut Reading<'_>, job: &mut Job) {
 }
 
 /// The stages of the rows; returns their shape, as far as it can be seen.
-fn rows(reading: &mut Reading<'_>, job: &mut Job, root: &Node, places: &Places) -> Option<Shape> {
+fn rows(reading: &mut Reading<'_>, job: &mut Job, root: &Node, training: Training, places: &Places) -> Option<Shape> {
     let mut shape = None;
     if let Some(Value::List(items)) = root.get("datasets").map(|node| &node.value) {
         reading.nothing("datasets", "a stage for each");
@@ -167,7 +266,7 @@ fn rows(reading: &mut Reading<'_>, job: &mut Job, root: &Node, places: &Places) 
             below.nothing("data_files", "the source");
             below.finish();
             let mut rows = reading.take_below("rows", below);
-            shape = shaped(reading, "datasets", &mut rows, &name, places).or(shape);
+            shape = shaped(reading, "datasets", &mut rows, &name, training, places).or(shape);
             job.datasets.push(rows);
         }
         if let Some(share) = reading.number("test_split_size") {
@@ -201,7 +300,7 @@ fn rows(reading: &mut Reading<'_>, job: &mut Job, root: &Node, places: &Places) 
         rows
     };
     let mut train = of_split(reading, "dataset_train_split");
-    shape = shaped(reading, "dataset_name", &mut train, &name, places);
+    shape = shaped(reading, "dataset_name", &mut train, &name, training, places);
     if reading.flag("shuffle_dataset") {
         reading.nothing("shuffle_dataset", "each epoch is shuffled");
     }
@@ -209,7 +308,7 @@ fn rows(reading: &mut Reading<'_>, job: &mut Job, root: &Node, places: &Places) 
     let is_evaluated = reading.text("eval_strategy").is_some_and(|strategy| strategy != "no");
     if is_evaluated && !places.is_path(&name) {
         let mut test = of_split(reading, "dataset_test_split");
-        shaped(reading, "dataset_name", &mut test, &name, places);
+        shaped(reading, "dataset_name", &mut test, &name, training, places);
         job.held_out = HeldOut::Own(vec![test]);
     }
     shape
@@ -221,8 +320,14 @@ fn shaped(
     key: &'static str,
     rows: &mut Parameters,
     name: &str,
+    training: Training,
     places: &Places,
 ) -> Option<Shape> {
+    if training != Training::Sft {
+        preference::as_they_are(rows);
+        reading.nothing("dataset_text_field", "rows of preferences are known by their columns");
+        return Some(Shape::Preference);
+    }
     let field = reading.text("dataset_text_field").unwrap_or_default();
     let shape = match places.columns(name) {
         Some(columns) if columns.contains(&field) && reading.is_given("dataset_text_field") => Some(Shape::Text(field)),
@@ -241,7 +346,9 @@ fn shaped(
             rows.set("template", "none", Note::Given);
             rows.set("column_map", json!({ "input": prompt, "output": completion }), Note::Given);
         }
-        Some(Shape::Preference) => reading.missing(key, format!("`{name}` has preferences: {DPO}")),
+        Some(Shape::Preference) => {
+            reading.missing(key, format!("`{name}` has preferences, which `trl sft` does not train on"));
+        }
         Some(Shape::Alpaca) => {
             reading.missing(key, "TRL takes `text`, `messages`, or `prompt` and `completion`");
         }
@@ -286,6 +393,20 @@ fn tokens(reading: &mut Reading<'_>, shape: Option<&Shape>) {
     }
     if reading.is_given("eos_token") {
         reading.missing("eos_token", "the end of text is that of the checkpoint's tokenizer");
+    }
+}
+
+fn tokens_of_pairs(reading: &mut Reading<'_>) {
+    if let Some(length) = reading.whole("max_length") {
+        reading.put("max_length", "tokens.max_seq_len", length);
+        match reading.text("truncation_mode").as_deref() {
+            Some("keep_start") => reading.put("truncation_mode", "tokens.on_too_long", "truncate"),
+            _ => reading.missing("truncation_mode", "responses are cut at their ends"),
+        }
+    }
+    reading.parameters.need("tokens.response_border", "joint", "TRL encodes prompt and response as one text.");
+    for name in ["completion_only_loss", "assistant_only_loss"] {
+        reading.nothing(name, "of `trl sft`");
     }
 }
 

@@ -100,6 +100,34 @@ fn files_that_are_not_what_their_names_say_are_refused_before_a_copy() {
 }
 
 #[test]
+fn an_adapter_is_the_same_whatever_its_base_is_called() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/llama31/lora/attention/adapter");
+    let taken = |edit: &dyn Fn(&Path)| {
+        let (root, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for name in ["adapter_config.json", "adapter_model.safetensors"] {
+            fs::copy(golden.join(name), folder.path().join(name)).unwrap();
+        }
+        edit(folder.path());
+        let bench = bench_of_role(root.path(), folder.path(), "adapter");
+        let outputs = bench.run::<Download>(json!({"path": "./checkpoint", "as": "adapter"})).unwrap();
+        outputs["adapter"].description.identity
+    };
+    let configured = |folder: &Path, from: &str, to: &str| {
+        let path = folder.join("adapter_config.json");
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(path, text.replace(from, to)).unwrap();
+    };
+    let plain = taken(&|_| ());
+    let named = taken(&|folder| {
+        configured(folder, "\"base_model_name_or_path\": null", "\"base_model_name_or_path\": \"a/b\"");
+        configured(folder, "\"revision\": null", "\"revision\": \"main\"");
+    });
+    assert_eq!(named, plain);
+    assert_ne!(taken(&|folder| configured(folder, "\"lora_alpha\": 8", "\"lora_alpha\": 9")), plain);
+}
+
+#[test]
 fn a_folder_can_be_taken_as_it_is() {
     let root = tempfile::tempdir().unwrap();
     let folder = tempfile::tempdir().unwrap();

@@ -237,7 +237,7 @@ fn a_tokenizer_of_another_model_is_named() {
         let parameters = json!({"model": "small", "tokenizer": "base", "data": "rows", "metrics": [metric]});
         let error = bench.run::<Evaluate>(parameters).unwrap_err();
         assert!(
-            error.message.contains("row 0 has the token `") && error.message.ends_with("vocabulary ends at 264"),
+            error.message.contains("row 1 has the token `") && error.message.ends_with("vocabulary ends at 264"),
             "{}",
             error.message
         );

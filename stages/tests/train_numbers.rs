@@ -296,6 +296,45 @@ fn an_adapter_can_be_gone_on_from() {
 }
 
 #[test]
+fn an_adapter_names_its_base_and_its_modules_as_peft_does() {
+    let tiny = Tiny::new();
+    let root = tempfile::tempdir().unwrap();
+    let trained = |name: &str, found_at: Value| {
+        let folder = root.path().join(name);
+        let mut base = tiny.model.description.facts.clone();
+        base.extend(found_at.as_object().unwrap().clone());
+        let (tokens, files) = (folder.join("rows of tokens"), folder.join("files of the model"));
+        let facts = training::write_tokens(&tokens, rows());
+        fs::create_dir_all(&files).unwrap();
+        for file in fs::read_dir(&tiny.model.folder).unwrap() {
+            let file = file.unwrap();
+            fs::copy(file.path(), files.join(file.file_name())).unwrap();
+        }
+        let bench = TestBench::new(&folder).input("base.model", "model", &files, base).unwrap();
+        let bench = bench.input("tokens.tokens", "tokens", &tokens, facts).unwrap();
+        train(&bench, json!({"lora": {"rank": 4, "target_modules": "all-linear"}})).unwrap()["adapter"].clone()
+    };
+    let config = |adapter: &Artifact| -> Value {
+        serde_json::from_slice(&fs::read(adapter.folder.join("adapter_config.json")).unwrap()).unwrap()
+    };
+    let card = |adapter: &Artifact| fs::read_to_string(adapter.folder.join("README.md")).unwrap();
+    let of_hub = trained("hub", json!({"repo": "modelscope:owner/name", "revision": "0123"}));
+    let found = config(&of_hub);
+    assert_eq!((&found["base_model_name_or_path"], &found["revision"]), (&json!("owner/name"), &json!("0123")));
+    let linear = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+    assert_eq!(found["target_modules"], json!(linear));
+    assert!(card(&of_hub).contains("\nbase_model: \"owner/name\"\n"), "{}", card(&of_hub));
+    let of_folder = trained("folder", json!({"folder": "./base"}));
+    let found = config(&of_folder);
+    assert_eq!((&found["base_model_name_or_path"], &found["revision"]), (&json!("./base"), &Value::Null));
+    let of_stage = trained("stage", json!({}));
+    assert_eq!(config(&of_stage)["base_model_name_or_path"], Value::Null);
+    // A copy of the base by another name gives the same adapter.
+    assert_eq!(of_hub.description.identity, of_folder.description.identity);
+    assert_eq!(of_hub.description.identity, of_stage.description.identity);
+}
+
+#[test]
 fn targets_are_checked_as_soon_as_the_model_is_known() {
     let tiny = Tiny::new();
     let facts = InputFacts::from([("base.model".to_owned(), tiny.model.description.facts.clone())]);

@@ -59,6 +59,14 @@ impl Draft {
         Ok(self.finished.digest(path).map_err(stored)?.0)
     }
 
+    /// The files that are there. One that [`Draft::digest`] has read is not read again.
+    ///
+    /// # Errors
+    /// Fails where one cannot be read.
+    pub fn tree(&self) -> Result<Tree, StageError> {
+        Tree::of_finished(&self.folder, &self.finished).map_err(stored)
+    }
+
     /// Begins to flush the files that are there, while the stage does other work; [`StageContext::seal`] waits for it.
     ///
     /// # Errors

@@ -206,6 +206,20 @@ impl AdapterConfig {
         Ok(())
     }
 
+    /// Writes down which model the adapter is of: a name on the Hub with its commit, or a folder.
+    pub fn name_base(&mut self, base_model: String, revision: Option<String>) {
+        self.base_model = Some(base_model);
+        self.other.insert("revision".to_owned(), json!(revision));
+    }
+
+    /// The settings without the name of the base: those of the same adapter on a copy of its base are equal.
+    #[must_use]
+    pub fn without_base_name(mut self) -> Self {
+        self.base_model = None;
+        self.other.insert("revision".to_owned(), Value::Null);
+        self
+    }
+
     /// The rank of a module, such as `model.layers.0.self_attn.q_proj`.
     pub fn rank_of(&self, module: &str) -> usize {
         find_pattern(&self.rank_pattern, module).unwrap_or(self.rank)

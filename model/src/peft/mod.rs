@@ -3,12 +3,14 @@
 //! Knows names, shapes and settings. How an adapter computes is left to [`crate::adapter`], how it enters a base
 //! model for good to [`crate::merge`].
 
+mod card;
 mod config;
 mod fresh;
 mod modules;
 pub mod targets;
 mod weights;
 
+pub use card::model_card;
 pub use config::{AdapterConfig, AdapterConfigError, TargetModules};
 pub use fresh::{BaseTensors, FreshError};
 pub use modules::Modules;
@@ -19,5 +21,7 @@ pub use weights::{
 
 /// The settings of an adapter, in its folder.
 pub const CONFIG_FILE: &str = "adapter_config.json";
+/// The model card of an adapter, in its folder.
+pub const CARD_FILE: &str = "README.md";
 /// The weights of an adapter, in its folder.
 pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";

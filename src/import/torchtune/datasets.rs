@@ -8,10 +8,9 @@ use crate::import::job::Job;
 use crate::import::key::Keys;
 use crate::import::parameters::{Note, Parameters};
 use crate::import::places::Places;
+use crate::import::preference;
 use crate::import::reading::Reading;
 use crate::import::rows;
-
-const DPO: &str = "preference training (DPO) is not there yet";
 
 /// The turns of torchtune's `Llama3Tokenizer`. The header of an answer is trained there, so nothing is a generation
 /// prompt; its last token, `<|end_of_text|>`, is never trained and followed by nothing, so it is left out.
@@ -145,6 +144,7 @@ fn keys() -> Keys {
         .read("packed=false", "packed")
         .read("split_across_pack", "split_across_pack")
         .read("add_eos=true", "add_eos")
+        .read("data_dir", "source")
         .nothing("rows come from files of data; no code of a data set runs", &["trust_remote_code"])
         .nothing(SPEED, &["num_proc", "streaming"])
         .missing("an expression in `filter` of the stage does it", &["filter_fn", "filter_kwargs"])
@@ -166,6 +166,10 @@ enum Form {
     Pair(&'static str, &'static str),
     Chat(&'static str),
     Text(&'static str),
+    /// Conversations in these columns, the better and the worse.
+    Preferred(&'static str, &'static str),
+    /// A question, and the better and the worse answer.
+    Answers([&'static str; 3]),
 }
 
 fn builder(name: &str) -> Option<Builder> {
@@ -184,6 +188,14 @@ fn builder(name: &str) -> Option<Builder> {
         "grammar_dataset" => plain(Some("liweili/c4_200m"), Form::Pair("input", "output")),
         "chat_dataset" => plain(None, Form::Chat("conversations")),
         "slimorca_dataset" => plain(Some("Open-Orca/SlimOrca-Dedup"), Form::Chat("conversations")),
+        "preference_dataset" => plain(None, Form::Preferred("chosen", "rejected")),
+        "hh_rlhf_helpful_dataset" => {
+            plain(Some("RLHFlow/HH-RLHF-Helpful-standard"), Form::Preferred("chosen", "rejected"))
+        }
+        "stack_exchange_paired_dataset" => {
+            let form = Form::Answers(["question", "response_j", "response_k"]);
+            plain(Some("lvwerra/stack-exchange-paired"), form)
+        }
         "text_completion_dataset" => plain(None, Form::Text("text")),
         "cnn_dailymail_articles_dataset" => plain(Some("ccdv/cnn_dailymail"), Form::Text("article")),
         "wikitext_dataset" => Some(Builder {
@@ -224,7 +236,6 @@ fn dataset(
     let (name, span) = component(Some(node)).unwrap_or((String::new(), node.span));
     let Some(Builder { source, config, form, trains_on_input }) = builder(&name) else {
         let what = match name.as_str() {
-            "preference_dataset" | "stack_exchange_paired_dataset" | "hh_rlhf_helpful_dataset" => DPO.to_owned(),
             "" => "no builder is named".to_owned(),
             _ => format!("`{name}` is no data set that is known here"),
         };
@@ -255,6 +266,14 @@ fn dataset(
     if let Some(config) = config.filter(|_| !below.is_given("subset") && !below.is_given("name")) {
         below.parameters.set("config", config, Note::Given);
     }
+    let folder = match below.text("data_dir") {
+        None if name == "stack_exchange_paired_dataset" && given.is_none() => Some("data/rl".to_owned()),
+        folder => folder,
+    };
+    if let Some(folder) = folder {
+        let what = format!("the folder `{folder}` of a hub's data set: fetch it, and name its files as `source`");
+        below.missing("data_dir", what);
+    }
     columns(&mut below, form, tokenizer);
     let on_input = match below.text("masking_strategy").as_deref() {
         None => below.choice("train_on_input").unwrap_or(trains_on_input),
@@ -267,6 +286,7 @@ fn dataset(
     };
     if !matches!(form, Form::Text(_)) {
         below.nothing("train_on_input", "");
+        // Of preferences every turn of an assistant is scored there, those of the prompt too.
         let train_on = if on_input { "all" } else { "assistant" };
         reading.parameters.set("tokens.train_on", train_on, note(&below, "train_on_input"));
     }
@@ -302,7 +322,10 @@ fn columns(below: &mut Reading<'_>, form: Form, tokenizer: &Tokenizer) {
             .collect(),
         _ => Vec::new(),
     };
-    let column = |name: &str| map.iter().find(|(known, _)| known == name).map_or(name, |(_, column)| column).to_owned();
+    let mapped = |name: &str, usual: &str| {
+        map.iter().find(|(known, _)| known == name).map_or(usual, |(_, column)| column).to_owned()
+    };
+    let column = |name: &str| mapped(name, name);
     below.nothing("column_map", "the columns of the stage");
     match form {
         Form::Text(default) => {
@@ -338,6 +361,18 @@ fn columns(below: &mut Reading<'_>, form: Form, tokenizer: &Tokenizer) {
             }
         }
         Form::Pair(input, output) => pair(below, &map, input, output, tokenizer),
+        Form::Preferred(better, worse) => {
+            let [chosen, rejected] = [mapped("chosen", better), mapped("rejected", worse)];
+            below.parameters.set("column_map", json!({ "chosen": chosen, "rejected": rejected }), Note::Given);
+            preference::as_they_are(&mut below.parameters);
+        }
+        Form::Answers([question, better, worse]) => {
+            let (before, behind) = named("QuestionAnswerTemplate").expect("it is one of the table");
+            let question = rows::column(&mapped("prompt", question));
+            let question = format!("{} ~ {question} ~ {}", text(before), text(behind.trim_end()));
+            let [better, worse] = [mapped("chosen", better), mapped("rejected", worse)].map(|name| rows::column(&name));
+            preference::pair(&mut below.parameters, None, &question, [&better, &worse]);
+        }
     }
 }
 

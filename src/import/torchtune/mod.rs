@@ -14,13 +14,27 @@ use super::job::{HeldOut, Job, Method};
 use super::key::Keys;
 use super::parameters::Note;
 use super::places::Places;
+use super::preference::{self, Smoothing};
 use super::reading::Reading;
+
+/// The keys of `DPOLoss`.
+const PREFERENCE: preference::Names = preference::Names {
+    loss: "_component_",
+    beta: Some("beta"),
+    label_smoothing: Some("label_smoothing"),
+    gamma: None,
+    cpo_weight: None,
+    sft_weight: None,
+    desirable_weight: None,
+    undesirable_weight: None,
+    orpo_scores_prompts: false,
+};
+const RSO: preference::Names = preference::Names { beta: Some("gamma"), label_smoothing: None, ..PREFERENCE };
 
 pub(super) const VERSION: &str = "0.6.1";
 
 const RECORDED: &str = "figures of every step and peak memory are always recorded";
 const SPEED: &str = "changes speed or memory, never the result";
-const DPO: &str = "preference training (DPO, PPO) is not there yet";
 const QAT: &str = "quantisation-aware training and post-training quantisation are not there";
 
 /// The keys at the top of a config.
@@ -84,7 +98,8 @@ pub(super) fn keys() -> Keys {
             "a teacher's distributions are `loss: { name: distillation }`: docs/from-torchtune.md has the stage",
             &["teacher_model", "teacher_checkpointer", "kd_loss", "kd_ratio"],
         )
-        .missing(DPO, &["ref_checkpointer", "policy_model", "reward_and_value_model", "ppo_epochs", "rlhf_loss"])
+        .missing("the reference is the model that the run starts from", &["ref_checkpointer"])
+        .missing(preference::OTHERS, &["policy_model", "reward_and_value_model", "ppo_epochs", "rlhf_loss"])
         .missing(QAT, &["quantizer", "fake_quant_after_n_steps"])
         .missing(
             "no recipe that trains: `generate` and `evaluate` are stages of their own",
@@ -109,8 +124,11 @@ pub(super) fn recipe(reading: &mut Reading<'_>, name: &str, span: Span) {
         | "lora_finetune_distributed"
         | "lora_finetune_fsdp2"
         | "full_finetune_single_device"
-        | "full_finetune_distributed" => return,
-        name if name.contains("dpo") || name.contains("ppo") || name.contains("grpo") => DPO,
+        | "full_finetune_distributed"
+        | "lora_dpo_single_device"
+        | "lora_dpo_distributed"
+        | "full_dpo_distributed" => return,
+        name if name.contains("ppo") || name.contains("grpo") => preference::OTHERS,
         name if name.contains("qat") || name == "quantize" => QAT,
         name if name.contains("distillation") => "distillation: docs/from-torchtune.md has the stage",
         "generate" => "generation is a `generate` stage: docs/stages/generate.md",
@@ -314,23 +332,27 @@ fn loss(reading: &mut Reading<'_>, root: &Node) {
         .read("_component_", "train.loss")
         .nothing(SPEED, &["num_output_chunks", "ignore_index", "reduction"])
         .same("label_smoothing", "train.loss.label_smoothing")
-        .missing(DPO, &["beta", "gamma", "loss_type"]);
+        .read("beta=0.1", "train.loss.beta")
+        .read("gamma=0.1", "train.loss.beta")
+        .missing("a loss of another name here", &["loss_type"]);
     let mut below = reading.below(keys, node);
     match component(Some(node)).map(|(name, _)| name).as_deref() {
         Some("CEWithChunkedOutputLoss" | "CrossEntropyLoss" | "LinearCrossEntropyLoss") | None => {
             below.nothing("_component_", "cross-entropy");
+            ["beta", "gamma"].into_iter().for_each(|name| below.nothing(name, "of losses of preferences"));
         }
-        Some(name)
-            if name.contains("DPO") || name.contains("RSO") || name.contains("PPO") || name.contains("SimPO") =>
-        {
-            below.missing("_component_", DPO);
+        Some("DPOLoss") => preference::loss(&mut below, &PREFERENCE, "dpo", Smoothing::Conservative),
+        // `gamma` is the inverse of the margin.
+        Some("RSOLoss") => preference::loss(&mut below, &RSO, "hinge", Smoothing::Conservative),
+        Some(name) if name.contains("PPO") || name.contains("GRPO") => {
+            below.missing("_component_", preference::OTHERS);
         }
         Some(name) => below.missing("_component_", format!("`{name}` is no loss that is carried over")),
     }
     below.finish();
     let found = reading.take(below);
     reading.parameters.extend(&found);
-    reading.nothing("loss", "cross-entropy");
+    reading.nothing("loss", "the loss");
 }
 
 fn precision(reading: &mut Reading<'_>) {

@@ -1,12 +1,13 @@
 //! An Adapter artefact, and the model it belongs to.
 
+use cache::Digest;
 use engine::artifact::Facts;
-use engine::context::Artifact;
+use engine::context::{Artifact, Draft};
 use engine::error::{Cause, OrFail, StageError};
 use engine::file::problem::Problem;
 use engine::file::source::Span;
 use engine::parameter::Reference;
-use model::peft::Adapter;
+use model::peft::{Adapter, AdapterConfig, CARD_FILE, CONFIG_FILE, WEIGHTS_FILE};
 
 use crate::compute::checkpoint::WEIGHTS;
 
@@ -35,8 +36,28 @@ pub fn open(adapter: &Artifact, model: &Artifact) -> Result<Adapter, StageError>
 /// Whether an adapter with these facts was trained on other weights than those of a model; one that does not say was
 /// not.
 pub fn is_of_others(adapter: Option<&Facts>, model: Option<&Facts>) -> bool {
-    let weights = |facts: Option<&Facts>| facts.and_then(|facts| facts.get(WEIGHTS)).cloned();
-    weights(adapter).zip(weights(model)).is_some_and(|(trained_on, model)| trained_on != model)
+    adapter.zip(model).and_then(|(adapter, model)| are_same_weights(adapter, model)) == Some(false)
+}
+
+/// Whether an adapter with these facts is known to have been trained on the weights of a model.
+pub fn is_of(adapter: &Facts, model: &Facts) -> bool {
+    are_same_weights(adapter, model) == Some(true)
+}
+
+/// `None` where one does not say.
+fn are_same_weights(one: &Facts, other: &Facts) -> Option<bool> {
+    Some(one.get(WEIGHTS)? == other.get(WEIGHTS)?)
+}
+
+/// The identity of the adapter in a draft: it covers neither the name of the base, which a copy of the base has another
+/// of, nor the model card.
+///
+/// # Errors
+/// Fails if a file cannot be read.
+pub fn identity(config: AdapterConfig, draft: &mut Draft) -> Result<Digest, StageError> {
+    let config = config.without_base_name().to_json();
+    draft.digest(&draft.folder.join(WEIGHTS_FILE))?;
+    Ok(draft.tree()?.without(CARD_FILE).with_content(CONFIG_FILE, config.as_bytes()).identity())
 }
 
 /// The problem that it is used with this model.

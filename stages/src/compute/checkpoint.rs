@@ -58,6 +58,13 @@ pub const CONFIG: &str = "config";
 /// The fact of a model from the Hub that is its name there.
 pub const REPO: &str = "repo";
 
+/// The fact of a model from the Hub that is its commit.
+pub const REVISION: &str = "revision";
+
+/// The fact of a model from a folder: the folder, as the pipeline file names it. As with the two above, an equal model
+/// that is taken from elsewhere keeps the name that it has had first.
+pub const FOLDER: &str = "folder";
+
 /// The fact of a model, and of an adapter trained on it, that says which weights they are: a digest of the safetensors
 /// files.
 pub const WEIGHTS: &str = "weights";

@@ -509,7 +509,7 @@ impl RowsReader {
     pub fn row(&mut self, index: u64) -> Result<Row, TableError> {
         let (batch, position) = self.parts.row(index)?;
         let row = row_at(&self.facts, batch, position);
-        row.map_err(|what| TableError::form(self.parts.folder(), format!("row {index}: {what}")))
+        row.map_err(|what| TableError::form(self.parts.folder(), format!("row {}: {what}", index + 1)))
     }
 
     /// All rows in order.

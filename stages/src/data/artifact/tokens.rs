@@ -493,7 +493,7 @@ impl TokensReader {
         let (batch, position) = self.parts.row(index)?;
         let row = row_at(batch, position);
         row.ok_or_else(|| {
-            TableError::form(self.parts.folder(), format!("row {index} does not hold ids with as many labels"))
+            TableError::form(self.parts.folder(), format!("row {} does not hold ids with as many labels", index + 1))
         })
     }
 

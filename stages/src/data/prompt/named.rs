@@ -21,8 +21,9 @@ pub(super) const CHATML: &str = "{%- for message in messages %}\
     {%- endfor %}\
     {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
 
-/// Every template of a name. Sources: the `chat_template` of Llama 3, Qwen 2.5, Gemma 2, Mistral v0.3, Phi 3, Zephyr
-/// and DeepSeek LLM; Alpaca and Vicuna v1.5 have none, and their prompts are those of Stanford's and LMSYS's own code.
+/// Every template of a name. Sources: the `chat_template` of Llama 3, Qwen 2.5, Gemma 2, Mistral v0.3, Phi 3, Zephyr (as
+/// in the alignment handbook) and DeepSeek (LLM and V2); Vicuna v1.5 has none, and its turns are those of FastChat's
+/// `vicuna_v1.1`; Alpaca has none, and its prompt is Stanford's, in turns as LLaMA-Factory's `alpaca` has them.
 pub(super) const ALL: &[NamedTemplate] = &[
     NamedTemplate { name: "chatml", text: CHATML, special_tokens: &["<|im_start|>", "<|im_end|>"] },
     NamedTemplate {
@@ -88,22 +89,52 @@ mod tests {
 
     #[test]
     fn each_is_the_familys_own_to_the_letter() {
-        let whole = |name: &str| rendered(name, TALK, true);
-        assert_eq!(whole("zephyr"), "<|user|>\nHi</s>\n<|assistant|>\nHello</s>\n<|user|>\nBye</s>\n<|assistant|>\n");
-        assert_eq!(whole("deepseek"), "<s>User: Hi\n\nAssistant: Hello</s>User: Bye\n\nAssistant:");
-        let system = "A chat between a curious user and an artificial intelligence assistant. The assistant gives \
+        // As jinja2 renders them, as transformers sets it up; with the system message `Be kind.`, and without one.
+        let vicuna = "A chat between a curious user and an artificial intelligence assistant. The assistant gives \
                       helpful, detailed, and polite answers to the user's questions.";
-        assert_eq!(whole("vicuna"), format!("<s>{system} USER: Hi ASSISTANT: Hello</s>USER: Bye ASSISTANT:"));
+        let alpaca = "Below is an instruction that describes a task. Write a response that appropriately completes the \
+                      request.";
+        let qwen =
+            "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n";
+        let of_chatml = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n\
+                         <|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n";
+        let kind_of_chatml = "<|im_start|>system\nBe kind.<|im_end|>\n";
+        let of_llama = "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant\
+                        <|end_header_id|>\n\nHello<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|>\
+                        <|start_header_id|>assistant<|end_header_id|>\n\n";
+        let of_phi = "<|user|>\nHi<|end|>\n<|assistant|>\nHello<|end|>\n<|user|>\nBye<|end|>\n<|assistant|>\n";
+        let of_zephyr = "<|user|>\nHi</s>\n<|assistant|>\nHello</s>\n<|user|>\nBye</s>\n<|assistant|>\n";
+        let of_alpaca =
+            "\n\n### Instruction:\nHi\n\n### Response:\nHello</s>\n\n### Instruction:\nBye\n\n### Response:\n";
+        let of_vicuna = " USER: Hi ASSISTANT: Hello</s>USER: Bye ASSISTANT:";
+        let of_deepseek = "User: Hi\n\nAssistant: Hello</s>User: Bye\n\nAssistant:";
+        for (name, plain, with_system) in [
+            ("chatml", of_chatml.to_owned(), format!("{kind_of_chatml}{of_chatml}")),
+            ("qwen", format!("{qwen}{of_chatml}"), format!("{kind_of_chatml}{of_chatml}")),
+            (
+                "llama3",
+                format!("<s>{of_llama}"),
+                format!("<s><|start_header_id|>system<|end_header_id|>\n\nBe kind.<|eot_id|>{of_llama}"),
+            ),
+            (
+                "mistral",
+                "<s>[INST] Hi[/INST] Hello</s>[INST] Bye[/INST]".to_owned(),
+                "<s>[INST] Hi[/INST] Hello</s>[INST] Be kind.\n\nBye[/INST]".to_owned(),
+            ),
+            ("phi", of_phi.to_owned(), format!("<|system|>\nBe kind.<|end|>\n{of_phi}")),
+            ("zephyr", of_zephyr.to_owned(), format!("<|system|>\nBe kind.</s>\n{of_zephyr}")),
+            ("alpaca", format!("<s>{alpaca}{of_alpaca}"), format!("<s>Be kind.{of_alpaca}")),
+            ("vicuna", format!("<s>{vicuna}{of_vicuna}"), format!("<s>Be kind.{of_vicuna}")),
+            ("deepseek", format!("<s>{of_deepseek}"), format!("<s>Be kind.\n\n{of_deepseek}")),
+        ] {
+            assert_eq!(rendered(name, TALK, true), plain, "{name}");
+            assert_eq!(rendered_with_system(name), with_system, "{name}");
+        }
         assert_eq!(
-            whole("alpaca"),
-            "<s>Below is an instruction that describes a task. Write a response that appropriately completes the \
-             request.\n\n### Instruction:\nHi\n\n### Response:\nHello</s>\n\n### Instruction:\nBye\n\n### Response:\n"
+            rendered("gemma", TALK, true),
+            "<s><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\nHello<end_of_turn>\n\
+             <start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n"
         );
-        assert!(whole("llama3").ends_with("Bye<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"));
-        assert!(whole("qwen").contains("<|im_start|>assistant\nHello<|im_end|>\n"));
-        assert!(whole("gemma").ends_with("<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n"));
-        assert!(whole("mistral").contains("[INST] Hi[/INST]"));
-        assert!(whole("phi").ends_with("<|user|>\nBye<|end|>\n<|assistant|>\n"));
     }
 
     #[test]

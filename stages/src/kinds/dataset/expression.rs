@@ -212,7 +212,11 @@ impl Compiled<'_> {
 
     fn missing(&self, name: &str, fields: &Fields) -> Flaw {
         let nearest = suggest::nearest(name, fields.keys());
-        let mean = nearest.map_or_else(String::new, |name| format!(" (did you mean `{name}`?)"));
+        let mean = match (filter_for(name), nearest) {
+            (Some(filter), _) => format!(" (a function of Python is a filter here: `column|{filter}`)"),
+            (None, Some(name)) => format!(" (did you mean `{name}`?)"),
+            (None, None) => String::new(),
+        };
         Flaw::new(Reason::Missing, format!("`{}` asks for column `{name}`, which is missing{mean}", self.field))
             .of_field(&self.field)
     }
@@ -220,6 +224,23 @@ impl Compiled<'_> {
     fn flaw(&self, problem: &str) -> Flaw {
         Flaw::new(Reason::Expression, format!("`{}`: {problem}", self.field)).of_field(&self.field)
     }
+}
+
+/// The filter that does what a function of Python does.
+fn filter_for(function: &str) -> Option<&'static str> {
+    Some(match function {
+        "len" => "length",
+        "str" => "string",
+        "int" => "int",
+        "float" => "float",
+        "abs" => "abs",
+        "round" => "round",
+        "sum" => "sum",
+        "min" => "min",
+        "max" => "max",
+        "sorted" => "sort",
+        _ => return None,
+    })
 }
 
 /// The filter and the new columns of a stage, compiled.

@@ -27,7 +27,7 @@ use model::config::Architecture;
 use model::peft::AdapterConfig;
 use serde_json::Value;
 
-use crate::compute::checkpoint;
+use crate::compute::{adapter, checkpoint};
 use crate::data::artifact::{Adapter, Files, Model, OutputKind, TOKENIZER_FILES, Tokenizer};
 use crate::data::tokenizer::Tokenizer as OpenTokenizer;
 use crate::hub::{
@@ -232,7 +232,7 @@ impl Stage for Download {
         match params.form {
             Form::Files => context.seal(draft, Facts::new(), None)?,
             Form::Adapter => seal_adapter(draft, weights, context)?,
-            Form::Model => seal_checkpoint(draft, params.repo.as_deref(), context)?,
+            Form::Model => seal_checkpoint(draft, found_at(params, context), context)?,
         }
         forget_working_files(context.working())
     }
@@ -253,11 +253,8 @@ fn fetch(
 ) -> Result<Option<Value>, StageError> {
     let repository = Repository::parse(RepositoryKind::Model, name).map_err(bad_name)?;
     let service = repository.service();
-    let request = params.pin_request(name).expect("the name is a repository's");
-    let pin = format!("{}:{}@{}", request.kind, request.name, request.revision);
-    let pinned = context
-        .pin(&pin)
-        .ok_or_else(|| StageError::internal(format!("the job does not say which commit `{pin}` is")))?
+    let pinned = pinned(name, params, context)
+        .ok_or_else(|| StageError::internal(format!("the job does not say which commit of `{name}` is meant")))?
         .clone();
     let snapshot = repository.at(&pinned.commit);
     let failed = |error: HubError| error.of(service);
@@ -293,6 +290,12 @@ fn fetch(
     files.retain(|file| !is_own(&file.path, &fetched.join(&file.path)));
     files.iter().try_for_each(|file| put(&fetched.join(&file.path), &draft.folder.join(&file.path)))?;
     Ok(weights)
+}
+
+/// What the plan has pinned a repository to.
+fn pinned<'a>(name: &str, params: &DownloadParams, context: &'a StageContext) -> Option<&'a Pinned> {
+    let request = params.pin_request(name)?;
+    context.pin(&format!("{}:{}@{}", request.kind, request.name, request.revision))
 }
 
 /// Whether a file is the description that a version of this program put into the folders that it published: it is no
@@ -373,22 +376,27 @@ fn copy(
 
 /// Checks that the files are an adapter that we compute; of one that was made here, `weights` are those it was trained
 /// on.
-fn seal_adapter(draft: Draft, weights: Option<Value>, context: &mut StageContext) -> Result<(), StageError> {
+fn seal_adapter(mut draft: Draft, weights: Option<Value>, context: &mut StageContext) -> Result<(), StageError> {
     let mut facts = adapter_facts(&draft.folder)?;
     facts.extend(weights.map(|weights| (checkpoint::WEIGHTS.to_owned(), weights)));
-    context.seal(draft, facts, None)
+    let identity = adapter::identity(read_adapter_config(&draft.folder)?, &mut draft)?;
+    context.seal(draft, facts, Some(identity))
 }
 
 /// What is known of an adapter in PEFT's form, if we compute it.
 pub(crate) fn adapter_facts(folder: &Path) -> Result<Facts, StageError> {
-    let config = AdapterConfig::read(&folder.join(ADAPTER_CONFIG))
-        .or_fail(Cause::BadData, || "the adapter cannot be used here".to_owned())?;
+    let config = read_adapter_config(folder)?;
     let mut facts = Facts::new();
     facts.insert("rank".to_owned(), config.rank.into());
     if let Some(base_model) = config.base_model {
         facts.insert("base_model".to_owned(), base_model.into());
     }
     Ok(facts)
+}
+
+fn read_adapter_config(folder: &Path) -> Result<AdapterConfig, StageError> {
+    AdapterConfig::read(&folder.join(ADAPTER_CONFIG))
+        .or_fail(Cause::BadData, || "the adapter cannot be used here".to_owned())
 }
 
 /// What is known of a checkpoint in the Hub's form, if it is whole and we compute its model.
@@ -398,14 +406,29 @@ pub(crate) fn model_facts(draft: &mut Draft) -> Result<Facts, StageError> {
     checkpoint::facts(draft)
 }
 
-/// Checks that the files are a checkpoint, and makes outputs of it and of its tokenizer. `repo` is what adapters call
-/// it.
-fn seal_checkpoint(mut draft: Draft, repo: Option<&str>, context: &mut StageContext) -> Result<(), StageError> {
+/// What adapters call the checkpoint, as facts.
+fn found_at(params: &DownloadParams, context: &StageContext) -> Facts {
+    let mut facts = Facts::new();
+    let mut set = |name: &str, value: &str| drop(facts.insert(name.to_owned(), value.into()));
+    match params.origin() {
+        Some(Origin::Hub(name)) => {
+            set(checkpoint::REPO, name);
+            if let Some(pinned) = pinned(name, params, context) {
+                set(checkpoint::REVISION, &pinned.commit);
+            }
+        }
+        Some(Origin::Folder(path)) => set(checkpoint::FOLDER, &path.text),
+        None => {}
+    }
+    facts
+}
+
+/// Checks that the files are a checkpoint, and makes outputs of it and of its tokenizer. `found_at` is what adapters
+/// call it.
+fn seal_checkpoint(mut draft: Draft, found_at: Facts, context: &mut StageContext) -> Result<(), StageError> {
     selection::check_shards(&draft.folder)?;
     let mut facts = checkpoint::facts(&mut draft)?;
-    if let Some(repo) = repo {
-        facts.insert(checkpoint::REPO.to_owned(), repo.into());
-    }
+    facts.extend(found_at);
     let tokenizer_draft = context.create("tokenizer")?;
     for name in TOKENIZER_FILES {
         let file = draft.folder.join(name);

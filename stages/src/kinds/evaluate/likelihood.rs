@@ -46,7 +46,7 @@ impl Likelihood {
         )?;
         for ((_, example), RowScore { nll, tokens, correct }) in group.iter_mut().zip(scores) {
             if !nll.is_finite() {
-                let message = format!("the negative log-likelihood of row {} is {nll}", example.row);
+                let message = format!("the negative log-likelihood of row {} is {nll}", example.row + 1);
                 return Err(StageError::new(Cause::Numeric, message).with_help(
                     "weights of the model that are not finite or too great do that: did its training diverge?",
                 ));
@@ -79,7 +79,7 @@ impl Likelihood {
             lesson.input_ids.truncate(max_seq_len);
             lesson.labels.truncate(max_seq_len);
         }
-        subject.respondent.check_vocabulary(&lesson.input_ids, || format!("row {}", example.row))?;
+        subject.respondent.check_vocabulary(&lesson.input_ids, || format!("row {}", example.row + 1))?;
         Ok(lesson)
     }
 

@@ -314,7 +314,7 @@ impl Subject {
 
 /// A failure that is about a row.
 fn of_row(row: u64) -> impl Fn(crate::data::prompt::PromptError) -> StageError {
-    move |error| error.failing(Cause::BadData, format!("row {row} cannot be turned into a prompt"))
+    move |error| error.failing(Cause::BadData, format!("row {} cannot be turned into a prompt", row + 1))
 }
 
 /// Writes a text file of the output.

@@ -133,10 +133,14 @@ fn open_adapters(params: &MergeParams, base: &Artifact, context: &mut StageConte
     let open = |(input, weight)| {
         let artifact = context.open::<crate::data::artifact::Adapter>(input)?;
         let stage = input.reference.stage.clone();
-        let adapter = adapter::open(&artifact, base).map_err(|mut error| {
+        let mut adapter = adapter::open(&artifact, base).map_err(|mut error| {
             error.message = format!("adapter `{stage}`: {}", error.message);
             error
         })?;
+        if adapter::is_of(&artifact.description.facts, &base.description.facts) {
+            // Whatever it was called where the adapter was trained.
+            adapter.config.base_model = None;
+        }
         let taught = artifact.description.facts.get(PROMPT).cloned();
         Ok(Opened { stage, adapter, weight, taught })
     };

@@ -191,7 +191,7 @@ impl Packer {
 const FITS: &str = "raise `max_seq_len` here, lower it in `tokenize`, or set `split_across_pack: true`";
 
 fn too_long(error: TooLong, index: u64) -> StageError {
-    StageError::bad_data(format!("row {index} of the tokens does not fit into a pack"))
+    StageError::bad_data(format!("row {} of the tokens does not fit into a pack", index + 1))
         .with_source(error)
         .with_help(FITS)
 }

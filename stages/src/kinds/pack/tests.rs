@@ -156,7 +156,7 @@ fn the_stage_refuses_a_prompt_that_does_not_fit() {
     let bench = tokens(folder.path(), Shape::Prompt, &[3, 20]);
     let error = bench.run::<Pack>(json!({"tokens": "tokens", "max_seq_len": 8})).unwrap_err();
     assert_eq!(error.cause, Cause::BadData);
-    assert!(error.message.contains("row 1"), "{error}");
+    assert!(error.message.contains("row 2"), "{error}");
     let with = json!({"tokens": "tokens", "max_seq_len": 8, "split_across_pack": true});
     assert!(bench.run::<Pack>(with).is_ok());
 }
@@ -277,7 +277,7 @@ fn the_stage_packs_by_best_fit_and_cuts_only_what_is_too_long() {
     assert_eq!(lengths, [vec![3, 5], vec![8], vec![8], vec![4, 2]]);
     let folder = tempfile::tempdir().unwrap();
     let error = tokens(folder.path(), Shape::Prompt, &[3, 20]).run::<Pack>(with).unwrap_err();
-    assert!(error.message.contains("row 1"), "{error}");
+    assert!(error.message.contains("row 2"), "{error}");
 }
 
 fn pair(group: u64, chosen: usize, rejected: usize) -> TokenRow {

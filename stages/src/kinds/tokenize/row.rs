@@ -34,7 +34,7 @@ impl RowError {
             Self::NoTarget => Some("set `on_no_target` to drop or keep".to_owned()),
             Self::NoResponse { .. } => Some("leave such rows out with `on_no_target: drop`".to_owned()),
         };
-        let error = StageError::bad_data(format!("row {index} of the dataset cannot be used")).with_source(self);
+        let error = StageError::bad_data(format!("row {} of the dataset cannot be used", index + 1)).with_source(self);
         StageError { help, ..error }
     }
 }

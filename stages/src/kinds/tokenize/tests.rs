@@ -239,7 +239,7 @@ fn a_prompt_that_fills_the_row_is_left_out_or_kept_as_torchtune_does() {
     assert_eq!(tokens[0].labels.iter().filter(|label| **label != -100).collect::<Vec<_>>(), [&1]);
 
     let error = tokenize("bytelevel", summarize(), rows(), json!({"max_seq_len": 48, "on_no_target": "error"}));
-    assert!(error.unwrap_err().message.contains("row 0"));
+    assert!(error.unwrap_err().message.contains("row 1"));
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn a_long_row_is_left_out_or_refused_where_that_is_asked_for() {
     let (facts, _) = tokenize("bytelevel", summarize(), rows(), with("drop")).unwrap();
     assert_eq!((facts.rows, facts.dropped, facts.truncated), (1, 1, 0));
     let error = tokenize("bytelevel", summarize(), rows(), with("error")).unwrap_err();
-    assert!(error.message.contains("row 0"), "{error}");
+    assert!(error.message.contains("row 1"), "{error}");
     let error = tokenize("bytelevel", summarize(), rows(), with("split")).unwrap_err();
     assert_eq!(error.cause, Cause::BadParameters);
 }
@@ -491,7 +491,7 @@ fn a_turn_counts_as_much_as_its_weight_says() {
         let error = error.unwrap_err();
         let cause = std::error::Error::source(error.source.as_deref().unwrap())
             .map_or_else(|| error.source.as_ref().unwrap().to_string(), ToString::to_string);
-        assert!(error.message.contains("row 0") && cause.contains("weight"), "{error:?}");
+        assert!(error.message.contains("row 1") && cause.contains("weight"), "{error:?}");
     }
 }
 

@@ -8,23 +8,27 @@ use engine::artifact::Facts;
 use engine::context::{Artifact, StageContext};
 use engine::error::{Cause, OrFail, StageError};
 use model::checkpoint::{Checkpoint, CheckpointWriter, DEFAULT_MAX_SHARD_BYTES, Flush, TensorSpec};
-use model::peft::{Adapter, AdapterConfig};
+use model::peft::{Adapter, AdapterConfig, CARD_FILE, model_card};
 
-use crate::compute::checkpoint;
+use crate::compute::{adapter, checkpoint};
 use crate::data::artifact::TokensReader;
 use crate::data::prompt::PROMPT;
 
 /// Writes the adapter in PEFT's form, with the values in these files; it belongs to the very weights it was trained on.
 pub(super) fn adapter(
-    config: AdapterConfig,
+    mut config: AdapterConfig,
     values: &[PathBuf],
     facts: &Facts,
     base: &Artifact,
     rows: &TokensReader,
     context: &mut StageContext,
 ) -> Result<(), StageError> {
-    let draft = context.create("adapter")?;
+    if let Some((name, revision)) = base_name(&base.description.facts) {
+        config.name_base(name, revision);
+    }
+    let mut draft = context.create("adapter")?;
     let written = (|| -> Result<(), Failed> {
+        fs::write(draft.folder.join(CARD_FILE), model_card(&config))?;
         let mut tensors = Vec::new();
         for file in values {
             let file = Checkpoint::open_file(file)?;
@@ -32,14 +36,29 @@ pub(super) fn adapter(
                 tensors.push((name.to_owned(), info.shape.clone(), file.tensor_f32(name)?));
             }
         }
-        Adapter::from_tensors(config, tensors)?.save(&draft.folder)?;
+        Adapter::from_tensors(config.clone(), tensors)?.save(&draft.folder)?;
         Ok(())
     })();
     written.or_fail(Cause::Machine, || "cannot write the adapter".to_owned())?;
     let trained_on = base.description.facts.get(checkpoint::WEIGHTS).cloned();
     let trained_on = trained_on.map(|weights| (checkpoint::WEIGHTS.to_owned(), weights));
     let facts = facts.clone().into_iter().chain(trained_on).chain(prompt_facts(rows)).collect();
-    context.seal(draft, facts, None)
+    let identity = adapter::identity(config, &mut draft)?;
+    context.seal(draft, facts, Some(identity))
+}
+
+/// What others find a model by, as PEFT writes it down: its name on a hub and its commit, or its folder. A model that a
+/// stage made has neither.
+fn base_name(facts: &Facts) -> Option<(String, Option<String>)> {
+    let text = |name: &str| facts.get(name).and_then(|value| value.as_str()).map(str::to_owned);
+    let repo = text(checkpoint::REPO).map(|repo| match repo.split_once(':') {
+        Some((_, name)) => name.to_owned(),
+        None => repo,
+    });
+    match repo {
+        Some(repo) => Some((repo, text(checkpoint::REVISION))),
+        None => Some((text(checkpoint::FOLDER)?, None)),
+    }
 }
 
 /// How the prompts of the rows were made, so that inference with the trained model makes them in the same way.

@@ -108,11 +108,6 @@ pub(super) fn first_values(
             let settings = settings(params, model, context)?;
             let adapter = Adapter::fresh(model, &files, &settings, params.seed);
             let adapter = adapter.or_fail(Cause::BadParameters, cannot_make)?;
-            let settings = match architecture {
-                Architecture::Native(_) => settings,
-                // `all-linear` by the names that it means here: PEFT would put an adapter on experts, too.
-                Architecture::Transformers(_) => adapter.config.clone(),
-            };
             (adapter, settings)
         }
         Some(input) => {

@@ -416,6 +416,8 @@ fn rows_are_filtered_changed_and_cut_in_this_order() {
     let error = run(folder.path(), &file, json!({"filter": "nn > 4", "map": {"text": "x"}})).unwrap_err();
     assert!(error.message.contains("a.jsonl`, line 1: `filter` asks for column `nn`"), "{}", error.message);
     assert!(error.message.contains("did you mean `n`?"), "{}", error.message);
+    let python = run(folder.path(), &file, json!({"filter": "len(title) > 4", "map": {"text": "x"}})).unwrap_err();
+    assert!(python.message.contains("a filter here: `column|length`"), "{}", python.message);
     let none = run(folder.path(), &file, json!({"filter": "n > 99", "map": {"text": "x"}})).unwrap_err();
     assert!(none.help.unwrap().contains("`filter` leaves out all 20"));
 }

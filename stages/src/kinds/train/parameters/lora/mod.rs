@@ -129,7 +129,13 @@ impl LoraParams {
             notes = targets.notes;
             TargetModules::Names(targets.modules)
         } else {
-            self.target_modules.0.clone()
+            match &self.target_modules.0 {
+                // The names that it means here, as PEFT saves them: it would put an adapter on experts, too.
+                TargetModules::Pattern(word) if word.eq_ignore_ascii_case(ALL_LINEAR) => {
+                    TargetModules::Names(targets::all_linear(model))
+                }
+                named => named.clone(),
+            }
         };
         settings.dropout = self.dropout;
         settings.use_rslora = self.use_rslora;
