@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn the_largest_model_with_room_is_suggested() {
         let gpu = |memory| {
-            let device = Device::new(DeviceKind::Cuda, 0, "GPU").with_memory(Some(memory), None, None);
+            let device = Device { memory_total: Some(memory), ..Device::new(DeviceKind::Cuda, 0, "GPU") };
             Machine { cores: 8, memory: 1 << 40, accelerators: vec![device] }
         };
         assert_eq!(gpu(24 << 30).suggested("lora").repo, "Qwen/Qwen2.5-7B-Instruct");
