@@ -19,8 +19,9 @@ fn bench() -> Result<Bench, Unmet> {
     let others = questions.iter().cycle().skip(5);
     let pair = |(row, other): (&Value, &Value)| json!({"prompt": row["question"], "chosen": row["answer"], "rejected": other["question"]});
     let pairs: Vec<Value> = questions.iter().zip(others).map(pair).collect();
+    // Answers are desirable more often than not, so that those of other questions gain, too.
     let judge = |(number, pair): (usize, &Value)| {
-        let side = if number % 2 == 0 { "chosen" } else { "rejected" };
+        let side = if number % 4 < 3 { "chosen" } else { "rejected" };
         json!({"prompt": pair["prompt"], "completion": pair[side], "label": side == "chosen"})
     };
     let judged: Vec<Value> = pairs.iter().enumerate().map(judge).collect();

@@ -134,7 +134,7 @@ class Script:
         for rank in range(self.ranks):
             ours, counts = numbers[rank :: self.ranks], []
             for start in range(0, len(ours), at_once):
-                found, batch = _encoded([(number, rows[number]) for number in ours[start : start + at_once]])
+                found, batch = encoded([(number, rows[number]) for number in ours[start : start + at_once]])
                 counts.append(found)
                 payload += batch
             ranks.append(counts)
@@ -189,7 +189,7 @@ def _targets(row: TokenRow) -> tuple[list[int], list[int]]:
     return places, [labels[at + 1] for at in places]
 
 
-def _encoded(rows: list[tuple[int, TokenRow]]) -> tuple[dict[str, Any], bytes]:
+def encoded(rows: list[tuple[int, TokenRow]]) -> tuple[dict[str, Any], bytes]:
     ids: list[int] = []
     lengths, numbers, places, targets = list(ids), list(ids), list(ids), list(ids)
     for number, row in rows:

@@ -21,11 +21,11 @@ import processes
 from pipeline_torch_worker import attention
 from pipeline_torch_worker.architecture import shares_state
 from pipeline_torch_worker.attention import NAME
-from pipeline_torch_worker.data import Batch, Row
+from pipeline_torch_worker.data import read_batches
 from pipeline_torch_worker.draws import Draws
 from pipeline_torch_worker.failure import JobFailure
 from pipeline_torch_worker.model import DocumentLoss, load_base, read_config
-from support import Ran, Script, Step, TokenRow, infer_job, run_here, train_job, worst
+from support import Ran, Script, Step, TokenRow, encoded, infer_job, run_here, train_job, worst
 
 VOCABULARY = 96
 RATE = 3e-3
@@ -187,8 +187,9 @@ def test_packed_documents_are_computed_as_apart(tmp_path: Path, family: str) -> 
 
     @torch.no_grad()
     def losses(row: TokenRow) -> torch.Tensor:
-        whole = Row(0, np.array(row[0]), np.array(row[1]), row[2])
-        return loss.scores(Batch.of([whole]))[0]
+        counts, payload = encoded([(0, row)])
+        ((batch,),) = read_batches([[counts]], memoryview(payload))
+        return loss.scores(batch)[0]
 
     with torch.no_grad():
         assert torch.allclose(losses(row), nll(plain(folder), row), rtol=1e-5)

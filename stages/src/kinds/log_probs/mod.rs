@@ -94,7 +94,7 @@ impl Stage for LogProbabilities {
 
     fn check(params: &LogProbsParams, inputs: &InputFacts, span: Span) -> Vec<Problem> {
         let of_dtype = (params.dtype == Dtype::F16).then(|| {
-            let message = "`dtype: f16` is for the torch backend, which does not score documents";
+            let message = "`dtype: f16` is for the torch backend, and `log_probs` is native";
             Problem::error("bad-value", span, message, "in this stage").at("dtype")
         });
         let model = params.model.reference.facts_in(inputs);

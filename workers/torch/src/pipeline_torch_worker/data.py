@@ -18,24 +18,6 @@ Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Row:
-    """A document, or several of them; padding is cut off."""
-
-    number: int
-    input_ids: Ids
-    labels: Ids
-    document_lengths: list[int]
-
-    def targets(self) -> Ids:
-        """What each token predicts: the label of the next one of its document, which its last has not."""
-        targets = np.full_like(self.labels, IGNORE_INDEX)
-        targets[:-1] = self.labels[1:]
-        ends = np.cumsum(np.asarray(self.document_lengths, dtype=np.int64))
-        targets[ends - 1] = IGNORE_INDEX
-        return targets
-
-
-@dataclass(frozen=True)
 class Batch:
     """Documents that are computed together, one after the other in one sequence."""
 
@@ -54,17 +36,6 @@ class Batch:
     """`[targets]`: the weight of each target in the loss; 1 each where there are none."""
     responses: torch.Tensor | None = None
     """`[targets]`: whether each target belongs to a response; all do where it is not said."""
-
-    @classmethod
-    def of(cls, rows: Sequence[Row]) -> Batch:
-        """A batch of whole rows."""
-        empty = np.empty(0, np.int64)
-        return cls.of_documents(
-            np.concatenate([empty, *(row.input_ids for row in rows)]),
-            np.concatenate([empty, *(row.targets() for row in rows)]),
-            [length for row in rows for length in row.document_lengths],
-            np.concatenate([empty, *(np.full(len(row.document_lengths), row.number) for row in rows)]),
-        )
 
     @classmethod
     def of_documents(
@@ -96,8 +67,8 @@ class Batch:
     @classmethod
     def of_nothing(cls) -> Batch:
         """One token without a target: what a rank computes that has to take part and has no row."""
-        row = Row(0, np.zeros(1, np.int64), np.full(1, IGNORE_INDEX, np.int64), [1])
-        return cls.of([row])
+        zero = np.zeros(1, np.int64)
+        return cls.of_documents(zero, np.full(1, IGNORE_INDEX, np.int64), [1], zero)
 
     @property
     def tokens(self) -> int:

@@ -61,10 +61,6 @@ class Device:
         if self._counters:
             self._counters.synchronize(self.torch)
 
-    def total_memory_bytes(self) -> int | None:
-        """The device's memory; none on the processor."""
-        return int(self._counters.mem_get_info(self.torch)[1]) if self._counters else None
-
 
 def open_device(kind: DeviceKind, local_rank: int, threads: int) -> Device:
     """Takes the device of a local rank, and so many processor threads."""

@@ -243,6 +243,34 @@ impl Workers {
     }
 }
 
+/// Workers that are threads of a test: they share memory as processes do, and nobody watches them.
+#[cfg(test)]
+#[derive(Clone)]
+pub(super) struct Threads(Arc<SharedMemory>);
+
+#[cfg(test)]
+impl Threads {
+    pub(super) fn new(size: usize) -> Self {
+        let memory = shared_memory::create("pipeline test", SharedMemory::bytes(size)).unwrap();
+        Self(Arc::new(SharedMemory::map(&File::from(memory), size).unwrap()))
+    }
+
+    /// One of them, for the thread that calls this.
+    pub(super) fn worker(&self, rank: usize) -> Workers {
+        let memory = Arc::clone(&self.0);
+        let watch = || Watch::new(Arc::clone(&self.0), Duration::MAX);
+        let group = if rank == 0 { Group::leading(memory, watch()) } else { Group::following(rank, memory) };
+        Workers {
+            collective: Box::new(group),
+            process_group: ProcessGroup::new(rank, self.0.size(), Some(Arc::clone(&self.0))),
+            threads: 1,
+            weights: None,
+            unsealed: None,
+            shares_weights: false,
+        }
+    }
+}
+
 /// Makes the folders of all inputs, which the others read.
 fn open_inputs(params: &TrainParams, context: &mut StageContext) -> Result<(), StageError> {
     context.open(&params.model)?;
