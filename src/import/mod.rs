@@ -2,8 +2,8 @@
 //!
 //! A file each: [`configuration`] finds the configuration in what was given, [`reading`] reads it by a table of keys
 //! ([`key`]), one per tool ([`torchtune`], [`axolotl`], [`llama_factory`], [`ms_swift`], [`trl`], over what they share:
-//! [`hugging_face`], [`rows`], [`preference`], [`places`]), into a [`job`] with its [`parameters`], which [`mod@write`] writes with
-//! comments; [`report`] has the three lists.
+//! [`hugging_face`], [`rows`], [`preference`], [`places`]), into a [`job`] with its [`parameters`], which
+//! [`mod@write`] writes with comments; [`report`] has the three lists.
 
 mod axolotl;
 mod command_line;

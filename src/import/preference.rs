@@ -9,6 +9,9 @@ use super::reading::Reading;
 /// What is said of methods that are not carried over.
 pub(super) const OTHERS: &str = "reinforcement learning and reward models (GRPO, PPO, rewards) are not there yet";
 
+/// Methods that train on no rows of preferences.
+const REINFORCEMENT: &[&str] = &["grpo", "gdpo", "ppo", "rloo", "rm", "gkd", "ebft"];
+
 /// A tool's keys for the numbers of a loss. What a tool has no key for is `None`, and has the default of here.
 pub(super) struct Names {
     /// The key that the loss is reported under.
@@ -82,7 +85,12 @@ const LOSSES: &[Loss] = {
 /// Carries the loss over, and its numbers; `which` is the tool's name for it.
 pub(super) fn loss(reading: &mut Reading<'_>, names: &Names, which: &str, smoothing: Smoothing) {
     let Some(loss) = LOSSES.iter().find(|loss| loss.theirs.contains(&which)) else {
-        return reading.missing(names.loss, format!("`{which}` is no loss here: docs/preferences.md lists them"));
+        if REINFORCEMENT.contains(&which) {
+            return reading.missing(names.loss, format!("`{which}`: {OTHERS}"));
+        }
+        reading.missing(names.loss, format!("`{which}` is no loss here: docs/preferences.md lists them"));
+        reading.parameters.need("train.loss.name", "dpo", "The rows are preferences, and their loss is not there.");
+        return without(reading, names, "numbers of a loss that is not there");
     };
     if which == "kto" {
         let reason =
