@@ -1,5 +1,5 @@
-//! Losses of preferences on the torch worker beside the native backend: pairs in packs, judged responses, and a rank that is
-//! killed.
+//! Losses of preferences on the torch worker beside the native backend: pairs in packs, judged responses, and a rank
+//! that is killed.
 
 use std::fs;
 

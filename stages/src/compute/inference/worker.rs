@@ -78,7 +78,8 @@ struct Answer<T> {
     peak_memory_bytes: Vec<u64>,
 }
 
-/// The number of a row, the negative log-likelihood of its targets, their number, and that of those that are the likeliest.
+/// The number of a row, the negative log-likelihood of its targets, their number, and that of those that are the
+/// likeliest.
 type Scored = (u64, Option<f64>, f64, f64);
 
 /// What a model makes of a row.
@@ -209,7 +210,8 @@ impl Worker {
         Ok(all)
     }
 
-    /// Sends a request for each round, the next before the answer to the one before it is read, and hands on the answers.
+    /// Sends a request for each round, the next before the answer to the one before it is read, and hands on the
+    /// answers.
     fn converse<R: ?Sized, T: DeserializeOwned>(
         &mut self,
         rounds: &[&R],

@@ -10,8 +10,8 @@ use std::ffi::OsString;
 use engine::device::DeviceGrant;
 
 /// No package is taken from the folder where `pipeline run` was started, no output is held back, hashes are the same in
-/// each run, nothing is looked up outside, and no process starts threads beside those it is given. What a step frees stays
-/// with the process: to give it back and take it again at the next costs a fifth of a small step on the CPU.
+/// each run, nothing is looked up outside, and no process starts threads beside those it is given. What a step frees
+/// stays with the process: to give it back and take it again at the next costs a fifth of a small step on the CPU.
 const DEFAULTS: [(&str, &str); 8] = [
     ("PYTHONSAFEPATH", "1"),
     ("PYTHONUNBUFFERED", "1"),

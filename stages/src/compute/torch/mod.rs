@@ -1,9 +1,10 @@
 //! The torch worker: PyTorch, transformers and PEFT in processes of their own, for devices that this program does not
 //! compute on.
 //!
-//! It is a Python package, `pipeline_torch_worker` (in `workers/torch`), which opens the model that a job file names, does
-//! what requests say, and answers them between the events of the worker protocol. This side writes the job, starts the
-//! ranks, and speaks with them. What is requested, and what becomes of the answers, is the business of the stage kinds.
+//! It is a Python package, `pipeline_torch_worker` (in `workers/torch`), which opens the model that a job file names,
+//! does what requests say, and answers them between the events of the worker protocol. This side writes the job,
+//! starts the ranks, and speaks with them. What is requested, and what becomes of the answers, is the business of the
+//! stage kinds.
 
 pub(crate) mod batches;
 mod connection;

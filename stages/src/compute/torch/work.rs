@@ -19,8 +19,8 @@ const SILENT_COLLECTIVES: u32 = 4;
 /// What loading libraries and a model may take, beside that.
 const LOADING: Duration = Duration::from_secs(20 * 60);
 
-/// The most memory of each rank, by its device's counter, where it is recorded with a result. The engine's own figure is one
-/// of processes on this machine.
+/// The most memory of each rank, by its device's counter, where it is recorded with a result. The engine's own figure
+/// is one of processes on this machine.
 pub(crate) const PEAK_MEMORY_OF_RANKS: &str = "peak_memory_bytes_of_ranks";
 
 /// A piece of work in a folder of its own.

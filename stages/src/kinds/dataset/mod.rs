@@ -131,8 +131,8 @@ impl Stage for Dataset {
     }
 
     fn write_derived_key(params: &DatasetParams, key: &mut KeyWriter<'_>) {
-        // Columns that say so make rows of preferences, which were conversations or prompts before. Where the parameters
-        // say what a row is nothing has changed, and `VERSION` would make every result anew.
+        // Columns that say so make rows of preferences, which were conversations or prompts before. Where the
+        // parameters say what a row is nothing has changed, and `VERSION` would make every result anew.
         if mapping::columns_decide(params) {
             key.field("preferences", cache::Class::Semantic, |key| key.value("of_columns".to_owned()));
         }

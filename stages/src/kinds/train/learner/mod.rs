@@ -159,8 +159,8 @@ pub(super) trait Learner {
     /// micro-batches: a step can take longer than the time that is left then.
     fn accumulate(&mut self, work: StepWork, context: &mut StageContext) -> Result<(), StageError>;
 
-    /// Adds the gradients of an objective over all documents of a step, once in the step. The loss that is returned is that
-    /// of the ranks that are fed; what is logged is of all of them.
+    /// Adds the gradients of an objective over all documents of a step, once in the step. The loss that is returned is
+    /// that of the ranks that are fed; what is logged is of all of them.
     ///
     /// # Errors
     /// As [`Learner::accumulate`], and where the documents do not fit the objective.

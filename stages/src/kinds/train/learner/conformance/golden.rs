@@ -1,7 +1,8 @@
-//! The runs of `tests/golden/preference` as whole stages on every backend: what TRL trained is what a file's `loss:` trains.
+//! The runs of `tests/golden/preference` as whole stages on every backend: what TRL trained is what a file's `loss:`
+//! trains.
 //!
-//! A step of a run is two rows, so that two ranks have work in each; packed as they are, every document of a row lies beside
-//! others. The loss is a mean over all pairs of a step, whatever the rows.
+//! A step of a run is two rows, so that two ranks have work in each; packed as they are, every document of a row lies
+//! beside others. The loss is a mean over all pairs of a step, whatever the rows.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! What every learner does, whichever backend computes: the native one, by itself and as two workers, and the torch worker
-//! on one rank, on two that hold all weights, and on two that share them out.
+//! What every learner does, whichever backend computes: the native one, by itself and as two workers, and the torch
+//! worker on one rank, on two that hold all weights, and on two that share them out.
 //!
 //! The torch worker takes part where its Python is: `PIPELINE_PYTHON` names it, and `PYTHONPATH` the package, if it is
 //! not installed there. Where there is none the native backend is tested alone, unless `PIPELINE_REQUIRE` names torch.
