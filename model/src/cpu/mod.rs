@@ -153,9 +153,9 @@ impl Cpu {
         })
     }
 
-    /// Has matrices of f32 multiplied so. With tiles, [`MatmulPrecision::High`] is three products of bf16 in them; without
-    /// tiles it is as exact as [`MatmulPrecision::Highest`], and so are products of up to [`crate::ops::FEW_ROWS`] rows,
-    /// which wait for memory.
+    /// Has matrices of f32 multiplied so. With tiles, [`MatmulPrecision::High`] is three products of bf16 in them;
+    /// without tiles it is as exact as [`MatmulPrecision::Highest`], and so are products of up to
+    /// [`crate::ops::FEW_ROWS`] rows, which wait for memory.
     #[must_use]
     pub fn with_matmul_precision(self, precision: MatmulPrecision) -> Self {
         let splits = precision == MatmulPrecision::High && self.compute == Compute::F32 && self.available.has_tiles();

@@ -106,8 +106,8 @@ unsafe fn tiles_of_left(left: Left<u32>, rows: &Range<usize>, inner: &Range<usiz
             step: SIDE * WORD,
         };
     }
-    // SAFETY: the caller vouches for the room, for words of these rows up to the last that is summed and, where rows lie
-    // side by side, for as many as fill vectors.
+    // SAFETY: the caller vouches for the room, for words of these rows up to the last that is summed and, where rows
+    // lie side by side, for as many as fill vectors.
     unsafe {
         for (number, first) in rows.clone().step_by(SIDE).enumerate() {
             for (place, tile) in tiles.clone().enumerate() {

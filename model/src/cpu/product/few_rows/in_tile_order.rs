@@ -1,9 +1,9 @@
-//! Products of one to four rows with the bits that tiles give, by vectors: where a weight comes from memory and there is
-//! little to do with it, they wait less for it than tiles do.
+//! Products of one to four rows with the bits that tiles give, by vectors: where a weight comes from memory and there
+//! is little to do with it, they wait less for it than tiles do.
 //!
-//! A tile sums, for each element, the products of the first values of 16 pairs and those of the second ones in two chains
-//! of fused multiply-adds, and adds both to what was summed before. Here the lanes are 16 rows of the weight, whose
-//! pairs are exchanged with them by shuffles.
+//! A tile sums, for each element, the products of the first values of 16 pairs and those of the second ones in two
+//! chains of fused multiply-adds, and adds both to what was summed before. Here the lanes are 16 rows of the weight,
+//! whose pairs are exchanged with them by shuffles.
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, and memory that threads share in parts")]
 

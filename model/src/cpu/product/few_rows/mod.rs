@@ -55,8 +55,8 @@ pub(super) enum Source {
     Cache,
 }
 
-/// As [`of_floats`] with a left operand of bf16, too: by the instruction for pairs, or to the bits of tiles. Where it is
-/// read from has no say in a bit.
+/// As [`of_floats`] with a left operand of bf16, too: by the instruction for pairs, or to the bits of tiles. Where it
+/// is read from has no say in a bit.
 ///
 /// # Safety
 /// As there, of a set that [multiplies pairs](InstructionSet::multiplies_pairs).

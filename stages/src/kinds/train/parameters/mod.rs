@@ -98,8 +98,9 @@ pub struct TrainParams {
     /// Compute dtype. What is trained, its moments and the loss stay f32.
     #[semantic(default = Dtype::F32)]
     pub dtype: Dtype,
-    /// How exactly matrices of f32 are multiplied, as PyTorch's setting of that name: `high` takes about 16 bits of each
-    /// factor where that is faster, which is on a CPU with tiles (AMX), and is `highest` elsewhere. For the native backend.
+    /// How exactly matrices of f32 are multiplied, as PyTorch's setting of that name: `high` takes about 16 bits of
+    /// each factor where that is faster, which is on a CPU with tiles (AMX), and is `highest` elsewhere. For the
+    /// native backend.
     #[semantic(default, omit_default)]
     pub matmul_precision: MatmulPrecision,
     /// The loss scale for computation in f16, whose small gradients would round to zero, as `torch.amp.GradScaler`; an

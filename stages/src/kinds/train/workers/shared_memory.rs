@@ -1,10 +1,10 @@
 //! The memory through which workers add up what they compute: a mapping that all of them have, and how they wait for
 //! each other there.
 //!
-//! It begins with a word that workers sleep on and one for the instructions of their kernels, then has a line for each worker's state, then two sets of totals for
-//! each, then room for a part of each one's gradients, and for the sum of those. Everything that a worker may read
-//! while another writes is atomic; the rest is kept apart by meetings. All `unsafe` of this way of training is here,
-//! but for taking over inherited descriptors.
+//! It begins with a word that workers sleep on and one for the instructions of their kernels, then has a line for each
+//! worker's state, then two sets of totals for each, then room for a part of each one's gradients, and for the sum of
+//! those. Everything that a worker may read while another writes is atomic; the rest is kept apart by meetings. All
+//! `unsafe` of this way of training is here, but for taking over inherited descriptors.
 
 #![allow(unsafe_code, reason = "memory that processes share")]
 
